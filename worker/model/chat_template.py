@@ -1,7 +1,8 @@
 """Render chat messages with a model folder's template, in a sandbox. Knows no tokenizer and no queue.
 
 The environment matches `apply_chat_template` of transformers: sandboxed Jinja with trimmed blocks, loop controls,
-`raise_exception`, `strftime_now`, `tojson` without HTML escapes, and `{% generation %}`.
+`raise_exception`, `strftime_now`, `tojson` without HTML escapes, `{% generation %}`, and `tools` and `documents`, which
+are None.
 """
 
 import json
@@ -47,8 +48,14 @@ def _refuse(message: str) -> None:
     raise TemplateRefusal(message)
 
 
-def _to_json(value: object, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
@@ -182,6 +189,8 @@ class ChatTemplate:
 
         return self.template.render(
             messages=[_as_dict(message) for message in messages],
+            tools=None,
+            documents=None,
             add_generation_prompt=asks_for_answer,
             strftime_now=strftime_now,
             **self.special_tokens,
