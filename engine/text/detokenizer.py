@@ -5,7 +5,7 @@ incomplete character is held back; bytes that can never form one show as U+FFFD 
 
 Three implementations, fastest first:
 - `ByteDetokenizer` where a token is a run of bytes (byte-level BPE: Llama 3, Qwen, GPT-2);
-- `PieceDetokenizer` where it is a piece of text or one byte (SentencePiece with byte fallback: Llama 2, Mistral);
+- `PieceDetokenizer` where it is a piece of text or one byte (SentencePiece with byte fallback: Llama 2, Gemma);
 - `WindowDetokenizer` for any other decoder: it decodes the last tokens twice and shows the difference.
 
 The first two are exact: their output equals the decoding of all tokens at once. The third is exact if the decoder does
@@ -85,20 +85,21 @@ class PieceDetokenizer:
     """For tokens that are pieces of text, or single bytes where no piece exists.
 
     A run of bytes is text only if all of it is UTF-8, otherwise each byte becomes U+FFFD; so the run is held back until
-    it ends, at the latest at the next space. One space at the very beginning is dropped.
+    it ends, at the latest at the next space.
     """
 
-    __slots__ = ("_has_begun", "_pieces", "_run")
+    __slots__ = ("_pieces", "_run", "_strips_space")
 
-    def __init__(self, pieces: Mapping[int, str | int]) -> None:
+    def __init__(self, pieces: Mapping[int, str | int], *, strips_first_space: bool) -> None:
         """Begin a text.
 
         Args:
             pieces: by token id, its text, or its byte as a number. Shared, never changed here.
+            strips_first_space: whether one space at the very beginning is dropped.
         """
         self._pieces = pieces
         self._run = bytearray()
-        self._has_begun = False
+        self._strips_space = strips_first_space
 
     def push(self, token_id: int) -> str:
         """See `Detokenizer.push`."""
@@ -106,7 +107,7 @@ class PieceDetokenizer:
         if isinstance(piece, int):
             self._run.append(piece)
             return ""
-        if self._has_begun and not self._run:
+        if not self._strips_space and not self._run:
             return piece
         # Tokens without text (skipped special tokens) do not end a run of bytes.
         return self.flush() + self._begin(piece) if piece else ""
@@ -120,9 +121,9 @@ class PieceDetokenizer:
             return self._begin(_OPEN * len(run))
 
     def _begin(self, text: str) -> str:
-        if self._has_begun or not text:
+        if not self._strips_space or not text:
             return text
-        self._has_begun = True
+        self._strips_space = False
         return text.removeprefix(" ")
 
 
@@ -144,6 +145,9 @@ class WindowDetokenizer:
         """See `Detokenizer.push`."""
         self._tokens.append(token_id)
         shown, text = self._decode(self._tokens[: self._before]), self._decode(self._tokens)
+        if text.endswith(_OPEN):
+            # Tokens without text, such as skipped ones, are no part of the open character.
+            self._tokens[self._before :] = [one for one in self._tokens[self._before :] if self._decode([one])]
         num_open = len(self._tokens) - self._before
         is_open = text.endswith(_OPEN) or len(text) <= len(shown)
         if is_open and num_open < _LONGEST_CHARACTER:

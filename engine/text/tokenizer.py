@@ -293,6 +293,16 @@ def _characters_of_bytes() -> dict[str, int]:
 _BYTES = _characters_of_bytes()
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
+_FUSING: list[object] = [
+    {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
+    {"type": "ByteFallback"},
+    {"type": "Fuse"},
+]
+"""A SentencePiece vocabulary's decoder, such as Gemma's."""
+
+_STRIPPING: list[object] = [*_FUSING, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]
+"""One that drops a space at the beginning, such as those of Llama 2 and Mistral."""
+
 
 def _stream_of(backend: Backend) -> Callable[[bool], Detokenizer] | None:
     """Return how tokens become text one at a time; None if only the decoder itself can tell."""
@@ -300,7 +310,8 @@ def _stream_of(backend: Backend) -> Callable[[bool], Detokenizer] | None:
         case [_BytePieces() as shown, _BytePieces() as skipped]:
             return lambda skips: ByteDetokenizer(skipped if skips else shown)
         case [_SentencePieces() as shown, _SentencePieces() as skipped]:
-            return lambda skips: PieceDetokenizer(skipped if skips else shown)
+            strips = _steps(backend.decoder) == _STRIPPING
+            return lambda skips: PieceDetokenizer(skipped if skips else shown, strips_first_space=strips)
         case _:
             return None
 
@@ -309,18 +320,11 @@ def _pieces_of(backend: Backend, *, skips_special: bool) -> _BytePieces | _Sente
     """Return what each token stands for; None if that depends on the tokens around it."""
     if isinstance(backend.decoder, decoders.ByteLevel):
         return _BytePieces(_Pieces(backend, skips_special=skips_special))
-    if _is_sentence_piece(backend.decoder):
+    if _steps(backend.decoder) in (_FUSING, _STRIPPING):
         return _SentencePieces(_Pieces(backend, skips_special=skips_special))
     return None
 
 
-def _is_sentence_piece(decoder: object) -> bool:
-    if not isinstance(decoder, decoders.Sequence):
-        return False
-    steps = json.loads(decoder.__getstate__())["decoders"]
-    return steps == [
-        {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
-        {"type": "ByteFallback"},
-        {"type": "Fuse"},
-        {"type": "Strip", "content": " ", "start": 1, "stop": 0},
-    ]
+def _steps(decoder: object) -> list[object]:
+    """Return the steps of a sequence of decoders; none if it is another decoder."""
+    return json.loads(decoder.__getstate__())["decoders"] if isinstance(decoder, decoders.Sequence) else []

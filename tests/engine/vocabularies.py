@@ -55,6 +55,15 @@ def sentence_piece_backend() -> Backend:
 
 
 @cache
+def gemma_backend() -> Backend:
+    """As Gemma has it: the same, without a space before the first word."""
+    backend = Backend.from_str(sentence_piece_backend().to_str())
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return backend
+
+
+@cache
 def metaspace_backend() -> Backend:
     """A decoder that nothing of ours knows: windows are decoded."""
     backend = Backend(models.WordLevel({t: n for n, t in enumerate(["▁one", "▁two", "three", "▁", "[END]"])}))

@@ -13,7 +13,7 @@ from sluice.engine.sequence import Sequence
 from sluice.engine.text.detokenizer import Detokenizer, WindowDetokenizer
 from sluice.engine.text.output import ChoiceOutput
 from sluice.engine.text.tokenizer import Tokenizer, TokenizerFacts
-from tests.engine.vocabularies import byte_level_backend, metaspace_backend, sentence_piece_backend
+from tests.engine.vocabularies import byte_level_backend, gemma_backend, metaspace_backend, sentence_piece_backend
 from tests.examples import examples
 
 
@@ -22,6 +22,7 @@ def tokenizer_of(name: str) -> Tokenizer:
     backends: dict[str, Backend] = {
         "byte-level": byte_level_backend(),
         "sentence-piece": sentence_piece_backend(),
+        "gemma": gemma_backend(),
         "other": metaspace_backend(),
     }
     return Tokenizer(backends[name], TokenizerFacts(special_tokens={}))
@@ -34,7 +35,7 @@ def outputs(draw: st.DrawFn, names: tuple[str, ...]) -> tuple[Tokenizer, list[in
     return tokenizer, draw(st.lists(st.integers(0, tokenizer.vocab_size + 1), max_size=40))
 
 
-EXACT = ("byte-level", "sentence-piece")
+EXACT = ("byte-level", "sentence-piece", "gemma")
 ALL = (*EXACT, "other")
 
 

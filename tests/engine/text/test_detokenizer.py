@@ -1,5 +1,7 @@
 """Tokens to text, one at a time."""
 
+import pytest
+
 from sluice.engine.null_model import NullTokenizer
 from sluice.engine.text.detokenizer import ByteDetokenizer, PieceDetokenizer, WindowDetokenizer, stream_opener
 
@@ -22,6 +24,13 @@ class RawDecoder:
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
         return bytes(token_ids).decode(errors="replace")
+
+
+class SkippingDecoder(RawDecoder):
+    """Bytes; 0 is a special token without text."""
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+        return super().decode([one for one in token_ids if one], skip_special_tokens=skip_special_tokens)
 
 
 class TestGivenBytes:
@@ -59,24 +68,27 @@ PIECES: dict[int, str | int] = {0: " a", 1: "b", 2: "", **{byte: byte for byte i
 
 
 class TestGivenPiecesAndSingleBytes:
-    def test_when_the_text_begins_with_a_space_then_one_is_dropped(self) -> None:
-        stream = PieceDetokenizer(PIECES)
+    @pytest.mark.parametrize(("strips", "expected"), [(True, ["", "a", " a"]), (False, ["", " a", " a"])])
+    def test_when_the_text_begins_with_a_space_then_one_is_dropped_if_asked(
+        self, strips: bool, expected: list[str]
+    ) -> None:
+        stream = PieceDetokenizer(PIECES, strips_first_space=strips)
 
-        assert [stream.push(token_id) for token_id in (2, 0, 0)] == ["", "a", " a"]
+        assert [stream.push(token_id) for token_id in (2, 0, 0)] == expected
 
     def test_when_a_run_of_bytes_ends_then_it_shows(self) -> None:
-        stream = PieceDetokenizer(PIECES)
+        stream = PieceDetokenizer(PIECES, strips_first_space=True)
 
         assert [stream.push(token_id) for token_id in (1, *EURO, 1)] == ["b", "", "", "", "€b"]
 
     def test_when_a_token_without_text_comes_within_a_run_then_the_run_continues(self) -> None:
-        stream = PieceDetokenizer(PIECES)
+        stream = PieceDetokenizer(PIECES, strips_first_space=True)
 
         assert [stream.push(token_id) for token_id in (EURO[0], 2, *EURO[1:])] == [""] * 4
         assert stream.flush() == "€"
 
     def test_when_any_of_a_run_is_wrong_then_each_of_its_bytes_is_replaced(self) -> None:
-        stream = PieceDetokenizer(PIECES)
+        stream = PieceDetokenizer(PIECES, strips_first_space=True)
 
         assert [stream.push(token_id) for token_id in (*EURO, 0xFF, 1)] == ["", "", "", "", "\ufffd" * 4 + "b"]
 
@@ -107,6 +119,29 @@ class TestGivenADecoderOfItsOwnKind:
         texts = [stream.push(0xFF) for _ in range(8)]
 
         assert texts == ["", "", "", "\ufffd" * 4] * 2
+
+    @pytest.mark.parametrize("place", range(4))
+    def test_when_special_tokens_come_before_or_within_a_character_then_it_is_whole(self, place: int) -> None:
+        stream = WindowDetokenizer(SkippingDecoder(), skip_special_tokens=True)
+        emoji = "😀".encode()
+
+        texts = [stream.push(token_id) for token_id in (*emoji[:place], 0, 0, *emoji[place:])]
+
+        assert texts == ["", "", "", "", "", "😀"]
+
+    def test_when_special_tokens_come_without_end_within_a_character_then_the_window_stays_small(self) -> None:
+        decoded: list[int] = []
+
+        class CountingDecoder(SkippingDecoder):
+            def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+                decoded.append(len(token_ids))
+                return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+        stream = WindowDetokenizer(CountingDecoder(), skip_special_tokens=True)
+        texts = [stream.push(token_id) for token_id in (EURO[0], *[0] * 100, *EURO[1:])]
+
+        assert max(decoded) < 10
+        assert "".join(texts) == "€"
 
     def test_when_a_character_is_open_at_the_end_then_it_is_released(self) -> None:
         stream = WindowDetokenizer(RawDecoder(), skip_special_tokens=True)

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer as Backend
 from sluice.engine.executor import TextDecoder
 from sluice.engine.text.logprobs import bytes_reader
 from sluice.engine.text.tokenizer import Tokenizer, TokenizerFacts
-from tests.engine.vocabularies import byte_level_backend, metaspace_backend, sentence_piece_backend
+from tests.engine.vocabularies import byte_level_backend, gemma_backend, metaspace_backend, sentence_piece_backend
 
 TEXT = "the fox, é 😀 日本語"
 
@@ -48,7 +48,11 @@ class TestGivenASentencePieceVocabulary:
         assert bytes_of(tokenizer, "</s>") == b"</s>"
 
 
-@pytest.mark.parametrize("backend", [byte_level_backend(), sentence_piece_backend()], ids=["bytes", "pieces"])
+@pytest.mark.parametrize(
+    "backend",
+    [byte_level_backend(), sentence_piece_backend(), gemma_backend()],
+    ids=["byte-level", "sentence-piece", "gemma"],
+)
 class TestGivenAText:
     def test_when_the_bytes_of_its_tokens_are_joined_then_they_are_the_text(self, backend: Backend) -> None:
         tokenizer = tokenizer_of(backend)

@@ -16,7 +16,7 @@ from tokenizers import models
 from sluice.engine.errors import ModelFolderError
 from sluice.engine.text.detokenizer import ByteDetokenizer, PieceDetokenizer, WindowDetokenizer
 from sluice.engine.text.tokenizer import Tokenizer, TokenizerFacts, load_tokenizer
-from tests.engine.vocabularies import byte_level_backend, metaspace_backend, sentence_piece_backend
+from tests.engine.vocabularies import byte_level_backend, gemma_backend, metaspace_backend, sentence_piece_backend
 
 
 @pytest.fixture
@@ -100,9 +100,10 @@ class TestGivenAVocabulary:
         [
             (byte_level_backend(), ByteDetokenizer),
             (sentence_piece_backend(), PieceDetokenizer),
+            (gemma_backend(), PieceDetokenizer),
             (metaspace_backend(), WindowDetokenizer),
         ],
-        ids=["byte-level", "sentence-piece", "other"],
+        ids=["byte-level", "sentence-piece", "gemma", "other"],
     )
     def test_when_a_text_begins_then_the_best_way_is_chosen(self, backend: Backend, kind: type) -> None:
         tokenizer = Tokenizer(backend, TokenizerFacts(special_tokens={}))
