@@ -40,6 +40,14 @@ def is_name(path: str | None) -> bool:
     )
 
 
+def name_of(path: str | None, folder: Path) -> str:
+    """Return the name by which producers request a model: its Hugging Face name, or that of its folder or link."""
+    if path is not None and is_name(path):
+        return path
+    # A link keeps its name; dots are none.
+    return folder.resolve().name if folder.name in ("", "..") else folder.name
+
+
 def must_download(path: str | None) -> bool:
     """Return whether `path` is a Hugging Face name whose files are not on this host yet."""
     if path is None or not is_name(path):

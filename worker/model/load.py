@@ -35,7 +35,7 @@ from sluice.worker.config import DEFAULT_BLOCK_SIZE, ModelConfig, WorkerConfig
 from sluice.worker.devices import is_several
 from sluice.worker.errors import ConfigError, WorkerBroken, WorkerError
 from sluice.worker.model.chat_template import compile_template
-from sluice.worker.model.folders import find_folder, is_name
+from sluice.worker.model.folders import find_folder, name_of
 from sluice.worker.model.loaded_model import EngineFacts, LocalModel, ModelText, PreparedModel
 from sluice.worker.model.sampling_defaults import NOTHING_STATED, read_defaults
 
@@ -239,7 +239,7 @@ def _prepare_folder(config: WorkerConfig, folder: Path) -> PreparedModel:
     plan = replace(plan, options=replace(options, end_token_ids=ends.ids))
     batching = engine_config(config)
     load_draft_model = prepare_draft_model(config.batching, batching, plan, tokenizer)
-    name = (config.model.path if is_name(config.model.path) else None) or folder.name
+    name = name_of(config.model.path, folder)
     end_tokens = tuple(ends.described(tokenizer))
     text = ModelText(tokenizer=tokenizer, template=template, end_tokens=end_tokens, defaults=defaults)
 

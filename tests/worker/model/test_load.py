@@ -1,5 +1,8 @@
 """A model that cannot be loaded: whether a person must act, which setting says so, and which errors differ from it."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -11,7 +14,7 @@ from sluice.worker.config import load_config
 from sluice.worker.errors import ConfigError, WorkerBroken
 from sluice.worker.model import load as serving
 from sluice.worker.model.folders import SMALL_MODEL
-from sluice.worker.model.load import load
+from sluice.worker.model.load import load, prepare
 
 
 class TestGivenAMachineWhoseMemoryAnotherProcessHolds:
@@ -79,6 +82,32 @@ class TestGivenAWorkerThatMustBeDeterministic:
 
         (problem,) = caught.value.problems
         assert problem.startswith("SLUICE_DETERMINISTIC: on the CPU it needs a model in bfloat16, and this one is in")
+
+
+class TestGivenAFolderByARelativePath:
+    """A copy of the small model, `models/small`, and a link to it, `models/current`."""
+
+    @pytest.fixture(autouse=True)
+    def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """The folder; `models` is the working folder."""
+        folder = tmp_path / "models" / "small"
+        shutil.copytree(SMALL_MODEL, folder)
+        (folder / "inner").mkdir()
+        folder.with_name("current").symlink_to(folder)
+        monkeypatch.chdir(folder.parent)
+        return folder
+
+    @pytest.mark.parametrize("path", ["current", "./current/", "../models/current"])
+    def test_when_it_is_a_link_then_the_model_has_the_links_name(self, path: str) -> None:
+        assert prepare(load_config({}, flags={"model.path": path})).name == "current"
+
+    @pytest.mark.parametrize(("inside", "path"), [("", "."), ("", "./"), ("inner", "..")])
+    def test_when_it_is_the_working_folder_or_above_then_its_name_is_found(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, inside: str, path: str
+    ) -> None:
+        monkeypatch.chdir(folder / inside)
+
+        assert prepare(load_config({}, flags={"model.path": path})).name == "small"
 
 
 class TestGivenNoShareOfTheMemory:
