@@ -11,7 +11,7 @@ from sluice.engine.request import FailureKind, Finish, FinishReason, Request, Se
 from sluice.engine.sequence import Sequence
 from sluice.engine.text.detokenizer import Detokenizer, stream_opener
 from sluice.engine.text.logprobs import PlacedDetokenizer, bytes_reader
-from sluice.engine.text.stopping import StopMatcher, StopStrings
+from sluice.engine.text.stopping import StopMatcher, prepared
 
 
 class ChoiceOutput:
@@ -45,7 +45,7 @@ class ChoiceOutput:
         self.finish: Finish | None = None
         self._detokenizer = detokenizer
         self._places = detokenizer if isinstance(detokenizer, PlacedDetokenizer) else None
-        self._matcher = StopMatcher(StopStrings(sampling.stop)) if sampling.stop else None
+        self._matcher = StopMatcher(prepared(sampling.stop)) if sampling.stop else None
         self._known_ids = range(limits.vocab_size)
         self._stop_ids = _stop_ids(request, limits)
         self._min_tokens = sampling.min_tokens

@@ -3,9 +3,11 @@
 Visible text depends only on the text: all of it but the longest end that could still become a stop string.
 """
 
+from functools import lru_cache
+
 
 class StopStrings:
-    """The stop strings of one request, prepared once for all of its choices."""
+    """Stop strings, prepared to be matched. `prepared` shares them."""
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self.stops = stops
@@ -14,6 +16,12 @@ class StopStrings:
 
         self.first_characters = frozenset(stop[0] for stop in stops)
         self.max_held = max(map(len, stops), default=1) - 1
+
+
+@lru_cache(maxsize=16)
+def prepared(stops: tuple[str, ...]) -> StopStrings:
+    """Return stop strings, prepared once for all choices of a request and for other requests with the same ones."""
+    return StopStrings(stops)
 
 
 class StopMatcher:
@@ -29,8 +37,7 @@ class StopMatcher:
         """Take one token's text and return what became visible.
 
         If several stop strings complete, the one that ends first counts; among equals, the one listed first. A stop
-        string
-        that completed before this piece does not count: it was too early to stop.
+        string that completed before this piece does not count: it was too early to stop.
 
         Args:
             piece: the text that the token added, possibly empty.

@@ -1,6 +1,6 @@
 """Stop strings: found wherever pieces cut them, and never shown."""
 
-from sluice.engine.text.stopping import StopMatcher, StopStrings
+from sluice.engine.text.stopping import StopMatcher, StopStrings, prepared
 
 
 def pushed(matcher: StopMatcher, *pieces: str, may_stop: bool = True) -> list[str]:
@@ -43,6 +43,11 @@ class TestGivenAStopString:
 
         assert pushed(matcher, "a", "", "b") == ["", "", ""]
         assert matcher.matched == "ab"
+
+
+class TestGivenChoicesWithTheSameStopStrings:
+    def test_when_they_begin_then_these_are_prepared_once(self) -> None:
+        assert prepared(("END", "\n")) is prepared(("END", "\n"))
 
 
 class TestGivenSeveralStopStrings:
