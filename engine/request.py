@@ -278,10 +278,7 @@ class SequenceStats:
 
 
 class TokenDelta(NamedTuple):
-    """Output of one step for one choice.
-
-    A named tuple, since one is made per sequence and step: use keyword arguments.
-    """
+    """Output of one step for one choice. A named tuple, since one is made per sequence and step."""
 
     request_id: str
     choice: int

@@ -53,7 +53,7 @@ class Decoder:
 
     @property
     def weights(self) -> DecoderWeights:
-        """Device that the model computes on."""
+        """The model's weights."""
         return self._weights
 
     @property
