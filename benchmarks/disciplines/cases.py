@@ -6,6 +6,7 @@ Every case takes `size`: 1 gives the figures of docs/lab/disciplines.md, less is
 from collections.abc import Callable
 from functools import partial
 
+from benchmarks.disciplines.capacity import largest_rate
 from benchmarks.disciplines.published import published as published_sums
 from benchmarks.disciplines.runs import (
     CARD,
@@ -24,7 +25,6 @@ from benchmarks.disciplines.sweeps import concurrency, fragmentation
 from sluice.engine.config import DISCIPLINE_NAMES
 from sluice.engine.scheduling.timing.step_time import StepTime
 from sluice.engine.simulation.arrivals import Arrival, constant, geometric, merged, poisson, uniform
-from sluice.engine.simulation.capacity import largest_rate
 from sluice.engine.simulation.executor import SimulatedExecutor, VirtualClock
 from sluice.engine.simulation.figures import Target, percentile, summarise
 from sluice.engine.simulation.replay import Replay, replay

@@ -14,7 +14,7 @@ from sluice.engine.execution.threads import limit_spinning
 from sluice.engine.scheduling.timing.fitting import Fit, fit
 from sluice.engine.simulation.arrivals import Arrival, geometric, poisson, uniform
 from sluice.engine.simulation.figures import Target
-from sluice.engine.simulation.replay import RealClock, Replay, replay, simulate
+from sluice.engine.simulation.replay import ComputeClock, Replay, replay, simulate
 
 _ORDER = tuple(reversed(DISCIPLINE_NAMES))
 _LONGEST = 384
@@ -71,7 +71,7 @@ def sequences_on_this_cpu(size: float, dtype: str) -> CaseResult:
     limit_spinning()
     counts = [2**power for power in range(9)]
     wide = Machine(num_blocks=4096, max_model_len=256, max_num_seqs=counts[-1], budget=512)
-    runner, clock = _runner(wide, wide.budget, dtype), RealClock()
+    runner, clock = _runner(wide, wide.budget, dtype), ComputeClock()
     rows: list[Row] = []
     for count in counts:
         arrivals = poisson(1e6, max(4, round(2 * count * size)), uniform(16, 48), uniform(16, 48))
@@ -89,7 +89,7 @@ def _replays(machine: Machine, arrivals: Sequence[Arrival], dtype: str) -> dict[
     """Run each discipline once; the first run is a warm-up and is not counted."""
     configs = {name: config_for(name, machine, arrivals) for name in _ORDER}
     runner = _runner(machine, max(config.max_num_batched_tokens for config in configs.values()), dtype)
-    clock = RealClock()
+    clock = ComputeClock()
     replay(arrivals[:4], runner, configs["static"], clock)
     return {name: replay(arrivals, runner, config, clock) for name, config in configs.items()}
 

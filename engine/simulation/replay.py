@@ -38,18 +38,6 @@ class Clock(Protocol):
     def pass_s(self, seconds: float) -> None: ...
 
 
-class RealClock:
-    """The machine's clock."""
-
-    def now_s(self) -> float:
-        """Return the time."""
-        return time.perf_counter()
-
-    def pass_s(self, seconds: float) -> None:
-        """Wait."""
-        time.sleep(seconds)
-
-
 class ComputeClock:
     """The machine's clock, without pauses: time in which nothing computes is skipped. Changes with each pause."""
 

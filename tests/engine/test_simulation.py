@@ -8,7 +8,6 @@ from sluice.engine.null_model import NullModelConfig
 from sluice.engine.scheduling.timing.fitting import fit
 from sluice.engine.scheduling.timing.step_time import StepTime, StepWork, work_of
 from sluice.engine.simulation.arrivals import Arrival, constant, geometric, poisson
-from sluice.engine.simulation.capacity import largest_rate
 from sluice.engine.simulation.executor import SimulatedExecutor, VirtualClock
 from sluice.engine.simulation.figures import Target, summarise
 from sluice.engine.simulation.replay import Replay, replay, simulate
@@ -148,12 +147,3 @@ class TestGivenAReplay:
         assert self.figures.occupancy == (1 + 2 + 2 + 2) / 4 / 4
         assert self.figures.busy == 1.0
         assert self.figures.kv_waste == pytest.approx(1 - (4 + 5 + 6 + 7 + 4 + 5 + 6) / (7 * 16))
-
-
-class TestGivenARateThatIsSearched:
-    def test_when_there_is_a_largest_one_then_it_is_found_within_the_tolerance(self) -> None:
-        assert 9.5 <= largest_rate(lambda rate: rate <= 10.0, low=0.1, high=1000.0) <= 10.0
-
-    def test_when_none_or_all_are_borne_then_the_end_of_the_range_is_the_answer(self) -> None:
-        assert largest_rate(lambda rate: False, low=0.1, high=10.0) == 0.0
-        assert largest_rate(lambda rate: True, low=0.1, high=10.0) == 10.0
