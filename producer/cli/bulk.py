@@ -118,7 +118,7 @@ def _journal(producer: Producer, batch: str) -> Path:
     """Return the path of the batch's journal for this server."""
     folder = state_dir() / "journals"
     path = folder / journal_path(producer.run(server_id(producer.target)), producer.target.name, batch)
-    if not path.exists() and any(folder.glob(f"*/{path.name}")):
+    if not path.exists() and any(folder.glob(f"*/{path.parent.name}/{path.name}")):
         note(f"Batch {batch} was submitted to another server, or this one has lost its data: every line is submitted "
              "whose result is not in the output.")  # fmt: skip
     return path

@@ -84,8 +84,6 @@ def _audited(client: Client, history: HistorySide | None, config: WorkerConfig, 
     journal = None if options.journal is None else JournalFile.opened(options.journal)
     ids: JournalIds | None = None if journal is None else journal.ids
     report = Auditor(sides, history, ids, _timing(config, options)).audit()
-    if journal is not None and journal.num_nameless:
-        report.notes.append(f"{journal.num_nameless} lines of the journal name no tenant (an older release wrote them)")
     if options.repair and report.findings:
         sources: list[LostJobs] = [] if history is None else [HistoryJobs(history.engine, config.queue.name)]
         if journal is not None and options.file is not None:

@@ -15,16 +15,13 @@ from sluice.producer.contract.wire import JobId, WireError
 from sluice.worker.errors import ConfigError
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class JournalFile:
-    """One journal. Changes as it counts lines that it cannot read."""
+    """One journal."""
 
     path: Path
     runs: Mapping[int, BulkSpec]
     """How lines became jobs, for each run that recorded it."""
-
-    num_nameless: int = 0
-    """Number of lines of an older release, which have no tenant."""
 
     @staticmethod
     def opened(path: Path) -> "JournalFile":
@@ -40,19 +37,15 @@ class JournalFile:
 
     def ids(self, partition: int) -> Iterator[JobId]:
         """Iterate over the acknowledged jobs of a partition, of all runs."""
-        self.num_nameless = 0
         with self.path.open() as file:
             for line in file:
-                text = line.rstrip("\n")
-                if not line.endswith("\n") or text.startswith((RUN, ASKED)) or not text:
-                    continue
-                if "." not in text:
-                    self.num_nameless += 1
-                elif _partition_of(text) == partition:
+                text = line.removesuffix("\n")
+                if text != line and _partition_of(text) == partition:
                     yield JobId(text)
 
 
 def _partition_of(text: str) -> int | None:
+    """Return the partition of a job's id; None for another line."""
     try:
         return split_job_id(text)[0]
     except WireError:

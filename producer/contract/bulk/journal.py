@@ -1,8 +1,8 @@
 """The journal of a bulk file: which of its jobs the queue has acknowledged. A rerun skips those.
 
 The file has one record per line: `run <n>` begins a run (`--again` begins the next one), `asked <JSON>` states how
-lines became jobs, and any other line is the id of an acknowledged job. This is enough for an audit. Older releases
-wrote only the last part of an id. A line cut short by a crash matches no job and is ignored.
+lines became jobs, and any other line is the id of an acknowledged job. This is enough for an audit. A line cut short by
+a crash matches no job and is ignored.
 """
 
 import json
@@ -20,7 +20,9 @@ from sluice.producer.contract.wire import JobId
 RUN = "run "
 ASKED = "asked "
 
-_PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.:-]{0,159}")
+_PLAIN = re.compile(r"[A-Za-z0-9-][A-Za-z0-9_.:-]{0,159}")
+"""Names that are kept. What replaces others begins with `_`, so that it is no name that is kept."""
+
 _OTHERS = re.compile(r"[^A-Za-z0-9_-]")
 
 
@@ -30,11 +32,11 @@ def name_of(job_id: JobId) -> str:
 
 
 def journal_path(server: str, queue: str, batch: str) -> Path:
-    """Return the relative path of a batch's journal: short, and in no other folder, whatever the names are.
+    """Return the relative path of a batch's journal: `<server>/<queue>/<batch>.journal`, whatever the names are.
 
-    The folder has the id of the server (`server_id`): what one has acknowledged, another does not know.
+    The first folder has the id of the server (`server_id`): what one has acknowledged, another does not know.
     """
-    return Path(_plain(server)) / f"{_plain(f'{queue}-{batch}')}.journal"
+    return Path(_plain(server), _plain(queue), f"{_plain(batch)}.journal")
 
 
 def _plain(name: str) -> str:
@@ -129,4 +131,4 @@ class Journal:
                 self.run = int(line[len(RUN) :])
                 self._names.clear()
             elif not line.startswith(ASKED):
-                self._names.add(line.rpartition(".")[2])
+                self._names.add(name_of(JobId(line)))

@@ -17,6 +17,7 @@ import pytest
 from sluice.producer import AsyncProducer, Producer, Receipt
 from sluice.producer.contract.bulk.journal import journal_path
 from sluice.producer.contract.database import open_database
+from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.tables import jobs
 from sluice.producer.contract.wire import decode_prompt
@@ -27,13 +28,15 @@ from tests.servers import RedisServer
 
 
 @contextmanager
-def working(server: RedisServer, *, fails: Callable[[object], bool] = lambda _prompt: False) -> Generator[None]:
+def working(
+    server: RedisServer, queue: str = "default", *, fails: Callable[[object], bool] = lambda _prompt: False
+) -> Generator[None]:
     """A worker that generates three tokens for whatever comes; prompts that `fails` likes fail."""
     stop = threading.Event()
 
     def loop() -> None:
         with server.client() as client:
-            worker = HandWorker(client)
+            worker = HandWorker(client, QueueKeys(queue))
             while not stop.wait(0.005):
                 for leased in worker.pull():
                     if fails(decode_prompt(leased.payload)):
@@ -609,14 +612,20 @@ class TestGivenAQueueWithAnOddName:
 
         assert "2 jobs submitted, 0 submitted before" in first.err, first
         assert "0 jobs submitted, 2 submitted before" in second.err, second
-        assert [one.parent.parent for one in tmp_path.rglob("*.journal")] == [tmp_path / "state" / "journals"]
+        [journal] = tmp_path.rglob("*.journal")
+        assert journal.parent.parent.parent == tmp_path / "state" / "journals"
 
     def test_when_names_differ_only_in_odd_letters_then_so_do_their_journals(self) -> None:
-        odd = ("a/b", "a\\b", "a_b", "a" * 300, "a" * 301, "..")
+        odd = ["a/b", "a\\b", "a_b", "a" * 300, "a" * 301, ".."]
+        odd.append(journal_path("s", "a/b", "b").parts[1])
 
-        paths = [journal_path(*names) for one in odd for names in (("s", one, "b"), (one, "q", "b"))]
+        paths = [journal_path(*names) for one in odd for names in (("s", one, "b"), (one, "q", "b"), ("s", "q", one))]
 
         assert len(set(paths)) == len(paths)
-        assert {len(path.parts) for path in paths} == {2}
+        assert {len(path.parts) for path in paths} == {3}
         assert all(".." not in path.parts for path in paths)
-        assert str(journal_path("5f0c", "default", "prompts-1f0c6a")) == "5f0c/default-prompts-1f0c6a.journal"
+
+    def test_when_names_joined_are_the_same_then_the_journals_are_not(self) -> None:
+        paths = {journal_path("5f0c", *names) for names in (("prod", "eu-nightly"), ("prod-eu", "nightly"))}
+
+        assert {str(path) for path in paths} == {"5f0c/prod/eu-nightly.journal", "5f0c/prod-eu/nightly.journal"}

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from sluice.producer import Producer
 from sluice.producer.bulk.run import BulkRun, BulkSettings
 from sluice.producer.contract import calls
+from sluice.producer.contract.bulk.journal import journal_path
 from sluice.producer.contract.calls import Duplicate, SourceLine
 from sluice.producer.contract.jobs import template
 from sluice.producer.contract.packing import pack_for_script
@@ -331,16 +332,13 @@ class TestGivenAJournalOfAcknowledgedJobs:
 
         assert done == {ids[0]: "not re-added: no line of in.jsonl becomes this job"}
 
-    def test_when_an_older_release_wrote_it_then_uncomparable_lines_are_counted(
-        self, one_scene: Scene, tmp_path: Path
-    ) -> None:
-        journal = tmp_path / "old.journal"
-        journal.write_text("run 0\n0123456789abcdef01234567\n")
+    def test_when_a_line_is_no_id_then_it_is_ignored(self, one_scene: Scene, tmp_path: Path) -> None:
+        journal = tmp_path / "torn.journal"
+        journal.write_text("run 0\nasked {\n0123456789abcdef01234567\n\n0.acme.0123456789abcdef01234567")
 
         report = one_scene.audit(journal=journal)
 
-        assert (report.findings, report.num_journal) == ([], 0)
-        assert any(note.startswith("1 lines of the journal name no tenant") for note in report.notes)
+        assert (report.findings, report.num_journal, report.notes) == ([], 0, [])
 
 
 class TestGivenTheCommand:
@@ -391,6 +389,11 @@ class TestGivenTheCommand:
 
         assert code == 2
         assert "--no-history" in output
+
+    def test_when_help_is_asked_for_then_its_journal_is_where_journals_are(self) -> None:
+        output = CliRunner().invoke(main, ["audit", "--help"]).output
+
+        assert f"journals/{journal_path('SERVER', 'default', 'nightly')}" in output
 
 
 def test_when_options_are_written_to_a_journal_then_the_same_jobs_are_drawn() -> None:
