@@ -1,7 +1,6 @@
 """The command `producer submit`."""
 
 import errno
-import shlex
 import sys
 import time
 from collections.abc import Generator
@@ -25,6 +24,7 @@ from sluice.producer.cli.common import (
     producer_of,
     sampling_options,
 )
+from sluice.producer.cli.hints import suggested
 from sluice.producer.client import Producer
 from sluice.producer.contract.bulk.input import STDIN
 from sluice.producer.contract.bulk.journal import journal_path
@@ -35,6 +35,9 @@ from sluice.producer.errors import ProducerError
 from sluice.producer.operations.control import server_id
 
 SHOWN_BAD_LINES = 10
+
+NOT_SUGGESTED = ("batch", "is_waiting", "output", "is_again")
+"""Options of `submit` that the command for its results has of its own, or must not have."""
 
 
 class OutOfSpace(ProducerError):
@@ -169,7 +172,13 @@ def _report(run: BulkRun, settings: BulkSettings, *, duration_s: float) -> None:
             say(line)
         _report_files(run, settings)
     elif settings.path != STDIN:
-        note(f"Next: producer submit {shlex.quote(settings.path)} --batch {settings.batch} --wait -o out.jsonl")
+        note(f"Next: {_command_for_results(settings)}")
+
+
+def _command_for_results(settings: BulkSettings) -> str:
+    """Return the command that waits for the same jobs: options such as --temperature are part of their identity."""
+    own = (settings.path, "--batch", settings.batch, "--wait", "-o", "out.jsonl")
+    return suggested("producer submit", *own, keep=lambda name: name not in NOT_SUGGESTED)
 
 
 def _report_files(run: BulkRun, settings: BulkSettings) -> None:
@@ -189,16 +198,18 @@ def _report_files(run: BulkRun, settings: BulkSettings) -> None:
 def _report_how_to_retry(settings: BulkSettings) -> None:
     note("To try again, correct the lines and run the same command: it submits the corrected lines only, and then the "
          "file of errors has only what still fails.")  # fmt: skip
-    note(f"If the lines are right, first send their jobs back: producer requeue --batch {settings.batch} --yes. To run "
-         "every line as a new job, add --again, which overwrites these files.")  # fmt: skip
+    requeue = suggested("producer requeue", "--batch", settings.batch, "--yes")
+    note(f"If the lines are right, first send their jobs back: {requeue}. To run every line as a new job, add --again, "
+         "which overwrites these files.")  # fmt: skip
 
 
 def _report_missing(run: BulkRun) -> None:
     problem = f" ({run.history_problem})" if run.history_problem else ""
+    keep = suggested("producer queues set", "--result-ttl", "SECONDS")
     note(f"{run.summary.missing} results are missing, for example {run.summary.missing_example}: their data has "
          f"expired from the queue, and the history does not have them{problem}.")  # fmt: skip
     note("To look in another history, run the same command with --database-url. To run every line as a new job, add "
-         "--again. To keep results longer: producer queues set --result-ttl SECONDS.")  # fmt: skip
+         f"--again. To keep results longer: {keep}.")  # fmt: skip
 
 
 def _check_files(settings: BulkSettings) -> None:

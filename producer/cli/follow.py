@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 import click
 
 from sluice.producer.cli.common import connection_options, is_watched, json_option, note, producer_of
+from sluice.producer.cli.hints import suggested
 from sluice.producer.contract.calls import BatchView
 from sluice.producer.contract.host.terminal import say
 from sluice.producer.errors import BatchNotFound
@@ -115,7 +116,7 @@ def follow(batch: str, *, more_within_s: float, as_json: bool, **values: object)
                 break
             time.sleep(EVERY_S)
     if not view.is_closed:
-        note(f"the batch is still open: producer batches close {batch}")
+        note(f"the batch is still open: {suggested('producer batches close', batch)}")
     sys.exit(0 if view.done == view.total else SOME_FAILED)
 
 

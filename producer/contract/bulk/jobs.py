@@ -1,7 +1,7 @@
 """Turn the lines of a bulk file into jobs, deterministically: the same file always gives the same jobs. No I/O.
 
 The id and the seed of a job are derived from the content of its line, its custom id (or the number of equal lines
-before it), the queue, the batch and the run.
+before it), the tenant, the queue, the batch and the run.
 """
 
 import json
@@ -79,7 +79,7 @@ class LineJobs:
         self._run = run
         self._spec = spec
         self._templates: dict[str, Template] = {}
-        self._asked: Counter[bytes] = Counter()
+        self._asked: Counter[tuple[str, bytes]] = Counter()
 
     def job(self, line: Line) -> NewJob:
         """Build the job of a line.
@@ -96,9 +96,9 @@ class LineJobs:
         if custom_id is not None:
             which = custom_id
         else:
-            which = self._asked[digest]
-            self._asked[digest] += 1
-        identity = json.dumps([self._spec.queue, self._spec.batch, self._run, which]).encode() + digest
+            which = self._asked[tenant, digest]
+            self._asked[tenant, digest] += 1
+        identity = json.dumps([self._spec.queue, self._spec.batch, self._run, tenant, which]).encode() + digest
         drawn = blake2b(identity, digest_size=NAME_BYTES + 8).digest()
         name = drawn[:NAME_BYTES].hex()
         job_id = JobId(f"{partition_of(name, self._spec.partitions)}.{tenant}.{name}")

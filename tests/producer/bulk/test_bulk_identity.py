@@ -7,6 +7,7 @@ from sluice.producer import Producer
 from sluice.producer.bulk.run import BulkRun, BulkSettings
 from sluice.producer.contract.bulk.input import BadLine, LineReader, lines, opened
 from sluice.producer.contract.bulk.jobs import BulkSpec, LineJobs
+from sluice.producer.contract.bulk.journal import name_of
 from sluice.producer.contract.jobs import Options
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.wire import JobId
@@ -38,6 +39,17 @@ class TestGivenOneFile:
                 submitted += [leased.id for leased in HandWorker(client, QueueKeys(queue)).pull()]
 
         assert len(set(submitted)) == 2
+
+    def test_when_it_is_of_two_tenants_then_each_has_its_own_names(self, tmp_path: Path) -> None:
+        path = tmp_path / "in.jsonl"
+        path.write_text('{"prompt": "hello"}\n{"prompt": "hello", "tenant": "acme"}\n')
+
+        both = ids_of(path, BulkSpec(queue="q", batch="b"))
+        path.write_text('{"prompt": "hello", "tenant": "acme"}\n')
+        [alone] = ids_of(path, BulkSpec(queue="q", batch="b"))
+
+        assert len({name_of(job_id) for job_id in both}) == 2
+        assert both[1] == alone
 
     def test_when_its_jobs_are_made_again_then_they_are_the_same(self, tmp_path: Path) -> None:
         path = tmp_path / "in.jsonl"
