@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -11,6 +12,11 @@ from typing import IO, Self
 
 from sluice.producer.bulk.output import Object, encoded
 from sluice.producer.contract.bulk.locks import lock
+from sluice.producer.errors import InvalidSetting
+
+_START = b'{"id":"batch_req_'
+_RESULT = re.compile(rb'{"id": ?"batch_req_')
+"""How a line begins, as we write it and as some tools format it."""
 
 
 class LineFile:
@@ -23,6 +29,7 @@ class LineFile:
     Raises:
         OSError: the file cannot be read or written.
         FileInUse: another process has entered it.
+        InvalidSetting: the file has something else than output lines.
     """
 
     def __init__(self, path: Path | None, *, is_new: bool = False) -> None:
@@ -38,6 +45,7 @@ class LineFile:
                 # By lines, so that a reader and the next run find whole ones.
                 self._file = on_failure.enter_context(self._path.open("a", encoding="utf-8", buffering=1))
                 lock(self._file, str(self._path))
+                _check_content(self._path)
                 if not self._is_new:
                     self._before = {name: hash(line) for line in _whole_lines(self._path) if (name := _name_in(line))}
                 on_failure.pop_all()
@@ -116,6 +124,18 @@ class ErrorsFile(LineFile):
             name = _name_in(line)
             if is_new or name not in self._stale or not is_ours(name, json.loads(line)):
                 yield line
+
+
+def _check_content(path: Path) -> None:
+    """Check that a file begins with an output line, or a part of one, or is empty.
+
+    Raises:
+        InvalidSetting: it does not; appending to it or overwriting it would damage what somebody else wrote.
+    """
+    with path.open("rb") as file:
+        begin = file.read(len(_START) + 1)
+    if not _RESULT.match(begin) and not _START.startswith(begin):
+        raise InvalidSetting(f"{str(path)!r} has something else than results of an earlier run. Name another file.")
 
 
 def _whole_lines(path: Path) -> Iterator[bytes]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import cast
 
@@ -213,7 +214,7 @@ def _report_missing(run: BulkRun) -> None:
 
 
 def _check_files(settings: BulkSettings) -> None:
-    """Check that the input exists, and that the outputs are two files that can be continued by another run.
+    """Check that the input exists, and that the outputs are two other files that can be continued by another run.
 
     Raises:
         click.UsageError: a file is missing, standard output or a device, or it has two uses.
@@ -227,8 +228,14 @@ def _check_files(settings: BulkSettings) -> None:
         if str(path) == "-" or (path.exists() and not path.is_file()):
             how = "Outputs are appended as jobs end, and read again by the next run"
             raise click.UsageError(f"{str(path)!r} is not a regular file. {how}: name a file.")
-    if len({path.resolve() for path in outputs}) < len(outputs):
-        raise click.UsageError("-o and --errors need different files.")
+    used = outputs if settings.path == STDIN else [Path(settings.path), *outputs]
+    if any(_is_same_file(*pair) for pair in combinations(used, 2)):
+        raise click.UsageError("the input, -o and --errors need different files.")
+
+
+def _is_same_file(one: Path, other: Path) -> bool:
+    are_there = one.exists() and other.exists()
+    return one.samefile(other) if are_there else one.resolve() == other.resolve()
 
 
 @contextmanager

@@ -159,10 +159,3 @@ class TestGivenARunThatWaits:
 
         assert ended.code == 0
         assert sorted(line["custom_id"] for line in rows(tmp_path / "out.jsonl")) == ["line-1", "line-2"]
-
-
-def test_when_outputs_and_errors_are_one_file_then_that_is_misuse(run: Run) -> None:
-    ended = run(*WAIT, "--errors", "./out.jsonl")
-
-    assert ended.code == 2
-    assert "different files" in ended.err
