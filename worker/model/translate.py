@@ -137,11 +137,8 @@ class Translator:
 
     def _resolved(self, job: HeldJob, options: JobOptions, num_prompt_tokens: int) -> ResolvedOptions:
         """Return what the attempt resolved that published the job's first tokens; without any, resolve it now."""
-        if not job.num_published:
+        if not job.num_published or job.leased.resolved is None:
             return self.resolve(options, num_prompt_tokens)
-        if job.leased.resolved is None:
-            # An older worker began the job, and applied no defaults of the model.
-            return resolve(options, NOTHING_STATED, self.end_token_ids)
         resolved = decode_resolved(job.leased.resolved)
         if options.max_tokens is not None:
             return resolved

@@ -106,7 +106,7 @@ class LeasedJob:
     """Tokens that it reserved while it waited."""
 
     resolved: bytes | None = None
-    """Encoded ResolvedOptions of the first attempt that published; None before, or if an older worker did."""
+    """Encoded ResolvedOptions of the first attempt that published; None before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

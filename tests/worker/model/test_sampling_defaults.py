@@ -170,12 +170,6 @@ class TestGivenAJobThatAnEarlierAttemptBegan:
         assert (sampling.temperature, sampling.max_tokens, sampling.repetition_penalty) == (0.2, 9, 1.0)
         assert sampling.end_token_ids == {5}
 
-    def test_when_an_older_worker_began_it_then_the_models_defaults_do_not_change_it(self) -> None:
-        sampling = translator().request(held(published=3)).sampling
-
-        assert (sampling.temperature, sampling.repetition_penalty) == (1.0, 1.0)
-        assert sampling.end_token_ids == ENDS
-
     def test_when_it_published_nothing_then_this_worker_resolves_them(self) -> None:
         before = encode_resolved(resolve(NOTHING_STATED, JobOptions(temperature=0.2), frozenset({5})))
 
