@@ -24,7 +24,6 @@ from sluice.producer.contract.wire import (
     Message,
     Prompt,
     WireError,
-    encode_asked,
     encode_prompt,
     encode_spec,
 )
@@ -262,7 +261,7 @@ def template(options: Options, *, partitions: int = 1) -> Template:
 
 def _template(options: Options, partitions: int) -> Template:
     spec = _spec(options)
-    asked = encode_asked(replace(spec, traceparent=None, stream=True))
+    asked = encode_spec(replace(spec, traceparent=None, stream=True))
     seed = options.get("seed")
     tenant, priority = options.get("tenant", "default"), options.get("priority", 0)
     new_job_id(tenant)  # checks the name

@@ -78,7 +78,6 @@ __all__ = [
     "decode_resolved",
     "decode_result",
     "decode_spec",
-    "encode_asked",
     "encode_entry",
     "encode_prompt",
     "encode_record",
@@ -143,9 +142,6 @@ def _read_prompt(kind: str, value: Sequence[Any]) -> Prompt:  # Any: not checked
 
 # ---------------------------------------------------------------- job spec
 
-_LEAVES_TO_MODEL = True
-"""Third part of a spec: the mark that an option of `NEUTRAL` that is left out is the model's."""
-
 
 def encode_spec(spec: JobSpec) -> bytes:
     """Pack the options and metadata of a job; default values are left out, and what is left to the model.
@@ -153,15 +149,10 @@ def encode_spec(spec: JobSpec) -> bytes:
     Raises:
         InvalidJob: it is too large.
     """
-    data = packed([WIRE_VERSION, _spec_values(spec), _LEAVES_TO_MODEL])
+    data = packed([WIRE_VERSION, _spec_values(spec)])
     if len(data) > limits.MAX_SPEC_BYTES:
         raise InvalidJob(f"options and metadata are {len(data)} bytes; at most {limits.MAX_SPEC_BYTES} are taken")
     return data
-
-
-def encode_asked(spec: JobSpec) -> bytes:
-    """Pack a spec for a digest: as producers did that knew no defaults of models, so that a request stays the same."""
-    return packed([WIRE_VERSION, _spec_values(spec)])
 
 
 def _spec_values(spec: JobSpec) -> dict[str, object]:
@@ -175,16 +166,13 @@ def _spec_values(spec: JobSpec) -> dict[str, object]:
 def decode_spec(data: bytes) -> JobSpec:
     """Unpack the options and metadata of a job; unknown names are ignored.
 
-    Producers that knew no defaults of models left out `NEUTRAL` values, and did not write the mark.
-
     Raises:
         WireError: an unknown version, or a value out of its range.
     """
-    _, values, *rest = open_message(data, "job spec", limits.MAX_SPEC_BYTES, at_least=2)
-    left_out: Mapping[str, int | float] = {} if rest and rest[0] is _LEAVES_TO_MODEL else NEUTRAL
+    values = open_message(data, "job spec", limits.MAX_SPEC_BYTES, at_least=2)[1]
     with Reading("job spec"):
         # Any: the dataclass checks each value.
-        options: dict[str, Any] = {**left_out, **known_fields(JobOptions, values.get("options", {}))}
+        options: dict[str, Any] = known_fields(JobOptions, values.get("options", {}))
         options |= {name: tuple(options[name]) for name in ("stop", "stop_token_ids") if name in options}
         if "logit_bias" in options:
             options["logit_bias"] = dict(options["logit_bias"])

@@ -1,4 +1,4 @@
-"""The messages: golden bytes, old versions, newer ones, limits in both directions, and any value there and back."""
+"""The messages: golden bytes, newer versions, limits in both directions, and any value there and back."""
 
 import math
 from contextlib import suppress
@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from sluice.producer.contract import limits
 from sluice.producer.contract.errors import InvalidJob
 from sluice.producer.contract.job_ids import new_job_id, split_job_id
-from sluice.producer.contract.messages import NEUTRAL
 from sluice.producer.contract.packing import pack, pack_for_script
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.wire import (
@@ -37,7 +36,6 @@ from sluice.producer.contract.wire import (
     decode_resolved,
     decode_result,
     decode_spec,
-    encode_asked,
     encode_entry,
     encode_prompt,
     encode_record,
@@ -57,7 +55,7 @@ def encoded_entry(entry: ChannelEntry) -> bytes:
     return encode_entry(**entry._asdict())
 
 
-# ---------------------------------------------------------------- golden bytes of version 1: they must be read for ever
+# ---------------------------------------------------------------- golden bytes of version 1: for ever once released
 
 RESOLVED = ResolvedOptions(
     max_tokens=2048, temperature=2.0, top_p=0.8, top_k=20, min_p=0.0, repetition_penalty=1.0, end_token_ids=(2, 7)
@@ -72,17 +70,17 @@ GOLDEN: list[tuple[str, Any, Any, Any]] = [
         encode_prompt,
         decode_prompt,
     ),
-    ("930180c3", JobSpec(), encode_spec, decode_spec),
-    ("930181a761735f63686174c3c3", JobSpec(as_chat=True), encode_spec, decode_spec),
+    ("920180", JobSpec(), encode_spec, decode_spec),
+    ("920181a761735f63686174c3", JobSpec(as_chat=True), encode_spec, decode_spec),
     (
-        "930183a673747265616dc2a86d6574616461746181a161a162a76f7074696f6e7382aa6d61785f746f6b656e7305a473746f7091a10ac3",
+        "920183a673747265616dc2a86d6574616461746181a161a162a76f7074696f6e7382aa6d61785f746f6b656e7305a473746f7091a10a",
         JobSpec(options=JobOptions(max_tokens=5, stop=("\n",)), metadata={"a": "b"}, stream=False),
         encode_spec,
         decode_spec,
     ),
     # Values that a producer states though they are what most models leave them at.
     (
-        "930181a76f7074696f6e7382ab74656d7065726174757265cb3ff0000000000000a5746f705f6b00c3",
+        "920181a76f7074696f6e7382ab74656d7065726174757265cb3ff0000000000000a5746f705f6b00",
         JobSpec(options=JobOptions(temperature=1.0, top_k=0)),
         encode_spec,
         decode_spec,
@@ -176,27 +174,6 @@ GOLDEN: list[tuple[str, Any, Any, Any]] = [
     ),
 ]
 
-OLD_DEFAULTS = JobOptions(**NEUTRAL)  # pyright: ignore[reportArgumentType]  # JobOptions checks the types
-"""What a producer left out that knew no defaults of models."""
-
-UNMARKED: list[tuple[str, JobSpec]] = [
-    ("920180", JobSpec(options=OLD_DEFAULTS)),
-    ("920181a761735f63686174c3", JobSpec(as_chat=True, options=OLD_DEFAULTS)),
-    (
-        "920183a673747265616dc2a86d6574616461746181a161a162a76f7074696f6e7382aa6d61785f746f6b656e7305a473746f7091a10a",
-        JobSpec(options=replace(OLD_DEFAULTS, max_tokens=5, stop=("\n",)), metadata={"a": "b"}, stream=False),
-    ),
-]
-
-
-class TestGivenSpecsOfProducersThatKnewNoDefaultsOfModels:
-    @pytest.mark.parametrize(("golden", "spec"), UNMARKED)
-    def test_when_they_are_read_then_what_they_leave_out_is_stated(self, golden: str, spec: JobSpec) -> None:
-        assert decode_spec(bytes.fromhex(golden)) == spec
-
-    def test_when_the_same_request_comes_again_from_a_newer_one_then_it_is_the_same(self) -> None:
-        assert encode_asked(JobSpec(as_chat=True)).hex() == "920181a761735f63686174c3"
-
 
 class TestGivenMessagesOfVersion1:
     @pytest.mark.parametrize(("golden", "value", "encode", "decode"), GOLDEN)
@@ -208,7 +185,7 @@ class TestGivenMessagesOfVersion1:
 
     def test_when_a_newer_program_added_parts_then_they_are_ignored(self) -> None:
         entry = pack([1, 0, [5], "x", 9, False, False, "new", {"more": 1}])
-        spec = pack([1, {"model": "m", "colour": "red", "options": {"max_tokens": 3, "mood": 1}}, True, "new"])
+        spec = pack([1, {"model": "m", "colour": "red", "options": {"max_tokens": 3, "mood": 1}}, "new"])
         record = pack([1, {"model": "m", "watts": 3}])
 
         assert decode_entry(entry) == ChannelEntry(start=0, token_ids=(5,), text="x", time_ms=9)
