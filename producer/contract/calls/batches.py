@@ -25,7 +25,7 @@ class BatchView:
     """When its unfinished jobs expire."""
 
     began_ms: int | None = None
-    """When its first job was submitted; None if an older release submitted that. A name may be used again."""
+    """When its first job was submitted; None before. A name may be used again."""
 
     @property
     def ended(self) -> int:
@@ -36,7 +36,6 @@ class BatchView:
 def join_batch(parts: Sequence[BatchView]) -> BatchView:
     """Add up a batch over all partitions. It is closed, or complete, when it is in every partition."""
     completed = [part.completed_ms for part in parts]
-    began = [part.began_ms for part in parts if part.total]
     return BatchView(
         id=parts[0].id,
         is_closed=all(part.is_closed for part in parts),
@@ -47,7 +46,7 @@ def join_batch(parts: Sequence[BatchView]) -> BatchView:
         expired=sum(part.expired for part in parts),
         completed_ms=None if None in completed else max(ms for ms in completed if ms is not None),
         deadline_ms=max((part.deadline_ms for part in parts if part.deadline_ms is not None), default=None),
-        began_ms=None if None in began else min((ms for ms in began if ms is not None), default=None),
+        began_ms=min((part.began_ms for part in parts if part.began_ms is not None), default=None),
     )
 
 
