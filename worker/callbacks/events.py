@@ -47,8 +47,8 @@ def job_event(keys: QueueKeys, fields: Mapping[str, str], spec_data: bytes) -> E
         "custom_id": fields.get("custom_id") or None,
         "line": int(fields.get("line") or 0) or None,
     }
-    # Older workers do not write the submit time. Without it, an id that is used again would repeat an event's id.
-    of_what = " ".join(filter(None, (job_id, str(version), fields.get("submitted"))))
+    # With the submit time, because an id may be used again.
+    of_what = f"{job_id} {version} {fields['submitted']}"
     return Event.of(spec.callback_url, f"job.{state}", int(fields["at"]), data, of_what=of_what)
 
 

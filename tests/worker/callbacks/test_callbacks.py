@@ -76,6 +76,7 @@ def end_job(client: Client, url: str | None, job_id: str = "0.acme.1", state: st
         "version": version,
         "error": "",
         "spec": spec,
+        "submitted": e.NOON_MS,
     }
     client.xadd(CALLBACKS, fields)
 
