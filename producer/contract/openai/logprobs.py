@@ -1,7 +1,7 @@
 """Format log-probabilities as JSON: as in OpenAI's responses, and as everywhere else. No I/O.
 
-A token is shown by its text, where parts of characters are U+FFFD; a chat has its bytes, too. Workers of older releases
-send token ids only: such a token is shown as `token_id:N`, without bytes.
+A token is shown by its text, where parts of characters are U+FFFD; a chat has its bytes, too. An id that the tokenizer
+does not know is shown as `token_id:N`, without bytes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -102,9 +102,9 @@ def _from_json(written: Mapping[str, Any]) -> TokenLogprobs:
     return TokenLogprobs(
         chosen=written["chosen"],
         top=tuple((token_id, logprob) for token_id, logprob in written["top"]),
-        token=_bytes_from_json(written.get("token")),
-        top_tokens=tuple(_bytes_from_json(data) for data in written.get("top_tokens", ())),
-        offset=written.get("offset"),
+        token=_bytes_from_json(written["token"]),
+        top_tokens=tuple(_bytes_from_json(data) for data in written["top_tokens"]),
+        offset=written["offset"],
     )
 
 
