@@ -19,10 +19,12 @@
 #define DOT_ROWS 8                 /* the same with dot products of vectors: 16 sums, a number of rows that needs few
                                       address registers */
 #if defined(__AVX512BW__)
-#define WIDE_ROWS 6                /* the same with plain vectors: as many sums as hide the latency of an addition, and
+#define WIDE_ROWS 12               /* the same with plain vectors: they share the conversion of a weight, and their sums
                                       stay in registers */
+#define WHOLE_ROWS WIDE_ROWS
 #else
-#define WIDE_ROWS 3
+#define WIDE_ROWS 6
+#define WHOLE_ROWS 3               /* rows of which the registers hold the sums of a whole panel, not of half of it */
 #endif
 #define BLOCK_BYTES (1 << 20)      /* rows of x that all panels process before the next block of rows */
 
@@ -225,9 +227,16 @@ INLINE void multiply_wide(Sums *sums, int num_rows, int num_columns, int column,
   ints i[WIDE_ROWS][PANEL / WIDTH];
   for (int r = 0; r < num_rows; r++)
     for (int v = 0; v < count; v++) f[r][v] = (floats){0}, i[r][v] = (ints){0};
+  /* Both halves of a step's words of x, prepared once for all columns. */
+  uint32_t low[WIDE_ROWS][STEP] __attribute__((aligned(64))), high[WIDE_ROWS][STEP] __attribute__((aligned(64)));
   for (int64_t s = 0; s < steps; s++) {
+    for (int r = 0; r < num_rows; r++)
+      for (int u = 0; u < STEP; u += WIDTH) {
+        const words both = *(const words *)(x + r * stride + (s * STEP + u) * 4);
+        *(words *)(low[r] + u) = kind == INT8 ? (words)low_int8(both) : (words)low_float(both);
+        *(words *)(high[r] + u) = kind == INT8 ? (words)high_int8(both) : (words)high_float(both);
+      }
     for (int u = 0; u < STEP; u++) {
-      const char *word = x + (s * STEP + u) * 4;
       words w[PANEL / WIDTH];
       for (int v = 0; v < count; v++) {
         const int from = column + v * WIDTH;
@@ -235,20 +244,20 @@ INLINE void multiply_wide(Sums *sums, int num_rows, int num_columns, int column,
       }
       /* All rows with one half of the words, then all with the other: a sum waits for its last addition. */
       for (int r = 0; r < num_rows; r++) {
-        const words y = broadcast(word + r * stride);
+        const words y = broadcast(low[r] + u);
         for (int v = 0; v < count; v++)
           if (kind == INT8)
-            i[r][v] = add_products(i[r][v], low_int8(w[v]), low_int8(y));
+            i[r][v] = add_products(i[r][v], low_int8(w[v]), (halves)y);
           else
-            f[r][v] += low_float(w[v]) * low_float(y);
+            f[r][v] += low_float(w[v]) * (floats)y;
       }
       for (int r = 0; r < num_rows; r++) {
-        const words y = broadcast(word + r * stride);
+        const words y = broadcast(high[r] + u);
         for (int v = 0; v < count; v++)
           if (kind == INT8)
-            i[r][v] = add_products(i[r][v], high_int8(w[v]), high_int8(y));
+            i[r][v] = add_products(i[r][v], high_int8(w[v]), (halves)y);
           else
-            f[r][v] += high_float(w[v]) * high_float(y);
+            f[r][v] += high_float(w[v]) * (floats)y;
       }
     }
     fetch_far(&next, s);
@@ -266,16 +275,15 @@ INLINE void multiply_rows(Sums *sums, int num_rows, const char *x, int64_t strid
                           Fetch next, int kind) {
 #if HAS_BF16_DOT || HAS_INT8_DOT
   if (HAS_DOT(kind)) {
-    multiply_dots(sums, num_rows, x, stride, panel, steps, next, kind);
+    if (num_rows <= DOT_ROWS) multiply_dots(sums, num_rows, x, stride, panel, steps, next, kind);
     return;
   }
 #endif
   if (num_rows > WIDE_ROWS) return;
-  if (WIDTH == LANES || num_rows < WIDE_ROWS) {
+  if (num_rows <= WHOLE_ROWS) {
     multiply_wide(sums, num_rows, PANEL, 0, x, stride, panel, steps, next, kind);
     return;
   }
-  /* The registers hold the sums of half a panel. */
   multiply_wide(sums, num_rows, PANEL / 2, 0, x, stride, panel, steps, next, kind);
   multiply_wide(sums, num_rows, PANEL / 2, PANEL / 2, x, stride, panel, steps, (Fetch){panel, panel, 0, 0}, kind);
 }
@@ -285,7 +293,9 @@ INLINE void multiply_vectors(Sums *sums, int num_rows, const char *x, int64_t st
                              Fetch next, int kind) {
 #define CASE(n) \
   case n: multiply_rows(sums, n, x, stride, panel, steps, next, kind); break;
-  switch (num_rows) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) }
+  switch (num_rows) {
+    CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+  }
 #undef CASE
 }
 
