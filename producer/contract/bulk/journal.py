@@ -1,8 +1,8 @@
 """The journal of a bulk file: which of its jobs the queue has acknowledged. A rerun skips those.
 
 The file has one record per line: `run <n>` begins a run (`--again` begins the next one), `asked <JSON>` states how
-lines became jobs, and any other line is the id of an acknowledged job. This is enough for an audit. A line cut short by
-a crash matches no job and is ignored.
+lines became jobs, and any other line is the id of an acknowledged job. This is enough for an audit. A last line that a
+crash cut short is removed.
 """
 
 import json
@@ -70,7 +70,6 @@ class Journal:
         self._path = path
         self._is_new_run = is_new_run
         self._lock: IO[str] | None = None
-        self._is_torn = False
         self._header = [] if asked is None else [f"{ASKED}{json.dumps(asked)}"]
         self._new: list[str] = []
 
@@ -115,18 +114,18 @@ class Journal:
         """Write new records and sync them to disk."""
         if self._path is not None and self._new:
             with open(self._path, "a", opener=private) as file:  # Path.open takes no opener
-                # Terminate a line that a crash cut short.
-                file.write("\n" if self._is_torn else "")
-                self._is_torn = False
                 file.write("".join(f"{line}\n" for line in self._new))
                 file.flush()
                 os.fsync(file.fileno())
         self._new = []
 
     def _load(self, path: Path) -> None:
-        text = path.read_text()
-        self._is_torn = bool(text) and not text.endswith("\n")
-        for line in text.splitlines():
+        written = path.read_bytes()
+        num_whole_bytes = written.rfind(b"\n") + 1
+        if num_whole_bytes < len(written):
+            # With a newline, an audit would take a part of an id for another job.
+            os.truncate(path, num_whole_bytes)
+        for line in written[:num_whole_bytes].decode().splitlines():
             if line.startswith(RUN) and line[len(RUN) :].isdigit():
                 self.run = int(line[len(RUN) :])
                 self._names.clear()

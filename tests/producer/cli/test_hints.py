@@ -43,7 +43,7 @@ class TestGivenAFileThatWasSubmitted:
         ],
         ids=" ".join,
     )
-    def test_when_the_next_command_is_run_then_it_has_the_results_of_the_same_jobs(
+    def test_when_the_next_command_is_run_then_no_job_is_submitted_again(
         self, run: Run, tmp_path: Path, options: tuple[str, ...]
     ) -> None:
         first = run("submit", "my file.jsonl", *options)
