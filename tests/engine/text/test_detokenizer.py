@@ -129,7 +129,7 @@ class TestGivenADecoderOfItsOwnKind:
 
         assert texts == ["", "", "", "", "", "😀"]
 
-    def test_when_special_tokens_come_without_end_within_a_character_then_the_window_stays_small(self) -> None:
+    def test_when_special_tokens_fill_a_character_then_the_window_stays_small(self) -> None:
         decoded: list[int] = []
 
         class CountingDecoder(SkippingDecoder):
