@@ -256,15 +256,12 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprobs:
-    """Log-probabilities at one position: that of the chosen token, and (id, log-probability) of the most likely.
-
-    Older workers send no bytes and no offsets.
-    """
+    """Log-probabilities at one position: that of the chosen token, and (id, log-probability) of the most likely."""
 
     chosen: float
     top: tuple[tuple[int, float], ...] = ()
     token: bytes | None = None
-    """Bytes of the chosen token, maybe a part of a character; of a special token its text."""
+    """Bytes of the chosen token, maybe a part of a character; of a special token its text. None for an unknown id."""
 
     top_tokens: tuple[bytes | None, ...] = ()
     """Bytes of the tokens in `top`; empty if none is known."""
