@@ -399,7 +399,7 @@ class OutboxEvent:
     version: int
     at_ms: int
     fields: Mapping[str, bytes | int | None]
-    """all: submitted_ms (older workers leave it out). submitted: queue, priority, prompt_tokens, cost, spec, seed,
+    """all: submitted_ms. submitted: queue, priority, prompt_tokens, cost, spec, seed,
     batch, not_before_ms, deadline_ms, ttl_ms, digest, custom_id, line and endpoint (of a line of a bulk file), prompt
     (if the history keeps prompts) or prompt_to_hash (if it keeps their hashes). started: epoch, attempt, incarnation.
     returned: why, epoch, gap_ms, seen_ms (its worker's last heartbeat). ended: state, reason, error, error_code,

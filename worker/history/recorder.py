@@ -24,7 +24,7 @@ from sluice.producer.contract.job_ids import split_job_id
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.transport.urls import redacted
-from sluice.producer.contract.wire import JobId, OutboxEvent, WireError, decode_events
+from sluice.producer.contract.wire import OutboxEvent, WireError, decode_events
 from sluice.worker.clock import wall_ms
 from sluice.worker.connection.clients import Client, connect
 from sluice.worker.connection.outage import Outage
@@ -33,7 +33,6 @@ from sluice.worker.connection.stream_group import Entry, keep_garbage
 from sluice.worker.errors import ExitCode
 from sluice.worker.history.migrate import prepare, wait_for_history
 from sluice.worker.history.rows import JobChange, Submission, changes_of
-from sluice.worker.history.submissions import Submissions
 from sluice.worker.history.writer import BatchName, HistoryAway, HistoryWriter
 from sluice.worker.log import Log, get_log
 from sluice.worker.stopping import stop_at_eof, stopped_by_signals
@@ -111,7 +110,6 @@ class Recorder:
         name = settings.name or socket.gethostname()
         self._client = client
         self._writer = writer
-        self._submissions = Submissions(client, writer)
         self._settings = settings
         self._log = get_log(queue=settings.queue, recorder=name)
         self._database_outage = Outage("history database", self._log)
@@ -175,14 +173,11 @@ class Recorder:
         """Write entries, retrying while the database is unreachable. Return False if stopped before."""
         read = [(entry, self._events_of(outbox, entry)) for entry in entries]
         events = [event for _, of_entry in read for event in of_entry]
-        newest = self._patiently(lambda: self._submissions.newest(outbox.keys, events))
-        if newest is None:
-            return False
-        num_events, changes = self._changes_of(outbox, read, newest)
+        num_events, changes = self._changes_of(outbox, read)
         if not self._write_changes(changes):
             return False
         for event in events:
-            if "result_bytes" in event.fields and not self._write_result(outbox, event, newest):
+            if "result_bytes" in event.fields and not self._write_result(outbox, event):
                 return False
         self.num_recorded += num_events
         self._has_written = True
@@ -190,13 +185,13 @@ class Recorder:
             self._on_ended([change.submission for change in changes if change.job["state"] in _ENDED])
         return True
 
-    def _write_result(self, outbox: PartitionStream, event: OutboxEvent, newest: Mapping[JobId, int]) -> bool:
+    def _write_result(self, outbox: PartitionStream, event: OutboxEvent) -> bool:
         """Write a result that was too large for its entry, alone, if its key still has the result of this end."""
         data = self._client.get(outbox.keys.result(event.job_id))
         if data is None or len(data) != event.fields["result_bytes"]:
             return True
         whole = replace(event, fields={**event.fields, "result": data})
-        return self._write_changes(list(self._fold(outbox, [whole], newest).values()))
+        return self._write_changes(list(self._fold(outbox, [whole]).values()))
 
     def _write_changes(self, changes: Sequence[JobChange]) -> bool:
         """Write changes, retrying while the database is unreachable. Return False if stopped before."""
@@ -205,29 +200,23 @@ class Recorder:
             self._log.warning("row cleaned", job_id=job_id, error=reason)
         return cleaned is not None
 
-    def _changes_of(
-        self, outbox: PartitionStream, read: Sequence[ReadEntry], newest: Mapping[JobId, int]
-    ) -> tuple[int, list[JobChange]]:
+    def _changes_of(self, outbox: PartitionStream, read: Sequence[ReadEntry]) -> tuple[int, list[JobChange]]:
         """Return the number of events and what they change. An entry that cannot be folded goes to the garbage."""
         try:
-            return self._folded(outbox, read, newest)
+            return self._folded(outbox, read)
         except Exception:  # noqa: BLE001  # whatever it is, it is the fault of one entry
-            return self._folded(outbox, [one for one in read if self._is_sound(outbox, one, newest)], newest)
+            return self._folded(outbox, [one for one in read if self._is_sound(outbox, one)])
 
-    def _folded(
-        self, outbox: PartitionStream, read: Sequence[ReadEntry], newest: Mapping[JobId, int]
-    ) -> tuple[int, list[JobChange]]:
+    def _folded(self, outbox: PartitionStream, read: Sequence[ReadEntry]) -> tuple[int, list[JobChange]]:
         events = [event for _, of_entry in read for event in of_entry]
-        return len(events), list(self._fold(outbox, events, newest).values())
+        return len(events), list(self._fold(outbox, events).values())
 
-    def _fold(
-        self, outbox: PartitionStream, events: Sequence[OutboxEvent], newest: Mapping[JobId, int]
-    ) -> dict[Submission, JobChange]:
-        return changes_of(outbox.keys.queue, events, keep_prompts=self._settings.keep_prompts, newest=newest)
+    def _fold(self, outbox: PartitionStream, events: Sequence[OutboxEvent]) -> dict[Submission, JobChange]:
+        return changes_of(outbox.keys.queue, events, keep_prompts=self._settings.keep_prompts)
 
-    def _is_sound(self, outbox: PartitionStream, one: ReadEntry, newest: Mapping[JobId, int]) -> bool:
+    def _is_sound(self, outbox: PartitionStream, one: ReadEntry) -> bool:
         try:
-            self._folded(outbox, [one], newest)
+            self._folded(outbox, [one])
         except Exception as error:  # noqa: BLE001  # as above
             self._discard(outbox, one[0], error)
             return False

@@ -17,7 +17,6 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from types import MappingProxyType
 from typing import Any, Literal
 
 from sluice.producer.contract.job_ids import split_job_id
@@ -37,7 +36,7 @@ from sluice.producer.contract.wire import (
 )
 from sluice.worker.history.results import result_columns
 
-MAX_DIGITS = 19
+_MAX_DIGITS = 19
 """A number of fewer digits fits 64 bits."""
 
 KeepPrompts = Literal["none", "hash", "full"]
@@ -89,11 +88,7 @@ class JobChange:
 
 
 def changes_of(
-    queue: str,
-    events: Iterable[OutboxEvent],
-    *,
-    keep_prompts: KeepPrompts = "full",
-    newest: Mapping[JobId, int] = MappingProxyType({}),
+    queue: str, events: Iterable[OutboxEvent], *, keep_prompts: KeepPrompts = "full"
 ) -> dict[Submission, JobChange]:
     """Fold events into one change per submission.
 
@@ -101,13 +96,10 @@ def changes_of(
         queue: Name of the queue of the outbox.
         events: Events of any jobs, in any order.
         keep_prompts: Upper limit on what is kept of prompts, even if events contain more.
-        newest: The submit time of jobs whose events do not have it: an older worker wrote them.
     """
     changes: dict[Submission, JobChange] = {}
     for event in events:
-        submitted_ms = submit_time(event)
-        if submitted_ms is None:
-            submitted_ms = newest.get(event.job_id, event.at_ms)
+        submitted_ms = _submit_time(event)
         change = changes.get((event.job_id, submitted_ms))
         if change is None:
             change = changes[event.job_id, submitted_ms] = JobChange(_blank_job(queue, event, submitted_ms))
@@ -115,10 +107,10 @@ def changes_of(
     return changes
 
 
-def submit_time(event: OutboxEvent) -> int | None:
-    """Return when the job of an event was submitted; None if the event does not say it."""
+def _submit_time(event: OutboxEvent) -> int:
+    """Return when the job of an event was submitted; the time of the event if another user has damaged the job."""
     submitted_ms = _whole(event.fields.get("submitted_ms"))
-    return event.at_ms if submitted_ms is None and event.kind == "submitted" else submitted_ms
+    return event.at_ms if submitted_ms is None else submitted_ms
 
 
 def merge(old: Row, new: Row) -> Row:
@@ -390,7 +382,7 @@ def _seconds(ms: float | None) -> float | None:
 def _whole(value: bytes | int | None) -> int | None:
     """Convert a field to an int of 64 bits. Scripts write some as text. Return None for any other value."""
     if isinstance(value, bytes):
-        return int(value) if value.isdigit() and len(value) < MAX_DIGITS else None
+        return int(value) if value.isdigit() and len(value) < _MAX_DIGITS else None
     # Anyone who may write to the outbox chooses the type; a column must have one type, or rows could not be merged.
     return value if type(value) is int and abs(value) < 2**63 else None
 

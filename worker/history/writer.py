@@ -16,8 +16,7 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DataError, DBAPIError, DisconnectionError, IntegrityError, SQLAlchemyError
 
 from sluice.producer.contract.database import JsonText, why
-from sluice.producer.contract.tables import batches, jobs, queue_of_id, results
-from sluice.producer.contract.wire import JobId
+from sluice.producer.contract.tables import batches, jobs, results
 from sluice.worker.history.rows import IDENTITY, JobChange, Row, Submission
 from sluice.worker.history.upserts import Upserts
 
@@ -104,24 +103,6 @@ class HistoryWriter:
         returned = [change.submission for change in changes if change.is_returned]
         if returned:
             _reopen_batches(connection, returned)
-
-    def newest_submissions(self, queue: str, job_ids: Sequence[JobId]) -> dict[JobId, int]:
-        """Return the newest submit time of each of these jobs of a queue that has a row.
-
-        Raises:
-            HistoryAway: the database does not answer.
-        """
-        found: dict[JobId, int] = {}
-        newest = sa.select(jobs.c.id, sa.func.max(jobs.c.submitted_ms)).where(queue_of_id == queue).group_by(jobs.c.id)
-        try:
-            with self._engine.connect() as connection:
-                for start in range(0, len(job_ids), MAX_JOBS_PER_TRANSACTION):
-                    some = job_ids[start : start + MAX_JOBS_PER_TRANSACTION]
-                    rows = connection.execute(newest.where(jobs.c.id.in_(some)))
-                    found.update((JobId(job_id), submitted_ms) for job_id, submitted_ms in rows)
-        except DBAPIError as error:
-            raise HistoryAway(_reason(error)) from error
-        return found
 
     def open_batches(self) -> list[BatchName]:
         """List batches with open jobs or with counters that may be outdated.

@@ -9,7 +9,6 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
 from sluice.producer.cli.main import main
-from sluice.producer.contract.packing import pack_for_script, unpack_from_script
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.tables import attempts, jobs, results
 from sluice.producer.contract.wire import JobId, JobSpec, encode_spec
@@ -47,16 +46,6 @@ def rows(history: Engine, table: sa.Table) -> Sequence[sa.RowMapping]:
     """All rows, in the order of their submissions."""
     with history.connect() as connection:
         return connection.execute(sa.select(table).order_by(table.c.submitted_ms)).mappings().all()
-
-
-def without_submit_times(queue: Queue) -> None:
-    """Rewrite the outbox as workers of an older release would have written it."""
-    for entry_id, fields in queue.entries(queue.keys.outbox):
-        events = unpack_from_script(fields[b"e"])
-        for event in events:
-            del event[4][b"submitted_ms"]
-        queue.client.xdel(queue.keys.outbox, entry_id)
-        queue.client.xadd(queue.keys.outbox, {"e": pack_for_script(events)})
 
 
 class TestGivenAnIdThatIsUsedAgain:
@@ -171,40 +160,6 @@ class TestGivenAnIdThatIsUsedAgain:
 
         assert rows(scene.history, results) == []
         assert all(row["deleted_ms"] is not None for row in rows(scene.history, jobs))
-
-
-class TestGivenWorkersOfAnOlderRelease:
-    """Their events do not say when the job was submitted."""
-
-    def test_when_the_queue_knows_the_job_then_they_belong_to_its_submission(self, scene: Scene) -> None:
-        run_twice(scene)
-        scene.record()
-        worker = scene.queue.worker("older")
-        scene.queue.requeue(JobId("0.t.one"))
-        worker.advance(ending(worker.take(), 1, 1))
-        without_submit_times(scene.queue)
-
-        scene.record()
-
-        assert [row["state"] for row in rows(scene.history, jobs)] == ["done", "done"]
-        assert scene.found() == {}
-
-    def test_when_the_queue_has_forgotten_it_then_the_other_events_or_rows_tell(self, scene: Scene) -> None:
-        scene.queue.add("one")
-        scene.record()
-        scene.queue.pass_time(50)
-        scene.queue.worker("older").take()
-        scene.queue.add("two")
-        without_submit_times(scene.queue)
-        scene.queue.cancel(JobId("0.t.two"))
-        for name in ("one", "two"):
-            scene.queue.client.delete(scene.queue.keys.key("job", "t", name))
-
-        scene.record()
-
-        assert [(row["id"], row["state"]) for row in rows(scene.history, jobs)] == [
-            ("0.t.one", "running"), ("0.t.two", "cancelled"),
-        ]  # fmt: skip
 
 
 def _texts(fields: Mapping[bytes, bytes]) -> dict[str, str]:
