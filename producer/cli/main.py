@@ -22,6 +22,7 @@ from sluice.producer.cli.common import (
 )
 from sluice.producer.cli.control import batches, cancel, requeue
 from sluice.producer.cli.follow import follow
+from sluice.producer.cli.hints import suggested
 from sluice.producer.cli.history import delete, jobs
 from sluice.producer.cli.keys import keys
 from sluice.producer.cli.prices import prices
@@ -125,7 +126,7 @@ def ask(
             note(f"job {job.id} is cancelled")
             raise
         except QueueUnreachable:
-            note(f"job {job.id} continues. Read it later: producer stream {job.id}")
+            note(f"job {job.id} continues. Read it later: {suggested('producer stream', job.id)}")
             raise
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from sluice.producer.cli import follow
+from sluice.producer.errors import QueueUnreachable
 from tests.producer.cli.test_commands import rows, working
 from tests.producer.commands import Ended, Run
 from tests.servers import RedisServer
@@ -106,3 +107,18 @@ class TestGivenAnotherQueue:
         ended = run("follow", "b", "--more-within", "0", *self.QUEUE)
 
         assert "is_closed\tTrue" in run(*words_of(ended, "still open: ")).output()
+
+    def test_when_an_answer_breaks_off_then_the_suggested_command_reads_it(
+        self, run: Run, monkeypatch: pytest.MonkeyPatch, valkey: RedisServer
+    ) -> None:
+        def end(*_: object) -> None:
+            raise QueueUnreachable("it is away")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("sluice.producer.cli.main._print_events", end)
+            asked = run("ask", "hello", *self.QUEUE)
+        with working(valkey, "a&b"):
+            read = run(*words_of(asked, "Read it later: "))
+
+        assert (asked.code, read.code) == (1, 0)
+        assert read.output() != "\n"
