@@ -32,7 +32,7 @@ from sluice.worker.connection.partitioned_reader import PartitionedReader, Parti
 from sluice.worker.connection.stream_group import Entry, keep_garbage
 from sluice.worker.errors import ExitCode
 from sluice.worker.history.migrate import prepare, wait_for_history
-from sluice.worker.history.rows import JobChange, Submission, changes_of
+from sluice.worker.history.rows import JobChange, Submission, changes_of, submit_time
 from sluice.worker.history.writer import BatchName, HistoryAway, HistoryWriter
 from sluice.worker.log import Log, get_log
 from sluice.worker.stopping import stop_at_eof, stopped_by_signals
@@ -306,6 +306,7 @@ def _check(event: OutboxEvent, keys: QueueKeys) -> None:
         raise WireError(f"an event of job {event.job_id} is at {event.at_ms} ms, which no script writes")
     if not 0 < event.version <= limits.MAX_VERSION:
         raise WireError(f"job {event.job_id} has version {event.version}, which no script writes")
+    submit_time(event)
     if event.kind == "ended" and event.fields.get("state", b"failed") not in _FINAL:
         raise WireError(f"job {event.job_id} ended in a state that no script writes")
 

@@ -99,7 +99,7 @@ def changes_of(
     """
     changes: dict[Submission, JobChange] = {}
     for event in events:
-        submitted_ms = _submit_time(event)
+        submitted_ms = submit_time(event)
         change = changes.get((event.job_id, submitted_ms))
         if change is None:
             change = changes[event.job_id, submitted_ms] = JobChange(_blank_job(queue, event, submitted_ms))
@@ -107,10 +107,16 @@ def changes_of(
     return changes
 
 
-def _submit_time(event: OutboxEvent) -> int:
-    """Return when the job of an event was submitted; the time of the event if another user has damaged the job."""
+def submit_time(event: OutboxEvent) -> int:
+    """Return when the job of an event was submitted.
+
+    Raises:
+        WireError: no script writes such an event.
+    """
     submitted_ms = _whole(event.fields.get("submitted_ms"))
-    return event.at_ms if submitted_ms is None else submitted_ms
+    if submitted_ms is None or submitted_ms < 0:
+        raise WireError(f"an event of job {event.job_id} does not say when the job was submitted")
+    return submitted_ms
 
 
 def merge(old: Row, new: Row) -> Row:

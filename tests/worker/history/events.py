@@ -38,7 +38,7 @@ def submitted(job_id: str, at_ms: int = NOON_MS, version: int = 1, **fields: obj
     spec = JobSpec(options=JobOptions(max_tokens=64, temperature=0.5), metadata={"custom_id": f"line-{job_id[-3:]}"})
     usual: dict[str, object] = {
         "queue": QUEUE.encode(), "priority": 3, "prompt_tokens": 12, "cost": 76, "spec": encode_spec(spec),
-        "seed": b"18446744073709551615",
+        "seed": b"18446744073709551615", "submitted_ms": at_ms,
     }  # fmt: skip
     return ["submitted", job_id, version, at_ms, usual | fields]
 

@@ -185,8 +185,15 @@ class TestGivenEventsInTheOutbox:
 
     @pytest.mark.parametrize(
         "foreign",
-        [[e.submitted("3.evil.1")], [e.ended("0.evil.1", state="over")], [e.submitted("0.evil.1", version=2**31)]],
-        ids=["another partition", "no final state", "a version that no job reaches"],
+        [
+            [e.submitted("3.evil.1")],
+            [e.ended("0.evil.1", state="over")],
+            [e.submitted("0.evil.1", version=2**31)],
+            [e.started("0.evil.1", submitted_ms=None)],
+            [e.started("0.evil.1", submitted_ms=b"9" * 5000)],
+            [e.submitted("0.evil.1", submitted_ms=-5)],
+        ],
+        ids=["partition", "no final state", "version", "no submit time", "endless time", "negative time"],
     )
     def test_when_no_script_writes_an_event_then_it_alone_goes_to_garbage(
         self, valkey: RedisServer, sqlite_history: Engine, foreign: list[e.Packed]
@@ -198,18 +205,6 @@ class TestGivenEventsInTheOutbox:
 
         assert states(sqlite_history) == {"0.a.1": "queued", "0.a.2": "queued"}
         assert client.xlen(e.KEYS.key("garbage")) == 1
-
-    def test_when_a_job_states_an_endless_submit_time_then_others_are_recorded(
-        self, valkey: RedisServer, sqlite_history: Engine
-    ) -> None:
-        client = client_of(valkey)
-        client.hset(e.KEYS.key("job", "evil", "1"), "submitted", "9" * 5000)
-        # As an older release writes it: the recorder looks the submission up.
-        add(client, [e.started("0.evil.1", submitted_ms=None)], [e.submitted("0.a.1")])
-
-        recorder(valkey, sqlite_history).drain()
-
-        assert states(sqlite_history)["0.a.1"] == "queued"
 
     def test_when_an_entry_cannot_be_folded_then_only_it_goes_to_garbage(
         self, valkey: RedisServer, sqlite_history: Engine, monkeypatch: pytest.MonkeyPatch
