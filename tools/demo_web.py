@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
@@ -41,7 +41,7 @@ The model {model!r} is served at {url} until Ctrl-C; logs are in {folder}/.
 
 
 @contextmanager
-def running(name: str, *command: str) -> Iterator[subprocess.Popen[bytes]]:
+def running(name: str, *command: str) -> Generator[subprocess.Popen[bytes]]:
     """Run a module of ours as a process, and stop it at the end."""
     with (FOLDER / f"{name}.log").open("wb") as log:
         # In a session of its own, so that Ctrl-C reaches this process only, which then ends the others in order.
@@ -127,7 +127,9 @@ def main() -> None:
         embedded.stop(STATE)
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir()
-    signal.signal(signal.SIGTERM, interrupted)
+    # SIGINT too: a shell without job control lets programs in the background ignore it.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupted)
     try:
         serve()
     except KeyboardInterrupt:

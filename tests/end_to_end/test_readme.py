@@ -27,7 +27,7 @@ from sluice.producer.contract.transport import embedded
 from tests.grids import fast_only
 from tests.producer.gateway.gateway_process import gateway_process
 from tests.rules.commands import parse
-from tests.servers import binary_of, how_to_get
+from tests.servers import binary_of, free_port, how_to_get
 
 ROOT = Path(__file__).parent.parent.parent
 GUIDE = ("start", "web-backend", "http", "bulk", "offline", "models", "operations", "gpu", "callbacks", "history")
@@ -250,7 +250,8 @@ def _sets_a_variable(_here: Place, command: str, _producer: Producer) -> None:
 
 
 def _runs_until_stopped(here: Place, command: str, _producer: Producer) -> None:
-    program, *arguments = shlex.split(command)
+    # Another test may serve the usual port at this moment.
+    program, *arguments = shlex.split(command.replace("--port 8000", f"--port {free_port()}"))
     log = here.folder / "until-stopped.log"
     with log.open("w") as file:
         process = subprocess.Popen(

@@ -109,7 +109,8 @@ class TestGivenASubmittingUser:
 
     def test_when_it_forges_an_end_then_the_audit_restores_the_row(self, scene: Scene, hostile: Any) -> None:
         scene.queue.add("one", "victim")
-        forged = ["ended", VICTIM, 50, 1, {"state": "done", "error": "forged"}]
+        fields = {"state": "done", "error": "forged", "submitted_ms": scene.queue.view(VICTIM).submitted_ms}
+        forged = ["ended", VICTIM, 50, 1, fields]
         scene.queue.worker("A").advance(ending(scene.queue.worker("A").take(), 0, 2, state=JobState.FAILED))
         hostile.xadd(scene.queue.keys.outbox, {"e": pack_for_script([forged])})
         scene.record()
@@ -122,7 +123,7 @@ class TestGivenASubmittingUser:
 
     def test_when_it_forges_a_submit_then_a_repair_submits_it_for_that_tenant(self, scene: Scene, hostile: Any) -> None:
         fields = {"priority": 0, "prompt_tokens": 5, "cost": 9, "spec": SPEC, "seed": "1", "digest": b"d"}
-        forged = ["submitted", VICTIM, 1, 1, {**fields, "prompt": encode_prompt("hello")}]
+        forged = ["submitted", VICTIM, 1, 1, {**fields, "prompt": encode_prompt("hello"), "submitted_ms": 1}]
         hostile.xadd(scene.queue.keys.outbox, {"e": pack_for_script([forged])})
         scene.record()
 

@@ -912,7 +912,7 @@ HOSTILES = (
         name="an entry of changing types stops the recorder",
         patches=(
             Patch("worker/history/rows.py", "value if type(value) is int and abs(value) < 2**63 else None", "value"),
-            Patch("worker/history/recorder.py", "if self._is_sound(outbox, one, newest)]", "if one]"),
+            Patch("worker/history/recorder.py", "if self._is_sound(outbox, one)]", "if one]"),
         ),
         tests=(f"{RECORDER}::TestGivenEventsInTheOutbox",),
     ),

@@ -235,7 +235,7 @@ class TestGivenAQueueThatWentBack:
     ) -> None:
         queue, worker = one_scene.queue, one_scene.queue.worker("W")
         job_id = queue.add("one")
-        fields = {"state": "failed", "error": "forged"}
+        fields = {"state": "failed", "error": "forged", "submitted_ms": queue.view(job_id).submitted_ms}
         queue.client.xadd(queue.keys.outbox, {"e": pack_for_script([["ended", job_id, version, 1, fields]])})
         worker.advance(ending(worker.take(), 0, 1))
         one_scene.record()
