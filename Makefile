@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Where this is set, each process of a test compiles all its sources again: the fast suite takes twice as long.
+unexport PYTHONDONTWRITEBYTECODE
 SOURCES := sluice engine kernels migrations producer worker tests benchmarks tools
 
 .PHONY: demo demo-web pictures screenshots profile test test-long test-engine-process test-browser test-clients check-kubernetes bench-check soak overload mutation-test teeth crash-points check format lint types imports rules fuzz fuzz-hostile audit-dependencies setup clean
