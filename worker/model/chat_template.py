@@ -145,12 +145,18 @@ _CANNOT_RENDER = (
 )
 
 
+_DEVELOPER = re.compile("""['"]developer['"]""")
+"""The role, as a template compares it."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
     """A compiled template and the special tokens that it may use."""
 
     template: jinja2.Template
     special_tokens: Mapping[str, str]
+    has_developers: bool = False
+    """Whether it knows the role `developer`. To any other template, such a message is one of role `system`."""
 
     def render(self, messages: Sequence[Message], *, now_ms: int) -> str:
         """Render a chat as a prompt for the model's answer. `strftime_now` uses `now_ms`.
@@ -188,7 +194,7 @@ class ChatTemplate:
             return now.strftime(form)
 
         return self.template.render(
-            messages=[_as_dict(message) for message in messages],
+            messages=list(map(self._as_dict, messages)),
             tools=None,
             documents=None,
             add_generation_prompt=asks_for_answer,
@@ -196,10 +202,10 @@ class ChatTemplate:
             **self.special_tokens,
         )
 
-
-def _as_dict(message: Message) -> dict[str, str]:
-    plain = {"role": message.role, "content": message.content}
-    return plain | ({"name": message.name} if message.name is not None else {})
+    def _as_dict(self, message: Message) -> dict[str, str]:
+        role = "system" if message.role == "developer" and not self.has_developers else message.role
+        named = {} if message.name is None else {"name": message.name}
+        return {"role": role, "content": message.content, **named}
 
 
 def compile_template(source: str, special_tokens: Mapping[str, str]) -> ChatTemplate:
@@ -209,6 +215,7 @@ def compile_template(source: str, special_tokens: Mapping[str, str]) -> ChatTemp
         ConfigError: `source` is not valid Jinja.
     """
     try:
-        return ChatTemplate(_environment().from_string(source), special_tokens)
+        template = _environment().from_string(source)
     except jinja2.TemplateSyntaxError as error:
         raise ConfigError([f"the model's chat template is not valid: {error} (line {error.lineno})"]) from error
+    return ChatTemplate(template, special_tokens, bool(_DEVELOPER.search(source)))

@@ -1,13 +1,19 @@
-"""Chat templates of model folders: each renders as `apply_chat_template` of transformers renders it."""
+"""Chat templates of model folders: each renders as `apply_chat_template` of transformers renders it.
+
+But for one thing: messages of role `developer` are system messages to a template that does not know them.
+"""
 
 # The types of transformers are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+import json
 
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from sluice.producer.contract.wire import Message
 from sluice.worker.model.chat_template import compile_template
+from sluice.worker.model.folders import SMALL_MODEL
 
 CHAT = (
     Message(role="system", content="Be <brief> & “kind”."),
@@ -56,3 +62,41 @@ class TestGivenATemplateOfAModel:
         text = compile_template(source, {"bos_token": "<s>", "eos_token": "</s>"}).render(CHAT, now_ms=0)
 
         assert text == expected
+
+
+ROLES_OF_QWEN = """
+{%- if messages[0]['role'] == 'system' %}S:{{ messages[0]['content'] }};{%- endif %}
+{%- for message in messages %}
+    {%- if (message.role == "user") or (message.role == "system" and not loop.first) %}
+        {{- message.role + ':' + message.content + ';' }}
+    {%- endif %}
+{%- endfor %}"""
+DEVELOPER_FIRST = (Message(role="developer", content="Be brief."), Message(role="user", content="Hi"))
+
+
+def rendered(source: str, *chat: Message) -> str:
+    return compile_template(source, {}).render(chat, now_ms=0)
+
+
+class TestGivenADevelopersMessage:
+    def test_when_the_template_skips_unknown_roles_then_it_is_a_system_message(self) -> None:
+        first, later = rendered(ROLES_OF_QWEN, *DEVELOPER_FIRST), rendered(ROLES_OF_QWEN, *reversed(DEVELOPER_FIRST))
+
+        assert (first, later) == ("S:Be brief.;user:Hi;", "user:Hi;system:Be brief.;")
+
+    def test_when_the_template_refuses_unknown_roles_then_it_is_a_system_message(self) -> None:
+        source = json.loads((SMALL_MODEL / "tokenizer_config.json").read_text())["chat_template"]
+
+        text = rendered(source, *DEVELOPER_FIRST)
+
+        assert text == "<|system|>Be brief.<|end|><|user|>Hi<|end|><|assistant|>"
+
+    def test_when_the_template_only_mentions_developers_then_it_is_a_system_message(self) -> None:
+        source = "Made by developers. {% for m in messages %}{{ m.role }} {% endfor %}"
+
+        assert rendered(source, *DEVELOPER_FIRST) == "Made by developers. system user "
+
+    def test_when_the_template_knows_the_role_then_it_keeps_it(self) -> None:
+        source = "{% for m in messages %}{{ 'D' if m.role == 'developer' else m.role }} {% endfor %}"
+
+        assert rendered(source, *DEVELOPER_FIRST) == "D user "
