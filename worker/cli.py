@@ -360,10 +360,15 @@ def status(as_json: bool, config_file: Path | None, **given: object) -> None:
     Example:
         worker status --queue default --json
     """
+    from sluice.producer.contract.transport.urls import redacted
+    from sluice.worker.endpoints import redis_url_of
     from sluice.worker.status import living_workers, table_of
 
-    workers = living_workers(_config_of(config_file, given), os.environ)
-    say(json.dumps(workers, indent=2) if as_json else table_of(workers))
+    config = _config_of(config_file, given)
+    url = redis_url_of(config, os.environ)
+    workers = living_workers(config, url)
+    where = f"queue {config.queue.name!r} at {redacted(url)}"
+    say(json.dumps(workers, indent=2) if as_json else table_of(workers, where))
 
 
 @main.command()

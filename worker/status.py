@@ -11,7 +11,7 @@ from sluice.worker.checks.queue_check import TWO_MODELS_ADVICE, models_of, two_m
 from sluice.worker.config import WorkerConfig
 from sluice.worker.connection.clients import connect
 from sluice.worker.connection.server_checks import raise_if_refused
-from sluice.worker.endpoints import partitions_of, redis_url_of
+from sluice.worker.endpoints import partitions_of
 from sluice.worker.errors import NotReady
 
 COLUMNS = (
@@ -32,13 +32,12 @@ COLUMNS = (
 )
 
 
-def living_workers(config: WorkerConfig, environ: Mapping[str, str]) -> list[dict[str, str]]:
-    """Return the status fields of each live worker, with its incarnation.
+def living_workers(config: WorkerConfig, url: str) -> list[dict[str, str]]:
+    """Return the status fields of each live worker of the queue on a server, with its incarnation.
 
     Raises:
         NotReady: Redis does not answer.
     """
-    url = redis_url_of(config, environ)
     client = connect(url, timeout_s=config.redis.timeout_s)
     found: dict[str, dict[str, str]] = {}
     try:
@@ -51,10 +50,10 @@ def living_workers(config: WorkerConfig, environ: Mapping[str, str]) -> list[dic
     return list(found.values())
 
 
-def table_of(workers: Sequence[Mapping[str, str]]) -> str:
-    """Format workers as a table, with a warning if they serve several models."""
+def table_of(workers: Sequence[Mapping[str, str]], where: str) -> str:
+    """Format workers as a table, with a warning if they serve several models; `where` has the queue and the server."""
     if not workers:
-        return "no living workers"
+        return f"no living workers on {where}"
     rows = [COLUMNS, *([_cell(worker, name) for name in COLUMNS] for worker in workers)]
     widths = [max(len(row[index]) for row in rows) for index in range(len(COLUMNS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -32,6 +32,7 @@ from sluice.producer.contract.bulk.journal import journal_path
 from sluice.producer.contract.host.state_folder import state_dir
 from sluice.producer.contract.host.terminal import say
 from sluice.producer.contract.openai.requests import ENDPOINTS, Endpoint
+from sluice.producer.contract.transport.embedded import Embedded
 from sluice.producer.errors import ProducerError
 from sluice.producer.operations.control import server_id
 
@@ -92,10 +93,14 @@ def submit(file: str, **values: object) -> None:
     settings = _settings(file, values)
     _check_files(settings)
     begin_s = time.monotonic()
+    has_url = config.redis_url(cast("str | None", values["url"])) is not None
     with producer_of(values) as producer, _listener() as listener:
         settings = replace(settings, journal=None if is_nameless else _journal(producer, settings.batch))
         run = _carried_out(producer, settings, listener)
     _report(run, settings, duration_s=time.monotonic() - begin_s)
+    if not has_url:
+        note(f"Queue {producer.target.name!r} is on the embedded server at {Embedded(state_dir()).url}: neither "
+             "--redis-url nor SLUICE_REDIS_URL is given")  # fmt: skip
     sys.exit(1 if run.counts.bad or run.summary.failed or run.summary.missing else 0)
 
 
@@ -191,14 +196,16 @@ def _report_files(run: BulkRun, settings: BulkSettings) -> None:
     if run.summary.reasons and settings.errors is not None:
         note(f"Errors: {settings.errors}")
     if run.counts.bad or run.summary.failed:
-        _report_how_to_retry(settings)
+        _report_how_to_retry(run, settings)
     if run.summary.missing:
         _report_missing(run)
 
 
-def _report_how_to_retry(settings: BulkSettings) -> None:
+def _report_how_to_retry(run: BulkRun, settings: BulkSettings) -> None:
     note("To try again, correct the lines and run the same command: it submits the corrected lines only, and then the "
          "file of errors has only what still fails.")  # fmt: skip
+    if not run.summary.failed:
+        return
     requeue = suggested("producer requeue", "--batch", settings.batch, "--yes")
     note(f"If the lines are right, first send their jobs back: {requeue}. To run every line as a new job, add --again, "
          "which overwrites these files.")  # fmt: skip

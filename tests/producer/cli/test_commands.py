@@ -290,7 +290,7 @@ class TestGivenAFile:
         (tmp_path / "state" / "journals").rename(tmp_path / "elsewhere")
         without_journal = run("submit", "in.jsonl")
         write_lines(
-            tmp_path / "in.jsonl", {"prompt": "new"}, {"prompt": "same"}, {"prompt": "same"}, {"prompt": "other"}
+            tmp_path / "in.jsonl", {"prompt": "same"}, {"prompt": "same"}, {"prompt": "other"}, {"prompt": "new"}
         )
         grown = run("submit", "in.jsonl")
         again = run("submit", "in.jsonl", "--again")
@@ -596,6 +596,19 @@ class TestGivenTheEmbeddedServer:
             "url": f"unix://{folder}/server.sock", "runs": True, "state": "running", "used": False, "stays": True,
             "folder": folder, "history": f"{folder}/history.db", "log": f"{folder}/server.log",
         }  # fmt: skip
+
+    def test_when_a_file_is_submitted_to_it_then_queue_and_server_are_named(
+        self, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        write_lines(tmp_path / "in.jsonl", {"prompt": "a"})
+        named = run("submit", "in.jsonl", "--queue", "q")
+        monkeypatch.delenv("SLUICE_REDIS_URL")
+        with TemporaryDirectory(prefix="sluice-") as folder:
+            monkeypatch.setenv("SLUICE_STATE_DIR", folder)
+            unnamed = run("submit", "in.jsonl", "--queue", "q")
+
+        assert "embedded" not in named.err
+        assert f"Queue 'q' is on the embedded server at unix://{folder}/server.sock" in unnamed.err
 
 
 class TestGivenAQueueWithAnOddName:

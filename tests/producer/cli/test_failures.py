@@ -65,6 +65,14 @@ class TestGivenAFileWhoseJobsFail:
 
         assert "and 1 more" in done.stderr.splitlines()
 
+    def test_when_only_lines_are_bad_then_no_job_is_to_be_requeued(self, valkey: RedisServer, tmp_path: Path) -> None:
+        (tmp_path / "in.jsonl").write_text("{\n")
+
+        done = run_producer(valkey, tmp_path, "submit", "in.jsonl", "--wait")
+
+        assert "To try again, correct the lines" in done.stderr
+        assert "requeue" not in done.stderr
+
 
 class TestGivenAFileThatCannotBeUsed:
     @pytest.mark.parametrize("output", ["-", "/dev/stdout"])
