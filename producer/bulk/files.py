@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, NamedTuple, Self
 
 from sluice.producer.bulk.output import Object, encoded
 from sluice.producer.contract.bulk.locks import lock
@@ -17,6 +17,13 @@ from sluice.producer.errors import InvalidSetting
 _START = b'{"id":"batch_req_'
 _RESULT = re.compile(rb'{"id": ?"batch_req_')
 """How a line begins, as we write it and as some tools format it."""
+
+
+class WrittenLine(NamedTuple):
+    """What is kept of a line that an earlier run wrote. A named tuple, because one is kept per line."""
+
+    custom_id: str | None
+    digest: int
 
 
 class LineFile:
@@ -36,8 +43,8 @@ class LineFile:
         self._path = path
         self._is_new = is_new
         self._file: IO[str] | None = None
-        self._before: dict[str, int] = {}
-        """Of earlier runs: the name and the hash of each line."""
+        self._before: dict[str, WrittenLine] = {}
+        """The lines of earlier runs, by the names of their jobs."""
 
     def __enter__(self) -> Self:
         if self._path is not None:
@@ -47,7 +54,7 @@ class LineFile:
                 lock(self._file, str(self._path))
                 _check_content(self._path)
                 if not self._is_new:
-                    self._before = {name: hash(line) for line in _whole_lines(self._path) if (name := _name_in(line))}
+                    self._before = dict(filter(None, map(_written, _whole_lines(self._path))))
                 on_failure.pop_all()
         return self
 
@@ -60,6 +67,14 @@ class LineFile:
     def __contains__(self, name: str) -> bool:
         """Return whether an earlier run wrote a line of this name."""
         return name in self._before
+
+    def custom_ids(self) -> dict[str, str]:
+        """Return the name of the job that each custom id has in the lines of earlier runs."""
+        return {line.custom_id: name for name, line in self._before.items() if line.custom_id is not None}
+
+    def custom_id_of(self, name: str) -> str | None:
+        """Return the custom id of the line that an earlier run wrote for a job."""
+        return self._before[name].custom_id if name in self._before else None
 
     def begin(self) -> None:
         """Delete what earlier runs wrote, if this one is new and has not begun."""
@@ -87,7 +102,7 @@ class ErrorsFile(LineFile):
 
     def __enter__(self) -> Self:
         super().__enter__()
-        self._stale = dict(self._before)
+        self._stale = {name: line.digest for name, line in self._before.items()}
         self._bytes_before = 0 if self._path is None else self._path.stat().st_size
         return self
 
@@ -121,7 +136,7 @@ class ErrorsFile(LineFile):
         for line in file:
             is_new = at >= self._bytes_before
             at += len(line)
-            name = _name_in(line)
+            name, _ = _written(line) or ("", None)
             if is_new or name not in self._stale or not is_ours(name, json.loads(line)):
                 yield line
 
@@ -150,8 +165,10 @@ def _whole_lines(path: Path) -> Iterator[bytes]:
             yield line
 
 
-def _name_in(line: bytes) -> str:
+def _written(line: bytes) -> tuple[str, WrittenLine] | None:
+    """Return the name of the job of an output line and what is kept of the line; None for another line."""
     try:
-        return str(json.loads(line)["id"]).removeprefix("batch_req_")
+        written = json.loads(line)
+        return str(written["id"]).removeprefix("batch_req_"), WrittenLine(written.get("custom_id"), hash(line))
     except (ValueError, KeyError, TypeError):
-        return ""
+        return None

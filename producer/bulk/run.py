@@ -8,7 +8,7 @@ submitted, because the queue keeps them for a limited time. Prints nothing.
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from sluice.producer.bulk.files import ErrorsFile, LineFile
+from sluice.producer.bulk.line_names import check_names
 from sluice.producer.bulk.output import Object, bad_line, bad_line_in, error_line, output_line
 from sluice.producer.bulk.recorded import RecordedOutcomes
 from sluice.producer.bulk.summary import Summary
@@ -181,6 +182,7 @@ class BulkRun:
             FileInUse: another process uses one of them.
             OSError: the journal or an output file of an earlier run cannot be read.
         """
+        producer.run(producer.target.read())
         asked, is_new = settings.spec(producer.target).as_json(), settings.is_again
         with (
             Journal(settings.journal, is_new_run=is_new, asked=asked) as journal,
@@ -203,6 +205,7 @@ class BulkRun:
         Raises:
             OSError: a file cannot be read or written.
             BadFile: strict, and a line is bad.
+            LinesRenamed: lines have other names than in an earlier run.
             QueueUnreachable, QueueRefused: the queue does not accept jobs now; run again to continue.
             LessDurable: the requested durability is not confirmed; run again to retry.
         """
@@ -267,7 +270,7 @@ class BulkRun:
             self._refuse(BadLine(sent.number, sent.custom_id, "refused", str(answer)))
             return
         self._room.goes_on()
-        self._journal.add(job.id)
+        self._journal.add(job.id, self._submitted[job.id].number)
         self._output.begin()
         self._errors.begin()
         self._accepted(job.id)
@@ -310,14 +313,32 @@ class BulkRun:
                 yield job
 
     def _lines(self) -> Iterator[Line | BadLine]:
+        has_run = len(self._journal) > 0 or bool(self._output.custom_ids())
+        if has_run and self._settings.path != STDIN:
+            with self._read() as found:
+                self._check_names(found)
+        with self._read() as found:
+            if self._settings.is_strict:
+                found = self._all_or_nothing(found)
+            if has_run and self._settings.path == STDIN:
+                # It can be read only once.
+                found = list(found)
+                self._check_names(found)
+            yield from found
+
+    @contextmanager
+    def _read(self) -> Generator[Iterable[Line | BadLine]]:
         reader = LineReader(
             endpoint=self._settings.endpoint, model=self._settings.model, defaults=self._settings.defaults
         )
         with opened(self._settings.path) as file:
-            found = (reader.read(number, line) for number, line in lines(file))
-            yield from self._all_or_nothing(found) if self._settings.is_strict else found
+            yield (reader.read(number, line) for number, line in lines(file))
 
-    def _all_or_nothing(self, found: Iterator[Line | BadLine]) -> list[Line | BadLine]:
+    def _check_names(self, found: Iterable[Line | BadLine]) -> None:
+        jobs = LineJobs(self._settings.spec(self._producer.target), run=self._journal.run)
+        check_names(found, jobs, self._journal, self._output)
+
+    def _all_or_nothing(self, found: Iterable[Line | BadLine]) -> list[Line | BadLine]:
         kept = [self._looked_at(line) for line in found]
         bad = [line for line in kept if isinstance(line, BadLine)]
         if bad:

@@ -1,8 +1,8 @@
 """The journal of a bulk file: which of its jobs the queue has acknowledged. A rerun skips those.
 
 The file has one record per line: `run <n>` begins a run (`--again` begins the next one), `asked <JSON>` states how
-lines became jobs, and any other line is the id of an acknowledged job. This is enough for an audit. A last line that a
-crash cut short is removed.
+lines became jobs, `line <n>` is the number of the next job's line, and any other line is the id of an acknowledged job.
+This is enough for an audit. A last line that a crash cut short is removed.
 """
 
 import json
@@ -19,6 +19,7 @@ from sluice.producer.contract.wire import JobId
 
 RUN = "run "
 ASKED = "asked "
+LINE = "line "
 
 _PLAIN = re.compile(r"[A-Za-z0-9-][A-Za-z0-9_.:-]{0,159}")
 """Names that are kept. What replaces others begins with `_`, so that it is no name that is kept."""
@@ -66,7 +67,9 @@ class Journal:
         asked: Mapping[str, Any] | None = None,  # Any: JSON
     ) -> None:
         self.run = 0
-        self._names: set[str] = set()
+        self._numbers: dict[str, int | None] = {}
+        """Of the lines of acknowledged jobs; None if the record of the number was lost."""
+
         self._path = path
         self._is_new_run = is_new_run
         self._lock: IO[str] | None = None
@@ -82,7 +85,7 @@ class Journal:
             self._load(self._path)
         if self._is_new_run:
             self.run += 1
-            self._names.clear()
+            self._numbers.clear()
         if self._is_new_run or is_first:
             self._header.insert(0, f"{RUN}{self.run}")
         return self
@@ -97,16 +100,20 @@ class Journal:
                 self._lock.close()
 
     def __contains__(self, name: str) -> bool:
-        return name in self._names
+        return name in self._numbers
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._numbers)
 
-    def add(self, job_id: JobId) -> None:
-        """Record that the queue has acknowledged a job. The first one of an invocation is on disk on return."""
-        self._names.add(name_of(job_id))
-        self._new += [*self._header, job_id]
-        if self._header or len(self._new) >= 1000:
+    def number_of(self, name: str) -> int | None:
+        """Return the number of a job's line when the job was submitted, if it is known."""
+        return self._numbers.get(name)
+
+    def add(self, job_id: JobId, number: int) -> None:
+        """Record that the queue has acknowledged the job of a line. An invocation's first is on disk on return."""
+        self._numbers[name_of(job_id)] = number
+        self._new += [*self._header, f"{LINE}{number}", job_id]
+        if self._header or len(self._new) >= 2000:
             self._header = []
             self.flush()
 
@@ -125,9 +132,12 @@ class Journal:
         if num_whole_bytes < len(written):
             # With a newline, an audit would take a part of an id for another job.
             os.truncate(path, num_whole_bytes)
+        number = None
         for line in written[:num_whole_bytes].decode().splitlines():
             if line.startswith(RUN) and line[len(RUN) :].isdigit():
                 self.run = int(line[len(RUN) :])
-                self._names.clear()
+                self._numbers.clear()
+            elif line.startswith(LINE) and line[len(LINE) :].isdigit():
+                number = int(line[len(LINE) :])
             elif not line.startswith(ASKED):
-                self._names.add(name_of(JobId(line)))
+                self._numbers[name_of(JobId(line))], number = number, None

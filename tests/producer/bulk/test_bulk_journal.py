@@ -13,6 +13,6 @@ class TestGivenAJournalWhoseLastLineIsCutShort:
 
         with Journal(path) as journal:
             assert (journal.run, len(journal), "1f0c6a" in journal) == (2, 1, True)
-            journal.add(JobId("0.acme.77aa01"))
+            journal.add(JobId("0.acme.77aa01"), 3)
 
-        assert path.read_text() == "run 2\n0.acme.1f0c6a\n0.acme.77aa01\n"
+        assert path.read_text() == "run 2\n0.acme.1f0c6a\nline 3\n0.acme.77aa01\n"

@@ -1,0 +1,56 @@
+"""Check that a file's lines still have the names under which an earlier run submitted and wrote them. No I/O.
+
+A job's identity follows the content of its line, but the default name `line-N` follows the position.
+"""
+
+from collections.abc import Iterable
+
+from sluice.producer.bulk.files import LineFile
+from sluice.producer.contract.bulk.input import BadLine, Line
+from sluice.producer.contract.bulk.jobs import LineJobs
+from sluice.producer.contract.bulk.journal import Journal, name_of
+from sluice.producer.errors import InvalidJob, ProducerError
+
+
+class LinesRenamed(ProducerError):
+    """Lines of the file have other names than in an earlier run; nothing was submitted."""
+
+
+def check_names(found: Iterable[Line | BadLine], jobs: LineJobs, journal: Journal, output: LineFile) -> None:
+    """Check that each job has the name that it had before, and that no other job's result has it in the output.
+
+    Raises:
+        LinesRenamed: joining results and lines by their names would give wrong pairs.
+    """
+    taken_by = output.custom_ids()
+    moved, taken = list[tuple[str, str]](), list[str]()
+    for line in found:
+        if isinstance(line, BadLine) or (name := _name_of_job(line, jobs)) is None:
+            continue
+        number = None if line.custom_id else journal.number_of(name)
+        before = output.custom_id_of(name) or (line.name if number is None else f"line-{number}")
+        if before != line.name:
+            moved.append((before, line.name))
+        elif taken_by.get(line.name, name) != name:
+            taken.append(line.name)
+    if moved:
+        before, now = moved[0]
+        raise LinesRenamed(
+            f"nothing was submitted: {len(moved)} lines have other numbers than in an earlier run of this batch, for "
+            f"example {before} is now {now}. Results and the history have the old numbers. Put the lines back (leave a "
+            "blank line where you removed one, and add new ones at the end), or run the file as a new --batch with "
+            "other output files. Lines with a custom_id may move."
+        )
+    if taken:
+        raise LinesRenamed(
+            f"nothing was submitted: the output has results of other jobs under the names of {len(taken)} lines, for "
+            f"example {taken[0]}. The lines or the options were changed, or another batch wrote the file. Remove these "
+            "results from it, or give another file with -o."
+        )
+
+
+def _name_of_job(line: Line, jobs: LineJobs) -> str | None:
+    try:
+        return name_of(jobs.job(line).id)
+    except InvalidJob:
+        return None
