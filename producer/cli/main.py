@@ -7,11 +7,14 @@ from typing import NoReturn
 
 import click
 
+from sluice.producer import config
+from sluice.producer.bulk.recorded import RecordedOutcomes
 from sluice.producer.cli.bulk import submit
 from sluice.producer.cli.common import (
     EXIT_CODES,
     Values,
     connection_options,
+    database_option,
     is_watched,
     json_option,
     note,
@@ -31,14 +34,16 @@ from sluice.producer.cli.serve import serve
 from sluice.producer.client import Producer
 from sluice.producer.contract.host.terminal import say
 from sluice.producer.contract.openai.logprobs import logprobs_to_json
-from sluice.producer.contract.wire import JobResult, TokenLogprobs
+from sluice.producer.contract.wire import JobId, JobResult, TokenLogprobs
 from sluice.producer.errors import (
     BadOffset,
     InvalidJob,
     InvalidSetting,
     JobNotDone,
+    JobNotFound,
     ProducerError,
     QueueUnreachable,
+    ResultExpired,
     ResultTimeout,
 )
 from sluice.producer.operations.follow import StreamEvent
@@ -170,11 +175,14 @@ def stream(job: str, *, offset: str, choice: int, as_json: bool, **values: objec
         producer stream 0.default.1f0c6a --offset 120:514
     """
     with producer_of(values) as producer:
-        for event in producer.stream(job, offset, choice=choice):
-            if as_json:
-                show_json(_event_object(event))
-            else:
-                say(event.text, nl=False)
+        try:
+            for event in producer.stream(job, offset, choice=choice):
+                if as_json:
+                    show_json(_event_object(event))
+                else:
+                    say(event.text, nl=False)
+        except (JobNotFound, ResultExpired) as error:
+            raise _expired(error, job, f"Look in the history: {suggested('producer result', job)}") from error
         if not as_json:
             say("")
 
@@ -189,21 +197,50 @@ def stream(job: str, *, offset: str, choice: int, as_json: bool, **values: objec
     help="Stop waiting after this time; the job continues. Default: wait forever.",
 )
 @json_option
+@database_option
 @connection_options
-def result(job: str, *, timeout_s: float | None, as_json: bool, **values: object) -> None:
-    """Wait for JOB to end and print its output.
+def result(job: str, *, timeout_s: float | None, as_json: bool, database_url: str | None, **values: object) -> None:
+    """Wait for JOB to end and print its output. When the queue has the job no more, the history is read.
 
     \b
     Example:
         producer result 0.default.1f0c6a --json
     """
+    queue = str(values["queue"])
     with producer_of(values) as producer:
-        found = producer.result(job, timeout_s)
+        try:
+            found = producer.result(job, timeout_s)
+        except (JobNotFound, ResultExpired) as error:
+            found = _recorded(error, job, queue, config.database_url(database_url))
     if as_json:
         show_json(_result_object(job, found))
         return
     for choice in found.choices:
         say(choice.text)
+
+
+def _recorded(error: JobNotFound | ResultExpired, job: str, queue: str, database_url: str) -> JobResult:
+    """Return the output that the history has of a job.
+
+    Raises:
+        JobFailed, JobCancelled, JobExpired: the job ended otherwise.
+        JobNotFound, ResultExpired: the history does not have it either.
+    """
+    with RecordedOutcomes(database_url, queue) as recorded:
+        outcome = recorded.find(JobId(job))
+    if outcome is None:
+        searched = f"was not searched: {recorded.problem}" if recorded.problem else "does not have its output either."
+        raise _expired(error, job, f"The history {searched}") from error
+    if outcome.error is not None or outcome.result is None:
+        raise outcome.error or error
+    return outcome.result
+
+
+def _expired(error: JobNotFound | ResultExpired, job: str, advice: str) -> ProducerError:
+    """Return the error of a job that the queue does not have, or not its output, with what to do."""
+    if isinstance(error, JobNotFound):
+        return JobNotFound(JobId(job), advice=advice)
+    return ResultExpired(f"job {job} has ended, but its output has expired from the queue. {advice}")
 
 
 def _result_object(job_id: str, found: JobResult) -> Values:
