@@ -61,7 +61,7 @@ class SamplingParams:
     """
 
     temperature: float = 1.0
-    """0 means greedy."""
+    """0 means greedy. In [0, 10000]."""
 
     top_p: float = 1.0
     """Keep the smallest set of tokens whose probabilities sum to at least this. In (0, 1]."""
@@ -73,8 +73,8 @@ class SamplingParams:
     """Keep tokens at least this likely relative to the most likely one. In [0, 1]."""
 
     repetition_penalty: float = 1.0
-    """Divide positive logits (multiply negative ones) of tokens in the prompt or output by this. Over 0; 1 disables
-    it.
+    """Divide positive logits (multiply negative ones) of tokens in the prompt or output by this. In [0.001, 1000]; 1
+    disables it.
     """
 
     frequency_penalty: float = 0.0
@@ -114,11 +114,15 @@ class SamplingParams:
     def _rules(self) -> tuple[tuple[bool, str, object], ...]:
         """Return (whether it holds, rule, value) for each rule; messages are formatted only for broken rules."""
         return (
-            (0 <= self.temperature < float("inf"), "temperature must be 0 (greedy) or more", self.temperature),
+            (0 <= self.temperature <= 10_000, "temperature must be in [0, 10000], 0 is greedy", self.temperature),
             (0 < self.top_p <= 1, "top_p must be in (0, 1]", self.top_p),
             (self.top_k >= 0, "top_k must be 0 (all tokens) or more", self.top_k),
             (0 <= self.min_p <= 1, "min_p must be in [0, 1]", self.min_p),
-            (0 < self.repetition_penalty < float("inf"), "repetition_penalty must be over 0", self.repetition_penalty),
+            (
+                0.001 <= self.repetition_penalty <= 1000,
+                "repetition_penalty must be in [0.001, 1000]",
+                self.repetition_penalty,
+            ),
             (-2 <= self.frequency_penalty <= 2, "frequency_penalty must be in [-2, 2]", self.frequency_penalty),
             (-2 <= self.presence_penalty <= 2, "presence_penalty must be in [-2, 2]", self.presence_penalty),
             (

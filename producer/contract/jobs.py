@@ -56,7 +56,7 @@ class SamplingOptions(TypedDict, total=False):
     """Tokens of each choice before it may end, 0 to `max_tokens`. Default: 0."""
 
     temperature: float | None
-    """Randomness, 0 (greedy) or more. Default: the model's, or 1."""
+    """Randomness, 0 (greedy) to 10000. Default: the model's, or 1."""
 
     top_p: float | None
     """Sample from the most likely tokens that make up this probability, over 0 and at most 1. Default: the model's,
@@ -70,7 +70,9 @@ class SamplingOptions(TypedDict, total=False):
     """Least probability of a token, as a share of that of the most likely one, 0 to 1. Default: the model's, or 0."""
 
     repetition_penalty: float | None
-    """Over 1 discourages tokens of prompt and output, under 1 encourages them; over 0. Default: the model's, or 1."""
+    """Over 1 discourages tokens of prompt and output, under 1 encourages them; 0.001 to 1000. Default: the model's, or
+    1.
+    """
 
     frequency_penalty: float
     """Subtracted from a token's logit for each time that the output has it, -2 to 2. Default: 0."""

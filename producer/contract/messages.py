@@ -127,11 +127,11 @@ class JobOptions:
             f"min_tokens must be in [0, max_tokens = {max_tokens}], got {self.min_tokens}",
         )
         temperature, top_p, top_k, min_p, repetition = map(self._or_neutral, _DISTRIBUTION)
-        yield temperature >= 0, f"temperature must be 0 (greedy) or more, got {temperature}"
+        yield 0 <= temperature <= 10_000, f"temperature must be in [0, 10000], 0 is greedy, got {temperature}"
         yield 0 < top_p <= 1, f"top_p must be in (0, 1], got {top_p}"
         yield 0 <= top_k <= _MAX_TOKEN_ID, f"top_k must be 0 (all tokens) or more, got {top_k}"
         yield 0 <= min_p <= 1, f"min_p must be in [0, 1], got {min_p}"
-        yield repetition > 0, f"repetition_penalty must be over 0, got {repetition}"
+        yield 0.001 <= repetition <= 1000, f"repetition_penalty must be in [0.001, 1000], got {repetition}"
         yield -2 <= self.frequency_penalty <= 2, f"frequency_penalty must be in [-2, 2], got {self.frequency_penalty}"
         yield -2 <= self.presence_penalty <= 2, f"presence_penalty must be in [-2, 2], got {self.presence_penalty}"
         yield 1 <= self.n <= limits.MAX_CHOICES, f"n must be in [1, {limits.MAX_CHOICES}], got {self.n}"

@@ -204,7 +204,12 @@ def _resolved_parts(resolved: ResolvedOptions) -> list[object]:
     # Whole numbers take fewer bytes. A job's hash takes a third of the memory while no value has more than 64.
     of_distribution = (resolved.temperature, resolved.top_p, resolved.top_k, resolved.min_p)
     numbers = (resolved.max_tokens, *of_distribution, resolved.repetition_penalty)
-    return [*(int(one) if one == int(one) else one for one in numbers), resolved.end_token_ids]
+    return [*map(_shortest, numbers), resolved.end_token_ids]
+
+
+def _shortest(number: float) -> float:
+    """Return a whole number as an integer, if msgpack has room for it."""
+    return int(number) if abs(number) <= limits.MAX_NUMBER and number == int(number) else float(number)
 
 
 def _read_resolved(parts: object) -> ResolvedOptions:

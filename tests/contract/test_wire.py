@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sluice.producer.contract import limits
 from sluice.producer.contract.errors import InvalidJob
 from sluice.producer.contract.job_ids import new_job_id, split_job_id
-from sluice.producer.contract.packing import pack, pack_for_script
+from sluice.producer.contract.packing import pack, pack_for_script, unpack
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.wire import (
     ChannelEntry,
@@ -352,12 +352,17 @@ class TestGivenAJobThatAsksTooMuch:
         with pytest.raises(WireError, match="at most"):
             decode_prompt(b"\x00" * (limits.MAX_PROMPT_BYTES + 1))
 
+    @pytest.mark.parametrize("value", [2.0**53, 1e20, 1e300, math.inf])
+    def test_when_a_resolved_option_has_any_size_then_it_is_written(self, value: float) -> None:
+        assert unpack(encode_resolved(replace(RESOLVED, temperature=value)))[2] == value
+
     @pytest.mark.parametrize(
         ("index", "value", "word"),
         [
             (1, limits.MAX_TOKENS + 1, "max_tokens"), (1, 0, "max_tokens"), (1, None, "whole number"),
-            (2, -0.5, "temperature"), (3, 0, "top_p"), (4, -1, "top_k"), (5, 2, "min_p"), (6, 0, "repetition_penalty"),
-            (6, math.nan, "finite"), (7, [-1], "token id"), (7, [2**31], "token id"),
+            (2, -0.5, "temperature"), (2, 1e20, "temperature"), (3, 0, "top_p"), (4, -1, "top_k"), (5, 2, "min_p"),
+            (6, 0, "repetition_penalty"), (6, 1e20, "repetition_penalty"), (6, math.nan, "finite"),
+            (7, [-1], "token id"), (7, [2**31], "token id"),
         ],
     )  # fmt: skip
     def test_when_resolved_options_ask_for_what_no_request_may_then_they_are_refused(

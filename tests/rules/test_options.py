@@ -5,11 +5,15 @@ import ast
 import inspect
 import re
 from collections.abc import Callable
+from ctypes import c_float
 from dataclasses import MISSING, fields
 from itertools import pairwise
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sluice.engine.errors import InvalidSamplingParams
 from sluice.engine.request import MAX_LOGPROBS, SamplingParams
@@ -19,6 +23,7 @@ from sluice.producer.contract.jobs import Options, SamplingOptions
 from sluice.producer.contract.messages import NEUTRAL, JobOptions
 from sluice.worker.model.sampling_defaults import NOTHING_STATED, resolve
 from sluice.worker.model.translate import sampling_of
+from tests.examples import examples
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -30,7 +35,7 @@ OWN_OF_THE_ENGINE = {"seed", "end_token_ids"}
 """The contract has the seed next to the options, in `NewJob`; the worker adds the model's end tokens."""
 
 NUMBERS = (-101, -100, -3, -2, -1, 0, 1, 2, 3, 20, 21, 100, 101)
-FRACTIONS = (-2.1, -0.1, 1e-9, 0.5, 1.1, 2.1, float("inf"), float("nan"))
+FRACTIONS = (-2.1, -0.1, 1e-9, 0.0009, 0.001, 0.5, 1.1, 2.1, 1000.1, 10_000.1, float("inf"), float("nan"))
 
 OTHERS: dict[str, tuple[object, ...]] = {
     "stop": ((), ("end",), ("",), ("end", "")),
@@ -96,6 +101,7 @@ def plain(default: object) -> str:
 
 
 SHARED = sorted(defaults_of(SamplingParams).keys() - OWN_OF_THE_ENGINE)
+FLOATS = [name for name in SHARED if isinstance(defaults_of(SamplingParams)[name], float)]
 
 
 class TestGivenTheOptionsOfContractAndEngine:
@@ -117,6 +123,18 @@ class TestGivenTheOptionsOfContractAndEngine:
 
         assert taken_by_contract == taken_by_engine
         assert taken_by_contract
+
+    @given(name=st.sampled_from([*FLOATS, "logit_bias"]), value=st.floats())
+    @settings(max_examples=examples(300), deadline=None)
+    def test_when_any_number_is_tried_then_both_take_it_or_neither_and_it_fits(self, name: str, value: float) -> None:
+        stated = {3: value} if name == "logit_bias" else value
+
+        is_taken = takes(JobOptions, InvalidJob, name, stated)
+
+        assert is_taken == takes(SamplingParams, InvalidSamplingParams, name, stated)
+        # The engine computes with 32 bits, and divides by the repetition penalty.
+        assert not is_taken or isfinite(c_float(value).value)
+        assert not is_taken or name != "repetition_penalty" or c_float(value).value > 0
 
     def test_when_the_limits_on_logprobs_are_compared_then_they_are_the_same(self) -> None:
         assert limits.MAX_LOGPROBS == MAX_LOGPROBS
