@@ -22,6 +22,8 @@ The views (`hourly_latency`, `hourly_goodput`, `hourly_usage`, `job_costs`, `job
 are declared for reading only.
 """
 
+from collections.abc import Sequence
+
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
@@ -31,7 +33,7 @@ metadata = sa.MetaData()
 views = sa.MetaData()
 """Views, declared for reading only; the migrations hold their SQL."""
 
-SCHEMA_REVISION = "0014"
+SCHEMA_REVISION = "0015"
 """The newest migration. Revisions are numbers in four digits: a lower one is older."""
 
 HOUR_MS = 3_600_000
@@ -53,6 +55,7 @@ TPOT_SQL = (
 
 HOUR_SQL = f"finished_ms - finished_ms % {HOUR_MS}"
 HAS_BATCH, HAS_ERROR = sa.text("batch IS NOT NULL"), sa.text("error_code IS NOT NULL")
+HAS_PROMPT = sa.text("prompt IS NOT NULL")
 
 jobs = sa.Table(
     "jobs",
@@ -128,6 +131,12 @@ jobs = sa.Table(
     sa.Index("jobs_by_error", "error_code", "submitted_ms", sqlite_where=HAS_ERROR, postgresql_where=HAS_ERROR),
     sa.Index("jobs_by_hour", "finished_hour_ms"),
     sa.Index("jobs_by_queue_and_hour", "queue", "finished_hour_ms"),
+    sa.Index(
+        "jobs_with_prompt",
+        *("queue", "finished_hour_ms"),
+        sqlite_where=HAS_PROMPT,
+        postgresql_where=HAS_PROMPT,
+    ),
 )
 
 attempts = sa.Table(
@@ -439,3 +448,18 @@ hourly_usage = sa.Table(
     sa.Column("cost", sa.Double),
 )
 """Tokens and cost of the jobs that ended in each hour."""
+
+
+def of_submissions(
+    table: sa.Table,
+    submissions: Sequence[tuple[object, object]] | sa.BindParameter[object],
+    ids: sa.BindParameter[object] | None = None,
+) -> sa.ColumnElement[bool]:
+    """Return whether a row of `jobs`, `attempts` or `results` is of one of these (job id, submit time).
+
+    Asks for the ids as well, for their index: SQLite scans the table for pairs alone.
+    """
+    job_id, submitted_ms, *_ = table.primary_key.columns
+    known = ids if isinstance(submissions, sa.BindParameter) else [one for one, _ in submissions]
+    assert known is not None, "a parameter of submissions needs one of their ids"
+    return sa.and_(job_id.in_(known), sa.tuple_(job_id, submitted_ms).in_(submissions))

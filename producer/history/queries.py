@@ -18,7 +18,15 @@ from sqlalchemy.exc import SQLAlchemyError
 from sluice.producer.contract.database import HistoryError, check_schema, open_database
 from sluice.producer.contract.job_ids import split_job_id
 from sluice.producer.contract.states import JobState
-from sluice.producer.contract.tables import attempts, batch_progress, jobs, queue_of_id, results, timeline
+from sluice.producer.contract.tables import (
+    attempts,
+    batch_progress,
+    jobs,
+    of_submissions,
+    queue_of_id,
+    results,
+    timeline,
+)
 from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import HistoryUnavailable
 from sluice.producer.history.percentiles import percentile
@@ -280,9 +288,7 @@ class History:
             with self._connection() as connection:
                 rows = connection.execute(_forgotten(some).returning(jobs.c.id, jobs.c.submitted_ms))
                 have = {(str(job_id), int(submitted_ms)) for job_id, submitted_ms in rows}
-                is_result = sa.tuple_(results.c.job_id, results.c.submitted_ms).in_(list(have))
-                ids = [job.id for job in some]  # for their index
-                connection.execute(results.delete().where(results.c.job_id.in_(ids), is_result))
+                connection.execute(results.delete().where(of_submissions(results, list(have))))
                 if tombstones := [row for job in some if (row := _tombstone(job, have)) is not None]:
                     connection.execute(jobs.insert(), tombstones)
             known |= {JobId(job_id) for job_id, _ in have}

@@ -10,7 +10,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from sluice.producer.contract.database import HistoryError, HistoryMissing, check_schema, open_database, why
 from sluice.producer.contract.states import JobState
-from sluice.producer.contract.tables import jobs
+from sluice.producer.contract.tables import jobs, of_submissions
 from sluice.producer.contract.wire import JobId
 from sluice.worker.audit.findings import HistoryRow
 from sluice.worker.audit.queue_side import in_slices
@@ -42,9 +42,8 @@ class HistorySide:
 
     def reset_versions(self, submissions: Sequence[Submission]) -> None:
         """Let any event change these rows."""
-        is_one = sa.tuple_(jobs.c.id, jobs.c.submitted_ms).in_(submissions)
         with self.engine.begin() as connection:
-            connection.execute(jobs.update().where(is_one).values(version=0))
+            connection.execute(jobs.update().where(of_submissions(jobs, submissions)).values(version=0))
 
     def open_jobs(self, partition: int) -> Iterator[JobId]:
         """Iterate over the jobs that are queued or running in the history."""

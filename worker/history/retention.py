@@ -6,7 +6,7 @@ from collections.abc import Callable
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
-from sluice.producer.contract.tables import HOUR_MS, attempts, audit_log, batches, jobs, results
+from sluice.producer.contract.tables import HOUR_MS, attempts, audit_log, batches, jobs, of_submissions, results
 
 SLICE_JOBS = 500
 PAUSE_S = 0.02
@@ -32,7 +32,9 @@ def forget_before(engine: Engine, queue: str, before_ms: int, *, pause: Callable
     return num_deleted
 
 
-def erase_prompts_before(engine: Engine, queue: str, before_ms: int) -> int:
+def erase_prompts_before(
+    engine: Engine, queue: str, before_ms: int, *, pause: Callable[[float], None] = time.sleep
+) -> int:
     """Erase prompts of a queue's jobs that ended before `before_ms`, not their hashes. Return the number of jobs."""
     is_old = sa.and_(_ended_before(queue, before_ms - before_ms % HOUR_MS), jobs.c.prompt.is_not(None))
     num_erased = 0
@@ -47,6 +49,7 @@ def erase_prompts_before(engine: Engine, queue: str, before_ms: int) -> int:
         num_erased += changed
         if changed < SLICE_JOBS:
             return num_erased
+        pause(PAUSE_S)
 
 
 def _ended_before(queue: str, hour_ms: int) -> sa.ColumnElement[bool]:
@@ -56,13 +59,11 @@ def _ended_before(queue: str, hour_ms: int) -> sa.ColumnElement[bool]:
 def _delete_slice(engine: Engine, queue: str, hour_ms: int) -> int:
     with engine.begin() as connection:
         old = sa.select(jobs.c.id, jobs.c.submitted_ms).where(_ended_before(queue, hour_ms)).limit(SLICE_JOBS)
-        found = [tuple(row) for row in connection.execute(old)]
+        found = [(job_id, submitted_ms) for job_id, submitted_ms in connection.execute(old)]
         # Jobs first, as in the recorder: the same lock order prevents deadlocks.
-        for table, job_id in ((jobs, jobs.c.id), (attempts, attempts.c.job_id), (results, results.c.job_id)):
+        for table in (jobs, attempts, results):
             if found:
-                is_found = sa.tuple_(job_id, table.c.submitted_ms).in_(found)
-                # The ids as well, for their index: SQLite scans the table for pairs.
-                connection.execute(table.delete().where(job_id.in_([row[0] for row in found]), is_found))
+                connection.execute(table.delete().where(of_submissions(table, found)))
     return len(found)
 
 

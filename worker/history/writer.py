@@ -16,7 +16,7 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DataError, DBAPIError, DisconnectionError, IntegrityError, SQLAlchemyError
 
 from sluice.producer.contract.database import JsonText, why
-from sluice.producer.contract.tables import batches, jobs, results
+from sluice.producer.contract.tables import batches, jobs, of_submissions, results
 from sluice.worker.history.rows import IDENTITY, JobChange, Row, Submission
 from sluice.worker.history.upserts import Upserts
 
@@ -133,26 +133,22 @@ class HistoryWriter:
 # ---------------------------------------------------------------- what else a transaction does
 
 
-_JOB = sa.tuple_(jobs.c.id, jobs.c.submitted_ms)
-
-
 # Built once: that costs more than running it.
-_FORGET_DELETED = results.delete().where(
-    sa.tuple_(results.c.job_id, results.c.submitted_ms).in_(
-        sa.select(jobs.c.id, jobs.c.submitted_ms).where(
-            _JOB.in_(sa.bindparam("submissions", expanding=True)), jobs.c.deleted_ms.is_not(None)
-        )
-    )
+_DELETED = sa.select(jobs.c.id, jobs.c.submitted_ms).where(
+    of_submissions(jobs, sa.bindparam("submissions", expanding=True), sa.bindparam("ids", expanding=True)),
+    jobs.c.deleted_ms.is_not(None),
 )
+_FORGET_DELETED = results.delete().where(sa.tuple_(results.c.job_id, results.c.submitted_ms).in_(_DELETED))
 
 
 def _forget_deleted(connection: Connection, submissions: Sequence[tuple[object, object]]) -> None:
     """Delete results of deleted jobs, which a late event would bring back."""
-    connection.execute(_FORGET_DELETED, {"submissions": submissions})
+    connection.execute(_FORGET_DELETED, {"submissions": submissions, "ids": [job_id for job_id, _ in submissions]})
 
 
 def _reopen_batches(connection: Connection, submissions: Sequence[Submission]) -> None:
-    touched = sa.select(jobs.c.queue, jobs.c.batch).where(_JOB.in_(submissions), jobs.c.batch.is_not(None)).distinct()
+    is_returned = of_submissions(jobs, submissions)
+    touched = sa.select(jobs.c.queue, jobs.c.batch).where(is_returned, jobs.c.batch.is_not(None)).distinct()
     for queue, batch in sorted(map(tuple, connection.execute(touched))):
         same = sa.and_(batches.c.queue == queue, batches.c.id == batch)
         connection.execute(batches.update().where(same).values(completed_ms=None))

@@ -20,7 +20,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 from sqlalchemy.engine import Engine
 
-from sluice.producer.contract.tables import attempts, jobs
+from sluice.producer.contract.tables import attempts, jobs, of_submissions
 from sluice.worker.log import Log
 from sluice.worker.traces.spans import JobSpan, Row, Submission, spans_of
 
@@ -100,7 +100,8 @@ class TraceExporter:
 
     def _export(self, some: Sequence[Submission]) -> None:
         try:
-            spans = [self._readable(span) for job, claims in self._read(some) for span in spans_of(job, claims)]
+            found = read_rows(self._engine, some)
+            spans = [self._readable(span) for job, claims in found for span in spans_of(job, claims)]
             is_sent = not spans or self._exporter.export(spans) is SpanExportResult.SUCCESS
         except Exception as error:  # noqa: BLE001  # whatever it is, later traces are exported
             self._dropped(len(some), str(error))
@@ -118,19 +119,6 @@ class TraceExporter:
         if not self._is_failing:
             self._is_failing = True
             self._log.warning("traces are dropped", error=why)
-
-    def _read(self, some: Sequence[Submission]) -> list[tuple[Row, list[Row]]]:
-        """Read the rows of jobs and of their attempts."""
-        key = sa.tuple_(attempts.c.job_id, attempts.c.submitted_ms)
-        claims: defaultdict[Submission, list[Row]] = defaultdict(list)
-        with self._engine.connect() as connection:
-            of_jobs = connection.execute(
-                sa.select(*_COLUMNS).where(sa.tuple_(jobs.c.id, jobs.c.submitted_ms).in_(some))
-            )
-            rows: list[Mapping[str, object]] = [dict(row) for row in of_jobs.mappings()]
-            for row in connection.execute(sa.select(attempts).where(key.in_(some))).mappings():
-                claims[row["job_id"], row["submitted_ms"]].append(dict(row))
-        return [(row, claims[row["id"], row["submitted_ms"]]) for row in rows]  # pyright: ignore[reportArgumentType]  # columns of a table
 
     def _readable(self, span: JobSpan) -> ReadableSpan:
         def context(span_id: int, *, is_remote: bool) -> SpanContext:
@@ -158,3 +146,14 @@ def _resource() -> Resource:
     if not str(found.attributes[SERVICE_NAME]).startswith("unknown_service"):
         return found
     return found.merge(Resource({SERVICE_NAME: "sluice"}))
+
+
+def read_rows(engine: Engine, some: Sequence[Submission]) -> list[tuple[Row, list[Row]]]:
+    """Read the rows of jobs and of their attempts."""
+    claims: defaultdict[Submission, list[Row]] = defaultdict(list)
+    with engine.connect() as connection:
+        of_jobs = connection.execute(sa.select(*_COLUMNS).where(of_submissions(jobs, some)))
+        rows: list[Mapping[str, object]] = [dict(row) for row in of_jobs.mappings()]
+        for row in connection.execute(sa.select(attempts).where(of_submissions(attempts, some))).mappings():
+            claims[row["job_id"], row["submitted_ms"]].append(dict(row))
+    return [(row, claims[row["id"], row["submitted_ms"]]) for row in rows]  # pyright: ignore[reportArgumentType]  # columns of a table
