@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Where this is set, each process of a test compiles all its sources again: the fast suite takes twice as long.
+# Where this is set, each process of a test compiles all its sources again.
 unexport PYTHONDONTWRITEBYTECODE
 SOURCES := sluice engine kernels migrations producer worker tests benchmarks tools
 
