@@ -47,6 +47,9 @@ class ChannelOutput:
     has_end: bool = False
     """Whether the queue has acknowledged the end."""
 
+    may_have_end: bool = False
+    """Whether the queue may have the end though it has not acknowledged it."""
+
     gaps_ms: list[float] = field(default_factory=list[float])
     """Times between one token and the next, also from an attempt's last token to the next attempt's first."""
 
@@ -167,11 +170,16 @@ class ChannelOutput:
             self.waits.end(now_s)
         self.published = offset
         self.has_end = has_end
+        self.may_have_end = False
 
     def resend_from(self, offset: int) -> None:
-        """Publish again from `offset`, and the end."""
+        """Publish again from `offset`, and the end: the queue has neither."""
         self.published = offset
-        self.has_end = False
+        self.has_end = self.may_have_end = False
+
+    def doubt_end(self) -> None:
+        """Record that the queue may have the end or not: it is sent now, or the queue has lost its last writes."""
+        self.has_end, self.may_have_end = False, True
 
     def longest_gap_ms(self, now_s: float) -> float | None:
         """Return the longest time that readers waited in this attempt, if what is unpublished reaches them now."""

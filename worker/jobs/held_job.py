@@ -326,7 +326,7 @@ class HeldJob:
         """
         if offset < self._choices[choice].published:
             for other in self._choices:
-                other.resend_from(other.published)
+                other.doubt_end()
         self._choices[choice].resend_from(offset)
 
     @property

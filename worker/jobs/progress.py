@@ -1,12 +1,13 @@
 """What the channels of held jobs lack, as `Progress` values, cut into calls that fit. No I/O, no clock."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from sluice.producer.contract.calls import EndCall, Progress
 from sluice.producer.contract.limits import MAX_CALL_BYTES, MAX_JOBS_PER_CALL, MAX_RESULT_BYTES
 from sluice.producer.contract.states import JobState
-from sluice.producer.contract.wire import End, encode_record, encode_resolved
+from sluice.producer.contract.wire import End, JobRecord, encode_record, encode_resolved
 from sluice.worker.jobs.channel import ChannelOutput
 from sluice.worker.jobs.held_job import HeldJob
 from sluice.worker.jobs.results import Origin, longest_gap_ms, record_of, result_of
@@ -25,13 +26,20 @@ Update = tuple[HeldJob, Progress]
 
 def pending_updates(job: HeldJob, origin: Origin, *, now_s: float) -> Iterator[Progress]:
     """Yield what the job's channels lack: one Progress for each choice that lacks something."""
+    summary: _Summary | None = None
     for index, choice in enumerate(job.choices):
-        if choice.has_updates:
-            yield _progress(job, index, choice, origin, now_s)
+        if not choice.has_updates:
+            continue
+        end = None
+        if choice.end is not None and choice.fits_an_entry:
+            summary = summary or _summary_of(job, origin, now_s)
+            end = _end_call(job, index, choice.end, summary)
+        yield _progress(job, index, choice, end, origin, now_s)
 
 
-def _progress(job: HeldJob, index: int, choice: ChannelOutput, origin: Origin, now_s: float) -> Progress:
-    end = _end_call(job, choice, choice.end, origin, now_s) if choice.end is not None and choice.fits_an_entry else None
+def _progress(
+    job: HeldJob, index: int, choice: ChannelOutput, end: EndCall | None, origin: Origin, now_s: float
+) -> Progress:
     num_tokens = choice.num_next_tokens
     entry = choice.encode_next() if num_tokens else b""
     # Positional arguments take half the time of keywords.
@@ -77,25 +85,59 @@ def parts_of(result: bytes) -> Iterator[tuple[int, bytes]]:
         yield offset, result[offset : offset + PART_BYTES]
 
 
-def _end_call(job: HeldJob, choice: ChannelOutput, own_end: End, origin: Origin, now_s: float) -> EndCall:
-    # The queue reads state and result with the last choice's end only. All ends carry them once all choices have
-    # ended, because any of them may be the last that the queue takes.
-    decisive = _worst([one.end for one in job.choices if one.end]) if job.has_ended else own_end
-    result = result_of(origin, job.measures, job.choices) if job.has_ended else None
-    if job.has_ended and result is None and decisive.state is JobState.DONE:
-        decisive = own_end = _too_large(decisive)
-    record = record_of(origin, job.measures, job.choices, finish_reason=decisive.finish_reason, now_s=now_s)
+class _Summary(NamedTuple):
+    """What the ends of a job say of all its choices: made once, however many end together."""
+
+    record: JobRecord
+    decisive: End | None = None
+    """The end that decides the job's state; None while a choice has none."""
+
+    replacement: End | None = None
+    """The end of every choice, if the result is too large."""
+
+    result: bytes | None = None
+    first_carrier: int = 0
+    """The first choice whose end carries the result."""
+
+
+def _summary_of(job: HeldJob, origin: Origin, now_s: float) -> _Summary:
+    record = record_of(origin, job.measures, job.choices, finish_reason=None, now_s=now_s)
+    if not job.has_ended:
+        return _Summary(record)
+    decisive = _worst([one.end for one in job.choices if one.end])
+    result = result_of(origin, job.measures, job.choices)
+    is_too_large = result is None and decisive.state is JobState.DONE
+    replacement = _too_large(decisive) if is_too_large else None
+    return _Summary(record, replacement or decisive, replacement, result, _first_carrier(job.choices))
+
+
+def _first_carrier(choices: Sequence[ChannelOutput]) -> int:
+    """Return the last choice whose end the queue lacks for certain; the first one if there is none.
+
+    The queue reads the result with the last end that it takes. That is the end of this choice, or of a later one that
+    it may have, and may lack too, because an answer was lost.
+    """
+    return max((n for n, one in enumerate(choices) if not (one.has_end or one.may_have_end)), default=0)
+
+
+def _end_call(job: HeldJob, index: int, own_end: End, summary: _Summary) -> EndCall:
+    # The queue reads state and record with the last choice's end only. All ends carry them once all choices have ended.
+    own_end = summary.replacement or own_end
+    decisive = summary.decisive or own_end
+    # Only a choice that failed asks for a retry. If it failed too often, its end is the job's.
+    retry_in_ms = _retry_in_ms(job, own_end)
+    carries_result = index >= summary.first_carrier or retry_in_ms is not None
+    job.choices[index].doubt_end()
     return EndCall(
         state=decisive.state,
         reason=decisive.finish_reason,
         error=decisive.error,
         error_code=decisive.error_code,
-        result=result,
-        record=encode_record(record),
-        output_tokens=sum(len(one.token_ids) for one in job.choices),
-        # Only a choice that failed asks for a retry.
-        retry_in_ms=_retry_in_ms(job, own_end),
-        entry=choice.encode_end(own_end),
+        result=summary.result if carries_result else None,
+        record=encode_record(replace(summary.record, finish_reason=decisive.finish_reason)),
+        output_tokens=summary.record.output_tokens or 0,
+        retry_in_ms=retry_in_ms,
+        entry=job.choices[index].encode_end(own_end),
     )
 
 

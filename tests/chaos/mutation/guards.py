@@ -127,10 +127,15 @@ APPENDS = (
         patches=(
             Patch(
                 "worker/jobs/progress.py",
-                "if choice.end is not None and choice.fits_an_entry else None",
-                "if choice.end is not None and choice.fits_an_entry and not choice.num_next_tokens else None",
+                "if choice.end is not None and choice.fits_an_entry:",
+                "if choice.end is not None and choice.fits_an_entry and not choice.num_next_tokens:",
             ),
         ),
+        tests=("tests/worker/jobs/test_results.py",),
+    ),
+    Guard(
+        name="an end without an answer counts as lacking",
+        patches=(Patch("worker/jobs/progress.py", "(one.has_end or one.may_have_end)", "one.has_end"),),
         tests=("tests/worker/jobs/test_results.py",),
     ),
     Guard(

@@ -1,6 +1,7 @@
 """Results and records: what is kept of a job when it ends."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from sluice.engine import request
 from sluice.engine.request import SequenceStats, TokenDelta
 from sluice.producer.contract import limits
-from sluice.producer.contract.calls import LeasedJob
+from sluice.producer.contract.calls import AdvanceAnswer, Already, EndCall, LeasedJob, Ok, Progress, SendFrom
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.wire import (
@@ -85,18 +86,40 @@ class TestGivenAJobWithChoices:
             assert (one.end.state, one.end.reason) == ("expired", None)
             assert decode_record(one.end.record or b"").finish_reason is None
 
-    def test_when_all_have_ended_then_each_end_carries_the_whole_result(self) -> None:
+    def test_when_all_have_ended_then_the_last_end_carries_the_whole_result(self) -> None:
         updates = list(
             pending_updates(job_of(choice(3, ends=JobState.DONE), choice(2, ends=JobState.DONE)), ORIGIN, now_s=0.0)
         )
 
-        for one in updates:
-            assert one.end is not None
-            assert one.end.result is not None
-            result = decode_result(one.end.result)
-            assert [made.text for made in result.choices] == ["xxx", "xx"]
-            assert result.usage.output_tokens == one.end.output_tokens == 5
-            assert decode_record(one.end.record).output_tokens == 5
+        first, last = [one.end for one in updates if one.end]
+        assert (first.result, first.output_tokens) == (None, last.output_tokens)
+        result = decode_result(last.result or b"")
+        assert [made.text for made in result.choices] == ["xxx", "xx"]
+        assert result.usage.output_tokens == last.output_tokens == 5
+        assert [decode_record(end.record).output_tokens for end in (first, last)] == [5, 5]
+
+    def test_when_many_end_at_once_then_the_result_is_encoded_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        made: list[bytes | None] = []
+
+        def counting(*of_job: Any) -> bytes | None:
+            made.append(result_of(*of_job))
+            return made[-1]
+
+        monkeypatch.setattr(progress, "result_of", counting)
+
+        updates = list(pending_updates(job_of(*[choice(1, ends=JobState.DONE)] * 64), ORIGIN, now_s=0.0))
+
+        assert [one.end.result for one in updates if one.end] == [None] * 63 + made
+
+    def test_when_a_failed_one_asks_for_a_retry_then_its_end_carries_the_result(self) -> None:
+        failed = choice(1)
+        failed.finish(End(state=JobState.FAILED, error="no", error_code="engine_error"), now_ms=5)
+
+        first, last = pending_updates(job_of(failed, choice(2, ends=JobState.DONE)), ORIGIN, now_s=0.0)
+
+        assert first.end is not None
+        assert last.end is not None
+        assert first.end.result == last.end.result is not None
 
     def test_when_one_of_them_failed_then_the_job_has(self) -> None:
         failed = choice(1)
@@ -108,6 +131,71 @@ class TestGivenAJobWithChoices:
         assert [(end.state, end.error_code) for end in ends] == [(JobState.FAILED, "engine_error")] * 2
         own = [decode_entry(end.entry).end for end in ends]
         assert [end.state for end in own if end] == [JobState.FAILED, JobState.DONE]
+
+
+class Queue:
+    """What the scripts do with the updates of one job."""
+
+    def __init__(self, num_choices: int) -> None:
+        self.offsets = [0] * num_choices
+        self.ended = [False] * num_choices
+        self.end: EndCall | None = None
+
+    def take(self, one: Progress) -> AdvanceAnswer:
+        if self.end is not None or self.ended[one.choice]:
+            return Already()
+        if one.start != self.offsets[one.choice]:
+            return SendFrom(self.offsets[one.choice])
+        self.offsets[one.choice] += one.num_tokens
+        self.ended[one.choice] = one.end is not None
+        self.end = one.end if all(self.ended) else None
+        return Ok()
+
+    def lose(self, choice: int) -> None:
+        """Go back to before the last writes of a choice."""
+        if self.end is None:
+            self.offsets[choice], self.ended[choice] = 0, False
+
+
+class TestGivenChoicesThatEndWhileAnswersAreLost:
+    @given(
+        st.lists(
+            st.lists(st.sampled_from(["answered", "lost", "refused", "forgotten"]), min_size=4, max_size=4), max_size=6
+        ),
+        st.lists(st.integers(0, 5), min_size=4, max_size=4),
+    )
+    def test_when_the_queue_takes_the_last_end_then_it_has_the_whole_result(
+        self, rounds: list[list[str]], ending_rounds: list[int]
+    ) -> None:
+        job, queue = job_of(*map(choice, (1, 2, 3, 4))), Queue(4)
+
+        for number, fates in enumerate([*rounds, *[["answered"] * 4] * 12]):
+            for made, ending in zip(job.choices, ending_rounds, strict=True):
+                if ending == number:
+                    made.finish(End(state=JobState.DONE, finish_reason="length"), now_ms=5)
+            updates = list(pending_updates(job, ORIGIN, now_s=0.0))
+            answers = [queue.take(one) for one in updates if fates[one.choice] != "refused"]
+            taken = [one for one in updates if fates[one.choice] != "refused"]
+            for one, answer in zip(taken, answers, strict=True):
+                self._read(job, one, answer, fates[one.choice])
+            if "forgotten" in fates:
+                queue.lose(fates.index("forgotten"))
+            if job.is_finished:
+                break
+
+        if queue.end is None:
+            assert any("forgotten" in fates for fates in rounds), "such a job is leased again"
+            return
+        assert [one.text for one in decode_result(queue.end.result or b"").choices] == ["x", "xx", "xxx", "xxxx"]
+
+    @staticmethod
+    def _read(job: HeldJob, one: Progress, answer: AdvanceAnswer, fate: str) -> None:
+        if fate == "lost":
+            return
+        if isinstance(answer, SendFrom):
+            job.resend_from(one.choice, answer.offset)
+        else:
+            job.acknowledge(one, now_s=0.0)
 
 
 class TestGivenAJobThatAnOlderWorkerBegan:
@@ -189,8 +277,9 @@ class TestGivenAResultLargerThanAPart:
 
         assert results == [(job, whole[1])]
         ends = [one.end for _, one in updates if one.end]
-        assert [(end.result, end.result_bytes) for end in ends] == [(None, len(one or b"")) for one in whole]
-        assert b"".join(part for _, part in progress.parts_of(results[0][1])) == whole[0]
+        # No answer to the first call is known, so the queue may have any of its ends.
+        assert [(end.result, end.result_bytes) for end in ends] == [(None, len(whole[1] or b""))] * 2
+        assert b"".join(part for _, part in progress.parts_of(results[0][1])) == whole[1]
 
 
 class TestGivenGaps:
