@@ -464,7 +464,7 @@ def record(until_eof: bool, config_file: Path | None, **given: object) -> NoRetu
 
 
 @main.command()
-@_options(*_QUEUE, *_HISTORY, "callbacks", "log")
+@_options(*_QUEUE, "redis.patience_s", *_HISTORY, "callbacks", "log")
 def callbacks(config_file: Path | None, **given: object) -> NoReturn:
     """Deliver webhooks, export batches and apply retention.
 

@@ -7,13 +7,19 @@ from sluice.worker.callbacks.mover import Mover
 from sluice.worker.callbacks.rq_workers import WorkerPool, check_history
 from sluice.worker.callbacks.settings import CallbackSettings
 from sluice.worker.connection.clients import connect
+from sluice.worker.connection.server_checks import wait_for_redis
 from sluice.worker.errors import ExitCode
 from sluice.worker.log import get_log
 from sluice.worker.stopping import stopped_by_signals
 
 
 def main(settings: CallbackSettings) -> ExitCode:
-    """Run `worker callbacks` until SIGTERM or SIGINT."""
+    """Run `worker callbacks` until SIGTERM or SIGINT.
+
+    Raises:
+        ConfigError: a server refuses this user.
+        NotReady: the queue's Redis or rq's did not answer in time.
+    """
     log = get_log(queue=settings.queue)
     try:
         check_history(settings)
@@ -22,12 +28,15 @@ def main(settings: CallbackSettings) -> ExitCode:
     except HistoryError as error:
         log.error("callbacks cannot run", error=str(error))  # noqa: TRY400  # a sentence, no traceback
         return ExitCode.MISUSED
+    client, rq_client = (connect(url, timeout_s=5) for url in (settings.redis_url, settings.rq_url))
+    wait_for_redis(client, settings.redis_url, patience_s=settings.redis_patience_s, log=log)
+    wait_for_redis(rq_client, settings.rq_url, patience_s=settings.redis_patience_s, log=log)
     if settings.secret is None:
         log.warning("no secret configured; webhooks wait in the queue")
     names = settings.rq_names
     webhooks = [names.webhooks] * (settings.webhook_workers if settings.secret else 0)
     pool = WorkerPool([names.chores, *[names.gateway] * is_installed(), *webhooks], settings)
-    mover = Mover(connect(settings.redis_url, timeout_s=5), connect(settings.rq_url, timeout_s=5), settings)
+    mover = Mover(client, rq_client, settings)
     with stopped_by_signals(mover.stop):
         pool.start()
         log.info("callbacks started", redis=redacted(settings.redis_url), rq=redacted(settings.rq_url))

@@ -3,19 +3,26 @@
 Each process listens to one queue because rq can lose a job between two.
 """
 
+import logging
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
 
+from redis.exceptions import RedisError
+
 from sluice.producer.contract.database import HistoryError, open_database
+from sluice.producer.contract.transport.backoff import Backoff
 from sluice.worker.callbacks import chores, gateway_tasks
 from sluice.worker.callbacks.chore_jobs import rq_worker
 from sluice.worker.callbacks.settings import CallbackSettings
-from sluice.worker.connection.clients import connect
+from sluice.worker.connection.clients import Client, connect
+from sluice.worker.connection.outage import FIRST_RETRY_S, LONGEST_RETRY_S
+from sluice.worker.errors import ExitCode
 from sluice.worker.history.migrate import prepare, wait_for_history
 from sluice.worker.log import configure_logs, get_log
 
@@ -24,7 +31,7 @@ STOP_TIMEOUT_S = 30.0
 
 
 def work(queue: str, settings: CallbackSettings) -> None:
-    """Run one rq worker on one queue in this process, until SIGTERM or until the parent ends."""
+    """Run one rq worker on one queue in this process, until SIGTERM or until the parent or rq's server ends."""
     configure_logs(settings.log)
     _end_with_parent()
     chores.bind(settings.chores)
@@ -35,7 +42,31 @@ def work(queue: str, settings: CallbackSettings) -> None:
         log = get_log(queue=settings.queue)
         wait_for_history(lambda: check_history(settings), log, threading.Event(), retried=HistoryError)
     client = connect(settings.rq_url, timeout_s=settings.timeout_s + 30)
-    rq_worker(queue, client).work(logging_level="WARNING")
+    logging.getLogger("rq.worker").addFilter(_is_no_outage)
+    _wait_for_rq(client)
+    try:
+        rq_worker(queue, client).work(logging_level="WARNING")
+    except (RedisError, OSError):
+        sys.exit(ExitCode.NOT_READY)
+
+
+def _wait_for_rq(client: Client) -> None:
+    """Wait until rq's server answers. The mover reports its outages, for all processes."""
+    backoff = Backoff(FIRST_RETRY_S, LONGEST_RETRY_S, jitter=0.5)
+    while True:
+        try:
+            client.ping()
+        except (RedisError, OSError):
+            time.sleep(backoff.next_delay_s())
+        else:
+            return
+
+
+def _is_no_outage(record: logging.LogRecord) -> bool:
+    """Return whether a line of rq's log is about something else than its server, whose outages the mover reports."""
+    facts = record.args if isinstance(record.args, tuple) else ()
+    error = record.exc_info[1] if record.exc_info else None
+    return not any(isinstance(fact, RedisError) for fact in (error, *facts))
 
 
 def _end_with_parent() -> None:
@@ -91,7 +122,9 @@ class WorkerPool:
         while not self._closing.wait(RESTART_AFTER_S):
             for number, (queue, process) in list(self._processes.items()):
                 if not process.is_alive():
-                    self._log.warning("rq worker ended; restarting", rq_queue=queue, exit_code=process.exitcode)
+                    # Its server is away, which the mover reports.
+                    if process.exitcode != ExitCode.NOT_READY:
+                        self._log.warning("rq worker ended; restarting", rq_queue=queue, exit_code=process.exitcode)
                     self._spawn(number, queue)
 
 

@@ -41,6 +41,9 @@ class CallbackSettings:
     rq_url: str = field(repr=False)
     """URL of rq's Redis; may be the same."""
 
+    redis_patience_s: float = 30.0
+    """How long to wait for both at startup."""
+
     database_url: str = field(repr=False)
     queue: str = "default"
     partitions: int = 1

@@ -71,11 +71,24 @@ def wait_until_usable(client: Client, url: str, *, patience_s: float, log: Log) 
         ConfigError: the server refuses this user, or it could lose jobs.
         NotReady: the server did not answer in time.
     """
+    facts = wait_for_redis(client, url, patience_s=patience_s, log=log)
+    if problems := [problem for one in facts for problem in one.problems()]:
+        raise ConfigError([f"redis at {redacted(url)}: {problem}" for problem in problems])
+    return facts[0]
+
+
+def wait_for_redis(client: Client, url: str, *, patience_s: float, log: Log) -> list[ServerFacts]:
+    """Wait for the server, and return the facts of each of its shards.
+
+    Raises:
+        ConfigError: the server refuses this user.
+        NotReady: the server did not answer in time.
+    """
     deadline_s = monotonic_s() + patience_s
     has_complained = False
     while True:
         try:
-            facts = [read_facts(shard) for shard in shards_of(client)]
+            return [read_facts(shard) for shard in shards_of(client)]
         except (RedisError, OSError) as error:
             raise_if_refused(error, url)
             if monotonic_s() >= deadline_s:
@@ -88,10 +101,6 @@ def wait_until_usable(client: Client, url: str, *, patience_s: float, log: Log) 
                 log.warning("waiting for redis", url=redacted(url), error=str(error), patience_s=patience_s)
             has_complained = True
             time.sleep(POLL_S)
-        else:
-            if problems := [problem for one in facts for problem in one.problems()]:
-                raise ConfigError([f"redis at {redacted(url)}: {problem}" for problem in problems])
-            return facts[0]
 
 
 def raise_if_refused(error: BaseException, url: str) -> None:

@@ -58,6 +58,7 @@ def run_callbacks(config: WorkerConfig, environ: Mapping[str, str]) -> ExitCode:
         CallbackSettings(
             redis_url=redis_url,
             rq_url=rq_url,
+            redis_patience_s=config.redis.patience_s,
             database_url=database_url_of(config, environ),
             queue=config.queue.name,
             partitions=config.queue.partitions,

@@ -11,8 +11,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from click.testing import CliRunner
 from rq.scheduler import RQScheduler
 
+from sluice.worker.cli import main
+from sluice.worker.errors import ExitCode
 from tests.servers import RedisServer
 from tests.worker.callbacks.receiver import Receiver, receiver
 from tests.worker.callbacks.test_callbacks import SECRET, end_job, mover, settings_for, webhooks_of, work
@@ -89,6 +92,43 @@ class TestGivenAWebhookThatWaitsForItsNextTry:
 
         lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
         assert any("WebhookFailed" in line["event"] for line in lines), "rq's traceback is among them"
+
+
+@pytest.mark.slow
+class TestGivenAServerThatGoesAway:
+    @pytest.mark.long
+    def test_when_it_is_back_then_its_outage_was_logged_once_and_webhooks_go_on(
+        self, durable_valkey: RedisServer, sqlite_url: str, hook: Receiver, tmp_path: Path
+    ) -> None:
+        hook.answers.clear()
+        log = tmp_path / "log"
+
+        def events() -> list[str]:
+            return [json.loads(line)["event"] for line in log.read_text().splitlines()]
+
+        with callbacks(durable_valkey, sqlite_url, log) as process:
+            end_job(client_of(durable_valkey), hook.url)
+            until(lambda: len(hook.got) == 1, "a webhook was sent", patience_s=PATIENCE_S)
+            before = len(events())
+            durable_valkey.kill()
+            until(lambda: "redis unreachable" in events(), "the outage is logged", patience_s=PATIENCE_S)
+            durable_valkey.start()
+            end_job(client_of(durable_valkey), hook.url, "0.acme.2")
+            until(lambda: len(hook.got) == 2, "another was sent", patience_s=PATIENCE_S)
+            lines = events()[before:]
+            end(process, signal.SIGTERM)
+
+        assert [line for line in lines if "delivered" not in line] == ["redis unreachable", "redis reachable again"]
+
+
+class TestGivenNoServer:
+    def test_when_callbacks_are_started_then_they_exit_with_3_after_the_patience(self, sqlite_url: str) -> None:
+        asked = ["callbacks", "--redis-url", "unix:///nowhere/none.sock", "--redis-patience", "0"]
+
+        ended = CliRunner().invoke(main, [*asked, "--database-url", sqlite_url])
+
+        assert ended.exit_code == ExitCode.NOT_READY
+        assert "redis at unix:///nowhere/none.sock does not answer" in ended.output
 
 
 class TestGivenAnotherSchedulerThatHoldsTheLock:
