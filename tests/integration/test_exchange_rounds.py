@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
+from structlog.testing import capture_logs
 
 from sluice.engine.request import FailureKind, Finish, FinishReason, Room, SequenceStats, TokenDelta
 from sluice.producer.contract import calls, limits
@@ -575,6 +576,38 @@ class TestGivenAJobWithChoices:
         end = read_channel(client, job.id)[-1].end
         assert end is not None
         assert (end.state, end.error) == (view.state, view.error)
+
+
+class TestGivenAJobWhoseOutputCannotBeEncoded:
+    """Of two jobs, one gets text that is not UTF-8, in the first of its two choices."""
+
+    def test_when_its_tokens_come_then_it_ends_failed_and_the_other_goes_on(
+        self, running: Running, client: Any
+    ) -> None:
+        running.start()
+        submit_all(client, [Ask(options=JobOptions(n=2)), Ask()])
+        wait_until(lambda: len(running.taken) == 2, "both are held")
+        bad, good = sorted(running.taken, key=lambda job: -job.leased.choices)
+        stats = SequenceStats(num_prompt_tokens=PROMPT_TOKENS)
+        delta = TokenDelta(request_id=bad.request_id, choice=1, start=0, token_ids=(1,), text="x", stats=stats)
+        running.context.mailbox.put_deltas([delta])
+        wait_until(lambda: bad.num_published == 1, "a token of it is published")
+
+        with capture_logs() as lines:
+            running.context.mailbox.put_deltas([delta._replace(choice=0, text="\ud800")])
+            wait_until(lambda: len(lines) == 2, "both lines are there")
+        say(running, good, 0, Finish(reason=FinishReason.LENGTH))
+        wait_until(lambda: running.exchange.is_drained, "the other has ended")
+
+        view = Queue(client, KEYS).view(bad.id)
+        assert (view.state, view.error_code) == (JobState.FAILED, "output_not_encoded")
+        ends = [read_channel(client, bad.id, choice)[-1].end for choice in range(2)]
+        assert [end.error for end in ends if end] == [view.error] * 2
+        assert "surrogates not allowed" in (view.error or "")
+        assert state_of(client, good.id) is JobState.DONE
+        assert running.context.mailbox.take_lost() == [bad.request_id]
+        assert [line["event"] for line in lines] == ["output not encoded", "job ended"]
+        assert (lines[1]["error_code"], lines[1]["error"]) == (view.error_code, view.error)
 
 
 class TestGivenADeadWorker:

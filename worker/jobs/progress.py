@@ -7,7 +7,7 @@ from typing import NamedTuple
 from sluice.producer.contract.calls import EndCall, Progress
 from sluice.producer.contract.limits import MAX_CALL_BYTES, MAX_JOBS_PER_CALL, MAX_RESULT_BYTES
 from sluice.producer.contract.states import JobState
-from sluice.producer.contract.wire import End, JobRecord, encode_record, encode_resolved
+from sluice.producer.contract.wire import End, JobRecord, encode_entry, encode_record, encode_resolved
 from sluice.worker.jobs.channel import ChannelOutput
 from sluice.worker.jobs.held_job import HeldJob
 from sluice.worker.jobs.results import Origin, longest_gap_ms, record_of, result_of
@@ -35,6 +35,28 @@ def pending_updates(job: HeldJob, origin: Origin, *, now_s: float) -> Iterator[P
             summary = summary or _summary_of(job, origin, now_s)
             end = _end_call(job, index, choice.end, summary)
         yield _progress(job, index, choice, end, origin, now_s)
+
+
+def failed_updates(job: HeldJob, origin: Origin, error: Exception) -> Iterator[Progress]:
+    """Yield the ends of a job whose updates cannot be encoded: without output, measurements and result."""
+    message = f"its output cannot be encoded: {error!a}"
+    end = End(state=JobState.FAILED, error=message, error_code="output_not_encoded")
+    record = encode_record(JobRecord(model=origin.model, fingerprint=origin.fingerprint, worker=origin.worker))
+    for index, choice in enumerate(job.choices):
+        if choice.has_end:
+            continue
+        start = choice.published
+        call = EndCall(
+            state=end.state,
+            reason=None,
+            error=end.error,
+            error_code=end.error_code,
+            result=None,
+            record=record,
+            output_tokens=job.num_published,
+            entry=encode_entry(start=start, token_ids=(), text="", time_ms=choice.last_ms, end=end),
+        )
+        yield Progress(job.id, job.leased.epoch, index, start, 0, b"", end=call)
 
 
 def _progress(

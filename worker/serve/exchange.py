@@ -8,7 +8,7 @@ while nobody reads. Every call may be repeated: the queue compares an advance wi
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sluice.engine.request import Request, Room, TokenDelta
@@ -27,11 +27,20 @@ from sluice.producer.contract.calls import (
     put_result,
 )
 from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.contract.states import JobState
+from sluice.producer.contract.wire import End
 from sluice.worker.clock import monotonic_s
 from sluice.worker.connection.clients import Client
 from sluice.worker.errors import ComponentDied
 from sluice.worker.jobs.held_job import HeldJob
-from sluice.worker.jobs.progress import Update, batches_of, move_large_results, parts_of, pending_updates
+from sluice.worker.jobs.progress import (
+    Update,
+    batches_of,
+    failed_updates,
+    move_large_results,
+    parts_of,
+    pending_updates,
+)
 from sluice.worker.jobs.reader_watch import ReaderWatch
 from sluice.worker.serve import lease_changes
 from sluice.worker.serve.context import WorkerContext
@@ -243,13 +252,24 @@ class Exchange:
         calls: list[PartitionCall] = []
         batches: dict[int, list[Update]] = {}
         for keys, jobs in self._jobs_to_publish().items():
-            updates = [(job, one) for job in jobs for one in pending_updates(job, self._context.origin, now_s=now_s)]
+            updates = [(job, one) for job in jobs for one in self._updates_of(job, now_s)]
             updates, results = move_large_results(updates)
             calls += [call for job, result in results for call in self._put_result(keys, job, result)]
             for batch in batches_of(updates):
                 batches[len(calls)] = batch
                 calls.append((keys, advance(keys, self._context.incarnation, [progress for _, progress in batch])))
         return calls, batches
+
+    def _updates_of(self, job: HeldJob, now_s: float) -> Iterable[Progress]:
+        """Return what the channels of a job lack; if that cannot be encoded, its ends with the error."""
+        context = self._context
+        try:
+            return list(pending_updates(job, context.origin, now_s=now_s))
+        except Exception as error:  # an error in one job must end that job alone
+            context.log.exception("output not encoded", job_id=job.id, attempt=job.leased.attempt)
+            job.end_all(End(state=JobState.FAILED), now_ms=context.clock.ms(now_s))
+            self._mailbox.lose([job.request_id])
+            return failed_updates(job, context.origin, error)
 
     def _count_reads(self, calls: list[PartitionCall], now_s: float) -> dict[int, QueueKeys]:
         """Add what counts the reads of each partition, after its updates, if that is due; return where."""
@@ -383,4 +403,5 @@ class Exchange:
             output_tokens=sum(len(choice.token_ids) for choice in job.choices),
             ttft_s=ttft_s,
             e2e_s=e2e_s,
+            **({} if end.error is None else {"error_code": end.error_code, "error": end.error}),
         )

@@ -24,6 +24,7 @@ FINAL = frozenset(
         "request_too_large",
         "model_mismatch",
         "result_too_large",
+        "output_not_encoded",
         # The same tokens give the same logits.
         FailureKind.LOGITS,
         # The operator decided so, or must look first.
