@@ -290,6 +290,12 @@ class MetricsServer:
             self._log.warning("metrics not served", port=self._config.port, reason="ports are taken")
             return
         self._server = _Server(listener, _handler(self._registry, self._readiness, self._feed))
+        asked = self._config.port
+        if asked not in (self.port, 0, MetricsConfig().port):
+            # Whoever gave it scrapes that port, where another process answers.
+            self._log.warning(
+                "metrics served on another port", asked_port=asked, port=self.port, reason="port is taken"
+            )
         self._log.info("metrics served", host=self._config.host, port=self.port)
         threading.Thread(target=self._server.serve_forever, args=(0.1,), name="metrics", daemon=True).start()
 

@@ -172,10 +172,14 @@ class TestGivenATakenPort:
             taken.listen()
             port = taken.getsockname()[1]
             server = server_on(port, health, meters)
-            server.start()
+            with capture_logs() as lines:
+                server.start()
             try:
                 assert server.port is not None
                 assert server.port > port
+                assert [(line["asked_port"], line["port"]) for line in lines if line["log_level"] == "warning"] == [
+                    (port, server.port)
+                ]
             finally:
                 server.stop()
 
