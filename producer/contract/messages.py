@@ -143,24 +143,24 @@ class JobOptions:
 
     def _sizes(self) -> Iterator[Check]:
         longest = max(map(len, self.stop), default=1)
-        yield all(self.stop), "a stop string must not be empty"
+        yield all(self.stop), "stop must not have an empty string"
         yield (
             len(self.stop) <= limits.MAX_STOPS,
-            f"at most {limits.MAX_STOPS} stop strings are allowed, got {len(self.stop)}",
+            f"stop may have {limits.MAX_STOPS} strings, got {len(self.stop)}",
         )
         yield (
             longest <= limits.MAX_STOP_CHARS,
-            f"a stop string may have {limits.MAX_STOP_CHARS} characters, got one of {longest}",
+            f"stop strings may have {limits.MAX_STOP_CHARS} characters, got one of {longest}",
         )
         yield (
             len(self.stop_token_ids) <= limits.MAX_STOP_TOKEN_IDS,
-            f"at most {limits.MAX_STOP_TOKEN_IDS} stop_token_ids are allowed, got {len(self.stop_token_ids)}",
+            f"stop_token_ids may have {limits.MAX_STOP_TOKEN_IDS} ids, got {len(self.stop_token_ids)}",
         )
         yield (
             len(self.logit_bias) <= limits.MAX_LOGIT_BIAS,
             f"logit_bias may name {limits.MAX_LOGIT_BIAS} tokens, got {len(self.logit_bias)}",
         )
-        yield all(-100 <= b <= 100 for b in self.logit_bias.values()), "each logit_bias must be in [-100, 100]"
+        yield all(-100 <= b <= 100 for b in self.logit_bias.values()), "logit_bias must have values in [-100, 100]"
 
 
 _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
@@ -246,11 +246,11 @@ class JobSpec:
         )
         yield (
             all(is_text(key) and 1 <= len(key) <= limits.MAX_METADATA_KEY_CHARS for key, _ in pairs),
-            f"a metadata key must be text of 1 to {limits.MAX_METADATA_KEY_CHARS} characters",
+            f"metadata keys must be text of 1 to {limits.MAX_METADATA_KEY_CHARS} characters",
         )
         yield (
             all(is_text(value) and len(value) <= limits.MAX_METADATA_VALUE_CHARS for _, value in pairs),
-            f"a metadata value must be text of at most {limits.MAX_METADATA_VALUE_CHARS} characters",
+            f"metadata values must be text of at most {limits.MAX_METADATA_VALUE_CHARS} characters",
         )
 
 

@@ -1,6 +1,7 @@
 """The ASGI application: its routes."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -17,7 +18,7 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp
 
 from sluice.producer.contract.openai.requests import ENDPOINTS, RequestRefused
-from sluice.producer.errors import ProducerError
+from sluice.producer.errors import HistoryUnavailable, ProducerError
 from sluice.producer.gateway.access import Access
 from sluice.producer.gateway.arrival.requests import Arrival
 from sluice.producer.gateway.batches.routes import BatchRoutes
@@ -41,12 +42,14 @@ from sluice.producer.gateway.rates import RATE_HEADERS, Rates
 from sluice.producer.gateway.responses.routes import response_routes
 from sluice.producer.gateway.settings import GatewaySettings, is_loopback
 from sluice.producer.gateway.tables.database import Database
-from sluice.producer.gateway.tables.threads import SQL_LIMIT_S
+from sluice.producer.gateway.tables.threads import SQL, SQL_LIMIT_S
 from sluice.producer.gateway.ui.app import Parts, page_routes
 from sluice.producer.openai.bodies import Object
 
 ANSWERED = (HTTPException, HttpError, RequestRefused, ProducerError)
 """Errors that clients read."""
+
+LOG = logging.getLogger(__name__)
 
 
 def create_app(settings: GatewaySettings, keyring: Keyring, drain: Drain) -> ASGIApp:
@@ -69,11 +72,11 @@ def create_router(settings: GatewaySettings, keyring: Keyring) -> Starlette:
     database = Database(settings.database_url, patience_s=SQL_LIMIT_S)
     marks = StorageMarks(queues, storage)
     rates, records = Rates(queues.first.submitting, queues.first.name), Records(settings.database_url)
-    generation = GenerationRoutes(queues, rates, settings)
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncGenerator[None]:
         keyring.start()
+        await _warn_without(database)
         async with queues:
             marks.start()
             yield
@@ -88,7 +91,7 @@ def create_router(settings: GatewaySettings, keyring: Keyring) -> Starlette:
         *_stored(settings, queues, storage, database),
         *response_routes(queues, rates, settings, database),
         *native_routes(queues, rates, records, settings),
-        *_generate(generation),
+        *_generate(GenerationRoutes(queues, rates, settings)),
         *page_routes(Parts(settings, keyring, queues, rates, records, database, storage)),
     ]
     return Starlette(
@@ -125,6 +128,7 @@ def _looks(keyring: Keyring, queues: Queues, marks: StorageMarks) -> Iterator[Ap
     async def ready(_request: Request) -> Response:
         if keyring.is_required:
             keyring.check()
+        await queues.check()
         await queues.look()
         await marks.check()
         return JSONResponse({"status": "ok"})
@@ -164,6 +168,13 @@ def _generate(generation: GenerationRoutes) -> Iterator[ApiRoute]:
     for endpoint in ENDPOINTS:
         handler = partial(generation.answer, endpoint)
         yield ApiRoute("POST", endpoint, handler, generation_doc(endpoint), scope="submit")
+
+
+async def _warn_without(database: Database) -> None:
+    try:
+        await SQL.run(database.check)
+    except HistoryUnavailable as error:
+        LOG.warning("Responses, files and batches cannot be kept: %s", error)
 
 
 async def _answer_with(request: Request, error: Exception) -> Response:

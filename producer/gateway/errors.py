@@ -15,6 +15,7 @@ from sluice.producer.errors import (
     HistoryUnavailable,
     IdempotencyConflict,
     InvalidJob,
+    InvalidSetting,
     JobCancelled,
     JobExpired,
     JobFailed,
@@ -28,6 +29,7 @@ from sluice.producer.errors import (
     ResultExpired,
 )
 from sluice.producer.gateway.files.faults import FileInUse, StorageUnavailable
+from sluice.producer.gateway.tables.faults import TablesMissing
 from sluice.producer.openai.bodies import CALLERS_CODES, Object
 
 CALLER, SERVER, LIMIT = "invalid_request_error", "server_error", "rate_limit_error"
@@ -37,8 +39,11 @@ KINDS: dict[type, tuple[int, str, str | None]] = {
     InvalidJob: (400, CALLER, "invalid_request"),
     IdempotencyConflict: (422, CALLER, "idempotency_conflict"),
     QueueFull: (429, LIMIT, None),
+    QueueRefused: (503, SERVER, "queue_refuses"),
+    InvalidSetting: (503, SERVER, "gateway_misconfigured"),
     BatchClosed: (409, CALLER, "batch_closed"),
     HistoryUnavailable: (503, SERVER, "database_unavailable"),
+    TablesMissing: (503, SERVER, "history_missing"),
     StorageUnavailable: (503, SERVER, "storage_unavailable"),
     FileInUse: (409, CALLER, "file_in_use"),
     QueueUnreachable: (503, SERVER, "queue_unreachable"),
@@ -55,10 +60,15 @@ PRIVATE: dict[type, str | None] = {
     BatchClosed: None,
     QueueRefused: "the queue's server refuses the request; the gateway's log has the cause",
     QueueUnreachable: "the queue's server does not answer now; try again",
+    InvalidSetting: "a setting of the gateway does not fit its queue; the gateway's log has the cause",
     HistoryUnavailable: "the database does not answer now; try again",
+    TablesMissing: "the gateway's database lacks the tables of this release, or does not exist: run `worker migrate`",
     StorageUnavailable: "the storage of files does not answer now; try again",
 }
 """What clients read in place of texts that may name addresses of servers; None: the text itself."""
+
+TOO_LONG = ("prompt_too_long", "request_too_large")
+"""Codes of workers for which OpenAI has one."""
 
 LOG = logging.getLogger(__name__)
 
@@ -115,8 +125,8 @@ def error_of(error: ProducerError | RequestRefused | HTTPException) -> HttpError
     if isinstance(error, HTTPException):
         code = "method_not_allowed" if error.status_code == METHOD_NOT_ALLOWED else "not_found"
         return bad_request(error.detail, code=code, status=error.status_code)
-    if isinstance(error, JobFailed) and error.code in CALLERS_CODES:
-        return bad_request(error.reason, code=error.code or "invalid_request")
+    if isinstance(error, JobFailed) and error.code is not None and error.code in CALLERS_CODES:
+        return bad_request(error.reason, code="context_length_exceeded" if error.code in TOO_LONG else error.code)
     status, kind, code = next(KINDS[base] for base in type(error).__mro__ if base in KINDS)
     is_late = isinstance(error, JobExpired)
     message = f"job {error.job_id} has not ended within the time limit of its request" if is_late else str(error)
@@ -129,8 +139,11 @@ def error_of(error: ProducerError | RequestRefused | HTTPException) -> HttpError
 
 def _param_of(error: ProducerError) -> str | None:
     """Return the option that is wrong: messages about the value of an option begin with its name."""
-    name = str(error).partition(" ")[0]
-    return name if isinstance(error, InvalidJob) and name in OPTION_NAMES else None
+    message = str(error)
+    name = message.partition(" ")[0]
+    if not isinstance(error, InvalidJob):
+        return None
+    return name if name in OPTION_NAMES else "messages" if message.startswith(("role ", "a message")) else None
 
 
 def _code_of(error: ProducerError) -> str | None:
@@ -143,7 +156,8 @@ def _when_to_retry(error: ProducerError) -> dict[str, str]:
     if isinstance(error, QueueFull):
         return {"retry-after": str(ceil(error.retry_after_s)), **_room(error)}
     is_away = isinstance(error, (QueueUnreachable, HistoryUnavailable, StorageUnavailable))
-    return {"retry-after": str(ceil(UNREACHABLE_RETRY_S))} if is_away else {}
+    needs_operator = isinstance(error, TablesMissing)
+    return {"retry-after": str(ceil(UNREACHABLE_RETRY_S))} if is_away and not needs_operator else {}
 
 
 def _room(error: QueueFull) -> dict[str, str]:

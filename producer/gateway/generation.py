@@ -1,6 +1,7 @@
 """The routes that generate text: /v1/chat/completions and /v1/completions."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
 from datetime import timedelta
 
 from starlette.requests import Request
@@ -26,6 +27,8 @@ from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.results import packed_result
 
 DONE = b"data: [DONE]\n\n"
+FIRST_EVENT_S = 1.0
+"""The headers of a stream wait this long for its first event."""
 
 
 class GenerationRoutes:
@@ -49,14 +52,18 @@ class GenerationRoutes:
         if asked.is_shared:
             await queue.readers.join(receipt.id, is_submitter=not receipt.is_duplicate)
         if asked.is_stream:
-            events = self._stream(queue, receipt.id, asked)
+            events = await _begun(self._stream(queue, receipt.id, asked))
             return EventStream(events, rates)
         answer = await _whole(queue, receipt.id, asked, request)
         answer.headers.update(rates)
         return answer
 
     async def _stream(self, queue: QueueClients, job_id: JobId, asked: Generation) -> AsyncIterator[bytes]:
-        """Yield the events of a job as server-sent events. A job that ends badly ends with an error, not `[DONE]`."""
+        """Yield the events of a job as server-sent events.
+
+        Raises:
+            ProducerError: the job ended badly.
+        """
         model = asked.model or await self._queues.model_of(queue)
         chunks = EncodedChunks(Chunks(asked.endpoint, job_id, model, asked.has_usage))
         is_over = False
@@ -66,12 +73,39 @@ class GenerationRoutes:
                     yield encoded
             yield chunks.usage() + DONE
             is_over = True
-        except ProducerError as error:
+        except ProducerError:
             is_over = True
-            yield server_sent(error_of(error).body)
+            raise
         finally:
             if not is_over:
                 queue.readers.leave(job_id, is_shared=asked.is_shared)
+
+
+async def _begun(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Return the events, once there is one: a job that is refused at once is answered with a status, not with events.
+
+    Raises:
+        ProducerError: the job has ended badly.
+    """
+    first = asyncio.ensure_future(anext(events))
+    try:
+        await asyncio.wait((first,), timeout=FIRST_EVENT_S)
+    except asyncio.CancelledError:
+        first.cancel()
+        raise
+    if first.done():
+        first.result()
+    return _followed(first, events)
+
+
+async def _followed(first: Awaitable[bytes], others: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield all events. A job that ends badly ends with an error, not `[DONE]`."""
+    try:
+        yield await first
+        async for event in others:
+            yield event
+    except ProducerError as error:
+        yield server_sent(error_of(error).body)
 
 
 async def _whole(queue: QueueClients, job_id: JobId, asked: Generation, request: Request) -> Response:

@@ -1,6 +1,7 @@
 """Which partitions of a queue answer: in a Cluster, those of a shard that is away do not, and the others go on."""
 
 import asyncio
+from contextlib import suppress
 from secrets import token_hex
 
 from sluice.producer.aio import AsyncProducer
@@ -11,6 +12,7 @@ from sluice.producer.contract.transport.urls import is_cluster
 from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import QueueUnreachable
 from sluice.producer.gateway.settings import ServedQueue
+from sluice.producer.operations.durability import DurabilityPolicy
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.scripts import ask_call
 
@@ -50,6 +52,16 @@ class Partitions:
             self._answering = [partition for partition, view in zip(self._all, found, strict=True) if view is not None]
             return views
         return await self._client.queue()
+
+    async def check(self) -> None:
+        """Check that the queue accepts jobs of this number of partitions; not while no server says it.
+
+        Raises:
+            InvalidSetting: the workers serve another number, or the queue's durability is wrong.
+            DurabilityRefused: the server cannot guarantee that durability.
+        """
+        with suppress(QueueUnreachable):
+            await (self._eager or self._client).run(DurabilityPolicy().resolve(self._queue, None))
 
     def choose(self, name: str) -> int:
         """Return the partition of a new job, by the last part of its id: one that answered last."""

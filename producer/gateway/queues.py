@@ -1,13 +1,15 @@
 """The queues that the gateway serves, and the one that serves a model."""
 
 import asyncio
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from time import monotonic
 
 from sluice.producer.aio import AsyncProducer
-from sluice.producer.gateway.errors import HttpError, bad_request
+from sluice.producer.errors import InvalidSetting
+from sluice.producer.gateway.errors import SERVER, HttpError, bad_request
 from sluice.producer.gateway.partitions import Partitions
 from sluice.producer.gateway.readers import Readers
 from sluice.producer.gateway.settings import GatewaySettings, ServedQueue
@@ -21,6 +23,8 @@ FOLLOW_PATIENCE_S = 60.0
 
 KNOWN_FOR_S = 600.0
 """Requests for a model are accepted for this long after its last worker has gone: it may be restarting."""
+
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +127,20 @@ class Queues:
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look())
         await asyncio.shield(self._looking)  # of all requests that wait for it
+
+    async def check(self) -> None:
+        """Check that the settings fit those of the queues.
+
+        Raises:
+            HttpError: 503, a queue has another number of partitions, or a setting that is wrong.
+            QueueRefused: a server does not accept jobs.
+        """
+        for clients in self:
+            try:
+                await clients.partitions.check()
+            except InvalidSetting as error:
+                LOG.warning("The gateway is not ready: %s", error)
+                raise HttpError(503, SERVER, str(error), "gateway_misconfigured") from error
 
     async def _look(self) -> None:
         served = await asyncio.gather(*(_served(clients.partitions) for clients in self))

@@ -29,7 +29,8 @@ class Chunks:
         """Return the chunks of an event: none while its text is held back, two for text that ends the choice."""
         end = event.end
         chunks: list[Object] = []
-        if event.text or event.logprobs or (end is not None and event.choice not in self._begun):
+        is_done = end is not None and end.finish_reason is not None
+        if event.text or event.logprobs or (is_done and event.choice not in self._begun):
             chunks.append(self._chunk(event, finish_reason=None))
             self._begun.add(event.choice)
         if end is not None and end.finish_reason is not None:

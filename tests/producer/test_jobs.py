@@ -123,7 +123,7 @@ class TestGivenOptions:
             ({"max_tokens": 0}, "max_tokens must be"),
             ({"max_tokens": 2.5}, "max_tokens must be"),
             ({"n": 65}, "n must be"),
-            ({"stop": ["a", ""]}, "stop string"),
+            ({"stop": ["a", ""]}, "stop must not have an empty string"),
             ({"stop": 5}, "stop must be"),
             ({"seed": -1}, "seed must be a whole number in"),
             ({"seed": 2**64}, "seed must be"),

@@ -11,6 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from sluice.producer.contract.database import READ_ONLY, HistoryError, check_schema, open_database, why
 from sluice.producer.errors import HistoryUnavailable
+from sluice.producer.gateway.tables.faults import TablesMissing
 
 
 class Database:
@@ -42,6 +43,15 @@ class Database:
         """Close its connections."""
         self._engine.dispose()
 
+    def check(self) -> None:
+        """Check that its tables can be read.
+
+        Raises:
+            HistoryUnavailable: they cannot now.
+        """
+        with self.reading():
+            return
+
     @contextmanager
     def transaction(self) -> Generator[sa.Connection]:
         """Begin a transaction; it is committed unless the body raises.
@@ -66,7 +76,7 @@ class Database:
     def _begun(self, engine: sa.Engine) -> Generator[sa.Connection]:
         path = self._engine.url.database
         if self._engine.dialect.name == "sqlite" and not Path(path or "").exists():  # SQLite would create it
-            raise HistoryUnavailable(f"there is no database at {path} yet: a worker creates it, or `worker migrate`")
+            raise TablesMissing(f"there is no database at {path} yet: a worker creates it, or `worker migrate`")
         with _explained(), engine.begin() as connection:
             if not self._is_checked:
                 check_schema(connection)
@@ -79,6 +89,6 @@ def _explained() -> Generator[None]:
     try:
         yield
     except HistoryError as error:
-        raise HistoryUnavailable(f"{error}. Give --database-url or SLUICE_DATABASE_URL.") from error
+        raise TablesMissing(f"{error}. Give --database-url or SLUICE_DATABASE_URL.") from error
     except SQLAlchemyError as error:
         raise HistoryUnavailable(f"the database does not answer: {why(error)}") from error

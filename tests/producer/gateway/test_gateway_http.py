@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from sluice.producer import Producer, QueueSettings
+from sluice.producer.contract.keys import QueueKeys
 from tests.producer.gateway.gateway_process import GatewayProcess, gateway_process
 from tests.servers import RedisServer, redis_server
 
@@ -20,7 +21,10 @@ class TestGivenAWrongRequest:
         ("body", "code", "param"),
         [
             ({**HELLO, "temperature": -1}, "invalid_request", "temperature"),
-            ({**HELLO, "messages": [{"role": "x", "content": "y"}]}, "invalid_request", None),
+            ({**HELLO, "messages": [{"role": "x", "content": "y"}]}, "invalid_request", "messages"),
+            ({**HELLO, "stop": ""}, "invalid_request", "stop"),
+            ({**HELLO, "metadata": {"a": 1}}, "invalid_request", "metadata"),
+            ({**HELLO, "logit_bias": {"5": 101}}, "invalid_request", "logit_bias"),
             ({**HELLO, "colour": "red"}, "unknown_parameter", "colour"),
             ({**HELLO, "tools": ["t"]}, "unsupported", "tools"),
             ({**HELLO, "stream": "yes"}, "invalid_request", "stream"),
@@ -124,6 +128,22 @@ class TestGivenAFullQueue:
         assert answer.json()["error"]["code"] == "full_jobs"
         assert answer.headers["x-ratelimit-limit-requests"] == "1"
         assert answer.headers["x-ratelimit-remaining-requests"] == "0"
+
+
+class TestGivenAWrongNumberOfPartitions:
+    def test_when_it_serves_then_it_is_not_ready_and_its_log_has_the_cause(self, valkey: RedisServer) -> None:
+        with valkey.client() as client:
+            client.hset(QueueKeys("default").key("config"), "partitions", 2)
+        with gateway_process(valkey.url, "--partitions", "3") as gateway, gateway.http() as http:
+            ready, answer = http.get("/readyz"), http.post(CHAT, json=HELLO)
+            lines = [line for line in gateway.log.read_text().splitlines() if "serve 2 partitions" in line]
+
+        assert (ready.status_code, ready.json()["error"]["code"]) == (503, "gateway_misconfigured")
+        assert "serve 2 partitions" in ready.json()["error"]["message"]
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "gateway_misconfigured")
+        assert "partitions" not in answer.text
+        assert "retry-after" not in answer.headers
+        assert len(lines) == 2
 
 
 class TestGivenAServerThatIsAway:

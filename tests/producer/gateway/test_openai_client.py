@@ -75,11 +75,16 @@ class TestGivenAChat:
         assert raised.value.code == "model_not_found"
         assert raised.value.param == "model"
 
-    def test_when_the_prompt_is_too_long_for_the_model_then_the_stream_raises(self, gateway: GatewayProcess) -> None:
+    @pytest.mark.parametrize("is_stream", [False, True])
+    def test_when_the_prompt_is_too_long_for_the_model_then_it_is_400(
+        self, gateway: GatewayProcess, *, is_stream: bool
+    ) -> None:
         long = [ChatCompletionUserMessageParam(role="user", content="word " * 20_000)]
 
-        with pytest.raises(openai.APIError, match="tokens"):
-            list(gateway.client().chat.completions.create(model="null", messages=long, stream=True))
+        with pytest.raises(openai.BadRequestError, match="tokens") as raised:
+            gateway.client().chat.completions.create(model="null", messages=long, stream=is_stream)
+
+        assert raised.value.code == "context_length_exceeded"
 
 
 class TestGivenATextCompletion:
@@ -148,6 +153,30 @@ class TestGivenAClientThatLeaves:
                 gateway.client().chat.completions.create(**LONG, timeout=0.3)
 
             wait_for_cancel(producer, before)
+
+
+class TestGivenAJobThatWaits:
+    """No worker serves its queue."""
+
+    @pytest.mark.parametrize("timeout_s", [0.3, 1.3])
+    def test_when_the_client_of_its_stream_leaves_then_it_is_cancelled(
+        self, valkey: RedisServer, timeout_s: float
+    ) -> None:
+        with gateway_process(valkey.url) as gateway, Producer(valkey.url) as producer:
+            with pytest.raises(openai.APITimeoutError):
+                list(gateway.client().chat.completions.create(**LONG, timeout=timeout_s, stream=True))
+
+            wait_for_cancel(producer, 0)
+
+    def test_when_it_is_cancelled_after_the_headers_then_its_stream_ends_with_an_error(
+        self, valkey: RedisServer
+    ) -> None:
+        with gateway_process(valkey.url) as gateway, Producer(valkey.url) as producer:
+            stream = gateway.client().chat.completions.create(**LONG, stream=True)
+            producer.purge()
+
+            with pytest.raises(openai.APIError, match="cancelled"):
+                list(stream)
 
 
 LONG: dict[str, Any] = {"model": "null", "messages": HELLO, "max_tokens": 4000}

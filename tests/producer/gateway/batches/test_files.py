@@ -282,7 +282,7 @@ class TestGivenADatabaseOrFilesThatAreAway:
             is_live = gateway.get("/livez").status_code
 
         assert (no_files.value.status_code, no_files.value.code) == (503, "storage_unavailable")
-        assert (no_database.value.status_code, no_database.value.code) == (503, "database_unavailable")
+        assert (no_database.value.status_code, no_database.value.code) == (503, "history_missing")
         assert is_live == 200
 
 

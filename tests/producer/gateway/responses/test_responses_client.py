@@ -327,7 +327,9 @@ class TestGivenAResponseThatIsNotKept:
         assert made.output_text
         with pytest.raises(openai.InternalServerError) as raised:
             client.responses.create(model="null", input="hello", max_output_tokens=8)
-        assert (raised.value.status_code, raised.value.code) == (503, "database_unavailable")
+        assert (raised.value.status_code, raised.value.code) == (503, "history_missing")
+        assert "retry-after" not in raised.value.response.headers
+        assert "cannot be kept: there is no database at /nowhere/keys.db" in gateway.log.read_text()
 
 
 class TestGivenADeletedResponse:
