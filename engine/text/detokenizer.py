@@ -8,8 +8,8 @@ Three implementations, fastest first:
 - `PieceDetokenizer` where it is a piece of text or one byte (SentencePiece with byte fallback: Llama 2, Gemma);
 - `WindowDetokenizer` for any other decoder: it decodes the last tokens twice and shows the difference.
 
-The first two are exact: their output equals the decoding of all tokens at once. The third is exact if the decoder does
-not change early text when tokens are appended.
+The first two are exact where bytes form characters: their output equals the decoding of all tokens at once. The third
+is exact if the decoder does not change early text when tokens are appended.
 """
 
 from codecs import utf_8_decode
@@ -84,8 +84,8 @@ class ByteDetokenizer:
 class PieceDetokenizer:
     """For tokens that are pieces of text, or single bytes where no piece exists.
 
-    A run of bytes is text only if all of it is UTF-8, otherwise each byte becomes U+FFFD; so the run is held back until
-    it ends, at the latest at the next space.
+    Bytes are held back until all of them together are characters. If a run of bytes ends before that, each byte that is
+    held back becomes U+FFFD. (The decoder itself replaces the characters before them too: what was shown cannot be.)
     """
 
     __slots__ = ("_pieces", "_run", "_strips_space")
@@ -105,8 +105,7 @@ class PieceDetokenizer:
         """See `Detokenizer.push`."""
         piece = self._pieces[token_id]
         if isinstance(piece, int):
-            self._run.append(piece)
-            return ""
+            return self._push_byte(piece)
         if not self._strips_space and not self._run:
             return piece
         # Tokens without text (skipped special tokens) do not end a run of bytes.
@@ -114,11 +113,19 @@ class PieceDetokenizer:
 
     def flush(self) -> str:
         """See `Detokenizer.flush`."""
-        run, self._run = bytes(self._run), bytearray()
+        text = _OPEN * len(self._run)
+        self._run.clear()
+        return self._begin(text)
+
+    def _push_byte(self, byte: int) -> str:
+        self._run.append(byte)
         try:
-            return self._begin(run.decode())
+            # It fails within the first character, however long the run is.
+            text = self._run.decode()
         except UnicodeDecodeError:
-            return self._begin(_OPEN * len(run))
+            return ""
+        self._run.clear()
+        return self._begin(text)
 
     def _begin(self, text: str) -> str:
         if not self._strips_space or not text:

@@ -84,14 +84,15 @@ class ChoiceOutput:
     def end(self, finish: Finish) -> TokenDelta:
         """End the choice without a further token, releasing the text held back."""
         self.finish = finish
+        text = self._release()
         return TokenDelta(
             request_id=self.request_id,
             choice=self.choice,
             start=self.num_tokens,
             token_ids=(),
-            text=self._release(),
+            text=text,
             stats=self.stats,
-            finish=finish,
+            finish=self.finish,
         )
 
     @property
@@ -123,10 +124,19 @@ class ChoiceOutput:
         return text
 
     def _release(self) -> str:
-        if self._matcher is None:
+        """Return the text held back. A stop string in it ends the choice, if nothing else than its tokens did."""
+        matcher = self._matcher
+        if matcher is None:
             return self._detokenizer.flush()
-        # Text after a stop string is never shown, complete characters or not.
-        return "" if self._matcher.matched is not None else self._matcher.release() + self._detokenizer.flush()
+        if matcher.matched is not None:
+            # Text after a stop string is never shown, complete characters or not.
+            return ""
+        text = matcher.push(self._detokenizer.flush(), may_stop=self.num_tokens >= self._min_tokens)
+        if matcher.matched is None:
+            return text + matcher.release()
+        if self.finish is not None and self.finish.reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self.finish = Finish(reason=FinishReason.STOP, stop=matcher.matched)
+        return text
 
 
 class Outputs:

@@ -64,7 +64,7 @@ class TestGivenBytes:
         assert [stream.push(token_id) for token_id in (0, 1, 2)] == ["", "€", "€"]
 
 
-PIECES: dict[int, str | int] = {0: " a", 1: "b", 2: "", **{byte: byte for byte in range(128, 256)}}
+PIECES: dict[int, str | int] = {0: " a", 1: "b", 2: "", **{byte: byte for byte in (10, 32, *range(128, 256))}}
 
 
 class TestGivenPiecesAndSingleBytes:
@@ -76,21 +76,28 @@ class TestGivenPiecesAndSingleBytes:
 
         assert [stream.push(token_id) for token_id in (2, 0, 0)] == expected
 
-    def test_when_a_run_of_bytes_ends_then_it_shows(self) -> None:
+    def test_when_bytes_form_a_character_then_it_shows_at_once(self) -> None:
         stream = PieceDetokenizer(PIECES, strips_first_space=True)
 
-        assert [stream.push(token_id) for token_id in (1, *EURO, 1)] == ["b", "", "", "", "€b"]
+        assert [stream.push(token_id) for token_id in (1, *EURO, 10, 1)] == ["b", "", "", "€", "\n", "b"]
+
+    def test_when_a_space_is_a_byte_then_it_is_dropped_as_any_other(self) -> None:
+        stream = PieceDetokenizer(PIECES, strips_first_space=True)
+
+        assert [stream.push(token_id) for token_id in (32, 32, 0)] == ["", " ", " a"]
 
     def test_when_a_token_without_text_comes_within_a_run_then_the_run_continues(self) -> None:
         stream = PieceDetokenizer(PIECES, strips_first_space=True)
 
-        assert [stream.push(token_id) for token_id in (EURO[0], 2, *EURO[1:])] == [""] * 4
-        assert stream.flush() == "€"
+        assert [stream.push(token_id) for token_id in (EURO[0], 2, *EURO[1:])] == ["", "", "", "€"]
+        assert stream.flush() == ""
 
-    def test_when_any_of_a_run_is_wrong_then_each_of_its_bytes_is_replaced(self) -> None:
+    def test_when_bytes_form_no_character_then_each_is_replaced_at_the_end_of_their_run(self) -> None:
         stream = PieceDetokenizer(PIECES, strips_first_space=True)
 
-        assert [stream.push(token_id) for token_id in (*EURO, 0xFF, 1)] == ["", "", "", "", "\ufffd" * 4 + "b"]
+        texts = [stream.push(token_id) for token_id in (*EURO, 0xFF, *EURO, 1)]
+
+        assert texts == ["", "", "€", "", "", "", "", "\ufffd" * 4 + "b"]
 
 
 class TestGivenADecoderOfItsOwnKind:

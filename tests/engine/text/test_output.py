@@ -7,6 +7,7 @@ from sluice.engine.executor import ModelLimits
 from sluice.engine.null_model import END_OF_SEQUENCE, NullTokenizer
 from sluice.engine.request import FailureKind, Finish, FinishReason, Request, SamplingParams, TokenDelta, TokenLogprobs
 from sluice.engine.sequence import Sequence
+from sluice.engine.text.detokenizer import Detokenizer, PieceDetokenizer
 from sluice.engine.text.output import ChoiceOutput, Outputs
 
 LIMITS = ModelLimits(
@@ -19,10 +20,10 @@ LIMITS = ModelLimits(
 LOGPROBS = tuple(TokenLogprobs(chosen=-float(n), top=()) for n in range(4))
 
 
-def output(**sampling: Any) -> ChoiceOutput:
+def output(*, detokenizer: Detokenizer | None = None, **sampling: Any) -> ChoiceOutput:
     request = Request(id="r", prompt_token_ids=(1,), sampling=SamplingParams(**sampling))
     sequence = Sequence(id=0, request_id="r", choice=0, sampling=request.sampling, token_ids=[1], num_prompt_tokens=1)
-    return ChoiceOutput(request, sequence, NullTokenizer().stream(skip_special_tokens=True), LIMITS)
+    return ChoiceOutput(request, sequence, detokenizer or NullTokenizer().stream(skip_special_tokens=True), LIMITS)
 
 
 class TestGivenARowOfSeveralTokens:
@@ -107,6 +108,49 @@ class TestGivenAnOpenCharacter:
         delta = choice.end(Finish(reason=FinishReason.ABORTED))
 
         assert (delta.start, delta.token_ids, delta.text) == (2, (), "\ufffd")
+
+
+class TestGivenAStopStringThatIsAByteToken:
+    """A newline in the vocabularies of Llama 2 and Mistral."""
+
+    def test_when_it_comes_then_the_output_ends_with_it(self) -> None:
+        choice = output(stop=("\n",), detokenizer=PieceDetokenizer({1: " hi", 10: 10}, strips_first_space=True))
+
+        delta = choice.accept(Sampled((1, 10, 1)))
+
+        assert (delta.token_ids, delta.text) == ((1, 10), "hi")
+        assert delta.finish == Finish(reason=FinishReason.STOP, stop="\n")
+
+
+class TestGivenAStopStringOfTextThatTheEndReleases:
+    def test_when_the_last_token_comes_then_it_is_found_and_not_shown(self) -> None:
+        delta = output(stop=("\ufffd",), max_tokens=2).accept(Sampled((*b"a", 0xE2)))
+
+        assert (delta.text, delta.finish) == ("a", Finish(reason=FinishReason.STOP, stop="\ufffd"))
+
+    def test_when_the_sequence_ends_then_it_is_found_and_not_shown(self) -> None:
+        choice = output(stop=("\ufffd",))
+
+        delta = choice.accept(Sampled((*b"a", 0xE2, END_OF_SEQUENCE)))
+
+        assert (delta.text, delta.finish) == ("a", Finish(reason=FinishReason.STOP, stop="\ufffd"))
+
+    def test_when_an_earlier_attempt_had_all_tokens_then_its_replay_ends_alike(self) -> None:
+        choice = output(stop=("\ufffd",), max_tokens=2)
+        choice.replay([*b"a", 0xE2])
+        assert choice.finish is not None
+
+        delta = choice.end(choice.finish)
+
+        assert (delta.text, delta.finish) == ("", Finish(reason=FinishReason.STOP, stop="\ufffd"))
+
+    def test_when_the_caller_ends_it_then_the_text_is_cut_and_the_end_stands(self) -> None:
+        choice = output(stop=("\ufffd",))
+        choice.accept(Sampled((*b"a", 0xE2)))
+
+        delta = choice.end(Finish(reason=FinishReason.ABORTED))
+
+        assert (delta.text, delta.finish) == ("", Finish(reason=FinishReason.ABORTED))
 
 
 class TestGivenARowWithoutNumbers:
