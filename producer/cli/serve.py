@@ -6,6 +6,7 @@ import click
 
 from sluice.producer import config
 from sluice.producer.cli.common import Values, database_option, note, partitions_option, server_option
+from sluice.producer.cli.hints import suggested
 from sluice.producer.contract.host.state_folder import files_url as find_files_url
 from sluice.producer.errors import InvalidSetting
 
@@ -138,7 +139,7 @@ def serve(
     *,
     url: str | None,
     queues: tuple[str, ...],
-    partitions: int,
+    partitions: int | None,
     models: tuple[str, ...],
     database_url: str | None,
     files_url: str | None,
@@ -162,7 +163,7 @@ def serve(
         ) from error
     settings = GatewaySettings(
         redis_url=url,
-        queues=tuple(ServedQueue(name, partitions) for name in queues),
+        queues=tuple(ServedQueue(name, partitions or 1) for name in queues),
         model_queues=tuple(_model_queue(text) for text in models),
         database_url=config.database_url(database_url),
         files_url=find_files_url(files_url),
@@ -174,7 +175,7 @@ def serve(
         what = f"queue {names}" if len(queues) == 1 else f"queues {names}"
         note(f"producer: serving {what} {'with' if has_keys else 'without'} API keys on {url}")
 
-    run(settings, report)
+    run(settings, report, suggested("producer keys create", "--tenant", "NAME", keep="database_url".__eq__))
 
 
 def _model_queue(text: str) -> tuple[str, str]:

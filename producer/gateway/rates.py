@@ -121,7 +121,7 @@ class Rates:
             ProducerError: as `AsyncProducer.submit`.
         """
         rates = await self.charge(caller.key, asked)
-        options: Options = {**asked.options, **(own or {}), "tenant": caller.tenant}
+        options: Options = {**as_charged(caller.key, asked.options), **(own or {}), "tenant": caller.tenant}
         try:
             receipt = await queue.submitting.submit(asked.prompt, **queue.partitions.placed(options))
         except LessDurable:
@@ -188,6 +188,17 @@ def _script(name: str, key: ApiKey, requests: int, tokens: int) -> Operation[lis
 
 def _headers(buckets: Iterable[Bucket]) -> Mapping[str, str]:
     return {name: value for bucket in buckets for name, value in bucket.headers.items()}
+
+
+def as_charged(key: ApiKey | None, options: Options) -> Options:
+    """Return options with the `max_tokens` that a limit of tokens counts: the model's default may be larger.
+
+    Raises:
+        InvalidJob: an option is wrong.
+    """
+    if key is None or key.tpm is None or options.get("max_tokens") is not None:
+        return options
+    return {**options, "max_tokens": template(options).max_tokens}
 
 
 def _tokens_of(asked: Asked) -> int:

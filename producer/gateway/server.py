@@ -21,10 +21,11 @@ KEEP_ALIVE_S = 75
 BACKLOG = 2048
 
 
-def serve(settings: GatewaySettings, report: Callable[[str, bool], None]) -> None:
+def serve(settings: GatewaySettings, report: Callable[[str, bool], None], how_to_create_a_key: str) -> None:
     """Serve until SIGTERM or SIGINT, then let open streams end for up to `drain_s`.
 
     `report` is called with the base URL once the port is open, and with whether requests need an API key.
+    `how_to_create_a_key` is the command that does.
 
     Raises:
         InvalidSetting: the Redis URL is wrong, the address cannot be used, it needs a key and there is none, or the
@@ -33,7 +34,7 @@ def serve(settings: GatewaySettings, report: Callable[[str, bool], None]) -> Non
     """
     configure_log(settings.log_format, settings.log_level)
     _check_certificate(settings)
-    keyring = _read_keys(settings)
+    keyring = _read_keys(settings, how_to_create_a_key)
     allow_connections(settings.max_connections)
     drain = Drain()
     server = Server(_config(settings, keyring, drain), drain, settings.drain_s)
@@ -58,7 +59,7 @@ def _check_certificate(settings: GatewaySettings) -> None:
         ) from error
 
 
-def _read_keys(settings: GatewaySettings) -> Keyring:
+def _read_keys(settings: GatewaySettings, how_to_create: str) -> Keyring:
     keyring = Keyring(settings.database_url, is_required=settings.is_key_required)
     keyring.read()
     why = "--require-keys" if settings.is_key_required else ""
@@ -67,7 +68,7 @@ def _read_keys(settings: GatewaySettings) -> Keyring:
     if why and not keyring.has_active_keys:
         raise InvalidSetting(
             f"{why} needs API keys, and the database has no active one. "
-            "Create one: producer keys create --tenant NAME. Or check --database-url."
+            f"Create one: {how_to_create}. Or check --database-url."
         )
     return keyring
 

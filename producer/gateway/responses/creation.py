@@ -21,7 +21,7 @@ from sluice.producer.errors import IdempotencyConflict, LessDurable, ProducerErr
 from sluice.producer.gateway.access import Caller
 from sluice.producer.gateway.errors import HttpError, bad_request
 from sluice.producer.gateway.queues import QueueClients, Queues
-from sluice.producer.gateway.rates import Rates
+from sluice.producer.gateway.rates import Rates, as_charged
 from sluice.producer.gateway.responses.ends import settle
 from sluice.producer.gateway.responses.store import LOST, MAX_DEPTH, ResponseStore, StoredResponse, now_ms
 from sluice.producer.gateway.settings import GatewaySettings
@@ -135,7 +135,7 @@ class Creation:
         )
         # How the answer is read may differ.
         same = json.dumps({**body, "stream": None}, sort_keys=True).encode()
-        options = cast("Options", {**request.options, **own})
+        options = as_charged(caller.key, cast("Options", {**request.options, **own}))
         template(options).new_job(prompt)  # refuses what is no valid job, before anything is written
         return _Asked(request, prompt, options, key, hashlib.sha256(same).hexdigest(), len(earlier))
 

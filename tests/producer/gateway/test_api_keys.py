@@ -17,7 +17,15 @@ from sluice.producer.api_keys.key import ApiKey
 from sluice.producer.api_keys.store import KeyStore
 from sluice.producer.cli.main import main
 from sluice.producer.contract.job_ids import split_job_id
-from tests.producer.gateway.gateway_process import GatewayProcess, delete_all, gateway_process, new_key, revoke
+from tests.producer.gateway.gateway_process import (
+    GatewayProcess,
+    delete_all,
+    gateway_process,
+    line_of,
+    new_key,
+    revoke,
+    spec_of,
+)
 from tests.servers import RedisServer
 
 CHAT = "/v1/chat/completions"
@@ -144,6 +152,30 @@ class TestGivenAKeyWithLimits:
         assert [headers["x-ratelimit-remaining-requests"] for headers in left] == ["1"] * 3
         tokens = [int(headers["x-ratelimit-remaining-tokens"]) for headers in left]
         assert tokens == sorted(tokens)
+
+    @pytest.mark.parametrize(
+        ("path", "body"),
+        [
+            ("/v1/completions", {"prompt": "four"}),
+            ("/v1/responses", {"input": "four"}),
+            ("/v1/responses", {"input": "four", "store": False}),
+            ("/jobs", {"prompt": "four"}),
+        ],
+    )
+    def test_when_max_tokens_is_left_out_then_the_job_gets_what_was_charged(
+        self, guarded: Guarded, queue_server: RedisServer, path: str, body: dict[str, object]
+    ) -> None:
+        keys = [new_key(guarded.url, "acme", tpm=1000), new_key(guarded.url, "acme", rpm=10)]
+        time_until(lambda: guarded.gateway.get(MODELS, keys[-1]).status_code == 200)
+
+        most: list[int | None] = []
+        for key in keys:
+            with guarded.gateway.http(key) as http:
+                answer = http.post(path, json=body)
+            job_id = line_of(guarded.gateway, answer.headers["x-request-id"])["job_id"]
+            most.append(spec_of(queue_server, job_id).options.max_tokens)
+
+        assert most == [256, None]
 
 
 def left_in(headers: Mapping[str, str]) -> tuple[str, str, str]:
@@ -351,4 +383,6 @@ class TestGivenAnAddressThatIsNotLoopback:
             main(["serve", "--host", "0.0.0.0", "--port", "0", *options])
 
         assert ended.value.code == 2
-        assert "needs API keys" in capsys.readouterr().err
+        error = capsys.readouterr().err
+        assert "needs API keys" in error
+        assert f"producer keys create --tenant NAME --database-url {sqlite_url}" in error
