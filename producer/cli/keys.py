@@ -10,15 +10,15 @@ from sluice.producer import config
 from sluice.producer.cli.common import (
     Values,
     database_option,
-    duration_s,
     json_option,
     note,
     show_json,
     show_table,
     when,
 )
+from sluice.producer.cli.durations import duration_s
 from sluice.producer.contract.host.terminal import say
-from sluice.producer.errors import ProducerError
+from sluice.producer.errors import InvalidSetting, ProducerError
 
 if TYPE_CHECKING:
     from sluice.producer.api_keys.key import ApiKey
@@ -42,12 +42,13 @@ def keys() -> None:
               help="What the key may do: submit, read, control, admin and metrics, separated by commas.")  # fmt: skip
 @click.option("--rpm", metavar="COUNT", type=int, help="Refuse more requests a minute. Default: no limit.")
 @click.option("--tpm", metavar="TOKENS", type=int, help="Refuse more tokens a minute. Default: no limit.")
-@click.option("--expires", metavar="TIME", help="Refuse the key after this time: 90d, 12h, 30m. Default: never.")
+@click.option("--expires", "expires_s", metavar="TIME", type=duration_s,
+              help="Refuse the key after this time: 90d, 12h, 30m. Default: never.")  # fmt: skip
 @click.option("--if-none", is_flag=True, help="Create none if there is a key, of any tenant, also a revoked one.")
 @json_option
 @database_option
 def create(
-    *, scopes: str, expires: str | None, if_none: bool, as_json: bool, database_url: str | None, **values: object
+    *, scopes: str, expires_s: float | None, if_none: bool, as_json: bool, database_url: str | None, **values: object
 ) -> None:
     """Create a key and print it. It is shown only this once: the database keeps its hash.
 
@@ -64,9 +65,11 @@ def create(
         digest=digest,
         scopes=tuple(scope.strip() for scope in scopes.split(",") if scope.strip()),
         created_ms=now_ms,
-        expires_ms=None if expires is None else now_ms + duration_s("--expires", expires) * 1000,
+        expires_ms=None if expires_s is None else now_ms + round(expires_s * 1000),
         **cast("Values", values),
     )
+    if not key.scopes:
+        raise InvalidSetting("--scopes names none, and a key without a scope may do nothing")
     with _store(database_url) as store:
         if if_none and store.keys():
             note("there is a key already; none is created")
@@ -104,6 +107,8 @@ def list_keys(*, tenant: str | None, as_json: bool, database_url: str | None) ->
 @database_option
 def revoke(*, key_ids: tuple[str, ...], database_url: str | None) -> None:
     """Revoke keys by id. Gateways refuse them within a second; streams that are open go on.
+
+    A revoked key still counts as one: while none is active, gateways refuse every request, also on loopback.
 
     \b
     Example:

@@ -24,6 +24,7 @@ from sluice.producer.cli.common import (
     show_json,
 )
 from sluice.producer.cli.control import batches, cancel, requeue
+from sluice.producer.cli.durations import duration_s
 from sluice.producer.cli.follow import follow
 from sluice.producer.cli.hints import suggested
 from sluice.producer.cli.history import delete, jobs
@@ -63,6 +64,8 @@ def cli() -> None:
 
     Without --redis-url, producer and worker use an embedded valkey-server on a unix socket in your state folder, which
     they start if needed. `worker start` in one terminal and `producer ask` in another need no configuration.
+
+    A TIME is a number with one of s, m, h and d, as 90s, 5m, 12h or 30d, or a number of seconds.
     """
 
 
@@ -77,14 +80,14 @@ def cli() -> None:
 @click.option("--system", metavar="TEXT", help="Put a system message before it; implies --chat.")
 @click.option("--model", metavar="NAME", help="Model that the workers must serve.")
 @click.option(
-    "--timeout", "timeout_s", metavar="SECONDS", type=float, help="Cancel the job after this time. Default: never."
+    "--timeout", "timeout_s", metavar="TIME", type=duration_s, help="Cancel the job after this time. Default: never."
 )
 @click.option(
     "--block",
     "block_s",
-    metavar="SECONDS",
-    type=click.FloatRange(0),
-    default=0.0,
+    metavar="TIME",
+    type=duration_s,
+    default="0",
     show_default=True,
     help="Wait up to this time if the queue is full.",
 )
@@ -192,8 +195,8 @@ def stream(job: str, *, offset: str, choice: int, as_json: bool, **values: objec
 @click.option(
     "--timeout",
     "timeout_s",
-    metavar="SECONDS",
-    type=float,
+    metavar="TIME",
+    type=duration_s,
     help="Stop waiting after this time; the job continues. Default: wait forever.",
 )
 @json_option

@@ -106,7 +106,8 @@ class TestGivenAWrongCommand:
             (("--tenant", "Acme"), "a tenant is"),
             (("--tenant", "acme", "--scopes", "submit,root"), "unknown scope 'root'"),
             (("--tenant", "acme", "--rpm", "0"), "rpm must be in"),
-            (("--tenant", "acme", "--expires", "soon"), "--expires is a number"),
+            (("--tenant", "acme", "--expires", "soon"), "expected a time such as 90d"),
+            (("--tenant", "acme", "--scopes", " ,"), "a key without a scope may do nothing"),
         ],
     )
     def test_when_a_key_is_created_then_it_is_misuse(self, run: Run, arguments: tuple[str, ...], message: str) -> None:

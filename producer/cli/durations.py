@@ -1,0 +1,21 @@
+"""The type of options that are a time."""
+
+import re
+
+import click
+
+UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+MAX_S = 100 * 366 * UNITS_S["d"]
+
+
+def duration_s(text: str) -> float:
+    """Return the seconds of a time such as 90d, 12h, 30m, 45s or 45.
+
+    Raises:
+        click.BadParameter: it is none, or over a century.
+    """
+    found = re.fullmatch(r"([0-9]{1,10}(?:\.[0-9]{1,9})?)([smhd]?)", str(text))
+    seconds = float(found[1]) * UNITS_S[found[2]] if found else MAX_S + 1
+    if seconds > MAX_S:
+        raise click.BadParameter(f"expected a time such as 90d, 12h, 30m, 45s or 45, got {text!r}")
+    return seconds
