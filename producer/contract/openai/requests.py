@@ -1,8 +1,8 @@
 """Read the body of a request in OpenAI's format. No I/O. `Any` stands for JSON here."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias, cast
 
 from sluice.producer.contract import limits
 from sluice.producer.contract.errors import InvalidJob, did_you_mean
@@ -33,12 +33,26 @@ def read_request(endpoint: Endpoint, body: object) -> tuple[PromptLike, dict[str
     Raises:
         RequestRefused: a parameter is unknown, not supported or of the wrong type.
     """
-    if not isinstance(body, dict):
-        raise RequestRefused("invalid_request", "body must be an object", "body")
-    # A null parameter counts as absent.
-    given = {name: value for name, value in cast("dict[str, Any]", body).items() if value is not None}
+    given = read_parameters(body)
     prompt = _chat_prompt(given) if endpoint == CHAT else _completion_prompt(given)
     return prompt, _options(endpoint, given)
+
+
+def read_parameters(body: object) -> dict[str, Any]:
+    """Return the parameters of a request. One that is null counts as absent.
+
+    Raises:
+        RequestRefused: the body is no object.
+    """
+    if not isinstance(body, dict):
+        raise RequestRefused("invalid_request", "body must be an object", "body")
+    given = {name: value for name, value in cast("dict[str, Any]", body).items() if value is not None}
+    # -1 is none to vLLM's clients.
+    if given.get("seed") == -1:
+        del given["seed"]
+    if given.get("top_k") == -1:
+        given["top_k"] = 0
+    return given
 
 
 SAME = SAMPLING_NAMES - {"logit_bias", "logprobs"} | {"seed", "model", "metadata", "add_special_tokens", "priority"}
@@ -62,8 +76,10 @@ IGNORED = frozenset(
 )
 """Parameters that do not affect the output, or are read elsewhere."""
 
-# Known parameters that are accepted only with the value that changes nothing, if there is one.
-HARMLESS: dict[str, Callable[[Any], bool]] = {
+Harmless: TypeAlias = Mapping[str, Callable[[Any], bool]]
+"""Known parameters that are accepted only with the value that changes nothing, if there is one."""
+
+HARMLESS: Harmless = {
     "tools": lambda value: value == [],
     "functions": lambda value: value == [],
     "tool_choice": lambda value: value in ("none", "auto"),
@@ -87,8 +103,9 @@ def _options(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in body.items():
         if name in SAME:
             options[name] = value
-        elif name not in IGNORED and name not in TRANSLATED:
-            _refuse_unless_harmless(name, value, body)
+        # `best_of` equal to `n` selects nothing.
+        elif name not in IGNORED | TRANSLATED and not (name == "best_of" and value == body.get("n", 1)):
+            refuse_unless_harmless(name, value, HARMLESS, SAME | TRANSLATED)
     options |= read_bias(body) | _logprobs(endpoint, body)
     if "max_completion_tokens" in body:
         options["max_tokens"] = body["max_completion_tokens"]
@@ -99,13 +116,17 @@ TRANSLATED = frozenset({"logit_bias", "logprobs", "top_logprobs", "max_completio
 """Parameters that jobs have in another form."""
 
 
-def _refuse_unless_harmless(name: str, value: object, body: Mapping[str, Any]) -> None:
-    is_harmless = HARMLESS.get(name)
+def refuse_unless_harmless(name: str, value: object, harmless: Harmless, served: Iterable[str]) -> None:
+    """Check a parameter that is not served.
+
+    Raises:
+        RequestRefused: it is unknown, or its value would change something.
+    """
+    is_harmless = harmless.get(name)
     if is_harmless is None:
-        hint = did_you_mean(name, {*SAME, *TRANSLATED, *HARMLESS})
+        hint = did_you_mean(name, {*served, *harmless})
         raise RequestRefused("unknown_parameter", f"unknown parameter {name!r}{hint}", name)
-    # `best_of` equal to `n` selects nothing either.
-    if not is_harmless(value) and not (name == "best_of" and value == body.get("n", 1)):
+    if not is_harmless(value):
         raise RequestRefused("unsupported", f"{name} is not supported here as {json.dumps(value)[:80]}", name)
 
 
@@ -184,9 +205,8 @@ def _completion_prompt(body: Mapping[str, Any]) -> PromptLike:
         items = cast("list[object]", prompt)
         if items and isinstance(items[0], (str, list)):
             if len(items) > 1:
-                raise RequestRefused(
-                    "unsupported", "several prompts in one line are not supported: give each its own", "prompt"
-                )
+                message = "several prompts are not supported: give each a request, or a line, of its own"
+                raise RequestRefused("unsupported", message, "prompt")
             return _completion_prompt({"prompt": items[0]})
         return cast("list[int]", items)
     if not isinstance(prompt, str):

@@ -1,12 +1,19 @@
 """Read the body of a request to OpenAI's Responses API. No I/O. `Any` stands for JSON here."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from sluice.producer.contract.errors import did_you_mean
-from sluice.producer.contract.openai.requests import SAME, RequestRefused, check_number, read_bias
+from sluice.producer.contract.openai.requests import (
+    SAME,
+    Harmless,
+    RequestRefused,
+    check_number,
+    read_bias,
+    read_parameters,
+    refuse_unless_harmless,
+)
 
 PART_TYPES = ("input_text", "output_text", "text")
 ROLES = ("user", "assistant", "system", "developer")
@@ -47,10 +54,7 @@ def read_response_request(body: object) -> ResponseRequest:
     Raises:
         RequestRefused: a parameter is unknown, not supported or of the wrong type.
     """
-    if not isinstance(body, dict):
-        raise RequestRefused("invalid_request", "body must be an object", "body")
-    # A null parameter counts as absent.
-    given = {name: value for name, value in cast("dict[str, Any]", body).items() if value is not None}
+    given = read_parameters(body)
     is_background, is_stored = _flag(given, "background"), _flag(given, "store", is_default=True)
     if is_background and not is_stored:
         raise RequestRefused("invalid_request", "background: true needs store: true", "background")
@@ -89,8 +93,7 @@ _IGNORED = frozenset(
 
 _TEXTS = ("instructions", "model", "prompt_cache_key", "safety_identifier", "user")
 
-# Parameters that are accepted only with the value that changes nothing.
-_HARMLESS: dict[str, Callable[[Any], bool]] = {
+_HARMLESS: Harmless = {
     "tools": lambda value: value == [],
     "tool_choice": lambda value: value in ("none", "auto"),
     "parallel_tool_calls": lambda value: isinstance(value, bool),
@@ -106,7 +109,7 @@ _HARMLESS: dict[str, Callable[[Any], bool]] = {
 def _options(given: Mapping[str, Any]) -> dict[str, Any]:
     options = {name: given[name] for name in given if name in _PASSED}
     for name in given.keys() - _PASSED - _READ - _IGNORED:
-        _refuse_unless_harmless(name, given[name])
+        refuse_unless_harmless(name, given[name], _HARMLESS, _PASSED | _READ)
     if "max_output_tokens" in given:
         options["max_tokens"] = given["max_output_tokens"]
     for name in _TEXTS:
@@ -114,15 +117,6 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
     if "\0" in given.get("model", ""):  # PostgreSQL cannot store it as text
         raise RequestRefused("invalid_request", "model must not contain NUL", "model")
     return options | read_bias(given)
-
-
-def _refuse_unless_harmless(name: str, value: object) -> None:
-    is_harmless = _HARMLESS.get(name)
-    if is_harmless is None:
-        hint = did_you_mean(name, {*_PASSED, *_READ, *_HARMLESS})
-        raise RequestRefused("unknown_parameter", f"unknown parameter {name!r}{hint}", name)
-    if not is_harmless(value):
-        raise RequestRefused("unsupported", f"{name} is not supported here as {json.dumps(value)[:80]}", name)
 
 
 def _flag(given: Mapping[str, Any], name: str, *, is_default: bool = False) -> bool:

@@ -78,6 +78,21 @@ class TestGivenTheFormsOfAPrompt:
 
         assert len(answers) == 1
 
+    @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+    def test_when_seed_and_top_k_are_none_as_in_vllm_then_they_are_accepted(
+        self, gateway: GatewayProcess, path: str
+    ) -> None:
+        prompt = {**BENCH_CHAT, **BENCH_COMPLETION, "seed": -1, "top_k": -1}
+
+        assert chunks_of(gateway, path, prompt)
+
+    def test_when_there_are_several_then_the_error_says_what_to_do(self, gateway: GatewayProcess) -> None:
+        with gateway.http() as http:
+            answer = http.post(COMPLETIONS, json={"prompt": ["a", "b"]})
+
+        assert answer.status_code == 400
+        assert "give each a request" in answer.json()["error"]["message"]
+
     def test_when_the_best_of_several_is_asked_for_then_it_is_refused(self, gateway: GatewayProcess) -> None:
         with gateway.http() as http:
             answer = http.post(COMPLETIONS, json={"prompt": "hello", "best_of": 3})
