@@ -4,7 +4,9 @@ What the channel lacks is one slice of the output. So output merges while a roun
 and "send again from N" is a slice with another start. Knows no scripts and no engine state.
 """
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from sluice.engine import request
 from sluice.engine.request import ChoiceProgress, TokenDelta
@@ -132,11 +134,22 @@ class ChannelOutput:
     @property
     def num_next_tokens(self) -> int:
         """Tokens in the next entry: those that the channel lacks, at most `MAX_ENTRY_TOKENS`."""
-        return min(max(0, len(self.token_ids) - self.published), MAX_ENTRY_TOKENS)
+        num_lacking = len(self.token_ids) - self.published
+        return max(0, num_lacking) if num_lacking <= MAX_ENTRY_TOKENS else self._first_tokens()
+
+    def _first_tokens(self) -> int:
+        """Return how many tokens to send of more than an entry takes: up to the end of a step's output.
+
+        The text of a step is sent with its last token. A takeover after a part of its tokens would lose their text.
+        """
+        most = self.published + MAX_ENTRY_TOKENS
+        num_pieces = bisect_right(self.pieces, most, key=itemgetter(0))
+        end = self.pieces[num_pieces - 1][0] if num_pieces else 0
+        return end - self.published if end > self.published else MAX_ENTRY_TOKENS
 
     def encode_next(self) -> bytes:
         """Return the next entry, which starts at `published`, encoded."""
-        start, stop = self.published, self.published + MAX_ENTRY_TOKENS
+        start, stop = self.published, self.published + self.num_next_tokens
         return encode_entry(
             start=start,
             token_ids=self.token_ids[start:stop],

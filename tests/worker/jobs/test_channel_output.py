@@ -232,3 +232,30 @@ class TestGivenMoreTokensThanAnEntryTakes:
         assert was_last == [False, False, True]
         assert [len(entry.text) for entry in channel.entries] == [MAX_ENTRY_TOKENS, MAX_ENTRY_TOKENS, 10]
         assert decode_entry(output.encode_end(end)).start == num_tokens
+
+    @pytest.mark.parametrize("size", [1, 3, 25])
+    def test_when_steps_have_several_tokens_then_each_entry_has_whole_steps(self, size: int) -> None:
+        output, channel = ChannelOutput(), Channel()
+        for number in range(5 * MAX_ENTRY_TOKENS // (2 * size)):
+            token_ids = range(number * size, (number + 1) * size)
+            output.extend(delta(token_ids[0], *token_ids, text="x" * size), now_s=0.0, now_ms=0)
+
+        while output.has_updates:
+            entry = decode_entry(output.encode_next())
+            assert (len(entry.token_ids), len(entry.text)) == (output.num_next_tokens,) * 2
+            assert channel.append(entry) is None
+            output.acknowledge(entry.offset, has_end=False, now_s=0.0)
+
+        assert len(channel.entries) == 3
+
+    def test_when_none_of_them_has_text_then_they_are_published_all_the_same(self) -> None:
+        output, channel = ChannelOutput(), Channel()
+        output.extend(delta(0, *range(MAX_ENTRY_TOKENS)), now_s=0.0, now_ms=0)
+        output.extend(delta(MAX_ENTRY_TOKENS, *range(10), text="late"), now_s=0.0, now_ms=0)
+
+        for _ in range(2):
+            entry = decode_entry(output.encode_next())
+            assert channel.append(entry) is None
+            output.acknowledge(entry.offset, has_end=False, now_s=0.0)
+
+        assert [(len(entry.token_ids), entry.text) for entry in channel.entries] == [(2048, ""), (10, "late")]
