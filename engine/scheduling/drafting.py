@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from sluice.engine.batch import MAX_DRAFTS, Batch
 from sluice.engine.executor import ModelLimits
-from sluice.engine.scheduling.block_manager import BlockManager
+from sluice.engine.scheduling.blocks.manager import BlockManager
 from sluice.engine.scheduling.row_slots import RowSlots
 from sluice.engine.sequence import Sequence
 from sluice.engine.speculation.source import MAX_DEPTH, DraftSource

@@ -6,7 +6,7 @@ SGLang, NeurIPS 2024). The wait lasts as long as the other sequence's prefill. O
 
 from collections.abc import Iterable
 
-from sluice.engine.scheduling.prefix_index import CachedPrefix
+from sluice.engine.scheduling.blocks.prefix_index import CachedPrefix
 from sluice.engine.sequence import Sequence
 
 _LEAST_SHARED_TOKENS = 32

@@ -16,20 +16,21 @@ from abc import ABC, abstractmethod
 from bisect import insort
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from itertools import chain
 
-from sluice.engine.batch import Batch, BlockCopy, BlockSave, Sampled, ScheduledRow
+from sluice.engine.batch import Batch, Sampled, ScheduledRow
 from sluice.engine.config import EngineConfig
 from sluice.engine.executor import ModelLimits
 from sluice.engine.request import NO_ROOM, Room
 from sluice.engine.scheduling.admission import AdmissionMode, make_admission, num_longest_tokens
-from sluice.engine.scheduling.block_manager import BlockManager, WindowSizes
+from sluice.engine.scheduling.blocks.manager import BlockManager, WindowSizes
+from sluice.engine.scheduling.blocks.prefix_index import CachedPrefix
 from sluice.engine.scheduling.policies import make_policy
-from sluice.engine.scheduling.prefix_index import CachedPrefix
+from sluice.engine.scheduling.room import RoomEstimate
 from sluice.engine.scheduling.row_slots import RowSlots
 from sluice.engine.scheduling.step_budget import StepBudget
+from sluice.engine.scheduling.step_copies import StepCopies
 from sluice.engine.scheduling.timing.measured_steps import MeasuredSteps
 from sluice.engine.scheduling.waiting_queue import WaitingQueue
 from sluice.engine.sequence import Sequence, SequenceStatus
@@ -97,6 +98,8 @@ class Scheduler(ABC):
 
         self.steps = MeasuredSteps()
         self._admission = self._make_admission()
+        self._room = RoomEstimate(config, limits, self.blocks, self._admission)
+        self._copies = StepCopies(self.blocks, self._slots)
         self.counters = SchedulerCounters()
 
     # ------------------------------------------------------------ what the engine calls
@@ -108,14 +111,7 @@ class Scheduler(ABC):
 
     def schedule(self) -> Batch:
         """Plan one step. No token counts as computed before `commit`, so a failed step has changed nothing."""
-        batch = self._plan()
-        saves: tuple[BlockSave, ...] = ()
-        # A step without rows is not launched, and makes none.
-        if self._limits.num_host_blocks and batch.rows:
-            saves = self.blocks.saves(partial(self._filled_blocks, batch))
-        if saves or self.blocks.num_pending_copies:
-            batch = self._with_copies(batch, saves)
-        return self._slots.with_writes(batch)
+        return self._slots.with_writes(self._copies.add_to(self._plan()))
 
     def launch(self, batch: Batch) -> None:
         """Record that a step is in flight while the next one is planned."""
@@ -149,10 +145,7 @@ class Scheduler(ABC):
         """Advance the sequences of a successful step by what it computed and sampled."""
         self._budget.note_success()
         self._slots.confirm(batch)
-        if batch.copies or batch.loads:
-            self._end_copies(batch)
-        if batch.saves:
-            self.blocks.confirm_saves(batch.saves)
+        self._copies.confirm(batch)
         results = iter(sampled)
         block_size = self.blocks.block_size
         for sequence, (_, _, start, num_tokens, samples) in zip(self._slots.of(batch), batch.rows, strict=True):
@@ -216,15 +209,7 @@ class Scheduler(ABC):
         num_places = self.num_places
         if num_places == 0:
             return NO_ROOM
-        waiting = self.waiting.in_order()
-        num_owed = sum(sequence.num_uncomputed_tokens for sequence in chain(self.running, waiting))
-        num_held = sum(self._admission.num_held_tokens(sequence) for sequence in waiting)
-        num_free_blocks = self.blocks.num_free_blocks - self._admission.num_spare_blocks(self.running)
-        return Room(
-            kv_tokens=max(0, self._num_tokens_in(num_free_blocks) - num_held),
-            prefill_tokens=max(0, self._num_offered_tokens - num_owed),
-            sequences=num_places,
-        )
+        return self._room.free(self.running, self.waiting.in_order(), num_places)
 
     def stalled_requests(self, for_s: float) -> list[str]:
         """Return the requests of which a sequence was preempted `for_s` seconds ago or earlier, and none runs."""
@@ -235,27 +220,6 @@ class Scheduler(ABC):
         stalled = dict.fromkeys(one.request_id for one in preempted if (one.preemptions.since_s or 0.0) <= latest_s)
         active = {one.request_id for one in chain(self.running, self.leaving)}
         return [request_id for request_id in stalled if request_id not in active]
-
-    def _num_tokens_in(self, num_blocks: int) -> int:
-        """Return how many tokens `num_blocks` hold.
-
-        With window groups that depends on the lengths of sequences. They are taken to be as long as the running ones.
-        If none run, the tokens are of one sequence, so that there is room for the longest that fits alone.
-        """
-        limits, most = self._limits, self._config.max_num_batched_tokens
-        if not limits.window_groups:
-            return num_blocks * limits.block_size
-        longest = limits.longest_sequence(num_blocks, most)
-        if not self.running:
-            return longest
-        mean = sum(num_longest_tokens(sequence, limits) for sequence in self.running) // len(self.running)
-        return min(longest, num_blocks * mean // limits.blocks_of(mean, 1))
-
-    @property
-    def _num_offered_tokens(self) -> int:
-        """Prompt tokens that `room` offers while none are owed."""
-        budget = self._config.max_num_batched_tokens
-        return budget + (self._config.max_waiting_tokens or budget)
 
     @property
     def num_places(self) -> int:
@@ -414,36 +378,3 @@ class Scheduler(ABC):
     def _num_blind_tokens(self, sequence: Sequence) -> int:
         """Return `Sequence.num_blind_tokens`: nothing is planned past the last token."""
         return num_longest_tokens(sequence, self._limits)
-
-    def _with_copies(self, batch: Batch, saves: tuple[BlockSave, ...]) -> Batch:
-        """Add the pending copies and loads of the batch's sequences, in each step until one with them has succeeded.
-
-        A step in flight already makes them and may have written to the destinations.
-        """
-        size = self.blocks.block_size
-        copies: list[BlockCopy] = []
-        loads: list[BlockCopy] = []
-        for sequence, row in zip(self._slots.of(batch), batch.rows, strict=True):
-            if sequence.num_launched_tokens:
-                continue
-            if sequence.cow_sources:
-                pairs = zip(sequence.cow_sources, sequence.blocks_at(row.start // size), strict=True)
-                copies += [BlockCopy(sequence.id, source, destination) for source, destination in pairs]
-            loads += [BlockCopy(sequence.id, source, destination) for source, destination in sequence.loads]
-        return replace(batch, copies=tuple(copies), loads=tuple(loads), saves=saves)
-
-    def _filled_blocks(self, batch: Batch) -> set[int]:
-        """Return the blocks that a step writes: those of its tokens and drafts, and of copies and loads."""
-        size = self.blocks.block_size
-        filled: set[int] = set()
-        for sequence, row in zip(self._slots.of(batch), batch.rows, strict=True):
-            end = row.start + row.num_tokens + len(batch.drafts.get(row.sequence_id, ()))
-            filled.update(sequence.block_table[row.start // size : -(-end // size)])
-            filled.update(destination for _, destination in sequence.loads)
-        return filled
-
-    def _end_copies(self, batch: Batch) -> None:
-        copied = {copy.sequence_id for copy in (*batch.copies, *batch.loads)}
-        for row in batch.rows:
-            if row.sequence_id in copied:
-                self.blocks.end_copy(self._slots[row])

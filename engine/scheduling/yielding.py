@@ -12,7 +12,7 @@ from bisect import insort
 from itertools import takewhile
 
 from sluice.engine.request import NO_ROOM, Room
-from sluice.engine.scheduling.prefix_index import CachedPrefix
+from sluice.engine.scheduling.blocks.prefix_index import CachedPrefix
 from sluice.engine.scheduling.prefix_sharing import PrefixSharing
 from sluice.engine.scheduling.scheduler import Scheduler
 from sluice.engine.sequence import Sequence
@@ -95,18 +95,11 @@ class YieldingScheduler(Scheduler):
         yielding = self._policy.yielding(self.running)
         if not yielding or (self.waiting and self._policy.outranks(self.waiting.head, yielding)):
             return None
-        over_class = yielding[0].priority
-        num_blocks = self.blocks.num_free_blocks + sum([one.num_held_blocks for one in yielding])
-        num_blocks = min(num_blocks, self._limits.num_blocks) - self._admission.num_spare_blocks(self.running)
         # Prompts of a higher class go before those of lower ones, and are before them in the order.
-        owed = [one.num_uncomputed_tokens for one in takewhile(lambda one: one.priority > over_class, self.running)]
-        self._num_offers_left, self._offered_at = _OFFER_FOR * (max(owed, default=1) == 1), self.num_changes
-        self._offer = Room(
-            kv_tokens=max(0, self._num_tokens_in(num_blocks)),
-            prefill_tokens=max(0, self._num_offered_tokens - sum(owed)),
-            sequences=len(yielding),
-            over_class=over_class,
-        )
+        lowest = yielding[0].priority
+        num_owed = [one.num_uncomputed_tokens for one in takewhile(lambda one: one.priority > lowest, self.running)]
+        self._offer = self._room.given_up(self.running, yielding, sum(num_owed))
+        self._num_offers_left, self._offered_at = _OFFER_FOR * (max(num_owed, default=1) == 1), self.num_changes
         return self._offer
 
     @property

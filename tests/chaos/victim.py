@@ -19,7 +19,7 @@ from typing import Any
 
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullModel
-from sluice.engine.scheduling.block_manager import BlockManager
+from sluice.engine.scheduling.blocks.manager import BlockManager
 from sluice.engine.scheduling.scheduler import Scheduler
 from sluice.worker.callbacks.mover import Mover
 from sluice.worker.callbacks.settings import CallbackSettings

@@ -6,8 +6,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from sluice.engine.executor import blocks_needed
 from sluice.engine.request import SamplingParams
-from sluice.engine.scheduling.block_manager import BlockManager, WindowSizes
-from sluice.engine.scheduling.prefix_index import CachedPrefix
+from sluice.engine.scheduling.blocks.manager import BlockManager, WindowSizes
+from sluice.engine.scheduling.blocks.prefix_index import CachedPrefix
 from sluice.engine.sequence import Sequence
 
 BLOCK_SIZE = 3

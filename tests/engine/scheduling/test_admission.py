@@ -7,7 +7,7 @@ from sluice.engine.batch import Batch, ScheduledRow
 from sluice.engine.executor import ModelLimits
 from sluice.engine.request import SamplingParams
 from sluice.engine.scheduling.admission import Auto, Guaranteed, Peak, Watermark
-from sluice.engine.scheduling.block_manager import blocks_needed
+from sluice.engine.scheduling.blocks.manager import blocks_needed
 from sluice.engine.scheduling.timing.measured_steps import MeasuredSteps
 from sluice.engine.scheduling.timing.step_time import StepTime, work_of
 from sluice.engine.sequence import Sequence

@@ -3,9 +3,9 @@
 import pytest
 
 from sluice.engine.request import SamplingParams
-from sluice.engine.scheduling.block_manager import BlockManager, blocks_needed
-from sluice.engine.scheduling.block_pool import FreeBlocks
-from sluice.engine.scheduling.prefix_index import block_hash, root_hash
+from sluice.engine.scheduling.blocks.manager import BlockManager, blocks_needed
+from sluice.engine.scheduling.blocks.pool import FreeBlocks
+from sluice.engine.scheduling.blocks.prefix_index import block_hash, root_hash
 from sluice.engine.sequence import Sequence
 
 

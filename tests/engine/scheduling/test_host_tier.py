@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from sluice.engine.batch import Batch
 from sluice.engine.null_model import NullModelConfig
 from sluice.engine.request import SamplingParams
-from sluice.engine.scheduling import host_tier
-from sluice.engine.scheduling.block_manager import BlockManager
-from sluice.engine.scheduling.host_tier import HostTier
+from sluice.engine.scheduling.blocks import host_tier
+from sluice.engine.scheduling.blocks.host_tier import HostTier
+from sluice.engine.scheduling.blocks.manager import BlockManager
 from sluice.engine.sequence import Sequence
 from tests.engine.given import Checked, CheckingModel, engine_over, lagging, request, run, undisturbed
 from tests.examples import examples

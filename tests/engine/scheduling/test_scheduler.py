@@ -10,10 +10,10 @@ from sluice.engine.batch import Batch, Sampled
 from sluice.engine.config import EngineConfig
 from sluice.engine.executor import ModelLimits
 from sluice.engine.request import NEVER_PREEMPTED, SamplingParams
-from sluice.engine.scheduling.block_manager import BlockManager
+from sluice.engine.scheduling.blocks.manager import BlockManager
+from sluice.engine.scheduling.blocks.prefix_index import CachedPrefix
 from sluice.engine.scheduling.disciplines import make_scheduler
 from sluice.engine.scheduling.policies.priority import MAX_YIELDS
-from sluice.engine.scheduling.prefix_index import CachedPrefix
 from sluice.engine.scheduling.scheduler import Scheduler
 from sluice.engine.sequence import Sequence, SequenceStatus
 

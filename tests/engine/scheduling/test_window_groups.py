@@ -8,7 +8,7 @@ from sluice.engine.executor import ModelLimits
 from sluice.engine.null_model import NullModelConfig
 from sluice.engine.request import SamplingParams
 from sluice.engine.scheduling.admission import Peak, Watermark
-from sluice.engine.scheduling.block_manager import BlockManager, WindowSizes
+from sluice.engine.scheduling.blocks.manager import BlockManager, WindowSizes
 from sluice.engine.sequence import Sequence
 from tests.engine.given import CheckingModel, engine_over, lagging, request, run, undisturbed
 

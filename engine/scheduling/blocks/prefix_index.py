@@ -11,7 +11,7 @@ from hashlib import blake2b
 from itertools import chain
 from typing import NamedTuple
 
-from sluice.engine.scheduling.shared_tails import SharedTail
+from sluice.engine.scheduling.blocks.shared_tails import SharedTail
 from sluice.engine.sequence import Sequence
 
 _HASH_BYTES = 16

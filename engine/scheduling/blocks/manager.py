@@ -28,10 +28,10 @@ from typing import NamedTuple
 
 from sluice.engine.batch import BlockSave
 from sluice.engine.executor import blocks_needed, window_entries
-from sluice.engine.scheduling.block_pool import BlockPool
-from sluice.engine.scheduling.host_tier import HostTier
-from sluice.engine.scheduling.prefix_index import CachedPrefix, PrefixIndex, WindowIndex, extend_hashes
-from sluice.engine.scheduling.shared_tails import SharedTail, SharedTails
+from sluice.engine.scheduling.blocks.host_tier import HostTier
+from sluice.engine.scheduling.blocks.pool import BlockPool
+from sluice.engine.scheduling.blocks.prefix_index import CachedPrefix, PrefixIndex, WindowIndex, extend_hashes
+from sluice.engine.scheduling.blocks.shared_tails import SharedTail, SharedTails
 from sluice.engine.sequence import Sequence
 
 _ROOM_TO_COPY = 2
