@@ -4,13 +4,13 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import IO, NamedTuple, Self
 
-from sluice.producer.bulk.output import Object, encoded
+from sluice.producer.bulk.output import encoded
 from sluice.producer.contract.bulk.locks import lock
 from sluice.producer.errors import InvalidSetting
 
@@ -117,27 +117,28 @@ class ErrorsFile(LineFile):
         """Keep the line that an earlier run wrote, because nothing newer is known."""
         self._stale.pop(name, None)
 
-    def remove_stale(self, is_ours: Callable[[str, Object], bool]) -> None:
-        """Replace the file by one without those stale lines that are ours, by name and content. Write no more then."""
-        if self._path is None or not self._stale:
+    def remove_stale(self, is_ours: Callable[[str], bool]) -> None:
+        """Replace the file by one without those stale lines that are ours, by name. Write no more then."""
+        stale = {*filter(is_ours, self._stale)}
+        if self._path is None or not stale:
             return
         path = self._path.resolve()
         part = path.with_name(f".{path.name}.{os.getpid()}.part")
         try:
             with path.open("rb") as file, part.open("wb") as kept:
-                kept.writelines(self._current_lines(file, is_ours))
+                kept.writelines(self._current_lines(file, stale))
             shutil.copymode(path, part)
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)
 
-    def _current_lines(self, file: IO[bytes], is_ours: Callable[[str, Object], bool]) -> Iterator[bytes]:
+    def _current_lines(self, file: IO[bytes], stale: Collection[str]) -> Iterator[bytes]:
         at = 0
         for line in file:
             is_new = at >= self._bytes_before
             at += len(line)
             name, _ = _written(line) or ("", None)
-            if is_new or name not in self._stale or not is_ours(name, json.loads(line)):
+            if is_new or name not in stale:
                 yield line
 
 

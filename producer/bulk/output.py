@@ -45,15 +45,6 @@ def bad_line(name: str, bad: BadLine) -> Object:
     return line
 
 
-def bad_line_in(line: Object) -> tuple[int, str] | None:
-    """Return number and message of an invalid input line, from what `bad_line` formatted; None for another line."""
-    try:
-        error = line["response"]["body"]["error"]
-        return error["line"], error["message"].removeprefix(f"line {error['line']}: ")
-    except (KeyError, TypeError, AttributeError):
-        return None
-
-
 def encoded(line: Mapping[str, object]) -> str:
     """Encode a line as JSON with a newline."""
     return json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n"

@@ -17,7 +17,7 @@ from typing import NamedTuple, Self
 
 from sluice.producer.bulk.files import ErrorsFile, LineFile
 from sluice.producer.bulk.line_names import check_names
-from sluice.producer.bulk.output import Object, bad_line, bad_line_in, error_line, output_line
+from sluice.producer.bulk.output import bad_line, error_line, output_line
 from sluice.producer.bulk.recorded import RecordedOutcomes
 from sluice.producer.bulk.summary import Summary
 from sluice.producer.client import Producer
@@ -170,6 +170,9 @@ class BulkRun:
         self.counts = BulkCounts()
         self.summary = Summary()
         self.first_bad: list[BadLine] = []
+        self._bad_names = _digest(producer.target.name, settings.batch)
+        """How the names of bad lines of this batch begin."""
+
         self._room = producer.waits.wait()
         """The wait for room in the queue."""
 
@@ -355,14 +358,9 @@ class BulkRun:
                 return BadLine(line.number, line.custom_id, "invalid_request", str(error))
         return line
 
-    def _bad_name(self, number: int, message: str) -> str:
-        identity = [self._producer.target.name, self._settings.batch, number, message]
-        return blake2b(json.dumps(identity).encode(), digest_size=NAME_BYTES).hexdigest()
-
-    def _is_ours(self, name: str, line: Object) -> bool:
+    def _is_ours(self, name: str) -> bool:
         """Return whether a line of the errors file is of this batch: several batches may share the file."""
-        bad = bad_line_in(line)
-        return name in self._journal or (bad is not None and name == self._bad_name(*bad))
+        return name in self._journal or name.startswith(self._bad_names)
 
     def _refuse(self, bad: BadLine) -> None:
         self.counts.bad += 1
@@ -370,7 +368,7 @@ class BulkRun:
         self.summary.add_reason(bad.code, f"line {bad.number}: {bad.message}")
         if len(self.first_bad) < 20:
             self.first_bad.append(bad)
-        name = self._bad_name(bad.number, bad.message)
+        name = self._bad_names + _digest(bad.number, bad.message)
         self._errors.report(name, bad_line(name, bad))
 
     # ------------------------------------------------------------ outcomes
@@ -435,3 +433,8 @@ class BulkRun:
             self._errors.keep(name)
         else:
             self.summary.add_missing(f"line {sent.number}, job {outcome.job_id}")
+
+
+def _digest(*identity: str | int) -> str:
+    """Return half of a name."""
+    return blake2b(json.dumps(identity).encode(), digest_size=NAME_BYTES // 2).hexdigest()
