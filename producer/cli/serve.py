@@ -6,6 +6,7 @@ import click
 
 from sluice.producer import config
 from sluice.producer.cli.common import Values, database_option, note, partitions_option, server_option
+from sluice.producer.cli.durations import duration_s
 from sluice.producer.cli.hints import suggested
 from sluice.producer.contract.host.state_folder import files_url as find_files_url
 from sluice.producer.errors import InvalidSetting
@@ -33,9 +34,9 @@ from sluice.producer.errors import InvalidSetting
 @click.option(
     "--request-limit",
     "request_limit_s",
-    metavar="SECONDS",
-    type=float,
-    default=600.0,
+    metavar="TIME",
+    type=duration_s,
+    default="600s",
     show_default=True,
     help="Cancel the job of a request that takes longer.",
 )
@@ -50,27 +51,27 @@ from sluice.producer.errors import InvalidSetting
 @click.option(
     "--return-limit",
     "return_limit_s",
-    metavar="SECONDS",
-    type=float,
-    default=30.0,
+    metavar="TIME",
+    type=duration_s,
+    default="30s",
     show_default=True,
     help="Cancel the job of a request with an Idempotency-Key this long after its last client has left.",
 )
 @click.option(
     "--read-limit",
     "read_limit_s",
-    metavar="SECONDS",
-    type=float,
-    default=60.0,
+    metavar="TIME",
+    type=duration_s,
+    default="60s",
     show_default=True,
     help="Abort the connection of a client that reads nothing of what waits for it for this long.",
 )
 @click.option(
     "--arrival-limit",
     "arrival_limit_s",
-    metavar="SECONDS",
-    type=float,
-    default=30.0,
+    metavar="TIME",
+    type=duration_s,
+    default="30s",
     show_default=True,
     help="Close the connection of a request that takes longer to arrive. Each 16 KiB add a second.",
 )
@@ -85,9 +86,9 @@ from sluice.producer.errors import InvalidSetting
 @click.option(
     "--drain-limit",
     "drain_s",
-    metavar="SECONDS",
-    type=float,
-    default=30.0,
+    metavar="TIME",
+    type=duration_s,
+    default="30s",
     show_default=True,
     help="Let open answers end for this long after SIGTERM; then they end with an error.",
 )
