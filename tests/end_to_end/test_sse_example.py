@@ -15,7 +15,10 @@ import httpx
 import pytest
 
 from sluice.producer.client import Producer
+from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.transport import embedded
+from sluice.producer.contract.wire import JobId
+from sluice.producer.operations.operation import Ask, Operation
 from tests.end_to_end.processes import ROOT, START_TIMEOUT_S, worker_pool
 from tests.servers import binary_of, how_to_get
 
@@ -47,6 +50,12 @@ def events_of(response: httpx.Response) -> Iterator[ServerSentEvent]:
         else:
             yield ServerSentEvent(fields.get("id", ""), fields.get("event", "message"), json.loads(fields["data"]))
             fields = {}
+
+
+def expire_output(job_id: JobId) -> Operation[None]:
+    """Delete a job's output, as its time to live does."""
+    keys = QueueKeys("default")
+    yield Ask((("DEL", keys.result(job_id), keys.channel(job_id, 0)),))
 
 
 def text_of(events: list[ServerSentEvent]) -> str:
@@ -122,24 +131,42 @@ class TestGivenTheExampleBackend:
         before = site.read(job_id, at_most=CUT_AFTER_EVENTS)
         after = site.read(job_id, last_event_id=before[-1].id)
 
-        places = [int(event.id.split(":")[0]) for event in before + after]
+        places = [int(event.id.split(":")[0]) for event in before + after[:-1]]
         assert len(before) == CUT_AFTER_EVENTS
         assert before[-1].data["is_end"] is False
         assert places[CUT_AFTER_EVENTS] > places[CUT_AFTER_EVENTS - 1]
         assert places == sorted(places)
-        assert places[-1] == MAX_TOKENS
         assert [event.data["is_end"] for event in after] == [False] * (len(after) - 1) + [True]
         assert text_of(before + after) == site.producer.result(job_id, timeout_s=30).choices[0].text
 
-    def test_when_a_job_has_ended_then_its_stream_is_whole_and_resuming_gives_no_text(self, site: Site) -> None:
+    def test_when_a_job_has_ended_then_its_stream_is_whole_and_the_browser_stays_away(self, site: Site) -> None:
         job_id = site.submit()
         result = site.producer.result(job_id, timeout_s=30)
 
         whole = site.read(job_id)
-        rest = site.read(job_id, last_event_id=whole[-1].id)
+        again = site.browser.get(f"/jobs/{job_id}/events", headers={"Last-Event-ID": whole[-1].id})
 
         assert text_of(whole) == result.choices[0].text
-        assert text_of(rest) == ""
+        assert again.status_code == 204
+
+    def test_when_a_job_was_cancelled_then_the_browser_is_told_and_stays_away(self, site: Site) -> None:
+        job_id = site.submit()
+        site.producer.cancel(job_id)
+
+        events = site.read(job_id)
+        again = site.browser.get(f"/jobs/{job_id}/events", headers={"Last-Event-ID": events[-1].id})
+
+        assert events[-1].kind == "failed"
+        assert again.status_code == 204
+
+    def test_when_the_output_has_expired_then_it_is_gone(self, site: Site) -> None:
+        job_id = site.submit()
+        site.producer.result(job_id, timeout_s=30)
+        site.producer.run(expire_output(JobId(job_id)))
+
+        answer = site.browser.get(f"/jobs/{job_id}/events")
+
+        assert answer.status_code == 410
 
     def test_when_the_job_is_unknown_then_it_is_not_found(self, site: Site) -> None:
         unknown = site.submit()[:-4] + "0000"
@@ -161,11 +188,11 @@ class TestGivenTheExampleBackend:
         assert answer.status_code == 422
         assert "max_tokens" in answer.json()["detail"]
 
-    def test_when_the_cursor_is_not_one_then_an_event_says_so(self, site: Site) -> None:
-        (event,) = site.read(site.submit(), last_event_id="not-a-place")
+    def test_when_the_cursor_is_not_one_then_the_answer_says_so(self, site: Site) -> None:
+        answer = site.browser.get(f"/jobs/{site.submit()}/events", headers={"Last-Event-ID": "not-a-place"})
 
-        assert event.kind == "failed"
-        assert "not-a-place" in str(event.data["error"])
+        assert answer.status_code == 400
+        assert "not-a-place" in answer.json()["detail"]
 
     def test_when_browsers_disconnect_then_the_backend_logs_no_error(self, site: Site) -> None:
         site.read(site.submit(), at_most=1)
