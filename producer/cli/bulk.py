@@ -213,7 +213,7 @@ def _report_how_to_retry(run: BulkRun, settings: BulkSettings) -> None:
 
 def _report_missing(run: BulkRun) -> None:
     problem = f" ({run.history_problem})" if run.history_problem else ""
-    keep = suggested("producer queues set", "--result-ttl", "SECONDS")
+    keep = suggested("producer queues set", "--result-ttl", "TIME")
     note(f"{run.summary.missing} results are missing, for example {run.summary.missing_example}: their data has "
          f"expired from the queue, and the history does not have them{problem}.")  # fmt: skip
     note("To look in another history, run the same command with --database-url. To run every line as a new job, add "

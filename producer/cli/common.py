@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 
 import click
 
+from sluice.producer.cli.durations import duration_s
 from sluice.producer.client import Producer
 from sluice.producer.contract.host.terminal import printable, say
 from sluice.producer.contract.jobs import OPTION_NAMES, Options
@@ -19,8 +20,6 @@ from sluice.producer.errors import InvalidSetting
 
 Command = TypeVar("Command", bound=Callable[..., Any])  # Any: a command's parameters are its options
 Values = dict[str, Any]  # Any: as above
-
-UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 _SEPARATORS = re.compile("[\\t\\n\\r]")
 """Separators of cells and lines in a table that is not for a terminal."""
@@ -97,9 +96,11 @@ def sampling_options(command: Command) -> Command:
             _option("--seed", int, "NUMBER", "Seed of the sampling. Default: random."),
             _option("--priority", int, "CLASS", "Priority class, 0 (least urgent) to 9. Default: 0."),
             _option("--tenant", str, "NAME", "Tenant of the job. Default: default."),
-            _option("--ttl", float, "SECONDS", "Expire if not started within this time. Default: never.", name="ttl_s"),
-            _option("--deadline", float, "SECONDS", "Expire if not ended within this time. Default: never."),
-            _option("--not-before", float, "SECONDS", "Start no sooner than after this time. Default: at once."),
+            _option(
+                "--ttl", duration_s, "TIME", "Expire if not started within this time. Default: never.", name="ttl_s"
+            ),
+            _option("--deadline", duration_s, "TIME", "Expire if not ended within this time. Default: never."),
+            _option("--not-before", duration_s, "TIME", "Start no sooner than after this time. Default: at once."),
             _option("--callback-url", str, "URL", "POST the end of each job to this URL."),
         ]
     ):
@@ -114,7 +115,7 @@ def _sampling_option(name: str, metavar: str, text: str) -> Callable[[Command], 
 
 
 def _option(
-    flag: str, kind: type[object], metavar: str, text: str, *, multiple: bool = False, name: str | None = None
+    flag: str, kind: Callable[..., object], metavar: str, text: str, *, multiple: bool = False, name: str | None = None
 ) -> Callable[[Command], Command]:
     return click.option(flag, *([name] if name else []), type=kind, metavar=metavar, multiple=multiple, help=text)
 
@@ -192,18 +193,6 @@ def when(ms: int | None) -> str:
     if ms is None:
         return "-"
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def duration_s(flag: str, text: str) -> int:
-    """Return the seconds of a time such as 90d, 12h, 30m or 45s.
-
-    Raises:
-        InvalidSetting: it is none.
-    """
-    found = re.fullmatch(r"([1-9][0-9]{0,6})([smhd])", text)
-    if found is None:
-        raise InvalidSetting(f"{flag} is a number and one of s, m, h and d, as 90d; got {text!r}")
-    return int(found[1]) * UNITS_S[found[2]]
 
 
 def confirmed(question: str, *, is_sure: bool) -> None:

@@ -19,6 +19,7 @@ from sluice.producer.cli.common import (
     show_table,
     when,
 )
+from sluice.producer.cli.durations import duration_s
 from sluice.producer.contract.calls import BatchView, JobView
 from sluice.producer.contract.host.terminal import say
 from sluice.producer.operations.dead import DeadFilter
@@ -63,15 +64,15 @@ def cancel(job_ids: tuple[str, ...], *, batch: str | None, reason: str | None, *
 @click.option(
     "--min-age",
     "min_age_s",
-    metavar="SECONDS",
-    type=click.FloatRange(0),
+    metavar="TIME",
+    type=duration_s,
     help="Select jobs that failed at least this long ago.",
 )
 @click.option(
     "--max-age",
     "max_age_s",
-    metavar="SECONDS",
-    type=click.FloatRange(0),
+    metavar="TIME",
+    type=duration_s,
     help="Select jobs that failed at most this long ago.",
 )
 @click.option("--yes", "is_sure", is_flag=True, help="Requeue the selected jobs instead of listing them.")
@@ -87,8 +88,8 @@ def requeue(job_ids: tuple[str, ...], *, is_all: bool, is_sure: bool, as_json: b
     \b
     Example:
         producer requeue 0.default.1f0c6a
-        producer requeue --error-code out_of_memory --max-age 3600
-        producer requeue --error-code out_of_memory --max-age 3600 --yes
+        producer requeue --error-code out_of_memory --max-age 1h
+        producer requeue --error-code out_of_memory --max-age 1h --yes
     """
     names = ("error_code", "tenant", "batch", "min_age_s", "max_age_s")
     given = {name: values.pop(name) for name in names}
@@ -182,9 +183,7 @@ def close_batch(name: str, *, callback_url: str | None, as_json: bool, **values:
 
 @batches.command("expire")
 @click.argument("name")
-@click.option(
-    "--in", "in_s", metavar="SECONDS", type=click.FloatRange(0), required=True, help="Time until the deadline."
-)
+@click.option("--in", "in_s", metavar="TIME", type=duration_s, required=True, help="Time until the deadline.")
 @json_option
 @connection_options
 def expire_batch(name: str, *, in_s: float, as_json: bool, **values: object) -> None:
@@ -192,7 +191,7 @@ def expire_batch(name: str, *, in_s: float, as_json: bool, **values: object) -> 
 
     \b
     Example:
-        producer batches expire prompts-1f0c6a --in 3600
+        producer batches expire prompts-1f0c6a --in 1h
     """
     with producer_of(values) as producer:
         _show(producer.expire_batch(name, timedelta(seconds=in_s)), as_json=as_json)

@@ -11,12 +11,13 @@ from dataclasses import asdict, dataclass, field
 import click
 
 from sluice.producer.cli.common import connection_options, is_watched, json_option, note, producer_of
+from sluice.producer.cli.durations import duration_s
 from sluice.producer.cli.hints import suggested
 from sluice.producer.contract.calls import BatchView
 from sluice.producer.contract.host.terminal import say
 from sluice.producer.errors import BatchNotFound
 
-EVERY_S, RATE_S, MORE_WITHIN_S = 1.0, 30.0, 60.0
+EVERY_S, RATE_S, MORE_WITHIN = 1.0, 30.0, "1m"
 SOME_FAILED = 1
 
 Show = Callable[["Progress"], None]
@@ -88,15 +89,15 @@ class End:
 @click.command()
 @click.argument("batch")
 @click.option(
-    "--more-within", "more_within_s", type=click.FloatRange(0), default=MORE_WITHIN_S, show_default=True,
-    help="Seconds to wait for more jobs of an open batch, after all that it has have ended.",
+    "--more-within", "more_within_s", metavar="TIME", type=duration_s, default=MORE_WITHIN, show_default=True,
+    help="Wait this long for more jobs of an open batch, after all that it has have ended.",
 )  # fmt: skip
 @json_option
 @connection_options
 def follow(batch: str, *, more_within_s: float, as_json: bool, **values: object) -> None:
     """Show the progress of a batch until it is closed and all of its jobs have ended.
 
-    An open batch may get more jobs. It is over once all have ended and no more came for `--more-within` seconds.
+    An open batch may get more jobs. It is over once all have ended and no more came for `--more-within`.
 
     Works from any host, also after the process that submitted the batch has left. The exit code is 1 if a job failed,
     was cancelled or expired.

@@ -21,6 +21,7 @@ from sluice.producer.cli.common import (
     show_table,
     when,
 )
+from sluice.producer.cli.durations import duration_s
 from sluice.producer.client import Producer
 from sluice.producer.contract.host.state_folder import history_path
 from sluice.producer.contract.host.terminal import say
@@ -37,6 +38,11 @@ STATES = [state.value for state in JobState]
 LIST_HEADERS = ("id", "state", "attempts", "submitted", "queue_s", "ttft_s", "e2e_s", "output_tokens", "reason")
 
 
+_since_option = click.option(
+    "--since", "since_s", metavar="TIME", type=duration_s, help="Include only jobs submitted within this time."
+)
+
+
 @click.group()
 def jobs() -> None:
     """Show jobs, from the history and from the queue."""
@@ -46,7 +52,7 @@ def jobs() -> None:
 @click.option("--batch", metavar="NAME", help="Include only jobs of this batch.")
 @click.option("--state", type=click.Choice(STATES), help="Include only jobs in this state.")
 @click.option("--tenant", metavar="NAME", help="Include only jobs of this tenant.")
-@click.option("--since", "since_s", metavar="SECONDS", type=float, help="Include only jobs submitted within this time.")
+@_since_option
 @click.option(
     "--limit", metavar="COUNT", type=click.IntRange(1), default=50, show_default=True, help="Maximum number of jobs."
 )
@@ -246,7 +252,7 @@ def _facts(status: JobStatus) -> Values:
 @jobs.command("latency")
 @click.option("--batch", metavar="NAME", help="Include only jobs of this batch.")
 @click.option("--tenant", metavar="NAME", help="Include only jobs of this tenant.")
-@click.option("--since", "since_s", metavar="SECONDS", type=float, help="Include only jobs submitted within this time.")
+@_since_option
 @json_option
 @database_option
 @connection_options

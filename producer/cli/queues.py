@@ -12,7 +12,6 @@ from sluice.producer.cli.common import (
     Values,
     confirmed,
     connection_options,
-    duration_s,
     json_option,
     note,
     producer_of,
@@ -20,6 +19,7 @@ from sluice.producer.cli.common import (
     show_table,
     when,
 )
+from sluice.producer.cli.durations import duration_s
 from sluice.producer.client import Producer
 from sluice.producer.contract.calls import QueueSettings, QueueView
 from sluice.producer.contract.durability import read_durability
@@ -101,22 +101,22 @@ def _totals(name: str, views: Sequence[QueueView]) -> Values:
 
 @queues.command()
 @click.option(
-    "--within", metavar="TIME", default="5m", show_default=True, help="Time to clear the backlog: 30s, 5m, 1h."
-)
+    "--within", "within_s", metavar="TIME", type=duration_s, default="5m", show_default=True,
+    help="Time to clear the backlog: 30s, 5m, 1h.",
+)  # fmt: skip
 @click.option("--min", "min_workers", metavar="COUNT", type=int, default=0, show_default=True,
               help="Want at least this many workers.")  # fmt: skip
 @click.option("--max", "max_workers", metavar="COUNT", type=int, default=100, show_default=True,
               help="Want at most this many workers.")  # fmt: skip
 @json_option
 @connection_options
-def scale(*, within: str, min_workers: int, max_workers: int, as_json: bool, **values: object) -> None:
+def scale(*, within_s: float, min_workers: int, max_workers: int, as_json: bool, **values: object) -> None:
     """Show the backlog of a queue in tokens, what a worker gets through, and how many workers clear it in time.
 
     \b
     Example:
         producer queues scale --queue default --within 5m --max 8 --json
     """
-    within_s = duration_s("--within", within)
     policy = ScalePolicy(within_s=within_s, min_workers=min_workers, max_workers=max_workers)
     name = str(values["queue"])
     with producer_of(values) as producer:
@@ -185,8 +185,8 @@ def purge(*, tenant: str | None, is_sure: bool, **values: object) -> None:
 @click.option(
     "--age-step",
     "age_step_s",
-    metavar="SECONDS",
-    type=click.FloatRange(0),
+    metavar="TIME",
+    type=duration_s,
     help="Raise a job by one class, among those below the highest, after this waiting time; 0: strict classes.",
 )
 @click.option(
@@ -199,13 +199,11 @@ def purge(*, tenant: str | None, is_sure: bool, **values: object) -> None:
 @click.option(
     "--channel-ttl",
     "channel_ttl_s",
-    metavar="SECONDS",
-    type=click.FloatRange(0),
+    metavar="TIME",
+    type=duration_s,
     help="Keep a channel this long after its job has ended.",
 )
-@click.option(
-    "--result-ttl", "result_ttl_s", metavar="SECONDS", type=click.FloatRange(0), help="Keep results this long."
-)
+@click.option("--result-ttl", "result_ttl_s", metavar="TIME", type=duration_s, help="Keep results this long.")
 @click.option(
     "--ttft-target",
     "ttft_target_s",

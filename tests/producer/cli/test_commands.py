@@ -217,7 +217,7 @@ class TestGivenJobsInTheQueue:
         assert "wanted_workers\t1" in run("queues", "scale").out
 
     @pytest.mark.parametrize(
-        ("option", "words"), [(("--within", "soon"), "--within is a number"), (("--min", "3", "--max", "2"), "min 3")]
+        ("option", "words"), [(("--within", "soon"), "expected a time such"), (("--min", "3", "--max", "2"), "min 3")]
     )
     def test_when_the_scale_has_a_wrong_option_then_one_sentence_says_so(
         self, run: Run, option: tuple[str, ...], words: str
