@@ -9,7 +9,7 @@ in any batch. Tokens are bytes, so every prompt can be encoded and every output 
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from math import log
@@ -77,7 +77,7 @@ class NullTokenizer:
         """Decode bytes to text; invalid UTF-8 becomes U+FFFD, and the end-of-sequence token gives no text."""
         return bytes(token_id for token_id in token_ids if token_id < END_OF_SEQUENCE).decode(errors="replace")
 
-    def stream(self, *, skip_special_tokens: bool) -> ByteDetokenizer:
+    def stream(self, *, skip_special_tokens: bool, after: Sequence[int] = ()) -> ByteDetokenizer:
         """Begin the text of a choice."""
         return ByteDetokenizer(_PIECES)
 

@@ -181,6 +181,9 @@ class Request:
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
     num_choices: int = 1
+    is_chat: bool = False
+    """Whether the output begins a text of its own. Otherwise it continues the prompt's."""
+
     priority: int = 0
     """Its class: a higher one goes first under the policy `priority`."""
 

@@ -105,7 +105,7 @@ class Words:
         """Return the text of tokens."""
         return "".join(f" {token_id}" for token_id in token_ids)
 
-    def stream(self, *, skip_special_tokens: bool) -> ByteDetokenizer:
+    def stream(self, *, skip_special_tokens: bool, after: Sequence[int] = ()) -> ByteDetokenizer:
         """Begin the text of a choice."""
         return ByteDetokenizer(self._pieces)
 

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -53,7 +53,7 @@ class _NoText:
         """Return no text."""
         return ""
 
-    def stream(self, *, skip_special_tokens: bool) -> "_NoText":
+    def stream(self, *, skip_special_tokens: bool, after: Sequence[int] = ()) -> "_NoText":
         """Begin the text of a choice."""
         return self
 

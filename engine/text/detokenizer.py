@@ -13,7 +13,7 @@ is exact if the decoder does not change early text when tokens are appended.
 """
 
 from codecs import utf_8_decode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from sluice.engine.executor import TextDecoder
@@ -38,16 +38,16 @@ class Detokenizer(Protocol):
 class StreamingDecoder(TextDecoder, Protocol):
     """A decoder with a better way to stream than decoding windows."""
 
-    def stream(self, *, skip_special_tokens: bool) -> Detokenizer:
-        """Begin the text of a choice."""
+    def stream(self, *, skip_special_tokens: bool, after: Sequence[int] = ()) -> Detokenizer:
+        """Begin the text of a choice. It follows the text of the tokens `after`, if there are any."""
         ...
 
 
-def stream_opener(decoder: TextDecoder) -> Callable[[bool], Detokenizer]:
-    """Return the best detokenizer factory of `decoder`, with or without special tokens."""
+def stream_opener(decoder: TextDecoder) -> Callable[[bool, Sequence[int]], Detokenizer]:
+    """Return the best detokenizer factory of `decoder`, with or without special tokens, after other tokens."""
     if isinstance(decoder, StreamingDecoder):
-        return lambda skips: decoder.stream(skip_special_tokens=skips)
-    return lambda skips: WindowDetokenizer(decoder, skip_special_tokens=skips)
+        return lambda skips, after: decoder.stream(skip_special_tokens=skips, after=after)
+    return lambda skips, after: WindowDetokenizer(decoder, skip_special_tokens=skips, after=after)
 
 
 class ByteDetokenizer:
@@ -139,13 +139,15 @@ class WindowDetokenizer:
 
     __slots__ = ("_before", "_decoder", "_skip_special_tokens", "_tokens")
 
-    def __init__(self, decoder: TextDecoder, *, skip_special_tokens: bool) -> None:
+    def __init__(self, decoder: TextDecoder, *, skip_special_tokens: bool, after: Sequence[int] = ()) -> None:
         self._decoder = decoder
         self._skip_special_tokens = skip_special_tokens
-        self._tokens: list[int] = []
+        self._tokens = list(after)
         """The window: tokens already shown, for context, then those whose text is incomplete."""
 
-        self._before = 0
+        if self._decode(self._tokens).endswith(_OPEN):
+            self._tokens.clear()
+        self._before = len(self._tokens)
         """Number of tokens already shown."""
 
     def push(self, token_id: int) -> str:

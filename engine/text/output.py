@@ -13,6 +13,9 @@ from sluice.engine.text.detokenizer import Detokenizer, stream_opener
 from sluice.engine.text.logprobs import PlacedDetokenizer, bytes_reader
 from sluice.engine.text.stopping import StopMatcher, prepared
 
+_CONTEXT_TOKENS = 8
+"""Tokens of a prompt that decide how the text that follows it begins."""
+
 
 class ChoiceOutput:
     """Output of one choice so far. Mutable.
@@ -152,7 +155,10 @@ class Outputs:
 
     def make(self, request: Request, sequence: Sequence) -> ChoiceOutput:
         """Begin the output of a choice, replaying what an earlier attempt published."""
-        detokenizer = self._open_stream(request.sampling.skip_special_tokens)
+        # Of an id that the model does not know, no decoder need know the text: the request is about to be rejected.
+        last = request.prompt_token_ids[-_CONTEXT_TOKENS:] if not request.is_chat else ()
+        after = [token_id for token_id in last if 0 <= token_id < self._limits.vocab_size]
+        detokenizer = self._open_stream(request.sampling.skip_special_tokens, after)
         if request.sampling.logprobs is not None:
             detokenizer = PlacedDetokenizer(detokenizer, self._token_bytes)
         output = ChoiceOutput(request, sequence, detokenizer, self._limits)

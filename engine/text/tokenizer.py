@@ -5,7 +5,7 @@ It uses `tokenizers`; transformers is imported only for a folder without tokeniz
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -69,11 +69,11 @@ class Tokenizer:
         """Return the text of `token_ids`; unknown ids give no text."""
         return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
-    def stream(self, *, skip_special_tokens: bool) -> Detokenizer:
-        """Begin the text of a choice."""
+    def stream(self, *, skip_special_tokens: bool, after: Sequence[int] = ()) -> Detokenizer:
+        """Begin the text of a choice. It follows the text of the tokens `after`, if there are any."""
         if self._open_stream is None:
-            return WindowDetokenizer(self, skip_special_tokens=skip_special_tokens)
-        return self._open_stream(skip_special_tokens)
+            return WindowDetokenizer(self, skip_special_tokens=skip_special_tokens, after=after)
+        return self._open_stream(skip_special_tokens, after)
 
     def token_bytes(self, token_id: int) -> bytes | None:
         """Return the bytes that a token adds to a text, or the text of a special token; None for an unknown id."""
@@ -304,14 +304,20 @@ _STRIPPING: list[object] = [*_FUSING, {"type": "Strip", "content": " ", "start":
 """One that drops a space at the beginning, such as those of Llama 2 and Mistral."""
 
 
-def _stream_of(backend: Backend) -> Callable[[bool], Detokenizer] | None:
+def _stream_of(backend: Backend) -> Callable[[bool, Sequence[int]], Detokenizer] | None:
     """Return how tokens become text one at a time; None if only the decoder itself can tell."""
     match [_pieces_of(backend, skips_special=skips) for skips in (False, True)]:
         case [_BytePieces() as shown, _BytePieces() as skipped]:
-            return lambda skips: ByteDetokenizer(skipped if skips else shown)
+            return lambda skips, _: ByteDetokenizer(skipped if skips else shown)
         case [_SentencePieces() as shown, _SentencePieces() as skipped]:
             strips = _steps(backend.decoder) == _STRIPPING
-            return lambda skips: PieceDetokenizer(skipped if skips else shown, strips_first_space=strips)
+
+            def open_stream(skips: bool, after: Sequence[int]) -> Detokenizer:
+                pieces = skipped if skips else shown
+                is_first = all(pieces[token_id] == "" for token_id in after)
+                return PieceDetokenizer(pieces, strips_first_space=strips and is_first)
+
+            return open_stream
         case _:
             return None
 

@@ -126,6 +126,7 @@ class Translator:
         return Request(
             id=job.request_id,
             prompt_token_ids=prompt_token_ids,
+            is_chat=self.is_chat(prompt, spec),
             sampling=sampling_of(spec.options, resolved, leased.seed),
             num_choices=leased.choices,
             priority=leased.priority,
@@ -151,6 +152,12 @@ class Translator:
         room = self.max_job_tokens - num_prompt_tokens
         return resolve(options, self.defaults, self.end_token_ids, room=room)
 
+    def is_chat(self, prompt: Prompt, spec: JobSpec) -> bool:
+        """Return whether the chat template renders a prompt."""
+        if isinstance(prompt, str):
+            return spec.as_chat and self.template is not None
+        return bool(prompt) and isinstance(prompt[0], Message)
+
     def token_ids(self, prompt: Prompt, spec: JobSpec, *, now_ms: int) -> tuple[int, ...] | list[int]:
         """Encode a prompt; a chat template may show `now_ms` as the current date.
 
@@ -158,7 +165,7 @@ class Translator:
             JobRejected: the model cannot take such a prompt.
             PromptTooLong: the text cannot fit its context.
         """
-        if isinstance(prompt, str) and spec.as_chat and self.template is not None:
+        if isinstance(prompt, str) and self.is_chat(prompt, spec):
             prompt = (Message(role="user", content=prompt),)
         if isinstance(prompt, str):
             return self.encode(prompt, add_special_tokens=spec.add_special_tokens)

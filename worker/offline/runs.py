@@ -153,6 +153,7 @@ class Runs:
         request = Request(
             id=str(next(self._ids)),
             prompt_token_ids=tuple(token_ids),
+            is_chat=self._translator.is_chat(prompt, asked.spec),
             sampling=sampling_of(options, self._translator.resolve(options, len(token_ids)), _seed_of(asked)),
             num_choices=options.n,
             arrival_s=monotonic_s(),

@@ -106,6 +106,16 @@ class TestGivenADecoderOfItsOwnKind:
 
         assert [stream.push(token_id) for token_id in (0, 1, 2, 0)] == ["one", " two", " three", " one"]
 
+    def test_when_it_follows_other_words_then_it_is_joined_to_them(self) -> None:
+        stream = WindowDetokenizer(WordDecoder(), skip_special_tokens=True, after=(0, 9))
+
+        assert [stream.push(token_id) for token_id in (1, 2)] == [" two", " three"]
+
+    def test_when_it_follows_a_part_of_a_character_then_it_begins_anew(self) -> None:
+        stream = WindowDetokenizer(RawDecoder(), skip_special_tokens=True, after=EURO[:2])
+
+        assert [stream.push(byte) for byte in b"ab"] == ["a", "b"]
+
     def test_when_tokens_without_text_come_without_end_then_the_window_stays_small(self) -> None:
         decoded: list[int] = []
 
@@ -159,7 +169,7 @@ class TestGivenADecoderOfItsOwnKind:
 
 class TestGivenADecoder:
     def test_when_it_can_stream_then_its_own_way_is_taken(self) -> None:
-        assert isinstance(stream_opener(NullTokenizer())(True), ByteDetokenizer)
+        assert isinstance(stream_opener(NullTokenizer())(True, ()), ByteDetokenizer)
 
     def test_when_it_cannot_then_windows_are_decoded(self) -> None:
-        assert isinstance(stream_opener(WordDecoder())(True), WindowDetokenizer)
+        assert isinstance(stream_opener(WordDecoder())(True, ()), WindowDetokenizer)

@@ -1,6 +1,9 @@
 """What is said of one choice, row by row."""
 
+from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from sluice.engine.batch import Sampled
 from sluice.engine.executor import ModelLimits
@@ -9,6 +12,8 @@ from sluice.engine.request import FailureKind, Finish, FinishReason, Request, Sa
 from sluice.engine.sequence import Sequence
 from sluice.engine.text.detokenizer import Detokenizer, PieceDetokenizer
 from sluice.engine.text.output import ChoiceOutput, Outputs
+from sluice.engine.text.tokenizer import Tokenizer, TokenizerFacts
+from tests.engine.vocabularies import sentence_piece_backend
 
 LIMITS = ModelLimits(
     max_model_len=100,
@@ -108,6 +113,41 @@ class TestGivenAnOpenCharacter:
         delta = choice.end(Finish(reason=FinishReason.ABORTED))
 
         assert (delta.start, delta.token_ids, delta.text) == (2, (), "\ufffd")
+
+
+TOKENIZER = Tokenizer(sentence_piece_backend(), TokenizerFacts(special_tokens={}))
+BEGIN, THE, FOX = (TOKENIZER.token_id(token) or 0 for token in ("<s>", "▁the", "▁fox"))
+
+
+class TestGivenAVocabularyWithASpaceBeforeWords:
+    """Llama 2's: its decoder drops the space at the beginning of a text."""
+
+    @staticmethod
+    def _text(*prompt: int, is_chat: bool = False, num_published: int = 0) -> str:
+        """What is visible of two words after a prompt, of which an earlier attempt published some."""
+        words = (THE, FOX)
+        request = Request(id="r", prompt_token_ids=prompt, is_chat=is_chat)
+        token_ids = [*prompt, *words[:num_published]]
+        sequence = Sequence(
+            id=0, request_id="r", choice=0, sampling=request.sampling, token_ids=token_ids,
+            num_prompt_tokens=len(prompt),
+        )  # fmt: skip
+        limits = replace(LIMITS, vocab_size=TOKENIZER.vocab_size)
+        return Outputs(TOKENIZER, limits).make(request, sequence).accept(Sampled(words[num_published:])).text
+
+    def test_when_a_text_is_continued_then_the_space_after_it_stays(self) -> None:
+        assert self._text(BEGIN, FOX) == " the fox"
+
+    @pytest.mark.parametrize("is_chat", [True, False])
+    def test_when_a_text_begins_then_it_has_no_space_before_it(self, is_chat: bool) -> None:
+        assert self._text(BEGIN, *[FOX] * is_chat, is_chat=is_chat) == "the fox"
+
+    @pytest.mark.parametrize("is_chat", [True, False])
+    def test_when_an_earlier_attempt_is_replayed_then_the_text_goes_on(self, is_chat: bool) -> None:
+        assert self._text(FOX, is_chat=is_chat, num_published=1) == " fox"
+
+    def test_when_the_prompt_has_unknown_tokens_then_it_can_be_rejected(self) -> None:
+        assert self._text(-1, 10**6) == "the fox"
 
 
 class TestGivenAStopStringThatIsAByteToken:

@@ -66,7 +66,9 @@ class TestGivenAPromptOfEachKind:
         assert translator().request(bare).prompt_token_ids == (97,)
 
     def test_when_it_is_token_ids_then_they_pass_through(self) -> None:
-        assert translator().request(held((5, 6, 7))).prompt_token_ids == (5, 6, 7)
+        request = translator().request(held((5, 6, 7)))
+
+        assert (request.prompt_token_ids, request.is_chat) == ((5, 6, 7), False)
 
     def test_when_it_is_a_chat_then_the_template_writes_all_of_it(self) -> None:
         template = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
@@ -75,6 +77,7 @@ class TestGivenAPromptOfEachKind:
         request = translator(template).request(held(chat))
 
         assert "".join(map(chr, request.prompt_token_ids)) == "<s>[system]x[user]y"
+        assert request.is_chat
 
     @pytest.mark.parametrize(
         ("template", "expected"), [("[{{ messages[0].role }}]{{ messages[0].content }}", "[user]y"), (None, "\x01y")]
@@ -85,6 +88,7 @@ class TestGivenAPromptOfEachKind:
         request = translator(template).request(held("y", spec=JobSpec(as_chat=True)))
 
         assert "".join(map(chr, request.prompt_token_ids)) == expected
+        assert request.is_chat == (template is not None)
 
     def test_when_translated_then_identity_seed_priority_and_tenant_travel(self) -> None:
         spec = JobSpec(options=JobOptions(max_tokens=5, temperature=0.5, stop=("x",), logit_bias={3: 1.0}))

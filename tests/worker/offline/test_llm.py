@@ -316,7 +316,7 @@ class TestGivenWrongArguments:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"temperature": -1.0}, "temperature must be 0"),
+            ({"temperature": -1.0}, "temperature must be in"),
             ({"max_token": 3}, "Did you mean 'max_tokens'"),
             ({"seed": -1}, "seed must be a whole number"),
             ({"n": 0}, "n must be in"),
