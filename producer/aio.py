@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 from sluice.producer import config
 from sluice.producer.client import AnyJob, durability_policy, embedded_use, link_settings
 from sluice.producer.contract.calls import BatchView, JobView, QueueSettings, QueueView
-from sluice.producer.contract.jobs import Job, JobEncoder, Moment, Options, PromptLike, only_prompt, template
+from sluice.producer.contract.jobs import Job, JobEncoder, Moment, Options, PromptLike, only_prompt
 from sluice.producer.contract.transport.drivers import drive_events_async
 from sluice.producer.contract.waits import OnWait, WaitNotifier
 from sluice.producer.contract.wire import JobId, JobResult
@@ -50,7 +50,7 @@ class AsyncProducer:
         url: str | None = None,
         *,
         queue: str = "default",
-        partitions: int = 1,
+        partitions: int | None = None,
         durability: str | None = None,
         database_url: str | None = None,
         patience_s: float = 30.0,
@@ -93,9 +93,10 @@ class AsyncProducer:
         **options: Unpack[Options],
     ) -> Receipt:
         """Do as `Producer.submit`."""
-        made = template(options, partitions=self._queue.partitions).new_job(only_prompt(prompt, messages, token_ids))
-        partition = self._queue.keys_of(made.id).partition
-        durability_check = await self._link.run(self._durability.resolve(self._queue, durability, partition))
+        only = only_prompt(prompt, messages, token_ids)
+        made, durability_check = await self._link.run(
+            submission.prepare(self._queue, self._durability, only, durability, options)
+        )
         is_chosen = options.get("job_id") is not None
         return await self._link.run(
             submit_within(
@@ -113,6 +114,7 @@ class AsyncProducer:
         **options: Unpack[Options],
     ) -> AsyncIterator[SubmitAnswer]:
         """Do as `Producer.submit_many`; the jobs may come from an asynchronous iterator."""
+        await self._link.run(self._queue.read())
         encoder = JobEncoder(options, partitions=self._queue.partitions)
         durability_check = await self._link.run(self._durability.resolve(self._queue, durability))
         packer, waits = Packer(durability_check), RetryAfterEstimator(self._queue)

@@ -17,7 +17,7 @@ from sluice.producer import config
 from sluice.producer.contract.calls import BatchView, JobView, QueueSettings, QueueView
 from sluice.producer.contract.durability import read_durability
 from sluice.producer.contract.host.state_folder import state_dir
-from sluice.producer.contract.jobs import Job, JobEncoder, Moment, Options, Prepared, PromptLike, only_prompt, template
+from sluice.producer.contract.jobs import Job, JobEncoder, Moment, Options, Prepared, PromptLike, only_prompt
 from sluice.producer.contract.transport import embedded
 from sluice.producer.contract.transport.drivers import drive_events
 from sluice.producer.contract.waits import OnWait, WaitNotifier
@@ -52,7 +52,8 @@ class Producer:
         url: redis://, rediss://, unix://, redis+sentinel:// or redis+cluster:// URL. Default: SLUICE_REDIS_URL, else
             the embedded server, which is started if needed.
         queue: Name of the queue.
-        partitions: Number of partitions of the queue.
+        partitions: Number of partitions of the queue, which must be that of its workers. Default: theirs, or 1 while
+            no worker has served the queue.
         durability: Default of submits: memory, aof, fsync or replica:N. Default: that of the queue's settings.
         database_url: SQLAlchemy URL of the job history, for `jobs`. Default: SLUICE_DATABASE_URL, else the SQLite file
             of the embedded server.
@@ -71,7 +72,7 @@ class Producer:
         url: str | None = None,
         *,
         queue: str = "default",
-        partitions: int = 1,
+        partitions: int | None = None,
         durability: str | None = None,
         database_url: str | None = None,
         patience_s: float = 30.0,
@@ -97,7 +98,7 @@ class Producer:
 
     @property
     def target(self) -> Queue:
-        """The name and the partitions of its queue."""
+        """Its queue."""
         return self._queue
 
     def close(self) -> None:
@@ -131,9 +132,10 @@ class Producer:
             IdempotencyConflict: the key belongs to a job with another prompt or options.
             QueueUnreachable, QueueRefused: the server is unreachable, or refuses.
         """
-        made = template(options, partitions=self._queue.partitions).new_job(only_prompt(prompt, messages, token_ids))
-        partition = self._queue.keys_of(made.id).partition
-        durability_check = self._link.run(self._durability.resolve(self._queue, durability, partition))
+        only = only_prompt(prompt, messages, token_ids)
+        made, durability_check = self._link.run(
+            submission.prepare(self._queue, self._durability, only, durability, options)
+        )
         is_chosen = options.get("job_id") is not None
         return self._link.run(
             submit_within(
@@ -158,6 +160,7 @@ class Producer:
             DurabilityRefused: as in `submit`. For a single less durable job, a LessDurable is yielded instead.
             QueueUnreachable, QueueRefused: the server is unreachable, or refuses; submit again with the same ids.
         """
+        self._link.run(self._queue.read())
         encoder = JobEncoder(options, partitions=self._queue.partitions)
         return self.submit_prepared(map(encoder.prepare, jobs), durability=durability)
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import cache
 
+from sluice.producer.contract.errors import InvalidSetting
 from sluice.producer.contract.job_ids import split_job_id
 from sluice.producer.contract.limits import MAX_PRIORITY
 from sluice.producer.contract.wire import JobId
@@ -88,6 +89,26 @@ class QueueKeys:
     def channel(self, job_id: JobId, choice: int = 0) -> str:
         """Return the stream of tokens of one choice."""
         return self.key("channel", *split_job_id(job_id)[1:], choice)
+
+
+def served_partitions(queue: str, stated: object, asked: int | None) -> int | None:
+    """Return a queue's number of partitions: its workers', else the user's; None if neither has named one.
+
+    Args:
+        queue: Name of the queue.
+        stated: The reply to HGET for its setting `partitions`, which workers write when they start.
+        asked: The number that the user named, if any.
+
+    Raises:
+        InvalidSetting: the two differ.
+    """
+    served = int(stated) if isinstance(stated, bytes) and stated.isdigit() else 0
+    if served and asked not in (None, served):
+        raise InvalidSetting(
+            f"the workers of queue {queue!r} serve {served} partitions, and this client was made for {asked}: set "
+            f"SLUICE_PARTITIONS={served}"
+        )
+    return served or asked
 
 
 @cache

@@ -17,7 +17,8 @@ from sluice.producer.operations.scripts import SLICES_PER_TRIP, ask_calls
 
 def batch(queue: Queue, name: str) -> Operation[BatchView]:
     """Read the totals of a batch over all partitions."""
-    return calls.join_batch((yield from ask_calls([calls.inspect_batch(keys, name) for keys in queue.all_keys()])))
+    made = [calls.inspect_batch(keys, name) for keys in (yield from queue.all_keys())]
+    return calls.join_batch((yield from ask_calls(made)))
 
 
 def known_batch(queue: Queue, name: str) -> Operation[BatchView]:
@@ -39,7 +40,7 @@ def close_batch(queue: Queue, name: str, callback_url: str | None) -> Operation[
         BatchNotFound: it has no jobs.
     """
     yield from known_batch(queue, name)
-    made = [calls.close_batch(keys, name, callback_url=callback_url) for keys in queue.all_keys()]
+    made = [calls.close_batch(keys, name, callback_url=callback_url) for keys in (yield from queue.all_keys())]
     return calls.join_batch((yield from ask_calls(made)))
 
 
@@ -62,7 +63,7 @@ def cancel_batch(queue: Queue, name: str, reason: str | None) -> Operation[Batch
     """
     yield from known_batch(queue, name)
     num_ended = num_asked = 0
-    for keys in queue.all_keys():
+    for keys in (yield from queue.all_keys()):
         has_more = True
         while has_more:
             one_slice = calls.cancel_batch(keys, name, reason=reason)
@@ -83,5 +84,6 @@ def expire_batch(queue: Queue, name: str, deadline: Moment, *, is_new: bool = Fa
     deadline_ms = moment_ms("deadline", deadline) or 0
     if not is_new:
         yield from known_batch(queue, name)
-    yield from ask_calls([calls.expire_batch(keys, name, deadline_ms=deadline_ms) for keys in queue.all_keys()])
+    made = [calls.expire_batch(keys, name, deadline_ms=deadline_ms) for keys in (yield from queue.all_keys())]
+    yield from ask_calls(made)
     return (yield from batch(queue, name))

@@ -40,13 +40,13 @@ def delete(queue: Queue, job_ids: Sequence[JobId]) -> Operation[list[bool]]:
 
 def pause(queue: Queue, *, is_paused: bool) -> Operation[None]:
     """Pause or resume a queue."""
-    yield from ask_calls([calls.pause(keys, is_paused=is_paused) for keys in queue.all_keys()])
+    yield from ask_calls([calls.pause(keys, is_paused=is_paused) for keys in (yield from queue.all_keys())])
 
 
 def purge(queue: Queue, tenant: str | None) -> Operation[int]:
     """Cancel every waiting job (of one tenant), in slices; returns how many."""
     total = 0
-    for keys in queue.all_keys():
+    for keys in (yield from queue.all_keys()):
         has_more = True
         while has_more:
             num_jobs, has_more = yield from ask_call(calls.purge(keys, tenant=tenant))
@@ -56,7 +56,8 @@ def purge(queue: Queue, tenant: str | None) -> Operation[int]:
 
 def configure(queue: Queue, settings: calls.QueueSettings) -> Operation[None]:
     """Write the settings of a queue."""
-    yield from ask_calls([calls.configure(keys, settings) for keys in queue.all_keys()])
+    yield from ask_calls([calls.configure(keys, settings) for keys in (yield from queue.all_keys())])
+    queue.forget()
 
 
 def server_id(queue: Queue) -> Operation[str]:

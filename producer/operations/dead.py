@@ -46,7 +46,8 @@ class DeadFilter:
 def dead_jobs(queue: Queue, wanted: DeadFilter) -> Operation[list[JobView]]:
     """Return the selected dead jobs, oldest failure first. Changes nothing."""
     found: list[JobView] = []
-    for survey, keys in zip((yield from inspect(queue)), queue.all_keys(), strict=True):
+    for partition, survey in enumerate((yield from inspect(queue))):
+        keys = queue.keys(partition)
         # An id has its tenant: the jobs of others need not be read.
         ids = [job_id for job_id in (yield from _dead_ids(keys)) if wanted.tenant in (None, split_job_id(job_id)[1])]
         views = yield from for_jobs(queue, ids, calls.status, slice_jobs=limits.MAX_JOBS_PER_CALL)

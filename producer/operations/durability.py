@@ -1,7 +1,6 @@
 """Resolve the durability of a submit: the caller's, else the client's, else that of the queue's settings.
 
-A server that cannot guarantee it is refused before any job is sent. Facts about the server are cached for a while. The
-settings also state the number of partitions, which is checked here.
+A server that cannot guarantee it is refused before any job is sent. Facts about the server are cached for a while.
 """
 
 from dataclasses import dataclass, field
@@ -16,12 +15,9 @@ from sluice.producer.contract.durability import (
     persistence_in,
     read_durability,
 )
-from sluice.producer.errors import DurabilityRefused, InvalidJob, InvalidSetting, QueueUnreachable
+from sluice.producer.errors import DurabilityRefused, InvalidJob, InvalidSetting
 from sluice.producer.operations.operation import Ask, Operation, Reply
-from sluice.producer.operations.queue import Queue
-
-KEPT_S = 10.0
-"""How long the default of a queue and the guarantees of its server are cached."""
+from sluice.producer.operations.queue import KEPT_S, Queue
 
 TIMEOUT_S = 5.0
 """Longest wait for a disk or for replicas, far below the timeout of a silent connection."""
@@ -35,8 +31,8 @@ class DurabilityPolicy:
     """The durability of calls that name none; None takes that of the queue."""
 
     timeout_s: float = TIMEOUT_S
-    _known: dict[Durability | None, tuple[DurabilityCheck, float]] = field(
-        default_factory=dict[Durability | None, tuple[DurabilityCheck, float]]
+    _known: dict[Durability, tuple[DurabilityCheck, float]] = field(
+        default_factory=dict[Durability, tuple[DurabilityCheck, float]]
     )
 
     def resolve(self, queue: Queue, asked: str | None, partition: int = 0) -> Operation[DurabilityCheck]:
@@ -53,45 +49,23 @@ class DurabilityPolicy:
             DurabilityRefused: this server cannot guarantee it.
         """
         wanted = self.default if asked is None else read_durability(asked)
+        default = yield from queue.read(partition)
+        if wanted is None:
+            wanted = _default(queue, default)
+        if wanted == MEMORY:
+            return NOTHING_ASKED
         found, since_s = self._known.get(wanted, (None, 0.0))
         if found is None or monotonic() - since_s > KEPT_S:
-            found = yield from self._ask_any(queue, wanted, partition)
+            found = yield from self._ask(wanted)
             self._known[wanted] = found, monotonic()
         return found
 
-    def _ask_any(self, queue: Queue, wanted: Durability | None, partition: int) -> Operation[DurabilityCheck]:
-        try:
-            return (yield from self._ask(queue, wanted, 0))
-        except QueueUnreachable:
-            if partition == 0:
-                raise
-            # In a Cluster, perhaps only its shard is away. It is asked first because every queue has it, even one
-            # with fewer partitions than this client was made for.
-            return (yield from self._ask(queue, wanted, partition))
-
-    def _ask(self, queue: Queue, wanted: Durability | None, partition: int) -> Operation[DurabilityCheck]:
-        config = queue.keys(partition).key("config")
-        durability, partitions = yield Ask((("HGET", config, "durability"), ("HGET", config, "partitions")))
-        _check_partitions(queue, partitions)
-        if wanted is None:
-            wanted = _default(queue, durability)
-        if wanted == MEMORY:
-            return NOTHING_ASKED
+    def _ask(self, wanted: Durability) -> Operation[DurabilityCheck]:
         persistence = persistence_in((yield Ask(FACTS, is_lenient=True)))
         objection = "this user may not ask: allow it INFO." if persistence is None else persistence.objection(wanted)
         if persistence is None or objection is not None:
             raise DurabilityRefused(f"this server cannot guarantee {wanted}: {objection} Nothing was submitted.")
         return DurabilityCheck(wanted, round(self.timeout_s * 1000), persistence.has_waitaof)
-
-
-def _check_partitions(queue: Queue, stated: Reply) -> None:
-    """Refuse a number of partitions that differs from that of the workers. A queue that had no worker states none."""
-    num_served = int(stated) if isinstance(stated, bytes) and stated.isdigit() else queue.partitions
-    if num_served != queue.partitions:
-        raise InvalidSetting(
-            f"the workers of queue {queue.name!r} serve {num_served} partitions, and this client was made for "
-            f"{queue.partitions}: set SLUICE_PARTITIONS={num_served}"
-        )
 
 
 def _default(queue: Queue, reply: Reply) -> Durability:

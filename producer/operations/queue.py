@@ -1,32 +1,84 @@
-"""The name of a queue, its partitions and their keys."""
+"""A queue: its keys, and what its settings say to clients. No I/O."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from time import monotonic
 
 from sluice.producer.contract import limits
 from sluice.producer.contract.job_ids import split_job_id
-from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.contract.keys import QueueKeys, served_partitions
 from sluice.producer.contract.wire import WireError
-from sluice.producer.errors import InvalidJob
+from sluice.producer.errors import InvalidJob, QueueUnreachable
+from sluice.producer.operations.operation import Ask, Operation, Reply
+
+KEPT_S = 10.0
+"""How long what the settings say is cached."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Queue:
-    """A queue's name and number of partitions.
+    """A queue's name, number of partitions and default durability. The last two change when its settings are read.
 
     Raises:
-        InvalidJob: the name cannot be part of a key.
+        InvalidJob: the name cannot be part of a key, or the number is not positive.
     """
 
     name: str
-    partitions: int = 1
+    asked_partitions: int | None = None
+    """The number of partitions that the user named; None takes that of the workers."""
+
+    partitions: int = field(init=False)
+    """The number as last read. Before, and while no worker has stated one: the user's, or 1."""
+
+    _durability: Reply = field(default=None, init=False)
+    _read_s: float = field(default=float("-inf"), init=False)
 
     def __post_init__(self) -> None:
+        self.partitions = 1 if self.asked_partitions is None else self.asked_partitions
         is_fine = 0 < len(self.name) <= limits.MAX_QUEUE_NAME_CHARS and not set(self.name) & set("{}: \n\r\t")
         if not is_fine or self.partitions < 1:
             raise InvalidJob(
                 f"a queue's name is 1 to {limits.MAX_QUEUE_NAME_CHARS} characters without braces, colons and spaces, "
                 f"and it has 1 partition or more; got {self.name!r} and {self.partitions}"
             )
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the user named the number of partitions, or it has been read."""
+        return self.asked_partitions is not None or self._read_s > float("-inf")
+
+    def read(self, partition: int = 0) -> Operation[Reply]:
+        """Read the settings, unless they are cached; return the default durability.
+
+        Args:
+            partition: It is asked if partition 0 does not answer.
+
+        Raises:
+            InvalidSetting: the workers serve another number of partitions than the user named.
+        """
+        if monotonic() - self._read_s > KEPT_S:
+            yield from self._read_any(partition)
+        return self._durability
+
+    def forget(self) -> None:
+        """Forget the cached settings, which this client has changed."""
+        self._read_s = float("-inf")
+
+    def _read_any(self, partition: int) -> Operation[None]:
+        try:
+            yield from self._read_one(0)
+        except QueueUnreachable:
+            if partition == 0:
+                raise
+            # In a Cluster, perhaps only its shard is away. It is asked first because every queue has it, even one
+            # with fewer partitions than the user named.
+            yield from self._read_one(partition)
+
+    def _read_one(self, partition: int) -> Operation[None]:
+        config = self.keys(partition).key("config")
+        durability, stated = yield Ask((("HGET", config, "durability"), ("HGET", config, "partitions")))
+        # A server that has lost the settings states none until a worker writes them again.
+        self.partitions = served_partitions(self.name, stated, self.asked_partitions) or self.partitions
+        self._durability, self._read_s = durability, monotonic()
 
     def keys(self, partition: int) -> QueueKeys:
         """Return the keys of one partition."""
@@ -40,8 +92,13 @@ class Queue:
         """
         return QueueKeys(self.name, partition_in(job_id))
 
-    def all_keys(self) -> list[QueueKeys]:
-        """Return the keys of every partition."""
+    def all_keys(self) -> Operation[list[QueueKeys]]:
+        """Return the keys of every partition.
+
+        Raises:
+            InvalidSetting: as `read`.
+        """
+        yield from self.read()
         return [self.keys(partition) for partition in range(self.partitions)]
 
 

@@ -7,7 +7,7 @@ from typing import TypeAlias, cast
 from sluice.producer.contract import calls, limits
 from sluice.producer.contract.calls import Accepted, Call, Conflict, Duplicate, NewJob, Refused
 from sluice.producer.contract.durability import NOTHING_ASKED, Durability, DurabilityCheck
-from sluice.producer.contract.jobs import Prepared
+from sluice.producer.contract.jobs import Options, Prepared, PromptLike, template
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.transport.execution import command_of
@@ -23,6 +23,7 @@ from sluice.producer.errors import (
     QueueFull,
     QueueRefused,
 )
+from sluice.producer.operations.durability import DurabilityPolicy
 from sluice.producer.operations.operation import Ask, Operation, Reply
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.scripts import ask_call
@@ -152,6 +153,25 @@ def _doubted(answer: SubmitAnswer, asked: Durability, doubt: str) -> SubmitAnswe
     if isinstance(answer, ProducerError):
         return answer
     return LessDurable(answer.id, str(asked), doubt, receipt=answer)
+
+
+def prepare(
+    queue: Queue, policy: DurabilityPolicy, prompt: PromptLike, durability: str | None, options: Options
+) -> Operation[tuple[NewJob, DurabilityCheck]]:
+    """Make a job on a partition that the workers serve, and find out what the server must confirm after it.
+
+    Raises:
+        InvalidJob: a value is wrong.
+        InvalidSetting, DurabilityRefused: as `DurabilityPolicy.resolve`.
+    """
+    if not queue.is_known:
+        yield from queue.read()
+    partitions = queue.partitions
+    made = template(options, partitions=partitions).new_job(prompt)
+    durability_check = yield from policy.resolve(queue, durability, queue.keys_of(made.id).partition)
+    if queue.partitions != partitions:  # the workers have changed it
+        made = template(options, partitions=queue.partitions).new_job(prompt)
+    return made, durability_check
 
 
 def submit(

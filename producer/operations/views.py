@@ -7,6 +7,7 @@ from typing import cast
 from sluice.producer.contract import calls, limits
 from sluice.producer.contract.calls import JobView, QueueView
 from sluice.producer.contract.durability import LOOK, persistence_in
+from sluice.producer.contract.keys import QueueKeys, served_partitions
 from sluice.producer.contract.limits import STARTING, STARTING_LIFE_MS
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.waits import WaitCause, WaitReason
@@ -110,11 +111,19 @@ def _without_workers(queue: Queue, survey: QueueView) -> WaitReason:
 
 def inspect(queue: Queue) -> Operation[list[QueueView]]:
     """Read the state of every partition."""
-    return (yield from ask_calls([calls.inspect(keys) for keys in queue.all_keys()]))
+    return (yield from ask_calls([calls.inspect(keys) for keys in (yield from queue.all_keys())]))
+
+
+def has_been_used(views: Sequence[QueueView]) -> bool:
+    """Return whether a queue has ever had a job or a worker on this server; `views` are its partitions."""
+    return any(view.totals or view.workers or {"partitions", STARTING} & view.settings.keys() for view in views)
 
 
 def queue_names() -> Operation[dict[str, int]]:
-    """Return every queue on the server and its number of partitions. Scans the whole key space."""
+    """Return every queue on the server and its number of partitions. Scans the whole key space.
+
+    The number is that of its workers. Without any, it is that of the partitions that have had jobs.
+    """
     found: dict[str, int] = {}
     cursor = b"0"
     while True:
@@ -125,4 +134,10 @@ def queue_names() -> Operation[dict[str, int]]:
             if queue and partition.isdigit():
                 found[queue] = max(found.get(queue, 0), int(partition) + 1)
         if cursor == b"0":
-            return found
+            break
+    stated = [("HGET", QueueKeys(name).key("config"), "partitions") for name in found]
+    replies = (yield Ask(tuple(stated))) if stated else []
+    return {
+        name: served_partitions(name, reply, None) or num_seen
+        for (name, num_seen), reply in zip(found.items(), replies, strict=True)
+    }

@@ -401,5 +401,5 @@ class _State:
 
 def _fire_timers(queue: Queue) -> Operation[None]:
     """Fire due timers, of which each call does a slice."""
-    for keys in queue.all_keys():
+    for keys in (yield from queue.all_keys()):
         yield from ask_calls([calls.fire_timers(keys)] * SLICES_PER_TRIP)
