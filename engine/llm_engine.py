@@ -41,7 +41,7 @@ class EngineStats:
     """
 
     num_preemptions: int
-    """Since the engine was created, as are the next eight."""
+    """Since the engine was created, as are the next nine."""
 
     num_steps: int
     num_rows: int

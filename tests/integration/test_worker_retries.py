@@ -1,10 +1,11 @@
 """Retryable errors: the job returns after its backoff and resumes at its next token."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from sluice.engine.null_model import NullTokenizer
 from sluice.producer.contract import calls
@@ -23,8 +24,9 @@ from tests.integration.jobs import (
     wait_for_ends,
     wait_until,
 )
+from tests.integration.test_queue_depth import scrape
 from tests.integration.workers import running_worker
-from tests.servers import RedisServer
+from tests.servers import RedisServer, free_port
 
 FAULTY = "null?obey_prompts=1"
 
@@ -51,6 +53,28 @@ def wait_for_failures(client: Any, job_id: JobId, count: int) -> JobView:
     """Until it has gone back so often."""
     wait_until(lambda: view_of(client, job_id).failures == count, f"it has failed {count} times")
     return view_of(client, job_id)
+
+
+class TestGivenStepsThatFail:
+    def test_when_they_fail_alike_then_all_are_counted_and_one_warning_has_the_error(
+        self, valkey: RedisServer, client: Any
+    ) -> None:
+        port = free_port()
+        with (
+            capture_logs() as lines,
+            running_worker(valkey.url, model__path=FAULTY, metrics__enabled=True, metrics__port=port),
+        ):
+            for failures in (2, 4):
+                submit_all(client, [Ask(prompt="[[fail@5x2]]", options=JobOptions(max_tokens=20))])
+                wait_until(lambda num=failures: scrape(port).get("sluice_failed_steps_total") == num, "it is counted")
+                wait_until(lambda: warnings_in(lines), "it is logged")
+
+        assert [line["error"] for line in warnings_in(lines)] == ["RuntimeError: injected failure"]
+
+
+def warnings_in(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The lines about failed steps."""
+    return [line for line in lines if line["event"] == "step failed"]
 
 
 class TestGivenAStepThatFailsOnOneJob:

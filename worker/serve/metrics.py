@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from sluice.producer.contract.states import JobState
 from sluice.worker.clock import monotonic_s
 from sluice.worker.config import MetricsConfig
 from sluice.worker.connection.listening import listen
@@ -26,6 +27,9 @@ from sluice.worker.iteration_feed import IterationFeed
 from sluice.worker.log import Log
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+
+_END_STATES = [state.value for state in JobState if state.is_terminal]
 
 
 @dataclass(slots=True, eq=False)
@@ -56,7 +60,9 @@ class Meters:
     ttft: Histogram = field(default_factory=Histogram)
     itl: Histogram = field(default_factory=Histogram)
     e2e: Histogram = field(default_factory=Histogram)
-    jobs_by_state: dict[str, int] = field(default_factory=dict[str, int])
+    jobs_by_state: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_END_STATES, 0))
+    """By every state that a job can end in. No key is added: another thread may read."""
+
     num_jobs_pulled: int = 0
     num_jobs_lost: int = 0
     num_jobs_retried: int = 0
@@ -71,7 +77,7 @@ class Meters:
 
     def ended(self, state: str, *, ttft_s: float | None, e2e_s: float, gaps_ms: Iterable[float]) -> None:
         """Count one ended job."""
-        self.jobs_by_state[state] = self.jobs_by_state.get(state, 0) + 1
+        self.jobs_by_state[state] += 1
         self.e2e.observe(e2e_s)
         if ttft_s is not None:
             self.ttft.observe(ttft_s)
@@ -120,6 +126,7 @@ class Snapshot:
     cached_tokens: int
     loaded_tokens: int
     output_tokens: int
+    failed_steps: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     redis_outages: int = 0
@@ -173,6 +180,7 @@ class WorkerCollector(Collector):
         counters = [
             ("preemptions", "Preemptions, which release a sequence's blocks.", now.preemptions),
             ("steps", "Steps of the engine.", now.steps),
+            ("failed_steps", "Attempts at a step, or at a part of one, that failed.", now.failed_steps),
             ("prompt_tokens", "Prompt tokens, including cached ones.", now.prompt_tokens),
             ("cached_tokens", "Prompt tokens found in the prefix cache.", now.cached_tokens),
             ("loaded_tokens", "Tokens that the host tier of the prefix cache gave back.", now.loaded_tokens),

@@ -101,6 +101,7 @@ class StatusReporter:
         self._rates, self._recent = Rates(), Recent()
         self._read_device = utilisation_of(context.config.model.device)
         self._device_utilisation: float | None = None
+        self._last_failure: str | None = None
         self._started_ms = context.clock.ms(monotonic_s())
 
     def report(self) -> dict[str, str]:
@@ -138,7 +139,10 @@ class StatusReporter:
         }
 
     def _sample(self, stats: EngineStats) -> None:
-        """Measure what happened since the last report."""
+        """Measure what happened since the last report, and log the failure of a step if it is another one."""
+        if stats.last_failure != self._last_failure:
+            self._last_failure = stats.last_failure
+            self._context.log.warning("step failed", error=stats.last_failure, failed_steps=stats.num_failed_attempts)
         self._rates.sample(
             Totals(
                 tokens=stats.num_output_tokens,
@@ -170,6 +174,7 @@ class StatusReporter:
             kv_tokens_used=stats.kv_tokens_used,
             preemptions=stats.num_preemptions,
             steps=stats.num_steps,
+            failed_steps=stats.num_failed_attempts,
             prompt_tokens=stats.num_prompt_tokens,
             cached_tokens=stats.num_cached_tokens,
             loaded_tokens=stats.num_loaded_tokens,

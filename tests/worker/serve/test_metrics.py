@@ -16,7 +16,7 @@ from sluice.worker.serve.metrics import Meters, MetricsServer, Rates, Readiness,
 SNAPSHOT = Snapshot(
     places=64, places_used=3, engine_waiting=1, step_occupancy=0.03125, loop_busy=0.5, device_utilisation=None,
     tokens_per_second=120.0, kv_tokens_total=1000, kv_tokens_used=250, preemptions=2, steps=10, prompt_tokens=5,
-    cached_tokens=1, loaded_tokens=4, output_tokens=7, kernels_replaced=2,
+    cached_tokens=1, loaded_tokens=4, output_tokens=7, kernels_replaced=2, failed_steps=6,
 )  # fmt: skip
 
 
@@ -80,7 +80,9 @@ class TestGivenAServer:
             "sluice_kernels_replaced 2.0",
             "sluice_preemptions_total 2.0",
             "sluice_refused_writes_total 4.0",
+            "sluice_failed_steps_total 6.0",
             'sluice_jobs_ended_total{state="done"} 1.0',
+            'sluice_jobs_ended_total{state="expired"} 0.0',
             'sluice_ttft_seconds_bucket{le="0.025"} 1.0',
             'sluice_itl_seconds_bucket{le="0.005"} 1.0',
             'sluice_itl_seconds_bucket{le="+Inf"} 2.0',
