@@ -90,15 +90,22 @@ class Inbox:
         self._orders: deque[Orders] = deque()
         self._arrived = threading.Condition()
         self._is_closed = False
+        self._failure: Exception | None = None
         threading.Thread(target=self._receive, name="orders", daemon=True).start()
 
     def take(self, *, wait_s: float) -> list[Orders] | None:
-        """Return the orders since the last call; None once the worker has ended. Waits for them up to `wait_s`."""
+        """Return the orders since the last call; None once the worker has ended. Waits for them up to `wait_s`.
+
+        Raises:
+            Exception: what was raised when an order was read.
+        """
         with self._arrived:
             if wait_s > 0 and not self._orders:
                 self._arrived.wait_for(self._has_news, None if wait_s == float("inf") else wait_s)
             orders = list(self._orders)
             self._orders.clear()
+            if self._failure is not None:
+                raise self._failure
             return None if self._is_closed else orders
 
     def _has_news(self) -> bool:
@@ -112,11 +119,17 @@ class Inbox:
                     self._orders.append(orders)
                     self._arrived.notify()
         except EOFError:
-            with self._arrived:
-                self._is_closed = True
-                self._arrived.notify()
-            time.sleep(END_WITHIN_S)
-            os._exit(1)
+            self._close(None)
+        except Exception as error:  # noqa: BLE001  # whatever it is, the engine gets no more orders
+            self._close(error)
+
+    def _close(self, failure: Exception | None) -> None:
+        """Let the loop end; after `END_WITHIN_S`, end the process, whatever a step does."""
+        with self._arrived:
+            self._is_closed, self._failure = True, failure
+            self._arrived.notify()
+        time.sleep(END_WITHIN_S)
+        os._exit(1)
 
 
 def serve(engine: LLMEngine, inbox: Inbox, connection: Connection) -> None:

@@ -16,6 +16,7 @@ from sluice.engine.errors import EngineBroken
 from sluice.engine.request import FinishReason, Request, SamplingParams, TokenDelta
 from sluice.engine.watching import Iteration
 from sluice.worker.config import load_config
+from sluice.worker.engine_process.messages import Report, receive
 from sluice.worker.engine_process.process import EngineProcess
 from sluice.worker.engine_process.remote_engine import RemoteEngine, ReportedSteps
 from sluice.worker.errors import ConfigError, WorkerBroken
@@ -215,6 +216,17 @@ class TestGivenAProcessThatBreaks:
             engine.add([request("a")])
             with pytest.raises(EngineBroken, match="no pickle"):
                 advance_until(engine, lambda some: num_ended(some) == 1)
+
+    def test_when_its_orders_cannot_be_read_then_it_says_so_and_ends(self) -> None:
+        config = load_config({}, flags={"model.path": "null", "redis.url": "redis://unused"})
+        with EngineProcess(config, "test") as process:
+            process.load()
+
+            process.connection.send_bytes(b"no pickle")
+
+            received = receive(process.connection, Report, EngineBroken)
+            assert "UnpicklingError" in str(received)
+            assert process.end() == "exit code 0"
 
     def test_when_a_gathered_batch_hangs_then_it_is_overdue(self) -> None:
         gathering = {"batching.discipline": "dynamic", "batching.batch_window_s": 0.05}
