@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar, cast
@@ -20,6 +20,9 @@ from sluice.producer.errors import InvalidSetting
 
 Command = TypeVar("Command", bound=Callable[..., Any])  # Any: a command's parameters are its options
 Values = dict[str, Any]  # Any: as above
+
+UNKNOWN = "unknown"
+"""The answer for a job that neither the queue nor, where it is asked, the history has."""
 
 _SEPARATORS = re.compile("[\\t\\n\\r]")
 """Separators of cells and lines in a table that is not for a terminal."""
@@ -45,8 +48,8 @@ def connection_options(command: Command) -> Command:
 def partitions_option(command: Command) -> Command:
     """Add the option of a queue's number of partitions."""
     return click.option(
-        "--partitions", metavar="COUNT", type=click.IntRange(1), default=1, show_default=True,
-        envvar="SLUICE_PARTITIONS", show_envvar=True, help="Number of partitions of the queue.",
+        "--partitions", metavar="COUNT", type=click.IntRange(1), envvar="SLUICE_PARTITIONS", show_envvar=True,
+        help="Number of partitions of the queue. Default: that of its workers.",
     )(command)  # fmt: skip
 
 
@@ -149,6 +152,14 @@ def note(text: str) -> None:
 def is_watched() -> bool:
     """Return whether stderr is a terminal."""
     return sys.stderr.isatty()
+
+
+def show_answers(job_ids: Sequence[str], answers: Sequence[str], *, bad: Collection[str]) -> None:
+    """Print the answer for each job; exit with 1 if one of them is bad."""
+    for job_id, answer in zip(job_ids, answers, strict=True):
+        say(f"{job_id}\t{answer}")
+    if not {*answers}.isdisjoint(bad):
+        sys.exit(1)
 
 
 def show_json(value: object) -> None:

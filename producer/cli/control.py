@@ -1,8 +1,6 @@
 """The commands `producer cancel`, `producer requeue` and `producer batches …`."""
 
-import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from typing import cast
@@ -10,11 +8,13 @@ from typing import cast
 import click
 
 from sluice.producer.cli.common import (
+    UNKNOWN,
     Values,
     connection_options,
     json_option,
     note,
     producer_of,
+    show_answers,
     show_json,
     show_table,
     when,
@@ -22,9 +22,11 @@ from sluice.producer.cli.common import (
 from sluice.producer.cli.durations import duration_s
 from sluice.producer.contract.calls import BatchView, JobView
 from sluice.producer.contract.host.terminal import say
+from sluice.producer.contract.states import JobState
+from sluice.producer.operations.batches import known_batch
 from sluice.producer.operations.dead import DeadFilter
 
-FAILED = 1
+REQUEUED = "requeued"
 MOST_SHOWN = 20
 DEAD_HEADERS = ("id", "error_code", "attempt", "failures", "deaths", "ended", "error")
 
@@ -50,7 +52,7 @@ def cancel(job_ids: tuple[str, ...], *, batch: str | None, reason: str | None, *
     with producer_of(values) as producer:
         if batch is None:
             answers = producer.cancel_many(job_ids, reason=reason)
-            return _print_answers(job_ids, answers, is_bad=lambda answer: answer == "unknown")
+            return show_answers(job_ids, answers, bad=[UNKNOWN])
         done = producer.cancel_batch(batch, reason=reason)
     return say(f"{done.num_ended} jobs cancelled, {done.num_asked} asked to stop")
 
@@ -104,8 +106,22 @@ def requeue(job_ids: tuple[str, ...], *, is_all: bool, is_sure: bool, as_json: b
 
 def _requeue_each(job_ids: tuple[str, ...], values: Values) -> None:
     with producer_of(values) as producer:
-        answers = ["requeued" if done else "not requeued" for done in producer.requeue(job_ids)]
-    _print_answers(job_ids, answers, is_bad=lambda answer: answer != "requeued")
+        are_requeued = producer.requeue(job_ids)
+        views = dict(zip(job_ids, producer.views(job_ids), strict=True))
+    answers = [
+        REQUEUED if is_requeued else _why_not(views[job_id])
+        for job_id, is_requeued in zip(job_ids, are_requeued, strict=True)
+    ]
+    show_answers(job_ids, answers, bad={*answers} - {REQUEUED})
+
+
+def _why_not(view: JobView | None) -> str:
+    """Return why a job was not requeued; `view` is its state, None for an unknown job."""
+    if view is None:
+        return UNKNOWN
+    if view.state is not JobState.FAILED:
+        return f"not requeued: it is {view.state}, not failed"
+    return "not requeued: its prompt has expired, or a newer job has its idempotency key"
 
 
 def _requeue_dead(wanted: DeadFilter, values: Values) -> None:
@@ -135,13 +151,6 @@ def _dead_facts(view: JobView) -> Values:
     }  # fmt: skip
 
 
-def _print_answers(job_ids: Sequence[str], answers: Sequence[str], *, is_bad: Callable[[str], bool]) -> None:
-    for job_id, answer in zip(job_ids, answers, strict=True):
-        say(f"{job_id}\t{answer}")
-    if any(map(is_bad, answers)):
-        sys.exit(FAILED)
-
-
 # ---------------------------------------------------------------- batches
 
 
@@ -162,7 +171,7 @@ def show_batch(name: str, *, as_json: bool, **values: object) -> None:
         producer batches show prompts-1f0c6a
     """
     with producer_of(values) as producer:
-        _show(producer.batch(name), as_json=as_json)
+        _show(producer.run(known_batch(producer.target, name)), as_json=as_json)
 
 
 @batches.command("close")

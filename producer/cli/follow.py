@@ -15,7 +15,7 @@ from sluice.producer.cli.durations import duration_s
 from sluice.producer.cli.hints import suggested
 from sluice.producer.contract.calls import BatchView
 from sluice.producer.contract.host.terminal import say
-from sluice.producer.errors import BatchNotFound
+from sluice.producer.operations.batches import known_batch
 
 EVERY_S, RATE_S, MORE_WITHIN = 1.0, 30.0, "1m"
 SOME_FAILED = 1
@@ -109,9 +109,7 @@ def follow(batch: str, *, more_within_s: float, as_json: bool, **values: object)
     rate, end = Rate(), End(more_within_s)
     with producer_of(values) as producer, _shown(as_json=as_json) as show:
         while True:
-            view = producer.batch(batch)
-            if not view.total:
-                raise BatchNotFound(batch)
+            view = producer.run(known_batch(producer.target, batch))
             show(Progress(view, rate.per_s(view.ended, time.monotonic())))
             if end.is_over(view, time.monotonic()):
                 break

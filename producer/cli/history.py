@@ -11,12 +11,14 @@ import click
 
 from sluice.producer import config
 from sluice.producer.cli.common import (
+    UNKNOWN,
     Values,
     connection_options,
     database_option,
     json_option,
     note,
     producer_of,
+    show_answers,
     show_json,
     show_table,
     when,
@@ -28,11 +30,13 @@ from sluice.producer.contract.host.terminal import say
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import HistoryUnavailable, JobNotFound, ProducerError, QueueUnreachable
+from sluice.producer.operations.batches import known_batch
 from sluice.producer.operations.views import JobStatus
 
 if TYPE_CHECKING:
     from sluice.producer.history.queries import AttemptRow, Forgotten, JobRow, TimelineRow
 
+NOT_ENDED = "not ended"
 ATTEMPT_HEADERS = ("attempt", "incarnation", "started", "ended", "outcome", "why", "gap_s")
 STATES = [state.value for state in JobState]
 LIST_HEADERS = ("id", "state", "attempts", "submitted", "queue_s", "ttft_s", "e2e_s", "output_tokens", "reason")
@@ -108,7 +112,7 @@ def _show_batch(values: Values, *, as_json: bool) -> None:
     for name in ("state", "tenant", "since_s"):
         del values[name]
     with producer_of(values) as producer:
-        totals = producer.batch(batch)
+        totals = producer.run(known_batch(producer.target, batch))
     if as_json:
         show_json(totals)
     else:
@@ -289,7 +293,7 @@ def delete(job_ids: tuple[str, ...], **values: object) -> None:
     """Delete the data of ended jobs: prompt, output and channel in Redis; prompt, output and metadata in SQL.
 
     The history keeps the job's id, state and times. A job that has not ended is not changed. The exit code is 1 if a
-    job has not ended, or if the history could not be changed.
+    job has not ended or is unknown, or if the history could not be changed.
 
     \b
     Example:
@@ -299,15 +303,15 @@ def delete(job_ids: tuple[str, ...], **values: object) -> None:
     with producer_of(values) as producer:
         left, in_queue, ended = _delete_from_queue(producer, queue, job_ids)
     in_history, error = _delete_from_history(database_url, ended)
-    unknown = "unknown" if error is None else "not in the queue"
-    for job_id in job_ids:
-        places = [name for name, has in (("queue", in_queue), ("history", in_history)) if job_id in has]
-        found = f"deleted from {' and '.join(places)}" if places else "not ended" if job_id in left else unknown
-        say(f"{job_id}\t{found}")
     if error is not None:
         note(f"the history was not changed: {error}")
+    unknown, answers = UNKNOWN if error is None else "not in the queue", list[str]()
+    for job_id in job_ids:
+        places = [name for name, has in (("queue", in_queue), ("history", in_history)) if job_id in has]
+        answers.append(f"deleted from {' and '.join(places)}" if places else NOT_ENDED if job_id in left else unknown)
+    show_answers(job_ids, answers, bad=(NOT_ENDED, unknown))
     # Without any history there is nothing to delete in it.
-    if left or (error is not None and (database_url or history_path().exists())):
+    if error is not None and (database_url or history_path().exists()):
         sys.exit(1)
 
 

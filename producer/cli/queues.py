@@ -28,9 +28,16 @@ from sluice.producer.contract.host.terminal import say
 from sluice.producer.contract.scaling.backlog import backlog_of
 from sluice.producer.contract.scaling.demand import ScalePolicy, scale_of
 from sluice.producer.contract.transport import embedded
+from sluice.producer.errors import ProducerError
 from sluice.producer.operations.totals import queue_totals
+from sluice.producer.operations.views import has_been_used
 
 HEADERS = ("queue", "waiting", "tokens", "running", "oldest_s", "dead", "workers", "paused")
+UNUSED = "queue {!r} has had no job or worker on this server"
+
+
+class QueueNotFound(ProducerError):
+    """The queue has had no job and no worker on this server."""
 
 
 @click.group()
@@ -73,7 +80,7 @@ def show_queue(*, as_json: bool, **values: object) -> None:
     """
     name = str(values["queue"])
     with producer_of(values) as producer:
-        views = producer.queue()
+        views = _views(producer)
     if as_json:
         show_json({**_totals(name, views), "partitions": views})
         return
@@ -83,6 +90,27 @@ def show_queue(*, as_json: bool, **values: object) -> None:
         show_table(("partition", "class", "tenant", "jobs", "tokens"), [(partition, *lane) for lane in view.lanes])
         show_table(("partition", "worker", "says"), [(partition, *worker) for worker in _workers(view)])
         show_table(("partition", "setting", "value"), [(partition, *setting) for setting in view.settings.items()])
+
+
+def _views(producer: Producer) -> list[QueueView]:
+    """Return the state of each partition.
+
+    Raises:
+        QueueNotFound: the queue has had no job and no worker on this server.
+    """
+    views = producer.queue()
+    if not has_been_used(views):
+        what = UNUSED.format(producer.target.name)
+        raise QueueNotFound(f"{what}: its name or the server is wrong. List the queues: producer queues list")
+    return views
+
+
+def _report(producer: Producer, what: str) -> None:
+    """Print what was done to a queue. It may be done before its first job: note that its name may also be wrong."""
+    name = producer.target.name
+    say(f"queue {name!r} {what}")
+    if not has_been_used(producer.queue()):
+        note(f"{UNUSED.format(name)} yet")
 
 
 def _workers(view: QueueView) -> list[tuple[str, str]]:
@@ -138,6 +166,7 @@ def pause(**values: object) -> None:
     """
     with producer_of(values) as producer:
         producer.pause(is_paused=True)
+        _report(producer, "is paused")
 
 
 @queues.command()
@@ -150,7 +179,9 @@ def resume(**values: object) -> None:
         producer queues resume --queue default
     """
     with producer_of(values) as producer:
+        _views(producer)
         producer.pause(is_paused=False)
+        _report(producer, "is resumed")
 
 
 @queues.command()
@@ -167,6 +198,7 @@ def purge(*, tenant: str | None, is_sure: bool, **values: object) -> None:
     of = f" of tenant {tenant}" if tenant else ""
     confirmed(f"Cancel every waiting job{of} of queue {values['queue']}?", is_sure=is_sure)
     with producer_of(values) as producer:
+        _views(producer)
         num_jobs = producer.purge(tenant=tenant)
     say(f"{num_jobs} jobs cancelled")
 
@@ -231,6 +263,8 @@ def set_queue(**values: object) -> None:
     settings = _settings(values)
     with producer_of(values) as producer:
         producer.configure(settings)
+        given = {name: value for name, value in asdict(settings).items() if value is not None}
+        _report(producer, f"has new settings: {', '.join(f'{name} {value}' for name, value in given.items())}")
 
 
 def _settings(values: Values) -> QueueSettings:

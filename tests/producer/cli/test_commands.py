@@ -126,7 +126,8 @@ class TestGivenJobsInTheQueue:
         worker.say(leased, [], "", end=JobState.FAILED, error="broken", code="broken")
         assert leased.id == failed
 
-        assert run("requeue", failed, waiting) == Ended(1, f"{failed}\trequeued\n{waiting}\tnot requeued\n", "")
+        why = "not requeued: it is running, not failed"
+        assert run("requeue", failed, waiting) == Ended(1, f"{failed}\trequeued\n{waiting}\t{why}\n", "")
         assert run("cancel", failed) == Ended(0, f"{failed}\tcancelled\n", "")
         assert run("cancel", "0.default.nobody").code == 1
         deleted = run("delete", failed, waiting)
