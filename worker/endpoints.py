@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 from sluice.producer.contract.errors import EmbeddedServerError, InvalidSetting
 from sluice.producer.contract.host.state_folder import files_url, history_path, state_dir
-from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.contract.keys import QueueKeys, served_partitions
 from sluice.worker.config import WorkerConfig
 from sluice.worker.errors import ConfigError
 
 if TYPE_CHECKING:
     from sluice.producer.contract.transport.embedded import Use
+    from sluice.worker.connection.clients import Client
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,5 +99,23 @@ def _embedded_use(environ: Mapping[str, str]) -> "Use":
 
 
 def partitions_of(config: WorkerConfig) -> tuple[QueueKeys, ...]:
-    """List the keys of every partition of the queue."""
-    return tuple(QueueKeys(config.queue.name, number) for number in range(config.queue.partitions))
+    """List the keys of every partition that a worker serves."""
+    return _keys(config, config.queue.num_partitions)
+
+
+def stated_partitions_of(client: "Client", config: WorkerConfig) -> tuple[QueueKeys, ...]:
+    """List the keys of every partition that the queue's workers have stated they serve.
+
+    Raises:
+        ConfigError: the settings name another number.
+    """
+    name = config.queue.name
+    stated = client.hget(QueueKeys(name).key("config"), "partitions")
+    try:
+        return _keys(config, served_partitions(name, stated, config.queue.partitions) or 1)
+    except InvalidSetting as error:
+        raise ConfigError([str(error)]) from error
+
+
+def _keys(config: WorkerConfig, number: int) -> tuple[QueueKeys, ...]:
+    return tuple(QueueKeys(config.queue.name, partition) for partition in range(number))

@@ -17,7 +17,7 @@ from sluice.worker.audit.repair import Repair
 from sluice.worker.config import WorkerConfig
 from sluice.worker.connection.clients import Client, connect
 from sluice.worker.connection.server_checks import raise_if_refused
-from sluice.worker.endpoints import database_url_of, partitions_of, redis_url_of
+from sluice.worker.endpoints import database_url_of, redis_url_of, stated_partitions_of
 from sluice.worker.errors import ConfigError, NotReady
 
 DAY_MS = 86_400_000
@@ -56,7 +56,8 @@ def run_audit(config: WorkerConfig, environ: Mapping[str, str], options: AuditOp
     """Audit a queue, and repair it if requested.
 
     Raises:
-        ConfigError: the settings, the journal or the history's schema are wrong.
+        ConfigError: the settings, the journal or the history's schema are wrong, or the workers serve another number of
+            partitions.
         NotReady: Redis or the database does not answer.
     """
     options.check()
@@ -80,7 +81,7 @@ def _history(config: WorkerConfig, environ: Mapping[str, str], options: AuditOpt
 
 
 def _audited(client: Client, history: HistorySide | None, config: WorkerConfig, options: AuditOptions) -> Report:
-    sides = [QueueSide(client, keys) for keys in partitions_of(config)]
+    sides = [QueueSide(client, keys) for keys in stated_partitions_of(client, config)]
     journal = None if options.journal is None else JournalFile.opened(options.journal)
     ids: JournalIds | None = None if journal is None else journal.ids
     report = Auditor(sides, history, ids, _timing(config, options)).audit()

@@ -31,7 +31,7 @@ def agree_on_queue(client: Client, config: WorkerConfig, served: LoadedModel) ->
         settings = QueueSettings(
             max_job_tokens=served.max_job_tokens if is_first else None,
             features=FEATURES if is_first else None,
-            partitions=config.queue.partitions,
+            partitions=config.queue.num_partitions,
             # The operator's retention settings apply whether or not other workers are alive.
             keep_prompts=config.history.keep_prompts,
             keep_results=config.history.keep_results,

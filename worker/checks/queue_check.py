@@ -88,11 +88,11 @@ def check_compatibility(view: QueueView, config: WorkerConfig, max_job_tokens: i
             ]
         )
     partitions = int(view.settings.get("partitions") or 0)
-    if view.workers and partitions not in (0, config.queue.partitions):
+    if view.workers and partitions not in (0, config.queue.num_partitions):
         raise ConfigError(
             [
                 f"SLUICE_PARTITIONS: the workers of {name!r} serve {partitions} partitions, this one would serve "
-                f"{config.queue.partitions}: give it the same, or stop the others first"
+                f"{config.queue.num_partitions}: give it the same, or stop the others first"
             ]
         )
 
@@ -103,7 +103,7 @@ def check_left_out(client: Client, config: WorkerConfig) -> None:
     Raises:
         ConfigError: it has.
     """
-    left_out = QueueKeys(config.queue.name, config.queue.partitions)
+    left_out = QueueKeys(config.queue.name, config.queue.num_partitions)
     view = look_at(client, left_out)
     if view.waiting_jobs or view.running_jobs:
         raise ConfigError(

@@ -31,7 +31,7 @@ def check_settings(site: Site) -> Iterator[CheckResult]:
     """Check the settings of the engine against each other."""
     engine_config(site.config)
     queue = site.config.queue
-    yield CheckResult(what="settings", found=f"queue {queue.name!r}, {queue.partitions} partition(s)")
+    yield CheckResult(what="settings", found=f"queue {queue.name!r}, {queue.num_partitions} partition(s)")
 
 
 def check_metrics(site: Site) -> Iterator[CheckResult]:

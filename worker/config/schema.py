@@ -120,9 +120,10 @@ class QueueConfig:
     """The queue to serve, and which of its jobs to take."""
 
     name: str = setting("default", env="QUEUE", metavar="NAME", help="Name of the queue.")
-    partitions: int = setting(
-        1, env="PARTITIONS", metavar="COUNT", help="Number of partitions of the queue. The worker serves all of them."
-    )
+    partitions: int | None = setting(
+        None, env="PARTITIONS", metavar="COUNT",
+        help="Number of partitions of the queue. A worker serves all, 1 if not given. Audit and top ask the workers.",
+    )  # fmt: skip
     reserve_tokens: int = setting(
         256, env="RESERVE_TOKENS", metavar="TOKENS",
         help="Reserve at most this many output tokens for a job when deciding whether it fits.",
@@ -135,6 +136,11 @@ class QueueConfig:
         10.0, env="MODEL_WAIT_S", metavar="SECONDS",
         help="With --on-model-change wait: set such a job aside for this long before a worker looks at it again.",
     )  # fmt: skip
+
+    @property
+    def num_partitions(self) -> int:
+        """The number of partitions that a worker serves."""
+        return self.partitions or 1
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield each field that is wrong, with the reason."""

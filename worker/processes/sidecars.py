@@ -22,7 +22,7 @@ def run_recorder(config: WorkerConfig, environ: Mapping[str, str], *, until_eof:
     configure_logs(config.log)
     settings = RecorderSettings(
         queue=config.queue.name,
-        partitions=config.queue.partitions,
+        partitions=config.queue.num_partitions,
         keep_prompts=config.history.keep_prompts or "full",
         otlp_traces_endpoint=traces_endpoint_of(config),
     )
@@ -61,7 +61,7 @@ def run_callbacks(config: WorkerConfig, environ: Mapping[str, str]) -> ExitCode:
             redis_patience_s=config.redis.patience_s,
             database_url=database_url_of(config, environ),
             queue=config.queue.name,
-            partitions=config.queue.partitions,
+            partitions=config.queue.num_partitions,
             secret=asked.secret,
             networks=networks,
             webhook_workers=asked.senders,

@@ -21,7 +21,7 @@ from sluice.worker.clock import monotonic_s
 from sluice.worker.config import WorkerConfig
 from sluice.worker.connection.clients import connect
 from sluice.worker.connection.server_checks import raise_if_refused
-from sluice.worker.endpoints import partitions_of, redis_url_of
+from sluice.worker.endpoints import redis_url_of, stated_partitions_of
 from sluice.worker.errors import NotReady
 from sluice.worker.top.screen import screen
 from sluice.worker.top.state import Action, TopState
@@ -44,16 +44,17 @@ class QueueReader:
     def __init__(self, config: WorkerConfig, environ: Mapping[str, str]) -> None:
         self._url = redis_url_of(config, environ)
         self._client = connect(self._url, timeout_s=config.redis.timeout_s)
-        self._partitions, self._name = partitions_of(config), config.queue.name
+        self._config, self._name = config, config.queue.name
 
     def look(self) -> Look:
         """Read the queue.
 
         Raises:
             NotReady: Redis does not answer.
+            ConfigError: the settings name another number of partitions than the workers serve.
         """
         try:
-            views = [run(self._client, inspect(keys)) for keys in self._partitions]
+            views = [run(self._client, inspect(keys)) for keys in stated_partitions_of(self._client, self._config)]
         except (RedisError, OSError) as error:
             raise_if_refused(error, self._url)
             raise NotReady(f"redis at {redacted(self._url)} does not answer: {error}") from error

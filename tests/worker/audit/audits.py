@@ -26,6 +26,8 @@ class Scene:
     queue: Queue
     history: Engine
     partitions: int = 1
+    is_told: bool = True
+    """Whether the audit is given the number of partitions."""
 
     def record(self) -> None:
         """Write what the outbox holds."""
@@ -46,7 +48,8 @@ class Scene:
             "history.database_url": url,
             "queue.name": self.queue.keys.queue,
         }
-        flags["queue.partitions"] = self.partitions
+        if self.is_told:
+            flags["queue.partitions"] = self.partitions
         if retention_days is not None:
             flags["callbacks.retention_days"] = retention_days
         known: dict[str, Any] = {"pause_s": 0.0, "history_s": 0.0, "repair": repair}

@@ -10,6 +10,7 @@ from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.packing import pack_for_script
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.wire import JobId
+from sluice.worker.errors import ConfigError
 from tests.contract.driving import Queue, Worker, ending, new_job, tokens
 from tests.grids import fast_only
 from tests.servers import RedisServer
@@ -244,6 +245,30 @@ class TestGivenAQueueOfTwoPartitions:
 
             assert scene.found() == {}
             assert [len(queue.worker("W").pull().jobs) for queue in queues] == [2, 2]
+
+
+class TestGivenWorkersOfTwoPartitions:
+    @pytest.fixture
+    def scene(self, valkey: RedisServer, sqlite_history: Engine) -> Generator[Scene]:
+        """Something is wrong in the second."""
+        with valkey.client() as client:
+            queues = [Queue(client, QueueKeys("q", number)) for number in range(2)]
+            for number, queue in enumerate(queues):
+                queue.configure(partitions=2)
+                queue.submit(new_job("one", id=JobId(f"{number}.t.one")))
+            scene = Scene(valkey, queues[0], sqlite_history, partitions=2, is_told=False)
+            scene.record()
+            client.delete(queues[1].keys.job(JobId("1.t.one")))
+            yield scene
+
+    def test_when_the_audit_is_not_told_then_it_looks_into_both(self, scene: Scene) -> None:
+        assert "1.t.one" in {subject for _, subject in scene.found()}
+
+    def test_when_it_is_told_otherwise_then_it_is_refused(self, scene: Scene) -> None:
+        scene.partitions, scene.is_told = 1, True
+
+        with pytest.raises(ConfigError, match="serve 2 partitions, and this client was made for 1"):
+            scene.audit()
 
 
 class TestGivenAQueueThatContradictsItself:
