@@ -17,10 +17,7 @@ from sluice.worker.callbacks.gateway_tasks import task_named
 from sluice.worker.connection.clients import Client
 
 CHORES: Mapping[str, Callable[..., object]] = {
-    f"{module}.{chore.__name__}": chore
-    # Jobs that release 0.1 queued have the second name.
-    for module in (chores.__name__, "worker.chores")
-    for chore in (chores.deliver_webhook, chores.export, chores.retain)
+    f"{chores.__name__}.{chore.__name__}": chore for chore in (chores.deliver_webhook, chores.export, chores.retain)
 }
 
 

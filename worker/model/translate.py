@@ -182,7 +182,7 @@ class Translator:
 
 
 # Cached because jobs often share a spec, and decoding it is the most expensive part of taking a small job.
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=64)
 def read_spec(spec: bytes) -> JobSpec | None:
     """Decode a job's spec; None if it cannot be decoded."""
     try:
