@@ -74,6 +74,11 @@ class AsyncProducer:
     def __repr__(self) -> str:
         return f"AsyncProducer({self._link!r}, queue={self._queue.name!r})"
 
+    @property
+    def target(self) -> Queue:
+        """Its queue."""
+        return self._queue
+
     async def close(self) -> None:
         """Close the connections. Jobs continue. The last user of the embedded server stops it."""
         await self._link.close()

@@ -164,7 +164,7 @@ def serve(
         ) from error
     settings = GatewaySettings(
         redis_url=url,
-        queues=tuple(ServedQueue(name, partitions or 1) for name in queues),
+        queues=tuple(ServedQueue(name, partitions) for name in queues),
         model_queues=tuple(_model_queue(text) for text in models),
         database_url=config.database_url(database_url),
         files_url=find_files_url(files_url),

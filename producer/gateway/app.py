@@ -92,7 +92,7 @@ def create_router(settings: GatewaySettings, keyring: Keyring) -> Starlette:
         *response_routes(queues, rates, settings, database),
         *native_routes(queues, rates, records, settings),
         *_generate(GenerationRoutes(queues, rates, settings)),
-        *page_routes(Parts(settings, keyring, queues, rates, records, database, storage)),
+        *page_routes(Parts(keyring, queues, rates, records, database, storage)),
     ]
     return Starlette(
         routes=routes,
@@ -148,7 +148,7 @@ def _stored(settings: GatewaySettings, queues: Queues, storage: Storage, databas
     """Yield the routes of what is kept in SQL and in files."""
     files = FileStore(database)
     yield from FileRoutes(files, storage, settings.max_file_mib * 1024 * 1024).routes()
-    yield from BatchRoutes(BatchStore(database), files, storage, queues, settings).routes()
+    yield from BatchRoutes(BatchStore(database), files, storage, queues).routes()
 
 
 def _cors(settings: GatewaySettings) -> Iterator[Middleware]:

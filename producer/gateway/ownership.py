@@ -8,7 +8,7 @@ from sluice.producer.gateway.access import Caller
 from sluice.producer.gateway.errors import HttpError, bad_request
 
 
-def own_job_id(caller: Caller, text: str, partitions: int) -> JobId:
+def own_job_id(caller: Caller, text: str) -> JobId:
     """Return the id of a job to look for in the caller's name.
 
     For a job of another tenant, it is an id that no job has. So whatever is done with it takes as long, and answers the
@@ -17,7 +17,6 @@ def own_job_id(caller: Caller, text: str, partitions: int) -> JobId:
     Args:
         caller: Who asks.
         text: What the request says.
-        partitions: Number of partitions of the queues.
 
     Raises:
         HttpError: 404, it is no job id.
@@ -26,8 +25,6 @@ def own_job_id(caller: Caller, text: str, partitions: int) -> JobId:
         partition, tenant, _ = split_job_id(text)
     except WireError as error:
         raise unknown_job() from error
-    if partition >= partitions:
-        raise unknown_job()
     return JobId(text if tenant == caller.tenant else f"{partition}.{caller.tenant}.{token_hex(32)}")
 
 

@@ -11,8 +11,8 @@ from sluice.producer.contract.jobs import Options, partition_of
 from sluice.producer.contract.transport.urls import is_cluster
 from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import QueueUnreachable
-from sluice.producer.gateway.settings import ServedQueue
 from sluice.producer.operations.durability import DurabilityPolicy
+from sluice.producer.operations.operation import Operation, Result
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.scripts import ask_call
 
@@ -24,15 +24,14 @@ class Partitions:
     """The partitions of one queue. Changes with each reading of their state.
 
     Args:
-        queue: The queue.
         url: Of its server.
-        client: Gives up soon while the server is away.
+        client: Of the queue. Gives up soon while the server is away.
     """
 
-    def __init__(self, queue: ServedQueue, url: str | None, client: AsyncProducer) -> None:
-        self._queue, self._client = Queue(queue.name, queue.partitions), client
-        self._answering = list(range(queue.partitions))
-        self._eager = _eager(queue, url)
+    def __init__(self, url: str | None, client: AsyncProducer) -> None:
+        self._queue, self._client = client.target, client
+        self._away: frozenset[int] = frozenset()
+        self._eager = _eager(self._queue, url)
 
     async def close(self) -> None:
         """Close what it opened."""
@@ -44,12 +43,16 @@ class Partitions:
 
         Raises:
             QueueUnreachable: none does.
+            InvalidSetting: the workers serve another number than the settings name.
         """
         if self._eager is None:
             return await self._client.queue()
-        found = await asyncio.gather(*(self._survey(self._eager, partition) for partition in self._all))
+        reading = asyncio.create_task(_answer(self._eager, self._queue.read()))
+        asked = [calls.inspect(self._queue.keys(partition)) for partition in range(self._queue.partitions)]
+        found = await asyncio.gather(*(_answer(self._eager, ask_call(call)) for call in asked))
+        await reading
         if views := [view for view in found if view is not None]:
-            self._answering = [partition for partition, view in zip(self._all, found, strict=True) if view is not None]
+            self._away = frozenset(partition for partition, view in enumerate(found) if view is None)
             return views
         return await self._client.queue()
 
@@ -65,10 +68,9 @@ class Partitions:
 
     def choose(self, name: str) -> int:
         """Return the partition of a new job, by the last part of its id: one that answered last."""
+        answering = [partition for partition in range(self._queue.partitions) if partition not in self._away]
         partition = partition_of(name, self._queue.partitions)
-        if partition in self._answering:
-            return partition
-        return self._answering[partition_of(name, len(self._answering))]
+        return answering[partition_of(name, len(answering))] if partition in self._away and answering else partition
 
     def placed(self, options: Options) -> Options:
         """Return the options of a new job with an id on a partition that answers, if one does not.
@@ -76,25 +78,22 @@ class Partitions:
         An id or an idempotency key says where the job is: it may be there already.
         """
         is_open = options.get("job_id") is None and options.get("idempotency_key") is None
-        if not is_open or len(self._answering) == self._queue.partitions:
+        if not is_open or not self._away:
             return options
         name = token_hex(12)
         return {**options, "job_id": JobId(f"{self.choose(name)}.{options.get('tenant', 'default')}.{name}")}
 
-    @property
-    def _all(self) -> range:
-        return range(self._queue.partitions)
 
-    async def _survey(self, client: AsyncProducer, partition: int) -> QueueView | None:
-        try:
-            async with asyncio.timeout(SURVEY_LIMIT_S):
-                return await client.run(ask_call(calls.inspect(self._queue.keys(partition))))
-        except (QueueUnreachable, TimeoutError):
-            return None
-
-
-def _eager(queue: ServedQueue, url: str | None) -> AsyncProducer | None:
-    """Return a client that does not wait for a shard to return; None if all partitions are on one server."""
-    if url is None or not is_cluster(url) or queue.partitions == 1:
+async def _answer(client: AsyncProducer, operation: Operation[Result]) -> Result | None:
+    try:
+        async with asyncio.timeout(SURVEY_LIMIT_S):
+            return await client.run(operation)
+    except (QueueUnreachable, TimeoutError):
         return None
-    return AsyncProducer(url, queue=queue.name, partitions=queue.partitions, patience_s=0)
+
+
+def _eager(queue: Queue, url: str | None) -> AsyncProducer | None:
+    """Return a client that does not wait for a shard to return; None if all partitions are on one server."""
+    if url is None or not is_cluster(url) or queue.asked_partitions == 1:
+        return None
+    return AsyncProducer(url, queue=queue.name, partitions=queue.asked_partitions, patience_s=0)

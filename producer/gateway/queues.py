@@ -13,7 +13,6 @@ from sluice.producer.gateway.errors import SERVER, HttpError, bad_request
 from sluice.producer.gateway.partitions import Partitions
 from sluice.producer.gateway.readers import Readers
 from sluice.producer.gateway.settings import GatewaySettings, ServedQueue
-from sluice.producer.operations.queue import Queue
 
 SUBMIT_PATIENCE_S = 1.0
 """A request is answered with 503 when Redis does not answer for this long."""
@@ -177,8 +176,8 @@ def _clients(queue: ServedQueue, settings: GatewaySettings) -> QueueClients:
         AsyncProducer(settings.redis_url, queue=queue.name, partitions=queue.partitions, patience_s=patience_s)
         for patience_s in (SUBMIT_PATIENCE_S, FOLLOW_PATIENCE_S)
     )
-    readers = Readers(submitting, Queue(queue.name, queue.partitions), settings)
-    return QueueClients(queue.name, submitting, following, readers, Partitions(queue, settings.redis_url, submitting))
+    readers = Readers(submitting, submitting.target, settings)
+    return QueueClients(queue.name, submitting, following, readers, Partitions(settings.redis_url, submitting))
 
 
 async def _served(partitions: Partitions) -> set[str]:

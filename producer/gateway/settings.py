@@ -17,7 +17,8 @@ class ServedQueue:
     """One queue that the gateway serves."""
 
     name: str
-    partitions: int = 1
+    partitions: int | None = None
+    """Must be the number of its workers; None takes theirs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

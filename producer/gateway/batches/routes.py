@@ -28,7 +28,6 @@ from sluice.producer.gateway.openapi import batch_docs
 from sluice.producer.gateway.openapi.routes import ApiRoute
 from sluice.producer.gateway.queues import Queues
 from sluice.producer.gateway.requests import read_json
-from sluice.producer.gateway.settings import GatewaySettings
 from sluice.producer.gateway.tables.pages import list_body, wanted_of
 from sluice.producer.gateway.tables.threads import SQL
 from sluice.producer.openai.bodies import Object
@@ -41,12 +40,9 @@ FIELDS = ("input_file_id", "endpoint", "completion_window", "metadata")
 class BatchRoutes:
     """The routes of batches. SQL and storage are used on threads."""
 
-    def __init__(
-        self, batches: BatchStore, files: FileStore, storage: Storage, queues: Queues, settings: GatewaySettings
-    ) -> None:
+    def __init__(self, batches: BatchStore, files: FileStore, storage: Storage, queues: Queues) -> None:
         self._batches, self._files, self._storage = batches, files, storage
         self._queues = queues
-        self._partitions = {queue.name: queue.partitions for queue in settings.queues}
 
     def routes(self) -> Sequence[ApiRoute]:
         """Return the routes, each with the scope that it needs."""
@@ -67,13 +63,13 @@ class BatchRoutes:
         if length is None:
             raise bad_request(f"completion_window must be as 24h or 7d, got {window[:64]!r}", param="completion_window")
         model = await FILES.run(_first_model, self._storage, file)
-        queue = (await self._queues.of_model(model)).name
+        queue = (await self._queues.of_model(model)).submitting.target
         created_ms = now_ms()
         batch = Batch(
             id=f"batch_{token_hex(12)}",
             tenant=tenant,
-            queue=queue,
-            partitions=self._partitions[queue],
+            queue=queue.name,
+            partitions=queue.partitions,
             endpoint=endpoint,
             model=model,
             input_file=file.id,

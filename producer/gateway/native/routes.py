@@ -24,7 +24,7 @@ def native_routes(queues: Queues, rates: Rates, records: Records, settings: Gate
         records: The history.
         settings: The settings of the gateway.
     """
-    search = Search(queues, settings)
+    search = Search(queues)
     yield SubmitRoute(queues, search, rates, settings).route()
     yield from JobRoutes(search, records).routes()
     yield EventRoute(search).route()

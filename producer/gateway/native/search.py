@@ -11,7 +11,6 @@ from sluice.producer.gateway.errors import HttpError, bad_request
 from sluice.producer.gateway.openapi.routes import Parameter
 from sluice.producer.gateway.ownership import own_job_id, unknown_job
 from sluice.producer.gateway.queues import QueueClients, Queues
-from sluice.producer.gateway.settings import GatewaySettings
 
 QUEUE = Parameter(name="queue", place="query", description="Queue of the job. Default: any that the gateway serves.")
 JOB_ID = Parameter(name="job_id", place="path", description="Id of a job.")
@@ -29,9 +28,8 @@ class Found:
 class Search:
     """The jobs of a gateway's queues."""
 
-    def __init__(self, queues: Queues, settings: GatewaySettings) -> None:
+    def __init__(self, queues: Queues) -> None:
         self._queues = queues
-        self._partitions = max(queue.partitions for queue in settings.queues)
 
     def asked_id(self, request: Request) -> JobId:
         """Return the id of the job to look for; see `own_job_id`.
@@ -39,7 +37,7 @@ class Search:
         Raises:
             HttpError: 404, it is no job id.
         """
-        return own_job_id(caller_of(request), request.path_params["job_id"], self._partitions)
+        return own_job_id(caller_of(request), request.path_params["job_id"])
 
     def asked_queues(self, request: Request) -> list[QueueClients]:
         """Return the queue that a request names, or all.

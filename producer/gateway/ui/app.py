@@ -15,7 +15,6 @@ from sluice.producer.gateway.keyring import Keyring
 from sluice.producer.gateway.native.records import Records
 from sluice.producer.gateway.queues import Queues
 from sluice.producer.gateway.rates import Rates
-from sluice.producer.gateway.settings import GatewaySettings
 from sluice.producer.gateway.tables.database import Database
 from sluice.producer.gateway.ui.audit import AuditLog
 from sluice.producer.gateway.ui.frame import HEADERS, Frame
@@ -49,7 +48,6 @@ class Assets(StaticFiles):
 class Parts:
     """What the page shares with the other routes of its gateway."""
 
-    settings: GatewaySettings
     keyring: Keyring
     queues: Queues
     rates: Rates
@@ -66,7 +64,7 @@ def page_routes(parts: Parts) -> Iterator[BaseRoute]:
     sessions, audit = Sessions(database), AuditLog(database)
     visitors = Visitors(keyring, sessions)
     surveys = Surveys(queues)
-    reader = JobReader(queues, surveys, parts.records, parts.settings)
+    reader = JobReader(queues, surveys, parts.records)
     frame = Frame(visitors)
     live = Live(frame)
     yield Mount("/ui/static", Assets(directory=STATIC))

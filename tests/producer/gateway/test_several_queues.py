@@ -7,6 +7,7 @@ from uuid import uuid4
 
 import pytest
 
+from sluice.producer import Producer
 from sluice.producer.contract import calls
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.transport.execution import run
@@ -105,6 +106,19 @@ class TestGivenTwoQueuesWithAModelEach:
             return await queues.models(), (await queues.of_model("large")).name
 
         assert site.ask(question) == (("small",), site.bulk)
+
+
+class TestGivenAQueueOfFourPartitions:
+    """The gateway was not told the number, and started before the workers."""
+
+    def test_when_workers_have_stated_it_then_new_jobs_are_spread_over_all(self, site: Site) -> None:
+        async def places(queues: Queues) -> set[int]:
+            with Producer(site.server.url, queue=site.chat, partitions=4) as owner:
+                owner.configure(calls.QueueSettings(partitions=4))
+            await queues.look()
+            return {queues.first.partitions.choose(str(number)) for number in range(50)}
+
+        assert site.ask(places) == {0, 1, 2, 3}
 
 
 class TestGivenQueuesWithoutAWorker:

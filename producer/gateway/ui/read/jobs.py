@@ -24,7 +24,6 @@ from sluice.producer.gateway.errors import HttpError
 from sluice.producer.gateway.native.records import Records
 from sluice.producer.gateway.ownership import own_job_id, unknown_job
 from sluice.producer.gateway.queues import QueueClients, Queues
-from sluice.producer.gateway.settings import GatewaySettings
 from sluice.producer.gateway.ui.read.surveys import Surveys
 from sluice.producer.gateway.ui.visitors import Visitor
 from sluice.producer.history.queries import AttemptRow, History, JobRow
@@ -85,9 +84,8 @@ class JobFacts:
 class JobReader:
     """The jobs that a visitor may see."""
 
-    def __init__(self, queues: Queues, surveys: Surveys, records: Records, settings: GatewaySettings) -> None:
+    def __init__(self, queues: Queues, surveys: Surveys, records: Records) -> None:
         self._queues, self._surveys, self._records = queues, surveys, records
-        self._partitions = {queue.name: queue.partitions for queue in settings.queues}
 
     def id_of(self, visitor: Visitor, text: str) -> JobId:
         """Return the id of the job to look for; of another tenant's job, one that no job has.
@@ -95,15 +93,12 @@ class JobReader:
         Raises:
             HttpError: 404, it is no job id.
         """
-        most = max(self._partitions.values())
         if visitor.tenant is not None:
-            return own_job_id(visitor.caller, text, most)
+            return own_job_id(visitor.caller, text)
         try:
-            partition, _, _ = split_job_id(text)
+            split_job_id(text)
         except WireError as error:
             raise unknown_job() from error
-        if partition >= most:
-            raise unknown_job()
         return JobId(text)
 
     async def queue_of(self, job_id: JobId) -> QueueClients:
@@ -127,7 +122,7 @@ class JobReader:
             if (now := await self.status(queue, job_id)) is not None:
                 record = await self.record([queue.name], job_id)
                 return JobFacts(id=job_id, queue=queue.name, now=now, record=record)
-        record = await self.record(list(self._partitions), job_id)
+        record = await self.record([queue.name for queue in self._queues], job_id)
         if record is None:
             raise unknown_job()
         return JobFacts(id=job_id, queue=record[0].queue, now=None, record=record)
@@ -141,7 +136,7 @@ class JobReader:
         if view.state is JobState.QUEUED:
             with suppress(AccessDenied):
                 survey = (await self._surveys.of(queue))[split_job_id(job_id)[0]]
-        return status_of(Queue(queue.name, self._partitions[queue.name]), view, survey)
+        return status_of(queue.submitting.target, view, survey)
 
     async def record(self, queues: Sequence[str], job_id: JobId) -> Record | None:
         """Return what the history knows of a job of some queues; None: nothing, or it cannot be read."""
@@ -162,9 +157,9 @@ class JobReader:
 
     async def prompt(self, facts: JobFacts) -> Prompt | None:
         """Return the prompt of a job; None once it has ended: then the queue deletes it."""
-        queue = Queue(facts.queue, self._partitions[facts.queue])
+        client = self._queues[facts.queue].submitting
         try:
-            return await self._queues[facts.queue].submitting.run(_read_prompt(queue, facts.id))
+            return await client.run(_read_prompt(client.target, facts.id))
         except (ProducerError, HttpError, WireError):
             return None
 

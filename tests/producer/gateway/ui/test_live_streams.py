@@ -106,7 +106,7 @@ class TestGivenAWatchedJob:
         with Producer(valkey.url) as producer:
             job = producer.submit("hello", max_tokens=5)
             async with Queues(settings) as queues:
-                reader = JobReader(queues, Surveys(queues), records, settings)
+                reader = JobReader(queues, Surveys(queues), records)
                 watched = Watched(reader, queues.first, await reader.find(job.id), lag_s=0)
 
                 numbers = [await reads(watched, records), await reads(watched, records)]
