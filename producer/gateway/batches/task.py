@@ -131,9 +131,11 @@ class _Run:
         if self._batch.status == FAILED or self._is_over_without_jobs():
             return 0
         batch = self._batch
+        # One of before the first worker has its jobs on partition 0, however many the workers serve.
+        partitions = batch.partitions if batch.partitions > 1 else None
         with (
             Producer(
-                self._workshop.redis_url, queue=batch.queue, partitions=batch.partitions, patience_s=PATIENCE_S
+                self._workshop.redis_url, queue=batch.queue, partitions=partitions, patience_s=PATIENCE_S
             ) as producer,
             RecordedOutcomes(self._workshop.database_url, batch.queue) as recorded,
         ):
@@ -302,7 +304,7 @@ class _Run:
                 producer.cancel_batch(batch.id, reason="the batch was cancelled")
         elif self._is_late:
             # The worker's scripts fire timers; without workers nobody else would.
-            producer.run(_fire_timers(Queue(batch.queue, batch.partitions)))
+            producer.run(_fire_timers(producer.target))
         elif batch.submitted < batch.total:
             producer.expire_batch(batch.id, batch.deadline, is_new=True)
             submission = Submission(batch, collector.names, collector.bits, self._tick, self._until_s)

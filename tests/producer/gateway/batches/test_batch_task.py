@@ -70,6 +70,19 @@ class TestGivenABatchOfManyLines:
         assert ended.status == "completed"
         assert custom_ids(lines_of(workshop, ended.output_file)) == names(*range(8))
 
+    def test_when_its_first_worker_serves_more_partitions_then_it_goes_on(
+        self, workshop: Workshop, worker: HandWorker, producer: Producer
+    ) -> None:
+        batch = go_on(workshop, added(workshop, numbered(3)))
+        producer.configure(QueueSettings(partitions=2))
+        for job in worker.pull():
+            worker.generate(job)
+
+        ended = go_on(workshop, batch)
+
+        assert ended.status == "completed"
+        assert custom_ids(lines_of(workshop, ended.output_file)) == names(0, 1, 2)
+
     def test_when_the_queue_is_full_then_it_goes_on_where_it_was(
         self, workshop: Workshop, worker: HandWorker, producer: Producer
     ) -> None:
