@@ -35,8 +35,12 @@ from sluice.producer.operations.views import JobStatus
 
 if TYPE_CHECKING:
     from sluice.producer.history.queries import AttemptRow, Forgotten, JobRow, TimelineRow
+    from sluice.producer.timeline.picture import Times
 
 NOT_ENDED = "not ended"
+NAMES_IN_HISTORY = {"attempt": "attempts", "owner": "worker"}
+"""What the queue and the history have under different names."""
+
 ATTEMPT_HEADERS = ("attempt", "incarnation", "started", "ended", "outcome", "why", "gap_s")
 STATES = [state.value for state in JobState]
 LIST_HEADERS = ("id", "state", "attempts", "submitted", "queue_s", "ttft_s", "e2e_s", "output_tokens", "reason")
@@ -132,6 +136,8 @@ def show_job(job: str, *, as_json: bool, **values: object) -> None:
     Example:
         producer jobs show 0.default.1f0c6a
     """
+    from sluice.producer.timeline.times import times_of
+
     record, history_error = _in_history(job, values)
     status, queue_error = _in_queue(job, values)
     if record is None and status is None:
@@ -143,8 +149,9 @@ def show_job(job: str, *, as_json: bool, **values: object) -> None:
         return
     if known.get("submissions", 1) > 1:
         note(f"this id was submitted {known['submissions']} times; this is the newest submission")
-    show_table(("what", "value"), list(_newest(record, status).items()))
-    _draw(status, record)
+    times = times_of(status, record and record.row, record.claims if record else ())
+    show_table(("what", "value"), list((_newest(record, status) | _moments(times)).items()))
+    _draw(times)
     if "timeline" in known:
         rows = [(when(row["at_ms"]), row["event"], row["epoch"], row["detail"]) for row in known["timeline"]]
         show_table(("at", "event", "epoch", "detail"), rows)
@@ -174,27 +181,39 @@ def _note_unsearched(history_error: HistoryUnavailable | None, queue_error: Queu
 
 
 def _newest(record: "_Record | None", status: JobStatus | None) -> Values:
-    """Return the facts of the history, then those of the queue. Where both have one, the queue's is newer."""
+    """Return the facts of the history, then those of the queue, which are newer where both have one. Without times."""
     row = record.row if record else None
     if row is not None and status is not None and row.submitted_ms != status.submitted_ms:
         row = None  # of an earlier submission of this id
     facts = [asdict(row) if row else {}, _facts(status) if status else {}]
-    return {name: value for some in facts for name, value in some.items() if value not in (None, {}, (), b"")}
+    return {
+        NAMES_IN_HISTORY.get(name, name): value
+        for some in facts
+        for name, value in some.items()
+        if value not in (None, {}, (), b"") and not name.endswith("_ms")
+    }
 
 
-def _draw(status: JobStatus | None, record: "_Record | None") -> None:
+def _moments(times: "Times | None") -> Values:
+    if times is None:
+        return {}
+    moments = {
+        "submitted": times.submitted_ms, "started": times.tries[0].start_ms if times.tries else None,
+        "scheduled": times.scheduled_ms, "first_token": times.first_token_ms, "ended": times.ended_ms,
+    }  # fmt: skip
+    return {name: when(at_ms) for name, at_ms in moments.items() if at_ms is not None}
+
+
+def _draw(times: "Times | None") -> None:
     """Draw the timeline on a terminal."""
-    if not sys.stdout.isatty():
+    if times is None or not sys.stdout.isatty():
         return
     from sluice.producer.timeline.picture import picture
     from sluice.producer.timeline.text import lines_of
-    from sluice.producer.timeline.times import times_of
 
-    times = times_of(status, record and record.row, record.claims if record else ())
-    if times is not None:
-        width = shutil.get_terminal_size().columns
-        for line in ("", *lines_of(picture(times, round(time.time() * 1000)), times, width=width), ""):
-            say(line)
+    width = shutil.get_terminal_size().columns
+    for line in ("", *lines_of(picture(times, round(time.time() * 1000)), times, width=width), ""):
+        say(line)
 
 
 def _attempt_cells(row: Values) -> list[object]:
@@ -249,8 +268,7 @@ def _in_queue(job: str, values: Values) -> tuple[JobStatus | None, QueueUnreacha
 
 
 def _facts(status: JobStatus) -> Values:
-    facts = {name: getattr(status, name) for name in JobStatus.__dataclass_fields__ if name != "spec"}
-    return {**facts, **{name: when(facts[name]) for name in ("submitted_ms", "started_ms", "ended_ms")}}
+    return {name: getattr(status, name) for name in JobStatus.__dataclass_fields__ if name != "spec"}
 
 
 @jobs.command("latency")

@@ -1,7 +1,7 @@
 """The commands `producer queues …` and `producer server …`."""
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import cast
@@ -28,11 +28,14 @@ from sluice.producer.contract.host.terminal import say
 from sluice.producer.contract.scaling.backlog import backlog_of
 from sluice.producer.contract.scaling.demand import ScalePolicy, scale_of
 from sluice.producer.contract.transport import embedded
+from sluice.producer.contract.workers import workers_of
 from sluice.producer.errors import ProducerError
 from sluice.producer.operations.totals import queue_totals
 from sluice.producer.operations.views import has_been_used
 
 HEADERS = ("queue", "waiting", "tokens", "running", "oldest_s", "dead", "workers", "paused")
+WORKER_HEADERS = ("id", "name", "host", "pid", "device", "model", "state", "places", "running", "waiting",
+                  "tokens_per_s")  # fmt: skip
 UNUSED = "queue {!r} has had no job or worker on this server"
 
 
@@ -85,10 +88,10 @@ def show_queue(*, as_json: bool, **values: object) -> None:
         show_json({**_totals(name, views), "partitions": views})
         return
     show_table(("what", "value"), list(_totals(name, views).items()))
+    show_table(WORKER_HEADERS, [[getattr(row, header) for header in WORKER_HEADERS] for row in workers_of(name, views)])
     for partition, view in enumerate(views):
         show_table(("totals", "jobs"), list(view.totals.items()))
         show_table(("partition", "class", "tenant", "jobs", "tokens"), [(partition, *lane) for lane in view.lanes])
-        show_table(("partition", "worker", "says"), [(partition, *worker) for worker in _workers(view)])
         show_table(("partition", "setting", "value"), [(partition, *setting) for setting in view.settings.items()])
 
 
@@ -111,14 +114,6 @@ def _report(producer: Producer, what: str) -> None:
     say(f"queue {name!r} {what}")
     if not has_been_used(producer.queue()):
         note(f"{UNUSED.format(name)} yet")
-
-
-def _workers(view: QueueView) -> list[tuple[str, str]]:
-    return [(name, _facts(about)) for name, about in view.workers.items()]
-
-
-def _facts(about: Mapping[str, str]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in about.items() if name != "recent")  # samples for charts
 
 
 def _totals(name: str, views: Sequence[QueueView]) -> Values:

@@ -7,6 +7,7 @@ import pytest
 import sqlalchemy as sa
 
 from sluice.producer import JobView, Producer
+from sluice.producer.cli.common import when
 from sluice.producer.contract.calls import advance
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.tables import jobs
@@ -97,6 +98,22 @@ class TestGivenADoneJobInQueueAndHistory:
         assert "the queue was not searched, so this may be old: " in shown.err
 
 
+class TestGivenADoneJobThatBothKnowTheTimesOf:
+    def test_when_it_is_shown_then_each_moment_has_one_name_and_is_formatted(
+        self, run: Run, history: sa.Engine, done: JobView
+    ) -> None:
+        record(history, done, pulled_ms=done.started_ms, scheduled_ms=done.first_scheduled_ms,
+               finished_ms=done.ended_ms, attempts=1, worker="hand")  # fmt: skip
+
+        found = facts(run("jobs", "show", done.id).output())
+
+        assert {name: found[name] for name in ("submitted", "started", "ended")} == {
+            "submitted": when(done.submitted_ms), "started": when(done.started_ms), "ended": when(done.ended_ms)
+        }  # fmt: skip
+        assert (found["attempts"], found["worker"]) == ("1", "hand")
+        assert not [name for name in found if name.endswith("_ms") or name in ("attempt", "owner")]
+
+
 class TestGivenADefaultHistoryThatCannotBeRead:
     def test_when_a_job_is_deleted_then_it_fails(self, run: Run, done: JobView, tmp_path: Path) -> None:
         (tmp_path / "state").mkdir(exist_ok=True)
@@ -132,7 +149,7 @@ class TestGivenAWaitingJobWithARow:
         found = facts(run("jobs", "show", waiting.id).output())
 
         assert found["state"] == "queued"
-        assert not {"metadata", "finished_ms"} & found.keys()
+        assert not {"metadata", "ended"} & found.keys()
 
 
 class TestGivenAJobThatWaitsForARetry:

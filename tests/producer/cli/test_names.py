@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from sluice.producer import Producer
-from sluice.producer.contract.calls import QueueSettings
+from sluice.producer.contract.calls import Beat, QueueSettings, beat
+from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.states import JobState
+from sluice.producer.contract.transport.execution import run as execute
 from tests.producer.commands import Ended, Run
 from tests.producer.worker_side import HandWorker
 from tests.servers import RedisServer
@@ -60,6 +62,18 @@ class TestGivenAWorkerWithoutJobs:
         producer.configure(QueueSettings(partitions=1))
 
         assert run("queues", "show").code == 0
+
+    def test_when_its_queue_is_shown_then_it_is_a_row_of_a_table(self, run: Run, redis_client: Any) -> None:
+        about = {"model": "small", "host": "h1", "pid": "7", "recent": "1,2,3"}
+        told = beat(
+            QueueKeys("default"), Beat(incarnation="w1", held=(), processed_pull=0, expiry_ms=60_000, about=about)
+        )
+        execute(redis_client, told)
+
+        shown = run("queues", "show").output()
+
+        assert "\nw1\t-\th1\t7\t?\tsmall\t?\t0\t0\t0\t0\n" in shown
+        assert "recent" not in shown
 
 
 class TestGivenABatchWithoutJobs:
