@@ -30,7 +30,7 @@ _SEPARATORS = re.compile("[\\t\\n\\r]")
 EXIT_CODES = """\b
 Exit codes:
     0    done
-    1    failed: a job did not complete, the server is unreachable, or a line is bad
+    1    failed: a job did not complete or is unknown, the server is unreachable, or a line is bad
     2    misused: an option, a file or a job is invalid
     130  interrupted by Ctrl-C
 """
