@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from sluice.worker.callbacks import chores
-from sluice.worker.callbacks.chore_jobs import CHORES
 from tests.servers import RedisServer
 from tests.worker.callbacks.receiver import receiver
 from tests.worker.callbacks.test_callbacks import settings_for, work
@@ -115,35 +113,6 @@ class TestGivenAForeignJobInRqsQueue:
         work(client, settings_for(valkey, export_folder=str(tmp_path / "exports")))
 
         assert not made.exists()
-
-
-class TestGivenAChoreThatAnOlderReleaseQueued:
-    """Release 0.1 had the chores in the module `worker.chores`."""
-
-    def test_when_it_is_a_webhook_then_it_is_delivered(self, valkey: RedisServer) -> None:
-        client = client_of(valkey)
-        with receiver() as hook:
-            put(client, valkey, call("worker.chores.deliver_webhook", hook.url, "evt_1", "{}"))
-
-            work(client, settings_for(valkey))
-
-            assert state_of_evil(client) == "finished"
-            assert [body for _, body in hook.got] == [b"{}"]
-
-    @pytest.mark.parametrize("chore", ["export", "retain"])
-    def test_when_it_is_another_chore_then_it_is_todays(self, chore: str) -> None:
-        assert CHORES[f"worker.chores.{chore}"] is getattr(chores, chore)
-
-    def test_when_the_old_module_has_no_such_chore_then_nothing_is_called(
-        self, valkey: RedisServer, tmp_path: Path
-    ) -> None:
-        client, made = client_of(valkey), tmp_path / "made"
-        put(client, valkey, call("worker.chores.Path.mkdir", str(made)))
-
-        work(client, settings_for(valkey))
-
-        assert not made.exists()
-        assert state_of_evil(client) == "failed"
 
 
 def note(*_arguments: object) -> None:

@@ -109,7 +109,7 @@ class TestGivenAServerWithAPassword:
 
 def test_when_a_journal_is_written_then_only_its_user_may_read_it(tmp_path: Path) -> None:
     with Journal(tmp_path / "journal") as journal:
-        journal.add(JobId("0.default.a"))
+        journal.add(JobId("0.default.a"), 1)
 
     assert {_mode(path) for path in tmp_path.iterdir()} == {0o600}
 
