@@ -164,7 +164,12 @@ class TestGivenAnEnd:
 
         assert worker.advance(*strangers) == [Replaced()] * 4
 
-    def test_when_a_large_result_was_put_in_parts_then_the_end_names_its_length(self, queue: Queue) -> None:
+    @pytest.mark.parametrize(("keeps_results", "stated"), [(True, 9), (False, None)])
+    def test_when_a_large_result_was_put_in_parts_then_the_end_names_its_length(
+        self, queue: Queue, keeps_results: bool, stated: int | None
+    ) -> None:
+        """Its event does only if the history keeps results: the recorder reads what it names."""
+        queue.configure(keep_results=keeps_results)
         job_id = queue.add("a")
         worker = queue.worker("A")
         job = worker.take()
@@ -178,7 +183,7 @@ class TestGivenAnEnd:
         assert worker.advance(ending(job, 0, 1, result=None, result_bytes=9)) == [Ok()]
 
         assert queue.client.get(queue.keys.result(job_id)) == b"abcdefghi"
-        assert queue.events(job_id)[-1].fields["result_bytes"] == 9
+        assert queue.events(job_id)[-1].fields.get("result_bytes") == stated
         assert put(0, b"late") == "replaced"
 
     @pytest.mark.parametrize("kept", [b"", b"an old result of another attempt"])

@@ -92,11 +92,12 @@ local function emit_end(job, how, version, at)
   local fields = {
     state = job.state, reason = how.reason, error = how.error, error_code = how.error_code, epoch = job.epoch,
     attempt = job.attempt, gap_ms = job.gap, incarnation = how.incarnation, record = how.record,
-    first_scheduled_ms = how.first_scheduled_ms, first_token_ms = how.first_token_ms, result_bytes = how.result_bytes,
+    first_scheduled_ms = how.first_scheduled_ms, first_token_ms = how.first_token_ms,
   }
-  if how.result and SETTINGS.keep_results ~= '0' then
+  if SETTINGS.keep_results ~= '0' then
     -- The recorder reads a large result from its key: an outbox entry must stay small.
-    if #how.result <= LIMITS.MAX_CALL_BYTES then fields.result = how.result else fields.result_bytes = #how.result end
+    local size = how.result and #how.result or how.result_bytes
+    if how.result and size <= LIMITS.MAX_CALL_BYTES then fields.result = how.result else fields.result_bytes = size end
   end
   emit('ended', job, fields, version, at)
 end
