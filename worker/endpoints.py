@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sluice.producer.contract.errors import EmbeddedServerError, InvalidSetting
 from sluice.producer.contract.host.state_folder import files_url, history_path, state_dir
@@ -13,7 +13,6 @@ from sluice.worker.errors import ConfigError
 
 if TYPE_CHECKING:
     from sluice.producer.contract.transport.embedded import Use
-    from sluice.worker.connection.clients import Client
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +102,7 @@ def partitions_of(config: WorkerConfig) -> tuple[QueueKeys, ...]:
     return _keys(config, config.queue.num_partitions)
 
 
-def stated_partitions_of(client: "Client", config: WorkerConfig) -> tuple[QueueKeys, ...]:
+def stated_partitions_of(client: Any, config: WorkerConfig) -> tuple[QueueKeys, ...]:  # noqa: ANN401 - redis-py's clients share no typed base
     """List the keys of every partition that the queue's workers have stated they serve.
 
     Raises:
