@@ -102,7 +102,7 @@ def partitions_of(config: WorkerConfig) -> tuple[QueueKeys, ...]:
     return _keys(config, config.queue.num_partitions)
 
 
-def stated_partitions_of(client: Any, config: WorkerConfig) -> tuple[QueueKeys, ...]:  # noqa: ANN401 - redis-py's clients share no typed base
+def stated_partitions_of(client: Any, config: WorkerConfig) -> tuple[QueueKeys, ...]:  # noqa: ANN401 - untyped
     """List the keys of every partition that the queue's workers have stated they serve.
 
     Raises:
