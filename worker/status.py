@@ -11,7 +11,7 @@ from sluice.worker.checks.queue_check import TWO_MODELS_ADVICE, models_of, two_m
 from sluice.worker.config import WorkerConfig
 from sluice.worker.connection.clients import connect
 from sluice.worker.connection.server_checks import raise_if_refused
-from sluice.worker.endpoints import partitions_of
+from sluice.worker.endpoints import stated_partitions_of
 from sluice.worker.errors import NotReady
 
 COLUMNS = (
@@ -36,12 +36,13 @@ def living_workers(config: WorkerConfig, url: str) -> list[dict[str, str]]:
     """Return the status fields of each live worker of the queue on a server, with its incarnation.
 
     Raises:
+        ConfigError: the settings name another number of partitions than the workers serve.
         NotReady: Redis does not answer.
     """
     client = connect(url, timeout_s=config.redis.timeout_s)
     found: dict[str, dict[str, str]] = {}
     try:
-        for keys in partitions_of(config):
+        for keys in stated_partitions_of(client, config):
             for incarnation, about in run(client, inspect(keys)).workers.items():
                 found[incarnation] = {"worker": incarnation, **about}
     except (RedisError, OSError) as error:

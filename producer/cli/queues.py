@@ -99,10 +99,10 @@ def _views(producer: Producer) -> list[QueueView]:
     """Return the state of each partition.
 
     Raises:
-        QueueNotFound: the queue has had no job and no worker on this server.
+        QueueNotFound: the queue has had no job, no worker and no setting on this server.
     """
     views = producer.queue()
-    if not has_been_used(views):
+    if not has_been_used(views) and not any(view.settings for view in views):
         what = UNUSED.format(producer.target.name)
         raise QueueNotFound(f"{what}: its name or the server is wrong. List the queues: producer queues list")
     return views

@@ -1,6 +1,12 @@
 """The table of `worker status`, from the fields of heartbeats."""
 
-from sluice.worker.status import table_of
+from sluice.producer import Producer
+from sluice.producer.contract.calls import Beat, QueueSettings, beat
+from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.contract.transport.execution import run
+from sluice.worker.config import load_config
+from sluice.worker.status import living_workers, table_of
+from tests.servers import RedisServer
 
 WORKER = {"worker": "0123456789ab", "name": "one", "model": "m", "device": "cuda:0", "state": "pulling"}
 WHERE = "queue 'default' at redis://example:6379"
@@ -19,3 +25,14 @@ class TestGivenAWorkerOnAGpu:
 class TestGivenNoWorker:
     def test_when_the_table_is_made_then_it_names_queue_and_server(self) -> None:
         assert table_of([], WHERE) == "no living workers on queue 'default' at redis://example:6379"
+
+
+class TestGivenAWorkerOfTwoPartitions:
+    def test_when_no_number_is_given_then_it_is_found_on_the_last_one(self, valkey: RedisServer) -> None:
+        with Producer(valkey.url, partitions=2) as owner:
+            owner.configure(QueueSettings(partitions=2))
+        told = Beat(incarnation="w1", held=(), processed_pull=0, expiry_ms=60_000, about={"model": "small"})
+        with valkey.client() as client:
+            run(client, beat(QueueKeys("default", 1), told))
+
+        assert [one["worker"] for one in living_workers(load_config({}), valkey.url)] == ["w1"]

@@ -122,7 +122,7 @@ class QueueConfig:
     name: str = setting("default", env="QUEUE", metavar="NAME", help="Name of the queue.")
     partitions: int | None = setting(
         None, env="PARTITIONS", metavar="COUNT",
-        help="Number of partitions of the queue. A worker serves all, 1 if not given. Audit and top ask the workers.",
+        help="Number of partitions of the queue; 1 if not given. Only audit, status and top ask the workers for it.",
     )  # fmt: skip
     reserve_tokens: int = setting(
         256, env="RESERVE_TOKENS", metavar="TOKENS",

@@ -20,6 +20,8 @@ _OVERHEAD_BYTES = 200
 """Upper bound of a Progress without its encoded fields."""
 
 
+MAX_ERROR_CHARS = 500
+
 Update = tuple[HeldJob, Progress]
 """A job, and what one of its channels lacks."""
 
@@ -39,7 +41,8 @@ def pending_updates(job: HeldJob, origin: Origin, *, now_s: float) -> Iterator[P
 
 def failed_updates(job: HeldJob, origin: Origin, error: Exception) -> Iterator[Progress]:
     """Yield the ends of a job whose updates cannot be encoded: without output, measurements and result."""
-    message = f"its output cannot be encoded: {error!a}"
+    # The text of such an error may hold the whole output.
+    message = f"its output cannot be encoded: {error!a}"[:MAX_ERROR_CHARS]
     end = End(state=JobState.FAILED, error=message, error_code="output_not_encoded")
     record = encode_record(JobRecord(model=origin.model, fingerprint=origin.fingerprint, worker=origin.worker))
     for index, choice in enumerate(job.choices):

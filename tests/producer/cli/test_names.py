@@ -36,6 +36,12 @@ class TestGivenAQueueThatHasNeverBeenUsed:
 
         assert ended == Ended(0, f"queue 'nope' {done}\n", f"{UNUSED} yet\n")
 
+    def test_when_it_was_prepared_then_it_can_be_shown_and_resumed(self, run: Run) -> None:
+        run("queues", "pause", "--queue", "nope")
+
+        assert run("queues", "show", "--queue", "nope").code == 0
+        assert run("queues", "resume", "--queue", "nope").out == "queue 'nope' is resumed\n"
+
     def test_when_the_workers_it_needs_are_asked_for_then_none_is_the_answer(self, run: Run) -> None:
         assert json.loads(run("queues", "scale", "--queue", "nope", "--json").output())["wanted_workers"] == 0
 
