@@ -19,3 +19,14 @@ def duration_s(text: str) -> float:
     if seconds > MAX_S:
         raise click.BadParameter(f"expected a time such as 90d, 12h, 30m, 45s or 45, got {text!r}")
     return seconds
+
+
+def duration_with_unit_s(text: str) -> float:
+    """Return the seconds of a time that names its unit, where a bare number would be mistaken: 90 is not 90 days.
+
+    Raises:
+        click.BadParameter: it names none, or as `duration_s`.
+    """
+    if str(text)[-1:].isdigit():
+        raise click.BadParameter(f"expected a time with its unit, such as 90d, 12h, 30m or 45s, got {text!r}")
+    return duration_s(text)

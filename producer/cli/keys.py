@@ -16,7 +16,7 @@ from sluice.producer.cli.common import (
     show_table,
     when,
 )
-from sluice.producer.cli.durations import duration_s
+from sluice.producer.cli.durations import duration_with_unit_s
 from sluice.producer.contract.host.terminal import say
 from sluice.producer.errors import InvalidSetting, ProducerError
 
@@ -42,7 +42,7 @@ def keys() -> None:
               help="What the key may do: submit, read, control, admin and metrics, separated by commas.")  # fmt: skip
 @click.option("--rpm", metavar="COUNT", type=int, help="Refuse more requests a minute. Default: no limit.")
 @click.option("--tpm", metavar="TOKENS", type=int, help="Refuse more tokens a minute. Default: no limit.")
-@click.option("--expires", "expires_s", metavar="TIME", type=duration_s,
+@click.option("--expires", "expires_s", metavar="TIME", type=duration_with_unit_s,
               help="Refuse the key after this time: 90d, 12h, 30m. Default: never.")  # fmt: skip
 @click.option("--if-none", is_flag=True, help="Create none if there is a key, of any tenant, also a revoked one.")
 @json_option

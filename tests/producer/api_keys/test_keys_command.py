@@ -107,6 +107,7 @@ class TestGivenAWrongCommand:
             (("--tenant", "acme", "--scopes", "submit,root"), "unknown scope 'root'"),
             (("--tenant", "acme", "--rpm", "0"), "rpm must be in"),
             (("--tenant", "acme", "--expires", "soon"), "expected a time such as 90d"),
+            (("--tenant", "acme", "--expires", "90"), "expected a time with its unit, such as 90d"),
             (("--tenant", "acme", "--scopes", " ,"), "a key without a scope may do nothing"),
         ],
     )

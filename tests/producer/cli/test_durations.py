@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import click
 import pytest
 
-from sluice.producer.cli.durations import duration_s
+from sluice.producer.cli.durations import duration_s, duration_with_unit_s
 from sluice.producer.cli.main import cli
 from tests.producer.commands import Run
 
@@ -40,9 +40,10 @@ class TestGivenATime:
 
 class TestGivenAllOptionsThatAreATime:
     def test_when_they_are_listed_then_each_takes_units(self) -> None:
+        parsers = (duration_s, duration_with_unit_s)
         taken = {option.opts[0]: getattr(option.type, "func", None) for option in times(cli)}
 
-        assert {name for name, parser in taken.items() if parser is not duration_s} == IN_SECONDS
+        assert {name for name, parser in taken.items() if parser not in parsers} == IN_SECONDS
 
     def test_when_one_is_wrong_then_one_sentence_says_so(self, run: Run) -> None:
         ended = run("ask", "hi", "--timeout", "soon")
