@@ -68,6 +68,10 @@ class LineFile:
         """Return whether an earlier run wrote a line of this name."""
         return name in self._before
 
+    def __len__(self) -> int:
+        """Return the number of lines that earlier runs wrote."""
+        return len(self._before)
+
     def custom_ids(self) -> dict[str, str]:
         """Return the name of the job that each custom id has in the lines of earlier runs."""
         return {line.custom_id: name for name, line in self._before.items() if line.custom_id is not None}

@@ -23,29 +23,32 @@ def check_names(found: Iterable[Line | BadLine], jobs: LineJobs, journal: Journa
         LinesRenamed: joining results and lines by their names would give wrong pairs.
     """
     taken_by = output.custom_ids()
-    moved, taken = list[tuple[str, str]](), list[str]()
+    num_moved = num_taken = 0
+    first_moved, first_taken = ("", ""), ""
     for line in found:
         if isinstance(line, BadLine) or (name := _name_of_job(line, jobs)) is None:
             continue
         number = None if line.custom_id else journal.number_of(name)
         before = output.custom_id_of(name) or (line.name if number is None else f"line-{number}")
         if before != line.name:
-            moved.append((before, line.name))
+            first_moved = first_moved if num_moved else (before, line.name)
+            num_moved += 1
         elif taken_by.get(line.name, name) != name:
-            taken.append(line.name)
-    if moved:
-        before, now = moved[0]
+            first_taken = first_taken or line.name
+            num_taken += 1
+    if num_moved:
+        before, now = first_moved
         raise LinesRenamed(
-            f"nothing was submitted: {len(moved)} lines have other numbers than in an earlier run of this batch, for "
+            f"nothing was submitted: {num_moved} lines have other numbers than in an earlier run of this batch, for "
             f"example {before} is now {now}. Results and the history have the old numbers. Put the lines back (leave a "
             "blank line where you removed one, and add new ones at the end), or run the file as a new --batch with "
             "other output files. Lines with a custom_id may move."
         )
-    if taken:
+    if num_taken:
         raise LinesRenamed(
-            f"nothing was submitted: the output has results of other jobs under the names of {len(taken)} lines, for "
-            f"example {taken[0]}. The lines or the options were changed, or another batch wrote the file. Remove these "
-            "results from it, or give another file with -o."
+            f"nothing was submitted: the output has results of other jobs under the names of {num_taken} lines, for "
+            f"example {first_taken}. The lines or the options were changed, or another batch wrote the file. Remove "
+            "these results from it, or give another file with -o."
         )
 
 

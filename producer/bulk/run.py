@@ -21,7 +21,7 @@ from sluice.producer.bulk.output import bad_line, error_line, output_line
 from sluice.producer.bulk.recorded import RecordedOutcomes
 from sluice.producer.bulk.summary import Summary
 from sluice.producer.client import Producer
-from sluice.producer.contract.bulk.input import STDIN, BadLine, Line, LineReader, lines, opened
+from sluice.producer.contract.bulk.input import BadLine, Line, LineReader, is_stream, lines, opened
 from sluice.producer.contract.bulk.jobs import NAME_BYTES, BulkSpec, LineJobs
 from sluice.producer.contract.bulk.journal import Journal, name_of
 from sluice.producer.contract.calls import NewJob
@@ -94,8 +94,8 @@ class BulkSettings:
 
 
 def default_batch(path: str) -> str:
-    """Return the default batch name of a file: its name and a hash of its path."""
-    where = str(Path(path).absolute()) if path != STDIN else str(time.time_ns())
+    """Return the default batch name of a file: its name and a hash of its path, or of the time for a stream."""
+    where = str(time.time_ns()) if is_stream(path) else str(Path(path).absolute())
     stem = "".join(letter if letter.isalnum() and letter.isascii() else "-" for letter in Path(path).name.split(".")[0])
     return f"{(stem or 'batch')[:48]}-{blake2b(where.encode(), digest_size=4).hexdigest()}"
 
@@ -316,15 +316,15 @@ class BulkRun:
                 yield job
 
     def _lines(self) -> Iterator[Line | BadLine]:
-        has_run = len(self._journal) > 0 or bool(self._output.custom_ids())
-        if has_run and self._settings.path != STDIN:
+        has_run = len(self._journal) > 0 or len(self._output) > 0
+        is_once = is_stream(self._settings.path)
+        if has_run and not is_once:
             with self._read() as found:
                 self._check_names(found)
         with self._read() as found:
             if self._settings.is_strict:
                 found = self._all_or_nothing(found)
-            if has_run and self._settings.path == STDIN:
-                # It can be read only once.
+            if has_run and is_once:
                 found = list(found)
                 self._check_names(found)
             yield from found

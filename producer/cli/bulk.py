@@ -27,7 +27,7 @@ from sluice.producer.cli.common import (
 )
 from sluice.producer.cli.hints import suggested
 from sluice.producer.client import Producer
-from sluice.producer.contract.bulk.input import STDIN
+from sluice.producer.contract.bulk.input import STDIN, is_stream
 from sluice.producer.contract.bulk.journal import journal_path
 from sluice.producer.contract.host.state_folder import state_dir
 from sluice.producer.contract.host.terminal import say
@@ -81,15 +81,15 @@ def submit(file: str, **values: object) -> None:
     bad line is reported with its number and does not stop the rest. Options on the command line are defaults of the
     lines.
 
-    Running the same file again submits no job twice: after Ctrl-C, repeat the command. For standard input, this needs
-    --batch.
+    Running the same file again submits no job twice: after Ctrl-C, repeat the command. For standard input and pipes,
+    this needs --batch.
 
     \b
     Examples:
         producer submit prompts.jsonl --max-tokens 64
         producer submit batch.jsonl.gz --wait -o out.jsonl --errors errors.jsonl
     """
-    is_nameless = file == STDIN and values["batch"] is None
+    is_nameless = is_stream(file) and values["batch"] is None
     settings = _settings(file, values)
     _check_files(settings)
     begin_s = time.monotonic()
@@ -177,7 +177,7 @@ def _report(run: BulkRun, settings: BulkSettings, *, duration_s: float) -> None:
         for line in run.summary.lines(duration_s):
             say(line)
         _report_files(run, settings)
-    elif settings.path != STDIN:
+    elif not is_stream(settings.path):
         note(f"Next: {_command_for_results(settings)}")
 
 

@@ -87,6 +87,11 @@ class BadLine:
 # ---------------------------------------------------------------- bytes
 
 
+def is_stream(path: str) -> bool:
+    """Return whether what is at a path can be read only once, and has no name: standard input, a pipe or a device."""
+    return path == STDIN or not Path(path).is_file()
+
+
 @contextmanager
 def opened(path: str) -> Generator[BinaryIO]:
     """Open a file, or standard input for `-`; gzip and zstandard are detected by their first bytes.

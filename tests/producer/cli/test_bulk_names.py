@@ -1,6 +1,9 @@
 """`producer submit` once more, after lines of the file have moved or changed: no result gets the name of another."""
 
 import json
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,18 @@ SUBMIT = ("submit", "in.jsonl", "--batch", "b")
 WAIT = (*SUBMIT, "--wait", "-o", "out.jsonl")
 A, B, NEW = ('{"prompt": "a"}', '{"prompt": "b"}', '{"prompt": "new"}')
 MOVED = "lines have other numbers than in an earlier run of this batch, for example"
+
+
+@contextmanager
+def pipe(*lines: str) -> Generator[str]:
+    """The path of a pipe that has these lines."""
+    reading, writing = os.pipe()
+    try:
+        with os.fdopen(writing, "w") as file:
+            file.writelines(f"{line}\n" for line in lines)
+        yield f"/dev/fd/{reading}"
+    finally:
+        os.close(reading)
 
 
 class TestGivenAnOutputOfTwoLines:
@@ -89,6 +104,22 @@ class TestGivenLinesThatWereSubmitted:
 
         assert (ended.code, MOVED in ended.err) == (1, True), ended
         assert producer.queue()[0].waiting_jobs == 2
+
+    def test_when_a_pipe_has_one_more_at_the_end_then_it_is_submitted(self, run: Run, producer: Producer) -> None:
+        with pipe(A, B) as path:
+            run("submit", path, "--batch", "b").output()
+        with pipe(A, B, NEW) as path:
+            ended = run("submit", path, "--batch", "b")
+
+        assert (ended.code, "1 jobs submitted, 2 submitted before" in ended.err) == (0, True), ended
+        assert producer.queue()[0].waiting_jobs == 3
+
+    def test_when_a_pipe_has_no_batch_name_then_it_is_another_file(self, run: Run) -> None:
+        for lines in ((A, B), (NEW, A)):
+            with pipe(*lines) as path:
+                ended = run("submit", path)
+
+            assert (ended.code, "2 jobs submitted, 0 submitted before" in ended.err) == (0, True), ended
 
     def test_when_they_have_custom_ids_then_they_may_move(self, run: Run, producer: Producer, tmp_path: Path) -> None:
         named = [json.dumps({"prompt": name, "custom_id": name}) for name in ("new", "a", "b")]
