@@ -131,14 +131,13 @@ class _Run:
         if self._batch.status == FAILED or self._is_over_without_jobs():
             return 0
         batch = self._batch
-        # One of before the first worker has its jobs on partition 0, however many the workers serve.
-        partitions = batch.partitions if batch.partitions > 1 else None
         with (
-            Producer(
-                self._workshop.redis_url, queue=batch.queue, partitions=partitions, patience_s=PATIENCE_S
-            ) as producer,
+            # It takes the workers' number of partitions: that of the batch is in the ids of its jobs only, and the
+            # workers may have changed theirs since.
+            Producer(self._workshop.redis_url, queue=batch.queue, patience_s=PATIENCE_S) as producer,
             RecordedOutcomes(self._workshop.database_url, batch.queue) as recorded,
         ):
+            producer.target.partitions = batch.partitions  # while no worker has stated one
             names = self._names(producer)
             if names is None:
                 return 0

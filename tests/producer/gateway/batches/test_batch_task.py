@@ -83,6 +83,44 @@ class TestGivenABatchOfManyLines:
         assert ended.status == "completed"
         assert custom_ids(lines_of(workshop, ended.output_file)) == names(0, 1, 2)
 
+    @pytest.mark.parametrize("number", [1, 3])
+    def test_when_the_workers_number_changes_then_all_jobs_are_collected(
+        self, workshop: Workshop, worker: HandWorker, producer: Producer, redis_client: Any, number: int
+    ) -> None:
+        batch = go_on(workshop, added(workshop, numbered(8), partitions=2))
+        for hand in (worker, HandWorker(redis_client, QueueKeys("default", 1), "other")):
+            for job in hand.pull():
+                hand.generate(job)
+        producer.configure(QueueSettings(partitions=number))
+
+        ended = go_on(workshop, batch)
+
+        assert ended.status == "completed"
+        assert custom_ids(lines_of(workshop, ended.output_file)) == names(*range(8))
+
+    def test_when_the_workers_number_changes_then_it_can_be_cancelled(
+        self, workshop: Workshop, worker: HandWorker, producer: Producer
+    ) -> None:
+        batch = go_on(workshop, added(workshop, numbered(8), partitions=2))
+        producer.configure(QueueSettings(partitions=3))
+        workshop.batches.cancel(batch.id, "acme")
+
+        ended = until(workshop, batch, lambda found: found.status == "cancelled")
+
+        assert worker.pull() == []
+        assert custom_ids(lines_of(workshop, ended.error_file)) == names(*range(8))
+
+    def test_when_no_worker_states_a_number_then_all_jobs_are_cancelled(
+        self, workshop: Workshop, redis_client: Any
+    ) -> None:
+        batch = go_on(workshop, added(workshop, numbered(8), partitions=2))
+        workshop.batches.cancel(batch.id, "acme")
+
+        ended = until(workshop, batch, lambda found: found.status == "cancelled")
+
+        assert HandWorker(redis_client, QueueKeys("default", 1), "other").pull() == []
+        assert custom_ids(lines_of(workshop, ended.error_file)) == names(*range(8))
+
     def test_when_the_queue_is_full_then_it_goes_on_where_it_was(
         self, workshop: Workshop, worker: HandWorker, producer: Producer
     ) -> None:
