@@ -55,6 +55,7 @@ class Queues:
     def __init__(self, settings: GatewaySettings, *, look_every_s: float = 1.0) -> None:
         self._clients = {queue.name: _clients(queue, settings) for queue in settings.queues}
         self._configured = dict(settings.model_queues)
+        self._wrong: dict[str, InvalidSetting] = {}
         self._seen_s: dict[str, dict[str, float]] = {name: {} for name in self._clients}
         self._look_every_s, self._looked_s = look_every_s, float("-inf")
         self._looking: asyncio.Task[None] | None = None
@@ -90,6 +91,7 @@ class Queues:
 
         Raises:
             HttpError: 404; the message names the models that are known. Or 400, the model is no text.
+            InvalidSetting: no model of this name is known, and a queue that could not be read may serve it.
             QueueUnreachable: the server does not answer.
         """
         if model is not None and not isinstance(model, str):
@@ -98,6 +100,7 @@ class Queues:
         if model is None or (not known and len(self._clients) == 1):
             return self.first
         if model not in known:
+            self._check_wrong()
             raise unknown_model(model, known)
         return self._clients[known[model]]
 
@@ -118,14 +121,18 @@ class Queues:
     async def look(self) -> None:
         """Read the heartbeats of all queues, unless they were read just now.
 
+        A queue whose settings do not fit counts as one without workers, unless no other is left.
+
         Raises:
+            InvalidSetting: the settings of no queue fit.
             QueueUnreachable: the server does not answer.
         """
-        if monotonic() - self._looked_s < self._look_every_s:
-            return
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._look())
-        await asyncio.shield(self._looking)  # of all requests that wait for it
+        if monotonic() - self._looked_s >= self._look_every_s:
+            if self._looking is None or self._looking.done():
+                self._looking = asyncio.create_task(self._look())
+            await asyncio.shield(self._looking)  # of all requests that wait for it
+        if len(self._wrong) == len(self._clients):
+            self._check_wrong()
 
     async def check(self) -> None:
         """Check that the settings fit those of the queues.
@@ -144,9 +151,24 @@ class Queues:
     async def _look(self) -> None:
         served = await asyncio.gather(*(_served(clients.partitions) for clients in self))
         self._looked_s = now_s = monotonic()
-        for clients, names in zip(self, served, strict=True):
-            seen_s = self._seen_s[clients.name] | dict.fromkeys(names, now_s)
-            self._seen_s[clients.name] = {name: at_s for name, at_s in seen_s.items() if now_s - at_s < KNOWN_FOR_S}
+        found = dict(zip(self._clients, served, strict=True))
+        self._wrong = {name: models for name, models in found.items() if isinstance(models, InvalidSetting)}
+        if len(self._wrong) < len(found):  # otherwise each request fails, and its error is logged
+            for error in self._wrong.values():
+                LOG.warning("The gateway does not serve a queue: %s", error)
+        for name, models in found.items():
+            new = () if isinstance(models, InvalidSetting) else models
+            seen_s = self._seen_s[name] | dict.fromkeys(new, now_s)
+            self._seen_s[name] = {model: at_s for model, at_s in seen_s.items() if now_s - at_s < KNOWN_FOR_S}
+
+    def _check_wrong(self) -> None:
+        """Raise the error of a queue that could not be read, if there is one.
+
+        Raises:
+            InvalidSetting: its settings do not fit.
+        """
+        for error in self._wrong.values():
+            raise InvalidSetting(str(error))
 
     async def _known(self) -> Mapping[str, str]:
         """Return the queue of each model: living workers first, then those of before, then the settings."""
@@ -180,6 +202,10 @@ def _clients(queue: ServedQueue, settings: GatewaySettings) -> QueueClients:
     return QueueClients(queue.name, submitting, following, readers, Partitions(settings.redis_url, submitting))
 
 
-async def _served(partitions: Partitions) -> set[str]:
-    workers = [about for partition in await partitions.surveys() for about in partition.workers.values()]
+async def _served(partitions: Partitions) -> set[str] | InvalidSetting:
+    try:
+        surveys = await partitions.surveys()
+    except InvalidSetting as error:
+        return error
+    workers = [about for partition in surveys for about in partition.workers.values()]
     return {about["model"] for about in workers if about.get("model")}

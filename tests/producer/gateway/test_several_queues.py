@@ -26,6 +26,8 @@ class Site:
 
     def __init__(self, server: RedisServer) -> None:
         self.server, self.chat, self.bulk = server, f"chat-{uuid4().hex}", f"bulk-{uuid4().hex}"
+        self.partitions: dict[str, int] = {}
+        self.look_every_s = 0.0
 
     def start(self, queue: str, model: str) -> None:
         """Send the heartbeat of a worker."""
@@ -42,12 +44,12 @@ class Site:
         settings = GatewaySettings(
             redis_url=self.server.url,
             database_url="sqlite://",
-            queues=tuple(ServedQueue(name) for name in names),
+            queues=tuple(ServedQueue(name, self.partitions.get(name)) for name in names),
             model_queues=tuple(models.items()),
         )
 
         async def ask() -> Found:
-            async with Queues(settings, look_every_s=0) as queues:
+            async with Queues(settings, look_every_s=self.look_every_s) as queues:
                 return await question(queues)
 
         return asyncio.run(ask())
@@ -72,6 +74,15 @@ def site(queue_server: RedisServer) -> Site:
     made.start(made.chat, "small")
     made.start(made.bulk, "large")
     return made
+
+
+@pytest.fixture
+def wrong(site: Site) -> Site:
+    """The same; the workers of the second state 2 partitions, and the gateway is told 3."""
+    with Producer(site.server.url, queue=site.bulk) as owner:
+        owner.configure(calls.QueueSettings(partitions=2))
+    site.partitions[site.bulk] = 3
+    return site
 
 
 class TestGivenTwoQueuesWithAModelEach:
@@ -119,6 +130,34 @@ class TestGivenAQueueOfFourPartitions:
             return {queues.first.partitions.choose(str(number)) for number in range(50)}
 
         assert site.ask(places) == {0, 1, 2, 3}
+
+
+class TestGivenAQueueWithAWrongNumberOfPartitions:
+    """Of the two queues, the gateway was told another number for one than its workers serve."""
+
+    def test_when_a_model_of_the_other_is_asked_for_then_it_is_served(self, wrong: Site) -> None:
+        assert wrong.queue_of("small") == wrong.chat
+        assert wrong.ask(Queues.models) == ("small",)
+
+    def test_when_a_request_is_for_that_queue_then_the_setting_is_its_error(self, wrong: Site) -> None:
+        with pytest.raises(InvalidSetting, match="serve 2 partitions"):
+            wrong.queue_of("large")
+
+    def test_when_the_gateway_is_checked_then_it_is_not_ready(self, wrong: Site) -> None:
+        with pytest.raises(HttpError, match="serve 2 partitions") as raised:
+            wrong.ask(Queues.check)
+
+        assert raised.value.code == "gateway_misconfigured"
+
+    def test_when_requests_come_then_a_look_logs_it_once(self, wrong: Site, caplog: pytest.LogCaptureFixture) -> None:
+        async def question(queues: Queues) -> None:
+            for _ in range(3):
+                await queues.of_model("small")
+
+        wrong.look_every_s = 60
+        wrong.ask(question)
+
+        assert [record.levelname for record in caplog.records if wrong.bulk in record.getMessage()] == ["WARNING"]
 
 
 class TestGivenQueuesWithoutAWorker:
