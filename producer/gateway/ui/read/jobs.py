@@ -135,7 +135,7 @@ class JobReader:
         survey = None
         if view.state is JobState.QUEUED:
             with suppress(AccessDenied):
-                survey = (await self._surveys.of(queue))[split_job_id(job_id)[0]]
+                survey = await self._surveys.of_partition(queue, split_job_id(job_id)[0])
         return status_of(queue.submitting.target, view, survey)
 
     async def record(self, queues: Sequence[str], job_id: JobId) -> Record | None:

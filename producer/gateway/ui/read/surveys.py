@@ -22,3 +22,12 @@ class Surveys:
             QueueUnreachable: the server does not answer.
         """
         return await self._latest[queue.name].get()
+
+    async def of_partition(self, queue: QueueClients, partition: int) -> QueueView | None:
+        """Return the survey of one partition; None if the workers do not serve it: an id may name any.
+
+        Raises:
+            QueueUnreachable: the server does not answer.
+        """
+        views = await self.of(queue)
+        return views[partition] if partition < len(views) else None

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from sluice.producer import Producer
+from sluice.producer.contract.wire import JobId
 from sluice.producer.gateway.native.records import Records
 from sluice.producer.gateway.queues import Queues
 from sluice.producer.gateway.settings import GatewaySettings
@@ -116,6 +117,23 @@ class TestGivenAWatchedJob:
 
         assert numbers == [0, 0, 1, 0]
         assert watched.facts.state == "cancelled"
+
+
+class TestGivenAJobOnAPartitionThatNoWorkerServes:
+    async def test_when_it_is_looked_for_then_it_is_found_without_a_survey(
+        self, valkey: RedisServer, sqlite_url: str
+    ) -> None:
+        settings = GatewaySettings(redis_url=valkey.url, database_url=sqlite_url)
+        records = Records(sqlite_url)
+        with Producer(valkey.url, partitions=3) as producer:
+            job = producer.submit("hello", job_id=JobId("2.default.far"))
+            async with Queues(settings) as queues:
+                found = await JobReader(queues, Surveys(queues), records).find(job.id)
+        records.close()
+
+        assert found.state == "queued"
+        assert found.now is not None
+        assert found.now.waits_for is None
 
 
 async def reads(watched: Watched, records: CountedRecords) -> int:
