@@ -1,7 +1,7 @@
 """The routes that generate text: /v1/chat/completions and /v1/completions."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from datetime import timedelta
 
 from starlette.requests import Request
@@ -17,7 +17,7 @@ from sluice.producer.gateway.connections.events import EventStream
 from sluice.producer.gateway.errors import error_of
 from sluice.producer.gateway.queues import QueueClients, Queues
 from sluice.producer.gateway.rates import Rates
-from sluice.producer.gateway.readers import unless_left
+from sluice.producer.gateway.readers import forget, unless_left
 from sluice.producer.gateway.requests import Generation, read_generation, read_json, traceparent_of
 from sluice.producer.gateway.settings import GatewaySettings
 from sluice.producer.openai.chunks import Chunks
@@ -52,13 +52,13 @@ class GenerationRoutes:
         if asked.is_shared:
             await queue.readers.join(receipt.id, is_submitter=not receipt.is_duplicate)
         if asked.is_stream:
-            events = await _begun(self._stream(queue, receipt.id, asked))
+            events = await begun(self._stream(queue, receipt.id, asked))
             return EventStream(events, rates)
         answer = await _whole(queue, receipt.id, asked, request)
         answer.headers.update(rates)
         return answer
 
-    async def _stream(self, queue: QueueClients, job_id: JobId, asked: Generation) -> AsyncIterator[bytes]:
+    async def _stream(self, queue: QueueClients, job_id: JobId, asked: Generation) -> AsyncGenerator[bytes]:
         """Yield the events of a job as server-sent events.
 
         Raises:
@@ -81,7 +81,7 @@ class GenerationRoutes:
                 queue.readers.leave(job_id, is_shared=asked.is_shared)
 
 
-async def _begun(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def begun(events: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
     """Return the events, once there is one: a job that is refused at once is answered with a status, not with events.
 
     Raises:
@@ -91,11 +91,20 @@ async def _begun(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     try:
         await asyncio.wait((first,), timeout=FIRST_EVENT_S)
     except asyncio.CancelledError:
-        first.cancel()
+        await _end(first, events)
         raise
     if first.done():
         first.result()
     return _followed(first, events)
+
+
+async def _end(first: asyncio.Future[bytes], events: AsyncGenerator[bytes]) -> None:
+    """End events whose first one is not waited for any more, so that their reader leaves now."""
+    first.cancel()
+    first.add_done_callback(forget)
+    await asyncio.wait((first,), timeout=FIRST_EVENT_S)
+    if first.done():  # the events go on if redis-py dropped the cancellation
+        await events.aclose()
 
 
 async def _followed(first: Awaitable[bytes], others: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -40,12 +40,12 @@ async def unless_left(request: Request, answer: Awaitable[Answer], leave: Callab
         leaving.cancel()
         if not waiting.done():
             waiting.cancel()
-            waiting.add_done_callback(_forget)
+            waiting.add_done_callback(forget)
             leave()
     return waiting.result() if waiting.done() and not waiting.cancelled() else None
 
 
-def _forget(waiting: asyncio.Future[Any]) -> None:  # Any: as `Answer`
+def forget(waiting: asyncio.Future[Any]) -> None:  # Any: as `Answer`
     """Take the error of a wait that nobody waits for any more: redis-py may drop its cancellation."""
     if not waiting.cancelled():
         waiting.exception()

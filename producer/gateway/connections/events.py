@@ -51,3 +51,5 @@ class EventStream(StreamingResponse):
             await super().stream_response(send_now)
         finally:
             commenting.cancel()
+            # An error of its connection ends the events as well.
+            await asyncio.gather(commenting, return_exceptions=True)
