@@ -31,6 +31,7 @@ class Partitions:
     def __init__(self, url: str | None, client: AsyncProducer) -> None:
         self._queue, self._client = client.target, client
         self._away: frozenset[int] = frozenset()
+        self._durability = DurabilityPolicy()
         self._eager = _eager(self._queue, url)
 
     async def close(self) -> None:
@@ -47,10 +48,9 @@ class Partitions:
         """
         if self._eager is None:
             return await self._client.queue()
-        reading = asyncio.create_task(_answer(self._eager, self._queue.read()))
         asked = [calls.inspect(self._queue.keys(partition)) for partition in range(self._queue.partitions)]
-        found = await asyncio.gather(*(_answer(self._eager, ask_call(call)) for call in asked))
-        await reading
+        answers = asyncio.gather(*(_answer(self._eager, ask_call(call)) for call in asked))
+        _, found = await asyncio.gather(_answer(self._eager, self._queue.read()), answers)
         if views := [view for view in found if view is not None]:
             self._away = frozenset(partition for partition, view in enumerate(found) if view is None)
             return views
@@ -59,12 +59,14 @@ class Partitions:
     async def check(self) -> None:
         """Check that the queue accepts jobs of this number of partitions; not while no server says it.
 
+        What the servers said is cached for some seconds, as for submits.
+
         Raises:
             InvalidSetting: the workers serve another number, or the queue's durability is wrong.
             DurabilityRefused: the server cannot guarantee that durability.
         """
         with suppress(QueueUnreachable):
-            await (self._eager or self._client).run(DurabilityPolicy().resolve(self._queue, None))
+            await (self._eager or self._client).run(self._durability.resolve(self._queue, None))
 
     def choose(self, name: str) -> int:
         """Return the partition of a new job, by the last part of its id: one that answered last."""

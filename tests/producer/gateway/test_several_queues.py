@@ -16,7 +16,7 @@ from sluice.producer.gateway.errors import HttpError
 from sluice.producer.gateway.queues import Queues
 from sluice.producer.gateway.settings import GatewaySettings, ServedQueue
 from tests.producer.gateway.gateway_process import gateway_process
-from tests.servers import RedisServer
+from tests.servers import RedisServer, redis_server
 
 Found = TypeVar("Found")
 
@@ -158,6 +158,25 @@ class TestGivenAQueueWithAWrongNumberOfPartitions:
         wrong.ask(question)
 
         assert [record.levelname for record in caplog.records if wrong.bulk in record.getMessage()] == ["WARNING"]
+
+
+class TestGivenAQueueThatKeepsItsJobsOnDisk:
+    """Its server writes an append-only file."""
+
+    def test_when_the_gateway_is_checked_often_then_the_server_is_asked_once(self) -> None:
+        with redis_server(is_durable=True) as server, server.client() as client:
+            site = Site(server)
+            with Producer(server.url, queue=site.chat) as owner:
+                owner.configure(calls.QueueSettings(durability="aof"))
+            client.config_resetstat()
+
+            async def check(queues: Queues) -> None:
+                for _ in range(3):
+                    await queues.check()
+
+            site.ask(check)
+
+            assert client.info("commandstats")["cmdstat_config|get"]["calls"] == 1
 
 
 class TestGivenQueuesWithoutAWorker:
