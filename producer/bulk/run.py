@@ -30,6 +30,7 @@ from sluice.producer.contract.openai.requests import Endpoint
 from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import (
     InvalidJob,
+    InvalidSetting,
     JobNotDone,
     JobNotFound,
     LessDurable,
@@ -81,15 +82,30 @@ class BulkSettings:
     database_url: str | None = None
     """The job history, for outcomes that have expired from the queue."""
 
-    def spec(self, queue: Queue) -> BulkSpec:
-        """Return the parameters that determine the jobs of the file on a queue."""
+    def spec(self, queue: Queue, partitions: int | None = None) -> BulkSpec:
+        """Return the parameters that determine the jobs of the file on a queue.
+
+        Args:
+            queue: The queue, whose settings have been read.
+            partitions: The number of partitions that the run began with, if it continues. It stays: with another
+                number, the ids of its jobs would be others. Ids of fewer partitions are valid in more.
+
+        Raises:
+            InvalidSetting: the queue has fewer by now.
+        """
+        if partitions is not None and queue.is_named and queue.partitions < partitions:
+            raise InvalidSetting(
+                f"nothing was submitted: batch {self.batch!r} was begun on {partitions} partitions of queue "
+                f"{queue.name!r}, which has {queue.partitions} now. Serve {partitions} again, or run every line as a "
+                "new job with --again."
+            )
         return BulkSpec(
             queue=queue.name,
             batch=self.batch,
             endpoint=self.endpoint,
             model=self.model,
             defaults=self.defaults,
-            partitions=queue.partitions,
+            partitions=queue.partitions if partitions is None else partitions,
         )
 
 
@@ -153,7 +169,8 @@ class BulkRun:
         self._listener = listener
         self._journal, self._output, self._errors = files.journal, files.output, files.errors
         self._recorded = files.recorded
-        self._jobs = LineJobs(settings.spec(producer.target), run=files.journal.run)
+        self._spec = settings.spec(producer.target, files.journal.partitions)
+        self._jobs = LineJobs(self._spec, run=files.journal.run)
         self._submitted: dict[JobId, SubmittedLine] = {}
         self._unfinished: deque[JobId] = deque()
         """Accepted jobs whose end is awaited."""
@@ -183,6 +200,7 @@ class BulkRun:
 
         Raises:
             FileInUse: another process uses one of them.
+            InvalidSetting: the queue has fewer partitions than when the batch was begun.
             OSError: the journal or an output file of an earlier run cannot be read.
         """
         producer.run(producer.target.read())
@@ -338,8 +356,7 @@ class BulkRun:
             yield (reader.read(number, line) for number, line in lines(file))
 
     def _check_names(self, found: Iterable[Line | BadLine]) -> None:
-        jobs = LineJobs(self._settings.spec(self._producer.target), run=self._journal.run)
-        check_names(found, jobs, self._journal, self._output)
+        check_names(found, LineJobs(self._spec, run=self._journal.run), self._journal, self._output)
 
     def _all_or_nothing(self, found: Iterable[Line | BadLine]) -> list[Line | BadLine]:
         kept = [self._looked_at(line) for line in found]

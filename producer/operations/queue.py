@@ -29,11 +29,15 @@ class Queue:
     partitions: int = field(init=False)
     """The number as last read. Before, and while no worker has stated one: the user's, or 1."""
 
+    is_named: bool = field(init=False)
+    """Whether the user or the workers have named the number, as far as it has been read."""
+
     _durability: Reply = field(default=None, init=False)
     _read_s: float = field(default=float("-inf"), init=False)
 
     def __post_init__(self) -> None:
         self.partitions = 1 if self.asked_partitions is None else self.asked_partitions
+        self.is_named = self.asked_partitions is not None
         is_fine = 0 < len(self.name) <= limits.MAX_QUEUE_NAME_CHARS and not set(self.name) & set("{}: \n\r\t")
         if not is_fine or self.partitions < 1:
             raise InvalidJob(
@@ -77,7 +81,8 @@ class Queue:
         config = self.keys(partition).key("config")
         durability, stated = yield Ask((("HGET", config, "durability"), ("HGET", config, "partitions")))
         # A server that has lost the settings states none until a worker writes them again.
-        self.partitions = served_partitions(self.name, stated, self.asked_partitions) or self.partitions
+        named = served_partitions(self.name, stated, self.asked_partitions)
+        self.partitions, self.is_named = named or self.partitions, self.is_named or named is not None
         self._durability, self._read_s = durability, monotonic()
 
     def keys(self, partition: int) -> QueueKeys:

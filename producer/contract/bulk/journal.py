@@ -47,13 +47,21 @@ def _plain(name: str) -> str:
     return f"_{_OTHERS.sub('_', name)[:100]}-{blake2b(name.encode(), digest_size=8).hexdigest()}"
 
 
+def _partitions(asked: str) -> int | None:
+    try:
+        return int(json.loads(asked)["partitions"])
+    except (KeyError, TypeError, ValueError):
+        return None  # truncated by a crash
+
+
 class Journal:
     """The acknowledged jobs of one batch. A context manager: entering it locks and reads it, leaving writes the rest.
 
     Args:
         path: Path of the journal; None keeps it in memory.
         is_new_run: Whether this is a deliberate rerun, which creates new jobs. It begins with its first job.
-        asked: How lines become jobs, as JSON; written once per invocation, before its first job.
+        asked: How lines become jobs, as JSON; written once per invocation, before its first job, with the number of
+            partitions that the run began with.
 
     Raises:
         FileInUse: another process has entered it.
@@ -67,13 +75,17 @@ class Journal:
         asked: Mapping[str, Any] | None = None,  # Any: JSON
     ) -> None:
         self.run = 0
+        self.partitions: int | None = None
+        """The number of partitions that the ids of the run's jobs have had so far; None if it begins."""
+
         self._numbers: dict[str, int | None] = {}
         """Of the lines of acknowledged jobs; None if the record of the number was lost."""
 
         self._path = path
         self._is_new_run = is_new_run
         self._lock: IO[str] | None = None
-        self._header = [] if asked is None else [f"{ASKED}{json.dumps(asked)}"]
+        self._asked = asked
+        self._header: list[str] = []
         self._new: list[str] = []
 
     def __enter__(self) -> Self:
@@ -84,10 +96,12 @@ class Journal:
         if self._path is not None and not is_first:
             self._load(self._path)
         if self._is_new_run:
-            self.run += 1
-            self._numbers.clear()
+            self._begin(self.run + 1)
         if self._is_new_run or is_first:
-            self._header.insert(0, f"{RUN}{self.run}")
+            self._header.append(f"{RUN}{self.run}")
+        if self._asked is not None:
+            kept = {} if self.partitions is None else {"partitions": self.partitions}
+            self._header.append(f"{ASKED}{json.dumps({**self._asked, **kept})}")
         return self
 
     def __exit__(
@@ -126,6 +140,10 @@ class Journal:
                 os.fsync(file.fileno())
         self._new = []
 
+    def _begin(self, run: int) -> None:
+        self.run, self.partitions = run, None
+        self._numbers.clear()
+
     def _load(self, path: Path) -> None:
         written = path.read_bytes()
         num_whole_bytes = written.rfind(b"\n") + 1
@@ -135,9 +153,10 @@ class Journal:
         number = None
         for line in written[:num_whole_bytes].decode().splitlines():
             if line.startswith(RUN) and line[len(RUN) :].isdigit():
-                self.run = int(line[len(RUN) :])
-                self._numbers.clear()
+                self._begin(int(line[len(RUN) :]))
             elif line.startswith(LINE) and line[len(LINE) :].isdigit():
                 number = int(line[len(LINE) :])
-            elif not line.startswith(ASKED):
+            elif line.startswith(ASKED):
+                self.partitions = _partitions(line[len(ASKED) :]) or self.partitions
+            else:
                 self._numbers[name_of(JobId(line))], number = number, None

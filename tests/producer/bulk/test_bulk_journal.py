@@ -2,8 +2,25 @@
 
 from pathlib import Path
 
+import pytest
+
 from sluice.producer.contract.bulk.journal import Journal
 from sluice.producer.contract.wire import JobId
+
+
+class TestGivenAJournalOfARunOnTwoPartitions:
+    @pytest.mark.parametrize(("is_new_run", "partitions"), [(False, 2), (True, 4)])
+    def test_when_a_run_on_four_follows_then_only_a_new_one_records_them(
+        self, tmp_path: Path, *, is_new_run: bool, partitions: int
+    ) -> None:
+        path = tmp_path / "b.journal"
+        path.write_text('run 0\nasked {"partitions": 2}\nline 1\n0.acme.1f0c6a\n')
+
+        with Journal(path, is_new_run=is_new_run, asked={"partitions": 4}) as journal:
+            assert journal.partitions == (None if is_new_run else 2)
+            journal.add(JobId("0.acme.77aa01"), 3)
+
+        assert f'asked {{"partitions": {partitions}}}\nline 3\n' in path.read_text()
 
 
 class TestGivenAJournalWhoseLastLineIsCutShort:

@@ -66,6 +66,48 @@ class TestGivenAFileThatWasSubmitted:
         assert "0 jobs submitted, 2 submitted before" in ended.err
 
 
+class TestGivenABatchThatWasBegunOnOnePartition:
+    """Of 32 lines. A crash kept all but the first four out of the journal."""
+
+    @pytest.fixture(autouse=True)
+    def _journal(self, run: Run, tmp_path: Path) -> None:
+        (tmp_path / "in.jsonl").write_text("".join(f'{{"prompt": "p{number}"}}\n' for number in range(32)))
+        run("submit", "in.jsonl").output()
+        [journal] = (tmp_path / "state").rglob("*.journal")
+        journal.write_text("".join(journal.read_text().splitlines(keepends=True)[: 2 + 4 * 2]))
+
+    def serve(self, server: RedisServer, partitions: int) -> None:
+        """State a number of partitions, as workers do when they start."""
+        with server.client() as client:
+            client.hset("{default:0}:config", "partitions", partitions)
+
+    def test_when_workers_serve_more_then_no_line_is_submitted_twice(
+        self, run: Run, valkey: RedisServer, tmp_path: Path
+    ) -> None:
+        self.serve(valkey, 4)
+
+        first = run("submit", "in.jsonl")
+        assert "0 jobs submitted, 32 submitted before" in first.err
+        with working(valkey):
+            second = run(*WAIT)
+
+        assert (second.code, len(rows(tmp_path / "out.jsonl"))) == (0, 32), second
+
+    def test_when_it_runs_again_on_more_then_it_uses_all_of_them_until_they_are_fewer(
+        self, run: Run, valkey: RedisServer
+    ) -> None:
+        self.serve(valkey, 4)
+        run("submit", "in.jsonl", "--again").output()
+        with valkey.client() as client:
+            counts = [client.hget(f"{{default:{partition}}}:counters", "submitted") for partition in range(4)]
+        self.serve(valkey, 2)
+
+        fewer = run("submit", "in.jsonl")
+
+        assert all(counts)
+        assert (fewer.code, "was begun on 4 partitions of queue 'default', which has 2 now" in fewer.err) == (2, True)
+
+
 class TestGivenAnOutputOfAnEarlierRun:
     """And its file of errors."""
 
