@@ -284,7 +284,7 @@ FULL_WORKERS = (
     Guard(
         name="a preempted job returns with tokens unpublished",
         patches=(Patch("worker/jobs/held_job.py", "if with_output and self.has_updates:", "if False:"),),
-        tests=("tests/properties/test_held_job_machine.py",),
+        tests=("tests/worker/jobs/test_held_job.py::TestGivenATransition",),
     ),
 )
 

@@ -16,8 +16,10 @@ from sluice.producer.contract.wire import End, JobId, JobSpec
 from sluice.worker.jobs.channel import ChannelOutput
 from sluice.worker.jobs.held_job import HeldJob, HoldState
 from sluice.worker.jobs.leases import Leases
-from sluice.worker.jobs.results import JobMeasures
+from sluice.worker.jobs.progress import pending_updates
+from sluice.worker.jobs.results import JobMeasures, Origin
 
+ORIGIN = Origin(model="m", fingerprint="f", worker="w")
 ROOT = Path(__file__).parents[3]
 WORKER = ROOT / "worker"
 JOBS = WORKER / "jobs"
@@ -125,6 +127,18 @@ class TestGivenATransition:
         assert job.give_back()
         assert not job.give_back()
         assert (job.is_active, job.is_held) == (False, True)
+
+    def test_when_it_has_output_then_it_returns_only_with_all_published(self) -> None:
+        job = new_job()
+        job.admit()
+        stats = SequenceStats(num_prompt_tokens=1)
+        job.add_output(TokenDelta("r", 0, 0, (1,), "a", stats), now_s=1.0, now_ms=1000)
+
+        assert not job.give_back(with_output=True)
+        (update,) = pending_updates(job, ORIGIN, now_s=1.0)
+        job.acknowledge(update, now_s=1.0)
+        assert not job.give_back()
+        assert job.give_back(with_output=True)
 
 
 class TestGivenAJobWhoseChoicesWerePreempted:
