@@ -18,6 +18,7 @@ from sluice.engine.text.output import Outputs
 
 ENGINE_PLACES = (
     Place(LLMEngine, "step", "step"),
+    Place(LLMEngine, "step_overlapped", "step"),
     Place(scheduler.Scheduler, "schedule", "plan"),
     Place(model_runner.ModelRunner, "_lay_out", "lay out"),
     Place(model_runner.GraphedDecoder, "forward", "forward"),

@@ -3,12 +3,14 @@
 import inspect
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 
 import sluice
 from sluice import producer
 from sluice.producer import errors
+from sluice.version import installed_version
 
 ERRORS = sorted(
     name
@@ -67,3 +69,15 @@ class TestGivenThePackageProducer:
     def test_when_a_name_does_not_exist_then_it_is_an_attribute_error(self) -> None:
         with pytest.raises(AttributeError, match="no attribute 'Consumer'"):
             _ = producer.Consumer  # pyright: ignore[reportAttributeAccessIssue] (that is the test)
+
+
+class TestGivenTheSourceWithoutAnInstallation:
+    def test_when_the_version_is_asked_for_then_it_is_unknown(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def not_installed(name: str) -> str:
+            raise PackageNotFoundError(name)
+
+        monkeypatch.setattr("sluice.version.version", not_installed)
+        installed_version.cache_clear()
+
+        assert installed_version() == "unknown"
+        installed_version.cache_clear()

@@ -4,7 +4,6 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 
 from redis.exceptions import RedisError
 
@@ -14,6 +13,7 @@ from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.limits import CAPACITY_FIELD, HELD_TOKENS_FIELD
 from sluice.producer.contract.transport.execution import run
 from sluice.producer.contract.workers import NUM_SAMPLES, SAMPLE_S
+from sluice.version import installed_version
 from sluice.worker.clock import monotonic_s
 from sluice.worker.connection.clients import Client
 from sluice.worker.device_driver import utilisation_of
@@ -114,7 +114,7 @@ class StatusReporter:
             "host": socket.gethostname(),
             "pid": str(os.getpid()),
             "name": self._context.config.log.name or "-",
-            "version": version("sluice-llm"),
+            "version": installed_version(),
             "device": self._context.config.model.device,
             "model": self._context.origin.model,
             "discipline": self._context.config.batching.discipline,

@@ -9,7 +9,6 @@ import queue
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.metadata import version
 
 import sqlalchemy as sa
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -21,6 +20,7 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 from sqlalchemy.engine import Engine
 
 from sluice.producer.contract.tables import attempts, jobs, of_submissions
+from sluice.version import installed_version
 from sluice.worker.log import Log
 from sluice.worker.traces.spans import JobSpan, Row, Submission, spans_of
 
@@ -33,7 +33,6 @@ MAX_JOBS = 200
 FLUSH_S = 5.0
 """At most this long for what waits when the recorder stops."""
 
-DISTRIBUTION = "sluice-llm"
 _NS = 1_000_000
 _COLUMNS = tuple(column for column in jobs.c if column.name not in ("prompt", "asked"))
 """Prompts are not exported, and may be megabytes each."""
@@ -47,7 +46,7 @@ class TraceExporter:
         self._engine, self._log = engine, log
         self._exporter = OTLPSpanExporter(endpoint=endpoint)
         self._resource = _resource()
-        self._scope = InstrumentationScope("sluice.worker.traces", version(DISTRIBUTION))
+        self._scope = InstrumentationScope("sluice.worker.traces", installed_version())
         self._waiting: queue.SimpleQueue[Submission | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="traces", daemon=True)
         self._is_failing = self._is_over = False
@@ -142,7 +141,7 @@ class TraceExporter:
 
 def _resource() -> Resource:
     """Describe this service, by OpenTelemetry's variables where they do."""
-    found = Resource.create({SERVICE_VERSION: version(DISTRIBUTION)})
+    found = Resource.create({SERVICE_VERSION: installed_version()})
     if not str(found.attributes[SERVICE_NAME]).startswith("unknown_service"):
         return found
     return found.merge(Resource({SERVICE_NAME: "sluice"}))

@@ -38,11 +38,17 @@ class Company:
     has_prefix_cache: bool = False
 
 
+MAX_MODEL_LEN = 160
 ALONE = Company(name="alone", num_at_once=1, max_num_batched_tokens=64, num_blocks=400)
 COMPANIES = (
     Company(name="among others", num_at_once=7, max_num_batched_tokens=64, num_blocks=400),
     Company(name="in short chunks", num_at_once=4, max_num_batched_tokens=9, num_blocks=400),
-    Company(name="under preemption", num_at_once=5, max_num_batched_tokens=24, num_blocks=18),
+    Company(
+        name="under preemption",
+        num_at_once=5,
+        max_num_batched_tokens=24,
+        num_blocks=-(-MAX_MODEL_LEN // BLOCK_SIZE) + 2,
+    ),
     Company(
         name="from the prefix cache", num_at_once=2, max_num_batched_tokens=64, num_blocks=400, has_prefix_cache=True
     ),
@@ -91,7 +97,7 @@ def runner_for(scale: Scale, folder: Path, company: Company) -> ModelRunner:
             num_threads=1 if scale.is_toy else None,
             max_num_seqs=company.num_at_once,
             max_num_batched_tokens=company.max_num_batched_tokens,
-            max_model_len=160,
+            max_model_len=MAX_MODEL_LEN,
             graphs=False if scale.is_toy else None,
             lag=0,
         )

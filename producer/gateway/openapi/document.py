@@ -1,7 +1,6 @@
 """Build the OpenAPI document of the routes, and serve it."""
 
 from collections.abc import Iterable, Mapping
-from importlib.metadata import version
 from typing import cast
 
 from starlette.applications import Starlette
@@ -12,6 +11,7 @@ from starlette.routing import BaseRoute
 from sluice.producer.gateway.access import PUBLIC
 from sluice.producer.gateway.openapi.routes import Answer, ApiRoute, RouteDoc, json_answer
 from sluice.producer.gateway.openapi.schemas import Schema, object_schema, or_null
+from sluice.version import installed_version
 
 PATH = "/openapi.json"
 TEXT: Schema = {"type": "string"}
@@ -66,7 +66,7 @@ def document(routes: Iterable[BaseRoute]) -> Schema:
             paths.setdefault(route.path_format, {})[route.method.lower()] = _operation(route, components)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Sluice", "version": version("sluice-llm"), "summary": "LLM generation behind a queue."},
+        "info": {"title": "Sluice", "version": installed_version(), "summary": "LLM generation behind a queue."},
         "security": [{"key": []}],
         "paths": paths,
         "components": {
