@@ -1,6 +1,6 @@
 # Triton's language is not typable: a launch takes options that no signature has, a constexpr is any value.
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-"""The first three launches for rows with filters: maxima, masses, and the tokens among which the row's cut must lie.
+"""The first four launches for rows with filters: maxima, masses, a bracket of the cut, and the tokens in it.
 
 Programs share a row, and each writes integers or maxima of its own part, which the next launch adds up. So no result
 depends on how a row is divided. Rows without filters return at once.
@@ -95,10 +95,8 @@ def _reached_by(group_maxima_ptr, row, num_groups, count, MAX_GROUPS: tl.constex
 
 @triton.jit(do_not_specialize=["tiles_per_part"])
 def masses_kernel(
-    bounds_ptr,  # [S] float32
     sums_ptr,  # [S, num_parts, num_bands, NUM_LEVELS] int64
     tile_maxima_ptr,  # [S, num_tiles] float32
-    group_maxima_ptr,  # [S, num_tiles, TILE / GROUP] float32
     logits_ptr,  # [S, V]
     temperature_ptr,  # [S] float32; so are top_p and min_p
     top_k_ptr,  # [S] int32
@@ -110,11 +108,10 @@ def masses_kernel(
     tiles_per_part,
     logits_stride_row,
     TILE: tl.constexpr,
-    GROUP: tl.constexpr,
     MAX_TILES: tl.constexpr,
     NUM_LEVELS: tl.constexpr,
 ):
-    """One program per (row, part, band of levels): the masses at or above each level, or a bound for top-k.
+    """One program per (row, part, band of levels): the masses at or above each level, for a row with top-p alone.
 
     Level 0 is -inf, level i is i steps below the largest z.
     """
@@ -124,13 +121,9 @@ def masses_kernel(
     temperature, top_k, top_p, min_p, is_filtered = load_filters(
         row, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, V
     )
-    if is_filtered:
+    if is_filtered & (top_k <= 0) & (top_p < 1):
         row_max = load_row_max(tile_maxima_ptr, row, num_tiles, MAX_TILES)
-        if (top_k > 0) & (part == 0) & (band == 0) & is_plain(row_max, temperature):
-            num_groups = num_tiles * (TILE // GROUP)
-            bound = _reached_by(group_maxima_ptr, row, num_groups, top_k, MAX_TILES * (TILE // GROUP))
-            tl.store(bounds_ptr + row, tl.div_rn(bound, temperature))
-        if (top_k <= 0) & (top_p < 1) & is_plain(row_max, temperature):
+        if is_plain(row_max, temperature):
             z_max = tl.div_rn(row_max, temperature)
             sums = _masses_of_part(
                 logits_ptr + row * logits_stride_row,
@@ -190,7 +183,7 @@ def _sum_from(z, level, mass):
 
 
 @triton.jit
-def bracket_of_mass(
+def _bracket_of_mass(
     sums_ptr,
     row,
     num_parts,
@@ -222,15 +215,15 @@ def bracket_of_mass(
     return low, high, above, target
 
 
-@triton.jit(do_not_specialize=["tiles_per_part", "num_mass_parts", "num_levels"])
-def candidates_kernel(
-    counts_ptr,  # [S, num_tiles] int32
-    values_ptr,  # [S, num_tiles, TILE] float32
-    offsets_ptr,  # [S, num_tiles, TILE] int16
-    bounds_ptr,  # [S] float32
+@triton.jit(do_not_specialize=["num_mass_parts", "num_levels"])
+def bracket_kernel(
+    lows_ptr,  # [S] float32
+    highs_ptr,  # [S] float32
+    aboves_ptr,  # [S] int64
+    targets_ptr,  # [S] int64
     sums_ptr,  # [S, num_mass_parts, num_levels] int64
     tile_maxima_ptr,  # [S, num_tiles] float32
-    logits_ptr,  # [S, V]
+    group_maxima_ptr,  # [S, num_tiles, TILE / GROUP] float32
     temperature_ptr,  # [S] float32; so are top_p and min_p
     top_k_ptr,  # [S] int32
     top_p_ptr,
@@ -238,47 +231,81 @@ def candidates_kernel(
     V,
     log2_vocab_size,
     num_tiles,
-    tiles_per_part,
     num_mass_parts,
     num_levels,
-    logits_stride_row,
     TILE: tl.constexpr,
+    GROUP: tl.constexpr,
     MAX_TILES: tl.constexpr,
     MAX_PARTS: tl.constexpr,
     MAX_LEVELS: tl.constexpr,
 ):
+    """One program per row: the values of z among which its cut must lie, from `low` to below `high`.
+
+    For top-k these are all from a bound on, for top-p alone those between two levels, with the mass above them and the
+    mass to reach. A row without such a search has low = +inf.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    temperature, top_k, top_p, min_p, is_filtered = load_filters(
+        row, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, V
+    )
+    low, high = temperature * 0 + float("inf"), temperature * 0 + float("inf")
+    above, target = row * 0, row * 0
+    if is_filtered & ((top_k > 0) | (top_p < 1)):
+        row_max = load_row_max(tile_maxima_ptr, row, num_tiles, MAX_TILES)
+        if is_plain(row_max, temperature):
+            z_max = tl.div_rn(row_max, temperature)
+            if top_k > 0:
+                num_groups = num_tiles * (TILE // GROUP)
+                bound = _reached_by(group_maxima_ptr, row, num_groups, top_k, MAX_TILES * (TILE // GROUP))
+                low = tl.div_rn(bound, temperature)
+            else:
+                low, high, above, target = _bracket_of_mass(
+                    sums_ptr, row, num_mass_parts, num_levels, z_max, top_p, log2_vocab_size, MAX_PARTS, MAX_LEVELS
+                )
+            low = tl.maximum(low, least_kept(z_max, min_p))
+    tl.store(lows_ptr + row, low)
+    tl.store(highs_ptr + row, high)
+    tl.store(aboves_ptr + row, above)
+    tl.store(targets_ptr + row, target)
+
+
+@triton.jit(do_not_specialize=["tiles_per_part"])
+def candidates_kernel(
+    counts_ptr,  # [S, num_tiles] int32
+    values_ptr,  # [S, num_tiles, TILE] float32
+    offsets_ptr,  # [S, num_tiles, TILE] int16
+    lows_ptr,  # [S] float32
+    highs_ptr,  # [S] float32
+    tile_maxima_ptr,  # [S, num_tiles] float32
+    logits_ptr,  # [S, V]
+    temperature_ptr,  # [S] float32
+    V,
+    num_tiles,
+    tiles_per_part,
+    logits_stride_row,
+    TILE: tl.constexpr,
+):
     """One program per (row, part): the tokens of each tile among which the cut must lie, in order of id.
 
-    These are the tokens from a bound on for top-k, those between two levels for top-p alone. A list has their number,
-    their z and their places in the tile.
+    A tile's list has their number, their z and their places in the tile.
     """
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * tiles_per_part
     row_ptr = logits_ptr + row * logits_stride_row
     offsets = tl.arange(0, TILE)  # [TILE]
-    temperature, top_k, top_p, min_p, is_filtered = load_filters(
-        row, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, V
-    )
-    if is_filtered & ((top_k > 0) | (top_p < 1)):
-        row_max = load_row_max(tile_maxima_ptr, row, num_tiles, MAX_TILES)
-        if is_plain(row_max, temperature):
-            z_max = tl.div_rn(row_max, temperature)
-            reciprocal = tl.div_rn(1.0, temperature)
-            if top_k > 0:
-                low, high = tl.load(bounds_ptr + row), z_max * 0 + float("inf")
-            else:
-                low, high, _, _ = bracket_of_mass(
-                    sums_ptr, row, num_mass_parts, num_levels, z_max, top_p, log2_vocab_size, MAX_PARTS, MAX_LEVELS
-                )
-            low = tl.maximum(low, least_kept(z_max, min_p))
-            for tile in range(first, tl.minimum(first + tiles_per_part, num_tiles)):
-                at = row * num_tiles + tile
-                count = tile * 0
-                if tl.div_rn(tl.load(tile_maxima_ptr + at), temperature) >= low:
-                    z = scale_plain(load_logits(row_ptr, tile * TILE + offsets, V), temperature, reciprocal)
-                    is_in = (z >= low) & (z < high) & (z > float("-inf"))
-                    ranks = tl.cumsum(is_in.to(tl.int32), axis=0) - 1
-                    count = tl.max(ranks, axis=0) + 1
-                    tl.store(values_ptr + at * TILE + ranks, z, mask=is_in)
-                    tl.store(offsets_ptr + at * TILE + ranks, offsets.to(tl.int16), mask=is_in)
-                tl.store(counts_ptr + at, count)
+    low = tl.load(lows_ptr + row)
+    if low < float("inf"):
+        high = tl.load(highs_ptr + row)
+        temperature = tl.load(temperature_ptr + row)
+        reciprocal = tl.div_rn(1.0, temperature)
+        for tile in range(first, tl.minimum(first + tiles_per_part, num_tiles)):
+            at = row * num_tiles + tile
+            count = tile * 0
+            if tl.div_rn(tl.load(tile_maxima_ptr + at), temperature) >= low:
+                z = scale_plain(load_logits(row_ptr, tile * TILE + offsets, V), temperature, reciprocal)
+                is_in = (z >= low) & (z < high) & (z > float("-inf"))
+                ranks = tl.cumsum(is_in.to(tl.int32), axis=0) - 1
+                count = tl.max(ranks, axis=0) + 1
+                tl.store(values_ptr + at * TILE + ranks, z, mask=is_in)
+                tl.store(offsets_ptr + at * TILE + ranks, offsets.to(tl.int16), mask=is_in)
+            tl.store(counts_ptr + at, count)

@@ -9,7 +9,6 @@ quarter in which the cut lies, shrunk to the candidates that the interval has.
 import triton
 import triton.language as tl
 
-from sluice.kernels.sample.candidates import bracket_of_mass
 from sluice.kernels.sample.row import (
     LAST_ID,
     NO_KEY,
@@ -162,15 +161,17 @@ def _cut_by_mass(
     return key, _id_of_tie(values_ptr, offsets_ptr, counts_ptr, counts, max_count, key, num_ties, TILE, LINES)
 
 
-@triton.jit(do_not_specialize=["num_mass_parts", "num_levels"])
+@triton.jit
 def cut_kernel(
     cut_keys_ptr,  # [S] int64
     cut_ids_ptr,  # [S] int32
     counts_ptr,  # [S, num_tiles] int32
     values_ptr,  # [S, num_tiles, TILE] float32
     offsets_ptr,  # [S, num_tiles, TILE] int16
-    bounds_ptr,  # [S] float32
-    sums_ptr,  # [S, num_mass_parts, num_levels] int64
+    lows_ptr,  # [S] float32
+    highs_ptr,  # [S] float32
+    aboves_ptr,  # [S] int64
+    targets_ptr,  # [S] int64
     tile_maxima_ptr,  # [S, num_tiles] float32
     logits_ptr,  # [S, V]
     temperature_ptr,  # [S] float32; so are top_p and min_p
@@ -178,17 +179,12 @@ def cut_kernel(
     top_p_ptr,
     min_p_ptr,
     V,
-    log2_vocab_size,
     num_tiles,
-    num_mass_parts,
-    num_levels,
     logits_stride_row,
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
     LINES: tl.constexpr,
     MAX_TILES: tl.constexpr,
-    MAX_PARTS: tl.constexpr,
-    MAX_LEVELS: tl.constexpr,
 ):
     """One program per row: the last kept value (as a key) and the last kept id among its equals."""
     row = tl.program_id(0).to(tl.int64)
@@ -202,9 +198,8 @@ def cut_kernel(
         row_max = load_row_max(tile_maxima_ptr, row, num_tiles, MAX_TILES)
     if is_filtered & is_plain(row_max, temperature):
         z_max = tl.div_rn(row_max, temperature)
-        least = least_kept(z_max, min_p)
         if min_p > 0:
-            cut_key = tl.maximum(cut_key, key_of(least).to(tl.int64))
+            cut_key = tl.maximum(cut_key, key_of(least_kept(z_max, min_p)).to(tl.int64))
             cut_id = tl.where(cut_key > NO_KEY, LAST_ID, -1)
 
         values_ptr += row * num_tiles * TILE
@@ -215,10 +210,10 @@ def cut_kernel(
         counts = tl.where((top_k > 0) | (top_p < 1), counts, 0)
         max_count = tl.max(counts, axis=0)
         # The interval of keys to search by mass, the mass above it, and the mass to reach; 0: nothing to search.
-        low, high = cut_key, key_of(z_max).to(tl.int64)
-        above, target = row * 0, row * 0
+        low = key_of(tl.load(lows_ptr + row)).to(tl.int64)
+        high = tl.minimum(key_of(z_max).to(tl.int64), key_of(tl.load(highs_ptr + row)).to(tl.int64) - 1)
+        above, target = tl.load(aboves_ptr + row), tl.load(targets_ptr + row)
         if top_k > 0:
-            low = key_of(tl.maximum(tl.load(bounds_ptr + row), least)).to(tl.int64)
             z_cut = z_max * 0 + float("-inf")
             num_ties = top_k * 0
             if tl.sum(counts, axis=0) >= top_k * LINES:
@@ -235,12 +230,6 @@ def cut_kernel(
                     high, above = low, heavier
                 elif num_ties > 0:
                     low += 1
-        elif top_p < 1:
-            z_low, z_high, above, target = bracket_of_mass(
-                sums_ptr, row, num_mass_parts, num_levels, z_max, top_p, log2_vocab_size, MAX_PARTS, MAX_LEVELS
-            )
-            low = key_of(tl.maximum(z_low, least)).to(tl.int64)
-            high = tl.minimum(high, key_of(z_high).to(tl.int64) - 1)
         if target > 0:
             cut_key, cut_id = _cut_by_mass(
                 values_ptr, offsets_ptr, counts_ptr, counts, max_count, z_max, low, high, above, target, V, TILE, LINES

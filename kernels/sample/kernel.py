@@ -1,6 +1,6 @@
 # Triton's language is not typable: a launch takes options that no signature has, a constexpr is any value.
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-"""Sampling in six Triton launches: four find the cut of each row's kept set, two draw. Without filters, only the draw.
+"""Sampling in seven Triton launches: five find the cut of each row's kept set, two draw. Without filters, only these.
 
 The kept set is a prefix of the order (value descending, token id ascending), so a row's filters reduce to one cut: the
 last kept value, and the last kept id among its equals. It is found without sorting, over counts for top-k and over
@@ -13,7 +13,7 @@ import triton
 from torch import Tensor
 
 from sluice.kernels.sample import SampleOptions
-from sluice.kernels.sample.candidates import NUM_LEVELS, candidates_kernel, masses_kernel, maxima_kernel
+from sluice.kernels.sample.candidates import NUM_LEVELS, bracket_kernel, candidates_kernel, masses_kernel, maxima_kernel
 from sluice.kernels.sample.cut import NUM_LINES, cut_kernel
 from sluice.kernels.sample.draw import choose_kernel, draw_kernel
 from sluice.kernels.sample.row import GROUP, TILE
@@ -84,12 +84,10 @@ def _find_cuts(logits: Tensor, options: SampleOptions) -> tuple[Tensor, Tensor, 
         GROUP=GROUP,
         num_warps=4,
     )
-    bounds, sums = scratch(num_rows), scratch(num_rows, mass_parts, num_levels, dtype=torch.int64)
+    sums = scratch(num_rows, mass_parts, num_levels, dtype=torch.int64)
     masses_kernel[(num_rows, mass_parts, num_bands)](
-        bounds,
         sums,
         tile_maxima,
-        group_maxima,
         logits,
         *filters,
         vocab_size,
@@ -98,9 +96,31 @@ def _find_cuts(logits: Tensor, options: SampleOptions) -> tuple[Tensor, Tensor, 
         mass_tiles,
         logits.stride(0),
         TILE=TILE,
-        GROUP=GROUP,
         MAX_TILES=max_tiles,
         NUM_LEVELS=NUM_LEVELS,
+        num_warps=4,
+    )
+    lows, highs = scratch(num_rows), scratch(num_rows)
+    aboves, targets = scratch(num_rows, dtype=torch.int64), scratch(num_rows, dtype=torch.int64)
+    bracket_kernel[(num_rows,)](
+        lows,
+        highs,
+        aboves,
+        targets,
+        sums,
+        tile_maxima,
+        group_maxima,
+        *filters,
+        vocab_size,
+        log2_vocab_size,
+        num_tiles,
+        mass_parts,
+        num_levels,
+        TILE=TILE,
+        GROUP=GROUP,
+        MAX_TILES=max_tiles,
+        MAX_PARTS=_MAX_MASS_PARTS,
+        MAX_LEVELS=_MAX_BANDS * NUM_LEVELS,
         num_warps=4,
     )
     counts = scratch(num_rows, num_tiles, dtype=torch.int32)
@@ -109,22 +129,16 @@ def _find_cuts(logits: Tensor, options: SampleOptions) -> tuple[Tensor, Tensor, 
         counts,
         values,
         offsets,
-        bounds,
-        sums,
+        lows,
+        highs,
         tile_maxima,
         logits,
-        *filters,
+        options.temperature,
         vocab_size,
-        log2_vocab_size,
         num_tiles,
         tiles_per_part,
-        mass_parts,
-        num_levels,
         logits.stride(0),
         TILE=TILE,
-        MAX_TILES=max_tiles,
-        MAX_PARTS=_MAX_MASS_PARTS,
-        MAX_LEVELS=_MAX_BANDS * NUM_LEVELS,
         num_warps=4,
     )
     cut_keys, cut_ids = scratch(num_rows, dtype=torch.int64), scratch(num_rows, dtype=torch.int32)
@@ -134,23 +148,20 @@ def _find_cuts(logits: Tensor, options: SampleOptions) -> tuple[Tensor, Tensor, 
         counts,
         values,
         offsets,
-        bounds,
-        sums,
+        lows,
+        highs,
+        aboves,
+        targets,
         tile_maxima,
         logits,
         *filters,
         vocab_size,
-        log2_vocab_size,
         num_tiles,
-        mass_parts,
-        num_levels,
         logits.stride(0),
         BLOCK=_WHOLE_ROW_BLOCK,
         TILE=TILE,
         LINES=max(1, min(TILE // 4, NUM_LINES // max_tiles)),
         MAX_TILES=max_tiles,
-        MAX_PARTS=_MAX_MASS_PARTS,
-        MAX_LEVELS=_MAX_BANDS * NUM_LEVELS,
         num_warps=8,
     )
     return cut_keys, cut_ids, tile_maxima

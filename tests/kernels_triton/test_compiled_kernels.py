@@ -364,7 +364,7 @@ class TestGivenTheOtherKernels:
             sample_triton(torch.zeros(4, vocab_size, dtype=dtype), options, out=torch.zeros(4, dtype=torch.int64))
 
         check_fits(compiled)
-        search = ["maxima_kernel", "masses_kernel", "candidates_kernel", "cut_kernel"]
+        search = ["maxima_kernel", "masses_kernel", "bracket_kernel", "candidates_kernel", "cut_kernel"]
         assert [one.name for one in compiled] == [*search, "draw_kernel", "choose_kernel"]
 
     @pytest.mark.parametrize(("out_size", "in_size"), fast_only([(4096, 14_336)], [(28_672, 4096), (3072, 896)]))
