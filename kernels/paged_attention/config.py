@@ -138,7 +138,7 @@ def chosen_decode_config(query: Tensor, kv_cache: KVCache, group: int) -> Decode
     return chosen(query.device, "paged_attention", decode_key(**kind), decode_config(**kind))
 
 
-USES_HOPPER_KERNEL = False
+USES_HOPPER_KERNEL = True
 """Whether prompts use the kernel in `hopper` where there is one.
 
 Off until its present source, which has fences that the measured one lacked, has run on a GPU: set it to True, run

@@ -234,5 +234,5 @@ def write_kv_triton(
         BLOCK_N=block_heads,
         BLOCK_PAIRS=triton.next_power_of_2(max(rotary_size // 2, 1)),
         BLOCK_REST=triton.next_power_of_2(max(head_size - rotary_size, 1)),
-        num_warps=4 if block_heads * head_size >= 512 else 1,
+        num_warps=2 if block_heads * head_size >= 512 else 1,
     )
