@@ -21,6 +21,7 @@ ENGINE_PLACES = (
     Place(LLMEngine, "step_overlapped", "step"),
     Place(scheduler.Scheduler, "schedule", "plan"),
     Place(model_runner.ModelRunner, "_lay_out", "lay out"),
+    Place(model_runner.ModelRunner, "_fill", "lay out"),
     Place(model_runner.GraphedDecoder, "forward", "forward"),
     Place(model_runner.ModelRunner, "forward", "forward"),
     Place(Sampler, "sample", "sample"),

@@ -1,7 +1,7 @@
 """CUDA graphs: record a step once and replay it, so that a model's hundreds of kernels need one launch.
 
-A recording reads its inputs at fixed addresses, so every step is first copied to the same buffers. Its logits stay
-valid until the next replay of any recording. All recordings share one memory pool: they never run concurrently.
+A recording reads its inputs at fixed addresses (`recorded_inputs`). Its logits stay valid until the next replay of any
+recording. All recordings share one memory pool: they never run concurrently.
 
 A `GraphRecorder` makes recordings: CUDA graphs on a GPU. `EagerGraphRecorder` recomputes over the same buffers, so that
 everything except the capture is tested on a CPU.
@@ -9,14 +9,13 @@ everything except the capture is tested on a CPU.
 Hot: `GraphedDecoder.forward`; no loop over sequences.
 """
 
-# torch's types are partial, and copies of many tensors at once have no public name.
+# torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
 
 import logging
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -24,6 +23,7 @@ from torch import Tensor
 
 from sluice.engine.execution.device_errors import loss_of
 from sluice.engine.execution.graph_buckets import Bucket
+from sluice.engine.execution.recorded_inputs import RecordedInputs
 from sluice.engine.models.inputs import BatchTensors
 
 Compute = Callable[[BatchTensors], Tensor]
@@ -34,19 +34,13 @@ Draw = Callable[[Tensor], None]
 
 log = logging.getLogger(__name__)
 
-PATIENCE = 32
-"""Requests after which a bucket is recorded at once, although recording takes as long as a few steps. Other buckets are
-recorded when the engine is idle.
+PATIENCE = 4
+"""Requests after which a bucket is recorded at once: that takes about as long as four steps that are launched kernel by
+kernel. Other buckets are recorded when the engine is idle.
 """
 
-MAX_RECORDINGS = 64
+MAX_RECORDINGS = 192
 """Each recording takes some MiB of the device for its launches, in addition to the shared pool."""
-
-_LONG = ("input_ids", "positions", "slot_mapping", "logit_rows")
-_OF_TOKENS = frozenset(_LONG[:3])
-_SHORT = ("query_start_locs", "context_lens")
-_TABLES = "block_tables"
-_WINDOW_SLOTS, _WINDOW_TABLES = "window_slots", "window_tables"
 
 
 class CaptureFailed(RuntimeError):
@@ -143,22 +137,13 @@ class GraphedDecoder:
     """A model's forward and the draw from its logits, recorded by bucket. Mutable: recordings are added."""
 
     def __init__(
-        self,
-        compute: Compute,
-        draw: Draw,
-        recorder: GraphRecorder,
-        *,
-        max_tokens: int,
-        max_rows: int,
-        max_blocks_per_seq: int,
+        self, compute: Compute, draw: Draw, recorder: GraphRecorder, inputs: RecordedInputs, *, max_rows: int
     ) -> None:
+        self.inputs = inputs
         self._compute = compute
         self._draw = draw
         self._recorder = recorder
-        self._max_tokens = max_tokens
         self._max_rows = max_rows
-        self._max_blocks_per_seq = max_blocks_per_seq
-        self._buffers: dict[str, Tensor] = {}
         self._logits: Tensor | None = None
         """`[max_rows, V]`, allocated with the first recording, outside the pool: a tensor kept in the pool would
         reserve its memory in every later recording.
@@ -202,16 +187,15 @@ class GraphedDecoder:
         """Forget how often `bucket` was wanted."""
         self._wishes.pop(bucket, None)
 
-    def forward(self, tensors: BatchTensors, bucket: Bucket) -> Tensor:
-        """Return the logits `[R, V]` of a step with the sizes of `bucket`, which is recorded."""
+    def forward(self, bucket: Bucket) -> Tensor:
+        """Return the logits `[R, V]` of the step in `inputs`, whose bucket is recorded; then rows of no meaning."""
         recording = self._recordings[bucket]
         assert recording is not None, "call has(bucket) first"
-        self._fill(tensors, bucket)
         self.num_replays += 1
-        return recording.replay()[: tensors.logit_rows.shape[0]]
+        return recording.replay()
 
-    def record(self, bucket: Bucket, tensors: BatchTensors) -> bool:
-        """Record `bucket` over `tensors`, which have its sizes and are computed at least once.
+    def record(self, bucket: Bucket) -> bool:
+        """Record `bucket` with the step in `inputs`, which has its sizes and is computed at least once.
 
         Return whether it succeeded.
 
@@ -221,10 +205,8 @@ class GraphedDecoder:
         self.drop_wish(bucket)
         if not self._may_record:
             return False
-        inputs = self._inputs(tensors, bucket)
-        self._fill(tensors, bucket)
         try:
-            self._recordings[bucket] = self._recorder.record(lambda: self._computed(inputs))
+            self._recordings[bucket] = self._recorder.record(lambda: self._computed(bucket))
         except Exception as error:
             # A step that cannot be recorded is launched kernel by kernel: the engine keeps working.
             if loss_of(error) is not None:
@@ -242,67 +224,12 @@ class GraphedDecoder:
             log.warning("a step cannot be recorded and is launched kernel by kernel: %s", problem)
         self.last_problem = problem
 
-    def _computed(self, inputs: BatchTensors) -> Tensor:
+    def _computed(self, bucket: Bucket) -> Tensor:
         """Compute, copy the logits to their fixed buffer, and draw from them."""
-        logits = self._compute(inputs)
+        logits = self._compute(self.inputs.tensors(bucket))
         if self._logits is None:
             # A recorder computes once before it records, so this allocation is not part of a recording.
             self._logits = logits.new_empty((self._max_rows, logits.shape[1]))
         place = self._logits[: logits.shape[0]].copy_(logits)
         self._draw(place)
         return place
-
-    def _inputs(self, tensors: BatchTensors, bucket: Bucket) -> BatchTensors:
-        """Return views of the buffers in the sizes of `bucket`."""
-        for name in (*_LONG, *_SHORT, _TABLES):
-            like: Tensor = getattr(tensors, name)
-            if name not in self._buffers:
-                num_rows = self._max_tokens if name in _OF_TOKENS else self._max_rows + 1
-                width = (self._max_blocks_per_seq,) if name == _TABLES else ()
-                self._buffers[name] = like.new_zeros((num_rows, *width))
-        views = {name: self._buffers[name][: _rows(name, bucket)] for name in (*_LONG, *_SHORT, _TABLES)}
-        views |= self._windowed(tensors, bucket)
-        return replace(tensors, **views, max_query_len=bucket.max_query_len, max_context_len=bucket.max_context_len)
-
-    def _windowed(self, tensors: BatchTensors, bucket: Bucket) -> dict[str, Tensor]:
-        """Return views of the buffers of window groups in the sizes of `bucket`; empty if there are none."""
-        slots, tables = tensors.window_slots, tensors.window_tables
-        if slots is None or tables is None:
-            return {}
-        num_groups = slots.shape[0]
-        if _WINDOW_SLOTS not in self._buffers:
-            shape = (num_groups, self._max_rows + 1, self._max_blocks_per_seq)
-            self._buffers[_WINDOW_SLOTS] = slots.new_zeros(num_groups * self._max_tokens)
-            self._buffers[_WINDOW_TABLES] = tables.new_zeros(shape)
-        # Slots are dense in each recording: a copy to them is one launch.
-        dense = self._buffers[_WINDOW_SLOTS][: num_groups * bucket.num_tokens]
-        return {
-            _WINDOW_SLOTS: dense.view(num_groups, bucket.num_tokens),
-            _WINDOW_TABLES: self._buffers[_WINDOW_TABLES][:, : bucket.num_rows],
-        }
-
-    def _fill(self, tensors: BatchTensors, bucket: Bucket) -> None:
-        """Copy a step that has the sizes of `bucket` to the buffers."""
-        for names in (_LONG, _SHORT):
-            sources: list[Tensor] = [getattr(tensors, name) for name in names]
-            places = [self._buffers[name][: source.shape[0]] for name, source in zip(names, sources, strict=True)]
-            # One launch per dtype.
-            torch._foreach_copy_(places, sources)
-        # A step has only the columns that it uses.
-        num_rows, width = tensors.block_tables.shape
-        self._buffers[_TABLES][:num_rows, :width].copy_(tensors.block_tables)
-        if tensors.window_slots is not None and tensors.window_tables is not None:
-            windowed = self._windowed(tensors, bucket)
-            windowed[_WINDOW_SLOTS].copy_(tensors.window_slots)
-            windowed[_WINDOW_TABLES][:, :num_rows, :width].copy_(tensors.window_tables)
-        num_logit_rows = tensors.logit_rows.shape[0]
-        if num_logit_rows < bucket.num_rows:
-            # Clear rows left from a larger step.
-            self._buffers["logit_rows"][num_logit_rows : bucket.num_rows].zero_()
-
-
-def _rows(name: str, bucket: Bucket) -> int:
-    """Return the number of rows of an input in a step of these sizes."""
-    if name in _OF_TOKENS:
-        return bucket.num_tokens
-    return bucket.num_rows + (name == "query_start_locs")

@@ -13,9 +13,11 @@ from typing import NamedTuple
 
 from sluice.engine.batch import Batch, PaddingRow
 
-MIXED_TOKENS = (256, 512, 1024, 2048)
-"""Token counts of recorded mixed steps. A longer step keeps the device busy for longer than its launches take: 4,096
-tokens of a model of 0.6 B take 10 ms or more, 8,192 of one of 8 B take 160 ms, and their launches 10 ms of the host.
+MIXED_TOKENS = (*range(256, 1024, 128), *range(1024, 2049, 256))
+"""Token counts of recorded mixed steps, near enough to each other that little is padding.
+
+A longer step keeps the device busy for longer than its launches take: 4,096 tokens of a model of 0.6 B take 10 ms or
+more, 8,192 of one of 8 B take 160 ms, and their launches 10 ms of the host.
 """
 
 CONTEXTS = (2048, 8192, 32768)
@@ -23,8 +25,8 @@ CONTEXTS = (2048, 8192, 32768)
 work.
 """
 
-FIRST_DECODES = (1, 2, 4, 8)
-"""Decode sizes recorded at start, with the largest; others are recorded once they were wanted."""
+FIRST_DECODES = 256
+"""Decodes of up to so many sequences are recorded at start, and the most that may run."""
 
 
 class Bucket(NamedTuple):
@@ -63,19 +65,36 @@ class Buckets:
         size = _next(self._mixed, batch.num_tokens)
         if size is None:
             return None
-        # One row more than sequences holds the padding tokens; there are never more rows than tokens to give logits of.
-        num_rows = min(self._max_num_seqs + 1, size)
+        num_rows = self._mixed_of(size, context).num_rows
         if size - batch.num_tokens > (num_rows - len(batch.rows)) * self._contexts[-1]:
             return None
         # A row of padding attends only to itself: its tokens are its context.
         longest = max(longest, min(size - batch.num_tokens, self._contexts[-1]))
-        return Bucket(size, num_rows, size, self._contexts[bisect_left(self._contexts, longest)])
+        return self._mixed_of(size, self._contexts[bisect_left(self._contexts, longest)])
+
+    def _mixed_of(self, num_tokens: int, max_context_len: int) -> Bucket:
+        """Return the bucket of mixed steps of so many tokens.
+
+        One row more than sequences holds the padding tokens; there are never more rows than tokens to give logits of.
+        """
+        return Bucket(num_tokens, min(self._max_num_seqs + 1, num_tokens), num_tokens, max_context_len)
 
     @property
     def first(self) -> list[Bucket]:
-        """Buckets recorded at start, the largest first: smaller ones fit into its memory."""
-        sizes = sorted({size for size in FIRST_DECODES if size in self._decodes} | {self._decodes[-1]}, reverse=True)
-        return [Bucket(size, size, 1, self._contexts[0]) for size in sizes]
+        """Buckets recorded at start, for the shortest contexts; of each kind the largest first, which others fit into.
+
+        Others are recorded once they were wanted.
+        """
+        sizes = {size for size in self._decodes if size <= FIRST_DECODES} | {self._decodes[-1]}
+        context = self._contexts[0]
+        decodes = [Bucket(size, size, 1, context) for size in sorted(sizes, reverse=True)]
+        mixed = [self._mixed_of(size, context) for size in reversed(self._mixed) if size <= context]
+        return mixed + decodes
+
+    @property
+    def most_tokens(self) -> int:
+        """Of a bucket."""
+        return max(self._decodes[-1], *self._mixed) if self._mixed else self._decodes[-1]
 
 
 def pad(batch: Batch, bucket: Bucket) -> Batch:

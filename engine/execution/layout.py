@@ -9,7 +9,8 @@ block after the cache's last, which no sequence uses.
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,12 +21,43 @@ from sluice.engine.batch import Batch, Drafts, ScheduledRow
 from sluice.engine.execution.slots import Slot, Slots
 from sluice.engine.execution.transfers import Staging
 from sluice.engine.models.inputs import BatchTensors
-from sluice.kernels.prepare_batch import PADDING, StepPlan, prepare_batch
+from sluice.kernels.prepare_batch import PADDING, PreparedTokens, StepPlan, prepare_batch
 
 ALIGNED_COLUMNS = 4
 """Columns of tables of window groups are a multiple of this, so that each table begins at 16 bytes: Triton compiles a
 separate kernel for unaligned pointers.
 """
+
+
+class HostPlan(NamedTuple):
+    """A step of S sequences, padding included, as the host sends it to the device: all int32."""
+
+    token_ids: NDArray[np.int32]
+    """`[T]`, as in `StepPlan`."""
+
+    query_start_locs: NDArray[np.int32]
+    """`[S + 1]`."""
+
+    context_lens: NDArray[np.int32]
+    """`[S]`."""
+
+    logit_rows: NDArray[np.int32]
+    """`[R]`: the tokens whose logits are wanted."""
+
+    tables: NDArray[np.int32]
+    """`[S, columns]`: block ids."""
+
+    window_tables: NDArray[np.int32]
+    """`[W, S, columns]`."""
+
+    max_query_len: int
+    max_context_len: int
+
+    @property
+    def arrays(self) -> list[NDArray[np.int32]]:
+        """What is sent: `window_tables` only if there are any."""
+        parts = [self.token_ids, self.query_start_locs, self.context_lens, self.logit_rows, self.tables]
+        return [*parts, self.window_tables] if len(self.window_tables) else parts
 
 
 class _Decodes:
@@ -90,10 +122,32 @@ class BatchLayout:
         Raises:
             KeyError: a token is known neither to the host nor to the previous step.
         """
+        rows = batch.rows
+        slots = [self._slots[row] for row in rows]
+        is_known = self._device.type == "cpu" and not (batch.padding or drawn_rows or batch.drafts)
+        if is_known and _are_decodes(rows, slots):
+            return self._lay_out_decodes(rows, slots)
+        plan = self.plan(batch, drawn_rows)
+        step, logit_rows = self._to_device(plan)
+        spare_slot = self._num_blocks * self._block_size
+        tokens = prepare_batch(step, drawn_ids, block_size=self._block_size, spare_slot=spare_slot)
+        return tensors_of(step, tokens, logit_rows, plan.max_query_len, plan.max_context_len)
+
+    def plan(
+        self, batch: Batch, drawn_rows: Mapping[int, int] | None = None, *, num_columns: int | None = None
+    ) -> HostPlan:
+        """Return what the host sends of `batch`, valid until the next call.
+
+        Args:
+            batch: the step.
+            drawn_rows: as in `lay_out`.
+            num_columns: of the block tables; those that the step uses, if not given.
+
+        Raises:
+            KeyError: a token is known neither to the host nor to the previous step.
+        """
         rows, padding, drafts = batch.rows, batch.padding, batch.drafts
         slots = [self._slots[row] for row in rows]
-        if not (padding or drawn_rows or drafts) and self._device.type == "cpu" and _are_decodes(rows, slots):
-            return self._lay_out_decodes(rows, slots)
         token_ids = _token_ids(rows, slots, drawn_rows or {}, drafts) + [PADDING] * batch.num_padding_tokens
         starts = [row.start for row in rows] + [row.context_len - row.num_tokens for row in padding]
         num_drafts = [len(drafts.get(row.sequence_id, ())) for row in rows] if drafts else [0] * len(rows)
@@ -106,24 +160,17 @@ class BatchLayout:
         context_lens = np.array(starts, dtype=np.int32) + lengths
         locs = np.concatenate((np.zeros(1, dtype=np.int32), ends))
         logit_rows = _with_drafts(ends[samples], samples, num_drafts) if drafts else (ends - 1)[samples]
-        parts = (np.array(token_ids, dtype=np.int32), locs, context_lens, logit_rows)
         max_context_len = int(context_lens.max())
-        tables, window_tables = self._used_tables(rows, slots, len(padding), max_context_len)
-        plan, logit_rows = self._to_plan(*parts, tables=tables, window_tables=window_tables)
-        spare_slot = self._num_blocks * self._block_size
-        tokens = prepare_batch(plan, drawn_ids, block_size=self._block_size, spare_slot=spare_slot)
-        return BatchTensors(
-            input_ids=tokens.input_ids,
-            positions=tokens.positions,
-            slot_mapping=tokens.slot_mapping,
-            block_tables=plan.block_tables,
-            query_start_locs=plan.query_start_locs,
-            context_lens=plan.context_lens,
-            logit_rows=logit_rows.long(),
+        if num_columns is None:
+            num_columns = columns_of(max_context_len, self._block_size, is_aligned=len(self._window_tables) > 0)
+        return HostPlan(
+            np.array(token_ids, dtype=np.int32),
+            locs,
+            context_lens,
+            logit_rows,
+            *self._used_tables(rows, slots, len(padding), num_columns),
             max_query_len=int(lengths.max()),
             max_context_len=max_context_len,
-            window_slots=tokens.window_slots,
-            window_tables=plan.window_tables,
         )
 
     def _lay_out_decodes(self, rows: tuple[ScheduledRow, ...], slots: list[Slot]) -> BatchTensors:
@@ -148,41 +195,26 @@ class BatchLayout:
         return self._decodes.tensors(max(starts) + 1)
 
     def _used_tables(
-        self, rows: tuple[ScheduledRow, ...], slots: list[Slot], num_padding: int, max_context_len: int
+        self, rows: tuple[ScheduledRow, ...], slots: list[Slot], num_padding: int, num_columns: int
     ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Return the tables of the rows and of padding, with the columns that the step uses.
+        """Return the first columns of the tables of the rows and of padding.
 
         Tables are as long as the longest sequence may become: most columns are unused.
         """
         tables, window_tables = self._block_tables(rows, slots)
+        tables, window_tables = tables[:, :num_columns], window_tables[..., :num_columns]
         if num_padding:
-            of_padding = self._tables_of_padding(num_padding)
+            of_padding = self._tables_of_padding(num_padding)[:, :num_columns]
             tables = np.concatenate((tables, of_padding))
             more = np.broadcast_to(of_padding, (len(window_tables), *of_padding.shape))
             window_tables = np.concatenate((window_tables, more), axis=1)
-        num_columns = -(-max_context_len // self._block_size)
-        if len(window_tables):
-            num_columns = -(-num_columns // ALIGNED_COLUMNS) * ALIGNED_COLUMNS
-        return tables[:, :num_columns], window_tables[..., :num_columns]
+        return tables, window_tables
 
-    def _to_plan(
-        self, *parts: NDArray[np.int32], tables: NDArray[np.int32], window_tables: NDArray[np.int32]
-    ) -> tuple[StepPlan, Tensor]:
-        """Copy the plan and the logits' rows to the device in one copy."""
-        arrays = [*parts, tables, window_tables] if len(window_tables) else [*parts, tables]
+    def _to_device(self, plan: HostPlan) -> tuple[StepPlan, Tensor]:
+        """Copy the plan to the device in one copy; return it there, and the logits' rows."""
         if self._device.type == "cpu":
-            on_device = [torch.from_numpy(array) for array in arrays]
-        else:
-            on_device = self._staging.send(arrays)
-        token_ids, query_start_locs, context_lens, logit_rows, block_tables, *windowed = on_device
-        plan = StepPlan(
-            token_ids=token_ids,
-            query_start_locs=query_start_locs,
-            context_lens=context_lens,
-            block_tables=block_tables,
-            window_tables=windowed[0] if windowed else None,
-        )
-        return plan, logit_rows
+            return step_plan([torch.from_numpy(array) for array in plan.arrays])
+        return step_plan(self._staging.send(plan.arrays))
 
     def _block_tables(
         self, rows: tuple[ScheduledRow, ...], slots: list[Slot]
@@ -212,6 +244,44 @@ class BatchLayout:
             blocks = np.arange(shape[0] * width).reshape(shape)
             self._padding_tables = (blocks % self._num_blocks).astype(np.int32)
         return self._padding_tables[:num_rows]
+
+
+def columns_of(max_context_len: int, block_size: int, *, is_aligned: bool) -> int:
+    """Return the columns of block tables for contexts of this length; with `is_aligned`, for window groups."""
+    num_columns = -(-max_context_len // block_size)
+    return -(-num_columns // ALIGNED_COLUMNS) * ALIGNED_COLUMNS if is_aligned else num_columns
+
+
+def step_plan(parts: Sequence[Tensor]) -> tuple[StepPlan, Tensor]:
+    """Return a `HostPlan`'s arrays, which are on the device now, by name, and the logits' rows."""
+    token_ids, query_start_locs, context_lens, logit_rows, block_tables, *windowed = parts
+    plan = StepPlan(
+        token_ids=token_ids,
+        query_start_locs=query_start_locs,
+        context_lens=context_lens,
+        block_tables=block_tables,
+        window_tables=windowed[0] if windowed else None,
+    )
+    return plan, logit_rows
+
+
+def tensors_of(
+    plan: StepPlan, tokens: PreparedTokens, logit_rows: Tensor, max_query_len: int, max_context_len: int
+) -> BatchTensors:
+    """Return the model's inputs: the plan, and what was prepared of it."""
+    return BatchTensors(
+        input_ids=tokens.input_ids,
+        positions=tokens.positions,
+        slot_mapping=tokens.slot_mapping,
+        block_tables=plan.block_tables,
+        query_start_locs=plan.query_start_locs,
+        context_lens=plan.context_lens,
+        logit_rows=logit_rows.long(),
+        max_query_len=max_query_len,
+        max_context_len=max_context_len,
+        window_slots=tokens.window_slots,
+        window_tables=plan.window_tables,
+    )
 
 
 def _are_decodes(rows: tuple[ScheduledRow, ...], slots: list[Slot]) -> bool:

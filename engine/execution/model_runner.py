@@ -14,6 +14,7 @@ from sluice.engine.execution.launched import LaunchedStep, Undrawn
 from sluice.engine.execution.layout import ALIGNED_COLUMNS, BatchLayout
 from sluice.engine.execution.memory import give_memory_back
 from sluice.engine.execution.options import ModelOptions
+from sluice.engine.execution.recorded_inputs import RecordedInputs
 from sluice.engine.execution.sampling.edited_rows import NO_TOKENS, LastTokens, first_rows
 from sluice.engine.execution.sampling.sampler import PreparedRows, Sampler, with_drafts
 from sluice.engine.execution.slots import Slots
@@ -144,9 +145,9 @@ class ModelRunner:
             return self.forward(self._lay_out(batch)), None
         is_due = not self._graphs.has(bucket) and self._graphs.request(bucket)
         if is_due or self._graphs.has(bucket):
-            tensors = self._lay_out(pad(batch, bucket))
-            if not is_due or self._graphs.record(bucket, tensors):
-                logits = self._graphs.forward(tensors, bucket)
+            self._fill(self._graphs.inputs, pad(batch, bucket), bucket)
+            if not is_due or self._graphs.record(bucket):
+                logits = self._graphs.forward(bucket)
                 # The next step reads them, after it may have recorded another step, which draws to the same place.
                 return logits, self._sampler.options.drawn.clone()
         return self.forward(self._lay_out(batch)), None
@@ -154,14 +155,16 @@ class ModelRunner:
     def _recordings(self, options: ModelOptions, device: torch.device) -> GraphedDecoder | None:
         if not records_steps(options, device):
             return None
-        return GraphedDecoder(
-            self.forward,
-            self._sampler.options.draw,
-            CudaGraphRecorder(device) if device.type == "cuda" else EagerGraphRecorder(),
-            max_tokens=options.max_num_batched_tokens,
-            max_rows=options.max_num_seqs + 1,
-            max_blocks_per_seq=self._max_blocks_per_seq,
+        max_rows = options.max_num_seqs + 1
+        inputs = RecordedInputs(
+            self._limits,
+            max_tokens=self._buckets.most_tokens,
+            max_rows=max_rows,
+            max_drawn=len(self._sampler.options.drawn),
+            device=device,
         )
+        recorder = CudaGraphRecorder(device) if device.type == "cuda" else EagerGraphRecorder()
+        return GraphedDecoder(self.forward, self._sampler.options.draw, recorder, inputs, max_rows=max_rows)
 
     @property
     def graphs(self) -> GraphedDecoder | None:
@@ -202,7 +205,8 @@ class ModelRunner:
     def _record(self, bucket: Bucket) -> None:
         # Padding only: it reads any block and writes to none that a sequence uses.
         if self._graphs is not None:
-            self._graphs.record(bucket, self._lay_out(nothing(bucket)))
+            self._fill(self._graphs.inputs, nothing(bucket), bucket)
+            self._graphs.record(bucket)
 
     def lay_out(self, batch: Batch) -> BatchTensors:
         """Run the first part of `launch`: return the model's inputs, valid until the next call."""
@@ -211,6 +215,11 @@ class ModelRunner:
 
     def _lay_out(self, batch: Batch) -> BatchTensors:
         return self._layout.lay_out(batch, self._last.rows, self._last.token_ids)
+
+    def _fill(self, inputs: RecordedInputs, batch: Batch, bucket: Bucket) -> None:
+        """Lay out a batch with the sizes of a bucket as the inputs of its recording."""
+        plan = self._layout.plan(batch, self._last.rows, num_columns=inputs.num_columns(bucket))
+        inputs.fill(plan, bucket, self._last.token_ids)
 
     def forward(self, tensors: BatchTensors) -> Tensor:
         """Run the second part of `launch`: return the logits `[R, V]`, valid until the next call."""

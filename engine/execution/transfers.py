@@ -8,8 +8,9 @@ what a step sends is gathered in one of a few slots in turn (`Staging`); torch k
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -48,19 +49,28 @@ class Staging:
         self._device = device
         self._slots: deque[_Slot] = deque()
 
-    def send(self, arrays: Sequence[NDArray[np.int32] | NDArray[np.float32]]) -> list[Tensor]:
-        """Copy `arrays` to the device; return views of one memory there, each aligned to 16 bytes.
-
-        Triton compiles a separate kernel for unaligned pointers. On the CPU the views are of new memory, too.
-        """
-        starts = [0, *accumulate(-(-array.size // 4) * 4 for array in arrays)]
-        slot = self._next(starts[-1])
-        for array, start in zip(arrays, starts, strict=False):
-            # Through the shape: a strided array is copied once.
-            slot.array[start : start + array.size].reshape(array.shape)[...] = array.view(np.int32)
-        moved = slot.tensor[: starts[-1]].to(self._device, non_blocking=True, copy=True)
+    def send(self, arrays: Sequence[NDArray[np.int32]]) -> list[Tensor]:
+        """Copy `arrays` to new memory on the device; return them there (see `places`)."""
+        shapes = [array.shape for array in arrays]
+        slot, num_words = self._packed(arrays, shapes)
+        moved = slot.tensor[:num_words].to(self._device, non_blocking=True, copy=True)
         self._mark(slot)
-        return [_part(moved, start, array) for array, start in zip(arrays, starts, strict=False)]
+        return views(moved, shapes)
+
+    def fill(self, target: Tensor, arrays: Sequence[NDArray[np.int32]]) -> None:
+        """Copy `arrays` to their places in `target`, after all work launched on the device."""
+        slot, num_words = self._packed(arrays, [array.shape for array in arrays])
+        target[:num_words].copy_(slot.tensor[:num_words], non_blocking=True)
+        self._mark(slot)
+
+    def _packed(self, arrays: Sequence[NDArray[np.int32]], shapes: Sequence[tuple[int, ...]]) -> tuple[_Slot, int]:
+        """Return a slot with the arrays at their places, and their words."""
+        starts, num_words = places(shapes)
+        slot = self._next(num_words)
+        for array, start in zip(arrays, starts, strict=True):
+            # Through the shape: a strided array is copied once.
+            slot.array[start : start + array.size].reshape(array.shape)[...] = array
+        return slot, num_words
 
     def copy(self, words: NDArray[np.int32], target: Tensor) -> None:
         """Copy `words` to `target`, which has their size, after all work launched on the device."""
@@ -95,12 +105,19 @@ class Staging:
         return self._device.type == "cuda"
 
 
-def _part(moved: Tensor, start: int, array: NDArray[np.int32] | NDArray[np.float32]) -> Tensor:
-    """Return the view of `moved` that has `array`, which begins there."""
-    shape = array.shape
-    strides = (shape[-2] * shape[-1], shape[-1], 1)[-len(shape) :] if len(shape) > 1 else (1,)
-    part = moved.as_strided(shape, strides, start)
-    return part if array.dtype == np.int32 else part.view(torch.float32)
+def places(shapes: Iterable[tuple[int, ...]]) -> tuple[list[int], int]:
+    """Return where arrays of these shapes begin in one memory, each aligned to 16 bytes, and its words.
+
+    Triton compiles a separate kernel for unaligned pointers.
+    """
+    *starts, num_words = accumulate((-(-prod(shape) // 4) * 4 for shape in shapes), initial=0)
+    return starts, num_words
+
+
+def views(words: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """Return the arrays of these shapes in `words`, contiguous each."""
+    starts, _ = places(shapes)
+    return [words[start : start + prod(shape)].view(shape) for start, shape in zip(starts, shapes, strict=True)]
 
 
 class PendingCopy:

@@ -138,17 +138,9 @@ def chosen_decode_config(query: Tensor, kv_cache: KVCache, group: int) -> Decode
     return chosen(query.device, "paged_attention", decode_key(**kind), decode_config(**kind))
 
 
-USES_HOPPER_KERNEL = True
-"""Whether prompts use the kernel in `hopper` where there is one.
-
-Off until its present source, which has fences that the measured one lacked, has run on a GPU: set it to True, run
-`python -m benchmarks gpu --sections kernels,timing`, and leave it on if both are right.
-"""
-
-
 @cache
 def has_hopper_kernel(device: torch.device) -> bool:
     """Whether a device is a Hopper GPU and this Triton the one that the kernel in `hopper` was measured with."""
-    if not USES_HOPPER_KERNEL or device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         return False
     return triton.__version__.startswith("3.6.")

@@ -41,8 +41,22 @@ class TestGivenDecodes:
     def test_when_fewer_may_run_than_a_size_has_then_the_largest_is_as_many_as_may(self) -> None:
         few = Buckets(max_num_seqs=11, max_num_batched_tokens=2048, max_model_len=4096)
 
-        assert [bucket.num_rows for bucket in few.first] == [11, 8, 4, 2, 1]
+        assert [bucket.num_rows for bucket in few.first if bucket.max_query_len == 1] == [11, 8, 4, 2, 1]
         assert [few.of(decodes(count)).num_rows for count in (8, 9, 11)] == [8, 11, 11]  # pyright: ignore[reportOptionalMemberAccess]
+
+
+class TestGivenAStart:
+    def test_when_steps_are_recorded_then_they_are_those_of_short_contexts_the_largest_first(self) -> None:
+        buckets = Buckets(max_num_seqs=400, max_num_batched_tokens=8192, max_model_len=40_960)
+
+        mixed = [bucket.num_tokens for bucket in buckets.first if bucket.max_query_len > 1]
+        decodes = [bucket.num_tokens for bucket in buckets.first if bucket.max_query_len == 1]
+
+        assert {bucket.max_context_len for bucket in buckets.first} == {2048}
+        assert mixed == sorted(MIXED_TOKENS, reverse=True)
+        assert decodes[:3] == [400, 256, 248]
+        assert decodes[-3:] == [4, 2, 1]
+        assert buckets.most_tokens == 2048
 
 
 class TestGivenAnyBatch:

@@ -21,6 +21,7 @@ from sluice.engine.execution.start.kernel_trial import (
 )
 from sluice.engine.execution.start.model_loading import plan_load
 from sluice.kernels import chain
+from sluice.kernels.paged_attention import config
 from sluice.kernels.trial.runner import Verdict
 
 FOLDER = Path(worker.__file__).parent / "small_model"
@@ -126,9 +127,14 @@ class WaitingTrial:
         self._stopped.set()
 
 
+def never(_device: torch.device) -> bool:
+    return False
+
+
 class TestGivenALoadThatFails:
     def test_when_its_error_is_raised_then_the_trial_is_stopped(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(kernel_trial, "Trial", WaitingTrial)
+        monkeypatch.setattr(config, "has_hopper_kernel", never)
         plan = plan_load(ModelOptions(path=FOLDER))
         sizes = sizes_of(plan.config, plan.dtype, plan.options, plan.max_model_len)
 
