@@ -1,4 +1,4 @@
-"""A tokenizer for random weights: every token is a word."""
+"""A tokenizer for random weights: every token is a byte or a word, as byte-level tokenizers have them."""
 
 from pathlib import Path
 
@@ -7,8 +7,9 @@ def save_words(folder: Path, vocab_size: int) -> None:
     """Write tokenizer.json to `folder`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    vocabulary = {f"w{token_id}": token_id for token_id in range(vocab_size)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # pyright: ignore[reportAttributeAccessIssue]
-    tokenizer.decoder = decoders.WordPiece(prefix="##")  # pyright: ignore[reportAttributeAccessIssue]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    names = [*alphabet, *(f"Ġw{token_id}" for token_id in range(len(alphabet), vocab_size))][:vocab_size]
+    tokenizer = Tokenizer(models.BPE({name: token_id for token_id, name in enumerate(names)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
     tokenizer.save(str(folder / "tokenizer.json"))
