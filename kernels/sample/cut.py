@@ -24,7 +24,7 @@ from sluice.kernels.sample.row import (
 )
 from sluice.kernels.sample.whole_row import cut_of_row
 
-NUM_LINES = 1024
+NUM_LINES = 512
 """Lines of four candidates that are read at once: LINES of each tile."""
 
 
@@ -32,9 +32,12 @@ NUM_LINES = 1024
 def _load_candidates(values_ptr, counts, start, TILE: tl.constexpr, LINES: tl.constexpr):
     """Load some candidates of each tile, from slot `start` on: `[lines, 4]`; -inf where there are none."""
     lines = tl.arange(0, counts.shape[0])
-    slots = start + (lines % LINES)[:, None] * 4 + tl.arange(0, 4)[None, :]
+    first_slots = (start + (lines % LINES) * 4)[:, None]
+    slots = first_slots + tl.arange(0, 4)[None, :]
     offsets = (lines // LINES)[:, None] * TILE + slots
-    return tl.load(values_ptr + offsets, mask=slots < counts[:, None], other=float("-inf"))
+    # Lines are read as a whole, with what is in unused slots.
+    values = tl.load(values_ptr + offsets, mask=first_slots < counts[:, None], other=float("-inf"))
+    return tl.where(slots < counts[:, None], values, float("-inf"))
 
 
 @triton.jit
@@ -55,20 +58,20 @@ def _search(
     z_max,
     low,
     high,
-    base,
+    guess,
+    above,
     target,
     BY_MASS: tl.constexpr,
     TILE: tl.constexpr,
     LINES: tl.constexpr,
 ):
-    """Find the largest key at or above which candidates weigh `target`, `base` included, and the weight above it.
+    """Find the largest key at or above which candidates weigh `target`, and the weight above it.
 
-    A token weighs its mass, or 1. The candidates at or above `low` weigh enough, those above `high` too little, and
-    `base` is the weight of tokens above all candidates.
+    A token weighs its mass, or 1. The candidates at or above `low` weigh enough, those above `high` too little, namely
+    `above`. The key is probably below `guess`, so values below it are tried first.
     """
-    above = base
     while low < high:
-        width = high - low
+        width = tl.where(low < guess, tl.minimum(guess, high), high) - low
         one = low + ((width + 3) >> 2)
         two = low + ((width + 1) >> 1)
         three = low + ((3 * width + 3) >> 2)
@@ -86,9 +89,9 @@ def _search(
             greatest = tl.maximum(greatest, tl.max(tl.where(values <= value_of(high), values, float("-inf")), axis=1))
         least_key = key_of(tl.min(least, axis=0)).to(tl.int64)
         greatest_key = key_of(tl.max(greatest, axis=0)).to(tl.int64)
-        weight_one = base + tl.sum(sum_one, axis=0)
-        weight_two = base + tl.sum(sum_two, axis=0)
-        weight_three = base + tl.sum(sum_three, axis=0)
+        weight_one = tl.sum(sum_one, axis=0)
+        weight_two = tl.sum(sum_two, axis=0)
+        weight_three = tl.sum(sum_three, axis=0)
         # The weight at or above a key falls as the key rises.
         if weight_three >= target:
             low = three
@@ -133,32 +136,11 @@ def _cut_by_count(
     """Return the key of the `top_k`-th candidate, its id, and the number of kept tokens with this key."""
     target = top_k.to(tl.int64)
     high = key_of(z_max).to(tl.int64)
-    key, above = _search(values_ptr, counts, max_count, z_max, low, high, target * 0, target, False, TILE, LINES)
+    zero = target * 0
+    key, above = _search(values_ptr, counts, max_count, z_max, low, high, high, zero, target, False, TILE, LINES)
     num_ties = top_k - above.to(tl.int32)
     token_id = _id_of_tie(values_ptr, offsets_ptr, counts_ptr, counts, max_count, key, num_ties, TILE, LINES)
     return key, token_id, num_ties
-
-
-@triton.jit
-def _cut_by_mass(
-    values_ptr,
-    offsets_ptr,
-    counts_ptr,
-    counts,
-    max_count,
-    z_max,
-    low,
-    high,
-    above,
-    target,
-    V,
-    TILE: tl.constexpr,
-    LINES: tl.constexpr,
-):
-    """Return the key and id of the candidate with which the mass reaches `target`."""
-    key, above = _search(values_ptr, counts, max_count, z_max, low, high, above, target, True, TILE, LINES)
-    num_ties = ties_to(target, above, mass_of(value_of(key), z_max), V)
-    return key, _id_of_tie(values_ptr, offsets_ptr, counts_ptr, counts, max_count, key, num_ties, TILE, LINES)
 
 
 @triton.jit
@@ -170,7 +152,6 @@ def cut_kernel(
     offsets_ptr,  # [S, num_tiles, TILE] int16
     lows_ptr,  # [S] float32
     highs_ptr,  # [S] float32
-    aboves_ptr,  # [S] int64
     targets_ptr,  # [S] int64
     tile_maxima_ptr,  # [S, num_tiles] float32
     logits_ptr,  # [S, V]
@@ -210,9 +191,9 @@ def cut_kernel(
         counts = tl.where((top_k > 0) | (top_p < 1), counts, 0)
         max_count = tl.max(counts, axis=0)
         # The interval of keys to search by mass, the mass above it, and the mass to reach; 0: nothing to search.
-        low = key_of(tl.load(lows_ptr + row)).to(tl.int64)
-        high = tl.minimum(key_of(z_max).to(tl.int64), key_of(tl.load(highs_ptr + row)).to(tl.int64) - 1)
-        above, target = tl.load(aboves_ptr + row), tl.load(targets_ptr + row)
+        low, high = key_of(tl.load(lows_ptr + row)).to(tl.int64), key_of(z_max).to(tl.int64)
+        guess = key_of(tl.load(highs_ptr + row)).to(tl.int64)
+        above, target = row * 0, tl.load(targets_ptr + row)
         if top_k > 0:
             z_cut = z_max * 0 + float("-inf")
             num_ties = top_k * 0
@@ -231,9 +212,11 @@ def cut_kernel(
                 elif num_ties > 0:
                     low += 1
         if target > 0:
-            cut_key, cut_id = _cut_by_mass(
-                values_ptr, offsets_ptr, counts_ptr, counts, max_count, z_max, low, high, above, target, V, TILE, LINES
+            cut_key, above = _search(
+                values_ptr, counts, max_count, z_max, low, high, guess, above, target, True, TILE, LINES
             )
+            num_ties = ties_to(target, above, mass_of(value_of(cut_key), z_max), V)
+            cut_id = _id_of_tie(values_ptr, offsets_ptr, counts_ptr, counts, max_count, cut_key, num_ties, TILE, LINES)
     elif is_filtered & (row_max > float("-inf")) & (row_max < float("inf")):
         row_ptr = logits_ptr + row * logits_stride_row
         cut_key, cut_id = cut_of_row(row_ptr, V, temperature, top_k, top_p, min_p, BLOCK)

@@ -2,9 +2,10 @@
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 """The draw: the best token of each part of a row, then the best of all parts.
 
-The noise of a token is costly: two logarithms. A cheap upper bound of each score, -log(v) being above
--log(-log(1 - v)), shows the tiles of which no token can win. Only of the others, about the logarithm of their number,
-the scores are computed.
+A row with lists of tokens, among them all kept ones, is drawn from its lists. Of other rows, all logits are read. The
+noise of a token is costly: two logarithms. A cheap upper bound of each score, -log(v) being above -log(-log(1 - v)),
+shows the tiles of which no token can win. Only of the others, about the logarithm of their number, the scores are
+computed.
 """
 
 import triton
@@ -26,11 +27,11 @@ _LOG_ZERO = tl.constexpr(88.0306921)
 
 @triton.jit
 def _words(groups, lanes, seed, position, counter_2):
-    """Return each token's random word, `[groups, 4]`."""
+    """Return the random word of a lane of each group, of the shape to which both broadcast."""
     x0, x1, x2, x3 = random_words(groups, seed, position, counter_2)
-    low = tl.where(lanes[None, :] == 0, x0[:, None], x1[:, None])
-    high = tl.where(lanes[None, :] == 2, x2[:, None], x3[:, None])
-    return tl.where(lanes[None, :] < 2, low, high)
+    low = tl.where(lanes == 0, x0, x1)
+    high = tl.where(lanes == 2, x2, x3)
+    return tl.where(lanes < 2, low, high)
 
 
 @triton.jit
@@ -54,12 +55,39 @@ def _best_of_tile(scores, token_ids, is_bad):
     return tl.where(has_bad, float("inf"), best), tl.where(has_bad, -1, best_id)
 
 
+@triton.jit
+def _best_of_lists(
+    values_ptr, offsets_ptr, counts_ptr, first, end, seed, position, counter_2, cut_key, cut_id, TILE: tl.constexpr
+):
+    """Return the best score of the kept tokens in the lists of some tiles, and the lowest id that has it."""
+    slots = tl.arange(0, 32)[None, :]
+    best_scores = tl.full([8, 32], float("-inf"), dtype=tl.float32)
+    best_ids = tl.full([8, 32], LAST_ID, dtype=tl.int32)
+    for first_of_eight in range(first, end, 8):
+        tiles = first_of_eight + tl.arange(0, 8)
+        counts = tl.load(counts_ptr + tiles, mask=tiles < end, other=0)
+        for start in range(0, tl.max(counts, axis=0), 32):
+            at = tiles[:, None] * TILE + start + slots
+            inside = start + slots < counts[:, None]
+            z = tl.load(values_ptr + at, mask=inside, other=float("-inf"))
+            token_ids = tiles[:, None] * TILE + tl.load(offsets_ptr + at, mask=inside, other=0).to(tl.int32)
+            noise = gumbel(_words(token_ids >> 2, token_ids & 3, seed, position, counter_2))
+            is_better = is_kept(key_of(z), token_ids, cut_key, cut_id) & (z + noise > best_scores)
+            best_scores = tl.where(is_better, z + noise, best_scores)
+            best_ids = tl.where(is_better, token_ids, best_ids)
+    return _best_of_tile(best_scores, best_ids, best_scores == float("inf"))
+
+
 @triton.jit(do_not_specialize=["tiles_per_part", "has_cuts"])
 def draw_kernel(
     best_scores_ptr,  # [S, parts] float32
     best_ids_ptr,  # [S, parts] int32
     logits_ptr,  # [S, V]
     tile_maxima_ptr,  # [S, num_tiles] float32; only of rows that have a filter
+    lows_ptr,  # [S] float32; +inf: the row has no lists
+    counts_ptr,  # [S, num_tiles] int32
+    values_ptr,  # [S, num_tiles, TILE] float32
+    offsets_ptr,  # [S, num_tiles, TILE] int16
     cut_keys_ptr,  # [S] int64
     cut_ids_ptr,  # [S] int32
     temperature_ptr,  # [S] float32
@@ -88,11 +116,20 @@ def draw_kernel(
     best = temperature * 0 + float("-inf")
     best_id = first * 0 + LAST_ID
     if temperature > 0:
+        low = tl.load(lows_ptr + row, mask=has_cuts != 0, other=float("inf"))
         cut_key = tl.load(cut_keys_ptr + row, mask=has_cuts != 0, other=NO_KEY).to(tl.uint32)
         cut_id = tl.load(cut_ids_ptr + row, mask=has_cuts != 0, other=-1)
+        seed, position, counter_2 = tl.load(seed_ptr + row), tl.load(position_ptr + row), tl.load(counter_2_ptr + row)
+        if low < float("inf"):
+            values_ptr += row * num_tiles * TILE
+            offsets_ptr += row * num_tiles * TILE
+            counts_ptr += row * num_tiles
+            best, best_id = _best_of_lists(
+                values_ptr, offsets_ptr, counts_ptr, first, end, seed, position, counter_2, cut_key, cut_id, TILE
+            )
+            end = first
         z_cut = value_of(cut_key)
         reciprocal = tl.div_rn(1.0, temperature)
-        seed, position, counter_2 = tl.load(seed_ptr + row), tl.load(position_ptr + row), tl.load(counter_2_ptr + row)
         for tile in range(first, end):
             is_wanted = True
             if z_cut > float("-inf"):
@@ -101,7 +138,7 @@ def draw_kernel(
                 groups = tile * (TILE // 4) + first_groups
                 token_ids = groups[:, None] * 4 + lanes[None, :]  # [TILE / 4, 4]
                 logits = load_logits(row_ptr, token_ids, V)
-                words = _words(groups, lanes, seed, position, counter_2)
+                words = _words(groups[:, None], lanes[None, :], seed, position, counter_2)
                 bounds = _score_bounds(logits, words, reciprocal, z_cut)
                 bound = tl.max(tl.max(bounds, axis=1), axis=0)
                 if (bound >= best) & (bound > float("-inf")):

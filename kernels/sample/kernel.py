@@ -19,7 +19,7 @@ from sluice.kernels.sample.draw import choose_kernel, draw_kernel
 from sluice.kernels.sample.row import GROUP, TILE
 
 _NUM_PROGRAMS = 2048
-"""Programs that keep a GPU busy. More would cost rows without filters, whose programs return at once."""
+"""Programs of four warps that keep a GPU busy. More would cost rows without filters, whose programs return at once."""
 
 _MAX_MASS_PARTS = 32
 _MAX_BANDS = 4
@@ -28,9 +28,9 @@ _MAX_BANDS = 4
 _WHOLE_ROW_BLOCK = 2048
 
 
-def _divide(num_rows: int, num_tiles: int, max_parts: int) -> tuple[int, int]:
+def _divide(num_rows: int, num_tiles: int, max_parts: int, *, num_warps: int = 4) -> tuple[int, int]:
     """Return the tiles of a part, and the parts of a row."""
-    wanted = min(max_parts, max(1, _NUM_PROGRAMS // num_rows))
+    wanted = min(max_parts, max(1, 4 * _NUM_PROGRAMS // num_warps // num_rows))
     tiles_per_part = -(-num_tiles // wanted)
     return tiles_per_part, -(-num_tiles // tiles_per_part)
 
@@ -51,16 +51,16 @@ def find_kept_sets(logits: Tensor, options: SampleOptions) -> tuple[Tensor, Tens
         The key of the last kept value, `[S]` int64 (values in order, as unsigned 32-bit numbers), and the last kept id
         among the tokens of that value, `[S]` int32.
     """
-    cut_keys, cut_ids, _ = _find_cuts(logits, options)
+    *_, cut_keys, cut_ids = _find_cuts(logits, options)
     return cut_keys, cut_ids
 
 
-def _find_cuts(logits: Tensor, options: SampleOptions) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the keys and ids of the cuts, and the largest logit of each tile of the rows with filters."""
+def _find_cuts(logits: Tensor, options: SampleOptions) -> tuple[Tensor, ...]:
+    """Return what `draw_kernel` reads of rows with filters: maxima of tiles, lists of tokens, keys and ids of cuts."""
     num_rows, vocab_size = logits.shape
     num_tiles = triton.cdiv(vocab_size, TILE)
     max_tiles = triton.next_power_of_2(num_tiles)
-    tiles_per_part, num_parts = _divide(num_rows, num_tiles, num_tiles)
+    tiles_per_part, num_parts = _divide(num_rows, num_tiles, num_tiles, num_warps=1)
     mass_tiles, mass_parts = _divide(num_rows, num_tiles, _MAX_MASS_PARTS)
     num_bands = _num_bands(num_rows * mass_parts, num_tiles)
     num_levels = num_bands * NUM_LEVELS
@@ -82,11 +82,12 @@ def _find_cuts(logits: Tensor, options: SampleOptions) -> tuple[Tensor, Tensor, 
         logits.stride(0),
         TILE=TILE,
         GROUP=GROUP,
-        num_warps=4,
+        num_warps=1,
     )
-    sums = scratch(num_rows, mass_parts, num_levels, dtype=torch.int64)
+    sums, totals = scratch(num_rows, mass_parts, num_levels), scratch(num_rows, mass_parts, dtype=torch.int64)
     masses_kernel[(num_rows, mass_parts, num_bands)](
         sums,
+        totals,
         tile_maxima,
         logits,
         *filters,
@@ -100,14 +101,13 @@ def _find_cuts(logits: Tensor, options: SampleOptions) -> tuple[Tensor, Tensor, 
         NUM_LEVELS=NUM_LEVELS,
         num_warps=4,
     )
-    lows, highs = scratch(num_rows), scratch(num_rows)
-    aboves, targets = scratch(num_rows, dtype=torch.int64), scratch(num_rows, dtype=torch.int64)
+    lows, highs, targets = scratch(num_rows), scratch(num_rows), scratch(num_rows, dtype=torch.int64)
     bracket_kernel[(num_rows,)](
         lows,
         highs,
-        aboves,
         targets,
         sums,
+        totals,
         tile_maxima,
         group_maxima,
         *filters,
@@ -130,7 +130,6 @@ def _find_cuts(logits: Tensor, options: SampleOptions) -> tuple[Tensor, Tensor, 
         values,
         offsets,
         lows,
-        highs,
         tile_maxima,
         logits,
         options.temperature,
@@ -139,7 +138,8 @@ def _find_cuts(logits: Tensor, options: SampleOptions) -> tuple[Tensor, Tensor, 
         tiles_per_part,
         logits.stride(0),
         TILE=TILE,
-        num_warps=4,
+        LANES=16 // logits.element_size(),
+        num_warps=1,
     )
     cut_keys, cut_ids = scratch(num_rows, dtype=torch.int64), scratch(num_rows, dtype=torch.int32)
     cut_kernel[(num_rows,)](
@@ -150,7 +150,6 @@ def _find_cuts(logits: Tensor, options: SampleOptions) -> tuple[Tensor, Tensor, 
         offsets,
         lows,
         highs,
-        aboves,
         targets,
         tile_maxima,
         logits,
@@ -164,7 +163,7 @@ def _find_cuts(logits: Tensor, options: SampleOptions) -> tuple[Tensor, Tensor, 
         MAX_TILES=max_tiles,
         num_warps=8,
     )
-    return cut_keys, cut_ids, tile_maxima
+    return tile_maxima, lows, counts, values, offsets, cut_keys, cut_ids
 
 
 def sample_triton(logits: Tensor, options: SampleOptions, *, out: Tensor) -> None:
@@ -173,10 +172,11 @@ def sample_triton(logits: Tensor, options: SampleOptions, *, out: Tensor) -> Non
     if num_rows == 0:
         return
     if options.has_filters:
-        cut_keys, cut_ids, tile_maxima = _find_cuts(logits, options)
+        cuts = _find_cuts(logits, options)
     else:
         # Not read, but of the right types, so that this is no variant of its own.
-        cut_keys, cut_ids, tile_maxima = options.seed, options.top_k, options.temperature
+        real, ids = options.temperature, options.top_k
+        cuts = (real, real, ids, real, options.seed.view(torch.int16), options.seed, ids)
     num_tiles = triton.cdiv(vocab_size, TILE)
     tiles_per_part, num_parts = _divide(num_rows, num_tiles, num_tiles)
     best_scores = torch.empty(num_rows, num_parts, dtype=torch.float32, device=logits.device)
@@ -185,9 +185,7 @@ def sample_triton(logits: Tensor, options: SampleOptions, *, out: Tensor) -> Non
         best_scores,
         best_ids,
         logits,
-        tile_maxima,
-        cut_keys,
-        cut_ids,
+        *cuts,
         options.temperature,
         options.seed,
         options.position,

@@ -28,6 +28,10 @@ _LARGEST_PLAIN = tl.constexpr(1.2676506002282294e30)
 _SMALLEST_PLAIN = tl.constexpr(8.077935669463161e-28)
 """2**100 and 2**-90."""
 
+_SMALLEST_BITS = tl.constexpr(310378496)
+_NUM_PLAIN_BITS = tl.constexpr(1593835520)
+"""The bits of the smallest, and how far from them those of the largest are."""
+
 _IS_INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 
@@ -79,6 +83,14 @@ def scale_plain(logits, temperature, reciprocal):
 
 
 @triton.jit
+def are_plain(logits):
+    """Whether all logits `[A, B]` are numbers that `marked` leaves as they are, not 0: a test in few instructions."""
+    bits = tl.abs(logits).to(tl.uint32, bitcast=True)
+    # Smaller ones wrap around.
+    return tl.max(tl.max(bits - _SMALLEST_BITS, axis=1), axis=0) <= _NUM_PLAIN_BITS
+
+
+@triton.jit
 def marked(logits):
     """Replace NaN by +inf, and numbers too large or too small for `scale_plain` by MARK."""
     size = tl.abs(logits)
@@ -122,7 +134,13 @@ def least_kept(z_max, min_p):
 @triton.jit
 def mass_of(z, z_max):
     """Return a token's integer mass for top-p: floor(exp(z - z_max) * 2**30), uint32."""
-    return (tl.exp(z - z_max) * _MASS_ONE).to(tl.uint32)
+    return real_mass_of(z, z_max).to(tl.uint32)
+
+
+@triton.jit
+def real_mass_of(z, z_max):
+    """Return a token's mass before it becomes an integer, float32."""
+    return tl.exp(z - z_max) * _MASS_ONE
 
 
 @triton.jit

@@ -193,19 +193,20 @@ class TestGivenABatch:
         assert [d for row in range(len(rows)) if (d := kept_set_differs(logits, options, row, kept[row]))] == []
         assert tokens.tolist() == sample_reference(logits, options).tolist()
 
-    def test_when_rows_are_divided_among_more_programs_then_their_cuts_stay(
+    def test_when_rows_are_divided_among_more_programs_then_their_cuts_and_tokens_stay(
         self, device: str, dtype: torch.dtype
     ) -> None:
-        logits = random_tensor(4, 2051, dtype=dtype, generator=generator_on(device), spread=3)
+        # More tiles than a program draws from at once.
+        logits = random_tensor(4, 9 * 1024 + 3, dtype=dtype, generator=generator_on(device), spread=3)
         options = make_options([{"top_p": 0.9}, {"top_p": 0.6, "temperature": 1.3}, {"top_k": 11}, {}], device)
 
         with patch("sluice.kernels.sample.kernel._NUM_PROGRAMS", 1):
-            alone = find_kept_sets(logits, options)
+            alone = (*find_kept_sets(logits, options), draw(logits, options))
         with patch("sluice.kernels.sample.kernel._NUM_PROGRAMS", 10**6):
-            divided = find_kept_sets(logits, options)
+            divided = (*find_kept_sets(logits, options), draw(logits, options))
 
-        assert torch.equal(alone[0], divided[0])
-        assert torch.equal(alone[1], divided[1])
+        assert all(torch.equal(one, other) for one, other in zip(alone, divided, strict=True))
+        assert alone[2].tolist() == sample_reference(logits, options).tolist()
 
     def test_when_no_row_has_a_filter_then_the_search_for_one_changes_nothing(
         self, device: str, dtype: torch.dtype
