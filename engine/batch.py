@@ -123,7 +123,7 @@ class Batch:
     """Number of sequences, at the end of `rows`, that joined in this step."""
 
     padding: tuple[PaddingRow, ...] = ()
-    """Padding of a padded discipline, or padding that fills up a recorded step (`graph_buckets.pad`).
+    """Padding of a padded discipline, or padding that fills up a recorded step (`buckets.pad`).
     The executor computes it and discards the result.
     """
 

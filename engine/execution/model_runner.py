@@ -5,16 +5,16 @@ from torch import Tensor
 
 from sluice.engine.batch import MAX_DRAFTS, NO_DRAFTS, Batch, Drafts, ScheduledRow
 from sluice.engine.errors import OutOfMemory
-from sluice.engine.execution.cuda_graphs import CudaGraphRecorder, EagerGraphRecorder, GraphedDecoder
 from sluice.engine.execution.device_errors import guarded
-from sluice.engine.execution.graph_buckets import Bucket, Buckets, nothing, pad
 from sluice.engine.execution.host_blocks import HostBlocks
 from sluice.engine.execution.kv_cache import cache_dtype, make_grouped_caches
 from sluice.engine.execution.launched import LaunchedStep, Undrawn
 from sluice.engine.execution.layout import ALIGNED_COLUMNS, BatchLayout
 from sluice.engine.execution.memory import give_memory_back
 from sluice.engine.execution.options import ModelOptions
-from sluice.engine.execution.recorded_inputs import RecordedInputs
+from sluice.engine.execution.recordings.buckets import Bucket, Buckets, nothing, pad
+from sluice.engine.execution.recordings.cuda_graphs import CudaGraphRecorder, EagerGraphRecorder, GraphedDecoder
+from sluice.engine.execution.recordings.inputs import RecordedInputs
 from sluice.engine.execution.sampling.edited_rows import NO_TOKENS, LastTokens, first_rows
 from sluice.engine.execution.sampling.sampler import PreparedRows, Sampler, with_drafts
 from sluice.engine.execution.slots import Slots

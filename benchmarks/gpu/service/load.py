@@ -57,20 +57,20 @@ def lines(scale: Scale) -> Iterator[Line]:
                     yield _saturated(scale, producer, jobs, engine_s)
                     for share in RATES[:1] if scale.is_toy else RATES:
                         yield _poisson(scale, producer, share, len(jobs) / engine_s)
-                yield _killed(producer, jobs, state, start)
+                yield _killed(producer, jobs[: 2 * max_num_seqs], state, start)
             except RuntimeError as error:
                 raise RuntimeError(f"{error}; its log ends: {_tail(log)}") from error
 
 
 def service_jobs(scale: Scale) -> list[Job]:
-    """Return twice as many jobs as run at once, of 32 to 256 prompt tokens and 64 to 192 more."""
+    """Return six times as many jobs as run at once, of 32 to 256 prompt tokens and 64 to 192 more."""
     random, sizes = Random(0), ((4, 8), (4, 8)) if scale.is_toy else ((32, 256), (64, 192))
     (least_prompt, most_prompt), outputs = sizes
 
     def prompt() -> tuple[int, ...]:
         return tuple(random.randrange(2, 300) for _ in range(random.randint(least_prompt, most_prompt)))
 
-    return [Job(prompt(), random.randint(*outputs)) for _ in range(8 if scale.is_toy else 512)]
+    return [Job(prompt(), random.randint(*outputs)) for _ in range(24 if scale.is_toy else 1536)]
 
 
 def _flags(scale: Scale, folder: Path, max_num_seqs: int) -> tuple[str, ...]:

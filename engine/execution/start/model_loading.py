@@ -12,11 +12,11 @@ import torch
 from sluice.engine.batch import MAX_DRAFTS, Batch
 from sluice.engine.errors import ModelFolderError, NotEnoughMemory, OutOfMemory, QuantizationUnavailable
 from sluice.engine.execution.block_groups import block_groups
-from sluice.engine.execution.graph_buckets import MIXED_TOKENS
 from sluice.engine.execution.kv_cache import block_bytes, blocks_to_allocate, cache_dtype, check_one_sequence_fits
 from sluice.engine.execution.memory import give_memory_back, peak_bytes
 from sluice.engine.execution.model_runner import ModelRunner, records_steps
 from sluice.engine.execution.options import ModelOptions
+from sluice.engine.execution.recordings.buckets import MIXED_TOKENS
 from sluice.engine.execution.start.determinism import check_deterministic
 from sluice.engine.execution.start.kernel_trial import (
     kernels_tried,

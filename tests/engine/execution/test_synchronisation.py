@@ -22,8 +22,8 @@ from sluice.engine.models.load import WeightForm, load_decoder
 from sluice.kernels.paged_attention import FP8, KVCache
 from sluice.kernels.paged_attention.kernel import allocate_cuda
 from sluice.kernels.sample.kernel import sample_triton
+from tests.engine.execution.recordings.test_cuda_graphs import ASKED, load, record_all_that_is_wanted, run
 from tests.engine.execution.synchronisation import NoSynchronisation, Synchronises
-from tests.engine.execution.test_cuda_graphs import ASKED, load, record_all_that_is_wanted, run
 
 META = torch.device("meta")
 SYNCHRONISING: dict[str, Callable[[Tensor], object]] = {

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.engine.batch import Batch, PaddingRow, ScheduledRow
-from sluice.engine.execution.graph_buckets import MIXED_TOKENS, Buckets, nothing, pad
+from sluice.engine.execution.recordings.buckets import MIXED_TOKENS, Buckets, nothing, pad
 
 
 def scheduled(start: int, num_tokens: int) -> ScheduledRow:
@@ -46,7 +46,7 @@ class TestGivenDecodes:
 
 
 class TestGivenAStart:
-    def test_when_steps_are_recorded_then_they_are_those_of_short_contexts_the_largest_first(self) -> None:
+    def test_when_steps_are_recorded_then_contexts_are_short_and_the_largest_comes_first(self) -> None:
         buckets = Buckets(max_num_seqs=400, max_num_batched_tokens=8192, max_model_len=40_960)
 
         mixed = [bucket.num_tokens for bucket in buckets.first if bucket.max_query_len > 1]

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sluice.engine.execution.graph_buckets import Bucket
 from sluice.engine.execution.layout import HostPlan, columns_of, step_plan, tensors_of
+from sluice.engine.execution.recordings.buckets import Bucket
 from sluice.engine.execution.transfers import Staging, places, views
 from sluice.engine.executor import ModelLimits
 from sluice.engine.models.inputs import BatchTensors

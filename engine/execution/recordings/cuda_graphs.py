@@ -1,6 +1,6 @@
 """CUDA graphs: record a step once and replay it, so that a model's hundreds of kernels need one launch.
 
-A recording reads its inputs at fixed addresses (`recorded_inputs`). Its logits stay valid until the next replay of any
+A recording reads its inputs at fixed addresses (`inputs`). Its logits stay valid until the next replay of any
 recording. All recordings share one memory pool: they never run concurrently.
 
 A `GraphRecorder` makes recordings: CUDA graphs on a GPU. `EagerGraphRecorder` recomputes over the same buffers, so that
@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from sluice.engine.execution.device_errors import loss_of
-from sluice.engine.execution.graph_buckets import Bucket
-from sluice.engine.execution.recorded_inputs import RecordedInputs
+from sluice.engine.execution.recordings.buckets import Bucket
+from sluice.engine.execution.recordings.inputs import RecordedInputs
 from sluice.engine.models.inputs import BatchTensors
 
 Compute = Callable[[BatchTensors], Tensor]

@@ -16,16 +16,16 @@ from sluice import worker
 from sluice.engine.batch import Batch
 from sluice.engine.config import EngineConfig
 from sluice.engine.errors import EngineBroken
-from sluice.engine.execution.cuda_graphs import (
+from sluice.engine.execution.model_runner import ModelRunner
+from sluice.engine.execution.options import ModelOptions
+from sluice.engine.execution.recordings.buckets import Bucket, Buckets, pad
+from sluice.engine.execution.recordings.cuda_graphs import (
     PATIENCE,
     CaptureFailed,
     CudaGraphRecorder,
     EagerGraphRecorder,
     EagerRecording,
 )
-from sluice.engine.execution.graph_buckets import Bucket, Buckets, pad
-from sluice.engine.execution.model_runner import ModelRunner
-from sluice.engine.execution.options import ModelOptions
 from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.request import Request, SamplingParams
@@ -256,7 +256,7 @@ class TestGivenStepsAheadOfTheirResults:
     ) -> None:
         failing = LateFailingGraphRecorder()
         monkeypatch.setattr("sluice.engine.execution.model_runner.EagerGraphRecorder", lambda: failing)
-        monkeypatch.setattr("sluice.engine.execution.cuda_graphs.PATIENCE", 2)
+        monkeypatch.setattr("sluice.engine.execution.recordings.cuda_graphs.PATIENCE", 2)
         runner = load(graphs=True, dtype="float32", lag=1)
         num_before = failing.num_failures
 
@@ -299,7 +299,9 @@ class TestGivenADeviceThatCannotRecord:
 
         assert failing.num_asked == 1
         (line,) = [
-            record.getMessage() for record in caplog.records if record.name == "sluice.engine.execution.cuda_graphs"
+            record.getMessage()
+            for record in caplog.records
+            if record.name == "sluice.engine.execution.recordings.cuda_graphs"
         ]
         assert "operation failed due to a previous error" in line
 

@@ -1,0 +1,1 @@
+"""Recorded steps: CUDA graphs by size, and their inputs."""
