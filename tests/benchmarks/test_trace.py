@@ -2,7 +2,9 @@
 
 import json
 import types
+from collections import Counter
 from pathlib import Path
+from typing import Literal
 from xml.etree import ElementTree
 
 import pytest
@@ -11,6 +13,15 @@ from benchmarks.trace import engine as trace_engine
 from benchmarks.trace import run as trace
 from benchmarks.trace.marks import PROCESS, Marks, Place, Span, events_of
 from benchmarks.trace.picture import bars_of, picture, window_of
+from sluice import worker
+from sluice.engine.config import EngineConfig
+from sluice.engine.execution.options import ModelOptions
+from sluice.engine.execution.start.model_loading import load_model_runner
+from sluice.engine.llm_engine import LLMEngine
+from sluice.engine.request import Request, SamplingParams
+from sluice.engine.text.tokenizer import load_tokenizer
+
+SMALL_MODEL = Path(worker.__file__).parent / "small_model"
 
 
 def double(number: int) -> int:
@@ -59,6 +70,23 @@ class TestGivenTwoClocks:
     def test_when_the_profiler_did_not_record_the_moment_then_it_is_reported(self) -> None:
         with pytest.raises(ValueError, match="both clocks"):
             trace_engine.merged([], Marks(), zero_ns=0)
+
+
+class TestGivenAnEngine:
+    @pytest.mark.parametrize("lag", [0, 1])
+    def test_when_it_is_marked_then_each_step_has_its_stages(self, lag: Literal[0, 1]) -> None:
+        runner = load_model_runner(ModelOptions(path=SMALL_MODEL, num_blocks=8, num_threads=1, lag=lag))
+        engine = LLMEngine(runner, load_tokenizer(SMALL_MODEL), EngineConfig())
+        engine.add([Request(id="a", prompt_token_ids=(5, 6), sampling=SamplingParams(max_tokens=6, ignore_eos=True))])
+        marks = Marks()
+
+        with marks.on(trace_engine.ENGINE_PLACES):
+            while not engine.is_idle:
+                engine.advance()
+
+        names = Counter(span.name for span in marks.spans)
+        assert names["step"] == names["plan"] == 6 + lag
+        assert names["lay out"] == names["forward"] == names["wait"] == names["commit"] == names["text"] == 6
 
 
 def spans(num_steps: int) -> list[Span]:
