@@ -11,6 +11,7 @@ import click
 
 from sluice.producer.contract.errors import InvalidSetting
 from sluice.producer.contract.host.terminal import say
+from sluice.version import installed_version
 from sluice.worker.config import CONFIG_FILE_NAME, SETTINGS, Setting, WorkerConfig, load_config
 from sluice.worker.devices import is_device
 from sluice.worker.errors import ConfigError, ExitCode, WorkerError
@@ -107,7 +108,7 @@ class _Commands(click.Group):
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
-@click.version_option(package_name="sluice-llm", message="%(version)s")
+@click.version_option(installed_version(), message="%(version)s")
 def main() -> None:
     """Serve a queue of generation jobs with a model on this machine."""
     # Histories and exports hold prompts and completions: only the user may read the files of this process tree.

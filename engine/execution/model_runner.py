@@ -218,7 +218,7 @@ class ModelRunner:
 
     def _fill(self, inputs: RecordedInputs, batch: Batch, bucket: Bucket) -> None:
         """Lay out a batch with the sizes of a bucket as the inputs of its recording."""
-        plan = self._layout.plan(batch, self._last.rows, num_columns=inputs.num_columns(bucket))
+        plan = self._layout.plan(batch, self._last.rows, num_columns=inputs.sent_columns(bucket))
         inputs.fill(plan, bucket, self._last.token_ids)
 
     def forward(self, tensors: BatchTensors) -> Tensor:

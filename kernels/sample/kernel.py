@@ -12,6 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
+from sluice.kernels.checks import check
 from sluice.kernels.sample import SampleOptions
 from sluice.kernels.sample.candidates import NUM_LEVELS, bracket_kernel, candidates_kernel, masses_kernel, maxima_kernel
 from sluice.kernels.sample.cut import NUM_LINES, cut_kernel
@@ -20,6 +21,9 @@ from sluice.kernels.sample.row import GROUP, TILE
 
 _NUM_PROGRAMS = 2048
 """Programs of four warps that keep a GPU busy. More would cost rows without filters, whose programs return at once."""
+
+_MAX_VOCAB_SIZE = 2**21
+"""For more tokens, the margin for roundings of `bracket_kernel` is not proven."""
 
 _MAX_MASS_PARTS = 32
 _MAX_BANDS = 4
@@ -58,6 +62,7 @@ def find_kept_sets(logits: Tensor, options: SampleOptions) -> tuple[Tensor, Tens
 def _find_cuts(logits: Tensor, options: SampleOptions) -> tuple[Tensor, ...]:
     """Return what `draw_kernel` reads of rows with filters: maxima of tiles, lists of tokens, keys and ids of cuts."""
     num_rows, vocab_size = logits.shape
+    check(vocab_size <= _MAX_VOCAB_SIZE, "a vocabulary of {} tokens is too large to filter", vocab_size)
     num_tiles = triton.cdiv(vocab_size, TILE)
     max_tiles = triton.next_power_of_2(num_tiles)
     tiles_per_part, num_parts = _divide(num_rows, num_tiles, num_tiles, num_warps=1)

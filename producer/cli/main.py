@@ -49,6 +49,7 @@ from sluice.producer.errors import (
 )
 from sluice.producer.operations.follow import StreamEvent
 from sluice.producer.operations.submission import Receipt
+from sluice.version import installed_version
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
 
@@ -58,7 +59,7 @@ class AskTimeout(ProducerError):
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}, epilog=EXIT_CODES)
-@click.version_option(package_name="sluice-llm", prog_name="producer")
+@click.version_option(installed_version(), prog_name="producer")
 def cli() -> None:
     """Submit jobs for LLM generation to a queue, and follow them.
 

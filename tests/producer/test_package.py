@@ -81,3 +81,16 @@ class TestGivenTheSourceWithoutAnInstallation:
 
         assert installed_version() == "unknown"
         installed_version.cache_clear()
+
+    @pytest.mark.parametrize("command", ["producer", "worker"])
+    def test_when_a_command_is_asked_then_it_answers(self, command: str) -> None:
+        hidden = (
+            "import importlib.metadata as m, runpy, sys\n"
+            "def version(name): raise m.PackageNotFoundError(name)\n"
+            "m.version = version\n"
+            f"sys.argv = ['{command}', '--version']\n"
+            f"runpy.run_module('sluice.{command}', run_name='__main__')\n"
+        )
+        done = subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True, check=False)
+
+        assert (done.returncode, done.stdout.split()[-1]) == (0, "unknown"), done.stderr

@@ -88,8 +88,8 @@ class Buckets:
         sizes = {size for size in self._decodes if size <= FIRST_DECODES} | {self._decodes[-1]}
         context = self._contexts[0]
         decodes = [Bucket(size, size, 1, context) for size in sorted(sizes, reverse=True)]
-        mixed = [self._mixed_of(size, context) for size in reversed(self._mixed) if size <= context]
-        return mixed + decodes
+        mixed = [self._mixed_of(size, context) for size in reversed(self._mixed)]
+        return [bucket for bucket in mixed if bucket.num_tokens <= bucket.num_rows * context] + decodes
 
     @property
     def most_tokens(self) -> int:

@@ -42,6 +42,9 @@ kernel. Other buckets are recorded when the engine is idle.
 MAX_RECORDINGS = 192
 """Each recording takes some MiB of the device for its launches, in addition to the shared pool."""
 
+RECORDING_BYTES = 2**22
+"""An estimate of that; not measured."""
+
 
 class CaptureFailed(RuntimeError):
     """A capture failed after it began: torch's state is undefined, so no further capture is started."""

@@ -20,6 +20,12 @@ from sluice.engine.executor import ModelLimits
 from sluice.engine.models.inputs import BatchTensors
 from sluice.kernels.prepare_batch import prepare_batch
 
+DENSE_COLUMNS = 128
+"""Tables of up to so many columns are sent as wide as a recording reads them; of wider ones the columns in use are."""
+
+_NUM_OF_ROWS = 4
+"""Arrays of a plan before its tables."""
+
 
 class RecordedInputs:
     """The memory of all recordings' inputs. Mutable: a step overwrites it."""
@@ -43,21 +49,33 @@ class RecordedInputs:
         self._last_ids = torch.zeros(max_drawn, dtype=torch.int64, device=device)
         """The tokens that the previous step drew."""
 
-    def num_columns(self, bucket: Bucket) -> int:
-        """Return the columns of the block tables of a bucket's steps."""
+    def sent_columns(self, bucket: Bucket) -> int | None:
+        """Return the columns of the block tables that a plan of a bucket's sizes has; None: those in use."""
+        num_columns = self._num_columns(bucket)
+        return num_columns if num_columns <= DENSE_COLUMNS else None
+
+    def _num_columns(self, bucket: Bucket) -> int:
         return columns_of(bucket.max_context_len, self._limits.block_size, is_aligned=self._limits.window_groups > 0)
 
     def fill(self, plan: HostPlan, bucket: Bucket, last_ids: Tensor | None) -> None:
         """Copy a step of a bucket's sizes, after all work launched on the device.
 
         Args:
-            plan: with the bucket's columns; it may have fewer logits' rows.
+            plan: with `sent_columns`; it may have fewer logits' rows.
             bucket: its sizes.
             last_ids: `[R]` int64, what the previous step drew; None if the step needs none.
         """
         logit_rows = np.zeros(bucket.num_rows, dtype=np.int32)
         logit_rows[: len(plan.logit_rows)] = plan.logit_rows
-        self._staging.fill(self._words, plan._replace(logit_rows=logit_rows).arrays)
+        arrays = plan._replace(logit_rows=logit_rows).arrays
+        if self.sent_columns(bucket) is not None:
+            self._staging.fill(self._words, arrays)
+        else:
+            rows, tables = arrays[:_NUM_OF_ROWS], arrays[_NUM_OF_ROWS:]
+            self._staging.fill(self._words, rows)
+            places_of_tables = views(self._words, self._shapes(bucket))[_NUM_OF_ROWS:]
+            for place, sent in zip(places_of_tables, self._staging.send(tables), strict=True):
+                place[..., : sent.shape[-1]].copy_(sent)
         if last_ids is not None:
             self._last_ids[: len(last_ids)].copy_(last_ids)
 
@@ -71,7 +89,7 @@ class RecordedInputs:
 
     def _shapes(self, bucket: Bucket) -> list[tuple[int, ...]]:
         """Return the shapes of a plan's arrays."""
-        num_rows, num_columns = bucket.num_rows, self.num_columns(bucket)
+        num_rows, num_columns = bucket.num_rows, self._num_columns(bucket)
         shapes: list[tuple[int, ...]] = [(bucket.num_tokens,), (num_rows + 1,), (num_rows,), (num_rows,)]
         shapes.append((num_rows, num_columns))
         windowed = (self._limits.window_groups, num_rows, num_columns)

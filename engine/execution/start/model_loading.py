@@ -16,7 +16,8 @@ from sluice.engine.execution.kv_cache import block_bytes, blocks_to_allocate, ca
 from sluice.engine.execution.memory import give_memory_back, peak_bytes
 from sluice.engine.execution.model_runner import ModelRunner, records_steps
 from sluice.engine.execution.options import ModelOptions
-from sluice.engine.execution.recordings.buckets import MIXED_TOKENS
+from sluice.engine.execution.recordings.buckets import Buckets
+from sluice.engine.execution.recordings.cuda_graphs import RECORDING_BYTES
 from sluice.engine.execution.start.determinism import check_deterministic
 from sluice.engine.execution.start.kernel_trial import (
     kernels_tried,
@@ -254,5 +255,12 @@ def _step_bytes(decoder: Decoder, options: ModelOptions, max_model_len: int) -> 
     if not records_steps(options, device):
         return peak
     # Recorded steps have a separate memory pool, which no other step uses.
-    largest_recorded = min(options.max_num_batched_tokens, MIXED_TOKENS[-1])
-    return peak + (peak if largest_recorded == options.max_num_batched_tokens else peak_of(largest_recorded))
+    buckets = Buckets(
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_model_len=max_model_len,
+    )
+    of_pool = peak if buckets.most_tokens == options.max_num_batched_tokens else peak_of(buckets.most_tokens)
+    weights = decoder.weights.embedding
+    of_logits = (options.max_num_seqs + 1) * decoder.config.vocab_size * weights.element_size()
+    return peak + of_pool + of_logits + len(buckets.first) * RECORDING_BYTES

@@ -56,13 +56,15 @@ def load(
     dtype: str = "bfloat16",
     device: str = "cpu",
     max_num_seqs: int = 9,
+    block_size: int = 16,
     lag: Literal[0, 1] | None = None,
 ) -> ModelRunner:
     options = ModelOptions(
         path=FOLDER,
         device=device,
         dtype=dtype,
-        num_blocks=150,
+        block_size=block_size,
+        num_blocks=150 * 16 // block_size,
         num_threads=1,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=256,
@@ -154,6 +156,21 @@ class TestGivenAModelWithAndWithoutRecordings:
 
         for asked in (second, first, second):
             assert run(recorded, asked) == run(plain, asked)
+
+
+class TestGivenTablesTooWideToBeSentWhole:
+    @pytest.mark.parametrize("lag", [0, 1])
+    def test_when_steps_are_recorded_then_tokens_are_those_of_steps_that_are_not(self, lag: Literal[0, 1]) -> None:
+        plain, recorded = (
+            load(graphs=graphs, dtype="float32", block_size=4, lag=lag if graphs else 0) for graphs in (False, True)
+        )
+        graphs = recorded.graphs
+        assert graphs is not None
+        assert {graphs.inputs.sent_columns(bucket) for bucket in graphs.recorded} == {None}
+
+        for asked in (ASKED, ASKED[:4], ASKED):
+            assert run(recorded, asked) == run(plain, asked)
+        assert graphs.num_replays > 0
 
 
 class TestGivenMoreSequencesThanTokensOfAMixedStep:
