@@ -40,7 +40,7 @@ from sluice.producer.contract.jobs import job as one_job
 
 BATCHING = ("--max-num-seqs", "16", "--max-num-batched-tokens", "512")
 PROMPT_TOKENS, OUTPUT_TOKENS = 256, (32, 96)
-BACKLOG, INTERACTIVE = 600, 9
+BACKLOG, INTERACTIVE = 2400, 9
 AGE_STEP_MS = 100
 WARM_S = 5.0
 """The batch runs for so long before interactive jobs come and tokens are counted."""
@@ -209,10 +209,15 @@ def run_alone(opened: AbstractContextManager[Target], seconds: float, rate: floa
 
 
 def run_batch(opened: AbstractContextManager[Target], seconds: float, rate: float = 0.0) -> Outcome:
-    """Measure the batch, with interactive jobs unless `rate` is 0."""
+    """Measure the batch, with interactive jobs unless `rate` is 0.
+
+    Raises:
+        RuntimeError: the batch may have ended before the run.
+    """
+    asks = make_asks(BACKLOG, seed=2)
     with opened as target:
         clock = Clock()
-        threading.Thread(target=target.submit_batch, args=(make_asks(BACKLOG, seed=2), clock), daemon=True).start()
+        threading.Thread(target=target.submit_batch, args=(asks, clock), daemon=True).start()
         wait_until(lambda: target.num_tokens() > 0, "the batch to run", every_s=0.1)
         time.sleep(WARM_S)
         began_s, before = time.perf_counter(), target.num_tokens()
@@ -221,7 +226,10 @@ def run_batch(opened: AbstractContextManager[Target], seconds: float, rate: floa
             ttft_ms = interact(target, seconds, rate)
         else:
             time.sleep(seconds)
-        tokens_per_s = (target.num_tokens() - before) / (time.perf_counter() - began_s)
+        num_tokens = target.num_tokens()
+        tokens_per_s = (num_tokens - before) / (time.perf_counter() - began_s)
+        if num_tokens >= sum(one.num_output_tokens for one in asks):
+            raise RuntimeError(f"the batch of {BACKLOG} jobs is too small for {seconds:g} s: choose fewer --seconds")
         return Outcome(tokens_per_s=tokens_per_s, ttft_ms=ttft_ms, gaps_ms=clock.gaps_ms)
 
 
