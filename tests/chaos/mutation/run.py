@@ -30,8 +30,7 @@ from pathlib import Path
 from tests.chaos.mutation.guards import GUARDS, Guard, Patch
 
 ROOT = Path(__file__).parents[3]
-PACKAGES = ("engine", "kernels", "migrations", "producer", "worker")
-COPIED = (*PACKAGES, "docs", "tests", "tools", "pyproject.toml")
+COPIED = ("engine", "kernels", "migrations", "producer", "worker", "docs", "tests", "tools", "pyproject.toml")
 SMOKE = (
     "tests/integration/test_worker_serves.py::TestGivenAWorkerOnAnEmptyQueue"
     "::test_when_jobs_of_all_kinds_come_then_each_token_is_published_once"
@@ -72,10 +71,8 @@ def copy_project(target: Path) -> None:
             shutil.copytree(source, target / name, ignore=shutil.ignore_patterns("__pycache__", "small_model"))
         else:
             shutil.copy(source, target / name)
-    (target / "sluice").mkdir()
-    shutil.copy(ROOT / "sluice/__init__.py", target / "sluice")
-    for name in PACKAGES:
-        (target / "sluice" / name).symlink_to(Path("..") / name)
+    # Its links are relative.
+    shutil.copytree(ROOT / "sluice", target / "sluice", symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     (target / "worker/small_model").symlink_to(ROOT / "worker/small_model")
     shutil.copytree(ROOT / "tools/small_model", target / "tools/small_model")
 

@@ -152,12 +152,12 @@ class TestGivenALoopThatDoesNotTakeReports:
     def test_when_it_goes_on_then_no_token_is_missing_and_the_engine_has_waited(self) -> None:
         with remote_engine(deadline_s=0.2) as engine:
             engine.add([request("a", max_tokens=2000)])
-            engine.advance()
+            first = engine.advance()
             wait_until(lambda: is_asleep(process_of_engine()), "the engine waits")
             time.sleep(0.4)
 
             assert not engine.watchdog.is_overdue, "no step is late while nobody takes its report"
-            deltas = advance_until(engine, lambda some: num_ended(some) == 1)
+            deltas = first + advance_until(engine, lambda some: num_ended(some) == 1)
             assert len(tokens_of(deltas)["a", 0]) == 2000
 
     def test_when_many_have_come_then_it_takes_all_at_once(self) -> None:
