@@ -9,7 +9,7 @@ from sluice.engine.execution.device_errors import guarded
 from sluice.engine.execution.host_blocks import HostBlocks
 from sluice.engine.execution.kv_cache import cache_dtype, make_grouped_caches
 from sluice.engine.execution.launched import LaunchedStep, Undrawn
-from sluice.engine.execution.layout import ALIGNED_COLUMNS, BatchLayout
+from sluice.engine.execution.layout import BatchLayout, columns_of
 from sluice.engine.execution.memory import give_memory_back
 from sluice.engine.execution.options import ModelOptions
 from sluice.engine.execution.recordings.buckets import Bucket, Buckets, nothing, pad
@@ -37,13 +37,11 @@ class ModelRunner:
         parts, self._caches = make_grouped_caches(decoder.config, limits, dtype=dtype, device=weights.device)
         self._runs = block_runs(parts)
         self._host = HostBlocks(parts, limits.num_host_blocks)
-        self._max_blocks_per_seq = -(-limits.max_model_len // limits.block_size)
-        if limits.window_groups:
-            self._max_blocks_per_seq = -(-self._max_blocks_per_seq // ALIGNED_COLUMNS) * ALIGNED_COLUMNS
+        max_blocks_per_seq = columns_of(limits.max_model_len, limits.block_size, is_aligned=limits.window_groups > 0)
         self._lag = options.lag if options.lag is not None else int(weights.device.type != "cpu")
         # A slot of a step in flight is not used again before the step has landed.
         num_slots = options.max_num_seqs * (1 + self._lag)
-        self._slots = Slots(num_slots, self._max_blocks_per_seq, window_groups=limits.window_groups)
+        self._slots = Slots(num_slots, max_blocks_per_seq, window_groups=limits.window_groups)
         self._layout = BatchLayout(
             self._slots,
             max_num_seqs=options.max_num_seqs,
