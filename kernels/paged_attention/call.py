@@ -97,3 +97,32 @@ class AttentionCall:
             "scale_stride_head": 0 if scales is None else scales.stride(2),
             "scale_stride_slot": 0 if scales is None else scales.stride(1),
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """Which sequences have a prefill chunk, and which of the chunks are short ones over long contexts.
+
+    A short chunk has so few blocks of queries that they occupy only some of the processors, each for as long as it
+    takes to walk the context. It is split over its keys.
+    """
+
+    min_query_len: int
+    """New tokens of a chunk; a sequence with fewer is a decode."""
+
+    max_short_len: int
+    """Most new tokens of a short chunk."""
+
+    min_keys: int
+    """Fewest keys that a short chunk sees."""
+
+    def arguments(self) -> dict[str, int]:
+        """Return the fields, as arguments of a kernel."""
+        return {"min_query_len": self.min_query_len, "max_short_len": self.max_short_len, "min_keys": self.min_keys}
+
+    def may_be_short(self, call: AttentionCall) -> bool:
+        """Whether some sequence of a call may be a short chunk, judged by the call's maxima."""
+        max_keys = call.max_context_len
+        if call.sliding_window:
+            max_keys = min(max_keys, self.max_short_len + call.sliding_window - 1)
+        return call.max_query_len >= self.min_query_len and max_keys >= self.min_keys

@@ -44,12 +44,12 @@ def attention_config(
     tile = 64 if row_bytes <= 256 else 32
     if num_rows <= 32:
         return AttentionConfig(max(least_rows, num_rows), tile, num_warps=4, num_stages=5)
+    if is_fp8 and row_bytes > 256:
+        return AttentionConfig(max(least_rows, 64), tile=16, num_warps=8, num_stages=3)
     if num_rows <= 64:
         return AttentionConfig(
             max(least_rows, 64), tile, num_warps=4 if row_bytes <= 256 and not is_fp8 else 8, num_stages=3
         )
-    if is_fp8 and row_bytes > 256:
-        return AttentionConfig(max(least_rows, 64), tile=16, num_warps=8, num_stages=3)
     return AttentionConfig(max(least_rows, 128), tile, num_warps=8, num_stages=3)
 
 
@@ -106,6 +106,11 @@ def decode_rows(group: int) -> int:
 def max_decode_tokens(group: int) -> int:
     """Return the most new tokens of a sequence whose keys are split: those that fill 16 rows, or one."""
     return max(1, 16 // group)
+
+
+def short_chunk_rows(head_size: int) -> int:
+    """Return the most rows of a block of queries of a short chunk; with more, heads of 256 would spill registers."""
+    return 128 if head_size <= 128 else 64
 
 
 def decode_config(*, element_bytes: int, head_size: int, group: int, is_fp8: bool = False) -> DecodeConfig:

@@ -21,8 +21,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from sluice.kernels.paged_attention.call import AttentionCall
+from sluice.kernels.paged_attention.call import AttentionCall, Chunks
 from sluice.kernels.paged_attention.prefill import find_sequence
+from sluice.kernels.paged_attention.tile import is_short_chunk
 
 _ROWS = gl.constexpr(64)
 """Rows of a computing group: what one instruction of the tensor cores takes."""
@@ -59,10 +60,10 @@ def serves(call: AttentionCall) -> bool:
     )
 
 
-def attend_chunks_on_hopper(call: AttentionCall, *, min_query_len: int) -> None:
-    """Launch the kernel for all sequences with `min_query_len` new tokens or more."""
+def attend_chunks_on_hopper(call: AttentionCall, chunks: Chunks) -> None:
+    """Launch the kernel for all sequences of `chunks` that are not short."""
     num_query_blocks = call.num_tokens * call.group // (2 * _ROWS.value) + call.num_sequences
-    arguments = {**call.arguments(), **call.cache_strides(), "min_query_len": min_query_len}
+    arguments = {**call.arguments(), **call.cache_strides(), **chunks.arguments()}
     names = [parameter.name for parameter in prefill_kernel.params]
     prefill_kernel[(call.kv_cache.num_kv_heads, num_query_blocks)](
         **{name: arguments[name] for name in names}, num_warps=4
@@ -251,7 +252,7 @@ def _zero_padding(out_ptr, first, T, out_stride_token, out_stride_head, GROUP: g
         padding += gl.num_programs(1)
 
 
-@gluon.jit(do_not_specialize=["T", "S", "min_query_len", "table_stride_sequence"])
+@gluon.jit(do_not_specialize=["T", "S", "min_query_len", "max_short_len", "min_keys", "table_stride_sequence"])
 def prefill_kernel(
     out_ptr,  # [T, H, D]
     query_ptr,  # [T, H, D]
@@ -264,6 +265,8 @@ def prefill_kernel(
     T,
     S,
     min_query_len,
+    max_short_len,  # with `min_keys`: which sequences `split_chunks` computes
+    min_keys,
     out_stride_token,
     out_stride_head,
     query_stride_token,
@@ -292,6 +295,8 @@ def prefill_kernel(
     if (first_query >= query_len) | (query_len < min_query_len):
         return
     context_len = gl.load(context_lens_ptr + sequence)
+    if is_short_chunk(query_len, context_len, min_query_len, max_short_len, min_keys):
+        return
     end_key = gl.minimum(context_len - query_len + first_query + BLOCK_QUERIES, context_len)
     # At least one: the rows of a sequence without context see a tile without keys.
     num_tiles = gl.maximum((end_key + _TILE - 1) // _TILE, 1)

@@ -22,7 +22,7 @@ from sluice.kernels.paged_attention.config import AttentionConfig, invariant_con
 from sluice.kernels.paged_attention.decode import num_programs
 from sluice.kernels.paged_attention.layout import KVCache
 from sluice.kernels.paged_attention.prefill import attend_keys
-from sluice.kernels.paged_attention.tile import join_sinks, sequence_of
+from sluice.kernels.paged_attention.tile import join_sinks, joined, sequence_of, store_rows
 
 SEGMENT_TOKENS = 512
 """Keys of a segment: a multiple of every tile. It determines the bits of the result.
@@ -141,20 +141,6 @@ def _first_segment(context_len, window, HAS_WINDOW: tl.constexpr, SEGMENT: tl.co
         return context_len * 0
 
 
-@triton.jit
-def _joined(total, total_max, total_sum, acc, row_max, row_sum):
-    """Join the next segment, `acc` `[R, BLOCK_D]`, `row_max` and `row_sum` `[R]`, with those before it.
-
-    A segment without a visible key changes nothing; the first one with any is taken as it is.
-    """
-    new_max = tl.maximum(total_max, row_max)
-    # Before any key: compute exp2(-inf - x) = 0 instead of -inf - (-inf).
-    shift = tl.where(new_max == float("-inf"), 0.0, new_max)
-    rescale = tl.exp2(total_max - shift)
-    weight = tl.exp2(row_max - shift)
-    return total * rescale[:, None] + acc * weight[:, None], new_max, total_sum * rescale + row_sum * weight
-
-
 @triton.jit(do_not_specialize=["T", "S", "max_segments", "window", "table_stride_sequence"])
 def attend_kernel(
     out_ptr,  # [T, H, D]
@@ -261,7 +247,7 @@ def attend_kernel(
                 scale_stride_block, scale_stride_slot,
                 HAS_WINDOW, SOFT_CAP, IS_FP8, D, BLOCK_D, BLOCK_SIZE, BLOCK_ROWS, TILE,
             )  # fmt: skip
-            total, total_max, total_sum = _joined(total, total_max, total_sum, acc, row_max, row_sum)
+            total, total_max, total_sum = joined(total, total_max, total_sum, acc, row_max, row_sum)
 
         mask = inside[:, None] & (dims < D)[None, :]
         if is_decode:
@@ -270,14 +256,8 @@ def attend_kernel(
             tl.store(partial_max_ptr + partial_rows, total_max, mask=inside)
             tl.store(partial_sum_ptr + partial_rows, total_sum, mask=inside)
         else:
-            if sinks_ptr is not None:
-                sinks = tl.load(sinks_ptr + heads, mask=inside, other=0.0)
-                rescale, total_sum = join_sinks(total_max, total_sum, sinks)
-                total *= rescale[:, None]
-            # A row without a visible key (padding) has sum 0 and becomes 0.
-            out = total / tl.where(total_sum == 0.0, 1.0, total_sum)[:, None]
             out_ptrs = out_ptr + tokens[:, None] * out_stride_token + heads[:, None] * out_stride_head + dims[None, :]
-            tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=mask)
+            store_rows(out_ptrs, mask, total, total_max, total_sum, sinks_ptr, heads, inside)
         item += tl.num_programs(0)
 
 
@@ -328,7 +308,7 @@ def merge_kernel(
             acc = tl.load(partial_ptr + row * D + dims, mask=dims < D, other=0.0)[None, :]
             row_max = tl.load(partial_max_ptr + row + tl.arange(0, 1))
             row_sum = tl.load(partial_sum_ptr + row + tl.arange(0, 1))
-            total, total_max, total_sum = _joined(total, total_max, total_sum, acc, row_max, row_sum)
+            total, total_max, total_sum = joined(total, total_max, total_sum, acc, row_max, row_sum)
             row += H
 
         if sinks_ptr is not None:

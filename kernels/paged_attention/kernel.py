@@ -5,7 +5,8 @@
 Queries of the heads that share a key-value head are rows of one product, and keys are walked in tiles of TILE tokens,
 looked up in the block table, with an online softmax in float32 (Dao, FlashAttention-2, 2023). Sequences with few new
 tokens are split over their keys (`decode`), in a mixed batch too: the bits of a decode's row do not depend on whether
-prompts are computed in the same step. The others are not split (`prefill`).
+prompts are computed in the same step. Of the others, those that could not occupy the device are (`short_chunks`), and
+the rest are not (`prefill`, or `hopper`).
 
 Nothing here reads a tensor on the host, so a launch can be captured in a CUDA graph.
 """
@@ -15,20 +16,31 @@ from torch import Tensor
 
 from sluice.kernels.chain import HOPPER_PREFILL, Path, path_of
 from sluice.kernels.checks import check
-from sluice.kernels.paged_attention.call import AttentionCall
+from sluice.kernels.paged_attention.call import AttentionCall, Chunks
 from sluice.kernels.paged_attention.config import (
     chosen_config,
     chosen_decode_config,
     has_hopper_kernel,
     max_decode_tokens,
+    short_chunk_rows,
 )
-from sluice.kernels.paged_attention.decode import attend_decodes
+from sluice.kernels.paged_attention.decode import attend_decodes, num_programs
 from sluice.kernels.paged_attention.fp8 import FP8
 from sluice.kernels.paged_attention.layout import KVCache, Layout
 from sluice.kernels.paged_attention.prefill import attend_chunks
+from sluice.kernels.paged_attention.short_chunks import attend_short_chunks
 
 SEGMENT_TOKENS = 64
 """Keys of the shortest segment of a decode: a multiple of every tile."""
+
+SHORT_CHUNK_KEYS = 2049
+"""Fewest keys that a short chunk sees: more than in the steps that are recorded at start, which need fewer kernels."""
+
+SHORT_CHUNK_SEGMENT = 512
+"""Keys of the shortest segment of a short chunk."""
+
+_WARPS_PER_PROCESSOR = 8
+"""Warps of the kernel for short chunks whose registers a processor holds."""
 
 
 def allocate_cuda(
@@ -74,7 +86,7 @@ def paged_attention_triton(
     sinks: Tensor | None = None,
     out: Tensor,
 ) -> None:
-    """Launch the kernels: one for sequences with few new tokens, one for the others. No sequence is computed by both.
+    """Launch the kernels: for decodes, for short chunks, for other chunks. Each sequence is computed by one of them.
 
     See `kernels.paged_attention.paged_attention`.
     """
@@ -97,17 +109,34 @@ def paged_attention_triton(
         sinks=sinks,
         out=out,
     )
-    max_tokens = max_decode_tokens(call.group)
-    has_chunks = max_query_len > max_tokens
+    has_chunks = max_query_len > max_decode_tokens(call.group)
     if not has_chunks or call.num_sequences > 1:
         decode_config = chosen_decode_config(query, kv_cache, call.group)
         attend_decodes(call, decode_config, segment_tokens=SEGMENT_TOKENS, pads=not has_chunks)
-    if has_chunks and not _attended_on_hopper(call, min_query_len=max_tokens + 1):
-        config = chosen_config(query, kv_cache, call.group, max_query_len)
-        attend_chunks(call, config, min_query_len=max_tokens + 1)
+    if has_chunks:
+        _attend_chunks(call)
 
 
-def _attended_on_hopper(call: AttentionCall, *, min_query_len: int) -> bool:
+def _attend_chunks(call: AttentionCall) -> None:
+    """Launch the kernels for sequences with more new tokens than a decode: of short chunks over long contexts, first.
+
+    A block of queries is walked by one program per head. A sequence of so few that they would run on some of the
+    processors only is a short chunk, if it sees many keys.
+    """
+    processors = num_programs(call.query.device, 1)
+    block_queries = short_chunk_rows(call.kv_cache.head_size) // call.group or 1
+    max_short_len = max(processors // call.kv_cache.num_kv_heads, 1) * block_queries
+    chunks = Chunks(max_decode_tokens(call.group) + 1, max_short_len, SHORT_CHUNK_KEYS)
+    if chunks.may_be_short(call):
+        config = chosen_config(call.query, call.kv_cache, call.group, min(call.max_query_len, block_queries))
+        programs = processors * max(1, _WARPS_PER_PROCESSOR // config.num_warps)
+        attend_short_chunks(call, config, chunks, num_programs=programs, min_segment_tokens=SHORT_CHUNK_SEGMENT)
+    if not _attended_on_hopper(call, chunks):
+        config = chosen_config(call.query, call.kv_cache, call.group, call.max_query_len)
+        attend_chunks(call, config, chunks)
+
+
+def _attended_on_hopper(call: AttentionCall, chunks: Chunks) -> bool:
     """Launch the kernel for Hopper if there is one for this call."""
     if not has_hopper_kernel(call.query.device) or path_of(HOPPER_PREFILL, call.query) is not Path.TRITON:
         return False
@@ -116,5 +145,5 @@ def _attended_on_hopper(call: AttentionCall, *, min_query_len: int) -> bool:
 
     if not serves(call):
         return False
-    attend_chunks_on_hopper(call, min_query_len=min_query_len)
+    attend_chunks_on_hopper(call, chunks)
     return True

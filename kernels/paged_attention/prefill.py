@@ -10,23 +10,23 @@ walks all keys that they see, in one loop (`attend_keys`): only tiles at an edge
 import triton
 import triton.language as tl
 
-from sluice.kernels.paged_attention.call import AttentionCall
+from sluice.kernels.paged_attention.call import AttentionCall, Chunks
 from sluice.kernels.paged_attention.config import AttentionConfig
-from sluice.kernels.paged_attention.tile import LOG2_E, join_sinks, zero_padding
+from sluice.kernels.paged_attention.tile import LOG2_E, is_short_chunk, store_rows, visible_keys, zero_padding
 from sluice.kernels.tanh.kernel import tanh
 
 _LOG2_E = tl.constexpr(LOG2_E)
 _VALUE_UNITS = tl.constexpr(256.0)
 
 
-def attend_chunks(call: AttentionCall, config: AttentionConfig, *, min_query_len: int) -> None:
-    """Launch the kernel for all sequences with `min_query_len` new tokens or more."""
+def attend_chunks(call: AttentionCall, config: AttentionConfig, chunks: Chunks) -> None:
+    """Launch the kernel for all sequences of `chunks` that are not short."""
     block_queries = config.block_rows // call.group
     num_query_blocks = call.num_tokens // block_queries + call.num_sequences
     prefill_kernel[(call.kv_cache.num_kv_heads, num_query_blocks)](
         **call.arguments(),
         **call.cache_strides(),
-        min_query_len=min_query_len,
+        **chunks.arguments(),
         BLOCK_ROWS=config.block_rows,
         BLOCK_QUERIES=block_queries,
         TILE=config.tile,
@@ -156,7 +156,9 @@ def attend_keys(
     return acc, row_max, row_sum
 
 
-@triton.jit(do_not_specialize=["T", "S", "window", "min_query_len", "table_stride_sequence"])
+@triton.jit(
+    do_not_specialize=["T", "S", "window", "min_query_len", "max_short_len", "min_keys", "table_stride_sequence"]
+)
 def prefill_kernel(
     out_ptr,  # [T, H, D]
     query_ptr,  # [T, H, D]
@@ -173,6 +175,8 @@ def prefill_kernel(
     S,
     window,  # unused unless HAS_WINDOW
     min_query_len,
+    max_short_len,  # with `min_keys`: which sequences `split_chunks` computes
+    min_keys,
     out_stride_token,
     out_stride_head,
     query_stride_token,
@@ -221,6 +225,9 @@ def prefill_kernel(
     if (first_query >= query_len) | (query_len < min_query_len):
         return
     context_len = tl.load(context_lens_ptr + sequence)
+    num_keys = visible_keys(query_len, context_len, window, HAS_WINDOW)
+    if is_short_chunk(query_len, num_keys, min_query_len, max_short_len, min_keys):
+        return
 
     queries = first_query + rows // GROUP  # [BLOCK_ROWS], in the sequence's new tokens
     query_positions = context_len - query_len + queries
@@ -252,11 +259,5 @@ def prefill_kernel(
         key_stride_block, key_stride_slot, value_stride_block, value_stride_slot, scale_stride_block, scale_stride_slot,
         HAS_WINDOW, SOFT_CAP, IS_FP8, D, BLOCK_D, BLOCK_SIZE, BLOCK_ROWS, TILE,
     )  # fmt: skip
-    if sinks_ptr is not None:
-        sinks = tl.load(sinks_ptr + heads, mask=inside, other=0.0)
-        rescale, row_sum = join_sinks(row_max, row_sum, sinks)
-        acc *= rescale[:, None]
-    # A row without a visible key (padding) has sum 0 and becomes 0.
-    out = acc / tl.where(row_sum == 0.0, 1.0, row_sum)[:, None]
     out_ptrs = out_ptr + tokens[:, None] * out_stride_token + heads[:, None] * out_stride_head + dims[None, :]
-    tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=inside[:, None] & (dims < D)[None, :])
+    store_rows(out_ptrs, inside[:, None] & (dims < D)[None, :], acc, row_max, row_sum, sinks_ptr, heads, inside)

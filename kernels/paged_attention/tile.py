@@ -1,6 +1,6 @@
 # Triton's language is not typable: a launch takes options that no signature has, a constexpr is any value.
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-"""Device functions of paged attention that its kernels share: sinks, padding, and the sequence of an item."""
+"""Device functions of paged attention that its kernels share: softmax in parts, what is written, who computes what."""
 
 import triton
 import triton.language as tl
@@ -24,6 +24,56 @@ def join_sinks(row_max, row_sum, sinks):
     rescale = tl.exp2(row_max - shift)
     total = row_sum * rescale + tl.exp2(log2_sinks - shift)
     return rescale, tl.where(row_sum == 0.0, 0.0, total)
+
+
+@triton.jit
+def joined(total, total_max, total_sum, acc, row_max, row_sum):
+    """Join the next segment, `acc` `[R, BLOCK_D]`, `row_max` and `row_sum` `[R]`, with those before it.
+
+    A segment without a visible key changes nothing; the first one with any is taken as it is.
+    """
+    new_max = tl.maximum(total_max, row_max)
+    # Before any key: compute exp2(-inf - x) = 0 instead of -inf - (-inf).
+    shift = tl.where(new_max == float("-inf"), 0.0, new_max)
+    rescale = tl.exp2(total_max - shift)
+    weight = tl.exp2(row_max - shift)
+    return total * rescale[:, None] + acc * weight[:, None], new_max, total_sum * rescale + row_sum * weight
+
+
+@triton.jit
+def store_rows(
+    out_ptrs,  # [R, BLOCK_D]
+    mask,  # [R, BLOCK_D]
+    acc,  # [R, BLOCK_D]: sums of values
+    row_max,  # [R], in log2 units
+    row_sum,  # [R]: sums of weights
+    sinks_ptr,  # [H] float32, or None
+    heads,  # [R]
+    inside,  # [R]
+):
+    """Write the rows' results, with their sinks."""
+    if sinks_ptr is not None:
+        sinks = tl.load(sinks_ptr + heads, mask=inside, other=0.0)
+        rescale, row_sum = join_sinks(row_max, row_sum, sinks)
+        acc *= rescale[:, None]
+    # A row without a visible key (padding) has sum 0 and becomes 0.
+    out = acc / tl.where(row_sum == 0.0, 1.0, row_sum)[:, None]
+    tl.store(out_ptrs, out.to(out_ptrs.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def is_short_chunk(query_len, num_keys, min_query_len, max_query_len, min_keys):
+    """Whether `split_chunks` computes a sequence: a chunk of few new tokens that sees many keys."""
+    return (query_len >= min_query_len) & (query_len <= max_query_len) & (num_keys >= min_keys)
+
+
+@triton.jit
+def visible_keys(query_len, context_len, window, HAS_WINDOW: tl.constexpr):
+    """Return how many keys the new tokens of a sequence see, together."""
+    if HAS_WINDOW:
+        return tl.minimum(context_len, query_len + window - 1)
+    else:
+        return context_len
 
 
 @triton.jit

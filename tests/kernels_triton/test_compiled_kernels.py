@@ -14,8 +14,8 @@ from sluice.kernels.gated_activation.kernel import gated_activation_triton
 from sluice.kernels.linear.few_rows import few_rows_triton
 from sluice.kernels.linear.invariant import invariant_product
 from sluice.kernels.linear.kernel import int8_product_triton, widen_triton
-from sluice.kernels.paged_attention import decode
-from sluice.kernels.paged_attention.call import AttentionCall
+from sluice.kernels.paged_attention import decode, kernel
+from sluice.kernels.paged_attention.call import AttentionCall, Chunks
 from sluice.kernels.paged_attention.config import decode_config
 from sluice.kernels.paged_attention.fp8 import FP8
 from sluice.kernels.paged_attention.hopper import attend_chunks_on_hopper
@@ -48,6 +48,11 @@ def check_fits(compiled: list[Compiled]) -> None:
     for one in compiled:
         assert one.stack_bytes == 0, one.name
         assert one.shared_bytes <= SHARED_MEMORY_BYTES, one.name
+
+
+def on_132_processors(_device: torch.device, programs_per_processor: int) -> int:
+    """Programs on a card of so many processors."""
+    return 132 * programs_per_processor
 
 
 def compile_attention(
@@ -164,9 +169,6 @@ class TestGivenPagedAttention:
     ) -> None:
         """A recorded step is laid out for the longest context; programs without a key would outnumber the others."""
 
-        def on_132_processors(_device: torch.device, programs_per_processor: int) -> int:
-            return 132 * programs_per_processor
-
         monkeypatch.setattr(decode, "num_programs", on_132_processors)
 
         compiled = compile_attention(
@@ -183,7 +185,7 @@ class TestGivenPagedAttention:
     def test_when_chunks_join_then_decodes_are_launched_as_without_them(self) -> None:
         mixed, alone = (
             compile_attention(
-                torch.bfloat16, head_size=128, max_query_len=longest, max_context_len=9000, num_sequences=2
+                torch.bfloat16, head_size=128, max_query_len=longest, max_context_len=2000, num_sequences=2
             )
             for longest in (500, 1)
         )
@@ -200,7 +202,7 @@ class TestGivenPagedAttention:
             torch.bfloat16,
             head_size=head_size,
             max_query_len=500,
-            max_context_len=9000,
+            max_context_len=2000,
             sliding_window=sliding_window,
         )
 
@@ -208,6 +210,23 @@ class TestGivenPagedAttention:
         assert "wgmma.mma_async" in compiled[0].ptx
         # Keys and values of the next tile are in flight while one is waited for.
         assert re.search(r"cp\.async\.wait_group\s+2;", compiled[0].ptx)
+
+    @pytest.mark.parametrize("head_size", fast_only([128], [64, 256]))
+    def test_when_short_chunks_are_compiled_then_they_fit_in_one_wave(
+        self, head_size: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(kernel, "num_programs", on_132_processors)
+
+        compiled = compile_attention(torch.bfloat16, head_size=head_size, max_query_len=500, max_context_len=131_072)
+
+        attended, joined = compiled[:2]
+        check_fits(compiled)
+        assert [one.name for one in compiled] == ["short_chunk_kernel", "join_kernel", "prefill_kernel"]
+        assert attended.grid == (132,)
+        # Of 8 heads: a block of queries may have as many segments as there are programs for its head.
+        assert joined.grid[0] == 132 // 8 * 8
+        assert "wgmma.mma_async" in attended.ptx
+        assert re.search(r"cp\.async\.wait_group\s+2;", attended.ptx)
 
     @pytest.mark.parametrize("group", fast_only([4], [1, 2, 8, 64]))
     def test_when_the_prefill_for_hopper_is_compiled_then_it_fits_and_moves_registers(self, group: int) -> None:
@@ -229,7 +248,7 @@ class TestGivenPagedAttention:
         )
 
         with CompileInstead() as compiled:
-            attend_chunks_on_hopper(call, min_query_len=5)
+            attend_chunks_on_hopper(call, Chunks(5, 512, 2049))
 
         check_fits(compiled)
         assert "setmaxnreg.inc" in compiled[0].ptx
@@ -237,7 +256,7 @@ class TestGivenPagedAttention:
         assert compiled[0].ptx.count("fence.proxy.async") >= 2 * 5
 
     def test_when_drafts_are_compiled_then_they_fit_and_use_the_large_matrix_unit(self) -> None:
-        compiled = compile_attention(torch.bfloat16, head_size=128, max_query_len=16, max_context_len=9000)
+        compiled = compile_attention(torch.bfloat16, head_size=128, max_query_len=16, max_context_len=2000)
 
         check_fits(compiled)
         assert "wgmma.mma_async" in compiled[0].ptx

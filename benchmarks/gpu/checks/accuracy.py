@@ -306,6 +306,9 @@ HEADS = ((32, 8, 128), (16, 8, 128), (32, 8, 64), (14, 2, 64), (8, 1, 80), (6, 2
 BENT_HEADS = ((8, 4, 256), (32, 16, 128), (64, 8, 64), (2, 1, 16))
 """Those with a soft cap or sinks; the last is a toy's."""
 
+SHORT_CHUNKS: Lengths = ([100, 1, 17, 600, 40, 6], [9000, 3000, 4097, 5000, 2049, 20_000])
+"""Most are short over long contexts, some of them in one segment."""
+
 
 def _heads(scale: Scale, dtype: torch.dtype, cache_dtype: torch.dtype | None) -> Sequence[Heads]:
     """Return all shapes in the main dtype, some in the others."""
@@ -329,10 +332,10 @@ def _decode(
 def _mixed(
     scale: Scale, dtype: torch.dtype, *, heads: Heads, cache_dtype: torch.dtype | None = None
 ) -> Iterator[Agreement]:
-    lens = ([1, 700, 64, 1, 0, 300, 2], [3000, 700, 900, 17, 40, 2100, 2])
+    batches = (([1, 700, 64, 1, 0, 300, 2], [3000, 700, 900, 17, 40, 2100, 2]), SHORT_CHUNKS)
     if scale.is_toy:
-        lens = ([1, 40, 5], [70, 40, 33])
-    for window in (0, 65):
+        batches = (([1, 40, 5], [70, 40, 33]),)
+    for lens, window in product(batches, scale.pick([0, 65, 2500], [0, 65])):
         case = _case(lens, heads, num_padding=5, sliding_window=window)
         inputs = attention_inputs(scale, dtype, case, cache_dtype)
         yield attention_agreement(inputs, attend(inputs))
@@ -340,7 +343,7 @@ def _mixed(
 
 def _bent(scale: Scale, dtype: torch.dtype, *, heads: Heads) -> Iterator[Agreement]:
     """Check a soft cap that affects scores of about one, sinks, and both: decodes, some split, and a mixed batch."""
-    batches = (([1] * 5, [1, 511, 512, 513, 3000]), ([1, 300, 0, 64], [3000, 300, 40, 900]))
+    batches = (([1] * 5, [1, 511, 512, 513, 3000]), ([1, 300, 0, 64], [3000, 300, 40, 900]), SHORT_CHUNKS)
     if scale.is_toy:
         batches = (([1, 1], [40, 9]), ([20, 1], [30, 9]))
     for lens, (soft_cap, has_sinks) in product(batches, ((2.0, False), (0.0, True), (2.0, True))):

@@ -200,7 +200,7 @@ def _attention_prefill(scale: Scale) -> Iterator[Line]:
         query_lens, context_lens = lens
         if len(query_lens) == 1 and query_lens == context_lens:
             figures["us of torch"] = _torch_attention_us(scale, query_lens[0], heads)
-        if len(set(query_lens)) > 1:
+        if 1 in query_lens and len(set(query_lens)) > 1:
             parts = ([pair for pair in zip(*lens, strict=True) if (pair[0] == 1) == alone] for alone in (True, False))
             figures["us in two launches"] = sum(
                 _attending(scale, ([q for q, _ in part], [c for _, c in part]), heads) for part in parts
@@ -223,6 +223,10 @@ PREFILLS: dict[str, Lengths] = {
     "prefills, 16 of 512": ([512] * 16, [512] * 16),
     "chunk of 512 after 7680": ([512], [8192]),
     "chunk of 2048 after 30720": ([2048], [32_768]),
+    "chunk of 64 after 32704": ([64], [32_768]),
+    "chunk of 256 after 32512": ([256], [32_768]),
+    "mixed, 63 decodes at 2048 and a chunk of 64 after 32704": ([1] * 63 + [64], [2048] * 63 + [32_768]),
+    "chunks of 64 after 32704 and of 4096": ([64, 4096], [32_768, 4096]),
     "mixed, 63 decodes at 2048 and a chunk of 448": ([1] * 63 + [448], [2048] * 63 + [448]),
 }
 """Name to query lengths and context lengths."""

@@ -20,7 +20,7 @@ from benchmarks.kernels.cases import (
     generator_on,
     make_attention,
 )
-from sluice.kernels.paged_attention.call import AttentionCall
+from sluice.kernels.paged_attention.call import AttentionCall, Chunks
 from sluice.kernels.paged_attention.hopper import attend_chunks_on_hopper, serves
 from sluice.kernels.paged_attention.kernel import allocate_cuda
 from tests.grids import grid
@@ -28,6 +28,9 @@ from tests.kernels_triton.hopper.gluon_emulator import emulate
 
 RUNS_COMPILED = True
 """What is emulated is the source that is compiled, not what Triton's interpreter makes of it."""
+
+ALL = Chunks(min_query_len=1, max_short_len=0, min_keys=0)
+"""The kernel computes every sequence."""
 
 ORDERS = ["012", "210", "120"]
 """Which group of warps goes on when several can: two compute, the third copies."""
@@ -74,7 +77,7 @@ def call_of(inputs: AttentionInputs) -> AttentionCall:
     )
 
 
-def attend(inputs: AttentionInputs, order: str, monkeypatch: pytest.MonkeyPatch, *, min_query_len: int = 1) -> Tensor:
+def attend(inputs: AttentionInputs, order: str, monkeypatch: pytest.MonkeyPatch, chunks: Chunks = ALL) -> Tensor:
     """The kernel's output, into memory that was NaN."""
 
     def launch(kernel: Any, *, grid: tuple[int, ...], warmup: bool, num_warps: int, **arguments: object) -> None:
@@ -82,7 +85,7 @@ def attend(inputs: AttentionInputs, order: str, monkeypatch: pytest.MonkeyPatch,
 
     monkeypatch.setattr(JITFunction, "run", launch)
     call = call_of(inputs)
-    attend_chunks_on_hopper(call, min_query_len=min_query_len)
+    attend_chunks_on_hopper(call, chunks)
     return call.out
 
 
@@ -126,10 +129,20 @@ class TestGivenAMixedBatch:
     ) -> None:
         inputs = inputs_of([4, 70, 1], [30, 200, 5], group=4)
 
-        out = attend(inputs, ORDERS[0], monkeypatch, min_query_len=5)
+        out = attend(inputs, ORDERS[0], monkeypatch, replace(ALL, min_query_len=5))
 
         is_left = out.isnan().all(dim=-1).all(dim=-1)
         assert is_left.tolist() == [True] * 4 + [False] * 70 + [True]
+
+    def test_when_chunks_are_short_then_their_rows_are_left_to_that_kernel(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Those of at most 40 new tokens that see 150 keys or more."""
+        inputs = inputs_of([40, 41, 33], [150, 150, 149], group=4)
+
+        out = attend(inputs, ORDERS[0], monkeypatch, Chunks(5, max_short_len=40, min_keys=150))
+
+        assert out.isnan().all(dim=-1).all(dim=-1).tolist() == [True] * 40 + [False] * 74
 
 
 class TestGivenACall:
