@@ -33,6 +33,12 @@ class TestGivenAnArgumentAndAnEnvironment:
         assert config.redis_url(None, {}) is None
         assert config.redis_url(None, {config.REDIS_URL: ""}) is None
 
+    def test_when_the_scheme_is_forgotten_then_the_error_hides_the_password(self) -> None:
+        with pytest.raises(InvalidSetting, match=r"not a Redis URL: '\*\*\*@localhost:6379/0'") as raised:
+            config.redis_url("default:hunter2@localhost:6379/0")
+
+        assert "hunter2" not in str(raised.value)
+
     @pytest.mark.parametrize("url", ["localhost:6379", "http://localhost", "redis//x", "sentinel://a/b"])
     def test_when_it_is_no_redis_url_then_the_error_names_the_setting_and_the_kinds(self, url: str) -> None:
         with pytest.raises(InvalidSetting, match=r"SLUICE_REDIS_URL is not a Redis URL.*redis://HOST"):
@@ -83,6 +89,23 @@ class TestGivenAUrlWithASecret:
         assert not [text for text in shown if secret in text]
         assert shown[0] == "redis://:***@host:6379/0"
         assert shown[2] == "unix:///run/redis.sock?password=***&db=1"
+
+    @pytest.mark.parametrize(
+        ("url", "shown"),
+        [
+            ("default:hunter2@localhost:6379/0", "***@localhost:6379/0"),
+            (":hunter2@localhost:6379", "***@localhost:6379"),
+            ("//u:hunter2@h:6379", "***@h:6379"),
+            ("redis:/u:hunter2@h:6379", "***@h:6379"),
+            ("redis:///u:hunter2@h:6379", "redis:///u:***@h:6379"),
+            ("redis://u:hunter2/x#y@h:6379", "redis://u:***@h:6379"),
+            ("postgres://u:hunter2@h/db", "postgres://u:***@h/db"),
+            ("unix:///run/a@b.sock", "unix:///run/a@b.sock"),
+            ("localhost:6379", "localhost:6379"),
+        ],
+    )
+    def test_when_it_is_malformed_then_what_precedes_the_last_at_is_hidden(self, url: str, shown: str) -> None:
+        assert urls.redacted(url) == shown
 
     def test_when_a_link_is_shown_then_the_secret_is_not(self) -> None:
         link = Link(LinkSettings("redis://:opensesame@127.0.0.1:1/0"))

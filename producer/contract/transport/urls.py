@@ -25,19 +25,26 @@ SENTINEL_PORT = 26379
 SENTINEL = "sentinel_"
 """Prefix of the options for connections to the Sentinels."""
 
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+_SECRET_OPTION = re.compile(r"([?&][^=&]*(?:password|secret|token)[^=&]*=)[^&]*", re.IGNORECASE)
+
 Address: TypeAlias = tuple[str, int]
 """Host and port."""
 
 
 def redacted(url: str) -> str:
-    """Return the URL without its secrets, for messages."""
-    parts = urlsplit(url)
-    user, at, host = parts.netloc.rpartition("@")
-    if at:
-        name, colon, _ = user.partition(":")
-        host = f"{name}{':***' if colon else ''}@{host}"
-    query = re.sub(r"((?:^|&)[^=&]*(?:password|secret|token)[^=&]*=)[^&]*", r"\1***", parts.query, flags=re.IGNORECASE)
-    return f"{parts.scheme}://{host}{parts.path}{'?' if query else ''}{query}" if parts.scheme else parts.path
+    """Return the URL without its secrets, for messages. It may be malformed."""
+    shown = _SECRET_OPTION.sub(r"\1***", url)
+    found = _SCHEME.match(shown)
+    scheme, rest = (found.group(), shown[found.end() :]) if found else ("", shown)
+    # A password with a slash cuts a Redis URL at the wrong place; in others, an `@` after the host is part of a path.
+    is_redis = not scheme or scheme.startswith("redis")
+    authority, slash, path = (rest, "", "") if is_redis else rest.partition("/")
+    user, at, host = authority.rpartition("@")
+    if not at:
+        return shown
+    name, colon, _ = user.partition(":") if scheme else ("***", "", "")
+    return f"{scheme}{name}{':***' if colon else ''}@{host}{slash}{path}"
 
 
 def cannot_read(url: str, error: ValueError) -> InvalidSetting:
