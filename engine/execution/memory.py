@@ -6,27 +6,67 @@
 import ctypes
 import gc
 import os
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
 
 import torch
 
+_VERSION_2 = ("sys/fs/cgroup", "memory.max", "memory.current")
+"""The mount of cgroups of version 2, and the files of a cgroup's limit and usage."""
+
+_VERSION_1 = ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes")
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
 """Value for clear_refs that resets the peak resident size (proc(5))."""
 
 
-def free_memory_bytes(device: torch.device) -> int:
-    """Return the free memory of the device."""
+def free_memory_bytes(device: torch.device, root: Path = Path("/")) -> int:
+    """Return the free memory of the device; on the CPU, of the machine below `root`, within the process's cgroups."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
+    return max(0, min([_free_of_machine(root), *_rooms_of_cgroups(root)]))
+
+
+def _free_of_machine(root: Path) -> int:
     try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            lines = dict(line.split(":", 1) for line in file)
-        return int(lines["MemAvailable"].split()[0]) * 1024
+        return _fields(root / "proc/meminfo")["MemAvailable:"] * 1024
     except (OSError, KeyError, ValueError):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+
+
+def _rooms_of_cgroups(root: Path) -> Iterator[int]:
+    """Yield what each cgroup may still take, from this process's own up to the root of the mount."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for _, controllers, path in (line.split(":", 2) for line in lines):
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        mount, limit, usage = _VERSION_1 if controllers else _VERSION_2
+        # In a container the path may be the host's, of which only the mount is there.
+        for group in (PurePosixPath(path), *PurePosixPath(path).parents):
+            folder = root / mount / group.relative_to("/")
+            with suppress(OSError, ValueError):  # no such file; "max"
+                num_used = int((folder / usage).read_text()) - _reclaimable_bytes(folder / "memory.stat")
+                yield int((folder / limit).read_text()) - num_used
+
+
+def _reclaimable_bytes(statistics: Path) -> int:
+    """Return the page cache that a cgroup counts as used, but gives up when memory is needed."""
+    try:
+        fields = _fields(statistics)
+    except OSError:
+        return 0
+    # In version 1, only the total includes the cgroups below.
+    return fields.get("total_inactive_file", fields.get("inactive_file", 0))
+
+
+def _fields(path: Path) -> dict[str, int]:
+    """Read lines of a name and a number."""
+    return {name: int(number) for name, number, *_ in map(str.split, path.read_text().splitlines())}
 
 
 def give_memory_back(device: torch.device) -> None:

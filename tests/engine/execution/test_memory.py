@@ -14,7 +14,7 @@ from sluice.engine.batch import MAX_DRAFTS
 from sluice.engine.errors import NotEnoughMemory
 from sluice.engine.execution import kv_cache
 from sluice.engine.execution.kv_cache import make_caches
-from sluice.engine.execution.memory import peak_bytes
+from sluice.engine.execution.memory import free_memory_bytes, peak_bytes
 from sluice.engine.execution.options import ModelOptions
 from sluice.engine.execution.start import model_loading
 from sluice.engine.execution.start.largest_step import largest_batches
@@ -57,6 +57,63 @@ class TestGivenAComputation:
 
         assert peak_bytes(CPU, lambda: touched(8 * MIB)) >= 7 * MIB
         assert kept
+
+
+GROUP = "sys/fs/cgroup/pod/worker"
+GROUP_1 = "sys/fs/cgroup/memory"
+UNLIMITED = {f"{GROUP}/memory.max": "max", f"{GROUP}/memory.current": 0}
+
+
+class TestGivenACPUOfAMachineWithFreeMemory:
+    """100 MiB are free. Its cgroups are files below a temporary root."""
+
+    @pytest.mark.parametrize(
+        ("cgroup", "files", "num_free"),
+        [
+            ("0::/pod/worker", {}, 100 * MIB),
+            ("0::/pod/worker", UNLIMITED, 100 * MIB),
+            ("0::/pod/worker", UNLIMITED | {f"{GROUP}/memory.max": 900 * MIB}, 100 * MIB),
+            ("0::/pod/worker", UNLIMITED | {f"{GROUP}/memory.max": 90 * MIB}, 90 * MIB),
+            ("0::/pod/worker", UNLIMITED | {f"{GROUP}/memory.max": 90, f"{GROUP}/memory.current": 100}, 0),
+            (
+                "0::/pod/worker",
+                {
+                    f"{GROUP}/memory.max": 90 * MIB,
+                    f"{GROUP}/memory.current": 50 * MIB,
+                    f"{GROUP}/memory.stat": f"anon 5\ninactive_file {10 * MIB}",
+                },
+                50 * MIB,
+            ),
+            (
+                "0::/pod/worker/child",
+                {
+                    "sys/fs/cgroup/pod/memory.max": 30 * MIB,
+                    "sys/fs/cgroup/pod/memory.current": 10 * MIB,
+                    **UNLIMITED,
+                },
+                20 * MIB,
+            ),
+            (
+                "2:cpu,cpuacct:/docker/1\n1:memory:/docker/1\n0::/",
+                {
+                    f"{GROUP_1}/memory.limit_in_bytes": 70 * MIB,
+                    f"{GROUP_1}/memory.usage_in_bytes": 50 * MIB,
+                    f"{GROUP_1}/memory.stat": f"inactive_file 1\ntotal_inactive_file {10 * MIB}",
+                },
+                30 * MIB,
+            ),
+        ],
+        ids=["none", "max", "large", "limit", "over", "page-cache", "parent", "version-1-in-a-container"],
+    )
+    def test_when_cgroups_limit_the_process_then_their_room_counts(
+        self, tmp_path: Path, cgroup: str, files: dict[str, int | str], num_free: int
+    ) -> None:
+        machine = {"proc/meminfo": f"MemTotal: 9 kB\nMemAvailable: {100 * 1024} kB", "proc/self/cgroup": cgroup}
+        for name, content in (machine | files).items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(f"{content}\n")
+
+        assert free_memory_bytes(CPU, tmp_path) == num_free
 
 
 class TestGivenTheLargestBatches:
