@@ -6,11 +6,13 @@ from redis.exceptions import ResponseError
 
 from sluice.producer.contract.calls import QueueView, fire_timers, inspect
 from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.contract.transport.error_kinds import ErrorKind, classify
 from sluice.producer.contract.transport.execution import run
 from sluice.worker.checks.persistence import durability_results
 from sluice.worker.checks.result import CheckResult, warning
 from sluice.worker.checks.site import Site
 from sluice.worker.config import WorkerConfig
+from sluice.worker.connection.availability import is_away
 from sluice.worker.connection.clients import Client
 from sluice.worker.endpoints import partitions_of
 from sluice.worker.errors import ConfigError
@@ -55,17 +57,21 @@ def look_at(client: Client, keys: QueueKeys) -> QueueView:
     """Return the state of a partition.
 
     Raises:
-        ConfigError: another program uses its keys.
+        ConfigError: another program uses its keys, or the server refuses the scripts.
+        RedisError: the server is away, cannot serve now, or refuses this user.
     """
     try:
         # It checks the type of every key of the queue, and changes no more than a heartbeat does.
         run(client, fire_timers(keys))
         return run(client, inspect(keys))
     except ResponseError as error:
-        message = (
-            f"SLUICE_QUEUE: {keys.prefix} cannot be used: {error}. Remove or rename what another program left there."
-        )
-        raise ConfigError([message]) from error
+        # A full disk, a failover or a server that loads passes: only what a person must change ends the start.
+        if is_away(error) or classify(error) is ErrorKind.DENIED_IN_SCRIPT:
+            raise
+        is_foreign = "WRONGTYPE" in str(error)
+        advice = " Remove or rename what another program left there." if is_foreign else ""
+        found = f"SLUICE_QUEUE: {keys.prefix} cannot be used: {str(error).rstrip('.')}."
+        raise ConfigError([f"{found}{advice}"]) from error
 
 
 def check_compatibility(view: QueueView, config: WorkerConfig, max_job_tokens: int | None) -> None:

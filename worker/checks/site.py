@@ -5,12 +5,10 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TypeVar
 
-from redis.exceptions import RedisError
-
 from sluice.worker.config import WorkerConfig
 from sluice.worker.connection.availability import is_away
 from sluice.worker.connection.clients import Client, Connections
-from sluice.worker.connection.server_checks import ServerFacts, raise_if_refused, wait_until_usable
+from sluice.worker.connection.server_checks import ServerFacts, wait_until_usable, when_answered
 from sluice.worker.devices import devices_of
 from sluice.worker.endpoints import RedisEndpoint, find_redis
 from sluice.worker.log import Log
@@ -85,17 +83,16 @@ class Site:
         return wait_until_usable(client, self.redis.url, patience_s=self._patience_s, log=self._log)
 
     def ask_redis(self, ask: Callable[[Client], T]) -> T:
-        """Return what `ask` returns; wait if Redis goes away meanwhile.
+        """Return what `ask` returns; wait while Redis is away or cannot serve, as in a failover.
 
         Raises:
             ConfigError: Redis refuses this user.
             NotReady: it did not return in time.
         """
-        while True:
-            try:
-                return ask(self.client)
-            except (RedisError, OSError) as error:
-                raise_if_refused(error, self.redis.url)
-                if not is_away(error):
-                    raise
-                self.reach_redis()
+        return when_answered(
+            lambda: ask(self.client),
+            self.redis.url,
+            patience_s=self._patience_s,
+            log=self._log,
+            is_passing=is_away,
+        )

@@ -1,10 +1,11 @@
 """Check that a Redis server is safe for jobs, and wait for one that is away. Changes nothing."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from sluice.producer.contract.transport import tls
 from sluice.producer.contract.transport.error_kinds import ErrorKind, classify
@@ -16,6 +17,8 @@ from sluice.worker.log import Log
 
 OLDEST_VERSION = (6, 2)
 POLL_S = 0.2
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,34 +87,67 @@ def wait_for_redis(client: Client, url: str, *, patience_s: float, log: Log) -> 
         ConfigError: the server refuses this user.
         NotReady: the server did not answer in time.
     """
+    return when_answered(
+        lambda: [read_facts(shard) for shard in shards_of(client)], url, patience_s=patience_s, log=log
+    )
+
+
+def when_answered(
+    ask: Callable[[], Answer],
+    url: str,
+    *,
+    patience_s: float,
+    log: Log,
+    is_passing: Callable[[BaseException], bool] = lambda _error: True,
+) -> Answer:
+    """Return what `ask` returns; repeat it while the server cannot be reached or cannot serve.
+
+    Raises:
+        ConfigError: the server refuses this user.
+        NotReady: the server did not serve in time.
+        RedisError: `is_passing` does not hold for an error.
+    """
     deadline_s = monotonic_s() + patience_s
     has_complained = False
     while True:
         try:
-            return [read_facts(shard) for shard in shards_of(client)]
+            return ask()
         except (RedisError, OSError) as error:
             raise_if_refused(error, url)
+            if not is_passing(error):
+                raise
             if monotonic_s() >= deadline_s:
-                waited = f"did not answer within {patience_s:g} s" if patience_s else "does not answer"
-                raise NotReady(
-                    f"redis at {redacted(url)} {waited}: {str(error).rstrip('.')}. "
-                    f"{tls.HOW if tls.may_be_refused(error, url) else 'Check the URL and that the server runs.'}"
-                ) from error
+                raise _not_ready(error, url, patience_s) from error
             if not has_complained:
                 log.warning("waiting for redis", url=redacted(url), error=str(error), patience_s=patience_s)
             has_complained = True
             time.sleep(POLL_S)
 
 
+def _not_ready(error: BaseException, url: str, patience_s: float) -> NotReady:
+    why = str(error).rstrip(".")
+    if isinstance(error, ResponseError):
+        found = f"refused requests for {patience_s:g} s" if patience_s else "refuses requests"
+        return NotReady(f"redis at {redacted(url)} {found}: {why}. Start again when the server serves them.")
+    found = f"did not answer within {patience_s:g} s" if patience_s else "does not answer"
+    how = tls.HOW if tls.may_be_refused(error, url) else "Check the URL and that the server runs."
+    return NotReady(f"redis at {redacted(url)} {found}: {why}. {how}")
+
+
 def raise_if_refused(error: BaseException, url: str) -> None:
-    """Raise ConfigError for wrong credentials; return for an unreachable server.
+    """Raise ConfigError for wrong credentials or missing rights; return for an unreachable server.
 
     Raises:
         ConfigError: the server refuses this user, or one side refuses the other's certificate.
     """
-    if classify(error) is ErrorKind.DENIED:
+    kind = classify(error)
+    if kind is ErrorKind.DENIED:
         raise ConfigError(
             [f"redis at {redacted(url)} refuses this user: check the name and password in the URL"]
+        ) from error
+    if kind is ErrorKind.DENIED_IN_SCRIPT:
+        raise ConfigError(
+            [f"redis at {redacted(url)}: this user lacks a right that a worker needs: {str(error).rstrip('.')}"]
         ) from error
     if tls.is_refused(error):
         raise ConfigError(

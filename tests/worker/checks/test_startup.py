@@ -7,22 +7,27 @@ import socket
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from click.testing import CliRunner
+from structlog.testing import capture_logs
 
+from sluice.worker.checks.queue_check import check_queue
 from sluice.worker.checks.site import Site
 from sluice.worker.checks.startup import MODEL_CHECKS, SERVER_CHECKS, require
 from sluice.worker.cli import main
 from sluice.worker.config import load_config
 from sluice.worker.connection.clients import connect
-from sluice.worker.errors import ConfigError, ExitCode
+from sluice.worker.errors import ConfigError, ExitCode, NotReady
 from sluice.worker.log import get_log
 from sluice.worker.model.folders import SMALL_MODEL
 from tests.grids import fast_only
+from tests.integration.jobs import wait_until
 from tests.servers import RedisServer
 
 PROGRAM = (sys.executable, "-P", "-m", "sluice.worker")
@@ -206,6 +211,67 @@ class TestGivenServersThatAreAway:
 
         assert "warn   history: does not answer" in output
         assert found_wrong(output) == []
+
+
+REFUSALS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "no replicas": (("CONFIG", "SET", "min-replicas-to-write", "1"), ("CONFIG", "SET", "min-replicas-to-write", "0")),
+    "a failover": (("REPLICAOF", "127.0.0.1", "1"), ("REPLICAOF", "NO", "ONE")),
+}
+"""Commands after which a server takes no writes, and those after which it takes them again."""
+
+
+@contextmanager
+def refusing(scene: Scene, name: str) -> Generator[Callable[[], object]]:
+    """Let the server take no writes; yield what ends that."""
+    begin, end = REFUSALS[name]
+    client = connect(scene.url, timeout_s=5)
+    client.execute_command(*begin)
+    try:
+        yield lambda: client.execute_command(*end)
+    finally:
+        client.execute_command(*end)
+
+
+def site_of(scene: Scene, *, patience_s: float) -> Site:
+    """The scene, as a worker of the null model looks at it."""
+    flags = {"redis.url": scene.url, "model.path": "null", "history.recorder": False, "metrics.port": 0}
+    return Site(load_config({}, flags=flags), {}, get_log(), patience_s=patience_s)
+
+
+class TestGivenAServerThatTakesNoWritesForNow:
+    """Its settings are right, so an exit that nobody restarts would be wrong."""
+
+    @pytest.mark.parametrize("name", REFUSALS)
+    def test_when_the_queue_is_checked_then_it_waits_as_for_one_that_is_away(self, scene: Scene, name: str) -> None:
+        site = site_of(scene, patience_s=60)
+        with refusing(scene, name) as end, capture_logs() as lines, ThreadPoolExecutor(1) as thread:
+            checked = thread.submit(lambda: list(check_queue(site)))
+            wait_until(lambda: bool(lines) or checked.done(), "it waits, or it is done")
+
+            end()
+
+            assert next(result.what for result in checked.result(60)) == "queue"
+        assert [line["event"] for line in lines] == ["waiting for redis"]
+
+    @pytest.mark.parametrize("name", REFUSALS)
+    def test_when_that_lasts_then_the_worker_asks_to_be_started_later(self, scene: Scene, name: str) -> None:
+        with refusing(scene, name), pytest.raises(NotReady, match="refused requests for") as caught:
+            list(check_queue(site_of(scene, patience_s=0.1)))
+
+        assert caught.value.exit_code == ExitCode.NOT_READY
+
+
+class TestGivenAUserWhoMayNotRunAllCommandsOfScripts:
+    def test_when_the_queue_is_checked_then_the_server_s_words_are_given(self, scene: Scene) -> None:
+        client = connect(scene.url, timeout_s=5)
+        client.execute_command("ACL", "SETUSER", "poor", "on", "nopass", "~*", "&*", "+@all", "-hgetall")
+        poor = scene._replace(url=scene.url.replace("unix://", "unix://poor:any@"))
+
+        with pytest.raises(ConfigError, match="lacks a right that a worker needs") as caught:
+            list(check_queue(site_of(poor, patience_s=0)))
+
+        assert "hgetall" in str(caught.value)
+        assert "Remove or rename" not in str(caught.value)
 
 
 class TestGivenTakenPorts:
