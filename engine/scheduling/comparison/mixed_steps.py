@@ -6,7 +6,7 @@ from sluice.engine.batch import Batch, ScheduledRow
 from sluice.engine.executor import ModelLimits
 from sluice.engine.scheduling.admission import AdmissionMode, Guaranteed, Watermark
 from sluice.engine.scheduling.scheduler import Scheduler
-from sluice.engine.sequence import Sequence
+from sluice.engine.sequence import Sequence, SequenceStatus
 
 Cut = Callable[[int, int], int]
 """(tokens owed, tokens left of the step's budget) to the tokens computed now; 0: wait for another step."""
@@ -23,6 +23,8 @@ class ComparisonScheduler(Scheduler):
         rows: list[ScheduledRow] = []
         tokens_left, num_behind = self.max_tokens, len(self.running)
         for sequence in sequences:
+            if sequence.status is not SequenceStatus.RUNNING:
+                continue  # a victim of this step
             num_behind -= 1
             start = sequence.num_computed_tokens
             num_owed = len(sequence.token_ids) - start

@@ -1,5 +1,6 @@
 """What each way of batching does with the same sequences: who joins, what they hold, what is computed in vain."""
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from sluice.engine.null_model import NullModelConfig
 from sluice.engine.request import Room, SamplingParams
 from sluice.engine.scheduling.disciplines import make_scheduler
 from sluice.engine.sequence import Sequence
-from tests.engine.given import CheckingModel, checking_model, engine_over, request, run
+from tests.engine.given import CheckingModel, Transcripts, checking_model, engine_over, note, request, run
 
 MAX_MODEL_LEN = 32
 BLOCK_SIZE = 4
@@ -323,6 +324,31 @@ class TestGivenAnEngineUnderADiscipline:
 
         assert engine.room() == Room(kv_tokens=0, prefill_tokens=0, sequences=0)
         assert engine.idle_s == 0
+
+    @pytest.mark.parametrize("seed", [6, 141, 223, 282])
+    @pytest.mark.parametrize("discipline", DISCIPLINE_NAMES)
+    def test_when_prompts_with_a_window_take_blocks_then_each_is_still_answered(
+        self, discipline: str, seed: int
+    ) -> None:
+        """A prompt that grows may preempt one that the same step was about to compute."""
+        numbers = Random(seed)
+        window, budget = numbers.choice([16, 24, 40]), numbers.choice([4, 8, 12])
+        num_blocks = numbers.choice([14, 16, 20, 30])
+        model = checking_model(num_blocks=num_blocks, sliding_window=window, max_model_len=160)
+        engine = engine_over(model, discipline=discipline, max_num_batched_tokens=budget, max_num_seqs=4)
+        transcripts: Transcripts = {}
+        for name in range(20):
+            own = "".join(numbers.choices("xyz", k=numbers.randint(1, 50)))
+            prompt = ("abcdefgh" * 15)[: numbers.choice([0, 20, 40, 60])] + own
+            engine.add([request(str(name), prompt, max_tokens=numbers.randint(1, 20))])
+            for _ in range(numbers.randint(1, 4)):
+                note(transcripts, engine.advance())
+                engine.check_invariants()
+        while not engine.is_idle:
+            note(transcripts, engine.advance())
+            engine.check_invariants()
+
+        assert len(transcripts) == 20
 
     def test_when_it_generates_then_a_step_has_something_to_do_at_once(self) -> None:
         engine = engine_over(checking_model())
