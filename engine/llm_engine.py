@@ -216,7 +216,7 @@ class LLMEngine:
         return self._scheduler.stalled_requests(STALLED_S)
 
     def room(self) -> Room:
-        """Return what can start within the next steps; all zero while any sequence waits for room."""
+        """Return what can start within the next steps; while any sequence waits, only what `Room.over_class` says."""
         return self._scheduler.room()
 
     @property

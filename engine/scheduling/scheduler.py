@@ -205,7 +205,7 @@ class Scheduler(ABC):
         """Plan no drafts for a while: a step with some failed that succeeded without."""
 
     def room(self) -> Room:
-        """Return what can start within the next steps; all zero while any sequence waits for room."""
+        """Return what can start within the next steps; while any sequence waits, only what `Room.over_class` says."""
         num_places = self.num_places
         if num_places == 0:
             return NO_ROOM
@@ -225,7 +225,7 @@ class Scheduler(ABC):
     def num_places(self) -> int:
         """How many more sequences can start in the next steps.
 
-        None while any sequence waits: jobs not taken stay visible to other workers.
+        0 while any sequence waits: jobs not taken stay visible to other workers.
         """
         return 0 if self.num_waiting else self._config.max_num_seqs - len(self.running)
 

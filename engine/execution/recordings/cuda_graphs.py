@@ -21,7 +21,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sluice.engine.execution.device_errors import loss_of
+from sluice.engine.errors import OutOfMemory
+from sluice.engine.execution.device_errors import loss_of, translated
 from sluice.engine.execution.recordings.buckets import Bucket
 from sluice.engine.execution.recordings.inputs import RecordedInputs
 from sluice.engine.models.inputs import BatchTensors
@@ -38,6 +39,9 @@ PATIENCE = 4
 """Requests after which a bucket is recorded at once: that takes about as long as four steps that are launched kernel by
 kernel. Other buckets are recorded when the engine is idle.
 """
+
+PATIENCE_WITHOUT_MEMORY = 256
+"""Requests after which a bucket is tried again that memory was lacking for."""
 
 MAX_RECORDINGS = 192
 """Each recording takes some MiB of the device for its launches, in addition to the shared pool."""
@@ -153,7 +157,7 @@ class GraphedDecoder:
         """
 
         self._recordings: dict[Bucket, Recording | None] = {}
-        """None: the bucket cannot be recorded."""
+        """None: the bucket cannot be recorded, whatever the memory."""
 
         self._wishes: Counter[Bucket] = Counter()
         self.num_replays = 0
@@ -173,7 +177,8 @@ class GraphedDecoder:
         """The unrecorded bucket that was wanted most often; None if there is none."""
         if not self._may_record or len(self._recordings) >= MAX_RECORDINGS:
             return None
-        return max(self._wishes, key=self._wishes.__getitem__, default=None)
+        wanted = [bucket for bucket, count in self._wishes.items() if count > 0]
+        return max(wanted, key=self._wishes.__getitem__, default=None)
 
     def has(self, bucket: Bucket) -> bool:
         """Whether `bucket` is replayed."""
@@ -214,8 +219,12 @@ class GraphedDecoder:
             # A step that cannot be recorded is launched kernel by kernel: the engine keeps working.
             if loss_of(error) is not None:
                 raise
-            self._recordings[bucket] = None
             self._note(error)
+            if self._may_record and isinstance(translated(error), OutOfMemory):
+                # A moment's shortage must not cost every later step its recording.
+                self._wishes[bucket] = PATIENCE - PATIENCE_WITHOUT_MEMORY
+            else:
+                self._recordings[bucket] = None
             return False
         return True
 

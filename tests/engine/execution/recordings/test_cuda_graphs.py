@@ -330,6 +330,40 @@ class TestGivenADeviceThatCannotRecord:
             load(graphs=True)
 
 
+class BrieflyFailingGraphRecorder(EagerGraphRecorder):
+    """Lacks memory while `is_short`."""
+
+    is_short = True
+
+    def record(self, compute: Callable[[], Tensor]) -> EagerRecording:
+        if self.is_short:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 MiB")
+        return super().record(compute)
+
+
+class TestGivenADeviceThatLacksMemoryForAMoment:
+    def test_when_it_has_memory_again_then_steps_are_recorded_after_a_while(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        brief = BrieflyFailingGraphRecorder()
+        monkeypatch.setattr("sluice.engine.execution.model_runner.EagerGraphRecorder", lambda: brief)
+        monkeypatch.setattr("sluice.engine.execution.recordings.cuda_graphs.PATIENCE_WITHOUT_MEMORY", 12)
+        runner = load(graphs=True)
+        graphs = runner.graphs
+        assert graphs is not None
+        expected = run(load_plain(monkeypatch), ASKED)
+
+        assert run(runner, ASKED) == expected
+        record_all_that_is_wanted(runner)
+        assert graphs.recorded == []
+
+        brief.is_short = False
+        assert not runner.has_preparations, "it is not tried again at once"
+        for _ in range(3):
+            assert run(runner, ASKED) == expected
+        assert graphs.num_replays > 0
+
+
 @pytest.mark.usefixtures("_records_nothing_at_start")
 class TestGivenAPauseWithoutMemory:
     @pytest.mark.parametrize("where", ["as it is laid out", "as it is copied"])
