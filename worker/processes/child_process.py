@@ -85,6 +85,11 @@ class ChildProcess:
         return self.is_needed and not self._is_leaving
 
     @property
+    def is_refused(self) -> bool:
+        """Whether the last process ended because its settings are wrong, so that none follows."""
+        return not self.is_needed and self.last_code == ExitCode.MISUSED
+
+    @property
     def pid(self) -> int | None:
         """Process id, if one runs that has not been waited for."""
         return None if self._process is None else self._process.pid
@@ -125,6 +130,7 @@ class ChildProcess:
         """Check whether the process has ended, and schedule a restart unless it ended for good."""
         if self._process is None or (code := self._process.poll()) is None:
             return
+        _ = self.is_ready  # it may have said so since the last look
         self._close_input()
         self._process, self.last_code = None, code
         self._on_end(self._incarnation)

@@ -11,7 +11,7 @@ from sluice.producer.contract.errors import InvalidSetting
 from sluice.producer.contract.scaling.backlog import Backlog
 from sluice.worker.clock import monotonic_s
 from sluice.worker.config import WorkerConfig
-from sluice.worker.errors import ConfigError, ExitCode
+from sluice.worker.errors import ConfigError
 from sluice.worker.log import Log, configure_logs, get_log
 from sluice.worker.processes.child_process import ChildSpec
 from sluice.worker.processes.parent import Parent, Report, reporter, server_of_children
@@ -80,8 +80,11 @@ class Fleet(Parent):
 
     @property
     def _is_misused(self) -> bool:
-        """Whether a worker's settings are wrong: the others have the same, so all end."""
-        return any(worker.last_code == ExitCode.MISUSED for worker in self._workers)
+        """Whether no worker can run with these settings. A worker that was ready shows that they are right."""
+        refused = [worker for worker in self._workers if worker.is_refused]
+        if len(refused) == len(self._workers):
+            return True
+        return bool(refused) and not any(worker.is_ready for worker in self._workers)
 
     def _steer(self) -> None:
         """Look at the queue, and start or drain workers."""
@@ -99,7 +102,7 @@ class Fleet(Parent):
 
     def _follow(self, backlog: Backlog, target: int) -> None:
         active = [worker for worker in self._workers if worker.is_active]
-        idle = [worker for worker in self._workers if not worker.is_needed]
+        idle = [worker for worker in self._workers if not (worker.is_needed or worker.is_refused)]
         started, drained = idle[: max(0, target - len(active))], active[target:]
         for worker in started:
             worker.enlist()

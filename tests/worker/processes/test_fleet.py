@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sluice.worker.errors import ExitCode
 from sluice.worker.processes.scaling import ScaleIn
 from tests.integration.jobs import wait_until
-from tests.worker.processes.test_parent import ROOT, STAYS
+from tests.worker.processes.test_parent import REST, ROOT, SAYS, STAYS
 
 FLEET = """
 import os, sys
@@ -132,6 +132,27 @@ class TestGivenAFleetWithWrongSettings:
         made.want(1)
 
         assert made.process.wait(30) == ExitCode.MISUSED
+
+
+@pytest.mark.slow
+class TestGivenAFleetWhoseFirstWorkerIsReady:
+    """The others refuse to start, each for a reason of its own: a device or a port, say."""
+
+    CHILD = f"{SAYS}\nif not os.environ['SAYS_IN'].endswith('0'):\n    say('refuses')\n    sys.exit(2)\n{REST}"
+
+    def test_when_others_exit_as_misused_then_it_stays_and_they_are_not_started_again(self, tmp_path: Path) -> None:
+        made = Fleet(tmp_path, self.CHILD)
+        made.want(1)
+        made.wait_for(["stays"], [], [])
+
+        made.want(3)
+        wait_until(lambda: made.output.count("it will not be restarted") == 2, "both have refused")
+        made.process.send_signal(signal.SIGUSR1)
+        made.wait_for(["stays", "SIGUSR1"], ["refuses"], ["refuses"])
+        made.process.send_signal(signal.SIGTERM)
+
+        assert made.process.wait(30) == ExitCode.MISUSED
+        assert made.words() == [["stays", "SIGUSR1", "leaves"], ["refuses"], ["refuses"]]
 
 
 class TestGivenNumbersThatAreWanted:
