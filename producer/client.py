@@ -200,7 +200,7 @@ class Producer:
             offset: The `cursor` of your last event, which resumes exactly after it; or the number of tokens that you
                 have. A number within an event begins with that whole event, whose `start` is before it.
             choice: Index of the choice, from 0 to `n` - 1.
-            timeout_s: Longest time until the end.
+            timeout_s: Longest time until the end, even while the server is unreachable.
 
         Raises:
             JobFailed, JobCancelled, JobExpired: the job ended so; raised after the last event.
@@ -246,7 +246,7 @@ class Producer:
 
         Raises:
             JobFailed, JobCancelled, JobExpired: the job ended otherwise; `partial` has its output so far.
-            ResultTimeout: the job has not ended within `timeout_s`; it continues.
+            ResultTimeout: the job has not ended within `timeout_s`, or the server is unreachable; the job continues.
             JobNotFound: the job is unknown.
             ResultExpired: the job is done, but its output has expired.
         """

@@ -1,8 +1,15 @@
 """Time left of a timeout."""
 
+from collections.abc import Generator
+from dataclasses import replace
 from time import monotonic
+from typing import TypeVar
 
 from sluice.producer.errors import ResultTimeout
+from sluice.producer.operations.operation import Ask, Read, Reply, Step
+
+Event = TypeVar("Event")
+Result = TypeVar("Result")
 
 
 class Countdown:
@@ -33,3 +40,37 @@ class Countdown:
         if self.timeout_s is None:
             return most_ms
         return max(1, min(most_ms, round((self.timeout_s - self.passed_s) * 1000)))
+
+
+def within(
+    timeout_s: float | None, operation: Generator[Step | Event, list[Reply], Result]
+) -> Generator[Step | Event, list[Reply], Result]:
+    """Run an operation, and let no round trip be repeated after the timeout, however patient the client is.
+
+    Raises:
+        ResultTimeout: the server did not answer until then.
+    """
+    if timeout_s is None:
+        return (yield from operation)
+    deadline_s = monotonic() + timeout_s
+    try:
+        found = next(operation)
+        while True:
+            try:
+                replies = yield _with_deadline(found, deadline_s)
+            except BaseException as error:  # noqa: BLE001  # the operation decides
+                found = operation.throw(error)
+            else:
+                found = operation.send(replies)
+    except StopIteration as stop:
+        return stop.value
+
+
+def _with_deadline(found: Step | Event, deadline_s: float) -> Step | Event:
+    match found:
+        case Ask():
+            return replace(found, deadline_s=deadline_s)
+        case Read():
+            return found._replace(deadline_s=deadline_s)
+        case _:
+            return found

@@ -26,7 +26,7 @@ from sluice.producer.contract.wire import (
 )
 from sluice.producer.errors import BadOffset, ChannelExpired, JobNotFound, ResultExpired
 from sluice.producer.operations.channels import channel_entries, channel_rows
-from sluice.producer.operations.countdown import Countdown
+from sluice.producer.operations.countdown import Countdown, within
 from sluice.producer.operations.operation import Ask, Command, Entries, Read, Reply, Step, xread
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.results import MAX_LOOK_S, WAIT_BLOCK_MS, ended_badly, look
@@ -315,7 +315,7 @@ def stream(
         JobFailed, JobCancelled, JobExpired: the job ended so.
         JobNotFound, BadOffset, ResultExpired, ChannelExpired, ResultTimeout: as in `follow`.
     """
-    yield from follow(queue, readers, timeout_s, waits=waits)
+    yield from within(timeout_s, follow(queue, readers, timeout_s, waits=waits))
     reader = readers[0]
     if reader.end is not None and reader.end.state is not JobState.DONE:
         view, data = yield from look(queue, reader.job_id)

@@ -30,17 +30,22 @@ class Ask:
     is_lenient: bool = False
     """Whether the error of one command becomes its reply, as a ProducerError, instead of being raised."""
 
+    deadline_s: float | None = None
+    """The monotonic time after which it is not sent again; ResultTimeout is raised then."""
+
 
 class Read(NamedTuple):
     """A blocking read of channels after the given entry ids. The result is a list of (channel, entries)."""
 
     cursors: Mapping[str, str]
     block_ms: int
+    deadline_s: float | None = None
+    """As in `Ask`."""
 
     @property
     def ask(self) -> Ask:
         """The read as an XREAD; `channel_entries` parses its reply."""
-        return Ask((xread(self.cursors, block_ms=self.block_ms),))
+        return Ask((xread(self.cursors, block_ms=self.block_ms),), deadline_s=self.deadline_s)
 
 
 @dataclass(frozen=True, slots=True)

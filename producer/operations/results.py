@@ -21,7 +21,7 @@ from sluice.producer.errors import (
     ResultExpired,
 )
 from sluice.producer.operations.channels import channel_rows, is_end_id
-from sluice.producer.operations.countdown import Countdown
+from sluice.producer.operations.countdown import Countdown, within
 from sluice.producer.operations.operation import Ask, Command, Entries, Operation, Read, Reply, Sleep, Step
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.views import explain, views
@@ -55,11 +55,11 @@ def result(
 
     Raises:
         JobFailed, JobCancelled, JobExpired: the job ended otherwise; `partial` has its output so far.
-        ResultTimeout: the job has not ended in time.
+        ResultTimeout: the job has not ended in time, or the server did not answer.
         ResultExpired: the job is done, but its output has expired.
         JobNotFound: the job is unknown.
     """
-    return (yield from packed_result(queue, job_id, timeout_s, waits=waits)).unpack()
+    return (yield from within(timeout_s, packed_result(queue, job_id, timeout_s, waits=waits))).unpack()
 
 
 @dataclass(frozen=True, slots=True)

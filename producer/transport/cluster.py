@@ -5,7 +5,7 @@ for one server, but for the whole round trip.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import monotonic
 from typing import TypeVar, cast
 
@@ -51,50 +51,50 @@ class Cluster:
             QueueUnreachable, QueueRefused, QueueFull: as in `Server.ask`.
         """
         if ask.commands[0][0] == "SCAN":
-            return [(yield from self._scan(ask.commands[0]))]
+            return [(yield from self._scan(ask))]
         reads = split_read(ask.commands[0])
         if len(reads) == 1:
             return (yield from self._ask(ask))
-        return [(yield from self._read(reads, block_s(ask.commands[0])))]
+        return [(yield from self._read(Ask(tuple(reads), deadline_s=ask.deadline_s), block_s(ask.commands[0])))]
 
     def pipe(self) -> "ClusterPipe":
         """Open a pipe, which sends nothing ahead."""
         return ClusterPipe(self)
 
     def _ask(self, ask: Ask) -> Routine[list[Reply]]:
-        return (yield from self._repeat(lambda: self._ask_once(ask), is_repeatable=ask.is_repeatable))
+        return (yield from self._repeat(lambda: self._ask_once(ask), ask))
 
     def _ask_once(self, ask: Ask) -> Routine[list[Reply]]:
         round_trip = self._router.round_trip(ask.commands)
         replies = yield from self._run(round_trip, is_repeatable=ask.is_repeatable)
         return checked(ask, replies, self.settings.url)
 
-    def _repeat(self, attempt: Callable[[], Routine[Result]], *, is_repeatable: bool = True) -> Routine[Result]:
-        """Make attempts until one succeeds or there is no next one."""
-        with Retries(self.settings, self._router.has_connected) as retries:
+    def _repeat(self, attempt: Callable[[], Routine[Result]], ask: Ask) -> Routine[Result]:
+        """Make attempts at an ask until one succeeds or there is no next one."""
+        with Retries(self.settings, self._router.has_connected, ask.deadline_s) as retries:
             while True:
                 try:
                     return (yield from attempt())
                 except NODE_ERRORS as error:
                     self._router.forget()
-                    yield Sleep(retries.next_delay_s(error, is_repeatable=is_repeatable))
+                    yield Sleep(retries.next_delay_s(error, is_repeatable=ask.is_repeatable))
 
-    def _read(self, reads: Sequence[Command], wait_s: float) -> Routine[Reply]:
+    def _read(self, reads: Ask, wait_s: float) -> Routine[Reply]:
         """Repeat XREADs of several slots until one has entries; return their replies as one XREAD's."""
         until_s = monotonic() + wait_s
         while True:
-            replies = yield from self._ask(Ask(tuple(reads)))
+            replies = yield from self._ask(reads)
             found = [row for reply in replies for row in cast("list[Reply] | None", reply) or []]
             if found or monotonic() >= until_s:
                 return found or None
             yield Sleep(POLL_S)
 
-    def _scan(self, command: Command) -> Routine[Reply]:
+    def _scan(self, ask: Ask) -> Routine[Reply]:
         """Scan shard by shard: a cursor is `SHARD:CURSOR`."""
-        name, cursor, *rest = command
+        [(name, cursor, *rest)] = ask.commands
         shard, _, cursor_there = str(cursor, "ascii").rpartition(":") if isinstance(cursor, bytes) else ("", "", cursor)
         place = int(shard or 0)
-        addresses = yield from self._repeat(lambda: self._run(self._router.shards()))
+        addresses = yield from self._repeat(lambda: self._run(self._router.shards()), ask)
         [reply] = yield from self._driver.node(addresses[place]).ask(Ask(((name, cursor_there, *rest),)))
         next_cursor, names = cast("tuple[bytes, list[bytes]]", reply)
         if next_cursor != b"0":

@@ -5,7 +5,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
@@ -298,7 +298,9 @@ class AsyncLink:
     async def _read(self, read: Read) -> list[tuple[str, Entries]]:
         if len(read.cursors) == 1:
             [(channel, after)] = read.cursors.items()
-            entries = await self._lane(("XREAD", channel)).hub.read(channel, after, read.block_ms)
+            entries = await _until(
+                read.deadline_s, self._lane(("XREAD", channel)).hub.read(channel, after, read.block_ms)
+            )
             return [(channel, entries)] if entries else []
         [reply] = await self.ask_blocking(read.ask)
         return list(channel_entries(reply))
@@ -318,6 +320,16 @@ class AsyncLink:
                 raise
             await asyncio.to_thread(revive)
             return await pool.get_connection()
+
+
+async def _until(deadline_s: float | None, reading: Coroutine[None, None, Entries]) -> Entries:
+    """Return what a shared read finds before a deadline: the hub may wait for the server for longer."""
+    if deadline_s is None:
+        return await reading
+    try:
+        return await asyncio.wait_for(reading, max(0.0, deadline_s - time.monotonic()))
+    except TimeoutError:
+        return []
 
 
 async def _release_async(taken: Connection, *, is_broken: bool) -> None:

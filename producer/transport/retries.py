@@ -5,6 +5,7 @@ redis-py repeats no command by itself: a repeated submit must carry the same ids
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from time import monotonic
 from types import TracebackType
 from typing import Self
@@ -24,6 +25,7 @@ from sluice.producer.errors import (
     QueueFull,
     QueueRefused,
     QueueUnreachable,
+    ResultTimeout,
 )
 from sluice.producer.operations.operation import Ask
 
@@ -53,6 +55,9 @@ class Retries:
 
     settings: LinkSettings
     has_connected: bool
+    deadline_s: float | None = None
+    """As in `Ask`."""
+
     _begin_s: float = field(default_factory=monotonic)
     _backoff: Backoff = field(default_factory=Backoff)
     _wait: Wait = field(init=False)
@@ -73,15 +78,20 @@ class Retries:
 
         Raises:
             QueueUnreachable: there is no next try.
+            ResultTimeout: there is none because the deadline has passed.
         """
         kind = classify(error)
         is_hopeless = kind in NEVER_RETRIED or not (self.has_connected or kind is ErrorKind.LOADING)
-        is_late = monotonic() - self._begin_s > self.settings.patience_s
+        now_s = monotonic()
+        is_late = now_s - self._begin_s > self.settings.patience_s
         if is_hopeless or is_late or not is_repeatable:
             raise _unreachable(error, self.settings.url, is_repeatable=is_repeatable) from error
+        left_s = inf if self.deadline_s is None else self.deadline_s - now_s
+        if left_s <= 0:
+            raise _too_late(error, self.settings.url) from error
         if self._wait.is_due:
             self._wait.waits_for(_outage(error, kind, self.settings))
-        return self._backoff.next_delay_s()
+        return min(self._backoff.next_delay_s(), left_s)
 
 
 def _outage(error: Exception, kind: ErrorKind, settings: LinkSettings) -> WaitReason:
@@ -90,6 +100,11 @@ def _outage(error: Exception, kind: ErrorKind, settings: LinkSettings) -> WaitRe
         return WaitReason(WaitCause.SERVER_LOADING, f"{where} loads its data. {how}")
     message = f"{where} does not answer: {str(error).rstrip('.')}. {how}; check that the server runs"
     return WaitReason(WaitCause.SERVER_UNREACHABLE, message)
+
+
+def _too_late(error: Exception, url: str) -> ResultTimeout:
+    where = urls.redacted(url)
+    return ResultTimeout(f"{where} did not answer in time: {str(error).rstrip('.')}. Call again to keep waiting.")
 
 
 def _unreachable(error: Exception, url: str, *, is_repeatable: bool) -> QueueUnreachable:

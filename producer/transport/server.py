@@ -33,9 +33,10 @@ class Server:
 
         Raises:
             QueueUnreachable: there is no reply within `patience_s`, or before the first connection.
+            ResultTimeout: there is none before the deadline of the ask.
             QueueRefused, QueueFull: the server refuses a command.
         """
-        with self.retries() as retries:
+        with self.retries(ask.deadline_s) as retries:
             while True:
                 try:
                     return checked(ask, (yield from self.exchange(ask)), self.settings.url)
@@ -59,9 +60,9 @@ class Server:
         self._has_connected = True
         return connection
 
-    def retries(self) -> Retries:
+    def retries(self, deadline_s: float | None = None) -> Retries:
         """Start the tries of a round trip."""
-        return Retries(self.settings, self._has_connected)
+        return Retries(self.settings, self._has_connected, deadline_s)
 
     def pipe(self) -> "ServerPipe":
         """Open a pipe on one connection."""

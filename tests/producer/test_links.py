@@ -1,5 +1,6 @@
 """What a client gets when the server is not there, is not ours, refuses, or goes away and comes back."""
 
+import asyncio
 import contextlib
 import shutil
 import socket
@@ -14,7 +15,15 @@ import pytest
 
 from sluice.producer import AsyncProducer, Producer, Receipt
 from sluice.producer.contract.states import JobState
-from sluice.producer.errors import AccessDenied, NotAQueue, ProducerError, QueueFull, QueueRefused, QueueUnreachable
+from sluice.producer.errors import (
+    AccessDenied,
+    NotAQueue,
+    ProducerError,
+    QueueFull,
+    QueueRefused,
+    QueueUnreachable,
+    ResultTimeout,
+)
 from tests.producer.worker_side import HandWorker
 from tests.servers import RedisServer, binary_of, free_port, how_to_get, redis_server
 
@@ -215,6 +224,44 @@ class TestGivenAServerThatCrashesAndComesBack:
                 producer.requeue(["0.default.nobody"])
 
             assert 0.3 <= time.monotonic() - begin_s < 3
+
+    def test_when_it_is_away_then_a_timeout_ends_the_wait_before_the_patience(
+        self, durable_valkey: RedisServer
+    ) -> None:
+        with Producer(durable_valkey.url) as producer:
+            job = producer.submit("hello")
+            durable_valkey.kill()
+            begin_s = time.monotonic()
+
+            with pytest.raises(ResultTimeout, match="did not answer in time"):
+                producer.result(job, timeout_s=0.4)
+            with pytest.raises(ResultTimeout, match="did not answer in time"):
+                list(producer.stream(job, timeout_s=0.4))
+
+            assert 0.8 <= time.monotonic() - begin_s < 3
+
+    async def test_when_it_goes_away_amid_a_shared_read_then_a_timeout_ends_the_wait(
+        self, durable_valkey: RedisServer
+    ) -> None:
+        with admin_of(durable_valkey) as client:
+            worker = HandWorker(client)
+            async with AsyncProducer(durable_valkey.url) as producer:
+                job = await producer.submit("hello")
+                [leased] = worker.pull()
+                worker.say(leased, [1], "a")
+                events = producer.stream(job, timeout_s=1.0)
+                await anext(events)
+                reading = asyncio.ensure_future(anext(events))
+                await asyncio.sleep(0)
+                durable_valkey.kill()
+                begin_s = time.monotonic()
+
+                with pytest.raises(ResultTimeout, match="not ended after 1 s"):
+                    await reading
+                with pytest.raises(ResultTimeout, match="did not answer in time"):
+                    await producer.result(job, timeout_s=0.4)
+
+                assert time.monotonic() - begin_s < 4
 
 
 class TestGivenASentinel:
