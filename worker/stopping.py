@@ -9,6 +9,12 @@ from collections.abc import Callable, Generator
 from types import FrameType
 from typing import Any
 
+FINISH_S = 5.0
+"""For at most this long a recorder that is told to stop drains the outboxes."""
+
+FLUSH_S = 5.0
+"""For at most this long it then exports the traces that wait."""
+
 
 @contextlib.contextmanager
 def stopped_by_signals(stop: Callable[[], None]) -> Generator[None]:

@@ -35,7 +35,7 @@ from sluice.worker.history.migrate import prepare, wait_for_history
 from sluice.worker.history.rows import JobChange, Submission, changes_of, submit_time
 from sluice.worker.history.writer import BatchName, HistoryAway, HistoryWriter
 from sluice.worker.log import Log, get_log
-from sluice.worker.stopping import stop_at_eof, stopped_by_signals
+from sluice.worker.stopping import FINISH_S, stop_at_eof, stopped_by_signals
 
 GROUP = "recorder"
 ENTRY_FIELD = b"e"
@@ -51,8 +51,6 @@ COUNT_SHARE = 20
 COUNT_EVERY_S = 0.1
 LOOK_EVERY_S = 1.0
 """Look this often for open batches while none is open."""
-
-FINISH_S = 5.0
 
 Answer = TypeVar("Answer")
 OnEnded = Callable[[Sequence[Submission]], None]

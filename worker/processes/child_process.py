@@ -15,13 +15,15 @@ from sluice.worker.errors import ExitCode
 from sluice.worker.log import Log
 from sluice.worker.processes.cores import on_cores
 from sluice.worker.signals import block_startup_signals
+from sluice.worker.stopping import FINISH_S, FLUSH_S
 
 FIRST_DELAY_S = 0.5
 MAX_DELAY_S = 30.0
 STEADY_S = 60.0
 """A process that ran for this long resets its restart backoff."""
 
-STOP_TIMEOUT_S = 10.0
+STOP_TIMEOUT_S = FINISH_S + FLUSH_S + 5.0
+"""A recorder may use both of its limits, and needs some time to end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from sqlalchemy.engine import Engine
 from sluice.producer.contract.tables import attempts, jobs, of_submissions
 from sluice.version import installed_version
 from sluice.worker.log import Log
+from sluice.worker.stopping import FLUSH_S
 from sluice.worker.traces.spans import JobSpan, Row, Submission, spans_of
 
 MAX_WAITING = 10_000
@@ -29,9 +30,6 @@ MAX_WAITING = 10_000
 
 MAX_JOBS = 200
 """In one export."""
-
-FLUSH_S = 5.0
-"""At most this long for what waits when the recorder stops."""
 
 _NS = 1_000_000
 _COLUMNS = tuple(column for column in jobs.c if column.name not in ("prompt", "asked"))

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from sluice.worker.history import recorder as recorder_module
 from sluice.worker.log import get_log
 from sluice.worker.processes import child_process as module
 from sluice.worker.processes.child_process import ChildProcess, ChildSpec
+from sluice.worker.traces import exporter as exporter_module
 
 WAITS = """#!/bin/sh
 echo waits >> "$BEGUN"
@@ -137,3 +139,8 @@ class TestGivenAChildThatIsAlwaysRestarted:
         recorder.stop()
 
         assert recorder.pid is None
+
+    def test_when_it_uses_all_its_time_to_stop_then_it_is_not_killed(self) -> None:
+        longest_s = recorder_module.FINISH_S + exporter_module.FLUSH_S
+
+        assert longest_s < module.STOP_TIMEOUT_S
