@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -87,6 +88,19 @@ class TestGivenAnEngineThatRuns:
 
         assert [(one.joined, one.running) for one in seen] == [((), (Computing("a/0", 5, 1, 2),))]
         assert not engine.is_watched
+
+    @pytest.mark.parametrize(("window_groups", "num_blocks"), [(0, 3), (2, 6 + 2 * 3)])
+    def test_when_blocks_have_left_the_window_then_they_are_not_told(self, window_groups: int, num_blocks: int) -> None:
+        engine = engine_over(checking_model(num_blocks=40, sliding_window=8, window_groups=window_groups))
+        engine.add([request("a", "a" * 20, max_tokens=5, ignore_eos=True)])
+        engine.advance()
+        seen: list[Iteration] = []
+
+        engine.watch(seen.append)
+        engine.advance()
+
+        # The token at 20, of the sixth block, attends from 13 on, in the fourth.
+        assert [one.running for one in seen] == [(Computing("a/0", 20, 1, num_blocks),)]
 
 
 class TestGivenAnIteration:
