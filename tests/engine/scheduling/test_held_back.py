@@ -2,6 +2,8 @@
 
 import random
 
+import pytest
+
 from sluice.engine.request import Request
 from tests.engine.given import checking_model, engine_over, lagging, request
 
@@ -69,3 +71,14 @@ class TestGivenTwoLongPromptsThatShareAPrefix:
 
         num_before = sum(found[f"short{n}", 0] < found["b", 0] for n in range(100))
         assert num_before == 64
+
+    @pytest.mark.parametrize(("num_sharing", "joins"), [(15, True), (16, False)])
+    def test_when_as_many_are_held_back_as_may_then_none_joins_past_them(self, num_sharing: int, joins: bool) -> None:
+        long = prompt(0, 4000)
+        sharing = [request(f"r{n}", long, max_tokens=2) for n in range(1 + num_sharing)]
+
+        found, _ = first_tokens(
+            [*sharing, request("short", prompt(1, 4), max_tokens=2)], long_prefill_token_threshold=256
+        )
+
+        assert (found["short", 0] < found["r0", 0]) == joins
