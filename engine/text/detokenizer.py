@@ -12,6 +12,7 @@ The first two are exact where bytes form characters: their output equals the dec
 is exact if the decoder does not change early text when tokens are appended.
 """
 
+import re
 from codecs import utf_8_decode
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
@@ -20,6 +21,8 @@ from sluice.engine.executor import TextDecoder
 
 _OPEN = "\N{REPLACEMENT CHARACTER}"
 _LONGEST_CHARACTER = 4
+_LOST_BYTE = re.compile("[\udc80-\udcff]")
+"""A byte that is part of no character, as `surrogateescape` decodes it."""
 
 
 class Detokenizer(Protocol):
@@ -84,11 +87,11 @@ class ByteDetokenizer:
 class PieceDetokenizer:
     """For tokens that are pieces of text, or single bytes where no piece exists.
 
-    Bytes are held back until all of them together are characters. If a run of bytes ends before that, each byte that is
-    held back becomes U+FFFD. (The decoder itself replaces the characters before them too: what was shown cannot be.)
+    Each byte that is part of no character shows as U+FFFD. The decoder itself replaces the characters too that are in
+    one run of byte tokens with such a byte, but those before it were shown already.
     """
 
-    __slots__ = ("_pieces", "_run", "_strips_space")
+    __slots__ = ("_open", "_pieces", "_strips_space")
 
     def __init__(self, pieces: Mapping[int, str | int], *, strips_first_space: bool) -> None:
         """Begin a text.
@@ -98,7 +101,7 @@ class PieceDetokenizer:
             strips_first_space: whether one space at the very beginning is dropped.
         """
         self._pieces = pieces
-        self._run = bytearray()
+        self._open = b""
         self._strips_space = strips_first_space
 
     def push(self, token_id: int) -> str:
@@ -106,26 +109,22 @@ class PieceDetokenizer:
         piece = self._pieces[token_id]
         if isinstance(piece, int):
             return self._push_byte(piece)
-        if not self._strips_space and not self._run:
+        if not self._strips_space and not self._open:
             return piece
-        # Tokens without text (skipped special tokens) do not end a run of bytes.
+        # Tokens without text (skipped special tokens) do not end a character.
         return self.flush() + self._begin(piece) if piece else ""
 
     def flush(self) -> str:
         """See `Detokenizer.flush`."""
-        text = _OPEN * len(self._run)
-        self._run.clear()
+        text = _OPEN * len(self._open)
+        self._open = b""
         return self._begin(text)
 
     def _push_byte(self, byte: int) -> str:
-        self._run.append(byte)
-        try:
-            # It fails within the first character, however long the run is.
-            text = self._run.decode()
-        except UnicodeDecodeError:
-            return ""
-        self._run.clear()
-        return self._begin(text)
+        self._open += bytes([byte])
+        text, num_read = utf_8_decode(self._open, "surrogateescape", False)
+        self._open = self._open[num_read:]
+        return self._begin(_LOST_BYTE.sub(_OPEN, text))
 
     def _begin(self, text: str) -> str:
         if not self._strips_space or not text:

@@ -46,7 +46,7 @@ def streamed(detokenizer: Detokenizer, token_ids: list[int]) -> list[str]:
 
 
 def text_of(tokenizer: Tokenizer, token_ids: list[int], *, skips: bool) -> str:
-    """What pieces and bytes stand for, where bytes that form no character are U+FFFD each."""
+    """What pieces and bytes stand for, where bytes that are part of no character are U+FFFD each."""
     before = tokenizer.encode("the", add_special_tokens=False)
     text, run = tokenizer.decode(before, skip_special_tokens=skips), b""
     num_before = len(text)
@@ -61,11 +61,11 @@ def text_of(tokenizer: Tokenizer, token_ids: list[int], *, skips: bool) -> str:
 
 
 def shown(run: bytes) -> str:
-    """The most characters that a run of bytes begins with, and a U+FFFD for each further byte."""
-    for end in range(len(run), -1, -1):
+    """The characters of a run of bytes, and a U+FFFD for each byte that is part of none."""
+    for end in range(1, min(4, len(run)) + 1):
         with suppress(UnicodeDecodeError):
-            return run[:end].decode() + "\ufffd" * (len(run) - end)
-    raise AssertionError
+            return run[:end].decode() + shown(run[end:])
+    return "\ufffd" + shown(run[1:]) if run else ""
 
 
 @given(outputs(EXACT), st.booleans())

@@ -92,12 +92,31 @@ class TestGivenPiecesAndSingleBytes:
         assert [stream.push(token_id) for token_id in (EURO[0], 2, *EURO[1:])] == ["", "", "", "€"]
         assert stream.flush() == ""
 
-    def test_when_bytes_form_no_character_then_each_is_replaced_at_the_end_of_their_run(self) -> None:
+    @pytest.mark.parametrize(
+        ("token_ids", "expected"),
+        [
+            ((*EURO, 0xFF, *EURO, 1), ["", "", "€", "\ufffd", "", "", "€", "b"]),
+            ((*EURO[:2], 0xFF, 1), ["", "", "\ufffd" * 3, "b"]),
+            ((*EURO[:2], 10), ["", "", "\ufffd" * 2 + "\n"]),
+            ((*EURO[:2], *EURO), ["", "", "\ufffd" * 2, "", "€"]),
+            ((*EURO[:2], 2, 1), ["", "", "", "\ufffd" * 2 + "b"]),
+            ((0xED, 0xA0, 0x80), ["", "", "\ufffd" * 3]),
+        ],
+        ids=["invalid", "within", "line-break", "another", "piece", "surrogate"],
+    )
+    def test_when_bytes_can_become_no_character_then_each_is_replaced_at_once(
+        self, token_ids: tuple[int, ...], expected: list[str]
+    ) -> None:
         stream = PieceDetokenizer(PIECES, strips_first_space=True)
 
-        texts = [stream.push(token_id) for token_id in (*EURO, 0xFF, *EURO, 1)]
+        assert [stream.push(token_id) for token_id in token_ids] == expected
+        assert stream.flush() == ""
 
-        assert texts == ["", "", "€", "", "", "", "", "\ufffd" * 4 + "b"]
+    def test_when_the_end_comes_within_a_character_then_each_byte_is_replaced(self) -> None:
+        stream = PieceDetokenizer(PIECES, strips_first_space=True)
+
+        assert [stream.push(token_id) for token_id in EURO[:2]] == ["", ""]
+        assert stream.flush() == "\ufffd" * 2
 
 
 class TestGivenADecoderOfItsOwnKind:
