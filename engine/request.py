@@ -49,7 +49,8 @@ class FailureKind(StrEnum):
         is_memory = isinstance(error, MemoryError | OutOfMemory) or type(error).__name__ == "OutOfMemoryError"
         if is_memory or "can't allocate memory" in str(error):
             return cls.MEMORY
-        return cls.FILE if isinstance(error, OSError) else cls.STEP
+        is_file = isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError)
+        return cls.FILE if is_file else cls.STEP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

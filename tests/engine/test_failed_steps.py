@@ -11,7 +11,7 @@ from sluice.engine.errors import OutOfMemory
 from sluice.engine.executor import Executor, Launched
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullModel, NullModelConfig
-from sluice.engine.request import Request
+from sluice.engine.request import FailureKind, Request
 from tests.engine.given import (
     CheckingModel,
     Prophet,
@@ -160,3 +160,18 @@ class TestGivenSavesThatLackMemory:
 
         assert device.num_failures
         assert not [one.finish for one in said.values() if one.finish is None or one.finish.error]
+
+
+class TestGivenAnErrorOfTheOperatingSystem:
+    @pytest.mark.parametrize(
+        ("error", "kind"),
+        [
+            (OSError(5, "Input/output error"), FailureKind.FILE),
+            (TimeoutError(), FailureKind.STEP),
+            (ConnectionResetError(), FailureKind.STEP),
+            (BrokenPipeError(), FailureKind.STEP),
+        ],
+        ids=repr,
+    )
+    def test_when_it_is_of_a_connection_then_no_file_is_lost(self, error: OSError, kind: FailureKind) -> None:
+        assert FailureKind.of(error) is kind
