@@ -146,7 +146,7 @@ class Sampler:
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._device = device
-        self._seen = SeenTokens(vocab_size, device)
+        self._seen = SeenTokens(vocab_size, device, max_places=max_rows)
         self._rows: _Rows | None = None
         self._edited: _Edited | None = None
         self.options = RowOptions(max_rows=max_rows, vocab_size=vocab_size, device=device)

@@ -20,22 +20,27 @@ from sluice.engine.execution.transfers import to_device
 class SeenTokens:
     """Counts by place, for `Penalties.seen`. Mutable. A row slot gets a place with its first sequence with penalties.
 
-    A sequence without penalties takes no memory here, one with them four bytes for each token of the vocabulary.
+    The first one allocates the table with a place for each row that a step may have, so a step never takes more memory
+    here than the largest step that was measured, though a device that lags has more row slots. If all places are taken,
+    the least recently used slot loses its own. A sequence that comes back is counted again.
     """
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, vocab_size: int, device: torch.device, max_places: int) -> None:
         self._device = device
+        self._max_places = max_places
         self._places: dict[int, int] = {}
-        self.table = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
-        """`[P, V]`."""
+        """By row slot, the least recently used first."""
+
+        self.table = torch.empty(0, vocab_size, dtype=torch.int32, device=device)
+        """`[P, V]`; what is in a place before its sequence is counted is undefined."""
 
     def place_of(self, slot: Slot) -> int:
         """Return the row of `table` for a sequence with penalties."""
-        place = self._places.get(slot.index)
+        place = self._places.pop(slot.index, None)
         if place is None:
-            place = len(self._places)
-            self._make_room(place + 1)
-            self._places[slot.index] = place
+            place = self._next_place()
+            slot.num_counted = 0
+        self._places[slot.index] = place
         return place
 
     def count(self, sequences: Collection[tuple[Slot, int]]) -> None:
@@ -43,9 +48,9 @@ class SeenTokens:
         added: list[int] = []
         vocab_size = self.table.shape[1]
         for slot, end in sequences:
+            first = self.place_of(slot) * vocab_size
             if not 0 < slot.num_counted <= end:
                 self._begin(slot)
-            first = self.place_of(slot) * vocab_size
             added += [first + token for token in slot.token_ids[slot.num_counted : end]]
         if added:
             at = to_device(np.array(added, dtype=np.int64), self._device)
@@ -62,10 +67,9 @@ class SeenTokens:
         row.index_fill_(0, to_device(prompt, self._device), 1)
         slot.num_counted = slot.num_prompt_tokens
 
-    def _make_room(self, num_places: int) -> None:
-        """Double the table, so that it is copied seldom."""
-        known, vocab_size = self.table.shape
-        if num_places > known:
-            grown = self.table.new_zeros(max(num_places, 2 * known), vocab_size)
-            grown[:known] = self.table
-            self.table = grown
+    def _next_place(self) -> int:
+        if not len(self.table):
+            self.table = self.table.new_empty(self._max_places, self.table.shape[1])
+        if len(self._places) < self._max_places:
+            return len(self._places)
+        return self._places.pop(next(iter(self._places)))

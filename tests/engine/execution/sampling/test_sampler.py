@@ -186,7 +186,7 @@ class TestGivenRowsOfEveryKind:
         edited, penalties = apply.call_args.args
         assert edited.shape == (3, VOCAB_SIZE)
         assert penalties.places.tolist() == [0, -1, 1]
-        assert penalties.seen.shape == (2, VOCAB_SIZE), "a place for each sequence with penalties"
+        assert penalties.seen.shape == (8, VOCAB_SIZE), "as many places as a step has rows"
 
     def test_when_a_row_slot_gets_another_sequence_then_no_count_is_left(self) -> None:
         sampler = make_sampler()
