@@ -71,6 +71,14 @@ class ModelLimits:
         """Return the most tokens of prompt and output together, when steps compute up to `step_tokens` of them."""
         return min(self.max_model_len, self.longest_sequence(self.num_blocks, step_tokens))
 
+    def most_tokens(self, num_prompt_tokens: int, max_tokens: int) -> int:
+        """Return the most tokens of a sequence, prompt and output, that generates up to `max_tokens`."""
+        return min(num_prompt_tokens + max_tokens, self.max_model_len)
+
+    def most_cached_tokens(self, num_prompt_tokens: int, max_tokens: int) -> int:
+        """Return of how many of these there are keys and values: of all but the last, since no token follows it."""
+        return self.most_tokens(num_prompt_tokens, max_tokens) - 1
+
     def most_offered_tokens(self, step_tokens: int) -> int:
         """Return the cache tokens of the largest request that an idle engine has room for.
 

@@ -65,8 +65,7 @@ def _check_length(request: Request, limits: ModelLimits, step_tokens: int) -> No
             f"prompt is {num_prompt_tokens} tokens; this model reads {limits.max_model_len - 1} and needs 1 to answer. "
             f"Shorten the prompt or use a model with a longer context."
         )
-    # Keys and values of the last token are never computed: no token follows it.
-    num_kept = min(num_prompt_tokens + request.sampling.max_tokens, limits.max_model_len) - 1
+    num_kept = limits.most_cached_tokens(num_prompt_tokens, request.sampling.max_tokens)
     if limits.blocks_of(num_kept, step_tokens) > limits.num_blocks:
         num_slots = limits.longest_sequence(limits.num_blocks, step_tokens)
         raise RequestTooLarge(

@@ -147,9 +147,9 @@ TOKEN_SHARE = 0.3
 
 
 def num_longest_tokens(sequence: Sequence, limits: ModelLimits) -> int:
-    """Return the tokens of which `sequence` can ever have keys and values: all but its last one."""
-    num_longest = sequence.num_prompt_tokens + sequence.sampling.max_tokens
-    return max(len(sequence.token_ids), min(num_longest, limits.max_model_len) - 1)
+    """Return the tokens that `sequence` can ever have blocks for: at least those that it has."""
+    most = limits.most_cached_tokens(sequence.num_prompt_tokens, sequence.sampling.max_tokens)
+    return max(len(sequence.token_ids), most)
 
 
 def make_admission(name: str, limits: ModelLimits, steps: MeasuredSteps) -> AdmissionMode:

@@ -173,10 +173,10 @@ class Drafting:
 
         `num_spare` of the free blocks are not for drafts.
         """
-        longest = min(sequence.num_prompt_tokens + sequence.sampling.max_tokens, self._limits.max_model_len)
+        most = self._limits.most_cached_tokens(sequence.num_prompt_tokens, sequence.sampling.max_tokens)
         num_free = max(0, self._blocks.num_free_entries - num_spare)
         num_slots = sequence.num_slots + num_free * self._blocks.block_size
-        guesses = guesses[: max(0, min(longest - 1, num_slots) - len(sequence.token_ids))]
+        guesses = guesses[: max(0, min(most, num_slots) - len(sequence.token_ids))]
         is_tried = not self._overlaps or self._num_without >= _TRIES_AFTER
         return guesses if is_tried or len(guesses) * self._share >= _LEAST_RIGHT else ()
 

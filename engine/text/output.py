@@ -52,7 +52,8 @@ class ChoiceOutput:
         self._known_ids = range(limits.vocab_size)
         self._stop_ids = _stop_ids(request, limits)
         self._min_tokens = sampling.min_tokens
-        self._max_tokens = min(sampling.max_tokens, limits.max_model_len - sequence.num_prompt_tokens)
+        num_prompt_tokens = sequence.num_prompt_tokens
+        self._max_tokens = limits.most_tokens(num_prompt_tokens, sampling.max_tokens) - num_prompt_tokens
         self._stats: SequenceStats | None = None
 
     def replay(self, token_ids: list[int]) -> None:

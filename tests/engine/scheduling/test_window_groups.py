@@ -187,6 +187,15 @@ class TestGivenALongPrompt:
 
 
 class TestGivenLimits:
+    @pytest.mark.parametrize(("num_prompt_tokens", "max_tokens", "most"), [(10, 5, 15), (10, 500, 400), (399, 1, 400)])
+    def test_when_a_sequence_generates_all_it_may_then_its_last_token_is_not_cached(
+        self, num_prompt_tokens: int, max_tokens: int, most: int
+    ) -> None:
+        limits = limits_with(400, max_model_len=400)
+
+        assert limits.most_tokens(num_prompt_tokens, max_tokens) == most
+        assert limits.most_cached_tokens(num_prompt_tokens, max_tokens) == most - 1
+
     @pytest.mark.parametrize("groups", [0, 1, 6])
     @pytest.mark.parametrize("num_blocks", [7, 50, 61, 400])
     def test_when_the_longest_sequence_is_asked_for_then_it_is_the_last_that_fits(
