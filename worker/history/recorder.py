@@ -258,20 +258,28 @@ class Recorder:
 
     def _count_batches(self) -> None:
         """Count one open batch at intervals, if rows were written since the last full count."""
-        began_s, rest_s = time.monotonic(), COUNT_EVERY_S
+        began_s = time.monotonic()
         if began_s < self._count_at_s:
             return
         try:
-            if not self._to_count and self._has_written:
+            rest_s = self._count_next()
+        except HistoryAway as error:
+            self._has_written = True
+            rest_s = self._database_outage.failed(error)
+        ended_s = time.monotonic()
+        self._count_at_s = ended_s + max(rest_s, (ended_s - began_s) * COUNT_SHARE)
+
+    def _count_next(self) -> float:
+        """Count the next batch, if there is one. Return the seconds until the next look."""
+        rest_s = COUNT_EVERY_S
+        if self._to_count or self._has_written:
+            if not self._to_count:
                 self._to_count, self._has_written = self._writer.open_batches(), False
                 rest_s = COUNT_EVERY_S if self._to_count else LOOK_EVERY_S
             if self._to_count:
                 self._writer.count_batch(self._to_count.pop(), now_ms=wall_ms())
-        except HistoryAway as error:
-            self._has_written = True
-            self._database_outage.failed(error)
-        ended_s = time.monotonic()
-        self._count_at_s = ended_s + max(rest_s, (ended_s - began_s) * COUNT_SHARE)
+            self._database_outage.recovered()
+        return rest_s
 
 
 def _portions(entries: Sequence[Entry]) -> Iterator[list[Entry]]:

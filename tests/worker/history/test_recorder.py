@@ -379,6 +379,20 @@ class TestGivenADatabaseThatGoesAway:
         events = ("history database unreachable", "history database reachable again")
         assert [num_logged(log, event) for event in events] == [1, 1]
 
+    def test_when_postgres_comes_back_while_no_event_comes_then_that_is_said(
+        self, valkey: RedisServer, postgres: PostgresServer, postgres_history: Engine, log: LogCapture
+    ) -> None:
+        first = recorder(valkey, postgres_history)
+        postgres.kill()
+        with running(first):
+            try:
+                until(lambda: num_logged(log, "history database unreachable") == 1, "the count of batches fails")
+            finally:
+                postgres.start()
+            until(lambda: num_logged(log, "history database reachable again") == 1, "a count succeeds")
+
+        assert num_logged(log, "history database unreachable") == 1
+
     def test_when_sqlite_is_full_then_rows_wait_until_there_is_room(
         self, valkey: RedisServer, sqlite_history: Engine, log: LogCapture
     ) -> None:
