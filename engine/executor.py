@@ -124,7 +124,7 @@ class Executor(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Identifier of weights, tokenizer, generation defaults, dtype and noise: equal means equal tokens."""
+        """Hash of what tokens depend on besides the job: weights (of large files, samples), tokenizer, dtype, noise."""
         ...
 
     @property

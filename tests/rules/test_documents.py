@@ -4,6 +4,7 @@ import ast
 import json
 import re
 from collections.abc import Iterator
+from inspect import getsource
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -13,6 +14,7 @@ import pytest
 from benchmarks.__main__ import BENCHMARKS
 from sluice.engine import errors
 from sluice.engine.errors import RequestRejected
+from sluice.engine.llm_engine import LLMEngine
 from sluice.producer.cli.main import cli as producer
 from sluice.producer.openai.bodies import CALLERS_CODES
 from sluice.worker.cli import main as worker
@@ -113,6 +115,14 @@ class TestGivenTheArchitecture:
 
         lines = [line.removeprefix("    ") for line in shown.splitlines() if line.strip()]
         assert lines == [line for statement in loop_of_the_daemon() for line in statement.splitlines()]
+
+
+class TestGivenThePageOfTheEngine:
+    def test_when_it_shows_a_step_then_its_lines_are_those_that_run(self) -> None:
+        (shown,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/explanation/engine.md").read_text(), re.DOTALL)
+
+        lines = [line for line in shown.splitlines() if line.strip() != "..."]
+        assert [line for line in lines if f"    {line}" not in getsource(LLMEngine.step).splitlines()] == []
 
 
 class TestGivenTheErrorsPage:

@@ -3,8 +3,8 @@
 Order: logit bias and bans (min_tokens), then penalties, of the rows that have any; then `kernels.sample` (greedy, or
 temperature, filters, noise). Log-probabilities are those of the logits before any of it.
 
-Hot: rows that need only an argmax or a sample allocate no tensor. `sample` does not wait; the only wait
-for the device is `Drawn.collect`.
+Hot: only the logits of edited rows, and of those with log-probabilities, are copied. `sample` does not wait; the only
+wait for the device is `Drawn.collect`.
 """
 
 # torch's types are partial.
