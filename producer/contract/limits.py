@@ -70,7 +70,8 @@ SLICE_JOBS = 32
 """Jobs in one slice: a pull, reclaim, cancel or firing of timers."""
 
 IDLE_FIRST_MS = 50
-"""A full worker takes a job of a higher class than it runs only when it has waited this long: idle ones go first."""
+"""A full worker takes a job of a higher class than it runs only when it has waited this long: idle ones go first. Where
+no other worker lives, it takes it at once."""
 
 SORTED_TIMERS = 1000
 """Due timers that one call lists by urgency, while more are due than it fires."""

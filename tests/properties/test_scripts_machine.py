@@ -193,10 +193,12 @@ class ScriptsMachine(RuleBasedStateMachine):
     def pull(self, name: str, sequences: int, is_empty: bool, over_class: int | None) -> None:
         worker, dead = self.workers[name], self._dead()
         is_full = over_class is not None
+        others = self._registered() - dead - {name}
         reply = worker.pull(sequences=sequences, is_empty=is_empty and not is_full, over_class=over_class)
         for leased in reply.jobs if is_full else ():
             assert leased.priority > (over_class or 0)
-            assert leased.epoch > 1 or reply.server_ms >= leased.submitted_ms + limits.IDLE_FIRST_MS
+            has_waited = reply.server_ms >= leased.submitted_ms + limits.IDLE_FIRST_MS
+            assert leased.epoch > 1 or has_waited or not others
 
         self._after_timers()
         for leased in reply.jobs:
@@ -412,6 +414,9 @@ class ScriptsMachine(RuleBasedStateMachine):
             job = self.jobs[job_id]
             if job_id not in held and numbers[job_id] <= processed:
                 job.end(job.flag) if job.flag else job.go_back()
+
+    def _registered(self) -> set[str]:
+        return {name.decode() for name in self.queue.client.zrange(self.queue.keys.key("alive"), 0, -1)}
 
     def _dead(self) -> set[str]:
         scores = self.queue.client.zrange(self.queue.keys.key("alive"), 0, -1, withscores=True)

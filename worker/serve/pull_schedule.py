@@ -10,7 +10,7 @@ from sluice.producer.contract.keys import QueueKeys
 PULL_AT_LEAST_EVERY_S = 0.5
 """Longest time between pulls without a notification: jobs of dead workers are found by pulling."""
 
-LOOK_EVERY_S = 0.05
+LOOK_EVERY_S = 0.02
 """A full worker looks this often whether jobs of a higher class wait. It receives no notifications: these are for
 workers with free room."""
 

@@ -60,7 +60,7 @@ class PullRequest:
 
     over_class: int | None = None
     """None: the room is free. Else a lower class gives it up: only jobs of a class over this one are leased, and only
-    when they have waited for `IDLE_FIRST_MS`, or were returned or reclaimed."""
+    when they have waited for `IDLE_FIRST_MS`, were returned or reclaimed, or no other worker lives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -200,7 +200,7 @@ local function hold(lane, entry, parsed)
 end
 
 -- Whether a full worker leaves this job: it is no reason to interrupt another, or idle workers go first. A returned job
--- has woken these.
+-- has woken these. Where no other worker lives, none is waited for.
 local function is_left(lane, parsed)
   if not request.over then return false end
   if lane.class == RETURNED then
@@ -209,6 +209,8 @@ local function is_left(lane, parsed)
   end
   local ready_at = parsed.at + LIMITS.IDLE_FIRST_MS
   if ready_at <= NOW then return false end
+  request.num_alive = request.num_alive or call('ZCOUNT', ALIVE, '(' .. beat_time(), '+inf')
+  if request.num_alive < 2 then return false end
   request.look_at = math.min(request.look_at or ready_at, ready_at)
   return true
 end

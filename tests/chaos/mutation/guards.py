@@ -257,6 +257,11 @@ FULL_WORKERS = (
         tests=(FULL,),
     ),
     Guard(
+        name="a full worker waits for others where none lives",
+        patches=_script("lib_order", "if request.num_alive < 2 then return false end", ""),
+        tests=(FULL,),
+    ),
+    Guard(
         name="a full worker takes jobs of the class that it runs",
         patches=_script("lib_order", "highest <= request.over then", "highest < request.over then"),
         tests=(FULL,),

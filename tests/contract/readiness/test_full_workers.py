@@ -30,6 +30,7 @@ class TestGivenAFullWorkerOfClassTwo:
     @pytest.mark.parametrize("mode", ["fifo", "fair", "deadline"])
     def test_when_a_job_has_not_waited_then_it_is_told_when_to_pull_again(self, queue: Queue, mode: str) -> None:
         queue.configure(mode=mode)
+        queue.worker("other").beat()
         queue.add("old", "first", priority=9)
         queue.pass_time(WAIT_MS - 20)
         queue.add("new", "second", priority=9)
@@ -44,6 +45,24 @@ class TestGivenAFullWorkerOfClassTwo:
         assert (early.jobs, early.look_again_ms) == ((), early.server_ms + 20)
         assert (short(due.jobs), due.look_again_ms) == (["old"], due.server_ms + WAIT_MS - 20)
         assert short(late.jobs) == ["new"]
+        check(queue)
+
+    def test_when_no_other_worker_lives_then_it_takes_one_that_has_not_waited(self, queue: Queue) -> None:
+        full, dead = queue.worker("full"), queue.worker("dead")
+        dead.beat()
+        full.beat()
+        queue.pass_time(3000)
+        full.beat()
+        queue.add("first", priority=9)
+        before = full.pull(over_class=2)
+        queue.pass_time(3000)
+        full.beat()
+        queue.add("second", priority=9)
+
+        after = full.pull(over_class=2)
+
+        assert before.jobs == ()
+        assert short(after.jobs) == ["first", "second"]
         check(queue)
 
     def test_when_a_lower_class_has_its_share_saved_then_it_waits_for_a_free_place(self, queue: Queue) -> None:
@@ -148,6 +167,7 @@ class TestGivenAnIdleAndTwoFullWorkers:
             queue = next(queues)
             began_ms = queue.now_ms
             idle = Puller(queue.worker("idle"), None)
+            idle.worker.beat()
             full = [Puller(queue.worker("full 0"), 0), Puller(queue.worker("full 5"), 5)]
             steps: dict[str, Step] = {
                 "submit": lambda queue=queue: queue.add("a", priority=9),
