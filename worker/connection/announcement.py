@@ -3,7 +3,7 @@
 import socket
 import threading
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from redis.exceptions import RedisError
 
@@ -28,16 +28,17 @@ def announced(client: Client, partitions: Sequence[QueueKeys]) -> Generator[None
 
 
 def _announce(client: Client, partitions: Sequence[QueueKeys], is_over: threading.Event) -> None:
-    try:
-        while True:
+    while True:
+        # Only a notice is lost. The next call to Redis reports the outage, and the next round announces again.
+        with suppress(RedisError, OSError):
             for keys in partitions:
                 client.hset(keys.key("config"), STARTING, f"{_server_ms(client)} {socket.gethostname()}")
-            if is_over.wait(EVERY_S):
-                break
+        if is_over.wait(EVERY_S):
+            break
+    # What stays because of an outage ends after its life.
+    with suppress(RedisError, OSError):
         for keys in partitions:
             client.hdel(keys.key("config"), STARTING)
-    except (RedisError, OSError):
-        return  # only a notice is lost; the next call to Redis reports the outage
 
 
 def _server_ms(client: Client) -> int:

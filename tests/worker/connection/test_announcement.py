@@ -2,10 +2,28 @@
 
 from typing import Any
 
+import pytest
+import redis
+
 from sluice.producer import Producer
 from sluice.producer.contract.keys import QueueKeys
+from sluice.worker.connection import announcement
 from sluice.worker.connection.announcement import announced
+from tests.integration.jobs import wait_until
 from tests.servers import RedisServer
+
+
+class CountingClient(redis.Redis):
+    """A client that counts its commands that failed."""
+
+    num_failed = 0
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:  # Any: as redis-py
+        try:
+            return super().execute_command(*args, **options)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # partly typed
+        except redis.RedisError:
+            self.num_failed += 1
+            raise
 
 
 class TestGivenAWorkerThatLoadsItsModel:
@@ -24,3 +42,17 @@ class TestGivenAWorkerThatLoadsItsModel:
         assert "loads its model" in during
         assert after is not None
         assert "no worker serves" in after
+
+    def test_when_redis_was_away_meanwhile_then_it_is_announced_again(
+        self, durable_valkey: RedisServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(announcement, "EVERY_S", 0.05)
+        keys = QueueKeys("default", 0)
+        durable_valkey.stop()
+        client: Any = CountingClient(unix_socket_path=str(durable_valkey.socket_path))
+
+        with announced(client, [keys]):
+            wait_until(lambda: client.num_failed >= 1, "a notice is lost")
+            durable_valkey.start()
+
+            wait_until(lambda: durable_valkey.client().hexists(keys.key("config"), "starting"), "it is announced")
