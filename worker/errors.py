@@ -56,11 +56,13 @@ class WorkerBroken(WorkerError):
 
 
 class ComponentDied(WorkerBroken):
-    """A thread that the loop depends on ended with an error."""
+    """A thread that the loop depends on ended with an error, which is the cause of this one."""
 
     def __init__(self, component: str, cause: BaseException) -> None:
         self.component = component
         super().__init__(f"the {component} ended with {type(cause).__name__}: {cause}")
+        # Another thread raises this one, so `from` has no place.
+        self.__cause__ = cause
 
 
 INVALID_REQUEST = "invalid_request"

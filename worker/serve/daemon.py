@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Protocol
 
 from sluice.engine.errors import EngineBroken
-from sluice.worker.errors import ExitCode, WorkerBroken
+from sluice.worker.errors import ComponentDied, ExitCode, NotReady, WorkerBroken
 from sluice.worker.model.engine import Engine
 from sluice.worker.serve.context import WorkerContext
 from sluice.worker.serve.exchange import Exchange
@@ -63,7 +63,11 @@ class Daemon:
         self._limit.daemon = True
 
     def run(self) -> ExitCode:
-        """Run until asked to stop; return the exit code, by which a supervisor decides whether to restart."""
+        """Run until asked to stop; return the exit code, by which a supervisor decides whether to restart.
+
+        Raises:
+            NotReady: Redis did not answer the first heartbeat.
+        """
         try:
             with self._signals(), self._components_running():
                 self._log.info("worker started")
@@ -71,13 +75,24 @@ class Daemon:
                     self._log.info("quiet: pulling no more")
                 self._loop(until=lambda: self._num_stops > 0)
                 self._drain()
-        except (WorkerBroken, EngineBroken) as error:
-            self._log.error("worker broken", error=str(error))  # the cause was logged where it happened
+        except NotReady:
+            raise
+        except Exception as error:  # noqa: BLE001  # whatever it is, a supervisor restarts the worker
+            self._log_end(error)
             return ExitCode.BROKEN
         finally:
             self._limit.cancel()
         self._log.info("worker stopped")
         return ExitCode.DONE
+
+    def _log_end(self, error: Exception) -> None:
+        """Log why the worker ends, with the traceback unless the message says all."""
+        if not isinstance(error, WorkerBroken | EngineBroken):
+            self._log.error("worker broken", error=f"{type(error).__name__}: {error}", exc_info=error)
+        elif isinstance(error, ComponentDied):
+            self._log.error("worker broken", error=str(error), exc_info=error)
+        else:
+            self._log.error("worker broken", error=str(error))
 
     def _loop(self, until: Callable[[], bool]) -> None:
         engine, exchange, watchdog = self._engine, self._exchange, self._context.watchdog
