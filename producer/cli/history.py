@@ -91,7 +91,8 @@ def list_jobs(*, as_json: bool, limit: int, **values: object) -> None:
 
 
 def _listed(values: Values, limit: int) -> "list[JobRow]":
-    from sluice.producer.history.queries import History, JobFilter
+    from sluice.producer.history.filters import JobFilter
+    from sluice.producer.history.queries import History
 
     since_s = values["since_s"]
     wanted = JobFilter(
@@ -285,7 +286,8 @@ def latency(*, as_json: bool, **values: object) -> None:
     Example:
         producer jobs latency --batch prompts-1f0c6a
     """
-    from sluice.producer.history.queries import History, JobFilter
+    from sluice.producer.history.filters import JobFilter
+    from sluice.producer.history.queries import History
 
     since_s = cast("float | None", values["since_s"])
     wanted = JobFilter(

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
@@ -29,13 +29,8 @@ from sluice.producer.contract.tables import (
 )
 from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import HistoryUnavailable
+from sluice.producer.history.filters import AnyColumn, AnyQuery, JobFilter, QueueNames, is_in
 from sluice.producer.history.percentiles import percentile
-
-AnyColumn = sa.Column[Any]  # Any: as below
-AnyQuery = sa.Select[*tuple[Any, ...]]  # Any: a row's values are as its columns say
-
-QueueNames: TypeAlias = str | Sequence[str]
-"""One queue, or several: a job is known by its queue and its id."""
 
 METRICS = ("queue_s", "ttft_s", "tpot_s", "itl_p50_s", "itl_p99_s", "e2e_s")
 PERCENTILES = (50, 90, 95, 99)
@@ -146,42 +141,6 @@ class Forgotten:
     """When the job in the queue was submitted."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobFilter:
-    """A selection of jobs; None means any."""
-
-    queue: QueueNames | None = None
-
-    batch: str | Sequence[str] | None = None
-    """One batch, or several."""
-
-    state: str | None = None
-    tenant: str | None = None
-    since_ms: int | None = None
-    """Earliest time of submission."""
-
-    after: tuple[int, str] | None = None
-    """Time of submission and id of the job before, newest first."""
-
-    def clauses(self) -> list[sa.ColumnElement[bool]]:
-        """Return conditions on the table `jobs`."""
-        wanted = {
-            jobs.c.queue: self.queue,
-            jobs.c.batch: self.batch,
-            jobs.c.state: self.state,
-            jobs.c.tenant: self.tenant,
-        }
-        clauses = [_is_in(column, value) for column, value in wanted.items() if value is not None]
-        if self.since_ms is not None:
-            clauses.append(jobs.c.submitted_ms >= self.since_ms)
-        if self.after is not None:
-            at_ms, job_id = self.after
-            is_same = sa.and_(jobs.c.submitted_ms == at_ms, jobs.c.id > job_id)
-            # The first condition says nothing more, but is one that an index serves.
-            clauses += [jobs.c.submitted_ms <= at_ms, sa.or_(jobs.c.submitted_ms < at_ms, is_same)]
-        return clauses
-
-
 class History:
     """An open job history. Use it in a `with`.
 
@@ -217,8 +176,7 @@ class History:
 
     def jobs(self, wanted: JobFilter, *, limit: int = 100) -> list[JobRow]:
         """Return jobs, newest first."""
-        query = sa.select(*_JOB_COLUMNS).where(*wanted.clauses()).order_by(jobs.c.submitted_ms.desc(), jobs.c.id)
-        return [JobRow(**row) for row in self._rows(query.limit(limit))]
+        return [JobRow(**row) for row in self._rows(wanted.newest_first(_JOB_COLUMNS).limit(limit))]
 
     def job(self, queue: QueueNames, job_id: str) -> JobRow | None:
         """Return the newest submission of one job, or None."""
@@ -316,12 +274,8 @@ def _explained() -> Generator[None]:
         raise HistoryUnavailable(f"the history cannot be read: {cause}. Check the database URL.") from error
 
 
-def _is_in(column: sa.ColumnElement[Any], wanted: str | Sequence[str]) -> sa.ColumnElement[bool]:
-    return column == wanted if isinstance(wanted, str) else column.in_(wanted)
-
-
 def _is_job(queue: QueueNames, job_id: str) -> tuple[sa.ColumnElement[bool], ...]:
-    return jobs.c.id == job_id, _is_in(queue_of_id, queue)
+    return jobs.c.id == job_id, is_in(queue_of_id, queue)
 
 
 def _is_newest(id_column: AnyColumn, time_column: AnyColumn, queue: QueueNames, job_id: str) -> sa.ColumnElement[bool]:

@@ -17,7 +17,8 @@ from sluice.producer.contract.states import JobState
 from sluice.producer.contract.tables import attempts, jobs, results
 from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import HistoryUnavailable
-from sluice.producer.history.queries import Forgotten, History, JobFilter
+from sluice.producer.history.filters import JobFilter
+from sluice.producer.history.queries import Forgotten, History
 from sluice.worker.history.migrate import migrate
 
 NOON_MS = 1_800_000_000_000

@@ -32,7 +32,8 @@ from sluice.producer.gateway.native.records import Records
 from sluice.producer.gateway.native.search import JOB_ID, QUEUE, Found, Search
 from sluice.producer.gateway.openapi.routes import ApiRoute, Parameter, RouteDoc, json_answer
 from sluice.producer.gateway.ownership import own_batch, shown_batch, unknown_job
-from sluice.producer.history.queries import History, JobFilter, JobRow
+from sluice.producer.history.filters import JobFilter, JobPlace
+from sluice.producer.history.queries import History, JobRow
 from sluice.producer.openai.encoded_bodies import encoded
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.results import PackedResult, packed_result
@@ -129,7 +130,7 @@ class JobRoutes:
         wanted, limit = self._filter(request), read_number(request, "limit", LISTED, least=1, most=MAX_LISTED)
         rows = await self._records.read(lambda history: history.jobs(wanted, limit=limit + 1))
         page = rows[:limit]
-        following = f"{page[-1].submitted_ms}:{page[-1].id}" if len(rows) > limit else None
+        following = None if len(rows) <= limit else str(JobPlace(page[-1].submitted_ms or 0, page[-1].id))
         data = [listed_body(_shown(row, caller_of(request))) for row in page]
         return JSONResponse({"data": data, "next": following})
 
@@ -251,13 +252,11 @@ def _shown(facts: Facts, caller: Caller) -> Facts:
     return replace(facts, batch=shown_batch(caller, facts.batch))
 
 
-def _place(text: str | None) -> tuple[int, str] | None:
-    if text is None:
-        return None
-    at_ms, _, job_id = text.partition(":")
-    if not (at_ms.isascii() and at_ms.isdigit() and len(at_ms) <= 15):
+def _place(text: str | None) -> JobPlace | None:
+    place = None if text is None else JobPlace.read(text)
+    if text is not None and place is None:
         raise bad_request("after must be the `next` of a page", param="after")
-    return int(at_ms), job_id
+    return place
 
 
 def _not_requeued(found: Found) -> HttpError:

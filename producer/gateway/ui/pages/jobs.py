@@ -7,12 +7,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from sluice.producer.contract.limits import MAX_PRIORITY
 from sluice.producer.contract.states import JobState
 from sluice.producer.gateway.queues import Queues
 from sluice.producer.gateway.tables.database import Database
 from sluice.producer.gateway.tables.threads import HISTORY
 from sluice.producer.gateway.ui.frame import Frame, render
-from sluice.producer.gateway.ui.read.joblist import MAX_PRIORITY, SPANS, page_of_jobs, wanted_of
+from sluice.producer.gateway.ui.read.joblist import SPANS, page_of_jobs, wanted_of
 from sluice.producer.gateway.ui.visitors import Visitor
 
 PATH = "/ui/jobs"

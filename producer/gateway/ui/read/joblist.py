@@ -4,18 +4,16 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
-import sqlalchemy as sa
-
+from sluice.producer.contract.limits import MAX_PRIORITY
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.tables import jobs
 from sluice.producer.gateway.tables.database import Database
+from sluice.producer.history.filters import JobFilter, JobPlace
 
 PAGE_JOBS = 50
 MAX_TEXT_CHARS = 256
 SPANS: Mapping[str, int] = {"hour": 3600, "day": 86_400, "week": 7 * 86_400}
 """Ages that a list may be limited to, in seconds."""
-
-MAX_PRIORITY = 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +50,22 @@ class Wanted:
     is_one_queue: bool = False
     """Whether the address names the queue."""
 
-    after: tuple[int, str] | None = None
-    """Submit time and id of the last job of the page before."""
+    after: JobPlace | None = None
+    """The last job of the page before."""
+
+    @property
+    def filter(self) -> JobFilter:
+        """The jobs that it has, by now."""
+        return JobFilter(
+            queue=self.queues,
+            batch=self.batch,
+            state=self.state,
+            tenant=self.tenant,
+            priority=self.priority,
+            error_code=self.error,
+            since_ms=None if self.span is None else round((time.time() - SPANS[self.span]) * 1000),
+            after=self.after,
+        )
 
     @property
     def given(self) -> Mapping[str, str]:
@@ -78,45 +90,17 @@ def wanted_of(given: Mapping[str, str], queues: Sequence[str], tenant: str | Non
         batch=texts.get("batch") or None,
         error=texts.get("error") or None,
         span=span if span in SPANS else None,
-        after=_place(texts.get("after", "")),
+        after=JobPlace.read(texts.get("after", "")),
     )
 
 
 def page_of_jobs(database: Database, wanted: Wanted) -> tuple[list[JobLine], str | None]:
     """Return a page, and the place of the next one; None: there is none."""
     columns = [jobs.c[field.name] for field in fields(JobLine)]
-    query = sa.select(*columns).where(*_clauses(wanted)).order_by(jobs.c.submitted_ms.desc(), jobs.c.id)
     with database.reading() as connection:
-        rows = connection.execute(query.limit(PAGE_JOBS + 1)).mappings().all()
+        rows = connection.execute(wanted.filter.newest_first(columns).limit(PAGE_JOBS + 1)).mappings().all()
     found = [JobLine(**{str(name): value for name, value in row.items()}) for row in rows]
     if len(found) <= PAGE_JOBS:
         return found, None
     last = found[PAGE_JOBS - 1]
-    return found[:PAGE_JOBS], f"{last.submitted_ms}:{last.id}"
-
-
-def _clauses(wanted: Wanted) -> list[sa.ColumnElement[bool]]:
-    equal = {
-        jobs.c.state: wanted.state,
-        jobs.c.tenant: wanted.tenant,
-        jobs.c.priority: wanted.priority,
-        jobs.c.batch: wanted.batch,
-        jobs.c.error_code: wanted.error,
-    }
-    clauses: list[sa.ColumnElement[bool]] = [column == value for column, value in equal.items() if value is not None]
-    # A gateway's queues have most jobs: where another filter has an index, that of the queue must not be taken.
-    is_selective = any(value is not None for value in (wanted.tenant, wanted.state, wanted.batch, wanted.error))
-    clauses.append((jobs.c.queue + "" if is_selective else jobs.c.queue).in_(wanted.queues))
-    if wanted.span is not None:
-        clauses.append(jobs.c.submitted_ms >= round((time.time() - SPANS[wanted.span]) * 1000))
-    if wanted.after is not None:
-        at_ms, job_id = wanted.after
-        is_same = sa.and_(jobs.c.submitted_ms == at_ms, jobs.c.id > job_id)
-        # The first condition says nothing more, but is one that an index serves.
-        clauses += [jobs.c.submitted_ms <= at_ms, sa.or_(jobs.c.submitted_ms < at_ms, is_same)]
-    return clauses
-
-
-def _place(text: str) -> tuple[int, str] | None:
-    at_ms, _, job_id = text.partition(":")
-    return (int(at_ms), job_id) if at_ms.isascii() and at_ms.isdigit() and len(at_ms) <= 15 else None
+    return found[:PAGE_JOBS], str(JobPlace(last.submitted_ms, last.id))

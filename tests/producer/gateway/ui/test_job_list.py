@@ -1,6 +1,7 @@
 """Pages of a long list: each job once, and no page takes long."""
 
 import time
+from dataclasses import replace
 
 import pytest
 import sqlalchemy as sa
@@ -9,6 +10,7 @@ from sluice.producer.contract.database import open_database
 from sluice.producer.contract.tables import jobs
 from sluice.producer.gateway.tables.database import Database
 from sluice.producer.gateway.ui.read.joblist import PAGE_JOBS, Wanted, page_of_jobs, wanted_of
+from sluice.producer.history.filters import JobFilter, JobPlace
 
 NUM_JOBS = 100_000
 LIMIT_S = 0.1
@@ -50,8 +52,7 @@ def all_pages(database: Database, wanted: Wanted, most: int = 10_000) -> tuple[l
         found += [line.id for line in lines]
         if following is None:
             break
-        at_ms, _, job_id = following.partition(":")
-        wanted = Wanted(queues=wanted.queues, state=wanted.state, tenant=wanted.tenant, after=(int(at_ms), job_id))
+        wanted = replace(wanted, after=JobPlace.read(following))
     return found, slowest_s
 
 
@@ -103,6 +104,33 @@ class TestGivenJobsOfSeveralKinds:
             found, _ = page_of_jobs(database, wanted_of({"span": "hour"}, ["q"], None))
 
         assert [line.id for line in found] == ["0.t3.00000003"]
+
+
+class TestGivenAQueueWithEveryJob:
+    @pytest.mark.parametrize(
+        ("asked", "index"),
+        [
+            (JobFilter(), "jobs_by_queue"),
+            (JobFilter(state="failed"), "jobs_by_state"),
+            (JobFilter(tenant="t7", after=JobPlace(1, "")), "jobs_by_tenant"),
+            (JobFilter(error_code="engine_error"), "jobs_by_error"),
+            (JobFilter(batch="b3", state="done", tenant="t7"), "jobs_by_batch"),
+            (JobFilter(batch=("b3", "b4"), tenant="t7"), "jobs_by_batch"),
+        ],
+        ids=str,
+    )
+    def test_when_jobs_are_filtered_then_the_index_of_the_filter_is_searched(
+        self, sqlite_url: str, asked: JobFilter, index: str
+    ) -> None:
+        engine = open_database(sqlite_url)
+        queries = [replace(asked, queue=queues).newest_first([jobs.c.id]) for queues in ("q", ["q"], ["q", "other"])]
+        statements = [query.compile(engine, compile_kwargs={"literal_binds": True}) for query in queries]
+
+        with engine.connect() as connection:
+            plans = [connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {one}").all()[0][3] for one in statements]
+        engine.dispose()
+
+        assert [plan for plan in plans if not plan.startswith(f"SEARCH jobs USING INDEX {index}")] == []
 
 
 @pytest.mark.long
