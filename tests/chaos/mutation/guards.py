@@ -738,8 +738,8 @@ OVERLAP = (
         patches=(
             Patch(
                 "engine/scheduling/admission.py",
-                "limits.max_model_len) - 1)\n",
-                "limits.max_model_len) + 1)\n",
+                "max(len(sequence.token_ids), most)",
+                "max(len(sequence.token_ids), most + 2)",
             ),
         ),
         tests=(f"{OVERLAPPED}::TestGivenADeviceThatLags",),
