@@ -127,6 +127,18 @@ class TestGivenAnIdempotencyKey:
         assert store.get(alone.info.id, "acme") is None
         assert store.get(shared.info.id, "acme") == replace(known, input=())
 
+    def test_when_its_response_has_expired_then_a_new_one_takes_its_place(self, store: ResponseStore) -> None:
+        old = replace(response(), idempotency_key=uuid4().hex, expires_ms=now_ms() - 1)
+        other, new = (replace(response(tenant), idempotency_key=old.idempotency_key) for tenant in ("initech", "acme"))
+        for one in (old, other):
+            store.add(one)
+
+        found = store.add(new)
+
+        assert found is None
+        assert store.get(new.info.id, "acme") is not None
+        assert store.get(other.info.id, "initech") is not None
+
     def test_when_another_tenant_has_the_same_then_both_have_a_row(self, store: ResponseStore) -> None:
         key = uuid4().hex
 
