@@ -30,7 +30,8 @@ from tests.rules.commands import parse
 from tests.servers import binary_of, free_port, how_to_get
 
 ROOT = Path(__file__).parent.parent.parent
-GUIDE = ("start", "web-backend", "http", "bulk", "offline", "models", "operations", "gpu", "callbacks", "history")
+GUIDE = ("start", "web-backend", "http", "bulk", "offline", "models", "operations", "gpu", "callbacks", "history",
+         "responses")  # fmt: skip
 PAGES = {"README": ROOT / "README.md"} | {name: ROOT / "docs" / "guide" / f"{name}.md" for name in GUIDE}
 TEXT = "\n".join(path.read_text() for path in PAGES.values())
 """The README and the guide, in the order in which a new user reads them."""
@@ -69,7 +70,8 @@ def is_standalone(snippet: str) -> bool:
 
 def snippets() -> list[ParameterSet]:
     """The snippets that run by themselves, named. One that loads a model in its process takes as long as a worker."""
-    names = ["openai", "offline in the readme", "sync", "async", "waits", "durability", "offline", "chats", "streams"]
+    names = ["openai", "offline in the readme", "sync", "async", "waits", "durability", "offline", "chats", "streams",
+             "responses"]  # fmt: skip
     found = zip(names, [block for block in blocks("python") if is_standalone(block)], strict=True)
     return [
         pytest.param(snippet, id=name, marks=pytest.mark.long if name in ("offline", "chats") else ())
@@ -134,9 +136,10 @@ def _wait_for_worker(here: Place, worker: subprocess.Popen[bytes]) -> None:
 
 @pytest.fixture(scope="module")
 def gateway_port(place: Place) -> Iterator[str]:
-    """The port of a gateway of that worker, without keys."""
-    url = embedded.Embedded(place.folder / "state").url
-    with gateway_process(url) as gateway:
+    """The port of a gateway of that worker, with tables of its own, which have no keys."""
+    url, database_url = embedded.Embedded(place.folder / "state").url, f"sqlite:///{place.folder / 'gateway.db'}"
+    place.run(f"worker migrate --database-url {database_url}")
+    with gateway_process(url, database_url=database_url) as gateway:
         yield gateway.url.removesuffix("/v1").rpartition(":")[2]
 
 
