@@ -105,8 +105,8 @@ def served_partitions(queue: str, stated: object, asked: int | None) -> int | No
     served = int(stated) if isinstance(stated, bytes) and stated.isdigit() else 0
     if served and asked not in (None, served):
         raise InvalidSetting(
-            f"the workers of queue {queue!r} serve {served} partitions, and this client was made for {asked}: set "
-            f"SLUICE_PARTITIONS={served}"
+            f"the workers of queue {queue!r} serve {served} partitions, and this client was made for {asked}: "
+            f"leave out `partitions` (--partitions, SLUICE_PARTITIONS), or give {served}"
         )
     return served or asked
 

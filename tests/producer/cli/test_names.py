@@ -146,4 +146,4 @@ class TestGivenAQueueOfFourPartitions:
         ended = run(*command.split(), "--partitions", "2")
 
         assert (ended.code, ended.out) == (2, "")
-        assert "serve 4 partitions, and this client was made for 2: set SLUICE_PARTITIONS=4" in ended.err
+        assert "serve 4 partitions, and this client was made for 2: leave out `partitions`" in ended.err

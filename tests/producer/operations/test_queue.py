@@ -65,7 +65,7 @@ class TestGivenAQueueWhoseNumberTheUserNamed:
         queue = Queue("q", 2)
 
         for _ in range(2):
-            with pytest.raises(InvalidSetting, match=r"serve 4 partitions.* made for 2: set SLUICE_PARTITIONS=4"):
+            with pytest.raises(InvalidSetting, match=r"serve 4 .* made for 2: leave out `partitions` .*, or give 4"):
                 num_keys(queue, [None, b"4"])
 
     def test_when_no_worker_has_stated_one_then_it_holds(self) -> None:
