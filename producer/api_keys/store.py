@@ -17,6 +17,7 @@ from sluice.producer.contract.database import (
     HistoryMissing,
     SchemaTooOld,
     check_schema,
+    nothing_at,
     open_database,
     why,
 )
@@ -120,7 +121,7 @@ class KeyStore:
     def _connection(self) -> Generator[sa.Connection]:
         path = self._engine.url.database
         if self._engine.dialect.name == "sqlite" and not Path(path or "").exists():  # SQLite would create it
-            raise NoKeyTable(f"there is no database at {path} yet: a worker creates it, or `worker migrate`")
+            raise NoKeyTable(nothing_at(path))
         with _explained(), self._engine.begin() as connection:
             if not self._is_checked:
                 check_schema(connection)

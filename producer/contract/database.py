@@ -170,6 +170,11 @@ def check_writable(engine: Engine) -> str | None:
         raise failure_of(error, engine.url) from error
 
 
+def nothing_at(path: object, what: str = "database") -> str:
+    """Return the message for a SQLite file that does not exist."""
+    return f"there is no {what} at {path} yet: a worker creates it, or `worker migrate`"
+
+
 def schema_revision(connection: Connection) -> str | None:
     """Return the migration of the database; None if it has no tables of the history."""
     if not sa.inspect(connection).has_table("alembic_version"):

@@ -15,7 +15,7 @@ from typing import Any, Self
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from sluice.producer.contract.database import HistoryError, check_schema, open_database
+from sluice.producer.contract.database import HistoryError, check_schema, nothing_at, open_database
 from sluice.producer.contract.job_ids import split_job_id
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.tables import (
@@ -162,7 +162,7 @@ class History:
             and path not in (None, "", ":memory:")
             and not Path(str(path)).exists()
         ):
-            raise HistoryUnavailable(f"there is no job history at {path} yet. A worker with --database-url writes it.")
+            raise HistoryUnavailable(nothing_at(path, "job history"))
 
     def __enter__(self) -> Self:
         with self._connection() as connection:

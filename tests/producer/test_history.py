@@ -266,7 +266,10 @@ class TestGivenNoHistory:
 
     def test_when_the_file_has_no_tables_then_the_error_says_so_and_nothing_is_made(self, tmp_path: Path) -> None:
         path = tmp_path / "empty.db"
-        with pytest.raises(HistoryUnavailable, match="no job history"), History(f"sqlite:///{path}"):
+        with (
+            pytest.raises(HistoryUnavailable, match=r"no job history.* yet: a worker creates it, or `worker migrate`"),
+            History(f"sqlite:///{path}"),
+        ):
             pass
         assert not path.exists()
 

@@ -9,7 +9,7 @@ from typing import Self
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from sluice.producer.contract.database import READ_ONLY, HistoryError, check_schema, open_database, why
+from sluice.producer.contract.database import READ_ONLY, HistoryError, check_schema, nothing_at, open_database, why
 from sluice.producer.errors import HistoryUnavailable
 from sluice.producer.gateway.tables.faults import TablesMissing
 
@@ -76,7 +76,7 @@ class Database:
     def _begun(self, engine: sa.Engine) -> Generator[sa.Connection]:
         path = self._engine.url.database
         if self._engine.dialect.name == "sqlite" and not Path(path or "").exists():  # SQLite would create it
-            raise TablesMissing(f"there is no database at {path} yet: a worker creates it, or `worker migrate`")
+            raise TablesMissing(nothing_at(path))
         with _explained(), engine.begin() as connection:
             if not self._is_checked:
                 check_schema(connection)
