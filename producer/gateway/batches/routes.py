@@ -26,7 +26,7 @@ from sluice.producer.gateway.files.store import INPUT, File, FileStore, now_ms
 from sluice.producer.gateway.files.threads import FILES
 from sluice.producer.gateway.openapi import batch_docs
 from sluice.producer.gateway.openapi.routes import ApiRoute
-from sluice.producer.gateway.queues import Queues
+from sluice.producer.gateway.queues import QueueClients, Queues
 from sluice.producer.gateway.requests import read_json
 from sluice.producer.gateway.tables.pages import list_body, wanted_of
 from sluice.producer.gateway.tables.threads import SQL
@@ -63,7 +63,7 @@ class BatchRoutes:
         if length is None:
             raise bad_request(f"completion_window must be as 24h or 7d, got {window[:64]!r}", param="completion_window")
         model = await FILES.run(_first_model, self._storage, file)
-        queue = (await self._queues.of_model(model)).submitting.target
+        queue = (await self._queue_of(model)).submitting.target
         created_ms = now_ms()
         batch = Batch(
             id=f"batch_{token_hex(12)}",
@@ -81,6 +81,13 @@ class BatchRoutes:
         if not await SQL.run(self._batches.add, batch):
             raise _no_file(file.id)
         return JSONResponse(batch.body)
+
+    async def _queue_of(self, model: str | None) -> QueueClients:
+        try:
+            return await self._queues.of_model(model)
+        except HttpError as error:
+            message = f"the first line of the file: {error}"
+            raise HttpError(400, error.kind, message, error.code, param=FIELDS[0]) from error
 
     async def _input(self, file_id: str, tenant: str) -> File:
         file = await SQL.run(self._files.get, file_id, tenant)

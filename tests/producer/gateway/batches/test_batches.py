@@ -1,6 +1,7 @@
 """Batches by the stock client, through a real gateway, queue, worker and `worker callbacks`."""
 
 import openai
+import pytest
 
 from tests.producer.gateway.batches.processes import (
     ENDPOINT,
@@ -54,6 +55,14 @@ class TestGivenAFileWithABadLine:
         assert found.errors.data is not None
         assert [(error.line, error.code) for error in found.errors.data] == [(3, "invalid_json")]
         assert found.output_file_id is None
+
+
+class TestGivenAFileForAModelThatIsNotServed:
+    def test_when_its_batch_is_created_then_the_answer_names_the_file(self, client: openai.OpenAI) -> None:
+        with pytest.raises(openai.BadRequestError, match="the first line of the file: the model 'other'") as raised:
+            begun(client, numbered(1, model="other"))
+
+        assert (raised.value.param, raised.value.code) == ("input_file_id", "model_not_found")
 
 
 class TestGivenABatchInProgress:
