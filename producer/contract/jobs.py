@@ -368,7 +368,9 @@ def _message(turn: object) -> Message:
     parts: Mapping[str, Any] = cast("Mapping[str, Any]", turn) if isinstance(turn, Mapping) else {}
     if not {"role", "content"} <= parts.keys() <= {"role", "content", "name"}:
         found = ", ".join(map(str, parts)) or kind
-        raise InvalidJob(f"a message has a role, a content and perhaps a name; got {found}")
+        lacks = " and ".join(name for name in ("role", "content") if name not in parts)
+        missing = f"; {lacks} is missing" if lacks and parts else ""
+        raise InvalidJob(f"a message has a role, a content and perhaps a name; got {found}{missing}")
     return Message(**{**parts, "content": joined_text(parts["content"])})
 
 

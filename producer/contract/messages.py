@@ -115,7 +115,7 @@ class JobOptions:
             self.logprobs is None or is_integer(self.logprobs),
             f"logprobs must be a whole number, got {self.logprobs!r}",
         )
-        yield is_listing(self.stop, is_text), "stop must be a list of strings in UTF-8"
+        yield is_listing(self.stop, is_text), "stop must be text or a list of texts, in UTF-8"
         yield is_listing(self.stop_token_ids, is_token_id), "stop_token_ids must be a list of token ids"
         yield is_bias(self.logit_bias), "logit_bias must map token ids to numbers"
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from sluice.producer.contract.calls import FromNow, NewJob
 from sluice.producer.contract.job_ids import split_job_id
 from sluice.producer.contract.jobs import Job, JobEncoder, Options, job, only_prompt, partition_of, template
+from sluice.producer.contract.openai.requests import CHAT, RequestRefused, read_request
 from sluice.producer.contract.wire import JobId, Message, decode_prompt, decode_spec
 from sluice.producer.errors import InvalidJob, ProducerError
 
@@ -124,7 +125,7 @@ class TestGivenOptions:
             ({"max_tokens": 2.5}, "max_tokens must be"),
             ({"n": 65}, "n must be"),
             ({"stop": ["a", ""]}, "stop must not have an empty string"),
-            ({"stop": 5}, "stop must be"),
+            ({"stop": 5}, "stop must be text or a list of texts"),
             ({"seed": -1}, "seed must be a whole number in"),
             ({"seed": 2**64}, "seed must be"),
             ({"seed": True}, "seed must be"),
@@ -159,6 +160,23 @@ class TestGivenOptions:
     def test_when_a_number_has_too_many_digits_to_print_then_it_is_refused_too(self) -> None:
         with pytest.raises(InvalidJob, match="cannot be read"):
             made(max_tokens=10**5000)
+
+
+class TestGivenABadMessage:
+    def test_when_it_lacks_its_role_then_the_sentence_says_so(self) -> None:
+        with pytest.raises(InvalidJob, match="got content; role is missing"):
+            template(Options()).new_job([{"content": "hello"}])
+
+    @pytest.mark.parametrize(
+        ("message", "end"), [({"role": "bot", "content": "hi"}, 'got "bot"'), ({"content": "hi"}, "it is missing")]
+    )
+    def test_when_a_chat_names_no_role_that_is_served_then_those_are_named(
+        self, message: dict[str, str], end: str
+    ) -> None:
+        with pytest.raises(RequestRefused, match=f"one of user, assistant, system, developer; {end}") as raised:
+            read_request(CHAT, {"messages": [message]})
+
+        assert raised.value.param == "messages"
 
 
 class TestGivenTheSameQuestionTwice:

@@ -58,6 +58,8 @@ def read_parameters(body: object) -> dict[str, Any]:
 SAME = SAMPLING_NAMES - {"logit_bias", "logprobs"} | {"seed", "model", "metadata", "add_special_tokens", "priority"}
 """Parameters passed on unchanged: OpenAI's and those that open servers add."""
 
+ROLES = ("user", "assistant", "system", "developer")
+
 IGNORED = frozenset(
     {
         "user",
@@ -186,7 +188,19 @@ def _chat_message(message: object) -> dict[str, str]:
         raise RequestRefused("unsupported", f"{min(unsupported)} in a message is not supported here", "messages")
     if given.get("role") in ("tool", "function"):
         raise RequestRefused("unsupported", f"messages of role {given['role']} are not supported here", "messages")
+    check_role(given.get("role"), "messages")
     return {**given, "content": _content(given.get("content"))}
+
+
+def check_role(role: object, param: str) -> None:
+    """Check the role of a message.
+
+    Raises:
+        RequestRefused: it is missing, or not one that is served.
+    """
+    if role not in ROLES:
+        got = "it is missing" if role is None else f"got {json.dumps(role)[:80]}"
+        raise RequestRefused("invalid_request", f"a message's role must be one of {', '.join(ROLES)}; {got}", param)
 
 
 def _content(content: object) -> str:

@@ -10,13 +10,13 @@ from sluice.producer.contract.openai.requests import (
     Harmless,
     RequestRefused,
     check_number,
+    check_role,
     read_bias,
     read_parameters,
     refuse_unless_harmless,
 )
 
 PART_TYPES = ("input_text", "output_text", "text")
-ROLES = ("user", "assistant", "system", "developer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,8 +152,7 @@ def _item(value: object) -> dict[str, Any]:
     kind, role = item.get("type") or "message", item.get("role")
     if kind != "message":
         raise RequestRefused("unsupported", f"input items of type {json.dumps(kind)[:80]} are not supported", "input")
-    if role not in ROLES:
-        raise RequestRefused("invalid_request", f"a message's role must be one of {', '.join(ROLES)}", "input")
+    check_role(role, "input")
     # What else items of an earlier output have says nothing to a model.
     if unsupported := item.keys() - {"type", "role", "content", "id", "status", "phase"}:
         raise RequestRefused("unsupported", f"{min(unsupported)} in a message is not supported here", "input")
