@@ -16,7 +16,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 from sluice.producer import config
-from sluice.producer.client import AnyJob, durability_policy, embedded_use, link_settings
+from sluice.producer.client import (
+    AnyJob,
+    check_options,
+    durability_policy,
+    embedded_use,
+    job_ids,
+    link_settings,
+    readers_of,
+)
 from sluice.producer.contract.calls import BatchView, JobView, QueueSettings, QueueView
 from sluice.producer.contract.jobs import Job, JobEncoder, Moment, Options, PromptLike, only_prompt
 from sluice.producer.contract.transport.drivers import drive_events_async
@@ -111,14 +119,23 @@ class AsyncProducer:
             )
         )
 
-    async def submit_many(
+    def submit_many(
         self,
         jobs: Iterable[PromptLike | Job] | AsyncIterable[PromptLike | Job],
         *,
         durability: str | None = None,
         **options: Unpack[Options],
     ) -> AsyncIterator[SubmitAnswer]:
-        """Do as `Producer.submit_many`; the jobs may come from an asynchronous iterator."""
+        """Do as `Producer.submit_many`, as lazily; the jobs may come from an asynchronous iterator."""
+        check_options(options, durability)
+        return self._submit_many(jobs, durability, options)
+
+    async def _submit_many(
+        self,
+        jobs: Iterable[PromptLike | Job] | AsyncIterable[PromptLike | Job],
+        durability: str | None,
+        options: Options,
+    ) -> AsyncIterator[SubmitAnswer]:
         await self._link.run(self._queue.read())
         encoder = JobEncoder(options, partitions=self._queue.partitions)
         durability_check = await self._link.run(self._durability.resolve(self._queue, durability))
@@ -171,17 +188,18 @@ class AsyncProducer:
 
     def stream_many(self, jobs: Iterable[AnyJob | tuple[AnyJob, Place]]) -> AsyncIterator[StreamEvent]:
         """Do as `Producer.stream_many`."""
-        pairs = [job if isinstance(job, tuple) else (job, 0) for job in jobs]
-        readers = [Reader(self._queue, JobId(str(job)), place) for job, place in pairs]
-        return self._events(following.follow(self._queue, readers, waits=self.waits))
+        return self._events(following.follow(self._queue, readers_of(self._queue, jobs), waits=self.waits))
 
     async def result(self, job: AnyJob, timeout_s: float | None = None) -> JobResult:
         """Do as `Producer.result`."""
         return await self._link.run(results.result(self._queue, JobId(str(job)), timeout_s, waits=self.waits))
 
-    def results(self, jobs: Iterable[AnyJob]) -> AsyncIterator[Outcome]:
+    def results(
+        self, jobs: Iterable[AnyJob], *, with_entries: bool = False, is_waiting: bool = True
+    ) -> AsyncIterator[Outcome]:
         """Do as `Producer.results`."""
-        return self._events(outcomes(self._queue, [JobId(str(job)) for job in jobs], waits=self.waits))
+        read = outcomes(self._queue, job_ids(jobs), with_entries=with_entries, is_waiting=is_waiting, waits=self.waits)
+        return self._events(read)
 
     # ------------------------------------------------------------ look and change
 
@@ -191,7 +209,7 @@ class AsyncProducer:
 
     async def views(self, jobs: Iterable[AnyJob]) -> list[JobView | None]:
         """Do as `Producer.views`."""
-        return await self._link.run(views.views(self._queue, [JobId(str(job)) for job in jobs]))
+        return await self._link.run(views.views(self._queue, job_ids(jobs)))
 
     async def cancel(self, job: AnyJob, *, reason: str | None = None) -> str:
         """Do as `Producer.cancel`."""
@@ -200,15 +218,15 @@ class AsyncProducer:
 
     async def cancel_many(self, jobs: Iterable[AnyJob], *, reason: str | None = None) -> list[str]:
         """Do as `Producer.cancel_many`."""
-        return await self._link.run(control.cancel(self._queue, [JobId(str(job)) for job in jobs], reason))
+        return await self._link.run(control.cancel(self._queue, job_ids(jobs), reason))
 
     async def requeue(self, jobs: Iterable[AnyJob]) -> list[bool]:
         """Do as `Producer.requeue`."""
-        return await self._link.run(control.requeue(self._queue, [JobId(str(job)) for job in jobs]))
+        return await self._link.run(control.requeue(self._queue, job_ids(jobs)))
 
     async def delete(self, jobs: Iterable[AnyJob]) -> list[bool]:
         """Do as `Producer.delete`."""
-        return await self._link.run(control.delete(self._queue, [JobId(str(job)) for job in jobs]))
+        return await self._link.run(control.delete(self._queue, job_ids(jobs)))
 
     async def queue(self) -> list[QueueView]:
         """Do as `Producer.queue`."""

@@ -8,6 +8,7 @@
 It only runs the generators of `operations/`; `aio.py` runs them on asyncio. Threads may share a Producer.
 """
 
+import sys
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from types import TracebackType
@@ -17,11 +18,12 @@ from sluice.producer import config
 from sluice.producer.contract.calls import BatchView, JobView, QueueSettings, QueueView
 from sluice.producer.contract.durability import read_durability
 from sluice.producer.contract.host.state_folder import state_dir
-from sluice.producer.contract.jobs import Job, JobEncoder, Moment, Options, Prepared, PromptLike, only_prompt
+from sluice.producer.contract.jobs import Job, JobEncoder, Moment, Options, Prepared, PromptLike, only_prompt, template
 from sluice.producer.contract.transport import embedded
 from sluice.producer.contract.transport.drivers import drive_events
 from sluice.producer.contract.waits import OnWait, WaitNotifier
 from sluice.producer.contract.wire import JobId, JobResult
+from sluice.producer.errors import InvalidJob
 from sluice.producer.operations import batches, control, dead, results, submission, views
 from sluice.producer.operations import follow as following
 from sluice.producer.operations.backpressure import RetryAfterEstimator, submit_within
@@ -31,7 +33,7 @@ from sluice.producer.operations.durability import TIMEOUT_S, DurabilityPolicy
 from sluice.producer.operations.follow import Place, Reader, StreamEvent, choice_readers
 from sluice.producer.operations.operation import STEPS, Operation, Reply, Step, first_ask
 from sluice.producer.operations.queue import Queue
-from sluice.producer.operations.results import Outcome, ended, outcomes
+from sluice.producer.operations.results import Outcome, outcomes
 from sluice.producer.operations.submission import Packer, Receipt, SubmitAnswer
 from sluice.producer.operations.views import JobStatus
 from sluice.producer.transport.links import Link, Pipe
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from sluice.producer.history.queries import JobRow
 
 Result = TypeVar("Result")
+Item = TypeVar("Item")
 AnyJob = JobId | str | Receipt
 """A job: its id, or the receipt of its submit."""
 
@@ -122,10 +125,11 @@ class Producer:
         """Submit one job: a prompt, or chat messages, or token ids.
 
         After this returns, the job is kept to the extent of `durability` (see docs/explanation/durability.md).
-        If the queue is full, it waits up to `wait_s` for room.
+        If the queue is full, it waits up to `wait_s` for room. A worker checks what only it knows: the model's name,
+        and the length of the prompt in tokens. A job that fails there raises JobFailed when you read it.
 
         Raises:
-            InvalidJob: a value is wrong, or no worker of this queue can run the job.
+            InvalidJob: a value is wrong, or needs what the queue's workers do not have. JobTooLarge: by its size.
             DurabilityRefused: the server cannot guarantee the requested durability; nothing was submitted.
             LessDurable: the job is accepted, but the server has not confirmed that durability.
             QueueFull: the queue is at a limit; `retry_after_s` estimates when it has room.
@@ -150,22 +154,30 @@ class Producer:
     ) -> Iterator[SubmitAnswer]:
         """Submit many jobs, pipelined; yields a Receipt or an error for each, in order.
 
+        Lazy: nothing is sent until you iterate. Only `options` and `durability` are checked at the call.
+
         Args:
             jobs: Prompts, or `job(prompt, **options)` for a prompt with additional options.
             durability: As in `submit`. One wait for disk or replicas covers up to 1024 jobs.
             options: Options of every job, checked and encoded once.
 
         Raises:
-            InvalidJob: `options` are wrong. For a single wrong job, an InvalidJob is yielded instead.
+            InvalidJob: an option or `durability` is wrong. For a single wrong job, an InvalidJob is yielded instead.
             DurabilityRefused: as in `submit`. For a single less durable job, a LessDurable is yielded instead.
             QueueUnreachable, QueueRefused: the server is unreachable, or refuses; submit again with the same ids.
         """
+        check_options(options, durability)
+        return self._submit_many(jobs, durability, options)
+
+    def _submit_many(
+        self, jobs: Iterable[PromptLike | Job], durability: str | None, options: Options
+    ) -> Iterator[SubmitAnswer]:
         self._link.run(self._queue.read())
         encoder = JobEncoder(options, partitions=self._queue.partitions)
-        return self.submit_prepared(map(encoder.prepare, jobs), durability=durability)
+        yield from self.submit_prepared(map(encoder.prepare, jobs), durability=durability)
 
     def submit_prepared(self, jobs: Iterable[Prepared], *, durability: str | None = None) -> Iterator[SubmitAnswer]:
-        """Submit jobs that are already encoded, as `submit_many` does."""
+        """Submit jobs that are already encoded, as `submit_many` does. Lazy, too."""
         durability_check = self._link.run(self._durability.resolve(self._queue, durability))
         packer, waits = Packer(durability_check), RetryAfterEstimator(self._queue)
         in_flight = deque[Operation[list[SubmitAnswer]]]()
@@ -235,11 +247,12 @@ class Producer:
         A job that ends other than done does not raise: the `end` of its last event has the state.
 
         Args:
-            jobs: Jobs, or (job, position) for a job that is not read from the start.
+            jobs: Jobs, each once, or (job, position) for a job that is not read from the start.
+
+        Raises:
+            InvalidJob: a job is given twice.
         """
-        pairs = [job if isinstance(job, tuple) else (job, 0) for job in jobs]
-        readers = [Reader(self._queue, JobId(str(job)), place) for job, place in pairs]
-        return self._events(following.follow(self._queue, readers, waits=self.waits))
+        return self._events(following.follow(self._queue, readers_of(self._queue, jobs), waits=self.waits))
 
     def result(self, job: AnyJob, timeout_s: float | None = None) -> JobResult:
         """Wait for a job to end and return its output.
@@ -262,10 +275,8 @@ class Producer:
             with_entries: Whether to read the channel of each first choice too, which has the time of each token.
             is_waiting: False yields the outcomes of those jobs that have ended, and leaves out the others.
         """
-        ids = [JobId(str(job)) for job in jobs]
-        if not is_waiting:
-            return self._events(ended(self._queue, ids, with_entries=with_entries))
-        return self._events(outcomes(self._queue, ids, with_entries=with_entries, waits=self.waits))
+        read = outcomes(self._queue, job_ids(jobs), with_entries=with_entries, is_waiting=is_waiting, waits=self.waits)
+        return self._events(read)
 
     # ------------------------------------------------------------ look and change
 
@@ -279,7 +290,7 @@ class Producer:
 
     def views(self, jobs: Iterable[AnyJob]) -> list[JobView | None]:
         """Return the state of each job; None for an unknown job."""
-        return self._link.run(views.views(self._queue, [JobId(str(job)) for job in jobs]))
+        return self._link.run(views.views(self._queue, job_ids(jobs)))
 
     def cancel(self, job: AnyJob, *, reason: str | None = None) -> str:
         """Cancel a job; returns the state reached, or `asked` for a running job, which its worker then stops.
@@ -292,18 +303,18 @@ class Producer:
 
     def cancel_many(self, jobs: Iterable[AnyJob], *, reason: str | None = None) -> list[str]:
         """Cancel jobs; returns for each the state reached, `asked` or `unknown`."""
-        return self._link.run(control.cancel(self._queue, [JobId(str(job)) for job in jobs], reason))
+        return self._link.run(control.cancel(self._queue, job_ids(jobs), reason))
 
     def requeue(self, jobs: Iterable[AnyJob]) -> list[bool]:
         """Requeue failed jobs, which resume after their last token.
 
         False for a job that has not failed, whose prompt has expired, or whose idempotency key a newer job has.
         """
-        return self._link.run(control.requeue(self._queue, [JobId(str(job)) for job in jobs]))
+        return self._link.run(control.requeue(self._queue, job_ids(jobs)))
 
     def delete(self, jobs: Iterable[AnyJob]) -> list[bool]:
         """Delete the data of ended jobs in the queue; the history keeps its rows. False: unknown or unfinished."""
-        return self._link.run(control.delete(self._queue, [JobId(str(job)) for job in jobs]))
+        return self._link.run(control.delete(self._queue, job_ids(jobs)))
 
     def queue(self) -> list[QueueView]:
         """Return the state of each partition of the queue."""
@@ -386,6 +397,45 @@ class Producer:
         """Run an operation and yield its events."""
         events = drive_events(operation, self._link.perform, STEPS)
         return (event for event in events if event is not None)
+
+
+def job_ids(jobs: Iterable[AnyJob]) -> list[JobId]:
+    """Return the ids of jobs.
+
+    Raises:
+        InvalidJob: one job is given, and not a list.
+    """
+    return [JobId(str(job)) for job in _listed(jobs)]
+
+
+def readers_of(queue: Queue, jobs: Iterable[AnyJob | tuple[AnyJob, Place]]) -> list[Reader]:
+    """Return a reader of the first choice of each job.
+
+    Raises:
+        InvalidJob: a job is given twice, or one job is given, and not a list.
+    """
+    pairs = [job if isinstance(job, tuple) else (job, 0) for job in _listed(jobs)]
+    readers = {str(job): Reader(queue, JobId(str(job)), place) for job, place in pairs}
+    if len(readers) < len(pairs):
+        raise InvalidJob("a job is given twice: give each once, from the least of its positions")
+    return list(readers.values())
+
+
+def _listed(jobs: Iterable[Item]) -> Iterable[Item]:
+    if isinstance(jobs, (str, Receipt)):
+        raise InvalidJob("give a list of jobs, got one")
+    return jobs
+
+
+def check_options(options: Options, durability: str | None) -> None:
+    """Check the options of many jobs, as far as that needs no server.
+
+    Raises:
+        InvalidJob: a value is wrong.
+    """
+    template(options, partitions=sys.maxsize)  # how many the queue has is known later
+    if durability is not None:
+        read_durability(durability)
 
 
 def durability_policy(durability: str | None, patience_s: float) -> DurabilityPolicy:

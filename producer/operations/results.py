@@ -186,9 +186,16 @@ Outcomes: TypeAlias = Generator[Step | Outcome, list[Reply], None]
 
 
 def outcomes(
-    queue: Queue, job_ids: Iterable[JobId], *, with_entries: bool = False, waits: WaitNotifier | None = None
+    queue: Queue,
+    job_ids: Iterable[JobId],
+    *,
+    with_entries: bool = False,
+    is_waiting: bool = True,
+    waits: WaitNotifier | None = None,
 ) -> Outcomes:
-    """Yield the outcome of each job as it ends; report waits in which none ends."""
+    """Yield the outcome of each job as it ends; report waits in which none ends. See `ended` for `is_waiting`."""
+    if not is_waiting:
+        return (yield from ended(queue, job_ids, with_entries=with_entries))
     with (waits or WaitNotifier()).wait() as wait:
         yield from _outcomes(queue, dict.fromkeys(job_ids), wait, with_entries=with_entries)
 

@@ -1,13 +1,15 @@
 """The asyncio client against a real server, with the worker's side moved by hand."""
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from sluice.producer import AsyncProducer, Receipt, StreamEvent
+from sluice.producer import AsyncProducer, Producer, Receipt, StreamEvent
 from sluice.producer.contract.states import JobState
+from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import InvalidJob, JobCancelled, JobFailed, JobNotFound, ResultTimeout
 from sluice.producer.transport.hub import MAX_NEW_READS
 from sluice.producer.transport.links import MAX_ASKS
@@ -25,6 +27,57 @@ async def aproducer(valkey: RedisServer) -> AsyncIterator[AsyncProducer]:
 async def all_of(events: AsyncIterator[StreamEvent]) -> list[StreamEvent]:
     """To the end."""
     return [event async for event in events]
+
+
+def public_methods(client: type) -> dict[str, list[tuple[str, object, object]]]:
+    """The names, kinds and defaults of the arguments of each method."""
+    methods = inspect.getmembers(client, inspect.isfunction)
+    return {
+        name: [(one.name, one.kind, one.default) for one in inspect.signature(method).parameters.values()]
+        for name, method in methods
+        if not name.startswith("_")
+    }
+
+
+async def _called(producer: AsyncProducer, name: str, jobs: object) -> None:
+    await getattr(producer, name)(jobs)
+
+
+class TestGivenBothClients:
+    def test_when_their_methods_are_compared_then_they_take_the_same(self) -> None:
+        blocking, on_asyncio = public_methods(Producer), public_methods(AsyncProducer)
+
+        assert blocking.keys() - on_asyncio.keys() == {"submit_prepared"}
+        assert on_asyncio.keys() - blocking.keys() == {"stream_groups"}
+        assert {name: blocking[name] for name in on_asyncio if name in blocking} == {
+            name: found for name, found in on_asyncio.items() if name in blocking
+        }
+
+    @pytest.mark.parametrize("client", [Producer, AsyncProducer])
+    def test_when_many_are_submitted_with_a_bad_option_then_the_call_raises(
+        self, client: type[Producer | AsyncProducer]
+    ) -> None:
+        nowhere = client("redis://127.0.0.1:1")
+
+        with pytest.raises(InvalidJob, match="temperature"):
+            nowhere.submit_many(["hello"], temperature=-1)
+        with pytest.raises(InvalidJob, match="durability"):
+            nowhere.submit_many(["hello"], durability="never")
+        assert nowhere.submit_many(["hello"]) is not None  # lazy: there is no server
+
+    @pytest.mark.parametrize("name", ["views", "cancel_many", "requeue", "delete", "results", "stream_many"])
+    @pytest.mark.parametrize("one", ["0.default.abc", Receipt(JobId("0.default.abc"))], ids=["id", "receipt"])
+    async def test_when_one_job_is_given_for_a_list_then_it_is_refused(
+        self, aproducer: AsyncProducer, producer: Producer, name: str, one: object
+    ) -> None:
+        with pytest.raises(InvalidJob, match="give a list of jobs, got one"):
+            getattr(producer, name)(one)
+        with pytest.raises(InvalidJob, match="give a list of jobs, got one"):
+            await _called(aproducer, name, one)
+
+    def test_when_a_job_is_streamed_twice_in_one_call_then_it_is_refused(self, producer: Producer) -> None:
+        with pytest.raises(InvalidJob, match="given twice"):
+            producer.stream_many(["0.default.a", ("0.default.a", 3)])
 
 
 class TestGivenAnEmptyQueue:
