@@ -37,7 +37,12 @@ def main(settings: CallbackSettings) -> ExitCode:
     webhooks = [names.webhooks] * (settings.webhook_workers if settings.secret else 0)
     pool = WorkerPool([names.chores, *[names.gateway] * is_installed(), *webhooks], settings)
     mover = Mover(client, rq_client, settings)
-    with stopped_by_signals(mover.stop):
+
+    def stop() -> None:
+        pool.close()
+        mover.stop()
+
+    with stopped_by_signals(stop):
         pool.start()
         log.info("callbacks started", redis=redacted(settings.redis_url), rq=redacted(settings.rq_url))
         mover.run()

@@ -100,9 +100,13 @@ class WorkerPool:
             self._spawn(number, queue)
         self._thread.start()
 
+    def close(self) -> None:
+        """Restart no process from now on: who stops the command may have stopped them too. Safe in a signal handler."""
+        self._closing.set()
+
     def stop(self) -> None:
         """Stop all processes gracefully, and kill them after a timeout."""
-        self._closing.set()
+        self.close()
         self._thread.join()
         for _, process in self._processes.values():
             process.terminate()
@@ -121,7 +125,7 @@ class WorkerPool:
     def _watch(self) -> None:
         while not self._closing.wait(RESTART_AFTER_S):
             for number, (queue, process) in list(self._processes.items()):
-                if not process.is_alive():
+                if not process.is_alive() and not self._closing.is_set():
                     # Its server is away, which the mover reports.
                     if process.exitcode != ExitCode.NOT_READY:
                         self._log.warning("rq worker ended; restarting", rq_queue=queue, exit_code=process.exitcode)
