@@ -36,27 +36,33 @@ class DeathReports:
     def send(self, incarnation: str) -> None:
         """Report an incarnation to every partition, on a thread. The process does not end before the thread."""
         try:
-            threading.Thread(target=self._send, args=(incarnation,), name="death-report").start()
+            threading.Thread(target=self._send, args=(incarnation, RETRY_FOR_S), name="death-report").start()
         except RuntimeError:  # the system has no thread left
-            self._try(incarnation)
+            self._send(incarnation, 0.0)
 
-    def _send(self, incarnation: str) -> None:
-        until_s, backoff = monotonic_s() + RETRY_FOR_S, Backoff(FIRST_DELAY_S, MAX_DELAY_S)
-        while (error := self._try(incarnation)) is not None and monotonic_s() < until_s:
+    def _send(self, incarnation: str, retry_for_s: float) -> None:
+        until_s, backoff = monotonic_s() + retry_for_s, Backoff(FIRST_DELAY_S, MAX_DELAY_S)
+        has_counted = False
+        while True:
+            replies = self._try(incarnation)
+            has_counted = has_counted or True in replies
+            error = next((reply for reply in replies if isinstance(reply, Exception)), None)
+            if error is None or monotonic_s() >= until_s:
+                break
             time.sleep(backoff.next_delay_s())
+        log = self._log.bind(worker_id=incarnation[:8])
         if error is not None:
-            self._log.debug("worker's death not reported", worker_id=incarnation[:8], error=str(error))
+            log.warning("worker's death not reported; its jobs wait until its heartbeat expires", error=str(error))
+        elif has_counted:
+            log.info("worker's death reported")
 
-    def _try(self, incarnation: str) -> Exception | None:
-        """Report it once; return the error, if a partition has not heard of it."""
+    def _try(self, incarnation: str) -> list[bool | Exception]:
+        """Report it once. Return each partition's reply, whether it knew the worker, or why there is none."""
         try:
             client = connect(self._url, timeout_s=TIMEOUT_S)
             try:
-                replies = run_many(client, [report_death(keys, incarnation) for keys in self._partitions])
+                return run_many(client, [report_death(keys, incarnation) for keys in self._partitions])
             finally:
                 client.connection_pool.disconnect()
         except (ConfigError, RedisError, OSError) as error:
-            return error
-        if True in replies:
-            self._log.info("worker's death reported", worker_id=incarnation[:8])
-        return next((reply for reply in replies if isinstance(reply, Exception)), None)
+            return [error]
