@@ -6,7 +6,7 @@ import logging
 
 import pytest
 import structlog
-from redis.exceptions import ResponseError
+from redis.exceptions import AuthenticationError, ResponseError
 
 from sluice.producer.contract.transport.backoff import MAX_DELAY_S
 from sluice.worker.config import LogConfig
@@ -98,6 +98,16 @@ class TestGivenRedisThatBreaksAndHeals:
         events = [json.loads(line)["event"] for line in stream.getvalue().splitlines()]
         assert events == ["redis unreachable", "redis reachable again"]
         assert health.is_well
+
+    def test_when_it_refuses_the_user_then_that_is_said_in_place_of_an_outage(self) -> None:
+        stream = io.StringIO()
+        configure_logs(LogConfig(), stream=stream)
+        health = RedisHealth(get_log(), "redis://:***@host")
+
+        health.failed("beat", AuthenticationError("invalid username-password pair"))
+
+        (line,) = map(json.loads, stream.getvalue().splitlines())
+        assert line["event"] == "redis refuses this user"
 
     def test_when_it_stays_away_then_each_wait_is_longer_up_to_a_second(self) -> None:
         retries = RetryPolicy()

@@ -52,7 +52,7 @@ def bind(settings: CallbackSettings) -> None:
 
 
 class Sweeps:
-    """A sweep every few seconds, under an id made of the time: several movers enqueue it once. Changes with each."""
+    """A sweep every second, under an id made of the time: several movers enqueue it once. Changes with each."""
 
     def __init__(self, queue: Queue) -> None:
         self._queue: Any = queue  # Any: rq is partly untyped

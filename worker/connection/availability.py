@@ -12,14 +12,15 @@ from sluice.worker.log import Log
 AWAY = (
     ErrorKind.UNAVAILABLE, ErrorKind.LOADING, ErrorKind.MOVED, ErrorKind.DENIED, ErrorKind.FULL, ErrorKind.CANNOT_WRITE,
 )  # fmt: skip
-"""Errors of a server that is up but cannot serve requests now, or of the network."""
+"""Errors of the network, and of a server that cannot serve requests now or refuses this user. A refusal passes when an
+operator gives the right or the password back; a worker that already serves waits for that, as for an outage."""
 
 MAX_UNEXPECTED_REPLIES = 8
 """After this many other error replies in a row, the fault is in this program."""
 
 
 def is_away(error: BaseException) -> bool:
-    """Return whether an error means that the server or the network failed, so that a retry may help."""
+    """Return whether the server or the network failed, or this user is refused, so that a retry may help."""
     return classify(error) in AWAY
 
 
@@ -47,7 +48,9 @@ class RedisHealth:
             if not self._failing:
                 self._down_since_s = monotonic_s()
                 self.num_outages += 1
-                self._log.warning("redis unreachable", url=self._url, error=f"{type(error).__name__}: {error}")
+                is_refused = classify(error) is ErrorKind.DENIED
+                event = "redis refuses this user" if is_refused else "redis unreachable"
+                self._log.warning(event, url=self._url, error=f"{type(error).__name__}: {error}")
             self._failing[who] = monotonic_s()
 
     def stalled(self) -> None:
