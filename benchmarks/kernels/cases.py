@@ -26,7 +26,6 @@ from sluice.kernels.paged_attention.layout import KVCache, allocate_plain
 from sluice.kernels.paged_attention.reference import paged_attention_reference
 from sluice.kernels.penalties import Penalties
 from sluice.kernels.rms_norm.reference import rms_norm_reference
-from sluice.kernels.rope.reference import rope_reference
 from sluice.kernels.sample import SampleOptions
 from sluice.kernels.sample.reference import kept_set_reference
 from sluice.kernels.soft_cap.reference import soft_cap_reference
@@ -285,15 +284,6 @@ def make_cos_sin(num_positions: int, rotary_size: int, device: torch.device) -> 
     rates = 10000.0 ** -(torch.arange(0, rotary_size, 2, dtype=torch.float64) / max(rotary_size, 1))
     angles = torch.arange(num_positions, dtype=torch.float64)[:, None] * rates
     return torch.cat([angles.cos(), angles.sin()], dim=-1).float().to(device)
-
-
-def rope_agreement(out: Tensor, x: Tensor, positions: Tensor, cos_sin: Tensor) -> Agreement:
-    """Compare `out` with the rotation in float64; elements that are not rotated must have the same bits."""
-    expected = rope_reference(x.double(), positions, cos_sin)
-    rotary_size = cos_sin.shape[1]
-    compared = agreement(out, expected, 8 * FLOAT32_UNIT * _pair_size(expected, rotary_size))
-    passed = same_bits(out[..., rotary_size:], x[..., rotary_size:])
-    return compared if passed else Agreement(float("inf"), compared.rms)
 
 
 def _pair_size(rotated: Tensor, rotary_size: int) -> Tensor:

@@ -143,7 +143,7 @@ def _start(arguments: argparse.Namespace) -> dict[str, object]:
             quantization=arguments.quantization,
             kv_cache_dtype=arguments.kv_cache_dtype,
             kernels=arguments.kernels,
-            rehearses=True,
+            warms_up=True,
             max_num_seqs=GPU_STEP.max_num_seqs,
             max_num_batched_tokens=GPU_STEP.max_num_batched_tokens,
         )

@@ -141,7 +141,7 @@ class ModelRunner:
         bucket = self._buckets.of(batch) if self._graphs is not None else None
         if self._graphs is None or bucket is None:
             return self.forward(self._lay_out(batch)), None
-        is_due = not self._graphs.has(bucket) and self._graphs.request(bucket)
+        is_due = not self._graphs.has(bucket) and self._graphs.note_use(bucket)
         if is_due or self._graphs.has(bucket):
             self._fill(self._graphs.inputs, pad(batch, bucket), bucket)
             if not is_due or self._graphs.record(bucket):
@@ -172,7 +172,7 @@ class ModelRunner:
     @property
     def has_preparations(self) -> bool:
         """Whether idle time can be used: see `prepare`."""
-        return self._graphs is not None and self._graphs.most_requested is not None
+        return self._graphs is not None and self._graphs.most_used is not None
 
     def prepare(self) -> None:
         """Record the most wanted step that is not recorded yet, if there is memory for it.
@@ -180,13 +180,13 @@ class ModelRunner:
         Raises:
             EngineBroken: the device is lost.
         """
-        if self._graphs is None or (bucket := self._graphs.most_requested) is None:
+        if self._graphs is None or (bucket := self._graphs.most_used) is None:
             return
         try:
             guarded(lambda: self._record(bucket))
         except OutOfMemory:
             # Steps work without it. It may be wanted again.
-            self._graphs.drop_wish(bucket)
+            self._graphs.forget_uses(bucket)
             give_memory_back(self._device)
 
     def prepare_first(self) -> None:

@@ -80,7 +80,7 @@ class ModelOptions:
     so with the native kernels, which it requires.
     """
 
-    rehearses: bool = False
+    warms_up: bool = False
     """Whether a load on a GPU tries each kernel, and runs every variant, so that nothing is compiled for a job."""
 
     num_threads: int | None = None

@@ -44,7 +44,7 @@ def write_kv(  # noqa: PLR0913 - a kernel's arguments are its tensors
         qkv: `[T, (H + 2 * G) * D]`: query heads, key heads, value heads. Rows may be strided. Not changed.
         positions: `[T]` int64.
         slot_mapping: `[T]` int64, `block_id * block_size + offset`, each at most once; a negative one stores nothing.
-        cos_sin: `[P, R]` float32, as for `sluice.kernels.rope.rope`.
+        cos_sin: `[P, R]` float32, see `sluice.kernels.rope`.
         kv_cache: of G key-value heads, dtype of `qkv` or fp8. Only the given slots are written.
         head_norm: weights of the heads' norm; None if the model has none.
         out: `[T, H, D]`, contiguous, dtype of `qkv`; allocated if None.

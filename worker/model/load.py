@@ -288,7 +288,7 @@ def _model_options(config: WorkerConfig, folder: Path) -> ModelOptions:
         graphs=None if model.graphs else False,
         kernels=model.kernels,
         is_deterministic=model.deterministic,
-        rehearses=True,
+        warms_up=True,
     )
 
 

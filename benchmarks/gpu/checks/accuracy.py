@@ -35,7 +35,6 @@ from benchmarks.kernels.cases import (
     generator_on,
     kept_set_differs,
     make_attention,
-    make_cos_sin,
     make_options,
     make_penalties,
     make_write,
@@ -43,7 +42,6 @@ from benchmarks.kernels.cases import (
     penalties_agreement,
     product_agreement,
     random_tensor,
-    rope_agreement,
     same_bits,
     sinks_of,
     soft_cap_agreement,
@@ -63,7 +61,6 @@ from sluice.kernels.prepare_batch import StepPlan
 from sluice.kernels.prepare_batch.kernel import prepare_batch_triton
 from sluice.kernels.prepare_batch.reference import prepare_batch_reference
 from sluice.kernels.rms_norm.kernel import add_rms_norm_triton, rms_norm_triton
-from sluice.kernels.rope.kernel import rope_triton
 from sluice.kernels.sample.kernel import find_kept_sets, sample_triton
 from sluice.kernels.sample.reference import sample_reference
 from sluice.kernels.soft_cap.kernel import soft_cap_triton
@@ -108,7 +105,6 @@ def _checks(scale: Scale, dtype: torch.dtype) -> dict[str, Check]:
         "rms_norm": _norm,
         "soft_cap": _soft_cap,
         "gated_activation": _gate,
-        "rope": _rope,
         "int8 product": _product,
         "product of few rows": _few_rows,
         "write_kv": _write_kv,
@@ -178,17 +174,6 @@ def _gate(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
         out = torch.empty(9, size, dtype=dtype, device=scale.device)
         gated_activation_triton(gate_up, activation=activation, out=out)
         yield gate_agreement(out, gate_up, activation)
-
-
-def _rope(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
-    generator = generator_on(scale.device.type)
-    num_tokens = 3 if scale.is_toy else 130
-    for head_size, rotary_size in ((64, 64), (128, 128), (80, 32)):
-        x = random_tensor(num_tokens, 5, head_size, dtype=dtype, generator=generator)
-        positions = torch.arange(num_tokens, device=scale.device) * 31
-        cos_sin, out = make_cos_sin(31 * num_tokens, rotary_size, scale.device), torch.empty_like(x)
-        rope_triton(x, positions, cos_sin, out=out)
-        yield rope_agreement(out, x, positions, cos_sin)
 
 
 def _product(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:

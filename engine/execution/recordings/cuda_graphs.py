@@ -36,12 +36,12 @@ Draw = Callable[[Tensor], None]
 log = logging.getLogger(__name__)
 
 PATIENCE = 4
-"""Requests after which a bucket is recorded at once: that takes about as long as four steps that are launched kernel by
+"""Uses after which a bucket is recorded at once: that takes about as long as four steps that are launched kernel by
 kernel. Other buckets are recorded when the engine is idle.
 """
 
 PATIENCE_WITHOUT_MEMORY = 256
-"""Requests after which a bucket is tried again that memory was lacking for."""
+"""Uses after which a bucket is tried again that memory was lacking for."""
 
 MAX_RECORDINGS = 192
 """Each recording takes some MiB of the device for its launches, in addition to the shared pool."""
@@ -159,7 +159,7 @@ class GraphedDecoder:
         self._recordings: dict[Bucket, Recording | None] = {}
         """None: the bucket cannot be recorded, whatever the memory."""
 
-        self._wishes: Counter[Bucket] = Counter()
+        self._uses: Counter[Bucket] = Counter()
         self.num_replays = 0
         self._may_record = True
         """True until a capture has failed."""
@@ -173,27 +173,27 @@ class GraphedDecoder:
         return [bucket for bucket, recording in self._recordings.items() if recording is not None]
 
     @property
-    def most_requested(self) -> Bucket | None:
-        """The unrecorded bucket that was wanted most often; None if there is none."""
+    def most_used(self) -> Bucket | None:
+        """The unrecorded bucket that steps used most often; None if there is none."""
         if not self._may_record or len(self._recordings) >= MAX_RECORDINGS:
             return None
-        wanted = [bucket for bucket, count in self._wishes.items() if count > 0]
-        return max(wanted, key=self._wishes.__getitem__, default=None)
+        wanted = [bucket for bucket, count in self._uses.items() if count > 0]
+        return max(wanted, key=self._uses.__getitem__, default=None)
 
     def has(self, bucket: Bucket) -> bool:
         """Whether `bucket` is replayed."""
         return self._recordings.get(bucket) is not None
 
-    def request(self, bucket: Bucket) -> bool:
-        """Count a use that `bucket` would have had; return whether it should be recorded at once."""
+    def note_use(self, bucket: Bucket) -> bool:
+        """Count a step that could have replayed `bucket`; return whether to record it at once."""
         if not self._may_record or bucket in self._recordings or len(self._recordings) >= MAX_RECORDINGS:
             return False
-        self._wishes[bucket] += 1
-        return self._wishes[bucket] >= PATIENCE
+        self._uses[bucket] += 1
+        return self._uses[bucket] >= PATIENCE
 
-    def drop_wish(self, bucket: Bucket) -> None:
-        """Forget how often `bucket` was wanted."""
-        self._wishes.pop(bucket, None)
+    def forget_uses(self, bucket: Bucket) -> None:
+        """Forget how often steps used `bucket`."""
+        self._uses.pop(bucket, None)
 
     def forward(self, bucket: Bucket) -> Tensor:
         """Return the logits `[R, V]` of the step in `inputs`, whose bucket is recorded; then rows of no meaning."""
@@ -210,7 +210,7 @@ class GraphedDecoder:
         Raises:
             Exception: the device is lost.
         """
-        self.drop_wish(bucket)
+        self.forget_uses(bucket)
         if not self._may_record:
             return False
         try:
@@ -222,7 +222,7 @@ class GraphedDecoder:
             self._note(error)
             if self._may_record and isinstance(translated(error), OutOfMemory):
                 # A moment's shortage must not cost every later step its recording.
-                self._wishes[bucket] = PATIENCE - PATIENCE_WITHOUT_MEMORY
+                self._uses[bucket] = PATIENCE - PATIENCE_WITHOUT_MEMORY
             else:
                 self._recordings[bucket] = None
             return False

@@ -27,7 +27,7 @@ from sluice.engine.execution.start.kernel_trial import (
     wanted_kernels,
 )
 from sluice.engine.execution.start.largest_step import largest_batches
-from sluice.engine.execution.start.rehearsal import rehearsal_batches
+from sluice.engine.execution.start.warm_up import warm_up_batches
 from sluice.engine.executor import ModelLimits
 from sluice.engine.models.config import DecoderConfig, parse_config
 from sluice.engine.models.decoder import Decoder
@@ -124,8 +124,8 @@ def load_planned(plan: LoadPlan) -> ModelRunner:
     if device.type == "cuda":
         # Triton launches on the thread's current device, whatever the tensors' device. torch needs an index here.
         torch.cuda.set_device(device.index or 0)
-    rehearses = options.rehearses and device.type == "cuda"
-    processes = num_processes(plan.folder.weights.files, device) if rehearses else 0
+    warms_up = options.warms_up and device.type == "cuda"
+    processes = num_processes(plan.folder.weights.files, device) if warms_up else 0
     with (
         torch.inference_mode(),
         kernels_tried(
@@ -142,8 +142,8 @@ def load_planned(plan: LoadPlan) -> ModelRunner:
             max_model_len=plan.max_model_len,
             max_tokens=options.max_num_batched_tokens,
         )
-    if rehearses:
-        rehearse(decoder, plan)
+    if warms_up:
+        warm_up(decoder, plan)
     limits = replace(
         plan.limits,
         eos_token_ids=plan.limits.eos_token_ids | options.end_token_ids,
@@ -185,7 +185,7 @@ def _max_model_len(config: DecoderConfig, options: ModelOptions) -> int:
     return options.max_model_len or longest
 
 
-def rehearse(decoder: Decoder, plan: LoadPlan) -> None:
+def warm_up(decoder: Decoder, plan: LoadPlan) -> None:
     """Run steps of every kind, so that what a step uses first is compiled and loaded now.
 
     Raises:
@@ -193,7 +193,7 @@ def rehearse(decoder: Decoder, plan: LoadPlan) -> None:
         KernelsUnavailable: a kernel fails, and only Triton's may be used.
     """
     options = plan.options
-    batches = rehearsal_batches(
+    batches = warm_up_batches(
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
         max_model_len=plan.max_model_len,

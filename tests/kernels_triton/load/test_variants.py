@@ -1,4 +1,4 @@
-"""No kernel is compiled for a job: what a rehearsal launches are all variants that a worker launches later.
+"""No kernel is compiled for a job: what a warm-up launches are all variants that a worker launches later.
 
 Launches are noted and not run, over tensors of zeros on the CPU; so no GPU is needed, and no compiler.
 """
@@ -27,7 +27,7 @@ from sluice.engine.execution.model_runner import ModelRunner
 from sluice.engine.execution.options import ModelOptions
 from sluice.engine.execution.start.kernel_trial import sizes_of
 from sluice.engine.execution.start.model_loading import load_model_runner, plan_load
-from sluice.engine.execution.start.rehearsal import rehearsal_batches
+from sluice.engine.execution.start.warm_up import warm_up_batches
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullTokenizer
 from sluice.engine.request import Request, SamplingParams
@@ -122,8 +122,8 @@ def try_cases(options: ModelOptions, *, deterministic: bool) -> None:
                 case()
 
 
-def rehearse(runner: ModelRunner) -> None:
-    for batch in rehearsal_batches(
+def warm_up(runner: ModelRunner) -> None:
+    for batch in warm_up_batches(
         max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=MAX_TOKENS, max_model_len=MAX_LEN, block_size=16
     ):
         runner.launch(batch).collect()
@@ -158,20 +158,20 @@ MODELS = fast_only(
 
 
 @pytest.mark.parametrize(("name", "is_int8", "deterministic"), MODELS)
-class TestGivenAModelThatWasRehearsed:
+class TestGivenAModelThatWasWarmedUp:
     def test_when_random_requests_run_then_no_variant_is_new(
         self, tmp_path: Path, name: str, *, is_int8: bool, deterministic: bool
     ) -> None:
         with launches(deterministic=deterministic) as seen:
             runner = load_model_runner(options_of(name, tmp_path, is_int8=is_int8))
-            rehearse(runner)
-            rehearsed = set(seen)
+            warm_up(runner)
+            warmed_up = set(seen)
 
             num_steps = serve(runner)
 
         assert num_steps > 50
-        assert len(rehearsed) > 10
-        assert sorted(map(str, seen - rehearsed)) == []
+        assert len(warmed_up) > 10
+        assert sorted(map(str, seen - warmed_up)) == []
 
     def test_when_its_kernels_were_tried_before_then_hardly_a_variant_is_left(
         self, tmp_path: Path, name: str, *, is_int8: bool, deterministic: bool
@@ -181,7 +181,7 @@ class TestGivenAModelThatWasRehearsed:
             try_cases(options, deterministic=deterministic)
             tried = set(seen)
 
-            rehearse(load_model_runner(options))
+            warm_up(load_model_runner(options))
 
         # Each compiles while the worker starts, one after another.
         assert len(seen - tried) <= 3, sorted(map(str, seen - tried))

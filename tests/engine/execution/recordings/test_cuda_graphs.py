@@ -210,7 +210,7 @@ class TestGivenACacheWithNumbersInIt:
 
 
 @pytest.mark.usefixtures("_records_nothing_at_start")
-class TestGivenWishes:
+class TestGivenStepsThatAreNotRecorded:
     def test_when_a_step_is_wanted_again_and_again_then_it_is_recorded_without_a_pause(self) -> None:
         runner = load(graphs=True)
         assert runner.graphs is not None
@@ -376,7 +376,7 @@ class TestGivenAPauseWithoutMemory:
         assert graphs is not None
         run(runner, ASKED[:2])
         num_recorded = len(graphs.recorded)
-        assert (bucket := graphs.most_requested) is not None
+        assert (bucket := graphs.most_used) is not None
 
         def raises(*_arguments: object, **_options: object) -> None:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory.")

@@ -10,10 +10,8 @@ from benchmarks.kernels.cases import (
     added_norm_agreement,
     gate_agreement,
     generator_on,
-    make_cos_sin,
     norm_agreement,
     random_tensor,
-    rope_agreement,
     same_bits,
     soft_cap_agreement,
 )
@@ -21,7 +19,6 @@ from sluice.kernels.gated_activation import Activation
 from sluice.kernels.gated_activation.kernel import gated_activation_triton
 from sluice.kernels.rms_norm.kernel import add_rms_norm_triton, rms_norm_triton
 from sluice.kernels.rms_norm.reference import rms_norm_reference
-from sluice.kernels.rope.kernel import rope_triton
 from sluice.kernels.soft_cap.kernel import soft_cap_triton
 from tests.kernels_triton.devices import DEVICES
 
@@ -178,34 +175,3 @@ class TestGivenRows:
         gated_activation_triton(gate_up, activation=activation, out=out)
 
         assert torch.equal(out, gate.clamp(min=0).unsqueeze(0))
-
-
-@pytest.mark.parametrize(("device", "dtype"), DEVICES)
-class TestGivenHeads:
-    @pytest.mark.parametrize(
-        ("num_tokens", "num_heads", "head_size", "rotary_size"),
-        [(1, 1, 16, 16), (3, 5, 64, 64), (2, 9, 80, 80), (4, 2, 64, 16), (2, 3, 24, 0), (0, 2, 16, 16)],
-    )
-    def test_when_they_are_rotated_then_each_is_within_rounding_and_the_rest_is_passed(
-        self, device: str, dtype: torch.dtype, num_tokens: int, num_heads: int, head_size: int, rotary_size: int
-    ) -> None:
-        generator = generator_on(device)
-        x = random_tensor(num_tokens, num_heads + 1, head_size, dtype=dtype, generator=generator)[:, :num_heads]
-        positions = torch.arange(num_tokens, device=device) * 97 % 300
-        cos_sin = make_cos_sin(300, rotary_size, torch.device(device))
-        out = torch.full((num_tokens, num_heads, head_size), float("nan"), dtype=dtype, device=device)
-
-        rope_triton(x, positions, cos_sin, out=out)
-
-        assert rope_agreement(out, x, positions, cos_sin).holds
-
-    def test_when_they_are_rotated_in_place_then_the_result_is_the_same(self, device: str, dtype: torch.dtype) -> None:
-        x = random_tensor(3, 4, 32, dtype=dtype, generator=generator_on(device))
-        positions = torch.tensor([0, 5, 299], device=device)
-        cos_sin = make_cos_sin(300, 32, torch.device(device))
-        apart = torch.empty_like(x)
-
-        rope_triton(x, positions, cos_sin, out=apart)
-        rope_triton(x, positions, cos_sin, out=x)
-
-        assert same_bits(x, apart)

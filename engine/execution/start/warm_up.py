@@ -21,7 +21,7 @@ _Part = tuple[Sequence, int, int, bool]
 """See `batch_of`."""
 
 
-def rehearsal_batches(
+def warm_up_batches(
     *, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, block_size: int
 ) -> Iterator[Batch]:
     """Yield the steps: prompts of every length, alone, continued and beside a decode, then decodes of every context."""

@@ -1,4 +1,4 @@
-"""The steps of a rehearsal: within the limits, of every kind, and run by a real model."""
+"""The steps of a warm-up: within the limits, of every kind, and run by a real model."""
 
 from pathlib import Path
 
@@ -8,15 +8,15 @@ from sluice import worker
 from sluice.engine.batch import Batch
 from sluice.engine.execution import model_runner
 from sluice.engine.execution.options import ModelOptions
-from sluice.engine.execution.start.model_loading import load_planned, plan_load, rehearse
-from sluice.engine.execution.start.rehearsal import rehearsal_batches
+from sluice.engine.execution.start.model_loading import load_planned, plan_load, warm_up
+from sluice.engine.execution.start.warm_up import warm_up_batches
 
 FOLDER = Path(worker.__file__).parent / "small_model"
 
 
 def batches_of(max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int) -> list[Batch]:
     return list(
-        rehearsal_batches(
+        warm_up_batches(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=max_model_len,
@@ -44,7 +44,7 @@ class TestGivenLimits:
         assert len({one.sequence_id for b in batches for one in b.rows}) == sum(len(b.rows) for b in batches)
 
 
-def test_when_a_model_is_rehearsed_then_every_step_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_when_a_model_is_warmed_up_then_every_step_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_load(
         ModelOptions(
             path=FOLDER, num_blocks=80, num_threads=1, max_num_seqs=5, max_num_batched_tokens=40, max_model_len=600
@@ -58,6 +58,6 @@ def test_when_a_model_is_rehearsed_then_every_step_runs(monkeypatch: pytest.Monk
         return launch(self, batch)
 
     monkeypatch.setattr(model_runner.ModelRunner, "launch", note)
-    rehearse(runner.decoder, plan)
+    warm_up(runner.decoder, plan)
 
     assert launched == [batch.num_tokens for batch in batches_of(5, 40, 600)]
