@@ -96,7 +96,7 @@ def clean_files() -> None:
 
 def _mark_storage(settings: TaskSettings) -> None:
     with settings.workshop() as workshop, Producer(settings.redis_url, queue=settings.queue, patience_s=1.0) as queue:
-        queue.run(mark(settings.queue, workshop.storage.identity()))
+        queue.run(mark(settings.queue, workshop.storage.identity(), is_callbacks=True))
 
 
 def _continue_batches(settings: TaskSettings) -> None:

@@ -1,6 +1,7 @@
 """The routes of batches: /v1/batches."""
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from secrets import token_hex
 from typing import cast
@@ -20,6 +21,7 @@ from sluice.producer.gateway.access import caller_of
 from sluice.producer.gateway.batches.batch import CANCELLED, CANCELLING, Batch, printable, window_of
 from sluice.producer.gateway.batches.store import BatchStore
 from sluice.producer.gateway.errors import HttpError, bad_request
+from sluice.producer.gateway.files.hosts import lacks_callbacks
 from sluice.producer.gateway.files.routes import not_found
 from sluice.producer.gateway.files.storage import Storage
 from sluice.producer.gateway.files.store import INPUT, File, FileStore, now_ms
@@ -31,6 +33,8 @@ from sluice.producer.gateway.requests import read_json
 from sluice.producer.gateway.tables.pages import list_body, wanted_of
 from sluice.producer.gateway.tables.threads import SQL
 from sluice.producer.openai.bodies import Object
+
+LOG = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 256 * 1024
 DEFAULT_PAGE, MAX_PAGE = 20, 100
@@ -63,7 +67,8 @@ class BatchRoutes:
         if length is None:
             raise bad_request(f"completion_window must be as 24h or 7d, got {window[:64]!r}", param="completion_window")
         model = await FILES.run(_first_model, self._storage, file)
-        queue = (await self._queue_of(model)).submitting.target
+        clients = await self._queue_of(model)
+        queue = clients.submitting.target
         created_ms = now_ms()
         batch = Batch(
             id=f"batch_{token_hex(12)}",
@@ -80,6 +85,8 @@ class BatchRoutes:
         )
         if not await SQL.run(self._batches.add, batch):
             raise _no_file(file.id)
+        if await lacks_callbacks(clients):
+            LOG.warning("A batch waits: no `worker callbacks` serves queue %s.", queue.name)
         return JSONResponse(batch.body)
 
     async def _queue_of(self, model: str | None) -> QueueClients:

@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from sluice.producer.gateway.files.hosts import lacks_callbacks
 from sluice.producer.gateway.files.routes import not_found
 from sluice.producer.gateway.files.storage import Storage
 from sluice.producer.gateway.files.store import File, FileStore
@@ -62,7 +63,9 @@ class BatchPages:
         errors = await HISTORY.run(errors_of, self._database, queue, batch_id, visitor.tenant)
         if line is None:
             raise not_found("batch", batch_id)
-        return {"batch": fragment("parts/batch.html", batch=line, errors=errors)}
+        clients = next(one for one in self._queues if one.name == queue)
+        is_stalled = line.is_open and await lacks_callbacks(clients)
+        return {"batch": fragment("parts/batch.html", batch=line, errors=errors, is_stalled=is_stalled)}
 
     async def _download(self, request: Request, visitor: Visitor) -> Response:
         queue, batch_id = self._asked(request)

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,12 +11,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from sluice.producer.errors import ProducerError
+from sluice.producer.gateway.files.hosts import lacks_callbacks
 from sluice.producer.gateway.queues import Queues
 from sluice.producer.gateway.tables.database import Database
 from sluice.producer.gateway.tables.threads import HISTORY
 from sluice.producer.gateway.ui.frame import Frame, render
 from sluice.producer.gateway.ui.latest import Latest
 from sluice.producer.gateway.ui.live import Live, Parts
+from sluice.producer.gateway.ui.read.batches import queues_with_open_batches
 from sluice.producer.gateway.ui.read.latencies import counts_of_tenant, ttft_by_queue, ttft_of_tenant
 from sluice.producer.gateway.ui.read.overview import Latency, Memory, Overview, Trends, overview
 from sluice.producer.gateway.ui.read.surveys import Surveys
@@ -47,6 +49,7 @@ class OverviewPage:
         self._latest = Latest(self._parts, PUSH_EVERY_S)
         self._own: dict[str, Latest[Parts]] = {}
         self._latencies = Latest(self._read_latencies, LATENCY_EVERY_S)
+        self._stalled = Latest(self._read_stalled, LATENCY_EVERY_S)
 
     def routes(self) -> Iterator[Route]:
         """Yield the routes."""
@@ -92,13 +95,22 @@ class OverviewPage:
         names = [queue.name for queue in self._queues]
         views = await asyncio.gather(*map(self._surveys.of, self._queues))
         latencies, memory = await self._latencies.get(), await self._memory()
-        return overview(dict(zip(names, views, strict=True)), latencies, memory, self._trends)
+        stalled = await self._stalled.get()
+        return overview(dict(zip(names, views, strict=True)), latencies, memory, self._trends, stalled=stalled)
 
     async def _read_latencies(self) -> Mapping[str, Latency]:
         try:
             return await HISTORY.run(ttft_by_queue, self._database, [queue.name for queue in self._queues])
         except ProducerError:
             return {}
+
+    async def _read_stalled(self) -> Sequence[str]:
+        """Return the queues with batches that nobody continues."""
+        try:
+            found = await HISTORY.run(queues_with_open_batches, self._database, [one.name for one in self._queues])
+        except ProducerError:
+            return ()
+        return [one.name for one in self._queues if one.name in found and await lacks_callbacks(one)]
 
     async def _memory(self) -> Memory | None:
         try:

@@ -1,13 +1,14 @@
 """Batches: their progress, rate and errors, counted from the history. Methods block."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
 from sluice.producer.contract.tables import gateway_batches, jobs
+from sluice.producer.gateway.batches.batch import OPEN
 from sluice.producer.gateway.tables.database import Database
 
 LISTED = 50
@@ -37,6 +38,11 @@ class BatchLine:
     error_file: str | None = None
     recent: int = 0
     """Jobs that ended in the last minute."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the gateway has more to do for it."""
+        return self.status in OPEN
 
     @property
     def size(self) -> int:
@@ -150,6 +156,14 @@ def _line(
 def _of(queue: str, batch_id: str, tenant: str | None) -> list[sa.ColumnElement[bool]]:
     wanted = [jobs.c.queue == queue, jobs.c.batch == batch_id]
     return wanted if tenant is None else [*wanted, jobs.c.tenant == tenant]
+
+
+def queues_with_open_batches(database: Database, queues: Sequence[str]) -> set[str]:
+    """Return those queues that have batches of the gateway which are not over."""
+    columns, is_open = gateway_batches.c, gateway_batches.c.status.in_(OPEN)
+    query = sa.select(columns.queue).where(is_open, columns.queue.in_(queues)).distinct()
+    with database.reading() as connection:
+        return {*connection.execute(query).scalars()}
 
 
 def tenant_of_batch(database: Database, batch_id: str) -> str | None:

@@ -98,8 +98,10 @@ def overview(
     latencies: Mapping[str, Latency],
     memory: Memory | None,
     trends: Trends,
+    *,
+    stalled: Sequence[str] = (),
 ) -> Overview:
-    """Sum up what the queues say."""
+    """Sum up what the queues say. `stalled`: those with batches that no callbacks process continues."""
     workers = tuple(row for name, of_queue in views.items() for row in workers_of(name, of_queue))
     cards = tuple(_card(name, of_queue, workers, latencies.get(name, Latency())) for name, of_queue in views.items())
     alerts = [alert for card in cards for alert in _alerts(card.totals, trends)]
@@ -107,7 +109,7 @@ def overview(
         at_ms=round(time.time() * 1000),
         queues=cards,
         workers=workers,
-        alerts=(*_memory_alerts(memory), *alerts),
+        alerts=(*_memory_alerts(memory), *alerts, *map(_stalled_alert, stalled)),
     )
 
 
@@ -139,6 +141,11 @@ def _alerts(totals: QueueTotals, trends: Trends) -> Iterator[Alert]:
     if totals.suspects:
         text = f"{_jobs(totals.suspects)} running when several workers died; each is run alone."
         yield Alert("warn", f"Queue {name} has suspects.", text)
+
+
+def _stalled_alert(name: str) -> Alert:
+    text = f"No callbacks process serves it. Start one: worker callbacks --queue {name}"
+    return Alert("bad", f"Batches of queue {name} do not go on.", text)
 
 
 def _jobs(number: int) -> str:

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from sluice.producer.gateway.errors import HttpError
-from sluice.producer.gateway.files.hosts import StorageMarks
+from sluice.producer.gateway.files.hosts import StorageMarks, lacks_callbacks, mark
 from sluice.producer.gateway.files.storage import Storage
 from sluice.producer.gateway.queues import Queues
 from sluice.producer.gateway.settings import GatewaySettings
@@ -299,6 +299,19 @@ class TestGivenTwoHostsWithAFolderEach:
                 await other.check()
             with pytest.raises(HttpError, match="SLUICE_FILES_URL"):
                 await first.check()
+
+    async def test_when_a_callbacks_process_marks_its_own_then_it_is_no_other_storage(
+        self, valkey: RedisServer
+    ) -> None:
+        async with Queues(GatewaySettings(redis_url=valkey.url, database_url="sqlite://")) as queues:
+            queue = queues.first
+            await queue.submitting.run(mark(queue.name, "a"))
+            lacked = await lacks_callbacks(queue)
+
+            found = await queue.submitting.run(mark(queue.name, "a", is_callbacks=True))
+
+            assert found == {"a"}
+            assert (lacked, await lacks_callbacks(queue)) == (True, False)
 
     @pytest.mark.long
     def test_when_two_gateways_serve_one_queue_then_both_say_so(self, valkey: RedisServer, tmp_path: Path) -> None:

@@ -1,12 +1,15 @@
-"""The files of a batch, downloaded from its page."""
+"""The files of a batch, downloaded from its page, and what pages say if nobody makes them."""
 
 import json
 import re
+from pathlib import Path
 
 import openai
 
-from tests.producer.gateway.batches.processes import begun, lines_of, numbered, until
+from sluice.producer.gateway.files.hosts import CALLBACKS
+from tests.producer.gateway.batches.processes import begun, lines_of, numbered, place_in, until
 from tests.producer.gateway.gateway_process import GatewayProcess
+from tests.servers import RedisServer
 
 
 def with_one_too_long(count: int) -> bytes:
@@ -32,3 +35,30 @@ class TestGivenABatchWithResultsAndErrors:
         assert [len(lines) for lines in found] == [3, 1]
         names = [answer.headers["content-disposition"] for answer in answers]
         assert names == [f'attachment; filename="{one}.jsonl"' for one in (batch.output_file_id, batch.error_file_id)]
+
+    def test_when_a_callbacks_process_has_served_the_queue_then_its_marker_says_so(
+        self, client: openai.OpenAI, batch_server: RedisServer
+    ) -> None:
+        until(client, begun(client, numbered(1)))
+
+        with batch_server.client() as redis:
+            assert redis.zscore("{default:0}:storages", CALLBACKS) is not None
+
+
+class TestGivenNoCallbacksProcess:
+    def test_when_a_batch_is_created_then_log_and_pages_say_that_it_waits(
+        self, valkey: RedisServer, tmp_path: Path
+    ) -> None:
+        place = place_in(tmp_path, valkey.url)
+        with place.gateway() as gateway, gateway.client() as client:
+            quiet = gateway.get("/ui/").text
+
+            batch = begun(client, numbered(1))
+            log, page = gateway.log.read_text(), gateway.get(f"/ui/batches/default/{batch.id}").text
+        with place.gateway() as gateway:  # another one, which has not looked yet
+            overview = gateway.get("/ui/").text
+
+        assert "No alerts." in quiet
+        assert "A batch waits: no `worker callbacks` serves queue default." in log
+        assert "worker callbacks --queue default" in page
+        assert "Batches of queue default do not go on." in overview

@@ -182,7 +182,7 @@ CASES: Mapping[str, list[dict[str, Any]]] = {
     "parts/no_history.html": [{}],
     "parts/own.html": [{"own": OwnFigures(counts={"done": 3, "failed": 1}, ttft=LATENCY)}],
     "parts/batch.html": [
-        {"batch": batch, "errors": errors}
+        {"batch": batch, "errors": errors, "is_stalled": bool(errors)}
         for batch in batches()
         for errors in ([], [filled(ErrorKind, column="error")])
     ],
