@@ -87,7 +87,7 @@ def create_router(settings: GatewaySettings, keyring: Keyring) -> Starlette:
 
     routes = [
         document_route(),
-        *_looks(keyring, queues, marks),
+        *_status(keyring, queues, marks),
         *_stored(settings, queues, storage, database),
         *response_routes(queues, rates, settings, database),
         *native_routes(queues, rates, records, settings),
@@ -110,7 +110,7 @@ def create_router(settings: GatewaySettings, keyring: Keyring) -> Starlette:
     )
 
 
-def _looks(keyring: Keyring, queues: Queues, marks: StorageMarks) -> Iterator[ApiRoute]:
+def _status(keyring: Keyring, queues: Queues, marks: StorageMarks) -> Iterator[ApiRoute]:
     """Yield the routes that say whether the gateway works, and what it serves."""
 
     async def list_models(_request: Request) -> Response:

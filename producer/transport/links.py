@@ -194,7 +194,7 @@ class Pipe:
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class SlotShare:
     """What the asks of one slot share, so that a shard that does not answer holds up its own only."""
 
     hub: hub.Hub
@@ -209,7 +209,7 @@ class AsyncLink:
         self._pools = Pools(make_async_pool)
         if isinstance(self._endpoint, Server):
             self._pools.of(settings.url)  # as in Link
-        self._lanes: dict[int | None, Lane] = {}
+        self._shares: dict[int | None, SlotShare] = {}
 
     def __repr__(self) -> str:
         return f"AsyncLink({self._endpoint.settings!r})"
@@ -251,7 +251,7 @@ class AsyncLink:
 
     async def close(self) -> None:
         """Stop reading, and close every connection, those to the Sentinels too."""
-        await asyncio.gather(*(lane.hub.close() for lane in self._lanes.values()))
+        await asyncio.gather(*(share.hub.close() for share in self._shares.values()))
         for pool in self._pools.all():
             await pool.disconnect()
             for sentinel in sentinels_of(pool):
@@ -259,7 +259,7 @@ class AsyncLink:
 
     async def run_bounded(self, routine: Routine[Result], command: Command = ()) -> Result:
         """Run a routine to its result, as one of at most `MAX_ASKS` for the slot of a command."""
-        async with self._lane(command).turns:
+        async with self._share(command).turns:
             return await self.run(routine)
 
     async def run(self, routine: Routine[Result], replies: list[Reply] | None = None) -> Result:
@@ -299,17 +299,17 @@ class AsyncLink:
         if len(read.cursors) == 1:
             [(channel, after)] = read.cursors.items()
             entries = await _until(
-                read.deadline_s, self._lane(("XREAD", channel)).hub.read(channel, after, read.block_ms)
+                read.deadline_s, self._share(("XREAD", channel)).hub.read(channel, after, read.block_ms)
             )
             return [(channel, entries)] if entries else []
         [reply] = await self.ask_blocking(read.ask)
         return list(channel_entries(reply))
 
-    def _lane(self, command: Command) -> Lane:
+    def _share(self, command: Command) -> SlotShare:
         slot = slot_of(command) if isinstance(self._endpoint, Cluster) else None
-        if slot not in self._lanes:
-            self._lanes[slot] = Lane(hub.Hub(self.ask_blocking, self._blocking_in_turn))
-        return self._lanes[slot]
+        if slot not in self._shares:
+            self._shares[slot] = SlotShare(hub.Hub(self.ask_blocking, self._blocking_in_turn))
+        return self._shares[slot]
 
     async def _connect(self, pool: Pool) -> Any:  # noqa: ANN401  # as in Link
         revive = self._endpoint.settings.revive

@@ -12,7 +12,7 @@ from sluice.producer.errors import QueueUnreachable
 from sluice.producer.operations.operation import Ask, Entries, Reply
 from sluice.producer.transport import hub
 from sluice.producer.transport.hub import MAX_NEW_READS, MAX_UNSEEN_S, Hub, Send
-from sluice.producer.transport.links import Lane
+from sluice.producer.transport.links import SlotShare
 from tests.producer.worker_side import HandWorker
 from tests.servers import RedisServer
 
@@ -42,7 +42,7 @@ class TestGivenOneReaderThatHearsMuchAndManyThatHearNothing:
                 asked.append(len(ask.commands[0]))
                 return await link.ask_blocking(ask)
 
-            monkeypatch.setitem(link._lanes, None, Lane(hub_of(counted)))  # pyright: ignore[reportPrivateUsage] (as above)
+            monkeypatch.setitem(link._shares, None, SlotShare(hub_of(counted)))  # pyright: ignore[reportPrivateUsage] (as above)
 
             async def listen(number: int) -> None:
                 async for _ in producer.stream(receipts[number]):

@@ -30,7 +30,7 @@ from sluice.producer.gateway.openapi import batch_docs
 from sluice.producer.gateway.openapi.routes import ApiRoute
 from sluice.producer.gateway.queues import QueueClients, Queues
 from sluice.producer.gateway.requests import read_json
-from sluice.producer.gateway.tables.pages import list_body, wanted_of
+from sluice.producer.gateway.tables.pages import list_body, read_page
 from sluice.producer.gateway.tables.threads import SQL
 from sluice.producer.openai.bodies import Object
 
@@ -105,7 +105,7 @@ class BatchRoutes:
         return file
 
     async def _list(self, request: Request) -> Response:
-        wanted = wanted_of(request, tenant=caller_of(request).tenant, default_limit=DEFAULT_PAGE, max_limit=MAX_PAGE)
+        wanted = read_page(request, tenant=caller_of(request).tenant, default_limit=DEFAULT_PAGE, max_limit=MAX_PAGE)
         found, has_more = await SQL.run(self._batches.page, wanted)
         return JSONResponse(list_body([batch.body for batch in found], has_more=has_more))
 

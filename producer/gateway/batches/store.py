@@ -14,7 +14,7 @@ from sluice.producer.contract.tables import files, gateway_batches
 from sluice.producer.gateway.batches.batch import CANCELLING, IN_PROGRESS, OPEN, VALIDATING, Batch, batch_of
 from sluice.producer.gateway.files.store import INPUT, OUTPUT, File, insert_file, now_ms
 from sluice.producer.gateway.tables.database import Database
-from sluice.producer.gateway.tables.pages import Wanted, is_id, page
+from sluice.producer.gateway.tables.pages import PageRequest, is_id, page
 
 TAKEN_MS = 6000
 """How long a task has a batch without renewing. After a kill, another goes on after this time."""
@@ -49,7 +49,7 @@ class BatchStore:
         """Return a tenant's batch; None if it has none of this id."""
         return None if not is_id(batch_id) else self._one(T.id == batch_id, T.tenant == tenant)
 
-    def page(self, wanted: Wanted) -> tuple[list[Batch], bool]:
+    def page(self, wanted: PageRequest) -> tuple[list[Batch], bool]:
         """Return some batches, and whether there are more."""
         with self._database.reading() as connection:
             rows, has_more = page(connection, gateway_batches, wanted)

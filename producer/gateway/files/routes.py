@@ -14,7 +14,7 @@ from sluice.producer.gateway.files.threads import FILES
 from sluice.producer.gateway.files.upload import receive
 from sluice.producer.gateway.openapi import file_docs
 from sluice.producer.gateway.openapi.routes import ApiRoute
-from sluice.producer.gateway.tables.pages import Wanted, list_body, wanted_of
+from sluice.producer.gateway.tables.pages import PageRequest, list_body, read_page
 from sluice.producer.gateway.tables.threads import SQL
 
 MAX_PAGE = 10_000
@@ -58,11 +58,11 @@ class FileRoutes:
         return JSONResponse(file.body)
 
     async def _list(self, request: Request) -> Response:
-        wanted = wanted_of(request, tenant=caller_of(request).tenant, default_limit=MAX_PAGE, max_limit=MAX_PAGE)
+        wanted = read_page(request, tenant=caller_of(request).tenant, default_limit=MAX_PAGE, max_limit=MAX_PAGE)
         found, has_more = await self._page(wanted, request.query_params.get("purpose", "").replace("\0", "?") or None)
         return JSONResponse(list_body([file.body for file in found], has_more=has_more))
 
-    async def _page(self, wanted: Wanted, purpose: str | None) -> tuple[list[File], bool]:
+    async def _page(self, wanted: PageRequest, purpose: str | None) -> tuple[list[File], bool]:
         return await SQL.run(self._store.page, wanted, purpose)
 
     async def _retrieve(self, request: Request) -> Response:

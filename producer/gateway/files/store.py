@@ -12,7 +12,7 @@ from sqlalchemy.engine import RowMapping
 from sluice.producer.contract.tables import files, gateway_batches
 from sluice.producer.gateway.files.faults import FileInUse
 from sluice.producer.gateway.tables.database import Database
-from sluice.producer.gateway.tables.pages import Wanted, is_id, page
+from sluice.producer.gateway.tables.pages import PageRequest, is_id, page
 from sluice.producer.openai.bodies import Object
 
 INPUT, OUTPUT = "batch", "batch_output"
@@ -108,7 +108,7 @@ class FileStore:
             row = connection.execute(query).mappings().one_or_none()
         return None if row is None else _file(row)
 
-    def page(self, wanted: Wanted, purpose: str | None = None) -> tuple[list[File], bool]:
+    def page(self, wanted: PageRequest, purpose: str | None = None) -> tuple[list[File], bool]:
         """Return some files, and whether there are more."""
         also = () if purpose is None else (files.c.purpose == purpose,)
         with self._database.reading() as connection:

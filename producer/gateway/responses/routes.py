@@ -25,7 +25,7 @@ from sluice.producer.gateway.responses.store import LOST, ResponseStore, StoredR
 from sluice.producer.gateway.responses.streams import ResponseStream, keep_end
 from sluice.producer.gateway.settings import GatewaySettings
 from sluice.producer.gateway.tables.database import Database
-from sluice.producer.gateway.tables.pages import Wanted, list_body, wanted_of
+from sluice.producer.gateway.tables.pages import PageRequest, list_body, read_page
 from sluice.producer.gateway.tables.threads import SQL
 from sluice.producer.openai.bodies import Object
 from sluice.producer.openai.responses import ResponseEnd, Status, input_items, response_end, response_object
@@ -112,7 +112,7 @@ class ResponseRoutes:
         messages = await SQL.run(self._store.input_of, response.info.id, response.tenant)
         if messages is None:
             raise _unknown()
-        wanted = wanted_of(request, tenant=response.tenant, default_limit=DEFAULT_ITEMS, max_limit=MAX_ITEMS)
+        wanted = read_page(request, tenant=response.tenant, default_limit=DEFAULT_ITEMS, max_limit=MAX_ITEMS)
         items, has_more = _page(input_items(response.info, messages), wanted)
         return JSONResponse(list_body(items, has_more=has_more))
 
@@ -206,7 +206,7 @@ def _starting_after(request: Request) -> int:
     return int(text or -1)
 
 
-def _page(items: Sequence[Object], wanted: Wanted) -> tuple[Sequence[Object], bool]:
+def _page(items: Sequence[Object], wanted: PageRequest) -> tuple[Sequence[Object], bool]:
     """Return the items of a page, and whether there are more. After an unknown item, it is empty."""
     ordered = items if wanted.order == "asc" else items[::-1]
     places = {item["id"]: place + 1 for place, item in enumerate(ordered)}

@@ -17,7 +17,7 @@ Order = Literal["asc", "desc"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class PageRequest:
     """A page."""
 
     tenant: str
@@ -28,7 +28,7 @@ class Wanted:
     order: Order = "desc"
 
 
-def wanted_of(request: Request, *, tenant: str, default_limit: int, max_limit: int) -> Wanted:
+def read_page(request: Request, *, tenant: str, default_limit: int, max_limit: int) -> PageRequest:
     """Read the page that a request asks for.
 
     Raises:
@@ -40,7 +40,7 @@ def wanted_of(request: Request, *, tenant: str, default_limit: int, max_limit: i
         raise bad_request(f"limit must be a whole number in [1, {max_limit}], got {limit[:64]!r}", param="limit")
     if order not in ("asc", "desc"):
         raise bad_request(f"order must be asc or desc, got {order[:64]!r}", param="order")
-    return Wanted(tenant=tenant, after=asked.get("after"), limit=int(limit), order=order)
+    return PageRequest(tenant=tenant, after=asked.get("after"), limit=int(limit), order=order)
 
 
 def is_id(text: str) -> bool:
@@ -49,7 +49,7 @@ def is_id(text: str) -> bool:
 
 
 def page(
-    connection: sa.Connection, table: sa.Table, wanted: Wanted, *also: sa.ColumnElement[bool]
+    connection: sa.Connection, table: sa.Table, wanted: PageRequest, *also: sa.ColumnElement[bool]
 ) -> tuple[list[RowMapping], bool]:
     """Return the rows of a page, and whether there are more. The table has tenant, created_ms and id.
 

@@ -47,7 +47,7 @@ LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class NavigationLink:
     """An entry of the navigation."""
 
     path: str
@@ -56,12 +56,12 @@ class Link:
 
 
 NAVIGATION = (
-    Link("/ui/", "Overview", "read"),
-    Link("/ui/jobs", "Jobs", "read"),
-    Link("/ui/batches", "Batches", "read"),
-    Link("/ui/dead", "Dead set", "read"),
-    Link("/ui/tenants", "Tenants", "read"),
-    Link("/ui/try", "Try it", "submit"),
+    NavigationLink("/ui/", "Overview", "read"),
+    NavigationLink("/ui/jobs", "Jobs", "read"),
+    NavigationLink("/ui/batches", "Batches", "read"),
+    NavigationLink("/ui/dead", "Dead set", "read"),
+    NavigationLink("/ui/tenants", "Tenants", "read"),
+    NavigationLink("/ui/try", "Try it", "submit"),
 )
 
 

@@ -15,7 +15,7 @@ from sluice.producer.gateway.batches.store import BatchLost
 from sluice.producer.gateway.batches.task import Workshop
 from sluice.producer.gateway.files.leftovers import remove_leftovers
 from sluice.producer.gateway.files.store import now_ms
-from sluice.producer.gateway.tables.pages import Wanted
+from sluice.producer.gateway.tables.pages import PageRequest
 from tests.producer.gateway.batches.processes import chat_line, encoded, numbered
 from tests.producer.gateway.batches.steps import (
     added,
@@ -285,7 +285,7 @@ class TestGivenTextThatPostgresqlRefuses:
         assert ended.errors[0]["param"] == "max\ufffdtokens"
 
     def test_when_an_id_has_it_then_there_is_nothing(self, workshop: Workshop) -> None:
-        wanted = Wanted(tenant="acme", after="file-\0", limit=1)
+        wanted = PageRequest(tenant="acme", after="file-\0", limit=1)
 
         assert workshop.files.get("file-\0", "acme") is None
         assert workshop.files.delete("file-\0", "acme") is None
