@@ -108,9 +108,9 @@ def max_decode_tokens(group: int) -> int:
     return max(1, 16 // group)
 
 
-def short_chunk_rows(head_size: int) -> int:
-    """Return the most rows of a block of queries of a short chunk; with more, heads of 256 would spill registers."""
-    return 128 if head_size <= 128 else 64
+def short_chunk_rows(head_size: int, *, is_fp8: bool) -> int:
+    """Return the most rows of a block of queries of a short chunk; more would spill registers."""
+    return 128 if head_size <= 128 and not is_fp8 else 64
 
 
 def decode_config(*, element_bytes: int, head_size: int, group: int, is_fp8: bool = False) -> DecodeConfig:

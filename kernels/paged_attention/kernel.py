@@ -124,7 +124,8 @@ def _attend_chunks(call: AttentionCall) -> None:
     processors only is a short chunk, if it sees many keys.
     """
     processors = num_programs(call.query.device, 1)
-    block_queries = short_chunk_rows(call.kv_cache.head_size) // call.group or 1
+    block_rows = short_chunk_rows(call.kv_cache.head_size, is_fp8=call.kv_cache.is_fp8)
+    block_queries = block_rows // call.group or 1
     max_short_len = max(processors // call.kv_cache.num_kv_heads, 1) * block_queries
     chunks = Chunks(max_decode_tokens(call.group) + 1, max_short_len, SHORT_CHUNK_KEYS)
     if chunks.may_be_short(call):
