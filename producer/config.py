@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from sluice.producer.contract.errors import InvalidSetting
 from sluice.producer.contract.host.state_folder import history_path
-from sluice.producer.contract.transport.urls import HOW, SCHEMES, redacted
+from sluice.producer.contract.transport.urls import HOW, SCHEMES, cannot_read, redacted
 
 REDIS_URL = "SLUICE_REDIS_URL"
 DATABASE_URL = "SLUICE_DATABASE_URL"
@@ -23,12 +23,16 @@ def redis_url(argument: str | None, environ: Mapping[str, str] = os.environ) -> 
     """Return the checked URL of the server; None means the embedded server.
 
     Raises:
-        InvalidSetting: the URL has an unknown scheme.
+        InvalidSetting: the URL has an unknown scheme, or cannot be read.
     """
     url, name = (argument, "the URL") if argument else (environ.get(REDIS_URL), REDIS_URL)
     if not url:
         return None
-    if urlsplit(url).scheme not in SCHEMES:
+    try:
+        scheme = urlsplit(url).scheme
+    except ValueError as error:
+        raise cannot_read(url, error) from error
+    if scheme not in SCHEMES:
         raise InvalidSetting(f"{name} is not a Redis URL: {redacted(url)!r}. {HOW}")
     return url
 

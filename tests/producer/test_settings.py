@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from sluice.producer import config
+from sluice.producer import Producer, config
 from sluice.producer.contract.host import state_folder
 from sluice.producer.contract.transport import urls
 from sluice.producer.errors import InvalidJob, InvalidSetting
@@ -38,6 +38,13 @@ class TestGivenAnArgumentAndAnEnvironment:
             config.redis_url("default:hunter2@localhost:6379/0")
 
         assert "hunter2" not in str(raised.value)
+
+    @pytest.mark.parametrize("url", ["redis://u:hunter/2@h:6379", "redis://u:hunter[2@h:6379"])
+    def test_when_a_password_is_not_escaped_then_the_error_hides_it(self, url: str) -> None:
+        with pytest.raises(InvalidSetting, match=r"cannot read the URL 'redis://u:\*\*\*@h:6379'") as raised:
+            Producer(url)
+
+        assert "hunter" not in str(raised.value)
 
     @pytest.mark.parametrize("url", ["localhost:6379", "http://localhost", "redis//x", "sentinel://a/b"])
     def test_when_it_is_no_redis_url_then_the_error_names_the_setting_and_the_kinds(self, url: str) -> None:

@@ -49,7 +49,10 @@ def redacted(url: str) -> str:
 
 def cannot_read(url: str, error: ValueError) -> InvalidSetting:
     """Return the error of a URL that cannot be read; the message does not contain its secrets."""
-    return InvalidSetting(f"cannot read the URL {redacted(url)!r}: {error}. {HOW}")
+    # What urllib says of a port quotes it, and it may be a password that has a slash.
+    is_of_port = str(error).startswith("Port ")
+    reason = "the port is not a number; a password has / and @ as %2F and %40" if is_of_port else error
+    return InvalidSetting(f"cannot read the URL {redacted(url)!r}: {reason}. {HOW}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
