@@ -31,7 +31,7 @@ def redis_url(argument: str | None, environ: Mapping[str, str] = os.environ) -> 
     try:
         scheme = urlsplit(url).scheme
     except ValueError as error:
-        raise cannot_read(url, error) from error
+        raise cannot_read(url, error) from None
     if scheme not in SCHEMES:
         raise InvalidSetting(f"{name} is not a Redis URL: {redacted(url)!r}. {HOW}")
     return url

@@ -38,7 +38,7 @@ class Cluster:
         try:
             url = urls.read_cluster_url(settings.url)
         except ValueError as error:
-            raise urls.cannot_read(settings.url, error) from error
+            raise urls.cannot_read(settings.url, error) from None
         self.settings = settings
         self._driver = ClusterDriver(url, lambda node: Server(LinkSettings(node, settings.patience_s)))
         self._router = self._driver.router

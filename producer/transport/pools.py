@@ -74,4 +74,4 @@ def _make(url: str, classes: PoolClasses) -> Pool:
             max_connections=MAX_CONNECTIONS,
         )
     except ValueError as error:
-        raise urls.cannot_read(url, error) from error
+        raise urls.cannot_read(url, error) from None

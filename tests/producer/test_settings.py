@@ -1,5 +1,6 @@
 """Where the queue and the history are looked for, and what a message may show of a URL."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,19 @@ from sluice.producer.errors import InvalidJob, InvalidSetting
 from sluice.producer.operations.queue import Queue
 from sluice.producer.transport.links import Link
 from sluice.producer.transport.retries import LinkSettings
+from sluice.worker.connection.clients import connect
+from sluice.worker.errors import ConfigError
 
 # What may stand in a password without being escaped.
 secrets = st.text(alphabet="abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOP0123456789-._~", min_size=8, max_size=30)
+
+UNESCAPED = [
+    *((f"redis://u:hun{letter}ter@h:1/0", "redis://u:***@h:1/0") for letter in "/?#[\uff0f"),
+    ("redis://:hun[ter@h", "redis://:***@h"),
+    ("REDIS://u:hun/ter@h/0", "REDIS://u:***@h/0"),
+    ("valkey://u:hun/ter@h", "valkey://u:***@h"),
+]
+"""URLs whose password is not escaped, and how they are shown."""
 
 
 class TestGivenAnArgumentAndAnEnvironment:
@@ -39,12 +50,31 @@ class TestGivenAnArgumentAndAnEnvironment:
 
         assert "hunter2" not in str(raised.value)
 
-    @pytest.mark.parametrize("url", ["redis://u:hunter/2@h:6379", "redis://u:hunter[2@h:6379"])
-    def test_when_a_password_is_not_escaped_then_the_error_hides_it(self, url: str) -> None:
-        with pytest.raises(InvalidSetting, match=r"cannot read the URL 'redis://u:\*\*\*@h:6379'") as raised:
+    @pytest.mark.parametrize(("url", "shown"), UNESCAPED)
+    def test_when_a_password_is_not_escaped_then_the_error_is_whole_without_it(self, url: str, shown: str) -> None:
+        with pytest.raises(InvalidSetting) as raised:
             Producer(url)
 
-        assert "hunter" not in str(raised.value)
+        why = "cannot read the URL|the URL is not a Redis URL:"
+        assert re.fullmatch(
+            rf"({why}) '{re.escape(shown)}'[.:] (in a user name .* as %40\. )?Give one of .*", str(raised.value)
+        )
+        assert "hun" not in str(raised.value)
+        assert raised.value.__suppress_context__ or raised.value.__context__ is None
+
+    @pytest.mark.parametrize(("url", "shown"), UNESCAPED)
+    def test_when_a_worker_gets_such_a_url_then_its_error_hides_the_password_too(self, url: str, shown: str) -> None:
+        with pytest.raises(ConfigError) as raised:
+            connect(url, timeout_s=1)
+
+        assert f"redis url {shown}: " in str(raised.value)
+        assert "hun" not in str(raised.value)
+
+    def test_when_a_socket_has_a_password_before_it_then_the_client_is_shown_without_it(self) -> None:
+        with Producer("unix://u:hun/ter@/tmp/x") as producer:
+            shown = repr(producer)
+
+        assert "'unix://u:***@/tmp/x'" in shown
 
     @pytest.mark.parametrize("url", ["localhost:6379", "http://localhost", "redis//x", "sentinel://a/b"])
     def test_when_it_is_no_redis_url_then_the_error_names_the_setting_and_the_kinds(self, url: str) -> None:
@@ -107,6 +137,10 @@ class TestGivenAUrlWithASecret:
             ("redis:///u:hunter2@h:6379", "redis:///u:***@h:6379"),
             ("redis://u:hunter2/x#y@h:6379", "redis://u:***@h:6379"),
             ("postgres://u:hunter2@h/db", "postgres://u:***@h/db"),
+            ("postgresql+psycopg://u:hun/ter@h/db", "postgresql+psycopg://u:***@h/db"),
+            ("unix://u:hun/ter@/tmp/x", "unix://u:***@/tmp/x"),
+            ("sqlite:////home/a:b@c/history.db", "sqlite:////home/a:b@c/history.db"),
+            *UNESCAPED,
             ("unix:///run/a@b.sock", "unix:///run/a@b.sock"),
             ("localhost:6379", "localhost:6379"),
         ],

@@ -44,7 +44,7 @@ def connect(url: str, *, timeout_s: float, connected: Callable[[], None] | None 
         pool = make_pool(url, reply_timeout_s=timeout_s, connect_timeout_s=timeout_s, **options)
         return redis.Redis.from_pool(pool)
     except ValueError as error:
-        raise ConfigError([f"redis url {redacted(url)}: {error}"]) from error
+        raise ConfigError([f"redis url {redacted(url)}: {urls.reason_of(url, error)}"]) from None
 
 
 def is_cluster(client: Client) -> bool:

@@ -18,6 +18,7 @@ HOW = (
     "Give one of redis://HOST:PORT/DB, rediss://…, unix:///PATH, redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB, "
     "redis+cluster://HOST:PORT,HOST:PORT."
 )
+_HOW_TO_ESCAPE = "in a user name or password, write / as %2F, ? as %3F, # as %23, [ as %5B, ] as %5D and @ as %40"
 
 PORT = 6379
 SENTINEL_PORT = 26379
@@ -26,6 +27,9 @@ SENTINEL = "sentinel_"
 """Prefix of the options for connections to the Sentinels."""
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+_PATHS = ("sqlite:", "unix:///")
+"""The beginnings of URLs that name a file and no user."""
+
 _SECRET_OPTION = re.compile(r"([?&][^=&]*(?:password|secret|token)[^=&]*=)[^&]*", re.IGNORECASE)
 
 Address: TypeAlias = tuple[str, int]
@@ -35,24 +39,36 @@ Address: TypeAlias = tuple[str, int]
 def redacted(url: str) -> str:
     """Return the URL without its secrets, for messages. It may be malformed."""
     shown = _SECRET_OPTION.sub(r"\1***", url)
+    if url.lower().startswith(_PATHS):
+        return shown
     found = _SCHEME.match(shown)
     scheme, rest = (found.group(), shown[found.end() :]) if found else ("", shown)
-    # A password with a slash cuts a Redis URL at the wrong place; in others, an `@` after the host is part of a path.
-    is_redis = not scheme or scheme.startswith("redis")
-    authority, slash, path = (rest, "", "") if is_redis else rest.partition("/")
-    user, at, host = authority.rpartition("@")
+    # Up to the last `@`: a password that is not escaped may have any character.
+    user, at, host = rest.rpartition("@")
     if not at:
         return shown
     name, colon, _ = user.partition(":") if scheme else ("***", "", "")
-    return f"{scheme}{name}{':***' if colon else ''}@{host}{slash}{path}"
+    return f"{scheme}{name}{':***' if colon else ''}@{host}"
+
+
+def reason_of(url: str, error: ValueError) -> str:
+    """Return why a URL cannot be read, without its secrets."""
+    # The error quotes what stands in the place of a port or an option, which may be a part of the password.
+    return _HOW_TO_ESCAPE if _has_unescaped_user(url) else str(error)
 
 
 def cannot_read(url: str, error: ValueError) -> InvalidSetting:
     """Return the error of a URL that cannot be read; the message does not contain its secrets."""
-    # What urllib says of a port quotes it, and it may be a password that has a slash.
-    is_of_port = str(error).startswith("Port ")
-    reason = "the port is not a number; a password has / and @ as %2F and %40" if is_of_port else error
-    return InvalidSetting(f"cannot read the URL {redacted(url)!r}: {reason}. {HOW}")
+    return InvalidSetting(f"cannot read the URL {redacted(url)!r}: {reason_of(url, error)}. {HOW}")
+
+
+def _has_unescaped_user(url: str) -> bool:
+    """Tell whether the last `@` of a URL is not where user and password end for urllib."""
+    try:
+        authority = urlsplit(url).netloc
+    except ValueError:
+        return "@" in url
+    return url.count("@") != authority.count("@")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
