@@ -69,8 +69,9 @@ class ResponseStore:
     def add(self, new: StoredResponse) -> StoredResponse | None:
         """Add a row, or return that of an earlier request with the same idempotency key, unless it has expired."""
         with self._database.transaction() as connection:
-            is_over = (responses.c.tenant == new.tenant, responses.c.idempotency_key == new.idempotency_key)
-            connection.execute(responses.delete().where(*is_over, responses.c.expires_ms <= now_ms()))
+            if new.idempotency_key is not None:  # else it would be every expired row without a key
+                is_same = (responses.c.tenant == new.tenant, responses.c.idempotency_key == new.idempotency_key)
+                connection.execute(responses.delete().where(*is_same, responses.c.expires_ms <= now_ms()))
             kind = postgresql if connection.dialect.name == "postgresql" else sqlite
             insert = kind.insert(responses).values(_row(new))
             # Whoever added the row sees that it is not alone with it, and `withdraw` leaves it.

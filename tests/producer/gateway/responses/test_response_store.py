@@ -6,7 +6,9 @@ from dataclasses import replace
 from uuid import uuid4
 
 import pytest
+import sqlalchemy as sa
 
+from sluice.producer.contract.tables import responses
 from sluice.producer.contract.wire import JobId
 from sluice.producer.gateway.responses.store import LOST, ResponseStore, StoredResponse, now_ms
 from sluice.producer.gateway.tables.database import Database
@@ -138,6 +140,18 @@ class TestGivenAnIdempotencyKey:
         assert found is None
         assert store.get(new.info.id, "acme") is not None
         assert store.get(other.info.id, "initech") is not None
+
+    def test_when_a_request_has_none_then_it_deletes_no_expired_row(
+        self, store: ResponseStore, history_url: str
+    ) -> None:
+        old = replace(response(), expires_ms=now_ms() - 1)
+        store.add(old)
+
+        store.add(response())
+
+        with Database(history_url) as database, database.reading() as connection:
+            kept = connection.execute(sa.select(responses.c.id).where(responses.c.id == old.info.id)).scalars().all()
+        assert kept == [old.info.id]
 
     def test_when_another_tenant_has_the_same_then_both_have_a_row(self, store: ResponseStore) -> None:
         key = uuid4().hex
