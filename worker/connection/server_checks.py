@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import ReadOnlyError, RedisError, ResponseError
 
 from sluice.producer.contract.transport import tls
 from sluice.producer.contract.transport.error_kinds import ErrorKind, classify
@@ -43,8 +43,6 @@ class ServerFacts:
                 f"maxmemory-policy is {self.maxmemory_policy}: the server may evict jobs when it is full; "
                 f"set it to noeviction"
             )
-        if self.is_replica:
-            problems.append("the server is a read-only replica: give the primary's URL, or its Sentinels'")
         return problems
 
 
@@ -68,16 +66,32 @@ def read_facts(client: Client) -> ServerFacts:
 
 
 def wait_until_usable(client: Client, url: str, *, patience_s: float, log: Log) -> ServerFacts:
-    """Wait for the server, and check that it is safe for jobs.
+    """Wait until the server is a primary, and check that it is safe for jobs.
 
     Raises:
         ConfigError: the server refuses this user, or it could lose jobs.
-        NotReady: the server did not answer in time.
+        NotReady: the server did not answer in time, or remained a replica.
     """
-    facts = wait_for_redis(client, url, patience_s=patience_s, log=log)
+    facts = when_answered(
+        lambda: [_facts_of_primary(shard) for shard in shards_of(client)], url, patience_s=patience_s, log=log
+    )
     if problems := [problem for one in facts for problem in one.problems()]:
         raise ConfigError([f"redis at {redacted(url)}: {problem}" for problem in problems])
     return facts[0]
+
+
+def _facts_of_primary(client: Client) -> ServerFacts:
+    """Read the facts of a server that takes writes.
+
+    Raises:
+        RedisError: the server does not answer, or is a replica. In a failover that passes.
+    """
+    facts = read_facts(client)
+    if facts.is_replica:
+        # The address may lead to the new primary by now.
+        client.connection_pool.disconnect()
+        raise ReadOnlyError("the server is a read-only replica: give the primary's URL, or its Sentinels'")
+    return facts
 
 
 def wait_for_redis(client: Client, url: str, *, patience_s: float, log: Log) -> list[ServerFacts]:

@@ -7,7 +7,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from structlog.testing import capture_logs
 
 from sluice.worker.checks.queue_check import check_queue
+from sluice.worker.checks.redis_check import check_redis
 from sluice.worker.checks.site import Site
 from sluice.worker.checks.startup import MODEL_CHECKS, SERVER_CHECKS, require
 from sluice.worker.cli import main
@@ -238,27 +239,38 @@ def site_of(scene: Scene, *, patience_s: float) -> Site:
     return Site(load_config({}, flags=flags), {}, get_log(), patience_s=patience_s)
 
 
+def events_of(lines: Sequence[Mapping[str, object]]) -> list[object]:
+    """What was logged."""
+    return [line["event"] for line in lines]
+
+
 class TestGivenAServerThatTakesNoWritesForNow:
     """Its settings are right, so an exit that nobody restarts would be wrong."""
 
     @pytest.mark.parametrize("name", REFUSALS)
-    def test_when_the_queue_is_checked_then_it_waits_as_for_one_that_is_away(self, scene: Scene, name: str) -> None:
+    def test_when_a_worker_checks_all_then_it_waits_as_for_one_that_is_away(self, scene: Scene, name: str) -> None:
         site = site_of(scene, patience_s=60)
         with refusing(scene, name) as end, capture_logs() as lines, ThreadPoolExecutor(1) as thread:
-            checked = thread.submit(lambda: list(check_queue(site)))
-            wait_until(lambda: bool(lines) or checked.done(), "it waits, or it is done")
+            checked = thread.submit(lambda: require((*SERVER_CHECKS, *MODEL_CHECKS), site, get_log()))
+            wait_until(lambda: "waiting for redis" in events_of(lines) or checked.done(), "it waits, or it is done")
 
             end()
 
-            assert next(result.what for result in checked.result(60)) == "queue"
-        assert [line["event"] for line in lines] == ["waiting for redis"]
+            checked.result(60)
+        assert events_of(lines).count("waiting for redis") == 1
 
     @pytest.mark.parametrize("name", REFUSALS)
     def test_when_that_lasts_then_the_worker_asks_to_be_started_later(self, scene: Scene, name: str) -> None:
+        site = site_of(scene, patience_s=0.1)
         with refusing(scene, name), pytest.raises(NotReady, match="refused requests for") as caught:
-            list(check_queue(site_of(scene, patience_s=0.1)))
+            require((*SERVER_CHECKS, *MODEL_CHECKS), site, get_log())
 
         assert caught.value.exit_code == ExitCode.NOT_READY
+
+    def test_when_it_remains_a_replica_then_the_advice_names_the_primary(self, scene: Scene) -> None:
+        site = site_of(scene, patience_s=0.1)
+        with refusing(scene, "a failover"), pytest.raises(NotReady, match="give the primary's URL"):
+            list(check_redis(site))
 
 
 class TestGivenAUserWhoMayNotRunAllCommandsOfScripts:
