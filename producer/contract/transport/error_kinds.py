@@ -3,6 +3,7 @@
 redis-py has a class for some error codes and then cuts the code from the message; other codes stay in the message.
 """
 
+import re
 from enum import Enum, auto
 
 from redis.exceptions import (
@@ -88,6 +89,12 @@ _KIND_OF_CODE: tuple[tuple[tuple[str, ...], ErrorKind], ...] = (
 )
 """By the first word of an error reply for which redis-py has no class."""
 
+_REFUSED_IN_SCRIPT = re.compile(
+    r"^(Error running script \(call to f_\w+\): @user_script:\d+: )?@user_script: \d+: -"
+    r"(?=(READONLY|NOREPLICAS|MISCONF|OOM) )"
+)
+"""What Redis 6.2 puts before the code where a script wanted to write."""
+
 _DENIED_IN_SCRIPT = ("NOAUTH", "NOPERM", "ACL failure in script", "The user executing the script can't")
 """Anywhere in an error reply of a script (Valkey, Redis 7.0 and 6.2)."""
 
@@ -101,7 +108,7 @@ def classify(error: BaseException) -> ErrorKind:
 
 
 def _kind_of_reply(message: str) -> ErrorKind:
-    code = message.partition(" ")[0]
+    code = _REFUSED_IN_SCRIPT.sub("", message).partition(" ")[0]
     for codes, kind in _KIND_OF_CODE:
         if code in codes:
             return kind
