@@ -34,9 +34,9 @@ local function take_suspect(id)
 end
 
 -- The worker that drains for suspects, if it still does: it pulls on meanwhile, and each pull renews this. One that was
--- quieted, has died or left pulls no more.
+-- quieted, has died or left pulls no more. The key also names the suspect that it drains for.
 local function isolator()
-  local who, until_ms = string.match(call('GET', ISOLATOR) or '', '^(%S+) (%d+)$')
+  local who, until_ms = string.match(call('GET', ISOLATOR) or '', '^(%S+) (%d+)')
   return who and tonumber(until_ms) > NOW and who or nil
 end
 
@@ -44,9 +44,23 @@ local function drain_no_more()
   if isolator() == ME then call('DEL', ISOLATOR) end
 end
 
+-- What this pull looks at: the suspect that this worker drains for, those that wait longest, and some of the others. Each
+-- pull looks at other ones: suspects that this worker may not take must not hide one that it may.
+local function candidates()
+  local size, from = LIMITS.MAX_SUSPECTS_PER_PULL, LIMITS.MAX_SUSPECTS_PER_PULL
+  local ids, num_others = call('ZRANGE', SUSPECTS, 0, size - 1), call('ZCARD', SUSPECTS) - size
+  if num_others > 0 then
+    from = from + (request.number - 1) * size % num_others
+    for _, id in ipairs(call('ZRANGE', SUSPECTS, from, from + size - 1)) do ids[#ids + 1] = id end
+  end
+  local who, drained_for = string.match(call('GET', ISOLATOR) or '', '^(%S+) %d+ (%S+)$')
+  if who == ME and call('ZSCORE', SUSPECTS, drained_for) then table.insert(ids, 1, drained_for) end
+  return ids
+end
+
 local function take_suspects()
-  for _, id in ipairs(call('ZRANGE', SUSPECTS, 0, LIMITS.MAX_SUSPECTS_PER_PULL - 1)) do
-    if is_over then break end
+  for _, id in ipairs(candidates()) do
+    if is_over or #taken >= LIMITS.MAX_SUSPECTS_PER_PULL then break end
     take_suspect(id)
   end
   drain_no_more()
@@ -54,11 +68,10 @@ local function take_suspects()
   if is_over then call('HSET', MINE, 'apart', 1) end
 end
 
--- Since when the first suspect has waited that this worker may take; nil if there is none.
-local function mine_waits_since()
-  local waiting = call('ZRANGE', SUSPECTS, 0, LIMITS.MAX_SUSPECTS_PER_PULL - 1, 'WITHSCORES')
-  for i = 1, #waiting, 2 do
-    if suspect_for_me(waiting[i]) then return tonumber(waiting[i + 1]) end
+-- The first suspect that this worker may take, and since when it waits; nil if there is none.
+local function first_of_mine()
+  for _, id in ipairs(candidates()) do
+    if suspect_for_me(id) then return id, tonumber(call('ZSCORE', SUSPECTS, id)) end
   end
 end
 
@@ -66,12 +79,12 @@ end
 local function is_isolator(waiting_since)
   local who, longest_ms = isolator(), LIMITS.SUSPECT_WAIT_S * 1000
   if who ~= ME and (who or NOW - waiting_since < longest_ms) then return false end
-  local since = mine_waits_since()
-  if not since or who ~= ME and NOW - since < longest_ms then
+  local id, since = first_of_mine()
+  if not id or who ~= ME and NOW - since < longest_ms then
     drain_no_more()
     return false
   end
-  call('SET', ISOLATOR, string.format('%s %d', ME, NOW + LIMITS.HEARTBEAT_LIFETIME_S * 1000))
+  call('SET', ISOLATOR, string.format('%s %d %s', ME, NOW + LIMITS.HEARTBEAT_LIFETIME_S * 1000, id))
   return true
 end
 

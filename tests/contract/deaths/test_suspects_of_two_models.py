@@ -11,7 +11,12 @@ from tests.contract.settings.test_two_models import asking_for, beat
 
 def make_suspects(queue: Queue, *models: str, prompt_tokens: int = 10) -> list[JobId]:
     """One job that names each model; both deaths of each are behind it, and it has waited for too long."""
-    ids = [queue.add(f"for-{model}", spec=asking_for(model), prompt_tokens=prompt_tokens) for model in models]
+    seen = [models[:number].count(model) for number, model in enumerate(models)]
+    names = [f"for-{model}" + f"-{count}" * (count > 0) for model, count in zip(models, seen, strict=True)]
+    ids = [
+        queue.add(name, spec=asking_for(model), prompt_tokens=prompt_tokens)
+        for name, model in zip(names, models, strict=True)
+    ]
     kill(queue, "A", "B")
     queue.worker("C").pull()
     assert queue.look().suspects == len(models)
@@ -72,6 +77,32 @@ class TestGivenASuspectThatHasWaitedTooLong:
         assert small.pull().drain_for_suspects
         assert short(small.pull(is_empty=True).jobs) == ["for-small"]
         assert large.pull().drain_for_suspects
+
+
+class TestGivenMoreSuspectsOfAnotherModelThanAPullLooksAt:
+    @pytest.mark.parametrize("num_others", [9, 30])
+    def test_when_a_worker_pulls_then_it_drains_for_its_own_until_it_takes_it(
+        self, queue: Queue, small: Worker, large: Worker, num_others: int
+    ) -> None:
+        make_suspects(queue, *["large"] * num_others, "small")
+        queue.add("innocent", spec=asking_for("small"))
+        beat_both(small, large)
+        pulls_needed = num_others // limits.MAX_SUSPECTS_PER_PULL
+
+        drains = [small.pull(kv_tokens=0).drain_for_suspects for _ in range(pulls_needed + 3)]
+
+        assert drains.index(True) < pulls_needed
+        assert all(drains[drains.index(True) :])
+        assert short(small.pull(is_empty=True).jobs) == ["for-small"]
+        assert queue.names("isolator") == set()
+        check(queue)
+
+    def test_when_an_empty_worker_pulls_then_it_takes_its_own(self, queue: Queue, small: Worker, large: Worker) -> None:
+        make_suspects(queue, *["large"] * 9, "small")
+        beat_both(small, large)
+
+        assert short(small.pull(is_empty=True).jobs) == ["for-small"]
+        check(queue)
 
 
 class TestGivenAWorkerThatDrains:
