@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Self, TypeAlias
 
 import sqlalchemy as sa
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
 
 from sluice.producer.contract.tables import jobs
 
@@ -41,6 +43,24 @@ class JobPlace(NamedTuple):
         return jobs.c.submitted_ms <= self.submitted_ms, sa.or_(jobs.c.submitted_ms < self.submitted_ms, is_same)
 
 
+class _NotIndexed(sa.sql.functions.FunctionElement[str]):
+    """A column by whose index SQLite must not search: it may know too little of the values to choose. Others choose."""
+
+    inherit_cache = True
+    type = sa.String()
+
+
+@compiles(_NotIndexed)
+def _column(element: _NotIndexed, compiler: SQLCompiler, **more: Any) -> str:  # noqa: ANN401  # SQLAlchemy's own
+    [column] = element.clauses
+    return compiler.process(column, **more)
+
+
+@compiles(_NotIndexed, "sqlite")
+def _column_of_sqlite(element: _NotIndexed, compiler: SQLCompiler, **more: Any) -> str:  # noqa: ANN401  # as above
+    return f"+{_column(element, compiler, **more)}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFilter:
     """A selection of jobs; None means any."""
@@ -65,17 +85,21 @@ class JobFilter:
         queue: sa.ColumnElement[str] = jobs.c.queue
         kinds: dict[sa.ColumnElement[str], str | None]
         kinds = {jobs.c.state: self.state, jobs.c.tenant: self.tenant, jobs.c.error_code: self.error_code}
-        # A queue may have most jobs, and a state or tenant too: a database without statistics must not take their
-        # index where another serves better. That of batches begins with the queue.
-        if self.batch is not None:
-            kinds = {column + "": value for column, value in kinds.items()}
-        elif any(value is not None for value in kinds.values()):
-            queue = queue + ""
+        # A queue may have most jobs, and a state or tenant too. The index of batches begins with the queue.
+        if self.queue is not None and self.batch is not None:
+            kinds = {_NotIndexed(column): value for column, value in kinds.items()}
+        elif self._is_selective:
+            queue = _NotIndexed(queue)
         wanted = ((queue, self.queue), (jobs.c.batch, self.batch), (jobs.c.priority, self.priority), *kinds.items())
         clauses = [is_in(column, value) for column, value in wanted if value is not None]
         if self.since_ms is not None:
             clauses.append(jobs.c.submitted_ms >= self.since_ms)
         return [*clauses, *(self.after.clauses if self.after is not None else ())]
+
+    @property
+    def _is_selective(self) -> bool:
+        """Whether it selects few jobs of a queue, by a column with an index. Most jobs are done."""
+        return any(value is not None for value in (self.tenant, self.error_code)) or self.state not in (None, "done")
 
     def newest_first(self, columns: Sequence[AnyColumn]) -> AnyQuery:
         """Return a query of these columns of the jobs, newest first."""

@@ -1,10 +1,12 @@
 """Questions to the history, on SQLite and PostgreSQL."""
 
 import random
+import re
 import sqlite3
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -254,6 +256,63 @@ class TestGivenAQueueOfManyJobs:
         listen(sa.Engine, "connect", count)
         yield found
         remove(sa.Engine, "connect", count)
+
+
+class TestGivenASmallQueueInAHistoryOfMany:
+    """With statistics, from which a planner knows that nearly all jobs are of another queue."""
+
+    @pytest.mark.parametrize(
+        ("databases", "filters"),
+        [
+            ("both", {"state": "done"}),
+            ("both", {"state": "done", "since_ms": 1}),
+            ("postgresql", {"tenant": "a"}),
+            ("postgresql", {"batch": "b", "state": "done"}),
+        ],
+        ids=str,
+    )
+    def test_when_its_jobs_are_listed_then_they_are_found_by_the_queue(
+        self, engine: sa.Engine, queue: str, databases: str, filters: dict[str, Any]
+    ) -> None:
+        if databases not in ("both", engine.dialect.name):
+            pytest.skip("SQLite has no statistics of single values")
+
+        plan = plan_of(engine, queue, JobFilter(queue=queue, **filters))
+
+        assert re.search("jobs_by_(queue|batch)", plan), plan
+        assert "||" not in plan
+
+
+class TestGivenABatchInAnyQueue:
+    def test_when_its_jobs_are_listed_by_tenant_then_the_index_of_tenants_serves(
+        self, engine: sa.Engine, queue: str
+    ) -> None:
+        plan = plan_of(engine, queue, JobFilter(batch="b", tenant=f"{queue}-rare"))
+
+        assert "jobs_by_tenant" in plan
+
+
+def plan_of(engine: sa.Engine, queue: str, wanted: JobFilter) -> str:
+    """How jobs are looked for when 30 are of the queue, and 3000 of another."""
+    usual = {"partition": 0, "tenant": "a", "version": 3, "state": "done", "batch": "b"}
+    rows = [
+        {
+            **usual,
+            "id": f"0.a.{number}",
+            "submitted_ms": NOON_MS + number,
+            "queue": queue if number < 30 else f"{queue}-2",
+        }
+        for number in range(3030)
+    ]
+    query = wanted.newest_first([jobs.c.id]).limit(51)
+    is_sqlite = engine.dialect.name == "sqlite"
+    with engine.connect() as connection, connection.begin() as transaction:
+        connection.execute(jobs.insert(), rows)
+        connection.exec_driver_sql("ANALYZE jobs")
+        statement = query.compile(engine, compile_kwargs={"literal_binds": True})
+        plan = connection.exec_driver_sql(f"EXPLAIN {'QUERY PLAN ' if is_sqlite else ''}{statement}").all()
+        transaction.rollback()
+    return "\n".join(str(row[-1]) for row in plan)
 
 
 class TestGivenNoHistory:
