@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Self, TypeAlias
 import sqlalchemy as sa
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
 
 from sluice.producer.contract.tables import jobs
 
@@ -43,7 +44,7 @@ class JobPlace(NamedTuple):
         return jobs.c.submitted_ms <= self.submitted_ms, sa.or_(jobs.c.submitted_ms < self.submitted_ms, is_same)
 
 
-class _NotIndexed(sa.sql.functions.FunctionElement[str]):
+class _NotIndexed(FunctionElement[str]):
     """A column by whose index SQLite must not search: it may know too little of the values to choose. Others choose."""
 
     inherit_cache = True
