@@ -18,7 +18,7 @@ from rq.serializers import JSONSerializer
 from sluice.producer.client import Producer
 from sluice.producer.errors import ProducerError
 from sluice.producer.gateway.batches.task import Workshop, advance
-from sluice.producer.gateway.files.hosts import mark
+from sluice.producer.gateway.files.hosts import mark, mark_callbacks
 from sluice.producer.gateway.files.leftovers import remove_leftovers
 from sluice.producer.gateway.responses.sweep import sweep_responses
 
@@ -94,9 +94,18 @@ def clean_files() -> None:
         remove_leftovers(workshop.storage, workshop.files, workshop.batches)
 
 
+def _mark_process(settings: TaskSettings) -> None:
+    with _queue_of(settings) as queue:
+        queue.run(mark_callbacks(settings.queue))
+
+
 def _mark_storage(settings: TaskSettings) -> None:
-    with settings.workshop() as workshop, Producer(settings.redis_url, queue=settings.queue, patience_s=1.0) as queue:
-        queue.run(mark(settings.queue, workshop.storage.identity(), is_callbacks=True))
+    with settings.workshop() as workshop, _queue_of(settings) as queue:
+        queue.run(mark(settings.queue, workshop.storage.identity()))
+
+
+def _queue_of(settings: TaskSettings) -> Producer:
+    return Producer(settings.redis_url, queue=settings.queue, patience_s=1.0)
 
 
 def _continue_batches(settings: TaskSettings) -> None:
@@ -115,6 +124,7 @@ def _sweep_responses(settings: TaskSettings) -> None:
 
 
 STEPS: tuple[Callable[[TaskSettings], None], ...] = (
+    _mark_process,  # first, and without a storage: a gateway warns while it is missing
     _continue_batches,
     _sweep_responses,
     _mark_storage,

@@ -1,7 +1,7 @@
 """Which storages the gateways and tasks of a queue use: a marker in Redis for each, which lives for a minute.
 
 A folder serves one host. If two storages are marked, files of one process are missing for another, and no gateway of
-the queue is ready. One more marker says that a callbacks process serves the queue: without it no batch goes on.
+the queue is ready. A key beside them says that a callbacks process serves the queue: without one no batch goes on.
 """
 
 import asyncio
@@ -21,22 +21,24 @@ from sluice.producer.operations.operation import Ask, Operation
 LIFE_MS = 60_000
 MARK_EVERY_S = 10.0
 
-CALLBACKS = "worker callbacks"
-"""The marker of callbacks processes. Identities of storages have no space."""
 
-
-def mark(queue: str, identity: str, *, is_callbacks: bool = False) -> Operation[set[str]]:
-    """Mark a storage as used now, perhaps by a callbacks process; return all storages that are used."""
+def mark(queue: str, identity: str) -> Operation[set[str]]:
+    """Mark a storage as used now; return all storages that are used."""
     key, now = QueueKeys(queue).key("storages"), now_ms()
     replies = yield Ask(
         (
-            ("ZADD", key, now, identity, *((now, CALLBACKS) if is_callbacks else ())),
+            ("ZADD", key, now, identity),
             ("ZREMRANGEBYSCORE", key, "-inf", now - LIFE_MS),
             ("PEXPIRE", key, LIFE_MS),
             ("ZRANGE", key, 0, -1),
         )
     )
-    return {name.decode() for name in cast("list[bytes]", replies[-1])} - {CALLBACKS}
+    return {name.decode() for name in cast("list[bytes]", replies[-1])}
+
+
+def mark_callbacks(queue: str) -> Operation[None]:
+    """Say that a callbacks process serves a queue now."""
+    yield Ask((("SET", _callbacks_key(queue), now_ms(), "PX", LIFE_MS),))
 
 
 async def lacks_callbacks(queue: QueueClients) -> bool:
@@ -48,8 +50,13 @@ async def lacks_callbacks(queue: QueueClients) -> bool:
 
 
 def _has_no_callbacks(queue: str) -> Operation[bool]:
-    [marked_ms] = yield Ask((("ZSCORE", QueueKeys(queue).key("storages"), CALLBACKS),))
-    return marked_ms is None or float(cast("bytes", marked_ms)) < now_ms() - LIFE_MS
+    [num_keys] = yield Ask((("EXISTS", _callbacks_key(queue)),))
+    return num_keys == 0
+
+
+def _callbacks_key(queue: str) -> str:
+    # Not among the storages: a gateway of an older version would take it for one.
+    return QueueKeys(queue).key("storages", "callbacks")
 
 
 async def _marked(queue: QueueClients, identity: str) -> set[str]:

@@ -3,13 +3,15 @@
 import socket
 import time
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from pathlib import Path
 
 import openai
 import pytest
 
+from sluice.producer.gateway import tasks
 from sluice.producer.gateway.errors import HttpError
-from sluice.producer.gateway.files.hosts import StorageMarks, lacks_callbacks, mark
+from sluice.producer.gateway.files.hosts import LIFE_MS, StorageMarks, lacks_callbacks, mark, mark_callbacks
 from sluice.producer.gateway.files.storage import Storage
 from sluice.producer.gateway.queues import Queues
 from sluice.producer.gateway.settings import GatewaySettings
@@ -300,7 +302,7 @@ class TestGivenTwoHostsWithAFolderEach:
             with pytest.raises(HttpError, match="SLUICE_FILES_URL"):
                 await first.check()
 
-    async def test_when_a_callbacks_process_marks_its_own_then_it_is_no_other_storage(
+    async def test_when_a_callbacks_process_marks_the_queue_then_it_is_no_other_storage(
         self, valkey: RedisServer
     ) -> None:
         async with Queues(GatewaySettings(redis_url=valkey.url, database_url="sqlite://")) as queues:
@@ -308,10 +310,28 @@ class TestGivenTwoHostsWithAFolderEach:
             await queue.submitting.run(mark(queue.name, "a"))
             lacked = await lacks_callbacks(queue)
 
-            found = await queue.submitting.run(mark(queue.name, "a", is_callbacks=True))
+            await queue.submitting.run(mark_callbacks(queue.name))
 
-            assert found == {"a"}
+            assert await queue.submitting.run(mark(queue.name, "a")) == {"a"}
             assert (lacked, await lacks_callbacks(queue)) == (True, False)
+        with valkey.client() as redis:
+            assert redis.zrange("{default:0}:storages", 0, -1) == [b"a"], "a gateway of an older version counts them"
+            assert 0 < redis.pttl("{default:0}:storages:callbacks") <= LIFE_MS
+
+    def test_when_files_are_away_then_a_sweep_marks_its_process_all_the_same(
+        self, valkey: RedisServer, tmp_path: Path
+    ) -> None:
+        (tmp_path / "files").write_text("not a folder")
+        files_url = (tmp_path / "files").as_uri()
+        tasks.bind(
+            redis_url=valkey.url, queue="default", database_url="sqlite:////nonexistent/x.db", files_url=files_url
+        )
+
+        with suppress(ExceptionGroup):
+            tasks.sweep()
+
+        with valkey.client() as redis:
+            assert redis.exists("{default:0}:storages:callbacks")
 
     @pytest.mark.long
     def test_when_two_gateways_serve_one_queue_then_both_say_so(self, valkey: RedisServer, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import openai
 
-from sluice.producer.gateway.files.hosts import CALLBACKS
 from tests.producer.gateway.batches.processes import begun, lines_of, numbered, place_in, until
 from tests.producer.gateway.gateway_process import GatewayProcess
 from tests.servers import RedisServer
@@ -42,7 +41,7 @@ class TestGivenABatchWithResultsAndErrors:
         until(client, begun(client, numbered(1)))
 
         with batch_server.client() as redis:
-            assert redis.zscore("{default:0}:storages", CALLBACKS) is not None
+            assert redis.exists("{default:0}:storages:callbacks")
 
 
 class TestGivenNoCallbacksProcess:
