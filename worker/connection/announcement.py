@@ -29,15 +29,16 @@ def announced(client: Client, partitions: Sequence[QueueKeys]) -> Generator[None
 
 def _announce(client: Client, partitions: Sequence[QueueKeys], is_over: threading.Event) -> None:
     while True:
-        # Only a notice is lost. The next call to Redis reports the outage, and the next round announces again.
-        with suppress(RedisError, OSError):
-            for keys in partitions:
+        for keys in partitions:
+            # Only a notice is lost. The next call to Redis reports the outage, and the next round announces again. The
+            # shards of the other partitions may be there.
+            with suppress(RedisError, OSError):
                 client.hset(keys.key("config"), STARTING, f"{_server_ms(client)} {socket.gethostname()}")
         if is_over.wait(EVERY_S):
             break
-    # What stays because of an outage ends after its life.
-    with suppress(RedisError, OSError):
-        for keys in partitions:
+    for keys in partitions:
+        # What stays because of an outage ends after its life.
+        with suppress(RedisError, OSError):
             client.hdel(keys.key("config"), STARTING)
 
 

@@ -56,3 +56,13 @@ class TestGivenAWorkerThatLoadsItsModel:
             durable_valkey.start()
 
             wait_until(lambda: durable_valkey.client().hexists(keys.key("config"), "starting"), "it is announced")
+
+    def test_when_one_partition_cannot_be_written_then_the_others_are_announced(self, valkey: RedisServer) -> None:
+        client: Any = valkey.client()
+        bad, good = QueueKeys("default", 0), QueueKeys("default", 1)
+        client.set(bad.key("config"), "of another program")
+
+        with announced(client, [bad, good]):
+            wait_until(lambda: client.hexists(good.key("config"), "starting"), "it is announced")
+
+        assert not client.hexists(good.key("config"), "starting")
