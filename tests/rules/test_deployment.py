@@ -15,10 +15,12 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
+from sluice.worker.callbacks import rq_workers
 from sluice.worker.config import MetricsConfig, load_config
 from sluice.worker.iteration_feed import IterationFeed
 from sluice.worker.log import get_log
 from sluice.worker.serve.metrics import MetricsServer, Readiness
+from sluice.worker.stopping import FINISH_S, FLUSH_S
 from tests.rules.commands import PROGRAMS
 
 ROOT = Path(__file__).parent.parent.parent
@@ -165,6 +167,16 @@ class TestGivenComposeYaml:
         assert {tuple(service["volumes"]) for service in shared} == {(f"files:{folder}",)}
         assert folder == "/home/sluice/files"
         assert re.search(r"^RUN mkdir --parents .* ~/files$", DOCKERFILE, re.MULTILINE)
+
+    @pytest.mark.parametrize(
+        ("service", "needed_s"), [("recorder", FINISH_S + FLUSH_S), ("callbacks", rq_workers.STOP_TIMEOUT_S)]
+    )
+    def test_when_a_service_is_stopped_then_it_is_not_killed_before_it_has_ended(
+        self, service: str, needed_s: float
+    ) -> None:
+        given_s = float(SERVICES[service].get("stop_grace_period", "10s").removesuffix("s"))  # compose's default
+
+        assert given_s >= needed_s + 5  # its process needs some time to end
 
     def test_when_a_service_waits_for_another_then_that_one_is_there(self) -> None:
         needed = {name for service in SERVICES.values() for name in service.get("depends_on", {})}
