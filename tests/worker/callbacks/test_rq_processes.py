@@ -1,6 +1,11 @@
 """The processes of rq workers: who restarts them, and until when."""
 
 import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from structlog.testing import LogCapture
@@ -10,7 +15,8 @@ from sluice.worker.callbacks.rq_workers import WorkerPool
 from sluice.worker.callbacks.settings import CallbackSettings
 from tests.servers import RedisServer
 from tests.worker.callbacks.test_callbacks import settings_for
-from tests.worker.history.test_recorder import num_logged, until
+from tests.worker.history import events as e
+from tests.worker.history.test_recorder import client_of, num_logged, until
 
 
 def end_at_once(queue: str, settings: CallbackSettings) -> None:
@@ -36,3 +42,42 @@ class TestGivenRqWorkersThatEnd:
         assert len(begun) == 1
         assert num_logged(log, "rq worker ended; restarting") == 0
         assert multiprocessing.active_children() == []
+
+
+@pytest.mark.slow
+class TestGivenTheCommand:
+    """`worker callbacks`, in a process group of its own, as under a supervisor or a terminal."""
+
+    def test_when_the_whole_group_is_told_to_stop_then_no_rq_worker_is_restarted(
+        self, valkey: RedisServer, durable_valkey: RedisServer, sqlite_url: str, tmp_path: Path
+    ) -> None:
+        rq, log = client_of(valkey), tmp_path / "log"
+        environ = {
+            **os.environ, "SLUICE_REDIS_URL": durable_valkey.url, "SLUICE_CALLBACKS_REDIS_URL": valkey.url,
+            "SLUICE_DATABASE_URL": sqlite_url, "SLUICE_QUEUE": e.QUEUE,
+        }  # fmt: skip
+        command = [sys.executable, "-m", "sluice.worker", "callbacks"]
+        with (
+            log.open("wb") as file,
+            subprocess.Popen(command, env=environ, stdout=file, stderr=file, process_group=0) as process,
+        ):
+            try:
+                until(lambda: rq.scard("rq:workers") == 2, "chores and the gateway's tasks have an rq worker each")
+                # The mover waits for its reply meanwhile, so that the command outlives its rq workers.
+                send(durable_valkey, signal.SIGSTOP)
+                os.killpg(process.pid, signal.SIGTERM)
+
+                process.wait(60)
+            finally:
+                send(durable_valkey, signal.SIGCONT)
+                process.kill()
+
+        assert rq.scard("rq:workers") == 0
+        assert "callbacks stopped" in log.read_text()
+        assert "restarting" not in log.read_text()
+
+
+def send(server: RedisServer, number: signal.Signals) -> None:
+    """Send a signal to the server's process."""
+    assert server.process is not None
+    server.process.send_signal(number)
