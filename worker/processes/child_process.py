@@ -26,6 +26,10 @@ STOP_TIMEOUT_S = FINISH_S + FLUSH_S + 5.0
 """A recorder may use both of its limits, and needs some time to end."""
 
 
+OnEnd = Callable[[str, bool], object]
+"""Is told the incarnation of a process that has ended, and whether it was ready."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildSpec:
     """How to run one child process."""
@@ -58,14 +62,15 @@ class ChildProcess:
     killed; and a worker writes a byte into it when it is ready.
     """
 
-    def __init__(self, spec: ChildSpec, log: Log, on_end: Callable[[str], object] = lambda _incarnation: None) -> None:
-        """Start nothing yet. `on_end` is called with the incarnation of each process that has ended."""
+    def __init__(self, spec: ChildSpec, log: Log, on_end: OnEnd = lambda _incarnation, _was_ready: None) -> None:
+        """Start nothing yet. `on_end` is called for each process that has ended."""
         self._spec = spec
         self._log = log.bind(name=spec.name) if spec.name else log
         self._on_end = on_end
         self._process: Popen[bytes] | None = None
         self._socket: socket.socket | None = None
-        self._is_ready = False
+        self._has_loaded = False
+        self._was_ready = False
         self._is_leaving = False
         self._incarnation = ""
         self._began_s = 0.0
@@ -99,16 +104,18 @@ class ChildProcess:
     @property
     def is_ready(self) -> bool:
         """Whether the first process has loaded what it needs, or a later one runs."""
-        if not self._is_ready and self._socket is not None:
+        if not self._has_loaded and self._socket is not None:
             with suppress(BlockingIOError, ConnectionError):
-                self._is_ready = self._socket.recv(1) != b""
-        return self._is_ready
+                self._has_loaded = self._socket.recv(1) != b""
+        self._was_ready = self._was_ready or self._has_loaded
+        return self._was_ready
 
     def start_if_due(self) -> None:
         """Start the next process if it is due."""
         if self.due_s is None or monotonic_s() < self.due_s:
             return
         self.due_s, self._began_s, self._incarnation = None, monotonic_s(), uuid.uuid4().hex
+        self._has_loaded = False
         given = ("--incarnation", self._incarnation) if self._spec.kind == "worker" else ()
         try:
             with on_cores(self._spec.cores), block_startup_signals():
@@ -135,7 +142,7 @@ class ChildProcess:
         _ = self.is_ready  # it may have said so since the last look
         self._close_input()
         self._process, self.last_code = None, code
-        self._on_end(self._incarnation)
+        self._on_end(self._incarnation, self._has_loaded)
         kind = self._spec.kind
         is_asked, self._is_leaving = is_stopping or self._is_leaving, False
         if not is_asked and self._spec.restarts_after(code):

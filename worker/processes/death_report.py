@@ -33,14 +33,17 @@ class DeathReports:
         self._partitions = tuple(partitions)
         self._log = log
 
-    def send(self, incarnation: str) -> None:
-        """Report an incarnation to every partition, on a thread. The process does not end before the thread."""
-        try:
-            threading.Thread(target=self._send, args=(incarnation, RETRY_FOR_S), name="death-report").start()
-        except RuntimeError:  # the system has no thread left
-            self._send(incarnation, 0.0)
+    def send(self, incarnation: str, was_ready: bool) -> None:
+        """Report an incarnation to every partition, on a thread. The process does not end before the thread.
 
-    def _send(self, incarnation: str, retry_for_s: float) -> None:
+        One that never was ready had no heartbeat and no jobs: no job waits if Redis does not hear of its death.
+        """
+        try:
+            threading.Thread(target=self._send, args=(incarnation, was_ready, RETRY_FOR_S), name="death-report").start()
+        except RuntimeError:  # the system has no thread left
+            self._send(incarnation, was_ready, 0.0)
+
+    def _send(self, incarnation: str, was_ready: bool, retry_for_s: float) -> None:
         until_s, backoff = monotonic_s() + retry_for_s, Backoff(FIRST_DELAY_S, MAX_DELAY_S)
         has_counted = False
         while True:
@@ -51,7 +54,9 @@ class DeathReports:
                 break
             time.sleep(backoff.next_delay_s())
         log = self._log.bind(worker_id=incarnation[:8])
-        if error is not None:
+        if error is not None and not was_ready:
+            log.debug("death not reported of a worker that was never ready", error=str(error))
+        elif error is not None:
             log.warning("worker's death not reported; its jobs wait until its heartbeat expires", error=str(error))
         elif has_counted:
             log.info("worker's death reported")

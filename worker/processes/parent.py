@@ -18,7 +18,7 @@ from sluice.worker.config import WorkerConfig
 from sluice.worker.endpoints import RedisEndpoint, find_redis, partitions_of
 from sluice.worker.errors import ExitCode
 from sluice.worker.log import Log, configure_logs, get_log
-from sluice.worker.processes.child_process import ChildProcess, ChildSpec
+from sluice.worker.processes.child_process import ChildProcess, ChildSpec, OnEnd
 from sluice.worker.processes.specs import recorder_specs, worker_specs
 
 LOOK_EVERY_S = 1.0
@@ -26,7 +26,7 @@ LOOK_EVERY_S = 1.0
 
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGTSTP, signal.SIGCONT, signal.SIGUSR1)
 
-Report = Callable[[str], object]
+Report = OnEnd
 """Reports the death of an incarnation."""
 
 
@@ -75,7 +75,7 @@ class Parent:
         workers: Sequence[ChildSpec],
         sidecars: Sequence[ChildSpec],
         log: Log,
-        make_report: Callable[[], Report] = lambda: lambda _incarnation: None,
+        make_report: Callable[[], Report] = lambda: lambda _incarnation, _was_ready: None,
     ) -> None:
         """Start nothing yet.
 
@@ -128,9 +128,9 @@ class Parent:
         is_ready = any(worker.is_ready for worker in self._workers)
         return (*(() if self._is_quiet else self._workers), *(self._sidecars if is_ready else ()))
 
-    def _report_death(self, incarnation: str) -> None:
+    def _report_death(self, incarnation: str, was_ready: bool) -> None:
         if self._report is not None:
-            self._report(incarnation)
+            self._report(incarnation, was_ready)
 
     def _listen(self) -> None:
         """Wait for a signal until a restart is due, and forward it."""

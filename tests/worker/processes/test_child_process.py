@@ -17,6 +17,10 @@ WAITS = """#!/bin/sh
 echo waits >> "$BEGUN"
 exec cat
 """
+IS_READY = """#!/bin/sh
+printf + >&0
+exit 3
+"""
 ENDS = """#!/bin/sh
 echo begun >> "$BEGUN"
 exit 3
@@ -144,3 +148,20 @@ class TestGivenAChildThatIsAlwaysRestarted:
         longest_s = recorder_module.FINISH_S + exporter_module.FLUSH_S
 
         assert longest_s < module.STOP_TIMEOUT_S
+
+
+class TestGivenAWorkerThatIsRestarted:
+    def test_when_each_process_ends_then_it_is_told_whether_that_one_was_ready(self, child: Child) -> None:
+        told: list[tuple[str, bool]] = []
+        spec = ChildSpec(kind="worker", command=(str(child.path),), environ=child.environ, restart="always")
+        worker = ChildProcess(spec, get_log(), lambda incarnation, was_ready: told.append((incarnation, was_ready)))
+        child.becomes(IS_READY)
+        run_until(worker, lambda: len(told) == 1)
+        child.becomes(ENDS)
+
+        run_until(worker, lambda: len(told) == 2)
+
+        worker.stop()
+        assert [was_ready for _, was_ready in told] == [True, False]
+        assert len(dict(told)) == 2
+        assert worker.is_ready

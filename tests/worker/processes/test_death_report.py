@@ -21,7 +21,7 @@ class TestGivenARegisteredWorker:
             run(client, beat(KEYS, Beat(incarnation=DEAD, held=(), processed_pull=0, expiry_ms=60_000)))
         durable_valkey.stop()
         with capture_logs() as lines:
-            DeathReports(durable_valkey.url, [KEYS], get_log()).send(DEAD)
+            DeathReports(durable_valkey.url, [KEYS], get_log()).send(DEAD, was_ready=True)
 
             durable_valkey.start()
             wait_until(lambda: bool(lines), "the report has an outcome")
@@ -36,7 +36,7 @@ class TestGivenARegisteredWorker:
         monkeypatch.setattr(death_report, "RETRY_FOR_S", 0.1)
         durable_valkey.stop()
         with capture_logs() as lines:
-            DeathReports(durable_valkey.url, [KEYS], get_log()).send(DEAD)
+            DeathReports(durable_valkey.url, [KEYS], get_log()).send(DEAD, was_ready=True)
 
             wait_until(lambda: bool(lines), "the report has an outcome")
 
@@ -50,7 +50,7 @@ class TestGivenARegisteredWorker:
             for keys in (KEYS, second):
                 run(client, beat(keys, Beat(incarnation=DEAD, held=(), processed_pull=0, expiry_ms=60_000)))
             client.set(second.key("dead"), "of another program")
-            DeathReports(durable_valkey.url, [KEYS, second], get_log()).send(DEAD)
+            DeathReports(durable_valkey.url, [KEYS, second], get_log()).send(DEAD, was_ready=True)
             wait_until(lambda: client.hget(KEYS.key("worker", DEAD), "reported"), "the first one has heard of it")
             assert lines == []
 
@@ -58,3 +58,19 @@ class TestGivenARegisteredWorker:
             wait_until(lambda: bool(lines), "the report has an outcome")
 
         assert [line["event"] for line in lines] == ["worker's death reported"]
+
+
+class TestGivenAWorkerThatWasNeverReady:
+    def test_when_redis_is_away_at_its_death_then_nobody_is_warned(
+        self, durable_valkey: RedisServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(death_report, "RETRY_FOR_S", 0.1)
+        durable_valkey.stop()
+        with capture_logs() as lines:
+            DeathReports(durable_valkey.url, [KEYS], get_log()).send(DEAD, was_ready=False)
+
+            wait_until(lambda: bool(lines), "the report has an outcome")
+
+        (line,) = lines
+        assert line["event"] == "death not reported of a worker that was never ready"
+        assert line["log_level"] == "debug"

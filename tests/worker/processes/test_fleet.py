@@ -43,7 +43,7 @@ def spec(number):
 
 policy = FleetPolicy(scale=ScalePolicy(max_workers=3), scale_in_after_s=0.0, jobs_per_worker=1)
 made = fleet.Fleet(
-    [spec(number) for number in range(3)], [], get_log(), lambda: lambda _incarnation: None, policy=policy, read=read
+    [spec(number) for number in range(3)], [], get_log(), lambda: lambda *_death: None, policy=policy, read=read
 )
 sys.exit(made.run())
 """

@@ -35,7 +35,7 @@ def spec(number, **more):
     environ = {**os.environ, "SAYS_IN": f"{folder}/{number}"}
     return ChildSpec(name=f"p{number}", environ=environ, command=(program, "-c", child), **more)
 
-def report(incarnation):
+def report(incarnation, was_ready):
     with open(f"{folder}/reported", "a") as file:
         file.write(incarnation + "\\n")
 
