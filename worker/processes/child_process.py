@@ -193,11 +193,11 @@ class ChildProcess:
             return
         self._close_input()
         try:
-            self._process.wait(STOP_TIMEOUT_S)
+            self.last_code = self._process.wait(STOP_TIMEOUT_S)
         except TimeoutExpired:
             self._log.warning(f"{self._spec.kind} process did not stop in time", pid=self._process.pid)
             self._process.kill()
-            self._process.wait()
+            self.last_code = self._process.wait()
         self._process = None
 
     def _close_input(self) -> None:

@@ -1,5 +1,6 @@
 """A child process comes back whenever it ends, as soon as the system lets it."""
 
+import signal
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -7,16 +8,22 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from sluice.worker.history import recorder as recorder_module
 from sluice.worker.log import get_log
 from sluice.worker.processes import child_process as module
 from sluice.worker.processes.child_process import ChildProcess, ChildSpec
-from sluice.worker.traces import exporter as exporter_module
+from sluice.worker.stopping import FINISH_S, FLUSH_S
 
 WAITS = """#!/bin/sh
 echo waits >> "$BEGUN"
 exec cat
 """
+LINGERS = """#!/bin/sh
+echo waits >> "$BEGUN"
+cat
+sleep "$LONGEST_S"
+exit 7
+"""
+CODE_OF_LINGERS = 7
 IS_READY = """#!/bin/sh
 printf + >&0
 exit 3
@@ -144,10 +151,30 @@ class TestGivenAChildThatIsAlwaysRestarted:
 
         assert recorder.pid is None
 
-    def test_when_it_uses_all_its_time_to_stop_then_it_is_not_killed(self) -> None:
-        longest_s = recorder_module.FINISH_S + exporter_module.FLUSH_S
+    def test_when_it_uses_all_its_time_to_stop_then_it_is_not_killed(
+        self, child: Child, recorder: ChildProcess, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        scale = 5
+        monkeypatch.setattr(module, "STOP_TIMEOUT_S", module.STOP_TIMEOUT_S / scale)
+        child.environ["LONGEST_S"] = str((FINISH_S + FLUSH_S) / scale)
+        child.becomes(LINGERS)
+        run_until(recorder, child.waits)
 
-        assert longest_s < module.STOP_TIMEOUT_S
+        recorder.stop()
+
+        assert recorder.last_code == CODE_OF_LINGERS
+
+    def test_when_it_uses_more_than_that_then_it_is_killed(
+        self, child: Child, recorder: ChildProcess, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "STOP_TIMEOUT_S", 0.05)
+        child.environ["LONGEST_S"] = "60"
+        child.becomes(LINGERS)
+        run_until(recorder, child.waits)
+
+        recorder.stop()
+
+        assert recorder.last_code == -signal.SIGKILL
 
 
 class TestGivenAWorkerThatIsRestarted:
