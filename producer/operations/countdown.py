@@ -45,7 +45,7 @@ class Countdown:
 def within(
     timeout_s: float | None, operation: Generator[Step | Event, list[Reply], Result]
 ) -> Generator[Step | Event, list[Reply], Result]:
-    """Run an operation, and let no round trip be repeated after the timeout, however patient the client is.
+    """Run an operation whose round trips end with the timeout (`Ask.deadline_s`), however patient the client is.
 
     Raises:
         ResultTimeout: the server did not answer until then.

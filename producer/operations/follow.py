@@ -315,7 +315,11 @@ def stream(
         JobFailed, JobCancelled, JobExpired: the job ended so.
         JobNotFound, BadOffset, ResultExpired, ChannelExpired, ResultTimeout: as in `follow`.
     """
-    yield from within(timeout_s, follow(queue, readers, timeout_s, waits=waits))
+    yield from within(timeout_s, _stream(queue, readers, timeout_s, waits))
+
+
+def _stream(queue: Queue, readers: Sequence[Reader], timeout_s: float | None, waits: WaitNotifier | None) -> Follow:
+    yield from follow(queue, readers, timeout_s, waits=waits)
     reader = readers[0]
     if reader.end is not None and reader.end.state is not JobState.DONE:
         view, data = yield from look(queue, reader.job_id)

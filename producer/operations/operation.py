@@ -9,14 +9,23 @@ change nothing, a submit carries its ids, and cancelling a cancelled job reports
 
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
+from time import monotonic
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from sluice.producer.contract.transport.execution import Command, Reply
 
 Result = TypeVar("Result")
 
+LAST_TRY_S = 1.0
+"""How long a round trip may last after its deadline: the last look at a job begins at the deadline."""
+
 Entries: TypeAlias = list[tuple[str, bytes]]
 """Entry ids and encoded `ChannelEntry` values, in order."""
+
+
+def try_s(deadline_s: float) -> float:
+    """Return how long a round trip with this deadline may last that begins now."""
+    return max(0.0, deadline_s - monotonic()) + LAST_TRY_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +40,7 @@ class Ask:
     """Whether the error of one command becomes its reply, as a ProducerError, instead of being raised."""
 
     deadline_s: float | None = None
-    """The monotonic time after which it is not sent again; ResultTimeout is raised then."""
+    """The monotonic time after which it is not sent again, and soon not waited for: ResultTimeout is raised then."""
 
 
 class Read(NamedTuple):

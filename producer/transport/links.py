@@ -19,8 +19,8 @@ from sluice.producer.contract.transport.execution import Command, Reply
 from sluice.producer.contract.transport.slot_table import slot_of
 from sluice.producer.contract.transport.urls import is_cluster
 from sluice.producer.operations.channels import channel_entries
-from sluice.producer.operations.operation import Ask, Entries, Read, Sleep
-from sluice.producer.transport import hub
+from sluice.producer.operations.operation import Ask, Entries, Read, Sleep, try_s
+from sluice.producer.transport import bounds, hub
 from sluice.producer.transport.actions import (
     Action,
     Connect,
@@ -34,7 +34,7 @@ from sluice.producer.transport.actions import (
 )
 from sluice.producer.transport.cluster import Cluster, ClusterPipe
 from sluice.producer.transport.pools import Pool, Pools, make_async_pool, make_pool, sentinels_of
-from sluice.producer.transport.retries import LinkSettings
+from sluice.producer.transport.retries import LinkSettings, too_late
 from sluice.producer.transport.server import Server, ServerPipe
 
 untyped_hiredis: Any = hiredis  # Any: its types have commands of one word
@@ -75,9 +75,11 @@ class Link:
 
         Raises:
             QueueUnreachable: the server did not answer for longer than `patience_s`.
+            ResultTimeout: it did not by the deadline of the ask.
             QueueRefused, QueueFull: it refuses the command.
         """
-        return self.run(self._endpoint.ask(ask))
+        with bounds.bounded(ask.deadline_s):
+            return self.run(self._endpoint.ask(ask))
 
     @contextmanager
     def pipe(self) -> Generator["Pipe"]:
@@ -155,8 +157,9 @@ def _receive(taken: Connection, num_replies: int) -> list[Reply]:
 
 
 def _read(taken: Connection) -> Reply:
+    bound = {} if (left_s := bounds.left_s()) is None else {"timeout": left_s}
     try:
-        return taken.connection.read_response(disable_decoding=True)
+        return taken.connection.read_response(disable_decoding=True, **bound)
     except ResponseError as error:
         return error
 
@@ -218,13 +221,26 @@ class AsyncLink:
         """Send, and wait for the replies; at most `MAX_ASKS` at once, so that a burst opens no more connections.
 
         Raises:
-            QueueUnreachable, QueueRefused, QueueFull: as in `Link.ask`.
+            QueueUnreachable, QueueRefused, QueueFull, ResultTimeout: as in `Link.ask`.
         """
-        return await self.run_bounded(self._endpoint.ask(ask), ask.commands[0])
+        return await self._by_deadline(ask, self.run_bounded(self._endpoint.ask(ask), ask.commands[0]))
 
     async def ask_blocking(self, ask: Ask) -> list[Reply]:
         """Send a read that blocks at the server; it does not count against `MAX_ASKS`."""
-        return await self.run(self._endpoint.ask(ask))
+        return await self._by_deadline(ask, self.run(self._endpoint.ask(ask)))
+
+    async def _by_deadline(self, ask: Ask, asking: Coroutine[None, None, list[Reply]]) -> list[Reply]:
+        """Wait for a round trip, and for its turn, until soon after the deadline of the ask."""
+        if ask.deadline_s is None:
+            return await asking
+        bound = asyncio.timeout(try_s(ask.deadline_s))
+        try:
+            async with bound:
+                return await asking
+        except TimeoutError as error:
+            if not bound.expired():
+                raise
+            raise too_late("the time is over", self._endpoint.settings.url) from error
 
     @asynccontextmanager
     async def _blocking_in_turn(self) -> AsyncGenerator[hub.Send]:

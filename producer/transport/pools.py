@@ -6,6 +6,7 @@ from typing import Any
 
 from sluice.producer.contract.transport import pools, urls
 from sluice.producer.contract.transport.pools import ASYNCIO, BLOCKING, Pool, PoolClasses
+from sluice.producer.transport import bounds
 
 REPLY_TIMEOUT_S = 15.0
 """Longer than the longest BLOCK, so that a silent connection is found dead."""
@@ -20,7 +21,9 @@ def make_pool(url: str) -> Pool:
     Raises:
         InvalidSetting: the URL cannot be read.
     """
-    return _make(url, BLOCKING)
+    pool = _make(url, BLOCKING)
+    pool.connection_class = bounds.bounded_class(pool.connection_class)
+    return pool
 
 
 def make_async_pool(url: str) -> Pool:

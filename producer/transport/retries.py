@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from sluice.producer.contract.transport import tls, urls
 from sluice.producer.contract.transport.backoff import Backoff
@@ -84,11 +85,12 @@ class Retries:
         is_hopeless = kind in NEVER_RETRIED or not (self.has_connected or kind is ErrorKind.LOADING)
         now_s = monotonic()
         is_late = now_s - self._begin_s > self.settings.patience_s
-        if is_hopeless or is_late or not is_repeatable:
-            raise _unreachable(error, self.settings.url, is_repeatable=is_repeatable) from error
         left_s = inf if self.deadline_s is None else self.deadline_s - now_s
+        has_hung = left_s <= 0 and isinstance(error, RedisTimeoutError)
+        if (is_hopeless or is_late or not is_repeatable) and not has_hung:
+            raise _unreachable(error, self.settings.url, is_repeatable=is_repeatable) from error
         if left_s <= 0:
-            raise _too_late(error, self.settings.url) from error
+            raise too_late(str(error), self.settings.url) from error
         if self._wait.is_due:
             self._wait.waits_for(_outage(error, kind, self.settings))
         return min(self._backoff.next_delay_s(), left_s)
@@ -102,9 +104,9 @@ def _outage(error: Exception, kind: ErrorKind, settings: LinkSettings) -> WaitRe
     return WaitReason(WaitCause.SERVER_UNREACHABLE, message)
 
 
-def _too_late(error: Exception, url: str) -> ResultTimeout:
-    where = urls.redacted(url)
-    return ResultTimeout(f"{where} did not answer in time: {str(error).rstrip('.')}. Call again to keep waiting.")
+def too_late(why: str, url: str) -> ResultTimeout:
+    """Return the error of a round trip that did not end by its deadline."""
+    return ResultTimeout(f"{urls.redacted(url)} did not answer in time: {why.rstrip('.')}. Call again to keep waiting.")
 
 
 def _unreachable(error: Exception, url: str, *, is_repeatable: bool) -> QueueUnreachable:

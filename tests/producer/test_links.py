@@ -7,7 +7,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from sluice.producer.errors import (
     QueueUnreachable,
     ResultTimeout,
 )
+from sluice.producer.transport.links import MAX_ASKS
 from tests.producer.worker_side import HandWorker
 from tests.servers import RedisServer, binary_of, free_port, how_to_get, redis_server
 
@@ -262,6 +263,93 @@ class TestGivenAServerThatCrashesAndComesBack:
                     await producer.result(job, timeout_s=0.4)
 
                 assert time.monotonic() - begin_s < 4
+
+
+class TestGivenAServerThatHangs:
+    """It keeps its connections and accepts new ones, but does not reply."""
+
+    @pytest.mark.parametrize("is_new", [False, True], ids=["connected", "new"])
+    @pytest.mark.parametrize("call", ["result", "stream"])
+    def test_when_a_client_waits_for_a_job_then_its_timeout_holds(
+        self, valkey: RedisServer, call: str, *, is_new: bool
+    ) -> None:
+        with Producer(valkey.url) as submitting, Producer(valkey.url) as other:
+            job = submitting.submit("hello")
+            producer = other if is_new else submitting
+            with frozen(valkey):
+                begin_s = time.monotonic()
+
+                with pytest.raises(ResultTimeout, match="did not answer in time"):
+                    list(producer.stream(job, timeout_s=0.3)) if call == "stream" else producer.result(job, 0.3)
+
+                took_s = time.monotonic() - begin_s
+            state = producer.status(job).state
+
+        assert 0.3 <= took_s < 3
+        assert state is JobState.QUEUED
+
+    def test_when_it_replies_again_then_a_wait_may_last_longer_than_the_one_that_failed(
+        self, valkey: RedisServer
+    ) -> None:
+        with Producer(valkey.url) as submitting, Producer(valkey.url, patience_s=0) as producer:
+            job = submitting.submit("hello")
+            with pytest.raises(ResultTimeout, match="is still queued"):
+                producer.result(job, timeout_s=0)  # connects within a second
+            thaw = threading.Timer(2.0, valkey.thaw)
+            with frozen(valkey):
+                thaw.start()
+
+                state = producer.status(job).state
+            thaw.join()
+
+        assert state is JobState.QUEUED
+
+    @pytest.mark.parametrize("call", ["result", "stream"])
+    async def test_when_asks_of_an_asyncio_client_fill_its_turns_then_a_timeout_holds(
+        self, valkey: RedisServer, call: str
+    ) -> None:
+        async with AsyncProducer(valkey.url) as producer:
+            job = await producer.submit("hello")
+            with frozen(valkey):
+                others = [asyncio.ensure_future(producer.status(job)) for _ in range(2 * MAX_ASKS)]
+                begin_s = time.monotonic()
+
+                waiting = producer.result(job, 0.3) if call == "result" else anext(producer.stream(job, timeout_s=0.3))
+                with pytest.raises(ResultTimeout, match="did not answer in time"):
+                    await waiting
+
+                took_s = time.monotonic() - begin_s
+            states = {status.state for status in await asyncio.gather(*others)}
+
+        assert 0.3 <= took_s < 3
+        assert states == {JobState.QUEUED}
+
+    def test_when_it_hangs_after_the_last_event_then_the_look_at_the_end_is_bounded_too(
+        self, valkey: RedisServer, producer: Producer, worker: HandWorker
+    ) -> None:
+        job = producer.submit("hello")
+        [leased] = worker.pull()
+        worker.say(leased, [1], "a", end=JobState.FAILED)
+        events = producer.stream(job, timeout_s=0.5)
+        while next(events).end is None:
+            pass
+        with frozen(valkey):
+            begin_s = time.monotonic()
+
+            with pytest.raises(ResultTimeout, match="did not answer in time"):
+                next(events)
+
+            assert time.monotonic() - begin_s < 3
+
+
+@contextlib.contextmanager
+def frozen(server: RedisServer) -> Generator[None]:
+    """The server does not reply meanwhile."""
+    server.freeze()
+    try:
+        yield
+    finally:
+        server.thaw()
 
 
 class TestGivenASentinel:
