@@ -99,30 +99,31 @@ class AttentionCall:
         }
 
 
+NO_KEYS = 2**31 - 1
+"""More keys than any sequence has."""
+
+
 @dataclass(frozen=True, slots=True)
 class Chunks:
     """Which sequences have a prefill chunk, and which of the chunks are short ones over long contexts.
 
-    A short chunk has so few blocks of queries that they occupy only some of the processors, each for as long as it
-    takes to walk the context. It is split over its keys.
+    Where a step has so few blocks of queries that they occupy only some of the processors, those that see many keys are
+    split over them: else each would walk its whole context beside idle processors.
     """
 
     min_query_len: int
     """New tokens of a chunk; a sequence with fewer is a decode."""
 
-    max_short_len: int
-    """Most new tokens of a short chunk."""
-
-    min_keys: int
+    min_keys: int = NO_KEYS
     """Fewest keys that a short chunk sees."""
 
     def arguments(self) -> dict[str, int]:
         """Return the fields, as arguments of a kernel."""
-        return {"min_query_len": self.min_query_len, "max_short_len": self.max_short_len, "min_keys": self.min_keys}
+        return {"min_query_len": self.min_query_len, "min_keys": self.min_keys}
 
     def may_be_short(self, call: AttentionCall) -> bool:
         """Whether some sequence of a call may be a short chunk, judged by the call's maxima."""
         max_keys = call.max_context_len
         if call.sliding_window:
-            max_keys = min(max_keys, self.max_short_len + call.sliding_window - 1)
+            max_keys = min(max_keys, call.max_query_len + call.sliding_window - 1)
         return call.max_query_len >= self.min_query_len and max_keys >= self.min_keys

@@ -108,9 +108,20 @@ def max_decode_tokens(group: int) -> int:
     return max(1, 16 // group)
 
 
-def short_chunk_rows(head_size: int, *, is_fp8: bool) -> int:
-    """Return the most rows of a block of queries of a short chunk; more would spill registers."""
-    return 128 if head_size <= 128 and not is_fp8 else 64
+def short_chunk_config(*, element_bytes: int, head_size: int, group: int, is_fp8: bool) -> AttentionConfig:
+    """Choose the tiling for short chunks: the largest without spills, so that one program occupies a processor.
+
+    One for all lengths: with fewer rows there would be more variants to compile, and what they save is hidden behind
+    the reading of keys.
+    """
+    rows = 128 if head_size <= 128 and not is_fp8 else 64
+    return attention_config(
+        element_bytes=element_bytes,
+        head_size=head_size,
+        group=group,
+        max_query_len=max(rows // group, 1),
+        is_fp8=is_fp8,
+    )
 
 
 def decode_config(*, element_bytes: int, head_size: int, group: int, is_fp8: bool = False) -> DecodeConfig:

@@ -252,7 +252,7 @@ def _zero_padding(out_ptr, first, T, out_stride_token, out_stride_head, GROUP: g
         padding += gl.num_programs(1)
 
 
-@gluon.jit(do_not_specialize=["T", "S", "min_query_len", "max_short_len", "min_keys", "table_stride_sequence"])
+@gluon.jit(do_not_specialize=["T", "S", "min_query_len", "min_keys", "table_stride_sequence"])
 def prefill_kernel(
     out_ptr,  # [T, H, D]
     query_ptr,  # [T, H, D]
@@ -265,8 +265,7 @@ def prefill_kernel(
     T,
     S,
     min_query_len,
-    max_short_len,  # with `min_keys`: which sequences `split_chunks` computes
-    min_keys,
+    min_keys,  # of a short chunk, which `short_chunks` computes
     out_stride_token,
     out_stride_head,
     query_stride_token,
@@ -295,7 +294,7 @@ def prefill_kernel(
     if (first_query >= query_len) | (query_len < min_query_len):
         return
     context_len = gl.load(context_lens_ptr + sequence)
-    if is_short_chunk(query_len, context_len, min_query_len, max_short_len, min_keys):
+    if is_short_chunk(query_len, context_len, min_query_len, min_keys):
         return
     end_key = gl.minimum(context_len - query_len + first_query + BLOCK_QUERIES, context_len)
     # At least one: the rows of a sequence without context see a tile without keys.

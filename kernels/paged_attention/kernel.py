@@ -16,13 +16,13 @@ from torch import Tensor
 
 from sluice.kernels.chain import HOPPER_PREFILL, Path, path_of
 from sluice.kernels.checks import check
-from sluice.kernels.paged_attention.call import AttentionCall, Chunks
+from sluice.kernels.paged_attention.call import NO_KEYS, AttentionCall, Chunks
 from sluice.kernels.paged_attention.config import (
     chosen_config,
     chosen_decode_config,
     has_hopper_kernel,
     max_decode_tokens,
-    short_chunk_rows,
+    short_chunk_config,
 )
 from sluice.kernels.paged_attention.decode import attend_decodes, num_programs
 from sluice.kernels.paged_attention.fp8 import FP8
@@ -38,9 +38,6 @@ SHORT_CHUNK_KEYS = 2049
 
 SHORT_CHUNK_SEGMENT = 512
 """Keys of the shortest segment of a short chunk."""
-
-_WARPS_PER_PROCESSOR = 8
-"""Warps of the kernel for short chunks whose registers a processor holds."""
 
 
 def allocate_cuda(
@@ -118,33 +115,44 @@ def paged_attention_triton(
 
 
 def _attend_chunks(call: AttentionCall) -> None:
-    """Launch the kernels for sequences with more new tokens than a decode: of short chunks over long contexts, first.
-
-    A block of queries is walked by one program per head. A sequence of so few that they would run on some of the
-    processors only is a short chunk, if it sees many keys.
-    """
+    """Launch the kernels for sequences with more new tokens than a decode."""
+    is_for_hopper = _is_for_hopper(call)
+    config = short_chunk_config(
+        element_bytes=call.query.element_size(),
+        head_size=call.kv_cache.head_size,
+        group=call.group,
+        is_fp8=call.kv_cache.is_fp8,
+    )
     processors = num_programs(call.query.device, 1)
-    block_rows = short_chunk_rows(call.kv_cache.head_size, is_fp8=call.kv_cache.is_fp8)
-    block_queries = block_rows // call.group or 1
-    max_short_len = max(processors // call.kv_cache.num_kv_heads, 1) * block_queries
-    chunks = Chunks(max_decode_tokens(call.group) + 1, max_short_len, SHORT_CHUNK_KEYS)
+    chunks = _chunks_of(call, config.block_rows, processors, is_for_hopper=is_for_hopper)
     if chunks.may_be_short(call):
-        config = chosen_config(call.query, call.kv_cache, call.group, min(call.max_query_len, block_queries))
-        programs = processors * max(1, _WARPS_PER_PROCESSOR // config.num_warps)
-        attend_short_chunks(call, config, chunks, num_programs=programs, min_segment_tokens=SHORT_CHUNK_SEGMENT)
-    if not _attended_on_hopper(call, chunks):
-        config = chosen_config(call.query, call.kv_cache, call.group, call.max_query_len)
-        attend_chunks(call, config, chunks)
+        attend_short_chunks(call, config, chunks, num_programs=processors, min_segment_tokens=SHORT_CHUNK_SEGMENT)
+    if is_for_hopper:
+        # Not imported elsewhere: Gluon differs between versions of Triton.
+        from sluice.kernels.paged_attention.hopper import attend_chunks_on_hopper
+
+        attend_chunks_on_hopper(call, chunks)
+    else:
+        attend_chunks(call, chosen_config(call.query, call.kv_cache, call.group, call.max_query_len), chunks)
 
 
-def _attended_on_hopper(call: AttentionCall, chunks: Chunks) -> bool:
-    """Launch the kernel for Hopper if there is one for this call."""
+def _chunks_of(call: AttentionCall, block_rows: int, processors: int, *, is_for_hopper: bool) -> Chunks:
+    """Return which sequences have chunks; the short ones, if the step has few new tokens beside those of decodes.
+
+    Few: as many as there are rows of one block of queries on each processor. The kernel for Hopper takes 0.7 of the
+    time of the others for the same products, so there are half as many.
+    """
+    most_tokens = max(processors // call.kv_cache.num_kv_heads, 1) * max(block_rows // call.group, 1)
+    if is_for_hopper:
+        most_tokens //= 2
+    has_few = call.num_tokens - call.num_sequences <= most_tokens
+    return Chunks(max_decode_tokens(call.group) + 1, SHORT_CHUNK_KEYS if has_few else NO_KEYS)
+
+
+def _is_for_hopper(call: AttentionCall) -> bool:
+    """Whether the kernel for Hopper computes the chunks of a call."""
     if not has_hopper_kernel(call.query.device) or path_of(HOPPER_PREFILL, call.query) is not Path.TRITON:
         return False
-    # Not imported elsewhere: Gluon differs between versions of Triton.
-    from sluice.kernels.paged_attention.hopper import attend_chunks_on_hopper, serves
+    from sluice.kernels.paged_attention.hopper import serves
 
-    if not serves(call):
-        return False
-    attend_chunks_on_hopper(call, chunks)
-    return True
+    return serves(call)

@@ -156,9 +156,7 @@ def attend_keys(
     return acc, row_max, row_sum
 
 
-@triton.jit(
-    do_not_specialize=["T", "S", "window", "min_query_len", "max_short_len", "min_keys", "table_stride_sequence"]
-)
+@triton.jit(do_not_specialize=["T", "S", "window", "min_query_len", "min_keys", "table_stride_sequence"])
 def prefill_kernel(
     out_ptr,  # [T, H, D]
     query_ptr,  # [T, H, D]
@@ -175,8 +173,7 @@ def prefill_kernel(
     S,
     window,  # unused unless HAS_WINDOW
     min_query_len,
-    max_short_len,  # with `min_keys`: which sequences `split_chunks` computes
-    min_keys,
+    min_keys,  # of a short chunk, which `short_chunks` computes
     out_stride_token,
     out_stride_head,
     query_stride_token,
@@ -226,7 +223,7 @@ def prefill_kernel(
         return
     context_len = tl.load(context_lens_ptr + sequence)
     num_keys = visible_keys(query_len, context_len, window, HAS_WINDOW)
-    if is_short_chunk(query_len, num_keys, min_query_len, max_short_len, min_keys):
+    if is_short_chunk(query_len, num_keys, min_query_len, min_keys):
         return
 
     queries = first_query + rows // GROUP  # [BLOCK_ROWS], in the sequence's new tokens

@@ -5,7 +5,7 @@
 An item is a segment of the keys of one block of queries of one key-value head. All segments of a call have one length,
 computed on the device from the work of all short chunks, so that there are about as many items as programs run at a
 time. A block with one segment is finished by its program; `join_kernel` joins the segments of the others. So the bits
-of a row depend on which other short chunks are in the step, as those of a prompt depend on how it is cut into chunks.
+of a row depend on the other short chunks of the step and on the number of processors.
 """
 
 import torch
@@ -37,7 +37,7 @@ def attend_short_chunks(
         call: all sequences.
         config: the tiling of a block of queries.
         chunks: which sequences have short chunks.
-        num_programs: how many run at a time, over all heads.
+        num_programs: how many run at a time, over all heads: one per processor.
         min_segment_tokens: fewest keys of a segment, unless a block sees fewer; rounded up to whole tiles.
     """
     num_kv_heads = call.kv_cache.num_kv_heads
@@ -53,7 +53,7 @@ def attend_short_chunks(
         "G": num_kv_heads,
         "BLOCK_ROWS": config.block_rows,
         "BLOCK_QUERIES": config.block_rows // call.group,
-        "BLOCK_S": 32 if call.num_sequences <= 32 else max(256, triton.next_power_of_2(call.num_sequences)),
+        "BLOCK_S": max(256, triton.next_power_of_2(call.num_sequences)),
         "TILE": config.tile,
         "MIN_SEGMENT": min_segment_tokens,
     }
@@ -87,7 +87,6 @@ def _divide(
     S,
     window,
     min_query_len,
-    max_short_len,
     min_keys,
     items_per_head,
     HAS_WINDOW: tl.constexpr,
@@ -102,7 +101,7 @@ def _divide(
     query_lens = tl.load(query_start_locs_ptr + sequences + 1, mask=sequences < S, other=0) - query_starts
     contexts = tl.load(context_lens_ptr + sequences, mask=sequences < S, other=0)
     keys = visible_keys(query_lens, contexts, window, HAS_WINDOW)
-    is_short = is_short_chunk(query_lens, keys, min_query_len, max_short_len, min_keys)
+    is_short = is_short_chunk(query_lens, keys, min_query_len, min_keys)
     if HAS_WINDOW:
         # A block's first tile may start before its first key.
         keys += TILE - 1
@@ -121,7 +120,7 @@ def _of_sequence(values, sequence, BLOCK_S: tl.constexpr):
 
 @triton.jit(
     do_not_specialize=[
-        "T", "S", "window", "min_query_len", "max_short_len", "min_keys", "items_per_head", "table_stride_sequence"
+        "T", "S", "window", "min_query_len", "min_keys", "items_per_head", "table_stride_sequence"
     ]
 )  # fmt: skip
 def short_chunk_kernel(
@@ -143,7 +142,6 @@ def short_chunk_kernel(
     S,
     window,  # unused unless HAS_WINDOW
     min_query_len,
-    max_short_len,
     min_keys,
     items_per_head,
     out_stride_token,
@@ -179,7 +177,7 @@ def short_chunk_kernel(
     dims = tl.arange(0, BLOCK_D)  # [BLOCK_D]
     rows = tl.arange(0, BLOCK_ROWS)  # [BLOCK_ROWS]
     blocks, segments, segment_keys = _divide(
-        query_start_locs_ptr, context_lens_ptr, S, window, min_query_len, max_short_len, min_keys, items_per_head,
+        query_start_locs_ptr, context_lens_ptr, S, window, min_query_len, min_keys, items_per_head,
         HAS_WINDOW, BLOCK_QUERIES, BLOCK_S, TILE, MIN_SEGMENT,
     )  # fmt: skip
     items_end = tl.cumsum(blocks * segments, axis=0)  # [BLOCK_S]: items of a head
@@ -238,7 +236,7 @@ def short_chunk_kernel(
 
 
 @triton.jit(
-    do_not_specialize=["S", "window", "min_query_len", "max_short_len", "min_keys", "items_per_head"],
+    do_not_specialize=["S", "window", "min_query_len", "min_keys", "items_per_head"],
 )
 def join_kernel(
     out_ptr,  # [T, H, D]
@@ -251,7 +249,6 @@ def join_kernel(
     S,
     window,  # unused unless HAS_WINDOW
     min_query_len,
-    max_short_len,
     min_keys,
     items_per_head,
     out_stride_token,
@@ -270,7 +267,7 @@ def join_kernel(
 ):
     """One program per (block of queries with several segments and key-value head, ROWS of its rows)."""
     blocks, segments, _segment_keys = _divide(
-        query_start_locs_ptr, context_lens_ptr, S, window, min_query_len, max_short_len, min_keys, items_per_head,
+        query_start_locs_ptr, context_lens_ptr, S, window, min_query_len, min_keys, items_per_head,
         HAS_WINDOW, BLOCK_QUERIES, BLOCK_S, TILE, MIN_SEGMENT,
     )  # fmt: skip
     divided = tl.where(segments > 1, blocks, 0)

@@ -62,9 +62,9 @@ def store_rows(
 
 
 @triton.jit
-def is_short_chunk(query_len, num_keys, min_query_len, max_query_len, min_keys):
-    """Whether `split_chunks` computes a sequence: a chunk of few new tokens that sees many keys."""
-    return (query_len >= min_query_len) & (query_len <= max_query_len) & (num_keys >= min_keys)
+def is_short_chunk(query_len, num_keys, min_query_len, min_keys):
+    """Whether `short_chunks` computes a sequence: a chunk that sees many keys, in a step of few new tokens."""
+    return (query_len >= min_query_len) & (num_keys >= min_keys)
 
 
 @triton.jit

@@ -226,7 +226,7 @@ PREFILLS: dict[str, Lengths] = {
     "chunk of 64 after 32704": ([64], [32_768]),
     "chunk of 256 after 32512": ([256], [32_768]),
     "mixed, 63 decodes at 2048 and a chunk of 64 after 32704": ([1] * 63 + [64], [2048] * 63 + [32_768]),
-    "chunks of 64 after 32704 and of 4096": ([64, 4096], [32_768, 4096]),
+    "chunk of 512 after 32256": ([512], [32_768]),
     "mixed, 63 decodes at 2048 and a chunk of 448": ([1] * 63 + [448], [2048] * 63 + [448]),
 }
 """Name to query lengths and context lengths."""

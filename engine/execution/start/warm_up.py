@@ -14,8 +14,8 @@ from sluice.engine.sequence import Sequence
 
 _GREEDY = SamplingParams(temperature=0.0)
 _LEAST_CONTEXT = 256
-_PREFIX = 1024
-"""Tokens before a prompt that continues: more than any kernel takes at once."""
+_PREFIX = 2048
+"""Tokens before a prompt that continues: as many keys as a short chunk over a long context sees."""
 
 _Part = tuple[Sequence, int, int, bool]
 """See `batch_of`."""

@@ -13,6 +13,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from benchmarks.kernels.cases import attention_agreement
 from sluice.kernels.paged_attention import kernel, short_chunks
@@ -23,6 +24,15 @@ from tests.kernels_triton.devices import DEVICES
 
 SEGMENT = 32
 """Keys of the shortest segment in these tests."""
+
+
+def nothing(*_arguments: object, **_options: object) -> None:
+    """Launch nothing."""
+
+
+def written(out: Tensor) -> Tensor:
+    """Which rows `[T]` have no NaN any more."""
+    return ~out.isnan().flatten(1).any(dim=1)
 
 
 @contextmanager
@@ -49,9 +59,9 @@ def processors(count: int) -> Generator[list[int]]:
 
 @pytest.mark.parametrize(("device", "dtype"), DEVICES)
 class TestGivenShortChunks:
-    """Of more new tokens than a decode, over at least `3 * SEGMENT` keys."""
+    """Of more new tokens than a decode, over at least `3 * SEGMENT` keys, in a step that has few."""
 
-    @pytest.mark.parametrize("count", fast_only([1, 12], [5, 200]))
+    @pytest.mark.parametrize("count", fast_only([8, 12], [9, 200]))
     def test_when_the_device_has_any_number_of_processors_then_every_row_agrees(
         self, device: str, dtype: torch.dtype, count: int
     ) -> None:
@@ -63,16 +73,21 @@ class TestGivenShortChunks:
         assert launched
         assert attention_agreement(inputs, out).holds
 
-    def test_when_other_chunks_are_long_or_see_few_keys_then_each_is_computed_once(
+    def test_when_other_sequences_see_few_keys_then_each_is_computed_by_one_kernel(
         self, device: str, dtype: torch.dtype
     ) -> None:
-        """With one block of 64 tokens per head to a short chunk; memory that nobody writes stays NaN."""
         inputs = inputs_for(case_with([70, 20, 0, 40, 1], [170, 95, 200, 140, 120]), device, dtype)
+        is_short = [True] * 70 + [False] * 20 + [True] * 40 + [False]
+        is_decode = [False] * 130 + [True]
 
-        with processors(2):
-            out = attend(inputs)
+        with processors(16), patch.object(kernel, "attend_decodes", nothing):
+            with patch.object(kernel, "attend_chunks", nothing):
+                short = attend(inputs)
+            with patch.object(kernel, "attend_short_chunks", nothing):
+                others = attend(inputs)
 
-        assert attention_agreement(inputs, out).holds
+        assert (~written(short)).tolist() == [not one for one in is_short]
+        assert (~written(others)).tolist() == [one or other for one, other in zip(is_short, is_decode, strict=True)]
 
     @pytest.mark.parametrize("window", fast_only([101], [64, 97, 130, 1000]))
     def test_when_a_window_hides_old_keys_then_neither_they_nor_their_blocks_are_read(
@@ -92,9 +107,10 @@ class TestGivenShortChunks:
     ) -> None:
         inputs = inputs_for(bent(case_with([20, 17], [300, 100]), soft_cap, has_sinks), device, dtype)
 
-        with processors(10):
+        with processors(10) as launched:
             out = attend(inputs)
 
+        assert launched
         assert attention_agreement(inputs, out).holds
 
     @pytest.mark.parametrize(
@@ -106,16 +122,18 @@ class TestGivenShortChunks:
         sizes = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_size": head_size}
         inputs = inputs_for(case_with([19, 40], [250, 120], **sizes), device, dtype)
 
-        with processors(9):
+        with processors(64) as launched:
             out = attend(inputs)
 
+        assert launched
         assert attention_agreement(inputs, out).holds
 
 
 @pytest.mark.parametrize(("device", "dtype"), DEVICES)
 class TestGivenChunksThatAreNotShort:
     @pytest.mark.parametrize(
-        ("query_lens", "context_lens", "window"), [([40], [95], 0), ([1, 8], [900, 900], 0), ([40], [900], 31)]
+        ("query_lens", "context_lens", "window"),
+        [([40], [95], 0), ([1, 8], [900, 900], 0), ([40], [900], 31), ([162], [400], 0)],
     )
     def test_when_none_may_be_short_then_nothing_is_launched_for_them(
         self, device: str, dtype: torch.dtype, query_lens: list[int], context_lens: list[int], window: int
@@ -123,7 +141,7 @@ class TestGivenChunksThatAreNotShort:
         case = case_with(query_lens, context_lens, sliding_window=window)
         inputs = inputs_for(case, device, dtype)
 
-        with processors(2) as launched:
+        with processors(20) as launched:
             out = attend(inputs)
 
         assert not launched
@@ -143,9 +161,9 @@ def _divide_kernel(
     HAS_WINDOW: tl.constexpr,  # noqa: N803 - as in kernels
     BLOCK_S: tl.constexpr,  # noqa: N803 - as in kernels
 ):
-    """Divide chunks of 5 to 512 new tokens over 2,049 keys or more, in blocks of 32."""
+    """Divide chunks of 5 new tokens or more over 2,049 keys or more, in blocks of 32."""
     blocks, segments, size = _divide(
-        query_start_locs_ptr, context_lens_ptr, S, window, 5, 512, 2049, items_per_head,
+        query_start_locs_ptr, context_lens_ptr, S, window, 5, 2049, items_per_head,
         HAS_WINDOW, BLOCK_QUERIES=32, BLOCK_S=BLOCK_S, TILE=64, MIN_SEGMENT=512,
     )  # fmt: skip
     offsets = tl.arange(0, BLOCK_S)
@@ -174,7 +192,7 @@ class TestGivenTheDivision:
             )  # fmt: skip
 
             keys = contexts.clamp(max=lens + window - 1) if window else contexts
-            is_short = (lens >= 5) & (lens <= 512) & (keys >= 2049)
+            is_short = (lens >= 5) & (keys >= 2049)
             blocks, segments = blocks[:num_sequences].cpu(), segments[:num_sequences].cpu()
             assert torch.equal(blocks, torch.where(is_short, -(-lens // 32), 0).int())
             assert ((segments * size.cpu() >= keys) | ~is_short).all()

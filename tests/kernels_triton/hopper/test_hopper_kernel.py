@@ -29,7 +29,7 @@ from tests.kernels_triton.hopper.gluon_emulator import emulate
 RUNS_COMPILED = True
 """What is emulated is the source that is compiled, not what Triton's interpreter makes of it."""
 
-ALL = Chunks(min_query_len=1, max_short_len=0, min_keys=0)
+ALL = Chunks(min_query_len=1)
 """The kernel computes every sequence."""
 
 ORDERS = ["012", "210", "120"]
@@ -137,10 +137,10 @@ class TestGivenAMixedBatch:
     def test_when_chunks_are_short_then_their_rows_are_left_to_that_kernel(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Those of at most 40 new tokens that see 150 keys or more."""
-        inputs = inputs_of([40, 41, 33], [150, 150, 149], group=4)
+        """Those that see 150 keys or more."""
+        inputs = inputs_of([40, 41, 33], [150, 149, 149], group=4)
 
-        out = attend(inputs, ORDERS[0], monkeypatch, Chunks(5, max_short_len=40, min_keys=150))
+        out = attend(inputs, ORDERS[0], monkeypatch, Chunks(5, min_keys=150))
 
         assert out.isnan().all(dim=-1).all(dim=-1).tolist() == [True] * 40 + [False] * 74
 

@@ -92,6 +92,8 @@ def launches(*, deterministic: bool) -> Generator[set[tuple[object, ...]]]:
         patch.setattr(JITFunction, "run", cast("Any", note))
         # A GPU's choice of kernels for few rows, which the CPU does not take.
         patch.setattr("sluice.kernels.linear.cuda.max_few_rows", max_few_rows)
+        # Contexts that these models have are long.
+        patch.setattr("sluice.kernels.paged_attention.kernel.SHORT_CHUNK_KEYS", 300)
         yield seen
 
 
@@ -171,6 +173,7 @@ class TestGivenAModelThatWasWarmedUp:
 
         assert num_steps > 50
         assert len(warmed_up) > 10
+        assert deterministic or "short_chunk_kernel" in {variant[0] for variant in warmed_up}
         assert sorted(map(str, seen - warmed_up)) == []
 
     def test_when_its_kernels_were_tried_before_then_hardly_a_variant_is_left(
