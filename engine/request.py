@@ -37,7 +37,7 @@ class FailureKind(StrEnum):
     """Steps with this request raise for lack of memory."""
 
     FILE = "model_file_lost"
-    """Steps raise because a file that the model needs cannot be read."""
+    """Steps raise because a file that the model needs cannot be read. Timeouts and lost connections are `STEP`."""
 
     LOGITS = "bad_logits"
     """Its logits leave no token to sample: NaN, or all masked."""

@@ -28,7 +28,13 @@ _WARM_STEPS = 3
 
 def sampling_ms(num_rows: int, num_penalised: int, *, vocab_size: int, num_seen: int, num_steps: int) -> float:
     """Return the median milliseconds in which one step's rows are prepared and drawn, by one thread."""
-    sampler = Sampler(vocab_size=vocab_size, eos_token_ids=frozenset(), max_rows=num_rows, device=torch.device("cpu"))
+    sampler = Sampler(
+        vocab_size=vocab_size,
+        eos_token_ids=frozenset(),
+        max_rows=num_rows,
+        max_sequences=num_rows,
+        device=torch.device("cpu"),
+    )
     slots = [_slot(row, PENALISED if row < num_penalised else PLAIN, num_seen) for row in range(num_rows)]
     logits = torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(0))
     times: list[float] = []

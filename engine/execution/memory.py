@@ -8,14 +8,15 @@ import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import product
 from pathlib import Path, PurePosixPath
 
 import torch
 
-_VERSION_2 = ("sys/fs/cgroup", "memory.max", "memory.current")
-"""The mount of cgroups of version 2, and the files of a cgroup's limit and usage."""
+_VERSION_2 = ("sys/fs/cgroup", ("memory.max", "memory.high"), "memory.current")
+"""The mount of cgroups of version 2, and the files of a cgroup's limits and usage. Beyond `high` it is throttled."""
 
-_VERSION_1 = ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes")
+_VERSION_1 = ("sys/fs/cgroup/memory", ("memory.limit_in_bytes",), "memory.usage_in_bytes")
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
@@ -42,26 +43,31 @@ def _rooms_of_cgroups(root: Path) -> Iterator[int]:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
         return
-    for _, controllers, path in (line.split(":", 2) for line in lines):
-        if controllers and "memory" not in controllers.split(","):
+    for line in lines:
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if not path or (controllers and "memory" not in controllers.split(",")):
             continue
-        mount, limit, usage = _VERSION_1 if controllers else _VERSION_2
+        mount, limits, usage = _VERSION_1 if controllers else _VERSION_2
         # In a container the path may be the host's, of which only the mount is there.
-        for group in (PurePosixPath(path), *PurePosixPath(path).parents):
-            folder = root / mount / group.relative_to("/")
+        groups = (PurePosixPath(path), *PurePosixPath(path).parents)
+        for folder, limit in product((root / mount / group.relative_to("/") for group in groups), limits):
             with suppress(OSError, ValueError):  # no such file; "max"
                 num_used = int((folder / usage).read_text()) - _reclaimable_bytes(folder / "memory.stat")
                 yield int((folder / limit).read_text()) - num_used
 
 
 def _reclaimable_bytes(statistics: Path) -> int:
-    """Return the page cache that a cgroup counts as used, but gives up when memory is needed."""
+    """Return the page cache that a cgroup counts as used, but gives up when memory is needed.
+
+    Of what was read more than once, half, as Linux does for MemAvailable: some of it would be read again at once.
+    """
     try:
         fields = _fields(statistics)
     except OSError:
         return 0
     # In version 1, only the total includes the cgroups below.
-    return fields.get("total_inactive_file", fields.get("inactive_file", 0))
+    inactive, active = (fields.get(f"total_{name}", fields.get(name, 0)) for name in ("inactive_file", "active_file"))
+    return inactive + active // 2
 
 
 def _fields(path: Path) -> dict[str, int]:

@@ -62,6 +62,7 @@ class ModelRunner:
             eos_token_ids=limits.eos_token_ids,
             # A recorded step may have a row of padding.
             max_rows=options.max_num_seqs + max(1, MAX_DRAFTS),
+            max_sequences=options.max_num_seqs,
             device=weights.device,
         )
         self._graphs = self._recordings(options, weights.device)
@@ -73,7 +74,7 @@ class ModelRunner:
 
     @property
     def fingerprint(self) -> str:
-        """Identifies everything that the tokens depend on; equal fingerprints give equal tokens."""
+        """See `Executor.fingerprint`."""
         return self._fingerprint
 
     @property

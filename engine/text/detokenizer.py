@@ -1,7 +1,7 @@
 """Convert the tokens of one choice to text as they arrive. Knows no stop strings, no steps, no queue.
 
 Tokens are taken one at a time, so the visible text after k tokens depends only on those k tokens, not on steps. An
-incomplete character is held back; bytes that can never form one show as U+FFFD at once.
+incomplete character is held back; bytes that can never form one show as U+FFFD, at once or with the next byte.
 
 Three implementations, fastest first:
 - `ByteDetokenizer` where a token is a run of bytes (byte-level BPE: Llama 3, Qwen, GPT-2);

@@ -221,7 +221,8 @@ class GraphedDecoder:
                 raise
             self._note(error)
             if self._may_record and isinstance(translated(error), OutOfMemory):
-                # A moment's shortage must not cost every later step its recording.
+                # A moment's shortage must not cost every later step its recording. Memory that a capture itself lacks
+                # is another matter: it leaves an undefined state (`CaptureFailed`).
                 self._uses[bucket] = PATIENCE - PATIENCE_WITHOUT_MEMORY
             else:
                 self._recordings[bucket] = None

@@ -142,11 +142,19 @@ def _logprobs(
 class Sampler:
     """A sampler of tokens for the rows of a step."""
 
-    def __init__(self, *, vocab_size: int, eos_token_ids: frozenset[int], max_rows: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        eos_token_ids: frozenset[int],
+        max_rows: int,
+        max_sequences: int,
+        device: torch.device,
+    ) -> None:
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._device = device
-        self._seen = SeenTokens(vocab_size, device, max_places=max_rows)
+        self._seen = SeenTokens(vocab_size, device, max_places=max_sequences)
         self._rows: _Rows | None = None
         self._edited: _Edited | None = None
         self.options = RowOptions(max_rows=max_rows, vocab_size=vocab_size, device=device)

@@ -20,9 +20,9 @@ from sluice.engine.execution.transfers import to_device
 class SeenTokens:
     """Counts by place, for `Penalties.seen`. Mutable. A row slot gets a place with its first sequence with penalties.
 
-    The first one allocates the table with a place for each row that a step may have, so a step never takes more memory
-    here than the largest step that was measured, though a device that lags has more row slots. If all places are taken,
-    the least recently used slot loses its own. A sequence that comes back is counted again.
+    The first one allocates the table with a place for each sequence that a step may have, so a step never takes more
+    memory here than the largest step that was measured, though a device that lags has more row slots. If all places are
+    taken, the least recently used slot loses its own. A sequence that comes back is counted again.
     """
 
     def __init__(self, vocab_size: int, device: torch.device, max_places: int) -> None:

@@ -85,6 +85,21 @@ class TestGivenACPUOfAMachineWithFreeMemory:
                 50 * MIB,
             ),
             (
+                "\nnot a cgroup\n",
+                {},
+                100 * MIB,
+            ),
+            (
+                "0::/pod/worker",
+                {
+                    f"{GROUP}/memory.max": "max",
+                    f"{GROUP}/memory.high": 60 * MIB,
+                    f"{GROUP}/memory.current": 30 * MIB,
+                    f"{GROUP}/memory.stat": f"active_file {10 * MIB}",
+                },
+                35 * MIB,
+            ),
+            (
                 "0::/pod/worker/child",
                 {
                     "sys/fs/cgroup/pod/memory.max": 30 * MIB,
@@ -103,7 +118,18 @@ class TestGivenACPUOfAMachineWithFreeMemory:
                 30 * MIB,
             ),
         ],
-        ids=["none", "max", "large", "limit", "over", "page-cache", "parent", "version-1-in-a-container"],
+        ids=[
+            "none",
+            "max",
+            "large",
+            "limit",
+            "over",
+            "page-cache",
+            "no-line",
+            "high",
+            "parent",
+            "version-1-in-a-container",
+        ],
     )
     def test_when_cgroups_limit_the_process_then_their_room_counts(
         self, tmp_path: Path, cgroup: str, files: dict[str, int | str], num_free: int

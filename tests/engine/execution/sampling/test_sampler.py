@@ -78,7 +78,13 @@ def _noted() -> Iterator[None]:
 
 
 def make_sampler() -> Sampler:
-    return Sampler(vocab_size=VOCAB_SIZE, eos_token_ids=frozenset({EOS}), max_rows=8, device=torch.device("cpu"))
+    return Sampler(
+        vocab_size=VOCAB_SIZE,
+        eos_token_ids=frozenset({EOS}),
+        max_rows=8,
+        max_sequences=8,
+        device=torch.device("cpu"),
+    )
 
 
 def drawn_from(sampler: Sampler, logits: Tensor, slots: Items[Slot], last: Items[int] = ()) -> Tensor:
