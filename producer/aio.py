@@ -23,6 +23,7 @@ from sluice.producer.client import (
     embedded_use,
     job_ids,
     link_settings,
+    listed,
     readers_of,
 )
 from sluice.producer.contract.calls import BatchView, JobView, QueueSettings, QueueView
@@ -128,7 +129,7 @@ class AsyncProducer:
     ) -> AsyncIterator[SubmitAnswer]:
         """Do as `Producer.submit_many`, as lazily; the jobs may come from an asynchronous iterator."""
         check_options(options, durability)
-        return self._submit_many(jobs, durability, options)
+        return self._submit_many(listed(jobs), durability, options)
 
     async def _submit_many(
         self,

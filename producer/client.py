@@ -30,7 +30,7 @@ from sluice.producer.operations.backpressure import RetryAfterEstimator, submit_
 from sluice.producer.operations.batches import BatchCancelled
 from sluice.producer.operations.dead import DeadFilter
 from sluice.producer.operations.durability import TIMEOUT_S, DurabilityPolicy
-from sluice.producer.operations.follow import Place, Reader, StreamEvent, choice_readers
+from sluice.producer.operations.follow import Cursor, Place, Reader, StreamEvent, choice_readers
 from sluice.producer.operations.operation import STEPS, Operation, Reply, Step, first_ask
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.results import Outcome, outcomes
@@ -43,9 +43,11 @@ if TYPE_CHECKING:
     from sluice.producer.history.queries import JobRow
 
 Result = TypeVar("Result")
-Item = TypeVar("Item")
+Jobs = TypeVar("Jobs")
 AnyJob = JobId | str | Receipt
 """A job: its id, or the receipt of its submit."""
+
+_NOT_A_LIST = "give a list of jobs, got one"
 
 
 class Producer:
@@ -162,12 +164,13 @@ class Producer:
             options: Options of every job, checked and encoded once.
 
         Raises:
-            InvalidJob: an option or `durability` is wrong. For a single wrong job, an InvalidJob is yielded instead.
+            InvalidJob: an option or `durability` is wrong, or one job is given, and not a list. For a single wrong job
+                of a list, an InvalidJob is yielded instead.
             DurabilityRefused: as in `submit`. For a single less durable job, a LessDurable is yielded instead.
             QueueUnreachable, QueueRefused: the server is unreachable, or refuses; submit again with the same ids.
         """
         check_options(options, durability)
-        return self._submit_many(jobs, durability, options)
+        return self._submit_many(listed(jobs), durability, options)
 
     def _submit_many(
         self, jobs: Iterable[PromptLike | Job], durability: str | None, options: Options
@@ -405,7 +408,7 @@ def job_ids(jobs: Iterable[AnyJob]) -> list[JobId]:
     Raises:
         InvalidJob: one job is given, and not a list.
     """
-    return [JobId(str(job)) for job in _listed(jobs)]
+    return [JobId(str(job)) for job in listed(jobs)]
 
 
 def readers_of(queue: Queue, jobs: Iterable[AnyJob | tuple[AnyJob, Place]]) -> list[Reader]:
@@ -414,16 +417,31 @@ def readers_of(queue: Queue, jobs: Iterable[AnyJob | tuple[AnyJob, Place]]) -> l
     Raises:
         InvalidJob: a job is given twice, or one job is given, and not a list.
     """
-    pairs = [job if isinstance(job, tuple) else (job, 0) for job in _listed(jobs)]
+    if _is_one_with_place(jobs):
+        raise InvalidJob(_NOT_A_LIST)
+    pairs = [job if isinstance(job, tuple) else (job, 0) for job in listed(jobs)]
     readers = {str(job): Reader(queue, JobId(str(job)), place) for job, place in pairs}
     if len(readers) < len(pairs):
         raise InvalidJob("a job is given twice: give each once, from the least of its positions")
     return list(readers.values())
 
 
-def _listed(jobs: Iterable[Item]) -> Iterable[Item]:
-    if isinstance(jobs, (str, Receipt)):
-        raise InvalidJob("give a list of jobs, got one")
+def _is_one_with_place(jobs: object) -> bool:
+    match jobs:
+        case (_, int() | Cursor()):
+            return True
+        case _:
+            return False
+
+
+def listed(jobs: Jobs) -> Jobs:
+    """Return jobs, which may be lazy.
+
+    Raises:
+        InvalidJob: one job is given, and not a list.
+    """
+    if isinstance(jobs, (str, bytes, Job, Receipt)):
+        raise InvalidJob(_NOT_A_LIST)
     return jobs
 
 

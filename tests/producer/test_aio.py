@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from sluice.producer import AsyncProducer, Producer, Receipt, StreamEvent
+from sluice.producer.contract.jobs import Job
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import InvalidJob, JobCancelled, JobFailed, JobNotFound, ResultTimeout
+from sluice.producer.operations.follow import Cursor, Place
 from sluice.producer.transport.hub import MAX_NEW_READS
 from sluice.producer.transport.links import MAX_ASKS
 from tests.producer.worker_side import HandWorker
@@ -66,7 +68,9 @@ class TestGivenBothClients:
         assert nowhere.submit_many(["hello"]) is not None  # lazy: there is no server
 
     @pytest.mark.parametrize("name", ["views", "cancel_many", "requeue", "delete", "results", "stream_many"])
-    @pytest.mark.parametrize("one", ["0.default.abc", Receipt(JobId("0.default.abc"))], ids=["id", "receipt"])
+    @pytest.mark.parametrize(
+        "one", ["0.default.abc", b"0.default.abc", Receipt(JobId("0.default.abc"))], ids=["id", "bytes", "receipt"]
+    )
     async def test_when_one_job_is_given_for_a_list_then_it_is_refused(
         self, aproducer: AsyncProducer, producer: Producer, name: str, one: object
     ) -> None:
@@ -74,6 +78,24 @@ class TestGivenBothClients:
             getattr(producer, name)(one)
         with pytest.raises(InvalidJob, match="give a list of jobs, got one"):
             await _called(aproducer, name, one)
+
+    @pytest.mark.parametrize("place", [3, Cursor(3, 9)], ids=["offset", "cursor"])
+    def test_when_one_job_and_its_place_are_given_for_a_list_then_they_are_refused(
+        self, aproducer: AsyncProducer, producer: Producer, place: Place
+    ) -> None:
+        one: Any = ("0.default.abc", place)  # Any: what pyright refuses too
+
+        for client in (producer, aproducer):
+            with pytest.raises(InvalidJob, match="give a list of jobs, got one"):
+                client.stream_many(one)
+
+    @pytest.mark.parametrize("one", ["hello", b"hello", Job("hello")], ids=["prompt", "bytes", "job"])
+    @pytest.mark.parametrize("client", [Producer, AsyncProducer])
+    def test_when_one_job_is_submitted_for_a_list_then_the_call_raises(
+        self, client: type[Producer | AsyncProducer], one: Any
+    ) -> None:
+        with pytest.raises(InvalidJob, match="give a list of jobs, got one"):
+            client("redis://127.0.0.1:1").submit_many(one)
 
     def test_when_a_job_is_streamed_twice_in_one_call_then_it_is_refused(self, producer: Producer) -> None:
         with pytest.raises(InvalidJob, match="given twice"):
