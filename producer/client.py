@@ -428,7 +428,7 @@ def readers_of(queue: Queue, jobs: Iterable[AnyJob | tuple[AnyJob, Place]]) -> l
 
 def _is_one_with_place(jobs: object) -> bool:
     match jobs:
-        case (_, int() | Cursor()):
+        case (str() | Receipt(), int() | Cursor()):
             return True
         case _:
             return False
