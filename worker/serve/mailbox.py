@@ -8,8 +8,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from sluice.engine.request import NO_ROOM, Request, Room, TokenDelta
+from sluice.engine.request import Request, Room, TokenDelta
 from sluice.worker.clock import monotonic_s
+from sluice.worker.serve.offered_room import OfferedRoom
 
 MAX_WAIT_S = 0.5
 """Longest wait of the loop. A signal handler may call `interrupt` between the check and the sleep of a wait, and that
@@ -36,11 +37,7 @@ class Mailbox:
         self._requests: list[Request] = []
         self._cancelled: list[str] = []
         self._lost: list[str] = []
-        self._room = NO_ROOM
-        self._coming: dict[str, Room] = {}
-        self._handed: deque[str] = deque()
-        """Requests that the loop has taken and that its room may not count, oldest first."""
-
+        self._room = OfferedRoom()
         self._buffered_bytes = 0
         self._is_interrupted = False
         self._has_reports = False
@@ -61,24 +58,16 @@ class Mailbox:
         Raises:
             BaseException: The failure of a thread that the loop depends on.
         """
-        self._state_room(room, num_uncounted)
         with self._loop_wakes:
+            if self._room.state(room, num_uncounted):
+                self._wake_puller()
             if wait_s > 0:
                 self._loop_wakes.wait_for(self._has_mail, timeout=min(wait_s, MAX_WAIT_S))
             self._is_interrupted = self._has_reports = False
             self._raise_failure()
             requests, self._requests = self._requests, []
-            self._handed.extend([request.id for request in requests])
+            self._room.hand([request.id for request in requests])
             return requests
-
-    def _state_room(self, room: Room, num_uncounted: int) -> None:
-        with self._exchange_wakes:
-            while len(self._handed) > num_uncounted:
-                self._coming.pop(self._handed.popleft(), None)
-            is_new = _is_news(room, self._room)
-            self._room = room
-            if is_new:
-                self._wake_puller()
 
     def _has_mail(self) -> bool:
         is_woken = self._is_interrupted or self._has_reports
@@ -200,23 +189,16 @@ class Mailbox:
     def expect(self, coming: Iterable[tuple[str, Room]]) -> None:
         """Count requests as on their way to the engine, each with the room that it will take."""
         with self._exchange_wakes:
-            self._coming.update(coming)
+            self._room.expect(coming)
 
     def is_coming(self, request_id: str) -> bool:
         """Return whether a request is on its way to the engine, or not yet counted in its room."""
-        return request_id in self._coming
+        return self._room.is_coming(request_id)
 
     def room(self) -> Room:
         """Return the room that the engine reported, less what is on its way to it."""
         with self._exchange_wakes:
-            return Room(
-                kv_tokens=max(0, self._room.kv_tokens - sum(one.kv_tokens for one in self._coming.values())),
-                prefill_tokens=max(
-                    0, self._room.prefill_tokens - sum(one.prefill_tokens for one in self._coming.values())
-                ),
-                sequences=max(0, self._room.sequences - sum(one.sequences for one in self._coming.values())),
-                over_class=self._room.over_class,
-            )
+            return self._room.free()
 
     def deliver(self, requests: Iterable[Request]) -> None:
         """Queue requests for the loop."""
@@ -242,8 +224,7 @@ class Mailbox:
     def forget(self, request_ids: Iterable[str]) -> None:
         """Stop counting requests as on their way: their room is free."""
         with self._exchange_wakes:
-            gone = [self._coming.pop(request_id, None) for request_id in request_ids]
-            if any(gone):
+            if self._room.forget(request_ids):
                 self._wake_puller()
 
     def release(self, num_bytes: int) -> None:
@@ -272,14 +253,3 @@ def bytes_of(deltas: Sequence[TokenDelta]) -> int:
         for one in delta.logprobs or ():
             total += _LOGPROB_BYTES * (len(one.top) + 1)
     return total
-
-
-def _is_news(room: Room, before: Room) -> bool:
-    """Return whether the pull thread must know at once: there is more free room, or from now on none."""
-    if room.over_class is not None or before.over_class is not None:
-        return room.over_class != before.over_class
-    return (
-        room.kv_tokens > before.kv_tokens
-        or room.prefill_tokens > before.prefill_tokens
-        or room.sequences > before.sequences
-    )

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from redis.exceptions import RedisError
 
+from sluice.engine.request import NO_ROOM
 from sluice.producer.contract.calls import PullReply, PullRequest, pull
 from sluice.producer.contract.keys import QueueKeys
 from sluice.worker.clock import monotonic_s
@@ -21,7 +22,6 @@ from sluice.worker.jobs.held_job import HeldJob
 from sluice.worker.model.translate import read_spec, room_of
 from sluice.worker.serve.context import WorkerContext
 from sluice.worker.serve.give_back import ReturnQueue
-from sluice.worker.serve.mailbox import NO_ROOM
 from sluice.worker.serve.pull_schedule import LOOK_EVERY_S, PULL_AT_LEAST_EVERY_S, PullSchedule
 from sluice.worker.serve.round_trips import RoundTrips
 

@@ -283,7 +283,7 @@ FULL_WORKERS = (
     ),
     Guard(
         name="a full worker pulls as if its room were free",
-        patches=(Patch("worker/serve/mailbox.py", "over_class=self._room.over_class", "over_class=None"),),
+        patches=(Patch("worker/serve/offered_room.py", "over_class=stated.over_class", "over_class=None"),),
         tests=(f"{CLASSES}/test_interactive_first.py",),
     ),
     Guard(
