@@ -57,7 +57,7 @@ local HAS_FRACTION = {
 local function setting_in_range(name, text)
   local value = tonumber(text)
   if not value or value < (LEAST[name] or 0) or value > LIMITS.MAX_NUMBER then return nil end
-  return value >= (LEAST[name] or 0) and (HAS_FRACTION[name] or value % 1 == 0) and value or nil
+  return (HAS_FRACTION[name] or value % 1 == 0) and value or nil
 end
 
 local function setting(name, default)
