@@ -10,8 +10,11 @@ from starlette.responses import JSONResponse
 from sluice.producer.contract.jobs import OPTION_NAMES
 from sluice.producer.contract.openai.requests import RequestRefused
 from sluice.producer.errors import (
+    BadOffset,
     BatchClosed,
+    BatchNotFound,
     ChannelExpired,
+    EmbeddedServerError,
     HistoryUnavailable,
     IdempotencyConflict,
     InvalidJob,
@@ -22,11 +25,13 @@ from sluice.producer.errors import (
     JobNotDone,
     JobNotFound,
     JobTooLarge,
+    LessDurable,
     ProducerError,
     QueueFull,
     QueueRefused,
     QueueUnreachable,
     ResultExpired,
+    ResultTimeout,
 )
 from sluice.producer.gateway.files.faults import FileInUse, StorageUnavailable
 from sluice.producer.gateway.tables.faults import TablesMissing
@@ -47,9 +52,15 @@ KINDS: dict[type, tuple[int, str, str | None]] = {
     StorageUnavailable: (503, SERVER, "storage_unavailable"),
     FileInUse: (409, CALLER, "file_in_use"),
     QueueUnreachable: (503, SERVER, "queue_unreachable"),
+    EmbeddedServerError: (503, SERVER, "queue_unreachable"),
+    LessDurable: (503, SERVER, "less_durable"),
+    JobFailed: (500, SERVER, None),
     JobExpired: (504, SERVER, "timeout"),
+    ResultTimeout: (504, SERVER, "timeout"),
     JobCancelled: (409, CALLER, "cancelled"),
     JobNotFound: (404, CALLER, "job_not_found"),
+    BatchNotFound: (404, CALLER, "batch_not_found"),
+    BadOffset: (400, CALLER, "bad_position"),
     ResultExpired: (410, CALLER, "result_expired"),
     ChannelExpired: (410, CALLER, "output_expired"),
     ProducerError: (500, SERVER, None),
@@ -59,7 +70,8 @@ KINDS: dict[type, tuple[int, str, str | None]] = {
 PRIVATE: dict[type, str | None] = {
     BatchClosed: None,
     QueueRefused: "the queue's server refuses the request; the gateway's log has the cause",
-    QueueUnreachable: "the queue's server does not answer now; try again",
+    **dict.fromkeys((QueueUnreachable, EmbeddedServerError), "the queue's server does not answer now; try again"),
+    ResultTimeout: "there was no answer in time; try again",
     InvalidSetting: "a setting of the gateway does not fit its queue; the gateway's log has the cause",
     HistoryUnavailable: "the database does not answer now; try again",
     TablesMissing: "the gateway's database lacks the tables of this release, or does not exist: run `worker migrate`",
@@ -155,7 +167,7 @@ def _code_of(error: ProducerError) -> str | None:
 def _when_to_retry(error: ProducerError) -> dict[str, str]:
     if isinstance(error, QueueFull):
         return {"retry-after": str(ceil(error.retry_after_s)), **_room(error)}
-    is_away = isinstance(error, (QueueUnreachable, HistoryUnavailable, StorageUnavailable))
+    is_away = isinstance(error, (QueueUnreachable, EmbeddedServerError, HistoryUnavailable, StorageUnavailable))
     needs_operator = isinstance(error, TablesMissing)
     return {"retry-after": str(ceil(UNREACHABLE_RETRY_S))} if is_away and not needs_operator else {}
 

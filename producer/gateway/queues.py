@@ -6,13 +6,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from time import monotonic
+from typing import cast
 
 from sluice.producer.aio import AsyncProducer
-from sluice.producer.errors import InvalidSetting
+from sluice.producer.contract.jobs import Options, PromptLike
+from sluice.producer.errors import InvalidSetting, LessDurable
 from sluice.producer.gateway.errors import SERVER, HttpError, bad_request
 from sluice.producer.gateway.partitions import Partitions
 from sluice.producer.gateway.readers import Readers
 from sluice.producer.gateway.settings import GatewaySettings, ServedQueue
+from sluice.producer.operations.submission import Receipt
 
 SUBMIT_PATIENCE_S = 1.0
 """A request is answered with 503 when Redis does not answer for this long."""
@@ -39,6 +42,20 @@ class QueueClients:
 
     readers: Readers
     partitions: Partitions
+
+    async def submit(self, prompt: PromptLike, options: Options) -> Receipt:
+        """Submit a job. One that the queue has, but less durable than it asks, is served all the same.
+
+        An error would let clients submit it again, as another job.
+
+        Raises:
+            ProducerError: as `AsyncProducer.submit`, except for LessDurable.
+        """
+        try:
+            return await self.submitting.submit(prompt, **options)
+        except LessDurable as error:
+            LOG.warning("A job is less durable than its queue asks", extra={"fields": {"why": str(error)}})
+            return cast("Receipt", error.receipt)  # the class cannot name its type
 
 
 class Queues:

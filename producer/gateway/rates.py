@@ -17,7 +17,7 @@ from sluice.producer.contract import limits
 from sluice.producer.contract.jobs import Options, PromptLike, encoded_prompt, template
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.scripts import register
-from sluice.producer.errors import LessDurable, ProducerError
+from sluice.producer.errors import ProducerError
 from sluice.producer.gateway.access import Caller
 from sluice.producer.gateway.errors import LIMIT, HttpError, bad_request
 from sluice.producer.gateway.queues import QueueClients
@@ -118,14 +118,12 @@ class Rates:
 
         Raises:
             HttpError: as `charge`.
-            ProducerError: as `AsyncProducer.submit`.
+            ProducerError: as `QueueClients.submit`.
         """
         rates = await self.charge(caller.key, asked)
         options: Options = {**as_charged(caller.key, asked.options), **(own or {}), "tenant": caller.tenant}
         try:
-            receipt = await queue.submitting.submit(asked.prompt, **queue.partitions.placed(options))
-        except LessDurable:
-            raise  # the queue has the job
+            receipt = await queue.submit(asked.prompt, queue.partitions.placed(options))
         except ProducerError:
             await self.give_back(caller.key, asked)
             raise

@@ -1,7 +1,7 @@
 """Submit jobs: pack them into calls and read the answers. No I/O."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias, cast
 
 from sluice.producer.contract import calls, limits
@@ -42,6 +42,8 @@ class Receipt:
 
     ahead_tokens: int | None = None
     state: JobState = JobState.QUEUED
+    is_less_durable: bool = False
+    """Whether the server has not confirmed the requested durability; then it is that of a `LessDurable`."""
 
     def __str__(self) -> str:
         return self.id
@@ -152,7 +154,7 @@ def _answers(call: Call[list[calls.SubmitReply]], jobs: Sequence[Prepared], repl
 def _doubted(answer: SubmitAnswer, asked: Durability, doubt: str) -> SubmitAnswer:
     if isinstance(answer, ProducerError):
         return answer
-    return LessDurable(answer.id, str(asked), doubt, receipt=answer)
+    return LessDurable(answer.id, str(asked), doubt, receipt=replace(answer, is_less_durable=True))
 
 
 def prepare(

@@ -69,6 +69,10 @@ SUBMITTED = object_schema(
     is_duplicate={"type": "boolean", "description": "Whether the queue had the job before."},
     ahead_jobs=schema_of(int | None),
     ahead_tokens=schema_of(int | None),
+    is_less_durable={
+        "type": "boolean",
+        "description": "Whether the server has not confirmed the durability that the queue asks for.",
+    },
 )
 RESULT = object_schema(
     "JobResult",

@@ -17,7 +17,7 @@ from sluice.producer.contract import limits
 from sluice.producer.contract.jobs import Options, PromptLike, template
 from sluice.producer.contract.openai.responses import ResponseRequest
 from sluice.producer.contract.wire import JobId
-from sluice.producer.errors import IdempotencyConflict, LessDurable, ProducerError, QueueUnreachable
+from sluice.producer.errors import IdempotencyConflict, ProducerError, QueueUnreachable
 from sluice.producer.gateway.access import Caller
 from sluice.producer.gateway.errors import HttpError, bad_request
 from sluice.producer.gateway.queues import QueueClients, Queues
@@ -171,8 +171,6 @@ class Creation:
                 await self._submit(new, queue, asked)
                 return Created(new, queue, rates, is_shared=False)
             queue = await self._repeat(known, asked)
-        except LessDurable:
-            raise  # the queue has the job
         except (ProducerError, HttpError):
             await self._rates.give_back(caller.key, asked)
             raise
@@ -181,9 +179,9 @@ class Creation:
 
     async def _submit(self, new: StoredResponse, queue: QueueClients, asked: _Asked) -> None:
         try:
-            await queue.submitting.submit(asked.prompt, **{**asked.options, "job_id": new.info.job_id})
-        except (LessDurable, QueueUnreachable):
-            raise  # the queue has the job, or may have it
+            await queue.submit(asked.prompt, {**asked.options, "job_id": new.info.job_id})
+        except QueueUnreachable:
+            raise  # the queue may have the job
         except ProducerError:
             await SQL.run(self._store.withdraw, new)
             raise
@@ -208,7 +206,7 @@ class Creation:
             raise IdempotencyConflict(known.info.job_id)
         queue = served(self._queues, known.queue)
         if known.end is None or known.end == LOST:
-            await queue.submitting.submit(asked.prompt, **{**asked.options, "job_id": known.info.job_id})
+            await queue.submit(asked.prompt, {**asked.options, "job_id": known.info.job_id})
             # The sweep may have found it lost just now, and looks at open ones only.
             await SQL.run(self._store.reopen, known.info.id)
         return queue
