@@ -8,7 +8,6 @@ from dataclasses import fields, is_dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import cache
-from textwrap import dedent
 from types import UnionType
 from typing import Any, Literal, NewType, Union, cast, get_args, get_origin, get_type_hints, is_typeddict
 
@@ -83,11 +82,17 @@ def _schema_of_class(kind: type) -> Schema:
     return {"title": name, "type": "object", "properties": properties, "required": required}
 
 
+@cache
+def _classes_of(module: str) -> Mapping[str, ast.ClassDef]:
+    """Return the classes in the source of a module. `inspect.getsource(kind)` parses all of it for each class."""
+    parsed = ast.parse(inspect.getsource(sys.modules[module]))
+    return {one.name: one for one in parsed.body if isinstance(one, ast.ClassDef)}
+
+
 def _docs_of(kind: type) -> Mapping[str, Schema]:
     """Return the descriptions of a class's attributes: the strings that follow them."""
     found: dict[str, Schema] = {}
-    [made] = ast.parse(dedent(inspect.getsource(kind))).body
-    assert isinstance(made, ast.ClassDef)
+    made = _classes_of(kind.__module__)[kind.__name__]
     for base in made.bases:  # a TypedDict does not know those that it was made of
         named = getattr(sys.modules[kind.__module__], base.id, None) if isinstance(base, ast.Name) else None
         if is_dataclass(named) or is_typeddict(named):
