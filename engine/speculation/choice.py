@@ -6,7 +6,6 @@ from sluice.engine.config import EngineConfig, StepLimits
 from sluice.engine.executor import Executor
 from sluice.engine.speculation.model_drafts import ModelDrafts
 from sluice.engine.speculation.source import DraftSource, Fallback
-from sluice.engine.speculation.suffix_drafts import SuffixDrafts
 
 
 def make_source(
@@ -22,6 +21,9 @@ def make_source(
     """
     if config.speculation == "off":
         return None
+    # Imported here so that a worker with the null model, which guesses nothing, does without numpy.
+    from sluice.engine.speculation.suffix_drafts import SuffixDrafts
+
     if draft_model is None:
         return SuffixDrafts()
     limits = StepLimits(config.max_num_seqs, config.max_num_batched_tokens).of_draft_model
