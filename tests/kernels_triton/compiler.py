@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
@@ -53,6 +53,7 @@ class Compiled:
     shared_bytes: int
     ptx: str
     grid: tuple[int, ...]
+    cubin: bytes = field(repr=False)
 
 
 class CompileInstead(AbstractContextManager[list[Compiled]]):
@@ -95,7 +96,15 @@ def _compile(kernel: Any, args: tuple[Any, ...], named: dict[str, Any], grid: An
     source = make_source(fn=kernel, signature=signature, constexprs=constants, attrs=hints)
     built = triton.compile(source, target=HOPPER, options=options)
     registers, stack_bytes = _usage(built.asm["cubin"])
-    return Compiled(kernel.__name__, registers, stack_bytes, built.metadata.shared, built.asm["ptx"], tuple(grid))
+    return Compiled(
+        kernel.__name__,
+        registers,
+        stack_bytes,
+        built.metadata.shared,
+        built.asm["ptx"],
+        tuple(grid),
+        built.asm["cubin"],
+    )
 
 
 def _specialise(value: object, parameter: Any) -> tuple[str, bool]:  # triton's own type
@@ -113,11 +122,16 @@ def _specialise(value: object, parameter: Any) -> tuple[str, bool]:  # triton's 
 
 
 def _usage(cubin: bytes) -> tuple[int, int]:
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [str(CUOBJDUMP), "-res-usage", file.name]
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    text = dump(cubin, "-res-usage")
     found = re.search(r"REG:(\d+) STACK:(\d+)", text)
     assert found is not None, text
     return int(found[1]), int(found[2])
+
+
+def dump(cubin: bytes, option: str) -> str:
+    """Return what CUDA's tool tells about machine code."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(CUOBJDUMP), option, file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -143,7 +143,7 @@ class TestGivenDecodes:
 
     @pytest.mark.parametrize(
         ("num_heads", "num_kv_heads", "head_size"),
-        [(2, 2, 64), (3, 1, 16), (5, 1, 24), (7, 1, 32), (8, 1, 80), (16, 1, 16), (24, 1, 16)],
+        fast_only([(2, 2, 64), (5, 1, 24), (8, 1, 80), (24, 1, 16)], [(3, 1, 16), (7, 1, 32), (16, 1, 16)]),
     )
     def test_when_heads_share_keys_in_any_number_then_they_agree(
         self, device: str, dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_size: int

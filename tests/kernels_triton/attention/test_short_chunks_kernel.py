@@ -66,7 +66,7 @@ class TestGivenShortChunks:
     def test_when_the_device_has_any_number_of_processors_then_every_row_agrees(
         self, device: str, dtype: torch.dtype, count: int
     ) -> None:
-        inputs = inputs_for(case_with([20, 1, 33, 9], [310, 200, 97, 96], num_padding=3), device, dtype)
+        inputs = inputs_for(case_with([20, 1, 33, 9], [170, 100, 97, 96], num_padding=3), device, dtype)
 
         with processors(count) as launched:
             out = attend(inputs)
@@ -94,7 +94,7 @@ class TestGivenShortChunks:
     def test_when_a_window_hides_old_keys_then_neither_they_nor_their_blocks_are_read(
         self, device: str, dtype: torch.dtype, window: int
     ) -> None:
-        inputs = inputs_for(case_with([40, 1, 17], [300, 250, 131], sliding_window=window), device, dtype)
+        inputs = inputs_for(case_with([40, 1, 17], [200, 150, 131], sliding_window=window), device, dtype)
 
         with processors(10) as launched:
             out = attend(inputs)
@@ -106,7 +106,7 @@ class TestGivenShortChunks:
     def test_when_there_are_a_cap_or_sinks_then_they_count_once_per_row(
         self, device: str, dtype: torch.dtype, soft_cap: float, has_sinks: bool
     ) -> None:
-        inputs = inputs_for(bent(case_with([20, 17], [300, 100]), soft_cap, has_sinks), device, dtype)
+        inputs = inputs_for(bent(case_with([20, 17], [170, 100]), soft_cap, has_sinks), device, dtype)
 
         with processors(10) as launched:
             out = attend(inputs)
@@ -121,7 +121,7 @@ class TestGivenShortChunks:
         self, device: str, dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_size: int
     ) -> None:
         sizes = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_size": head_size}
-        inputs = inputs_for(case_with([19, 40], [250, 120], **sizes), device, dtype)
+        inputs = inputs_for(case_with([19, 40], [170, 100], **sizes), device, dtype)
 
         with processors(64) as launched:
             out = attend(inputs)
@@ -133,16 +133,16 @@ class TestGivenShortChunks:
 @pytest.mark.parametrize(("device", "dtype"), DEVICES)
 class TestGivenChunksThatAreNotShort:
     @pytest.mark.parametrize(
-        ("query_lens", "context_lens", "window"),
-        [([40], [95], 0), ([1, 8], [900, 900], 0), ([40], [900], 31), ([162], [400], 0)],
+        ("query_lens", "context_lens", "window", "count"),
+        [([40], [95], 0, 20), ([1, 8], [300, 300], 0, 20), ([40], [300], 31, 20), ([34], [100], 0, 4)],
     )
     def test_when_none_may_be_short_then_nothing_is_launched_for_them(
-        self, device: str, dtype: torch.dtype, query_lens: list[int], context_lens: list[int], window: int
+        self, device: str, dtype: torch.dtype, query_lens: list[int], context_lens: list[int], window: int, count: int
     ) -> None:
         case = case_with(query_lens, context_lens, sliding_window=window)
         inputs = inputs_for(case, device, dtype)
 
-        with processors(20) as launched:
+        with processors(count) as launched:
             out = attend(inputs)
 
         assert not launched
