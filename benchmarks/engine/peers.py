@@ -97,7 +97,7 @@ def measure(
             runs["ours, bare engine, bf16"] = open_bare(stack, model, "bf16", max_num_seqs, folder)
         for name in peers:
             if weights == "bf16" or PEERS[name].has_int8:
-                runs[name] = stack.enter_context(serving(name, model, weights, work)).run_s
+                runs[name] = stack.enter_context(serving(PEERS[name], model, weights, work)).run_s
         rounds = [run_round(number, runs, num_tokens) for number in range(1 + num_rounds)]
     return {name: [one[name] for one in rounds[1:]] for name in runs}
 

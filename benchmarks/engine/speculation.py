@@ -1,11 +1,11 @@
 """Speculation compared with none: tokens per second of the bare engine on this CPU, by the kind of text.
 
     python -m benchmarks speculation [--models llama-100m,small] [--cases edit,template,free] [--at 1,16] [--rounds 5]
-        [--jobs 8] [--draft-model 0.8,0]
+        [--jobs 8] [--draft-model 0.8,0] [--dtype float32] [--peers openvino,llama.cpp] [--guesses 2,5,10]
 
-Weights in fp32, no prefix cache. What a random model generates is no text, so outputs are given: every step is computed
-in full, and what it sampled is replaced by the next token of a text. The texts are this repository's documents, a token
-a word, so guesses are right as often as for a model that would write them:
+Weights in fp32 unless `--dtype bfloat16`, no prefix cache. What a random model generates is no text, so outputs are
+given: every step is computed in full, and what it sampled is replaced by the next token of a text. The texts are this
+repository's documents, a token a word, so guesses are right as often as for a model that would write them:
 
 - edit: the prompt has a passage, the output is that passage with one word in 25 replaced, dropped or added;
 - template: records of fixed words with one field in about four words, each of another job;
@@ -19,6 +19,9 @@ Runs alternate; the medians of tokens per second are printed, the median of the 
 and maximum, the same ratio of processor time (which other programs on the machine change less), drafts accepted of
 those verified, and the ratio of steps. Each run has a new engine, so it remembers no output of an earlier one. First,
 what the index takes: microseconds and bytes per token.
+
+With `--peers`, other tables are printed: ours with one sequence beside the lookup decoding of other engines, on the
+same jobs (`speculation_peers`). Peers have weights in bf16. Each is installed in its own environment at first use.
 """
 
 # torch's types are partial.
@@ -209,14 +212,12 @@ def run(runner: "GivenOutputs", jobs: Sequence[Job], at: int, kind: Kind | None)
 class GivenOutputs:
     """A model runner whose samples are replaced by given tokens: those of `outputs[seed]` of each request."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, dtype: str = "float32") -> None:
         from sluice.engine.execution.options import ModelOptions
         from sluice.engine.execution.sampling.sampler import Drawn, PreparedRows, Sampler
         from sluice.engine.execution.start.model_loading import load_model_runner
 
-        options = ModelOptions(
-            path=folder, dtype="float32", num_blocks=1024, max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS
-        )
+        options = ModelOptions(path=folder, dtype=dtype, num_blocks=1024, max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS)
         self.executor = load_model_runner(options)
         self.outputs: list[Text] = []
         self.ids = count()
@@ -241,8 +242,8 @@ class GivenOutputs:
 class GivenGuesses(GivenOutputs):
     """A draft model whose samples are replaced by the next tokens of the jobs' outputs, or wrong ones."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: Path, dtype: str) -> None:
+        super().__init__(folder, dtype)
         self._guesses: dict[tuple[int, ...], Text] = {}
         """By prompt."""
 
@@ -322,31 +323,47 @@ def folders(names: Sequence[str]) -> Mapping[str, Path]:
 
 def main() -> None:
     """Print the table."""
+    given = arguments()
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+        # As in the worker: it must come before torch.
+        limit_spinning()
+        os.execv(sys.executable, [sys.executable, "-m", "benchmarks", "speculation", *sys.argv[1:]])
+    print(f"{os.cpu_count()} cores, {given.dtype}, load {os.getloadavg()[0]:.1f} before the start\n")
+    if given.peers:
+        print_peers(given)
+    else:
+        print_kinds(given)
+
+
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="llama-100m,small", help="of llama-100m, qwen2-500m, small")
     parser.add_argument("--cases", default="edit,template,free", help="of edit, template, free (default all)")
     parser.add_argument("--at", default="1,16", help="sequences at once (default 1,16)")
     parser.add_argument("--jobs", type=int, help="jobs of a case (default 8 with one sequence, 48 with 16)")
     parser.add_argument("--rounds", type=int, default=5, help="counted rounds (default 5)")
+    parser.add_argument("--dtype", default="float32", help="of our weights: float32, bfloat16 (default float32)")
+    parser.add_argument("--peers", default="", help="of openvino, llama.cpp (default none)")
+    parser.add_argument("--guesses", default="2,5,10", help="tokens that a peer guesses in a step (default 2,5,10)")
     parser.add_argument(
         "--draft-model",
         default="0.8,0",
         metavar="SHARES",
         help="also with a draft model whose guesses are right so often, none if empty (default 0.8,0)",
     )
-    given = parser.parse_args()
-    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
-        # As in the worker: it must come before torch.
-        limit_spinning()
-        os.execv(sys.executable, [sys.executable, "-m", "benchmarks", "speculation", *sys.argv[1:]])
-    print("\n".join(index_lines()))
-    print(f"{os.cpu_count()} cores, fp32, load {os.getloadavg()[0]:.1f} before the start\n")
+    return parser.parse_args()
+
+
+def print_kinds(given: argparse.Namespace) -> None:
+    """Print what the index takes, and a line for each model, case, number of sequences and kind."""
+    print("\n".join(index_lines()), end="\n\n")
     ratios = f"{'ratio':>7} {'least':>6} {'most':>6} {'processor':>9}"
     print(f"{'':<40} {'off':>8} {'on':>8} {ratios}  {'accepted':<14} {'steps':>6}")
     for model, folder in folders(given.models.split(",")).items():
-        runner = GivenOutputs(folder)
+        runner = GivenOutputs(folder, given.dtype)
         texts = Texts(runner.executor.limits.vocab_size)
-        kinds = [Kind("suffix"), *kinds_with_draft_model(model, given.draft_model)]
+        kinds = [Kind("suffix"), *kinds_with_draft_model(model, given.draft_model, given.dtype)]
         for case in given.cases.split(","):
             for at in map(int, given.at.split(",")):
                 jobs = texts.jobs(case, given.jobs or NUM_JOBS.get(at, 2 * at))
@@ -356,12 +373,25 @@ def main() -> None:
                     print(line_of(name, jobs, [(runs[0], runs[number]) for runs in rounds]), flush=True)
 
 
-def kinds_with_draft_model(model: str, shares: str) -> list[Kind]:
+def print_peers(given: argparse.Namespace) -> None:
+    """Print a table for each model and case: ours with one sequence beside the peers."""
+    from benchmarks.engine.speculation_peers import print_beside
+
+    guesses = {name: list(map(int, given.guesses.split(","))) for name in given.peers.split(",")}
+    for model, folder in folders(given.models.split(",")).items():
+        runner = GivenOutputs(folder, given.dtype)
+        texts = Texts(runner.executor.limits.vocab_size)
+        for case in given.cases.split(","):
+            jobs = texts.jobs(case, given.jobs or NUM_JOBS[1])
+            print_beside(f"{model}, {case}", runner, folder, jobs, guesses, given.rounds)
+
+
+def kinds_with_draft_model(model: str, shares: str, dtype: str) -> list[Kind]:
     """Return a kind for each share of right guesses, if the model has a draft model."""
     if not shares or model not in DRAFT_MODELS:
         return []
     [folder] = folders([DRAFT_MODELS[model]]).values()
-    draft_model = GivenGuesses(folder)
+    draft_model = GivenGuesses(folder, dtype)
     return [Kind(f"model {float(share):.0%}", draft_model, float(share)) for share in shares.split(",")]
 
 

@@ -29,6 +29,9 @@ class EnginePeer:
     program: str
     """`with_PROGRAM.py`."""
 
+    server: str = "serve.py"
+    """What runs the program."""
+
     prepare: Callable[[Path, Path, str], None] = lambda _python, _folder, _weights: None
     """Convert a model folder if necessary; arguments are the interpreter, the folder, and the weights: bf16 or int8."""
 
@@ -47,10 +50,15 @@ def export_openvino(python: Path, folder: Path, weights: str) -> None:
 
 
 def write_gguf(python: Path, folder: Path, weights: str) -> None:
-    """Write the GGUF next to the folder, in bf16 or q8_0, and build the server for this machine (minutes)."""
+    """Write the GGUF next to the folder, in bf16 or q8_0."""
     out = folder.with_name(f"{folder.name}-{weights}.gguf")
     if not out.is_file():
         subprocess.run([python, ENGINES / "write_gguf.py", folder, out, weights], check=True)
+
+
+def prepare_llama_cpp(python: Path, folder: Path, weights: str) -> None:
+    """Write the GGUF, and build the server for this machine (minutes)."""
+    write_gguf(python, folder, weights)
     if not server_of(python).is_file():
         build_server(python)
 
@@ -125,7 +133,7 @@ PEERS: Mapping[str, EnginePeer] = {
     "llama.cpp": EnginePeer(
         recipe=Recipe(name="llama-cpp", installs=((*TORCH, "gguf==0.19.0", "safetensors"),)),
         program="llama_cpp",
-        prepare=write_gguf,
+        prepare=prepare_llama_cpp,
         environ=lambda python: {"LLAMA_SERVER": str(server_of(python))},
         has_int8=True,
     ),
@@ -168,9 +176,13 @@ class Serving:
 
     def run_s(self) -> float:
         """Return seconds for all requests."""
+        return float(self.ask())
+
+    def ask(self) -> str:
+        """Run all requests; return what the process says about them."""
         assert self._process.stdin is not None
         print(file=self._process.stdin, flush=True)
-        return float(self._hear())
+        return self._hear()
 
     def _hear(self) -> str:
         assert self._process.stdout is not None
@@ -180,14 +192,13 @@ class Serving:
         return line
 
 
-def serving(name: str, model: Path, weights: str, work: Path) -> Serving:
-    """Start a peer for `work`, a file for `engines/serve.py`, after preparing what it needs."""
-    peer = PEERS[name]
+def serving(peer: EnginePeer, model: Path, weights: str, work: Path) -> Serving:
+    """Start a peer for `work`, a file for its server in `engines`, after preparing what it needs."""
     python = python_of(peer.recipe)
     peer.prepare(python, model, weights)
     environ = {"PYTHONPATH": str(ENGINES), **peer.environ(python)}
-    command = [python, ENGINES / "serve.py", peer.program, work]
-    return Serving(command, work.parent, environ, work.with_name(f"{name}.log"))
+    command = [python, ENGINES / peer.server, peer.program, work]
+    return Serving(command, work.parent, environ, work.with_name(f"{peer.program}.log"))
 
 
 def write_work(
