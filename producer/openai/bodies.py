@@ -5,14 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from sluice.producer.contract.openai.logprobs import chat_logprobs, completion_logprobs
+from sluice.producer.contract.states import REJECTIONS
 from sluice.producer.contract.wire import JobResult, Usage
 
 Object = dict[str, Any]  # Any: JSON, here and below
 
 
-CALLERS_CODES = frozenset(
-    {"invalid_request", "prompt_too_long", "prompt_empty", "unknown_token", "request_too_large", "model_mismatch"}
-)
+CALLERS_CODES = REJECTIONS | {"model_mismatch"}
 """Error codes of a worker for an invalid request."""
 
 

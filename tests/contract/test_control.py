@@ -259,6 +259,20 @@ class TestGivenTheDeadSet:
         assert queue.client.pttl(queue.keys.job(ids[0])) <= 1000
         assert queue.client.pttl(queue.keys.job(ids[1])) > 1000
 
+    def test_when_a_job_is_rejected_then_it_takes_no_place_and_expires_like_a_done_one(self, queue: Queue) -> None:
+        queue.configure(dead_set_max=1, result_ttl_ms=1000)
+        [kept] = fail(queue, "a")
+        job_id, worker = queue.add("wrong"), queue.worker("A")
+
+        worker.advance(ending(worker.take(), 0, state=JobState.FAILED, error_code="unknown_token", is_rejected=True))
+
+        assert queue.client.zrange(queue.keys.key("dead"), 0, -1) == [kept.encode()]
+        assert (queue.view(job_id).state, queue.view(job_id).error_code) == (JobState.FAILED, "unknown_token")
+        assert 0 < queue.client.pttl(queue.keys.job(job_id)) <= 1000
+        assert queue.client.exists(queue.keys.payload(job_id)) == 0
+        assert queue.requeue(job_id) == [False]
+        check(queue)
+
     def test_when_its_time_is_over_then_its_members_go(self, queue: Queue) -> None:
         fail(queue, "a", "b")
         queue.pass_time(int(limits.DEAD_TTL_S * 1000) + 1000)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from sluice.producer.contract.calls import EndCall, Progress
 from sluice.producer.contract.limits import MAX_CALL_BYTES, MAX_JOBS_PER_CALL, MAX_RESULT_BYTES
-from sluice.producer.contract.states import JobState
+from sluice.producer.contract.states import REJECTIONS, JobState
 from sluice.producer.contract.wire import End, JobRecord, encode_entry, encode_record, encode_resolved
 from sluice.worker.jobs.channel import ChannelOutput
 from sluice.worker.jobs.held_job import HeldJob
@@ -163,7 +163,13 @@ def _end_call(job: HeldJob, index: int, own_end: End, summary: _Summary) -> EndC
         output_tokens=summary.record.output_tokens or 0,
         retry_in_ms=retry_in_ms,
         entry=job.choices[index].encode_end(own_end),
+        is_rejected=_is_rejected(job, decisive),
     )
+
+
+def _is_rejected(job: HeldJob, end: End) -> bool:
+    """Return whether a requeue would fail too. A job with output was accepted before, and may be again."""
+    return end.error_code in REJECTIONS and not any(choice.published for choice in job.choices)
 
 
 def _retry_in_ms(job: HeldJob, end: End) -> int | None:

@@ -41,6 +41,9 @@ class EndCall:
     result_bytes: int | None = None
     """Length of a result that was written in parts (`put_result`); `result` is None then."""
 
+    is_rejected: bool = False
+    """Whether the job is wrong in itself: it ends without a place in the dead set."""
+
 
 class Progress(NamedTuple):
     """Output that one step added to one choice. A named tuple, because one is made per choice and step."""
@@ -148,6 +151,7 @@ def _end_row(end: EndCall) -> tuple[object, ...]:
         end.retry_in_ms,
         end.entry,
         end.result_bytes,
+        1 if end.is_rejected else None,
     )
 
 

@@ -19,7 +19,7 @@ end
 local IS_END = { done = true, failed = true, cancelled = true, expired = true }
 local function is_sound(extras, end_row)
   if extras and not has_kinds(extras, { 0, 0, 0, '', 0, '' }) then return false end
-  return not end_row or has_kinds(end_row, { '', '', '', '', '', '', 0, 0, '', 0 }) and IS_END[end_row[1]]
+  return not end_row or has_kinds(end_row, { '', '', '', '', '', '', 0, 0, '', 0, 0 }) and IS_END[end_row[1]]
 end
 
 -- ---------------------------------------------------------------- ends
@@ -27,7 +27,8 @@ end
 local function how_of(row)
   return {
     state = row[1], reason = row[2], error = row[3], error_code = row[4], result = row[5], record = row[6],
-    output_tokens = row[7], retry_in = row[8], entry = row[9], result_bytes = row[10], incarnation = incarnation,
+    output_tokens = row[7], retry_in = row[8], entry = row[9], result_bytes = row[10], is_rejected = row[11] == 1,
+    incarnation = incarnation,
   }
 end
 

@@ -162,7 +162,7 @@ local function write_compact(job)
 end
 
 -- End a job in any of the four states, with all effects. `how`: state, reason, error, error_code; from a worker also
--- incarnation, result, record, output_tokens.
+-- incarnation, result, record, output_tokens, is_rejected.
 local function end_job(job, lease, how)
   local was_running = job.state == 'running'
   if was_running then count('running_jobs', -1) else leave_waiting(job, false) end
@@ -173,7 +173,8 @@ local function end_job(job, lease, how)
   drop_lease(job, lease)
 
   if how.state == 'cancelled' then how.error = job.asked or how.error end
-  local is_dead = how.state == 'failed'
+  -- The dead set is for jobs that a requeue may mend.
+  local is_dead = how.state == 'failed' and not how.is_rejected
   local keep_ms = is_dead and LIMITS.DEAD_TTL_S * 1000 or setting('result_ttl_ms', LIMITS.RESULT_TTL_S * 1000)
   close_channels(job, lease, how, is_dead and keep_ms or channel_kept_ms(lease))
   keep_result(job, how, keep_ms)

@@ -217,13 +217,23 @@ def pages_of(client: httpx.Client, **query: Any) -> Generator[list[dict[str, Any
 
 class TestGivenAFailedJob:
     def test_when_it_is_requeued_then_it_waits_again(self, native: Native) -> None:
+        with Producer(native.server.url) as producer:
+            job = producer.submit("word", tenant="acme", model="gone").id
+        failed = ended(native.acme, job)
+
+        answer = native.acme.post(f"/jobs/{job}/requeue")
+
+        assert (failed["state"], failed["error"]["code"]) == ("failed", "model_mismatch")
+        assert answer.json() == {"id": job, "state": "queued"}
+
+    def test_when_its_prompt_is_too_long_then_it_cannot_be_requeued(self, native: Native) -> None:
         job = submitted(native.acme, prompt="word " * 20_000)
         failed = ended(native.acme, job)
 
         answer = native.acme.post(f"/jobs/{job}/requeue")
 
         assert (failed["state"], failed["error"]["code"]) == ("failed", "prompt_too_long")
-        assert answer.json() == {"id": job, "state": "queued"}
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "not_requeued")
 
 
 class TestGivenAJobThatNobodyHas:

@@ -13,13 +13,14 @@ from tests.producer.gateway.ui.conftest import IDLE, Browser, Site
 from tests.producer.gateway.ui.test_job_pages import HOSTILE, listed, until
 
 pytestmark = pytest.mark.slow
-TOO_LONG = "x" * 100_000
+GONE = "gone"
+"""A model that no worker serves: its jobs fail, and a requeue may mend them."""
 
 
 def failed(site: Site, tenant: str, count: int) -> list[str]:
-    """Submit jobs whose prompt no model of ours can read, and wait for their end."""
+    """Submit jobs for that model, and wait for their end."""
     with Producer(site.server.url) as producer:
-        jobs = [producer.submit(TOO_LONG, tenant=tenant, max_tokens=5).id for _ in range(count)]
+        jobs = [producer.submit("hello", model=GONE, tenant=tenant, max_tokens=5).id for _ in range(count)]
         until(lambda: {*jobs} <= {view.id for view in producer.dead(DeadFilter(tenant=tenant))})
     return list(map(str, jobs))
 
@@ -42,7 +43,7 @@ class TestGivenDeadJobs:
 
         text = site.visitor("grouped").get("/ui/dead").text
 
-        assert re.findall(r"<h2>(\w+)</h2>", text) == ["prompt_too_long"]
+        assert re.findall(r"<h2>(\w+)</h2>", text) == ["model_mismatch"]
         assert "2 jobs in default" in text
 
     def test_when_some_are_deleted_then_the_others_stay(self, site: Site) -> None:
@@ -56,7 +57,7 @@ class TestGivenDeadJobs:
     def test_when_one_is_ticked_beside_all_then_only_that_one_is_deleted(self, site: Site) -> None:
         jobs, browser = failed(site, "ticker", 2), site.visitor("ticker")
 
-        fields = {"do": "delete", "queue": "default", "code": "prompt_too_long", "all": "1", "confirmed": "1"}
+        fields = {"do": "delete", "queue": "default", "code": "model_mismatch", "all": "1", "confirmed": "1"}
         browser.post("/ui/dead", **fields, until=seen_until(browser), job=jobs[:1])
 
         assert dead(site, "ticker") == {jobs[1]}
@@ -64,7 +65,7 @@ class TestGivenDeadJobs:
     def test_when_all_of_a_group_are_requeued_then_they_run_again(self, site: Site) -> None:
         jobs, browser = failed(site, "requeuer", 2), site.visitor("requeuer")
 
-        group = {"code": "prompt_too_long", "all": "1", "until": seen_until(browser)}
+        group = {"code": "model_mismatch", "all": "1", "until": seen_until(browser)}
         answer = browser.post("/ui/dead", do="requeue", queue="default", **group)
 
         assert answer.headers["location"].endswith("said=dead_requeued")
@@ -73,14 +74,14 @@ class TestGivenDeadJobs:
 
     def test_when_all_are_deleted_then_the_number_is_confirmed_first(self, site: Site) -> None:
         jobs, browser = failed(site, "confirmer", 2), site.visitor("confirmer")
-        fields = {"do": "delete", "queue": "default", "code": "prompt_too_long", "all": "1"}
+        fields = {"do": "delete", "queue": "default", "code": "model_mismatch", "all": "1"}
         fields["until"] = seen_until(browser)
 
         asked = browser.post("/ui/dead", **fields)
 
         assert asked.status_code == 200
         assert "Delete 2 jobs?" in asked.text
-        assert "prompt_too_long" in asked.text
+        assert "model_mismatch" in asked.text
         assert dead(site, "confirmer") == {*jobs}
         hidden = re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', asked.text)
         sent = {**dict(hidden), "do": "delete"}
@@ -94,7 +95,7 @@ class TestGivenDeadJobs:
         until_ms = seen_until(browser)
         [unseen] = failed(site, tenant, 1)
 
-        fields = {"code": "prompt_too_long", "all": "1", "until": until_ms, "confirmed": "1"}
+        fields = {"code": "model_mismatch", "all": "1", "until": until_ms, "confirmed": "1"}
         browser.post("/ui/dead", do=action, queue="default", **fields)
 
         with Producer(site.server.url) as producer:

@@ -17,7 +17,7 @@ from tests.producer.gateway.ui.browser.conftest import NARROW, WIDE, Chromium, S
 from tests.producer.gateway.ui.conftest import ALL, IDLE, Browser, Site
 from tests.producer.gateway.ui.test_job_pages import listed, until
 from tests.producer.gateway.ui.test_live_streams import stream
-from tests.producer.gateway.ui.test_other_pages import TOO_LONG, dead, failed
+from tests.producer.gateway.ui.test_other_pages import GONE, dead, failed
 
 pytestmark = pytest.mark.browser
 RULES = {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}}
@@ -96,8 +96,8 @@ class TestGivenEveryPage:
     ) -> None:
         failed(site, LOOKER, 2)
         with Producer(site.server.url) as producer:
-            producer.submit(TOO_LONG, tenant=LOOKER, batch="broken")
-        until(lambda: "prompt_too_long" in site.visitor(LOOKER).get("/ui/batches/default/broken").text)
+            producer.submit("hello", model=GONE, tenant=LOOKER, batch="broken")
+        until(lambda: "model_mismatch" in site.visitor(LOOKER).get("/ui/batches/default/broken").text)
         with Producer(site.server.url, queue=IDLE) as producer:
             job_id = producer.submit("<b>hello</b>", tenant=LOOKER, batch="looked-at").id
         with chromium.window(size, scheme) as window:

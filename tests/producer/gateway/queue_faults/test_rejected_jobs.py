@@ -1,0 +1,38 @@
+"""Requests that a worker rejects, and the dead set of their queue."""
+
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from sluice.producer import Producer
+from sluice.producer.contract.calls import QueueSettings
+from sluice.producer.errors import JobFailed
+from sluice.producer.operations.dead import DeadFilter
+from tests.end_to_end.processes import worker_pool
+from tests.producer.gateway.gateway_process import gateway_process
+from tests.servers import RedisServer
+
+
+@pytest.fixture
+def served(valkey: RedisServer, tmp_path: Path) -> Generator[RedisServer]:
+    """A queue with a worker."""
+    with worker_pool(valkey.url, tmp_path) as pool:
+        pool.start_all(1)
+        yield valkey
+
+
+class TestGivenADeadSetOfOnePlaceThatIsTaken:
+    def test_when_prompts_are_too_long_then_each_is_a_400_and_the_failure_stays(self, served: RedisServer) -> None:
+        with Producer(served.url) as producer, gateway_process(served.url) as gateway, gateway.http() as http:
+            producer.configure(QueueSettings(dead_set_max=1))
+            failure = producer.submit("hello", model="gone")
+            with pytest.raises(JobFailed, match="gone"):
+                producer.result(failure)
+
+            body = {"prompt": "word " * 20_000, "max_tokens": 1}
+            answers = [http.post("/v1/completions", json=body) for _ in range(2)]
+
+            codes = {(one.status_code, one.json()["error"]["code"]) for one in answers}
+            assert codes == {(400, "context_length_exceeded")}
+            assert [view.id for view in producer.dead(DeadFilter())] == [failure.id]
