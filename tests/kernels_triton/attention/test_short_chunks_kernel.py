@@ -77,11 +77,11 @@ class TestGivenShortChunks:
     def test_when_other_sequences_see_few_keys_then_each_is_computed_by_one_kernel(
         self, device: str, dtype: torch.dtype
     ) -> None:
-        inputs = inputs_for(case_with([70, 20, 0, 40, 1], [170, 95, 200, 140, 120]), device, dtype)
-        is_short = [True] * 70 + [False] * 20 + [True] * 40 + [False]
-        is_decode = [False] * 130 + [True]
+        inputs = inputs_for(case_with([30, 20, 0, 17, 1], [130, 95, 200, 97, 120]), device, dtype)
+        is_short = [True] * 30 + [False] * 20 + [True] * 17 + [False]
+        is_decode = [False] * 67 + [True]
 
-        with processors(16), patch.object(kernel, "attend_decodes", nothing):
+        with processors(8), patch.object(kernel, "attend_decodes", nothing):
             with patch.object(kernel, "attend_chunks", nothing):
                 short = attend(inputs)
             with patch.object(kernel, "attend_short_chunks", nothing):

@@ -10,7 +10,7 @@ from sluice.kernels.linear.few_rows import few_rows_triton
 from sluice.kernels.linear.kernel import int8_product_triton
 from tests.grids import fast_only
 from tests.kernels_triton.compiler import CUOBJDUMP, Compiled, CompileInstead
-from tests.kernels_triton.machine_code import Loop, bulk_loop
+from tests.kernels_triton.issue_rate.machine_code import Loop, bulk_loop
 from tests.kernels_triton.test_compiled_kernels import compile_attention
 
 RUNS_COMPILED = True
