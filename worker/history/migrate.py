@@ -9,8 +9,6 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from alembic import command
-from alembic.config import Config
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.schema import SetColumnComment
@@ -122,9 +120,17 @@ def _reached(engine: Engine) -> Generator[None]:
 def _move(connection: Connection, before: str | None, revision: str) -> None:
     if before == revision:
         return
+    # Imported here so that a recorder starts sooner with a history that is up to date.
+    from alembic import command
+    from alembic.config import Config
+
+    # Without a file, so that an installed wheel works too.
+    config = Config()
+    config.set_main_option("script_location", str(Path(migrations.__file__).parent).replace("%", "%%"))
+    config.attributes["connection"] = connection
     is_down = revision == "base" or (before is not None and revision < before)
     step: Callable[[Config, str], None] = command.downgrade if is_down else command.upgrade
-    step(_config(connection), revision)
+    step(config, revision)
 
 
 def _comment(connection: Connection) -> None:
@@ -133,14 +139,6 @@ def _comment(connection: Connection) -> None:
         for column in table.columns:
             if column.comment:
                 connection.execute(SetColumnComment(column))
-
-
-def _config(connection: Connection) -> Config:
-    """Build Alembic's settings without a file, so that an installed wheel works too."""
-    config = Config()
-    config.set_main_option("script_location", str(Path(migrations.__file__).parent).replace("%", "%%"))
-    config.attributes["connection"] = connection
-    return config
 
 
 def main(database_url: str, *, revision: str = SCHEMA_REVISION, say: Callable[[str], None]) -> ExitCode:
