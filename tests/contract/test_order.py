@@ -7,6 +7,7 @@ from sluice.producer.contract import limits
 from sluice.producer.contract.calls import Call, Ok, QueueSettings
 from sluice.producer.contract.states import JobState
 from tests.contract.driving import Queue, check, drain, ending, new_job, short, tokens
+from tests.grids import cross_section
 
 
 def served_by(queue: Queue, tenant: str) -> float:
@@ -58,8 +59,7 @@ class TestGivenClasses:
         assert drain(queue, queue.worker("A"))[0] == "fresh"
         check(queue)
 
-    @pytest.mark.parametrize("mode", ["fifo", "fair", "deadline"])
-    @pytest.mark.parametrize("at_once", [1, 7, 1000])
+    @pytest.mark.parametrize(("mode", "at_once"), cross_section(["fifo", "fair", "deadline"], [1, 7, 1000]))
     def test_when_the_highest_never_ends_then_lower_ones_get_their_share(
         self, queue: Queue, mode: str, at_once: int
     ) -> None:

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from sluice.engine.request import Request, SamplingParams
-from tests.oracles.engines import DISTURBED, Setting, run
+from tests.grids import cross_section
+from tests.oracles.engines import DISTURBED, run
 from tests.oracles.tiny_models import TINY_MODELS, VOCAB_SIZE
 
 MODELS = [
@@ -71,11 +72,11 @@ def folder_and_expected(name: str) -> tuple[Path, dict[str, list[int]]]:
 
 
 class TestGivenATinyModel:
-    @pytest.mark.parametrize("name", MODELS)
-    @pytest.mark.parametrize("setting", DISTURBED.values(), ids=DISTURBED.keys())
+    @pytest.mark.parametrize(("disturbance", "name"), cross_section(list(DISTURBED), MODELS))
     def test_when_the_engine_is_disturbed_then_tokens_equal_those_of_transformers(
-        self, name: str, setting: Setting
+        self, disturbance: str, name: str
     ) -> None:
+        setting = DISTURBED[disturbance]
         folder, expected = folder_and_expected(name)
 
         outcome = run(folder, requests(), setting)
