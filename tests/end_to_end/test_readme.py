@@ -313,8 +313,8 @@ RUNNERS: dict[str, Runner] = {
 
 
 SLOW = (
-    "worker doctor", "worker audit", "worker callbacks", "worker migrate", "worker fleet", "producer keys ",
-    "producer serve --queue", "producer queues pause", "producer jobs list --",
+    "worker doctor", "worker audit", "worker callbacks", "worker migrate", "worker fleet", "worker start --gpu 0",
+    "producer keys ", "producer serve --queue", "producer queues pause", "producer jobs list --",
 )  # fmt: skip
 """Commands that the long suite runs: each takes a second or more, and has tests of its own."""
 
