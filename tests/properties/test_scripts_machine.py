@@ -148,13 +148,16 @@ class ScriptsMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         job_id = data.draw(st.sampled_from(sorted(self.jobs)))
-        job = self.jobs[job_id]
+        job, dead = self.jobs[job_id], self._dead()
         (answer,) = self.queue.cancel(job_id)
 
         match job.state:
             case JobState.QUEUED:
                 assert answer == "cancelled"
                 job.end(JobState.CANCELLED)
+            case JobState.RUNNING if job.owner in dead:
+                assert answer == (job.flag or JobState.CANCELLED)
+                job.end(JobState(answer))
             case JobState.RUNNING:
                 assert answer == "asked"
                 job.flag = job.flag or JobState.CANCELLED
@@ -200,7 +203,7 @@ class ScriptsMachine(RuleBasedStateMachine):
             has_waited = reply.server_ms >= leased.submitted_ms + limits.IDLE_FIRST_MS
             assert leased.epoch > 1 or has_waited or not others
 
-        self._after_timers()
+        self._after_timers(dead)
         for leased in reply.jobs:
             self._leased(name, leased, dead)
         self._settle_the_dead(dead)
@@ -216,9 +219,10 @@ class ScriptsMachine(RuleBasedStateMachine):
         stored = self.queue.hash_of("worker", name).get("pull")
         if stored is None or int(stored) != worker.number or self.is_paused:
             return
+        dead = self._dead()
         again = worker.pull(number=worker.number).jobs
 
-        self._after_timers()
+        self._after_timers(dead)
         mine = [one for one in self.last_pull[name] if self.jobs[one].owner == name]
         assert [job.id for job in again] == mine
         self.leases += [(name, job) for job in again]
@@ -292,6 +296,7 @@ class ScriptsMachine(RuleBasedStateMachine):
         numbers = self.queue.hash_of("held", name)
         has_ended = self.queue.hash_of("worker", name).get("reported") == "1"
         processed = worker.number - 1 if is_late else worker.number
+        dead = self._dead()
         reply = worker.beat(*held, processed=processed, expiry_ms=EXPIRY_MS)
         if name in self.deregistered:
             assert sorted(reply.lost) == held
@@ -303,7 +308,7 @@ class ScriptsMachine(RuleBasedStateMachine):
         self._after_beat(
             name, held, mine, {one: int(number.rstrip("hrb")) for one, number in numbers.items()}, processed
         )
-        self._after_timers()
+        self._after_timers(dead - {name})
         for job_id, flag in reply.stops:
             assert self.jobs[job_id].flag is flag
         assert {one for one in reply.lost if self.jobs[one].owner == name} == set()
@@ -330,7 +335,7 @@ class ScriptsMachine(RuleBasedStateMachine):
     @rule()
     def fire_timers(self) -> None:
         self.queue.fire_timers()
-        self._after_timers()
+        self._after_timers(self._dead())
 
     @rule()
     def pause_or_resume(self) -> None:
@@ -399,13 +404,18 @@ class ScriptsMachine(RuleBasedStateMachine):
         is_late = job.deadline_ms is not None and job.deadline_ms <= self.queue.now_ms
         return job.flag or (JobState.EXPIRED if is_late else None)
 
-    def _after_timers(self) -> None:
-        """Time to live and deadlines may have ended or flagged jobs."""
+    def _after_timers(self, dead: set[str]) -> None:
+        """Time to live and deadlines may have ended or flagged jobs; flagged ones of dead workers may have ended."""
         for job_id, job in self.jobs.items():
             if job.state is JobState.QUEUED and self.queue.state(job_id) is JobState.EXPIRED:
                 job.end(JobState.EXPIRED)
-            elif job.state is JobState.RUNNING and job.flag is None:
-                job.flag = self.queue.view(job_id).asked
+            elif job.state is JobState.RUNNING:
+                view, flag = self.queue.view(job_id), self._flag_now(job)
+                if flag is not None and view.state is flag:
+                    assert job.owner in dead
+                    job.end(flag)
+                else:
+                    job.flag = job.flag or view.asked
 
     def _after_beat(
         self, name: str, held: list[JobId], mine: list[JobId], numbers: dict[str, int], processed: int

@@ -28,7 +28,7 @@ local function renew()
   for i = 5, #ARGV do about[#about + 1] = ARGV[i] end
   call('HSET', key, unpack(about))
   -- It is alive: if it dies again, that is a new death with its own count of mates.
-  call('HDEL', key, 'mates', 'death')
+  call('HDEL', key, 'mates', 'death', 'stopped')
   call('PEXPIRE', key, LIMITS.WORKER_KEPT_S * 1000)
   if expiry then return tonumber(expiry) <= now end
   return was_known and call('HEXISTS', key, 'pull') == 1

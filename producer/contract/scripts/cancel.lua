@@ -1,4 +1,5 @@
--- Cancel jobs: a waiting job ends at once, a running one is flagged for its owner. The first terminal script wins.
+-- Cancel jobs: a waiting job and one whose owner is dead end at once, another running one is flagged for its owner. The
+-- first terminal script wins.
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV: reason or '', packed array of job ids.
@@ -11,9 +12,11 @@ if wrong then return wrong end
 if not ARGV[2] then return wrong_arguments() end
 local reason = ARGV[1] ~= '' and ARGV[1] or END_REASONS.cancelled.error
 
+local how = { error = reason, error_code = END_REASONS.cancelled.error_code }
+
 local function ask(job, lease)
+  if stop(job, lease, 'cancelled', how) then return job.state end
   call('HSET', job.hash, 'asked', reason)
-  flag(job, lease, 'cancelled')
   return 'asked'
 end
 
@@ -23,7 +26,7 @@ local function cancel(id)
   if job.state ~= 'queued' and job.state ~= 'running' then return job.state end
   local lease = read_lease(id)
   if job.state == 'running' and lease then return ask(job, lease) end
-  end_without_worker(job, lease, 'cancelled', { error = reason, error_code = END_REASONS.cancelled.error_code })
+  end_without_worker(job, lease, 'cancelled', how)
   return 'cancelled'
 end
 

@@ -1,4 +1,4 @@
--- Close a batch and cancel one slice of its jobs: a waiting job ends at once, a running one is flagged for its owner.
+-- Close a batch and cancel one slice of its jobs, each as `cancel` does.
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV: batch, reason or ''.

@@ -38,7 +38,7 @@ local function read_timers()
     local kind, at = string.match(nearest[i], '^[^|]*'), tonumber(nearest[i + 1])
     local is_start = kind == 'not_before' or kind == 'retry'
     if is_start and at <= NOW then due = due + 1 end
-    if not is_start and not deadline then deadline = at < 0 and NOW or at end
+    if not is_start and kind ~= 'stop' and not deadline then deadline = at < 0 and NOW or at end
   end
   return due, deadline
 end

@@ -83,7 +83,7 @@ end
 
 function about_death(incarnation)
   local key = worker_key(incarnation)
-  local num_held = call('HLEN', held_key(incarnation))
+  local num_held = call('HLEN', held_key(incarnation)) + (tonumber(call('HGET', key, 'stopped') or '') or 0)
   -- Mates and number are recorded when the death is first seen: later, jobs have moved and other workers have died.
   if call('HSETNX', key, 'mates', math.max(0, num_held - 1)) == 1 and call('HEXISTS', key, 'farewell') == 0 then
     call('HSET', key, 'death', next_number())

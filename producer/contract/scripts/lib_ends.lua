@@ -111,6 +111,14 @@ local function settle(job, lease, how)
   job.charged = true_tokens
 end
 
+-- Set by an advance, which ends many jobs of one owner, to delete their leases in one command.
+local dropped
+
+-- The name used outside: a script may have 200 locals, and `pull` is near that limit.
+local end_job
+
+do
+
 -- Delete parts that were written for an end that never came: they would be read as the result.
 local function keep_result(job, how, keep_ms)
   if how.result then
@@ -128,9 +136,6 @@ local function channel_kept_ms(lease)
   if published_tokens(lease) > 0 then return kept_ms end
   return math.min(kept_ms, LIMITS.EMPTY_CHANNEL_TTL_S * 1000)
 end
-
--- Set by an advance, which ends many jobs of one owner, to delete their leases in one command.
-local dropped
 
 local function drop_lease(job, lease)
   if dropped then
@@ -163,13 +168,14 @@ end
 
 -- End a job in any of the four states, with all effects. `how`: state, reason, error, error_code; from a worker also
 -- incarnation, result, record, output_tokens, is_rejected.
-local function end_job(job, lease, how)
+function end_job(job, lease, how)
   local was_running = job.state == 'running'
   if was_running then count('running_jobs', -1) else leave_waiting(job, false) end
   enter(job, how.state)
   lease = lease or new_lease(job.choices)
   settle(job, lease, how)
   remove_timers(job)
+  if lease[FLAG] ~= '' then call('ZREM', TIMERS, 'stop|' .. job.id) end
   drop_lease(job, lease)
 
   if how.state == 'cancelled' then how.error = job.asked or how.error end
@@ -197,11 +203,6 @@ local function end_job(job, lease, how)
   count_in_batch(job)
 end
 
--- Flag a running job; its owner gets the flag with its next advance or beat. The first flag is kept.
-local function flag(job, lease, state)
-  if lease[FLAG] ~= '' then return end
-  lease[FLAG] = state
-  write_lease(job.id, lease)
 end
 
 local END_REASONS = {
@@ -215,10 +216,76 @@ local function end_without_worker(job, lease, state, reason)
   end_job(job, lease, { state = state, error = reason.error, error_code = reason.error_code })
 end
 
+-- ---------------------------------------------------------------- running jobs that must stop
+
+-- The names used outside.
+local has_been_up_for, is_reported, stop
+
+do
+
+-- No heartbeat was renewed while Redis was down: right after its start, no worker counts as dead. The reported uptime
+-- may be a second too high.
+function has_been_up_for(ms)
+  local info = try('INFO', 'server')
+  if failed(info) then return false end
+  local uptime_s = tonumber(string.match(info, 'uptime_in_seconds:(%d+)')) or 0
+  return (uptime_s - 1) * 1000 + NOW - server_clock() >= ms
+end
+
+-- The parent process saw its end: it is neither slow nor cut off.
+function is_reported(incarnation) return call('HGET', worker_key(incarnation), 'reported') == '1' end
+
+-- How long the heartbeat of an owner lives, and when by the server's clock it will have lived if none follows. The clock
+-- of heartbeats stands still where no worker beats.
+local function life_of(owner, job)
+  local about = call('HMGET', worker_key(owner), 'life', 'beaten')
+  local life = tonumber(about[1] or '') or LIMITS.HEARTBEAT_LIFETIME_S * 1000
+  local seen = math.max(job.started or 0, whole(about[2], LIMITS.MAX_NUMBER) or 0)
+  return life, math.min(seen, NOW) + life
+end
+
+-- Whether nobody will act on a flag. An owner that is only slow loses the end of a job that was to stop anyway, so this
+-- also goes by the server's clock, unlike a reclaim.
+local function is_gone(owner, life, until_ms)
+  if is_reported(owner) then return true end
+  local expiry = tonumber(call('ZSCORE', ALIVE, owner) or '')
+  local has_expired = expiry and expiry <= beat_time() or until_ms < NOW
+  return has_expired and has_been_up_for(life + LIMITS.BEAT_EVERY_S * 1000)
+end
+
+-- A death that is seen later had this job as a mate, too.
+local function note_stopped(owner)
+  call('HINCRBY', worker_key(owner), 'stopped', 1)
+  call('PEXPIRE', worker_key(owner), LIMITS.WORKER_KEPT_S * 1000)
+end
+
+-- Flag a running job: its owner gets the flag with its next advance or beat. If the owner is dead, end the job; a timer
+-- looks whether it dies later. The first flag is kept. Returns whether the job ended.
+function stop(job, lease, state, reason)
+  local owner = lease[OWNER]
+  if lease[FLAG] ~= '' then state, reason = lease[FLAG], END_REASONS[lease[FLAG]] end
+  local is_sound = is_type(worker_key(owner), 'hash') and is_type(held_key(owner), 'hash')
+  local life, until_ms = LIMITS.HEARTBEAT_LIFETIME_S * 1000, NOW
+  if is_sound then life, until_ms = life_of(owner, job) end
+  if is_sound and is_gone(owner, life, until_ms) then
+    note_stopped(owner)
+    end_without_worker(job, lease, state, reason)
+    return true
+  end
+  if lease[FLAG] == '' then
+    lease[FLAG] = state
+    write_lease(job.id, lease)
+  end
+  add_timer('stop', job, math.max(until_ms + 1, NOW + LIMITS.BEAT_EVERY_S * 1000))
+  return false
+end
+
+end
+
 -- ---------------------------------------------------------------- a whole batch
 
--- Close a batch and end a slice of its jobs: a waiting job at once, a running one by its flag. A flagged job is not
--- visited again. Returns how many ended, how many were flagged, and whether more may be left.
+-- Close a batch and end a slice of its jobs: a waiting job and one of a dead owner at once, another running one by its
+-- flag. A flagged job is not visited again. Returns how many ended, how many were flagged, and whether more may be left.
 local function end_batch(batch, state, reason, budget)
   local numbers = { ended = 0, asked = 0 }
 
@@ -228,8 +295,8 @@ local function end_batch(batch, state, reason, budget)
       end_without_worker(job, lease, state, reason)
       return 'ended'
     end
+    if stop(job, lease, state, reason) then return 'ended' end
     if state == 'cancelled' then call('HSET', job.hash, 'asked', reason.error) end
-    flag(job, lease, state)
     call('ZADD', members_key(batch), 1, job.id)
     return 'asked'
   end

@@ -4,18 +4,6 @@ local reclaim  -- the names used outside: a script may have 200 locals
 
 do
 
--- No heartbeat was renewed while Redis was down: right after its start, no worker counts as dead. The reported uptime
--- may be a second too high.
-local function has_been_up_for(ms)
-  local info = try('INFO', 'server')
-  if failed(info) then return false end
-  local uptime_s = tonumber(string.match(info, 'uptime_in_seconds:(%d+)')) or 0
-  return (uptime_s - 1) * 1000 + NOW - server_clock() >= ms
-end
-
--- The parent process saw its end: it is neither slow nor cut off.
-local function is_reported(incarnation) return call('HGET', worker_key(incarnation), 'reported') == '1' end
-
 local function dead_workers()
   local dead, now = {}, beat_time()
   -- Each pull begins at others: jobs that fit no worker here must not hide those that do.

@@ -8,7 +8,7 @@ do
 local function end_expired(job, reason)
   local lease = read_lease(job.id)
   if job.state == 'running' then
-    if lease then flag(job, lease, 'expired') end
+    if lease then stop(job, lease, 'expired', reason) end
   elseif job.state == 'queued' then
     end_without_worker(job, lease, 'expired', reason)
   end
@@ -22,7 +22,9 @@ local function make_due(job, class, at)
 end
 
 -- When a job's timer is due, by its own hash: the set of timers is shared, so another user may have added or moved one.
+-- One that looks at a flagged job may always do so.
 local function due_at(job, kind)
+  if kind == 'stop' then return 0 end
   local fields = { not_before = job.not_before, retry = job.retry, ttl = job.ttl, deadline = job.deadline }
   return fields[kind]
 end
@@ -40,6 +42,10 @@ local TIMER_EFFECTS = {
     if job.attempt == 0 then end_expired(job, END_REASONS.unstarted) end
   end,
   deadline = function(job) end_expired(job, END_REASONS.expired) end,
+  stop = function(job)
+    local lease = job.state == 'running' and read_lease(job.id)
+    if lease and lease[FLAG] ~= '' then stop(job, lease) end
+  end,
 }
 
 -- A batch past its deadline accepts no more jobs and ends in slices, one per call that fires timers.
@@ -96,7 +102,7 @@ local function urgency_of(member)
   if kind and kind ~= 'ttl' then suffix = select(2, names_of(id)) end
   local about = suffix and try('HMGET', PREFIX .. 'job:' .. suffix, 'class', 'state')
   if not about or failed(about) then return 0 end
-  if kind == 'deadline' then return about[2] == 'running' and LIMITS.MAX_PRIORITY + 2 or 0 end
+  if kind == 'deadline' or kind == 'stop' then return about[2] == 'running' and LIMITS.MAX_PRIORITY + 2 or 0 end
   return 1 + (whole(about[1], LIMITS.MAX_PRIORITY) or 0)
 end
 

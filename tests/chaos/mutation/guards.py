@@ -20,6 +20,7 @@ CLASSES = "tests/integration/classes"
 MODELS = "tests/contract/settings/test_two_models.py"
 RESTORED = "tests/contract/settings/test_restored_settings.py"
 REPORT = "tests/contract/deaths/test_report_death.py"
+STOPPED = "tests/contract/deaths/test_stopped_jobs.py"
 SUBMIT = "tests/contract/test_submit.py"
 SUSPECTS = "tests/contract/deaths/test_suspects.py"
 TURNS = "tests/integration/test_exchange_rounds.py"
@@ -357,6 +358,28 @@ RECLAIMS = (
         name="reclaim right after a restart of the server",
         patches=_script("lib_reclaim", "has_been_up_for(expires_in + LIMITS.BEAT_EVERY_S * 1000)", "true"),
         tests=(f"{HEARTBEAT}::TestGivenARedisThatWasAway",),
+    ),
+    Guard(
+        name="a job of a dead owner that must stop waits until another worker may reclaim it",
+        patches=_script("lib_ends", "if is_sound and is_gone(owner, life, until_ms) then", "if false then"),
+        tests=(f"{STOPPED}::TestGivenAJobOfADeadOwner",),
+    ),
+    Guard(
+        name="nobody looks again at a job that its owner was asked to stop",
+        patches=_script(
+            "lib_ends",
+            "  add_timer('stop', job, math.max(until_ms + 1, NOW + LIMITS.BEAT_EVERY_S * 1000))\n",
+        ),
+        tests=(f"{STOPPED}::TestGivenAJobThatWasAskedToStop",),
+    ),
+    Guard(
+        name="a job that must stop ends without its owner right after a restart of the server",
+        patches=_script(
+            "lib_ends",
+            "return has_expired and has_been_up_for(life + LIMITS.BEAT_EVERY_S * 1000)",
+            "return has_expired",
+        ),
+        tests=(f"{STOPPED}::TestGivenARedisThatWasAway",),
     ),
     Guard(
         name="reclaim of all that seem dead by a worker that was cut off itself",
