@@ -174,6 +174,9 @@ class ResultTimeout(ProducerError, TimeoutError):
 class QueueUnreachable(ProducerError):
     """The server does not answer."""
 
+    job_id: JobId | None = None
+    """Of a single submit: the server may have accepted it. Cancel the job, or submit it again with this id."""
+
 
 class AccessDenied(QueueUnreachable):
     """The server refuses this user."""

@@ -128,8 +128,7 @@ def _status(keyring: Keyring, queues: Queues, marks: StorageMarks) -> Iterator[A
     async def ready(_request: Request) -> Response:
         if keyring.is_required:
             keyring.check()
-        await queues.check()
-        await queues.look()
+        await queues.check_ready()
         await marks.check()
         return JSONResponse({"status": "ok"})
 

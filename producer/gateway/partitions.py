@@ -79,11 +79,15 @@ class Partitions:
 
         An id or an idempotency key says where the job is: it may be there already.
         """
-        is_open = options.get("job_id") is None and options.get("idempotency_key") is None
-        if not is_open or not self._away:
+        if not self._away or not is_open(options):
             return options
         name = token_hex(12)
         return {**options, "job_id": JobId(f"{self.choose(name)}.{options.get('tenant', 'default')}.{name}")}
+
+
+def is_open(options: Options) -> bool:
+    """Return whether neither an id nor a key says which job a submit is for."""
+    return options.get("job_id") is None and options.get("idempotency_key") is None
 
 
 async def _answer(client: AsyncProducer, operation: Operation[Result]) -> Result | None:

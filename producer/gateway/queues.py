@@ -10,15 +10,18 @@ from typing import cast
 
 from sluice.producer.aio import AsyncProducer
 from sluice.producer.contract.jobs import Options, PromptLike
-from sluice.producer.errors import InvalidSetting, LessDurable
+from sluice.producer.errors import InvalidSetting, LessDurable, QueueUnreachable
 from sluice.producer.gateway.errors import SERVER, HttpError, bad_request
-from sluice.producer.gateway.partitions import Partitions
+from sluice.producer.gateway.partitions import Partitions, is_open
 from sluice.producer.gateway.readers import Readers
 from sluice.producer.gateway.settings import GatewaySettings, ServedQueue
 from sluice.producer.operations.submission import Receipt
 
 SUBMIT_PATIENCE_S = 1.0
-"""A request is answered with 503 when Redis does not answer for this long."""
+"""A request is answered with 503 when Redis cannot be reached for this long, or is silent for three seconds."""
+
+READY_LIMIT_S = 2.5
+"""How long the gateway looks whether it is ready."""
 
 FOLLOW_PATIENCE_S = 60.0
 """Streams of accepted jobs wait this long for Redis to return."""
@@ -46,13 +49,18 @@ class QueueClients:
     async def submit(self, prompt: PromptLike, options: Options) -> Receipt:
         """Submit a job. One that the queue has, but less durable than it asks, is served all the same.
 
-        An error would let clients submit it again, as another job.
+        An error would let clients submit it again, as another job. So after an answer that did not come in time, the
+        job is cancelled, unless its id or key lets them find it.
 
         Raises:
             ProducerError: as `AsyncProducer.submit`, except for LessDurable.
         """
         try:
-            return await self.submitting.submit(prompt, **options)
+            return await self.submitting.submit(prompt, **self.partitions.placed(options))
+        except QueueUnreachable as error:
+            if error.job_id is not None and is_open(options):
+                self.readers.abandon(error.job_id)
+            raise
         except LessDurable as error:
             LOG.warning("A job is less durable than its queue asks", extra={"fields": {"why": str(error)}})
             return cast("Receipt", error.receipt)  # the class cannot name its type
@@ -150,6 +158,20 @@ class Queues:
             await asyncio.shield(self._looking)  # of all requests that wait for it
         if len(self._wrong) == len(self._clients):
             self._check_wrong()
+
+    async def check_ready(self) -> None:
+        """Check that the settings fit those of the queues, and that a server answers, within `READY_LIMIT_S`.
+
+        Raises:
+            HttpError, QueueRefused: as `check`.
+            InvalidSetting, QueueUnreachable: as `look`.
+        """
+        try:
+            async with asyncio.timeout(READY_LIMIT_S):
+                await self.check()
+                await self.look()
+        except TimeoutError as error:
+            raise QueueUnreachable(f"no server answered within {READY_LIMIT_S:g} s") from error
 
     async def check(self) -> None:
         """Check that the settings fit those of the queues.

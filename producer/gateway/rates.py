@@ -123,7 +123,7 @@ class Rates:
         rates = await self.charge(caller.key, asked)
         options: Options = {**as_charged(caller.key, asked.options), **(own or {}), "tenant": caller.tenant}
         try:
-            receipt = await queue.submit(asked.prompt, queue.partitions.placed(options))
+            receipt = await queue.submit(asked.prompt, options)
         except ProducerError:
             await self.give_back(caller.key, asked)
             raise

@@ -23,6 +23,12 @@ from sluice.producer.operations.operation import Ask, Operation, Reply
 from sluice.producer.operations.queue import Queue
 
 CLIENT_LEFT = "its client left"
+NOT_ANSWERED = "its submit was not answered in time"
+ABANDON_EVERY_S = 1.0
+MAX_ABANDONED = 10_000
+NUM_LOOKS = 2
+"""A submit may still lie in a socket of the server when it answers the first cancel."""
+
 COUNT_SPARE_S = 60.0
 """How long a count outlives the deadline of its job and the wait for its readers."""
 
@@ -65,6 +71,8 @@ class Readers:
         self._return_limit_s = settings.return_limit_s
         self._life_ms = round((settings.request_limit_s + settings.return_limit_s + COUNT_SPARE_S) * 1000)
         self._closing = asyncio.Event()
+        self._abandoned: dict[JobId, int] = {}
+        self._abandoning: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def join(self, job_id: JobId, *, is_submitter: bool) -> None:
@@ -72,6 +80,31 @@ class Readers:
         name = self._name(job_id)
         mark = (("HSET", name, "submitted", 1),) if is_submitter else ()
         await self._producer.run(_ask(("HINCRBY", name, "readers", 1), *mark, ("PEXPIRE", name, self._life_ms)))
+
+    def abandon(self, job_id: JobId) -> None:
+        """Cancel a job whose submit was not answered, once the server answers and if it has it: nobody knows its id."""
+        if len(self._abandoned) < MAX_ABANDONED:
+            self._abandoned[job_id] = NUM_LOOKS
+        if self._abandoning is None or self._abandoning.done():
+            self._abandoning = asyncio.create_task(self._end_abandoned())
+            self._tasks.add(self._abandoning)
+            self._abandoning.add_done_callback(self._tasks.discard)
+
+    async def _end_abandoned(self) -> None:
+        while self._abandoned and not self._closing.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ABANDON_EVERY_S):
+                    await self._closing.wait()
+            looked = list(self._abandoned)
+            with suppress(ProducerError):
+                answers = await self._producer.cancel_many(looked, reason=NOT_ANSWERED)
+                for job_id, answer in zip(looked, answers, strict=True):
+                    self._note_cancel(job_id, answer)
+
+    def _note_cancel(self, job_id: JobId, answer: str) -> None:
+        self._abandoned[job_id] -= 1 if answer == "unknown" else NUM_LOOKS
+        if self._abandoned[job_id] <= 0:
+            del self._abandoned[job_id]
 
     def leave(self, job_id: JobId, *, is_shared: bool) -> None:
         """End a job without readers, in a task of its own because that of its request is being cancelled."""

@@ -22,6 +22,7 @@ from sluice.producer.errors import (
     ProducerError,
     QueueFull,
     QueueRefused,
+    QueueUnreachable,
 )
 from sluice.producer.operations.durability import DurabilityPolicy
 from sluice.producer.operations.operation import Ask, Operation, Reply
@@ -184,8 +185,13 @@ def submit(
     Raises:
         QueueFull, QueueRefused, JobTooLarge, InvalidJob, IdempotencyConflict: the queue does not accept it.
         LessDurable: it is accepted, but the server has not confirmed the requested durability.
+        QueueUnreachable: it may be accepted; the error has its id.
     """
-    [answer] = yield from submit_jobs(queue, [(job, is_chosen)], durability_check)
+    try:
+        [answer] = yield from submit_jobs(queue, [(job, is_chosen)], durability_check)
+    except QueueUnreachable as error:
+        error.job_id = job.id
+        raise
     if isinstance(answer, QueueFull):
         raise answer.with_estimate((yield from retry_after_s(queue.keys_of(job.id), answer)))
     if isinstance(answer, ProducerError):

@@ -19,7 +19,7 @@ from sluice.producer.contract.transport.execution import Command, Reply
 from sluice.producer.contract.transport.slot_table import slot_of
 from sluice.producer.contract.transport.urls import is_cluster
 from sluice.producer.operations.channels import channel_entries
-from sluice.producer.operations.operation import Ask, Entries, Read, Sleep, try_s
+from sluice.producer.operations.operation import LAST_TRY_S, Ask, Entries, Read, Sleep, try_s
 from sluice.producer.transport import bounds, hub
 from sluice.producer.transport.actions import (
     Action,
@@ -33,8 +33,8 @@ from sluice.producer.transport.actions import (
     Transfer,
 )
 from sluice.producer.transport.cluster import Cluster, ClusterPipe
-from sluice.producer.transport.pools import Pool, Pools, make_async_pool, make_pool, sentinels_of
-from sluice.producer.transport.retries import LinkSettings, too_late
+from sluice.producer.transport.pools import REPLY_TIMEOUT_S, Pool, Pools, make_async_pool, make_pool, sentinels_of
+from sluice.producer.transport.retries import LinkSettings, hung, too_late
 from sluice.producer.transport.server import Server, ServerPipe
 
 untyped_hiredis: Any = hiredis  # Any: its types have commands of one word
@@ -196,12 +196,21 @@ class Pipe:
 # ---------------------------------------------------------------- on asyncio
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class SlotShare:
-    """What the asks of one slot share, so that a shard that does not answer holds up its own only."""
+    """What the asks of one slot share, so that a shard that does not answer holds up its own only.
+
+    Changes with each answer.
+    """
 
     hub: hub.Hub
     turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_ASKS))
+    answered_s: float = field(default=float("-inf"), init=False)
+    """When an ask was answered last, by the monotonic clock."""
+
+    def note_answer(self) -> None:
+        """Note that an ask was answered now."""
+        self.answered_s = time.monotonic()
 
 
 class AsyncLink:
@@ -213,6 +222,8 @@ class AsyncLink:
         if isinstance(self._endpoint, Server):
             self._pools.of(settings.url)  # as in Link
         self._shares: dict[int | None, SlotShare] = {}
+        # A submit waits for replicas for up to `patience_s`, and once more if the server lacks the script.
+        self._silence_s = 2 * settings.patience_s + LAST_TRY_S
 
     def __repr__(self) -> str:
         return f"AsyncLink({self._endpoint.settings!r})"
@@ -223,7 +234,36 @@ class AsyncLink:
         Raises:
             QueueUnreachable, QueueRefused, QueueFull, ResultTimeout: as in `Link.ask`.
         """
-        return await self._by_deadline(ask, self.run_bounded(self._endpoint.ask(ask), ask.commands[0]))
+        asking = self.run_bounded(self._endpoint.ask(ask), ask.commands[0])
+        if ask.deadline_s is not None or self._silence_s >= REPLY_TIMEOUT_S:
+            return await self._by_deadline(ask, asking)
+        share = self._share(ask.commands[0])
+        replies = await self._unless_silent(ask, share, asking)
+        share.note_answer()
+        return replies
+
+    async def _unless_silent(
+        self, ask: Ask, share: SlotShare, asking: Coroutine[None, None, list[Reply]]
+    ) -> list[Reply]:
+        """Wait for a round trip, and for its turn, until its server has been silent for too long.
+
+        Its own time is not bounded: in a burst many asks wait for their turns while the server answers others.
+
+        Raises:
+            QueueUnreachable: the server keeps the connections and answers nothing, as one that has stopped does.
+        """
+        begin_s, task = time.monotonic(), asyncio.ensure_future(asking)
+        try:
+            while not task.done():
+                left_s = max(begin_s, share.answered_s) + self._silence_s - time.monotonic()
+                if left_s <= 0:
+                    raise hung(self._endpoint.settings, self._silence_s, is_repeatable=ask.is_repeatable)
+                await asyncio.wait((task,), timeout=left_s)
+        finally:
+            if not task.done():
+                task.cancel()
+                task.add_done_callback(_forget)
+        return task.result()
 
     async def ask_blocking(self, ask: Ask) -> list[Reply]:
         """Send a read that blocks at the server; it does not count against `MAX_ASKS`."""
@@ -336,6 +376,12 @@ class AsyncLink:
                 raise
             await asyncio.to_thread(revive)
             return await pool.get_connection()
+
+
+def _forget(task: asyncio.Future[list[Reply]]) -> None:
+    """Take the error of a task that nobody waits for any more."""
+    if not task.cancelled():
+        task.exception()
 
 
 async def _until(deadline_s: float | None, reading: Coroutine[None, None, Entries]) -> Entries:

@@ -109,6 +109,11 @@ def too_late(why: str, url: str) -> ResultTimeout:
     return ResultTimeout(f"{urls.redacted(url)} did not answer in time: {why.rstrip('.')}. Call again to keep waiting.")
 
 
+def hung(settings: LinkSettings, silent_s: float, *, is_repeatable: bool) -> QueueUnreachable:
+    """Return the error of a round trip to a server that has answered nothing for so long."""
+    return _unreachable(RedisTimeoutError(f"no reply for {silent_s:g} s"), settings.url, is_repeatable=is_repeatable)
+
+
 def _unreachable(error: Exception, url: str, *, is_repeatable: bool) -> QueueUnreachable:
     where, kind = urls.redacted(url), classify(error)
     if kind is ErrorKind.DENIED:

@@ -180,8 +180,10 @@ class Creation:
     async def _submit(self, new: StoredResponse, queue: QueueClients, asked: _Asked) -> None:
         try:
             await queue.submit(asked.prompt, {**asked.options, "job_id": new.info.job_id})
-        except QueueUnreachable:
-            raise  # the queue may have the job
+        except QueueUnreachable:  # the queue may have the job
+            if asked.idempotency_key is None:
+                queue.readers.abandon(new.info.job_id)
+            raise
         except ProducerError:
             await SQL.run(self._store.withdraw, new)
             raise
