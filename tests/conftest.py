@@ -1,6 +1,7 @@
 """What all tests share. Needs pytest and hypothesis alone, for the tests that run where there is a card."""
 
 import gc
+from collections.abc import Generator
 from importlib.util import find_spec
 
 import pytest
@@ -19,6 +20,16 @@ def pytest_configure(config: pytest.Config) -> None:
     for needed, plugin in (("redis", "tests.server_fixtures"), ("alembic", "tests.history_fixtures")):
         if find_spec(needed) is not None:
             config.pluginmanager.import_plugin(plugin)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect tests without garbage collections: nearly all that is made stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:
