@@ -11,8 +11,15 @@ from collections.abc import Mapping
 from sluice.producer.contract.bulk.input import BadLine
 from sluice.producer.contract.openai.requests import CHAT, Endpoint
 from sluice.producer.contract.wire import JobResult
-from sluice.producer.errors import JobCancelled, JobExpired, JobFailed, JobNotDone, ProducerError
-from sluice.producer.openai.bodies import CALLERS_CODES, Object, chat_body, completion_body
+from sluice.producer.errors import JobCancelled, JobExpired, JobFailed, JobNotDone, JobTooLarge, ProducerError
+from sluice.producer.openai.bodies import (
+    CALLERS_CODES,
+    CONTEXT_LENGTH_EXCEEDED,
+    Object,
+    chat_body,
+    completion_body,
+    openai_code,
+)
 
 
 def output_line(name: str, custom_id: str, endpoint: Endpoint, result: JobResult, *, model: str | None) -> Object:
@@ -32,7 +39,9 @@ def error_line(name: str, custom_id: str, error: ProducerError) -> Object:
         case JobFailed() if not _is_the_callers(error):
             return _line(name, custom_id, error={"code": error.code or "failed", "message": error.reason})
         case JobNotDone():
-            return _refused(name, custom_id, error.code or "failed", error.reason, None)
+            return _refused(name, custom_id, openai_code(error.code or "failed"), error.reason, None)
+        case JobTooLarge():
+            return _refused(name, custom_id, CONTEXT_LENGTH_EXCEEDED, str(error), None)
         case _:
             return _refused(name, custom_id, "invalid_request", str(error), None)
 

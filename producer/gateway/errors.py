@@ -35,12 +35,12 @@ from sluice.producer.errors import (
 )
 from sluice.producer.gateway.files.faults import FileInUse, StorageUnavailable
 from sluice.producer.gateway.tables.faults import TablesMissing
-from sluice.producer.openai.bodies import CALLERS_CODES, Object
+from sluice.producer.openai.bodies import CALLERS_CODES, CONTEXT_LENGTH_EXCEEDED, Object, openai_code
 
 CALLER, SERVER, LIMIT = "invalid_request_error", "server_error", "rate_limit_error"
 
 KINDS: dict[type, tuple[int, str, str | None]] = {
-    JobTooLarge: (400, CALLER, "context_length_exceeded"),
+    JobTooLarge: (400, CALLER, CONTEXT_LENGTH_EXCEEDED),
     InvalidJob: (400, CALLER, "invalid_request"),
     IdempotencyConflict: (422, CALLER, "idempotency_conflict"),
     QueueFull: (429, LIMIT, None),
@@ -78,9 +78,6 @@ PRIVATE: dict[type, str | None] = {
     StorageUnavailable: "the storage of files does not answer now; try again",
 }
 """What clients read in place of texts that may name addresses of servers; None: the text itself."""
-
-TOO_LONG = ("prompt_too_long", "request_too_large")
-"""Codes of workers for which OpenAI has one."""
 
 LOG = logging.getLogger(__name__)
 
@@ -138,7 +135,7 @@ def error_of(error: ProducerError | RequestRefused | HTTPException) -> HttpError
         code = "method_not_allowed" if error.status_code == METHOD_NOT_ALLOWED else "not_found"
         return bad_request(error.detail, code=code, status=error.status_code)
     if isinstance(error, JobFailed) and error.code is not None and error.code in CALLERS_CODES:
-        return bad_request(error.reason, code="context_length_exceeded" if error.code in TOO_LONG else error.code)
+        return bad_request(error.reason, code=openai_code(error.code))
     status, kind, code = next(KINDS[base] for base in type(error).__mro__ if base in KINDS)
     is_late = isinstance(error, JobExpired)
     message = f"job {error.job_id} has not ended within the time limit of its request" if is_late else str(error)

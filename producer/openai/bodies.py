@@ -14,6 +14,15 @@ Object = dict[str, Any]  # Any: JSON, here and below
 CALLERS_CODES = REJECTIONS | {"model_mismatch"}
 """Error codes of a worker for an invalid request."""
 
+CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+TOO_LONG = ("prompt_too_long", "request_too_large")
+"""Codes of a worker for which OpenAI has that one."""
+
+
+def openai_code(code: str) -> str:
+    """Return OpenAI's name of an error code, or the code itself if it has none."""
+    return CONTEXT_LENGTH_EXCEEDED if code in TOO_LONG else code
+
 
 def chat_body(name: str, result: JobResult, model: str) -> Object:
     """Format the response to a chat."""

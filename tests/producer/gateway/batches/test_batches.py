@@ -34,6 +34,17 @@ class TestGivenAFileOfValidRequests:
         assert line["response"]["body"]["usage"]["completion_tokens"] == 4
 
 
+class TestGivenAFileWithAPromptThatIsTooLong:
+    def test_when_its_batch_ends_then_its_error_is_that_of_the_routes(self, client: openai.OpenAI) -> None:
+        messages = [{"role": "user", "content": "word " * 20_000}]
+
+        found = until(client, begun(client, numbered(1, messages=messages)))
+
+        [line] = lines_of(client, found.error_file_id)
+        assert line["response"]["status_code"] == 400
+        assert line["response"]["body"]["error"]["code"] == "context_length_exceeded"
+
+
 class TestGivenAFileThatBeginsWithABlankLine:
     def test_when_its_batch_is_created_then_the_model_is_known(self, client: openai.OpenAI) -> None:
         batch = begun(client, b"\n" + numbered(1))
