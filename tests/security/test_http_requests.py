@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from sluice.producer.gateway.app import create_router
+from sluice.producer.gateway.connections.connection import MAX_HEADER_BYTES
 from sluice.producer.gateway.keyring import Keyring
 from sluice.producer.gateway.settings import GatewaySettings
 from tests.producer.gateway.gateway_process import GatewayProcess, gateway_process
@@ -124,9 +125,20 @@ class TestGivenARequestThatTwoProgramsReadDifferently:
 class TestGivenARequestThatIsTooMuch:
     @pytest.mark.parametrize("length", [40, 300])
     def test_when_its_headers_are_too_large_then_it_is_refused(self, gateway: GatewayProcess, length: int) -> None:
-        [status] = answers(gateway, GET + b"x: " + b"y" * length * 1024 + b"\r\n\r\n")
+        assert answers(gateway, GET + b"x: " + b"y" * length * 1024 + b"\r\n\r\n") == [431]
 
-        assert status in (400, 431)
+    def test_when_its_headers_are_too_large_and_come_in_pieces_then_the_answer_is_the_same(
+        self, gateway: GatewayProcess
+    ) -> None:
+        # The last byte is the one that is too much: a reset for unread ones could lose the answer.
+        data = (GET + b"x: ").ljust(MAX_HEADER_BYTES + 1, b"y")
+        with connection(gateway) as opened:
+            opened.sendall(data[:1000])
+            opened.sendall(data[1000:])
+            found = read_all(opened)
+
+        assert found.startswith(b"HTTP/1.1 431 Request Header Fields Too Large\r\n")
+        assert b'"code":"headers_too_large"' in found
 
     @pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd", "gzip, identity", "x"])
     def test_when_its_body_is_compressed_then_it_is_415(self, gateway: GatewayProcess, coding: str) -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import sys
+from http import HTTPStatus
 from typing import Any
 
 import h11
@@ -9,10 +11,12 @@ from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from sluice.producer.gateway.connections.connection import MAX_HEADER_BYTES
 from sluice.producer.gateway.errors import CALLER, HttpError
 from sluice.producer.gateway.log.lines import log_event
 from sluice.producer.gateway.log.requests import REQUEST_ID, new_request_id
 
+TOO_LARGE = 431
 LEAST_BYTES_PER_S = 16 * 1024
 """A request may take this much longer than the limit: a second for so many bytes."""
 
@@ -24,6 +28,7 @@ SPARE_CONNECTIONS = 256
 
 TOO_SLOW = HttpError(408, CALLER, "the request took too long to arrive", "request_timeout")
 MALFORMED = HttpError(400, CALLER, "the request is not valid HTTP/1.1", "malformed_request")
+HEADERS_TOO_LARGE = HttpError(431, CALLER, f"headers are larger than {MAX_HEADER_BYTES} bytes", "headers_too_large")
 
 LOG = logging.getLogger(__name__)
 
@@ -105,7 +110,9 @@ class ArrivingConnection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:  # uvicorn's text; clients read an object
         """Answer what h11 cannot read, and close the connection."""
-        self._answer(MALFORMED)
+        error = sys.exc_info()[1]  # uvicorn calls this while it handles h11's error
+        is_too_large = isinstance(error, h11.RemoteProtocolError) and error.error_status_hint == TOO_LARGE
+        self._answer(HEADERS_TOO_LARGE if is_too_large else MALFORMED)
         self.transport.close()
 
     def _answer(self, error: HttpError) -> None:
@@ -119,7 +126,8 @@ class ArrivingConnection(H11Protocol):
             ("connection", "close"),
             (REQUEST_ID, request_id),
         ]
-        for event in (h11.Response(status_code=error.status, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
+        start = h11.Response(status_code=error.status, headers=headers, reason=HTTPStatus(error.status).phrase)
+        for event in (start, h11.Data(data=body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
         log_event(LOG, "request answered", {"request_id": request_id, "status": error.status, "code": error.code})
 
