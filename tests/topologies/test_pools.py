@@ -28,8 +28,9 @@ class TestGivenAUrlThatCannotBeRead:
             ("rediss://:opensesame@h/0?ssl_ca_certs=/nonexistent/ca.pem", "ssl_ca_certs: cannot read"),
             ("rediss://:opensesame@h/0?ssl_cert_reqs=perhaps", "perhaps"),
             ("redis+sentinel://:opensesame@h", "names no sentinels or no service"),
+            ("redis+sentinel://:opensesame@h:port/x", "a port or the database is not a number"),
         ],
-        ids=["port", "option", "file", "value", "sentinel"],
+        ids=["port", "option", "file", "value", "sentinel", "sentinel's port"],
     )
     def test_when_a_client_is_made_then_the_error_says_why_and_keeps_the_secret(
         self, make: Callable[[str], object], error: type[Exception], url: str, why: str
@@ -38,3 +39,4 @@ class TestGivenAUrlThatCannotBeRead:
             make(url)
 
         assert "opensesame" not in str(caught.value)
+        assert str(caught.value).count("redis+cluster://") <= 1, "it says once how URLs look"

@@ -87,13 +87,13 @@ def read_sentinel_url(url: str, options: Mapping[str, Any]) -> SentinelUrl:
     Options that begin with `sentinel_` apply to the connections to the Sentinels; timeouts apply to both.
 
     Raises:
-        InvalidSetting: the service is missing, or a port or database number is not a number.
+        ValueError: the service is missing, or a port or database number is not a number. `cannot_read` adds the URL.
     """
     parts = urlsplit(url)
     user, _, hosts = parts.netloc.rpartition("@")
     service, _, db = parts.path.strip("/").partition("/")
     if not service or not hosts:
-        raise InvalidSetting(f"{redacted(url)!r} names no sentinels or no service. {HOW}")
+        raise ValueError("it names no sentinels or no service")
     name, _, password = user.partition(":")
     given: dict[str, Any] = dict(parse_qsl(parts.query))
     given |= {key: unquote(value) for key, value in (("username", name), ("password", password)) if value}
@@ -101,7 +101,7 @@ def read_sentinel_url(url: str, options: Mapping[str, Any]) -> SentinelUrl:
         given["db"] = int(db or 0)
         addresses = [_address(host, SENTINEL_PORT) for host in hosts.split(",")]
     except ValueError as error:
-        raise InvalidSetting(f"a port or database of {redacted(url)!r} is not a number. {HOW}") from error
+        raise ValueError("a port or the database is not a number") from error
     both: dict[str, Any] = {"ssl": True} if parts.scheme.startswith("rediss") else {}
     shared = {key: value for key, value in options.items() if key.startswith(("socket_", "retry"))}
     own = {key.removeprefix(SENTINEL): value for key, value in given.items() if key.startswith(SENTINEL)}
