@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar, cast
@@ -193,10 +193,23 @@ def show_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None
 
 
 def shown(value: object) -> str:
-    """Format a value for a table."""
+    """Format a value for a table: names with their values as name=value."""
     if value is None:
         return "-"
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, Mapping):
+        pairs = cast("Mapping[object, object]", value).items()
+        return " ".join(f"{name}={_within(one)}" for name, one in pairs if one is not None)
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(shown, cast("Sequence[object]", value)))
     return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _within(value: object) -> str:
+    """Format one of several values: as JSON if its end could not be told otherwise."""
+    is_plain = isinstance(value, str) and value.isprintable() and not set(value) & set(" =,\"'")
+    return str(value) if is_plain and value else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def when(ms: int | None) -> str:

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from sluice.producer.timeline.picture import Times
 
 NOT_ENDED = "not ended"
+HIDDEN = ("spec", "cost")
+"""Facts of the queue that the table leaves out: the encoded options, and an estimate that the scheduler orders by."""
+
 NAMES_IN_HISTORY = {"attempt": "attempts", "owner": "worker"}
 """What the queue and the history have under different names."""
 
@@ -186,7 +189,8 @@ def _newest(record: "_Record | None", status: JobStatus | None) -> Values:
     row = record.row if record else None
     if row is not None and status is not None and row.submitted_ms != status.submitted_ms:
         row = None  # of an earlier submission of this id
-    facts = [asdict(row) if row else {}, _facts(status) if status else {}]
+    now = _facts(status) if status else {}
+    facts = [asdict(row) if row else {}, {name: value for name, value in now.items() if name not in HIDDEN}]
     return {
         NAMES_IN_HISTORY.get(name, name): value
         for some in facts

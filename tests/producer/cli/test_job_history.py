@@ -111,6 +111,7 @@ class TestGivenADoneJobThatBothKnowTheTimesOf:
             "submitted": when(done.submitted_ms), "started": when(done.started_ms), "ended": when(done.ended_ms)
         }  # fmt: skip
         assert (found["attempts"], found["worker"]) == ("1", "hand")
+        assert found["published"] == str(done.published[0])
         assert not [name for name in found if name.endswith("_ms") or name in ("attempt", "owner")]
 
 
@@ -128,7 +129,8 @@ class TestGivenAWaitingJobWithARow:
     @pytest.fixture
     def waiting(self, history: sa.Engine, producer: Producer) -> JobView:
         view = producer.status(producer.submit("hello"))
-        record(history, view, state="running", metadata={"user": "7"})
+        record(history, view, state="running", metadata={"user": "7"},
+               options={"max_tokens": 3, "stop": ["a b"], "model": "of one"})  # fmt: skip
         return view
 
     def test_when_it_is_shown_then_both_have_facts_and_the_queue_has_the_state(
@@ -136,7 +138,9 @@ class TestGivenAWaitingJobWithARow:
     ) -> None:
         found = facts(run("jobs", "show", waiting.id).output())
 
-        assert found["metadata"] == "{'user': '7'}"
+        assert found["metadata"] == "user=7"
+        assert found["options"] == 'max_tokens=3 stop=["a b"] model="of one"'
+        assert "cost" not in found
         assert (found["state"], found["ahead_jobs"], found["failures"]) == ("queued", "0", "0")
         assert found["waits_for"].startswith("no worker serves queue 'default'")
 
