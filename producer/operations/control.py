@@ -1,15 +1,22 @@
-"""Cancel, requeue and delete jobs; pause, purge, configure and identify queues. No I/O."""
+"""Cancel, expire, requeue and delete jobs; pause, purge, configure and identify queues. No I/O."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from time import monotonic
 from typing import cast
 
-from sluice.producer.contract import calls
+from sluice.producer.contract import calls, limits
+from sluice.producer.contract.calls import JobView
+from sluice.producer.contract.transport.execution import command_of
 from sluice.producer.contract.wire import JobId
-from sluice.producer.errors import JobNotFound
+from sluice.producer.errors import JobNotFound, ProducerError
 from sluice.producer.operations.operation import Ask, Operation
 from sluice.producer.operations.queue import Queue
-from sluice.producer.operations.scripts import ask_call, ask_calls, for_jobs
+from sluice.producer.operations.scripts import ask_call, ask_calls, for_jobs, slices_of
+
+FIRE_EVERY_S = 1.0
+"""A call that waits for overdue jobs fires timers this often."""
 
 
 def cancel(queue: Queue, job_ids: Sequence[JobId], reason: str | None) -> Operation[list[str]]:
@@ -26,6 +33,48 @@ def known(answer: str, job_id: JobId) -> str:
     if answer == "unknown":
         raise JobNotFound(job_id)
     return answer
+
+
+@dataclass(slots=True, eq=False)
+class OverdueJobs:
+    """The overdue jobs that one call waits for. Changes with each look.
+
+    Deadlines and times to live are timers of the queue, which workers fire. Where none is alive, whoever waits for a
+    job does, so that it ends and all its readers get the end. That also ends a job that was asked to stop and whose
+    worker has died since.
+    """
+
+    _queue: Queue
+    _fire_at_s: float = 0.0
+    _may_fire: bool = True
+
+    def end(self, views: Iterable[JobView | None]) -> Operation[float]:
+        """End those jobs that are overdue, or ask their workers to; return after how many seconds to look again.
+
+        A user that may not change every job cannot fire timers. It waits until another process does.
+        """
+        unended = {view.id: view for view in views if view is not None and not view.state.is_terminal}
+        overdue = [view.id for view in unended.values() if _is_overdue(view)]
+        if overdue and self._may_fire and monotonic() >= self._fire_at_s:
+            self._fire_at_s = monotonic() + FIRE_EVERY_S
+            yield from self._fire(overdue)
+        return min((_left_s(view) for view in unended.values()), default=float("inf"))
+
+    def _fire(self, overdue: list[JobId]) -> Operation[None]:
+        slices = slices_of(overdue, limits.SLICE_JOBS)
+        made = [calls.fire_timers(self._queue.keys(partition), [overdue[i] for i in at]) for partition, at in slices]
+        replies = yield Ask(tuple(map(command_of, made)), is_lenient=True)
+        self._may_fire = not any(isinstance(reply, ProducerError) for reply in replies)
+
+
+def _is_overdue(view: JobView) -> bool:
+    return view.asked is not None or (view.expires_in_ms is not None and view.expires_in_ms <= 0)
+
+
+def _left_s(view: JobView) -> float:
+    if _is_overdue(view):
+        return FIRE_EVERY_S
+    return float("inf") if view.expires_in_ms is None else view.expires_in_ms / 1000
 
 
 def requeue(queue: Queue, job_ids: Sequence[JobId]) -> Operation[list[bool]]:

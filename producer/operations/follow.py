@@ -7,6 +7,7 @@ can be cut from the result after the channel has expired. Reading never restarts
 
 import re
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from math import ceil
 from typing import NamedTuple, TypeAlias, cast
 
 from sluice.producer.contract.calls import JobView
@@ -26,6 +27,7 @@ from sluice.producer.contract.wire import (
 )
 from sluice.producer.errors import BadOffset, ChannelExpired, JobNotFound, ResultExpired
 from sluice.producer.operations.channels import channel_entries, channel_rows
+from sluice.producer.operations.control import OverdueJobs
 from sluice.producer.operations.countdown import Countdown, within
 from sluice.producer.operations.operation import Ask, Command, Entries, Read, Reply, Step, xread
 from sluice.producer.operations.queue import Queue
@@ -292,13 +294,15 @@ def follow(
 def _follow(queue: Queue, readers: Sequence[Reader], clock: Countdown, wait: Wait) -> Follow:
     open_readers = {reader.key: reader for reader in readers if not reader.is_finished}
     look_after_s = WAIT_BLOCK_MS / 1000
+    overdue = OverdueJobs(queue)
     while open_readers:
         # The state first: the channel of a terminal job is complete when it is read.
-        yield from _look(queue, open_readers, wait)
+        checked = yield from _look(queue, open_readers, wait)
+        overdue_s = clock.passed_s + (yield from overdue.end(checked))
         last_entry_s = clock.passed_s
-        while open_readers and clock.passed_s - last_entry_s < look_after_s:
+        while open_readers and (left_s := min(last_entry_s + look_after_s, overdue_s) - clock.passed_s) > 0:
             clock.check(f"{len(open_readers)} of {len(readers)} channels")
-            found = yield Read(_places(open_readers), clock.block_ms(WAIT_BLOCK_MS))
+            found = yield Read(_places(open_readers), clock.block_ms(min(WAIT_BLOCK_MS, ceil(1000 * left_s))))
             if found:
                 wait.goes_on()
                 yield from _feed(queue, open_readers, cast("list[tuple[str, Entries]]", found))
@@ -327,8 +331,10 @@ def _stream(queue: Queue, readers: Sequence[Reader], timeout_s: float | None, wa
             raise ended_badly(view, decode_result(data) if data is not None else None)
 
 
-def _look(queue: Queue, open_readers: dict[str, Reader], wait: Wait) -> Follow:
-    """Read the state of each job; yield what its channel has, or finish it from its result."""
+def _look(
+    queue: Queue, open_readers: dict[str, Reader], wait: Wait
+) -> Generator[Step | StreamEvent, list[Reply], list[JobView]]:
+    """Read the state of each job, which is returned; yield what its channel has, or finish it from its result."""
     readers = list(open_readers.values())
     found = yield from views(queue, [reader.job_id for reader in readers])
     checked = [reader.check(view) for reader, view in zip(readers, found, strict=True)]
@@ -344,6 +350,7 @@ def _look(queue: Queue, open_readers: dict[str, Reader], wait: Wait) -> Follow:
         if view.state.is_terminal and reader.key not in has_entries:
             yield from _finish(reader, view)
             del open_readers[reader.key]
+    return checked
 
 
 def _finish(reader: Reader, view: JobView) -> Follow:

@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass
+from math import ceil
 from time import monotonic
 from typing import TypeAlias, cast
 
@@ -21,6 +22,7 @@ from sluice.producer.errors import (
     ResultExpired,
 )
 from sluice.producer.operations.channels import channel_rows, is_end_id
+from sluice.producer.operations.control import OverdueJobs
 from sluice.producer.operations.countdown import Countdown, within
 from sluice.producer.operations.operation import Ask, Command, Entries, Operation, Read, Reply, Sleep, Step
 from sluice.producer.operations.queue import Queue
@@ -102,6 +104,7 @@ def packed_result(
 
 def _packed_result(queue: Queue, job_id: JobId, clock: Countdown, wait: Wait) -> Operation[PackedResult]:
     published: tuple[int, ...] = ()
+    overdue = OverdueJobs(queue)
     while True:
         view, data = yield from look(queue, job_id)
         if view is None or view.state.is_terminal:
@@ -112,7 +115,8 @@ def _packed_result(queue: Queue, job_id: JobId, clock: Countdown, wait: Wait) ->
             wait.goes_on()
         elif wait.is_due:
             wait.waits_for((yield from explain(queue, view)))
-        yield from _wait_for_end(queue.keys_of(job_id), view, clock)
+        look_in_s = yield from overdue.end([view])
+        yield from _wait_for_end(queue.keys_of(job_id), view, clock, min(WAIT_BLOCK_MS / 1000, look_in_s))
 
 
 def look(queue: Queue, job_id: JobId) -> Operation[tuple[JobView | None, bytes | None]]:
@@ -146,13 +150,13 @@ def ended_badly(view: JobView, partial: JobResult | None = None) -> ProducerErro
     return kind(view.id, view.error or "no reason was given", code=view.error_code, partial=partial)
 
 
-def _wait_for_end(keys: QueueKeys, view: JobView, clock: Countdown) -> Operation[None]:
-    """Block on the channels until every choice has its end, or until the state must be read again."""
+def _wait_for_end(keys: QueueKeys, view: JobView, clock: Countdown, most_s: float) -> Operation[None]:
+    """Block on the channels until every choice has its end, or for about `most_s`: then the state is read again."""
     offsets = [*view.published, *[0] * view.choices]
     cursors = {keys.channel(view.id, choice): f"{offsets[choice]}-0" for choice in range(view.choices)}
-    until_s = clock.passed_s + WAIT_BLOCK_MS / 1000
-    while cursors and clock.passed_s < until_s:
-        found = yield Read(dict(cursors), clock.block_ms(WAIT_BLOCK_MS))
+    until_s = clock.passed_s + most_s
+    while cursors and (left_s := until_s - clock.passed_s) > 0:
+        found = yield Read(dict(cursors), clock.block_ms(ceil(1000 * left_s)))
         if not found:
             return
         for key, entries in cast("list[tuple[str, Entries]]", found):
@@ -209,10 +213,12 @@ def ended(queue: Queue, job_ids: Iterable[JobId], *, with_entries: bool = False)
 
 def _outcomes(queue: Queue, watched: dict[JobId, None], wait: Wait, *, with_entries: bool) -> Outcomes:
     turn, progress = 0, (len(watched), ())
+    overdue = OverdueJobs(queue)
     while watched:
         begin_s = monotonic()
         now = _this_round(list(watched), turn)
         found = yield from views(queue, now)
+        yield from overdue.end(found)
         over = _over(now, found)
         yield from _read_outcomes(queue, over, with_entries=with_entries)
         for job_id in over:

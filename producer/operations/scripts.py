@@ -37,7 +37,7 @@ def for_jobs(
     is_repeatable: bool = True,
 ) -> Operation[list[Result]]:
     """Make a call for each partition and slice of the jobs, in one round trip; returns results in job order."""
-    slices = _slices(job_ids, slice_jobs)
+    slices = slices_of(job_ids, slice_jobs)
     made = [make(queue.keys(partition), [job_ids[i] for i in places]) for partition, places in slices]
     answers: dict[int, Result] = {}
     for (_, places), found in zip(slices, (yield from ask_calls(made, is_repeatable=is_repeatable)), strict=True):
@@ -45,7 +45,7 @@ def for_jobs(
     return [answers[i] for i in range(len(job_ids))]
 
 
-def _slices(job_ids: Sequence[JobId], slice_jobs: int) -> list[tuple[int, list[int]]]:
+def slices_of(job_ids: Sequence[JobId], slice_jobs: int) -> list[tuple[int, list[int]]]:
     """Return (partition, indices into `job_ids`) of each call."""
     places: dict[int, list[int]] = {}
     for i, job_id in enumerate(job_ids):

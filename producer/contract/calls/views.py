@@ -74,6 +74,11 @@ class JobView:
     """Of the line of a bulk file that it is from; likewise the next field."""
 
     line: int | None = None
+    expires_in_ms: int | None = None
+    """Time until it expires by its own deadline or time to live, by the server's clock; 0 or less if it is overdue.
+
+    None if it has neither, or has ended. The deadline of its batch does not count.
+    """
 
 
 def status(keys: QueueKeys, job_ids: Sequence[JobId]) -> Call[list[JobView | None]]:
@@ -132,6 +137,7 @@ def _read_view(row: Raw) -> JobView:
         deaths=tuple(map(_read_death, (read_text(row[28]) or "").split(";")[:-1])),
         custom_id=read_text(row[29]),
         line=row[30],
+        expires_in_ms=row[31],
     )
 
 

@@ -119,7 +119,18 @@ end
 
 local function first_due(most) return call('ZRANGEBYSCORE', TIMERS, '-inf', NOW, 'LIMIT', 0, most) end
 
-function fire_timers()
+-- End a job whose own time has passed, however many timers are due.
+local function end_overdue(id)
+  local job = load_job(id)
+  for _, kind in ipairs({ 'ttl', 'deadline', 'stop' }) do
+    local due = job and due_at(job, kind)
+    if due and due <= NOW then TIMER_EFFECTS[kind](job) end
+  end
+end
+
+-- `overdue`: ids of jobs that are looked at first.
+function fire_timers(overdue)
+  for _, id in ipairs(overdue or {}) do end_overdue(id) end
   local due = first_due(LIMITS.SLICE_JOBS + 1)
   if #due > LIMITS.SLICE_JOBS then
     sort_due()

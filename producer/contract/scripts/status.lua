@@ -22,6 +22,14 @@ local function ahead_of(job)
   return math.max(0, job.number - 1 - lane.taken), math.max(0, job.before - lane.taken_tokens)
 end
 
+-- In how many ms an unfinished job is to end by its own deadline or time to live; 0 or less if it should have.
+local function expires_in(job)
+  if job.state ~= 'queued' and job.state ~= 'running' then return false end
+  local at = job.deadline
+  if job.ttl and job.attempt == 0 then at = math.min(at or job.ttl, job.ttl) end
+  return at and at - NOW or false
+end
+
 local function look(id)
   local job = load_job(id)
   if not job then return false end
@@ -34,7 +42,7 @@ local function look(id)
     job.error or false, job.error_code or false, job.reason or false, job.batch or false, job.spec or false, job.seed,
     jobs, tokens, call('EXISTS', result_key(job)), job.scheduled or false, job.first_token or false,
     lease and lease[FLAG] ~= '' and lease[FLAG] or false, job.requeues, job.output or false,
-    job.failures, job.deaths or false, job.custom_id or false, job.line or false,
+    job.failures, job.deaths or false, job.custom_id or false, job.line or false, expires_in(job),
   }
 end
 

@@ -21,6 +21,7 @@ MODELS = "tests/contract/settings/test_two_models.py"
 RESTORED = "tests/contract/settings/test_restored_settings.py"
 REPORT = "tests/contract/deaths/test_report_death.py"
 STOPPED = "tests/contract/deaths/test_stopped_jobs.py"
+OVERDUE = "tests/producer/operations/test_overdue_jobs.py"
 SUBMIT = "tests/contract/test_submit.py"
 SUSPECTS = "tests/contract/deaths/test_suspects.py"
 TURNS = "tests/integration/test_exchange_rounds.py"
@@ -474,6 +475,16 @@ RECLAIMS = (
 )
 
 CONTROLS = (
+    Guard(
+        name="a client that waits for an overdue job leaves its timer to workers",
+        patches=(Patch("producer/operations/control.py", "            yield from self._fire(overdue)\n", ""),),
+        tests=(f"{OVERDUE}::TestGivenAQueueWithoutWorkers", f"{OVERDUE}::TestGivenAJobWhoseOnlyWorkerDied"),
+    ),
+    Guard(
+        name="an overdue job that a client names waits behind all other timers",
+        patches=_script("lib_timers", "  for _, id in ipairs(overdue or {}) do end_overdue(id) end\n"),
+        tests=("tests/contract/times/test_overdue_jobs.py",),
+    ),
     Guard(
         name="an advance does not return the stop flag",
         patches=_script("advance", "lease[FLAG] ~= '' and word .. ' ' .. lease[FLAG] or word", "word"),
