@@ -10,7 +10,7 @@ from sluice.producer.contract import calls, limits
 from sluice.producer.contract.calls import JobView
 from sluice.producer.contract.transport.execution import command_of
 from sluice.producer.contract.wire import JobId
-from sluice.producer.errors import JobNotFound, ProducerError
+from sluice.producer.errors import AccessDenied, JobNotFound
 from sluice.producer.operations.operation import Ask, Operation
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.scripts import ask_call, ask_calls, for_jobs, slices_of
@@ -64,7 +64,7 @@ class OverdueJobs:
         slices = slices_of(overdue, limits.SLICE_JOBS)
         made = [calls.fire_timers(self._queue.keys(partition), [overdue[i] for i in at]) for partition, at in slices]
         replies = yield Ask(tuple(map(command_of, made)), is_lenient=True)
-        self._may_fire = not any(isinstance(reply, ProducerError) for reply in replies)
+        self._may_fire = not any(isinstance(reply, AccessDenied) for reply in replies)
 
 
 def _is_overdue(view: JobView) -> bool:
