@@ -127,9 +127,7 @@ class TestGivenARequestThatIsTooMuch:
     def test_when_its_headers_are_too_large_then_it_is_refused(self, gateway: GatewayProcess, length: int) -> None:
         assert answers(gateway, GET + b"x: " + b"y" * length * 1024 + b"\r\n\r\n") == [431]
 
-    def test_when_its_headers_are_too_large_and_come_in_pieces_then_the_answer_is_the_same(
-        self, gateway: GatewayProcess
-    ) -> None:
+    def test_when_too_large_headers_come_in_pieces_then_the_answer_is_the_same(self, gateway: GatewayProcess) -> None:
         # The last byte is the one that is too much: a reset for unread ones could lose the answer.
         data = (GET + b"x: ").ljust(MAX_HEADER_BYTES + 1, b"y")
         with connection(gateway) as opened:
