@@ -56,8 +56,10 @@ local HAS_FRACTION = {
 -- The value of a setting that is a number; nil if it is out of its range.
 local function setting_in_range(name, text)
   local value = tonumber(text)
-  if not value or value < (LEAST[name] or 0) or value > LIMITS.MAX_NUMBER then return nil end
-  return (HAS_FRACTION[name] or value % 1 == 0) and value or nil
+  if not value then return nil end
+  -- Not a number compares as false, so each bound is stated as what must hold.
+  local is_in_range = value >= (LEAST[name] or 0) and value <= LIMITS.MAX_NUMBER
+  return is_in_range and (HAS_FRACTION[name] or value % 1 == 0) and value or nil
 end
 
 local function setting(name, default)
