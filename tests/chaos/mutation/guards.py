@@ -569,6 +569,11 @@ CONTROLS = (
         tests=(f"{CONTROL}::TestGivenTheDeadSet",),
     ),
     Guard(
+        name="a rejected job takes a place in the dead set",
+        patches=_script("lib_ends", "how.state == 'failed' and not how.is_rejected", "how.state == 'failed'"),
+        tests=(f"{CONTROL}::TestGivenTheDeadSet",),
+    ),
+    Guard(
         name="an ended job's hash stays a hash table",
         patches=_script("lib_ends", "  if not is_dead then write_compact(job) end\n"),
         tests=(f"{APPEND}::TestGivenAnEndedJob",),
