@@ -19,8 +19,8 @@ class JobState(StrEnum):
         return self not in (JobState.QUEUED, JobState.RUNNING)
 
 
-REJECTIONS = frozenset({"invalid_request", "prompt_too_long", "prompt_empty", "unknown_token", "request_too_large"})
-"""Error codes of jobs that are wrong in themselves. No requeue mends them, so they are not kept in the dead set."""
+REJECTIONS = frozenset({"prompt_empty", "prompt_too_long", "unknown_token"})
+"""Error codes of prompts that the model cannot take, on any worker, so these jobs are not kept in the dead set."""
 
 TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     JobState.QUEUED: frozenset({JobState.RUNNING, JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED}),

@@ -11,7 +11,7 @@ from sluice.producer.contract.wire import JobResult, Usage
 Object = dict[str, Any]  # Any: JSON, here and below
 
 
-CALLERS_CODES = REJECTIONS | {"model_mismatch"}
+CALLERS_CODES = REJECTIONS | {"invalid_request", "request_too_large", "model_mismatch"}
 """Error codes of a worker for an invalid request."""
 
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"

@@ -298,8 +298,9 @@ def _follow(queue: Queue, readers: Sequence[Reader], clock: Countdown, wait: Wai
     while open_readers:
         # The state first: the channel of a terminal job is complete when it is read.
         checked = yield from _look(queue, open_readers, wait)
-        overdue_s = clock.passed_s + (yield from overdue.end(checked))
+        look_in_s = yield from overdue.end(checked)
         last_entry_s = clock.passed_s
+        overdue_s = last_entry_s + look_in_s
         while open_readers and (left_s := min(last_entry_s + look_after_s, overdue_s) - clock.passed_s) > 0:
             clock.check(f"{len(open_readers)} of {len(readers)} channels")
             found = yield Read(_places(open_readers), clock.block_ms(min(WAIT_BLOCK_MS, ceil(1000 * left_s))))

@@ -223,13 +223,17 @@ local has_been_up_for, is_reported, stop
 
 do
 
+local uptime_ms
+
 -- No heartbeat was renewed while Redis was down: right after its start, no worker counts as dead. The reported uptime
 -- may be a second too high.
 function has_been_up_for(ms)
-  local info = try('INFO', 'server')
-  if failed(info) then return false end
-  local uptime_s = tonumber(string.match(info, 'uptime_in_seconds:(%d+)')) or 0
-  return (uptime_s - 1) * 1000 + NOW - server_clock() >= ms
+  if not uptime_ms then
+    local info = try('INFO', 'server')
+    local uptime_s = not failed(info) and tonumber(string.match(info, 'uptime_in_seconds:(%d+)')) or 0
+    uptime_ms = (uptime_s - 1) * 1000 + NOW - server_clock()
+  end
+  return uptime_ms >= ms
 end
 
 -- The parent process saw its end: it is neither slow nor cut off.

@@ -509,7 +509,7 @@ CONTROLS = (
             "if lease[FLAG] ~= '' then return end_without_worker(job, lease, lease[FLAG], "
             "END_REASONS[lease[FLAG]]) end",
         ),
-        tests=(f"{HEARTBEAT}::TestGivenADeadWorker",),
+        tests=("tests/contract/deaths/test_stopped_jobs.py::TestGivenAJobThatWasAskedToStop",),
     ),
     Guard(
         name="due timers are removed before their effect",

@@ -128,6 +128,16 @@ class TestGivenAJobThatWasAskedToStop:
         assert queue.state(job.id) is STOPS[kind][1]
         check(queue)
 
+    def test_when_its_owners_end_is_reported_then_the_worker_that_reclaims_ends_it(self, queue: Queue) -> None:
+        """Its timer is not due yet."""
+        _, job = self.given(queue, "cancel")
+        queue.run(calls.report_death(queue.keys, "A"))
+
+        assert queue.worker("B").pull().jobs == ()
+
+        assert queue.state(job.id) is JobState.CANCELLED
+        check(queue)
+
     def test_when_timers_are_fired_without_any_worker_then_the_job_ends(self, queue: Queue) -> None:
         _, job = self.given(queue, "cancel")
         queue.step_clock(LIFE_MS)

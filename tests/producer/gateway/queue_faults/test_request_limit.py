@@ -79,14 +79,16 @@ class TestGivenAWorkerThatIsKilledWithItsHost:
             gateway.http() as http,
         ):
             [worker] = pool.start_all(1)
-            begin_s, num_lines, last = monotonic(), 0, ""
+            begin_s, killed_s, num_lines, last = monotonic(), 0.0, 0, ""
             body = {"prompt": "once", "max_tokens": 1000, "stream": True}
             with http.stream("POST", "/v1/completions", json=body) as stream:
                 for line in stream.iter_lines():
                     num_lines, last = num_lines + 1, line or last
                     if num_lines == 10:
+                        killed_s = monotonic() - begin_s
                         worker.kill()
 
+            assert 0 < killed_s < 3, "the worker was alive at the limit"
             assert monotonic() - begin_s < 3 + LIFE_S + SPARE_S
             assert "deadline" in last
             assert states_in(server) == [JobState.EXPIRED]
