@@ -62,7 +62,8 @@ class Producer:
         durability: Default of submits: memory, aof, fsync or replica:N. Default: that of the queue's settings.
         database_url: SQLAlchemy URL of the job history, for `jobs`. Default: SLUICE_DATABASE_URL, else the SQLite file
             of the embedded server.
-        patience_s: How long to retry while the server is unreachable, after the first successful connection.
+        patience_s: How long to retry while the server is unreachable, after the first successful connection. A server
+            that is silent is given up after 15 s; by `AsyncProducer`, after twice `patience_s` and 1 s if that is less.
         on_wait: Receives a `WaitNotice` when a call has waited for 2 s (for a worker, a server, room in the queue, a
             turn), and another when that wait ends. It must return quickly.
 

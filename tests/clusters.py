@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 from redis.crc import key_slot
 
 from sluice.producer.contract.keys import QueueKeys
-from tests.servers import START_TIMEOUT_S, Flavor, RedisServer, free_port
+from tests.servers import START_TIMEOUT_S, Flavor, RedisServer, free_port, redis_server
 
 NUM_SLOTS = 16384
 
@@ -63,23 +63,45 @@ def redis_cluster(flavor: Flavor, num_shards: int = 3) -> Generator[Cluster]:
         yield cluster
 
 
+@contextmanager
+def replica_of(primary: RedisServer) -> Generator[RedisServer]:
+    """A replica of a cluster's shard, in sync."""
+    with redis_server(primary.flavor, with_tcp=True, extra=_config("nodes.conf")) as server, server.client() as client:
+        with primary.client() as first:
+            primary_id = first.execute_command("CLUSTER", "MYID")
+        _meet(primary, client)
+        _wait_until(lambda: primary_id in client.execute_command("CLUSTER", "NODES"), "they did not meet")
+        client.execute_command("CLUSTER", "REPLICATE", primary_id)
+        _wait_until(lambda: client.info("replication").get("master_link_status") == "up", "the replica does not follow")
+        yield server
+
+
+def _meet(first: RedisServer, client: Any) -> None:  # Any: a redis-py client
+    bus = first.extra[first.extra.index("--cluster-port") + 1]
+    client.execute_command("CLUSTER", "MEET", "127.0.0.1", first.port, bus)
+
+
+def _wait_until(is_so: Callable[[], bool], problem: str) -> None:
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while not is_so():
+        assert time.monotonic() < deadline_s, problem
+        time.sleep(0.02)
+
+
 def _join(cluster: Cluster) -> None:
     first = cluster.servers[0]
     for number, server in enumerate(cluster.servers):
         with server.client() as client:
             client.execute_command("CLUSTER", "ADDSLOTSRANGE", *_range(number, len(cluster.servers)))
             if server is not first:
-                bus = first.extra[first.extra.index("--cluster-port") + 1]
-                client.execute_command("CLUSTER", "MEET", "127.0.0.1", first.port, bus)
+                _meet(first, client)
     wait_until_joined(cluster)
 
 
 def wait_until_joined(cluster: Cluster) -> None:
     """Wait until every shard knows every other, and serves."""
-    deadline_s = time.monotonic() + START_TIMEOUT_S
-    while not all(_is_ready(server, len(cluster.servers)) for server in cluster.servers):
-        assert time.monotonic() < deadline_s, "the cluster did not form"
-        time.sleep(0.02)
+    num_shards = len(cluster.servers)
+    _wait_until(lambda: all(_is_ready(server, num_shards) for server in cluster.servers), "the cluster did not form")
 
 
 def _range(number: int, count: int) -> tuple[int, int]:

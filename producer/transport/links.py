@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import hiredis
@@ -33,7 +34,15 @@ from sluice.producer.transport.actions import (
     Transfer,
 )
 from sluice.producer.transport.cluster import Cluster, ClusterPipe
-from sluice.producer.transport.pools import REPLY_TIMEOUT_S, Pool, Pools, make_async_pool, make_pool, sentinels_of
+from sluice.producer.transport.pools import (
+    REPLY_TIMEOUT_S,
+    Pool,
+    Pools,
+    make_async_pool,
+    make_pool,
+    reply_timeout_s,
+    sentinels_of,
+)
 from sluice.producer.transport.retries import LinkSettings, hung, too_late
 from sluice.producer.transport.server import Server, ServerPipe
 
@@ -43,6 +52,9 @@ PACK = cast("Callable[[Command], bytes]", untyped_hiredis.pack_command)
 
 MAX_ASKS = 16
 """Round trips of one asyncio client at once, in addition to reads that block; to a Cluster, for each slot."""
+
+BLOCK_SHARE = 0.5
+"""A read blocks for at most this share of the longest wait for a reply, so that it is not taken for an outage."""
 
 Result = TypeVar("Result")
 
@@ -218,12 +230,13 @@ class AsyncLink:
 
     def __init__(self, settings: LinkSettings) -> None:
         self._endpoint = _endpoint(settings)
-        self._pools = Pools(make_async_pool)
+        # A submit waits for replicas for up to `patience_s`, and once more if the server lacks the script.
+        self._silence_s = 2 * settings.patience_s + LAST_TRY_S
+        self._max_block_ms = round(1000 * BLOCK_SHARE * reply_timeout_s(self._silence_s))
+        self._pools = Pools(partial(make_async_pool, silence_s=self._silence_s))
         if isinstance(self._endpoint, Server):
             self._pools.of(settings.url)  # as in Link
         self._shares: dict[int | None, SlotShare] = {}
-        # A submit waits for replicas for up to `patience_s`, and once more if the server lacks the script.
-        self._silence_s = 2 * settings.patience_s + LAST_TRY_S
 
     def __repr__(self) -> str:
         return f"AsyncLink({self._endpoint.settings!r})"
@@ -247,7 +260,8 @@ class AsyncLink:
     ) -> list[Reply]:
         """Wait for a round trip, and for its turn, until its server has been silent for too long.
 
-        Its own time is not bounded: in a burst many asks wait for their turns while the server answers others.
+        Its own time is not bounded: in a burst many asks wait for their turns while the server answers others. One that
+        finds a host gone ends by the timeouts of its sockets, which are shorter, so that the next asks elsewhere.
 
         Raises:
             QueueUnreachable: the server keeps the connections and answers nothing, as one that has stopped does.
@@ -358,7 +372,7 @@ class AsyncLink:
                 read.deadline_s, self._share(("XREAD", channel)).hub.read(channel, after, read.block_ms)
             )
             return [(channel, entries)] if entries else []
-        [reply] = await self.ask_blocking(read.ask)
+        [reply] = await self.ask_blocking(read._replace(block_ms=min(read.block_ms, self._max_block_ms)).ask)
         return list(channel_entries(reply))
 
     def _share(self, command: Command) -> SlotShare:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 from sluice.producer.contract.transport import pools, urls
@@ -12,6 +13,12 @@ REPLY_TIMEOUT_S = 15.0
 """Longer than the longest BLOCK, so that a silent connection is found dead."""
 
 CONNECT_TIMEOUT_S = 5.0
+
+REPLY_SHARE = 0.75
+CONNECT_SHARE = 0.4
+"""Of the time that an asyncio client waits for a silent server. A round trip must end before its caller gives it up:
+from its timeout the client learns to ask the next Sentinel, or for the slot map. Two Sentinels may be gone."""
+
 MAX_CONNECTIONS = 10_000
 
 
@@ -21,18 +28,28 @@ def make_pool(url: str) -> Pool:
     Raises:
         InvalidSetting: the URL cannot be read.
     """
-    pool = _make(url, BLOCKING)
+    pool = _make(url, BLOCKING, reply_timeout_s=REPLY_TIMEOUT_S, connect_timeout_s=CONNECT_TIMEOUT_S)
     pool.connection_class = bounds.bounded_class(pool.connection_class)
     return pool
 
 
-def make_async_pool(url: str) -> Pool:
+def make_async_pool(url: str, silence_s: float = inf) -> Pool:
     """Make an asyncio pool; it does not connect yet.
+
+    Args:
+        url: Of a server, or of one behind Sentinels.
+        silence_s: When callers give up a round trip to a server that is silent.
 
     Raises:
         InvalidSetting: the URL cannot be read.
     """
-    return _make(url, ASYNCIO)
+    connect_s = min(CONNECT_TIMEOUT_S, CONNECT_SHARE * silence_s)
+    return _make(url, ASYNCIO, reply_timeout_s=reply_timeout_s(silence_s), connect_timeout_s=connect_s)
+
+
+def reply_timeout_s(silence_s: float) -> float:
+    """Return the longest wait for a reply, with `silence_s` as in `make_async_pool`."""
+    return min(REPLY_TIMEOUT_S, REPLY_SHARE * silence_s)
 
 
 class Pools:
@@ -66,13 +83,13 @@ def sentinels_of(pool: Pool) -> list[Any]:  # Any: redis-py's clients share no t
     return [] if manager is None else list(manager.sentinels)
 
 
-def _make(url: str, classes: PoolClasses) -> Pool:
+def _make(url: str, classes: PoolClasses, *, reply_timeout_s: float, connect_timeout_s: float) -> Pool:
     try:
         return pools.make_pool(
             url,
             classes,
-            reply_timeout_s=REPLY_TIMEOUT_S,
-            connect_timeout_s=CONNECT_TIMEOUT_S,
+            reply_timeout_s=reply_timeout_s,
+            connect_timeout_s=connect_timeout_s,
             client_name="sluice-producer",
             max_connections=MAX_CONNECTIONS,
         )

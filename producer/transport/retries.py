@@ -40,6 +40,8 @@ class LinkSettings:
 
     url: str
     patience_s: float = 30.0
+    """As in `Producer`. The sockets of an `AsyncLink` with a short one wait for less, too (`pools.REPLY_SHARE`)."""
+
     waits: WaitNotifier = field(default_factory=WaitNotifier)
     """Told of outages that last."""
 
