@@ -13,7 +13,7 @@ from sluice.producer.contract.jobs import Options, PromptLike
 from sluice.producer.errors import InvalidSetting, LessDurable, QueueUnreachable
 from sluice.producer.gateway.errors import SERVER, HttpError, bad_request
 from sluice.producer.gateway.partitions import Partitions, is_open
-from sluice.producer.gateway.readers import Readers
+from sluice.producer.gateway.readers import Abandoned, Readers, may_be_accepted
 from sluice.producer.gateway.settings import GatewaySettings, ServedQueue
 from sluice.producer.operations.submission import Receipt
 
@@ -44,6 +44,7 @@ class QueueClients:
     """Waits for Redis to return: for the jobs that the queue has."""
 
     readers: Readers
+    abandoned: Abandoned
     partitions: Partitions
 
     async def submit(self, prompt: PromptLike, options: Options) -> Receipt:
@@ -58,8 +59,8 @@ class QueueClients:
         try:
             return await self.submitting.submit(prompt, **self.partitions.placed(options))
         except QueueUnreachable as error:
-            if error.job_id is not None and is_open(options):
-                self.readers.abandon(error.job_id)
+            if error.job_id is not None and may_be_accepted(error) and is_open(options):
+                self.abandoned.add(error.job_id)
             raise
         except LessDurable as error:
             LOG.warning("A job is less durable than its queue asks", extra={"fields": {"why": str(error)}})
@@ -94,6 +95,7 @@ class Queues:
                 await stack.enter_async_context(clients.submitting)
                 await stack.enter_async_context(clients.following)
                 stack.push_async_callback(clients.partitions.close)
+                stack.push_async_callback(clients.abandoned.close)
                 stack.push_async_callback(clients.readers.close)
 
     def __iter__(self) -> Iterator[QueueClients]:
@@ -238,7 +240,9 @@ def _clients(queue: ServedQueue, settings: GatewaySettings) -> QueueClients:
         for patience_s in (SUBMIT_PATIENCE_S, FOLLOW_PATIENCE_S)
     )
     readers = Readers(submitting, submitting.target, settings)
-    return QueueClients(queue.name, submitting, following, readers, Partitions(settings.redis_url, submitting))
+    abandoned = Abandoned(submitting, settings.request_limit_s)
+    partitions = Partitions(settings.redis_url, submitting)
+    return QueueClients(queue.name, submitting, following, readers, abandoned, partitions)
 
 
 async def _served(partitions: Partitions) -> set[str] | InvalidSetting:

@@ -3,13 +3,16 @@
 Requests with an Idempotency-Key share a job, at any gateway. So Redis has how many read it, who left last, and whether
 a gateway submitted it: the one that was left last waits, and cancels the job if nobody has come back. If it is killed
 meanwhile, the job's deadline ends it. A job that another client of the queue submitted is never cancelled: its owner
-may not read it yet.
+may not read it yet. A job whose submit was not answered in time has no reader either: nobody knows its id.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from secrets import token_hex
+from time import monotonic
 from typing import Any, TypeVar, cast
 
 from starlette.requests import Request
@@ -17,14 +20,14 @@ from starlette.requests import Request
 from sluice.producer.aio import AsyncProducer
 from sluice.producer.contract.job_ids import split_job_id
 from sluice.producer.contract.wire import JobId
-from sluice.producer.errors import ProducerError
+from sluice.producer.errors import AccessDenied, CertificateRefused, NotAQueue, ProducerError, QueueUnreachable
 from sluice.producer.gateway.settings import GatewaySettings
 from sluice.producer.operations.operation import Ask, Operation, Reply
-from sluice.producer.operations.queue import Queue
+from sluice.producer.operations.queue import Queue, partition_in
 
 CLIENT_LEFT = "its client left"
 NOT_ANSWERED = "its submit was not answered in time"
-ABANDON_EVERY_S = 1.0
+CANCEL_EVERY_S = 1.0
 MAX_ABANDONED = 10_000
 NUM_LOOKS = 2
 """A submit may still lie in a socket of the server when it answers the first cancel."""
@@ -32,6 +35,7 @@ NUM_LOOKS = 2
 COUNT_SPARE_S = 60.0
 """How long a count outlives the deadline of its job and the wait for its readers."""
 
+LOG = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
@@ -71,8 +75,6 @@ class Readers:
         self._return_limit_s = settings.return_limit_s
         self._life_ms = round((settings.request_limit_s + settings.return_limit_s + COUNT_SPARE_S) * 1000)
         self._closing = asyncio.Event()
-        self._abandoned: dict[JobId, int] = {}
-        self._abandoning: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def join(self, job_id: JobId, *, is_submitter: bool) -> None:
@@ -80,31 +82,6 @@ class Readers:
         name = self._name(job_id)
         mark = (("HSET", name, "submitted", 1),) if is_submitter else ()
         await self._producer.run(_ask(("HINCRBY", name, "readers", 1), *mark, ("PEXPIRE", name, self._life_ms)))
-
-    def abandon(self, job_id: JobId) -> None:
-        """Cancel a job whose submit was not answered, once the server answers and if it has it: nobody knows its id."""
-        if len(self._abandoned) < MAX_ABANDONED:
-            self._abandoned[job_id] = NUM_LOOKS
-        if self._abandoning is None or self._abandoning.done():
-            self._abandoning = asyncio.create_task(self._end_abandoned())
-            self._tasks.add(self._abandoning)
-            self._abandoning.add_done_callback(self._tasks.discard)
-
-    async def _end_abandoned(self) -> None:
-        while self._abandoned and not self._closing.is_set():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(ABANDON_EVERY_S):
-                    await self._closing.wait()
-            looked = list(self._abandoned)
-            with suppress(ProducerError):
-                answers = await self._producer.cancel_many(looked, reason=NOT_ANSWERED)
-                for job_id, answer in zip(looked, answers, strict=True):
-                    self._note_cancel(job_id, answer)
-
-    def _note_cancel(self, job_id: JobId, answer: str) -> None:
-        self._abandoned[job_id] -= 1 if answer == "unknown" else NUM_LOOKS
-        if self._abandoned[job_id] <= 0:
-            del self._abandoned[job_id]
 
     def leave(self, job_id: JobId, *, is_shared: bool) -> None:
         """End a job without readers, in a task of its own because that of its request is being cancelled."""
@@ -146,3 +123,106 @@ def _ask(*commands: tuple[str | int, ...], is_repeatable: bool = True) -> Operat
 async def _quietly(work: Coroutine[Any, Any, None]) -> None:  # Any: what asyncio sends
     with suppress(ProducerError):  # the job's deadline ends it
         await work
+
+
+# ---------------------------------------------------------------- submits without an answer
+
+
+def may_be_accepted(error: ProducerError) -> bool:
+    """Return whether a queue may have the job of a submit that failed so: an outage, as opposed to a refusal."""
+    return isinstance(error, QueueUnreachable) and not isinstance(error, (AccessDenied, CertificateRefused, NotAQueue))
+
+
+@dataclass(slots=True, eq=False)
+class _Left:
+    """What is left to do for one job. Changes with each answer."""
+
+    until_s: float
+    num_looks: int = NUM_LOOKS
+
+
+class Abandoned:
+    """The jobs of one queue that are to be cancelled. Changes as submits fail and the server answers.
+
+    Args:
+        client: Of the queue. Gives up soon while the server is away.
+        limit_s: How long to try for each job.
+    """
+
+    def __init__(self, client: AsyncProducer, limit_s: float) -> None:
+        self._client, self._limit_s = client, limit_s
+        self._jobs: dict[JobId, _Left] = {}
+        self._closing = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._has_failed = False
+
+    def __len__(self) -> int:
+        """Return how many jobs are to be cancelled."""
+        return len(self._jobs)
+
+    def add(self, job_id: JobId) -> None:
+        """Cancel a job once the server answers, unless there are too many."""
+        if len(self._jobs) >= MAX_ABANDONED:
+            _log_drop([job_id], f"{MAX_ABANDONED} others wait")
+            return
+        self._jobs[job_id] = _Left(monotonic() + self._limit_s)
+        if not self._closing.is_set() and (self._task is None or self._task.done()):
+            self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Try a last time."""
+        self._closing.set()
+        if self._task is not None:
+            await self._task
+        await self._cancel_all()
+        self._drop(list(self._jobs), "the gateway stops")
+
+    async def _run(self) -> None:
+        while self._jobs and not self._closing.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CANCEL_EVERY_S):
+                    await self._closing.wait()
+                    return
+            await self._cancel_all()
+            overdue = [job_id for job_id, left in self._jobs.items() if left.until_s <= monotonic()]
+            self._drop(overdue, f"the server did not answer for {self._limit_s:g} s")
+
+    async def _cancel_all(self) -> None:
+        """Try each partition on its own: that of a shard that is away does not hold up the others."""
+        by_partition: dict[int, list[JobId]] = {}
+        for job_id in self._jobs:
+            by_partition.setdefault(partition_in(job_id), []).append(job_id)
+        await asyncio.gather(*map(self._cancel, by_partition.values()))
+
+    async def _cancel(self, job_ids: Sequence[JobId]) -> None:
+        try:
+            answers = await self._client.cancel_many(job_ids, reason=NOT_ANSWERED)
+        except ProducerError as error:
+            self._note_failure(job_ids, error)
+            return
+        self._has_failed = False
+        for job_id, answer in zip(job_ids, answers, strict=True):
+            self._jobs[job_id].num_looks -= 1
+            if answer != "unknown" or self._jobs[job_id].num_looks <= 0:
+                del self._jobs[job_id]
+
+    def _note_failure(self, job_ids: Sequence[JobId], error: ProducerError) -> None:
+        if not may_be_accepted(error):
+            self._drop(job_ids, str(error))
+        elif not self._has_failed:
+            self._has_failed = True
+            LOG.warning("Jobs whose submits were not answered wait to be cancelled", extra=_fields(job_ids, str(error)))
+
+    def _drop(self, job_ids: Sequence[JobId], why: str) -> None:
+        for job_id in job_ids:
+            del self._jobs[job_id]
+        if job_ids:
+            _log_drop(job_ids, why)
+
+
+def _log_drop(job_ids: Sequence[JobId], why: str) -> None:
+    LOG.warning("Jobs whose submits were not answered are not cancelled", extra=_fields(job_ids, why))
+
+
+def _fields(job_ids: Sequence[JobId], why: str) -> dict[str, object]:
+    return {"fields": {"num_jobs": len(job_ids), "first": job_ids[0], "why": why}}

@@ -11,12 +11,14 @@ from sluice.producer import AsyncProducer, Producer
 from sluice.producer.contract import calls
 from sluice.producer.contract.jobs import Job, Options
 from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.contract.states import JobState
 from sluice.producer.contract.transport.execution import run
 from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import QueueUnreachable
 from sluice.producer.gateway.access import Caller
 from sluice.producer.gateway.queues import Queues
 from sluice.producer.gateway.rates import Rates
+from sluice.producer.gateway.readers import Abandoned
 from sluice.producer.gateway.settings import GatewaySettings, ServedQueue
 from sluice.producer.operations.follow import StreamEvent
 from tests.clusters import Cluster, redis_cluster, wait_until_joined
@@ -115,6 +117,24 @@ class TestGivenTheShardWithTheSettings:
                 again = blocking.submit("hello", job_id=id_on(2))
 
         assert (receipt.id, again.is_duplicate) == (id_on(2), True)
+
+
+class TestGivenJobsWhoseSubmitsWereNotAnswered:
+    """One on each shard."""
+
+    async def test_when_one_shard_is_away_then_the_jobs_of_the_others_are_cancelled(
+        self, cluster: Cluster, queue: str
+    ) -> None:
+        async with AsyncProducer(cluster.url, queue=queue, partitions=PARTITIONS, patience_s=0.2) as producer:
+            jobs = Abandoned(producer, limit_s=60)
+            for partition in range(PARTITIONS):
+                jobs.add((await producer.submit("hello", job_id=id_on(partition))).id)
+
+            with away(cluster, queue, 1):
+                await jobs.close()
+                states = [(await producer.status(id_on(partition))).state for partition in (0, 2)]
+
+        assert states == [JobState.CANCELLED, JobState.CANCELLED]
 
 
 class TestGivenAGateway:

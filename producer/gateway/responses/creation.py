@@ -17,11 +17,12 @@ from sluice.producer.contract import limits
 from sluice.producer.contract.jobs import Options, PromptLike, template
 from sluice.producer.contract.openai.responses import ResponseRequest
 from sluice.producer.contract.wire import JobId
-from sluice.producer.errors import IdempotencyConflict, ProducerError, QueueUnreachable
+from sluice.producer.errors import IdempotencyConflict, ProducerError
 from sluice.producer.gateway.access import Caller
 from sluice.producer.gateway.errors import HttpError, bad_request
 from sluice.producer.gateway.queues import QueueClients, Queues
 from sluice.producer.gateway.rates import Rates, as_charged
+from sluice.producer.gateway.readers import may_be_accepted
 from sluice.producer.gateway.responses.ends import settle
 from sluice.producer.gateway.responses.store import LOST, MAX_DEPTH, ResponseStore, StoredResponse, now_ms
 from sluice.producer.gateway.settings import GatewaySettings
@@ -180,12 +181,11 @@ class Creation:
     async def _submit(self, new: StoredResponse, queue: QueueClients, asked: _Asked) -> None:
         try:
             await queue.submit(asked.prompt, {**asked.options, "job_id": new.info.job_id})
-        except QueueUnreachable:  # the queue may have the job
-            if asked.idempotency_key is None:
-                queue.readers.abandon(new.info.job_id)
-            raise
-        except ProducerError:
-            await SQL.run(self._store.withdraw, new)
+        except ProducerError as error:
+            if not may_be_accepted(error):
+                await SQL.run(self._store.withdraw, new)
+            elif asked.idempotency_key is None:
+                queue.abandoned.add(new.info.job_id)
             raise
 
     async def _submit_unstored(
