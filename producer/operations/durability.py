@@ -65,7 +65,8 @@ class DurabilityPolicy:
         objection = "this user may not ask: allow it INFO." if persistence is None else persistence.objection(wanted)
         if persistence is None or objection is not None:
             raise DurabilityRefused(f"this server cannot guarantee {wanted}: {objection} Nothing was submitted.")
-        return DurabilityCheck(wanted, round(self.timeout_s * 1000), persistence.has_waitaof)
+        # WAIT and WAITAOF take 0 for no limit.
+        return DurabilityCheck(wanted, max(1, round(self.timeout_s * 1000)), persistence.has_waitaof)
 
 
 def _default(queue: Queue, reply: Reply) -> Durability:

@@ -9,6 +9,7 @@ from sluice.producer.cli.main import main
 from sluice.producer.contract.calls import QueueSettings
 from sluice.producer.contract.durability import Durability, Level, read_durability
 from sluice.producer.errors import DurabilityRefused, InvalidJob, InvalidSetting, LessDurable
+from tests.chaos.faults.replicated import replicated
 from tests.servers import RedisServer
 
 
@@ -71,6 +72,19 @@ class TestGivenAServerWhoseFileGoesAway:
             with pytest.raises(LessDurable, match="less durable than aof: its append-only file is off"):
                 producer.submit("hello")
             assert producer.queue()[0].waiting_jobs == 2
+
+
+class TestGivenAReplicaThatStopped:
+    @pytest.mark.timeout(60)
+    def test_when_the_client_has_no_patience_then_it_is_told_at_once(self) -> None:
+        """WAIT without a limit would block the connection for good."""
+        with replicated() as pair, Producer(pair.primary.url, patience_s=0, durability="replica:1") as producer:
+            pair.stop_replica()
+            try:
+                with pytest.raises(LessDurable, match="0 of 1 replicas"):
+                    producer.submit("hello")
+            finally:
+                pair.resume_replica()
 
 
 class TestGivenAQueueWithADefault:
