@@ -240,7 +240,7 @@ def _cancels(here: Place, command: str, producer: Producer) -> None:
 
 
 def _requeues(here: Place, command: str, producer: Producer) -> None:
-    receipt = producer.submit("Once upon a time", max_tokens=4, logit_bias={10_000_000: 1.0})
+    receipt = producer.submit("Once upon a time", max_tokens=4, model="a model that no worker serves")
     deadline_s = time.monotonic() + 30
     while producer.status(receipt).state != "failed" and time.monotonic() < deadline_s:
         time.sleep(0.01)
