@@ -5,6 +5,7 @@
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -89,13 +90,16 @@ def keep_logits(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> list[Te
 
 
 def pad_as(runner: ModelRunner, other: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `runner` compute the padding too that `other` has."""
+    """Let `runner` compute the padding too that `other` has: of tokens and of logits."""
     buckets = other._buckets  # pyright: ignore[reportPrivateUsage]
 
     def computed(batch: Batch) -> tuple[Tensor, None]:
         bucket = buckets.of(batch)
         assert bucket is not None
-        return runner.forward(runner.lay_out(pad(batch, bucket))), None
+        laid = runner.lay_out(pad(batch, bucket))
+        rows = torch.zeros_like(laid.context_lens, dtype=laid.logit_rows.dtype)
+        rows[: len(laid.logit_rows)] = laid.logit_rows
+        return runner.forward(replace(laid, logit_rows=rows))[: len(laid.logit_rows)], None
 
     monkeypatch.setattr(runner, "_computed", computed)
 
