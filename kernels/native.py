@@ -1,12 +1,14 @@
 """The native part of the CPU kernels: every native.c next to a cpu.py, in one library.
 
 Wheels for x86-64 Linux carry a library for each of several instruction sets; the best one for the processor is loaded.
-Elsewhere the C compiler of the machine builds it for that machine (`-march=native`) at first use, in seconds. It is
-kept in the user's cache under a name derived from sources, flags and instruction set, so another machine or version
-builds its own. Without either there is no library, and the torch paths are used.
+Elsewhere the C compiler of the machine builds it for that machine (`-march=native`) at first use: tens of seconds of
+processor time. Processes that need it at the same time wait for the one that builds. It is kept in the user's cache
+(`$XDG_CACHE_HOME/sluice`, usually `~/.cache/sluice`) under a name derived from sources, flags and instruction set, so
+another machine or version builds its own. Without either there is no library, and the torch paths are used.
 """
 
 import ctypes
+import fcntl
 import hashlib
 import logging
 import os
@@ -14,7 +16,8 @@ import platform
 import stat
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import cast
@@ -99,8 +102,19 @@ def load_library(march: str, folder: Path | None = None) -> ctypes.CDLL:
     folder = _cache_folder() if folder is None else folder
     path = folder / f"kernels-{_key(march)}.so"
     if not _is_private(path):
-        _build(path, march)
+        with _one_at_a_time(folder):
+            # Another process may have built it while this one waited.
+            if not _is_private(path):
+                _build(path, march)
     return ctypes.CDLL(str(path))
+
+
+@contextmanager
+def _one_at_a_time(folder: Path) -> Generator[None]:
+    """Let one process at a time build in `folder`. The lock ends with its process, however that ends."""
+    with (folder / "build.lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _sources() -> list[Path]:
@@ -131,7 +145,9 @@ def _cache_folder() -> Path:
         OSError: there is none, or another user made it.
     """
     try:
-        folder = Path.home() / ".cache" / "sluice"
+        # The XDG Base Directory Specification ignores relative paths.
+        stated = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        folder = (stated if stated.is_absolute() else Path.home() / ".cache") / "sluice"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except (OSError, RuntimeError):
         folder = Path(tempfile.gettempdir()) / f"sluice-{os.getuid()}"
@@ -152,6 +168,8 @@ def _is_private(path: Path) -> bool:
 
 
 def _build(path: Path, march: str) -> None:
+    # A warning, since it is shown without any configuration of logs: it takes longer than anything else at start.
+    log.warning("compiling the CPU kernels for this processor, once: some tens of seconds of processor time")
     openmp = _torch_openmp() or "-fopenmp"
     compile_library(path, _sources(), compiler=find_compiler(), options=[f"-march={march}"], link=[openmp])
 

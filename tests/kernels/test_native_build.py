@@ -1,6 +1,7 @@
 """Building the native library: kept, rebuilt when sources change, and done without where there is no compiler."""
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -24,14 +25,43 @@ def _of_one_source(monkeypatch: pytest.MonkeyPatch) -> None:
 class TestGivenAnEmptyFolder:
     def test_when_libraries_are_loaded_then_each_instruction_set_is_built_once(self, tmp_path: Path) -> None:
         load_library("native", tmp_path)
-        (built,) = tmp_path.iterdir()
+        (built,) = tmp_path.glob("*.so")
         first = built.stat().st_mtime_ns
 
         load_library("native", tmp_path)
         load_library("x86-64", tmp_path)
 
         assert built.stat().st_mtime_ns == first
-        assert len(list(tmp_path.iterdir())) == 2
+        assert len(list(tmp_path.glob("*.so"))) == 2
+
+
+class TestGivenProcessesThatStartTogether:
+    """A fleet on a new machine: each worker needs the library at the same moment."""
+
+    def test_when_they_load_it_then_the_compiler_runs_once_per_source(self, tmp_path: Path) -> None:
+        compiler = shutil.which("cc") or shutil.which("gcc")
+        if compiler is None:
+            pytest.skip("there is no C compiler")
+        counted = tmp_path / "bin" / "cc"
+        counted.parent.mkdir()
+        counted.write_text(f'#!/bin/sh\necho run >> "{tmp_path}/runs"\nexec {compiler} "$@"\n')
+        counted.chmod(0o755)
+        code = (
+            "from pathlib import Path; from sluice.kernels import native;"
+            "native._sources = lambda: [Path(native.__file__).parent / 'rms_norm/native.c'];"
+            "print(native.library())"
+        )
+        environment = os.environ | {"PATH": f"{counted.parent}:{os.environ['PATH']}", "XDG_CACHE_HOME": str(tmp_path)}
+
+        processes = [
+            subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
+            for _ in range(3)
+        ]
+        loaded = [process.communicate()[0] for process in processes]
+
+        assert all("CDLL" in each for each in loaded)
+        assert len((tmp_path / "runs").read_text().splitlines()) == 2, "one source is compiled and linked"
+        assert len(list((tmp_path / "sluice").glob("*.so"))) == 1, "the cache is where XDG_CACHE_HOME says"
 
 
 @pytest.mark.usefixtures("_of_one_source")
@@ -42,7 +72,7 @@ class TestGivenALibraryThatAnotherUserCouldWrite:
     @pytest.mark.long
     def test_when_it_is_loaded_then_it_is_built_again(self, tmp_path: Path, mode: int) -> None:
         load_library("native", tmp_path)
-        (built,) = tmp_path.iterdir()
+        (built,) = tmp_path.glob("*.so")
         first = built.stat().st_ino
         built.chmod(mode)
 
@@ -53,7 +83,7 @@ class TestGivenALibraryThatAnotherUserCouldWrite:
 
     def test_when_it_is_a_link_then_it_is_built_again(self, tmp_path: Path) -> None:
         load_library("native", tmp_path)
-        (built,) = tmp_path.iterdir()
+        (built,) = tmp_path.glob("*.so")
         elsewhere = tmp_path / "elsewhere"
         elsewhere.write_bytes(b"planted")
         built.unlink()
@@ -68,7 +98,7 @@ class TestGivenALibraryThatAnotherUserCouldWrite:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         load_library("native", tmp_path)
-        (built,) = tmp_path.iterdir()
+        (built,) = tmp_path.glob("*.so")
         first = built.stat().st_ino
         monkeypatch.setattr(os, "getuid", lambda: built.stat().st_uid + 1)
 
@@ -89,6 +119,7 @@ class TestGivenACacheThatIsNotTheUsers:
         folder.parent.mkdir(exist_ok=True)
         _ = folder.symlink_to(tmp_path / "planted") if kind == "link" else folder.mkdir(mode=0o777)
         monkeypatch.setenv("HOME", str(tmp_path if place == "home" else "/proc/none"))
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         monkeypatch.setattr(os, "getuid", lambda: uid)
 
@@ -100,6 +131,7 @@ class TestGivenACacheThatIsNotTheUsers:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.delenv("HOME", raising=False)
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
         monkeypatch.setattr("pwd.getpwuid", dict[int, object]().__getitem__)
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
