@@ -8,6 +8,7 @@ from sluice.producer import config
 from sluice.producer.cli.common import Values, database_option, note, partitions_option, server_option
 from sluice.producer.cli.durations import duration_s
 from sluice.producer.cli.hints import suggested
+from sluice.producer.contract.bounds import CONNECTIONS, FILE_MIB
 from sluice.producer.contract.host.state_folder import files_url as find_files_url
 from sluice.producer.errors import InvalidSetting
 
@@ -79,7 +80,7 @@ from sluice.producer.errors import InvalidSetting
     "--max-connections",
     metavar="COUNT",
     type=int,
-    default=10_000,
+    default=CONNECTIONS.most,
     show_default=True,
     help="Answer 503 to further connections, or close them.",
 )
@@ -100,7 +101,12 @@ from sluice.producer.errors import InvalidSetting
     help="Where to keep files: file:///FOLDER, or s3://BUCKET for several hosts. Default: in the state folder.",
 )
 @click.option(
-    "--max-file-mib", metavar="MIB", type=int, default=512, show_default=True, help="Refuse uploads of larger files."
+    "--max-file-mib",
+    metavar="MIB",
+    type=int,
+    default=FILE_MIB.most,
+    show_default=True,
+    help="Refuse uploads of larger files.",
 )
 @click.option(
     "--model",

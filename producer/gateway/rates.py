@@ -14,13 +14,15 @@ from typing import Protocol, cast
 from sluice.producer.aio import AsyncProducer
 from sluice.producer.api_keys.key import ApiKey
 from sluice.producer.contract import limits
+from sluice.producer.contract.bounds import REQUESTS_PER_MINUTE, TOKENS_PER_MINUTE
 from sluice.producer.contract.jobs import Options, PromptLike, encoded_prompt, template
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.scripts import register
 from sluice.producer.errors import ProducerError
 from sluice.producer.gateway.access import Caller
-from sluice.producer.gateway.errors import LIMIT, HttpError, bad_request
+from sluice.producer.gateway.errors import HttpError, bad_request
 from sluice.producer.gateway.queues import QueueClients
+from sluice.producer.gateway.refusals import refusal
 from sluice.producer.operations.operation import Ask, Operation
 from sluice.producer.operations.submission import Receipt
 
@@ -209,10 +211,6 @@ def _tokens_of(asked: Asked) -> int:
 
 def _limited(bucket: Bucket, headers: Mapping[str, str]) -> HttpError:
     wait_s = max(1, ceil(bucket.wait_ms / 1000))
-    return HttpError(
-        429,
-        LIMIT,
-        f"the API key's limit of {bucket.most} {bucket.name} a minute is reached; try again in {wait_s} s",
-        "rate_limit_exceeded",
-        headers={**headers, "retry-after": str(wait_s)},
-    )
+    bound = REQUESTS_PER_MINUTE if bucket.name == "requests" else TOKENS_PER_MINUTE
+    message = f"the API key's limit of {bucket.most} {bucket.name} a minute is reached; try again in {wait_s} s"
+    return refusal(bound, message, retry_after_s=wait_s, headers=headers)

@@ -7,10 +7,12 @@ from typing import NoReturn, cast
 
 from starlette.requests import Request
 
+from sluice.producer.contract.bounds import BODY_BYTES
 from sluice.producer.contract.jobs import Options, PromptLike
 from sluice.producer.contract.openai.requests import Endpoint, read_request
 from sluice.producer.gateway.arrival.requests import HELD, HeldByRequest
 from sluice.producer.gateway.errors import bad_request
+from sluice.producer.gateway.refusals import refusal
 
 MAX_VALUES = 1_000_000
 """Most commas of a body, also in texts."""
@@ -63,7 +65,7 @@ async def read_json(request: Request, max_bytes: int) -> object:
         held.take(len(piece))
         body += piece
         if len(body) > max_bytes:
-            raise bad_request(f"the body is larger than {max_bytes} bytes", code="body_too_large", status=413)
+            raise refusal(BODY_BYTES, f"the body is larger than {max_bytes} bytes")
     return parse_json(body)
 
 
@@ -74,7 +76,7 @@ def parse_json(body: bytes | bytearray) -> object:
         HttpError: it is no JSON in UTF-8, or has too many values.
     """
     if sum(map(body.count, b"[{")) > MAX_CONTAINERS or body.count(b",") > MAX_VALUES:
-        raise bad_request("the body has too many values", code="body_too_large", status=413)
+        raise refusal(BODY_BYTES, "the body has too many values")
     try:
         # json reads UTF-16 and UTF-32 as well, in which `SURROGATE` finds nothing.
         found = json.loads(body.decode("utf-8-sig"), parse_constant=_refuse_constant)

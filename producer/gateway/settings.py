@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from ipaddress import ip_address
 
+from sluice.producer.contract.bounds import BODY_BYTES, CONNECTIONS, FILE_MIB, HELD_MIB
 from sluice.producer.errors import InvalidSetting
 
 ORIGIN = re.compile(r"https?://(\[[0-9a-f:]+\]|[a-z0-9.-]+)(:[0-9]+)?")
@@ -39,7 +40,7 @@ class GatewaySettings:
     files_url: str = "file:///nowhere"
     """Where files are kept."""
 
-    max_file_mib: int = 512
+    max_file_mib: int = FILE_MIB.most
     """Largest file that a client may upload."""
 
     queues: tuple[ServedQueue, ...] = (ServedQueue("default"),)
@@ -64,11 +65,11 @@ class GatewaySettings:
     response_days: float = 30.0
     """How long responses are kept, and deadline of those in the background."""
 
-    max_body_bytes: int = 8 * 1024 * 1024
-    max_held_bytes: int = 256 * 1024 * 1024
+    max_body_bytes: int = BODY_BYTES.most
+    max_held_bytes: int = HELD_MIB.most * 1024 * 1024
     """Most bytes of bodies that all requests may hold in memory."""
 
-    max_connections: int = 10_000
+    max_connections: int = CONNECTIONS.most
     """More are told so with 503, or closed."""
 
     arrival_limit_s: float = 30.0

@@ -3,8 +3,10 @@
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from sluice.producer.contract.bounds import HELD_MIB
 from sluice.producer.gateway.connections.connection import MAX_HEADER_BYTES
-from sluice.producer.gateway.errors import SERVER, HttpError, bad_request
+from sluice.producer.gateway.errors import HttpError, bad_request
+from sluice.producer.gateway.refusals import refusal
 
 HELD = "held_bytes"
 """Field of a request's state: what is held in memory of its body."""
@@ -24,9 +26,7 @@ class HeldBytes:
             HttpError: 503, too much is held.
         """
         if self._total + num_bytes > self._most:
-            raise HttpError(
-                503, SERVER, "too many large requests at a time", "overloaded", headers={"retry-after": "1"}
-            )
+            raise refusal(HELD_MIB, "too many large requests at a time")
         self._total += num_bytes
 
     def give(self, num_bytes: int) -> None:

@@ -13,13 +13,15 @@ from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from sluice.producer.contract.bounds import HEADER_BYTES
+
 LOOKS_PER_LIMIT = 4
 """How often a waiting connection is looked at: it is aborted at most this share of the limit late."""
 
 UNSENT_BYTES = 64 * 1024
 """What the kernel takes beyond what the client has room for."""
 
-MAX_HEADER_BYTES = 32 * 1024
+MAX_HEADER_BYTES = HEADER_BYTES.most
 NO_LINGER = struct.pack("ii", 1, 0)
 
 

@@ -9,9 +9,11 @@ from python_multipart.exceptions import MultipartParseError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
+from sluice.producer.contract.bounds import FILE_MIB
 from sluice.producer.gateway.errors import bad_request
 from sluice.producer.gateway.files.storage import PIECE_BYTES, ObjectWriter, Storage
 from sluice.producer.gateway.files.threads import FILES
+from sluice.producer.gateway.refusals import refusal
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
@@ -183,4 +185,4 @@ def _boundary(content_type: str) -> bytes:
 
 
 def _too_large(max_bytes: int) -> Exception:
-    return bad_request(f"the file is larger than {max_bytes} bytes", code="file_too_large", param=FILE, status=413)
+    return refusal(FILE_MIB, f"the file is larger than {max_bytes} bytes", param=FILE)

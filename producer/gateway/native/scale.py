@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
+from itertools import chain
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -16,6 +17,7 @@ from sluice.producer.gateway.native.search import Search
 from sluice.producer.gateway.openapi.routes import Answer, ApiRoute, Parameter, RouteDoc, json_answer
 from sluice.producer.gateway.openapi.schemas import schema_of
 from sluice.producer.gateway.queues import QueueClients
+from sluice.producer.gateway.refusals import refusal_lines
 
 SCOPE = "metrics"
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -39,8 +41,13 @@ SCALE_DOC = RouteDoc(
 )
 METRICS_DOC = RouteDoc(
     tag="gateway",
-    summary="Show the same of every queue as metrics for Prometheus",
-    answers={200: Answer(description="Gauges with the label queue.", content={"text/plain": {"type": "string"}})},
+    summary="Show the same of every queue as metrics for Prometheus, and refusals of this gateway",
+    answers={
+        200: Answer(
+            description="Gauges with the label queue, and a counter with the label bound.",
+            content={"text/plain": {"type": "string"}},
+        )
+    },
     parameters=POLICY,
 )
 GAUGES = (
@@ -88,7 +95,7 @@ class ScaleRoutes:
         """
         policy = read_policy(request)
         scales = await asyncio.gather(*(_scale_of(queue, policy) for queue in self._search.all_queues()))
-        return Response("".join(lines_of(scales)), media_type=MEDIA_TYPE)
+        return Response("".join(chain(lines_of(scales), refusal_lines())), media_type=MEDIA_TYPE)
 
 
 def read_policy(request: Request) -> ScalePolicy:

@@ -1,0 +1,142 @@
+"""Bounds of what a tenant, an API key or an address may hold or do: each is declared here once.
+
+Defaults, flags and errors are taken from this table, `docs/reference/bounds.md` is written from it
+(`python -m tools.bounds_page`), and `tests/rules/test_bounds.py` compares it with the commands. To add a bound, add a
+`Bound` and its place in `BOUNDS`.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Holder = Literal["API key", "tenant", "address", "request", "gateway", "queue"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """One bound, and what becomes of a request beyond it."""
+
+    name: str
+    """Also the label `bound` of the metric that counts refusals, and the name of the setting if a flag sets it."""
+
+    what: str
+    """What is bounded, with its unit."""
+
+    per: Holder
+    default: int | None
+    """None: no bound."""
+
+    set_by: str | None
+    """The command and its flag, as `producer serve --max-connections`; None: it is fixed."""
+
+    status: int
+    """HTTP status of the answer."""
+
+    code: str | None
+    """Code of the error; None: the answer has none."""
+
+    metric: str | None = "sluice_gateway_refused_total"
+    """What counts refusals, or shows how much is used."""
+
+    note: str = ""
+
+    @property
+    def most(self) -> int:
+        """The default of one that has a default.
+
+        Raises:
+            ValueError: it has none.
+        """
+        if self.default is None:
+            raise ValueError(f"the bound {self.name} has no default")
+        return self.default
+
+    @property
+    def flag(self) -> str:
+        """The flag that sets it.
+
+        Raises:
+            ValueError: it is fixed.
+        """
+        if self.set_by is None:
+            raise ValueError(f"the bound {self.name} is fixed: no flag sets it")
+        return self.set_by.rpartition(" ")[2]
+
+
+REQUESTS_PER_MINUTE = Bound(
+    name="rpm",
+    what="requests for output a minute",
+    per="API key",
+    default=None,
+    set_by="producer keys create --rpm",
+    status=429,
+    code="rate_limit_exceeded",
+    note="Redis counts over all gateways with the same first queue",
+)
+TOKENS_PER_MINUTE = Bound(
+    name="tpm",
+    what="tokens of prompts and `max_tokens` a minute",
+    per="API key",
+    default=None,
+    set_by="producer keys create --tpm",
+    status=429,
+    code="rate_limit_exceeded",
+    note="a request that is larger than the bound is 400 `request_too_large`",
+)
+CONNECTIONS = Bound(
+    name="max_connections",
+    what="connections",
+    per="gateway",
+    default=10_000,
+    set_by="producer serve --max-connections",
+    status=503,
+    code=None,
+    metric=None,
+    note="256 more are told so; further ones are closed unread",
+)
+HEADER_BYTES = Bound(
+    name="header_bytes",
+    what="bytes of headers",
+    per="request",
+    default=32 * 1024,
+    set_by=None,
+    status=431,
+    code="headers_too_large",
+)
+BODY_BYTES = Bound(
+    name="body_bytes",
+    what="bytes of a body of JSON",
+    per="request",
+    default=8 * 1024 * 1024,
+    set_by=None,
+    status=413,
+    code="body_too_large",
+)
+FILE_MIB = Bound(
+    name="max_file_mib",
+    what="MiB of an uploaded file",
+    per="request",
+    default=512,
+    set_by="producer serve --max-file-mib",
+    status=413,
+    code="file_too_large",
+)
+HELD_MIB = Bound(
+    name="max_held_mib",
+    what="MiB of request bodies in memory",
+    per="gateway",
+    default=256,
+    set_by=None,
+    status=503,
+    code="overloaded",
+)
+
+BOUNDS = (
+    REQUESTS_PER_MINUTE,
+    TOKENS_PER_MINUTE,
+    CONNECTIONS,
+    HEADER_BYTES,
+    BODY_BYTES,
+    FILE_MIB,
+    HELD_MIB,
+)
+"""All of them, in the order of the page."""
