@@ -147,7 +147,7 @@ class TestGivenModeFair:
             queue.run(Call("configure", queue.keys.fixed(), ("mode", "fifo", *good, *bad), lambda reply: reply))
 
         assert "mode" not in queue.hash_of("config"), "refused as a whole"
-        queue.client.hset(queue.keys.key("config"), *bad)
+        queue.client.hset(queue.keys.key("weights"), "odd", weight)
         queue.submit(*[new_job(f"o{i}", "odd") for i in range(20)], *[new_job(f"e{i}", "even") for i in range(20)])
         first = short(queue.worker("A").pull(sequences=20).jobs)
         assert sum(name.startswith("o") for name in first) == 10

@@ -43,11 +43,22 @@ local function read_timers()
   return due, deadline
 end
 
+-- Settings, with the weights of listed tenants and of about as many others.
+local function settings_and_weights()
+  local all = call('HGETALL', KEYS[1])
+  local scanned = try('HSCAN', WEIGHTS, 0, 'COUNT', LIMITS.MAX_LISTED)
+  if failed(scanned) then return all end
+  local found = as_map(scanned[2])
+  for _, lane in ipairs(listed) do found[lane[2]] = found[lane[2]] or call('HGET', WEIGHTS, lane[2]) or nil end
+  for tenant, weight in pairs(found) do all[#all + 1], all[#all + 2] = 'weight:' .. tenant, weight end
+  return all
+end
+
 local due, deadline = read_timers()
 list_class(RETURNED)
 for class = LIMITS.MAX_PRIORITY, 0, -1 do list_class(class) end
 return {
-  NOW, call('HGETALL', COUNTERS), call('HGETALL', KEYS[1]), oldest or false, call('ZCARD', DEAD),
+  NOW, call('HGETALL', COUNTERS), settings_and_weights(), oldest or false, call('ZCARD', DEAD),
   call('ZCARD', SUSPECTS), call('XLEN', OUTBOX), living(), listed,
   call('XLEN', CALLBACKS), call('ZCARD', DELAYED), due, deadline,
 }

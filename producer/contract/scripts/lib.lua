@@ -11,8 +11,8 @@ local ALIVE, SERVED, GARBAGE, DELAYED = PREFIX .. 'alive', PREFIX .. 'served', P
 local RETURNED = 'returned'
 
 -- Return an error reply if a key of the queue (or of this incarnation) has the wrong type, else nil. Scripts return it
--- before any write.
-local function wrong_key(incarnation)
+-- before any write. `also`: a hash that only some scripts write.
+local function wrong_key(incarnation, also)
   local types = {
     OUTBOX, 'stream', CALLBACKS, 'stream', NOTIFICATIONS, 'stream', GARBAGE, 'stream', LEASES, 'hash', COUNTERS, 'hash',
     DEPTH, 'hash', SERVED, 'hash', TIMERS, 'zset', DEAD, 'zset', SUSPECTS, 'zset', ALIVE, 'zset', DELAYED, 'zset',
@@ -24,6 +24,7 @@ local function wrong_key(incarnation)
       types[#types + 1] = 'hash'
     end
   end
+  if also then types[#types + 1], types[#types + 2] = also, 'hash' end
   for i = 1, #types, 2 do
     local key, wanted = types[i], types[i + 1]
     local found = call('TYPE', key).ok

@@ -69,17 +69,28 @@ local function lift_served(class, tenant)
   if served_of(tenant) < floor then set_served(tenant, floor) end
 end
 
+-- Weights are apart from the settings, which every call reads whole: there may be one for each tenant.
+local WEIGHTS, weights = PREFIX .. 'weights', {}
+
 -- A weight in `limits`, or nil. NaN is not.
-local function weight_of(text)
+local function weight_in(text)
   local weight = tonumber(text or '')
   return weight and weight >= LIMITS.MIN_WEIGHT and weight <= LIMITS.MAX_WEIGHT and weight or nil
+end
+
+local function weight_of(tenant)
+  if not weights[tenant] then
+    local found = try('HGET', WEIGHTS, tenant)
+    weights[tenant] = not failed(found) and weight_in(found) or 1
+  end
+  return weights[tenant]
 end
 
 -- Charge the tenant of a job, or refund it with a negative number. The virtual time of the class advances by the charge
 -- per waiting tenant (`waiting`, if the caller knows their number), and never moves back: another number of tenants may
 -- wait at the refund, which could then exceed the advance, again and again.
 local function charge(job, tokens, waiting)
-  local virtual = tokens / (weight_of(SETTINGS['weight:' .. job.tenant]) or 1)
+  local virtual = tokens / weight_of(job.tenant)
   set_served(job.tenant, served_of(job.tenant) + virtual)
   if virtual <= 0 then return end
   waiting = waiting or is_sound_class(job.class) and call('ZCARD', PREFIX .. 'ready:' .. job.class) or 0

@@ -18,7 +18,7 @@ local function refusal_of(name, value)
   if not (is_weight or WORDS[name] or NUMBERS[name]) then return 'the name of a setting' end
   if value == '' then return nil end
   if is_weight then
-    return not weight_of(value) and 'a number from LIMITS.MIN_WEIGHT to LIMITS.MAX_WEIGHT' or nil
+    return not weight_in(value) and 'a number from LIMITS.MIN_WEIGHT to LIMITS.MAX_WEIGHT' or nil
   end
   if WORDS[name] then return not string.find(value, WORDS[name]) and 'of the form ' .. WORDS[name] or nil end
   if setting_in_range(name, value) then return nil end
@@ -31,9 +31,25 @@ local function order()
   return MODE .. ' ' .. age_step() .. ' ' .. setting('ms_per_token', 0)
 end
 
+local function tenant_of_weight(name) return string.match(name, '^weight:(.+)$') end
+
 local function write_one(name, value)
-  if value == '' then call('HDEL', KEYS[1], name) else call('HSET', KEYS[1], name, value) end
-  SETTINGS[name] = value ~= '' and value or nil
+  local tenant = tenant_of_weight(name)
+  local key, field = tenant and WEIGHTS or KEYS[1], tenant or name
+  if value == '' then call('HDEL', key, field) else call('HSET', key, field, value) end
+  if not tenant then SETTINGS[name] = value ~= '' and value or nil end
+end
+
+-- Earlier releases kept weights among the settings.
+local function move_old_weights()
+  for name, value in pairs(SETTINGS) do
+    local tenant = tenant_of_weight(name)
+    if tenant then
+      call('HSETNX', WEIGHTS, tenant, value)
+      call('HDEL', KEYS[1], name)
+      SETTINGS[name] = nil
+    end
+  end
 end
 
 -- Another order: every waiting lane gets a new score. The only operation whose cost grows with the number of lanes.
@@ -63,6 +79,7 @@ end
 
 -- Write checked settings: name, value, name, value …
 local function write_settings(pairs)
+  move_old_weights()
   local before = order()
   for i = 1, #pairs, 2 do write_one(pairs[i], pairs[i + 1]) end
   MODE = SETTINGS.mode or DEFAULT_MODE

@@ -7,15 +7,22 @@
 -- Reply: {stamp, {name, value …} of all settings, {name, value …} of those written again}.
 
 write_even_when_full()
-local wrong = wrong_key()
+local wrong = wrong_key(nil, WEIGHTS)
 if wrong then return wrong end
 if #ARGV % 2 ~= 1 then return wrong_arguments() end
 local _, began, number = read_stamp(SETTINGS.stamp)
 local _, known_began, known_number = read_stamp(ARGV[1])
 
+move_old_weights()
+local function is_known(name)
+  local tenant = tenant_of_weight(name)
+  if tenant then return call('HEXISTS', WEIGHTS, tenant) == 1 end
+  return SETTINGS[name]
+end
+
 -- A test's clock does not come back, nor what only a newer version or another program can have written.
 local function is_gone(name, value)
-  return not SETTINGS[name] and value ~= '' and not string.find(name, '^test_') and not refusal_of(name, value)
+  return not is_known(name) and value ~= '' and not string.find(name, '^test_') and not refusal_of(name, value)
 end
 
 -- Another beginning, or fewer changes than the caller has seen: Redis has lost what it has read.
@@ -32,7 +39,13 @@ local function new_stamp()
   for name in pairs(SETTINGS) do
     if not refusal_of(name, '') and not string.find(name, '^test_') then return string.format('a%012x:0', NOW) end
   end
-  return string.format('c%012x:0', NOW)
+  return string.format('%s%012x:0', call('EXISTS', WEIGHTS) == 1 and 'a' or 'c', NOW)
+end
+
+local function all_settings()
+  local all, known = call('HGETALL', KEYS[1]), call('HGETALL', WEIGHTS)
+  for i = 1, #known, 2 do all[#all + 1], all[#all + 2] = 'weight:' .. known[i], known[i + 1] end
+  return all
 end
 
 local gone = gone_settings()
@@ -43,4 +56,4 @@ elseif not began then
 end
 if #gone > 0 then write_settings(gone) end
 finish()
-return { SETTINGS.stamp, call('HGETALL', KEYS[1]), gone }
+return { SETTINGS.stamp, all_settings(), gone }

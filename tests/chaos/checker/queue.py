@@ -9,7 +9,9 @@ from tests.chaos.checker.formats import ENDS
 
 Finding = tuple[str, str]
 
-FOR_EVER = frozenset({"clock", "config", "counters", "served", "bell", "outbox", "callbacks", "dead", "garbage"})
+FOR_EVER = frozenset(
+    {"clock", "config", "counters", "weights", "served", "bell", "outbox", "callbacks", "dead", "garbage"}
+)
 """Keys that do not expire; their size is bounded."""
 
 KEPT = frozenset({"job", "payload", "result", "channel", "idem", "batch", "worker", "storages"})

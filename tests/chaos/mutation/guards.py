@@ -833,7 +833,7 @@ ORDERS = (
     ),
     Guard(
         name="a weight of any value is accepted",
-        patches=_script("lib_settings", "not weight_of(value) and 'a number", "false and 'a number"),
+        patches=_script("lib_settings", "not weight_in(value) and 'a number", "false and 'a number"),
         tests=(f"{ORDER}::TestGivenModeFair",),
     ),
     Guard(
@@ -1018,7 +1018,7 @@ HOSTILES = (
     ),
     Guard(
         name="a worker's memory is written over a newer setting",
-        patches=_script("restore_settings", "not SETTINGS[name] and value ~= ''", "value ~= ''"),
+        patches=_script("restore_settings", "not is_known(name) and value ~= ''", "value ~= ''"),
         tests=(f"{RESTORED}::TestGivenSettingsThatAreLost",),
     ),
     Guard(

@@ -1,6 +1,7 @@
 """Settings that Redis has lost: workers that remember them write them again, and nothing over a newer value."""
 
 import pytest
+from redis.exceptions import ResponseError
 
 from sluice.producer.contract import calls
 from sluice.producer.contract.calls import Call, KnownSettings
@@ -54,6 +55,38 @@ class TestGivenSettingsThatAWorkerHasRead:
 
         assert read(queue, known).restored == ()
         assert "keep_prompts" not in queue.hash_of("config")
+
+
+class TestGivenWeights:
+    def test_when_an_earlier_release_kept_them_among_the_settings_then_a_worker_moves_them(self, queue: Queue) -> None:
+        queue.client.hset(queue.keys.key("config"), mapping={"weight:a": "2.0", "weight:b": "3.0", "mode": "fair"})
+        queue.client.hset(queue.keys.key("weights"), "b", "4.0")
+
+        known = read(queue)
+
+        assert known.values.items() >= {"weight:a": "2.0", "weight:b": "4.0"}.items()
+        assert queue.hash_of("config").keys() == {"mode", "stamp", "test_clock_ms"}
+        assert queue.hash_of("weights") == {"a": "2.0", "b": "4.0"}
+
+    def test_when_one_is_removed_then_it_is_gone(self, queue: Queue) -> None:
+        queue.configure(weights={"a": 2.0, "b": 3.0})
+
+        queue.run(Call("configure", queue.keys.fixed(), ("weight:a", ""), lambda reply: reply))
+
+        assert queue.hash_of("weights") == {"b": "3.0"}
+
+    def test_when_their_key_is_foreign_then_they_count_as_one_and_no_setting_is_half_written(
+        self, queue: Queue
+    ) -> None:
+        queue.client.set(queue.keys.key("weights"), "foreign")
+        queue.add("one")
+
+        with pytest.raises(ResponseError, match="weights is a string and must be a hash"):
+            queue.configure(mode="fifo", weights={"a": 2.0})
+
+        assert queue.hash_of("config").keys() == {"test_clock_ms"}
+        assert short(queue.worker("A").pull().jobs) == ["one"]
+        assert "mode" not in queue.look().settings
 
 
 class TestGivenSettingsThatAreLost:
