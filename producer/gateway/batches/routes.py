@@ -3,7 +3,6 @@
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from secrets import token_hex
 from typing import cast
 
 from starlette.requests import Request
@@ -30,14 +29,13 @@ from sluice.producer.gateway.openapi import batch_docs
 from sluice.producer.gateway.openapi.routes import ApiRoute
 from sluice.producer.gateway.queues import QueueClients, Queues
 from sluice.producer.gateway.requests import read_json
-from sluice.producer.gateway.tables.pages import list_body, read_page
+from sluice.producer.gateway.tables.pages import SHORT_PAGE, list_body, new_name, read_page
 from sluice.producer.gateway.tables.threads import SQL
 from sluice.producer.openai.bodies import Object
 
 LOG = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 256 * 1024
-DEFAULT_PAGE, MAX_PAGE = 20, 100
 FIELDS = ("input_file_id", "endpoint", "completion_window", "metadata")
 
 
@@ -71,7 +69,7 @@ class BatchRoutes:
         queue = clients.submitting.target
         created_ms = now_ms()
         batch = Batch(
-            id=f"batch_{token_hex(12)}",
+            id=f"batch_{new_name(created_ms)}",
             tenant=tenant,
             queue=queue.name,
             partitions=queue.partitions,
@@ -105,7 +103,7 @@ class BatchRoutes:
         return file
 
     async def _list(self, request: Request) -> Response:
-        wanted = read_page(request, tenant=caller_of(request).tenant, default_limit=DEFAULT_PAGE, max_limit=MAX_PAGE)
+        wanted = read_page(request, caller_of(request).tenant, SHORT_PAGE)
         found, has_more = await SQL.run(self._batches.page, wanted)
         return JSONResponse(list_body([batch.body for batch in found], has_more=has_more))
 

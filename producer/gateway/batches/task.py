@@ -364,8 +364,15 @@ class _Run:
     def _file(self, kind: str, parts: tuple[Stored, ...]) -> File | None:
         if not parts:
             return None
-        name = f"{self._batch.id}_{kind}.jsonl"
-        return File(id=new_file_id(), tenant=self._batch.tenant, purpose=OUTPUT, filename=name, objects=parts)
+        created_ms = now_ms()
+        return File(
+            id=new_file_id(created_ms),
+            tenant=self._batch.tenant,
+            purpose=OUTPUT,
+            filename=f"{self._batch.id}_{kind}.jsonl",
+            objects=parts,
+            created_ms=created_ms,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

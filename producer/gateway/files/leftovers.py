@@ -7,7 +7,7 @@ from itertools import islice
 from sluice.producer.gateway.batches.batch import FOLDER
 from sluice.producer.gateway.batches.store import BatchStore
 from sluice.producer.gateway.files.storage import Storage
-from sluice.producer.gateway.files.store import UPLOADS, FileStore
+from sluice.producer.gateway.files.store import PREFIX, UPLOADS, FileStore
 
 MIN_AGE_S = 86_400.0
 """An upload, or a task between its part and its row, takes less."""
@@ -44,4 +44,4 @@ def _grouped(keys: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _file_of(key: str) -> str:
-    return f"file-{key.rpartition('/')[2]}"
+    return f"{PREFIX}{key.rpartition('/')[2]}"

@@ -1,7 +1,6 @@
 """The routes of files: /v1/files."""
 
 from collections.abc import AsyncIterator, Sequence
-from secrets import token_hex
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -9,15 +8,13 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from sluice.producer.gateway.access import caller_of
 from sluice.producer.gateway.errors import HttpError, bad_request
 from sluice.producer.gateway.files.storage import Storage
-from sluice.producer.gateway.files.store import INPUT, UPLOADS, File, FileStore, Stored
+from sluice.producer.gateway.files.store import INPUT, PREFIX, UPLOADS, File, FileStore, Stored, new_file_id, now_ms
 from sluice.producer.gateway.files.threads import FILES
 from sluice.producer.gateway.files.upload import receive
 from sluice.producer.gateway.openapi import file_docs
 from sluice.producer.gateway.openapi.routes import ApiRoute
-from sluice.producer.gateway.tables.pages import PageRequest, list_body, read_page
+from sluice.producer.gateway.tables.pages import FILES_PAGE, PageRequest, list_body, read_page
 from sluice.producer.gateway.tables.threads import SQL
-
-MAX_PAGE = 10_000
 
 
 class FileRoutes:
@@ -38,8 +35,9 @@ class FileRoutes:
         )
 
     async def _upload(self, request: Request) -> Response:
-        name = token_hex(12)
-        key = f"{UPLOADS}/{name}"
+        created_ms = now_ms()
+        file_id = new_file_id(created_ms)
+        key = f"{UPLOADS}/{file_id.removeprefix(PREFIX)}"
         uploaded = await receive(request, self._storage, key, self._max_file_bytes)
         try:
             _check(uploaded.fields)
@@ -47,18 +45,19 @@ class FileRoutes:
             await FILES.run(self._storage.delete, [key])
             raise
         file = File(
-            id=f"file-{name}",
+            id=file_id,
             tenant=caller_of(request).tenant,
             purpose=INPUT,
             filename=uploaded.filename,
             objects=(Stored(key=key, num_bytes=uploaded.num_bytes),),
+            created_ms=created_ms,
         )
         # If this fails, the row may have been written: a sweep deletes the object if there is none.
         await SQL.run(self._store.add, file)
         return JSONResponse(file.body)
 
     async def _list(self, request: Request) -> Response:
-        wanted = read_page(request, tenant=caller_of(request).tenant, default_limit=MAX_PAGE, max_limit=MAX_PAGE)
+        wanted = read_page(request, caller_of(request).tenant, FILES_PAGE)
         found, has_more = await self._page(wanted, request.query_params.get("purpose", "").replace("\0", "?") or None)
         return JSONResponse(list_body([file.body for file in found], has_more=has_more))
 

@@ -2,8 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from secrets import token_hex
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -12,10 +11,11 @@ from sqlalchemy.engine import RowMapping
 from sluice.producer.contract.tables import files, gateway_batches
 from sluice.producer.gateway.files.faults import FileInUse
 from sluice.producer.gateway.tables.database import Database
-from sluice.producer.gateway.tables.pages import PageRequest, is_id, page
+from sluice.producer.gateway.tables.pages import PageRequest, is_id, new_name, page
 from sluice.producer.openai.bodies import Object
 
 INPUT, OUTPUT = "batch", "batch_output"
+PREFIX = "file-"
 UPLOADS = "files"
 """Folder of uploaded objects; each is named for its file."""
 
@@ -42,9 +42,9 @@ def stored_of(written: Sequence[Any]) -> Stored:  # Any: JSON
     return Stored(key=key, num_bytes=num_bytes, num_lines=num_lines)
 
 
-def new_file_id() -> str:
-    """Draw an id with 96 random bits."""
-    return f"file-{token_hex(12)}"
+def new_file_id(created_ms: int) -> str:
+    """Draw the id of a file."""
+    return f"{PREFIX}{new_name(created_ms)}"
 
 
 def now_ms() -> int:
@@ -61,7 +61,8 @@ class File:
     purpose: str
     filename: str
     objects: tuple[Stored, ...]
-    created_ms: int = field(default_factory=now_ms)
+    created_ms: int
+    """The time in its id."""
 
     @property
     def num_bytes(self) -> int:

@@ -1,9 +1,10 @@
 """The descriptions of the routes of batches."""
 
 from sluice.producer.contract.openai.requests import ENDPOINTS
-from sluice.producer.gateway.openapi.file_docs import NUMBER, PAGE, TEXT, page_schema
+from sluice.producer.gateway.openapi.file_docs import NUMBER, TEXT, page_parameters, page_schema
 from sluice.producer.gateway.openapi.routes import JSON, Parameter, RouteDoc, json_answer
 from sluice.producer.gateway.openapi.schemas import Schema, list_of, object_schema, or_null
+from sluice.producer.gateway.tables.pages import SHORT_PAGE
 
 OPTIONAL_TIME: Schema = or_null(NUMBER)
 FAULT = object_schema("BatchError", code=TEXT, message=TEXT, param=or_null(TEXT), line=or_null(NUMBER))
@@ -48,7 +49,7 @@ LIST = RouteDoc(
     tag="batches",
     summary="List batches",
     answers={200: json_answer("One page.", page_schema("Batches", BATCH))},
-    parameters=PAGE,
+    parameters=page_parameters(SHORT_PAGE),
 )
 RETRIEVE = RouteDoc(tag="batches", summary="Describe a batch", answers=ANSWER, errors=(404,), parameters=ONE)
 CANCEL = RouteDoc(tag="batches", summary="Cancel a batch", answers=ANSWER, errors=(404, 409), parameters=ONE)

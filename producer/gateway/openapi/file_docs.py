@@ -2,6 +2,7 @@
 
 from sluice.producer.gateway.openapi.routes import Answer, Parameter, RouteDoc, json_answer
 from sluice.producer.gateway.openapi.schemas import Schema, list_of, object_schema, or_null
+from sluice.producer.gateway.tables.pages import FILES_PAGE, PageSize
 
 TEXT: Schema = {"type": "string"}
 NUMBER: Schema = {"type": "integer"}
@@ -20,11 +21,17 @@ FILE = object_schema(
 FORM = object_schema("Upload", file={"type": "string", "format": "binary"}, purpose={"const": "batch"})
 DELETED = object_schema("DeletedFile", id=TEXT, object={"const": "file"}, deleted={"const": True})
 ONE = (Parameter(name="file_id", place="path", description="Id of a file."),)
-PAGE = (
-    Parameter(name="after", place="query", description="Id of the last one of the page before."),
-    Parameter(name="limit", place="query", description="Most of a page.", schema=NUMBER),
-    Parameter(name="order", place="query", description="By time of creation.", schema={"enum": ["asc", "desc"]}),
-)
+
+
+def page_parameters(size: PageSize) -> tuple[Parameter, ...]:
+    """Return the parameters of a list."""
+    limit: Schema = {**NUMBER, "minimum": 1, "maximum": size.most, "default": size.default}
+    order: Schema = {"enum": ["asc", "desc"], "default": "desc"}
+    return (
+        Parameter(name="after", place="query", description="Id of the last one of the page before."),
+        Parameter(name="limit", place="query", description="Most of a page.", schema=limit),
+        Parameter(name="order", place="query", description="By time of creation.", schema=order),
+    )
 
 
 def page_schema(title: str, item: Schema) -> Schema:
@@ -49,7 +56,10 @@ LIST = RouteDoc(
     tag="batches",
     summary="List files",
     answers={200: json_answer("One page.", page_schema("Files", FILE))},
-    parameters=(*PAGE, Parameter(name="purpose", place="query", description="Only files with this purpose.")),
+    parameters=(
+        *page_parameters(FILES_PAGE),
+        Parameter(name="purpose", place="query", description="Only files with this purpose."),
+    ),
 )
 RETRIEVE = RouteDoc(
     tag="batches",

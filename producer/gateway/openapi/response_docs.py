@@ -2,10 +2,11 @@
 
 from sluice.producer.contract.jobs import SAMPLING_NAMES
 from sluice.producer.gateway.native.submit import KEY, options_schema
-from sluice.producer.gateway.openapi.file_docs import FLAG, NUMBER, PAGE, TEXT, page_schema
+from sluice.producer.gateway.openapi.file_docs import FLAG, NUMBER, TEXT, page_parameters, page_schema
 from sluice.producer.gateway.openapi.openai_docs import EXTRA
 from sluice.producer.gateway.openapi.routes import EVENTS, JSON, Answer, Parameter, RouteDoc, json_answer
 from sluice.producer.gateway.openapi.schemas import Schema, list_of, object_schema, or_null
+from sluice.producer.gateway.tables.pages import SHORT_PAGE
 
 ANY_OBJECT: Schema = {"type": "object"}
 FRACTION: Schema = {"type": "number"}
@@ -165,5 +166,5 @@ INPUT_ITEMS = RouteDoc(
     summary="List the input of a response",
     answers={200: json_answer("One page.", page_schema("InputItems", INPUT_ITEM))},
     errors=(404,),
-    parameters=(*ONE, *PAGE),
+    parameters=(*ONE, *page_parameters(SHORT_PAGE)),
 )

@@ -25,7 +25,7 @@ from sluice.producer.gateway.responses.store import LOST, ResponseStore, StoredR
 from sluice.producer.gateway.responses.streams import ResponseStream, keep_end
 from sluice.producer.gateway.settings import GatewaySettings
 from sluice.producer.gateway.tables.database import Database
-from sluice.producer.gateway.tables.pages import PageRequest, list_body, read_page
+from sluice.producer.gateway.tables.pages import SHORT_PAGE, PageRequest, list_body, read_page, unknown_cursor
 from sluice.producer.gateway.tables.threads import SQL
 from sluice.producer.openai.bodies import Object
 from sluice.producer.openai.responses import ResponseEnd, Status, input_items, response_end, response_object
@@ -34,7 +34,6 @@ CANCEL_WAIT_S = 5.0
 """How long a cancel waits for the worker to stop."""
 
 
-DEFAULT_ITEMS, MAX_ITEMS = 20, 100
 MAX_NUMBER_DIGITS = 18
 
 
@@ -112,7 +111,7 @@ class ResponseRoutes:
         messages = await SQL.run(self._store.input_of, response.info.id, response.tenant)
         if messages is None:
             raise _unknown()
-        wanted = read_page(request, tenant=response.tenant, default_limit=DEFAULT_ITEMS, max_limit=MAX_ITEMS)
+        wanted = read_page(request, response.tenant, SHORT_PAGE)
         items, has_more = _page(input_items(response.info, messages), wanted)
         return JSONResponse(list_body(items, has_more=has_more))
 
@@ -207,9 +206,15 @@ def _starting_after(request: Request) -> int:
 
 
 def _page(items: Sequence[Object], wanted: PageRequest) -> tuple[Sequence[Object], bool]:
-    """Return the items of a page, and whether there are more. After an unknown item, it is empty."""
+    """Return the items of a page, and whether there are more. An item is never deleted before the others.
+
+    Raises:
+        HttpError: the cursor is the id of no item.
+    """
     ordered = items if wanted.order == "asc" else items[::-1]
     places = {item["id"]: place + 1 for place, item in enumerate(ordered)}
-    begin = 0 if wanted.after is None else places.get(wanted.after, len(ordered))
+    begin = 0 if wanted.after is None else places.get(wanted.after)
+    if begin is None:
+        raise unknown_cursor()
     end = begin + wanted.limit
     return ordered[begin:end], end < len(ordered)

@@ -4,13 +4,13 @@ import json
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from secrets import token_hex
 from typing import Any
 
 from sluice.producer.client import Producer
 from sluice.producer.gateway.batches.batch import Batch
 from sluice.producer.gateway.batches.task import Workshop, advance
 from sluice.producer.gateway.files.store import INPUT, File, Stored, new_file_id, now_ms
+from sluice.producer.gateway.tables.pages import new_name
 from tests.producer.gateway.batches.processes import ENDPOINT
 
 DAY_MS = 86_400_000
@@ -19,15 +19,17 @@ Lines = list[dict[str, Any]]  # Any: JSON
 
 def added(workshop: Workshop, content: bytes, **fields: Any) -> Batch:  # Any: a batch's fields
     """Upload a file and create its batch, as the gateway does."""
-    file_id = new_file_id()
+    created_ms = now_ms()
+    file_id = new_file_id(created_ms)
     key = f"files/{file_id.removeprefix('file-')}"
     workshop.storage.put(key, content)
     objects = (Stored(key=key, num_bytes=len(content)),)
-    workshop.files.add(File(id=file_id, tenant="acme", purpose=INPUT, filename="in", objects=objects))
+    file = File(id=file_id, tenant="acme", purpose=INPUT, filename="in", objects=objects, created_ms=created_ms)
+    workshop.files.add(file)
     known: dict[str, Any] = {
-        "id": f"batch_{token_hex(12)}", "tenant": "acme", "queue": "default", "partitions": 1, "endpoint": ENDPOINT,
-        "model": "null", "input_file": file_id, "window": "24h", "created_ms": now_ms(),
-        "expires_ms": now_ms() + DAY_MS,
+        "id": f"batch_{new_name(created_ms)}", "tenant": "acme", "queue": "default", "partitions": 1,
+        "endpoint": ENDPOINT, "model": "null", "input_file": file_id, "window": "24h", "created_ms": created_ms,
+        "expires_ms": created_ms + DAY_MS,
     }  # fmt: skip
     batch = Batch(**known | fields)
     assert workshop.batches.add(batch)

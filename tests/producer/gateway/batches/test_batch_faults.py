@@ -76,7 +76,9 @@ class TestGivenABatchThatFinishesWhileObjectsAreSwept:
         part.add(0, {"custom_id": "c-0", "error": None}, is_done=True)
         parts = part.write(workshop.storage, batch)
         kept = workshop.batches.change(batch, parts=parts)
-        output = File(id=new_file_id(), tenant="acme", purpose=OUTPUT, filename="out", objects=parts.output)
+        output = File(
+            id=new_file_id(1), tenant="acme", purpose=OUTPUT, filename="out", objects=parts.output, created_ms=1
+        )
 
         def finish() -> None:
             workshop.batches.move(kept, COMPLETED, new_files=[output], output_file=output.id)

@@ -13,8 +13,9 @@ from sluice.producer.gateway.batches.batch import Batch
 from sluice.producer.gateway.batches.collecting import Part
 from sluice.producer.gateway.batches.store import BatchLost
 from sluice.producer.gateway.batches.task import Workshop
+from sluice.producer.gateway.errors import HttpError
 from sluice.producer.gateway.files.leftovers import remove_leftovers
-from sluice.producer.gateway.files.store import now_ms
+from sluice.producer.gateway.files.store import INPUT, File, now_ms
 from sluice.producer.gateway.tables.pages import PageRequest
 from tests.producer.gateway.batches.processes import chat_line, encoded, numbered
 from tests.producer.gateway.batches.steps import (
@@ -291,7 +292,24 @@ class TestGivenTextThatPostgresqlRefuses:
         assert workshop.files.delete("file-\0", "acme") is None
         assert workshop.batches.get("batch_\0", "acme") is None
         assert workshop.batches.cancel("batch_\0", "acme") is None
-        assert workshop.files.page(wanted) == ([], False)
+        with pytest.raises(HttpError, match="after"):
+            workshop.files.page(wanted)
+
+
+class TestGivenFilesWithIdsOfAnEarlierRelease:
+    def test_when_one_is_the_cursor_then_only_its_row_has_the_place(self, workshop: Workshop) -> None:
+        for number in (1, 2, 3):
+            workshop.files.add(
+                File(id=f"file-{number:024x}", tenant="old", purpose=INPUT, filename="a", objects=(), created_ms=number)
+            )
+        wanted = PageRequest(tenant="old", after=f"file-{2:024x}", limit=5)
+
+        found, has_more = workshop.files.page(wanted)
+
+        assert ([file.created_ms for file in found], has_more) == ([1], False)
+        workshop.files.delete(f"file-{2:024x}", "old")
+        with pytest.raises(HttpError, match="after"):
+            workshop.files.page(wanted)
 
 
 class TestGivenAnInputFileWhoseContentIsGone:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 import openai
 import pytest
@@ -13,8 +14,11 @@ from sluice.producer.gateway import tasks
 from sluice.producer.gateway.errors import HttpError
 from sluice.producer.gateway.files.hosts import LIFE_MS, StorageMarks, lacks_callbacks, mark, mark_callbacks
 from sluice.producer.gateway.files.storage import Storage
+from sluice.producer.gateway.files.store import INPUT, File, insert_file, new_file_id
 from sluice.producer.gateway.queues import Queues
 from sluice.producer.gateway.settings import GatewaySettings
+from sluice.producer.gateway.tables.database import Database
+from sluice.producer.gateway.tables.pages import FILES_PAGE
 from tests.producer.gateway.batches.processes import ENDPOINT, Place, begun, kept_objects, numbered, place_in, until
 from tests.producer.gateway.gateway_process import GatewayProcess, new_key
 from tests.servers import RedisServer
@@ -29,6 +33,11 @@ def form(*parts: tuple[str, str, str]) -> bytes:
         for name, rest, value in parts
     ]
     return ("".join(pieces) + f"--{BOUNDARY}--\r\n").encode()
+
+
+def file_of(tenant: str, file_id: str, created_ms: int) -> File:
+    """A row of a file."""
+    return File(id=file_id, tenant=tenant, purpose=INPUT, filename="a", objects=(), created_ms=created_ms)
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
@@ -53,9 +62,8 @@ def keyed(batch_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -
 def keys(keyed: Place) -> dict[str, str]:
     """Keys of two tenants, and some with one scope."""
     everything = ("submit", "read", "control")
-    made = {
-        tenant: new_key(keyed.database_url, tenant, scopes=everything) for tenant in ("acme", "other", "lists", "pages")
-    }
+    tenants = ("acme", "other", "lists", "pages", "deletes", "many")
+    made = {tenant: new_key(keyed.database_url, tenant, scopes=everything) for tenant in tenants}
     return made | {scope: new_key(keyed.database_url, "acme", scopes=(scope,)) for scope in everything}
 
 
@@ -114,6 +122,40 @@ class TestGivenTheFilesOfATenant:
         assert newest_first == made[::-1]
         assert oldest_first == made
         assert outputs == []
+
+    @pytest.mark.parametrize("order", ["asc", "desc"])
+    def test_when_each_is_deleted_as_it_comes_then_none_is_left(
+        self, keyed_gateway: GatewayProcess, keys: dict[str, str], order: Literal["asc", "desc"]
+    ) -> None:
+        with keyed_gateway.client(keys["deletes"]) as client:
+            made = {client.files.create(file=(f"{number}", b"x"), purpose="batch").id for number in range(7)}
+
+            deleted = [client.files.delete(file.id).id for file in client.files.list(limit=3, order=order)]
+
+            assert sorted(deleted) == sorted(made)
+            assert list(client.files.list()) == []
+
+    def test_when_no_limit_is_given_then_a_page_is_bounded(
+        self, keyed: Place, keyed_gateway: GatewayProcess, keys: dict[str, str]
+    ) -> None:
+        with Database(keyed.database_url) as database, database.transaction() as connection:
+            for created_ms in range(FILES_PAGE.default + 1):
+                insert_file(connection, file_of("many", new_file_id(created_ms), created_ms))
+
+        with keyed_gateway.client(keys["many"]) as client:
+            first = client.files.list()
+            all_of_them = list(first)
+
+        assert (len(first.data), first.has_more, len(all_of_them)) == (FILES_PAGE.default, True, FILES_PAGE.default + 1)
+
+    @pytest.mark.parametrize("path", ["/v1/files", "/v1/batches"])
+    @pytest.mark.parametrize("after", ["nothing", f"file-{'0' * 24}", "file-%00", f"file-{'g' * 32}", ""])
+    def test_when_a_cursor_has_no_place_then_it_is_refused(
+        self, keyed_gateway: GatewayProcess, keys: dict[str, str], path: str, after: str
+    ) -> None:
+        answer = keyed_gateway.get(f"{path}?after={after}", keys["acme"])
+
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "after")
 
     def test_when_batches_are_listed_in_pages_then_each_is_there_once(
         self, keyed_gateway: GatewayProcess, keys: dict[str, str]

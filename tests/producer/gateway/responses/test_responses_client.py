@@ -293,7 +293,7 @@ class TestGivenInputItems:
         assert [item.to_dict()["content"] for item in forwards] == [[part(text)] for text in texts]
         assert [item.id for item in backwards] == [item.id for item in reversed(forwards)]
 
-    @pytest.mark.parametrize("query", [{"limit": 0}, {"limit": 101}, {"order": "up"}])
+    @pytest.mark.parametrize("query", [{"limit": 0}, {"limit": 101}, {"order": "up"}, {"after": "msg_1"}])
     def test_when_the_page_is_wrong_then_it_is_400(self, client: openai.OpenAI, query: dict[str, str]) -> None:
         made = create(client, "hello")
 
