@@ -2,12 +2,14 @@
 
 import logging
 import sys
+from contextlib import AbstractContextManager
 from typing import TextIO
 
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
 from sluice.producer.contract.host.terminal import printable
+from sluice.producer.contract.host.thread_errors import ended_by_thread_errors
 from sluice.worker.config import LogConfig
 
 Log = FilteringBoundLogger
@@ -47,6 +49,15 @@ def configure_logs(config: LogConfig, *, stream: TextIO = sys.stderr) -> None:
 def get_log(**facts: object) -> Log:
     """Return a logger that adds `facts` to each line."""
     return structlog.get_logger(**facts)
+
+
+def ended_by_threads(log: Log) -> AbstractContextManager[None]:
+    """Log an error that ends a thread inside the context, and end the process with code 1."""
+
+    def report(thread: str, error: BaseException) -> None:
+        log.critical("thread failed; ending the process", thread=thread, exc_info=error)
+
+    return ended_by_thread_errors(report)
 
 
 class _LibraryHandler(logging.Handler):

@@ -21,6 +21,7 @@ from sluice.producer.aio import AsyncProducer
 from sluice.producer.contract.job_ids import split_job_id
 from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import AccessDenied, CertificateRefused, NotAQueue, ProducerError, QueueUnreachable
+from sluice.producer.gateway.essential import essential_task
 from sluice.producer.gateway.settings import GatewaySettings
 from sluice.producer.operations.operation import Ask, Operation, Reply
 from sluice.producer.operations.queue import Queue, partition_in
@@ -167,7 +168,7 @@ class Abandoned:
             return
         self._jobs[job_id] = _Left(monotonic() + self._limit_s)
         if not self._closing.is_set() and (self._task is None or self._task.done()):
-            self._task = asyncio.create_task(self._run())
+            self._task = essential_task(self._run(), "abandoned jobs")
 
     async def close(self) -> None:
         """Try a last time."""

@@ -1,5 +1,6 @@
 """Run the gateway in a process of its own."""
 
+import logging
 import signal
 import socket
 import ssl
@@ -7,6 +8,7 @@ from collections.abc import Callable
 
 import uvicorn
 
+from sluice.producer.contract.host.thread_errors import ended_by_thread_errors
 from sluice.producer.errors import InvalidSetting
 from sluice.producer.gateway.app import create_app
 from sluice.producer.gateway.arrival.connection import ArrivingConnection
@@ -17,6 +19,7 @@ from sluice.producer.gateway.keyring import Keyring
 from sluice.producer.gateway.log.lines import configure_log
 from sluice.producer.gateway.settings import GatewaySettings, is_loopback
 
+LOG = logging.getLogger(__name__)
 KEEP_ALIVE_S = 75
 BACKLOG = 2048
 
@@ -38,13 +41,17 @@ def serve(settings: GatewaySettings, report: Callable[[str, bool], None], how_to
     allow_connections(settings.max_connections)
     drain = Drain()
     server = Server(_config(settings, keyring, drain), drain, settings.drain_s)
-    with open_port(settings) as listening:
+    with ended_by_thread_errors(_log_thread_error), open_port(settings) as listening:
         # Also before uvicorn installs its handlers, and when it raises the signal again after it has stopped.
         signal.signal(signal.SIGTERM, server.handle_exit)
         host, port = listening.getsockname()[:2]
         scheme = "http" if settings.tls_cert is None else "https"
         report(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/v1", keyring.is_required)
         server.run(sockets=[listening])
+
+
+def _log_thread_error(thread: str, error: BaseException) -> None:
+    LOG.critical("Thread failed; ending the process", exc_info=error, extra={"fields": {"thread": thread}})
 
 
 def _check_certificate(settings: GatewaySettings) -> None:

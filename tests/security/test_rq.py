@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
+from sluice.producer import verify_webhook
 from tests.servers import RedisServer
 from tests.worker.callbacks.receiver import receiver
-from tests.worker.callbacks.test_callbacks import settings_for, work
+from tests.worker.callbacks.test_callbacks import SECRET, end_job, mover, settings_for, webhooks_of, work
 from tests.worker.history.test_recorder import client_of
 
 CREATED = "2026-01-01T00:00:00.000000Z"
@@ -113,6 +115,33 @@ class TestGivenAForeignJobInRqsQueue:
         work(client, settings_for(valkey, export_folder=str(tmp_path / "exports")))
 
         assert not made.exists()
+
+
+class TestGivenADamagedRecordInRqsRedis:
+    """Its other jobs go on; it is passed over, and logged once."""
+
+    @pytest.mark.parametrize(
+        "damage", [{"meta": b"\x80"}, {"created_at": b"\xff"}, {"ttl": "no"}, {"timeout": "\x00"}], ids=str
+    )
+    def test_when_it_waits_for_a_retry_then_others_are_sent(
+        self, valkey: RedisServer, damage: dict[str, str | bytes]
+    ) -> None:
+        client = client_of(valkey)
+        with receiver() as hook, capture_logs() as lines:
+            call_hook = call("sluice.worker.callbacks.chores.deliver_webhook", hook.url, "evt_1", "{}")
+            put(client, valkey, call_hook, **damage)
+            queue = webhooks_of(settings_for(valkey), client)
+            client.lrem(queue.key, 0, "evil")
+            client.zadd(queue.scheduled_job_registry.key, {"evil": 1})
+            end_job(client, hook.url)
+
+            mover(valkey).drain()
+            work(client, settings_for(valkey))
+
+            [(headers, body)] = hook.got
+            assert verify_webhook(SECRET, headers, body)
+        assert [line["event"] for line in lines].count("damaged rq record passed over") == 1
+        assert client.zcard(queue.scheduled_job_registry.key) == queue.count == 0
 
 
 def note(*_arguments: object) -> None:

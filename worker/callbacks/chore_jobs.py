@@ -5,16 +5,19 @@ access to its Redis is enough to run any function. `ChoreJob` calls chores and t
 arguments, and ignores callbacks and URLs.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from rq import Queue, SimpleWorker
+from rq.exceptions import NoSuchJobError
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
 from sluice.worker.callbacks import chores
 from sluice.worker.callbacks.gateway_tasks import task_named
 from sluice.worker.connection.clients import Client
+from sluice.worker.log import get_log
 
 CHORES: Mapping[str, Callable[..., object]] = {
     f"{chores.__name__}.{chore.__name__}": chore for chore in (chores.deliver_webhook, chores.export, chores.retain)
@@ -41,8 +44,18 @@ class ChoreJob(Job):
         return chore
 
     def restore(self, raw_data: Any) -> None:  # noqa: ANN401  # rq's own type
-        """Read the job from Redis, without its callbacks and URLs."""
-        super().restore(raw_data)  # pyright: ignore[reportUnknownMemberType]
+        """Read the job from Redis, without its callbacks and URLs.
+
+        Raises:
+            NoSuchJobError: the record is damaged. rq passes over a job that it does not know; any other error would end
+                the rq worker.
+        """
+        try:
+            super().restore(raw_data)  # pyright: ignore[reportUnknownMemberType]
+            json.dumps(self.meta)  # rq keeps what it cannot read there
+        except Exception as error:
+            get_log().warning("damaged rq record passed over", rq_job=self.id, error=str(error)[:500])
+            raise NoSuchJobError(f"the record of {self.id} is damaged") from error
         self._success_callback_name = self._failure_callback_name = self._stopped_callback_name = None
         self.webhooks = []
 

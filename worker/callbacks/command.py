@@ -9,7 +9,7 @@ from sluice.worker.callbacks.settings import CallbackSettings
 from sluice.worker.connection.clients import connect
 from sluice.worker.connection.server_checks import wait_for_redis
 from sluice.worker.errors import ExitCode
-from sluice.worker.log import get_log
+from sluice.worker.log import Log, ended_by_threads, get_log
 from sluice.worker.stopping import stopped_by_signals
 
 
@@ -42,10 +42,20 @@ def main(settings: CallbackSettings) -> ExitCode:
         pool.close()
         mover.stop()
 
-    with stopped_by_signals(stop):
+    with ended_by_threads(log), stopped_by_signals(stop):
         pool.start()
         log.info("callbacks started", redis=redacted(settings.redis_url), rq=redacted(settings.rq_url))
+        return _run(mover, pool, log)
+
+
+def _run(mover: Mover, pool: WorkerPool, log: Log) -> ExitCode:
+    try:
         mover.run()
-    pool.stop()
+    except Exception:
+        log.exception("callbacks failed")
+        return ExitCode.BROKEN
+    finally:
+        # Python would wait for the processes, which work as long as this one runs.
+        pool.stop()
     log.info("callbacks stopped")
     return ExitCode.DONE

@@ -22,8 +22,8 @@ from typing import Any
 from redis.exceptions import LockNotOwnedError, RedisError
 from rq import Queue, Retry
 from rq.exceptions import DuplicateJobError
+from rq.job import Job
 from rq.scheduler import RQScheduler
-from rq.serializers import JSONSerializer
 
 from sluice.producer.contract import limits
 from sluice.producer.contract.calls import BatchView, QueueSettings, configure, inspect_batch, join_batch
@@ -70,7 +70,7 @@ class Mover:
         self._webhooks = rq_queue(names.webhooks, rq_client)
         self._chores = rq_queue(names.chores, rq_client)
         self._sweeps = Sweeps(rq_queue(names.gateway, rq_client)) if is_installed() else None
-        self._retries = _Retries(rq_client, (names.webhooks, names.chores))
+        self._retries = _Retries(rq_client, (self._webhooks, self._chores))
         self._rq_outage = Outage("rq's redis", self._log)
         self._stopping = threading.Event()
         self._reader = self._open()
@@ -196,18 +196,29 @@ class Mover:
         self._retained_hour = hour
 
 
+# A record is not read here, because it may be damaged: the rq worker that takes it passes over it.
+_ENQUEUE_DUE = """
+local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ARGV[1], 'LIMIT', 0, 1000)
+for _, id in ipairs(due) do
+  if redis.call('EXISTS', ARGV[2] .. id) == 1 then redis.pcall('HSET', ARGV[2] .. id, 'status', 'queued') end
+  redis.call('RPUSH', KEYS[2], id)
+  redis.call('ZREM', KEYS[1], id)
+end
+"""
+
+
 class _Retries:
-    """The way back to rq's queues for jobs whose retry is due: rq's scheduler, without its process and its long lock.
+    """The way back to rq's queues for jobs whose retry is due, instead of rq's scheduler and its long lock.
 
     rq's scheduler holds its locks from start to end, and a killed one holds them for another minute. Here a lock lasts
     for one round, so a restarted mover, or another one, continues at once. The keys are rq's, so a scheduler of rq on
     the same Redis is respected.
     """
 
-    def __init__(self, rq_client: Client, queues: Sequence[str]) -> None:
-        self._scheduler = RQScheduler(list(queues), rq_client, logging_level="WARNING", serializer=JSONSerializer)
+    def __init__(self, rq_client: Client, queues: Sequence[Queue]) -> None:
+        self._client = rq_client
         self._locks = {
-            queue: rq_client.lock(RQScheduler.get_locking_key(queue), timeout=LOCK_LIFE_S, blocking=False)
+            queue: rq_client.lock(RQScheduler.get_locking_key(queue.name), timeout=LOCK_LIFE_S, blocking=False)
             for queue in queues
         }
         self._next_s = 0.0
@@ -220,8 +231,8 @@ class _Retries:
             if not lock.acquire():
                 continue
             try:
-                self._scheduler.prepare_registries([queue])
-                self._scheduler.enqueue_scheduled_jobs()
+                waiting = queue.scheduled_job_registry.key
+                self._client.eval(_ENQUEUE_DUE, 2, waiting, queue.key, int(time.time()), Job.redis_job_namespace_prefix)
             finally:
                 # A round that outlived the lock has lost it.
                 with contextlib.suppress(LockNotOwnedError):

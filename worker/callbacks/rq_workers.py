@@ -24,7 +24,7 @@ from sluice.worker.connection.clients import Client, connect
 from sluice.worker.connection.outage import FIRST_RETRY_S, LONGEST_RETRY_S
 from sluice.worker.errors import ExitCode
 from sluice.worker.history.migrate import prepare, wait_for_history
-from sluice.worker.log import configure_logs, get_log
+from sluice.worker.log import Log, configure_logs, ended_by_threads, get_log
 
 RESTART_AFTER_S = 1.0
 STOP_TIMEOUT_S = 30.0
@@ -33,13 +33,18 @@ STOP_TIMEOUT_S = 30.0
 def work(queue: str, settings: CallbackSettings) -> None:
     """Run one rq worker on one queue in this process, until SIGTERM or until the parent or rq's server ends."""
     configure_logs(settings.log)
+    log = get_log(queue=settings.queue)
+    with ended_by_threads(log):
+        _work(queue, settings, log)
+
+
+def _work(queue: str, settings: CallbackSettings, log: Log) -> None:
     _end_with_parent()
     chores.bind(settings.chores)
     if queue == settings.rq_names.gateway:
         gateway_tasks.bind(settings)
     if queue != settings.rq_names.webhooks:
         # Its chores wait in rq meanwhile, also while the schema is that of another release.
-        log = get_log(queue=settings.queue)
         wait_for_history(lambda: check_history(settings), log, threading.Event(), retried=HistoryError)
     client = connect(settings.rq_url, timeout_s=settings.timeout_s + 30)
     logging.getLogger("rq.worker").addFilter(_is_no_outage)

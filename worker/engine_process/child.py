@@ -19,7 +19,7 @@ from sluice.engine.request import TokenDelta
 from sluice.engine.watching import Iteration
 from sluice.worker.engine_process.messages import Load, LoadFailed, Orders, Report, Setup, packed, receive, send
 from sluice.worker.errors import ConfigError, WorkerError
-from sluice.worker.log import Log, configure_logs, get_log
+from sluice.worker.log import Log, configure_logs, ended_by_threads, get_log
 from sluice.worker.model.load import is_null, load
 
 END_WITHIN_S = 2.0
@@ -56,7 +56,8 @@ def _run(connection: Connection) -> None:
     # As in the worker: full collections stop every step.
     gc.collect()
     gc.freeze()
-    _serve(loaded.engine, connection, log)
+    with ended_by_threads(log):
+        _serve(loaded.engine, connection, log)
 
 
 def _serve(engine: LLMEngine, connection: Connection, log: Log) -> None:

@@ -34,7 +34,7 @@ from sluice.worker.errors import ExitCode
 from sluice.worker.history.migrate import prepare, wait_for_history
 from sluice.worker.history.rows import JobChange, Submission, changes_of, submit_time
 from sluice.worker.history.writer import BatchName, HistoryAway, HistoryWriter
-from sluice.worker.log import Log, get_log
+from sluice.worker.log import Log, ended_by_threads, get_log
 from sluice.worker.stopping import FINISH_S, stop_at_eof, stopped_by_signals
 
 GROUP = "recorder"
@@ -328,7 +328,7 @@ def main(*, redis_url: str, database_url: str, settings: RecorderSettings, until
     """Run `worker record` until SIGTERM, SIGINT or, with `until_eof`, the end of standard input."""
     log = get_log()
     stopping = threading.Event()
-    with stopped_by_signals(stopping.set):
+    with ended_by_threads(log), stopped_by_signals(stopping.set):
         if until_eof:
             stop_at_eof(stopping.set)
         try:

@@ -12,7 +12,7 @@ from sluice.producer.contract.scaling.backlog import Backlog
 from sluice.worker.clock import monotonic_s
 from sluice.worker.config import WorkerConfig
 from sluice.worker.errors import ConfigError
-from sluice.worker.log import Log, configure_logs, get_log
+from sluice.worker.log import Log, configure_logs, ended_by_threads, get_log
 from sluice.worker.processes.child_process import ChildSpec
 from sluice.worker.processes.parent import Parent, Report, reporter, server_of_children
 from sluice.worker.processes.scaling import BacklogReader, FleetPolicy, Reader, ScaleIn
@@ -39,7 +39,8 @@ def start_fleet(config: WorkerConfig, environ: Mapping[str, str], policy: FleetP
         raise ConfigError([f"--min: {error}. --processes or --gpu say how many workers there may be"]) from error
     redis = server_of_children(config, environ, log)
     reader = BacklogReader(redis.url, config, log)
-    return Fleet(workers, recorders, log, reporter(redis.url, config, log), policy=policy, read=reader.read).run()
+    with ended_by_threads(log):
+        return Fleet(workers, recorders, log, reporter(redis.url, config, log), policy=policy, read=reader.read).run()
 
 
 class Fleet(Parent):

@@ -17,7 +17,7 @@ from sluice.worker.clock import monotonic_s
 from sluice.worker.config import WorkerConfig
 from sluice.worker.endpoints import RedisEndpoint, find_redis, partitions_of
 from sluice.worker.errors import ExitCode
-from sluice.worker.log import Log, configure_logs, get_log
+from sluice.worker.log import Log, configure_logs, ended_by_threads, get_log
 from sluice.worker.processes.child_process import ChildProcess, ChildSpec, OnEnd
 from sluice.worker.processes.specs import recorder_specs, worker_specs
 
@@ -40,7 +40,8 @@ def start_parent(config: WorkerConfig, environ: Mapping[str, str]) -> int:
     log = get_log()
     workers, recorders = worker_specs(config, environ), recorder_specs(config, environ)
     redis = server_of_children(config, environ, log)
-    return Parent(workers, recorders, log, reporter(redis.url, config, log)).run()
+    with ended_by_threads(log):
+        return Parent(workers, recorders, log, reporter(redis.url, config, log)).run()
 
 
 def server_of_children(config: WorkerConfig, environ: Mapping[str, str], log: Log) -> RedisEndpoint:

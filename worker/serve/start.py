@@ -30,7 +30,7 @@ from sluice.worker.errors import ConfigError, ExitCode
 from sluice.worker.iteration_feed import IterationFeed
 from sluice.worker.jobs.leases import Leases
 from sluice.worker.jobs.results import Origin
-from sluice.worker.log import Log, configure_logs, get_log
+from sluice.worker.log import Log, configure_logs, ended_by_threads, get_log
 from sluice.worker.model.load import load_prepared
 from sluice.worker.model.loaded_model import LoadedModel
 from sluice.worker.model.sampling_defaults import describe
@@ -74,7 +74,7 @@ def start(
     incarnation = incarnation or uuid.uuid4().hex
     log = _log_of(incarnation)
     site = Site(config, environ, log, patience_s=config.redis.patience_s)
-    with _engine_process(config, incarnation) as process:
+    with ended_by_threads(log), _engine_process(config, incarnation) as process:
         require(SERVER_CHECKS, site, log)
         with announced(site.connections.uplink.client, partitions_of(config)):
             served = _check_and_load(site, process, log)

@@ -11,6 +11,7 @@ from typing import cast
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.errors import ProducerError, QueueUnreachable
 from sluice.producer.gateway.errors import SERVER, HttpError
+from sluice.producer.gateway.essential import essential_task
 from sluice.producer.gateway.files.faults import StorageUnavailable
 from sluice.producer.gateway.files.storage import Storage
 from sluice.producer.gateway.files.store import now_ms
@@ -75,7 +76,7 @@ class StorageMarks:
 
     def start(self) -> None:
         """Begin to write the markers."""
-        self._task = asyncio.create_task(self._run())
+        self._task = essential_task(self._run(), "storage marks")
 
     async def stop(self) -> None:
         """End it."""

@@ -11,8 +11,11 @@ import pytest
 from structlog.testing import LogCapture
 
 from sluice.worker.callbacks import rq_workers
+from sluice.worker.callbacks.command import main
+from sluice.worker.callbacks.mover import Mover
 from sluice.worker.callbacks.rq_workers import WorkerPool
 from sluice.worker.callbacks.settings import CallbackSettings
+from sluice.worker.errors import ExitCode
 from tests.servers import RedisServer
 from tests.worker.callbacks.test_callbacks import settings_for
 from tests.worker.history import events as e
@@ -41,6 +44,23 @@ class TestGivenRqWorkersThatEnd:
 
         assert len(begun) == 1
         assert num_logged(log, "rq worker ended; restarting") == 0
+        assert multiprocessing.active_children() == []
+
+
+class TestGivenAMoverThatFails:
+    def test_when_it_has_then_the_command_ends_with_1_and_without_children(
+        self, valkey: RedisServer, sqlite_url: str, log: LogCapture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(_mover: Mover) -> None:
+            raise RuntimeError("injected")
+
+        monkeypatch.setattr(Mover, "run", fail)
+        monkeypatch.setattr(rq_workers, "work", end_at_once)
+
+        code = main(settings_for(valkey, sqlite_url, secret=None))
+
+        assert code == ExitCode.BROKEN
+        assert num_logged(log, "callbacks failed") == 1
         assert multiprocessing.active_children() == []
 
 
