@@ -93,6 +93,24 @@ CONNECTIONS = Bound(
     metric=None,
     note="256 more are told so; further ones are closed unread",
 )
+HEADERS = Bound(
+    name="headers",
+    what="lines of headers",
+    per="request",
+    default=100,
+    set_by=None,
+    status=431,
+    code="too_many_headers",
+)
+PARAMETERS = Bound(
+    name="parameters",
+    what="parameters of a query",
+    per="request",
+    default=100,
+    set_by=None,
+    status=400,
+    code="too_many_parameters",
+)
 HEADER_BYTES = Bound(
     name="header_bytes",
     what="bytes of headers",
@@ -134,7 +152,9 @@ BOUNDS = (
     REQUESTS_PER_MINUTE,
     TOKENS_PER_MINUTE,
     CONNECTIONS,
+    HEADERS,
     HEADER_BYTES,
+    PARAMETERS,
     BODY_BYTES,
     FILE_MIB,
     HELD_MIB,

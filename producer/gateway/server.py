@@ -12,7 +12,7 @@ from sluice.producer.contract.host.thread_errors import ended_by_thread_errors
 from sluice.producer.errors import InvalidSetting
 from sluice.producer.gateway.app import create_app
 from sluice.producer.gateway.arrival.connection import ArrivingConnection
-from sluice.producer.gateway.connections.connection import MAX_HEADER_BYTES, Connection
+from sluice.producer.gateway.connections.connection import Connection
 from sluice.producer.gateway.connections.drain import Drain
 from sluice.producer.gateway.connections.server import Server, allow_connections
 from sluice.producer.gateway.keyring import Keyring
@@ -96,7 +96,6 @@ def _config(settings: GatewaySettings, keyring: Keyring, drain: Drain) -> uvicor
         create_app(settings, keyring, drain),
         http=_connection_class(settings),
         ws="none",
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         limit_concurrency=settings.max_connections,
         timeout_keep_alive=KEEP_ALIVE_S,
         log_config=None,

@@ -8,8 +8,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from urllib.parse import urlsplit
 
 import httpx
+import psutil
 import pytest
 
+from sluice.producer.contract.bounds import HEADERS, PARAMETERS
 from sluice.producer.gateway.app import create_router
 from sluice.producer.gateway.connections.connection import MAX_HEADER_BYTES
 from sluice.producer.gateway.keyring import Keyring
@@ -137,6 +139,52 @@ class TestGivenARequestThatIsTooMuch:
 
         assert found.startswith(b"HTTP/1.1 431 Request Header Fields Too Large\r\n")
         assert b'"code":"headers_too_large"' in found
+
+    def test_when_it_has_as_many_headers_as_are_allowed_then_it_is_served(self, gateway: GatewayProcess) -> None:
+        data = GET + b"connection: close\r\n" + b"a:\r\n" * (HEADERS.most - 2)
+
+        assert answers(gateway, data + b"\r\n") == [200]
+
+    @pytest.mark.parametrize("line", [b"a:\r\n", b"a:\n", b"a: b\r\n c\r\n"])
+    def test_when_it_has_more_headers_then_it_is_431(self, gateway: GatewayProcess, line: bytes) -> None:
+        assert answers(gateway, GET + line * HEADERS.most + b"\r\n" + SMUGGLED) == [431]
+
+    @pytest.mark.parametrize(
+        "body", [b"1\r\na\r\n" * 5000 + b"0\r\n\r\n", b"0\r\n" + b"a:\r\n" * 200 + b"\r\n"], ids=["chunks", "trailers"]
+    )
+    def test_when_its_body_has_many_parts_then_the_rest_is_not_read(self, gateway: GatewayProcess, body: bytes) -> None:
+        found = answers(gateway, POST + b"transfer-encoding: chunked\r\n\r\n" + body + SMUGGLED)
+
+        assert found in ([400], [431], [])
+
+    def test_when_its_query_has_many_parameters_then_it_is_400(self, gateway: GatewayProcess) -> None:
+        answer = gateway.get("/ui/sign-in?" + "a=&" * PARAMETERS.most)
+
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "too_many_parameters")
+
+    @pytest.mark.parametrize(
+        "data",
+        [
+            GET + b"a:\r\n" * 7500 + b"\r\n",
+            b"GET /ui/sign-in?" + b"a=&" * 10_000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n",
+            POST + b"transfer-encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * 5000 + b"0\r\n\r\n",
+            POST + b"transfer-encoding: chunked\r\n\r\n0\r\n" + b"a:\r\n" * 7500 + b"\r\n",
+        ],
+        ids=["headers", "parameters", "chunks", "trailers"],
+    )
+    def test_when_it_is_of_many_small_parts_then_it_costs_about_as_much_as_another(
+        self, gateway: GatewayProcess, data: bytes
+    ) -> None:
+        own = psutil.Process(gateway.process.pid)
+
+        def cost_s(request: bytes) -> float:
+            before_s = sum(own.cpu_times()[:2])
+            for _ in range(100):
+                answers(gateway, request)
+            return sum(own.cpu_times()[:2]) - before_s
+
+        # Without bounds 100 of them take 1 to 2 s, others 0.1.
+        assert cost_s(data) < 2 * cost_s(GET + b"connection: close\r\n\r\n") + 0.3
 
     @pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd", "gzip, identity", "x"])
     def test_when_its_body_is_compressed_then_it_is_415(self, gateway: GatewayProcess, coding: str) -> None:

@@ -11,12 +11,13 @@ from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from sluice.producer.gateway.connections.connection import MAX_HEADER_BYTES
+from sluice.producer.contract.bounds import HEADER_BYTES, HEADERS
+from sluice.producer.gateway.connections.connection import MAX_HEADER_BYTES, TOO_LARGE
 from sluice.producer.gateway.errors import CALLER, HttpError
 from sluice.producer.gateway.log.lines import log_event
 from sluice.producer.gateway.log.requests import REQUEST_ID, new_request_id
+from sluice.producer.gateway.refusals import refusal
 
-TOO_LARGE = 431
 LEAST_BYTES_PER_S = 16 * 1024
 """A request may take this much longer than the limit: a second for so many bytes."""
 
@@ -28,7 +29,6 @@ SPARE_CONNECTIONS = 256
 
 TOO_SLOW = HttpError(408, CALLER, "the request took too long to arrive", "request_timeout")
 MALFORMED = HttpError(400, CALLER, "the request is not valid HTTP/1.1", "malformed_request")
-HEADERS_TOO_LARGE = HttpError(431, CALLER, f"headers are larger than {MAX_HEADER_BYTES} bytes", "headers_too_large")
 
 LOG = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ class ArrivingConnection(H11Protocol):
         """Answer what h11 cannot read, and close the connection."""
         error = sys.exc_info()[1]  # uvicorn calls this while it handles h11's error
         is_too_large = isinstance(error, h11.RemoteProtocolError) and error.error_status_hint == TOO_LARGE
-        self._answer(HEADERS_TOO_LARGE if is_too_large else MALFORMED)
+        self._answer(_too_large(str(error)) if is_too_large else MALFORMED)
         self.transport.close()
 
     def _answer(self, error: HttpError) -> None:
@@ -140,3 +140,9 @@ class ArrivingConnection(H11Protocol):
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         self.transport.close()
+
+
+def _too_large(why: str) -> HttpError:
+    if why == HEADERS.name:
+        return refusal(HEADERS, f"there are more than {HEADERS.most} lines of headers")
+    return refusal(HEADER_BYTES, f"headers are larger than {MAX_HEADER_BYTES} bytes")

@@ -3,8 +3,7 @@
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sluice.producer.contract.bounds import HELD_MIB
-from sluice.producer.gateway.connections.connection import MAX_HEADER_BYTES
+from sluice.producer.contract.bounds import HELD_MIB, PARAMETERS
 from sluice.producer.gateway.errors import HttpError, bad_request
 from sluice.producer.gateway.refusals import refusal
 
@@ -72,9 +71,9 @@ class Arrival:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        refusal = _fault(scope)
-        if refusal is not None:
-            await refusal.response(scope, receive, send)
+        fault = _fault(scope)
+        if fault is not None:
+            await fault.response(scope, receive, send)
             return
         own = HeldByRequest(self._held)
         scope.setdefault("state", {})[HELD] = own
@@ -89,9 +88,9 @@ def _fault(scope: Scope) -> HttpError | None:
     headers = Headers(scope=scope)
     message = code = ""
     status = 400
-    if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:
-        message, code, status = f"headers are larger than {MAX_HEADER_BYTES} bytes", "headers_too_large", 431
-    elif scope["http_version"] not in ("1.0", "1.1"):
+    if scope["query_string"].count(b"&") >= PARAMETERS.most:
+        return refusal(PARAMETERS, f"the query has more than {PARAMETERS.most} parameters")
+    if scope["http_version"] not in ("1.0", "1.1"):
         message, code, status = "the version of HTTP is not supported", "version_not_supported", 505
     elif "content-length" in headers and "transfer-encoding" in headers:
         # A proxy that goes by the length would take the rest of the body for another request.
@@ -100,6 +99,6 @@ def _fault(scope: Scope) -> HttpError | None:
         message, code, status = "bodies must not be compressed", "encoding_not_supported", 415
     if not message:
         return None
-    refusal = bad_request(message, code=code, status=status)
-    refusal.headers["connection"] = "close"
-    return refusal
+    fault = bad_request(message, code=code, status=status)
+    fault.headers["connection"] = "close"
+    return fault

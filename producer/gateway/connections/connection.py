@@ -9,11 +9,12 @@ import struct
 from typing import Any
 
 import h11
+from h11._receivebuffer import ReceiveBuffer, blank_line_regex  # where headers are bounded before they are parsed
 from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from sluice.producer.contract.bounds import HEADER_BYTES
+from sluice.producer.contract.bounds import HEADER_BYTES, HEADERS
 
 LOOKS_PER_LIMIT = 4
 """How often a waiting connection is looked at: it is aborted at most this share of the limit late."""
@@ -22,11 +23,59 @@ UNSENT_BYTES = 64 * 1024
 """What the kernel takes beyond what the client has room for."""
 
 MAX_HEADER_BYTES = HEADER_BYTES.most
+FREE_CHUNKS, BYTES_PER_CHUNK = 256, 64
+"""Chunks of a body that may be of any size; further ones must have so many bytes on average."""
+
+TOO_LARGE = 431
 NO_LINGER = struct.pack("ii", 1, 0)
 
 
+class HeaderBuffer(ReceiveBuffer):
+    """h11's buffer. Refuses many or large headers before they are taken apart, which costs 10 us for each."""
+
+    def maybe_extract_lines(self) -> list[bytearray] | None:
+        """Return the lines of headers or trailers, once all are there.
+
+        Raises:
+            RemoteProtocolError: there are too many, or they are too large.
+        """
+        data = self._data
+        if len(data) > MAX_HEADER_BYTES or data.count(b"\n") > HEADERS.most:
+            found = blank_line_regex.search(data)
+            end = len(data) if found is None else found.end()
+            if data.count(b"\n", 0, end) > HEADERS.most + 2:  # the first line and the blank one
+                raise h11.RemoteProtocolError(HEADERS.name, error_status_hint=TOO_LARGE)
+            if end > MAX_HEADER_BYTES:
+                raise h11.RemoteProtocolError(HEADER_BYTES.name, error_status_hint=TOO_LARGE)
+        return super().maybe_extract_lines()
+
+
 class Protocol(h11.Connection):
-    """h11's state machine, without a turn of it for each piece of a body, which changes no state."""
+    """h11's state machine, without a turn of it for each piece of a body, which changes no state.
+
+    Changes with each event: it counts the chunks of a body.
+    """
+
+    def __init__(self, max_header_bytes: int) -> None:
+        super().__init__(h11.SERVER, max_header_bytes)
+        self._receive_buffer = HeaderBuffer()
+        self._num_chunks = self._num_chunk_bytes = 0
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        """Return what arrived.
+
+        Raises:
+            RemoteProtocolError: it is no HTTP, or its chunks are small and many.
+        """
+        event = super().next_event()
+        if isinstance(event, h11.Data):
+            self._num_chunks += event.chunk_start
+            self._num_chunk_bytes += len(event.data)
+            if self._num_chunks > FREE_CHUNKS + self._num_chunk_bytes // BYTES_PER_CHUNK:
+                raise h11.RemoteProtocolError("the chunks are too small")
+        elif isinstance(event, h11.Request):
+            self._num_chunks = self._num_chunk_bytes = 0
+        return event
 
     def send(self, event: h11.Event) -> bytes | None:  # pyright: ignore[reportIncompatibleMethodOverride] (h11 overloads)
         """Encode an event."""
@@ -56,7 +105,7 @@ class Connection(H11Protocol):
     ) -> None:
         # Each request of this connection may end it so.
         super().__init__(config, server_state, {**app_state, "abort": self.abort}, _loop)
-        self.conn = Protocol(h11.SERVER, config.h11_max_incomplete_event_size or MAX_HEADER_BYTES)
+        self.conn = Protocol(MAX_HEADER_BYTES)
         self._look: asyncio.TimerHandle | None = None
         self._num_waiting_bytes = self._num_looks = 0
 

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 FILE = "file"
 MAX_FIELD_BYTES = 4096
+MAX_TYPE_CHARS = 1000
+MAX_BOUNDARY_BYTES = 70
+"""As RFC 2046 has it."""
+
 MAX_PARTS = 16
 MAX_NAME_CHARS = 512
 FORM_BYTES = 64 * 1024
@@ -91,7 +95,7 @@ class _Form:
         self._header_name, self._header_value = bytearray(), bytearray()
         self._headers: dict[bytes, bytes] = {}
         self._add: Callable[[bytes], None] = self._add_nothing
-        self._num_parts, self._is_over = 0, False
+        self._num_parts, self._is_over, self._num_bytes_after = 0, False, 0
         callbacks: MultipartCallbacks = {
             "on_part_begin": self._part_begins,
             "on_header_field": self._header_field,
@@ -109,6 +113,10 @@ class _Form:
         Raises:
             HttpError: it is no form, or too large.
         """
+        if self._is_over:
+            self._num_bytes_after += len(piece)
+            if self._num_bytes_after > FORM_BYTES:
+                raise bad_request("the body goes on after the end of the form")
         try:
             self._parser.write(piece)
         except MultipartParseError as error:
@@ -177,10 +185,12 @@ class _Form:
 
 
 def _boundary(content_type: str) -> bytes:
-    kind, options = parse_options_header(content_type)
+    kind, options = parse_options_header(content_type[:MAX_TYPE_CHARS])
     boundary = options.get(b"boundary")
     if kind != b"multipart/form-data" or not boundary:
-        raise bad_request("send a form: content-type multipart/form-data", status=400)
+        raise bad_request("send a form: content-type multipart/form-data")
+    if len(boundary) > MAX_BOUNDARY_BYTES:
+        raise bad_request(f"the form's boundary has {len(boundary)} bytes; at most {MAX_BOUNDARY_BYTES} are allowed")
     return boundary
 
 

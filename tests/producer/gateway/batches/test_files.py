@@ -275,6 +275,29 @@ class TestGivenAnUploadThatIsNoUpload:
         assert streamed.json()["error"]["code"] == "file_too_large"
         assert kept_objects(keyed) == before
 
+    def test_when_its_boundary_is_long_then_it_is_400(
+        self, keyed_gateway: GatewayProcess, keys: dict[str, str]
+    ) -> None:
+        headers = {"content-type": f"multipart/form-data; boundary={'b' * 300}"}
+
+        with keyed_gateway.http(keys["acme"]) as http:
+            answer = http.post("/v1/files", content=b"", headers=headers)
+
+        assert answer.status_code == 400
+        assert "boundary" in answer.json()["error"]["message"]
+
+    def test_when_its_body_goes_on_after_its_end_then_it_is_400(
+        self, keyed_gateway: GatewayProcess, keyed: Place, keys: dict[str, str]
+    ) -> None:
+        before = kept_objects(keyed)
+        headers = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
+        body = [form(PURPOSE, FILE_PART), *[b" " * 64 * 1024] * 20]
+
+        with keyed_gateway.http(keys["acme"]) as http:
+            answer = http.post("/v1/files", content=iter(body), headers=headers)
+
+        assert (answer.status_code, kept_objects(keyed)) == (400, before)
+
 
 class TestGivenABatchThatIsAskedForWrongly:
     @pytest.mark.parametrize(
