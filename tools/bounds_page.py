@@ -16,7 +16,8 @@ def row(bound: Bound) -> str:
     """Format one bound as a row of the table."""
     default = "none" if bound.default is None else f"{bound.default:,}"
     set_by = "fixed" if bound.set_by is None else f"`{bound.flag}` of `{bound.set_by.rpartition(' ')[0]}`"
-    answer = str(bound.status) if bound.code is None else f"{bound.status} `{bound.code}`"
+    code = "" if bound.code is None else f" `{bound.code}`"
+    answer = "none" if bound.status is None else f"{bound.status}{code}"
     metric = "" if bound.metric is None else f"`{bound.metric}`"
     cells = (bound.what, bound.per, default, set_by, answer, metric, bound.note)
     return f"| {' | '.join(cells)} |\n"

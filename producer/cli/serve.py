@@ -1,6 +1,7 @@
 """`producer serve`: the HTTP gateway."""
 
-from typing import cast
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import click
 
@@ -8,9 +9,27 @@ from sluice.producer import config
 from sluice.producer.cli.common import Values, database_option, note, partitions_option, server_option
 from sluice.producer.cli.durations import duration_s
 from sluice.producer.cli.hints import suggested
-from sluice.producer.contract.bounds import CONNECTIONS, FILE_MIB
+from sluice.producer.contract.bounds import (
+    ADDRESS_CONNECTIONS,
+    CONNECTIONS,
+    FILE_MIB,
+    TENANT_HELD_MIB,
+    TENANT_REQUESTS,
+    TENANT_UNREAD_MIB,
+    Bound,
+)
 from sluice.producer.contract.host.state_folder import files_url as find_files_url
 from sluice.producer.errors import InvalidSetting
+
+FC = TypeVar("FC", bound=Callable[..., Any])  # Any: as click has it
+
+
+def bound_option(bound: Bound, help_text: str) -> Callable[[FC], FC]:
+    """Return the option that sets a bound."""
+    metavar = "MIB" if bound.name.endswith("_mib") else "COUNT"
+    return click.option(
+        bound.flag, bound.name, metavar=metavar, type=int, default=bound.most, show_default=True, help=help_text
+    )
 
 
 @click.command()
@@ -74,15 +93,20 @@ from sluice.producer.errors import InvalidSetting
     type=duration_s,
     default="30s",
     show_default=True,
-    help="Close the connection of a request that takes longer to arrive. Each 16 KiB add a second.",
+    help="Close the connection of a request that takes longer to arrive, or pauses for longer. Each 16 KiB add a "
+    "second.",
 )
+@bound_option(CONNECTIONS, "Answer 503 to further connections, or close them.")
+@bound_option(ADDRESS_CONNECTIONS, "Close further connections of one address unread.")
+@bound_option(TENANT_REQUESTS, "Answer 429 to further requests of a tenant while so many are open.")
+@bound_option(TENANT_HELD_MIB, "Answer 429 while bodies of a tenant's requests take so much memory.")
+@bound_option(TENANT_UNREAD_MIB, "Answer 429 while more of a tenant's answers waits to be read.")
 @click.option(
-    "--max-connections",
-    metavar="COUNT",
-    type=int,
-    default=CONNECTIONS.most,
-    show_default=True,
-    help="Answer 503 to further connections, or close them.",
+    "--trusted-proxy",
+    "trusted_proxies",
+    metavar="ADDRESS",
+    multiple=True,
+    help="Believe the X-Forwarded-For of this proxy, an address or a network. May be repeated. Default: none.",
 )
 @click.option(
     "--drain-limit",
@@ -100,14 +124,7 @@ from sluice.producer.errors import InvalidSetting
     show_envvar=True,
     help="Where to keep files: file:///FOLDER, or s3://BUCKET for several hosts. Default: in the state folder.",
 )
-@click.option(
-    "--max-file-mib",
-    metavar="MIB",
-    type=int,
-    default=FILE_MIB.most,
-    show_default=True,
-    help="Refuse uploads of larger files.",
-)
+@bound_option(FILE_MIB, "Refuse uploads of larger files.")
 @click.option(
     "--model",
     "models",

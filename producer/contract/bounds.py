@@ -28,8 +28,8 @@ class Bound:
     set_by: str | None
     """The command and its flag, as `producer serve --max-connections`; None: it is fixed."""
 
-    status: int
-    """HTTP status of the answer."""
+    status: int | None
+    """HTTP status of the answer; None: there is none."""
 
     code: str | None
     """Code of the error; None: the answer has none."""
@@ -147,6 +147,45 @@ HELD_MIB = Bound(
     status=503,
     code="overloaded",
 )
+TENANT_HELD_MIB = Bound(
+    name="tenant_held_mib",
+    what="MiB of request bodies in memory",
+    per="tenant",
+    default=64,
+    set_by="producer serve --tenant-held-mib",
+    status=429,
+    code="too_many_bytes_in_flight",
+    note="what has arrived, until the answer begins; the first 16 KiB of a body do not count",
+)
+TENANT_UNREAD_MIB = Bound(
+    name="tenant_unread_mib",
+    what="MiB of answers that wait to be read",
+    per="tenant",
+    default=64,
+    set_by="producer serve --tenant-unread-mib",
+    status=429,
+    code="too_many_unread_bytes",
+    note="if the answer has begun, its connection is reset",
+)
+TENANT_REQUESTS = Bound(
+    name="tenant_requests",
+    what="open requests, streams included",
+    per="tenant",
+    default=5000,
+    set_by="producer serve --tenant-requests",
+    status=429,
+    code="too_many_open_requests",
+)
+ADDRESS_CONNECTIONS = Bound(
+    name="address_connections",
+    what="connections",
+    per="address",
+    default=5000,
+    set_by="producer serve --address-connections",
+    status=None,
+    code=None,
+    note="further ones are closed unread. Not of proxies that `--trusted-proxy` names",
+)
 
 BOUNDS = (
     REQUESTS_PER_MINUTE,
@@ -158,5 +197,9 @@ BOUNDS = (
     BODY_BYTES,
     FILE_MIB,
     HELD_MIB,
+    TENANT_HELD_MIB,
+    TENANT_UNREAD_MIB,
+    TENANT_REQUESTS,
+    ADDRESS_CONNECTIONS,
 )
 """All of them, in the order of the page."""

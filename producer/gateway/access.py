@@ -9,6 +9,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sluice.producer.api_keys.key import PREFIX, ApiKey
+from sluice.producer.gateway.arrival.shares import share_in
 from sluice.producer.gateway.errors import CALLER, HttpError
 from sluice.producer.gateway.guard import check_loopback
 from sluice.producer.gateway.keyring import Keyring
@@ -69,6 +70,7 @@ class Access:
                 caller = self._caller(scope)
                 if caller is not None:
                     scope.setdefault("state", {}).update(caller=caller, **caller.facts)
+                    _count(scope, caller)
             except HttpError as refusal:
                 answer = refusal.response
         await answer(scope, receive, send)
@@ -91,6 +93,17 @@ class Access:
         if key is None:
             raise _invalid()
         return Caller(key)
+
+
+def _count(scope: Scope, caller: Caller) -> None:
+    """Count a request to the tenant of its key.
+
+    Raises:
+        HttpError: 429, the tenant holds too much.
+    """
+    share = share_in(scope)
+    if share is not None and caller.key is not None:
+        share.belong_to(caller.key.tenant)
 
 
 def is_page(path: str) -> bool:

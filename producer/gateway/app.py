@@ -21,6 +21,7 @@ from sluice.producer.contract.openai.requests import ENDPOINTS, RequestRefused
 from sluice.producer.errors import HistoryUnavailable, ProducerError
 from sluice.producer.gateway.access import Access
 from sluice.producer.gateway.arrival.requests import Arrival
+from sluice.producer.gateway.arrival.shares import ShareLimits, Shares
 from sluice.producer.gateway.batches.routes import BatchRoutes
 from sluice.producer.gateway.batches.store import BatchStore
 from sluice.producer.gateway.connections.drain import Drain, Draining
@@ -49,6 +50,7 @@ from sluice.producer.openai.bodies import Object
 ANSWERED = (HTTPException, HttpError, RequestRefused, ProducerError)
 """Errors that clients read."""
 
+MIB = 1024 * 1024
 LOG = logging.getLogger(__name__)
 
 
@@ -97,7 +99,7 @@ def create_router(settings: GatewaySettings, keyring: Keyring) -> Starlette:
     return Starlette(
         routes=routes,
         middleware=[
-            Middleware(Arrival, max_held_bytes=settings.max_held_bytes),
+            Middleware(Arrival, shares=Shares(_share_limits(settings))),
             *_cors(settings),
             Middleware(Access, keyring=keyring, is_loopback=is_loopback(settings.host)),
         ],
@@ -107,6 +109,15 @@ def create_router(settings: GatewaySettings, keyring: Keyring) -> Starlette:
             Exception: _answer_broken,
         },
         lifespan=lifespan,
+    )
+
+
+def _share_limits(settings: GatewaySettings) -> ShareLimits:
+    return ShareLimits(
+        held_bytes=settings.max_held_bytes,
+        tenant_held_bytes=settings.tenant_held_mib * MIB,
+        tenant_unread_bytes=settings.tenant_unread_mib * MIB,
+        tenant_requests=settings.tenant_requests,
     )
 
 

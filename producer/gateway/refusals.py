@@ -10,7 +10,11 @@ REFUSED: dict[str, int] = {bound.name: 0 for bound in BOUNDS if bound.metric == 
 """Refusals by the name of their bound."""
 
 KINDS = {HTTPStatus.TOO_MANY_REQUESTS: LIMIT, HTTPStatus.SERVICE_UNAVAILABLE: SERVER}
-RETRIED = tuple(KINDS)
+
+
+def count(bound: Bound) -> None:
+    """Count a refusal that has no answer."""
+    REFUSED[bound.name] += 1
 
 
 def refusal(
@@ -22,10 +26,11 @@ def refusal(
     param: str | None = None,
 ) -> HttpError:
     """Return the error of a request beyond a bound, and count it."""
-    REFUSED[bound.name] += 1
-    when = {"retry-after": str(retry_after_s)} if bound.status in RETRIED else {}
-    kind = KINDS.get(HTTPStatus(bound.status), CALLER)
-    return HttpError(bound.status, kind, message, bound.code, param=param, headers={**(headers or {}), **when})
+    count(bound)
+    status = HTTPStatus(bound.status or HTTPStatus.SERVICE_UNAVAILABLE)
+    when = {"retry-after": str(retry_after_s)} if status in KINDS else {}
+    kind = KINDS.get(status, CALLER)
+    return HttpError(status, kind, message, bound.code, param=param, headers={**(headers or {}), **when})
 
 
 def refusal_lines() -> Iterator[str]:

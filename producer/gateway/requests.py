@@ -10,7 +10,7 @@ from starlette.requests import Request
 from sluice.producer.contract.bounds import BODY_BYTES
 from sluice.producer.contract.jobs import Options, PromptLike
 from sluice.producer.contract.openai.requests import Endpoint, read_request
-from sluice.producer.gateway.arrival.requests import HELD, HeldByRequest
+from sluice.producer.gateway.arrival.shares import share_of
 from sluice.producer.gateway.errors import bad_request
 from sluice.producer.gateway.refusals import refusal
 
@@ -60,7 +60,7 @@ async def read_json(request: Request, max_bytes: int) -> object:
     Raises:
         HttpError: it is larger than `max_bytes`, or no JSON in UTF-8; or all requests hold too much.
     """
-    body, held = bytearray(), cast("HeldByRequest", request.state[HELD])
+    body, held = bytearray(), share_of(request)
     async for piece in request.stream():
         held.take(len(piece))
         body += piece

@@ -11,6 +11,7 @@ import uvicorn
 from sluice.producer.contract.host.thread_errors import ended_by_thread_errors
 from sluice.producer.errors import InvalidSetting
 from sluice.producer.gateway.app import create_app
+from sluice.producer.gateway.arrival.addresses import Addresses
 from sluice.producer.gateway.arrival.connection import ArrivingConnection
 from sluice.producer.gateway.connections.connection import Connection
 from sluice.producer.gateway.connections.drain import Drain
@@ -87,6 +88,7 @@ def _connection_class(settings: GatewaySettings) -> type[ArrivingConnection]:
         """A connection of this gateway."""
 
         arrival_limit_s, read_limit_s = settings.arrival_limit_s, settings.read_limit_s
+        addresses = Addresses(settings.address_connections, settings.trusted_proxies)
 
     return BoundedConnection
 
@@ -101,6 +103,9 @@ def _config(settings: GatewaySettings, keyring: Keyring, drain: Drain) -> uvicor
         log_config=None,
         access_log=False,
         server_header=False,
+        # By default uvicorn believes what 127.0.0.1 says of its clients.
+        proxy_headers=bool(settings.trusted_proxies),
+        forwarded_allow_ips=list(settings.trusted_proxies),
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
     )

@@ -3,9 +3,18 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 
-from sluice.producer.contract.bounds import BODY_BYTES, CONNECTIONS, FILE_MIB, HELD_MIB
+from sluice.producer.contract.bounds import (
+    ADDRESS_CONNECTIONS,
+    BODY_BYTES,
+    CONNECTIONS,
+    FILE_MIB,
+    HELD_MIB,
+    TENANT_HELD_MIB,
+    TENANT_REQUESTS,
+    TENANT_UNREAD_MIB,
+)
 from sluice.producer.errors import InvalidSetting
 
 ORIGIN = re.compile(r"https?://(\[[0-9a-f:]+\]|[a-z0-9.-]+)(:[0-9]+)?")
@@ -72,8 +81,15 @@ class GatewaySettings:
     max_connections: int = CONNECTIONS.most
     """More are told so with 503, or closed."""
 
+    tenant_held_mib: int = TENANT_HELD_MIB.most
+    tenant_unread_mib: int = TENANT_UNREAD_MIB.most
+    tenant_requests: int = TENANT_REQUESTS.most
+    address_connections: int = ADDRESS_CONNECTIONS.most
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses and networks whose `X-Forwarded-For` is believed."""
+
     arrival_limit_s: float = 30.0
-    """Longest time for a request to arrive, and a second for each 16 KiB of it."""
+    """Longest time for a request to arrive, and a second for each 16 KiB of it; longest pause on the way."""
 
     read_limit_s: float = 60.0
     """How long a client may read nothing of what waits for it. Then its connection is aborted."""
@@ -95,6 +111,7 @@ class GatewaySettings:
             yield "give both of --tls-cert and --tls-key, or neither"
         yield from self._limit_faults()
         yield from self._queue_faults()
+        yield from self._proxy_faults()
         for origin in self.cors_origins:
             if not ORIGIN.fullmatch(origin):
                 yield f"--cors-origin must be as https://chat.example.com, got {origin!r}"
@@ -107,12 +124,18 @@ class GatewaySettings:
         for name, limit_s in (("return", self.return_limit_s), ("drain", self.drain_s)):
             if limit_s < 0:
                 yield f"--{name}-limit must be 0 s or more, got {limit_s:g}"
-        if self.max_connections < 1:
-            yield f"--max-connections must be 1 or more, got {self.max_connections}"
-        if self.max_file_mib <= 0:
-            yield "--max-file-mib must be over 0"
+        for bound in (CONNECTIONS, FILE_MIB, TENANT_HELD_MIB, TENANT_UNREAD_MIB, TENANT_REQUESTS, ADDRESS_CONNECTIONS):
+            if getattr(self, bound.name) < 1:
+                yield f"{bound.flag} must be 1 or more, got {getattr(self, bound.name)}"
         if not 0 < self.response_days < MAX_DAYS:
             yield f"--response-days must be over 0 and below {MAX_DAYS}, got {self.response_days:g}"
+
+    def _proxy_faults(self) -> Iterator[str]:
+        for proxy in self.trusted_proxies:
+            try:
+                ip_network(proxy, strict=False)
+            except ValueError:
+                yield f"--trusted-proxy must be an address or a network, as 10.0.0.0/8, got {proxy!r}"
 
     def _queue_faults(self) -> Iterator[str]:
         names = [queue.name for queue in self.queues]

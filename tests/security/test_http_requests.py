@@ -241,11 +241,11 @@ class TestGivenARequestThatIsTooMuch:
 
 class TestGivenLargeRequestsAtATime:
     async def test_when_their_bodies_take_too_much_then_one_is_503_until_others_end(self) -> None:
-        settings = GatewaySettings(redis_url="redis://127.0.0.1:1", database_url=NOWHERE, max_held_bytes=100)
+        settings = GatewaySettings(redis_url="redis://127.0.0.1:1", database_url=NOWHERE, max_held_bytes=100_000)
         app = create_router(settings, Keyring(NOWHERE))
 
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
-            answers = [await http.post("/jobs", content=b"[" + b" " * size) for size in (60, 200, 60, 60)]
+            answers = [await http.post("/jobs", content=b"[" + b" " * size * 1000) for size in (60, 200, 60, 60)]
 
         assert [answer.status_code for answer in answers] == [400, 503, 400, 400]
         assert answers[1].json()["error"]["code"] == "overloaded"
@@ -289,6 +289,15 @@ class TestGivenAClientThatIsSlow:
 
         assert statuses(data) == [408]
         assert time.monotonic() - began_s < 5
+
+    def test_when_it_stops_after_a_large_part_then_that_has_saved_up_no_time(self, gateway: GatewayProcess) -> None:
+        began_s = time.monotonic()
+        with connection(gateway) as opened:
+            opened.sendall(POST + b"content-length: 2000000\r\n\r\n" + b" " * 1_999_999)
+            found = statuses(read_all(opened))
+
+        assert found == [408]
+        assert time.monotonic() - began_s < 10  # a second for each 16 KiB would be two minutes
 
     def test_when_its_answer_comes_before_its_body_then_it_is_not_held(self, gateway: GatewayProcess) -> None:
         with connection(gateway) as opened:

@@ -11,15 +11,16 @@ from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from sluice.producer.contract.bounds import HEADER_BYTES, HEADERS
+from sluice.producer.contract.bounds import ADDRESS_CONNECTIONS, HEADER_BYTES, HEADERS
+from sluice.producer.gateway.arrival.addresses import Addresses
 from sluice.producer.gateway.connections.connection import MAX_HEADER_BYTES, TOO_LARGE
 from sluice.producer.gateway.errors import CALLER, HttpError
 from sluice.producer.gateway.log.lines import log_event
 from sluice.producer.gateway.log.requests import REQUEST_ID, new_request_id
-from sluice.producer.gateway.refusals import refusal
+from sluice.producer.gateway.refusals import count, refusal
 
 LEAST_BYTES_PER_S = 16 * 1024
-"""A request may take this much longer than the limit: a second for so many bytes."""
+"""Least rate of a request beyond the limit: so many bytes give a second, of which at most the limit is saved up."""
 
 LINGER_S = 1.0
 """How long the rest of a body is read after its answer. A reset at once could lose the answer."""
@@ -37,7 +38,10 @@ class ArrivingConnection(H11Protocol):
     """uvicorn's connection. Changes as requests arrive."""
 
     arrival_limit_s = 30.0
-    """Longest time from a connection, or the first byte of a request, to its last one."""
+    """Longest time from a connection, or the first byte of a request, to its last one, and longest pause in it."""
+
+    addresses = Addresses(ADDRESS_CONNECTIONS.most, ())
+    """Those of all connections."""
 
     def __init__(
         self,
@@ -48,13 +52,20 @@ class ArrivingConnection(H11Protocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._timer: asyncio.TimerHandle | None = None
-        self._began_s = 0.0
+        self._until_s = 0.0
+        self._address = ""
         self._num_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] (as uvicorn's)
         """Begin to wait for a request, unless there are too many connections."""
         super().connection_made(transport)
+        self._address = self.client[0] if self.client else ""
+        is_too_much = self.addresses.add(self._address)
+        if is_too_much:
+            count(ADDRESS_CONNECTIONS)
         if self.limit_concurrency is not None and len(self.connections) > self.limit_concurrency + SPARE_CONNECTIONS:
+            is_too_much = True
+        if is_too_much:
             transport.abort()
         else:
             self._begin_arrival()
@@ -68,6 +79,8 @@ class ArrivingConnection(H11Protocol):
         if self._timer is None:
             self._begin_arrival()
         self._num_bytes += len(data)
+        most_s = self.loop.time() + self.arrival_limit_s
+        self._until_s = min(most_s, self._until_s + len(data) / LEAST_BYTES_PER_S)
 
     def on_response_complete(self) -> None:
         """Read no further for long if the answer came before the end of its request."""
@@ -81,10 +94,11 @@ class ArrivingConnection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting."""
         self._finish_arrival()
+        self.addresses.remove(self._address)
         super().connection_lost(exc)
 
     def _begin_arrival(self) -> None:
-        self._began_s, self._num_bytes = self.loop.time(), 0
+        self._until_s, self._num_bytes = self.loop.time() + self.arrival_limit_s, 0
         self._timer = self.loop.call_later(self.arrival_limit_s, self._check_arrival)
 
     def _finish_arrival(self) -> None:
@@ -96,7 +110,7 @@ class ArrivingConnection(H11Protocol):
         if self.flow.read_paused:  # the handler is slow, and not the client
             self._begin_arrival()
             return
-        spare_s = self._began_s + self.arrival_limit_s + self._num_bytes / LEAST_BYTES_PER_S - self.loop.time()
+        spare_s = self._until_s - self.loop.time()
         if spare_s > 0:
             self._timer = self.loop.call_later(spare_s, self._check_arrival)
         else:

@@ -1,58 +1,12 @@
 """Middleware that refuses requests which another program on the way may read differently, or that take too much."""
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sluice.producer.contract.bounds import HELD_MIB, PARAMETERS
+from sluice.producer.contract.bounds import PARAMETERS
+from sluice.producer.gateway.arrival.shares import HELD, RequestShare, Shares
 from sluice.producer.gateway.errors import HttpError, bad_request
 from sluice.producer.gateway.refusals import refusal
-
-HELD = "held_bytes"
-"""Field of a request's state: what is held in memory of its body."""
-
-
-class HeldBytes:
-    """The bodies that are held in memory by all requests. Changes as they arrive, and as requests end."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._total = 0
-
-    def take(self, num_bytes: int) -> None:
-        """Count bytes that are held from now on.
-
-        Raises:
-            HttpError: 503, too much is held.
-        """
-        if self._total + num_bytes > self._most:
-            raise refusal(HELD_MIB, "too many large requests at a time")
-        self._total += num_bytes
-
-    def give(self, num_bytes: int) -> None:
-        """Count bytes that are no longer held."""
-        self._total -= num_bytes
-
-
-class HeldByRequest:
-    """What one request holds. Changes as its body arrives."""
-
-    def __init__(self, of_all: HeldBytes) -> None:
-        self._of_all = of_all
-        self._num_bytes = 0
-
-    def take(self, num_bytes: int) -> None:
-        """Count a piece of its body.
-
-        Raises:
-            HttpError: 503, all requests hold too much.
-        """
-        self._of_all.take(num_bytes)
-        self._num_bytes += num_bytes
-
-    def end(self) -> None:
-        """Give all of it back."""
-        self._of_all.give(self._num_bytes)
-        self._num_bytes = 0
 
 
 class Arrival:
@@ -60,11 +14,11 @@ class Arrival:
 
     Args:
         app: The application behind it.
-        max_held_bytes: Most bytes of bodies that all requests may hold.
+        shares: What all requests hold.
     """
 
-    def __init__(self, app: ASGIApp, max_held_bytes: int) -> None:
-        self._app, self._held = app, HeldBytes(max_held_bytes)
+    def __init__(self, app: ASGIApp, shares: Shares) -> None:
+        self._app, self._shares = app, shares
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
@@ -75,10 +29,16 @@ class Arrival:
         if fault is not None:
             await fault.response(scope, receive, send)
             return
-        own = HeldByRequest(self._held)
+        own = RequestShare(self._shares)
         scope.setdefault("state", {})[HELD] = own
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                own.give_back()  # the body has been used
+            await send(message)
+
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, answer)
         finally:
             own.end()
 

@@ -14,7 +14,9 @@ from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from sluice.producer.contract.bounds import HEADER_BYTES, HEADERS
+from sluice.producer.contract.bounds import HEADER_BYTES, HEADERS, TENANT_UNREAD_MIB
+from sluice.producer.gateway.arrival.shares import RequestShare, share_in
+from sluice.producer.gateway.refusals import count
 
 LOOKS_PER_LIMIT = 4
 """How often a waiting connection is looked at: it is aborted at most this share of the limit late."""
@@ -107,6 +109,7 @@ class Connection(H11Protocol):
         super().__init__(config, server_state, {**app_state, "abort": self.abort}, _loop)
         self.conn = Protocol(MAX_HEADER_BYTES)
         self._look: asyncio.TimerHandle | None = None
+        self._share: RequestShare | None = None
         self._num_waiting_bytes = self._num_looks = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] (as uvicorn's)
@@ -122,6 +125,11 @@ class Connection(H11Protocol):
         """Begin to look at how the client reads."""
         super().pause_writing()
         self._num_waiting_bytes, self._num_looks = self.transport.get_write_buffer_size(), 0
+        self._share = share_in(self.cycle.scope) if self.cycle else None
+        if self._share is not None and self._share.wait_for_reader(self._num_waiting_bytes):
+            count(TENANT_UNREAD_MIB)
+            # Not at once: uvicorn is writing.
+            self.loop.call_soon(self.abort)
         self._plan_look()
 
     def resume_writing(self) -> None:
@@ -146,6 +154,8 @@ class Connection(H11Protocol):
         num_waiting = self.transport.get_write_buffer_size()
         self._num_looks = self._num_looks + 1 if num_waiting >= self._num_waiting_bytes else 0
         self._num_waiting_bytes = num_waiting
+        if self._share is not None:
+            self._share.wait_for_reader(num_waiting)
         if self._num_looks >= LOOKS_PER_LIMIT:
             self.abort()
         else:
@@ -154,3 +164,6 @@ class Connection(H11Protocol):
     def _stop_looking(self) -> None:
         if self._look is not None:
             self._look.cancel()
+        if self._share is not None:
+            self._share.wait_for_reader(0)
+            self._share = None

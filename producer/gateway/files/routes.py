@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from sluice.producer.gateway.access import caller_of
+from sluice.producer.gateway.arrival.shares import share_of
 from sluice.producer.gateway.errors import HttpError, bad_request
 from sluice.producer.gateway.files.storage import Storage
 from sluice.producer.gateway.files.store import INPUT, PREFIX, UPLOADS, File, FileStore, Stored, new_file_id, now_ms
@@ -69,6 +70,7 @@ class FileRoutes:
 
     async def _content(self, request: Request) -> Response:
         file = await self._file(request)
+        share_of(request).reserve(self._storage.buffer_bytes)
         pieces = self._pieces(file)
         first = await anext(pieces, b"")  # a storage that is away is an error, not a response that is cut short
 

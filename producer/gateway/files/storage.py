@@ -19,6 +19,9 @@ from sluice.producer.errors import InvalidSetting
 from sluice.producer.gateway.files.faults import ContentMissing, StorageUnavailable
 
 PIECE_BYTES = 1024 * 1024
+DOWNLOAD_BYTES = 64 * 1024
+"""A client that does not read holds twice as much."""
+
 BLOCK_BYTES = 8 * 1024 * 1024
 """What is sent to or read from a bucket at once; a folder is read as its system does."""
 
@@ -54,6 +57,11 @@ class Storage:
     def is_folder(self) -> bool:
         """Whether only this host reaches it."""
         return self._is_folder
+
+    @property
+    def buffer_bytes(self) -> int:
+        """What an object that is being written or read may hold in memory."""
+        return 0 if self._is_folder else BLOCK_BYTES
 
     def identity(self) -> str:
         """Return what tells this storage from others: of a folder, what a file in it says.
@@ -126,7 +134,7 @@ class Storage:
             StorageUnavailable: it cannot be read.
         """
         with _explained(), self._fs.open(self._path(key), "rb", block_size=BLOCK_BYTES) as file:
-            while piece := file.read(PIECE_BYTES):
+            while piece := file.read(DOWNLOAD_BYTES):
                 yield piece
 
     def delete(self, keys: Iterable[str]) -> None:

@@ -10,6 +10,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
 from sluice.producer.contract.bounds import FILE_MIB
+from sluice.producer.gateway.arrival.shares import share_of
 from sluice.producer.gateway.errors import bad_request
 from sluice.producer.gateway.files.storage import PIECE_BYTES, ObjectWriter, Storage
 from sluice.producer.gateway.files.threads import FILES
@@ -51,14 +52,18 @@ async def receive(request: Request, storage: Storage, key: str, max_bytes: int) 
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > max_bytes + FORM_BYTES:
         raise _too_large(max_bytes)
+    held = share_of(request)
+    held.reserve(storage.buffer_bytes)
     writer = await FILES.run(storage.create, key)
     is_whole = False
     try:
         form = _Form(boundary, max_bytes)
         async for piece in request.stream():
+            held.take(len(piece))
             form.feed(piece)
             if len(form.pending) >= PIECE_BYTES:
                 await _write(writer, form)
+                held.give_back()
         await _write(writer, form)
         uploaded = form.result()
         await FILES.run(writer.close)

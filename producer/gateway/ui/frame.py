@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import cast
 from urllib.parse import parse_qsl, quote
 
 from starlette.exceptions import HTTPException
@@ -13,7 +12,7 @@ from starlette.routing import Route
 
 from sluice.producer.contract.openai.requests import RequestRefused
 from sluice.producer.errors import HistoryUnavailable, ProducerError
-from sluice.producer.gateway.arrival.requests import HELD, HeldByRequest
+from sluice.producer.gateway.arrival.shares import share_of
 from sluice.producer.gateway.errors import HttpError, bad_request, error_of
 from sluice.producer.gateway.ui import templates
 from sluice.producer.gateway.ui.visitors import Visitor, Visitors, check_form
@@ -78,7 +77,7 @@ class Frame:
             visitor = await self._visitors.of(request)
             if visitor is None:
                 return _to_sign_in(request)
-            request.state.visitor = visitor
+            _begin(request, visitor)
             visitor.caller.check_scope(scope)
             return await handler(request, visitor)
 
@@ -91,7 +90,7 @@ class Frame:
             visitor = await self._visitors.of(request)
             if visitor is None:
                 return _to_sign_in(request)
-            request.state.visitor = visitor
+            _begin(request, visitor)
             form = await read_form(request)
             check_form(request, visitor, form.get("csrf", [""])[0])
             if scope is not None:
@@ -160,7 +159,7 @@ async def read_form(request: Request, max_bytes: int = MAX_FORM_BYTES) -> Form:
     """
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
         raise bad_request("a form is expected", status=415)
-    body, held = bytearray(), cast("HeldByRequest", request.state[HELD])
+    body, held = bytearray(), share_of(request)
     async for piece in request.stream():
         held.take(len(piece))
         body += piece
@@ -178,6 +177,17 @@ async def read_form(request: Request, max_bytes: int = MAX_FORM_BYTES) -> Form:
 def is_own_path(path: str) -> bool:
     """Return whether an address is one of our pages."""
     return path.startswith("/ui/") and path.isascii() and path.isprintable() and "\\" not in path and "//" not in path
+
+
+def _begin(request: Request, visitor: Visitor) -> None:
+    """Count a request of a visitor who is signed in.
+
+    Raises:
+        HttpError: 429, the visitor's tenant holds too much.
+    """
+    request.state.visitor = visitor
+    if visitor.tenant is not None:
+        share_of(request).belong_to(visitor.tenant)
 
 
 def _to_sign_in(request: Request) -> Response:
