@@ -19,6 +19,7 @@ BENCHMARKS = {
     "gateway": ("gateway.run", "what the HTTP gateway adds to a token's way and cost"),
     "growth": ("growth.run", "how cost grows with queue, streams, context and history"),
     "history": ("queue.history", "queries on a large history"),
+    "neighbours": ("engine.neighbours", "throughput beside busy processes, compared with other engines, on this CPU"),
     "penalties": ("engine.penalties", "what penalties cost a step, and a row on a device that lags"),
     "profile": ("engine.profile", "time per operation of a step, compared with its bound"),
     "quality": ("engine.quality", "quality loss of reduced precision"),

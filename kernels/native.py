@@ -168,10 +168,10 @@ def _is_private(path: Path) -> bool:
 
 
 def _build(path: Path, march: str) -> None:
+    compiler, openmp = find_compiler(), _torch_openmp() or "-fopenmp"
     # A warning, since it is shown without any configuration of logs: it takes longer than anything else at start.
     log.warning("compiling the CPU kernels for this processor, once: some tens of seconds of processor time")
-    openmp = _torch_openmp() or "-fopenmp"
-    compile_library(path, _sources(), compiler=find_compiler(), options=[f"-march={march}"], link=[openmp])
+    compile_library(path, _sources(), compiler=compiler, options=[f"-march={march}"], link=[openmp])
 
 
 def _torch_openmp() -> str | None:

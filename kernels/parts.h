@@ -8,9 +8,9 @@
 #include <omp.h>
 #endif
 
-/* Tasks taken from a thread's own run, in this phase and in the next. One cache line each. */
+/* Tasks taken of a thread's own run: the phase in the upper half, their number in the lower. One cache line each. */
 typedef struct {
-  int taken[2];
+  uint64_t taken;
   char padding[56];
 } Share;
 
@@ -23,56 +23,77 @@ typedef struct {
 } Signal;
 
 /* See kernels/team. */
-void await_signal(Signal *signal, int seen);
+int await_signal(Signal *signal, int seen);
+int await_signal_awake(Signal *signal, int seen);
 void give_signal(Signal *signal);
 
 INLINE int signal_number(const Signal *signal) { return __atomic_load_n(&signal->number, __ATOMIC_ACQUIRE); }
 
-/* Barrier of a team's threads. */
+/* What the threads of a team have done in the current phase. */
 typedef struct {
-  Signal all_came;
-  int num_came;
+  Signal phase; /* grows from phase to phase, and from one run of the team to the next */
+  int num_done; /* tasks */
   char padding[60];
-} Meeting;
+} Progress;
 
-/* One thread's view of its team. A phase ends with a barrier; at most one of its parts takes tasks. */
+/* One thread's view of its team.
+
+   A phase has one part, and ends when the tasks of that part are done. It does not wait for threads: one that is
+   descheduled holds up the task that it has taken, and nothing else. It then finds the phases that ended without it
+   and passes through them. So outside of its tasks a part writes nothing that others read. */
 typedef struct {
-  Share *shares;    /* [count] */
-  Meeting *meeting; /* null with only one phase or one thread */
-  int index, count, phase;
+  Share *shares;      /* [count] */
+  Progress *progress; /* null with only one phase or one thread */
+  int index, count;
+  int phase;
+  int num_tasks, num_taken; /* of this phase; taken by this thread */
 } Team;
 
 /* Run work on the calling thread and others, up to num_threads; see kernels/team. */
 void run_team(void (*work)(const void *argument, Team *team), const void *argument, int num_threads);
 
+/* Take the next task of the run of `size` tasks; -1 if there is none, or the phase has ended. The first who comes in a
+   phase begins the count. */
+INLINE int take_from(Share *share, int phase, int size) {
+  uint64_t seen = __atomic_load_n(&share->taken, __ATOMIC_RELAXED);
+  for (;;) {
+    const int ahead = (int)((uint32_t)(seen >> 32) - (uint32_t)phase), taken = ahead ? 0 : (int)(uint32_t)seen;
+    if (ahead > 0 || taken >= size) return -1;
+    const uint64_t now = (uint64_t)(uint32_t)phase << 32 | (uint32_t)(taken + 1);
+    if (__atomic_compare_exchange_n(&share->taken, &seen, now, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) return taken;
+  }
+}
+
 /* The next task of `num_tasks`: first the thread's own run in order, then other threads' remaining tasks; -1 when none
    is left. */
-INLINE int next_task(const Team *team, int num_tasks) {
+INLINE int next_task(Team *team, int num_tasks) {
+  team->num_tasks = num_tasks;
   for (int i = 0; i < team->count; i++) {
     const int owner = (team->index + i) % team->count;
     const int first = (int)((int64_t)num_tasks * owner / team->count);
     const int end = (int)((int64_t)num_tasks * (owner + 1) / team->count);
-    const int task = first + __atomic_fetch_add(&team->shares[owner].taken[team->phase & 1], 1, __ATOMIC_RELAXED);
-    if (task < end) return task;
+    const int task = take_from(team->shares + owner, team->phase, end - first);
+    if (task < 0) continue;
+    team->num_taken++;
+    return first + task;
   }
   return -1;
 }
 
-INLINE void meet(Meeting *meeting, int count) {
-  const int seen = signal_number(&meeting->all_came);
-  if (__atomic_add_fetch(&meeting->num_came, 1, __ATOMIC_ACQ_REL) < count) {
-    await_signal(&meeting->all_came, seen);
-    return;
-  }
-  __atomic_store_n(&meeting->num_came, 0, __ATOMIC_RELAXED);
-  give_signal(&meeting->all_came);
-}
-
-/* Wait for the others. The counts of this phase are reused only after the next barrier. */
+/* End the phase for this thread: its tasks are done. Wait for those of others. */
 INLINE void end_phase(Team *team) {
-  if (team->count > 1) meet(team->meeting, team->count);
-  team->shares[team->index].taken[team->phase & 1] = 0;
-  team->phase++;
+  Progress *progress = team->progress;
+  if (progress && team->num_tasks) {
+    const int num_taken = team->num_taken;
+    if (num_taken && __atomic_add_fetch(&progress->num_done, num_taken, __ATOMIC_ACQ_REL) == team->num_tasks) {
+      __atomic_store_n(&progress->num_done, 0, __ATOMIC_RELAXED);
+      give_signal(&progress->phase);
+    } else if (signal_number(&progress->phase) == team->phase) {
+      await_signal_awake(&progress->phase, team->phase);
+    }
+  }
+  team->phase += team->num_tasks != 0;
+  team->num_tasks = team->num_taken = 0;
 }
 
 #if defined(_OPENMP)
@@ -92,7 +113,7 @@ INLINE void end_phase(Team *team) {
     memset(shares, 0, sizeof shares);                                       \
     PRAGMA(omp parallel if (condition) num_threads(THREAD_LIMIT))           \
     {                                                                       \
-      Team team = {shares, NULL, THREAD_INDEX, THREAD_COUNT, 0};                \
+      Team team = {shares, NULL, THREAD_INDEX, THREAD_COUNT, 0, 0, 0};          \
       call;                                                                 \
     }                                                                       \
   } while (0)
@@ -100,6 +121,22 @@ INLINE void end_phase(Team *team) {
 /* A thread's share of `count` items of equal work. */
 INLINE int64_t share_begin(const Team *team, int64_t count) { return count * team->index / team->count; }
 INLINE int64_t share_end(const Team *team, int64_t count) { return count * (team->index + 1) / team->count; }
+
+/* Consecutive items. */
+typedef struct {
+  int64_t first, end;
+} Run;
+
+#define RUNS_PER_THREAD 4
+
+/* The next run of `count` items of equal work, as a task; an empty one when none is left. */
+INLINE Run next_run(Team *team, int64_t count) {
+  const int64_t most = (int64_t)team->count * RUNS_PER_THREAD, num_tasks = count < most ? count : most;
+  const int64_t task = next_task(team, (int)num_tasks);
+  return task < 0 ? (Run){0, 0} : (Run){count * task / num_tasks, count * (task + 1) / num_tasks};
+}
+
+#define FOR_RUNS(team, run, count) for (Run run; (run = next_run(team, count)).first < run.end;)
 
 /* A packed weight, `[N, K]`: panels of 32 columns of the product, [N / 32, W / 16, 2, 16, 16] words of four bytes, W
    words per row: two bfloat16 or four int8 of K. N is padded to whole panels, W to whole steps of 16 words. */
@@ -127,7 +164,7 @@ typedef struct {
   const Weight *after; /* weight whose beginning is prefetched; may be null */
 } Product;
 
-void product_part(const Product *a, const Team *team);
+void product_part(const Product *a, Team *team);
 
 /* Rows of K bfloat16 as int8: x becomes round(x / scale), scale the largest of a row over 127. */
 void quantize_row(const void *x, int8_t *out, float *scale, int64_t K);
@@ -170,6 +207,6 @@ typedef struct {
   const float *sinks; /* [H], or null */
 } Attention;
 
-void attention_part(const Attention *a, const Team *team, int dtype);
+void attention_part(const Attention *a, Team *team, int dtype);
 
 #endif

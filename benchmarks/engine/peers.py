@@ -46,11 +46,12 @@ def jobs_of(max_num_seqs: int) -> list[Job]:
     return jobs if max_num_seqs > 1 else [Job(jobs[-2].prompt[:128], 128)]
 
 
-def serve_ours(model: Path, weights: str, max_num_seqs: int) -> None:
+def serve_ours(model: Path, weights: str, max_num_seqs: int, dtype: str) -> None:
     """The bare engine as a serving process, like the peers'."""
     options = ModelOptions(
         path=model,
         device="cpu",
+        dtype=dtype,
         quantization=QUANTIZATION[weights],
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
@@ -131,9 +132,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="runs of each, in turns (default 5)")
     parser.add_argument("--weights", default="bf16", help="of bf16, int8 (default bf16)")
     parser.add_argument("--serve", nargs=3, metavar=("MODEL", "WEIGHTS", "SEQUENCES"), help=argparse.SUPPRESS)
+    parser.add_argument("--dtype", default="auto", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.serve:
-        serve_ours(Path(given.serve[0]), given.serve[1], int(given.serve[2]))
+        serve_ours(Path(given.serve[0]), given.serve[1], int(given.serve[2]), given.dtype)
         return
     shorthands = {"all": list(PEERS), "none": list[str](), "installed": installed()}
     peers = shorthands[given.peers] if given.peers in shorthands else given.peers.split(",")

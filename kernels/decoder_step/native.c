@@ -1,8 +1,8 @@
 /* One step of a whole decoder, run by one team of threads: embed, L blocks, norm, project.
 
-   The definition is engine/models/decoder.py, operation by operation; this file calls the same parts. Each phase ends
-   with a barrier; between phases there is no call, allocation or other thread. bfloat16; weights in bfloat16 or
-   int8. */
+   The definition is engine/models/decoder.py, operation by operation; this file calls the same parts. A phase begins
+   when all tasks of the one before it are done; between phases there is no call, allocation or other thread.
+   bfloat16; weights in bfloat16 or int8. */
 #include "../parts.h"
 
 #include <time.h>
@@ -50,7 +50,7 @@ typedef struct {
                                                                       window_tables */
 } Step;
 
-/* End a phase, and record its duration. */
+/* End a phase, and record its duration, as the caller's thread sees it. */
 INLINE void lap(Team *team, const Step *s, int phase) {
   end_phase(team);
   if (!s->seconds || team->index != 0) return;
@@ -70,7 +70,7 @@ INLINE void quantize_rows(const Model *m, const uint16_t *x, int64_t stride, con
 }
 
 /* A product of rows that an earlier phase has quantised if necessary. */
-INLINE void multiply(const Model *m, const Team *team, const uint16_t *x, int64_t x_stride, const Weight *weight,
+INLINE void multiply(const Model *m, Team *team, const uint16_t *x, int64_t x_stride, const Weight *weight,
                      uint16_t *out, int64_t out_stride, int64_t T, int epilogue, const Weight *after) {
   const int is_int8 = weight->scales != NULL;
   const Product a = {is_int8 ? (const char *)m->bytes : (const char *)x,
@@ -79,17 +79,18 @@ INLINE void multiply(const Model *m, const Team *team, const uint16_t *x, int64_
   product_part(&a, team);
 }
 
-/* Normalise the thread's rows of the residual, for the product with `weight`. If the previous block left its output in
-   `normed`, first add its norm to the residual; otherwise the block's last product has already been added. */
-INLINE void normalise_rows(const Model *m, const Team *team, const void *post_norm, const void *norm,
-                           const Weight *weight, int64_t T) {
-  const int64_t first = share_begin(team, T), end = share_end(team, T);
-  for (int64_t t = first; t < end; t++) {
-    uint16_t *residual = m->residual + t * m->hidden_stride, *normed = m->normed + t * m->hidden_stride;
-    if (post_norm) add_normed_row(BFLOAT16, normed, post_norm, residual, m->M, m->norm_eps, m->norm_offset);
-    rms_norm_row(BFLOAT16, residual, norm, normed, m->M, m->norm_eps, m->norm_offset);
+/* Normalise rows of the residual, for the product with `weight`. If the previous block left its output in `normed`,
+   first add its norm to the residual; otherwise the block's last product has already been added. */
+INLINE void normalise_rows(const Model *m, Team *team, const void *post_norm, const void *norm, const Weight *weight,
+                           int64_t T) {
+  FOR_RUNS(team, rows, T) {
+    for (int64_t t = rows.first; t < rows.end; t++) {
+      uint16_t *residual = m->residual + t * m->hidden_stride, *normed = m->normed + t * m->hidden_stride;
+      if (post_norm) add_normed_row(BFLOAT16, normed, post_norm, residual, m->M, m->norm_eps, m->norm_offset);
+      rms_norm_row(BFLOAT16, residual, norm, normed, m->M, m->norm_eps, m->norm_offset);
+    }
+    quantize_rows(m, m->normed, m->hidden_stride, weight, rows.first, rows.end);
   }
-  quantize_rows(m, m->normed, m->hidden_stride, weight, first, end);
 }
 
 INLINE void scale_row(uint16_t *row, int64_t M, float factor) {
@@ -98,24 +99,26 @@ INLINE void scale_row(uint16_t *row, int64_t M, float factor) {
   for (; i < M; i++) store1(row, i, load1(row, i, BFLOAT16) * factor, BFLOAT16);
 }
 
-INLINE void embed(const Model *m, const Step *s, const Team *team) {
-  const int64_t end = share_end(team, s->T);
-  for (int64_t t = share_begin(team, s->T); t < end; t++) {
-    uint16_t *row = m->residual + t * m->hidden_stride;
-    memcpy(row, (const uint16_t *)m->embedding + s->input_ids[t] * m->M, m->M * 2);
-    if (m->embedding_scale != 1) scale_row(row, m->M, m->embedding_scale);
+INLINE void embed(const Model *m, const Step *s, Team *team) {
+  FOR_RUNS(team, rows, s->T) {
+    for (int64_t t = rows.first; t < rows.end; t++) {
+      uint16_t *row = m->residual + t * m->hidden_stride;
+      memcpy(row, (const uint16_t *)m->embedding + s->input_ids[t] * m->M, m->M * 2);
+      if (m->embedding_scale != 1) scale_row(row, m->M, m->embedding_scale);
+    }
   }
 }
 
 /* A block's last product: added to the residual, or left in `normed` if it is normalised before it is added. */
-INLINE void multiply_last(const Model *m, const Team *team, const uint16_t *x, int64_t x_stride, const Weight *weight,
+INLINE void multiply_last(const Model *m, Team *team, const uint16_t *x, int64_t x_stride, const Weight *weight,
                           int64_t T, const void *post_norm, const Weight *after) {
   multiply(m, team, x, x_stride, weight, post_norm ? m->normed : m->residual, m->hidden_stride, T,
            post_norm ? STORE : ADD, after);
 }
 
-/* Keep only the rows whose logits are needed. */
-INLINE void keep_rows(const Model *m, const Step *s) {
+/* Keep only the rows whose logits are needed, in one task: a row may move to where another was. */
+INLINE void keep_rows(const Model *m, const Step *s, Team *team) {
+  if (next_task(team, 1) < 0) return;
   for (int64_t i = 0; i < s->num_rows; i++) {
     const int64_t t = s->rows[i];
     if (t == i) continue;
@@ -136,7 +139,7 @@ INLINE void attend(const Model *m, const Layer *layer, const Step *s, Team *team
                          layer->query_norm, layer->key_norm, layer->keys, layer->values, (char *)m->query,
                          m->heads_stride, s->T, m->block_size, (int)m->H, (int)m->G, (int)m->D, (int)layer->R, (int)m->P,
                          (int)m->DP, layer->head_eps, layer->head_offset};
-  write_kv_tokens(&write, share_begin(team, s->T), share_end(team, s->T), BFLOAT16);
+  FOR_RUNS(team, tokens, s->T) write_kv_tokens(&write, tokens.first, tokens.end, BFLOAT16);
   lap(team, s, WRITE_KV);
   const Attention attention = {(const char *)m->query, m->heads_stride, m->D, layer->keys, layer->values,
                                tables, w < 0 ? s->table_stride : s->window_table_stride, s->query_start_locs,
@@ -152,7 +155,7 @@ INLINE void attend(const Model *m, const Layer *layer, const Step *s, Team *team
 INLINE void feed(const Model *m, const Layer *layer, const Step *s, int64_t T, Team *team, const Weight *after) {
   const Weight *output = &layer->attention_output;
   if (output->scales) {
-    quantize_rows(m, m->attended, m->heads_stride, output, share_begin(team, T), share_end(team, T));
+    FOR_RUNS(team, rows, T) quantize_rows(m, m->attended, m->heads_stride, output, rows.first, rows.end);
     lap(team, s, QUANTIZE);
   }
   multiply_last(m, team, m->attended, m->heads_stride, output, T, layer->attention_post_norm, &layer->gate_up);
@@ -163,7 +166,7 @@ INLINE void feed(const Model *m, const Layer *layer, const Step *s, int64_t T, T
            GATE_SILU + (int)m->activation, &layer->down);
   lap(team, s, GATED);
   if (layer->down.scales) {
-    quantize_rows(m, m->gated, m->gated_stride, &layer->down, share_begin(team, T), share_end(team, T));
+    FOR_RUNS(team, rows, T) quantize_rows(m, m->gated, m->gated_stride, &layer->down, rows.first, rows.end);
     lap(team, s, QUANTIZE);
   }
   multiply_last(m, team, m->gated, m->gated_stride, &layer->down, T, layer->mlp_post_norm, after);
@@ -173,8 +176,9 @@ INLINE void feed(const Model *m, const Layer *layer, const Step *s, int64_t T, T
 static void run(const Model *m, const Step *s, Team *team) {
   lap(team, s, START);
   embed(m, s, team);
-  normalise_rows(m, team, NULL, m->layers[0].attention_norm, &m->layers[0].qkv, s->T);
   lap(team, s, EMBED);
+  normalise_rows(m, team, NULL, m->layers[0].attention_norm, &m->layers[0].qkv, s->T);
+  lap(team, s, NORM);
   int64_t T = s->T;
   for (int64_t l = 0; l < m->L; l++) {
     const Layer *layer = m->layers + l;
@@ -183,7 +187,7 @@ static void run(const Model *m, const Step *s, Team *team) {
     attend(m, layer, s, team);
     if (is_last) {
       T = s->num_rows;
-      if (team->index == 0) keep_rows(m, s);
+      keep_rows(m, s, team);
       lap(team, s, KEEP);
     }
     feed(m, layer, s, T, team, after);
@@ -193,8 +197,7 @@ static void run(const Model *m, const Step *s, Team *team) {
   multiply(m, team, m->normed, m->hidden_stride, &m->output, s->logits, s->logits_stride, T, STORE, &m->layers[0].qkv);
   if (m->final_cap != 0) {
     end_phase(team);
-    const int64_t size = T * s->logits_stride;
-    soft_cap_run(BFLOAT16, s->logits, share_begin(team, size), share_end(team, size), m->final_cap);
+    FOR_RUNS(team, part, T * s->logits_stride) soft_cap_run(BFLOAT16, s->logits, part.first, part.end, m->final_cap);
   }
   lap(team, s, OUTPUT);
 }
@@ -210,14 +213,14 @@ EXPORT void sluice_decoder_step_sizes(int64_t *sizes) {
 typedef struct {
   const Model *model;
   const Step *step;
-} Run;
+} Call;
 
 static void run_step(const void *argument, Team *team) {
-  const Run *a = argument;
+  const Call *a = argument;
   run(a->model, a->step, team);
 }
 
 EXPORT void sluice_decoder_step(const Model *model, const Step *step, int num_threads) {
-  const Run a = {model, step};
+  const Call a = {model, step};
   run_team(run_step, &a, num_threads);
 }

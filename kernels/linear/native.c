@@ -396,7 +396,7 @@ INLINE void multiply_panel(const Product *a, int64_t first, int64_t end, int64_t
   }
 }
 
-INLINE void multiply(const Product *a, const Team *team, int kind) {
+INLINE void multiply(const Product *a, Team *team, int kind) {
   const int64_t panels = num_panels(a->weight);
   int64_t block = BLOCK_BYTES / (num_steps(a->weight) * STEP * 4) / ROWS * ROWS;
   if (block < ROWS) block = ROWS;
@@ -421,7 +421,7 @@ INLINE void multiply(const Product *a, const Team *team, int kind) {
 #endif
 }
 
-void product_part(const Product *a, const Team *team) {
+void product_part(const Product *a, Team *team) {
   if (a->weight->scales)
     multiply(a, team, INT8);
   else

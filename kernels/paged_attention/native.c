@@ -500,28 +500,32 @@ INLINE void clear(const Attention *a, int64_t first, int64_t end, int64_t size) 
   for (int64_t t = first; t < end; t++) memset(a->out + t * a->out_stride_token * size, 0, a->H * a->D * size);
 }
 
-INLINE void attend(const Attention *a, const Team *team, int dtype) {
-  const int64_t size = dtype == BFLOAT16 ? 2 : 4;
+/* Rows without a context, and those of no sequence. */
+INLINE void clear_unused(const Attention *a, int64_t size) {
+  for (int s = 0; s < a->S; s++)
+    if (a->context_lens[s] == 0) clear(a, a->query_start_locs[s], a->query_start_locs[s + 1], size);
+  clear(a, a->query_start_locs[a->S], a->T, size);
+}
+
+INLINE void attend(const Attention *a, Team *team, int dtype) {
   const int num_tokens = a->query_start_locs[a->S];
-  const int num_tasks = a->S ? (int)((int64_t)num_tokens * (a->H / a->G) / ROWS + a->S) * a->G : 0;
+  const int last = a->S ? (int)((int64_t)num_tokens * (a->H / a->G) / ROWS + a->S) * a->G : 0; /* clears */
   const Task no_task = {0};
   int configured = 0;
-  for (int index = next_task(team, num_tasks); index >= 0;) {
-    const int following = next_task(team, num_tasks);
-    const Task task = task_at(a, index), next = following >= 0 ? task_at(a, following) : no_task;
+  for (int index = next_task(team, last + 1); index >= 0;) {
+    const int following = next_task(team, last + 1);
+    const Task task = index < last ? task_at(a, index) : no_task;
+    const Task next = following >= 0 && following < last ? task_at(a, following) : no_task;
     if (task.num_rows) attend_task(a, &task, &next, &configured, dtype);
+    if (index == last) clear_unused(a, dtype == BFLOAT16 ? 2 : 4);
     index = following;
   }
 #if HAS_TILES
   if (configured) _tile_release();
 #endif
-  if (team->index != 0) return;
-  for (int s = 0; s < a->S; s++)
-    if (a->context_lens[s] == 0) clear(a, a->query_start_locs[s], a->query_start_locs[s + 1], size);
-  clear(a, num_tokens, a->T, size);
 }
 
-void attention_part(const Attention *a, const Team *team, int dtype) {
+void attention_part(const Attention *a, Team *team, int dtype) {
   if (dtype == BFLOAT16)
     attend(a, team, BFLOAT16);
   else

@@ -296,6 +296,36 @@ class TestGivenTwoDecoders:
         assert all(torch.equal(each, expected) for each in actual)
 
 
+class TestGivenMoreThreadsThanCores:
+    """Some are always descheduled: within a task, between two, and for a whole step."""
+
+    @pytest.mark.parametrize("weights", ["bfloat16", "int8"])
+    def test_when_steps_follow_each_other_then_bits_are_those_of_one_thread(self, tmp_path: Path, weights: str) -> None:
+        MODELS["gemma2, soft caps"].save(tmp_path, torch.bfloat16)
+        folder = open_model_folder(tmp_path)
+        form = WeightForm(torch.bfloat16, CPU, is_int8=weights == "int8")
+        decoder = load_decoder(
+            parse_config(folder.config), folder.weights, form=form, max_model_len=160, max_tokens=256
+        )
+        # Steps of many tokens and of few, and one without logits, whose last phases have no tasks.
+        steps = [[whole(one) for one in sequences()], [whole(sequences()[3])], [(*whole(sequences()[1])[:3], False)]]
+        before = torch.get_num_threads()
+
+        def logits(num_threads: int) -> list[torch.Tensor]:
+            torch.set_num_threads(num_threads)
+            return [forward(decoder, step, caches_of(decoder)) for step in steps]
+
+        try:
+            expected = logits(1)
+            # The team shrinks and grows: a thread may wake in the step after the one that it was called to.
+            actual = [logits(num_threads) for num_threads in (2, 9, 3) * 20]
+        finally:
+            torch.set_num_threads(before)
+
+        for found in actual:
+            assert all(map(torch.equal, found, expected))
+
+
 class TestGivenABatchThatNativeCodeWouldMisread:
     @pytest.mark.parametrize(
         ("name", "wrong", "problem"),
