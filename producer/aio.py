@@ -34,7 +34,7 @@ from sluice.producer.contract.wire import JobId, JobResult
 from sluice.producer.errors import ProducerError
 from sluice.producer.operations import batches, control, dead, results, submission, views
 from sluice.producer.operations import follow as following
-from sluice.producer.operations.backpressure import RetryAfterEstimator, submit_within
+from sluice.producer.operations.backpressure import submit_estimated, submit_within
 from sluice.producer.operations.batches import BatchCancelled
 from sluice.producer.operations.dead import DeadFilter
 from sluice.producer.operations.follow import Place, Reader, StreamEvent, choice_readers
@@ -140,15 +140,17 @@ class AsyncProducer:
         await self._link.run(self._queue.read())
         encoder = JobEncoder(options, partitions=self._queue.partitions)
         durability_check = await self._link.run(self._durability.resolve(self._queue, durability))
-        packer, waits = Packer(durability_check), RetryAfterEstimator(self._queue)
+        packer = Packer(durability_check)
         in_flight = deque[Operation[list[SubmitAnswer]]]()
         async with self._link.pipe() as pipe:
             async for item in _each(jobs):
                 if full := packer.add(encoder.prepare(item)):
-                    for answer in await self._send(pipe, in_flight, waits.submit_jobs(full, durability_check)):
+                    for answer in await self._send(
+                        pipe, in_flight, submit_estimated(self._queue, full, durability_check)
+                    ):
                         yield answer
             if rest := packer.rest():
-                for answer in await self._send(pipe, in_flight, waits.submit_jobs(rest, durability_check)):
+                for answer in await self._send(pipe, in_flight, submit_estimated(self._queue, rest, durability_check)):
                     yield answer
             while in_flight:
                 for answer in await self._receive(pipe, in_flight):

@@ -26,7 +26,7 @@ from sluice.producer.contract.wire import JobId, JobResult
 from sluice.producer.errors import InvalidJob
 from sluice.producer.operations import batches, control, dead, results, submission, views
 from sluice.producer.operations import follow as following
-from sluice.producer.operations.backpressure import RetryAfterEstimator, submit_within
+from sluice.producer.operations.backpressure import submit_estimated, submit_within
 from sluice.producer.operations.batches import BatchCancelled
 from sluice.producer.operations.dead import DeadFilter
 from sluice.producer.operations.durability import TIMEOUT_S, DurabilityPolicy
@@ -183,14 +183,14 @@ class Producer:
     def submit_prepared(self, jobs: Iterable[Prepared], *, durability: str | None = None) -> Iterator[SubmitAnswer]:
         """Submit jobs that are already encoded, as `submit_many` does. Lazy, too."""
         durability_check = self._link.run(self._durability.resolve(self._queue, durability))
-        packer, waits = Packer(durability_check), RetryAfterEstimator(self._queue)
+        packer = Packer(durability_check)
         in_flight = deque[Operation[list[SubmitAnswer]]]()
         with self._link.pipe() as pipe:
             for prepared in jobs:
                 if full := packer.add(prepared):
-                    yield from self._send(pipe, in_flight, waits.submit_jobs(full, durability_check))
+                    yield from self._send(pipe, in_flight, submit_estimated(self._queue, full, durability_check))
             if rest := packer.rest():
-                yield from self._send(pipe, in_flight, waits.submit_jobs(rest, durability_check))
+                yield from self._send(pipe, in_flight, submit_estimated(self._queue, rest, durability_check))
             while in_flight:
                 yield from self._receive(pipe, in_flight)
 

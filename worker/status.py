@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from redis.exceptions import RedisError
 
-from sluice.producer.contract.calls import inspect
-from sluice.producer.contract.transport.execution import run
+from sluice.producer.contract.transport.surveys import pages_of_workers
 from sluice.producer.contract.transport.urls import redacted
 from sluice.worker.checks.queue_check import TWO_MODELS_ADVICE, models_of, two_models
 from sluice.worker.config import WorkerConfig
@@ -43,8 +42,8 @@ def living_workers(config: WorkerConfig, url: str) -> list[dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     try:
         for keys in stated_partitions_of(client, config):
-            for incarnation, about in run(client, inspect(keys)).workers.items():
-                found[incarnation] = {"worker": incarnation, **about}
+            for page in pages_of_workers(client, keys):
+                found |= {incarnation: {"worker": incarnation, **about} for incarnation, about in page.items()}
     except (RedisError, OSError) as error:
         raise_if_refused(error, url)
         raise NotReady(f"redis at {redacted(url)} does not answer: {error}") from error

@@ -23,6 +23,7 @@ MAX_VERSION = 2**31 - 1
 """Version of a job in an event: it grows by one with each change of the job's state."""
 
 MAX_MODEL_CHARS = 512
+MAX_MODEL_BYTES = 4 * MAX_MODEL_CHARS
 MAX_BATCH_CHARS = 64
 MAX_CUSTOM_ID_CHARS = 512
 MAX_ENDPOINT_CHARS = 64
@@ -130,8 +131,17 @@ DEFAULT_RESERVE_TOKENS = 256
 DEFAULT_MAX_FAILURES = 3
 """Retryable failures after which a job ends failed. Deaths of workers are counted separately."""
 
-MAX_LISTED = 100
-"""Workers and lanes that a script lists."""
+WORKERS_PER_PAGE = 100
+"""Workers that one call lists, with all fields of their heartbeats. It may list twice as many in a small fleet."""
+
+FIELDS_PER_PAGE = 1000
+"""Fields of heartbeats that one call lists, if it asks for some only."""
+
+LANES_PER_PAGE = 1000
+NEAREST_TIMERS = 100
+"""Timers that a look at the queue reads at a time, and `MOST_NEAREST_TIMERS` at most."""
+
+MOST_NEAREST_TIMERS = 1000
 
 ASIDE_MS = 200
 """Shortest time for which a pull sets a job aside that names the model of another live worker."""

@@ -1,6 +1,7 @@
 """Which partitions of a queue answer: in a Cluster, those of a shard that is away do not, and the others go on."""
 
 import asyncio
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from secrets import token_hex
 
@@ -8,13 +9,16 @@ from sluice.producer.aio import AsyncProducer
 from sluice.producer.contract import calls
 from sluice.producer.contract.calls import QueueView
 from sluice.producer.contract.jobs import Options, partition_of
+from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.contract.scaling.backlog import BACKLOG_FIELDS
 from sluice.producer.contract.transport.urls import is_cluster
 from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import QueueUnreachable
 from sluice.producer.operations.durability import DurabilityPolicy
 from sluice.producer.operations.operation import Operation, Result
 from sluice.producer.operations.queue import Queue
-from sluice.producer.operations.scripts import ask_call
+from sluice.producer.operations.scripts import ask_calls
+from sluice.producer.operations.surveys import survey_all
 
 SURVEY_LIMIT_S = 1.0
 """A partition that takes longer counts as away."""
@@ -40,21 +44,33 @@ class Partitions:
             await self._eager.close()
 
     async def surveys(self) -> list[QueueView]:
-        """Read the state of the partitions that answer.
+        """Read the state of the partitions that answer, and what all workers tell of their capacity.
 
         Raises:
             QueueUnreachable: none does.
             InvalidSetting: the workers serve another number than the settings name.
         """
+        return await self._read(lambda keys: survey_all(keys, fields=BACKLOG_FIELDS, has_lanes=False))
+
+    async def models(self) -> set[str]:
+        """Read which models the workers of the partitions that answer serve.
+
+        Raises:
+            QueueUnreachable, InvalidSetting: as `surveys`.
+        """
+        views = await self._read(lambda keys: ask_calls(list(map(calls.inspect, keys))))
+        return {model for view in views for model in view.models}
+
+    async def _read(self, read: Callable[[Sequence[QueueKeys]], Operation[list[Result]]]) -> list[Result]:
         if self._eager is None:
-            return await self._client.queue()
-        asked = [calls.inspect(self._queue.keys(partition)) for partition in range(self._queue.partitions)]
-        answers = asyncio.gather(*(_answer(self._eager, ask_call(call)) for call in asked))
+            return await self._client.run(_of_all(self._queue, read))
+        asked = [read([self._queue.keys(partition)]) for partition in range(self._queue.partitions)]
+        answers = asyncio.gather(*(_answer(self._eager, operation) for operation in asked))
         _, found = await asyncio.gather(_answer(self._eager, self._queue.read()), answers)
-        if views := [view for view in found if view is not None]:
-            self._away = frozenset(partition for partition, view in enumerate(found) if view is None)
-            return views
-        return await self._client.queue()
+        if answered := [one for ones in found for one in ones or ()]:
+            self._away = frozenset(partition for partition, ones in enumerate(found) if ones is None)
+            return answered
+        return await self._client.run(_of_all(self._queue, read))
 
     async def check(self) -> None:
         """Check that the queue accepts jobs of this number of partitions; not while no server says it.
@@ -83,6 +99,10 @@ class Partitions:
             return options
         name = token_hex(12)
         return {**options, "job_id": JobId(f"{self.choose(name)}.{options.get('tenant', 'default')}.{name}")}
+
+
+def _of_all(queue: Queue, read: Callable[[Sequence[QueueKeys]], Operation[list[Result]]]) -> Operation[list[Result]]:
+    return (yield from read((yield from queue.all_keys())))
 
 
 def is_open(options: Options) -> bool:

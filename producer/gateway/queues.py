@@ -247,8 +247,6 @@ def _clients(queue: ServedQueue, settings: GatewaySettings) -> QueueClients:
 
 async def _served(partitions: Partitions) -> set[str] | InvalidSetting:
     try:
-        surveys = await partitions.surveys()
+        return await partitions.models()
     except InvalidSetting as error:
         return error
-    workers = [about for partition in surveys for about in partition.workers.values()]
-    return {about["model"] for about in workers if about.get("model")}

@@ -1,12 +1,10 @@
 """Submit to a full queue: estimate when it has room, and wait for it. No I/O."""
 
 from collections.abc import Callable, Sequence
-from time import monotonic
 
 from sluice.producer.contract.calls import NewJob
 from sluice.producer.contract.durability import DurabilityCheck
 from sluice.producer.contract.jobs import Prepared
-from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.waits import WaitCause, WaitNotifier, WaitReason
 from sluice.producer.errors import QueueFull
 from sluice.producer.operations.countdown import Countdown
@@ -46,28 +44,12 @@ def no_room(full: QueueFull) -> WaitReason:
     return WaitReason(WaitCause.QUEUE_FULL, f"{str(full).rstrip('.')}. {how}")
 
 
-ASKED_AGAIN_S = 1.0
-"""Least time between two reads of the workers' rate when many jobs are refused in a row."""
-
-
-class RetryAfterEstimator:
-    """Estimates of `retry_after_s` for the refusals of a bulk submit, cached for each partition."""
-
-    def __init__(self, queue: Queue) -> None:
-        self._queue = queue
-        self._guesses: dict[QueueKeys, tuple[float, float]] = {}
-
-    def submit_jobs(self, jobs: Sequence[Prepared], durability_check: DurabilityCheck) -> Operation[list[SubmitAnswer]]:
-        """Submit jobs as `submission.submit_jobs` does; each QueueFull has its `retry_after_s`."""
-        answers = yield from submit_jobs(self._queue, jobs, durability_check)
-        for i, ((job, _), answer) in enumerate(zip(jobs, answers, strict=True)):
-            if isinstance(answer, QueueFull) and isinstance(job, NewJob):
-                answers[i] = answer.with_estimate((yield from self._guess_s(self._queue.keys_of(job.id), answer)))
-        return answers
-
-    def _guess_s(self, keys: QueueKeys, full: QueueFull) -> Operation[float]:
-        asked_s, guess_s = self._guesses.get(keys, (float("-inf"), 0.0))
-        if monotonic() - asked_s > ASKED_AGAIN_S:
-            guess_s = yield from retry_after_s(keys, full)
-            self._guesses[keys] = monotonic(), guess_s
-        return guess_s
+def submit_estimated(
+    queue: Queue, jobs: Sequence[Prepared], durability_check: DurabilityCheck
+) -> Operation[list[SubmitAnswer]]:
+    """Submit jobs as `submit_jobs` does; each QueueFull has its `retry_after_s`."""
+    answers = yield from submit_jobs(queue, jobs, durability_check)
+    for i, ((job, _), answer) in enumerate(zip(jobs, answers, strict=True)):
+        if isinstance(answer, QueueFull) and isinstance(job, NewJob):
+            answers[i] = answer.with_estimate((yield from retry_after_s(queue, queue.keys_of(job.id), answer)))
+    return answers

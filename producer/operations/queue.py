@@ -32,6 +32,11 @@ class Queue:
     is_named: bool = field(init=False)
     """Whether the user or the workers have named the number, as far as it has been read."""
 
+    rates: dict[QueueKeys, tuple[float, float | None]] = field(
+        default_factory=dict[QueueKeys, tuple[float, float | None]], init=False
+    )
+    """When the output tokens a second of a partition's workers were last read, and what they were."""
+
     _durability: Reply = field(default=None, init=False)
     _read_s: float = field(default=float("-inf"), init=False)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from time import monotonic
 from typing import TypeAlias, cast
 
 from sluice.producer.contract import calls, limits
@@ -27,7 +28,7 @@ from sluice.producer.errors import (
 from sluice.producer.operations.durability import DurabilityPolicy
 from sluice.producer.operations.operation import Ask, Operation, Reply
 from sluice.producer.operations.queue import Queue
-from sluice.producer.operations.scripts import ask_call
+from sluice.producer.operations.surveys import survey_one
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +194,7 @@ def submit(
         error.job_id = job.id
         raise
     if isinstance(answer, QueueFull):
-        raise answer.with_estimate((yield from retry_after_s(queue.keys_of(job.id), answer)))
+        raise answer.with_estimate((yield from retry_after_s(queue, queue.keys_of(job.id), answer)))
     if isinstance(answer, ProducerError):
         raise answer
     return answer
@@ -203,15 +204,24 @@ UNKNOWN_WAIT_S = 5.0
 """When to try again if no worker reports its rate."""
 
 
-def retry_after_s(keys: QueueKeys, full: QueueFull) -> Operation[float]:
+RATE_KEPT_S = 1.0
+"""How long the rate of a partition's workers is cached: each refusal asks for it, and many may come in a row."""
+
+
+def retry_after_s(queue: Queue, keys: QueueKeys, full: QueueFull) -> Operation[float]:
     """Estimate when the queue has room again: the time its workers need for a hundredth of the waiting tokens."""
+    read_s, rate = queue.rates.get(keys, (float("-inf"), None))
+    if monotonic() - read_s > RATE_KEPT_S:
+        rate = yield from _rate_of(keys)
+        queue.rates[keys] = monotonic(), rate
+    return min(60.0, max(0.2, full.waiting_tokens / 100 / rate)) if rate else UNKNOWN_WAIT_S
+
+
+def _rate_of(keys: QueueKeys) -> Operation[float | None]:
     try:
-        view = yield from ask_call(calls.inspect(keys))
+        return (yield from survey_one(keys, fields=("tokens_per_s",))).tokens_per_s
     except AccessDenied:  # a user that may only submit cannot read the workers' rates
-        return UNKNOWN_WAIT_S
-    if not view.tokens_per_s:
-        return UNKNOWN_WAIT_S
-    return min(60.0, max(0.2, full.waiting_tokens / 100 / view.tokens_per_s))
+        return None
 
 
 def _answer(job: NewJob, answer: calls.SubmitReply, *, is_chosen: bool) -> SubmitAnswer:

@@ -78,10 +78,7 @@ def queue_totals(name: str, views: Sequence[QueueView]) -> QueueTotals:
 
 
 def tenant_totals(name: str, views: Sequence[QueueView]) -> list[TenantTotals]:
-    """Sum up what waits for each tenant that waits or has a weight of its own, by name.
-
-    Lanes of 100 tenants are listed in each partition, and about as many others with a weight; the rest is left out.
-    """
+    """Sum up what waits for each tenant that waits or has a weight of its own, by name."""
     settings = {key: value for view in views for key, value in view.settings.items()}
     weights = {key.removeprefix(WEIGHT): float(value) for key, value in settings.items() if key.startswith(WEIGHT)}
     lanes = [lane for view in views for lane in view.lanes]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from sluice.producer.contract import calls, limits
-from sluice.producer.contract.calls import JobView, QueueView
+from sluice.producer.contract.calls import JobView, PartitionView, QueueView
 from sluice.producer.contract.durability import LOOK, persistence_in
 from sluice.producer.contract.keys import QueueKeys, served_partitions
 from sluice.producer.contract.limits import STARTING, STARTING_LIFE_MS
@@ -15,7 +15,8 @@ from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import AccessDenied, JobNotFound
 from sluice.producer.operations.operation import Ask, Operation
 from sluice.producer.operations.queue import Queue
-from sluice.producer.operations.scripts import ask_call, ask_calls, for_jobs
+from sluice.producer.operations.scripts import for_jobs
+from sluice.producer.operations.surveys import WAIT_FIELDS, survey_all, survey_one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,7 @@ def status(queue: Queue, job_id: JobId) -> Operation[JobStatus]:
     if view.state is not JobState.QUEUED:
         return status_of(queue, view, None)
     try:
-        return status_of(queue, view, (yield from ask_call(calls.inspect(queue.keys_of(job_id)))))
+        return status_of(queue, view, (yield from survey_one(queue.keys_of(job_id), fields=WAIT_FIELDS)))
     except AccessDenied:
         return status_of(queue, view, None)  # a user limited to one tenant cannot read the whole queue
 
@@ -74,7 +75,7 @@ def explain(queue: Queue, view: JobView) -> Operation[WaitReason]:
         how = "Free space on its disk; what waits goes on by itself"
         return WaitReason(WaitCause.SERVER_CANNOT_WRITE, f"the server cannot write its append-only file. {how}")
     try:
-        return wait_reason(queue, view, (yield from ask_call(calls.inspect(queue.keys_of(view.id)))))
+        return wait_reason(queue, view, (yield from survey_one(queue.keys_of(view.id), fields=WAIT_FIELDS)))
     except AccessDenied:
         return WaitReason(WaitCause.BEHIND_OTHERS, f"job {view.id} is {view.state}; this user may not read the queue")
 
@@ -110,13 +111,13 @@ def _without_workers(queue: Queue, survey: QueueView) -> WaitReason:
 
 
 def inspect(queue: Queue) -> Operation[list[QueueView]]:
-    """Read the state of every partition."""
-    return (yield from ask_calls([calls.inspect(keys) for keys in (yield from queue.all_keys())]))
+    """Read the state of every partition, with its workers and lanes."""
+    return (yield from survey_all((yield from queue.all_keys())))
 
 
-def has_been_used(views: Sequence[QueueView]) -> bool:
+def has_been_used(views: Sequence[PartitionView]) -> bool:
     """Return whether a queue has ever had a job or a worker on this server; `views` are its partitions."""
-    return any(view.totals or view.workers or {"partitions", STARTING} & view.settings.keys() for view in views)
+    return any(view.totals or view.num_workers or {"partitions", STARTING} & view.settings.keys() for view in views)
 
 
 def queue_names() -> Operation[dict[str, int]]:

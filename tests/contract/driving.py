@@ -11,6 +11,7 @@ from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.packing import unpack_from_script
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.transport.execution import run
+from sluice.producer.contract.transport.surveys import survey
 from sluice.producer.contract.wire import (
     ChannelEntry,
     End,
@@ -210,7 +211,11 @@ class Queue:
 
     def look(self) -> calls.QueueView:
         """Look at the queue."""
-        return self.run(calls.inspect(self.keys))
+        found = survey(self.client, self.keys)
+        depth = [text for pair in self.client.hgetall(self.keys.key("depth")).items() for text in pair]
+        has_weights = self.client.type(self.keys.key("weights")) == b"hash"
+        weights = self.hash_of("weights") if has_weights else {}
+        return calls.whole_view(found, found.workers, calls.read_lanes(depth), weights)
 
     def fire_timers(self) -> int:
         """Fire one slice of timers."""

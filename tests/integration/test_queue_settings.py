@@ -49,7 +49,7 @@ class TestGivenALivingWorkerThatSaidNothingOfTheHistory:
         promised = run(client, inspect(KEYS)).settings
 
         with running_worker(valkey.url):
-            wait_until(lambda: run(client, inspect(KEYS)).workers, "the first worker lives")
+            wait_until(lambda: run(client, inspect(KEYS)).num_workers, "the first worker lives")
             state(client, history__keep_prompts="full", history__keep_results=False)
             asked = run(client, inspect(KEYS)).settings
             state(client, model__path="null?max_model_len=16384&num_blocks=4096")
@@ -64,7 +64,7 @@ class TestGivenAQueueOfThreePartitions:
         state(client, queue__partitions=3)
 
         with running_worker(valkey.url, queue__partitions=3):
-            wait_until(lambda: run(client, inspect(KEYS)).workers, "it lives")
+            wait_until(lambda: run(client, inspect(KEYS)).num_workers, "it lives")
             with pytest.raises(ConfigError, match="serve 3 partitions, this one would serve 1"):
                 state(client)
             with Producer(valkey.url, partitions=4) as producer, pytest.raises(InvalidSetting, match="or give 3"):
@@ -91,7 +91,7 @@ class TestGivenALivingWorkerAndSettingsThatAreLost:
         state(client, history__keep_prompts="none")
 
         with running_worker(valkey.url) as worker:
-            wait_until(lambda: run(client, inspect(KEYS)).workers, "it lives")
+            wait_until(lambda: run(client, inspect(KEYS)).num_workers, "it lives")
             run(client, configure(KEYS, QueueSettings(max_waiting_jobs=77)))
             asked = run(client, inspect(KEYS)).settings
             for _ in range(2):  # the first reply has the new stamp, and before the next the settings are read
@@ -155,7 +155,7 @@ class TestGivenTwoModelsOnOneQueue:
             running_worker(valkey.url, change=renamed("large")),
             Producer(valkey.url) as producer,
         ):
-            wait_until(lambda: len(run(client, inspect(KEYS)).workers) == 2, "both live")
+            wait_until(lambda: run(client, inspect(KEYS)).num_workers == 2, "both live")
 
             jobs = [producer.submit("hi", model="large", max_tokens=4) for _ in range(20)]
 
@@ -175,7 +175,7 @@ class TestGivenTwoModelsOnOneQueue:
         history = ["--database-url", f"sqlite:///{tmp_path}/h.db"]
         client = connect(valkey.url, timeout_s=5)
         with running_worker(valkey.url, change=renamed("small")), running_worker(valkey.url):
-            wait_until(lambda: len(run(client, inspect(KEYS)).workers) == 2, "both live")
+            wait_until(lambda: run(client, inspect(KEYS)).num_workers == 2, "both live")
 
             examined = CliRunner().invoke(main, ["doctor", *asked, *history, "--model", "null"]).output
             listed = CliRunner().invoke(main, ["status", *asked]).output

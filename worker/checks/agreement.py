@@ -27,7 +27,7 @@ def agree_on_queue(client: Client, config: WorkerConfig, served: LoadedModel) ->
         run(client, restore_settings(keys, KnownSettings()))
         view = look_at(client, keys)
         check_compatibility(view, config, served.max_job_tokens)
-        is_first = not view.workers or not view.settings.get("max_job_tokens")
+        is_first = not view.num_workers or not view.settings.get("max_job_tokens")
         settings = QueueSettings(
             max_job_tokens=served.max_job_tokens if is_first else None,
             features=FEATURES if is_first else None,

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from redis.exceptions import ResponseError
 
-from sluice.producer.contract.calls import QueueView, fire_timers, inspect
+from sluice.producer.contract.calls import PartitionView, fire_timers, inspect
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.transport.error_kinds import ErrorKind, classify
 from sluice.producer.contract.transport.execution import run
@@ -31,7 +31,7 @@ def check_queue(site: Site) -> Iterator[CheckResult]:
     for keys in partitions:
         view = site.ask_redis(lambda client, keys=keys: look_at(client, keys))
         check_compatibility(view, site.config, prepared.max_job_tokens if prepared else None)
-        models |= models_of(view.workers.values())
+        models.update(view.models)
         yield from site.ask_redis(lambda client, keys=keys: list(_clock_results(client, keys)))
     site.ask_redis(lambda client: check_left_out(client, site.config))
     if len(models) > 1:
@@ -53,7 +53,7 @@ def two_models(models: Iterable[str]) -> str:
     return f"its workers serve several models: {', '.join(sorted(models))}"
 
 
-def look_at(client: Client, keys: QueueKeys) -> QueueView:
+def look_at(client: Client, keys: QueueKeys) -> PartitionView:
     """Return the state of a partition.
 
     Raises:
@@ -74,7 +74,7 @@ def look_at(client: Client, keys: QueueKeys) -> QueueView:
         raise ConfigError([f"{found}{advice}"]) from error
 
 
-def check_compatibility(view: QueueView, config: WorkerConfig, max_job_tokens: int | None) -> None:
+def check_compatibility(view: PartitionView, config: WorkerConfig, max_job_tokens: int | None) -> None:
     """Check that a worker keeps what the live workers of a partition have promised.
 
     Args:
@@ -86,7 +86,7 @@ def check_compatibility(view: QueueView, config: WorkerConfig, max_job_tokens: i
         ConfigError: it would not.
     """
     name, stated = config.queue.name, int(view.settings.get("max_job_tokens") or 0)
-    if view.workers and max_job_tokens is not None and stated > max_job_tokens:
+    if view.num_workers and max_job_tokens is not None and stated > max_job_tokens:
         raise ConfigError(
             [
                 f"SLUICE_QUEUE: the workers of {name!r} take jobs of {stated} tokens, this one only "
@@ -94,7 +94,7 @@ def check_compatibility(view: QueueView, config: WorkerConfig, max_job_tokens: i
             ]
         )
     partitions = int(view.settings.get("partitions") or 0)
-    if view.workers and partitions not in (0, config.queue.num_partitions):
+    if view.num_workers and partitions not in (0, config.queue.num_partitions):
         raise ConfigError(
             [
                 f"SLUICE_PARTITIONS: the workers of {name!r} serve {partitions} partitions, this one would serve "

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 from redis.exceptions import RedisError
 
-from sluice.producer.contract.calls import inspect
-from sluice.producer.contract.scaling.backlog import Backlog, backlog_of
+from sluice.producer.contract.scaling.backlog import BACKLOG_FIELDS, Backlog, backlog_of
 from sluice.producer.contract.scaling.demand import ScalePolicy, wanted_by_jobs, wanted_workers
-from sluice.producer.contract.transport.execution import run
+from sluice.producer.contract.transport.surveys import survey
 from sluice.worker.config import WorkerConfig
 from sluice.worker.connection.clients import connect
 from sluice.worker.endpoints import partitions_of
@@ -66,7 +65,7 @@ class BacklogReader:
         try:
             client = connect(self._url, timeout_s=TIMEOUT_S)
             try:
-                views = [run(client, inspect(keys)) for keys in partitions_of(self._config)]
+                views = [survey(client, keys, fields=BACKLOG_FIELDS) for keys in partitions_of(self._config)]
             finally:
                 client.connection_pool.disconnect()
         except (RedisError, OSError) as error:

@@ -5,7 +5,7 @@ with its tokens: what its channels lack is published first, and the other worker
 a function of seed and position, the output has no seam.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Self
@@ -16,6 +16,7 @@ from sluice.producer.contract.calls import Returned, give_back, inspect
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.limits import SLICE_JOBS
 from sluice.producer.contract.transport.execution import run
+from sluice.producer.contract.transport.surveys import pages_of_workers
 from sluice.worker.clock import monotonic_s
 from sluice.worker.connection.clients import Client
 from sluice.worker.jobs.held_job import HeldJob
@@ -25,6 +26,10 @@ from sluice.worker.serve.context import WorkerContext
 
 LOOK_EVERY_S = 1.0
 """How often a worker with such jobs looks for an idle one."""
+
+
+IDLE_FIELDS = ("state", "held", "running", "fingerprint", "places", "largest_job_tokens", "kv_tokens_total")
+"""Fields of a heartbeat that say whether a worker is idle, and what fits it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,13 +134,18 @@ class ReturnQueue:
         if keys in self._context.unavailable:
             return None
         try:
-            view = run(self._client, inspect(keys))
+            if run(self._client, inspect(keys)).is_paused:
+                return None
+            return next(self._idle_workers(keys), None)
         except (RedisError, OSError) as error:
             self._context.unavailable.failed(keys, error)
             return None
-        others = {name: about for name, about in view.workers.items() if name != self._context.incarnation}
-        idle = (IdleWorker.read(name, about) for name, about in others.items() if self._may_continue(about))
-        return None if view.is_paused else next(idle, None)
+
+    def _idle_workers(self, keys: QueueKeys) -> Iterator[IdleWorker]:
+        for page in pages_of_workers(self._client, keys, fields=IDLE_FIELDS):
+            for name, about in page.items():
+                if name != self._context.incarnation and self._may_continue(about):
+                    yield IdleWorker.read(name, about)
 
     def _may_continue(self, about: Mapping[str, str]) -> bool:
         """Return whether this worker, as its heartbeat describes it, is idle and has the same model."""

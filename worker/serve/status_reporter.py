@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from redis.exceptions import RedisError
 
 from sluice.engine.llm_engine import EngineStats
-from sluice.producer.contract.calls import QueueView, inspect
+from sluice.producer.contract.calls import PartitionView, inspect
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.limits import CAPACITY_FIELD, HELD_TOKENS_FIELD
 from sluice.producer.contract.transport.execution import run
@@ -48,7 +48,7 @@ class QueueDepth:
         return self._depth
 
 
-def _depth_of(views: Sequence[QueueView]) -> Depth:
+def _depth_of(views: Sequence[PartitionView]) -> Depth:
     ages_ms = [view.server_ms - view.oldest_ms for view in views if view.oldest_ms is not None]
     return Depth(
         jobs=sum(view.waiting_jobs for view in views),

@@ -12,9 +12,8 @@ from redis.exceptions import RedisError
 from rich.console import Console
 from rich.live import Live
 
-from sluice.producer.contract.calls import inspect
 from sluice.producer.contract.scaling.backlog import Backlog, backlog_of
-from sluice.producer.contract.transport.execution import run
+from sluice.producer.contract.transport.surveys import survey
 from sluice.producer.contract.transport.urls import redacted
 from sluice.producer.contract.workers import WorkerRow, workers_of
 from sluice.worker.clock import monotonic_s
@@ -54,7 +53,7 @@ class QueueReader:
             ConfigError: the settings name another number of partitions than the workers serve.
         """
         try:
-            views = [run(self._client, inspect(keys)) for keys in stated_partitions_of(self._client, self._config)]
+            views = [survey(self._client, keys) for keys in stated_partitions_of(self._client, self._config)]
         except (RedisError, OSError) as error:
             raise_if_refused(error, self._url)
             raise NotReady(f"redis at {redacted(self._url)} does not answer: {error}") from error

@@ -4,7 +4,7 @@
 The calls of `worker audit` are in `audit`.
 """
 
-from sluice.producer.contract.calls.base import Argument, Call, FromNow, Reply
+from sluice.producer.contract.calls.base import Argument, Call, FromNow, Reply, read_map
 from sluice.producer.contract.calls.batches import (
     BatchView,
     cancel_batch,
@@ -59,7 +59,21 @@ from sluice.producer.contract.calls.submission import (
     SubmitReply,
     submit,
 )
-from sluice.producer.contract.calls.views import Death, JobView, QueueView, inspect, status
+from sluice.producer.contract.calls.views import (
+    Death,
+    JobView,
+    Lane,
+    PartitionView,
+    QueueView,
+    Workers,
+    WorkersPage,
+    inspect,
+    list_workers,
+    rate_of,
+    read_lanes,
+    status,
+    whole_view,
+)
 
 __all__ = [
     "Accepted",
@@ -78,10 +92,12 @@ __all__ = [
     "FromNow",
     "JobView",
     "KnownSettings",
+    "Lane",
     "LeasedJob",
     "NewJob",
     "Notification",
     "Ok",
+    "PartitionView",
     "Progress",
     "PullReply",
     "PullRequest",
@@ -95,6 +111,8 @@ __all__ = [
     "SendFrom",
     "SourceLine",
     "SubmitReply",
+    "Workers",
+    "WorkersPage",
     "advance",
     "beat",
     "cancel",
@@ -109,13 +127,18 @@ __all__ = [
     "inspect",
     "inspect_batch",
     "join_batch",
+    "list_workers",
     "pause",
     "pull",
     "purge",
     "put_result",
+    "rate_of",
+    "read_lanes",
+    "read_map",
     "report_death",
     "requeue",
     "restore_settings",
     "status",
     "submit",
+    "whole_view",
 ]

@@ -1,10 +1,11 @@
 """Read the state of jobs and queues. Never writes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from sluice.producer.contract.calls.base import Call, Raw, read_map, read_number, read_text
-from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.contract.calls.base import Call, Raw, read_map, read_number, read_text, read_words
+from sluice.producer.contract.keys import RETURNED, QueueKeys
 from sluice.producer.contract.packing import pack_for_script
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.wire import JobId, WireError
@@ -147,8 +148,8 @@ def _read_death(listed: str) -> Death:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueueView:
-    """The state of one partition."""
+class PartitionView:
+    """The state of one partition, without its lanes and workers: reading it costs the same however many there are."""
 
     waiting_jobs: int
     waiting_tokens: int
@@ -170,16 +171,13 @@ class QueueView:
     callback_entries: int
     """Entries that `worker callbacks` has not sent yet."""
 
-    workers: Mapping[str, Mapping[str, str]]
-    """Live incarnations and the fields of their heartbeats."""
-
-    lanes: tuple[tuple[str, str, int, int], ...]
-    """(class, tenant, jobs, tokens) of up to 100 lanes with waiting entries."""
-
     settings: Mapping[str, str]
     server_ms: int
-    tokens_per_s: float | None
-    """Sum of the `tokens_per_s` that live workers report in `Beat.about`; None if none reports it."""
+    num_workers: int = 0
+    """Live incarnations."""
+
+    models: tuple[str, ...] = ()
+    """Models that they serve."""
 
     delayed_jobs: int = 0
     """Waiting jobs whose time has not come, and in `due_jobs` those whose timer has not fired yet."""
@@ -189,19 +187,32 @@ class QueueView:
     """When the first job is too late: the nearest deadline of a job or batch, or end of a time to live."""
 
 
-def inspect(keys: QueueKeys) -> Call[QueueView]:
-    """Read the state of a partition."""
-    return Call("inspect", keys.fixed(), (), _read_queue)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueView(PartitionView):
+    """The state of one partition with its lanes and workers."""
+
+    workers: Mapping[str, Mapping[str, str]]
+    """Live incarnations and the fields of their heartbeats."""
+
+    lanes: tuple[tuple[str, str, int, int], ...] = ()
+    """(class, tenant, jobs, tokens) of the lanes with waiting entries: returned jobs, then by class, highest first."""
+
+    tokens_per_s: float | None = None
+    """Sum of the `tokens_per_s` that live workers report in `Beat.about`; None if none reports it."""
 
 
-def _read_queue(reply: Raw) -> QueueView:
-    now, counters, settings, oldest, dead, suspects, outbox, workers, lanes, callbacks, *timers = reply
+def inspect(keys: QueueKeys) -> Call[PartitionView]:
+    """Read the state of a partition, without its lanes and workers."""
+    return Call("inspect", keys.fixed(), (), _read_partition)
+
+
+def _read_partition(reply: Raw) -> PartitionView:
+    now, counters, settings, oldest, dead, suspects, outbox, num_workers, models, callbacks, *timers = reply
     delayed, due, deadline = timers
     numbers = {name: read_number(value) for name, value in read_map(counters).items()}
-    living = {name.decode(): read_map(about) for name, about in zip(workers[::2], workers[1::2], strict=True)}
     known = read_map(settings)
     known.pop("stamp", None)  # no setting: it is for workers, which read it with `restore_settings`
-    return QueueView(
+    return PartitionView(
         waiting_jobs=numbers.pop("waiting_jobs", 0),
         waiting_tokens=numbers.pop("waiting_tokens", 0),
         waiting_bytes=numbers.pop("waiting_bytes", 0),
@@ -214,17 +225,81 @@ def _read_queue(reply: Raw) -> QueueView:
         suspects=suspects,
         outbox_entries=outbox,
         callback_entries=callbacks,
-        workers=living,
-        lanes=tuple((lane[0].decode(), lane[1].decode(errors="replace"), lane[2], lane[3]) for lane in lanes),
+        num_workers=num_workers,
+        models=tuple(sorted(read_words(models))),
         settings=known,
         server_ms=now,
-        tokens_per_s=_sum_of_rates(living),
         delayed_jobs=delayed,
         due_jobs=due,
         deadline_ms=deadline,
     )
 
 
-def _sum_of_rates(workers: Mapping[str, Mapping[str, str]]) -> float | None:
-    rates = [about["tokens_per_s"] for about in workers.values() if "tokens_per_s" in about]
-    return sum(map(float, rates)) if rates else None
+Workers = Mapping[str, Mapping[str, str]]
+"""Living incarnations and the fields of their heartbeats."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersPage:
+    """Some of the living workers."""
+
+    workers: Workers
+    cursor: int
+    """Where the next page begins; 0 after the last."""
+
+
+def list_workers(keys: QueueKeys, cursor: int = 0, *, fields: Sequence[str] = ()) -> Call[WorkersPage]:
+    """Read a page of the living workers: the named fields of their heartbeats, or all of them.
+
+    A worker that lives while all pages are read is on one of them, perhaps on two.
+    """
+    return Call("list_workers", keys.fixed(), (cursor, *fields), _read_workers)
+
+
+def _read_workers(reply: Raw) -> WorkersPage:
+    cursor, listed = reply
+    pairs = zip(listed[::2], listed[1::2], strict=True)
+    return WorkersPage({name.decode(): read_map(about) for name, about in pairs}, int(cursor))
+
+
+Lane = tuple[str, str, int, int]
+"""(class, tenant, jobs, tokens)"""
+
+
+def read_lanes(depth: Sequence[bytes]) -> list[Lane]:
+    """Read lanes from fields and values of `depth`; what another program wrote there is left out."""
+    lanes: list[Lane] = []
+    for name, numbers in zip(depth[::2], depth[1::2], strict=True):
+        kind, _, tenant = name.decode(errors="replace").partition(":")
+        jobs, tokens, *_ = [*numbers.split(b" ", 2), b"", b""]
+        if tenant and jobs.isdigit() and tokens.isdigit() and int(jobs):
+            lanes.append((kind, tenant, int(jobs), int(tokens)))
+    return lanes
+
+
+def whole_view(
+    partition: PartitionView,
+    workers: Workers,
+    lanes: Iterable[Lane] = (),
+    weights: Mapping[str, str] = MappingProxyType({}),
+) -> QueueView:
+    """Join the state of a partition with its workers, lanes, and the weights of its tenants."""
+    facts = {name: getattr(partition, name) for name in PartitionView.__dataclass_fields__}
+    facts["settings"] = {**partition.settings, **{f"weight:{tenant}": weight for tenant, weight in weights.items()}}
+    ordered = sorted(set(lanes), key=lambda lane: (lane[0] != RETURNED, [-ord(char) for char in lane[0]], lane[1]))
+    return QueueView(**facts, workers=workers, lanes=tuple(ordered), tokens_per_s=rate_of(workers))
+
+
+def rate_of(workers: Workers) -> float | None:
+    """Sum up the output tokens a second that workers report; None if none reports it."""
+    rates = [rate for about in workers.values() if (rate := _rate(about.get("tokens_per_s"))) is not None]
+    return sum(rates) if rates else None
+
+
+def _rate(text: str | None) -> float | None:
+    """Read a rate that another program may have written."""
+    try:
+        value = float(text or "")
+    except ValueError:
+        return None
+    return value if 0 <= value < float("inf") else None

@@ -13,6 +13,9 @@ from typing import Literal
 from sluice.producer.contract.calls import QueueView
 from sluice.producer.contract.limits import CAPACITY, CAPACITY_FIELD, HELD_TOKENS_FIELD
 
+BACKLOG_FIELDS = (CAPACITY_FIELD, HELD_TOKENS_FIELD)
+"""Fields of heartbeats that a backlog is made of."""
+
 RateSource = Literal["measured", "remembered", "unknown"]
 
 

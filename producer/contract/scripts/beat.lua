@@ -1,4 +1,4 @@
--- include: lib_timers lib_deaths lib_recount
+-- include: lib_timers lib_deaths lib_recount lib_models
 -- Renew the heartbeat of an incarnation, report lost and flagged jobs, return jobs it never received, fire due timers.
 --
 -- KEYS: config, then the fixed keys of the queue. ARGV: incarnation, number of the last pull processed, expiry of
@@ -26,6 +26,9 @@ local function renew()
   call('ZADD', ALIVE, now + expires_in, me)
   local about = { 'beaten', NOW, 'life', expires_in }
   for i = 5, #ARGV do about[#about + 1] = ARGV[i] end
+  for i = 5, #ARGV, 2 do
+    if ARGV[i] == 'model' then serving.note(me, ARGV[i + 1], now, now + expires_in) end
+  end
   call('HSET', key, unpack(about))
   -- It is alive: if it dies again, that is a new death with its own count of mates.
   call('HDEL', key, 'mates', 'death', 'stopped')

@@ -1,4 +1,4 @@
--- include: lib_deaths
+-- include: lib_deaths lib_models
 -- Return jobs to the queue, where they resume at their next token, and deregister the incarnation if requested. Jobs
 -- returned by a broken worker count as held at its death, so that a job that breaks workers is found.
 --
@@ -32,6 +32,7 @@ end
 -- Jobs it still holds can be reclaimed at once, and no further death is recorded. The deregistration is kept: a pull or
 -- beat may still be in flight, and must not bring the incarnation back.
 local function deregister()
+  serving.leave(me)
   if call('EXISTS', held_key(me)) == 0 then
     call('ZREM', ALIVE, me)
     call('DEL', worker_key(me))

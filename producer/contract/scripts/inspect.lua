@@ -1,64 +1,46 @@
--- Read the state of a partition. Never writes.
+-- include: lib_models
+-- Read the state of a partition, without its lanes and weights (HSCAN of `depth` and `weights`) and workers
+-- (`list_workers`). Never writes.
 --
 -- KEYS: config, then the fixed keys of the queue.
--- Reply: {now, counters, settings, oldest head or false, dead, suspects, outbox entries, {incarnation, about …},
---   {class, tenant, jobs, tokens …}, callbacks entries, delayed jobs, those of them that are due, next deadline or
---   false}; maps are flat.
+-- Reply: {now, counters, settings, oldest head or false, dead, suspects, outbox entries, living workers, {model that one of
+--   them serves …}, callbacks entries, delayed jobs, those of them that are due, next deadline or false}; maps are flat.
 
-local function living()
-  local workers = {}
-  for _, incarnation in ipairs(call('ZRANGEBYSCORE', ALIVE, '(' .. beat_time(), '+inf', 'LIMIT', 0, LIMITS.MAX_LISTED)) do
-    local about = call('HGETALL', worker_key(incarnation))
-    about[#about + 1] = 'held'
-    about[#about + 1] = tostring(call('HLEN', held_key(incarnation)))
-    workers[#workers + 1] = incarnation
-    workers[#workers + 1] = about
+local function oldest_head()
+  local oldest
+  for _, class in ipairs({ RETURNED, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 }) do
+    local at = tonumber(call('ZRANGE', PREFIX .. 'heads:' .. class, 0, 0, 'WITHSCORES')[2] or '')
+    if at then oldest = math.min(oldest or at, at) end
   end
-  return workers
-end
-
-local listed, oldest = {}, nil
-
-local function list_class(class)
-  local heads = call('ZRANGE', PREFIX .. 'heads:' .. class, 0, LIMITS.MAX_LISTED - 1, 'WITHSCORES')
-  if heads[2] then oldest = math.min(oldest or math.huge, tonumber(heads[2])) end
-  for i = 1, #heads, 2 do
-    if #listed >= LIMITS.MAX_LISTED then return end
-    local lane = open_lane(class, heads[i])
-    listed[#listed + 1] = { tostring(class), heads[i], lane.jobs, lane.tokens }
-  end
+  return oldest
 end
 
 -- Of the nearest timers: the delayed jobs that are due, which wait until a worker fires their timers, and the time of
--- the first that ends jobs. The score of an overdue timer may be below 0.
+-- the first that ends jobs. Reads on until it has seen both, within a limit; if more timers are due, the rest counts as
+-- those that were read. The score of an overdue timer may be below 0.
 local function read_timers()
-  local due, deadline = 0, false
-  local nearest = call('ZRANGE', TIMERS, 0, LIMITS.MAX_LISTED - 1, 'WITHSCORES')
-  for i = 1, #nearest, 2 do
-    local kind, at = string.match(nearest[i], '^[^|]*'), tonumber(nearest[i + 1])
-    local is_start = kind == 'not_before' or kind == 'retry'
-    if is_start and at <= NOW then due = due + 1 end
-    if not is_start and kind ~= 'stop' and not deadline then deadline = at < 0 and NOW or at end
+  local due, num_read, deadline, is_over = 0, 0, false, false
+  while not is_over and num_read < LIMITS.MOST_NEAREST_TIMERS do
+    local nearest = call('ZRANGE', TIMERS, num_read, num_read + LIMITS.NEAREST_TIMERS - 1, 'WITHSCORES')
+    for i = 1, #nearest, 2 do
+      local kind, at = string.match(nearest[i], '^[^|]*'), tonumber(nearest[i + 1])
+      local is_start = kind == 'not_before' or kind == 'retry'
+      if is_start and at <= NOW then due = due + 1 end
+      if not is_start and kind ~= 'stop' and not deadline then deadline = at < 0 and NOW or at end
+      is_over = deadline and at > NOW
+      num_read = num_read + 1
+    end
+    is_over = is_over or #nearest < 2 * LIMITS.NEAREST_TIMERS
   end
-  return due, deadline
-end
-
--- Settings, with the weights of listed tenants and of about as many others.
-local function settings_and_weights()
-  local all = call('HGETALL', KEYS[1])
-  local scanned = try('HSCAN', WEIGHTS, 0, 'COUNT', LIMITS.MAX_LISTED)
-  if failed(scanned) then return all end
-  local found = as_map(scanned[2])
-  for _, lane in ipairs(listed) do found[lane[2]] = found[lane[2]] or call('HGET', WEIGHTS, lane[2]) or nil end
-  for tenant, weight in pairs(found) do all[#all + 1], all[#all + 2] = 'weight:' .. tenant, weight end
-  return all
+  if is_over then return due, deadline end
+  local num_due = call('ZCOUNT', TIMERS, '-inf', NOW)
+  return num_due > num_read and math.floor(due * num_due / num_read) or due, deadline
 end
 
 local due, deadline = read_timers()
-list_class(RETURNED)
-for class = LIMITS.MAX_PRIORITY, 0, -1 do list_class(class) end
+local now = '(' .. beat_time()
 return {
-  NOW, call('HGETALL', COUNTERS), settings_and_weights(), oldest or false, call('ZCARD', DEAD),
-  call('ZCARD', SUSPECTS), call('XLEN', OUTBOX), living(), listed,
+  NOW, call('HGETALL', COUNTERS), call('HGETALL', KEYS[1]), oldest_head() or false, call('ZCARD', DEAD),
+  call('ZCARD', SUSPECTS), call('XLEN', OUTBOX), call('ZCOUNT', ALIVE, now, '+inf'), serving.models(),
   call('XLEN', CALLBACKS), call('ZCARD', DELAYED), due, deadline,
 }

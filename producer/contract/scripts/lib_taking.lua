@@ -104,25 +104,14 @@ local function model_named(job)
   if not string.find(job.spec, '\165model', 1, true) then return nil end
   local is_read, spec = pcall(cmsgpack.unpack, job.spec)
   local values = is_read and type(spec) == 'table' and spec[2]
-  return type(values) == 'table' and values.model or nil
-end
-
-local models
-local function is_served(model)
-  if not models then
-    models = {}
-    for _, one in ipairs(call('ZRANGEBYSCORE', ALIVE, '(' .. beat_time(), '+inf', 'LIMIT', 0, LIMITS.MAX_LISTED)) do
-      models[call('HGET', worker_key(one), 'model') or ''] = true
-    end
-  end
-  return models[model]
+  return type(values) == 'table' and type(values.model) == 'string' and values.model or nil
 end
 
 -- If no live worker serves the model, this one takes the job, and ends it with the reason.
 local function is_for_other_worker(job)
   local model = model_named(job)
   local mine = model and call('HGET', MINE, 'model')
-  return mine and mine ~= model and is_served(model)
+  return mine and mine ~= model and serving.has(model)
 end
 
 -- The more jobs are set aside, the longer each is, so that looking at them again costs the server the same.

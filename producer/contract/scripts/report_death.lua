@@ -1,3 +1,4 @@
+-- include: lib_models
 -- Report that the process of an incarnation has ended: its heartbeat expires now, and no later one renews it. Its jobs
 -- are reclaimed by the next pull of another worker, which counts the death.
 --
@@ -14,6 +15,7 @@ local expiry = tonumber(call('ZSCORE', ALIVE, dead) or '')
 if not expiry then return 0 end
 local now = beat_time()
 if expiry > now then call('ZADD', ALIVE, now, dead) end
+serving.leave(dead)
 call('HSET', worker_key(dead), 'reported', 1)
 call('PEXPIRE', worker_key(dead), LIMITS.WORKER_KEPT_S * 1000)
 notify()

@@ -65,6 +65,29 @@ def _script(name: str, old: str, new: str = "") -> tuple[Patch, ...]:
     return (Patch(f"{SCRIPTS}/{files}", old, new),)
 
 
+FLEET = (
+    Guard(
+        name="a heartbeat does not say which model is served",
+        patches=_script("lib_models", "call('ZADD', key, expiry, incarnation)"),
+        tests=(f"{MODELS}::TestGivenWorkersOfTwoModels::test_when_a_job_names_one_then_only_its_worker_takes_it",),
+    ),
+    Guard(
+        name="a short heartbeat takes a longer one's model from the list",
+        patches=_script("lib_models", "call('ZADD', MODELS, 'GT', expiry", "call('ZADD', MODELS, expiry"),
+        tests=(f"{MODELS}::TestGivenWorkersOfTwoModels",),
+    ),
+    Guard(
+        name="a worker that left serves its model until its heartbeat would have expired",
+        patches=_script("lib_models", "try('ZREM', workers_key(model), incarnation)"),
+        tests=(f"{MODELS}::TestGivenWorkersOfTwoModels",),
+    ),
+    Guard(
+        name="only the first page of the workers is read",
+        patches=_script("list_workers", "return { page[1], workers }", "return { '0', workers }"),
+        tests=("tests/contract/readiness/test_many_workers.py::TestGivenManyWorkers",),
+    ),
+)
+
 FENCE = (
     Guard(
         name="fence off: owner and epoch are not compared",
@@ -1072,6 +1095,7 @@ HOSTILES = (
 
 GUARDS: tuple[Guard, ...] = (
     *FENCE,
+    *FLEET,
     *APPENDS,
     *WAKEUPS,
     *PULLS,

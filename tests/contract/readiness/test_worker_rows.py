@@ -23,7 +23,6 @@ def rows_of(*workers: Mapping[str, str]) -> list[WorkerRow]:
         waiting_jobs=0, waiting_tokens=0, waiting_bytes=0, running_jobs=0, worker_deaths=0, oldest_ms=None,
         is_paused=False, totals={}, dead=0, suspects=0, outbox_entries=0, callback_entries=0,
         workers={str(number): about for number, about in enumerate(workers)}, lanes=(), settings={}, server_ms=0,
-        tokens_per_s=None,
     )  # fmt: skip
     return list(workers_of("q", [view]))
 

@@ -94,6 +94,33 @@ class TestGivenWorkersOfTwoModels:
         queue.pass_time(ASIDE_MS)
         assert short(second.pull().jobs) == ["a"]
 
+    def test_when_a_worker_with_a_shorter_life_serves_it_too_then_the_longer_one_counts(
+        self, queue: Queue, small: Worker, large: Worker
+    ) -> None:
+        one = queue.add("a", spec=asking_for("large"))
+        short_lived = calls.Beat(incarnation="L2", held=(), processed_pull=0, expiry_ms=1000, about={"model": "large"})
+        queue.run(calls.beat(queue.keys, short_lived))
+        queue.pass_time(2000)
+
+        assert queue.look().models == ("large", "small")
+        assert small.pull().jobs == ()
+
+        queue.pass_time(ASIDE_MS)
+        assert large.take().id == one
+
+    @pytest.mark.parametrize("leave", ["deregister", "report"])
+    def test_when_the_last_worker_of_the_model_leaves_then_another_takes_its_jobs_at_once(
+        self, queue: Queue, small: Worker, large: Worker, leave: str
+    ) -> None:
+        queue.add("a", spec=asking_for("large"))
+        if leave == "deregister":
+            large.give_back(deregister=True)
+        else:
+            queue.run(calls.report_death(queue.keys, large.name))
+
+        assert queue.look().models == ("small",)
+        assert short(small.pull().jobs) == ["a"]
+
     def test_when_jobs_of_both_wait_then_those_of_the_other_hold_up_none(
         self, queue: Queue, small: Worker, large: Worker
     ) -> None:

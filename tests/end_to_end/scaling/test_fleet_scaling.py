@@ -11,10 +11,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from sluice.producer.contract.calls import inspect
 from sluice.producer.contract.limits import CAPACITY
 from sluice.producer.contract.scaling.backlog import backlog_of
-from sluice.producer.contract.transport.execution import run
+from sluice.producer.contract.transport.surveys import survey
 from sluice.producer.contract.wire import JobOptions
 from tests.end_to_end.processes import FAST, ROOT, WorkerProcess
 from tests.integration.jobs import (
@@ -53,7 +52,7 @@ def scaled(log: str) -> list[tuple[int, int]]:
 
 def backlog(client: Any) -> Any:
     """The backlog of the queue now."""
-    return backlog_of("default", [run(client, inspect(KEYS))])
+    return backlog_of("default", [survey(client, KEYS)])
 
 
 @pytest.mark.long

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from sluice.producer.contract.calls import inspect
 from sluice.producer.contract.scaling.backlog import Backlog, backlog_of
-from sluice.producer.contract.transport.execution import run
+from sluice.producer.contract.transport.surveys import survey
 from sluice.producer.contract.wire import JobOptions
 from sluice.worker.audit.queue_side import QueueSide
 from sluice.worker.jobs import capacity
@@ -21,7 +20,7 @@ COST, OUTPUT = 51, 50
 
 def backlog(client: Any) -> Backlog:  # Any: a redis-py client
     """The backlog now."""
-    return backlog_of("default", [run(client, inspect(KEYS))])
+    return backlog_of("default", [survey(client, KEYS)])
 
 
 @pytest.mark.slow

@@ -33,7 +33,6 @@ def view(**facts: Any) -> QueueView:
         "lanes": (),
         "settings": {},
         "server_ms": 1000,
-        "tokens_per_s": None,
     }
     return QueueView(**(empty | facts))
 
