@@ -335,6 +335,15 @@ class TestGivenAJobThatAnotherModelBegan:
 
 
 class TestGivenWhatIsNotOurs:
+    def test_when_a_timer_ends_its_head_and_the_next_is_too_large_then_the_pull_ends(self, queue: Queue) -> None:
+        queue.submit(new_job("late", ttl_ms=10), new_job("large", prompt_tokens=500))
+        queue.pass_time(20)
+
+        assert queue.worker("A").pull(kv_tokens=100, cache_tokens=100).jobs == ()
+
+        assert short(queue.worker("B").pull().jobs) == ["large"]
+        check(queue)
+
     def test_when_a_lane_has_foreign_entries_then_the_pull_moves_them_to_garbage(self, queue: Queue) -> None:
         queue.add("a")
         lane = queue.keys.lane(0, "t")

@@ -17,6 +17,7 @@ local function is_sound_class(class)
 end
 
 local function open_lane(class, tenant)
+  class = tonumber(class) or class
   local name = class .. ':' .. tenant
   local lane = lanes[name]
   if lane then return lane end
