@@ -6,6 +6,7 @@ There is no offline mode and no ini file: only `worker migrate` changes a histor
 from alembic import context
 from sqlalchemy import Connection
 
+from sluice.producer.contract.database import VERSION_TABLE
 from sluice.producer.contract.tables import metadata
 
 
@@ -16,6 +17,7 @@ def run() -> None:
     context.configure(
         connection=connection,
         target_metadata=metadata,
+        version_table=VERSION_TABLE,
         transaction_per_migration=False,
     )
     with context.begin_transaction():

@@ -72,6 +72,19 @@ FROM hourly_latency WHERE queue = 'chat' AND hour_ms = 1800018000000 ORDER BY me
         "job's own 99th percentile.",
     ),
     Question(
+        "What are the percentiles of each tenant, or each model?",
+        """
+SELECT tenant, model, max(last) + 1 AS jobs,
+       min(CASE WHEN i >= 0.5 * last THEN ttft_s END) AS p50_s, min(CASE WHEN i >= 0.95 * last THEN ttft_s END) AS p95_s
+FROM (SELECT tenant, model, ttft_s, row_number() OVER (PARTITION BY tenant, model ORDER BY ttft_s) - 1 AS i,
+             count(*) OVER (PARTITION BY tenant, model) - 1 AS last
+      FROM jobs WHERE state = 'done' AND ttft_s IS NOT NULL AND finished_hour_ms >= 1800014400000) AS ranked
+GROUP BY tenant, model ORDER BY tenant, model
+""",
+        "The value at a percentile's place in the order, or the next greater one. It runs on SQLite too, which has no "
+        "function for percentiles. Put another metric in the place of `ttft_s`.",
+    ),
+    Question(
         "Which share of jobs met the goodput limits?",
         """
 SELECT limits, hour_ms, jobs, good_jobs, goodput, good_tokens_per_s
@@ -115,7 +128,7 @@ FROM jobs WHERE state = 'done' ORDER BY e2e_s DESC LIMIT 5
         "What happened to this job?",
         """
 SELECT at, event, epoch, detail FROM timeline
-WHERE job_id = (SELECT id FROM jobs WHERE attempts = 2 ORDER BY submitted_ms LIMIT 1) ORDER BY at_ms, epoch
+WHERE job_id = (SELECT id FROM jobs WHERE attempts = 2 ORDER BY submitted_ms LIMIT 1) ORDER BY at_ms, place
 """,
     ),
     Question(

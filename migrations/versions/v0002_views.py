@@ -85,7 +85,7 @@ def _hourly_goodput() -> str:
     )
 
 
-def _iso(ms: str, *, is_sqlite: bool) -> str:
+def iso(ms: str, *, is_sqlite: bool) -> str:
     """Return milliseconds as UTC text, the same on both databases."""
     if is_sqlite:
         return f"strftime('%Y-%m-%dT%H:%M:%fZ', {ms} / 1000.0, 'unixepoch')"
@@ -94,7 +94,7 @@ def _iso(ms: str, *, is_sqlite: bool) -> str:
 
 def _job_times(*, is_sqlite: bool) -> str:
     moments = ("submitted", "pulled", "scheduled", "first_token", "finished")
-    columns = ", ".join(f"{_iso(f'{moment}_ms', is_sqlite=is_sqlite)} AS {moment}_at" for moment in moments)
+    columns = ", ".join(f"{iso(f'{moment}_ms', is_sqlite=is_sqlite)} AS {moment}_at" for moment in moments)
     return f"SELECT id, queue, tenant, state, {columns} FROM jobs"
 
 
@@ -117,7 +117,7 @@ def timeline(*, is_sqlite: bool, has_submissions: bool = False) -> str:
         " FROM attempts WHERE outcome = 'returned'"
     )
     return (
-        f"SELECT job_id, {submitted}at_ms, {_iso('at_ms', is_sqlite=is_sqlite)} AS at, event, epoch, detail"
+        f"SELECT job_id, {submitted}at_ms, {iso('at_ms', is_sqlite=is_sqlite)} AS at, event, epoch, detail"
         f" FROM ({of_jobs} UNION ALL {of_attempts}) AS moments"
     )
 

@@ -14,22 +14,35 @@ import os
 import re
 import sqlite3
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import URL, Connection, Engine, make_url
+from sqlalchemy.engine import URL, Connection, Engine
 from sqlalchemy.event import listen
-from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
+from sluice.producer.contract.database_urls import BadUrl, parse_database_url
 from sluice.producer.contract.tables import SCHEMA_REVISION
 
 BUSY_TIMEOUT_MS = 10_000
 """How long a connection to SQLite waits for another writer."""
 
 SWITCH_POLL_S = 0.005
+
+VERSION_TABLE = "sluice_alembic_version"
+"""Alembic's table with the migration of this database. Another program may use Alembic in it, under its own name."""
+
+SHARED_VERSION_TABLE = "alembic_version"
+"""Alembic's default name, which the history used up to `LAST_SHARED_REVISION`."""
+
+LAST_SHARED_REVISION = "0015"
+
+_OUR_COLUMNS = {"id", "queue", "partition", "tenant", "version", "state", "finished_hour_ms"}
+"""Of the table `jobs`, at any migration."""
 
 READ_ONLY = "sluice_is_read_only"
 """Execution option: the transaction only reads, so it does not take the write lock of SQLite."""
@@ -39,15 +52,19 @@ _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=
 
 _REFUSED = re.compile(
     r"FATAL: +((?:database|role) .* does not exist|.*authentication failed.*|permission denied for database .*"
-    r"|no pg_hba.conf entry .*)|(no password supplied)"
+    r"|no pg_hba.conf entry .*|no such (?:database|user).*|unsupported startup parameter.*|no such role.*)"
+    r"|(no password supplied|transaction blocks not allowed in statement pooling mode"
+    r"|invalid (?:port number|integer value|\S+ value).*|definition of service .* not found"
+    r"|(?:root certificate|certificate|private key) file .*|could not (?:read|load) (?:root )?certificate .*"
+    r"|server does not support SSL.*|SSL error: certificate verify failed|server certificate for .* does not match.*)"
 )
-"""How PostgreSQL and its library refuse a connection for good. They give no SQLSTATE for one that is not made."""
+"""How PostgreSQL, its library and PgBouncer refuse for good. There is no SQLSTATE for a connection that is not made."""
+
+_EXISTS = re.compile(r"((?:relation|table|index|view) \S+ already exists|there is already an? \w+ named \S+)")
 
 _REFUSED_BY_SQLITE = (
     sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH, sqlite3.SQLITE_NOTADB,
 )  # fmt: skip
-
-_DRIVERS = {"postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg", "sqlite": "sqlite+pysqlite"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +108,15 @@ class SchemaTooNew(HistoryError):
 
 
 def database_url(text: str) -> URL:
-    """Parse a database URL; `postgres://` and `postgresql://` mean psycopg 3.
+    """Parse a database URL, as `parse_database_url` does.
 
     Raises:
-        BadDatabaseUrl: another kind of database, or not a URL.
+        BadDatabaseUrl: another kind of database, an option that is not supported, or not a URL.
     """
     try:
-        url = make_url(text)
-    except (ArgumentError, ValueError) as error:
-        raise BadDatabaseUrl(f"not a database URL; expected sqlite:///FILE or postgresql://… ({error})") from error
-    driver = _DRIVERS.get(url.drivername, url.drivername)
-    if driver not in _DRIVERS.values():
-        raise BadDatabaseUrl(f"{url.drivername} is not supported; expected sqlite:///FILE or postgresql://…")
-    return url.set(drivername=driver)
+        return parse_database_url(text)
+    except BadUrl as error:
+        raise BadDatabaseUrl(f"the database URL cannot be used: {error}") from error
 
 
 def open_database(text: str, *, is_writer: bool = False, patience_s: float | None = None) -> Engine:
@@ -141,6 +154,12 @@ def failure_of(error: SQLAlchemyError, url: URL) -> HistoryError:
     cause = error.orig if isinstance(error, DBAPIError) else None
     if getattr(cause, "sqlite_errorcode", 0) & 0xFF in _REFUSED_BY_SQLITE:
         return HistoryRefused(f"{url.database} cannot be used as a SQLite database: {cause}")
+    exists = _EXISTS.search(str(cause))
+    if exists is not None:
+        return HistoryRefused(
+            f"the database has tables of another program whose names the history needs: {exists[1]}. Give it a"
+            " database of its own, or on PostgreSQL a schema of its own: ?options=-csearch_path=SCHEMA"
+        )
     refused = _REFUSED.search(str(cause))
     if refused is not None:
         return HistoryRefused(f"the history's database refuses the connection: {refused[1] or refused[2]}")
@@ -165,7 +184,30 @@ def check_writable(engine: Engine) -> str | None:
         return None
     try:
         with engine.connect() as connection:
+            if not is_sqlite:
+                _check_not_read_only(connection)
             return check_schema(connection, is_migrated_at_start=is_sqlite)
+    except SQLAlchemyError as error:
+        raise failure_of(error, engine.url) from error
+
+
+def _check_not_read_only(connection: Connection) -> None:
+    if connection.exec_driver_sql("SHOW transaction_read_only").scalar_one() == "on":
+        raise HistoryUnreachable("the history's database is read-only now: a standby, or default_transaction_read_only")
+
+
+def is_pooled(engine: Engine) -> bool:
+    """Whether a pooler stands before PostgreSQL: the session that works is not the one that was given at the start.
+
+    Raises:
+        HistoryUnreachable, HistoryRefused: as of `check_writable`.
+    """
+    if engine.dialect.name == "sqlite":
+        return False
+    try:
+        with engine.connect() as connection:
+            driver: Any = connection.connection.dbapi_connection  # of psycopg, which may be missing
+            return driver.info.backend_pid != connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
     except SQLAlchemyError as error:
         raise failure_of(error, engine.url) from error
 
@@ -177,9 +219,25 @@ def nothing_at(path: object, what: str = "database") -> str:
 
 def schema_revision(connection: Connection) -> str | None:
     """Return the migration of the database; None if it has no tables of the history."""
-    if not sa.inspect(connection).has_table("alembic_version"):
-        return None
-    return connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar_one_or_none()
+    inspector = sa.inspect(connection)
+    if inspector.has_table(VERSION_TABLE):
+        return _version_in(connection, VERSION_TABLE)
+    return _version_in(connection, SHARED_VERSION_TABLE) if has_shared_version(connection) else None
+
+
+def has_shared_version(connection: Connection) -> bool:
+    """Whether `alembic_version` has the history's migration, as it had until 0015, and not another program's."""
+    inspector = sa.inspect(connection)
+    if not (inspector.has_table(SHARED_VERSION_TABLE) and inspector.has_table("jobs")):
+        return False
+    if not {column["name"] for column in inspector.get_columns("jobs")} >= _OUR_COLUMNS:
+        return False
+    return re.fullmatch(r"\d{4}", _version_in(connection, SHARED_VERSION_TABLE) or "") is not None
+
+
+def _version_in(connection: Connection, table: str) -> str | None:
+    versions = connection.execute(sa.text(f"SELECT version_num FROM {table}")).scalars().all()
+    return str(versions[0]) if len(versions) == 1 else None
 
 
 def check_schema(connection: Connection, *, is_migrated_at_start: bool = False) -> str | None:
@@ -203,34 +261,40 @@ def check_schema(connection: Connection, *, is_migrated_at_start: bool = False) 
 
 
 def _open_postgres(url: URL, patience_s: float | None) -> Engine:
-    limits = {"connect_timeout": 10}
-    if patience_s is not None:
-        whole_s = ceil(patience_s)
-        limits = {
-            "connect_timeout": whole_s,
-            "tcp_user_timeout": whole_s * 1000,
-            "keepalives_idle": whole_s,
-            "keepalives_interval": 1,
-            "keepalives_count": 3,
-        }
     engine = sa.create_engine(
         url,
         pool_pre_ping=True,
         pool_recycle=1800,
         pool_timeout=30 if patience_s is None else patience_s,
-        connect_args={"application_name": "sluice", **limits},
+        connect_args=_connect_args(url, patience_s),
         json_serializer=compact_json,
     )
-
-    def limit(connection: Any, _record: object) -> None:  # noqa: ANN401  # the driver may be missing
-        # Not as an option of the connection: poolers refuse those.
-        connection.autocommit = True
-        connection.execute(f"SET statement_timeout = {ceil(patience_s or 0) * 1000}")
-        connection.autocommit = False
-
     if patience_s is not None:
-        listen(engine, "connect", limit)
+        limit_ms = ceil(patience_s) * 1000
+
+        def limit(connection: Connection) -> None:
+            # In each transaction: a pooler may give the next one another session, and this session to another client.
+            connection.exec_driver_sql(f"SET LOCAL statement_timeout = {limit_ms}")
+
+        listen(engine, "begin", limit)
     return engine
+
+
+def _connect_args(url: URL, patience_s: float | None) -> Mapping[str, Any]:  # Any: texts and numbers
+    """Return the driver's arguments. It prepares no statements: those belong to a session, which a pooler replaces."""
+    given = {"application_name": "sluice", "connect_timeout": 10} | url.query
+    ours: dict[str, Any] = {"application_name": given["application_name"], "prepare_threshold": None}
+    connect_s = int(str(given["connect_timeout"]))
+    if patience_s is None:
+        return ours | {"connect_timeout": connect_s}
+    whole_s = ceil(patience_s)
+    return ours | {
+        "connect_timeout": min(connect_s, whole_s),
+        "tcp_user_timeout": whole_s * 1000,
+        "keepalives_idle": whole_s,
+        "keepalives_interval": 1,
+        "keepalives_count": 3,
+    }
 
 
 def _open_sqlite(url: URL, *, is_writer: bool) -> Engine:

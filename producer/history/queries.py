@@ -157,11 +157,7 @@ class History:
             self._engine = open_database(url, is_writer=is_writer, patience_s=patience_s)
         path = self._engine.url.database
         # SQLite would create an empty file at a missing path.
-        if (
-            self._engine.dialect.name == "sqlite"
-            and path not in (None, "", ":memory:")
-            and not Path(str(path)).exists()
-        ):
+        if self._engine.dialect.name == "sqlite" and not Path(str(path)).exists():
             raise HistoryUnavailable(nothing_at(path, "job history"))
 
     def __enter__(self) -> Self:
@@ -192,7 +188,7 @@ class History:
         """Return the events of the newest submission of one job, in order."""
         columns = [timeline.c[field.name] for field in fields(TimelineRow)]
         is_newest = _is_newest(timeline.c.job_id, timeline.c.submitted_ms, queue, job_id)
-        query = sa.select(*columns).where(is_newest).order_by(timeline.c.at_ms, timeline.c.epoch)
+        query = sa.select(*columns).where(is_newest).order_by(timeline.c.at_ms, timeline.c.place)
         return [TimelineRow(**row) for row in self._rows(query)]
 
     def attempts(self, queue: QueueNames, job_id: str) -> list[AttemptRow]:

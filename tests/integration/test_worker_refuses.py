@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sluice.producer.contract.calls import QueueSettings, configure
+from sluice.producer.contract.database import VERSION_TABLE
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.transport.execution import run
 from sluice.worker.cli import main
@@ -156,8 +157,8 @@ class TestGivenAHistoryOfAnotherRelease:
     def test_when_it_is_newer_then_the_worker_says_what_to_do(self, valkey: RedisServer, tmp_path: Path) -> None:
         path = tmp_path / "history.db"
         with sqlite3.connect(path) as database:
-            database.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
-            database.execute("INSERT INTO alembic_version VALUES ('9999')")
+            database.execute(f"CREATE TABLE {VERSION_TABLE} (version_num VARCHAR(32) NOT NULL)")
+            database.execute(f"INSERT INTO {VERSION_TABLE} VALUES ('9999')")
         database.close()
 
         result = start("--redis-url", valkey.url, "--model", "null", "--database-url", f"sqlite:///{path}")

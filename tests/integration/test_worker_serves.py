@@ -9,7 +9,7 @@ from sluice.producer.contract.calls import cancel, pause
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.transport.execution import run
-from sluice.producer.contract.wire import JobOptions, Message
+from sluice.producer.contract.wire import JobId, JobOptions, Message, decode_events, decode_record
 from sluice.worker.serve.pull_schedule import PULL_AT_LEAST_EVERY_S
 from tests.integration.jobs import (
     KEYS,
@@ -72,6 +72,14 @@ class TestGivenAWorkerOnAnEmptyQueue:
         assert sorted(waits_s)[10] < PULL_AT_LEAST_EVERY_S / 2
 
 
+def recorded_prompt_tokens(client: Any) -> dict[JobId, int | None]:
+    """The prompt tokens of each ended job, as the recorder reads them."""
+    entries = client.xrange(KEYS.outbox)
+    events = [event for _, fields in entries for event in decode_events(fields[b"e"])]
+    records = {event.job_id: event.fields["record"] for event in events if event.kind == "ended"}
+    return {job_id: decode_record(data).prompt_tokens for job_id, data in records.items() if isinstance(data, bytes)}
+
+
 class TestGivenABadJob:
     """It must hurt itself only."""
 
@@ -97,6 +105,12 @@ class TestGivenABadJob:
             assert end is not None
             assert (end.state, end.error_code) == (JobState.FAILED, code)
             assert words in (end.error or "")
+            assert end.usage is None or end.usage.prompt_tokens == 0
+            # What was not computed costs nothing: the estimate of the submit is not recorded.
+            assert recorded_prompt_tokens(client) == {
+                bad_id: None,
+                good_id: result_of(client, good_id).usage.prompt_tokens,
+            }
             check_every_token_once(client, {good_id: good})
             check_nothing_is_left(client)
 

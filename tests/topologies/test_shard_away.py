@@ -148,7 +148,9 @@ class TestGivenAGateway:
             with cluster.shard_of(keys).client() as client:
                 run(client, calls.beat(keys, beat))
         settings = GatewaySettings(
-            redis_url=cluster.url, database_url="sqlite://", queues=(ServedQueue(queue, PARTITIONS),)
+            redis_url=cluster.url,
+            database_url="sqlite:////nowhere/history.db",
+            queues=(ServedQueue(queue, PARTITIONS),),
         )
         async with Queues(settings, look_every_s=0) as made:
             await made.look()

@@ -8,6 +8,7 @@ import structlog
 from sqlalchemy.engine import Engine
 from structlog.testing import LogCapture
 
+from sluice.producer.contract.database import VERSION_TABLE
 from sluice.producer.contract.tables import SCHEMA_REVISION
 from sluice.worker.history.migrate import migrate
 from tests.contract.driving import Queue
@@ -39,7 +40,7 @@ def postgres_url(_migrated_database: str) -> str:
     """A migrated, empty history on PostgreSQL; one database, emptied before each test."""
     with opened_history(_migrated_database) as engine, engine.begin() as connection:
         connection.execute(sa.text("TRUNCATE jobs, attempts, results, batches"))
-        connection.execute(sa.text(f"UPDATE alembic_version SET version_num = '{SCHEMA_REVISION}'"))
+        connection.execute(sa.text(f"UPDATE {VERSION_TABLE} SET version_num = '{SCHEMA_REVISION}'"))
     return _migrated_database
 
 

@@ -18,12 +18,19 @@ def check_history(site: Site) -> Iterator[CheckResult]:
         yield CheckResult(what="history", found="this worker runs no recorder")
         return
     # Imported here because SQLAlchemy is slow to import, and a worker without recorder does not need it.
-    from sluice.producer.contract.database import HistoryError, HistoryUnreachable, check_writable, open_database
+    from sluice.producer.contract.database import (
+        HistoryError,
+        HistoryUnreachable,
+        check_writable,
+        is_pooled,
+        open_database,
+    )
     from sluice.producer.contract.tables import SCHEMA_REVISION
 
     try:
         engine = open_database(database_url_of(site.config, site.environ), is_writer=True)
         schema = check_writable(engine)
+        pooler = ", through a connection pooler" if schema is not None and is_pooled(engine) else ""
         engine.dispose()
     except HistoryUnreachable as error:
         advice = "Jobs run without it. The outbox in Redis keeps their events until it answers."
@@ -33,5 +40,5 @@ def check_history(site: Site) -> Iterator[CheckResult]:
     else:
         shown = engine.url.render_as_string(hide_password=True)
         will = "" if schema == SCHEMA_REVISION else "; will be migrated at the first start"
-        found = f"{shown}, schema {schema}{will}" if schema else f"{shown} will be created at the first start"
+        found = f"{shown}, schema {schema}{pooler}{will}" if schema else f"{shown} will be created at the first start"
         yield CheckResult(what="history", found=found)

@@ -91,6 +91,7 @@ def num_ended(engine: Engine, wanted: BatchJobs) -> int:
 
 def _jobs_of(wanted: BatchJobs) -> sa.Select[*tuple[Any, ...]]:  # Any: as above
     columns = (jobs.c.id, jobs.c.state, jobs.c.reason, jobs.c.error, jobs.c.error_code, jobs.c.model, jobs.c.metadata)
+    columns += (jobs.c.record_error,)
     line = (jobs.c.custom_id, jobs.c.line, jobs.c.endpoint)
     is_of_job = sa.and_(results.c.job_id == jobs.c.id, results.c.submitted_ms == jobs.c.submitted_ms)
     with_results = jobs.outerjoin(results, is_of_job)
@@ -125,7 +126,8 @@ def _line(file: TextIO, row: JobRow, *, response: Object | None, error: Object |
 
 def _error(row: JobRow) -> Object:
     if row.state == "done":
-        return {"code": "result_not_kept", "message": "The job is done, but the history does not keep results."}
+        why = row.record_error or "the history does not keep results"
+        return {"code": "result_not_kept", "message": f"The job is done, but {why}."}
     code = {"cancelled": "batch_cancelled", "expired": "batch_expired"}.get(row.state, row.error_code or "failed")
     return {"code": code, "message": row.error or row.reason or f"The job was {row.state}."}
 

@@ -9,12 +9,16 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.schema import SetColumnComment
 
 from sluice import migrations
 from sluice.producer.contract.database import (
+    LAST_SHARED_REVISION,
+    SHARED_VERSION_TABLE,
+    VERSION_TABLE,
     HistoryError,
     HistoryMissing,
     HistoryRefused,
@@ -23,10 +27,11 @@ from sluice.producer.contract.database import (
     SchemaTooOld,
     check_schema,
     failure_of,
+    has_shared_version,
     open_database,
     schema_revision,
 )
-from sluice.producer.contract.tables import SCHEMA_REVISION, metadata
+from sluice.producer.contract.tables import SCHEMA_REVISION, metadata, views
 from sluice.worker.connection.outage import Outage
 from sluice.worker.errors import ExitCode
 from sluice.worker.log import Log
@@ -103,7 +108,10 @@ def migrate(engine: Engine, revision: str = SCHEMA_REVISION) -> tuple[str | None
         before = schema_revision(connection)
         if before is not None and before > SCHEMA_REVISION:
             raise SchemaTooNew(f"the history has schema {before}; this release knows {SCHEMA_REVISION}: update it")
+        _take_over_version(connection)
         _move(connection, before, revision)
+        if revision <= LAST_SHARED_REVISION:
+            _give_back_version(connection)
         if revision == SCHEMA_REVISION and connection.dialect.name == "postgresql":
             _comment(connection)
         return before, schema_revision(connection)
@@ -133,11 +141,36 @@ def _move(connection: Connection, before: str | None, revision: str) -> None:
     step(config, revision)
 
 
+def _take_over_version(connection: Connection) -> None:
+    """Move the migration of an older release from Alembic's shared table to the history's own."""
+    if sa.inspect(connection).has_table(VERSION_TABLE) or not has_shared_version(connection):
+        return
+    _copy_version(connection, SHARED_VERSION_TABLE, VERSION_TABLE)
+
+
+def _give_back_version(connection: Connection) -> None:
+    """Move it back, where an older release looks for it, unless another program has its own there."""
+    if sa.inspect(connection).has_table(VERSION_TABLE) and not sa.inspect(connection).has_table(SHARED_VERSION_TABLE):
+        _copy_version(connection, VERSION_TABLE, SHARED_VERSION_TABLE)
+
+
+def _copy_version(connection: Connection, source: str, target: str) -> None:
+    # Not by renaming: the index of the key would keep its name, which another program's table needs.
+    name = sa.Column("version_num", sa.String(32), nullable=False)
+    sa.Table(target, sa.MetaData(), name, sa.PrimaryKeyConstraint("version_num", name=f"{target}_pkc")).create(
+        connection
+    )
+    connection.exec_driver_sql(f"INSERT INTO {target} SELECT version_num FROM {source}")
+    connection.exec_driver_sql(f"DROP TABLE {source}")
+
+
 def _comment(connection: Connection) -> None:
-    """Store the descriptions of columns as comments in the database (`\\d+ jobs`)."""
-    for table in metadata.sorted_tables:
-        for column in table.columns:
-            if column.comment:
+    """Store the descriptions of tables, views and columns as comments in the database (`\\d+ jobs`)."""
+    for kind, described in (("TABLE", metadata), ("VIEW", views)):
+        for table in described.sorted_tables:
+            text = (table.comment or "").replace("'", "''")
+            connection.exec_driver_sql(f"COMMENT ON {kind} {table.name} IS '{text}'")
+            for column in table.columns:
                 connection.execute(SetColumnComment(column))
 
 

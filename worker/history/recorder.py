@@ -12,10 +12,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
+import redis
 from sqlalchemy.engine import Engine
 
 from sluice.producer.contract import limits
@@ -184,12 +185,24 @@ class Recorder:
         return True
 
     def _write_result(self, outbox: PartitionStream, event: OutboxEvent) -> bool:
-        """Write a result that was too large for its entry, alone, if its key still has the result of this end."""
+        """Write a result that was too large for its entry, alone, from its key. Return False if stopped before."""
         data = self._client.get(outbox.keys.result(event.job_id))
         if data is None or len(data) != event.fields["result_bytes"]:
-            return True
+            return self._miss_result(outbox, event)
         whole = replace(event, fields={**event.fields, "result": data})
         return self._write_changes(list(self._fold(outbox, [whole]).values()))
+
+    def _miss_result(self, outbox: PartitionStream, event: OutboxEvent) -> bool:
+        """Report a result that was deleted before it was read, in the log, in the row and in a counter."""
+        size_bytes = event.fields["result_bytes"]
+        advice = "record sooner, or raise --result-ttl"
+        self._log.warning("result is gone from the queue", job_id=event.job_id, bytes=size_bytes, advice=advice)
+        changes = list(self._fold(outbox, [event]).values())
+        for change in changes:
+            change.job["record_error"] = f"its result of {size_bytes} bytes was deleted in the queue before it was read"
+        with suppress(redis.ResponseError):  # any user who submits may damage the counters
+            self._client.hincrby(outbox.keys.key("counters"), "results_missed", 1)
+        return self._write_changes(changes)
 
     def _write_changes(self, changes: Sequence[JobChange]) -> bool:
         """Write changes, retrying while the database is unreachable. Return False if stopped before."""

@@ -52,7 +52,7 @@ NEWEST: tuple[str, ...] = (
     "first_token_ms", "last_token_ms", "itl_p50_s", "itl_p99_s", "itl_max_s", "sampling", "exactness",
 )  # fmt: skip
 SUBMITTED: tuple[str, ...] = (
-    "priority", "choices", "estimated_prompt_tokens", "cost", "seed", "batch", "not_before_ms",
+    "priority", "choices", "estimated_prompt_tokens", "reserved_tokens", "seed", "batch", "not_before_ms",
     "deadline_ms", "ttl_ms", "traceparent", "options", "metadata", "prompt_sha256", "prompt", "asked",
     "custom_id", "line", "endpoint",
 )  # fmt: skip
@@ -153,7 +153,7 @@ def _submitted(change: JobChange, event: OutboxEvent, keep_prompts: KeepPrompts)
     row |= {
         "priority": _whole(fields.get("priority")),
         "estimated_prompt_tokens": _whole(fields.get("prompt_tokens")),
-        "cost": _whole(fields.get("cost")),
+        "reserved_tokens": _whole(fields.get("cost")),
         "seed": _text(fields.get("seed")),
         "batch": _text(fields.get("batch")),
         "not_before_ms": _whole(fields.get("not_before_ms")),

@@ -34,6 +34,15 @@ class JobMeasures:
     resolved: ResolvedOptions | None = None
     exactness: str | None = None
 
+    @property
+    def computed_prompt_tokens(self) -> int | None:
+        """The prompt's tokens, if the job was ever scheduled: one that was refused before costs nothing.
+
+        Until its translation, `prompt_tokens` is the estimate of the submit.
+        """
+        is_scheduled = self.first_scheduled_ms is not None or self.first_token_ms is not None
+        return self.prompt_tokens if is_scheduled else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
@@ -60,7 +69,7 @@ def resolved_of(sampling: SamplingParams) -> ResolvedOptions:
 def usage_of(measures: JobMeasures, choices: Sequence[ChannelOutput]) -> Usage:
     """Count the tokens of a job, all choices."""
     return Usage(
-        prompt_tokens=measures.prompt_tokens,
+        prompt_tokens=measures.computed_prompt_tokens or 0,
         output_tokens=sum(len(choice.token_ids) for choice in choices),
         cached_tokens=measures.cached_tokens,
     )
@@ -108,7 +117,7 @@ def record_of(
         fingerprint=origin.fingerprint,
         worker=origin.worker,
         finish_reason=finish_reason,
-        prompt_tokens=measures.prompt_tokens,
+        prompt_tokens=measures.computed_prompt_tokens,
         cached_tokens=measures.cached_tokens,
         output_tokens=sum(len(choice.token_ids) for choice in choices),
         resumed_tokens=measures.resumed_tokens,

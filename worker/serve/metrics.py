@@ -99,7 +99,9 @@ class Depth:
     dead: int = 0
     suspects: int = 0
     worker_deaths: int = 0
-    """Since the queue was created."""
+    """Since the queue was created; likewise the next field."""
+
+    results_missed: int = 0
 
     is_paused: bool = False
     """Whether any partition is paused."""
@@ -194,7 +196,7 @@ class WorkerCollector(Collector):
              self._meters.num_refused_writes),
             ("round_trips", "Pipelined round trips to Redis.", self._meters.num_round_trips),
             ("redis_outages", "Outages of Redis.", now.redis_outages),
-            *([("queue_worker_deaths", "Workers that died or failed.", now.queue.worker_deaths)] if now.queue else ()),
+            *(_counts_of_queue(now.queue) if now.queue else ()),
         ]  # fmt: skip
         for name, about, value in counters:
             yield CounterMetricFamily(f"sluice_{name}", about, value=value)
@@ -207,6 +209,13 @@ class WorkerCollector(Collector):
         ]
         for name, about, histogram in histograms:
             yield HistogramMetricFamily(f"sluice_{name}", about, buckets=histogram.buckets(), sum_value=histogram.sum)
+
+
+def _counts_of_queue(queue: Depth) -> list[tuple[str, str, float]]:
+    return [
+        ("queue_worker_deaths", "Workers that died or failed.", queue.worker_deaths),
+        ("queue_results_missed", "Large results deleted before the recorder read them.", queue.results_missed),
+    ]
 
 
 def _of_queue(queue: Depth) -> list[tuple[str, str, float | None]]:

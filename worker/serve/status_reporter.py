@@ -59,6 +59,7 @@ def _depth_of(views: Sequence[PartitionView]) -> Depth:
         dead=sum(view.dead for view in views),
         suspects=sum(view.suspects for view in views),
         worker_deaths=sum(view.worker_deaths for view in views),
+        results_missed=sum(view.results_missed for view in views),
         is_paused=any(view.is_paused for view in views),
     )
 

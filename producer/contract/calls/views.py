@@ -183,6 +183,9 @@ class PartitionView:
     """Waiting jobs whose time has not come, and in `due_jobs` those whose timer has not fired yet."""
 
     due_jobs: int = 0
+    results_missed: int = 0
+    """Large results that had been deleted before the recorder read them."""
+
     deadline_ms: int | None = None
     """When the first job is too late: the nearest deadline of a job or batch, or end of a time to live."""
 
@@ -218,6 +221,7 @@ def _read_partition(reply: Raw) -> PartitionView:
         waiting_bytes=numbers.pop("waiting_bytes", 0),
         running_jobs=numbers.pop("running_jobs", 0),
         worker_deaths=numbers.pop("worker_deaths", 0),
+        results_missed=numbers.pop("results_missed", 0),
         oldest_ms=oldest,
         is_paused=known.get("paused") == "1",
         totals=numbers,

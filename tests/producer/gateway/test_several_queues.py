@@ -43,7 +43,7 @@ class Site:
         names = (self.chat,) if only_chat else (self.chat, self.bulk)
         settings = GatewaySettings(
             redis_url=self.server.url,
-            database_url="sqlite://",
+            database_url="sqlite:////nowhere/history.db",
             queues=tuple(ServedQueue(name, self.partitions.get(name)) for name in names),
             model_queues=tuple(models.items()),
         )
@@ -197,11 +197,15 @@ class TestGivenSettingsThatDoNotFit:
 
     def test_when_a_queue_is_given_twice_then_it_is_refused(self) -> None:
         with pytest.raises(InvalidSetting, match="--queue a is given more than once"):
-            GatewaySettings(database_url="sqlite://", queues=(ServedQueue("a"), ServedQueue("a", 2)))
+            GatewaySettings(
+                database_url="sqlite:////nowhere/history.db", queues=(ServedQueue("a"), ServedQueue("a", 2))
+            )
 
     def test_when_a_model_s_queue_is_not_served_then_it_is_refused(self) -> None:
         with pytest.raises(InvalidSetting, match="--model m=b names a queue that is not served; served: a"):
-            GatewaySettings(database_url="sqlite://", queues=(ServedQueue("a"),), model_queues=(("m", "b"),))
+            GatewaySettings(
+                database_url="sqlite:////nowhere/history.db", queues=(ServedQueue("a"),), model_queues=(("m", "b"),)
+            )
 
 
 class TestGivenAGatewayOfTwoQueues:

@@ -50,7 +50,9 @@ def hook() -> Generator[Receiver]:
         yield state
 
 
-def settings_for(valkey: RedisServer, database_url: str = "sqlite://", **changes: Any) -> CallbackSettings:
+def settings_for(
+    valkey: RedisServer, database_url: str = "sqlite:////nowhere/history.db", **changes: Any
+) -> CallbackSettings:
     """Callbacks of the queue, which may reach loopback."""
     usual: dict[str, Any] = {
         "redis_url": valkey.url, "rq_url": valkey.url, "database_url": database_url, "queue": e.QUEUE,

@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 from structlog.testing import capture_logs
 
+from sluice.producer.contract.database import VERSION_TABLE
 from sluice.worker.checks.queue_check import check_queue
 from sluice.worker.checks.redis_check import check_redis
 from sluice.worker.checks.site import Site
@@ -90,8 +91,8 @@ def found_wrong(output: str) -> list[str]:
 
 def newer_history(scene: Scene) -> list[str]:
     with sqlite3.connect(scene.folder / "history.db") as database:
-        database.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
-        database.execute("INSERT INTO alembic_version VALUES ('9999')")
+        database.execute(f"CREATE TABLE {VERSION_TABLE} (version_num VARCHAR(32) NOT NULL)")
+        database.execute(f"INSERT INTO {VERSION_TABLE} VALUES ('9999')")
     database.close()
     return []
 

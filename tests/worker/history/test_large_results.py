@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine
+from structlog.testing import LogCapture
 
+from sluice.producer.contract.calls import inspect
 from sluice.producer.contract.database import compact_json
 from sluice.producer.contract.errors import WireError
 from sluice.producer.contract.tables import jobs, results
+from sluice.producer.contract.transport.execution import run
 from sluice.producer.contract.wire import (
     ChoiceResult,
     JobId,
@@ -181,7 +184,30 @@ class TestGivenEndsWhoseResultsHaveKeys:
         assert found["0.a.1"] == as_stored(small_result_columns(decode_result(large())))["choices"]
         is_cleaned = history.dialect.name == "postgresql"  # it keeps no NUL
         assert found["0.a.2"][0]["text"] == ("\\u0000 is \ufffd" if is_cleaned else "\\u0000 is \0")
-        assert [error is not None for error in errors] == [False, is_cleaned, False]
+        assert [error is not None for error in errors] == [False, is_cleaned, True]
+
+    def test_when_one_is_gone_then_its_row_the_log_and_a_counter_say_so(
+        self, valkey: RedisServer, history: Engine, log: LogCapture
+    ) -> None:
+        recorder(valkey, history).drain()
+
+        with history.connect() as connection:
+            error = connection.execute(sa.select(jobs.c.record_error).where(jobs.c.id == "0.a.3")).scalar_one()
+        assert error == "its result of 9 bytes was deleted in the queue before it was read"
+        said = [
+            (line["job_id"], line["bytes"]) for line in log.entries if line["event"] == "result is gone from the queue"
+        ]
+        assert said == [("0.a.3", 9)]
+        assert run(client_of(valkey), inspect(e.KEYS)).results_missed == 1
+
+    def test_when_one_is_gone_and_the_counter_is_damaged_then_the_others_are_kept(
+        self, valkey: RedisServer, sqlite_history: Engine
+    ) -> None:
+        client_of(valkey).hset(e.KEYS.key("counters"), "results_missed", "x")
+
+        recorder(valkey, sqlite_history).drain()
+
+        assert states(sqlite_history) == dict.fromkeys(("0.a.1", "0.a.2", "0.a.3"), "done")
 
     def test_when_recorded_then_each_has_a_transaction_of_its_own(
         self, valkey: RedisServer, sqlite_history: Engine
@@ -191,7 +217,7 @@ class TestGivenEndsWhoseResultsHaveKeys:
 
         recording.Recorder(client_of(valkey), writer, settings).drain()
 
-        assert writer.sizes == [(3, 0), (1, 1), (1, 1)]
+        assert writer.sizes == [(3, 0), (1, 1), (1, 1), (1, 0)]
 
 
 class TestGivenEntriesThatAReaderLeft:

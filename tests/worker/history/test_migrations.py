@@ -20,6 +20,8 @@ from sqlalchemy.exc import OperationalError
 from sluice import migrations
 from sluice.producer.contract import tables
 from sluice.producer.contract.database import (
+    SHARED_VERSION_TABLE,
+    VERSION_TABLE,
     BadDatabaseUrl,
     HistoryError,
     HistoryMissing,
@@ -61,7 +63,7 @@ def empty(empty_url: str) -> Generator[Engine]:
 def names_in(engine: Engine) -> set[str]:
     """Tables and views."""
     inspector = sa.inspect(engine)
-    return {*inspector.get_table_names(), *inspector.get_view_names()} - {"alembic_version"}
+    return {*inspector.get_table_names(), *inspector.get_view_names()} - {VERSION_TABLE, SHARED_VERSION_TABLE}
 
 
 def check(engine: Engine) -> None:
@@ -73,7 +75,7 @@ def check(engine: Engine) -> None:
 def pretend(engine: Engine, revision: str) -> None:
     """Write that another revision is there."""
     with engine.begin() as connection:
-        connection.execute(sa.text("UPDATE alembic_version SET version_num = :found"), {"found": revision})
+        connection.execute(sa.text(f"UPDATE {VERSION_TABLE} SET version_num = :found"), {"found": revision})
 
 
 class TestGivenADatabaseWithoutTables:
@@ -85,7 +87,8 @@ class TestGivenADatabaseWithoutTables:
         assert (before, after) == (None, SCHEMA_REVISION)
         assert names_in(empty) == {*tables.metadata.tables, *tables.views.tables}
         with empty.connect() as connection:
-            assert compare_metadata(MigrationContext.configure(connection), tables.metadata) == []
+            context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
+            assert compare_metadata(context, tables.metadata) == []
 
     def test_when_migrated_then_computed_columns_and_views_are_complete(self, empty: Engine) -> None:
         migrate(empty)
@@ -114,6 +117,26 @@ class TestGivenADatabaseWithoutTables:
         assert migrate(empty, "base") == ("0001", None)
         assert names_in(empty) == set()
         assert migrate(empty) == (None, SCHEMA_REVISION)
+
+    def test_when_a_refused_job_has_the_estimate_then_the_migration_removes_it(self, empty: Engine) -> None:
+        migrate(empty, "0015")
+        columns = "id, queue, partition, tenant, submitted_ms, version, state, model, prompt_tokens, scheduled_ms"
+        rows = (
+            "('0.a.no', 'q', 0, 'a', 1, 3, 'failed', 'm', 4500, NULL, 9)",
+            "('0.a.yes', 'q', 0, 'a', 1, 3, 'done', 'm', 12, 2, 9)",
+        )
+        with empty.begin() as connection:
+            for values in rows:
+                connection.exec_driver_sql(f"INSERT INTO jobs ({columns}, finished_ms) VALUES {values}")
+            connection.exec_driver_sql("INSERT INTO prices VALUES ('m', 0, 1000000.0, 1.0, 1.0, 'EUR')")
+
+        migrate(empty)
+
+        with empty.connect() as connection:
+            costs = dict(map(tuple, connection.execute(sa.select(tables.job_costs.c.id, tables.job_costs.c.cost))))
+            usage = connection.execute(sa.select(tables.hourly_usage.c.prompt_tokens, tables.hourly_usage.c.cost)).one()
+        assert costs == {"0.a.no": 0, "0.a.yes": 12}
+        assert tuple(usage) == (12, 12)
 
     def test_when_migrated_twice_then_the_second_changes_nothing(self, empty: Engine) -> None:
         migrate(empty)
@@ -244,6 +267,69 @@ class TestGivenAWorkerThatStarts:
         assert record(redis_url="unix:///nowhere", database_url=url, settings=RecorderSettings()) == ExitCode.MISUSED
 
 
+def versions_in(engine: Engine, table: str) -> list[str] | None:
+    """What a version table has; None without one."""
+    with engine.connect() as connection:
+        if not sa.inspect(connection).has_table(table):
+            return None
+        return [str(one) for one in connection.execute(sa.text(f"SELECT version_num FROM {table}")).scalars()]
+
+
+class TestGivenADatabaseWithAnotherProgramsTables:
+    """One that uses Alembic too, under Alembic's own name; or one that has tables of ours' names."""
+
+    @pytest.mark.parametrize("version", ["0003", "0015", "9999", "ae1027a6"])
+    def test_when_it_uses_alembic_too_then_neither_reads_the_other_s_version(self, empty: Engine, version: str) -> None:
+        with empty.begin() as connection:
+            connection.execute(sa.text("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)"))
+            connection.execute(sa.text(f"INSERT INTO alembic_version VALUES ('{version}')"))
+            connection.execute(sa.text("CREATE TABLE theirs (id BIGINT)"))
+
+        migrated = migrate(empty)
+        check(empty)
+        back = migrate(empty, "0015")
+
+        assert (migrated, back) == ((None, SCHEMA_REVISION), (SCHEMA_REVISION, "0015"))
+        assert versions_in(empty, SHARED_VERSION_TABLE) == [version]
+        assert versions_in(empty, VERSION_TABLE) == ["0015"]
+
+    def test_when_its_tables_have_our_names_then_it_is_refused_and_unchanged(self, empty: Engine) -> None:
+        with empty.begin() as connection:
+            connection.execute(sa.text("CREATE TABLE files (path TEXT)"))
+
+        with pytest.raises(HistoryRefused, match=r"tables of another program .*files.* already exists.*of its own"):
+            migrate(empty)
+
+        assert names_in(empty) == {"files"}
+
+    def test_when_ours_has_alembic_s_name_then_it_moves_and_moves_back(self, empty: Engine) -> None:
+        migrate(empty, "0007")
+        older = versions_in(empty, SHARED_VERSION_TABLE), versions_in(empty, VERSION_TABLE)
+
+        with pytest.raises(SchemaTooOld, match="0007"):
+            check(empty)
+        migrated = migrate(empty)
+        newer = versions_in(empty, SHARED_VERSION_TABLE), versions_in(empty, VERSION_TABLE)
+        check(empty)
+
+        assert migrated == ("0007", SCHEMA_REVISION)
+        assert (older, newer) == ((["0007"], None), (None, [SCHEMA_REVISION]))
+
+    def test_when_ours_is_in_a_schema_then_the_other_s_tables_are_no_matter(self, postgres_empty_url: str) -> None:
+        engine = open_database(f"{postgres_empty_url}&options=-csearch_path%3Dsluice", is_writer=True)
+        with engine.begin() as connection:
+            connection.execute(sa.text("CREATE SCHEMA sluice"))
+            connection.execute(sa.text("CREATE TABLE public.files (path TEXT)"))
+
+        migrated = migrate(engine)
+        check(engine)
+        write(engine, [e.submitted("0.a.1")])
+
+        assert migrated == (None, SCHEMA_REVISION)
+        assert row(engine, "0.a.1")["state"] == "queued"
+        engine.dispose()
+
+
 class TestGivenADatabaseThatIsAway:
     """Not there, or not ours."""
 
@@ -279,7 +365,7 @@ class TestGivenADatabaseThatIsAway:
 
     @pytest.mark.parametrize("url", ["mysql://host/db", "history.db", "", "postgresql+asyncpg://host/db"])
     def test_when_the_url_is_of_something_else_then_it_says_what_is_expected(self, url: str) -> None:
-        with pytest.raises(BadDatabaseUrl, match="expected sqlite:///FILE or postgresql://"):
+        with pytest.raises(BadDatabaseUrl, match="expected sqlite:///FILE or postgresql://USER@HOST/NAME"):
             open_database(url)
 
     @pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg"])
@@ -344,6 +430,12 @@ class TestGivenAPostgresThatRefuses:
             ('FATAL:  permission denied for database "d1"', HistoryRefused),
             ('FATAL:  no pg_hba.conf entry for host "[local]", user "zoe"', HistoryRefused),
             ("fe_sendauth: no password supplied", HistoryRefused),
+            ("FATAL:  no such user: bob", HistoryRefused),
+            ("FATAL:  unsupported startup parameter: options", HistoryRefused),
+            ("server does not support SSL, but SSL was required", HistoryRefused),
+            ('root certificate file "/nope" does not exist', HistoryRefused),
+            ('definition of service "x" not found', HistoryRefused),
+            ("FATAL:  server login has been failing, try again later (server_login_retry)", HistoryUnreachable),
             ("FATAL:  the database system is starting up", HistoryUnreachable),
             ("FATAL:  sorry, too many clients already", HistoryUnreachable),
             ("Connection refused", HistoryUnreachable),
@@ -356,10 +448,18 @@ class TestGivenAPostgresThatRefuses:
         assert type(failure_of(OperationalError(None, None, cause), make_url("postgresql://db/x"))) is kind
 
 
-def test_postgres_says_what_its_columns_mean(postgres: PostgresServer, postgres_url: str) -> None:
-    engine = open_database(postgres_url)
+def test_when_migrated_then_postgres_describes_each_table_view_and_column(postgres_url: str) -> None:
+    engine, described = open_database(postgres_url), dict[str, str | None]()
 
-    comments = {column["name"]: column.get("comment") for column in sa.inspect(engine).get_columns("jobs")}
-
-    assert comments["first_token_ms"] == "first token on the channel"
+    inspector = sa.inspect(engine)
+    for table in (*tables.metadata.sorted_tables, *tables.views.sorted_tables):
+        described[table.name] = inspector.get_table_comment(table.name)["text"]
+        found = inspector.get_columns(table.name)
+        described |= {f"{table.name}.{column['name']}": column.get("comment") for column in found}
     engine.dispose()
+
+    declared = (*tables.metadata.sorted_tables, *tables.views.sorted_tables)
+    assert described == {table.name: table.comment for table in declared} | {
+        f"{table.name}.{column.name}": column.comment for table in declared for column in table.columns
+    }
+    assert None not in described.values()

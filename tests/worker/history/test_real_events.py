@@ -231,7 +231,9 @@ class TestGivenJobsThatWantWebhooks:
         for job in worker.pull().jobs:
             worker.advance(ending(job, 0))
 
-        settings = CallbackSettings(redis_url=valkey.url, rq_url=valkey.url, database_url="sqlite://", queue="q")
+        settings = CallbackSettings(
+            redis_url=valkey.url, rq_url=valkey.url, database_url="sqlite:////nowhere/history.db", queue="q"
+        )
         Mover(client_of(valkey), client_of(valkey), settings).drain()
 
         enqueued = rq_queue(settings.rq_names.webhooks, client_of(valkey))

@@ -602,7 +602,9 @@ class TestGivenRowsThatSqlRefuses:
         recorder(valkey, history).drain()
 
         with history.connect() as connection:
-            found = connection.execute(sa.select(jobs.c.id, jobs.c.cost, jobs.c.priority).order_by("id")).all()
+            found = connection.execute(
+                sa.select(jobs.c.id, jobs.c.reserved_tokens, jobs.c.priority).order_by("id")
+            ).all()
         assert [tuple(one) for one in found] == [("0.a.bad", None, 3), ("0.a.good", 76, 3)]
 
     def test_when_an_encoded_part_is_broken_then_the_row_is_stored_without_it(

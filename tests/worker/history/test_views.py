@@ -130,6 +130,24 @@ class TestGivenAJobWithAPast:
         ]
         assert found[0].at == "2027-01-15T08:00:00.000Z"
 
+    def test_when_all_happened_in_one_millisecond_then_the_view_itself_has_the_order(self, history: Engine) -> None:
+        at_ms = e.NOON_MS
+        record = encode_record(e.record(first_scheduled_ms=at_ms, first_token_ms=at_ms))
+        ended = e.ended("0.a.1", at_ms, version=5, epoch=2, attempt=2, record=record)
+        twice = [
+            e.started("0.a.1", at_ms),
+            e.returned("0.a.1", at_ms),
+            e.started("0.a.1", at_ms, 4, epoch=2, attempt=2),
+        ]
+        write(history, [e.submitted("0.a.1", at_ms), *twice, ended])
+
+        with history.connect() as connection:
+            found = connection.exec_driver_sql("SELECT event, epoch FROM timeline WHERE job_id = '0.a.1'").all()
+        assert [tuple(one) for one in found] == [
+            *(("submitted", None), ("pulled", 1), ("returned", 1), ("pulled", 2)),
+            *(("scheduled", None), ("first_token", None), ("done", None)),
+        ]
+
     def test_when_asked_for_its_times_then_they_are_utc_text_to_the_millisecond(self, history: Engine) -> None:
         write(history, list(self.EVENTS))
 

@@ -355,7 +355,7 @@ class TestGivenADatabaseOrFilesThatAreAway:
 
 class TestGivenTwoHostsWithAFolderEach:
     async def test_when_they_serve_one_queue_then_neither_is_ready(self, valkey: RedisServer, tmp_path: Path) -> None:
-        settings = GatewaySettings(redis_url=valkey.url, database_url="sqlite://")
+        settings = GatewaySettings(redis_url=valkey.url, database_url="sqlite:////nowhere/history.db")
         storages = [Storage((tmp_path / name).as_uri()) for name in ("a", "a", "b")]
         async with Queues(settings) as queues:
             first, same, other = (StorageMarks(queues, storage) for storage in storages)
@@ -370,7 +370,9 @@ class TestGivenTwoHostsWithAFolderEach:
     async def test_when_a_callbacks_process_marks_the_queue_then_it_is_no_other_storage(
         self, valkey: RedisServer
     ) -> None:
-        async with Queues(GatewaySettings(redis_url=valkey.url, database_url="sqlite://")) as queues:
+        async with Queues(
+            GatewaySettings(redis_url=valkey.url, database_url="sqlite:////nowhere/history.db")
+        ) as queues:
             queue = queues.first
             await queue.submitting.run(mark(queue.name, "a"))
             lacked = await lacks_callbacks(queue)

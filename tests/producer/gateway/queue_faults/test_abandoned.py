@@ -49,7 +49,9 @@ class TestGivenAUserWithoutRights:
         with server.client() as admin:
             admin.execute_command("ACL", "SETUSER", "nobody", "on", ">pw", "~*", "+ping", "+client|setname", "+hget")
         url = f"unix://nobody:pw@{server.socket_path}"
-        settings = GatewaySettings(redis_url=url, database_url="sqlite://", queues=(ServedQueue("default", 1),))
+        settings = GatewaySettings(
+            redis_url=url, database_url="sqlite:////nowhere/history.db", queues=(ServedQueue("default", 1),)
+        )
 
         async with Queues(settings) as queues:
             with pytest.raises(AccessDenied):
