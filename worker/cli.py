@@ -252,9 +252,9 @@ def doctor(gpu: str | None, cpu: bool, config_file: Path | None, **given: object
 @click.argument(
     "traffic", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="[TRAFFIC.jsonl]"
 )
-@click.option("--ttft", "ttft_s", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", default=1.0,
+@click.option("--ttft-target", "ttft_s", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", default=1.0,
               show_default=True, help="Target for the first token of a request.")  # fmt: skip
-@click.option("--tpot", "tpot_ms", type=click.FloatRange(min=0, min_open=True), metavar="MS", default=100.0,
+@click.option("--tpot-target", "tpot_s", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", default=0.1,
               show_default=True, help="Target for the mean time per further token.")  # fmt: skip
 @click.option("--rate", type=click.FloatRange(min=0, min_open=True), metavar="PER_SECOND", default=1.0,
               show_default=True, help="Arrival rate of requests without at_s in the file.")  # fmt: skip
@@ -277,7 +277,7 @@ def tune(model: str, gpu: str | None, cpu: bool, config_file: Path | None, **giv
 
     \b
     Example:
-        worker tune ./Qwen3-0.6B traffic.jsonl --ttft 1 --tpot 50
+        worker tune ./Qwen3-0.6B traffic.jsonl --ttft-target 1 --tpot-target 0.05
     """
     from sluice.worker.tune.command import TuneOptions, run_tune
 

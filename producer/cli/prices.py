@@ -41,7 +41,7 @@ def set_one(
 
     \b
     Example:
-        producer prices set small --input 0.5 --cached 0.1 --output 1.5
+        producer prices set small_model --input 0.5 --cached 0.1 --output 1.5
     """
     from sluice.producer.gateway.tables.database import Database
     from sluice.producer.gateway.ui.read.usage import Price, set_price

@@ -34,6 +34,6 @@ def split_job_id(job_id: str) -> tuple[int, str, str]:
     """
     match = _JOB_ID.fullmatch(job_id) if is_text(job_id) else None
     if match is None:
-        raise WireError(f"not a job id: {repr(job_id)[:200]}; it looks like 0.default.1f0c6a")
+        raise WireError(f"not a job id: {repr(job_id)[:200]}; an id is PARTITION.TENANT.NAME, like 0.default.1f0c6a")
     partition, tenant, name = match.groups()
     return int(partition), tenant, name

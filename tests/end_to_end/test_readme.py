@@ -37,7 +37,7 @@ TEXT = "\n".join(path.read_text() for path in PAGES.values())
 """The README and the guide, in the order in which a new user reads them."""
 
 ONLY_PARSED = {
-    "worker tune ./my-model traffic.jsonl --ttft 1 --tpot 50": "minutes; tests/worker/test_tune.py tests it",
+    "worker tune ./my-model traffic.jsonl --ttft-target 1 --tpot-target 0.05": "minutes: tests/worker/test_tune.py",
     "worker start --gpu all --model ./my-model": "needs GPUs",
 }
 """Commands that are checked for their options only, and why."""

@@ -254,7 +254,7 @@ def _prepare_folder(config: WorkerConfig, folder: Path) -> PreparedModel:
     family, chat = plan.folder.config.get("model_type", "unknown"), "with" if template else "without"
     return PreparedModel(
         name=name,
-        description=f"{folder}: {family}, {tokenizer.vocab_size} tokens, {chat} chat template",
+        description=f"{folder}: {family}, vocabulary of {tokenizer.vocab_size} tokens, {chat} chat template",
         text=text,
         max_job_tokens=plan.limits.longest_request(batching.max_num_batched_tokens)
         if options.num_blocks

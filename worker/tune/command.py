@@ -38,7 +38,7 @@ class TuneOptions:
 
     traffic: Path | None
     ttft_s: float
-    tpot_ms: float
+    tpot_s: float
     rate: float
     requests: int
     hours: float
@@ -46,7 +46,7 @@ class TuneOptions:
     @property
     def target(self) -> Target:
         """The latency target."""
-        return Target(ttft_s=self.ttft_s, tpot_s=self.tpot_ms / 1e3)
+        return Target(ttft_s=self.ttft_s, tpot_s=self.tpot_s)
 
 
 def run_tune(

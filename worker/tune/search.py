@@ -18,8 +18,8 @@ from sluice.engine.simulation.replay import Clock, Replay, replay, simulate
 from sluice.worker.config import DEFAULT_BLOCK_SIZE
 from sluice.worker.tune.progress import ProgressReporter
 
-MAX_NUM_SEQS = (4, 8, 16, 32, 64, 128)
-MAX_NUM_BATCHED_TOKENS = (128, 256, 512, 1024, 2048, 4096)
+MAX_NUM_SEQS = (4, 8, 16, 32, 64, 128, 256)
+MAX_NUM_BATCHED_TOKENS = (128, 256, 512, 1024, 2048, 4096, 8192)
 THRESHOLDS = (0, 64, 128, 256, 512)
 BLOCK_SIZES = (16, 32, 64)
 
