@@ -31,7 +31,7 @@ from tests.servers import binary_of, free_port, how_to_get
 
 ROOT = Path(__file__).parent.parent.parent
 GUIDE = ("start", "web-backend", "http", "bulk", "offline", "models", "operations", "gpu", "callbacks", "history",
-         "responses")  # fmt: skip
+         "responses", "batches", "native-routes", "page", "scaling", "traces")  # fmt: skip
 PAGES = {"README": ROOT / "README.md"} | {name: ROOT / "docs" / "guide" / f"{name}.md" for name in GUIDE}
 TEXT = "\n".join(path.read_text() for path in PAGES.values())
 """The README and the guide, in the order in which a new user reads them."""
@@ -39,6 +39,7 @@ TEXT = "\n".join(path.read_text() for path in PAGES.values())
 ONLY_PARSED = {
     "worker tune ./my-model traffic.jsonl --ttft-target 1 --tpot-target 0.05": "minutes: tests/worker/test_tune.py",
     "worker start --gpu all --model ./my-model": "needs GPUs",
+    "worker fleet --scale-to-backlog --processes 4 --min 0 --within 300 --model ./Qwen3-0.6B": "needs the model",
 }
 """Commands that are checked for their options only, and why."""
 
@@ -58,9 +59,34 @@ def blocks(language: str) -> list[str]:
 
 
 def commands() -> list[str]:
-    """Every shell command, each once, comments cut."""
-    lines = [line for block in blocks("sh") for line in block.splitlines()]
-    return list(dict.fromkeys(line.split("  #")[0].strip() for line in lines if line.strip()))
+    """Every shell command, each once, comments cut, continued lines joined."""
+    lines = [line for block in blocks("sh") for line in re.sub(r"\\\n\s*", "", block).splitlines()]
+    found = (line.split("  #")[0].strip() for line in lines if not line.startswith("#"))
+    return list(dict.fromkeys(command for command in found if command))
+
+
+def answer_shown_for(command: str) -> str:
+    """The line of a comment that shows what a command prints."""
+    [block] = [block for block in blocks("sh") if command in re.sub(r"\\\n\s*", "", block)]
+    after = re.sub(r"\\\n\s*", "", block).split(command)[1]
+    return after.split("\n# ")[1].splitlines()[0]
+
+
+def example_lines() -> list[str]:
+    """Every line of a bulk file that a document shows, with words in place of what it leaves out."""
+    documents = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    shown = [example for path in documents for example in re.findall(r'`(\{"[^`]*\})`', path.read_text())]
+    lines = [one for one in shown if re.match(r'\{"(prompt|messages|token_ids|custom_id)"', one)]
+    left_out = {
+        '"messages": […]': '"messages": [{"role": "user", "content": "Hello"}]',
+        '"messages": …': '"messages": [{"role": "user", "content": "Hello"}]',
+        '"token_ids": […]': '"token_ids": [5, 6, 7]',
+        '"prompt": …': '"prompt": "Once upon a time"',
+        "…": "Once upon a time",
+    }
+    for what, words in left_out.items():
+        lines = [line.replace(what, words) for line in lines]
+    return list(dict.fromkeys(lines))
 
 
 def is_standalone(snippet: str) -> bool:
@@ -254,7 +280,8 @@ def _sets_a_variable(_here: Place, command: str, _producer: Producer) -> None:
 
 def _runs_until_stopped(here: Place, command: str, _producer: Producer) -> None:
     # Another test may serve the usual port at this moment.
-    program, *arguments = shlex.split(command.replace("--port 8000", f"--port {free_port()}"))
+    is_gateway = command.startswith("producer serve")
+    program, *arguments = shlex.split(command) + (["--port", str(free_port())] if is_gateway else [])
     log = here.folder / "until-stopped.log"
     with log.open("w") as file:
         process = subprocess.Popen(
@@ -267,6 +294,24 @@ def _runs_until_stopped(here: Place, command: str, _producer: Producer) -> None:
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=30) == 0, log.read_text()
+
+
+def _asks_the_gateway(here: Place, command: str, producer: Producer) -> None:
+    """As printed, but for the port and the id; the answer has the fields that the page shows."""
+    url, database_url = embedded.Embedded(here.folder / "state").url, f"sqlite:///{here.folder / 'curl.db'}"
+    here.run(f"worker migrate --database-url {database_url}")
+    receipt = producer.submit("Once upon a time", max_tokens=4)
+    with gateway_process(url, database_url=database_url) as gateway:
+        asked = command.replace("http://127.0.0.1:8000", gateway.url.removesuffix("/v1"))
+        asked = re.sub(r"0\.default\.\w+…", receipt.id, asked)
+        done = subprocess.run(shlex.split(asked), capture_output=True, text=True, timeout=30, check=True)
+
+    shown = answer_shown_for(command)
+    if shown.startswith("{"):
+        assert json.loads(done.stdout).keys() >= set(re.findall(r'"(\w+)":', shown))
+    else:
+        assert done.stdout.startswith(f"{shown}\n")
+        assert done.stdout.rstrip().splitlines()[-1].startswith("data: ")
 
 
 def _revokes_a_key(here: Place, command: str, _producer: Producer) -> None:
@@ -295,7 +340,8 @@ RUNNERS: dict[str, Runner] = {
     "worker start --cpu": _is_running_already,
     "worker start --gpu": _says_what_it_lacks,
     "worker callbacks": _runs_until_stopped,
-    "producer serve ": _runs_until_stopped,
+    "producer server": _succeeds,
+    "producer serve": _runs_until_stopped,
     "worker ": _succeeds,
     "producer submit": _submits_a_file,
     "producer follow": _follows_a_batch,
@@ -308,6 +354,7 @@ RUNNERS: dict[str, Runner] = {
     "producer requeue JOB_ID": _requeues,
     "producer keys revoke KEY_ID": _revokes_a_key,
     "producer ": _succeeds,
+    "curl ": _asks_the_gateway,
     "export ": _sets_a_variable,
 }
 
@@ -334,6 +381,17 @@ class TestGivenTheReadmeAndTheGuide:
         runner = next(run for prefix, run in RUNNERS.items() if command.startswith(prefix))
 
         runner(place, command, producer)
+
+    def test_when_a_line_of_a_bulk_file_is_shown_then_the_default_service_runs_it(self, place: Place) -> None:
+        lines = example_lines()
+        (place.folder / "examples.jsonl").write_text("\n".join(lines) + "\n")
+
+        done = place.run("producer submit examples.jsonl --wait --max-tokens 4 -o shown.jsonl")
+
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert len(lines) > 3
+        answers = [json.loads(line) for line in (place.folder / "shown.jsonl").read_text().splitlines()]
+        assert [answer["response"]["status_code"] for answer in answers] == [200] * len(lines)
 
     @pytest.mark.parametrize("snippet", snippets())
     def test_when_a_python_snippet_is_run_then_it_prints_text(
