@@ -13,11 +13,17 @@ COPY kernels kernels
 COPY migrations migrations
 COPY producer producer
 COPY worker worker
-RUN pip install --no-cache-dir --constraint constraints.txt '.[worker,gateway,gateway-s3,otel]'
+# On a card, these ran (docs/guide/gpu.md#what-you-need); the suite ran with those of constraints.txt.
+ARG TORCH=2.11.0
+ARG TRITON=3.6.0
+RUN sed --regexp-extended "s/^torch==.*/torch==$TORCH/; s/^triton==.*/triton==$TRITON/" constraints.txt > image.txt \
+    && pip install --no-cache-dir --constraint image.txt '.[worker,gateway,gateway-s3,otel]'
 
 RUN useradd --create-home sluice
 USER sluice
 # Volumes that are mounted here take over the folders' owner.
-RUN mkdir --parents ~/.cache/huggingface ~/files
+RUN mkdir --parents ~/.cache/huggingface ~/.cache/sluice ~/files
+# Beside the CPU kernels, so that one volume keeps all that is compiled.
+ENV TRITON_CACHE_DIR=/home/sluice/.cache/sluice/triton
 STOPSIGNAL SIGTERM
 CMD ["worker", "start", "--gpu", "0"]

@@ -426,11 +426,21 @@ def audit(as_json: bool, config_file: Path | None, **given: Any) -> NoReturn:  #
 
 @main.command()
 @click.option("--to", "revision", metavar="REVISION", help="Revision to migrate to. Default: the newest.")
+@click.option(
+    "--wait",
+    "wait_s",
+    metavar="SECONDS",
+    type=click.FloatRange(0, 86_400),
+    default=60.0,
+    show_default=True,
+    help="Wait for a database that does not answer, at most this long.",
+)
 @_options(*_HISTORY)
-def migrate(revision: str | None, config_file: Path | None, **given: object) -> NoReturn:
+def migrate(revision: str | None, wait_s: float, config_file: Path | None, **given: object) -> NoReturn:
     """Migrate the history's tables to this release.
 
-    A worker migrates SQLite when it starts. PostgreSQL is migrated by this command only.
+    A worker migrates SQLite when it starts. PostgreSQL is migrated by this command only. The exit code is 2 if the
+    database refuses, and 3 if it does not answer in time.
 
     \b
     Example:
@@ -440,9 +450,8 @@ def migrate(revision: str | None, config_file: Path | None, **given: object) -> 
     from sluice.worker.history.migrate import main as run_migrate
 
     url = database_url_of(_config_of(config_file, given), os.environ)
-    sys.exit(
-        run_migrate(url, say=click.echo) if revision is None else run_migrate(url, revision=revision, say=click.echo)
-    )
+    wanted = {} if revision is None else {"revision": revision}
+    sys.exit(run_migrate(url, wait_s=wait_s, say=click.echo, **wanted))
 
 
 @main.command()

@@ -26,6 +26,7 @@ from tests.rules.commands import PROGRAMS
 ROOT = Path(__file__).parent.parent.parent
 UNITS = sorted((ROOT / "deploy").glob("*.service"))
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
+CARD_VERSIONS = (ROOT / "tools" / "card_versions" / "requirements.txt").read_text()
 # Any: YAML is untyped.
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
 WORKERS = ["worker", "worker-cpu"]
@@ -122,6 +123,26 @@ class TestGivenComposeYaml:
         assert folder == "/home/sluice/.cache/huggingface"
         assert re.search(r"^USER sluice\n(#.*\n)?RUN mkdir --parents ~/.cache/huggingface\b", DOCKERFILE, re.MULTILINE)
 
+    @pytest.mark.parametrize("service", WORKERS)
+    def test_when_kernels_are_compiled_then_they_are_kept_in_a_volume_of_the_user(self, service: str) -> None:
+        (folder,) = [one.split(":")[1] for one in SERVICES[service]["volumes"] if one.startswith("kernels:")]
+        (cache,) = re.findall(r"^ENV TRITON_CACHE_DIR=(.*)$", DOCKERFILE, re.MULTILINE)
+
+        assert folder == "/home/sluice/.cache/sluice"  # of the CPU's kernels, under the home
+        assert Path(cache).is_relative_to(folder)
+        assert re.search(r"^RUN mkdir --parents .* ~/.cache/sluice\b", DOCKERFILE, re.MULTILINE)
+        assert "XDG_CACHE_HOME" not in DOCKERFILE
+
+    def test_when_a_service_ends_its_task_then_a_failure_is_tried_again(self) -> None:
+        tasks = {
+            name
+            for service in SERVICES.values()
+            for name, needed in service.get("depends_on", {}).items()
+            if needed["condition"] == "service_completed_successfully"
+        }
+
+        assert {name: SERVICES[name]["restart"].split(":")[0] for name in tasks} == dict.fromkeys(tasks, "on-failure")
+
     @pytest.mark.parametrize(("sick", "code"), [(None, 0), ("hung", 1)])
     @pytest.mark.parametrize("service", WORKERS)
     def test_when_health_is_checked_then_the_worker_s_probe_is_asked(
@@ -199,6 +220,14 @@ class TestGivenTheDockerfile:
         optional = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
         assert set(extras.split(",")) == optional.keys() - {"dev", "embedded"}
+
+    def test_when_it_is_installed_then_torch_and_triton_are_those_that_ran_on_a_card(self) -> None:
+        ran = dict(re.findall(r"^(torch|triton)==(.*)$", CARD_VERSIONS, re.MULTILINE))
+        given = dict(re.findall(r"^ARG (TORCH|TRITON)=(.*)$", DOCKERFILE, re.MULTILINE))
+        page = (ROOT / "docs" / "guide" / "gpu.md").read_text()
+
+        assert given == {name.upper(): version for name, version in ran.items()}
+        assert all(f"{name} {version}".lower() in page.lower() for name, version in ran.items())
 
     def test_when_the_image_is_run_then_its_command_is_understood(self) -> None:
         (command,) = re.findall(r"^CMD (.*)$", DOCKERFILE, flags=re.MULTILINE)

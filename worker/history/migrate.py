@@ -5,6 +5,7 @@ migrates it.
 """
 
 import threading
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,7 +33,8 @@ from sluice.producer.contract.database import (
     schema_revision,
 )
 from sluice.producer.contract.tables import SCHEMA_REVISION, metadata, views
-from sluice.worker.connection.outage import Outage
+from sluice.producer.contract.transport.backoff import Backoff
+from sluice.worker.connection.outage import FIRST_RETRY_S, Outage
 from sluice.worker.errors import ExitCode
 from sluice.worker.log import Log
 
@@ -51,6 +53,9 @@ __all__ = [
 
 # A number that all releases share, so that two migrations of one PostgreSQL database cannot run at once.
 _POSTGRES_LOCK = 0x51_1C_E0
+
+LONGEST_WAIT_S = 2.0
+"""Between two tries of `worker migrate`."""
 
 _REVISIONS = ("base", *(f"{number:04}" for number in range(1, int(SCHEMA_REVISION) + 1)))
 
@@ -174,15 +179,20 @@ def _comment(connection: Connection) -> None:
                 connection.execute(SetColumnComment(column))
 
 
-def main(database_url: str, *, revision: str = SCHEMA_REVISION, say: Callable[[str], None]) -> ExitCode:
-    """Run `worker migrate`, and report the result or the error through `say`."""
+def main(
+    database_url: str, *, revision: str = SCHEMA_REVISION, wait_s: float = 0.0, say: Callable[[str], None]
+) -> ExitCode:
+    """Run `worker migrate`, and report the result or the error through `say`.
+
+    A database that is away is tried again for `wait_s` seconds: it may be starting.
+    """
     if revision not in _REVISIONS:
         say(f"there is no schema {revision!r}: give base, or one of {_REVISIONS[1]} to {_REVISIONS[-1]}")
         return ExitCode.MISUSED
     try:
         engine = open_database(database_url, is_writer=True)
         try:
-            before, after = migrate(engine, revision)
+            before, after = _migrate_patiently(engine, revision, wait_s, say)
         finally:
             engine.dispose()
     except HistoryUnreachable as error:
@@ -193,3 +203,20 @@ def main(database_url: str, *, revision: str = SCHEMA_REVISION, say: Callable[[s
         return ExitCode.MISUSED
     say(f"The history is at schema {after or 'none'}" + (f", was at {before or 'none'}." if before != after else "."))
     return ExitCode.DONE
+
+
+def _migrate_patiently(
+    engine: Engine, revision: str, wait_s: float, say: Callable[[str], None]
+) -> tuple[str | None, str | None]:
+    until_s, backoff, has_said = time.monotonic() + wait_s, Backoff(FIRST_RETRY_S, LONGEST_WAIT_S), False
+    while True:
+        try:
+            return migrate(engine, revision)
+        except HistoryUnreachable as error:
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                raise
+            if not has_said:
+                say(f"{error}; waiting for it, up to {wait_s:g} s")
+                has_said = True
+            time.sleep(min(left_s, backoff.next_delay_s()))
