@@ -91,7 +91,9 @@ class WaitNotifier:
     def end(self, cause: WaitCause, *, is_answered: bool) -> None:
         """Discount a call; the last one sends a notice, unless it failed: then its error says why."""
         with self._lock:
-            found = self._open[cause]
+            found = self._open.get(cause)
+            if found is None:
+                return  # the call was interrupted before it began to wait
             found.num_calls -= 1
             if found.num_calls:
                 return
@@ -133,8 +135,8 @@ class Wait:
         self._asked_s = monotonic()
         if reason.cause is not self._cause:
             self._leave(is_answered=True)
+            self._cause = reason.cause  # first: a call that is interrupted here leaves all the same
             self._waits.begin(reason, self._since_s)
-            self._cause = reason.cause
 
     def goes_on(self) -> None:
         """State that the call made progress: a wait ends, and the next one is measured from now."""

@@ -14,11 +14,12 @@ _deadline_s: ContextVar[float | None] = ContextVar("deadline of a round trip", d
 @contextmanager
 def bounded(deadline_s: float | None) -> Generator[None]:
     """Bound what this thread connects to and reads from by a deadline, as in `Ask`."""
-    token = _deadline_s.set(deadline_s)
+    before_s = _deadline_s.get()
     try:
+        _deadline_s.set(deadline_s)  # inside, so that a signal handler that raises leaves no deadline behind
         yield
     finally:
-        _deadline_s.reset(token)
+        _deadline_s.set(before_s)
 
 
 def left_s() -> float | None:

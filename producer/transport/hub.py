@@ -124,7 +124,9 @@ class Hub:
         if self._is_reading and now_s - waiter.silent_since_s < LIVELY_S:
             self._new.append(waiter)
             if len(self._new_reads) < MAX_NEW_READS:
-                self._new_reads.add(asyncio.create_task(self._read_new()))
+                task = asyncio.create_task(self._read_new())
+                task.add_done_callback(self._go_on)
+                self._new_reads.add(task)
         else:
             self._file(waiter, now_s)
             self._wake()
@@ -132,6 +134,12 @@ class Hub:
     def _wake(self) -> None:
         if self._pump is None or self._pump.done():
             self._pump = asyncio.create_task(self._run())
+            self._pump.add_done_callback(self._go_on)
+
+    def _go_on(self, ended: asyncio.Task[None]) -> None:
+        """Read on for the waiters that remain when a Ctrl-C ended a read."""
+        if not ended.cancelled() and ended.exception() is not None and (self._lively or self._silent):
+            self._wake()
 
     def _file(self, waiter: _Waiter, now_s: float) -> None:
         """Add a waiter to every read, or schedule it if its channel is silent."""
@@ -161,7 +169,7 @@ class Hub:
             except Exception as error:  # noqa: BLE001 (every waiter gets it)
                 self._fail([*waiters, *self._take_all()], error)
                 return
-            except asyncio.CancelledError:
+            except BaseException:  # cancelled, or a Ctrl-C that was meant for another call
                 self._lively += waiters
                 raise
             finally:
@@ -187,8 +195,8 @@ class Hub:
         except Exception as error:  # noqa: BLE001 (every waiter gets it)
             # Also those that came meanwhile: nobody may be left to read for them.
             self._fail([*waiters, *self._take_new()], error)
-        except asyncio.CancelledError:
-            self._new += waiters
+        except BaseException:  # as in _read_all
+            self._lively += waiters
             raise
 
     def _take_new(self) -> list[_Waiter]:

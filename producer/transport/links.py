@@ -9,9 +9,8 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequ
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-import hiredis
 from redis.exceptions import ResponseError
 
 from sluice.producer.contract.transport.drivers import drive, drive_async
@@ -34,6 +33,7 @@ from sluice.producer.transport.actions import (
     Transfer,
 )
 from sluice.producer.transport.cluster import Cluster, ClusterPipe
+from sluice.producer.transport.loops import ByLoop
 from sluice.producer.transport.pools import (
     REPLY_TIMEOUT_S,
     Pool,
@@ -45,10 +45,6 @@ from sluice.producer.transport.pools import (
 )
 from sluice.producer.transport.retries import LinkSettings, hung, too_late
 from sluice.producer.transport.server import Server, ServerPipe
-
-untyped_hiredis: Any = hiredis  # Any: its types have commands of one word
-PACK = cast("Callable[[Command], bytes]", untyped_hiredis.pack_command)
-"""Packs a command. redis-py does so in Python on asyncio, which takes ten times as long."""
 
 MAX_ASKS = 16
 """Round trips of one asyncio client at once, in addition to reads that block; to a Cluster, for each slot."""
@@ -155,7 +151,7 @@ class Link:
 
 
 def _release(taken: Connection, *, is_broken: bool) -> None:
-    if is_broken:
+    if is_broken or taken.connection.num_owed:
         taken.connection.disconnect()
     taken.pool.release(taken.connection)
 
@@ -225,18 +221,56 @@ class SlotShare:
         self.answered_s = time.monotonic()
 
 
+@dataclass(slots=True, eq=False)
+class LoopLink:
+    """What one event loop has of an `AsyncLink`. Changes as asks need more of it."""
+
+    make_pool: Callable[[str], Pool]
+    pools: Pools = field(init=False)
+    shares: dict[int | None, SlotShare] = field(default_factory=dict[int | None, SlotShare])
+    _left: list[Pools] = field(default_factory=list[Pools], init=False)
+    _closing: asyncio.Task[None] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.pools = Pools(self.make_pool)
+
+    def start_over(self) -> None:
+        """Take new pools and turns: an interrupted ask gives back neither a lock nor a turn. Others end as they are."""
+        self._left.append(self.pools)
+        self.pools = Pools(self.make_pool)
+        for share in self.shares.values():
+            share.turns = asyncio.Semaphore(MAX_ASKS)
+        self._closing = asyncio.ensure_future(self._close_left(is_end=False))
+
+    async def close(self) -> None:
+        """Stop reading, and close every connection, those to the Sentinels too."""
+        await asyncio.gather(*(share.hub.close() for share in self.shares.values()))
+        self._left.append(self.pools)
+        await self._close_left(is_end=True)
+
+    async def _close_left(self, *, is_end: bool) -> None:
+        """Close the connections of pools that no ask will use; unless it is the end, some may be in use still."""
+        for pool in [pool for pools in self._left for pool in pools.all()]:
+            await pool.disconnect(inuse_connections=is_end)
+            for sentinel in sentinels_of(pool) if is_end else ():
+                await sentinel.aclose()
+
+
 class AsyncLink:
-    """As `Link`, for asyncio; requests to several shards are sent at the same time."""
+    """As `Link`, for asyncio; requests to several shards are sent at the same time.
+
+    Each event loop that uses it has connections and shares of its own (`loops.py`), so threads may share one.
+    """
 
     def __init__(self, settings: LinkSettings) -> None:
         self._endpoint = _endpoint(settings)
         # A submit waits for replicas for up to `patience_s`, and once more if the server lacks the script.
         self._silence_s = 2 * settings.patience_s + LAST_TRY_S
         self._max_block_ms = round(1000 * BLOCK_SHARE * reply_timeout_s(self._silence_s))
-        self._pools = Pools(partial(make_async_pool, silence_s=self._silence_s))
+        self._make_pool = partial(make_async_pool, silence_s=self._silence_s)
         if isinstance(self._endpoint, Server):
-            self._pools.of(settings.url)  # as in Link
-        self._shares: dict[int | None, SlotShare] = {}
+            self._make_pool(settings.url)  # as in Link
+        self._loops = ByLoop(lambda: LoopLink(self._make_pool))
 
     def __repr__(self) -> str:
         return f"AsyncLink({self._endpoint.settings!r})"
@@ -320,12 +354,11 @@ class AsyncLink:
             await pipe.close()
 
     async def close(self) -> None:
-        """Stop reading, and close every connection, those to the Sentinels too."""
-        await asyncio.gather(*(share.hub.close() for share in self._shares.values()))
-        for pool in self._pools.all():
-            await pool.disconnect()
-            for sentinel in sentinels_of(pool):
-                await sentinel.aclose()
+        """Stop reading, and close every connection, those to the Sentinels too.
+
+        What other event loops have is closed by them, soon if they run.
+        """
+        await self._loops.close()
 
     async def run_bounded(self, routine: Routine[Result], command: Command = ()) -> Result:
         """Run a routine to its result, as one of at most `MAX_ASKS` for the slot of a command."""
@@ -338,15 +371,19 @@ class AsyncLink:
 
     async def perform(self, action: Action) -> Any:  # noqa: ANN401  # as in Link
         """Carry out one action; reads of one channel share a round trip."""
-        match action:
-            case Ask():
-                return await self.ask(action)
-            case Read():
-                return await self._read(action)
-            case Sleep(seconds):
-                await asyncio.sleep(seconds)
-            case _:
-                return await self._transfer(action)
+        try:
+            match action:
+                case Ask():
+                    return await self.ask(action)
+                case Read():
+                    return await self._read(action)
+                case Sleep(seconds):
+                    await asyncio.sleep(seconds)
+                case _:
+                    return await self._transfer(action)
+        except (KeyboardInterrupt, SystemExit):
+            self._loops.here().start_over()
+            raise
         return None
 
     async def _transfer(self, action: Transfer) -> Any:  # noqa: ANN401  # as above
@@ -355,7 +392,7 @@ class AsyncLink:
                 await _send_async(connection, commands)
                 return await _receive_async(connection, len(commands))
             case Connect(url):
-                pool = self._pools.of(url)
+                pool = self._loops.here().pools.of(url)
                 return Connection(await self._connect(pool), pool)
             case Release(connection, is_broken):
                 await _release_async(connection, is_broken=is_broken)
@@ -377,9 +414,10 @@ class AsyncLink:
 
     def _share(self, command: Command) -> SlotShare:
         slot = slot_of(command) if isinstance(self._endpoint, Cluster) else None
-        if slot not in self._shares:
-            self._shares[slot] = SlotShare(hub.Hub(self.ask_blocking, self._blocking_in_turn))
-        return self._shares[slot]
+        shares = self._loops.here().shares
+        if slot not in shares:
+            shares[slot] = SlotShare(hub.Hub(self.ask_blocking, self._blocking_in_turn))
+        return shares[slot]
 
     async def _connect(self, pool: Pool) -> Any:  # noqa: ANN401  # as in Link
         revive = self._endpoint.settings.revive
@@ -409,8 +447,8 @@ async def _until(deadline_s: float | None, reading: Coroutine[None, None, Entrie
 
 
 async def _release_async(taken: Connection, *, is_broken: bool) -> None:
-    if is_broken:
-        await taken.connection.disconnect()
+    if is_broken or taken.connection.num_owed:
+        await taken.connection.disconnect(nowait=True)
     await taken.pool.release(taken.connection)
 
 
@@ -423,7 +461,7 @@ async def _send_async(taken: Connection, commands: Sequence[Command]) -> None:
     task = asyncio.current_task()
     assert task is not None
     num_cancellations = task.cancelling()
-    await taken.connection.send_packed_command(b"".join(map(PACK, commands)))
+    await taken.connection.send_commands(commands)
     if task.cancelling() > num_cancellations:
         await taken.connection.disconnect(nowait=True)  # its reply will not be read
         raise asyncio.CancelledError

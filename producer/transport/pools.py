@@ -66,6 +66,8 @@ class Pools:
         Raises:
             InvalidSetting: the URL cannot be read.
         """
+        if (found := self._by_url.get(url)) is not None:
+            return found  # without the lock, which another thread may have held at a fork
         with self._lock:
             if url not in self._by_url:
                 self._by_url[url] = self._make(url)

@@ -50,8 +50,12 @@ class Server:
             replies = yield SendAndReceive(connection, ask.commands)
             if again := resend(ask.commands, replies, is_repeatable=ask.is_repeatable):
                 replies = again.merge(replies, (yield SendAndReceive(connection, again.commands)))
-        finally:
+        except GeneratorExit:
+            raise  # nobody carries out actions any more; the pool does not hold the connection
+        except BaseException:
             yield Release(connection)
+            raise
+        yield Release(connection)
         return replies
 
     def connect(self) -> Routine[Connection]:

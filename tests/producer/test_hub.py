@@ -42,7 +42,7 @@ class TestGivenOneReaderThatHearsMuchAndManyThatHearNothing:
                 asked.append(len(ask.commands[0]))
                 return await link.ask_blocking(ask)
 
-            monkeypatch.setitem(link._shares, None, SlotShare(hub_of(counted)))  # pyright: ignore[reportPrivateUsage] (as above)
+            monkeypatch.setitem(link._loops.here().shares, None, SlotShare(hub_of(counted)))  # pyright: ignore[reportPrivateUsage] (as above)
 
             async def listen(number: int) -> None:
                 async for _ in producer.stream(receipts[number]):

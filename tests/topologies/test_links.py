@@ -21,6 +21,8 @@ NUM_THREADS = 4
 class FakeConnection:
     """A node of a Cluster with one shard."""
 
+    num_owed = 0
+
     def pack_commands(self, commands: Sequence[Command]) -> Sequence[Command]:
         return commands
 

@@ -1,6 +1,9 @@
-"""redis-py's connection pools, as producers and workers need them: TLS, Sentinel, time-outs, no retries."""
+"""redis-py's connection pools, as producers and workers need them: TLS, Sentinel, time-outs, no retries.
 
-from collections.abc import Callable
+Their connections are those of `connections`: one goes back into use only if its last round trip was completed.
+"""
+
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,6 +16,7 @@ from redis.backoff import NoBackoff
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from sluice.producer.contract.transport import tls, urls
+from sluice.producer.contract.transport.connections import Packer, forgetting, guarded, guarded_async
 from sluice.producer.contract.transport.execution import no_retry
 
 Pool = Any  # redis-py's pools share no typed base, and their get_connection has untyped keywords
@@ -26,11 +30,28 @@ class PoolClasses:
     sentinel: Any  # as Pool
     sentinel_pool: Any  # as Pool
     no_retry: Callable[[], object]
+    guarded: Callable[[Any], Any]  # as Pool
+    """Returns its class of connections with a guard."""
+
+    options: Mapping[str, object]
+    """More options of a connection."""
 
 
-BLOCKING: Final = PoolClasses(ConnectionPool, Sentinel, SentinelConnectionPool, no_retry)
+BLOCKING: Final = PoolClasses(
+    forgetting(ConnectionPool),
+    Sentinel,
+    forgetting(SentinelConnectionPool),
+    no_retry,
+    guarded,
+    {"command_packer": Packer()},
+)
 ASYNCIO: Final = PoolClasses(
-    redis_async.ConnectionPool, AsyncSentinel, AsyncSentinelPool, lambda: AsyncRetry(NoBackoff(), 0)
+    redis_async.ConnectionPool,
+    AsyncSentinel,
+    AsyncSentinelPool,
+    lambda: AsyncRetry(NoBackoff(), 0),
+    guarded_async,
+    {},
 )
 
 
@@ -54,6 +75,7 @@ def make_pool(
         "socket_connect_timeout": connect_timeout_s,
         "protocol": 2,
         "retry": classes.no_retry(),
+        **classes.options,
         **more,
     }
     try:
@@ -61,9 +83,11 @@ def make_pool(
         if "+sentinel://" in url:
             asked = urls.read_sentinel_url(url, options)
             sentinels = classes.sentinel(asked.addresses, sentinel_kwargs=asked.sentinel_options)
-            return classes.sentinel_pool(asked.service, sentinels, **asked.options)
-        pool = classes.pool.from_url(url, **options)
-        pool.connection_class(**pool.connection_kwargs)  # raises TypeError for an unknown option
+            pool = classes.sentinel_pool(asked.service, sentinels, **asked.options)
+        else:
+            pool = classes.pool.from_url(url, **options)
+            pool.connection_class(**pool.connection_kwargs)  # raises TypeError for an unknown option
     except (TypeError, RedisError) as error:
         raise ValueError(str(error)) from error
+    pool.connection_class = classes.guarded(pool.connection_class)
     return pool
