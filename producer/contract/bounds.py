@@ -187,6 +187,17 @@ ADDRESS_CONNECTIONS = Bound(
     note="further ones are closed unread. Not of proxies that `--trusted-proxy` names",
 )
 
+TENANT_BATCHES = Bound(
+    name="tenant_batches",
+    what="batches that are not over",
+    per="tenant",
+    default=100,
+    set_by="producer serve --tenant-batches",
+    status=429,
+    code="too_many_batches",
+    note="counted in the database, so over all gateways",
+)
+
 BOUNDS = (
     REQUESTS_PER_MINUTE,
     TOKENS_PER_MINUTE,
@@ -201,5 +212,6 @@ BOUNDS = (
     TENANT_UNREAD_MIB,
     TENANT_REQUESTS,
     ADDRESS_CONNECTIONS,
+    TENANT_BATCHES,
 )
 """All of them, in the order of the page."""

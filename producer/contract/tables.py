@@ -269,7 +269,7 @@ gateway_batches = sa.Table(
     sa.Column("expired", Count, nullable=False, comment="lines that the deadline ended"),
     sa.Column("collected", sa.LargeBinary, comment="a bit for each line whose outcome is in a part"),
     sa.Column("looked_at", Count, nullable=False, server_default="0", comment="place where the next look begins"),
-    sa.Column("parts", Json, nullable=False, comment="{output, error}: [key, bytes, lines] of each object"),
+    sa.Column("parts", Json, nullable=False, comment="{output, error, checked}: [key, bytes, lines] of each object"),
     sa.Column("written_ms", Ms, comment="when the last part was written"),
     sa.Column("epoch", sa.BigInteger, nullable=False, comment="fencing number of the task that has it"),
     sa.Column("due_ms", Ms, nullable=False, comment="a task has it until then"),

@@ -158,7 +158,7 @@ def _stored(settings: GatewaySettings, queues: Queues, storage: Storage, databas
     """Yield the routes of what is kept in SQL and in files."""
     files = FileStore(database)
     yield from FileRoutes(files, storage, settings.max_file_mib * 1024 * 1024).routes()
-    yield from BatchRoutes(BatchStore(database), files, storage, queues).routes()
+    yield from BatchRoutes(BatchStore(database), files, storage, queues, max_open=settings.tenant_batches).routes()
 
 
 def _cors(settings: GatewaySettings) -> Iterator[Middleware]:

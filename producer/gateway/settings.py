@@ -11,6 +11,7 @@ from sluice.producer.contract.bounds import (
     CONNECTIONS,
     FILE_MIB,
     HELD_MIB,
+    TENANT_BATCHES,
     TENANT_HELD_MIB,
     TENANT_REQUESTS,
     TENANT_UNREAD_MIB,
@@ -19,6 +20,11 @@ from sluice.producer.errors import InvalidSetting
 
 ORIGIN = re.compile(r"https?://(\[[0-9a-f:]+\]|[a-z0-9.-]+)(:[0-9]+)?")
 MAX_DAYS = 3650
+AT_LEAST_1 = (
+    CONNECTIONS, FILE_MIB, TENANT_HELD_MIB, TENANT_UNREAD_MIB, TENANT_REQUESTS, TENANT_BATCHES, ADDRESS_CONNECTIONS,
+)  # fmt: skip
+"""Bounds that must be 1 or more."""
+
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
@@ -51,6 +57,9 @@ class GatewaySettings:
 
     max_file_mib: int = FILE_MIB.most
     """Largest file that a client may upload."""
+
+    tenant_batches: int = TENANT_BATCHES.most
+    """Batches of a tenant that are not over."""
 
     queues: tuple[ServedQueue, ...] = (ServedQueue("default"),)
     model_queues: tuple[tuple[str, str], ...] = ()
@@ -124,7 +133,7 @@ class GatewaySettings:
         for name, limit_s in (("return", self.return_limit_s), ("drain", self.drain_s)):
             if limit_s < 0:
                 yield f"--{name}-limit must be 0 s or more, got {limit_s:g}"
-        for bound in (CONNECTIONS, FILE_MIB, TENANT_HELD_MIB, TENANT_UNREAD_MIB, TENANT_REQUESTS, ADDRESS_CONNECTIONS):
+        for bound in AT_LEAST_1:
             if getattr(self, bound.name) < 1:
                 yield f"{bound.flag} must be 1 or more, got {getattr(self, bound.name)}"
         if not 0 < self.response_days < MAX_DAYS:

@@ -18,6 +18,7 @@ from rq.serializers import JSONSerializer
 from sluice.producer.client import Producer
 from sluice.producer.errors import ProducerError
 from sluice.producer.gateway.batches.task import Workshop, advance
+from sluice.producer.gateway.batches.turns import Turns
 from sluice.producer.gateway.files.hosts import mark, mark_callbacks
 from sluice.producer.gateway.files.leftovers import remove_leftovers
 from sluice.producer.gateway.responses.sweep import sweep_responses
@@ -26,7 +27,10 @@ TASK_TIMEOUT_S = 900
 KEPT_S = 60
 """How long rq keeps the result or failure of a task."""
 
-MINUTE_S, HOUR_S = 60, 3600
+HOUR_S = 3600
+CONTINUE_S = 10.0
+"""How long batches are continued before sweeps that wait have their turn."""
+
 LOG = logging.getLogger(__name__)
 
 
@@ -74,18 +78,23 @@ class TaskSettings:
 
 _settings: ContextVar[TaskSettings] = ContextVar("gateway task settings")
 _outages: ContextVar[Outages] = ContextVar("gateway task outages")
+_turns: ContextVar[Turns] = ContextVar("gateway batch turns")
 
 
 def bind(*, redis_url: str, queue: str, database_url: str, files_url: str) -> None:
     """Set the settings of this process's tasks."""
     _settings.set(TaskSettings(redis_url=redis_url, queue=queue, database_url=database_url, files_url=files_url))
     _outages.set(Outages())
+    _turns.set(Turns())
 
 
-def advance_batch(batch_id: str, epoch: int) -> None:
-    """Continue a batch."""
-    with _outages.get().logged(batch_id), _settings.get().workshop() as workshop:
-        advance(workshop, batch_id, epoch)
+def continue_batches() -> None:
+    """Continue the batches that are due for some seconds, in turn by tenant."""
+    queue, turns, until_s = _settings.get().queue, _turns.get(), time.monotonic() + CONTINUE_S
+    with _outages.get().logged("continue_batches"), _settings.get().workshop() as workshop:
+        while time.monotonic() < until_s and (due := turns.next(workshop.batches.due(queue))) is not None:
+            with _outages.get().logged(due.id):
+                advance(workshop, due.id, due.epoch)
 
 
 def clean_files() -> None:
@@ -108,11 +117,11 @@ def _queue_of(settings: TaskSettings) -> Producer:
     return Producer(settings.redis_url, queue=settings.queue, patience_s=1.0)
 
 
-def _continue_batches(settings: TaskSettings) -> None:
+def _enqueue_batches(settings: TaskSettings) -> None:
     with settings.workshop() as workshop:
-        for batch_id, epoch in workshop.batches.due(settings.queue):
-            # The minute, because rq can lose a job and know its id for longer.
-            _enqueue(advance_batch, batch_id, epoch, name=f"{batch_id}-{epoch}-{int(time.time()) // MINUTE_S}")
+        if workshop.batches.due(settings.queue):
+            # The second, because each task goes on with what another leaves, and rq can lose one whose id it knows.
+            _enqueue(continue_batches, name=f"continue-{int(time.time())}")
 
 
 def _clean_hourly(_settings: TaskSettings) -> None:
@@ -125,7 +134,7 @@ def _sweep_responses(settings: TaskSettings) -> None:
 
 STEPS: tuple[Callable[[TaskSettings], None], ...] = (
     _mark_process,  # first, and without a storage: a gateway warns while it is missing
-    _continue_batches,
+    _enqueue_batches,
     _sweep_responses,
     _mark_storage,
     _clean_hourly,
@@ -150,7 +159,7 @@ def sweep() -> None:
         raise ExceptionGroup("steps of a sweep failed", errors)
 
 
-TASKS: Mapping[str, Callable[..., object]] = {task.__name__: task for task in (sweep, advance_batch, clean_files)}
+TASKS: Mapping[str, Callable[..., object]] = {task.__name__: task for task in (sweep, continue_batches, clean_files)}
 """All that rq may call here, by name."""
 
 

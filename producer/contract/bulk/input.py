@@ -8,7 +8,7 @@ import io
 import json
 import sys
 import zlib
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -207,16 +207,23 @@ class LineReader:
         model: The model that lines must name, if they name one.
         defaults: Options that a line may override.
         has_plain: Whether lines may lack a `body`; otherwise each is a request of OpenAI's batch format.
+        seen: Custom ids of lines before the first one that is read.
     """
 
     def __init__(
-        self, *, endpoint: Endpoint | None, model: str | None, defaults: Options, has_plain: bool = True
+        self,
+        *,
+        endpoint: Endpoint | None,
+        model: str | None,
+        defaults: Options,
+        has_plain: bool = True,
+        seen: Iterable[str] = (),
     ) -> None:
         self._has_plain = has_plain
         self._endpoint: Endpoint | None = endpoint
         self._model = model
         self._defaults = defaults
-        self._seen: set[str] = set()
+        self._seen = {*seen}
 
     def read(self, number: int, line: bytes | None) -> Line | BadLine:
         """Parse one line."""

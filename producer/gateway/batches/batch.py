@@ -40,6 +40,8 @@ class Parts:
 
     output: tuple[Stored, ...] = ()
     error: tuple[Stored, ...] = ()
+    checked: tuple[Stored, ...] = ()
+    """Those with what the slices of the file's check found, until it is over."""
 
     @property
     def num_done(self) -> int:
@@ -53,7 +55,8 @@ class Parts:
 
     def as_json(self) -> Object:
         """Return them as the database keeps them."""
-        return {"output": [part.as_json() for part in self.output], "error": [part.as_json() for part in self.error]}
+        kinds = {"output": self.output, "error": self.error, "checked": self.checked}
+        return {kind: [part.as_json() for part in parts] for kind, parts in kinds.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +139,8 @@ def batch_of(row: RowMapping) -> Batch:
     """Read a row."""
     values: dict[str, Any] = {str(name): value for name, value in row.items()}  # Any: as the columns say
     written = values["parts"]
-    values["parts"] = Parts(*(tuple(map(stored_of, written[kind])) for kind in ("output", "error")))
+    # Batches of an earlier release have no slices.
+    values["parts"] = Parts(*(tuple(map(stored_of, written.get(kind, ()))) for kind in ("output", "error", "checked")))
     return Batch(**values)
 
 

@@ -5,10 +5,11 @@ same job.
 """
 
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass
 from hashlib import blake2b
 from itertools import islice
+from time import monotonic
 from typing import BinaryIO
 
 from sluice.producer.contract.bulk.input import BadLine, Line, LineReader, lines
@@ -58,23 +59,15 @@ def names_of(data: bytes) -> Names:
         raise ValueError("these are no names") from error
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """A file that was read to its end."""
-
-    names: Names
-    model: str | None
-    errors: tuple[BadLine, ...]
-    """The first bad lines; none if all are valid."""
-
-
 class LineJobsOfBatch:
     """The builder of the jobs of one batch."""
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: Batch, seen: Iterable[str] = ()) -> None:
+        """Begin after lines with these custom ids."""
         self._batch = batch
         self._jobs = LineJobs(BulkSpec(queue=batch.queue, batch=batch.id, partitions=batch.partitions))
-        self._reader = LineReader(endpoint=None, model=None, defaults=Options(tenant=batch.tenant), has_plain=False)
+        defaults = Options(tenant=batch.tenant)
+        self._reader = LineReader(endpoint=None, model=None, defaults=defaults, has_plain=False, seen=seen)
 
     def read(self, number: int, line: bytes | None) -> Line | BadLine:
         """Parse a line."""
@@ -99,31 +92,98 @@ def identity_of(batch: Batch, number: int) -> tuple[JobId, int]:
     return JobId(f"{partition}.{batch.tenant}.{name}"), int.from_bytes(drawn[NAME_BYTES:])
 
 
-def check(batch: Batch, file: BinaryIO, tick: Tick) -> Checked:
-    """Read a whole file and check every line."""
-    jobs, model = LineJobsOfBatch(batch), _Model()
-    custom_ids: list[str] = []
-    numbers: list[int] = []
-    errors: list[BadLine] = []
-    try:
-        for number, raw in lines(file):
-            tick()
-            found = _checked(batch, jobs, model, jobs.read(number, raw))
-            if isinstance(found, BadLine):
-                errors.append(found)
-            else:
-                custom_ids.append(found.name)
-                numbers.append(number)
-            if len(errors) >= MAX_ERRORS or len(custom_ids) > MAX_LINES:
-                break
-    except InvalidSetting as error:  # a line, or blank ones, without an end
-        errors.append(BadLine(0, None, "invalid_file", str(error)))
-    if len(custom_ids) > MAX_LINES:
-        errors.append(BadLine(MAX_LINES + 1, None, "too_many_tasks", f"a batch has at most {MAX_LINES} requests"))
-    if not custom_ids and not errors:
-        errors.append(BadLine(1, None, "empty_file", "the file has no requests"))
-    are_plain = numbers == list(range(1, len(numbers) + 1))
-    return Checked(Names(tuple(custom_ids), None if are_plain else tuple(numbers)), model.name, tuple(errors))
+class Check:
+    """The check of a whole file, which may be done in slices. Changes with each line.
+
+    Args:
+        batch: Its batch.
+        slices: What `new_lines` returned after each of the slices so far, in order.
+
+    Raises:
+        ValueError: a slice is something else, or was cut short.
+    """
+
+    def __init__(self, batch: Batch, slices: Sequence[bytes] = ()) -> None:
+        self._batch = batch
+        self._custom_ids: list[str] = []
+        self._numbers: list[int] = []
+        self._bad: list[BadLine] = []
+        self._number, self._model = 0, _Model()
+        self.offset = 0
+        """Bytes of the file that are checked."""
+
+        for data in slices:
+            self._read(data)
+        self._begin = len(self._custom_ids), len(self._bad)
+        self._jobs = LineJobsOfBatch(batch, (*self._custom_ids, *(bad.custom_id for bad in self._bad if bad.custom_id)))
+
+    @property
+    def names(self) -> Names:
+        """The custom ids of the lines so far."""
+        are_plain = self._numbers == list(range(1, len(self._numbers) + 1))
+        return Names(tuple(self._custom_ids), None if are_plain else tuple(self._numbers))
+
+    @property
+    def errors(self) -> Sequence[BadLine]:
+        """The first bad lines so far."""
+        return self._bad
+
+    @property
+    def model(self) -> str | None:
+        """The model that the lines name."""
+        return self._model.name
+
+    def run(self, file: BinaryIO, tick: Tick, until_s: float = float("inf")) -> bool:
+        """Check lines until the end of the file, or of the time on the monotonic clock; return whether all are."""
+        file.seek(self.offset)
+        try:
+            for number, raw in lines(file, after=self._number):
+                tick()
+                self._add(self._jobs.read(number, raw))
+                self._number, self.offset = number, file.tell()
+                if len(self._bad) >= MAX_ERRORS or len(self._custom_ids) > MAX_LINES:
+                    break
+                if monotonic() > until_s:
+                    return False
+        except InvalidSetting as error:  # a line, or blank ones, without an end
+            self._bad.append(BadLine(0, None, "invalid_file", str(error)))
+        if len(self._custom_ids) > MAX_LINES:
+            message = f"a batch has at most {MAX_LINES} requests"
+            self._bad.append(BadLine(MAX_LINES + 1, None, "too_many_tasks", message))
+        if not self._custom_ids and not self._bad:
+            self._bad.append(BadLine(1, None, "empty_file", "the file has no requests"))
+        return True
+
+    def new_lines(self) -> bytes:
+        """Encode what this object has checked itself."""
+        first, first_bad = self._begin
+        found = {
+            "custom_ids": self._custom_ids[first:],
+            "numbers": self._numbers[first:],
+            "errors": [astuple(bad) for bad in self._bad[first_bad:]],
+            "end": [self._number, self.offset],
+            "model": [self._model.name, self._model.is_known],
+        }
+        return json.dumps(found, separators=(",", ":")).encode()
+
+    def _read(self, data: bytes) -> None:
+        try:
+            found = json.loads(data)
+            self._custom_ids += found["custom_ids"]
+            self._numbers += found["numbers"]
+            self._bad += [BadLine(*fields) for fields in found["errors"]]
+            self._number, self.offset = found["end"]
+            self._model = _Model(*found["model"])
+        except (KeyError, TypeError) as error:
+            raise ValueError("this is no slice of a check") from error
+
+    def _add(self, line: Line | BadLine) -> None:
+        found = _checked(self._batch, self._jobs, self._model, line)
+        if isinstance(found, BadLine):
+            self._bad.append(found)
+        else:
+            self._custom_ids.append(found.name)
+            self._numbers.append(found.number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,14 +219,13 @@ def lines_from(batch: Batch, names: Names, file: BinaryIO) -> Iterator[RawLine]:
 class _Model:
     """The model that all lines of a file name. Changes with the first line."""
 
-    def __init__(self) -> None:
-        self.name: str | None = None
-        self._is_known = False
+    def __init__(self, name: str | None = None, is_known: bool = False) -> None:
+        self.name, self.is_known = name, is_known
 
     def is_same(self, name: str | None) -> bool:
         """Return whether a line names the model of the first one."""
-        if not self._is_known:
-            self.name, self._is_known = name, True
+        if not self.is_known:
+            self.name, self.is_known = name, True
         return name == self.name
 
 

@@ -8,6 +8,7 @@ from typing import cast
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from sluice.producer.contract.bounds import TENANT_BATCHES
 from sluice.producer.contract.bulk.input import lines
 from sluice.producer.contract.limits import (
     MAX_METADATA_KEY_CHARS,
@@ -18,7 +19,7 @@ from sluice.producer.contract.openai.requests import ENDPOINTS, Endpoint
 from sluice.producer.errors import InvalidSetting
 from sluice.producer.gateway.access import caller_of
 from sluice.producer.gateway.batches.batch import CANCELLED, CANCELLING, Batch, printable, window_of
-from sluice.producer.gateway.batches.store import BatchStore
+from sluice.producer.gateway.batches.store import BatchStore, TooManyBatches
 from sluice.producer.gateway.errors import HttpError, bad_request
 from sluice.producer.gateway.files.hosts import lacks_callbacks
 from sluice.producer.gateway.files.routes import not_found
@@ -28,6 +29,7 @@ from sluice.producer.gateway.files.threads import FILES
 from sluice.producer.gateway.openapi import batch_docs
 from sluice.producer.gateway.openapi.routes import ApiRoute
 from sluice.producer.gateway.queues import QueueClients, Queues
+from sluice.producer.gateway.refusals import refusal
 from sluice.producer.gateway.requests import read_json
 from sluice.producer.gateway.tables.pages import SHORT_PAGE, list_body, new_name, read_page
 from sluice.producer.gateway.tables.threads import SQL
@@ -42,9 +44,12 @@ FIELDS = ("input_file_id", "endpoint", "completion_window", "metadata")
 class BatchRoutes:
     """The routes of batches. SQL and storage are used on threads."""
 
-    def __init__(self, batches: BatchStore, files: FileStore, storage: Storage, queues: Queues) -> None:
+    def __init__(
+        self, batches: BatchStore, files: FileStore, storage: Storage, queues: Queues, *, max_open: int
+    ) -> None:
+        """Serve batches of `queues`. `max_open`: batches of a tenant that are not over."""
         self._batches, self._files, self._storage = batches, files, storage
-        self._queues = queues
+        self._queues, self._max_open = queues, max_open
 
     def routes(self) -> Sequence[ApiRoute]:
         """Return the routes, each with the scope that it needs."""
@@ -81,11 +86,18 @@ class BatchRoutes:
             created_ms=created_ms,
             expires_ms=created_ms + round(length.total_seconds() * 1000),
         )
-        if not await SQL.run(self._batches.add, batch):
-            raise _no_file(file.id)
+        await self._add(batch)
         if await lacks_callbacks(clients):
             LOG.warning("A batch waits: no `worker callbacks` serves queue %s.", queue.name)
         return JSONResponse(batch.body)
+
+    async def _add(self, batch: Batch) -> None:
+        try:
+            is_added = await SQL.run(self._batches.add, batch, max_open=self._max_open)
+        except TooManyBatches as error:
+            raise refusal(TENANT_BATCHES, str(error)) from error
+        if not is_added:
+            raise _no_file(batch.input_file)
 
     async def _queue_of(self, model: str | None) -> QueueClients:
         try:

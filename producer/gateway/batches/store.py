@@ -6,14 +6,15 @@ names that epoch. So a task that was taken for dead writes nothing more.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import sqlalchemy as sa
 
 from sluice.producer.contract.tables import files, gateway_batches
+from sluice.producer.errors import ProducerError
 from sluice.producer.gateway.batches.batch import CANCELLING, IN_PROGRESS, OPEN, VALIDATING, Batch, batch_of
 from sluice.producer.gateway.files.store import INPUT, OUTPUT, File, insert_file, now_ms
-from sluice.producer.gateway.tables.database import Database
+from sluice.producer.gateway.tables.database import Database, lock_tenant
 from sluice.producer.gateway.tables.pages import PageRequest, is_id, page
 
 TAKEN_MS = 6000
@@ -21,6 +22,18 @@ TAKEN_MS = 6000
 
 MAX_DUE = 200
 T = gateway_batches.c
+
+
+class Due(NamedTuple):
+    """A batch that is to be continued."""
+
+    id: str
+    epoch: int
+    tenant: str
+
+
+class TooManyBatches(ProducerError):
+    """The tenant has as many batches that are not over as it may have."""
 
 
 class BatchLost(Exception):
@@ -35,13 +48,19 @@ class BatchStore:
 
     # ------------------------------------------------------------ clients
 
-    def add(self, batch: Batch) -> bool:
-        """Add a batch; return False if its tenant has no such input file."""
+    def add(self, batch: Batch, *, max_open: int | None = None) -> bool:
+        """Add a batch; return False if its tenant has no such input file.
+
+        Raises:
+            TooManyBatches: the tenant has `max_open` batches that are not over.
+        """
         is_input = (files.c.id == batch.input_file, files.c.tenant == batch.tenant, files.c.purpose == INPUT)
         with self._database.transaction() as connection:
             # Locked, so that it is not deleted in between.
             if connection.execute(sa.select(files.c.id).where(*is_input).with_for_update()).first() is None:
                 return False
+            if max_open is not None:
+                _check_open(connection, batch.tenant, max_open)
             connection.execute(gateway_batches.insert().values(**_row(batch)))
         return True
 
@@ -73,12 +92,15 @@ class BatchStore:
 
     # ------------------------------------------------------------ tasks
 
-    def due(self, queue: str) -> list[tuple[str, int]]:
-        """Return ids and epochs of a queue's batches that are to be continued and that no task has, in order."""
-        query = sa.select(T.id, T.epoch).where(T.status.in_(OPEN), T.queue == queue, T.due_ms <= now_ms())
+    def due(self, queue: str) -> list[Due]:
+        """Return the batches of a queue that are due and that no task has: the first of each tenant, in order."""
+        place = sa.func.row_number().over(partition_by=T.tenant, order_by=(T.due_ms, T.id)).label("place")
+        is_due = (T.status.in_(OPEN), T.queue == queue, T.due_ms <= now_ms())
+        found = sa.select(T.id, T.epoch, T.tenant, T.due_ms, place).where(*is_due).subquery()
+        query = sa.select(found.c.id, found.c.epoch, found.c.tenant).where(found.c.place == 1)
         with self._database.reading() as connection:
-            rows = connection.execute(query.order_by(T.due_ms).limit(MAX_DUE)).all()
-        return [(row.id, row.epoch) for row in rows]
+            rows = connection.execute(query.order_by(found.c.due_ms).limit(MAX_DUE)).all()
+        return [Due(*row) for row in rows]
 
     def take(self, batch_id: str, epoch: int) -> Batch | None:
         """Take a batch if nobody has taken it since this epoch."""
@@ -150,6 +172,14 @@ class BatchStore:
 
 def _all() -> sa.Select[*tuple[Any, ...]]:  # Any: columns of several types
     return sa.select(*gateway_batches.columns)
+
+
+def _check_open(connection: sa.Connection, tenant: str, max_open: int) -> None:
+    lock_tenant(connection, tenant)
+    is_open = (T.tenant == tenant, T.status.in_(OPEN))
+    num_open = connection.execute(sa.select(sa.func.count()).select_from(gateway_batches).where(*is_open)).scalar_one()
+    if num_open >= max_open:
+        raise TooManyBatches(f"the tenant has {num_open} batches that are not over: wait for one, or cancel it")
 
 
 def _has_changed(connection: sa.Connection, update: sa.Update) -> bool:

@@ -25,24 +25,26 @@ from sluice.producer.gateway.batches.batch import (
     IN_PROGRESS,
     VALIDATING,
     Batch,
+    Parts,
     error_of_line,
     printable,
 )
 from sluice.producer.gateway.batches.collecting import PART_LINES, Collector, Look, Part
 from sluice.producer.gateway.batches.hold import Hold
-from sluice.producer.gateway.batches.lines import Names, Tick, check, names_of
+from sluice.producer.gateway.batches.lines import Check, Names, Tick, names_of
 from sluice.producer.gateway.batches.store import BatchLost, BatchStore
 from sluice.producer.gateway.batches.submitting import Submission, Submitted
 from sluice.producer.gateway.files.faults import ContentMissing, StorageUnavailable
 from sluice.producer.gateway.files.storage import Storage
 from sluice.producer.gateway.files.store import OUTPUT, File, FileStore, Stored, new_file_id, now_ms
 from sluice.producer.gateway.tables.database import Database
+from sluice.producer.openai.bodies import Object
 from sluice.producer.operations.operation import Operation
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.scripts import SLICES_PER_TRIP, ask_calls
 
-SLICE_S = 10.0
-"""About how long a task works; then those of other batches have their turn."""
+SLICE_S = 1.0
+"""About how long a task works; then those of other tenants' batches have their turn."""
 
 PATIENCE_S = 5.0
 PART_MS = 30_000
@@ -126,8 +128,8 @@ class _Run:
             BatchLost: another task has the batch, or its status has changed.
             ProducerError: as `advance`.
         """
-        if self._batch.status == VALIDATING:
-            self._validate()
+        if self._batch.status == VALIDATING and not self._is_late and not self._validate():
+            return 0
         if self._batch.status == FAILED or self._is_over_without_jobs():
             return 0
         batch = self._batch
@@ -149,29 +151,56 @@ class _Run:
 
     # ------------------------------------------------------------ checking the file
 
-    def _validate(self) -> None:
-        batch = self._batch
-        if self._is_late:
-            return
+    def _validate(self) -> bool:
+        """Check a slice of the file; return whether that was the last one, and the batch has its next status."""
+        check = self._check()
         try:
             with self._input() as file:
-                checked = check(batch, file, self._tick)
+                is_over = check.run(file, self._tick, self._until_s)
         except ContentMissing:
-            error = {"code": "file_not_found", "line": None, "message": "the input file is missing", "param": None}
-            self._batch = self._batches.move(batch, FAILED, errors=[error])
-            return
-        if checked.errors:
-            errors = [error_of_line(bad) for bad in checked.errors]
-            self._batch = self._batches.move(batch, FAILED, errors=errors)
-            return
-        model = checked.model and printable(checked.model)
-        if model != batch.model:
+            self._fail({"code": "file_not_found", "line": None, "message": "the input file is missing", "param": None})
+            return True
+        if is_over:
+            self._end_check(check)
+        else:
+            self._keep_slice(check)
+        return is_over
+
+    def _check(self) -> Check:
+        """Go on with the check, or begin it again if what it found is lost."""
+        with suppress(ContentMissing, ValueError):
+            return Check(self._batch, [self._storage.get(part.key) for part in self._batch.parts.checked])
+        self._batch = self._batches.change(self._batch, parts=Parts())
+        return Check(self._batch)
+
+    def _keep_slice(self, check: Check) -> None:
+        data, slices = check.new_lines(), self._batch.parts.checked
+        # Random, as the keys of parts are.
+        key = f"{self._batch.folder}/checked-{len(slices):05d}-{token_hex(6)}"
+        self._storage.put(key, data)
+        parts = Parts(checked=(*slices, Stored(key=key, num_bytes=len(data))))
+        self._batch = self._batches.change(self._batch, parts=parts)
+
+    def _end_check(self, check: Check) -> None:
+        batch, model = self._batch, check.model and printable(check.model)
+        if check.errors:
+            self._fail(*map(error_of_line, check.errors))
+        elif model != batch.model:
             message = f"the lines name model {model!r}, and the batch was created for {batch.model!r}"
-            error = {"code": "mismatched_model", "line": 1, "message": message, "param": "body.model"}
-            self._batch = self._batches.move(batch, FAILED, errors=[error])
-            return
-        total, key = len(checked.names.custom_ids), self._put_names(checked.names)
-        self._batch = self._batches.move(batch, IN_PROGRESS, total=total, names=key)
+            self._fail({"code": "mismatched_model", "line": 1, "message": message, "param": "body.model"})
+        else:
+            names = check.names
+            total, key = len(names.custom_ids), self._put_names(names)
+            self._batch = self._batches.move(batch, IN_PROGRESS, total=total, names=key, parts=Parts())
+        self._delete(*(part.key for part in batch.parts.checked))
+
+    def _fail(self, *errors: Object) -> None:
+        self._batch = self._batches.move(self._batch, FAILED, errors=list(errors), parts=Parts())
+
+    def _delete(self, *keys: str) -> None:
+        """Delete objects that are not needed any more."""
+        with suppress(StorageUnavailable):  # a sweep deletes them
+            self._storage.delete(list(keys))
 
     def _put_names(self, names: Names) -> str:
         # Random, as the keys of parts are.
@@ -200,8 +229,10 @@ class _Run:
         return names
 
     def _names_in_file(self) -> Names:
+        check = Check(self._batch)
         with self._input() as file:
-            names = check(self._batch, file, self._tick).names
+            check.run(file, self._tick)
+        names = check.names
         if len(names.custom_ids) != self._batch.total:
             raise ContentMissing("the input file is another")
         return names
@@ -358,8 +389,7 @@ class _Run:
             failed=batch.total - batch.parts.num_done,
         )
         if batch.names is not None:
-            with suppress(StorageUnavailable):  # a sweep deletes it
-                self._storage.delete([batch.names])
+            self._delete(batch.names)
 
     def _file(self, kind: str, parts: tuple[Stored, ...]) -> File | None:
         if not parts:

@@ -84,6 +84,15 @@ class Database:
             yield connection
 
 
+def lock_tenant(connection: sa.Connection, tenant: str) -> None:
+    """Let no other transaction lock this tenant until this one ends, so that what it counts stays true.
+
+    On SQLite a transaction that writes is alone anyway.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtextextended(f"sluice {tenant}", 0))))
+
+
 @contextmanager
 def _explained() -> Generator[None]:
     try:

@@ -24,7 +24,8 @@ def added(workshop: Workshop, content: bytes, **fields: Any) -> Batch:  # Any: a
     key = f"files/{file_id.removeprefix('file-')}"
     workshop.storage.put(key, content)
     objects = (Stored(key=key, num_bytes=len(content)),)
-    file = File(id=file_id, tenant="acme", purpose=INPUT, filename="in", objects=objects, created_ms=created_ms)
+    tenant = fields.get("tenant", "acme")
+    file = File(id=file_id, tenant=tenant, purpose=INPUT, filename="in", objects=objects, created_ms=created_ms)
     workshop.files.add(file)
     known: dict[str, Any] = {
         "id": f"batch_{new_name(created_ms)}", "tenant": "acme", "queue": "default", "partitions": 1,

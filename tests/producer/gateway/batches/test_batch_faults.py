@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,11 +19,13 @@ from sluice.producer.client import Producer
 from sluice.producer.contract.calls import QueueSettings
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.errors import HistoryUnavailable, QueueRefused
+from sluice.producer.gateway.batches import task
 from sluice.producer.gateway.batches.batch import COMPLETED, Batch
 from sluice.producer.gateway.batches.collecting import Bits, Collector, Look, Part
 from sluice.producer.gateway.batches.lines import identity_of, names_of
 from sluice.producer.gateway.batches.submitting import Submission
 from sluice.producer.gateway.batches.task import OVERDUE_MS, Workshop
+from sluice.producer.gateway.files.leftovers import remove_leftovers
 from sluice.producer.gateway.files.store import OUTPUT, File, new_file_id, now_ms
 from tests.producer.gateway.batches.processes import chat_line, encoded, numbered
 from tests.producer.gateway.batches.steps import (
@@ -259,11 +262,59 @@ class TestGivenAFileWhoseModelIsNotThatOfItsBatch:
         assert ended.errors[0]["code"] == "mismatched_model"
 
 
+@pytest.fixture
+def one_line_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of each task is over after its first line."""
+    monkeypatch.setattr(task, "SLICE_S", 0.0)
+
+
+@pytest.mark.usefixtures("one_line_slices")
+class TestGivenAFileThatIsCheckedInSlices:
+    def test_when_the_last_one_is_checked_then_the_batch_goes_on(self, workshop: Workshop, tmp_path: Path) -> None:
+        batch = added(workshop, numbered(3))
+
+        between = [go_on(workshop, batch) for _ in range(3)]
+        after = go_on(workshop, batch)
+
+        assert {found.status for found in between} == {"validating"}
+        assert [len(found.parts.checked) for found in between] == [1, 2, 3]
+        assert (after.status, after.total, after.parts.checked) == ("in_progress", 3, ())
+        assert [path.name.partition("-")[0] for path in (tmp_path / "files" / batch.folder).iterdir()] == ["names"]
+
+    def test_when_a_bad_line_is_in_a_later_one_then_it_fails_with_it(self, workshop: Workshop) -> None:
+        batch = added(workshop, numbered(2) + b"{}")
+
+        ended = until(workshop, batch, lambda found: found.status == "failed")
+
+        assert ended.errors is not None
+        assert [error["line"] for error in ended.errors] == [3]
+
+    def test_when_what_one_found_is_lost_then_the_check_begins_again(self, workshop: Workshop) -> None:
+        batch = added(workshop, numbered(3))
+        go_on(workshop, batch)
+        between = go_on(workshop, batch)
+        workshop.storage.delete([between.parts.checked[0].key])
+
+        again = go_on(workshop, batch)
+        ended = until(workshop, batch, lambda found: found.status != "validating")
+
+        assert len(again.parts.checked) == 1
+        assert (ended.status, ended.total) == ("in_progress", 3)
+
+    def test_when_objects_are_swept_then_those_of_its_slices_stay(self, workshop: Workshop) -> None:
+        batch = added(workshop, numbered(2))
+        between = go_on(workshop, batch)
+
+        remove_leftovers(workshop.storage, workshop.files, workshop.batches, min_age_s=-1)
+
+        assert workshop.storage.get(between.parts.checked[0].key)
+
+
 class TestGivenBatchesOfTwoQueues:
     def test_when_those_of_one_are_due_then_the_other_queues_are_not(self, workshop: Workshop) -> None:
-        own, other = added(workshop, numbered(1)), added(workshop, numbered(1), queue="other")
+        own, other = (added(workshop, numbered(1), queue=queue) for queue in ("own", "other"))
 
-        due = {batch_id for batch_id, _ in workshop.batches.due("default")}
+        due = {found.id for found in workshop.batches.due("own")}
 
         assert own.id in due
         assert other.id not in due

@@ -3,12 +3,13 @@
 import gzip
 import io
 from dataclasses import replace
+from typing import BinaryIO
 
 import pytest
 
 from sluice.producer.contract.calls import NewJob
 from sluice.producer.gateway.batches.batch import Batch, window_of
-from sluice.producer.gateway.batches.lines import MAX_ERRORS, LineJobsOfBatch, Names, check, lines_from
+from sluice.producer.gateway.batches.lines import MAX_ERRORS, Check, LineJobsOfBatch, Names, lines_from
 from tests.producer.gateway.batches.processes import ENDPOINT, chat_line, encoded, numbered
 
 
@@ -29,6 +30,13 @@ def batch_of() -> Batch:
 
 def no_tick() -> None:
     """Renew nothing."""
+
+
+def checked(batch: Batch, file: BinaryIO) -> Check:
+    """The check of a whole file."""
+    check = Check(batch)
+    assert check.run(file, no_tick)
+    return check
 
 
 def jobs_from(batch: Batch, names: Names, content: bytes) -> list[NewJob]:
@@ -60,33 +68,33 @@ class TestGivenAFileWithBadLines:
     def test_when_it_is_checked_then_the_line_is_named(self, bad: bytes, code: str) -> None:
         file = io.BytesIO(numbered(2) + b"\n" + bad + b"\n")
 
-        checked = check(batch_of(), file, no_tick)
+        found = checked(batch_of(), file)
 
-        assert [(error.number, error.code) for error in checked.errors] == [(4, code)]
+        assert [(error.number, error.code) for error in found.errors] == [(4, code)]
 
     def test_when_a_line_is_for_the_other_endpoint_then_it_is_refused(self) -> None:
         line = {"custom_id": "x", "method": "POST", "url": "/v1/completions", "body": {"model": "null", "prompt": "a"}}
 
-        checked = check(batch_of(), io.BytesIO(encoded([line])), no_tick)
+        found = checked(batch_of(), io.BytesIO(encoded([line])))
 
-        assert [error.code for error in checked.errors] == ["mismatched_url"]
+        assert [error.code for error in found.errors] == ["mismatched_url"]
 
     def test_when_it_is_compressed_then_it_is_no_json(self) -> None:
-        checked = check(batch_of(), io.BytesIO(gzip.compress(numbered(2), mtime=0)), no_tick)
+        found = checked(batch_of(), io.BytesIO(gzip.compress(numbered(2), mtime=0)))
 
-        assert {error.code for error in checked.errors} <= {"invalid_utf8", "invalid_json"}
-        assert checked.errors
+        assert {error.code for error in found.errors} <= {"invalid_utf8", "invalid_json"}
+        assert found.errors
 
     def test_when_all_are_bad_then_only_the_first_are_listed(self) -> None:
-        checked = check(batch_of(), io.BytesIO(b"x\n" * 2 * MAX_ERRORS), no_tick)
+        found = checked(batch_of(), io.BytesIO(b"x\n" * 2 * MAX_ERRORS))
 
-        assert len(checked.errors) == MAX_ERRORS
+        assert len(found.errors) == MAX_ERRORS
 
     @pytest.mark.parametrize("content", [b"", b"\n \n"])
     def test_when_it_has_no_requests_then_that_is_the_error(self, content: bytes) -> None:
-        checked = check(batch_of(), io.BytesIO(content), no_tick)
+        found = checked(batch_of(), io.BytesIO(content))
 
-        assert [error.code for error in checked.errors] == ["empty_file"]
+        assert [error.code for error in found.errors] == ["empty_file"]
 
 
 class TestGivenAValidFile:
@@ -94,17 +102,17 @@ class TestGivenAValidFile:
         content = numbered(3) + b"\n" + encoded([chat_line("last")])
         batch = batch_of()
 
-        checked = check(batch, io.BytesIO(content), no_tick)
-        whole = jobs_from(batch, checked.names, content)
+        found = checked(batch, io.BytesIO(content))
+        whole = jobs_from(batch, found.names, content)
         behind_two = len(b"".join(content.splitlines(keepends=True)[:2]))
-        skipped = jobs_from(replace(batch, submitted=2), checked.names, content)
-        sought = jobs_from(replace(batch, submitted=2, file_offset=behind_two), checked.names, content)
+        skipped = jobs_from(replace(batch, submitted=2), found.names, content)
+        sought = jobs_from(replace(batch, submitted=2, file_offset=behind_two), found.names, content)
 
         assert whole[2:] == skipped == sought
         assert len({job.id for job in whole}) == 4
         assert {job.id.split(".")[1] for job in whole} == {"acme"}
-        assert (checked.names.custom_ids, checked.names.numbers) == (("c-0", "c-1", "c-2", "last"), (1, 2, 3, 5))
-        assert checked.model == "null"
+        assert (found.names.custom_ids, found.names.numbers) == (("c-0", "c-1", "c-2", "last"), (1, 2, 3, 5))
+        assert found.model == "null"
 
 
 class TestGivenACompletionWindow:
@@ -118,3 +126,33 @@ class TestGivenACompletionWindow:
     @pytest.mark.parametrize("text", ["", "h", "24", "0h", "1.5h", "999999d", "24H", "24h\n", "-1h"])
     def test_when_it_is_something_else_then_it_is_none(self, text: str) -> None:
         assert window_of(text) is None
+
+
+class TestGivenACheckInSlices:
+    @pytest.mark.parametrize(
+        "content",
+        [
+            numbered(3) + b"\n\n" + encoded([chat_line("last")]),
+            encoded([chat_line("c-0"), chat_line("x", model="other"), chat_line("c-0"), chat_line("y", stream=True)]),
+            encoded([chat_line("x", stream=True), chat_line("x"), chat_line("y"), {}]),
+            b"\n \n",
+            b"",
+        ],
+    )
+    def test_when_each_has_one_line_then_it_finds_what_a_whole_check_does(self, content: bytes) -> None:
+        whole = checked(batch_of(), io.BytesIO(content))
+        slices: list[bytes] = []
+
+        while not (check := Check(batch_of(), slices)).run(io.BytesIO(content), no_tick, until_s=0):
+            slices.append(check.new_lines())
+
+        assert len(slices) == sum(bool(line.strip()) for line in content.splitlines())
+        assert (check.names, check.errors, check.model) == (whole.names, whole.errors, whole.model)
+
+    def test_when_a_slice_is_cut_short_then_it_is_refused(self) -> None:
+        check = Check(batch_of())
+        check.run(io.BytesIO(numbered(2)), no_tick, until_s=0)
+
+        for data in (check.new_lines()[:-9], b"{}", b"[]"):
+            with pytest.raises(ValueError, match=r".*"):
+                Check(batch_of(), [data])
