@@ -13,6 +13,7 @@ from sluice.producer.contract.bounds import (
     ADDRESS_CONNECTIONS,
     CONNECTIONS,
     FILE_MIB,
+    KEY_READS,
     TENANT_BATCHES,
     TENANT_HELD_MIB,
     TENANT_REQUESTS,
@@ -102,6 +103,7 @@ def bound_option(bound: Bound, help_text: str) -> Callable[[FC], FC]:
 @bound_option(TENANT_REQUESTS, "Answer 429 to further requests of a tenant while so many are open.")
 @bound_option(TENANT_HELD_MIB, "Answer 429 while bodies of a tenant's requests take so much memory.")
 @bound_option(TENANT_UNREAD_MIB, "Answer 429 while more of a tenant's answers waits to be read.")
+@bound_option(KEY_READS, "Answer 429 to further reads and refused requests of a key in a minute.")
 @click.option(
     "--trusted-proxy",
     "trusted_proxies",

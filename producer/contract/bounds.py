@@ -186,6 +186,17 @@ ADDRESS_CONNECTIONS = Bound(
     code=None,
     note="further ones are closed unread. Not of proxies that `--trusted-proxy` names",
 )
+KEY_READS = Bound(
+    name="key_reads",
+    what="reads and refused requests a minute",
+    per="API key",
+    default=12_000,
+    set_by="producer serve --key-reads",
+    status=429,
+    code="too_many_reads",
+    note="each gateway counts; every 4 KiB of an answer of JSON or HTML, or of a refused body, count as one more. "
+    "A sixth of them may come at once",
+)
 
 TENANT_BATCHES = Bound(
     name="tenant_batches",
@@ -213,5 +224,6 @@ BOUNDS = (
     TENANT_REQUESTS,
     ADDRESS_CONNECTIONS,
     TENANT_BATCHES,
+    KEY_READS,
 )
 """All of them, in the order of the page."""

@@ -31,7 +31,13 @@ class WireError(ValueError):
     """The bytes are not a message of a known version, or exceed a limit."""
 
 
+MAX_HINTED_CHARS = 64
+"""Longer names are no typing errors, and comparing one of megabytes takes seconds."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a sentence that suggests the known name nearest to a wrong one, to be added to another, or nothing."""
+    if len(name) > MAX_HINTED_CHARS:
+        return ""
     nearest = get_close_matches(name, sorted(known), n=1)
     return f". Did you mean {nearest[0]!r}?" if nearest else ""

@@ -96,14 +96,14 @@ class Access:
 
 
 def _count(scope: Scope, caller: Caller) -> None:
-    """Count a request to the tenant of its key.
+    """Count a request to its key and tenant.
 
     Raises:
-        HttpError: 429, the tenant holds too much.
+        HttpError: 429, the tenant holds too much, or the key has read too much.
     """
     share = share_in(scope)
     if share is not None and caller.key is not None:
-        share.belong_to(caller.key.tenant)
+        share.belong_to(caller.key)
 
 
 def is_page(path: str) -> bool:

@@ -118,6 +118,7 @@ def _share_limits(settings: GatewaySettings) -> ShareLimits:
         tenant_held_bytes=settings.tenant_held_mib * MIB,
         tenant_unread_bytes=settings.tenant_unread_mib * MIB,
         tenant_requests=settings.tenant_requests,
+        key_reads=settings.key_reads,
     )
 
 

@@ -14,8 +14,11 @@ from sluice.producer.gateway.arrival.shares import share_of
 from sluice.producer.gateway.errors import bad_request
 from sluice.producer.gateway.refusals import refusal
 
-MAX_VALUES = 1_000_000
+MAX_VALUES = 500_000
 """Most commas of a body, also in texts."""
+
+MAX_QUOTES = 200_000
+"""Most quotes of a body, without those that are escaped in texts: two for each name or text."""
 
 MAX_CONTAINERS = 200_000
 """Most brackets and braces that open."""
@@ -75,7 +78,10 @@ def parse_json(body: bytes | bytearray) -> object:
     Raises:
         HttpError: it is no JSON in UTF-8, or has too many values.
     """
-    if sum(map(body.count, b"[{")) > MAX_CONTAINERS or body.count(b",") > MAX_VALUES:
+    # A text may end with an escaped backslash: then this counts one of its two quotes.
+    num_quotes = body.count(b'"') - body.count(b'\\"')
+    num_containers = sum(map(body.count, b"[{"))
+    if num_quotes > MAX_QUOTES or num_containers > MAX_CONTAINERS or body.count(b",") > MAX_VALUES:
         raise refusal(BODY_BYTES, "the body has too many values")
     try:
         # json reads UTF-16 and UTF-32 as well, in which `SURROGATE` finds nothing.

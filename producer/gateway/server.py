@@ -4,6 +4,7 @@ import logging
 import signal
 import socket
 import ssl
+import sys
 from collections.abc import Callable
 
 import uvicorn
@@ -23,6 +24,11 @@ from sluice.producer.gateway.settings import GatewaySettings, is_loopback
 LOG = logging.getLogger(__name__)
 KEEP_ALIVE_S = 75
 BACKLOG = 2048
+SWITCH_S = 0.001
+"""How long the event loop waits for a thread that makes a large answer, each time that it has something to do."""
+
+MAX_DIGITS = 640
+"""Of an integer in JSON: thousands with Python's 4300 digits take the event loop for 100 ms. It allows no fewer."""
 
 
 def serve(settings: GatewaySettings, report: Callable[[str, bool], None], how_to_create_a_key: str) -> None:
@@ -37,6 +43,8 @@ def serve(settings: GatewaySettings, report: Callable[[str, bool], None], how_to
         HistoryUnavailable: the database with the keys cannot be used.
     """
     configure_log(settings.log_format, settings.log_level)
+    sys.set_int_max_str_digits(MAX_DIGITS)
+    sys.setswitchinterval(SWITCH_S)
     _check_certificate(settings)
     keyring = _read_keys(settings, how_to_create_a_key)
     allow_connections(settings.max_connections)

@@ -8,9 +8,11 @@ from ipaddress import ip_address, ip_network
 from sluice.producer.contract.bounds import (
     ADDRESS_CONNECTIONS,
     BODY_BYTES,
+    BOUNDS,
     CONNECTIONS,
     FILE_MIB,
     HELD_MIB,
+    KEY_READS,
     TENANT_BATCHES,
     TENANT_HELD_MIB,
     TENANT_REQUESTS,
@@ -20,10 +22,7 @@ from sluice.producer.errors import InvalidSetting
 
 ORIGIN = re.compile(r"https?://(\[[0-9a-f:]+\]|[a-z0-9.-]+)(:[0-9]+)?")
 MAX_DAYS = 3650
-AT_LEAST_1 = (
-    CONNECTIONS, FILE_MIB, TENANT_HELD_MIB, TENANT_UNREAD_MIB, TENANT_REQUESTS, TENANT_BATCHES, ADDRESS_CONNECTIONS,
-)  # fmt: skip
-"""Bounds that must be 1 or more."""
+AT_LEAST_1 = [bound for bound in BOUNDS if (bound.set_by or "").startswith("producer serve ")]
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
@@ -94,6 +93,7 @@ class GatewaySettings:
     tenant_unread_mib: int = TENANT_UNREAD_MIB.most
     tenant_requests: int = TENANT_REQUESTS.most
     address_connections: int = ADDRESS_CONNECTIONS.most
+    key_reads: int = KEY_READS.most
     trusted_proxies: tuple[str, ...] = ()
     """Addresses and networks whose `X-Forwarded-For` is believed."""
 

@@ -3,7 +3,7 @@
 All ids derive from the job, so everybody who formats a response gives the same ones.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -157,18 +157,20 @@ def conversation_messages(
     return [*messages, *new]
 
 
-def input_items(info: ResponseInfo, messages: Sequence[Item]) -> list[Object]:
-    """Format the input of a response."""
-    return [
-        {
-            "id": f"{info.item_id}_{index}",
-            "type": "message",
-            "role": message["role"],
-            "status": "completed",
-            "content": [_input_part(message)],
-        }
-        for index, message in enumerate(messages)
-    ]
+def item_id_of(info: ResponseInfo, place: int) -> str:
+    """Return the id of an item of the input."""
+    return f"{info.item_id}_{place}"
+
+
+def input_item(info: ResponseInfo, place: int, message: Item) -> Object:
+    """Format one item of the input of a response."""
+    return {
+        "id": item_id_of(info, place),
+        "type": "message",
+        "role": message["role"],
+        "status": "completed",
+        "content": [_input_part(message)],
+    }
 
 
 def _input_part(message: Item) -> Object:

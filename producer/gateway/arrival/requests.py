@@ -8,6 +8,11 @@ from sluice.producer.gateway.arrival.shares import HELD, RequestShare, Shares
 from sluice.producer.gateway.errors import HttpError, bad_request
 from sluice.producer.gateway.refusals import refusal
 
+TEXT = (b"application/json", b"text/html")
+"""Answers that take time to make: others are files, or events that take theirs."""
+
+CALLERS_FAULT, OUR_FAULT = 400, 500
+
 
 class Arrival:
     """Middleware that checks the headers of each request, and counts what is held of its body.
@@ -32,15 +37,39 @@ class Arrival:
         own = RequestShare(self._shares)
         scope.setdefault("state", {})[HELD] = own
 
-        async def answer(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                own.give_back()  # the body has been used
-            await send(message)
-
+        answer = _Answer(scope, send, own)
         try:
-            await self._app(scope, receive, answer)
+            await self._app(scope, receive, answer.send)
         finally:
+            answer.charge()
             own.end()
+
+
+class _Answer:
+    """An answer that is being sent. Changes with each part of it."""
+
+    def __init__(self, scope: Scope, send: Send, share: RequestShare) -> None:
+        self._is_read = scope["method"] != "POST"
+        self._send, self._share = send, share
+        self._status, self._num_bytes, self._is_text = 0, 0, False
+
+    async def send(self, message: Message) -> None:
+        """Send a part."""
+        if message["type"] == "http.response.start":
+            self._share.give_back()  # the body has been used
+            self._status = message["status"]
+            self._is_text = any(
+                name == b"content-type" and value.startswith(TEXT) for name, value in message["headers"]
+            )
+        elif self._is_text:
+            self._num_bytes += len(message.get("body", b""))
+        await self._send(message)
+
+    def charge(self) -> None:
+        """Count a read, and a request that was refused, which no limit of the queue counts."""
+        is_refused = CALLERS_FAULT <= self._status < OUR_FAULT
+        if is_refused or self._is_read:
+            self._share.charge(self._num_bytes)
 
 
 def _fault(scope: Scope) -> HttpError | None:

@@ -6,7 +6,9 @@ from typing import Any, cast
 
 from starlette.requests import Request
 
+from sluice.producer.api_keys.key import ApiKey
 from sluice.producer.contract.bounds import HELD_MIB, TENANT_HELD_MIB, TENANT_REQUESTS, TENANT_UNREAD_MIB
+from sluice.producer.gateway.arrival.reads import Reads
 from sluice.producer.gateway.refusals import refusal
 
 HELD = "held"
@@ -26,6 +28,7 @@ class ShareLimits:
     tenant_held_bytes: int
     tenant_unread_bytes: int
     tenant_requests: int
+    key_reads: int
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +45,7 @@ class Shares:
 
     def __init__(self, limits: ShareLimits) -> None:
         self.limits = limits
+        self.reads = Reads(limits.key_reads)
         self.num_held_bytes = 0
         self._by_tenant: dict[str, Share] = {}
 
@@ -76,15 +80,23 @@ class RequestShare:
         self._shares = shares
         self._num_bytes = self._num_counted = self._num_reserved = self._num_unread = 0
         self._tenant, self._share = "", Share()
+        self._key_id: str | None = None
+        self._num_received = 0
 
-    def belong_to(self, tenant: str) -> None:
-        """Count it to a tenant, from now on.
+    def belong_to(self, key: ApiKey) -> None:
+        """Count it to a key and its tenant, from now on.
 
         Raises:
-            HttpError: 429, the tenant holds too much.
+            HttpError: 429, the tenant holds too much, or the key has read too much.
         """
-        self._share = self._shares.join(tenant)
-        self._tenant = tenant
+        self._shares.reads.check(key.id)
+        self._share = self._shares.join(key.tenant)
+        self._tenant, self._key_id = key.tenant, key.id
+
+    def charge(self, num_bytes: int) -> None:
+        """Count it as a read of so many bytes, and of its body."""
+        if self._key_id is not None:
+            self._shares.reads.add(self._key_id, num_bytes + self._num_received)
 
     def take(self, num_bytes: int) -> None:
         """Count a piece of its body.
@@ -92,6 +104,7 @@ class RequestShare:
         Raises:
             HttpError: 503, all requests hold too much; or 429, those of its tenant do.
         """
+        self._num_received += num_bytes
         self._num_bytes += num_bytes
         added = max(0, self._num_bytes - FREE_BYTES) - self._num_counted
         if added:

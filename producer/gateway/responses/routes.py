@@ -28,7 +28,16 @@ from sluice.producer.gateway.tables.database import Database
 from sluice.producer.gateway.tables.pages import SHORT_PAGE, PageRequest, list_body, read_page, unknown_cursor
 from sluice.producer.gateway.tables.threads import SQL
 from sluice.producer.openai.bodies import Object
-from sluice.producer.openai.responses import ResponseEnd, Status, input_items, response_end, response_object
+from sluice.producer.openai.responses import (
+    Item,
+    ResponseEnd,
+    ResponseInfo,
+    Status,
+    input_item,
+    item_id_of,
+    response_end,
+    response_object,
+)
 
 CANCEL_WAIT_S = 5.0
 """How long a cancel waits for the worker to stop."""
@@ -112,7 +121,7 @@ class ResponseRoutes:
         if messages is None:
             raise _unknown()
         wanted = read_page(request, response.tenant, SHORT_PAGE)
-        items, has_more = _page(input_items(response.info, messages), wanted)
+        items, has_more = _page(response.info, messages, wanted)
         return JSONResponse(list_body(items, has_more=has_more))
 
     # ------------------------------------------------------------ one response
@@ -205,16 +214,23 @@ def _starting_after(request: Request) -> int:
     return int(text or -1)
 
 
-def _page(items: Sequence[Object], wanted: PageRequest) -> tuple[Sequence[Object], bool]:
-    """Return the items of a page, and whether there are more. An item is never deleted before the others.
+def _page(info: ResponseInfo, messages: Sequence[Item], wanted: PageRequest) -> tuple[Sequence[Object], bool]:
+    """Return the items of a page alone, and whether there are more. An item is never deleted before the others.
 
     Raises:
         HttpError: the cursor is the id of no item.
     """
-    ordered = items if wanted.order == "asc" else items[::-1]
-    places = {item["id"]: place + 1 for place, item in enumerate(ordered)}
-    begin = 0 if wanted.after is None else places.get(wanted.after)
-    if begin is None:
-        raise unknown_cursor()
+    places = range(len(messages)) if wanted.order == "asc" else range(len(messages) - 1, -1, -1)
+    begin = 0
+    if wanted.after is not None:
+        begin = places.index(_place_of(info, wanted.after, len(messages))) + 1
     end = begin + wanted.limit
-    return ordered[begin:end], end < len(ordered)
+    return [input_item(info, place, messages[place]) for place in places[begin:end]], end < len(places)
+
+
+def _place_of(info: ResponseInfo, item_id: str, num_items: int) -> int:
+    digits = item_id.removeprefix(f"{info.item_id}_")
+    place = int(digits) if digits.isascii() and digits.isdecimal() and len(digits) < MAX_NUMBER_DIGITS else num_items
+    if place >= num_items or item_id != item_id_of(info, place):
+        raise unknown_cursor()
+    return place

@@ -186,8 +186,8 @@ def _begin(request: Request, visitor: Visitor) -> None:
         HttpError: 429, the visitor's tenant holds too much.
     """
     request.state.visitor = visitor
-    if visitor.tenant is not None:
-        share_of(request).belong_to(visitor.tenant)
+    if visitor.caller.key is not None:
+        share_of(request).belong_to(visitor.caller.key)
 
 
 def _to_sign_in(request: Request) -> Response:
