@@ -5,13 +5,19 @@ A family is a row of `FAMILIES`: how its config differs from Llama's.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import cast
+from typing import TypeGuard, cast
 
 from sluice.engine.errors import ModelFolderError
 from sluice.kernels.gated_activation import Activation
 
 Json = Mapping[str, object]
 """A parsed JSON object."""
+
+_LARGEST = 2**31 - 1
+_MOST_LAYERS = 10_000
+_LONGEST_CONTEXT = 2**24
+_GREATEST = 3e38
+"""Float32 holds no greater number."""
 
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -45,10 +51,12 @@ class RopeConfig:
     @property
     def longest_context(self) -> int:
         """The longest context: the config's, or longer if YaRN was enabled as model cards describe it."""
-        factor, original = (self.parameters.get(name) for name in ("factor", "original_max_position_embeddings"))
-        if self.type != "yarn" or not isinstance(factor, int | float) or not isinstance(original, int):
+        stated = [self.parameters.get(name) for name in ("factor", "original_max_position_embeddings")]
+        if self.type != "yarn" or None in stated:
             return self.max_position_embeddings
-        return max(self.max_position_embeddings, int(original * factor))
+        original = _integer(self.parameters, "original_max_position_embeddings", most=_LONGEST_CONTEXT)
+        extended = original * _positive(self.parameters, "factor", 1.0)
+        return max(self.max_position_embeddings, int(min(extended, _LONGEST_CONTEXT)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,18 +146,24 @@ def _no_windows(_: Json, num_layers: int) -> tuple[int, ...]:
 
 
 def _one_window(config: Json, num_layers: int) -> tuple[int, ...]:
-    window = config.get("sliding_window", 4096)
-    return (_integer({"sliding_window": window or 0}, "sliding_window"),) * num_layers
+    return (_window(config),) * num_layers
+
+
+def _window(config: Json) -> int:
+    """Return the window that a config states, 0 if it states none by null."""
+    if "sliding_window" in config and config["sliding_window"] is None:
+        return 0
+    return _integer(config, "sliding_window", 4096, least=0)
 
 
 def _layered_windows(config: Json, num_layers: int) -> tuple[int, ...]:
     """Return Qwen's windows: only if enabled, on the layers in `layer_types` or else from `max_window_layers` on."""
-    if not config.get("use_sliding_window", False):
+    if not _switch(config, "use_sliding_window"):
         return (0,) * num_layers
-    window = _integer({"sliding_window": config.get("sliding_window", 4096) or 0}, "sliding_window")
+    window = _window(config)
     if config.get("layer_types") is not None:
         return _windows_by_type(config, num_layers, window)
-    first = _integer(config, "max_window_layers", 28)
+    first = _integer(config, "max_window_layers", 28, least=0)
     return tuple(window if layer >= first else 0 for layer in range(num_layers))
 
 
@@ -165,10 +179,6 @@ def _pattern_of_windows(config: Json, num_layers: int) -> tuple[int, ...]:
 
 def _periodic_windows(config: Json, num_layers: int, period: int) -> tuple[int, ...]:
     window = _integer(config, "sliding_window")
-    if window < 1 or period < 1:
-        raise ModelFolderError(
-            f"config.json: sliding_window and sliding_window_pattern must be 1 or more, got {window} and {period}."
-        )
     if config.get("layer_types") is not None:
         return _windows_by_type(config, num_layers, window)
     return tuple(window if (layer + 1) % period else 0 for layer in range(num_layers))
@@ -186,7 +196,7 @@ def _windows_by_type(config: Json, num_layers: int, window: int) -> tuple[int, .
 
 
 def _attention_bias(config: Json) -> bool:
-    return bool(config.get("attention_bias", False))
+    return _switch(config, "attention_bias")
 
 
 def _always(_: Json) -> bool:
@@ -266,14 +276,14 @@ def parse_config(config: Json) -> DecoderConfig:
     """
     family = _family_of(config)
     config = {**family.defaults, **config}
-    num_layers = _integer(config, "num_hidden_layers")
+    num_layers = _integer(config, "num_hidden_layers", most=_MOST_LAYERS)
     num_heads = _integer(config, "num_attention_heads")
     hidden_size = _integer(config, "hidden_size")
-    head_size = _integer(config, "head_dim", family.default_head_size or hidden_size // max(num_heads, 1))
+    head_size = _head_size(config, family, hidden_size // num_heads)
     num_kv_heads = _integer(config, "num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         raise ModelFolderError(f"config.json: {num_heads} heads are not a multiple of {num_kv_heads} key-value heads.")
-    max_position_embeddings = _integer(config, "max_position_embeddings", 2048)
+    max_position_embeddings = _integer(config, "max_position_embeddings", 2048, most=_LONGEST_CONTEXT)
     return DecoderConfig(
         family=str(config["model_type"]),
         vocab_size=_integer(config, "vocab_size"),
@@ -284,7 +294,7 @@ def parse_config(config: Json) -> DecoderConfig:
         num_kv_heads=num_kv_heads,
         head_size=head_size,
         max_position_embeddings=max_position_embeddings,
-        rms_norm_eps=_number(config, "rms_norm_eps", 1e-6),
+        rms_norm_eps=_positive(config, "rms_norm_eps", 1e-6),
         norm_offset=family.norm_offset,
         has_post_norms=family.has_post_norms,
         activation=_activation(config, family.activation_name),
@@ -292,10 +302,10 @@ def parse_config(config: Json) -> DecoderConfig:
         attention_soft_cap=_soft_cap(config, "attn_logit_softcapping"),
         final_soft_cap=_soft_cap(config, "final_logit_softcapping"),
         embedding_scale=hidden_size**0.5 if family.scales_embedding else 1.0,
-        is_tied=bool(config.get("tie_word_embeddings", False)),
+        is_tied=_switch(config, "tie_word_embeddings"),
         has_qkv_bias=family.has_qkv_bias(config),
         has_output_bias=family.has_output_bias(config),
-        has_mlp_bias=bool(config.get("mlp_bias", False)),
+        has_mlp_bias=_switch(config, "mlp_bias"),
         has_head_norm=family.has_head_norm,
         sliding_windows=family.sliding_windows(config, num_layers),
         rope=_parse_rope(_rope_of(config, family, "full_attention"), head_size, max_position_embeddings),
@@ -303,6 +313,16 @@ def parse_config(config: Json) -> DecoderConfig:
         if family.has_local_rope
         else None,
     )
+
+
+def _head_size(config: Json, family: Family, default: int) -> int:
+    size = _integer(config, "head_dim", family.default_head_size or default)
+    if size % 2:
+        raise ModelFolderError(
+            f"config.json: head_dim (or hidden_size divided by num_attention_heads) must be even, since rotary "
+            f"embeddings rotate pairs of elements, got {size}."
+        )
+    return size
 
 
 def _family_of(config: Json) -> Family:
@@ -336,7 +356,7 @@ def _rope_of(config: Json, family: Family, layer_type: str) -> Json:
         )
     parameters = dict(_object(by_type.get(layer_type)))
     if layer_type == "full_attention":
-        parameters |= _object(config.get("rope_scaling"))
+        parameters |= _optional_object(config, "rope_scaling")
         theta = _number(config, "rope_theta", 1_000_000.0)
     else:
         theta = _number(config, "rope_local_base_freq", 10_000.0)
@@ -345,18 +365,30 @@ def _rope_of(config: Json, family: Family, layer_type: str) -> Json:
 
 def _parse_rope(config: Json, head_size: int, max_position_embeddings: int) -> RopeConfig:
     """Read `rope_parameters` (transformers 5 and later), or `rope_theta` and `rope_scaling` (before)."""
-    parameters = dict(_object(config.get("rope_parameters")) or _object(config.get("rope_scaling")))
-    theta = _number(parameters, "rope_theta", _number(config, "rope_theta", 10_000.0))
-    partial = _number(parameters, "partial_rotary_factor", _number(config, "partial_rotary_factor", 1.0))
-    original = config.get("original_max_position_embeddings") or parameters.get("original_max_position_embeddings")
+    parameters = dict(_optional_object(config, "rope_parameters") or _optional_object(config, "rope_scaling"))
+    theta = _positive(parameters, "rope_theta", _positive(config, "rope_theta", 10_000.0))
+    name = "original_max_position_embeddings"
+    original = _integer(parameters, name, max_position_embeddings, most=_LONGEST_CONTEXT)
     return RopeConfig(
         type=str(parameters.get("rope_type") or parameters.get("type") or "default"),
         theta=theta,
-        rotary_size=int(head_size * partial),
+        rotary_size=_rotary_size(parameters, config, head_size),
         parameters=parameters,
         max_position_embeddings=max_position_embeddings,
-        original_max_position_embeddings=_integer({"original": original or max_position_embeddings}, "original"),
+        original_max_position_embeddings=_integer(config, name, original, most=_LONGEST_CONTEXT),
     )
+
+
+def _rotary_size(parameters: Json, config: Json, head_size: int) -> int:
+    name = "partial_rotary_factor"
+    factor = _positive(parameters, name, _positive(config, name, 1.0))
+    size = int(head_size * factor)
+    if factor > 1 or size % 2 or size < 2:
+        raise ModelFolderError(
+            f"config.json: {name} must be at most 1 and rotate an even number of the {head_size} elements of a head, "
+            f"got {factor:g}."
+        )
+    return size
 
 
 def _activation(config: Json, key: str) -> Activation:
@@ -371,20 +403,32 @@ def _object(value: object) -> Json:
     return cast("Json", value) if isinstance(value, dict) else {}
 
 
-def _integer(config: Json, name: str, default: int | None = None) -> int:
+def _optional_object(config: Json, name: str) -> Json:
+    value = config.get(name)
+    if not isinstance(value, dict | None):
+        raise ModelFolderError(f"config.json: {name} must be an object or null, got {value!r}.")
+    return _object(config.get(name))
+
+
+def _integer(config: Json, name: str, default: int | None = None, *, least: int = 1, most: int = _LARGEST) -> int:
     value = config.get(name)
     value = default if value is None else value
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ModelFolderError(f"config.json: {name} must be a whole number, got {value!r}.")
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise ModelFolderError(f"config.json: {name} must be a whole number from {least} to {most}, got {value!r}.")
     return value
 
 
 def _number(config: Json, name: str, default: float) -> float:
     value = config.get(name)
     value = default if value is None else value
-    if not isinstance(value, int | float) or isinstance(value, bool):
+    if not is_number(value):
         raise ModelFolderError(f"config.json: {name} must be a number, got {value!r}.")
     return float(value)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Return whether a value is a number that float32 holds: JSON as Python reads it has others."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _GREATEST
 
 
 def _positive(config: Json, name: str, default: float) -> float:
@@ -392,6 +436,13 @@ def _positive(config: Json, name: str, default: float) -> float:
     if value <= 0:
         raise ModelFolderError(f"config.json: {name} must be above 0, got {value:g}.")
     return value
+
+
+def _switch(config: Json, name: str) -> bool:
+    value = config.get(name)
+    if not isinstance(value, bool | None):
+        raise ModelFolderError(f"config.json: {name} must be true or false, got {value!r}.")
+    return value is True
 
 
 def _soft_cap(config: Json, name: str) -> float:

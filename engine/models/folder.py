@@ -25,6 +25,9 @@ from sluice.kernels.philox import NOISE_VERSION
 SEMANTICS_VERSION = 2
 """Raised when the same folder and the same job would make other outputs."""
 
+NO_TOKEN = -1
+"""In some configs, the id of a token that the model does not have."""
+
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _TEXT_PREFIX = re.compile(r"^language_model\.(?=model\.|lm_head\.)|(?<=^model\.)language_model\.")
 """What the names of a text part's tensors have besides: `language_model.model.…` or `model.language_model.…`."""
@@ -38,6 +41,7 @@ _HASHED_FILES = (
     "tokenizer_config.json",
     "tokenizer.model",
     "special_tokens_map.json",
+    "added_tokens.json",
     "chat_template.jinja",
     "chat_template.json",
 )
@@ -103,13 +107,22 @@ class ModelFolder:
     generation_config: Json
     weights: Weights
 
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """End tokens that `eos_source` names."""
-        ids = (self.config if self.eos_source == "config.json" else self.generation_config).get("eos_token_id")
-        if isinstance(ids, int):
-            return frozenset([ids])
-        return frozenset(cast("list[int]", ids)) if isinstance(ids, list) else frozenset()
+    def eos_token_ids(self, vocab_size: int) -> frozenset[int]:
+        """Return the end tokens that `eos_source` names.
+
+        Raises:
+            ModelFolderError: one of them is no token of the model.
+        """
+        stated = (self.config if self.eos_source == "config.json" else self.generation_config).get("eos_token_id")
+        ids = cast("list[object]", stated) if isinstance(stated, list) else [stated]
+        for token_id in ids:
+            is_number = isinstance(token_id, int) and not isinstance(token_id, bool)
+            if stated is not None and not (is_number and NO_TOKEN <= cast("int", token_id) < vocab_size):
+                raise ModelFolderError(
+                    f"{self.eos_source}: eos_token_id must be a token id below {vocab_size}, a list of such ids, or "
+                    f"{NO_TOKEN} for none, got {stated!r}."
+                )
+        return frozenset(cast("list[int]", ids)) - {NO_TOKEN, None}
 
     @property
     def eos_source(self) -> str:

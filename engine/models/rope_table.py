@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sluice.engine.errors import ModelFolderError
-from sluice.engine.models.config import RopeConfig
+from sluice.engine.models.config import RopeConfig, is_number
 
 
 def rope_table(config: RopeConfig, max_model_len: int) -> Tensor:
@@ -28,7 +28,14 @@ def rope_table(config: RopeConfig, max_model_len: int) -> Tensor:
     compute = _TYPES.get(config.type)
     if compute is None:
         raise ModelFolderError(f"config.json: rope type {config.type!r} is not one of {', '.join(sorted(_TYPES))}.")
-    frequencies, magnitude = compute(config, max_model_len)  # [R / 2]
+    try:
+        frequencies, magnitude = compute(config, max_model_len)  # [R / 2]
+    except (ArithmeticError, ValueError) as error:
+        raise ModelFolderError(
+            f"config.json: the parameters of rope type {config.type!r} give no angles ({error})."
+        ) from error
+    if not (frequencies.isfinite().all() and math.isfinite(magnitude)):
+        raise ModelFolderError(f"config.json: the parameters of rope type {config.type!r} give angles without a value.")
     angles = torch.arange(max_model_len, dtype=torch.float32)[:, None] * frequencies
     return torch.cat([angles.cos() * magnitude, angles.sin() * magnitude], dim=1)
 
@@ -70,7 +77,7 @@ def _yarn(config: RopeConfig, max_model_len: int) -> tuple[Tensor, float]:
     factor = _optional(config, "factor") or config.max_position_embeddings / original
     fast = _pair_of_turns(config, _optional(config, "beta_fast") or 32)
     slow = _pair_of_turns(config, _optional(config, "beta_slow") or 1)
-    if config.parameters.get("truncate", True):
+    if config.parameters.get("truncate") is not False:
         fast, slow = math.floor(fast), math.ceil(slow)
     low, high = max(fast, 0), min(slow, config.rotary_size - 1)
     pairs = torch.arange(config.rotary_size // 2, dtype=torch.float32)
@@ -90,7 +97,7 @@ def _yarn_magnitude(config: RopeConfig, factor: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
     given = _optional(config, "attention_factor")
-    scale, scale_all = _optional(config, "mscale"), _optional(config, "mscale_all_dim")
+    scale, scale_all = (_optional(config, name, may_be_zero=True) for name in ("mscale", "mscale_all_dim"))
     if given is not None:
         return given
     return magnitude(scale) / magnitude(scale_all) if scale and scale_all else magnitude(1.0)
@@ -102,13 +109,14 @@ def _longrope(config: RopeConfig, max_model_len: int) -> tuple[Tensor, float]:
     name = "long_factor" if max_model_len > original else "short_factor"
     factors = config.parameters.get(name)
     num_pairs = config.rotary_size // 2
-    if not isinstance(factors, list) or len(cast("list[object]", factors)) != num_pairs:
-        raise ModelFolderError(f"config.json: rope {name} must be a list of {num_pairs} numbers.")
+    given = cast("list[object]", factors) if isinstance(factors, list) else []
+    if len(given) != num_pairs or not all(is_number(one) and one > 0 for one in given):
+        raise ModelFolderError(f"config.json: rope {name} must be a list of {num_pairs} numbers above 0.")
     factor = _optional(config, "factor") or config.max_position_embeddings / original
     magnitude = _optional(config, "attention_factor")
     if magnitude is None:
         magnitude = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
-    return _frequencies(config) / torch.tensor(factors, dtype=torch.float32), magnitude
+    return _frequencies(config) / torch.tensor(given, dtype=torch.float32), magnitude
 
 
 _TYPES: dict[str, Callable[[RopeConfig, int], tuple[Tensor, float]]] = {
@@ -128,8 +136,10 @@ def _required(config: RopeConfig, name: str) -> float:
     return value
 
 
-def _optional(config: RopeConfig, name: str) -> float | None:
+def _optional(config: RopeConfig, name: str, *, may_be_zero: bool = False) -> float | None:
     value = config.parameters.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float | None):
-        raise ModelFolderError(f"config.json: rope {name} must be a number, got {value!r}.")
-    return value
+    if value is None:
+        return None
+    if not is_number(value) or value < 0 or (value == 0 and not may_be_zero):
+        raise ModelFolderError(f"config.json: rope {name} must be a number above 0, got {value!r}.")
+    return float(value)

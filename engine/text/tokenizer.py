@@ -1,6 +1,7 @@
 """A model folder's tokenizer: text to token ids and back. Knows no sequences and renders no chat template.
 
-It uses `tokenizers`; transformers is imported only for a folder without tokenizer.json.
+It uses `tokenizers`; transformers is imported only for a folder without tokenizer.json. What tokenizer.json says of
+normalization, splitting and decoding holds, whichever class of transformers the folder names.
 """
 
 import json
@@ -14,10 +15,11 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders
 
 from sluice.engine.errors import ModelFolderError
+from sluice.engine.text.declared_tokens import merge, read_declared
 from sluice.engine.text.detokenizer import ByteDetokenizer, Detokenizer, PieceDetokenizer, WindowDetokenizer
+from sluice.engine.text.json_files import read_json
 from sluice.engine.text.text_bound import max_token_bytes
 
-_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 """SentencePiece's form of a space."""
 
@@ -116,10 +118,18 @@ def load_tokenizer(folder: Path) -> Tokenizer:
             f"{folder} is not a folder: give the path of a folder with config.json and tokenizer.json."
         )
     path = folder / "tokenizer.json"
-    backend = _read_backend(path) if path.is_file() else _convert_backend(folder)
-    config = _read_json(folder / "config.json")
+    backend, names = _read(path) if path.is_file() else _convert(folder)
+    config = read_json(folder / "config.json")
     _check_vocabulary(backend, config, folder)
-    return Tokenizer(backend, _read_facts(folder, backend))
+    return Tokenizer(backend, _read_facts(folder, backend, names))
+
+
+def _read(path: Path) -> tuple[Backend, Mapping[str, str]]:
+    """Return the tokenizer of a file, with the tokens that the files beside it declare, and its named tokens."""
+    backend = _read_backend(path)
+    declared = read_declared(path.parent, backend)
+    merge(declared, backend)
+    return backend, {name: token.content for name, token in declared.named.items()}
 
 
 def _read_backend(path: Path) -> Backend:
@@ -129,8 +139,8 @@ def _read_backend(path: Path) -> Backend:
         raise ModelFolderError(f"{path} cannot be read as a tokenizer: {error}.") from error
 
 
-def _convert_backend(folder: Path) -> Backend:
-    """Let transformers build the tokenizer of a folder that has only an older form."""
+def _convert(folder: Path) -> tuple[Backend, Mapping[str, str]]:
+    """Let transformers build the tokenizer of a folder that has only an older form, and name its tokens."""
     # Slow to import, and not needed for most folders.
     from transformers import AutoTokenizer
 
@@ -147,7 +157,7 @@ def _convert_backend(folder: Path) -> Backend:
         raise ModelFolderError(
             f"{folder} has no tokenizer.json, and its tokenizer has no fast form: save one with `save_pretrained`."
         )
-    return backend
+    return backend, cast("Mapping[str, str]", getattr(tokenizer, "special_tokens_map", {}))
 
 
 def _check_vocabulary(backend: Backend, config: Mapping[str, object], folder: Path) -> None:
@@ -159,62 +169,61 @@ def _check_vocabulary(backend: Backend, config: Mapping[str, object], folder: Pa
         )
 
 
-def _read_facts(folder: Path, backend: Backend) -> TokenizerFacts:
-    settings = {**_read_json(folder / "special_tokens_map.json"), **_read_json(folder / "tokenizer_config.json")}
-    special_tokens = {name: text for name in _SPECIAL_NAMES if (text := _token_text(settings.get(name))) is not None}
+def _read_facts(folder: Path, backend: Backend, names: Mapping[str, str]) -> TokenizerFacts:
+    eos_token = names.get("eos_token")
     return TokenizerFacts(
-        eos_token_id=backend.token_to_id(special_tokens["eos_token"]) if "eos_token" in special_tokens else None,
-        special_tokens=special_tokens,
-        chat_template=_read_chat_template(folder, settings),
+        eos_token_id=None if eos_token is None else backend.token_to_id(eos_token),
+        special_tokens=names,
+        chat_template=_read_chat_template(folder),
     )
 
 
-def _read_chat_template(folder: Path, settings: Mapping[str, object]) -> str | None:
+def _read_chat_template(folder: Path) -> str | None:
     path = folder / "chat_template.jinja"
     if path.is_file():
         try:
             return path.read_text(encoding="utf-8")
         except (UnicodeDecodeError, OSError) as error:
             raise ModelFolderError(f"{path} cannot be read as text: {error}.") from error
-    template = settings.get("chat_template") or _read_json(folder / "chat_template.json").get("chat_template")
+    settings = {**read_json(folder / "special_tokens_map.json"), **read_json(folder / "tokenizer_config.json")}
+    template = settings.get("chat_template") or read_json(folder / "chat_template.json").get("chat_template")
     if isinstance(template, list):
-        named = cast("list[dict[str, str]]", template)
-        return next((entry["template"] for entry in named if entry.get("name") == "default"), None)
-    return template if isinstance(template, str) else None
+        template = _default_of(cast("list[object]", template))
+    if not isinstance(template, str | None):
+        raise ModelFolderError(f"chat_template in {folder} must be text, or a list of objects with name and template.")
+    return template
 
 
-def _read_json(path: Path) -> Mapping[str, object]:
-    if not path.is_file():
-        return {}
-    try:
-        content: object = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise ModelFolderError(f"{path} cannot be read as JSON: {error}.") from error
-    if not isinstance(content, dict):
-        raise ModelFolderError(f"{path} holds no JSON object.")
-    return cast("dict[str, object]", content)
-
-
-def _token_text(value: object) -> str | None:
-    """Return a special token's text, which is written as a string or in an object."""
-    if isinstance(value, dict):
-        value = cast("dict[str, object]", value).get("content")
-    return value if isinstance(value, str) else None
+def _default_of(templates: list[object]) -> object:
+    """Return the default one of several templates; what is wrong with them, if they are no templates."""
+    for entry in templates:
+        if not isinstance(entry, dict):
+            return entry
+        named = cast("Mapping[str, object]", entry)
+        if named.get("name") == "default":
+            return named.get("template")
+    return None
 
 
 class _Pieces:
     """What returns the tokens of a vocabulary, including special ones only if asked."""
 
     def __init__(self, backend: Backend, *, skips_special: bool) -> None:
-        added = backend.get_added_tokens_decoder()
-        self._skipped = (
-            {token_id for token_id, token in added.items() if token.special} if skips_special else set[int]()
-        )
+        self._skipped = _special_ids(backend) if skips_special else set[int]()
         self._backend = backend
 
     def token(self, token_id: int) -> str:
         """Return the token as written in the vocabulary; empty if it is skipped or unknown."""
         return "" if token_id in self._skipped else self._backend.id_to_token(token_id) or ""
+
+
+def _special_ids(backend: Backend) -> set[int]:
+    """Return the tokens that decoding skips. A token that was special once is, whatever its flag is now."""
+    return {
+        token_id
+        for token_id in backend.get_added_tokens_decoder()
+        if backend.decode([token_id], skip_special_tokens=True) != backend.decode([token_id], skip_special_tokens=False)
+    }
 
 
 class _BytePieces(dict[int, "str | bytes"]):

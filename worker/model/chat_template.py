@@ -145,6 +145,8 @@ _CANNOT_RENDER = (
 )
 
 
+_ANSWER = "answer-7f3a"
+
 _DEVELOPER = re.compile("""['"]developer['"]""")
 """The role, as a template compares it."""
 
@@ -174,17 +176,19 @@ class ChatTemplate:
                 INVALID_REQUEST, f"the model's chat template cannot render these messages: {reason}"
             ) from error
 
-    def text_after_answer(self) -> str:
-        """Return what the template writes after an assistant's message at the end of a chat: its end token, if any.
-
-        Empty if it does not render such a chat.
-        """
-        answer = "answer-7f3a"
-        chat = (Message(role="user", content="question"), Message(role="assistant", content=answer))
+    @property
+    def probe(self) -> str:
+        """A rendered question with its answer; empty if the template does not render such a chat."""
+        chat = (Message(role="user", content="question"), Message(role="assistant", content=_ANSWER))
         try:
-            return self._rendered(chat, now_ms=0, asks_for_answer=False).rpartition(answer)[2].lstrip()
+            return self._rendered(chat, now_ms=0, asks_for_answer=False)
         except (TemplateRefusal, *_CANNOT_RENDER):
             return ""
+
+    def text_after_answer(self) -> str:
+        """Return what the template writes after an assistant's message at the end of a chat: its end token, if any."""
+        before, _, after = self.probe.rpartition(_ANSWER)
+        return after.lstrip() if before else ""
 
     def _rendered(self, messages: Sequence[Message], *, now_ms: int, asks_for_answer: bool) -> str:
         now = datetime.fromtimestamp(now_ms / 1000, tz=UTC)

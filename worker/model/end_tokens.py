@@ -7,6 +7,7 @@ joins them: a fine-tune may end its answers with `<|im_end|>` while all its conf
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sluice.engine.errors import ModelFolderError
 from sluice.engine.models.folder import ModelFolder
 from sluice.engine.text.tokenizer import Tokenizer
 from sluice.worker.model.chat_template import ChatTemplate
@@ -31,12 +32,26 @@ class EndTokens:
         ]
 
 
-def end_tokens_of(folder: ModelFolder, tokenizer: Tokenizer, template: ChatTemplate | None) -> EndTokens:
-    """Merge the end tokens of a folder's configs, its tokenizer and its chat template."""
-    after_answer = "" if template is None else template.text_after_answer()
+def end_tokens_of(
+    folder: ModelFolder, tokenizer: Tokenizer, template: ChatTemplate | None, *, vocab_size: int
+) -> EndTokens:
+    """Merge the end tokens of a folder's configs, its tokenizer and its chat template.
+
+    Raises:
+        ModelFolderError: the model has no embedding for an end token, or for one that the template writes.
+    """
+    of_tokenizer = tokenizer.facts.eos_token_id
+    if of_tokenizer is not None and of_tokenizer >= vocab_size:
+        raise _without_embedding("its eos_token is", of_tokenizer, tokenizer, vocab_size)
+    after_answer = ""
+    if template is not None:
+        after_answer = template.text_after_answer()
+        written = max(tokenizer.encode(template.probe, add_special_tokens=False), default=0)
+        if written >= vocab_size:
+            raise _without_embedding("its chat template writes", written, tokenizer, vocab_size)
     named = (
-        *((token_id, folder.eos_source) for token_id in sorted(folder.eos_token_ids)),
-        (tokenizer.facts.eos_token_id, "tokenizer"),
+        *((token_id, folder.eos_source) for token_id in sorted(folder.eos_token_ids(vocab_size))),
+        (of_tokenizer, "tokenizer"),
         (tokenizer.added_token_at_start(after_answer), "chat template"),
     )
     sources: dict[int, tuple[str, ...]] = {}
@@ -44,3 +59,10 @@ def end_tokens_of(folder: ModelFolder, tokenizer: Tokenizer, template: ChatTempl
         if token_id is not None:
             sources[token_id] = (*sources.get(token_id, ()), name)
     return EndTokens(sources)
+
+
+def _without_embedding(what: str, token_id: int, tokenizer: Tokenizer, vocab_size: int) -> ModelFolderError:
+    return ModelFolderError(
+        f"{what} {tokenizer.token(token_id)!r}, which is token {token_id}, and the model in its config.json knows "
+        f"{vocab_size} tokens: correct the files of the tokenizer, or resize the model's embeddings."
+    )

@@ -234,7 +234,7 @@ def _prepare_folder(config: WorkerConfig, folder: Path) -> PreparedModel:
     template = compile_template(facts.chat_template, facts.special_tokens) if facts.chat_template else None
     options = _model_options(config, folder)
     plan = guarded(lambda: plan_load(options))
-    ends = end_tokens_of(plan.folder, tokenizer, template)
+    ends = end_tokens_of(plan.folder, tokenizer, template, vocab_size=plan.limits.vocab_size)
     defaults = _defaults_of(config.model, plan.folder.generation_config)
     plan = replace(plan, options=replace(options, end_token_ids=ends.ids))
     batching = engine_config(config)

@@ -88,7 +88,7 @@ def _limits(folder: ModelFolder, config: DecoderConfig, options: ModelOptions, k
     return ModelLimits(
         max_model_len=_max_model_len(config, options),
         vocab_size=config.vocab_size,
-        eos_token_ids=folder.eos_token_ids,
+        eos_token_ids=folder.eos_token_ids(config.vocab_size),
         num_blocks=(options.num_blocks or 0) * (1 + num_groups),
         block_size=options.block_size,
         sliding_window=window,

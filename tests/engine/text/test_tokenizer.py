@@ -130,6 +130,13 @@ class TestGivenAFolderThatIsWrong:
         with pytest.raises(ModelFolderError, match=r"tokenizer_config\.json"):
             load_tokenizer(folder)
 
+    @pytest.mark.parametrize("template", [5, True, {"a": 1}, [1], [["x"]], [{"name": "default", "template": 5}]])
+    def test_when_the_template_of_the_config_is_no_text_then_it_is_named(self, folder: Path, template: object) -> None:
+        write(folder, "tokenizer_config.json", {"chat_template": template})
+
+        with pytest.raises(ModelFolderError, match=r"chat_template in .* must be text, or a list"):
+            load_tokenizer(folder)
+
     def test_when_the_template_is_no_text_then_it_is_named(self, folder: Path) -> None:
         (folder / "chat_template.jinja").write_bytes(b"\xff\xfe{{ x }}")
 

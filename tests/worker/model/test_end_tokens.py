@@ -9,8 +9,9 @@ import pytest
 from sluice.engine.request import FinishReason, Request, SamplingParams
 from sluice.producer.contract.wire import Message
 from sluice.worker.config import load_config
+from sluice.worker.errors import ConfigError
 from sluice.worker.model.folders import SMALL_MODEL
-from sluice.worker.model.load import load
+from sluice.worker.model.load import load, prepare
 from sluice.worker.model.loaded_model import LocalModel
 
 END, PAD = "<|end|>", "<|pad|>"
@@ -29,7 +30,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def rewrite(path: Path, **values: object) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+    before = path.read_text() if path.exists() else "{}"
+    path.write_text(json.dumps({**json.loads(before), **values}))
 
 
 def loaded(folder: Path) -> LocalModel:
@@ -73,3 +75,75 @@ class TestGivenATemplateThatEndsAnswersWithNoToken:
         (folder / "chat_template.jinja").write_text(refusing)
 
         assert [line.split()[0] for line in loaded(folder).text.end_tokens] == [PAD]
+
+
+class TestGivenAFineTuneWhoseMarkersAreOnlyInItsTokenizerConfig:
+    """Its tokenizer.json has them as text of the vocabulary."""
+
+    @pytest.fixture
+    def fine_tune(self, tmp_path: Path) -> Path:
+        """The small model in this form."""
+        folder = tmp_path / "fine-tune"
+        shutil.copytree(SMALL_MODEL, folder)
+        tokenizer = json.loads((folder / "tokenizer.json").read_text())
+        markers = {str(token.pop("id")): token for token in tokenizer["added_tokens"]}
+        rewrite(folder / "tokenizer.json", added_tokens=[])
+        rewrite(folder / "tokenizer_config.json", added_tokens_decoder=markers)
+        return folder
+
+    def test_when_it_chats_then_it_reads_and_ends_as_the_model_does(self, fine_tune: Path) -> None:
+        model, original = loaded(fine_tune), loaded(SMALL_MODEL)
+        text = "<|bos|><|user|>Hi<|end|><|assistant|>"
+
+        assert model.encode(text, add_special_tokens=False) == original.encode(text, add_special_tokens=False)
+        assert model.text.end_tokens == original.text.end_tokens
+        assert answer_of(model) is FinishReason.STOP
+
+
+class TestGivenATokenWithoutAnEmbedding:
+    """The small model's embeddings end with its vocabulary."""
+
+    @pytest.mark.parametrize(
+        ("template", "reason"),
+        [
+            ("{{ messages }}", r"SLUICE_MODEL: its eos_token is '<\|im_end\|>', which is token 1536, .* knows 1536"),
+            ("{{ messages }}<|im_end|>", "its eos_token is"),
+        ],
+    )
+    def test_when_it_is_the_end_then_it_is_refused(self, tmp_path: Path, template: str, reason: str) -> None:
+        folder = tmp_path / "model"
+        shutil.copytree(SMALL_MODEL, folder)
+        rewrite(folder / "tokenizer_config.json", eos_token="<|im_end|>", chat_template=template)
+
+        with pytest.raises(ConfigError, match=reason):
+            prepare(load_config({"SLUICE_MODEL": str(folder)}))
+
+    def test_when_the_chat_template_writes_it_then_it_is_refused(self, tmp_path: Path) -> None:
+        folder = tmp_path / "model"
+        shutil.copytree(SMALL_MODEL, folder)
+        rewrite(folder / "added_tokens.json", **{"<|im_start|>": 1536})
+        (folder / "chat_template.jinja").write_text("<|im_start|>{{ messages }}")
+
+        with pytest.raises(ConfigError, match=r"its chat template writes '<\|im_start\|>', which is token 1536"):
+            prepare(load_config({"SLUICE_MODEL": str(folder)}))
+
+    def test_when_only_a_prompt_may_have_it_then_the_model_loads(self, tmp_path: Path) -> None:
+        folder = tmp_path / "model"
+        shutil.copytree(SMALL_MODEL, folder)
+        rewrite(folder / "added_tokens.json", **{"[PAD]": 1536})
+
+        assert prepare(load_config({"SLUICE_MODEL": str(folder)})).text.template is not None
+
+
+class TestGivenAGenerationConfigWithAnOddEnd:
+    @pytest.mark.parametrize("value", ["1", [1, None], 2**40, True])
+    def test_when_it_is_loaded_then_the_field_is_named(self, folder: Path, value: object) -> None:
+        rewrite(folder / "generation_config.json", eos_token_id=value)
+
+        with pytest.raises(ConfigError, match=r"SLUICE_MODEL: generation_config.json: eos_token_id must be a token id"):
+            prepare(load_config({"SLUICE_MODEL": str(folder)}))
+
+    def test_when_it_is_none_then_the_others_count(self, folder: Path) -> None:
+        rewrite(folder / "generation_config.json", eos_token_id=-1)
+
+        assert [END in line for line in loaded(folder).text.end_tokens] == [False, True]
