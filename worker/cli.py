@@ -488,3 +488,27 @@ def callbacks(config_file: Path | None, **given: object) -> NoReturn:
     from sluice.worker.processes.sidecars import run_callbacks
 
     sys.exit(run_callbacks(_config_of(config_file, given), os.environ))
+
+
+@main.command()
+@click.argument("tenant", required=False)
+@click.option("--batches", "are_batches", is_flag=True, help="Print that of webhooks of batches, which have no tenant.")
+@_options()
+def webhook_secret(tenant: str | None, are_batches: bool, config_file: Path | None) -> None:
+    """Print the secret with which TENANT verifies its webhooks.
+
+    It derives from the keys of `worker callbacks` (SLUICE_CALLBACKS_SECRET, or `[callbacks] secret` in the file). While
+    you rotate those, it has one part for each, separated by a space; `verify_webhook` takes it as it is.
+
+    \b
+    Example:
+        worker webhook-secret acme
+    """
+    from sluice.producer.contract.webhooks import tenant_secrets
+
+    if are_batches == (tenant is not None):
+        raise click.UsageError("give a tenant or --batches")
+    secret = _config_of(config_file, {}).callbacks.secret
+    if secret is None:
+        raise ConfigError(["SLUICE_CALLBACKS_SECRET: there is no key from which the tenant's could derive"])
+    say(tenant_secrets(secret, tenant or ""))

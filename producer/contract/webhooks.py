@@ -3,6 +3,9 @@
 There are three headers: `webhook-id` (the id of the event, the same in every attempt, so that a receiver can discard
 duplicates), `webhook-timestamp` (seconds since 1970, of this attempt) and `webhook-signature` (one `v1,<base64>` per
 key). The signature is the HMAC-SHA256 of `<id>.<timestamp>.<body>`.
+
+Whoever can verify with a key can sign with it, too. So each tenant has keys of its own, which derive from those of
+`worker callbacks`.
 """
 
 import base64
@@ -14,12 +17,32 @@ from collections.abc import Mapping
 
 ID_HEADER, TIMESTAMP_HEADER, SIGNATURE_HEADER = "webhook-id", "webhook-timestamp", "webhook-signature"
 SECRET_PREFIX = "whsec_"
+DERIVED_FOR = b"sluice webhooks of tenant "
+"""What stands before the tenant in the message whose HMAC is its key. No id of an event begins so."""
+
 TOLERANCE_S = 300
 """Oldest signature that is accepted, against replay."""
 
 
 class BadSignature(ValueError):
     """The request was not signed with this secret, or the signature is too old."""
+
+
+def tenant_secrets(secrets: str, tenant: str) -> str:
+    """Return the keys that sign the webhooks of one tenant, as `sign` takes them: one for each of `secrets`.
+
+    A key does not tell those of other tenants, nor the key that it derives from.
+
+    Args:
+        secrets: The keys of `worker callbacks`, as in `sign`.
+        tenant: Empty for webhooks of batches, which have no tenant.
+
+    Raises:
+        ValueError: there is no key, or one is empty or not base64.
+    """
+    message = DERIVED_FOR + tenant.encode()
+    derived = (hmac.digest(key, message, hashlib.sha256) for key in signing_keys(secrets))
+    return " ".join(SECRET_PREFIX + base64.b64encode(key).decode() for key in derived)
 
 
 def sign(secrets: str, *, event_id: str, timestamp_s: int, body: bytes) -> dict[str, str]:

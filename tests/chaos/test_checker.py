@@ -16,7 +16,7 @@ import structlog
 
 from sluice.producer.client import Producer
 from sluice.producer.contract.states import JobState
-from sluice.producer.contract.webhooks import sign
+from sluice.producer.contract.webhooks import sign, tenant_secrets
 from sluice.producer.contract.wire import JobId
 from sluice.worker.config import LogConfig
 from sluice.worker.log import configure_logs
@@ -96,7 +96,9 @@ class Drained:
         """Record a request as a receiver would; `note` changes it."""
         reported = {"id": event, "type": f"job.{state}", "data": {"job_id": job_id, "state": state}}
         body = json.dumps(reported, ensure_ascii=False)
-        headers = sign(SECRET, event_id=event, timestamp_s=1_800_000_000, body=body.encode())
+        headers = sign(
+            tenant_secrets(SECRET, job_id.split(".")[1]), event_id=event, timestamp_s=1_800_000_000, body=body.encode()
+        )
         usual = {"at_ms": 1_800_000_001_000, "headers": headers, "body": body, "answered": 200}
         with self.deliveries.open("a") as file:
             file.write(json.dumps({**usual, **note}) + "\n")

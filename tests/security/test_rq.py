@@ -10,6 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from sluice.producer import verify_webhook
+from sluice.producer.contract.webhooks import tenant_secrets
 from tests.servers import RedisServer
 from tests.worker.callbacks.receiver import receiver
 from tests.worker.callbacks.test_callbacks import SECRET, end_job, mover, settings_for, webhooks_of, work
@@ -139,7 +140,7 @@ class TestGivenADamagedRecordInRqsRedis:
             work(client, settings_for(valkey))
 
             [(headers, body)] = hook.got
-            assert verify_webhook(SECRET, headers, body)
+            assert verify_webhook(tenant_secrets(SECRET, "acme"), headers, body)
         assert [line["event"] for line in lines].count("damaged rq record passed over") == 1
         assert client.zcard(queue.scheduled_job_registry.key) == queue.count == 0
 

@@ -13,6 +13,7 @@ from rq import Retry, get_current_job
 from sqlalchemy.engine import Engine
 
 from sluice.producer.contract.database import open_database
+from sluice.worker.callbacks.events import owner_of
 from sluice.worker.callbacks.sender_slots import SenderSlots
 from sluice.worker.callbacks.webhooks import Sender, WebhookRefused
 from sluice.worker.clock import monotonic_s, wall_ms
@@ -86,7 +87,7 @@ def _deliver(url: str, event_id: str, body: str) -> str:
     assert sender is not None, "webhooks are queued only where a secret is set"
     log = get_log(event_id=event_id)
     try:
-        status = sender.send(url, event_id, body.encode())
+        status = sender.of_tenant(owner_of(body)[1]).send(url, event_id, body.encode())
     except WebhookRefused as error:
         _try_no_more()
         log.warning("webhook refused", error=str(error))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sluice.producer.contract.calls import BatchView
+from sluice.producer.contract.job_ids import split_job_id
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.wire import decode_spec
 
@@ -24,6 +25,15 @@ class Event:
         event_id = f"evt_{hashlib.sha256(of_what.encode()).hexdigest()[:32]}"
         body = {"id": event_id, "type": kind, "created_at_ms": at_ms, "data": data}
         return cls(id=event_id, url=url, body=json.dumps(body, ensure_ascii=False, separators=(",", ":")))
+
+
+def owner_of(body: str) -> tuple[str, str]:
+    """Return queue and tenant of an event's body. Batches and other bodies have no tenant: it is empty."""
+    try:
+        data = json.loads(body)["data"]
+        return str(data["queue"]), split_job_id(str(data["job_id"]))[1]
+    except (ValueError, KeyError, TypeError):
+        return "", ""
 
 
 def job_event(keys: QueueKeys, fields: Mapping[str, str], spec_data: bytes) -> Event | None:

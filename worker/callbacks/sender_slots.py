@@ -5,11 +5,10 @@ ended: a sender that was killed leaves its slot then.
 """
 
 import contextlib
-import json
 
 from redis.exceptions import RedisError
 
-from sluice.producer.contract.job_ids import split_job_id
+from sluice.worker.callbacks.events import owner_of
 from sluice.worker.connection.clients import Client
 
 _TAKE = """
@@ -30,7 +29,9 @@ class SenderSlots:
     def __init__(self, client: Client, body: str, *, limit: int, held_s: float) -> None:
         """`held_s` is the longest time of a delivery."""
         self._client = client
-        self._key = f"sluice:sending:{_tenant_of(body)}"
+        queue, tenant = owner_of(body)
+        # Batches, which have no tenant, share one's slots.
+        self._key = f"sluice:sending:{queue}:{tenant or 'none'}"
         self._limit = limit
         self._held_ms = round(held_s * 1000)
 
@@ -42,12 +43,3 @@ class SenderSlots:
         """Give the slot back. If Redis does not answer, it is free when its time is over."""
         with contextlib.suppress(RedisError):
             self._client.zrem(self._key, event_id)
-
-
-def _tenant_of(body: str) -> str:
-    """Return queue and tenant of a job's event. Batches, which have no tenant, and other bodies share one's slots."""
-    try:
-        data = json.loads(body)["data"]
-        return f"{data['queue']}:{split_job_id(str(data['job_id']))[1]}"
-    except (ValueError, KeyError, TypeError):
-        return ":none"

@@ -16,11 +16,11 @@ import socket
 import ssl
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 from urllib.parse import SplitResult, quote, urlsplit
 
-from sluice.producer.contract.webhooks import sign
+from sluice.producer.contract.webhooks import sign, tenant_secrets
 from sluice.worker.clock import monotonic_s
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Sender:
     """A sender of webhooks."""
 
     secrets: str
-    """Signing keys; see `sluice.producer.contract.webhooks.sign`."""
+    """Signing keys; see `sluice.producer.contract.webhooks.sign`. `of_tenant` derives those of a tenant."""
 
     timeout_s: float = 10.0
     """Time limit for one delivery, from connecting to the end of the answer."""
@@ -74,6 +74,10 @@ class Sender:
 
     def __repr__(self) -> str:
         return f"Sender(timeout_s={self.timeout_s:g}, networks={self.networks})"
+
+    def of_tenant(self, tenant: str) -> "Sender":
+        """Return the sender that signs with the keys of a tenant."""
+        return replace(self, secrets=tenant_secrets(self.secrets, tenant))
 
     def send(self, url: str, event_id: str, body: bytes) -> int:
         """Post `body` and return the receiver's status, 200 to 299.

@@ -429,7 +429,7 @@ class CallbacksConfig:
     )  # fmt: skip
     secret: str | None = setting(
         None, env="CALLBACKS_SECRET", metavar="SECRET", secret=True,
-        help="Keys that sign webhooks (HMAC-SHA256), separated by spaces. Webhooks wait until one is given.",
+        help="Keys from which tenants' webhook secrets derive, separated by spaces. Webhooks wait until one is given.",
     )  # fmt: skip
     networks: str | None = setting(
         None, env="CALLBACKS_NETWORKS", metavar="NETWORKS",

@@ -38,7 +38,7 @@ def read_deliveries(path: Path, secret: str) -> Deliveries:
 
     Args:
         path: The notes.
-        secret: `whsec_<base64>`, with which all of them are to be signed.
+        secret: `whsec_<base64>`, from which the keys derive with which they are to be signed.
     """
     key = base64.b64decode(secret.removeprefix("whsec_"))
     found: dict[str, list[Delivery]] = {}
@@ -51,6 +51,8 @@ def read_deliveries(path: Path, secret: str) -> Deliveries:
 def _delivery(note: Mapping[str, Any], key: bytes) -> Delivery:
     headers = {name.lower(): value for name, value in note["headers"].items()}
     event = json.loads(note["body"])
+    tenant = event["data"]["job_id"].split(".")[1]
+    key = hmac.digest(key, f"sluice webhooks of tenant {tenant}".encode(), hashlib.sha256)
     is_signed = event["id"] == headers["webhook-id"] and _is_signed(headers, note["body"], note["at_ms"] / 1000, key)
     is_taken = 200 <= note["answered"] < 300
     return Delivery(

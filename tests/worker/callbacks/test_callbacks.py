@@ -19,6 +19,7 @@ from sluice.producer.contract import calls
 from sluice.producer.contract.database import open_database
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.transport.execution import run
+from sluice.producer.contract.webhooks import tenant_secrets
 from sluice.producer.contract.wire import JobId, JobSpec, encode_spec
 from sluice.producer.errors import BatchNotFound
 from sluice.worker.callbacks import chores
@@ -134,7 +135,7 @@ class TestGivenAJobThatWantsAWebhook:
 
         headers, body = hook.got[0]
         event = json.loads(body)
-        assert verify_webhook(SECRET, headers, body) == event["id"]
+        assert verify_webhook(tenant_secrets(SECRET, "acme"), headers, body) == event["id"]
         assert (event["type"], event["created_at_ms"]) == ("job.done", e.NOON_MS)
         assert event["data"] == {
             "job_id": "0.acme.1", "queue": e.QUEUE, "state": "done", "error": None, "batch": "nightly", "model": None,
