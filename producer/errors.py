@@ -2,6 +2,7 @@
 
 ProducerError
 ├── InvalidJob                   caller: the job is wrong; a retry will not help
+│   ├── InvalidPrompt            it is the prompt
 │   └── JobTooLarge              no worker of this queue can hold the job
 ├── InvalidSetting               caller: a URL, an environment variable or a file is wrong
 ├── BadOffset                    caller: the job never had the tokens of the given position
@@ -30,6 +31,7 @@ ProducerError
 
 from sluice.producer.contract.errors import EmbeddedServerError as EmbeddedServerError
 from sluice.producer.contract.errors import InvalidJob as InvalidJob
+from sluice.producer.contract.errors import InvalidPrompt as InvalidPrompt
 from sluice.producer.contract.errors import InvalidSetting as InvalidSetting
 from sluice.producer.contract.errors import ProducerError as ProducerError
 from sluice.producer.contract.states import JobState

@@ -11,7 +11,16 @@ from collections.abc import Mapping
 from sluice.producer.contract.bulk.input import BadLine
 from sluice.producer.contract.openai.requests import CHAT, Endpoint
 from sluice.producer.contract.wire import JobResult
-from sluice.producer.errors import JobCancelled, JobExpired, JobFailed, JobNotDone, JobTooLarge, ProducerError
+from sluice.producer.errors import (
+    IdempotencyConflict,
+    InvalidJob,
+    JobCancelled,
+    JobExpired,
+    JobFailed,
+    JobNotDone,
+    JobTooLarge,
+    ProducerError,
+)
 from sluice.producer.openai.bodies import (
     CALLERS_CODES,
     CONTEXT_LENGTH_EXCEEDED,
@@ -40,15 +49,26 @@ def error_line(name: str, custom_id: str, error: ProducerError) -> Object:
             return _line(name, custom_id, error={"code": error.code or "failed", "message": error.reason})
         case JobNotDone():
             return _refused(name, custom_id, openai_code(error.code or "failed"), error.reason, None)
-        case JobTooLarge():
-            return _refused(name, custom_id, CONTEXT_LENGTH_EXCEEDED, str(error), None)
         case _:
-            return _refused(name, custom_id, "invalid_request", str(error), None)
+            return _refused(name, custom_id, refused_code(error), str(error), None)
+
+
+def refused_code(error: ProducerError) -> str:
+    """Return the code of a job that the queue did not accept; the gateway has the same ones."""
+    match error:
+        case JobTooLarge():
+            return CONTEXT_LENGTH_EXCEEDED
+        case InvalidJob():
+            return "invalid_request"
+        case IdempotencyConflict():
+            return "idempotency_conflict"
+        case _:
+            return "refused"
 
 
 def bad_line(name: str, bad: BadLine) -> Object:
-    """Format the line of an invalid input line. It has the line number, since there may be no custom id."""
-    line = _refused(name, bad.custom_id, bad.code, f"line {bad.number}: {bad.message}", bad.param)
+    """Format the line of an invalid input line, with its number."""
+    line = _refused(name, bad.name, bad.code, f"line {bad.number}: {bad.message}", bad.param)
     # The field in which OpenAI's batch errors have it.
     line["response"]["body"]["error"]["line"] = bad.number
     return line
@@ -63,7 +83,7 @@ def _is_the_callers(error: JobFailed) -> bool:
     return error.code in CALLERS_CODES
 
 
-def _line(name: str, custom_id: str | None, *, response: Object | None = None, error: Object | None = None) -> Object:
+def _line(name: str, custom_id: str, *, response: Object | None = None, error: Object | None = None) -> Object:
     return {"id": f"batch_req_{name}", "custom_id": custom_id, "response": response, "error": error}
 
 
@@ -71,6 +91,6 @@ def _response(name: str, status_code: int, body: Object) -> Object:
     return {"status_code": status_code, "request_id": f"req_{name}", "body": body}
 
 
-def _refused(name: str, custom_id: str | None, code: str, message: str, param: str | None) -> Object:
+def _refused(name: str, custom_id: str, code: str, message: str, param: str | None) -> Object:
     error = {"message": message, "type": "invalid_request_error", "param": param, "code": code}
     return _line(name, custom_id, response=_response(name, 400, {"error": error}))

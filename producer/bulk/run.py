@@ -17,7 +17,7 @@ from typing import NamedTuple, Self
 
 from sluice.producer.bulk.files import ErrorsFile, LineFile
 from sluice.producer.bulk.line_names import check_names
-from sluice.producer.bulk.output import bad_line, error_line, output_line
+from sluice.producer.bulk.output import bad_line, error_line, output_line, refused_code
 from sluice.producer.bulk.recorded import RecordedOutcomes
 from sluice.producer.bulk.summary import Summary
 from sluice.producer.client import Producer
@@ -288,7 +288,7 @@ class BulkRun:
             raise answer  # not in the journal: the next run submits it again, and the queue accepts it once
         if isinstance(answer, ProducerError):
             sent = self._submitted.pop(job.id)
-            self._refuse(BadLine(sent.number, sent.custom_id, "refused", str(answer)))
+            self._refuse(BadLine(sent.number, sent.custom_id, refused_code(answer), str(answer)))
             return
         self._room.goes_on()
         self._journal.add(job.id, self._submitted[job.id].number)
@@ -319,7 +319,7 @@ class BulkRun:
             try:
                 job = self._jobs.job(line)
             except InvalidJob as error:
-                self._refuse(BadLine(line.number, line.custom_id, "invalid_request", str(error)))
+                self._refuse(line.refused(error))
                 continue
             if name_of(job.id) in self._output:
                 self.counts.written_before += 1
@@ -372,7 +372,7 @@ class BulkRun:
             try:
                 self._jobs.template(line.options).new_job(line.prompt)
             except InvalidJob as error:
-                return BadLine(line.number, line.custom_id, "invalid_request", str(error))
+                return line.refused(error)
         return line
 
     def _is_ours(self, name: str) -> bool:

@@ -2,6 +2,7 @@
 
 ProducerError
 ├── InvalidJob           caller: the job is wrong; nothing was sent
+│   └── InvalidPrompt    it is the prompt
 ├── InvalidSetting       caller: a URL, an environment variable or a file is wrong
 └── EmbeddedServerError  the embedded server cannot be found, started or stopped
 WireError                the sender: bytes or an id cannot be read
@@ -17,6 +18,10 @@ class ProducerError(Exception):
 
 class InvalidJob(ProducerError, ValueError):
     """The job is wrong; the message names the value."""
+
+
+class InvalidPrompt(InvalidJob):
+    """The prompt is empty, too large, or none."""
 
 
 class InvalidSetting(ProducerError, ValueError):

@@ -21,7 +21,7 @@ def new_job_id(tenant: str, partition: int = 0) -> JobId:
     """
     if not is_text(tenant) or not _TENANT.fullmatch(tenant):
         raise InvalidJob(
-            f"a tenant is 1 to {limits.MAX_TENANT_CHARS} lower-case letters, digits, _ and -, got {tenant!r}"
+            f"tenant must be 1 to {limits.MAX_TENANT_CHARS} lower-case letters, digits, _ and -, got {tenant!r}"
         )
     return JobId(f"{partition}.{tenant}.{secrets.token_hex(12)}")
 

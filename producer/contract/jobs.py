@@ -14,9 +14,9 @@ from zlib import crc32
 
 from sluice.producer.contract import limits
 from sluice.producer.contract.calls import FromNow, NewJob, SourceLine
-from sluice.producer.contract.errors import InvalidJob, did_you_mean
+from sluice.producer.contract.errors import InvalidJob, InvalidPrompt, did_you_mean
 from sluice.producer.contract.job_ids import new_job_id, split_job_id
-from sluice.producer.contract.messages import is_text
+from sluice.producer.contract.messages import is_number, is_text
 from sluice.producer.contract.wire import (
     JobId,
     JobOptions,
@@ -208,7 +208,7 @@ class Template:
             source: The line of a bulk file that the prompt is from.
 
         Raises:
-            InvalidJob: the prompt is empty, too large, not UTF-8 or of an unknown kind.
+            InvalidPrompt: the prompt is empty, too large, not UTF-8 or of an unknown kind.
         """
         payload, num_bytes, num_tokens = encoded_prompt(prompt)
         digest = blake2b(payload + self.asked, digest_size=16).digest()
@@ -339,13 +339,13 @@ def encoded_prompt(prompt: PromptLike) -> tuple[bytes, int, int | None]:
     """Return the encoded prompt, its bytes of text, and its number of tokens if known.
 
     Raises:
-        InvalidJob: it is empty, too large, not UTF-8 or of an unknown kind.
+        InvalidPrompt: it is empty, too large, not UTF-8 or of an unknown kind.
     """
     try:
         plain = as_prompt(prompt)
         return encode_prompt(plain), *_size(plain)
-    except WireError as error:
-        raise InvalidJob(str(error)) from error
+    except (InvalidJob, WireError) as error:
+        raise InvalidPrompt(str(error)) from error
 
 
 def as_prompt(prompt: object) -> Prompt:
@@ -429,9 +429,9 @@ def _check_job_id(job_id: str, tenant: str, partitions: int) -> None:
 def _ttl_ms(ttl_s: object) -> int | None:
     if ttl_s is None:
         return None
-    if not isinstance(ttl_s, (int, float)) or not 0 < ttl_s < 10**9:
-        raise InvalidJob(f"ttl_s must be a number of seconds over 0, got {ttl_s!r}")
-    return max(1, round(ttl_s * 1000))
+    if not is_number(ttl_s) or not 0 < cast("float", ttl_s) < limits.MAX_TTL_S:
+        raise InvalidJob(f"ttl_s must be a number of seconds over 0 and under {limits.MAX_TTL_S}, got {ttl_s!r:.100}")
+    return max(1, round(cast("float", ttl_s) * 1000))
 
 
 def moment_ms(name: str, moment: object) -> int | FromNow | None:

@@ -1,14 +1,15 @@
 """Errors as OpenAI's clients read them: an HTTP status, and an object with `message`, `type`, `param` and `code`."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from math import ceil
 
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from sluice.producer.contract.jobs import OPTION_NAMES
-from sluice.producer.contract.openai.requests import RequestRefused
+from sluice.producer.contract.openai.requests import PROMPT, RequestRefused, refusal
+from sluice.producer.contract.states import REJECTIONS
 from sluice.producer.errors import (
     BadOffset,
     BatchClosed,
@@ -127,32 +128,50 @@ def bad_request(
     return HttpError(status, CALLER, message, code, param=param)
 
 
-def error_of(error: ProducerError | RequestRefused | HTTPException) -> HttpError:
-    """Return the error that a client reads for one of the queue's client, of a request's check or of the router."""
+NO_NAMES: Mapping[str, str] = {}
+
+
+def error_of(error: ProducerError | RequestRefused | HTTPException, names: Mapping[str, str] = NO_NAMES) -> HttpError:
+    """Return the error that a client reads for one of the queue's client, of a request's check or of the router.
+
+    Args:
+        error: The error.
+        names: The client's names of the prompt, and of options that it calls otherwise.
+    """
     if isinstance(error, RequestRefused):
         return bad_request(error.message, code=error.code, param=error.param)
     if isinstance(error, HTTPException):
         code = "method_not_allowed" if error.status_code == METHOD_NOT_ALLOWED else "not_found"
         return bad_request(error.detail, code=code, status=error.status_code)
     if isinstance(error, JobFailed) and error.code is not None and error.code in CALLERS_CODES:
-        return bad_request(error.reason, code=openai_code(error.code))
+        param = names.get(PROMPT) if error.code in REJECTIONS else None
+        return bad_request(error.reason, code=openai_code(error.code), param=param)
     status, kind, code = next(KINDS[base] for base in type(error).__mro__ if base in KINDS)
     is_late = isinstance(error, JobExpired)
     message = f"job {error.job_id} has not ended within the time limit of its request" if is_late else str(error)
     if (public := next((PRIVATE[base] for base in type(error).__mro__ if base in PRIVATE), None)) is not None:
         LOG.warning("A request failed: %s", error)
         message = public
+    param = None
+    if isinstance(error, JobTooLarge):
+        param = names.get(PROMPT)
+    elif isinstance(error, InvalidJob):
+        refused = refusal(error, names)
+        message, param = refused.message, refused.param
     headers = _when_to_retry(error)
-    return HttpError(status, kind, message, _code_of(error) or code, param=_param_of(error), headers=headers)
+    return HttpError(status, kind, message, _code_of(error) or code, param=param, headers=headers)
 
 
-def _param_of(error: ProducerError) -> str | None:
-    """Return the option that is wrong: messages about the value of an option begin with its name."""
-    message = str(error)
-    name = message.partition(" ")[0]
-    if not isinstance(error, InvalidJob):
-        return None
-    return name if name in OPTION_NAMES else "messages" if message.startswith(("role ", "a message")) else None
+@contextmanager
+def named(names: Mapping[str, str]) -> Generator[None]:
+    """Name what is wrong with a request, whose job is refused or fails for it, as its client does."""
+    try:
+        yield
+    except (InvalidJob, JobFailed) as error:
+        raise error_of(error, names) from error
+    except HttpError as error:
+        error.param = error.param and names.get(error.param, error.param)
+        raise
 
 
 def _code_of(error: ProducerError) -> str | None:

@@ -1,7 +1,7 @@
 """The routes that generate text: /v1/chat/completions and /v1/completions."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
 from datetime import timedelta
 
 from starlette.requests import Request
@@ -14,7 +14,7 @@ from sluice.producer.errors import ProducerError
 from sluice.producer.gateway.access import caller_of
 from sluice.producer.gateway.connections.encoding import encoded_answer
 from sluice.producer.gateway.connections.events import EventStream
-from sluice.producer.gateway.errors import error_of
+from sluice.producer.gateway.errors import NO_NAMES, error_of, named
 from sluice.producer.gateway.queues import QueueClients, Queues
 from sluice.producer.gateway.rates import Rates
 from sluice.producer.gateway.readers import forget, unless_left
@@ -47,12 +47,16 @@ class GenerationRoutes:
         asked = read_generation(endpoint, body, request.headers.get("idempotency-key"))
         queue = await self._queues.of_model(asked.model)
         own = Options(deadline=timedelta(seconds=self._settings.request_limit_s), traceparent=traceparent_of(request))
+        with named(asked.names):
+            return await self._generate(queue, asked, own, request)
+
+    async def _generate(self, queue: QueueClients, asked: Generation, own: Options, request: Request) -> Response:
         receipt, rates = await self._rates.submit(queue, caller_of(request), asked, own)
         request.state.job_id = receipt.id
         if asked.is_shared:
             await queue.readers.join(receipt.id, is_submitter=not receipt.is_duplicate)
         if asked.is_stream:
-            events = await begun(self._stream(queue, receipt.id, asked))
+            events = await begun(self._stream(queue, receipt.id, asked), asked.names)
             return EventStream(events, rates)
         answer = await _whole(queue, receipt.id, asked, request)
         answer.headers.update(rates)
@@ -81,8 +85,12 @@ class GenerationRoutes:
                 queue.readers.leave(job_id, is_shared=asked.is_shared)
 
 
-async def begun(events: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
+async def begun(events: AsyncGenerator[bytes], names: Mapping[str, str] = NO_NAMES) -> AsyncIterator[bytes]:
     """Return the events, once there is one: a job that is refused at once is answered with a status, not with events.
+
+    Args:
+        events: The events.
+        names: As `error_of` takes them.
 
     Raises:
         ProducerError: the job has ended badly.
@@ -95,7 +103,7 @@ async def begun(events: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
         raise
     if first.done():
         first.result()
-    return _followed(first, events)
+    return _followed(first, events, names)
 
 
 async def _end(first: asyncio.Future[bytes], events: AsyncGenerator[bytes]) -> None:
@@ -107,14 +115,16 @@ async def _end(first: asyncio.Future[bytes], events: AsyncGenerator[bytes]) -> N
         await events.aclose()
 
 
-async def _followed(first: Awaitable[bytes], others: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _followed(
+    first: Awaitable[bytes], others: AsyncIterator[bytes], names: Mapping[str, str]
+) -> AsyncIterator[bytes]:
     """Yield all events. A job that ends badly ends with an error, not `[DONE]`."""
     try:
         yield await first
         async for event in others:
             yield event
     except ProducerError as error:
-        yield server_sent(error_of(error).body)
+        yield server_sent(error_of(error, names).body)
 
 
 async def _whole(queue: QueueClients, job_id: JobId, asked: Generation, request: Request) -> Response:

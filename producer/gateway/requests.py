@@ -1,17 +1,17 @@
 """Read a generation request: its JSON, and what the HTTP response needs beside the job."""
 
-import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NoReturn, cast
+from typing import cast
 
 from starlette.requests import Request
 
 from sluice.producer.contract.bounds import BODY_BYTES
 from sluice.producer.contract.jobs import Options, PromptLike
-from sluice.producer.contract.openai.requests import Endpoint, read_request
+from sluice.producer.contract.openai.requests import Endpoint, RequestRefused, decoded_json, read_request
 from sluice.producer.gateway.arrival.shares import share_of
-from sluice.producer.gateway.errors import bad_request
+from sluice.producer.gateway.errors import error_of
 from sluice.producer.gateway.refusals import refusal
 
 MAX_VALUES = 500_000
@@ -22,9 +22,6 @@ MAX_QUOTES = 200_000
 
 MAX_CONTAINERS = 200_000
 """Most brackets and braces that open."""
-
-SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-
 
 TRACEPARENT = re.compile("00(-[0-9a-f]{32})(-[0-9a-f]{16})(-[0-9a-f]{2})")
 """A W3C trace context."""
@@ -40,6 +37,9 @@ class Generation:
     is_stream: bool
     has_usage: bool
     """Whether a stream ends with a chunk that counts tokens."""
+
+    names: Mapping[str, str]
+    """The client's names of the prompt, and of options that it calls otherwise."""
 
     @property
     def model(self) -> str | None:
@@ -84,18 +84,9 @@ def parse_json(body: bytes | bytearray) -> object:
     if num_quotes > MAX_QUOTES or num_containers > MAX_CONTAINERS or body.count(b",") > MAX_VALUES:
         raise refusal(BODY_BYTES, "the body has too many values")
     try:
-        # json reads UTF-16 and UTF-32 as well, in which `SURROGATE` finds nothing.
-        found = json.loads(body.decode("utf-8-sig"), parse_constant=_refuse_constant)
-        if SURROGATE.search(body):
-            # Half of a surrogate pair is valid JSON but no text.
-            json.dumps(found, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
-        raise bad_request(f"the body is not JSON in UTF-8: {error}", code="invalid_json") from error
-    return found
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+        return decoded_json(body, "the body")
+    except RequestRefused as error:
+        raise error_of(error) from error
 
 
 def traceparent_of(request: Request) -> str | None:
@@ -114,21 +105,7 @@ def read_generation(endpoint: Endpoint, body: object, idempotency_key: str | Non
 
     Raises:
         RequestRefused: a parameter is unknown, not supported or of the wrong type.
-        HttpError: `stream` or `stream_options` is of the wrong type.
     """
-    prompt, options = read_request(endpoint, body)
-    fields = cast("dict[str, object]", body)  # read_request accepts nothing else
-    is_stream = _flag(fields, "stream")
-    extra = fields.get("stream_options")
-    if extra is not None and (not is_stream or not isinstance(extra, dict)):
-        raise bad_request("stream_options must be an object, in a request with stream: true", param="stream_options")
-    has_usage = _flag(cast("dict[str, object]", extra or {}), "include_usage")
-    options = {**options, "stream": is_stream, "idempotency_key": idempotency_key}
-    return Generation(endpoint, prompt, cast("Options", options), is_stream, has_usage)
-
-
-def _flag(fields: dict[str, object], name: str) -> bool:
-    value = fields.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise bad_request(f"{name} must be true or false, got {value!r}", param=name)
-    return bool(value)
+    read = read_request(endpoint, body)
+    options = {**read.options, "stream": read.is_stream, "idempotency_key": idempotency_key}
+    return Generation(endpoint, read.prompt, cast("Options", options), read.is_stream, read.has_usage, read.names)

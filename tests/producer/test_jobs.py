@@ -12,7 +12,7 @@ from sluice.producer.contract.job_ids import split_job_id
 from sluice.producer.contract.jobs import Job, JobEncoder, Options, job, only_prompt, partition_of, template
 from sluice.producer.contract.openai.requests import CHAT, RequestRefused, read_request
 from sluice.producer.contract.wire import JobId, Message, decode_prompt, decode_spec
-from sluice.producer.errors import InvalidJob, ProducerError
+from sluice.producer.errors import InvalidJob, InvalidPrompt, ProducerError
 
 
 def made(prompt: Any = "hello", **options: Any) -> NewJob:  # Any: tests hand over what is wrong, too
@@ -176,7 +176,7 @@ class TestGivenABadMessage:
         with pytest.raises(RequestRefused, match=f"one of user, assistant, system, developer; {end}") as raised:
             read_request(CHAT, {"messages": [message]})
 
-        assert raised.value.param == "messages"
+        assert raised.value.param == "messages[0].role"
 
 
 class TestGivenTheSameQuestionTwice:
@@ -234,7 +234,7 @@ class TestGivenAJobEncoder:
 
         answers = [encoder.prepare(item)[0] for item in ("good", "", Job("bad", Options(top_p=9)))]
 
-        assert [type(answer) for answer in answers] == [NewJob, InvalidJob, InvalidJob]
+        assert [type(answer) for answer in answers] == [NewJob, InvalidPrompt, InvalidJob]
 
     def test_when_the_caller_chose_the_id_then_it_is_kept_and_said(self) -> None:
         chosen = JobId("0.default.mine")

@@ -10,6 +10,7 @@ import pytest
 from openai.resources.chat.completions import Completions as ChatCompletions
 from openai.resources.completions import Completions
 
+from sluice.producer.contract.bulk.input import OWN
 from sluice.producer.contract.openai import requests
 from sluice.producer.contract.openai.requests import CHAT, COMPLETIONS, Endpoint, RequestRefused, read_request
 from tests.end_to_end.processes import ROOT
@@ -49,7 +50,7 @@ ROWS = list(rows())
 
 
 def options_of(endpoint: Endpoint, **parameters: Any) -> dict[str, Any]:
-    return read_request(endpoint, {**BODIES[endpoint], **parameters})[1]
+    return read_request(endpoint, {**BODIES[endpoint], **parameters}).options
 
 
 def rows_with(verdict: str) -> pytest.MarkDecorator:
@@ -110,6 +111,11 @@ class TestGivenTheTable:
         known = requests.SAME | requests.IGNORED | requests.HARMLESS.keys() | requests.TRANSLATED
 
         assert {row.name for row in ROWS} == known
+
+    def test_when_plain_lines_have_options_of_their_own_then_the_page_names_them(self) -> None:
+        [named] = re.findall(r"options of the\s+queue: (.+?)\.\n", PAGE, re.DOTALL)
+
+        assert {*re.findall(r"`(\w+)`", named)} == OWN
 
     @pytest.mark.parametrize(
         ("endpoint", "create"),

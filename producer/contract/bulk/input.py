@@ -5,12 +5,11 @@ A bad line becomes a `BadLine` and does not stop the rest. Lines longer than any
 
 import gzip
 import io
-import json
 import sys
 import zlib
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
@@ -20,14 +19,20 @@ import zstandard
 from sluice.producer.contract.errors import InvalidJob, InvalidSetting, did_you_mean
 from sluice.producer.contract.jobs import OPTION_NAMES, Options, PromptLike
 from sluice.producer.contract.limits import MAX_CUSTOM_ID_CHARS, MAX_PROMPT_BYTES
+from sluice.producer.contract.messages import is_listing, is_token_id
 from sluice.producer.contract.openai.requests import (
     CHAT,
     COMPLETIONS,
     ENDPOINTS,
+    PROMPT,
+    SAME,
+    TRANSLATED,
     Endpoint,
+    ReadRequest,
     RequestRefused,
-    read_bias,
+    decoded_json,
     read_request,
+    refusal,
 )
 
 if TYPE_CHECKING:
@@ -64,11 +69,18 @@ class Line:
 
     prompt: PromptLike
     options: Options
+    names: Mapping[str, str]
+    """The line's names of the prompt, and of options that it calls otherwise."""
 
     @property
     def name(self) -> str:
         """Its custom id, or `line-<number>`."""
         return self.custom_id or f"line-{self.number}"
+
+    def refused(self, error: InvalidJob) -> "BadLine":
+        """Return the bad line that it is if a value is wrong."""
+        found = refusal(error, self.names)
+        return BadLine(self.number, self.custom_id, found.code, found.message, found.param)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +94,11 @@ class BadLine:
 
     message: str
     param: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Its custom id if that is valid, or `line-<number>`."""
+        return self.custom_id or f"line-{self.number}"
 
 
 # ---------------------------------------------------------------- bytes
@@ -206,7 +223,7 @@ class LineReader:
         endpoint: Endpoint of lines without a `url`; None accepts plain lines.
         model: The model that lines must name, if they name one.
         defaults: Options that a line may override.
-        has_plain: Whether lines may lack a `body`; otherwise each is a request of OpenAI's batch format.
+        of_batch: The endpoint that the `url` of each line must name; then all are requests of OpenAI's batch format.
         seen: Custom ids of lines before the first one that is read.
     """
 
@@ -216,10 +233,10 @@ class LineReader:
         endpoint: Endpoint | None,
         model: str | None,
         defaults: Options,
-        has_plain: bool = True,
+        of_batch: Endpoint | None = None,
         seen: Iterable[str] = (),
     ) -> None:
-        self._has_plain = has_plain
+        self._of_batch: Endpoint | None = of_batch
         self._endpoint: Endpoint | None = endpoint
         self._model = model
         self._defaults = defaults
@@ -231,19 +248,18 @@ class LineReader:
         try:
             fields = _parsed(line)
             custom_id = self._custom_id(fields)
-            endpoint, prompt, options = self._job(fields)
-            return Line(number, custom_id, endpoint, prompt, cast("Options", {**self._defaults, **options}))
+            endpoint, request = self._request(fields)
+            options = cast("Options", {**self._defaults, **self._with_model(request.options)})
+            return Line(number, custom_id, endpoint, request.prompt, options, request.names)
         except RequestRefused as refused:
             return BadLine(number, custom_id, refused.code, refused.message, refused.param)
-        except InvalidJob as error:
-            return BadLine(number, custom_id, "invalid_request", str(error))
         except RecursionError:
             return BadLine(number, custom_id, "invalid_request", "the line is nested too deeply")
 
     def _custom_id(self, fields: dict[str, Any]) -> str | None:  # Any: JSON, in all that follows
         custom_id = fields.get("custom_id")
         if custom_id is None:
-            if "body" in fields or not self._has_plain:
+            if "body" in fields or self._of_batch is not None:
                 raise RequestRefused("missing_custom_id", "custom_id is missing", "custom_id")
             return None
         if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID_CHARS:
@@ -256,15 +272,16 @@ class LineReader:
         self._seen.add(custom_id)
         return custom_id
 
-    def _job(self, fields: dict[str, Any]) -> tuple[Endpoint, PromptLike, dict[str, Any]]:
+    def _request(self, fields: dict[str, Any]) -> tuple[Endpoint, ReadRequest]:
         if "body" in fields:
-            return self._openai(self._url(fields), fields["body"])
-        if not self._has_plain:
+            endpoint = self._url(fields)
+            return endpoint, read_request(endpoint, fields["body"])
+        if self._of_batch is not None:
             raise RequestRefused("missing_body", "body is missing", "body")
         rest = {name: value for name, value in fields.items() if name != "custom_id"}
         if self._endpoint is not None:
-            return self._openai(self._endpoint, rest)
-        return self._plain(rest)
+            return self._endpoint, read_request(self._endpoint, rest)
+        return read_plain(rest)
 
     def _url(self, fields: dict[str, Any]) -> Endpoint:
         if unknown := fields.keys() - {"custom_id", "method", "url", "body"}:
@@ -272,33 +289,14 @@ class LineReader:
         if fields.get("method", "POST") != "POST":
             raise RequestRefused("invalid_method", f"method must be POST, got {fields['method']!r}", "method")
         url = fields.get("url", self._endpoint)
+        if self._of_batch is not None:
+            return _url_of_batch(url, self._of_batch)
         for endpoint in ENDPOINTS:
             if url == endpoint:
                 return endpoint
         if url is None:
             raise RequestRefused("missing_url", "url is missing; give it in the line or as --endpoint", "url")
-        raise RequestRefused("invalid_url", f"url must be one of {' and '.join(ENDPOINTS)}, got {url!r}", "url")
-
-    def _openai(self, endpoint: Endpoint, body: object) -> tuple[Endpoint, PromptLike, dict[str, Any]]:
-        prompt, options = read_request(endpoint, body)
-        if cast("dict[str, Any]", body).get("stream") not in (None, False):
-            raise RequestRefused("unsupported", "stream is not supported in a file", "stream")
-        return endpoint, prompt, self._with_model(options)
-
-    def _plain(self, fields: dict[str, Any]) -> tuple[Endpoint, PromptLike, dict[str, Any]]:
-        prompts = {name: fields.pop(name) for name in ("prompt", "messages", "token_ids") if name in fields}
-        if len(prompts) != 1:
-            raise RequestRefused("invalid_request", "a line has one of prompt, messages, token_ids, or an OpenAI body")
-        known = OPTION_NAMES - {"job_id"}
-        if unknown := fields.keys() - known:
-            name = min(unknown)
-            message = f"unknown option {name!r}; what is yours belongs in metadata"
-            raise RequestRefused("unknown_parameter", message + did_you_mean(name, known), name)
-        for name in ("deadline", "not_before"):
-            if name in fields:
-                fields[name] = _moment(name, fields[name])
-        options = {**fields, **read_bias(fields)}
-        return CHAT if "messages" in prompts else COMPLETIONS, next(iter(prompts.values())), self._with_model(options)
+        raise _invalid_url(url)
 
     def _with_model(self, options: dict[str, Any]) -> dict[str, Any]:
         asked = options.get("model")
@@ -309,22 +307,68 @@ class LineReader:
         )
 
 
+def _url_of_batch(url: object, endpoint: Endpoint) -> Endpoint:
+    if url is None:
+        raise RequestRefused("missing_url", f"url is missing: it must be the batch's endpoint, {endpoint}", "url")
+    if url not in ENDPOINTS:
+        raise _invalid_url(url)
+    if url != endpoint:
+        message = f"the line's url is {url}, and the batch's endpoint {endpoint}"
+        raise RequestRefused("mismatched_url", message, "url")
+    return endpoint
+
+
+def _invalid_url(url: object) -> RequestRefused:
+    return RequestRefused("invalid_url", f"url must be one of {' and '.join(ENDPOINTS)}, got {url!r}", "url")
+
+
 def _parsed(line: bytes | None) -> dict[str, Any]:
     if line is None:
         raise RequestRefused("line_too_long", f"the line is longer than {MAX_LINE_BYTES} bytes")
-    try:
-        fields = json.loads(line.decode())
-        if b"\\u" in line:
-            json.dumps(fields, ensure_ascii=False).encode()
-    except UnicodeDecodeError as error:
-        raise RequestRefused("invalid_utf8", f"the line is not UTF-8 at byte {error.start}") from error
-    except UnicodeEncodeError as error:
-        raise RequestRefused("invalid_unicode", "the line has half of a surrogate pair (such as \\ud800)") from error
-    except (ValueError, RecursionError) as error:
-        raise RequestRefused("invalid_json", f"the line is not JSON: {error}") from error
+    fields = decoded_json(line, "the line")
     if not isinstance(fields, dict):
         raise RequestRefused("invalid_json", f"the line must be a JSON object, not {type(fields).__name__}")
     return cast("dict[str, Any]", fields)
+
+
+PROMPTS = ("prompt", "messages", "token_ids")
+OWN = OPTION_NAMES - SAME - TRANSLATED - {"stream", "job_id", "batch"}
+"""Options of plain lines beside the parameters of requests."""
+
+
+def read_plain(given: Mapping[str, Any]) -> tuple[Endpoint, ReadRequest]:
+    """Read a plain line: the parameters of a request, whose kind of prompt says which, and options of jobs.
+
+    Raises:
+        RequestRefused: a parameter is unknown, not supported or of the wrong type.
+    """
+    fields = {name: value for name, value in given.items() if value is not None}
+    prompts = [name for name in PROMPTS if name in fields]
+    if len(prompts) != 1:
+        message = "a line has one of prompt, messages, token_ids, or an OpenAI body"
+        raise RequestRefused("invalid_request", message, "prompt")
+    own = {name: fields.pop(name) for name in OWN & fields.keys()}
+    endpoint: Endpoint = CHAT if prompts == ["messages"] else COMPLETIONS
+    request = _read_as(endpoint, prompts[0], fields)
+    for name in {"deadline", "not_before"} & own.keys():
+        own[name] = _moment(name, own[name])
+    return endpoint, replace(request, options={**own, **request.options})
+
+
+def _read_as(endpoint: Endpoint, name: str, fields: dict[str, Any]) -> ReadRequest:
+    if name == "token_ids":
+        fields["prompt"] = fields.pop("token_ids")
+        if not is_listing(fields["prompt"], is_token_id):
+            raise RequestRefused("invalid_request", "token_ids must be a list of token ids", "token_ids")
+    try:
+        request = read_request(endpoint, fields)
+    except RequestRefused as error:
+        if error.code != "unknown_parameter":
+            raise
+        hint = did_you_mean(error.param or "", SAME | TRANSLATED | OWN)
+        message = f"unknown option {error.param!r}; what is yours belongs in metadata{hint}"
+        raise RequestRefused(error.code, message, error.param) from None
+    return replace(request, names={**request.names, PROMPT: name})
 
 
 def _moment(name: str, value: object) -> datetime:

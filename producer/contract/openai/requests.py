@@ -1,14 +1,22 @@
-"""Read the body of a request in OpenAI's format. No I/O. `Any` stands for JSON here."""
+"""Read the body of a request in OpenAI's format. No I/O. `Any` stands for JSON here.
+
+Requests over HTTP, lines of batches and lines of bulk files are all read here, so each has the same verdict everywhere.
+"""
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias, cast
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn, TypeAlias, cast
 
 from sluice.producer.contract import limits
-from sluice.producer.contract.errors import InvalidJob, did_you_mean
-from sluice.producer.contract.jobs import SAMPLING_NAMES, PromptLike, joined_text
+from sluice.producer.contract.errors import InvalidJob, InvalidPrompt, did_you_mean
+from sluice.producer.contract.jobs import OPTION_NAMES, SAMPLING_NAMES, PromptLike, joined_text
+from sluice.producer.contract.messages import is_short
 
 MAX_TOKEN_ID_DIGITS = 10
+MAX_PARAM_CHARS = 100
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
 CHAT: Endpoint = "/v1/chat/completions"
@@ -24,18 +32,83 @@ class RequestRefused(Exception):
         self.code = code
         """A constant word: invalid_request, unsupported, unknown_parameter …"""
 
-        self.message, self.param = message, param
+        self.message = message
+        self.param = None if param is None else param[:MAX_PARAM_CHARS].replace("\0", "\ufffd")
+        """The client's name of what is wrong. It may be the client's own text, which every database can keep."""
 
 
-def read_request(endpoint: Endpoint, body: object) -> tuple[PromptLike, dict[str, Any]]:
-    """Return the prompt and the options of a request; `stream` is left to the caller.
+PROMPT = "prompt"
+"""What `names` has the prompt under, which is no option."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadRequest:
+    """A request whose parameters are known and of the right types. The values of options are checked as a job's."""
+
+    prompt: PromptLike
+    options: dict[str, Any]
+    """Options of the job, without `stream`."""
+
+    is_stream: bool = False
+    has_usage: bool = False
+    """Whether a stream ends with a chunk that counts tokens."""
+
+    names: Mapping[str, str]
+    """The client's names of the prompt, and of options that it calls otherwise."""
+
+
+def read_request(endpoint: Endpoint, body: object) -> ReadRequest:
+    """Read a request.
 
     Raises:
         RequestRefused: a parameter is unknown, not supported or of the wrong type.
     """
     given = read_parameters(body)
     prompt = _chat_prompt(given) if endpoint == CHAT else _completion_prompt(given)
-    return prompt, _options(endpoint, given)
+    options = _options(endpoint, given)
+    is_stream, has_usage = _stream(given)
+    return ReadRequest(
+        prompt=prompt, options=options, is_stream=is_stream, has_usage=has_usage, names=_names(endpoint, given)
+    )
+
+
+def refusal(error: InvalidJob, names: Mapping[str, str]) -> RequestRefused:
+    """Return the refusal of a job that is wrong in itself, by the client's names.
+
+    Messages about the value of an option begin with its name.
+    """
+    message = str(error)
+    if isinstance(error, InvalidPrompt):
+        return RequestRefused("invalid_request", message, names.get(PROMPT))
+    name, _, rest = message.partition(" ")
+    if name not in OPTION_NAMES:
+        return RequestRefused("invalid_request", message)
+    param = names.get(name, name)
+    return RequestRefused("invalid_request", f"{param} {rest}", param)
+
+
+def decoded_json(data: bytes | bytearray, what: str) -> object:
+    """Parse JSON of a client; `what` it is begins the message of an error.
+
+    Raises:
+        RequestRefused: it is no JSON, or no text in UTF-8.
+    """
+    try:
+        found = json.loads(data.decode("utf-8-sig"), parse_constant=_refuse_constant)
+        if SURROGATE.search(data):
+            # Half of a surrogate pair is valid JSON but no text.
+            json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeDecodeError as error:
+        raise RequestRefused("invalid_utf8", f"{what} is not UTF-8 at byte {error.start}") from error
+    except UnicodeEncodeError as error:
+        raise RequestRefused("invalid_unicode", f"{what} has half of a surrogate pair (such as \\ud800)") from error
+    except (ValueError, RecursionError) as error:
+        raise RequestRefused("invalid_json", f"{what} is not JSON: {error}") from error
+    return found
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number in JSON")
 
 
 def read_parameters(body: object) -> dict[str, Any]:
@@ -109,9 +182,41 @@ def _options(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
         elif name not in IGNORED | TRANSLATED and not (name == "best_of" and value == body.get("n", 1)):
             refuse_unless_harmless(name, value, HARMLESS, SAME | TRANSLATED)
     options |= read_bias(body) | _logprobs(endpoint, body)
+    if not is_short(options.get("model"), limits.MAX_MODEL_CHARS):
+        message = f"model must be text of 1 to {limits.MAX_MODEL_CHARS} characters"
+        raise RequestRefused("invalid_request", message, "model")
     if "max_completion_tokens" in body:
         options["max_tokens"] = body["max_completion_tokens"]
     return options
+
+
+def _names(endpoint: Endpoint, given: Mapping[str, Any]) -> Mapping[str, str]:
+    names = {PROMPT: "messages" if endpoint == CHAT else "prompt"}
+    if "max_completion_tokens" in given:
+        names["max_tokens"] = "max_completion_tokens"
+    if "top_logprobs" in given:
+        names["logprobs"] = "top_logprobs"
+    return names
+
+
+def _stream(given: Mapping[str, Any]) -> tuple[bool, bool]:
+    is_stream, extra = read_flag(given, "stream"), given.get("stream_options")
+    if extra is not None and (not is_stream or not isinstance(extra, dict)):
+        message = "stream_options must be an object, in a request with stream: true"
+        raise RequestRefused("invalid_request", message, "stream_options")
+    return is_stream, read_flag(cast("dict[str, Any]", extra or {}), "include_usage")
+
+
+def read_flag(given: Mapping[str, Any], name: str, *, is_default: bool = False) -> bool:
+    """Return a parameter that is true or false.
+
+    Raises:
+        RequestRefused: it is something else.
+    """
+    value = given.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise RequestRefused("invalid_request", f"{name} must be true or false", name)
+    return is_default if value is None else value
 
 
 TRANSLATED = frozenset({"logit_bias", "logprobs", "top_logprobs", "max_completion_tokens"})
@@ -157,7 +262,7 @@ def _logprobs(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
         raise RequestRefused("invalid_request", "logprobs must be true or false in a chat", "logprobs")
     if top is not None and not asked:
         raise RequestRefused("invalid_request", "top_logprobs needs logprobs: true", "top_logprobs")
-    return {"logprobs": top or 0} if asked else {}
+    return {"logprobs": 0 if top is None else top} if asked else {}
 
 
 def _chat_prompt(body: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -165,7 +270,7 @@ def _chat_prompt(body: Mapping[str, Any]) -> list[dict[str, str]]:
     if not isinstance(messages, list) or not messages:
         raise RequestRefused("invalid_request", "messages must be a list with one message or more", "messages")
     check_number(cast("list[object]", messages), "messages")
-    return [_chat_message(message) for message in cast("list[object]", messages)]
+    return [_chat_message(f"messages[{place}]", one) for place, one in enumerate(cast("list[object]", messages))]
 
 
 def check_number(messages: Sequence[object], param: str) -> None:
@@ -180,16 +285,19 @@ def check_number(messages: Sequence[object], param: str) -> None:
         )
 
 
-def _chat_message(message: object) -> dict[str, str]:
+def _chat_message(at: str, message: object) -> dict[str, str]:
     if not isinstance(message, dict):
-        raise RequestRefused("invalid_request", "a message must be an object", "messages")
+        raise RequestRefused("invalid_request", "a message must be an object", at)
     given = {name: value for name, value in cast("dict[str, Any]", message).items() if value not in (None, [])}
     if unsupported := given.keys() - {"role", "content", "name"}:
-        raise RequestRefused("unsupported", f"{min(unsupported)} in a message is not supported here", "messages")
+        name = min(unsupported)
+        raise RequestRefused("unsupported", f"{name} in a message is not supported here", f"{at}.{name}")
     if given.get("role") in ("tool", "function"):
-        raise RequestRefused("unsupported", f"messages of role {given['role']} are not supported here", "messages")
-    check_role(given.get("role"), "messages")
-    return {**given, "content": _content(given.get("content"))}
+        raise RequestRefused("unsupported", f"messages of role {given['role']} are not supported here", f"{at}.role")
+    check_role(given.get("role"), f"{at}.role")
+    if not isinstance(given.get("name", ""), str):
+        raise RequestRefused("invalid_request", "a message's name must be text", f"{at}.name")
+    return {**given, "content": _content(given.get("content"), f"{at}.content")}
 
 
 def check_role(role: object, param: str) -> None:
@@ -203,26 +311,24 @@ def check_role(role: object, param: str) -> None:
         raise RequestRefused("invalid_request", f"a message's role must be one of {', '.join(ROLES)}; {got}", param)
 
 
-def _content(content: object) -> str:
+def _content(content: object, param: str) -> str:
     try:
         text = joined_text(content)
     except InvalidJob as error:
-        raise RequestRefused("unsupported", str(error), "messages") from error
+        raise RequestRefused("unsupported", str(error), param) from error
     if not isinstance(text, str):
-        raise RequestRefused("invalid_request", "a message's content must be text", "messages")
+        raise RequestRefused("invalid_request", "a message's content must be text", param)
     return text
 
 
 def _completion_prompt(body: Mapping[str, Any]) -> PromptLike:
     prompt = body.get("prompt")
-    if isinstance(prompt, list):
-        items = cast("list[object]", prompt)
-        if items and isinstance(items[0], (str, list)):
-            if len(items) > 1:
-                message = "several prompts are not supported: give each a request, or a line, of its own"
-                raise RequestRefused("unsupported", message, "prompt")
-            return _completion_prompt({"prompt": items[0]})
-        return cast("list[int]", items)
-    if not isinstance(prompt, str):
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
+        if len(cast("list[object]", prompt)) > 1:
+            message = "several prompts are not supported: give each a request, or a line, of its own"
+            raise RequestRefused("unsupported", message, "prompt")
+        [prompt] = cast("list[object]", prompt)
+    is_list = isinstance(prompt, list) and all(type(one) is int for one in cast("list[object]", prompt)[:1])
+    if not is_list and not isinstance(prompt, str):
         raise RequestRefused("invalid_request", "prompt must be text or a list of token ids", "prompt")
-    return prompt
+    return cast("PromptLike", prompt)  # the other items are checked with their values

@@ -6,15 +6,20 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from sluice.producer.contract.openai.requests import (
+    PROMPT,
     SAME,
     Harmless,
     RequestRefused,
     check_number,
     check_role,
     read_bias,
+    read_flag,
     read_parameters,
     refuse_unless_harmless,
 )
+
+NAMES = {PROMPT: "input", "max_tokens": "max_output_tokens"}
+"""A client's names of the prompt, and of options that it calls otherwise."""
 
 PART_TYPES = ("input_text", "output_text", "text")
 
@@ -55,7 +60,7 @@ def read_response_request(body: object) -> ResponseRequest:
         RequestRefused: a parameter is unknown, not supported or of the wrong type.
     """
     given = read_parameters(body)
-    is_background, is_stored = _flag(given, "background"), _flag(given, "store", is_default=True)
+    is_background, is_stored = read_flag(given, "background"), read_flag(given, "store", is_default=True)
     if is_background and not is_stored:
         raise RequestRefused("invalid_request", "background: true needs store: true", "background")
     return ResponseRequest(
@@ -63,7 +68,7 @@ def read_response_request(body: object) -> ResponseRequest:
         options=_options(given),
         shown={name: given[name] for name in _SHOWN if name in given},
         previous_id=_text(given, "previous_response_id"),
-        is_stream=_flag(given, "stream"),
+        is_stream=read_flag(given, "stream"),
         is_background=is_background,
         is_stored=is_stored,
     )
@@ -99,11 +104,19 @@ _HARMLESS: Harmless = {
     "parallel_tool_calls": lambda value: isinstance(value, bool),
     "include": lambda value: value == [],
     "truncation": lambda value: value == "disabled",
-    "text": lambda value: value in ({}, {"format": {"type": "text"}}),
+    "text": lambda value: _is_plain_text(value),
     "reasoning": lambda value: value in ({}, {"effort": "none"}, {"effort": None}, {"effort": None, "summary": None}),
     "top_logprobs": lambda value: value == 0,
     "n": lambda value: value == 1,
 }
+
+
+_PLAIN_TEXT = {"format": {"type": "text"}, "verbosity": "medium"}
+
+
+def _is_plain_text(value: object) -> bool:
+    fields = cast("dict[str, object]", value).items() if isinstance(value, dict) else ((None, None),)
+    return all(name in _PLAIN_TEXT and field in (None, _PLAIN_TEXT[name]) for name, field in fields)
 
 
 def _options(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,13 +130,6 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
     if "\0" in given.get("model", ""):  # PostgreSQL cannot store it as text
         raise RequestRefused("invalid_request", "model must not contain NUL", "model")
     return options | read_bias(given)
-
-
-def _flag(given: Mapping[str, Any], name: str, *, is_default: bool = False) -> bool:
-    value = given.get(name, is_default)
-    if not isinstance(value, bool):
-        raise RequestRefused("invalid_request", f"{name} must be true or false", name)
-    return value
 
 
 def _text(given: Mapping[str, Any], name: str) -> str | None:
@@ -142,36 +148,38 @@ def _input(value: object) -> Iterable[dict[str, Any]]:
     if not isinstance(value, list) or not value:
         raise RequestRefused("invalid_request", "input must be text, or a list with one message or more", "input")
     check_number(cast("list[object]", value), "input")
-    return map(_item, cast("list[object]", value))
+    return [_item(f"input[{place}]", item) for place, item in enumerate(cast("list[object]", value))]
 
 
-def _item(value: object) -> dict[str, Any]:
+def _item(at: str, value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise RequestRefused("invalid_request", "an item of the input must be an object", "input")
+        raise RequestRefused("invalid_request", "an item of the input must be an object", at)
     item = cast("dict[str, Any]", value)
     kind, role = item.get("type") or "message", item.get("role")
     if kind != "message":
-        raise RequestRefused("unsupported", f"input items of type {json.dumps(kind)[:80]} are not supported", "input")
-    check_role(role, "input")
+        message = f"input items of type {json.dumps(kind)[:80]} are not supported"
+        raise RequestRefused("unsupported", message, f"{at}.type")
+    check_role(role, f"{at}.role")
     # What else items of an earlier output have says nothing to a model.
     if unsupported := item.keys() - {"type", "role", "content", "id", "status", "phase"}:
-        raise RequestRefused("unsupported", f"{min(unsupported)} in a message is not supported here", "input")
-    return {"role": role, "content": _content(item.get("content"))}
+        name = min(unsupported)
+        raise RequestRefused("unsupported", f"{name} in a message is not supported here", f"{at}.{name}")
+    return {"role": role, "content": _content(item.get("content"), f"{at}.content")}
 
 
-def _content(content: object) -> str:
+def _content(content: object, param: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise RequestRefused("invalid_request", "a message's content must be text or a list of parts", "input")
-    return "".join(map(_part_text, cast("list[object]", content)))
+        raise RequestRefused("invalid_request", "a message's content must be text or a list of parts", param)
+    return "".join(_part_text(part, param) for part in cast("list[object]", content))
 
 
-def _part_text(value: object) -> str:
+def _part_text(value: object, param: str) -> str:
     part = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
     kind, text = part.get("type"), part.get("text")
     if kind not in PART_TYPES or not isinstance(text, str):
         raise RequestRefused(
-            "unsupported", f"content of type {json.dumps(kind)[:80]} is not supported: give text", "input"
+            "unsupported", f"content of type {json.dumps(kind)[:80]} is not supported: give text", param
         )
     return text

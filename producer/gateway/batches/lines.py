@@ -67,7 +67,7 @@ class LineJobsOfBatch:
         self._batch = batch
         self._jobs = LineJobs(BulkSpec(queue=batch.queue, batch=batch.id, partitions=batch.partitions))
         defaults = Options(tenant=batch.tenant)
-        self._reader = LineReader(endpoint=None, model=None, defaults=defaults, has_plain=False, seen=seen)
+        self._reader = LineReader(endpoint=None, model=None, defaults=defaults, of_batch=batch.endpoint, seen=seen)
 
     def read(self, number: int, line: bytes | None) -> Line | BadLine:
         """Parse a line."""
@@ -232,15 +232,12 @@ class _Model:
 def _checked(batch: Batch, jobs: LineJobsOfBatch, model: _Model, line: Line | BadLine) -> Line | BadLine:
     if isinstance(line, BadLine):
         return line
-    if line.endpoint != batch.endpoint:
-        message = f"the line's url is {line.endpoint}, and the batch's endpoint {batch.endpoint}"
-        return BadLine(line.number, line.custom_id, "mismatched_url", message, "url")
     named = line.options.get("model")
     if not model.is_same(named):
         message = f"the line names model {named!r}, and the first line {model.name!r}: a batch has one model"
-        return BadLine(line.number, line.custom_id, "mismatched_model", message, "body.model")
+        return BadLine(line.number, line.custom_id, "mismatched_model", message, "model")
     try:
         jobs.job(line)
     except InvalidJob as error:
-        return BadLine(line.number, line.custom_id, "invalid_request", str(error))
+        return line.refused(error)
     return line

@@ -10,11 +10,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from sluice.producer.contract import limits
-from sluice.producer.contract.errors import did_you_mean
+from sluice.producer.contract.errors import InvalidJob, did_you_mean
 from sluice.producer.contract.jobs import OPTION_NAMES, Job, Moment, Options, only_prompt
-from sluice.producer.contract.openai.requests import RequestRefused, read_bias
+from sluice.producer.contract.openai.requests import PROMPT, RequestRefused, read_bias
 from sluice.producer.gateway.access import Caller, caller_of
-from sluice.producer.gateway.errors import bad_request
+from sluice.producer.gateway.errors import bad_request, named
 from sluice.producer.gateway.native.bodies import SUBMITTED, TEXT, receipt_body
 from sluice.producer.gateway.native.search import QUEUE, Search
 from sluice.producer.gateway.openapi.routes import JSON, ApiRoute, Parameter, RouteDoc, json_answer
@@ -99,7 +99,8 @@ class SubmitRoute:
         asked = replace(job, options={"traceparent": traceparent_of(request), **job.options})
         name, model = request.query_params.get("queue"), asked.options.get("model")
         queue = await self._queues.of_model(model) if name is None else self._search.queue(name)
-        receipt, rates = await self._rates.submit(queue, caller_of(request), asked)
+        with named({PROMPT: prompt_name(cast("dict[str, object]", body))}):
+            receipt, rates = await self._rates.submit(queue, caller_of(request), asked)
         request.state.job_id = receipt.id
         return JSONResponse(
             receipt_body(receipt, queue.name),
@@ -112,8 +113,7 @@ def read_job(body: object, caller: Caller, idempotency_key: str | None = None) -
     """Return the job that a caller asks for; the client checks the values of its options.
 
     Raises:
-        HttpError, RequestRefused: a field is unknown, or a time is none.
-        InvalidJob: the prompt is missing, or there are several.
+        HttpError, RequestRefused: a field is unknown, a time is none, or there is not one prompt.
     """
     if not isinstance(body, dict):
         raise bad_request("the body must be an object", param="body")
@@ -130,7 +130,16 @@ def read_job(body: object, caller: Caller, idempotency_key: str | None = None) -
         if given.get("idempotency_key", idempotency_key) != idempotency_key:
             raise bad_request("header and body have different idempotency keys", param="idempotency_key")
         options["idempotency_key"] = idempotency_key
-    return Job(only_prompt(*(given.get(name) for name in PROMPTS)), cast("Options", options))
+    try:
+        prompt = only_prompt(*(given.get(name) for name in PROMPTS))
+    except InvalidJob as error:
+        raise RequestRefused("invalid_request", str(error), PROMPT) from error
+    return Job(prompt, cast("Options", options))
+
+
+def prompt_name(body: Mapping[str, object]) -> str:
+    """Return the name that a valid request has its prompt under."""
+    return next(name for name in PROMPTS if body.get(name) is not None)
 
 
 def _check_name(name: str) -> None:

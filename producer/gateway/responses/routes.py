@@ -7,12 +7,12 @@ from typing import cast
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from sluice.producer.contract.openai.responses import read_response_request
+from sluice.producer.contract.openai.responses import NAMES, read_response_request
 from sluice.producer.contract.states import JobState
 from sluice.producer.errors import JobNotDone, JobNotFound, ResultExpired, ResultTimeout
 from sluice.producer.gateway.access import caller_of
 from sluice.producer.gateway.connections.events import EventStream
-from sluice.producer.gateway.errors import HttpError, bad_request
+from sluice.producer.gateway.errors import HttpError, bad_request, named
 from sluice.producer.gateway.openapi import response_docs
 from sluice.producer.gateway.openapi.routes import ApiRoute
 from sluice.producer.gateway.queues import Queues
@@ -22,7 +22,7 @@ from sluice.producer.gateway.requests import read_json, traceparent_of
 from sluice.producer.gateway.responses.creation import Created, Creation, served
 from sluice.producer.gateway.responses.ends import settle
 from sluice.producer.gateway.responses.store import LOST, ResponseStore, StoredResponse
-from sluice.producer.gateway.responses.streams import ResponseStream, keep_end
+from sluice.producer.gateway.responses.streams import ResponseStream, check_place, keep_end
 from sluice.producer.gateway.settings import GatewaySettings
 from sluice.producer.gateway.tables.database import Database
 from sluice.producer.gateway.tables.pages import SHORT_PAGE, PageRequest, list_body, read_page, unknown_cursor
@@ -73,7 +73,8 @@ class ResponseRoutes:
         asked = replace(asked, options={**asked.options, "traceparent": traceparent_of(request)})
         key = request.headers.get("idempotency-key")
         # read_response_request accepts nothing else
-        created = await self._creation.create(asked, caller_of(request), cast("dict[str, object]", body), key)
+        with named(NAMES):
+            created = await self._creation.create(asked, caller_of(request), cast("dict[str, object]", body), key)
         response = created.response
         request.state.job_id = response.info.job_id
         if asked.is_stream:
@@ -81,7 +82,8 @@ class ResponseRoutes:
         if response.end is not None or asked.is_background:
             answer = _answer(response, response.end.status if response.end else "queued", response.end)
         else:
-            answer = await self._whole(created, request)
+            with named(NAMES):
+                answer = await self._whole(created, request)
         answer.headers.update(created.rates)
         return answer
 
@@ -91,6 +93,9 @@ class ResponseRoutes:
         if not _is_stream(request):
             return await self._current(response)
         after = _starting_after(request)
+        if after >= 0:
+            response = await self._settled(response)
+            check_place(response, after)
         queue = None if response.end is not None else served(self._queues, response.queue)
         stream = ResponseStream(response, queue, self._store, after=after)
         return EventStream(stream.events())
@@ -139,6 +144,14 @@ class ResponseRoutes:
         request.state.job_id = found.info.job_id
         # Its job may have turned up: clocks of gateways differ, and a server may be restored.
         return replace(found, end=None) if found.end == LOST else found
+
+    async def _settled(self, response: StoredResponse) -> StoredResponse:
+        """Return a response with its end, if it has one by now."""
+        if response.end is not None:
+            return response
+        found = await settle(served(self._queues, response.queue).submitting, self._store, [response])
+        end = found[response.info.id]
+        return replace(response, end=end) if isinstance(end, ResponseEnd) else response
 
     async def _current(self, response: StoredResponse) -> Response:
         if response.end is not None:

@@ -94,6 +94,21 @@ class ResponseStream:
         return _sse({**about, "type": "error", "sequence_number": number, "error": about})
 
 
+def check_place(response: StoredResponse, after: int) -> None:
+    """Check that a response which has ended has the event that its reader has.
+
+    Raises:
+        HttpError: it has fewer.
+    """
+    if response.end is None:
+        return
+    events = ResponseEvents(response.info, after)
+    events.begin()
+    events.finish(response.end)
+    if after > events.last:
+        raise _too_far(events)
+
+
 async def keep_end(store: ResponseStore, response_id: str, end: ResponseEnd) -> None:
     """Store an end if the database can be used; if it cannot, the sweep does it later."""
     try:

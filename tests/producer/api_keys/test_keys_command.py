@@ -103,7 +103,7 @@ class TestGivenAWrongCommand:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (("--tenant", "Acme"), "a tenant is"),
+            (("--tenant", "Acme"), "tenant must be"),
             (("--tenant", "acme", "--scopes", "submit,root"), "unknown scope 'root'"),
             (("--tenant", "acme", "--rpm", "0"), "rpm must be in"),
             (("--tenant", "acme", "--expires", "soon"), "expected a time such as 90d"),

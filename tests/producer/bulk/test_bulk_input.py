@@ -70,17 +70,20 @@ ODD: dict[str, object] = {
 }
 
 
-def written_for(line: bytes) -> bytes | None:
-    """What the error file says of a line, or None if it becomes a job."""
-    found = LineReader(endpoint=None, model=None, defaults=Options()).read(7, line)
+def checked(found: Line | BadLine) -> Line | BadLine:
+    """A line whose values are checked, too."""
     if isinstance(found, Line):
         try:
             LineJobs(BulkSpec(queue="q", batch="b")).job(found)
         except InvalidJob as error:
-            found = BadLine(7, found.custom_id, "invalid_request", str(error))
-        else:
-            return None
-    return encoded(bad_line("name", found)).encode()
+            return found.refused(error)
+    return found
+
+
+def written_for(line: bytes) -> bytes | None:
+    """What the error file says of a line, or None if it becomes a job."""
+    found = checked(LineReader(endpoint=None, model=None, defaults=Options()).read(7, line))
+    return None if isinstance(found, Line) else encoded(bad_line("name", found)).encode()
 
 
 class TestGivenPlainLines:
@@ -174,7 +177,12 @@ class TestGivenBadLines:
             ({**chat(), "method": "GET"}, "invalid_method", "GET"),
             ({**chat(), "extra": 1}, "invalid_request", "extra"),
             ({**chat(), "body": []}, "invalid_request", "object"),
-            (chat(stream=True), "unsupported", "stream"),
+            (chat(stream="yes"), "invalid_request", "stream"),
+            (b'{"prompt": "a", "user": NaN}', "invalid_json", "NaN is no number"),
+            ({"prompt": "a", "ttl_s": True}, "invalid_request", "ttl_s"),
+            ({"prompt": [{"role": "user", "content": "a"}]}, "invalid_request", "prompt"),
+            ({"token_ids": "a"}, "invalid_request", "token_ids"),
+            ({"prompt": "a", "batch": "b"}, "unknown_parameter", "batch"),
             (chat(tools=[{"type": "function"}]), "unsupported", "tools"),
             (chat(response_format={"type": "json_schema", "json_schema": {}}), "unsupported", "response_format"),
             (chat(response_format={"type": "json_object"}), "unsupported", "response_format"),
@@ -199,11 +207,24 @@ class TestGivenBadLines:
         ids=lambda value: str(value)[:50],
     )
     def test_when_it_cannot_be_a_job_then_the_reason_is_named(self, fields: object, code: str, words: str) -> None:
-        line = read(fields)
+        line = checked(read(fields))
 
         assert isinstance(line, BadLine), line
         assert (line.number, line.code) == (7, code)
         assert words in line.message
+
+    def test_when_it_has_no_custom_id_then_the_errors_file_has_its_number(self) -> None:
+        nameless = json.loads(written_for(b'{"prompt": "a", "n": 65}') or b"")
+        named = json.loads(written_for(b'{"prompt": "a", "n": 65, "custom_id": "mine"}') or b"")
+
+        assert (nameless["custom_id"], named["custom_id"]) == ("line-7", "mine")
+        assert nameless["response"]["body"]["error"]["param"] == "n"
+
+    def test_when_a_time_to_live_is_too_long_then_its_bounds_are_named(self) -> None:
+        found = checked(read({"prompt": "a", "ttl_s": 1e30}))
+
+        assert isinstance(found, BadLine)
+        assert (found.param, "under 1000000000, got 1e+30" in found.message) == ("ttl_s", True)
 
     def test_when_a_custom_id_comes_twice_then_the_second_is_bad(self) -> None:
         reader = LineReader(endpoint=None, model=None, defaults=Options())

@@ -270,8 +270,8 @@ class TestGivenAFile:
         assert outputs[1]["response"]["body"]["choices"][0]["message"]["content"] == "w0 w1 w2 "
         assert outputs[1]["error"] is None
         errors = {line["custom_id"]: line for line in rows(tmp_path / "err.jsonl")}
-        assert errors.keys() == {None, "tools", "line-6"}
-        bad = errors[None]["response"]["body"]["error"]
+        assert errors.keys() == {"line-3", "tools", "line-6"}
+        bad = errors["line-3"]["response"]["body"]["error"]
         assert (bad["code"], bad["line"], bad["type"]) == ("invalid_json", 3, "invalid_request_error")
         assert errors["tools"]["response"]["status_code"] == 400
         assert errors["line-6"]["response"] is None

@@ -21,7 +21,9 @@ class TestGivenAWrongRequest:
         ("body", "code", "param"),
         [
             ({**HELLO, "temperature": -1}, "invalid_request", "temperature"),
-            ({**HELLO, "messages": [{"role": "x", "content": "y"}]}, "invalid_request", "messages"),
+            ({**HELLO, "messages": [{"role": "x", "content": "y"}]}, "invalid_request", "messages[0].role"),
+            ({**HELLO, "max_completion_tokens": 0}, "invalid_request", "max_completion_tokens"),
+            ({**HELLO, "logprobs": True, "top_logprobs": 21}, "invalid_request", "top_logprobs"),
             ({**HELLO, "stop": ""}, "invalid_request", "stop"),
             ({**HELLO, "metadata": {"a": 1}}, "invalid_request", "metadata"),
             ({**HELLO, "logit_bias": {"5": 101}}, "invalid_request", "logit_bias"),

@@ -63,20 +63,20 @@ class TestGivenAnInput:
         assert read(input=[before]).input == ({"role": "assistant", "content": "hi"},)
 
     @pytest.mark.parametrize(
-        "wrong",
+        ("wrong", "place"),
         [
-            *(None, "", [], 1, [1], ["text"]),
-            [{"role": "tool", "content": "a"}],
-            [{"role": "user"}],
-            [{"type": "function_call_output", "call_id": "c", "output": "a"}],
-            [{"type": "item_reference", "id": "msg_1"}],
-            [{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}],
-            [{"role": "user", "content": [{"type": "input_text"}]}],
-            [{"role": "user", "content": "a", "tool_calls": [1]}],
+            *((None, ""), ("", ""), ([], ""), (1, ""), ([1], "[0]"), (["text"], "[0]")),
+            ([{"role": "tool", "content": "a"}], "[0].role"),
+            ([{"role": "user"}], "[0].content"),
+            ([{"type": "function_call_output", "call_id": "c", "output": "a"}], "[0].type"),
+            ([{"role": "user", "content": "a"}, {"type": "item_reference", "id": "msg_1"}], "[1].type"),
+            ([{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}], "[0].content"),
+            ([{"role": "user", "content": [{"type": "input_text"}]}], "[0].content"),
+            ([{"role": "user", "content": "a", "tool_calls": [1]}], "[0].tool_calls"),
         ],
     )
-    def test_when_it_is_anything_else_then_it_is_refused(self, wrong: Any) -> None:
-        assert refusal(input=wrong).param == "input"
+    def test_when_it_is_anything_else_then_the_place_is_named(self, wrong: Any, place: str) -> None:
+        assert refusal(input=wrong).param == f"input{place}"
 
 
 class TestGivenParameters:
@@ -95,7 +95,8 @@ class TestGivenParameters:
         "harmless",
         [
             {"tools": [], "tool_choice": "auto", "parallel_tool_calls": False, "include": [], "truncation": "disabled"},
-            {"text": {"format": {"type": "text"}}, "reasoning": {"effort": "none"}, "top_logprobs": 0},
+            {"text": {"format": {"type": "text"}, "verbosity": "medium"}, "reasoning": {"effort": "none"}},
+            {"text": {"format": {"type": "text"}, "verbosity": None}, "top_logprobs": 0},
             {"user": "u", "safety_identifier": "s", "service_tier": "auto", "stream_options": {}, "max_tool_calls": 1},
             {"instructions": None, "previous_response_id": None, "conversation": None},
         ],

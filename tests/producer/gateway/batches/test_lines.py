@@ -61,7 +61,7 @@ class TestGivenAFileWithBadLines:
             (encoded([chat_line("x", model="other")]).strip(), "mismatched_model"),
             (encoded([chat_line("x", no_such_option=1)]).strip(), "unknown_parameter"),
             (encoded([chat_line("x", temperature=-1)]).strip(), "invalid_request"),
-            (encoded([chat_line("x", stream=True)]).strip(), "unsupported"),
+            (encoded([chat_line("x", stream=1)]).strip(), "invalid_request"),
             (b'{"custom_id": "x", "prompt": "plain"}', "missing_body"),
         ],
     )
@@ -73,11 +73,24 @@ class TestGivenAFileWithBadLines:
         assert [(error.number, error.code) for error in found.errors] == [(4, code)]
 
     def test_when_a_line_is_for_the_other_endpoint_then_it_is_refused(self) -> None:
-        line = {"custom_id": "x", "method": "POST", "url": "/v1/completions", "body": {"model": "null", "prompt": "a"}}
+        line = {**chat_line("x"), "url": "/v1/completions"}  # its body is no completion either
 
         found = checked(batch_of(), io.BytesIO(encoded([line])))
 
-        assert [error.code for error in found.errors] == ["mismatched_url"]
+        assert [(error.code, error.param) for error in found.errors] == [("mismatched_url", "url")]
+
+    def test_when_a_line_has_no_url_then_the_advice_is_for_batches(self) -> None:
+        line = {**chat_line("x"), "url": None}
+
+        [error] = checked(batch_of(), io.BytesIO(encoded([line]))).errors
+
+        assert (error.code, error.param) == ("missing_url", "url")
+        assert "the batch's endpoint, /v1/chat/completions" in error.message
+
+    def test_when_a_value_is_out_of_range_then_param_names_it(self) -> None:
+        found = checked(batch_of(), io.BytesIO(encoded([chat_line("x", max_tokens=None, max_completion_tokens=0)])))
+
+        assert [(error.code, error.param) for error in found.errors] == [("invalid_request", "max_completion_tokens")]
 
     def test_when_it_is_compressed_then_it_is_no_json(self) -> None:
         found = checked(batch_of(), io.BytesIO(gzip.compress(numbered(2), mtime=0)))

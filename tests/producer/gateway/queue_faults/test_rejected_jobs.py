@@ -33,6 +33,7 @@ class TestGivenADeadSetOfOnePlaceThatIsTaken:
             body = {"prompt": "word " * 20_000, "max_tokens": 1}
             answers = [http.post("/v1/completions", json=body) for _ in range(2)]
 
-            codes = {(one.status_code, one.json()["error"]["code"]) for one in answers}
-            assert codes == {(400, "context_length_exceeded")}
+            errors = [one.json()["error"] for one in answers]
+            assert {one.status_code for one in answers} == {400}
+            assert {(error["code"], error["param"]) for error in errors} == {("context_length_exceeded", "prompt")}
             assert [view.id for view in producer.dead(DeadFilter())] == [failure.id]

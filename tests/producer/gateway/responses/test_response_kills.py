@@ -17,6 +17,11 @@ from openai.types.responses import Response, ResponseStreamEvent
 from sluice.producer import Producer
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.tables import responses
+from sluice.producer.contract.wire import JobId
+from sluice.producer.gateway.responses.store import ResponseStore, StoredResponse
+from sluice.producer.gateway.responses.streams import ResponseStream
+from sluice.producer.gateway.tables.database import Database
+from sluice.producer.openai.responses import ResponseEnd, ResponseInfo
 from tests.end_to_end.processes import worker_pool
 from tests.histories import opened_history
 from tests.producer.gateway.gateway_process import GatewayProcess, gateway_process
@@ -156,17 +161,28 @@ class TestGivenAQueueThatHasForgottenTheJob:
     def test_when_a_reader_is_ahead_of_the_end_then_it_is_told(self, client: openai.OpenAI) -> None:
         made = client.responses.create(model="null", input="hello", max_output_tokens=8)
 
-        with pytest.raises(openai.APIError, match="starting_after is 99999"):
-            list(client.responses.retrieve(made.id, stream=True, starting_after=99_999))
+        with pytest.raises(openai.BadRequestError, match="starting_after is 99999") as refused:
+            client.responses.retrieve(made.id, stream=True, starting_after=99_999)
 
-    def test_when_a_stream_ends_with_an_error_then_its_event_is_that_of_the_api(
-        self, client: openai.OpenAI, keeping: GatewayProcess
-    ) -> None:
+        assert refused.value.param == "starting_after"
+
+    def test_when_a_reader_has_the_last_event_then_there_are_no_more(self, client: openai.OpenAI) -> None:
         made = client.responses.create(model="null", input="hello", max_output_tokens=8)
+        last = list(client.responses.retrieve(made.id, stream=True))[-1].sequence_number
 
-        answer = keeping.get(f"/v1/responses/{made.id}?stream=true&starting_after=99999")
+        assert list(client.responses.retrieve(made.id, stream=True, starting_after=last)) == []
+        with pytest.raises(openai.BadRequestError):
+            client.responses.retrieve(made.id, stream=True, starting_after=last + 1)
 
-        name, data = answer.text.strip().splitlines()
+    async def test_when_it_is_ahead_of_one_that_runs_then_its_last_event_says_so(self, responses_url: str) -> None:
+        info = ResponseInfo(job_id=JobId("0.acme.a"), created_ms=0, model="null", options={})
+        end = ResponseEnd(status="completed", text="it has ended meanwhile")
+        response = StoredResponse(info=info, tenant="acme", queue="default", expires_ms=1, end=end)
+        with Database(responses_url) as database:
+            stream = ResponseStream(response, None, ResponseStore(database), after=99_999)
+            [sent] = [data async for data in stream.events()]
+
+        name, data = sent.decode().strip().splitlines()
         event = json.loads(data.removeprefix("data: "))
         assert name == "event: error"
         assert (event["type"], event["sequence_number"], event["param"]) == ("error", 99_999, "starting_after")

@@ -269,7 +269,14 @@ def create(client: openai.OpenAI, text: str, **fields: str) -> Response:
 
 class TestGivenAnInvalidRequest:
     @pytest.mark.parametrize(
-        "wrong", [{"max_output_tokens": "a"}, {"temperature": -1}, {"metadata": {"a": [1]}}, {"user": 5}]
+        "wrong",
+        [
+            {"max_output_tokens": "a"},
+            {"max_output_tokens": 0},
+            {"temperature": -1},
+            {"metadata": {"a": [1]}},
+            {"user": 5},
+        ],
     )
     def test_when_there_is_no_database_then_it_is_400_as_with_one(
         self, gateway: GatewayProcess, wrong: dict[str, object]
@@ -278,6 +285,7 @@ class TestGivenAnInvalidRequest:
             answer = http.post("/v1/responses", json={"model": "null", "input": "hello", **wrong})
 
         assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["param"] == next(iter(wrong))
 
 
 class TestGivenInputItems:
