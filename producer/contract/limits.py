@@ -38,6 +38,9 @@ SPEC_PART_BYTES = 64
 MAX_SPEC_PARTS = 64
 """An ended job's spec is kept in parts of this size: a longer value would triple the memory of its hash."""
 
+MAX_JOB_FIELDS = 256
+"""Fields of a job's hash: scripts write fewer, and read no hash with more."""
+
 MAX_EVENTS_BYTES = 32 * 1024 * 1024
 """One outbox entry: the events of one script call."""
 
@@ -82,6 +85,17 @@ TIMER_STEP_MS = 3_600_000
 """Among due timers, one of a higher class goes first unless the other has been due for this much longer per class."""
 
 MAX_LANES_PER_PULL = 16
+"""Lanes that one pull takes jobs from."""
+
+MAX_SKIPPED_PER_PULL = 32
+"""Lanes beyond those that one pull looks at in vain, and `MAX_RETURNED_PER_PULL` among the returned jobs if it is that
+of a full worker."""
+
+MAX_RETURNED_PER_PULL = 8
+MAX_SPOILED_PER_LANE = 8
+"""Entries of a lane without a job for this worker to start (foreign ones in a row count as one): then a pull looks at
+other lanes. Of all lanes, `SLICE_JOBS`."""
+
 MAX_SUSPECTS_PER_PULL = 8
 MAX_DEAD_PER_PULL = 4
 

@@ -15,7 +15,7 @@ write_even_when_full()
 
 local incarnation = ARGV[1]
 if not is_text(incarnation, LIMITS.MAX_INCARNATION_BYTES) then return wrong_arguments() end
-local rows = rows_of(ARGV[2], 'string', 'number', 'number', 'number', 'number', 'string')
+local rows = rows_of(ARGV[2], LIMITS.MAX_JOBS_PER_CALL, 'string', 'number', 'number', 'number', 'number', 'string')
 
 -- ---------------------------------------------------------------- leases: read in one command, written in one
 
@@ -38,7 +38,7 @@ local function write_leases()
     flat[#flat + 1] = id
     flat[#flat + 1] = cmsgpack.pack(lease)
   end
-  if #flat > 0 then call('HSET', LEASES, unpack(flat)) end
+  call_in_parts('HSET', LEASES, flat)
 end
 
 local function forget_lease(id) leases[id], changed[id] = nil, nil end

@@ -6,7 +6,7 @@
 -- Reply: for each {its total, jobs that have ended or are listed as open}.
 
 local answers = {}
-for i, batch in ipairs(rows_of(ARGV[1], 'string')) do
+for i, batch in ipairs(rows_of(ARGV[1], LIMITS.MAX_JOBS_PER_CALL, 'string')) do
   local numbers = batch_numbers(batch)
   answers[i] = { numbers.total, numbers.ended + numbers.open }
 end

@@ -1,4 +1,4 @@
--- include: lib_counts
+-- include: lib_counts lib_totals
 -- Compare counters with counts for the audit, at one instant. Never writes.
 --
 -- KEYS: config, then the fixed keys of the queue.
@@ -6,9 +6,9 @@
 -- Reply: {stamp, counters, waiting jobs, running jobs, {{lane, depth, entries} …} that differ, outbox entries, first
 --   of them or false, {lane that no pull finds …}}; counters are flat.
 
-local waiting, running, wrong_lanes, unlisted = count_up(rows_of(ARGV[1], 'string'))
+local waiting, running, wrong_lanes, unlisted = count_up(rows_of(ARGV[1], math.huge, 'string'))
 local first = call('XRANGE', OUTBOX, '-', '+', 'COUNT', 1)[1]
 return {
-  stamp(), call('HGETALL', COUNTERS), waiting, running, wrong_lanes, call('XLEN', OUTBOX), first and first[1] or false,
+  stamp(), read_counters(), waiting, running, wrong_lanes, call('XLEN', OUTBOX), first and first[1] or false,
   unlisted,
 }

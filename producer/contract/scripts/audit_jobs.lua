@@ -47,5 +47,5 @@ local function picture_of(id)
 end
 
 local pictures = {}
-for i, id in ipairs(rows_of(ARGV[1], 'string')) do pictures[i] = picture_of(id) end
+for i, id in ipairs(rows_of(ARGV[1], LIMITS.MAX_JOBS_PER_CALL, 'string')) do pictures[i] = picture_of(id) end
 return { NOW, pictures }

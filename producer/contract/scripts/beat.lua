@@ -12,7 +12,7 @@ local wrong = wrong_key(ARGV[1])
 if wrong then return wrong end
 
 local me, processed, expires_in = ARGV[1], tonumber(ARGV[2]), whole(ARGV[3], LIMITS.MAX_NUMBER)
-local listed = rows_of(ARGV[4], 'string')
+local listed = rows_of(ARGV[4], math.huge, 'string')
 if not processed or not expires_in or #ARGV % 2 ~= 0 then return wrong_arguments() end
 local stops, lost, is_listed = {}, {}, {}
 

@@ -31,6 +31,6 @@ local function cancel(id)
 end
 
 local answers = {}
-for i, id in ipairs(rows_of(ARGV[2], 'string')) do answers[i] = cancel(id) end
+for i, id in ipairs(rows_of(ARGV[2], LIMITS.SLICE_JOBS, 'string')) do answers[i] = cancel(id) end
 finish()
 return answers

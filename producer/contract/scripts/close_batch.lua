@@ -1,3 +1,4 @@
+-- include: lib_batches
 -- Close a batch: it accepts no more jobs, and writes one callback when all of them have ended. If they already have, a
 -- new URL gets its callback at once.
 --
@@ -15,6 +16,6 @@ local key = batch_key(ARGV[1])
 local has_new_url = ARGV[2] ~= '' and ARGV[2] ~= call('HGET', key, 'url')
 call('HSET', key, 'closed', 1)
 if has_new_url then call('HSET', key, 'url', ARGV[2]) end
-complete_batch(ARGV[1], as_map(call('HGETALL', key)), has_new_url)
+complete_batch(ARGV[1], as_map(read_batch(ARGV[1])), has_new_url)
 finish()
-return call('HGETALL', key)
+return read_batch(ARGV[1])

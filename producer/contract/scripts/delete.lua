@@ -27,6 +27,6 @@ local function delete(id)
 end
 
 local answers = {}
-for i, id in ipairs(rows_of(ARGV[1], 'string')) do answers[i] = delete(id) end
+for i, id in ipairs(rows_of(ARGV[1], LIMITS.SLICE_JOBS, 'string')) do answers[i] = delete(id) end
 finish()
 return answers

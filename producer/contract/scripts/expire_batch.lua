@@ -1,3 +1,4 @@
+-- include: lib_batches
 -- Set the deadline of a batch. When it passes, the batch is closed and its unfinished jobs expire, in slices.
 --
 -- KEYS: config, then the fixed keys of the queue.
@@ -18,4 +19,4 @@ if not call('HGET', key, 'completed') then
   call('PERSIST', key)
 end
 finish()
-return call('HGETALL', key)
+return read_batch(ARGV[1])

@@ -14,7 +14,7 @@ if wrong then return wrong end
 local me, is_deregistered, has_broken = ARGV[1], ARGV[2] == '1', ARGV[4] == '1'
 local death = has_broken and about_death(me)
 
-local rows = rows_of(ARGV[3], 'string', 'number')
+local rows = rows_of(ARGV[3], LIMITS.MAX_JOBS_PER_CALL, 'string', 'number')
 
 local function give_back(id, epoch)
   local lease = read_lease(id)

@@ -1,4 +1,4 @@
--- include: lib_models
+-- include: lib_models lib_totals
 -- Read the state of a partition, without its lanes and weights (HSCAN of `depth` and `weights`) and workers
 -- (`list_workers`). Never writes.
 --
@@ -40,7 +40,7 @@ end
 local due, deadline = read_timers()
 local now = '(' .. beat_time()
 return {
-  NOW, call('HGETALL', COUNTERS), call('HGETALL', KEYS[1]), oldest_head() or false, call('ZCARD', DEAD),
+  NOW, read_counters(), call('HGETALL', KEYS[1]), oldest_head() or false, call('ZCARD', DEAD),
   call('ZCARD', SUSPECTS), call('XLEN', OUTBOX), call('ZCOUNT', ALIVE, now, '+inf'), serving.models(),
   call('XLEN', CALLBACKS), call('ZCARD', DELAYED), due, deadline,
 }

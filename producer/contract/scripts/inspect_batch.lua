@@ -1,3 +1,4 @@
+-- include: lib_batches
 -- Read the totals of a batch. Never writes.
 --
 -- KEYS: config, then the fixed keys of the queue.
@@ -5,4 +6,4 @@
 -- Reply: its totals as a flat map.
 
 if not is_text(ARGV[1], LIMITS.MAX_BATCH_CHARS) then return wrong_arguments() end
-return call('HGETALL', batch_key(ARGV[1]))
+return read_batch(ARGV[1])

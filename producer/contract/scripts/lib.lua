@@ -180,13 +180,18 @@ local function foreign_text(job)
 end
 
 -- Return the job as a table, or nil and why: 'unknown', 'not a job id', 'wrong type', 'not a job: <field>'. Absent and
--- empty fields are nil, except counts, which are 0.
-function load_job(id)
+-- empty fields are nil, except counts, which are 0. `is_of_caller`: whoever calls may read the job and no more than that
+-- (docs/explanation/security.md), so the number of its fields is not asked for.
+function load_job(id, is_of_caller)
   local tenant, suffix = names_of(id)
   if not tenant then return nil, 'not a job id' end
   local hash = PREFIX .. 'job:' .. suffix
+  -- Its user may have added any number of fields. Of a key of the wrong type, the next command says so.
+  local size = not is_of_caller and try('HLEN', hash)
+  if tonumber(size) and size > LIMITS.MAX_JOB_FIELDS then return nil, 'not a job: too many fields' end
   local flat = try('HGETALL', hash)
   if failed(flat) then return nil, 'wrong type' end
+  if #flat > 2 * LIMITS.MAX_JOB_FIELDS then return nil, 'not a job: too many fields' end
   if not flat[1] then return nil, 'unknown' end
   local job = {
     id = id, hash = hash, tenant = tenant, suffix = suffix, bytes = 0, epoch = 0, attempt = 0, failures = 0,

@@ -130,8 +130,8 @@ end
 
 local function finish_ends()
   if #dropped > 0 then
-    call('HDEL', LEASES, unpack(dropped))
-    call('HDEL', held_key(incarnation), unpack(dropped))
+    call_in_parts('HDEL', LEASES, dropped)
+    call_in_parts('HDEL', held_key(incarnation), dropped)
   end
   finish()
 end

@@ -19,14 +19,15 @@ local function write_even_when_full()
   call('DEL', PREFIX .. 'nothing')
 end
 
--- Unpack an argument: an array of values of one type, or of rows that begin with these types. Scripts do so before their
--- first write, since an error later would leave half of it done.
-local function rows_of(packed, ...)
+-- Unpack an argument: an array of at most `most` values of one type, or of rows that begin with these types. Scripts do so
+-- before their first write, since an error later would leave half of it done.
+local function rows_of(packed, most, ...)
   local rows, kinds = cmsgpack.unpack(packed), { ... }
   local function check(value, kind)
     if type(value) ~= kind then error('an argument holds a ' .. type(value) .. ' where a ' .. kind .. ' must be') end
   end
   check(rows, 'table')
+  if #rows > most then error(string.format('an argument has %d rows, and at most %d are taken', #rows, most)) end
   for _, row in ipairs(rows) do
     if #kinds > 1 then check(row, 'table') end
     for i, kind in ipairs(kinds) do check(#kinds > 1 and row[i] or #kinds == 1 and row or nil, kind) end
@@ -38,6 +39,11 @@ end
 local function is_text(value, most) return type(value) == 'string' and #value > 0 and #value <= most end
 local function is_optional(value, most) return value == '' or is_text(value, most) end
 local function wrong_arguments() return redis.error_reply('ERR wrong arguments') end
+
+-- A command with any number of values: Lua passes at most about 8,000 at once. Pairs stay together.
+local function call_in_parts(command, key, values)
+  for from = 1, #values, 1000 do call(command, key, unpack(values, from, math.min(from + 999, #values))) end
+end
 
 local function failed(reply) return type(reply) == 'table' and reply.err or nil end
 

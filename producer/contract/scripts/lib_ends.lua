@@ -16,19 +16,29 @@ local function write_end(job, lease, choice, state, packed)
   lease[at + 1] = state == 'done' and 2 or 1
 end
 
-local function close_channels(job, lease, how, keep_ms)
-  for choice = 0, job.choices - 1 do
-    if lease[FIRST + 2 * choice + 1] == 0 then
-      write_end(job, lease, choice, how.state, end_entry(lease[FIRST + 2 * choice], how))
-    end
-    call('PEXPIRE', channel_key(job, choice), keep_ms)
-  end
+-- The fields of a batch that scripts use; its users may have added any number of others.
+local BATCH_FIELDS = {
+  'total', 'done', 'failed', 'cancelled', 'expired', 'closed', 'completed', 'url', 'deadline', 'began',
+}
+
+-- Jobs of a batch that have not ended, so that they can be ended in slices; the score is 1 once a job was asked to
+-- stop.
+local function members_key(batch) return PREFIX .. 'members:' .. batch end
+
+local function join_members(job)
+  local added = try('ZADD', members_key(job.batch), 0, job.id)
+  if failed(added) then to_garbage(members_key(job.batch), added.err) end
 end
+
+-- The names used outside.
+local complete_batch, count_in_batch, look_at_batch, count_batches
+
+do
 
 -- Complete a batch that is closed and whose jobs in this partition have ended: write one callback entry per URL, if
 -- requested. The reader joins the partitions, so a partition without jobs writes one too, and the batch is kept until
 -- the last one has.
-local function complete_batch(batch, numbers, has_new_url)
+function complete_batch(batch, numbers, has_new_url)
   local ended = 0
   for _, state in ipairs({ 'done', 'failed', 'cancelled', 'expired' }) do
     ended = ended + (tonumber(numbers[state]) or 0)
@@ -46,21 +56,68 @@ local function complete_batch(batch, numbers, has_new_url)
     'expired', numbers.expired or 0, 'url', numbers.url or '')
 end
 
--- Jobs of a batch that have not ended, so that they can be ended in slices; the score is 1 once a job was asked to
--- stop.
-local function members_key(batch) return PREFIX .. 'members:' .. batch end
+-- Batch -> ids of its jobs that ended in this call, and their number by state. `finish` counts them.
+local ended_in = {}
 
-local function join_members(job)
-  local added = try('ZADD', members_key(job.batch), 0, job.id)
-  if failed(added) then to_garbage(members_key(job.batch), added.err) end
+function count_in_batch(job)
+  if not job.batch then return end
+  look_at_batch(job.batch)
+  local ended = ended_in[job.batch]
+  ended.ids[#ended.ids + 1] = job.id
+  ended.states[job.state] = (ended.states[job.state] or 0) + 1
 end
 
-local function count_in_batch(job)
-  if not job.batch then return end
-  local key = batch_key(job.batch)
-  try('ZREM', members_key(job.batch), job.id)
-  if failed(try('HINCRBY', key, job.state, 1)) then return to_garbage(key, 'a batch of the wrong type') end
-  complete_batch(job.batch, as_map(call('HGETALL', key)))
+-- `finish` completes the batch, also if none of its jobs ended.
+function look_at_batch(batch) ended_in[batch] = ended_in[batch] or { ids = {}, states = {} } end
+
+local function count_batch(batch, ended)
+  local key = batch_key(batch)
+  if #ended.ids > 0 then try('ZREM', members_key(batch), unpack(ended.ids)) end
+  for state, num_jobs in pairs(ended.states) do
+    if failed(try('HINCRBY', key, state, num_jobs)) then return to_garbage(key, 'a batch of the wrong type') end
+  end
+  local found, numbers = call('HMGET', key, unpack(BATCH_FIELDS)), {}
+  for i, name in ipairs(BATCH_FIELDS) do numbers[name] = found[i] or nil end
+  complete_batch(batch, numbers)
+end
+
+function count_batches()
+  for batch, ended in pairs(ended_in) do count_batch(batch, ended) end
+end
+
+end
+
+-- Emit the event of an end, or, with its version and time, that of an earlier one again. `how` as for `end_job`, or also
+-- first_scheduled_ms and first_token_ms.
+local function emit_end(job, how, version, at)
+  local fields = {
+    state = job.state, reason = how.reason, error = how.error, error_code = how.error_code, epoch = job.epoch,
+    attempt = job.attempt, gap_ms = job.gap, incarnation = how.incarnation, record = how.record,
+    first_scheduled_ms = how.first_scheduled_ms, first_token_ms = how.first_token_ms,
+  }
+  if SETTINGS.keep_results ~= '0' then
+    -- The recorder reads a large result from its key: an outbox entry must stay small.
+    local size = how.result and #how.result or how.result_bytes
+    if how.result and size <= LIMITS.MAX_CALL_BYTES then fields.result = how.result else fields.result_bytes = size end
+  end
+  emit('ended', job, fields, version, at)
+end
+
+-- Set by an advance, which ends many jobs of one owner, to delete their leases in one command.
+local dropped
+
+-- The name used outside: a script may have 200 locals, and `pull` is near that limit.
+local end_job
+
+do
+
+local function close_channels(job, lease, how, keep_ms)
+  for choice = 0, job.choices - 1 do
+    if lease[FIRST + 2 * choice + 1] == 0 then
+      write_end(job, lease, choice, how.state, end_entry(lease[FIRST + 2 * choice], how))
+    end
+    call('PEXPIRE', channel_key(job, choice), keep_ms)
+  end
 end
 
 -- The key is kept after the end of the job, with its final state, even if the job has expired.
@@ -86,22 +143,6 @@ local function add_to_dead_set(job)
   end
 end
 
--- Emit the event of an end, or, with its version and time, that of an earlier one again. `how` as for `end_job`, or also
--- first_scheduled_ms and first_token_ms.
-local function emit_end(job, how, version, at)
-  local fields = {
-    state = job.state, reason = how.reason, error = how.error, error_code = how.error_code, epoch = job.epoch,
-    attempt = job.attempt, gap_ms = job.gap, incarnation = how.incarnation, record = how.record,
-    first_scheduled_ms = how.first_scheduled_ms, first_token_ms = how.first_token_ms,
-  }
-  if SETTINGS.keep_results ~= '0' then
-    -- The recorder reads a large result from its key: an outbox entry must stay small.
-    local size = how.result and #how.result or how.result_bytes
-    if how.result and size <= LIMITS.MAX_CALL_BYTES then fields.result = how.result else fields.result_bytes = size end
-  end
-  emit('ended', job, fields, version, at)
-end
-
 -- Virtual tokens were charged by an estimate: correct them.
 local function settle(job, lease, how)
   if MODE ~= 'fair' or not job.charged then return end
@@ -110,14 +151,6 @@ local function settle(job, lease, how)
   -- A requeue continues from here, so that nothing is settled twice.
   job.charged = true_tokens
 end
-
--- Set by an advance, which ends many jobs of one owner, to delete their leases in one command.
-local dropped
-
--- The name used outside: a script may have 200 locals, and `pull` is near that limit.
-local end_job
-
-do
 
 -- Delete parts that were written for an end that never came: they would be read as the result.
 local function keep_result(job, how, keep_ms)
@@ -320,7 +353,7 @@ local function end_batch(batch, state, reason, budget)
       call('ZREM', members_key(batch), id)
     end
   end
-  complete_batch(batch, as_map(call('HGETALL', batch_key(batch))))
+  look_at_batch(batch)
   return numbers.ended, numbers.asked, #ids == budget
 end
 
@@ -334,6 +367,7 @@ end
 local function finish()
   -- Before the lanes, whose scores depend on it.
   write_served()
+  count_batches()
   for _, lane in pairs(lanes) do
     if lane.has_lost then relist(lane) end
     if lane.is_changed then

@@ -71,20 +71,27 @@ local function lift_served(class, tenant)
 end
 
 -- Weights are apart from the settings, which every call reads whole: there may be one for each tenant.
-local WEIGHTS, weights = PREFIX .. 'weights', {}
+local WEIGHTS = PREFIX .. 'weights'
+local weight_in, weight_of
+
+do
+
+local weights = {}
 
 -- A weight in `limits`, or nil. NaN is not.
-local function weight_in(text)
+function weight_in(text)
   local weight = tonumber(text or '')
   return weight and weight >= LIMITS.MIN_WEIGHT and weight <= LIMITS.MAX_WEIGHT and weight or nil
 end
 
-local function weight_of(tenant)
+function weight_of(tenant)
   if not weights[tenant] then
     local found = try('HGET', WEIGHTS, tenant)
     weights[tenant] = not failed(found) and weight_in(found) or 1
   end
   return weights[tenant]
+end
+
 end
 
 -- Charge the tenant of a job, or refund it with a negative number. The virtual time of the class advances by the charge
@@ -126,6 +133,10 @@ local function write_served()
   end
 end
 
+local forget_served  -- the name used outside
+
+do
+
 local function num_lanes_of_classes()
   local total = 0
   for class = 0, LIMITS.MAX_PRIORITY do
@@ -144,7 +155,7 @@ end
 -- Delete tenants that do not wait, above a limit, from a few per call: those that are not ahead of the virtual time,
 -- since they would be raised to it on return. If there are none, the half that is ahead the least: tenants that come
 -- for one job each are all ahead by that job.
-local function forget_served()
+function forget_served()
   local num_kept = call('HLEN', SERVED)
   if num_kept <= LIMITS.SERVED_KEPT or num_kept <= LIMITS.SERVED_KEPT + num_lanes_of_classes() then return end
   local idle, num_behind = {}, 0
@@ -156,6 +167,8 @@ local function forget_served()
   end
   table.sort(idle, function(a, b) return served_of(a) < served_of(b) end)
   for i = 1, num_behind > 0 and num_behind or math.floor(#idle / 2) do call('HDEL', SERVED, idle[i]) end
+end
+
 end
 
 -- Waiting time that raises a lane by one class; 0 is never.
@@ -251,7 +264,8 @@ end
 -- Update a lane that lost entries: list it by its new head, or delete it if it is empty.
 local function relist(lane)
   if not lane.is_sound then return unlist_lane(lane) end
-  if #lane.gone > 0 then call('XDEL', lane.key, unpack(lane.gone)) end
+  call_in_parts('XDEL', lane.key, lane.gone)
+  lane.gone = {}
   local first = call('XRANGE', lane.key, '-', '+', 'COUNT', 1)[1]
   if first then
     return list_head(lane, parse_entry(first))

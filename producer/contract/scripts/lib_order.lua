@@ -7,13 +7,25 @@ do
 
 local AGE_STEP = age_step()
 local oldest = {}  -- class -> submit time of its oldest head, or false if none waits
+local skipped = {}  -- lanes whose head can never fit this worker, or is left to others, or that gave no job too often
+local num_returned = 0  -- those of them in the class of returned jobs
 
-local function look_at(class)
-  local heads = is_sound_class(class) and call('ZRANGE', PREFIX .. 'heads:' .. class, 0, 1, 'WITHSCORES') or {}
-  oldest[class] = heads[2] and { tenant = heads[1], at = tonumber(heads[2]), is_alone = not heads[3] } or false
+-- Where a pull begins in a class. Jobs of a low class that were returned are no reason for a full worker to interrupt
+-- others: it looks at a few of their lanes, each pull at other ones, and goes on to the classes above its own.
+local function first_of(class)
+  if class ~= RETURNED or not request.over then return 0 end
+  if num_returned >= LIMITS.MAX_RETURNED_PER_PULL then return nil end
+  local num_lanes = call('ZCARD', PREFIX .. 'heads:' .. RETURNED) + num_returned
+  if num_lanes <= LIMITS.MAX_RETURNED_PER_PULL then return 0 end
+  return (request.number - 1) * LIMITS.MAX_RETURNED_PER_PULL % num_lanes
 end
 
-local skipped = {}  -- lanes whose head can never fit this worker, or is left to others
+local function look_at(class)
+  local first = is_sound_class(class) and first_of(class)
+  local heads = first and call('ZRANGE', PREFIX .. 'heads:' .. class, first, first + 1, 'WITHSCORES') or {}
+  local is_alone = first == 0 and not heads[3]
+  oldest[class] = heads[2] and { tenant = heads[1], at = tonumber(heads[2]), is_alone = is_alone } or false
+end
 
 -- Among lanes with the least score, the one with the older head.
 local function best_tenant(class)
@@ -30,7 +42,7 @@ end
 
 -- ---------------------------------------------------------------- one lane
 
-local buffers, num_lanes = {}, 0
+local buffers, num_lanes = {}, 0  -- of lanes that this pull has not skipped
 
 -- Entries of a lane that this pull has read and not used. The first read is small, later ones are larger.
 local function next_entry(lane)
@@ -113,10 +125,35 @@ end
 
 -- ---------------------------------------------------------------- taking
 
+local share_per_token = 0
+local num_spoiled, has_spoiled = 0, false
+local take, discard_foreign  -- the names used outside
+
+do
+
+-- Entries that gave no job. A lane may be full of them, since its tenant may write to it: after a few, this pull looks
+-- at other lanes, and the next one continues.
+local function spoil(lane)
+  lane.num_spoiled = (lane.num_spoiled or 0) + 1
+  num_spoiled = num_spoiled + 1
+end
+
+-- `finish` deletes all discarded entries of a lane at once.
 local function discard(lane, entry, why)
-  call('XDEL', lane.key, entry[1])
+  lane.gone[#lane.gone + 1] = entry[1]
   lane.has_lost = true
   if why then to_garbage(lane.key, why .. ': ' .. table.concat(entry[2], ' ')) end
+end
+
+-- Discard a foreign entry and those directly behind it that have been read; the first is noted.
+function discard_foreign(lane, buffer)
+  local entries, why = buffer.entries, 'not an entry of ours'
+  repeat
+    discard(lane, entries[buffer.at - 1], why)
+    local is_next_foreign = entries[buffer.at] and not parse_entry(entries[buffer.at])
+    buffer.at, why = is_next_foreign and buffer.at + 1 or buffer.at, nil
+  until not is_next_foreign
+  spoil(lane)
 end
 
 -- The job of an entry, if the job names this entry. Any other entry is a leftover of a failure.
@@ -124,8 +161,10 @@ local function job_of(lane, entry, id)
   local job, why = load_job(id)
   if not job then
     discard(lane, entry, why ~= 'unknown' and why or nil)
+    spoil(lane)
   elseif job.entry ~= entry[1] or job.lane ~= lane.name or job.state ~= 'queued' then
     discard(lane, entry)
+    spoil(lane)
     job = nil
   end
   return job
@@ -156,8 +195,7 @@ local function delay_for_model(job, wait_ms)
   if num_aside >= LIMITS.SLICE_JOBS then has_more = true end
 end
 
-local share_per_token = 0
-local function take(lane, entry, parsed, mark)
+function take(lane, entry, parsed, mark)
   local job = job_of(lane, entry, parsed.job)
   if not job then return end
   local lease = job.epoch > 0 and read_lease(job.id) or nil
@@ -165,11 +203,16 @@ local function take(lane, entry, parsed, mark)
   local wait_ms = wait_for_model(job, lease)
   if wait_ms then return delay_for_model(job, wait_ms) end
   local payload = read_payload(job)
-  if not payload then return give_up_payload(job, lease) end
+  if not payload then
+    spoil(lane)
+    return give_up_payload(job, lease)
+  end
   leave_waiting(job, true)
   charge_once(job)
   start(job, lease, payload, parsed.need, mark)
   note_share(parsed.need.cost * share_per_token)
+end
+
 end
 
 -- List the lane by its next head, so that the next choice is correct. A lane alone in its class needs no position:
@@ -187,6 +230,8 @@ end
 
 local function skip(lane)
   skipped[#skipped + 1] = lane
+  if #skipped <= LIMITS.MAX_SKIPPED_PER_PULL then num_lanes = num_lanes - 1 end
+  if lane.class == RETURNED then num_returned = num_returned + 1 end
   unlist_lane(lane)
   look_at(lane.class)
 end
@@ -223,7 +268,16 @@ local function leave(lane, buffer)
   buffer.at = buffer.at + 1
 end
 
-local has_unlisted = false  -- whether this pull removed a lane without entries from its class
+-- An empty lane is removed from its class. One whose entries were all left to others is skipped.
+local has_unlisted = false
+local function end_lane(lane, buffer)
+  lane.has_lost = true
+  if lane.class == RETURNED and request.over and buffer.after ~= '-' then return skip(lane) end
+  has_unlisted = true
+  unlist_lane(lane)
+  look_at(lane.class)
+end
+
 local function take_head(class, tenant)
   local lane = open_lane(class, tenant)
   if not lane.is_sound then
@@ -236,24 +290,22 @@ local function take_head(class, tenant)
     is_over, has_more = true, #taken > 0 or has_unlisted
     return
   end
-  if not entry then
-    lane.has_lost, has_unlisted = true, true
-    unlist_lane(lane)
-    return look_at(class)
-  end
+  if not entry then return end_lane(lane, buffer) end
   local parsed = parse_entry(entry)
   if parsed and is_left(lane, parsed) then return leave(lane, buffer) end
   if parsed then parsed.need = need_of(parsed.prompt, parsed.cost, parsed.choices) end
   if parsed and not fits(parsed.need) then return hold(lane, entry, parsed) end
   buffer.at = buffer.at + 1
-  if parsed then take(lane, entry, parsed, '') else discard(lane, entry, 'not an entry of ours') end
-  move_head(lane)
+  if parsed then take(lane, entry, parsed, '') else discard_foreign(lane, buffer) end
+  if (lane.num_spoiled or 0) < LIMITS.MAX_SPOILED_PER_LANE then return move_head(lane) end
+  has_spoiled = true
+  skip(lane)
 end
 
 function take_from_lanes()
   look_at(RETURNED)
   for class = 0, LIMITS.MAX_PRIORITY do look_at(class) end
-  while not is_slice_full() do
+  while not is_slice_full() and num_spoiled < LIMITS.SLICE_JOBS do
     local class
     class, share_per_token = best_class()
     if not class then break end
@@ -261,6 +313,7 @@ function take_from_lanes()
     take_head(class, best_tenant(class))
   end
   for _, lane in ipairs(skipped) do lane.has_lost = true end
+  has_more = has_more or has_spoiled or num_spoiled >= LIMITS.SLICE_JOBS
 end
 
 end

@@ -63,6 +63,10 @@ local function read_payload(job)
   return payload
 end
 
+local is_too_late  -- the name used outside
+
+do
+
 local batch_deadlines = {}
 local function deadline_of_batch(batch)
   if not batch_deadlines[batch] then
@@ -74,7 +78,7 @@ end
 
 -- Its time has passed, but its timer has not fired yet: end the job instead of starting it. The next pull follows at
 -- once.
-local function is_too_late(job, lease)
+function is_too_late(job, lease)
   local reason
   if job.ttl and job.attempt == 0 and job.ttl <= NOW then
     reason = END_REASONS.unstarted
@@ -87,6 +91,8 @@ local function is_too_late(job, lease)
   end_without_worker(job, lease, 'expired', reason)
   has_more = true
   return true
+end
+
 end
 
 -- How long a job must wait for a worker of another model, in ms; nil if this worker may have it.

@@ -10,7 +10,9 @@ if wrong then return wrong end
 
 local only = ARGV[1]
 if not is_optional(only, LIMITS.MAX_TENANT_CHARS) or string.find(only, '[^a-z0-9_-]') then return wrong_arguments() end
-local left = LIMITS.SLICE_JOBS
+local left, num_looked = LIMITS.SLICE_JOBS, 0
+-- Lanes may be empty, and full of entries without a job: they count too.
+local function is_spent() return left <= 0 or num_looked >= LIMITS.MAX_JOBS_PER_CALL end
 
 local function cancel(id)
   local job = load_job(id)
@@ -24,33 +26,36 @@ local function purge_entry(lane, entry)
   local parsed = parse_entry(entry)
   local job = parsed and load_job(parsed.job)
   if job and job.state == 'queued' and job.entry == entry[1] then return cancel(job.id) end
-  call('XDEL', lane.key, entry[1])
+  lane.gone[#lane.gone + 1] = entry[1]
 end
 
+-- Returns how many entries it removed.
 local function purge_lane(class, tenant)
   local lane = open_lane(class, tenant)
-  if lane.is_sound then
-    for _, entry in ipairs(call('XRANGE', lane.key, '-', '+', 'COUNT', left)) do purge_entry(lane, entry) end
-  end
+  local entries = lane.is_sound and call('XRANGE', lane.key, '-', '+', 'COUNT', left) or {}
+  num_looked = num_looked + 1 + #entries
+  for _, entry in ipairs(entries) do purge_entry(lane, entry) end
   relist(lane)
   lane.has_lost = false
+  return #entries
 end
 
 local function purge_class(class)
-  if only ~= '' then return purge_lane(class, only) end
-  local passes = 0
-  while left > 0 and passes < LIMITS.SLICE_JOBS do
+  if only ~= '' then
+    while not is_spent() and purge_lane(class, only) > 0 do end
+    return
+  end
+  while not is_spent() and is_sound_class(class) do
     local tenant = call('ZRANGE', PREFIX .. 'heads:' .. class, 0, 0)[1]
     if not tenant then return end
     purge_lane(class, tenant)
-    passes = passes + 1
   end
 end
 
 local function purge_lanes()
   purge_class(RETURNED)
   for class = 0, LIMITS.MAX_PRIORITY do
-    if left > 0 then purge_class(class) end
+    if not is_spent() then purge_class(class) end
   end
 end
 
@@ -73,7 +78,7 @@ local function purge_delayed()
 end
 
 purge_lanes()
-if left > 0 then purge_suspects() end
-if left > 0 then purge_delayed() end
+if not is_spent() then purge_suspects() end
+if not is_spent() then purge_delayed() end
 finish()
-return { LIMITS.SLICE_JOBS - left, left <= 0 and 1 or 0 }
+return { LIMITS.SLICE_JOBS - left, is_spent() and 1 or 0 }

@@ -1,4 +1,4 @@
--- include: lib_counts
+-- include: lib_counts lib_batches
 -- Set the total of batches to the jobs that have ended or are listed as open; complete those that wait for none.
 --
 -- KEYS: config, then the fixed keys of the queue.
@@ -14,11 +14,11 @@ local function repair(batch)
   if numbers.total == numbers.ended + numbers.open then return 0 end
   for _, state in ipairs(ENDS) do call('HSET', batch_key(batch), state, numbers[state]) end
   call('HSET', batch_key(batch), 'total', numbers.ended + numbers.open)
-  complete_batch(batch, as_map(call('HGETALL', batch_key(batch))))
+  complete_batch(batch, as_map(read_batch(batch)))
   return 1
 end
 
 local answers = {}
-for i, batch in ipairs(rows_of(ARGV[1], 'string')) do answers[i] = repair(batch) end
+for i, batch in ipairs(rows_of(ARGV[1], LIMITS.SLICE_JOBS, 'string')) do answers[i] = repair(batch) end
 finish()
 return answers

@@ -11,7 +11,7 @@ write_even_when_full()
 local wrong = wrong_key()
 if wrong then return wrong end
 
-local also, summed = rows_of(ARGV[1], 'string'), rows_of(ARGV[5], 'string', 'string', 'number')
+local also, summed = rows_of(ARGV[1], math.huge, 'string'), rows_of(ARGV[5], math.huge, 'string', 'string', 'number')
 local function is_sound()
   for _, lane in ipairs(summed) do
     if not whole(lane[3], LIMITS.MAX_NUMBER) then return false end

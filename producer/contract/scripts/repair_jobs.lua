@@ -175,6 +175,6 @@ local function repair(id)
 end
 
 local answers = {}
-for i, id in ipairs(rows_of(ARGV[1], 'string')) do answers[i] = repair(id) end
+for i, id in ipairs(rows_of(ARGV[1], LIMITS.SLICE_JOBS, 'string')) do answers[i] = repair(id) end
 finish()
 return answers

@@ -8,7 +8,7 @@ write_even_when_full()
 local wrong = wrong_key()
 if wrong then return wrong end
 
-local class, tenant, entries = ARGV[1], ARGV[2], rows_of(ARGV[3], 'string')
+local class, tenant, entries = ARGV[1], ARGV[2], rows_of(ARGV[3], LIMITS.SLICE_JOBS, 'string')
 local function is_sound()
   if class ~= RETURNED and not whole(class, LIMITS.MAX_PRIORITY) then return false end
   for _, id in ipairs(entries) do

@@ -51,7 +51,7 @@ local function republish(id, known)
   return 1
 end
 
-local rows = rows_of(ARGV[1], 'string', 'number')
+local rows = rows_of(ARGV[1], LIMITS.SLICE_JOBS, 'string', 'number')
 for _, row in ipairs(rows) do
   if not whole(row[2], LIMITS.MAX_NUMBER) then return wrong_arguments() end
 end

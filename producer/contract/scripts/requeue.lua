@@ -101,6 +101,6 @@ local function requeue(id)
 end
 
 local answers = {}
-for i, id in ipairs(rows_of(ARGV[1], 'string')) do answers[i] = requeue(id) end
+for i, id in ipairs(rows_of(ARGV[1], LIMITS.SLICE_JOBS, 'string')) do answers[i] = requeue(id) end
 finish()
 return answers

@@ -31,7 +31,7 @@ local function expires_in(job)
 end
 
 local function look(id)
-  local job = load_job(id)
+  local job = load_job(id, true)
   if not job then return false end
   local lease = read_lease(id)
   local jobs, tokens = false, false
@@ -47,5 +47,5 @@ local function look(id)
 end
 
 local answers = {}
-for i, id in ipairs(rows_of(ARGV[1], 'string')) do answers[i] = look(id) end
+for i, id in ipairs(rows_of(ARGV[1], LIMITS.MAX_JOBS_PER_CALL, 'string')) do answers[i] = look(id) end
 return answers

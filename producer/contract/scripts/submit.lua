@@ -66,7 +66,7 @@ local function is_sound(job)
 end
 
 local new_jobs = {}
-for i, row in ipairs(rows_of(ARGV[1], 'string', 'string')) do
+for i, row in ipairs(rows_of(ARGV[1], LIMITS.MAX_JOBS_PER_CALL, 'string', 'string')) do
   new_jobs[i] = unpacked(row)
   if not is_sound(new_jobs[i]) then return redis.error_reply('ERR not a new job: ' .. string.sub(row[1], 1, 200)) end
 end
@@ -170,8 +170,10 @@ local function seen_by_key(job)
   if not value then return nil end
   local id, state, digest = string.match(value, '^(%S+) (%S+) (.*)$')
   if digest ~= job.digest then return { 'conflict', id or '' } end
-  local _, suffix = names_of(id)
-  return { 'duplicate', id, suffix and call('HGET', PREFIX .. 'job:' .. suffix, 'state') or state }
+  local tenant, suffix = names_of(id)
+  -- Its user may have written any id. An error here would leave the jobs before this one accepted, and nobody told.
+  local now = tenant == job.tenant and try('HGET', PREFIX .. 'job:' .. suffix, 'state')
+  return { 'duplicate', id, type(now) == 'string' and now or state }
 end
 
 -- ---------------------------------------------------------------- accepting a job

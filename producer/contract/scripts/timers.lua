@@ -10,8 +10,7 @@ local wrong = wrong_key()
 if wrong then return wrong end
 
 if not ARGV[1] then return wrong_arguments() end
-local overdue = rows_of(ARGV[1], 'string')
-if #overdue > LIMITS.SLICE_JOBS then return wrong_arguments() end
+local overdue = rows_of(ARGV[1], LIMITS.SLICE_JOBS, 'string')
 
 local num_fired = fire_timers(overdue)
 finish()

@@ -122,6 +122,34 @@ class TestGivenReturnedJobs:
         assert short(reply.jobs) == ["r20p9", "higher"]
         check(queue)
 
+    @pytest.mark.parametrize("num_tenants", [8, 17, 40])
+    def test_when_many_tenants_have_lower_ones_then_they_hide_no_higher_one(
+        self, one_queue: Queue, num_tenants: int
+    ) -> None:
+        queue = one_queue
+        queue.submit(*[new_job(f"low{i}", f"t{i:02}") for i in range(num_tenants)])
+        first, full = queue.worker("first"), queue.worker("full")
+        leased = [job for _ in range(4) for job in first.pull().jobs]
+        assert first.give_back(*leased) == [True] * num_tenants
+        queue.add("waits", "vip", priority=9)
+        queue.pass_time(WAIT_MS)
+
+        assert short(full.pull(over_class=0).jobs) == ["waits"]
+        assert not full.pull(over_class=0).has_more
+        check(queue)
+
+    def test_when_a_higher_one_is_among_many_lower_then_some_pull_finds_it(self, one_queue: Queue) -> None:
+        queue = one_queue
+        queue.submit(*[new_job(f"low{i}", f"t{i:02}") for i in range(16)], new_job("high", "t99", priority=9))
+        first, full = queue.worker("first"), queue.worker("full")
+        leased = [*first.pull().jobs, *first.pull().jobs]
+        assert len(leased) == 17
+        first.give_back(*leased)
+
+        found = [short(full.pull(over_class=0).jobs) for _ in range(3)]
+
+        assert ["high"] in found
+
 
 class TestGivenADeadWorker:
     def test_when_a_full_worker_pulls_then_it_takes_over_the_higher_classes_alone(self, queue: Queue) -> None:
