@@ -19,8 +19,6 @@ CONNECT_SHARE = 0.4
 """Of the time that an asyncio client waits for a silent server. A round trip must end before its caller gives it up:
 from its timeout the client learns to ask the next Sentinel, or for the slot map. Two Sentinels may be gone."""
 
-MAX_CONNECTIONS = 10_000
-
 
 def make_pool(url: str) -> Pool:
     """Make a pool; it does not connect yet.
@@ -93,7 +91,6 @@ def _make(url: str, classes: PoolClasses, *, reply_timeout_s: float, connect_tim
             reply_timeout_s=reply_timeout_s,
             connect_timeout_s=connect_timeout_s,
             client_name="sluice-producer",
-            max_connections=MAX_CONNECTIONS,
         )
     except ValueError as error:
         raise urls.cannot_read(url, error) from None

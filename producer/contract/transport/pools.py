@@ -6,6 +6,7 @@ Their connections are those of `connections`: one goes back into use only if its
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from redis import ConnectionPool, RedisError
 from redis import asyncio as redis_async
@@ -18,6 +19,10 @@ from redis.sentinel import Sentinel, SentinelConnectionPool
 from sluice.producer.contract.transport import tls, urls
 from sluice.producer.contract.transport.connections import Packer, forgetting, guarded, guarded_async
 from sluice.producer.contract.transport.execution import no_retry
+from sluice.producer.contract.transport.url_options import read_database, read_options, without_options
+
+MAX_CONNECTIONS = 2**31
+"""No bound: redis-py counts the connections that interrupted calls have dropped, too."""
 
 Pool = Any  # redis-py's pools share no typed base, and their get_connection has untyped keywords
 
@@ -74,20 +79,29 @@ def make_pool(
         "socket_timeout": reply_timeout_s,
         "socket_connect_timeout": connect_timeout_s,
         "protocol": 2,
+        "max_connections": MAX_CONNECTIONS,
         "retry": classes.no_retry(),
         **classes.options,
         **more,
     }
     try:
+        read_options(url)  # first: what it says of a file is better than that it cannot be read
         tls.check_files(url)
         if "+sentinel://" in url:
             asked = urls.read_sentinel_url(url, options)
             sentinels = classes.sentinel(asked.addresses, sentinel_kwargs=asked.sentinel_options)
             pool = classes.sentinel_pool(asked.service, sentinels, **asked.options)
         else:
-            pool = classes.pool.from_url(url, **options)
-            pool.connection_class(**pool.connection_kwargs)  # raises TypeError for an unknown option
+            pool = _one_server_pool(url, classes, options)
+            pool.connection_class(**pool.connection_kwargs)  # raises for values that do not go together
     except (TypeError, RedisError) as error:
         raise ValueError(str(error)) from error
     pool.connection_class = classes.guarded(pool.connection_class)
     return pool
+
+
+def _one_server_pool(url: str, classes: PoolClasses, options: dict[str, Any]) -> Pool:
+    given = read_options(url)
+    if not url.startswith("unix:"):
+        given["db"] = read_database(urlsplit(url).path.strip("/"), given)
+    return classes.pool.from_url(without_options(url), **{**options, **given})

@@ -1,17 +1,21 @@
 """URLs of the queue's server: a single one, one behind Sentinels, or the nodes of a Cluster. Without I/O.
 
-redis://, rediss://, unix://                                  as redis-py reads them
+redis://[USER:PASSWORD@]HOST:PORT/DB[?OPTION=VALUE]           (rediss:// for TLS)
+unix://[USER:PASSWORD@]/PATH[?db=DB]
 redis+sentinel://[USER:PASSWORD@]HOST:PORT[,…]/SERVICE/DB     (rediss+sentinel:// for TLS)
 redis+cluster://[USER:PASSWORD@]HOST:PORT[,…][?OPTION=VALUE]  (rediss+cluster:// for TLS)
+
+`url_options` has the options.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from sluice.producer.contract.errors import InvalidSetting
+from sluice.producer.contract.transport.url_options import SENTINEL, read_database, read_options
 
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
 HOW = (
@@ -22,9 +26,6 @@ _HOW_TO_ESCAPE = "in a user name or password, write / as %2F, ? as %3F, # as %23
 
 PORT = 6379
 SENTINEL_PORT = 26379
-
-SENTINEL = "sentinel_"
-"""Prefix of the options for connections to the Sentinels."""
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _PATHS = ("sqlite:", "unix:///")
@@ -87,7 +88,8 @@ def read_sentinel_url(url: str, options: Mapping[str, Any]) -> SentinelUrl:
     Options that begin with `sentinel_` apply to the connections to the Sentinels; timeouts apply to both.
 
     Raises:
-        ValueError: the service is missing, or a port or database number is not a number. `cannot_read` adds the URL.
+        ValueError: the service is missing, a port or database number is not a number, or an option is refused.
+            `cannot_read` adds the URL.
     """
     parts = urlsplit(url)
     user, _, hosts = parts.netloc.rpartition("@")
@@ -95,13 +97,13 @@ def read_sentinel_url(url: str, options: Mapping[str, Any]) -> SentinelUrl:
     if not service or not hosts:
         raise ValueError("it names no sentinels or no service")
     name, _, password = user.partition(":")
-    given: dict[str, Any] = dict(parse_qsl(parts.query))
+    given: dict[str, Any] = read_options(url)
     given |= {key: unquote(value) for key, value in (("username", name), ("password", password)) if value}
     try:
-        given["db"] = int(db or 0)
         addresses = [_address(host, SENTINEL_PORT) for host in hosts.split(",")]
     except ValueError as error:
-        raise ValueError("a port or the database is not a number") from error
+        raise ValueError("a port is not a number") from error
+    given["db"] = read_database(db, given)
     both: dict[str, Any] = {"ssl": True} if parts.scheme.startswith("rediss") else {}
     shared = {key: value for key, value in options.items() if key.startswith(("socket_", "retry"))}
     own = {key.removeprefix(SENTINEL): value for key, value in given.items() if key.startswith(SENTINEL)}
@@ -139,13 +141,14 @@ def read_cluster_url(url: str) -> ClusterUrl:
     """Parse a Cluster's URL.
 
     Raises:
-        ValueError: it names no node, a port is not a number, or it names a database (a Cluster has only one).
+        ValueError: it names no node, a port is not a number, an option is refused, or it names a database (a Cluster
+            has only one).
     """
     parts = urlsplit(url)
     credentials, at, hosts = parts.netloc.rpartition("@")
     if not hosts:
         raise ValueError("expected redis+cluster://HOST:PORT,HOST:PORT")
-    if parts.path.strip("/") not in ("", "0"):
+    if parts.path.strip("/") not in ("", "0") or read_options(url).get("db"):
         raise ValueError("a Cluster has no database numbers")
     query = f"?{parts.query}" if parts.query else ""
     seeds = tuple(_address(host, PORT) for host in hosts.split(","))
