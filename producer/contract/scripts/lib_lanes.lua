@@ -8,10 +8,13 @@ local function is_type(key, wanted)
   return found == wanted or found == 'none'
 end
 
-local sound_classes = {}
+-- Whether the keys of a class have the right type, and whether a tenant may wait in it. Looked up once a call.
+local sound_classes, has_waiting = {}, {}
 local function is_sound_class(class)
   if sound_classes[class] == nil then
-    sound_classes[class] = is_type(PREFIX .. 'heads:' .. class, 'zset') and is_type(PREFIX .. 'ready:' .. class, 'zset')
+    local ready = call('TYPE', PREFIX .. 'ready:' .. class).ok
+    has_waiting[class] = has_waiting[class] or ready ~= 'none'
+    sound_classes[class] = is_type(PREFIX .. 'heads:' .. class, 'zset') and (ready == 'zset' or ready == 'none')
   end
   return sound_classes[class]
 end
@@ -121,15 +124,18 @@ local function charge_at_start(job, alone)
   job.charged = job.cost
 end
 
--- Move the lanes of charged tenants to their new positions in every class.
+-- Move the lanes of charged tenants to their new positions in every class where some wait.
 local function write_served()
+  local flat, moved = {}, {}
   for tenant in pairs(charged) do
-    call('HSET', SERVED, tenant, served[tenant])
-    if is_tenant(tenant) then
-      for class = 0, LIMITS.MAX_PRIORITY do
-        try('ZADD', PREFIX .. 'ready:' .. class, 'XX', served[tenant], tenant)
-      end
-    end
+    flat[#flat + 1], flat[#flat + 2] = tenant, served[tenant]
+    if is_tenant(tenant) then moved[#moved + 1], moved[#moved + 2] = served[tenant], tenant end
+  end
+  if #flat > 0 then call('HSET', SERVED, unpack(flat)) end
+  if #moved == 0 then return end
+  for class = 0, LIMITS.MAX_PRIORITY do
+    if has_waiting[class] == nil then has_waiting[class] = call('TYPE', PREFIX .. 'ready:' .. class).ok ~= 'none' end
+    if has_waiting[class] then try('ZADD', PREFIX .. 'ready:' .. class, 'XX', unpack(moved)) end
   end
 end
 
@@ -193,6 +199,7 @@ end
 local function list_lane(lane, at, score)
   try('ZADD', PREFIX .. 'heads:' .. lane.class, at, lane.tenant)
   try('ZADD', PREFIX .. 'ready:' .. lane.class, score, lane.tenant)
+  has_waiting[lane.class] = true
 end
 
 local function unlist_lane(lane)
