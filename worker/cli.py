@@ -10,6 +10,7 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from sluice.producer.contract.errors import InvalidSetting
+from sluice.producer.contract.host.numbers import Number
 from sluice.producer.contract.host.terminal import say
 from sluice.version import installed_version
 from sluice.worker.config import CONFIG_FILE_NAME, SETTINGS, Setting, WorkerConfig, load_config
@@ -173,9 +174,9 @@ def start(
               help="Follow the number of jobs instead, whatever their size: one worker for so many.")  # fmt: skip
 @click.option("--min", "min_workers", type=click.IntRange(0), metavar="COUNT", default=0, show_default=True,
               help="Run at least this many workers.")  # fmt: skip
-@click.option("--within", "within_s", type=click.FloatRange(0, min_open=True), metavar="SECONDS", default=300.0,
+@click.option("--within", "within_s", type=Number(0, min_open=True), metavar="SECONDS", default=300.0,
               show_default=True, help="Time to clear the backlog.")  # fmt: skip
-@click.option("--scale-in-after", "scale_in_after_s", type=click.FloatRange(0), metavar="SECONDS", default=60.0,
+@click.option("--scale-in-after", "scale_in_after_s", type=Number(0), metavar="SECONDS", default=60.0,
               show_default=True, help="Drain a worker when fewer have been enough for this long.")  # fmt: skip
 @_device_options
 @_options(*_WORKER)
@@ -220,6 +221,7 @@ def doctor(gpu: str | None, cpu: bool, config_file: Path | None, **given: object
         note   a fact
         warn   a worker starts, but look at it
         WRONG  `worker start` ends with this sentence
+
     The exit code is 1 if a line begins with warn or WRONG. Damage in the weights and a lack of memory show only when
     `worker start` loads the model.
 
@@ -252,15 +254,15 @@ def doctor(gpu: str | None, cpu: bool, config_file: Path | None, **given: object
 @click.argument(
     "traffic", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="[TRAFFIC.jsonl]"
 )
-@click.option("--ttft-target", "ttft_s", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", default=1.0,
+@click.option("--ttft-target", "ttft_s", type=Number(min=0, min_open=True), metavar="SECONDS", default=1.0,
               show_default=True, help="Target for the first token of a request.")  # fmt: skip
-@click.option("--tpot-target", "tpot_s", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", default=0.1,
+@click.option("--tpot-target", "tpot_s", type=Number(min=0, min_open=True), metavar="SECONDS", default=0.1,
               show_default=True, help="Target for the mean time per further token.")  # fmt: skip
-@click.option("--rate", type=click.FloatRange(min=0, min_open=True), metavar="PER_SECOND", default=1.0,
+@click.option("--rate", type=Number(min=0, min_open=True), metavar="PER_SECOND", default=1.0,
               show_default=True, help="Arrival rate of requests without at_s in the file.")  # fmt: skip
 @click.option("--requests", type=click.IntRange(min=1), metavar="COUNT", default=100, show_default=True,
               help="Use at most this many requests.")  # fmt: skip
-@click.option("--hours", type=click.FloatRange(min=0, min_open=True), metavar="HOURS", default=24.0, show_default=True,
+@click.option("--hours", type=Number(min=0, min_open=True), metavar="HOURS", default=24.0, show_default=True,
               help="Without a file, read this much of the history, back from the newest job.")  # fmt: skip
 @_device_options
 @_options(*_TUNED, *_HISTORY)
@@ -271,8 +273,10 @@ def tune(model: str, gpu: str | None, cpu: bool, config_file: Path | None, **giv
     than the current settings, runs both for real, without the pauses between requests, and recommends it if it
     measures better. Without a file, the traffic is the newest jobs of the history.
 
+    A line may have prompt instead of prompt_tokens, and max_tokens instead of output_tokens.
+
     \b
-    A line of the file (prompt may replace prompt_tokens, and max_tokens may replace output_tokens):
+    A line of the file:
         {"at_s": 0.5, "prompt_tokens": 120, "output_tokens": 60, "max_tokens": 256}
 
     \b
@@ -290,9 +294,9 @@ def tune(model: str, gpu: str | None, cpu: bool, config_file: Path | None, **giv
 @click.option("--iterations", "has_all", is_flag=True, help="Print every iteration, also those without a change.")
 @click.option("--simulate", "traffic", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
               help="Replay this traffic in virtual time instead, with the settings that are given.")  # fmt: skip
-@click.option("--step-ms", type=click.FloatRange(0, min_open=True), metavar="MS", default=10.0, show_default=True,
+@click.option("--step-ms", type=Number(0, min_open=True), metavar="MS", default=10.0, show_default=True,
               help="With --simulate: duration of a step without its tokens.")  # fmt: skip
-@click.option("--token-ms", type=click.FloatRange(0), metavar="MS", default=0.1, show_default=True,
+@click.option("--token-ms", type=Number(0), metavar="MS", default=0.1, show_default=True,
               help="With --simulate: what each token adds.")  # fmt: skip
 @_options("metrics.host", "metrics.port", "batching", "model.num_blocks", "model.block_size", "model.max_model_len")
 def trace(
@@ -304,8 +308,10 @@ def trace(
     or is preempted. With --simulate, the engine runs here in virtual time, over steps of a given duration; the file is
     one of `worker tune`.
 
+    A sequence is named by its request and its choice.
+
     \b
-    A sequence is named by its request and its choice. It
+    It
         joins      name tokens from start in blocks: the prefix cache had the tokens before start
         runs       the same: it had its blocks before
         leaves     name reason
@@ -332,7 +338,7 @@ def trace(
 
 
 @main.command()
-@click.option("--every", "every_s", type=click.FloatRange(0.1, 60), metavar="SECONDS", default=1.0, show_default=True,
+@click.option("--every", "every_s", type=Number(0.1, 60), metavar="SECONDS", default=1.0, show_default=True,
               help="Read the queue this often.")  # fmt: skip
 @click.option("--once", "is_once", is_flag=True, help="Print the state once, without keys.")
 @_options(*_QUEUE, "redis.timeout_s")
@@ -430,7 +436,7 @@ def audit(as_json: bool, config_file: Path | None, **given: Any) -> NoReturn:  #
     "--wait",
     "wait_s",
     metavar="SECONDS",
-    type=click.FloatRange(0, 86_400),
+    type=Number(0, 86_400),
     default=60.0,
     show_default=True,
     help="Wait for a database that does not answer, at most this long.",

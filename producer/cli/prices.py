@@ -7,9 +7,10 @@ import click
 
 from sluice.producer import config
 from sluice.producer.cli.common import database_option, json_option, note, show_json, show_table, when
+from sluice.producer.contract.host.numbers import Number
 from sluice.producer.errors import InvalidSetting
 
-AMOUNT = click.FloatRange(0, 1e6)
+AMOUNT = Number(0, 1e6)
 HEADERS = ("model", "input", "cached", "output", "currency", "since")
 
 

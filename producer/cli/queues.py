@@ -23,6 +23,7 @@ from sluice.producer.cli.durations import duration_s
 from sluice.producer.client import Producer
 from sluice.producer.contract.calls import QueueSettings, QueueView
 from sluice.producer.contract.durability import read_durability
+from sluice.producer.contract.host.numbers import Number
 from sluice.producer.contract.host.state_folder import state_dir
 from sluice.producer.contract.host.terminal import say
 from sluice.producer.contract.scaling.backlog import backlog_of
@@ -235,14 +236,14 @@ def purge(*, tenant: str | None, is_sure: bool, **values: object) -> None:
     "--ttft-target",
     "ttft_target_s",
     metavar="SECONDS",
-    type=click.FloatRange(0),
+    type=Number(0),
     help="Time to the first token that workers aim at, in place of their own setting; 0: their own.",
 )
 @click.option(
     "--tpot-target",
     "tpot_target_s",
     metavar="SECONDS",
-    type=click.FloatRange(0),
+    type=Number(0),
     help="Time per further token that workers aim at, in place of their own setting; 0: their own.",
 )
 @click.option("--keep-prompts", type=click.Choice(["none", "hash", "full"]), help="Form of prompts in the history.")

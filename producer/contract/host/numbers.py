@@ -1,0 +1,21 @@
+"""The type of options that are a finite number."""
+
+import math
+from typing import Any
+
+import click
+
+
+class Number(click.FloatRange):
+    """A finite number in a range. click's own type lets NaN pass, which is neither below nor above a limit."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401  # as click declares it
+        """Return the number.
+
+        Raises:
+            click.BadParameter: it is none, not finite, or out of the range.
+        """
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
