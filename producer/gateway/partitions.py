@@ -43,14 +43,16 @@ class Partitions:
         if self._eager is not None:
             await self._eager.close()
 
-    async def surveys(self) -> list[QueueView]:
+    async def surveys(self, *, has_lanes: bool = False) -> list[QueueView]:
         """Read the state of the partitions that answer, and what all workers tell of their capacity.
+
+        `has_lanes`: also what waits for each tenant.
 
         Raises:
             QueueUnreachable: none does.
             InvalidSetting: the workers serve another number than the settings name.
         """
-        return await self._read(lambda keys: survey_all(keys, fields=BACKLOG_FIELDS, has_lanes=False))
+        return await self._read(lambda keys: survey_all(keys, fields=BACKLOG_FIELDS, has_lanes=has_lanes))
 
     async def models(self) -> set[str]:
         """Read which models the workers of the partitions that answer serve.

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 
 from sluice.producer.contract.bounds import BOUNDS, Bound
+from sluice.producer.contract.metrics import METRICS, text_of
 from sluice.producer.gateway.errors import CALLER, LIMIT, SERVER, HttpError
 
 REFUSED: dict[str, int] = {bound.name: 0 for bound in BOUNDS if bound.metric == "sluice_gateway_refused_total"}
@@ -34,8 +35,5 @@ def refusal(
 
 
 def refusal_lines() -> Iterator[str]:
-    """Yield the lines of the metric, in the text format of Prometheus."""
-    yield "# HELP sluice_gateway_refused_total Requests that were refused, by the bound that they exceeded.\n"
-    yield "# TYPE sluice_gateway_refused_total counter\n"
-    for name, count in REFUSED.items():
-        yield f'sluice_gateway_refused_total{{bound="{name}"}} {count}\n'
+    """Return the lines of the metric, in the text format of Prometheus."""
+    return text_of(METRICS["gateway_refused"], [((name,), number) for name, number in REFUSED.items()])

@@ -6,9 +6,9 @@ Counting costs a list index; metric families are made when they are scraped.
 import socket
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
@@ -16,9 +16,11 @@ from typing import ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
+from sluice.producer.contract.metrics import PREFIX, WORKER, Metric
 from sluice.producer.contract.states import JobState
 from sluice.worker.clock import monotonic_s
 from sluice.worker.config import MetricsConfig
@@ -144,91 +146,64 @@ class WorkerCollector(Collector):
         self._snapshot = snapshot
         self._meters = meters
 
-    def collect(self) -> Iterator[Metric]:
-        """Yield all families, with the prefix `sluice_`."""
+    def collect(self) -> Iterator[Family]:
+        """Yield all families. One without a value is left out."""
         now = self._snapshot()
-        yield from self._gauges(now)
-        yield from self._counters(now)
-        yield from self._histograms()
-        ended = CounterMetricFamily("sluice_jobs_ended", "Jobs that ended at this worker, by state.", labels=["state"])
-        for state, count in sorted(self._meters.jobs_by_state.items()):
-            ended.add_metric([state], count)
-        yield ended
-
-    def _gauges(self, now: Snapshot) -> Iterator[Metric]:
-        gauges: list[tuple[str, str, float | None]] = [
-            ("places", "Sequences that can run at once.", now.places),
-            ("places_used", "Running sequences, which hold blocks.", now.places_used),
-            ("engine_waiting", "Sequences waiting in the engine. Jobs on the queue are not among them.",
-             now.engine_waiting),
-            ("step_occupancy", "Sequences that a step computed, of the places; mean of the last second's steps.",
-             now.step_occupancy),
-            ("loop_busy", "Share of the last second in which a step ran, however few sequences it had.",
-             now.loop_busy),
-            ("device_utilisation", "Share of time in which the GPU ran a kernel, as its driver tells.",
-             now.device_utilisation),
-            ("tokens_per_second", "Output tokens in the last second.", now.tokens_per_second),
-            ("kv_tokens_total", "Token slots of the KV cache.", now.kv_tokens_total),
-            ("kv_tokens_used", "Token slots held by running sequences.", now.kv_tokens_used),
-            ("kernels_replaced", "Operations that torch's operators compute because a GPU's kernel did not work.",
-             now.kernels_replaced),
-            *(_of_queue(now.queue) if now.queue else ()),
-        ]  # fmt: skip
-        for name, about, value in gauges:
+        values = {**_of_worker(now), **_of_meters(self._meters), **(_of_queue(now.queue) if now.queue else {})}
+        for metric in WORKER:
+            value = values.get(metric.name)
             if value is not None:
-                yield GaugeMetricFamily(f"sluice_{name}", about, value=value)
-
-    def _counters(self, now: Snapshot) -> Iterator[Metric]:
-        counters = [
-            ("preemptions", "Preemptions, which release a sequence's blocks.", now.preemptions),
-            ("steps", "Steps of the engine.", now.steps),
-            ("failed_steps", "Attempts at a step, or at a part of one, that failed.", now.failed_steps),
-            ("prompt_tokens", "Prompt tokens, including cached ones.", now.prompt_tokens),
-            ("cached_tokens", "Prompt tokens found in the prefix cache.", now.cached_tokens),
-            ("loaded_tokens", "Tokens that the host tier of the prefix cache gave back.", now.loaded_tokens),
-            ("output_tokens", "Tokens generated.", now.output_tokens),
-            ("drafted_tokens", "Tokens guessed and verified (speculation).", now.drafted_tokens),
-            ("accepted_tokens", "Of these, the ones that were right.", now.accepted_tokens),
-            ("jobs_pulled", "Jobs leased from the queue.", self._meters.num_jobs_pulled),
-            ("jobs_lost", "Leases taken over by another worker.", self._meters.num_jobs_lost),
-            ("jobs_retried", "Jobs that failed here and were queued for a retry.", self._meters.num_jobs_retried),
-            ("refused_writes", "Writes refused because another worker holds the lease.",
-             self._meters.num_refused_writes),
-            ("round_trips", "Pipelined round trips to Redis.", self._meters.num_round_trips),
-            ("redis_outages", "Outages of Redis.", now.redis_outages),
-            *(_counts_of_queue(now.queue) if now.queue else ()),
-        ]  # fmt: skip
-        for name, about, value in counters:
-            yield CounterMetricFamily(f"sluice_{name}", about, value=value)
-
-    def _histograms(self) -> Iterator[Metric]:
-        histograms = [
-            ("ttft_seconds", "Time from submit to first token.", self._meters.ttft),
-            ("itl_seconds", "Time from one token to the next.", self._meters.itl),
-            ("e2e_seconds", "Time from submit to end.", self._meters.e2e),
-        ]
-        for name, about, histogram in histograms:
-            yield HistogramMetricFamily(f"sluice_{name}", about, buckets=histogram.buckets(), sum_value=histogram.sum)
+                yield _family(metric, value)
 
 
-def _counts_of_queue(queue: Depth) -> list[tuple[str, str, float]]:
-    return [
-        ("queue_worker_deaths", "Workers that died or failed.", queue.worker_deaths),
-        ("queue_results_missed", "Large results deleted before the recorder read them.", queue.results_missed),
-    ]
+Value = float | Histogram | Mapping[str, int] | None
+"""A number; or by state."""
 
 
-def _of_queue(queue: Depth) -> list[tuple[str, str, float | None]]:
-    return [
-        ("queue_depth_jobs", "Jobs waiting in the queue.", queue.jobs),
-        ("queue_depth_tokens", "Tokens waiting in the queue.", queue.tokens),
-        ("queue_oldest_age_seconds", "Age of the oldest waiting job.", queue.oldest_s),
-        ("queue_outbox", "Entries waiting for the recorder.", queue.outbox),
-        ("queue_callbacks", "Ended jobs and batches waiting for `worker callbacks`.", queue.callbacks),
-        ("queue_dead", "Failed jobs in the dead set.", queue.dead),
-        ("queue_suspects", "Jobs that run in isolation because their workers died.", queue.suspects),
-        ("queue_paused", "1 while the queue is paused.", queue.is_paused),
-    ]
+def _family(metric: Metric, value: float | Histogram | Mapping[str, int]) -> Family:
+    name = f"{PREFIX}{metric.name}"
+    if isinstance(value, Histogram):
+        return HistogramMetricFamily(name, metric.about, buckets=value.buckets(), sum_value=value.sum)
+    if isinstance(value, Mapping):
+        family = CounterMetricFamily(name, metric.about, labels=metric.labels)
+        for label, count in sorted(value.items()):
+            family.add_metric([label], count)
+        return family
+    kind = GaugeMetricFamily if metric.kind == "gauge" else CounterMetricFamily
+    return kind(name, metric.about, value=value)
+
+
+def _of_worker(now: Snapshot) -> dict[str, Value]:
+    return {one.name: getattr(now, one.name) for one in fields(now) if one.name != "queue"}
+
+
+def _of_meters(meters: Meters) -> dict[str, Value]:
+    return {
+        "jobs_pulled": meters.num_jobs_pulled,
+        "jobs_lost": meters.num_jobs_lost,
+        "jobs_retried": meters.num_jobs_retried,
+        "refused_writes": meters.num_refused_writes,
+        "round_trips": meters.num_round_trips,
+        "jobs_ended": meters.jobs_by_state,
+        "ttft_seconds": meters.ttft,
+        "itl_seconds": meters.itl,
+        "e2e_seconds": meters.e2e,
+    }
+
+
+def _of_queue(queue: Depth) -> dict[str, Value]:
+    return {
+        "queue_depth_jobs": queue.jobs,
+        "queue_depth_tokens": queue.tokens,
+        "queue_oldest_age_seconds": queue.oldest_s,
+        "queue_outbox": queue.outbox,
+        "queue_callbacks": queue.callbacks,
+        "queue_dead": queue.dead,
+        "queue_suspects": queue.suspects,
+        "queue_paused": queue.is_paused,
+        "queue_worker_deaths": queue.worker_deaths,
+        "queue_results_missed": queue.results_missed,
+    }
 
 
 class Totals(NamedTuple):

@@ -15,6 +15,7 @@ from sluice.producer.contract.bounds import ADDRESS_CONNECTIONS, HEADER_BYTES, H
 from sluice.producer.gateway.arrival.addresses import Addresses
 from sluice.producer.gateway.connections.connection import MAX_HEADER_BYTES, TOO_LARGE
 from sluice.producer.gateway.errors import CALLER, HttpError
+from sluice.producer.gateway.log.answers import count_answer
 from sluice.producer.gateway.log.lines import log_event
 from sluice.producer.gateway.log.requests import REQUEST_ID, new_request_id
 from sluice.producer.gateway.refusals import count, refusal
@@ -143,6 +144,7 @@ class ArrivingConnection(H11Protocol):
         start = h11.Response(status_code=error.status, headers=headers, reason=HTTPStatus(error.status).phrase)
         for event in (start, h11.Data(data=body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
+        count_answer(error.status)
         log_event(LOG, "request answered", {"request_id": request_id, "status": error.status, "code": error.code})
 
     def _drop_rest(self) -> None:

@@ -8,6 +8,7 @@ from uuid import uuid4
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from sluice.producer.gateway.log.answers import count_answer
 from sluice.producer.gateway.log.lines import log_event
 
 REQUEST_ID = "x-request-id"
@@ -66,7 +67,8 @@ class LoggedRequest:
         self._is_complete = message["type"] == "http.response.body" and not message.get("more_body", False)
 
     def log(self) -> None:
-        """Log its end; probes that succeed are not logged."""
+        """Count it, and log its end; probes that succeed are not logged."""
+        count_answer(self._status)
         path: str = self._scope["path"]
         if path in PROBES and self._status == 200:
             return

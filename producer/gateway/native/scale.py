@@ -8,16 +8,20 @@ from itertools import chain
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from sluice.producer.contract.metrics import METRICS, text_of
 from sluice.producer.contract.scaling.backlog import backlog_of
 from sluice.producer.contract.scaling.demand import DEFAULT_WITHIN_S, MAX_WORKERS, Scale, ScalePolicy, scale_of
 from sluice.producer.errors import InvalidSetting
+from sluice.producer.gateway.access import caller_of
 from sluice.producer.gateway.errors import bad_request
+from sluice.producer.gateway.log.answers import ANSWERED
 from sluice.producer.gateway.native.query import read_number, read_seconds
 from sluice.producer.gateway.native.search import Search
 from sluice.producer.gateway.openapi.routes import Answer, ApiRoute, Parameter, RouteDoc, json_answer
 from sluice.producer.gateway.openapi.schemas import schema_of
 from sluice.producer.gateway.queues import QueueClients
 from sluice.producer.gateway.refusals import refusal_lines
+from sluice.producer.operations.totals import TenantTotals, tenant_totals
 
 SCOPE = "metrics"
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -41,28 +45,28 @@ SCALE_DOC = RouteDoc(
 )
 METRICS_DOC = RouteDoc(
     tag="gateway",
-    summary="Show the same of every queue as metrics for Prometheus, and refusals of this gateway",
+    summary="Show the same of every queue and what waits for its tenants as metrics, and requests of this gateway",
     answers={
         200: Answer(
-            description="Gauges with the label queue, and a counter with the label bound.",
+            description="For Prometheus, in its text format.",
             content={"text/plain": {"type": "string"}},
         )
     },
     parameters=POLICY,
 )
-GAUGES = (
-    ("backlog_jobs", "backlog_jobs", "Jobs that could start now."),
-    ("backlog_tokens", "backlog_tokens", "Tokens that they reserve."),
-    ("running_jobs", "running_jobs", "Jobs that a worker holds."),
-    ("running_tokens", "running_tokens", "Reserved tokens that they have not used up."),
-    ("workers", "workers", "Living workers."),
-    ("worker_tokens_per_second", "worker_tokens_per_s", "Reserved tokens a second of one worker that is full."),
-    ("oldest_age_seconds", "oldest_age_s", "Age of the oldest waiting job."),
-    ("nearest_deadline_seconds", "nearest_deadline_s", "Time until the first job is too late."),
-    ("paused", "is_paused", "1 while the queue is paused."),
-    ("wanted_workers", "wanted_workers", "Workers that clear the backlog in time."),
-)
-"""Name, field of `Scale` and help. A field without a value is left out."""
+FIELDS = {
+    "scale_backlog_jobs": "backlog_jobs",
+    "scale_backlog_tokens": "backlog_tokens",
+    "scale_running_jobs": "running_jobs",
+    "scale_running_tokens": "running_tokens",
+    "scale_workers": "workers",
+    "scale_worker_tokens_per_second": "worker_tokens_per_s",
+    "scale_oldest_age_seconds": "oldest_age_s",
+    "scale_nearest_deadline_seconds": "nearest_deadline_s",
+    "scale_paused": "is_paused",
+    "scale_wanted_workers": "wanted_workers",
+}
+"""Field of `Scale` by metric. A field without a value is left out."""
 
 
 class ScaleRoutes:
@@ -87,15 +91,20 @@ class ScaleRoutes:
         return JSONResponse(asdict(await _scale_of(self._search.queue(request.path_params["queue"]), policy)))
 
     async def metrics(self, request: Request) -> Response:
-        """Show all queues.
+        """Show all queues; the names of tenants only to a caller that may list them.
 
         Raises:
             HttpError: 400, a parameter is wrong.
             QueueUnreachable: the server does not answer.
         """
         policy = read_policy(request)
-        scales = await asyncio.gather(*(_scale_of(queue, policy) for queue in self._search.all_queues()))
-        return Response("".join(chain(lines_of(scales), refusal_lines())), media_type=MEDIA_TYPE)
+        queues, shows_tenants = self._search.all_queues(), caller_of(request).may("admin")
+        found = await asyncio.gather(*(queue.partitions.surveys(has_lanes=shows_tenants) for queue in queues))
+        views = {queue.name: some for queue, some in zip(queues, found, strict=True)}
+        scales = [scale_of(backlog_of(name, some), policy) for name, some in views.items()]
+        tenants = [one for name, some in views.items() for one in tenant_totals(name, some) if shows_tenants]
+        lines = chain(lines_of(scales), _tenant_lines(tenants), _answer_lines(), refusal_lines())
+        return Response("".join(lines), media_type=MEDIA_TYPE)
 
 
 def read_policy(request: Request) -> ScalePolicy:
@@ -118,13 +127,20 @@ def read_policy(request: Request) -> ScalePolicy:
 def lines_of(scales: Iterable[Scale]) -> Iterator[str]:
     """Yield the lines of the metrics, in the text format of Prometheus."""
     found = list(scales)
-    for name, field, about in GAUGES:
-        yield f"# HELP sluice_scale_{name} {about}\n# TYPE sluice_scale_{name} gauge\n"
-        for scale in found:
-            value: float | None = getattr(scale, field)
-            if value is not None:
-                queue = scale.queue.replace("\\", r"\\").replace('"', r"\"")
-                yield f'sluice_scale_{name}{{queue="{queue}"}} {float(value):g}\n'
+    for name, field in FIELDS.items():
+        values: list[tuple[str, float | None]] = [(scale.queue, getattr(scale, field)) for scale in found]
+        yield from text_of(METRICS[name], [((queue,), value) for queue, value in values if value is not None])
+
+
+def _tenant_lines(tenants: Iterable[TenantTotals]) -> Iterator[str]:
+    found = list(tenants)
+    yield from text_of(METRICS["tenant_waiting_jobs"], [((one.queue, one.tenant), one.waiting) for one in found])
+    yield from text_of(METRICS["tenant_waiting_tokens"], [((one.queue, one.tenant), one.tokens) for one in found])
+
+
+def _answer_lines() -> Iterator[str]:
+    answered = sorted(ANSWERED.items())
+    return text_of(METRICS["gateway_requests"], [((status,), number) for status, number in answered])
 
 
 async def _scale_of(queue: QueueClients, policy: ScalePolicy) -> Scale:

@@ -299,6 +299,17 @@ class TestGivenAKeyForMetricsAlone:
     def test_when_it_scrapes_then_it_is_answered(self, keys: dict[str, httpx.Client], path: str) -> None:
         assert keys["metrics"].get(path).status_code == 200
 
+    def test_when_it_scrapes_then_no_tenant_is_named_unless_it_may_list_them(
+        self, native: Native, keys: dict[str, httpx.Client]
+    ) -> None:
+        job_id = native.globex.post("/jobs", params={"queue": IDLE}, json={"prompt": "once"}).json()["id"]
+
+        sets = ("metrics", "read,control,admin,metrics")
+        named = {scopes: 'tenant="globex"' in keys[scopes].get("/metrics").text for scopes in sets}
+
+        native.globex.post(f"/jobs/{job_id}/cancel")
+        assert named == {"metrics": False, "read,control,admin,metrics": True}
+
 
 @pytest.fixture(scope="module")
 def keys(native: Native) -> Generator[dict[str, httpx.Client]]:

@@ -1,0 +1,1 @@
+"""Write from the one table of metrics what monitoring needs: a dashboard, alerts, the reference."""
