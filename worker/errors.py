@@ -11,6 +11,8 @@ JobRejected              one job cannot run; its producer must act
 from collections.abc import Sequence
 from enum import IntEnum
 
+from sluice.producer.contract.errors import Copyable
+
 
 class ExitCode(IntEnum):
     """Exit codes of the process, as in docs/reference/errors.md."""
@@ -28,7 +30,7 @@ class ExitCode(IntEnum):
     """Redis or the database did not answer in time. Restart later."""
 
 
-class WorkerError(Exception):
+class WorkerError(Copyable):
     """Base of the worker's errors. The message is for the operator."""
 
     exit_code = ExitCode.BROKEN
@@ -69,7 +71,7 @@ INVALID_REQUEST = "invalid_request"
 """Code of a rejection without a more specific one."""
 
 
-class JobRejected(Exception):
+class JobRejected(Copyable):
     """One job cannot run. The message is for its producer."""
 
     def __init__(self, code: str, message: str) -> None:

@@ -12,7 +12,22 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 
-class ProducerError(Exception):
+class Copyable(Exception):
+    """An error that pickle and copy make again from its message and attributes, whatever its `__init__` takes.
+
+    Exceptions do so by a call with the message alone: a worker process of `multiprocessing` that raises one whose
+    `__init__` takes something else ends its whole pool.
+    """
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _made_again, (type(self), self.args), self.__dict__ or None
+
+
+def _made_again(kind: type[BaseException], args: tuple[object, ...]) -> BaseException:
+    return kind.__new__(kind, *args)
+
+
+class ProducerError(Copyable):
     """Base class of the client's errors. The message is a sentence that states what to do."""
 
 

@@ -8,6 +8,7 @@ from math import ceil
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
+from sluice.producer.contract.errors import Copyable
 from sluice.producer.contract.openai.requests import PROMPT, RequestRefused, refusal
 from sluice.producer.contract.states import REJECTIONS
 from sluice.producer.errors import (
@@ -87,7 +88,7 @@ UNREACHABLE_RETRY_S = 1.0
 MAX_MESSAGE_CHARS, MAX_PARAM_CHARS = 1000, 100
 
 
-class HttpError(Exception):
+class HttpError(Copyable):
     """A request that is answered with an error.
 
     Args:

@@ -13,6 +13,7 @@ from typing import Protocol
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
+from sluice.producer.contract.errors import Copyable
 from sluice.producer.contract.keys import QueueKeys
 from sluice.worker.connection.clients import Client
 from sluice.worker.connection.outage import Outage
@@ -58,7 +59,7 @@ class Turn(Protocol):
     def __call__(self, source: PartitionStream, /, *, block_s: float) -> int: ...
 
 
-class OtherServerAway(RedisConnectionError):
+class OtherServerAway(Copyable, RedisConnectionError):
     """Another server than the partition's does not answer, which the turn has reported."""
 
     def __init__(self, error: Exception, wait_s: float) -> None:

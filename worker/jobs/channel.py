@@ -10,6 +10,7 @@ from operator import itemgetter
 
 from sluice.engine import request
 from sluice.engine.request import ChoiceProgress, TokenDelta
+from sluice.producer.contract.errors import Copyable
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.wire import ChannelEntry, End, TokenLogprobs, WireError, decode_entry, encode_entry
 from sluice.worker.connection.clients import Client
@@ -232,7 +233,7 @@ def _logprobs(one: request.TokenLogprobs) -> TokenLogprobs:
     return TokenLogprobs(chosen=one.chosen, top=one.top, token=one.token, top_tokens=one.top_tokens, offset=one.offset)
 
 
-class ChannelLost(Exception):
+class ChannelLost(Copyable):
     """Published tokens are missing on the channel, from `offset`."""
 
     def __init__(self, offset: int) -> None:

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sluice.engine.request import FinishReason, TokenLogprobs
+from sluice.producer.contract.errors import Copyable
 from sluice.producer.contract.jobs import PromptLike
 
 
-class PromptFailed(Exception):
+class PromptFailed(Copyable):
     """A prompt has no complete output; `code` is a constant word for programs (docs/reference/errors.md)."""
 
     def __init__(self, code: str, message: str) -> None:

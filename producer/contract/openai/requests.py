@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, TypeAlias, cast
 
 from sluice.producer.contract import limits
-from sluice.producer.contract.errors import InvalidJob, InvalidPrompt, did_you_mean
+from sluice.producer.contract.errors import Copyable, InvalidJob, InvalidPrompt, did_you_mean
 from sluice.producer.contract.jobs import OPTION_NAMES, SAMPLING_NAMES, PromptLike, joined_text
 from sluice.producer.contract.messages import is_short
 
@@ -24,7 +24,7 @@ COMPLETIONS: Endpoint = "/v1/completions"
 ENDPOINTS: tuple[Endpoint, ...] = (CHAT, COMPLETIONS)
 
 
-class RequestRefused(Exception):
+class RequestRefused(Copyable):
     """A request is not a valid job."""
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
