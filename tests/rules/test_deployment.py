@@ -255,6 +255,12 @@ class TestGivenTheUnits:
         assert {"HOME", "SLUICE_STATE_DIR"} <= folders.keys()
         assert [f for f in folders.values() if not Path(f).is_relative_to(f"/var/lib/{state}")] == []
 
+    @pytest.mark.parametrize("unit", UNITS, ids=name_of)
+    def test_when_a_unit_takes_too_much_then_it_has_limits(self, unit: Path) -> None:
+        limits = [values_of(unit, name) for name in ("MemoryMax", "CPUQuota", "TasksMax")]
+
+        assert [len(values) for values in limits] == [1, 1, 1]
+
     @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
     @pytest.mark.parametrize("unit", UNITS, ids=name_of)
     def test_when_systemd_reads_a_unit_then_it_finds_nothing_wrong(self, unit: Path, tmp_path: Path) -> None:

@@ -78,7 +78,19 @@ class TestGivenTheContainers:
         one = CONTAINERS[name]
 
         assert one["envFrom"] == [{"configMapRef": {"name": "sluice"}}, {"secretRef": {"name": "sluice"}}]
-        assert one["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        assert one["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+
+    @pytest.mark.parametrize("name", CONTAINERS)
+    def test_when_the_image_is_read_only_then_what_it_writes_lies_in_volumes(self, name: str) -> None:
+        mounted = {mount["mountPath"] for mount in CONTAINERS[name]["volumeMounts"]}
+
+        written = {"worker": {"/home/sluice/.cache/huggingface", "/home/sluice/.cache/sluice"}}
+        files = {"/home/sluice/files"} if name in ("gateway", "callbacks") else set[str]()
+        assert mounted == {"/tmp"} | written.get(name, set()) | files
 
     def test_when_the_settings_are_read_then_a_worker_understands_them(self) -> None:
         gpu = yaml.safe_load((BASE.parent / "gpu" / "settings.yaml").read_text())["data"]
@@ -123,11 +135,9 @@ class TestGivenTheObjects:
 
     def test_when_volumes_are_mounted_then_they_are_claimed(self) -> None:
         claims = {one["metadata"]["name"] for one in of_kind("PersistentVolumeClaim")}
-        used = {
-            one["persistentVolumeClaim"]["claimName"] for load in WORKLOADS for one in pod_of(load).get("volumes", [])
-        }
+        volumes = [one for load in WORKLOADS for one in pod_of(load)["volumes"] if "emptyDir" not in one]
 
-        assert used == claims
+        assert {one["persistentVolumeClaim"]["claimName"] for one in volumes} == claims
 
     def test_when_nobody_is_named_then_nobody_reaches_a_pod(self) -> None:
         default = named("NetworkPolicy", "sluice-default")["spec"]

@@ -23,6 +23,8 @@ CHORES: Mapping[str, Callable[..., object]] = {
     f"{chores.__name__}.{chore.__name__}": chore for chore in (chores.deliver_webhook, chores.export, chores.retain)
 }
 
+MAX_ERROR_CHARS = 500
+
 
 class NotAChore(Exception):
     """A job names a function that is not a chore."""
@@ -58,6 +60,10 @@ class ChoreJob(Job):
             raise NoSuchJobError(f"the record of {self.id} is damaged") from error
         self._success_callback_name = self._failure_callback_name = self._stopped_callback_name = None
         self.webhooks = []
+
+    def _handle_failure(self, exc_string: str, *given: Any, **named: Any) -> None:  # noqa: ANN401  # rq's own types
+        """Keep the end of an error's text: rq keeps it twice, for days."""
+        super()._handle_failure(exc_string[-MAX_ERROR_CHARS:], *given, **named)  # pyright: ignore[reportUnknownMemberType]
 
 
 def _function_named(name: str) -> Callable[..., object] | None:

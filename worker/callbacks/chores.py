@@ -58,6 +58,10 @@ class ChoreSettings:
 _settings: ContextVar[ChoreSettings] = ContextVar("chore settings")
 
 
+REFUSED_KEPT_S = 86_400
+"""How long rq keeps a webhook that was refused, and does not enqueue it again. It is in the log, and takes 5 KB."""
+
+
 def bind(settings: ChoreSettings) -> None:
     """Set the settings of this process's chores."""
     _settings.set(settings)
@@ -165,3 +169,4 @@ def _try_no_more() -> None:
     job = get_current_job()
     if job is not None:
         job.retries_left = 0
+        job.failure_ttl = REFUSED_KEPT_S

@@ -23,7 +23,8 @@ from sluice.producer.contract.webhooks import tenant_secrets
 from sluice.producer.contract.wire import JobId, JobSpec, encode_spec
 from sluice.producer.errors import BatchNotFound
 from sluice.worker.callbacks import chores
-from sluice.worker.callbacks.chore_jobs import rq_queue, rq_worker
+from sluice.worker.callbacks.chore_jobs import MAX_ERROR_CHARS, rq_queue, rq_worker
+from sluice.worker.callbacks.chores import REFUSED_KEPT_S
 from sluice.worker.callbacks.command import main
 from sluice.worker.callbacks.mover import Mover
 from sluice.worker.callbacks.settings import CallbackSettings
@@ -215,7 +216,10 @@ class TestGivenAJobThatWantsAWebhook:
         assert hook.got == []
         assert len(failed) == 1
         job: Any = webhooks_of(settings_for(valkey), client).fetch_job(failed[0])
-        assert "not public" in job.latest_result().exc_string
+        error = job.latest_result().exc_string
+        assert "not public" in error
+        assert len(error) <= MAX_ERROR_CHARS
+        assert 0 < client.ttl(f"rq:results:{job.id}") <= REFUSED_KEPT_S
         assert num_logged(log, "webhook refused") == 1
 
     def test_when_enqueued_then_the_secret_is_not_in_redis(self, valkey: RedisServer, hook: Receiver) -> None:
