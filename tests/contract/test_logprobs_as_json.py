@@ -28,19 +28,41 @@ class TestGivenATokenThatIsHalfACharacter:
         unknown = {"token": "token_id:8", "logprob": -9999.0, "bytes": None}
         assert found == {"content": [{**half, "top_logprobs": [half, unknown]}], "refusal": None}
 
-    def test_when_it_is_of_a_completion_then_the_likeliest_of_a_text_is_kept(self) -> None:
-        other = TokenLogprobs(
-            chosen=-3.0, top=((1, -0.5), (2, -1.5)), token=b"\x9f", top_tokens=(b"\xf0", b"a"), offset=0
-        )
+    def test_when_it_is_of_a_completion_then_its_bytes_name_it(self) -> None:
+        top = ((1, -0.5), (2, -1.5), (4, -2.0), (5, -2.5))
+        parts = (b"\xf0", b"\xe2", b"B", "\N{REPLACEMENT CHARACTER}".encode())
+        other = TokenLogprobs(chosen=-3.0, top=top, token=b"\x9f", top_tokens=parts, offset=0)
 
         found = completion_logprobs([3], [other])
 
         assert found == {
-            "tokens": ["\N{REPLACEMENT CHARACTER}"],
+            "tokens": [r"bytes:\x9f"],
             "token_logprobs": [-3.0],
-            "top_logprobs": [{"\N{REPLACEMENT CHARACTER}": -0.5, "a": -1.5}],
+            "top_logprobs": [
+                {
+                    r"bytes:\xf0": -0.5,
+                    r"bytes:\xe2": -1.5,
+                    "B": -2.0,
+                    "\N{REPLACEMENT CHARACTER}": -2.5,
+                    r"bytes:\x9f": -3.0,
+                }
+            ],
             "text_offset": [0],
         }
+
+
+class TestGivenTokensWithTheSameText:
+    """As a piece of text and a byte may be."""
+
+    def test_when_they_are_of_a_completion_then_each_is_there_and_the_chosen_one_has_its_name(self) -> None:
+        top = ((1, -0.5), (2, -1.0), (3, -1.5))
+        at = TokenLogprobs(chosen=-1.0, top=top, token=b"a", top_tokens=(b"a", b"a", b"b"), offset=0)
+
+        found = completion_logprobs([2], [at])
+
+        assert found is not None
+        assert found["tokens"] == ["a"]
+        assert found["top_logprobs"] == [{"token_id:1": -0.5, "a": -1.0, "b": -1.5}]
 
 
 class TestGivenATokenWhoseBytesAreUnknown:
@@ -51,7 +73,7 @@ class TestGivenATokenWhoseBytesAreUnknown:
         assert completion is not None
         assert chat["content"][0]["token"] == "token_id:9"
         assert chat["content"][0]["bytes"] is None
-        assert completion["tokens"] == ["token_id:9", "\N{REPLACEMENT CHARACTER}"]
+        assert completion["tokens"] == ["token_id:9", r"bytes:\xf0\x9f"]
         assert completion["text_offset"] is None
 
     def test_when_none_were_asked_for_then_there_are_none(self) -> None:

@@ -1,7 +1,7 @@
 """Format log-probabilities as JSON: as in OpenAI's responses, and as everywhere else. No I/O.
 
-A token is shown by its text, where parts of characters are U+FFFD; a chat has its bytes, too. An id that the tokenizer
-does not know is shown as `token_id:N`, without bytes.
+A token is shown by its text. Parts of characters are U+FFFD in a chat, which has the bytes beside it, and
+`bytes:\\xf0\\x9f` in a completion, as at OpenAI. An id that the tokenizer does not know is shown as `token_id:N`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,9 +37,9 @@ def completion_logprobs(token_ids: Sequence[int], logprobs: Sequence[TokenLogpro
     pairs = list(zip(token_ids, logprobs, strict=False))
     offsets = [at.offset for at in logprobs]
     return {
-        "tokens": [_shown(token_id, at.token) for token_id, at in pairs],
+        "tokens": [_name(token_id, at.token) for token_id, at in pairs],
         "token_logprobs": [max(at.chosen, LEAST) for at in logprobs],
-        "top_logprobs": [_by_text(token_id, at) for token_id, at in pairs],
+        "top_logprobs": [_by_name(token_id, at) for token_id, at in pairs],
         "text_offset": None if None in offsets else offsets,
     }
 
@@ -69,12 +69,24 @@ def top_of(at: TokenLogprobs) -> list[tuple[int, bytes | None, float]]:
     return [(token_id, data, logprob) for (token_id, logprob), data in zip_longest(at.top, at.top_tokens)]
 
 
-def _by_text(token_id: int, at: TokenLogprobs) -> dict[str, float]:
-    """Return the top tokens by their text; of those with the same text, the most likely one."""
-    likeliest: dict[str, float] = {}
+def _name(token_id: int, data: bytes | None) -> str:
+    """Return what names a token in a completion, which has no field for its bytes."""
+    shown = _shown(token_id, data)
+    if data is None or "\N{REPLACEMENT CHARACTER}" not in shown or shown.encode() == data:
+        return shown
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def _by_name(token_id: int, at: TokenLogprobs) -> dict[str, float]:
+    """Return the top tokens by their names. The name that two share is the chosen token's, else the likelier one's."""
+    named = {_name(token_id, at.token): token_id}
+    found: dict[str, float] = {}
     for other, data, logprob in [*top_of(at), (token_id, at.token, at.chosen)]:
-        likeliest.setdefault(_shown(other, data), max(logprob, LEAST))
-    return likeliest
+        name = _name(other, data)
+        if named.setdefault(name, other) != other:
+            name = f"token_id:{other}"
+        found.setdefault(name, max(logprob, LEAST))
+    return found
 
 
 def _to_json(at: TokenLogprobs) -> Object:
