@@ -480,9 +480,14 @@ def record(until_eof: bool, config_file: Path | None, **given: object) -> NoRetu
 
 
 @main.command()
+@click.option(
+    "--until-eof", is_flag=True, help="Stop when standard input ends. `worker start` starts callbacks with it."
+)
 @_options(*_QUEUE, "redis.patience_s", *_HISTORY, "callbacks", "log")
-def callbacks(config_file: Path | None, **given: object) -> NoReturn:
-    """Deliver webhooks, export batches and apply retention.
+def callbacks(until_eof: bool, config_file: Path | None, **given: object) -> NoReturn:
+    """Deliver webhooks, export batches and apply retention. Run the HTTP gateway's batches.
+
+    `worker start` runs this as a child process where it has started the queue's server.
 
     Set the keys that sign webhooks as SLUICE_CALLBACKS_SECRET or as `[callbacks] secret` in the file. There is no flag,
     because other users of this machine can read command lines.
@@ -493,7 +498,7 @@ def callbacks(config_file: Path | None, **given: object) -> NoReturn:
     """
     from sluice.worker.processes.sidecars import run_callbacks
 
-    sys.exit(run_callbacks(_config_of(config_file, given), os.environ))
+    sys.exit(run_callbacks(_config_of(config_file, given), os.environ, until_eof=until_eof))
 
 
 @main.command()

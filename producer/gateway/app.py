@@ -26,7 +26,7 @@ from sluice.producer.gateway.batches.routes import BatchRoutes
 from sluice.producer.gateway.batches.store import BatchStore
 from sluice.producer.gateway.connections.drain import Drain, Draining
 from sluice.producer.gateway.errors import METHOD_NOT_ALLOWED, SERVER, HttpError, error_of
-from sluice.producer.gateway.files.hosts import StorageMarks
+from sluice.producer.gateway.files.hosts import StorageMarks, lacks_callbacks, without_callbacks
 from sluice.producer.gateway.files.routes import FileRoutes
 from sluice.producer.gateway.files.storage import Storage
 from sluice.producer.gateway.files.store import FileStore
@@ -142,7 +142,8 @@ def _status(keyring: Keyring, queues: Queues, marks: StorageMarks) -> Iterator[A
             keyring.check()
         await queues.check_ready()
         await marks.check()
-        return JSONResponse({"status": "ok"})
+        missing = [without_callbacks(one.name) for one in queues if await lacks_callbacks(one)]
+        return JSONResponse({"status": "ok", **({"warnings": missing} if missing else {})})
 
     yield ApiRoute("GET", "/livez", live, LIVE, scope=None)
     yield ApiRoute("GET", "/readyz", ready, READY, scope=None)

@@ -10,11 +10,11 @@ from sluice.worker.connection.clients import connect
 from sluice.worker.connection.server_checks import wait_for_redis
 from sluice.worker.errors import ExitCode
 from sluice.worker.log import Log, ended_by_threads, get_log
-from sluice.worker.stopping import stopped_by_signals
+from sluice.worker.stopping import stop_at_eof, stopped_by_signals
 
 
-def main(settings: CallbackSettings) -> ExitCode:
-    """Run `worker callbacks` until SIGTERM or SIGINT.
+def main(settings: CallbackSettings, *, until_eof: bool = False) -> ExitCode:
+    """Run `worker callbacks` until SIGTERM, SIGINT or, with `until_eof`, the end of standard input.
 
     Raises:
         ConfigError: a server refuses this user.
@@ -43,6 +43,8 @@ def main(settings: CallbackSettings) -> ExitCode:
         mover.stop()
 
     with ended_by_threads(log), stopped_by_signals(stop):
+        if until_eof:
+            stop_at_eof(stop)
         pool.start()
         log.info("callbacks started", redis=redacted(settings.redis_url), rq=redacted(settings.rq_url))
         return _run(mover, pool, log)

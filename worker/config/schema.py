@@ -94,6 +94,11 @@ class HistoryConfig:
         help="SQLAlchemy URL of the job history (SQLite or PostgreSQL). Uses a local SQLite file if not given.",
     )  # fmt: skip
     recorder: bool = setting(True, env="RECORDER", metavar="", help="Run `worker record` as a child process.")
+    callbacks: bool | None = setting(
+        None, env="CALLBACKS", metavar="",
+        help="Run `worker callbacks` as a child process. If not given: with an embedded server, if the extra gateway "
+        "is installed.",
+    )  # fmt: skip
     keep_prompts: Literal["none", "hash", "full"] | None = setting(
         None, env="KEEP_PROMPTS", metavar="WHAT",
         help="Prompts in the history: none, hash or full. Keeps the queue's setting if not given.",

@@ -1,4 +1,4 @@
-"""One child process of `worker start`: a worker or the recorder. It is started, restarted if it dies, and stopped."""
+"""One child process of `worker start`: a worker or a sidecar. It is started, restarted if it dies, and stopped."""
 
 import socket
 import uuid
@@ -34,7 +34,7 @@ OnEnd = Callable[[str, bool], object]
 class ChildSpec:
     """How to run one child process."""
 
-    kind: Literal["worker", "recorder"]
+    kind: Literal["worker", "recorder", "callbacks"]
     """A worker is given a fresh incarnation at each start."""
 
     command: tuple[str, ...]

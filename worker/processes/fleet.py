@@ -16,7 +16,7 @@ from sluice.worker.log import Log, configure_logs, ended_by_threads, get_log
 from sluice.worker.processes.child_process import ChildSpec
 from sluice.worker.processes.parent import Parent, Report, reporter, server_of_children
 from sluice.worker.processes.scaling import BacklogReader, FleetPolicy, Reader, ScaleIn
-from sluice.worker.processes.specs import fleet_specs, recorder_specs
+from sluice.worker.processes.specs import fleet_specs, sidecar_specs
 
 READ_EVERY_S = 0.5
 """Least interval of looks at the queue."""
@@ -32,7 +32,7 @@ def start_fleet(config: WorkerConfig, environ: Mapping[str, str], policy: FleetP
     """
     configure_logs(config.log)
     log = get_log()
-    workers, recorders = fleet_specs(config, environ), recorder_specs(config, environ)
+    workers, sidecars = fleet_specs(config, environ), sidecar_specs(config, environ)
     try:
         policy = replace(policy, scale=replace(policy.scale, max_workers=len(workers)))
     except InvalidSetting as error:
@@ -40,7 +40,7 @@ def start_fleet(config: WorkerConfig, environ: Mapping[str, str], policy: FleetP
     redis = server_of_children(config, environ, log)
     reader = BacklogReader(redis.url, config, log)
     with ended_by_threads(log):
-        return Fleet(workers, recorders, log, reporter(redis.url, config, log), policy=policy, read=reader.read).run()
+        return Fleet(workers, sidecars, log, reporter(redis.url, config, log), policy=policy, read=reader.read).run()
 
 
 class Fleet(Parent):

@@ -1,8 +1,8 @@
-"""`worker start`: the parent process of one worker or several, and of their recorder.
+"""`worker start`: the parent process of one worker or several, and of their sidecars.
 
 It starts them, forwards signals, and reports each worker that has ended to the queue, so that other workers take its
-jobs over at once. It restarts the recorder, and the workers of a fleet. It ends when all workers have ended. It loads
-no model and uses no device. If it dies, its children shut down gracefully.
+jobs over at once. It restarts the sidecars (the recorder, and callbacks), and the workers of a fleet. It ends when all
+workers have ended. It loads no model and uses no device. If it dies, its children shut down gracefully.
 """
 
 import os
@@ -19,7 +19,7 @@ from sluice.worker.endpoints import RedisEndpoint, find_redis, partitions_of
 from sluice.worker.errors import ExitCode
 from sluice.worker.log import Log, configure_logs, ended_by_threads, get_log
 from sluice.worker.processes.child_process import ChildProcess, ChildSpec, OnEnd
-from sluice.worker.processes.specs import recorder_specs, worker_specs
+from sluice.worker.processes.specs import sidecar_specs, worker_specs
 
 LOOK_EVERY_S = 1.0
 """Interval of polls for workers that are ready, and for ended processes, which SIGCHLD reports at once."""
@@ -38,10 +38,10 @@ def start_parent(config: WorkerConfig, environ: Mapping[str, str]) -> int:
     """
     configure_logs(config.log)
     log = get_log()
-    workers, recorders = worker_specs(config, environ), recorder_specs(config, environ)
+    workers, sidecars = worker_specs(config, environ), sidecar_specs(config, environ)
     redis = server_of_children(config, environ, log)
     with ended_by_threads(log):
-        return Parent(workers, recorders, log, reporter(redis.url, config, log)).run()
+        return Parent(workers, sidecars, log, reporter(redis.url, config, log)).run()
 
 
 def server_of_children(config: WorkerConfig, environ: Mapping[str, str], log: Log) -> RedisEndpoint:

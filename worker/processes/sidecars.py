@@ -34,7 +34,7 @@ def run_recorder(config: WorkerConfig, environ: Mapping[str, str], *, until_eof:
     )
 
 
-def run_callbacks(config: WorkerConfig, environ: Mapping[str, str]) -> ExitCode:
+def run_callbacks(config: WorkerConfig, environ: Mapping[str, str], *, until_eof: bool = False) -> ExitCode:
     """Run `worker callbacks`.
 
     Raises:
@@ -70,5 +70,6 @@ def run_callbacks(config: WorkerConfig, environ: Mapping[str, str]) -> ExitCode:
             export_folder=asked.export_folder,
             files_url=files_url_of(config, environ),
             log=config.log,
-        )
+        ),
+        until_eof=until_eof,
     )

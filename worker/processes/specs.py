@@ -1,7 +1,8 @@
-"""The child processes of a configuration: workers, each for one device, and a recorder."""
+"""The child processes of a configuration: workers, each for one device, and their sidecars."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
+from importlib.util import find_spec
 
 from sluice.worker.config import CONFIG_FILE_NAME, PREFIX, READ_ELSEWHERE, SETTINGS, WorkerConfig
 from sluice.worker.devices import devices_of, is_several
@@ -12,6 +13,11 @@ from sluice.worker.processes.cores import own_cores, share_cores
 _PROGRAM = (sys.executable, "-P", "-m", "sluice.worker")
 WORKER = (*_PROGRAM, "start", "--until-eof")
 RECORDER = (*_PROGRAM, "record", "--until-eof")
+CALLBACKS = (*_PROGRAM, "callbacks", "--until-eof")
+CALLBACKS_NEED = ("fsspec", "rq", "starlette")
+"""Packages of `worker callbacks`, and of the gateway whose batches it runs."""
+
+_OF_WORKERS = frozenset(leaf.section for leaf in SETTINGS) - {"callbacks"}
 _KEPT = READ_ELSEWHERE - {CONFIG_FILE_NAME}
 
 
@@ -61,6 +67,27 @@ def recorder_specs(config: WorkerConfig, environ: Mapping[str, str]) -> list[Chi
     return [ChildSpec(kind="recorder", command=RECORDER, environ=environ, restart="always")]
 
 
+def sidecar_specs(config: WorkerConfig, environ: Mapping[str, str]) -> list[ChildSpec]:
+    """Specify what runs beside the workers: the recorder, and callbacks.
+
+    Raises:
+        ConfigError: as `recorder_specs`.
+    """
+    return [*recorder_specs(config, environ), *callbacks_specs(config, environ)]
+
+
+def callbacks_specs(config: WorkerConfig, environ: Mapping[str, str]) -> list[ChildSpec]:
+    """Specify `worker callbacks`, if the configuration wants it. Else the gateway's batches would wait for ever."""
+    wanted = config.history.callbacks
+    if wanted is None:
+        # A deployment with a server of its own runs it where it wants to.
+        wanted = config.redis.url is None and all(map(find_spec, CALLBACKS_NEED))
+    if not wanted:
+        return []
+    environ = _base(config, environ) | environment_of(config, sections=("callbacks",))
+    return [ChildSpec(kind="callbacks", command=CALLBACKS, environ=environ, restart="always")]
+
+
 def _fleet_spec(
     config: WorkerConfig, base: Mapping[str, str], index: int, device: str, cores: frozenset[int]
 ) -> ChildSpec:
@@ -78,12 +105,12 @@ def _base(config: WorkerConfig, environ: Mapping[str, str]) -> dict[str, str]:
     return kept | environment_of(config)
 
 
-def environment_of(config: WorkerConfig) -> dict[str, str]:
-    """Return the environment from which `load_config` builds `config` again, without settings of `worker callbacks`."""
+def environment_of(config: WorkerConfig, *, sections: Container[str] = _OF_WORKERS) -> dict[str, str]:
+    """Return the environment from which `load_config` builds `config` again, without settings of other sections."""
     values = {
         leaf.env_name: getattr(getattr(config, leaf.section), leaf.name)
         for leaf in SETTINGS
-        if leaf.section != "callbacks"
+        if leaf.section in sections
     }
     return {name: str(value).lower() if value in (True, False) and isinstance(value, bool) else str(value)
             for name, value in values.items() if value is not None}  # fmt: skip

@@ -18,10 +18,10 @@ from sluice.producer.contract.limits import (
 from sluice.producer.contract.openai.requests import ENDPOINTS, Endpoint
 from sluice.producer.errors import InvalidSetting
 from sluice.producer.gateway.access import caller_of
-from sluice.producer.gateway.batches.batch import CANCELLED, CANCELLING, Batch, printable, window_of
+from sluice.producer.gateway.batches.batch import CANCELLED, CANCELLING, OPEN, Batch, printable, window_of
 from sluice.producer.gateway.batches.store import BatchStore, TooManyBatches
 from sluice.producer.gateway.errors import HttpError, bad_request
-from sluice.producer.gateway.files.hosts import lacks_callbacks
+from sluice.producer.gateway.files.hosts import lacks_callbacks, without_callbacks
 from sluice.producer.gateway.files.routes import not_found
 from sluice.producer.gateway.files.storage import Storage
 from sluice.producer.gateway.files.store import INPUT, File, FileStore, now_ms
@@ -87,9 +87,17 @@ class BatchRoutes:
             expires_ms=created_ms + round(length.total_seconds() * 1000),
         )
         await self._add(batch)
-        if await lacks_callbacks(clients):
-            LOG.warning("A batch waits: no `worker callbacks` serves queue %s.", queue.name)
-        return JSONResponse(batch.body)
+        body = await self._body(batch)
+        if "warning" in body:
+            LOG.warning("A batch was created, but %s.", body["warning"])
+        return JSONResponse(body)
+
+    async def _body(self, batch: Batch) -> Object:
+        """Return what clients read of a batch, and what is missing if nobody continues it."""
+        queue = next((one for one in self._queues if one.name == batch.queue), None)
+        if batch.status not in OPEN or queue is None or not await lacks_callbacks(queue):
+            return batch.body
+        return {**batch.body, "warning": without_callbacks(queue.name)}
 
     async def _add(self, batch: Batch) -> None:
         try:
@@ -124,7 +132,7 @@ class BatchRoutes:
         batch = await SQL.run(self._batches.get, batch_id, caller_of(request).tenant)
         if batch is None:
             raise not_found("batch", batch_id)
-        return JSONResponse(batch.body)
+        return JSONResponse(await self._body(batch))
 
     async def _cancel(self, request: Request) -> Response:
         batch_id = request.path_params["batch_id"]

@@ -50,6 +50,11 @@ async def lacks_callbacks(queue: QueueClients) -> bool:
         return False
 
 
+def without_callbacks(queue: str) -> str:
+    """Say what is missing where `lacks_callbacks` holds."""
+    return f"batches wait: no `worker callbacks` has served queue {queue!r} for a minute. Start one with its settings"
+
+
 def _has_no_callbacks(queue: str) -> Operation[bool]:
     [num_keys] = yield Ask((("EXISTS", _callbacks_key(queue)),))
     return num_keys == 0

@@ -11,6 +11,7 @@ FAULT = object_schema("BatchError", code=TEXT, message=TEXT, param=or_null(TEXT)
 METADATA: Schema = {"type": "object", "additionalProperties": TEXT}
 BATCH = object_schema(
     "Batch",
+    optional=("warning",),
     id=TEXT,
     object={"const": "batch"},
     endpoint={"enum": list(ENDPOINTS)},
@@ -32,6 +33,7 @@ BATCH = object_schema(
     cancelled_at=OPTIONAL_TIME,
     request_counts=object_schema(total=NUMBER, completed=NUMBER, failed=NUMBER),
     metadata=or_null(METADATA),
+    warning={"type": "string", "description": "What is missing for the batch to go on."},
 )
 NEW_BATCH = object_schema(
     "NewBatch",

@@ -16,7 +16,12 @@ LOGPROBS: Schema = {"type": ["object", "null"]}
 
 HEALTH = json_answer("It is.", object_schema("Health", status={"const": "ok"}))
 LIVE = RouteDoc(tag="health", summary="Check that the process runs", answers={200: HEALTH})
-READY = RouteDoc(tag="health", summary="Check that Redis answers, and that keys are known", answers={200: HEALTH})
+READINESS = object_schema("Readiness", optional=("warnings",), status={"const": "ok"}, warnings=list_of(TEXT))
+READY = RouteDoc(
+    tag="health",
+    summary="Check that Redis answers, and that keys are known",
+    answers={200: json_answer("It is; `warnings` says what does not work all the same.", READINESS)},
+)
 
 ONE_MODEL = object_schema("Model", id=TEXT, object={"const": "model"}, created=NUMBER, owned_by=TEXT)
 MODELS = RouteDoc(

@@ -14,7 +14,7 @@ import pytest
 
 from sluice.worker.config import load_config
 from sluice.worker.errors import ExitCode
-from sluice.worker.processes.specs import environment_of, is_fleet, recorder_specs, worker_specs
+from sluice.worker.processes.specs import callbacks_specs, environment_of, is_fleet, recorder_specs, worker_specs
 from tests.integration.jobs import wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -473,6 +473,27 @@ class TestGivenAConfiguration:
         assert [recorder.restarts_after(code) for code in (0, 1, 2, -9)] == [True, True, False, True]
         assert load_config(recorder.environ).history.keep_prompts == "hash"
         assert recorder_specs(load_config({}, flags=self.FLAGS), {}) == []
+
+    def test_when_the_server_is_embedded_then_it_brings_callbacks_along(self) -> None:
+        environ = {"SLUICE_CALLBACKS_SECRET": "of all", "SLUICE_RETENTION_DAYS": "9", "SLUICE_LOG_LEVEL": "warning"}
+        config = load_config(environ)
+
+        [spec] = callbacks_specs(config, environ)
+
+        assert load_config(spec.environ) == config
+        assert spec.command[-2:] == ("callbacks", "--until-eof")
+        assert [spec.restarts_after(code) for code in (0, 1, 2, -9)] == [True, True, False, True]
+
+    @pytest.mark.parametrize(
+        ("flags", "num"),
+        [
+            ({"redis.url": "redis://h"}, 0),
+            ({"redis.url": "redis://h", "history.callbacks": True}, 1),
+            ({"history.callbacks": False}, 0),
+        ],
+    )
+    def test_when_a_flag_or_another_server_is_given_then_that_decides(self, flags: dict[str, object], num: int) -> None:
+        assert len(callbacks_specs(load_config({}, flags=flags), {})) == num
 
     def test_when_it_names_gpus_then_each_has_a_post_of_its_own(self) -> None:
         config = load_config({}, flags={**self.FLAGS, "model.device": "cuda:0,2", "model.memory_fraction": 0.8})
