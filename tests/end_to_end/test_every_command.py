@@ -43,8 +43,12 @@ GIVEN = {
     "worker start": ["--cpu", "--metrics-port", "0"],
     "worker fleet": ["--cpu", "--metrics-port", "0"],
     "worker tune": ["./no-such-model"],
+    "worker migrate": ["--wait", "3"],
 }
 """Arguments, where a command needs some."""
+
+END_WITHIN_S = 120
+"""On a busy machine: `worker doctor` waits 15 s for two servers that hang, and imports torch."""
 
 SERVICES = {"producer serve", "worker start", "worker fleet", "worker record", "worker callbacks", "worker top"}
 """They wait for their servers, and run until they are stopped."""
@@ -100,11 +104,11 @@ def run(
         stderr=subprocess.PIPE,
     )  # fmt: skip
     try:
-        output, errors = process.communicate(timeout=8 if name in SERVICES else 60)
+        output, errors = process.communicate(timeout=8 if name in SERVICES else END_WITHIN_S)
     except subprocess.TimeoutExpired:
         assert name in SERVICES, f"{name} does not end"
         process.send_signal(signal.SIGTERM)
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=END_WITHIN_S)
     return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
@@ -158,7 +162,7 @@ class TestGivenAServerThatHangs:
 
         assert "Traceback" not in done.stdout + done.stderr, done.stderr
         assert name in SERVICES or done.returncode != 0 or "server" in name, done.stdout
-        assert time.monotonic() - began_s < 60
+        assert time.monotonic() - began_s < END_WITHIN_S
 
 
 @pytest.mark.long
