@@ -65,7 +65,9 @@ class QueueFull(ProducerError):
     ) -> None:
         super().__init__(message)
         self.reason = reason
-        """Which limit: `full_jobs`, `full_tokens`, `full_bytes`, `full_memory` (the server's) or `outbox_full`."""
+        """Which limit: `full_jobs`, `full_tokens`, `full_bytes`, `tenant_full` (its share of them), `full_memory` (the
+        server's) or `outbox_full`.
+        """
 
         self.waiting_jobs, self.waiting_tokens, self.waiting_bytes = waiting
         self.bound = bound

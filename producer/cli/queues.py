@@ -21,6 +21,7 @@ from sluice.producer.cli.common import (
 )
 from sluice.producer.cli.durations import duration_s
 from sluice.producer.client import Producer
+from sluice.producer.contract.bounds import TENANT_SHARE
 from sluice.producer.contract.calls import QueueSettings, QueueView
 from sluice.producer.contract.durability import read_durability
 from sluice.producer.contract.host.numbers import Number
@@ -93,6 +94,7 @@ def show_queue(*, as_json: bool, **values: object) -> None:
     for partition, view in enumerate(views):
         show_table(("totals", "jobs"), list(view.totals.items()))
         show_table(("partition", "class", "tenant", "jobs", "tokens"), [(partition, *lane) for lane in view.lanes])
+        show_table(("partition", "tenant", "jobs", "tokens", "bytes"), [(partition, *one) for one in view.tenants])
         show_table(("partition", "setting", "value"), [(partition, *setting) for setting in view.settings.items()])
 
 
@@ -199,12 +201,24 @@ def purge(*, tenant: str | None, is_sure: bool, **values: object) -> None:
     say(f"{num_jobs} jobs cancelled")
 
 
+DIVIDED = ", in equal parts by partition."
+"""End of the help of a bound."""
+
+
 @queues.command("set")
-@click.option("--max-waiting-jobs", metavar="JOBS", type=click.IntRange(0), help="Refuse submits above this many.")
-@click.option("--max-waiting-tokens", metavar="TOKENS", type=click.IntRange(0), help="Refuse submits above this many.")
-@click.option("--max-waiting-bytes", metavar="BYTES", type=click.IntRange(0), help="Refuse submits above this size.")
-@click.option("--max-outbox-entries", metavar="COUNT", type=click.IntRange(1), help="Refuse submits above this many.")
-@click.option("--max-outbox-bytes", metavar="BYTES", type=click.IntRange(1), help="Refuse submits above this size.")
+@click.option(
+    "--max-waiting-jobs", metavar="JOBS", type=click.IntRange(0), help=f"Refuse submits above this many{DIVIDED}"
+)
+@click.option("--max-waiting-tokens", metavar="TOKENS", type=click.IntRange(0),
+              help=f"Refuse submits above this many{DIVIDED}")  # fmt: skip
+@click.option("--max-waiting-bytes", metavar="BYTES", type=click.IntRange(0),
+              help=f"Refuse submits above this size{DIVIDED}")  # fmt: skip
+@click.option("--max-outbox-entries", metavar="COUNT", type=click.IntRange(1),
+              help=f"Refuse submits above this many{DIVIDED}")  # fmt: skip
+@click.option("--max-outbox-bytes", metavar="BYTES", type=click.IntRange(1),
+              help=f"Refuse submits above this size{DIVIDED}")  # fmt: skip
+@click.option(TENANT_SHARE.flag, metavar="PERCENT", type=click.IntRange(1, 100),
+              help="Refuse submits of a tenant above this part of what others leave of these limits.")  # fmt: skip
 @click.option("--durability", metavar="LEVEL", help="Default durability of submits: memory, aof, fsync or replica:N.")
 @click.option(
     "--max-failures", metavar="COUNT", type=click.IntRange(1), help="Fail a job after this many retryable failures."

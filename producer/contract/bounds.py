@@ -8,6 +8,8 @@ Defaults, flags and errors are taken from this table, `docs/reference/bounds.md`
 from dataclasses import dataclass
 from typing import Literal
 
+from sluice.producer.contract.limits import DEFAULT_TENANT_SHARE_PERCENT
+
 Holder = Literal["API key", "tenant", "address", "request", "gateway", "queue"]
 
 
@@ -176,6 +178,16 @@ TENANT_REQUESTS = Bound(
     status=429,
     code="too_many_open_requests",
 )
+TENANT_SHARE = Bound(
+    name="tenant_share_percent",
+    what="percent of what other tenants leave of a queue's waiting jobs, tokens and bytes",
+    per="tenant",
+    default=DEFAULT_TENANT_SHARE_PERCENT,
+    set_by="producer queues set --tenant-share-percent",
+    status=429,
+    code="tenant_full",
+    note="of a tenant alone in a queue for a day, 100; one job in any case. Batches wait instead",
+)
 ADDRESS_CONNECTIONS = Bound(
     name="address_connections",
     what="connections",
@@ -222,6 +234,7 @@ BOUNDS = (
     TENANT_HELD_MIB,
     TENANT_UNREAD_MIB,
     TENANT_REQUESTS,
+    TENANT_SHARE,
     ADDRESS_CONNECTIONS,
     TENANT_BATCHES,
     KEY_READS,

@@ -135,6 +135,15 @@ GARBAGE_ENTRY_BYTES = 1024
 DEFAULT_MAX_WAITING_JOBS = 1_000_000
 DEFAULT_MAX_WAITING_TOKENS = 2_000_000_000
 DEFAULT_MAX_WAITING_BYTES = 4 * 1024 * 1024 * 1024
+DEFAULT_TENANT_SHARE_PERCENT = 50
+"""Share of a queue's bounds that one tenant may hold, of what other tenants leave."""
+
+TENANT_KEPT_MS = 86_400_000
+"""How long a queue leaves room for a tenant that has nothing waiting."""
+
+TENANTS_KEPT = 1000
+"""Tenants without waiting jobs above which they are forgotten sooner."""
+
 DEFAULT_MAX_OUTBOX_ENTRIES = 1_000_000
 DEFAULT_MAX_OUTBOX_BYTES = 4 * 1024 * 1024 * 1024
 """Events of the outbox, packed. One entry may hold those of 256 jobs with their prompts."""

@@ -17,8 +17,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp
 
+from sluice.producer.contract.bounds import TENANT_SHARE
 from sluice.producer.contract.openai.requests import ENDPOINTS, RequestRefused
-from sluice.producer.errors import HistoryUnavailable, ProducerError
+from sluice.producer.errors import HistoryUnavailable, ProducerError, QueueFull
 from sluice.producer.gateway.access import Access
 from sluice.producer.gateway.arrival.requests import Arrival
 from sluice.producer.gateway.arrival.shares import ShareLimits, Shares
@@ -40,6 +41,7 @@ from sluice.producer.gateway.openapi.openai_docs import LIVE, MODEL, MODELS, REA
 from sluice.producer.gateway.openapi.routes import ApiRoute
 from sluice.producer.gateway.queues import Queues, unknown_model
 from sluice.producer.gateway.rates import RATE_HEADERS, Rates
+from sluice.producer.gateway.refusals import count
 from sluice.producer.gateway.responses.routes import response_routes
 from sluice.producer.gateway.settings import GatewaySettings, is_loopback
 from sluice.producer.gateway.tables.database import Database
@@ -190,6 +192,8 @@ async def _warn_without(database: Database) -> None:
 
 
 async def _answer_with(request: Request, error: Exception) -> Response:
+    if isinstance(error, QueueFull) and error.reason == TENANT_SHARE.code:
+        count(TENANT_SHARE)
     if not isinstance(error, HttpError):
         error = error_of(cast("ProducerError | RequestRefused | HTTPException", error))
     if error.status == METHOD_NOT_ALLOWED:

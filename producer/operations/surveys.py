@@ -1,11 +1,12 @@
-"""Read whole partitions: their state, then their workers, lanes and weights page by page. No I/O."""
+"""Read whole partitions: their state, then their workers, lanes and tenants page by page. No I/O."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import cast
 
 from sluice.producer.contract import calls
-from sluice.producer.contract.calls import Lane, PartitionView, QueueView
+from sluice.producer.contract.calls import PartitionView, QueueView
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.limits import LANES_PER_PAGE
 from sluice.producer.contract.transport.execution import Command, Reply, command_of
@@ -27,10 +28,10 @@ def survey_all(
     Args:
         all_keys: The partitions.
         fields: The fields of heartbeats that are wanted; all of them if empty.
-        has_lanes: Whether the lanes, and the weights of tenants, are wanted.
+        has_lanes: Whether the lanes, and the numbers and weights of tenants, are wanted.
     """
-    first = 0 if has_lanes else None
-    surveys = [_Survey(keys=keys, fields=tuple(fields), lanes_at=first, weights_at=first) for keys in all_keys]
+    lists = calls.LISTS if has_lanes else ()
+    surveys = [_Survey(keys=keys, fields=tuple(fields), lists_at=dict.fromkeys(lists, 0)) for keys in all_keys]
     while parts := [part for survey in surveys for part in survey.parts()]:
         replies = yield Ask(tuple(command for command, _ in parts), is_lenient=True)
         for (_, take), reply in zip(parts, replies, strict=True):
@@ -50,15 +51,15 @@ class _Survey:
 
     keys: QueueKeys
     fields: tuple[str, ...]
-    lanes_at: int | None
-    """Cursor of the next page; None after the last. So are the next two."""
+    lists_at: dict[str, int]
+    """Cursor of the next page of each list that has not been read."""
 
-    weights_at: int | None
     workers_at: int | None = 0
+    """Likewise; None after the last page."""
+
     partition: PartitionView | None = None
     workers: dict[str, dict[str, str]] = field(default_factory=dict[str, dict[str, str]])
-    lanes: list[Lane] = field(default_factory=list[Lane])
-    weights: dict[str, str] = field(default_factory=dict[str, str])
+    lists: dict[str, dict[bytes, bytes]] = field(default_factory=dict[str, dict[bytes, bytes]])
 
     def parts(self) -> Iterator[Part]:
         """Yield what is to be read next."""
@@ -66,16 +67,14 @@ class _Survey:
             yield command_of(calls.inspect(self.keys)), self._take_partition
         if self.workers_at is not None:
             yield command_of(calls.list_workers(self.keys, self.workers_at, fields=self.fields)), self._take_workers
-        if self.lanes_at is not None:
-            yield ("HSCAN", self.keys.key("depth"), self.lanes_at, "COUNT", LANES_PER_PAGE), self._take_lanes
-        if self.weights_at is not None:
-            yield ("HSCAN", self.keys.key("weights"), self.weights_at, "COUNT", LANES_PER_PAGE), self._take_weights
+        for name, cursor in self.lists_at.items():
+            yield ("HSCAN", self.keys.key(name), cursor, "COUNT", LANES_PER_PAGE), partial(self._take_list, name)
 
     @property
     def view(self) -> QueueView:
         """All of it."""
         assert self.partition is not None
-        return calls.whole_view(self.partition, self.workers, self.lanes, self.weights)
+        return calls.whole_view(self.partition, self.workers, self.lists)
 
     def _take_partition(self, reply: Reply) -> None:
         self.partition = calls.inspect(self.keys).parse(_sound(reply))
@@ -85,16 +84,15 @@ class _Survey:
         self.workers |= {name: dict(about) for name, about in page.workers.items()}
         self.workers_at = page.cursor or None
 
-    def _take_lanes(self, reply: Reply) -> None:
-        cursor, depth = cast("tuple[bytes, list[bytes]]", _sound(reply))
-        self.lanes += calls.read_lanes(depth)
-        self.lanes_at = int(cursor) or None
-
-    def _take_weights(self, reply: Reply) -> None:
-        # Scripts take another program's key in its place as no weights.
-        cursor, weights = (b"0", []) if isinstance(reply, ProducerError) else cast("tuple[bytes, list[bytes]]", reply)
-        self.weights |= calls.read_map(weights)
-        self.weights_at = int(cursor) or None
+    def _take_list(self, name: str, reply: Reply) -> None:
+        # Scripts take another program's key in the place of these two as an empty one.
+        is_foreign = isinstance(reply, ProducerError) and name != "depth"
+        cursor, flat = (b"0", []) if is_foreign else cast("tuple[bytes, list[bytes]]", _sound(reply))
+        self.lists.setdefault(name, {}).update(zip(flat[::2], flat[1::2], strict=True))
+        if int(cursor):
+            self.lists_at[name] = int(cursor)
+        else:
+            del self.lists_at[name]
 
 
 def _sound(reply: Reply) -> Reply:

@@ -1,5 +1,6 @@
 """Sum up the state of a queue over its partitions, and of its tenants. No I/O."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -81,18 +82,21 @@ def tenant_totals(name: str, views: Sequence[QueueView]) -> list[TenantTotals]:
     """Sum up what waits for each tenant that waits or has a weight of its own, by name."""
     settings = {key: value for view in views for key, value in view.settings.items()}
     weights = {key.removeprefix(WEIGHT): float(value) for key, value in settings.items() if key.startswith(WEIGHT)}
-    lanes = [lane for view in views for lane in view.lanes]
-    waiting = {tenant for _, tenant, jobs, _ in lanes if jobs}
+    jobs, tokens = Counter[str](), Counter[str]()
+    for tenant, num_jobs, num_tokens, _ in (one for view in views for one in view.tenants):
+        jobs[tenant] += num_jobs
+        tokens[tenant] += num_tokens
+    waiting = {tenant for view in views for _, tenant, num_jobs, _ in view.lanes if num_jobs}
     total = sum(weights.get(tenant, 1.0) for tenant in waiting)
     is_fair = settings.get("mode") == "fair"
     return [
         TenantTotals(
             tenant=tenant,
             queue=name,
-            waiting=sum(jobs for _, owner, jobs, _ in lanes if owner == tenant),
-            tokens=sum(tokens for _, owner, _, tokens in lanes if owner == tenant),
+            waiting=jobs[tenant],
+            tokens=tokens[tenant],
             weight=weights.get(tenant, 1.0),
             share=weights.get(tenant, 1.0) / total if is_fair and tenant in waiting else None,
         )
-        for tenant in sorted({*weights, *waiting})
+        for tenant in sorted({*weights, *waiting, *jobs})
     ]

@@ -212,10 +212,8 @@ class Queue:
     def look(self) -> calls.QueueView:
         """Look at the queue."""
         found = survey(self.client, self.keys)
-        depth = [text for pair in self.client.hgetall(self.keys.key("depth")).items() for text in pair]
-        has_weights = self.client.type(self.keys.key("weights")) == b"hash"
-        weights = self.hash_of("weights") if has_weights else {}
-        return calls.whole_view(found, found.workers, calls.read_lanes(depth), weights)
+        there = {name: self.keys.key(name) for name in calls.LISTS if self.client.type(self.keys.key(name)) == b"hash"}
+        return calls.whole_view(found, found.workers, {name: self.client.hgetall(key) for name, key in there.items()})
 
     def fire_timers(self) -> int:
         """Fire one slice of timers."""
@@ -273,6 +271,7 @@ def check(queue: Queue, ignored: Sequence[str] = ()) -> None:
     jobs = {name: job for name, job in hashes.items() if name not in ignored}
     _check_states(queue, jobs)
     _check_counters(queue, jobs)
+    _check_tenants(queue, jobs)
     _check_lanes(queue, jobs)
     _check_timers(queue, jobs)
     _check_batches(queue, jobs)
@@ -325,6 +324,18 @@ def _check_counters(queue: Queue, jobs: dict[str, dict[str, str]]) -> None:
     assert counters["running_jobs"] == states["running"]
     ended = counters["done"] + counters["failed"] + counters["cancelled"] + counters["expired"]
     assert counters["submitted"] == ended + counters["waiting_jobs"] + counters["running_jobs"]
+
+
+def _check_tenants(queue: Queue, jobs: dict[str, dict[str, str]]) -> None:
+    held: dict[str, list[int]] = {}
+    for name, job in jobs.items():
+        if job["state"] == "queued":
+            numbers = held.setdefault(name.partition(":")[0], [0, 0, 0])
+            held[name.partition(":")[0]] = [
+                numbers[0] + 1, numbers[1] + int(job["cost"]), numbers[2] + int(job["bytes"]),
+            ]  # fmt: skip
+    stated = {tenant: [int(number) for number in text.split()[:3]] for tenant, text in queue.hash_of("tenants").items()}
+    assert {tenant: numbers for tenant, numbers in stated.items() if any(numbers)} == held
 
 
 def _check_lanes(queue: Queue, jobs: dict[str, dict[str, str]]) -> None:

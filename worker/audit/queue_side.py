@@ -1,8 +1,8 @@
 """Read a partition in slices, so that no command blocks the server longer than a pull does. Knows no SQL."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, TypeVar, cast
 
@@ -55,10 +55,16 @@ class Waiting:
     tokens: int = 0
     bytes: int = 0
 
-    def add(self, picture: Picture) -> None:
-        """Add a waiting job."""
-        self.tokens += picture.cost
-        self.bytes += picture.bytes
+    tenants: dict[str, tuple[int, int, int]] = field(default_factory=dict[str, tuple[int, int, int]])
+    """Jobs, tokens and bytes of each tenant."""
+
+    def add(self, tenant: str, jobs: int, tokens: int, num_bytes: int) -> None:
+        """Add waiting jobs of a tenant."""
+        self.tokens += tokens
+        self.bytes += num_bytes
+        if jobs:
+            before = self.tenants.get(tenant, (0, 0, 0))
+            self.tenants[tenant] = (before[0] + jobs, before[1] + tokens, before[2] + num_bytes)
 
 
 class QueueSide:
@@ -134,19 +140,25 @@ class QueueSide:
             yield from self._walk_lane(lane, waiting, sums)
         for name in ("delayed", "suspects"):
             for picture in self.pictures(self._members(name, "zscan_iter")):
-                waiting.add(picture)
+                waiting.add(split_job_id(picture.id)[1], 1, picture.cost, picture.bytes)
+        stated = self._stated_tenants()
         is_still = self.counts().stamp == before.stamp
         self.sums = Sums(
-            stamp=before.stamp if is_still else "", tokens=waiting.tokens, bytes=waiting.bytes, lanes=tuple(sums)
+            stamp=before.stamp if is_still else "",
+            tokens=waiting.tokens,
+            bytes=waiting.bytes,
+            lanes=tuple(sums),
+            tenants=tuple((tenant, *numbers) for tenant, numbers in waiting.tenants.items()),
         )
-        yield from self._wrong_sums(before) if is_still else ()
+        if is_still:
+            yield from self._wrong_sums(before)
+            yield from self._wrong_tenants(stated)
 
     def _walk_lane(self, lane: str, waiting: Waiting, sums: list[tuple[str, str, int]]) -> Iterator[Finding]:
         before, tokens = self._depth(lane), 0
         for view in self._views(lane):
             tokens += view.tokens
-            waiting.tokens += view.job_tokens
-            waiting.bytes += view.job_bytes
+            waiting.add(lane.partition(":")[2], view.jobs, view.job_tokens, view.job_bytes)
             yield from (self._entry_without_job(lane, stray) for stray in view.strays)
         stated = read_number([*before.split(), "0", "0"][1])
         if stated != tokens and self._is_as_walked(lane, before, tokens):
@@ -234,6 +246,24 @@ class QueueSide:
         for name, there in (("waiting_tokens", self.sums.tokens), ("waiting_bytes", self.sums.bytes)):
             if stated.get(name, 0) != there:
                 yield _counter(self.keys, name, stated.get(name, 0), there)
+
+    def _stated_tenants(self) -> dict[str, tuple[int, ...]]:
+        """Read the numbers of tenants that have waiting jobs; none from another program's key."""
+        key = self.keys.key("tenants")
+        if self._client.type(key) != b"hash":
+            return {}
+        found: dict[bytes, bytes] = self._client.hgetall(key)
+        stated = {one.decode(errors="replace"): text.split()[:3] for one, text in found.items()}
+        numbers = {tenant: tuple(map(read_number, words)) for tenant, words in stated.items()}
+        return {tenant: counts for tenant, counts in numbers.items() if any(counts)}
+
+    def _wrong_tenants(self, stated: Mapping[str, tuple[int, ...]]) -> Iterator[Finding]:
+        there = {tenant: tuple(numbers) for tenant, *numbers in self.sums.tenants}
+        for tenant in sorted({*stated, *there}):
+            says, has = stated.get(tenant, (0, 0, 0)), there.get(tenant, (0, 0, 0))
+            for unit, one, other in zip(("jobs", "tokens", "bytes"), says, has, strict=False):
+                if one != other:
+                    yield _counter(self.keys, f"tenant {tenant} {unit}", one, other)
 
 
 def _counter(keys: QueueKeys, name: str, stated: int, there: int) -> Finding:

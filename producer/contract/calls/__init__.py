@@ -4,7 +4,7 @@
 The calls of `worker audit` are in `audit`.
 """
 
-from sluice.producer.contract.calls.base import Argument, Call, FromNow, Reply, read_map
+from sluice.producer.contract.calls.base import Argument, Call, FromNow, Reply
 from sluice.producer.contract.calls.batches import (
     BatchView,
     cancel_batch,
@@ -60,9 +60,9 @@ from sluice.producer.contract.calls.submission import (
     submit,
 )
 from sluice.producer.contract.calls.views import (
+    LISTS,
     Death,
     JobView,
-    Lane,
     PartitionView,
     QueueView,
     Workers,
@@ -70,12 +70,12 @@ from sluice.producer.contract.calls.views import (
     inspect,
     list_workers,
     rate_of,
-    read_lanes,
     status,
     whole_view,
 )
 
 __all__ = [
+    "LISTS",
     "Accepted",
     "AdvanceAnswer",
     "Already",
@@ -92,7 +92,6 @@ __all__ = [
     "FromNow",
     "JobView",
     "KnownSettings",
-    "Lane",
     "LeasedJob",
     "NewJob",
     "Notification",
@@ -133,8 +132,6 @@ __all__ = [
     "purge",
     "put_result",
     "rate_of",
-    "read_lanes",
-    "read_map",
     "report_death",
     "requeue",
     "restore_settings",

@@ -131,8 +131,9 @@ class LaneView:
     """Id of the last entry read; None at the end of the lane."""
 
     tokens: int
-    """Sum over the entries; `job_tokens` and `job_bytes` are sums over their jobs."""
+    """Sum over the entries; the next three are sums over their jobs."""
 
+    jobs: int
     job_tokens: int
     job_bytes: int
     strays: tuple[StrayEntry, ...]
@@ -144,10 +145,11 @@ def audit_lane(keys: QueueKeys, lane: str, after: str | None) -> Call[LaneView]:
 
 
 def _read_lane(reply: Raw) -> LaneView:
-    last, tokens, job_tokens, job_bytes, strays = reply
+    last, tokens, jobs, job_tokens, job_bytes, strays = reply
     return LaneView(
         last=read_text(last),
         tokens=tokens,
+        jobs=jobs,
         job_tokens=job_tokens,
         job_bytes=job_bytes,
         strays=tuple(
@@ -253,9 +255,13 @@ def repair_lane(keys: QueueKeys, lane: str, entries: Sequence[str]) -> Call[list
     return Call("repair_lane", keys.fixed(), (priority, tenant, pack_for_script(entries)), read_truths)
 
 
+TenantWaiting = tuple[str, int, int, int]
+"""(tenant, jobs, tokens, bytes)"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sums:
-    """Tokens and bytes of all waiting jobs, and (lane, text in `depth`, tokens) of each lane, at one time."""
+    """Tokens and bytes of all waiting jobs, of each lane and of each tenant, at one time."""
 
     stamp: str = ""
     """Empty if jobs changed while the sums were computed, which invalidates them."""
@@ -263,11 +269,22 @@ class Sums:
     tokens: int = 0
     bytes: int = 0
     lanes: tuple[tuple[str, str, int], ...] = ()
+    """(lane, text in `depth`, tokens) of lanes whose text is wrong."""
+
+    tenants: tuple[TenantWaiting, ...] = ()
+    """Of all tenants that have waiting jobs."""
 
 
 def repair_counters(keys: QueueKeys, lanes: Sequence[str], sums: Sums) -> Call[list[str]]:
     """Set counters and depths to the counted values; returns the changed names. `lanes` as in `audit_counts`."""
-    args = (pack_for_script(lanes), sums.stamp, sums.tokens, sums.bytes, pack_for_script(sums.lanes))
+    args = (
+        pack_for_script(lanes),
+        sums.stamp,
+        sums.tokens,
+        sums.bytes,
+        pack_for_script(sums.lanes),
+        pack_for_script(sums.tenants),
+    )
     return Call("repair_counters", keys.fixed(), args, lambda reply: [one.decode() for one in reply])
 
 

@@ -61,10 +61,17 @@ class QueueSettings:
     """
 
     max_waiting_jobs: int | None = None
+    """Most waiting jobs of the queue. Each partition takes an equal part of this bound, and of the next four."""
+
     max_waiting_tokens: int | None = None
     max_waiting_bytes: int | None = None
     max_outbox_entries: int | None = None
     max_outbox_bytes: int | None = None
+    tenant_share_percent: int | None = None
+    """Part of what other tenants leave of the queue's bounds that one tenant may hold, once another has used the queue
+    within a day. 100: no limit of its own.
+    """
+
     durability: str | None = None
     """Default durability of submits: memory, aof, fsync or replica:N."""
 
@@ -120,6 +127,8 @@ class QueueSettings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be 1 or more, got {value}")
+        if self.tenant_share_percent is not None and not 1 <= self.tenant_share_percent <= 100:
+            raise ValueError(f"tenant_share_percent must be from 1 to 100, got {self.tenant_share_percent}")
         for name in ("ttft_target_ms", "tpot_target_ms"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):

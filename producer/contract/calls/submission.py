@@ -99,6 +99,7 @@ class Refused:
         "full_jobs",
         "full_tokens",
         "full_bytes",
+        "tenant_full",
         "outbox_full",
         "too_large",
         "feature",

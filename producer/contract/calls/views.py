@@ -1,6 +1,6 @@
 """Read the state of jobs and queues. Never writes."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -190,6 +190,13 @@ class PartitionView:
     """When the first job is too late: the nearest deadline of a job or batch, or end of a time to live."""
 
 
+Lane = tuple[str, str, int, int]
+"""(class, tenant, jobs, tokens)"""
+
+TenantWaiting = tuple[str, int, int, int]
+"""(tenant, jobs, tokens, bytes)"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueView(PartitionView):
     """The state of one partition with its lanes and workers."""
@@ -197,8 +204,11 @@ class QueueView(PartitionView):
     workers: Mapping[str, Mapping[str, str]]
     """Live incarnations and the fields of their heartbeats."""
 
-    lanes: tuple[tuple[str, str, int, int], ...] = ()
+    lanes: tuple[Lane, ...] = ()
     """(class, tenant, jobs, tokens) of the lanes with waiting entries: returned jobs, then by class, highest first."""
+
+    tenants: tuple[TenantWaiting, ...] = ()
+    """(tenant, jobs, tokens, bytes) of the tenants with waiting jobs, delayed ones included."""
 
     tokens_per_s: float | None = None
     """Sum of the `tokens_per_s` that live workers report in `Beat.about`; None if none reports it."""
@@ -266,32 +276,56 @@ def _read_workers(reply: Raw) -> WorkersPage:
     return WorkersPage({name.decode(): read_map(about) for name, about in pairs}, int(cursor))
 
 
-Lane = tuple[str, str, int, int]
-"""(class, tenant, jobs, tokens)"""
+def _read_lanes(depth: Mapping[bytes, bytes]) -> Iterator[Lane]:
+    """Read lanes with jobs; what another program wrote there is left out."""
+    for name, text in depth.items():
+        kind, _, tenant = _text(name).partition(":")
+        jobs, tokens = _counts(text, 2)
+        if tenant and jobs:
+            yield kind, tenant, jobs, tokens
 
 
-def read_lanes(depth: Sequence[bytes]) -> list[Lane]:
-    """Read lanes from fields and values of `depth`; what another program wrote there is left out."""
-    lanes: list[Lane] = []
-    for name, numbers in zip(depth[::2], depth[1::2], strict=True):
-        kind, _, tenant = name.decode(errors="replace").partition(":")
-        jobs, tokens, *_ = [*numbers.split(b" ", 2), b"", b""]
-        if tenant and jobs.isdigit() and tokens.isdigit() and int(jobs):
-            lanes.append((kind, tenant, int(jobs), int(tokens)))
-    return lanes
+def _read_tenants(held: Mapping[bytes, bytes]) -> Iterator[TenantWaiting]:
+    """Read the tenants that have waiting jobs, likewise."""
+    for name, text in held.items():
+        jobs, tokens, num_bytes = _counts(text, 3)
+        if jobs:
+            yield _text(name), jobs, tokens, num_bytes
+
+
+def _counts(text: bytes, num: int) -> list[int]:
+    """Read the first counts of a text; all are 0 if one is none."""
+    words = text.split()[:num]
+    is_sound = len(words) == num and all(map(bytes.isdigit, words))
+    return list(map(int, words)) if is_sound else [0] * num
+
+
+LISTS = ("depth", "weights", "tenants")
+"""Hashes with a field for each lane or tenant, which a whole view is made of too."""
 
 
 def whole_view(
-    partition: PartitionView,
-    workers: Workers,
-    lanes: Iterable[Lane] = (),
-    weights: Mapping[str, str] = MappingProxyType({}),
+    partition: PartitionView, workers: Workers, lists: Mapping[str, Mapping[bytes, bytes]] = MappingProxyType({})
 ) -> QueueView:
-    """Join the state of a partition with its workers, lanes, and the weights of its tenants."""
+    """Join the state of a partition with its workers and what `LISTS` hold of it, as far as that was read."""
     facts = {name: getattr(partition, name) for name in PartitionView.__dataclass_fields__}
-    facts["settings"] = {**partition.settings, **{f"weight:{tenant}": weight for tenant, weight in weights.items()}}
-    ordered = sorted(set(lanes), key=lambda lane: (lane[0] != RETURNED, [-ord(char) for char in lane[0]], lane[1]))
-    return QueueView(**facts, workers=workers, lanes=tuple(ordered), tokens_per_s=rate_of(workers))
+    weights = {f"weight:{_text(tenant)}": _text(weight) for tenant, weight in lists.get("weights", {}).items()}
+    facts["settings"] = {**partition.settings, **weights}
+    return QueueView(
+        **facts,
+        workers=workers,
+        lanes=tuple(sorted(_read_lanes(lists.get("depth", {})), key=_place_of)),
+        tenants=tuple(sorted(_read_tenants(lists.get("tenants", {})))),
+        tokens_per_s=rate_of(workers),
+    )
+
+
+def _text(value: bytes) -> str:
+    return value.decode(errors="replace")
+
+
+def _place_of(lane: Lane) -> tuple[bool, list[int], str]:
+    return lane[0] != RETURNED, [-ord(char) for char in lane[0]], lane[1]
 
 
 def rate_of(workers: Workers) -> float | None:

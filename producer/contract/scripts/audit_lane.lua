@@ -2,14 +2,14 @@
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV: lane (`<class>:<tenant>`), id after which to begin, or '-', how many.
--- Reply: {last id or false, tokens by the entries, tokens and bytes by their jobs, {{entry, job, state, its entry} …}
---   without a matching job}; unknown values are false.
+-- Reply: {last id or false, tokens by the entries, number, tokens and bytes of their jobs, {{entry, job, state, its entry}
+--   …} without a matching job}; unknown values are false.
 
 local is_sound = is_text(ARGV[1], LIMITS.MAX_LANE_BYTES) and whole(ARGV[3], LIMITS.MAX_NUMBER)
   and string.find(ARGV[2], '^[(]?[%d-]+$')
 if not is_sound then return wrong_arguments() end
 local key, name = PREFIX .. 'lane:' .. ARGV[1], ARGV[1]
-local tokens, job_tokens, job_bytes, without_job = 0, 0, 0, {}
+local tokens, jobs, job_tokens, job_bytes, without_job = 0, 0, 0, 0, {}
 
 local function about(id)
   local _, suffix = names_of(id)
@@ -23,6 +23,7 @@ local function look_at(entry)
   local job = parsed and about(parsed.job) or {}
   tokens = tokens + (parsed and parsed.cost or 0)
   if job[1] == 'queued' and job[2] == entry[1] and job[3] == name then
+    jobs = jobs + 1
     job_tokens, job_bytes = job_tokens + (tonumber(job[4]) or 0), job_bytes + (tonumber(job[5]) or 0)
   else
     without_job[#without_job + 1] = { entry[1], parsed and parsed.job or false, job[1] or false, job[2] or false }
@@ -33,4 +34,4 @@ end
 local entries = try('XRANGE', key, ARGV[2], '+', 'COUNT', ARGV[3])
 if failed(entries) then entries = {} end
 for _, entry in ipairs(entries) do look_at(entry) end
-return { #entries > 0 and entries[#entries][1] or false, tokens, job_tokens, job_bytes, without_job }
+return { #entries > 0 and entries[#entries][1] or false, tokens, jobs, job_tokens, job_bytes, without_job }

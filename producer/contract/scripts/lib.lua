@@ -48,6 +48,7 @@ local SETTINGS = as_map(call('HGETALL', KEYS[1]))
 -- script.
 local LEAST = {
   channel_ttl_ms = 1, result_ttl_ms = 1, idempotency_ttl_ms = 1, max_failures = 1, partitions = 1,
+  tenant_share_percent = 1,
   bytes_per_token = 0.01, test_clock_offset_ms = -LIMITS.MAX_NUMBER,
 }
 local HAS_FRACTION = {

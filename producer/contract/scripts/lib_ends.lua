@@ -375,6 +375,7 @@ local function finish()
         lane.added_tokens, lane.taken, lane.taken_tokens))
     end
   end
+  write_waiting()
   local packed = #events > 0 and cmsgpack.pack(events)
   -- The recorder subtracts it when it deletes the entry.
   if packed then count('outbox_bytes', #packed) end

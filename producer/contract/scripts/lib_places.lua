@@ -8,7 +8,43 @@ local function cost_of(job, published)
   return job.prompt + published + job.choices * math.min(rest, RESERVE)
 end
 
+-- What waits of a tenant, in any place. Read once, written once by `finish`; a tenant that has nothing is kept for a while,
+-- so that the others leave room for it.
+local TENANTS = PREFIX .. 'tenants'
+local waiting_of, write_waiting  -- the names used outside: a script may have 200 locals
+
+do
+
+local held_by = {}
+
+function waiting_of(tenant)
+  local held = held_by[tenant]
+  if held then return held end
+  local found = try('HGET', TENANTS, tenant)
+  found = type(found) == 'string' and found or nil
+  local jobs, tokens, bytes = string.match(found or '', '^(%d+) (%d+) (%d+) ')
+  held = {
+    jobs = whole(jobs, LIMITS.MAX_NUMBER) or 0, tokens = whole(tokens, LIMITS.MAX_NUMBER) or 0,
+    bytes = whole(bytes, LIMITS.MAX_NUMBER) or 0, is_known = found,
+  }
+  held_by[tenant] = held
+  return held
+end
+
+function write_waiting()
+  for tenant, held in pairs(held_by) do
+    if held.is_changed then
+      try('HSET', TENANTS, tenant, string.format('%d %d %d %d', held.jobs, held.tokens, held.bytes, NOW))
+    end
+  end
+end
+
+end
+
 local function count_waiting(job, by)
+  local held = waiting_of(job.tenant)
+  held.jobs, held.tokens = math.max(0, held.jobs + by), math.max(0, held.tokens + by * job.cost)
+  held.bytes, held.is_changed = math.max(0, held.bytes + by * job.bytes), true
   count('waiting_jobs', by)
   count('waiting_tokens', by * job.cost)
   count('waiting_bytes', by * job.bytes)

@@ -56,13 +56,40 @@ local function add_set(set)
 end
 
 local function sums_of(found)
-  local jobs, tokens, bytes, is_counted = 0, 0, 0, {}
+  local jobs, tokens, bytes, is_counted, held = 0, 0, 0, {}, {}
   for _, id in ipairs(found) do
     local job = not is_counted[id] and load_job(id)
     is_counted[id] = true
-    if job and job.state == 'queued' then jobs, tokens, bytes = jobs + 1, tokens + job.cost, bytes + job.bytes end
+    if job and job.state == 'queued' then
+      jobs, tokens, bytes = jobs + 1, tokens + job.cost, bytes + job.bytes
+      local of_tenant = held[job.tenant] or { jobs = 0, tokens = 0, bytes = 0 }
+      of_tenant.jobs, of_tenant.tokens = of_tenant.jobs + 1, of_tenant.tokens + job.cost
+      of_tenant.bytes = of_tenant.bytes + job.bytes
+      held[job.tenant] = of_tenant
+    end
   end
-  return { jobs, tokens, bytes }
+  return { jobs, tokens, bytes }, held
+end
+
+-- Of some tenants, other ones each time: forget those that have had nothing for long. `held`: what each tenant has, if
+-- the queue is short; what another user wrote of a tenant is then set right.
+local function look_at_tenants(held)
+  if not is_type(TENANTS, 'hash') then call('DEL', TENANTS) end
+  local is_crowded = call('HLEN', TENANTS) > LIMITS.TENANTS_KEPT
+  local sample = as_map(call('HRANDFIELD', TENANTS, LIMITS.SLICE_JOBS, 'WITHVALUES'))
+  for tenant in pairs(held or {}) do sample[tenant] = call('HGET', TENANTS, tenant) or '' end
+  for tenant, text in pairs(sample) do
+    local jobs, tokens, bytes, since = string.match(text, '^(%d+) (%d+) (%d+) (%d+)$')
+    local wanted = held and (held[tenant] or { jobs = 0, tokens = 0, bytes = 0 })
+    local is_idle = jobs == '0' and not (wanted and wanted.jobs > 0)
+    if is_idle and (is_crowded or NOW - tonumber(since) > LIMITS.TENANT_KEPT_MS) then
+      call('HDEL', TENANTS, tenant)
+    elseif wanted and (tonumber(jobs) ~= wanted.jobs or tonumber(tokens) ~= wanted.tokens or tonumber(bytes) ~= wanted.bytes) then
+      local found = waiting_of(tenant)
+      found.jobs, found.tokens, found.bytes, found.is_changed = wanted.jobs, wanted.tokens, wanted.bytes, true
+    end
+  end
+  write_waiting()
 end
 
 local function write(sums)
@@ -84,7 +111,12 @@ function recount()
   for class = 0, LIMITS.MAX_PRIORITY do
     if ids then add_class(class) end
   end
-  if ids then write(sums_of(ids)) end
+  local sums, held
+  if ids then
+    sums, held = sums_of(ids)
+    write(sums)
+  end
+  look_at_tenants(held)
 end
 
 end

@@ -8,6 +8,7 @@ local WORDS = {
 local NUMBERS = {}
 for name in string.gmatch([[
   max_waiting_jobs max_waiting_tokens max_waiting_bytes max_outbox_entries max_outbox_bytes max_job_tokens partitions
+  tenant_share_percent
   bytes_per_token age_step_ms channel_ttl_ms result_ttl_ms idempotency_ttl_ms max_failures reserve_tokens ms_per_token
   ttft_target_ms tpot_target_ms dead_set_max test_clock_ms test_clock_offset_ms
 ]], '%S+') do NUMBERS[name] = true end

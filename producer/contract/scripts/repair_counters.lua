@@ -4,7 +4,8 @@
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV: packed array of lanes whose keys were seen; stamp, waiting tokens and bytes summed up at that stamp, or '';
---   packed array of {lane, its text in `depth` at that time, tokens}.
+--   packed array of {lane, its text in `depth` at that time, tokens}; packed array of {tenant, waiting jobs, tokens, bytes},
+--   summed up at that stamp too.
 -- Reply: names of the counters and lanes that were changed.
 
 write_even_when_full()
@@ -12,9 +13,15 @@ local wrong = wrong_key()
 if wrong then return wrong end
 
 local also, summed = rows_of(ARGV[1], math.huge, 'string'), rows_of(ARGV[5], math.huge, 'string', 'string', 'number')
+local of_tenants = rows_of(ARGV[6], math.huge, 'string', 'number', 'number', 'number')
 local function is_sound()
   for _, lane in ipairs(summed) do
     if not whole(lane[3], LIMITS.MAX_NUMBER) then return false end
+  end
+  for _, row in ipairs(of_tenants) do
+    for i = 2, 4 do
+      if not whole(row[i], LIMITS.MAX_NUMBER) then return false end
+    end
   end
   return is_optional(ARGV[2], LIMITS.MAX_STAMP_BYTES) and whole(ARGV[3], LIMITS.MAX_NUMBER)
     and whole(ARGV[4], LIMITS.MAX_NUMBER)
@@ -67,6 +74,20 @@ local function repair_submitted()
   set('submitted', total)
 end
 
+local function repair_tenants()
+  if not is_type(TENANTS, 'hash') then call('DEL', TENANTS) end
+  local wanted = {}
+  for _, row in ipairs(of_tenants) do wanted[row[1]] = row end
+  for _, tenant in ipairs(call('HKEYS', TENANTS)) do wanted[tenant] = wanted[tenant] or { tenant, 0, 0, 0 } end
+  for tenant, row in pairs(wanted) do
+    local held = waiting_of(tenant)
+    if held.jobs ~= row[2] or held.tokens ~= row[3] or held.bytes ~= row[4] then
+      held.jobs, held.tokens, held.bytes, held.is_changed = row[2], row[3], row[4], true
+      changed[#changed + 1] = 'tenant ' .. tenant
+    end
+  end
+end
+
 repair_lanes()
 local waiting, running = count_up(also)
 set('waiting_jobs', waiting)
@@ -74,6 +95,7 @@ set('running_jobs', running)
 if ARGV[2] ~= '' and ARGV[2] == stamp() then
   set('waiting_tokens', tonumber(ARGV[3]))
   set('waiting_bytes', tonumber(ARGV[4]))
+  repair_tenants()
 end
 repair_submitted()
 finish()

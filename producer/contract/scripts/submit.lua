@@ -73,23 +73,33 @@ end
 
 -- ---------------------------------------------------------------- bounds
 
+-- The names used outside: a script may have 200 locals.
+local waiting, refused, refusal_for_fullness, refusal_of_share, refusal_of_job, no_write, is_memory_full
+
+do
+
 local totals = call('HMGET', COUNTERS, 'waiting_jobs', 'waiting_tokens', 'waiting_bytes', 'outbox_bytes')
 local function total(i) return tonumber(totals[i] or '') or 0 end
-local waiting = { jobs = total(1), tokens = total(2), bytes = total(3) }
+waiting = { jobs = total(1), tokens = total(2), bytes = total(3) }
+-- Bounds are of the queue: each partition takes an equal part.
+local NUM_PARTITIONS, UNITS = setting('partitions', 1), { 'jobs', 'tokens', 'bytes' }
+local function bound(name, default)
+  local of_queue = setting(name, default)
+  return of_queue > 0 and math.max(1, math.floor(of_queue / NUM_PARTITIONS)) or 0
+end
 local BOUNDS = {
-  jobs = setting('max_waiting_jobs', LIMITS.DEFAULT_MAX_WAITING_JOBS),
-  tokens = setting('max_waiting_tokens', LIMITS.DEFAULT_MAX_WAITING_TOKENS),
-  bytes = setting('max_waiting_bytes', LIMITS.DEFAULT_MAX_WAITING_BYTES),
+  jobs = bound('max_waiting_jobs', LIMITS.DEFAULT_MAX_WAITING_JOBS),
+  tokens = bound('max_waiting_tokens', LIMITS.DEFAULT_MAX_WAITING_TOKENS),
+  bytes = bound('max_waiting_bytes', LIMITS.DEFAULT_MAX_WAITING_BYTES),
 }
-local OUTBOX_BOUND = setting('max_outbox_entries', LIMITS.DEFAULT_MAX_OUTBOX_ENTRIES)
+local OUTBOX_BOUND = bound('max_outbox_entries', LIMITS.DEFAULT_MAX_OUTBOX_ENTRIES)
 local OUTBOX_LENGTH, CALLBACKS_LENGTH = call('XLEN', OUTBOX), call('XLEN', CALLBACKS)
-local OUTBOX_BYTES, OUTBOX_BYTES_BOUND = total(4), setting('max_outbox_bytes', LIMITS.DEFAULT_MAX_OUTBOX_BYTES)
-local BYTES_PER_TOKEN = setting('bytes_per_token', LIMITS.DEFAULT_BYTES_PER_TOKEN)
+local OUTBOX_BYTES, OUTBOX_BYTES_BOUND = total(4), bound('max_outbox_bytes', LIMITS.DEFAULT_MAX_OUTBOX_BYTES)
 local MAX_JOB_TOKENS = setting('max_job_tokens', math.huge)
-local full  -- the first refusal because of a limit: all later new jobs get the same, which keeps the order
-
-local function refused(reason, bound, sentence)
-  return { 'refused', reason, waiting.jobs, waiting.tokens, waiting.bytes, bound, sentence }
+-- `of`: what waits, of the queue or of one tenant.
+function refused(reason, most, sentence, of)
+  of = of or waiting
+  return { 'refused', reason, of.jobs, of.tokens, of.bytes, most, sentence }
 end
 
 local function is_too_full(job)
@@ -99,7 +109,6 @@ end
 
 -- The first write of this script. It adds nothing, but Redis refuses it if it is full. Any other error (a replica, a
 -- full disk) is the reply to the whole call.
-local is_memory_full, no_write
 local function has_no_memory()
   if is_memory_full == nil then
     no_write = failed(try('HINCRBY', COUNTERS, 'submitted', 0))
@@ -111,7 +120,7 @@ local function has_no_memory()
   return is_memory_full
 end
 
-local function refusal_for_fullness(job)
+function refusal_for_fullness(job)
   if has_no_memory() then return refused('full_memory', 0, 'the Redis server is at its maxmemory') end
   if no_write then return refused('no_write', 0, no_write) end
   if OUTBOX_LENGTH >= OUTBOX_BOUND then
@@ -126,11 +135,33 @@ local function refusal_for_fullness(job)
       'the callbacks are not being sent: ' .. CALLBACKS_LENGTH .. ' wait for `worker callbacks`')
   end
   if not is_too_full(job) then return nil end
-  local after = { jobs = waiting.jobs + 1, tokens = waiting.tokens + job.cost, bytes = waiting.bytes + job.bytes }
-  for _, unit in ipairs({ 'jobs', 'tokens', 'bytes' }) do
-    if after[unit] > BOUNDS[unit] then
-      local sentence = string.format('the queue holds %d %s and takes %d', waiting[unit], unit, BOUNDS[unit])
+  local more = { jobs = 1, tokens = job.cost, bytes = job.bytes }
+  for _, unit in ipairs(UNITS) do
+    if waiting[unit] + more[unit] > BOUNDS[unit] then
+      local where = NUM_PARTITIONS > 1 and 'this partition of the queue' or 'the queue'
+      local sentence = string.format('%s holds %d %s and takes %d', where, waiting[unit], unit, BOUNDS[unit])
       return refused('full_' .. unit, BOUNDS[unit], sentence)
+    end
+  end
+end
+
+local SHARE_PERCENT = math.min(100, setting('tenant_share_percent', LIMITS.DEFAULT_TENANT_SHARE_PERCENT))
+local num_known = try('HLEN', TENANTS)  -- tenants that have used the queue lately
+if failed(num_known) then num_known = 0 end
+
+-- A tenant may hold its share of what the others leave, so that there is always room for one that comes. It may hold all
+-- of it while no other has used the queue lately, and one job in any case.
+function refusal_of_share(job)
+  local held = waiting_of(job.tenant)
+  if SHARE_PERCENT >= 100 or held.jobs == 0 or num_known <= (held.is_known and 1 or 0) then return nil end
+  local more = { jobs = 1, tokens = job.cost, bytes = job.bytes }
+  for _, unit in ipairs(UNITS) do
+    local most = math.floor((BOUNDS[unit] - math.max(0, waiting[unit] - held[unit])) * SHARE_PERCENT / 100)
+    if held[unit] + more[unit] > most then
+      local sentence = string.format(
+        'tenant %s has %d %s waiting and may have %d now: %d %% of what other tenants leave of the %d that the queue takes',
+        job.tenant, held[unit], unit, most, SHARE_PERCENT, BOUNDS[unit])
+      return refused('tenant_full', most, sentence, held)
     end
   end
 end
@@ -143,7 +174,7 @@ local function lacks_feature(job)
   end
 end
 
-local function refusal_of_job(job)
+function refusal_of_job(job)
   if job.is_exact and job.prompt + job.max_tokens > MAX_JOB_TOKENS then
     return refused('too_large', MAX_JOB_TOKENS, string.format(
       'prompt (%d tokens) and max_tokens (%d) are %d; a job here may have %d', job.prompt, job.max_tokens,
@@ -151,6 +182,8 @@ local function refusal_of_job(job)
   end
   local feature = lacks_feature(job)
   if feature then return refused('feature', 0, 'no worker of this queue can do ' .. feature) end
+end
+
 end
 
 -- ---------------------------------------------------------------- duplicates
@@ -178,6 +211,7 @@ end
 
 -- ---------------------------------------------------------------- accepting a job
 
+local BYTES_PER_TOKEN = setting('bytes_per_token', LIMITS.DEFAULT_BYTES_PER_TOKEN)
 local function prepare(job)
   job.hash = PREFIX .. 'job:' .. job.suffix
   job.is_exact = job.prompt ~= nil
@@ -268,6 +302,9 @@ local function own_names_of(id)
   if is_own then return tenant, suffix end
 end
 
+-- The first refusal because of a limit: all later new jobs get the same, which keeps the order. Likewise of each tenant.
+local full, full_of = nil, {}
+
 local function answer(job)
   job.tenant, job.suffix = own_names_of(job.id)
   if not job.tenant then return refused('wrong_type', 0, 'not a job id: ' .. job.id) end
@@ -278,7 +315,13 @@ local function answer(job)
   local no = refusal_of_job(job) or refusal_of_keys(job)
   if no then return no end
   full = refusal_for_fullness(job)
-  return full or accept(job)
+  if full then
+    -- From now on, the others leave room for it.
+    if not is_memory_full then waiting_of(job.tenant).is_changed = true end
+    return full
+  end
+  full_of[job.tenant] = full_of[job.tenant] or refusal_of_share(job)
+  return full_of[job.tenant] or accept(job)
 end
 
 local answers = {}

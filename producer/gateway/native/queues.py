@@ -18,7 +18,17 @@ PARTITION = schema_of(QueueView)
 LANE = object_schema(
     "Lane", priority={"type": "string"}, tenant={"type": "string"}, jobs={"type": "integer"}, tokens={"type": "integer"}
 )
-PARTITION_BODY: Schema = {**PARTITION, "properties": {**PARTITION["properties"], "lanes": list_of(LANE)}}
+HELD = object_schema(
+    "TenantWaiting",
+    tenant={"type": "string"},
+    jobs={"type": "integer"},
+    tokens={"type": "integer"},
+    bytes={"type": "integer"},
+)
+PARTITION_BODY: Schema = {
+    **PARTITION,
+    "properties": {**PARTITION["properties"], "lanes": list_of(LANE), "tenants": list_of(HELD)},
+}
 QUEUE_BODY = object_schema("Queue", **TOTALS["properties"], partitions=list_of(PARTITION_BODY))
 LIST_DOC = RouteDoc(
     tag="queues",
@@ -71,7 +81,14 @@ class QueueRoutes:
         """
         queue = self._search.queue(request.path_params["queue"])
         views = await queue.submitting.queue()
-        partitions = [{**asdict(view), "lanes": [_lane(*lane) for lane in view.lanes]} for view in views]
+        partitions = [
+            {
+                **asdict(view),
+                "lanes": [_lane(*lane) for lane in view.lanes],
+                "tenants": [_held(*tenant) for tenant in view.tenants],
+            }
+            for view in views
+        ]
         return JSONResponse({**asdict(queue_totals(queue.name, views)), "partitions": partitions})
 
     async def tenants(self, request: Request) -> Response:
@@ -88,6 +105,10 @@ class QueueRoutes:
         queues = self._search.asked_queues(request)
         views = await asyncio.gather(*(queue.submitting.queue() for queue in queues))
         return [(queue.name, view) for queue, view in zip(queues, views, strict=True)]
+
+
+def _held(tenant: str, jobs: int, tokens: int, num_bytes: int) -> dict[str, object]:
+    return {"tenant": tenant, "jobs": jobs, "tokens": tokens, "bytes": num_bytes}
 
 
 def _lane(kind: str, tenant: str, jobs: int, tokens: int) -> dict[str, object]:

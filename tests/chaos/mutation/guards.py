@@ -22,6 +22,7 @@ RESTORED = "tests/contract/settings/test_restored_settings.py"
 REPORT = "tests/contract/deaths/test_report_death.py"
 STOPPED = "tests/contract/deaths/test_stopped_jobs.py"
 OVERDUE = "tests/producer/operations/test_overdue_jobs.py"
+SHARE = "tests/contract/test_tenant_share.py"
 SUBMIT = "tests/contract/test_submit.py"
 SUSPECTS = "tests/contract/deaths/test_suspects.py"
 TURNS = "tests/integration/test_exchange_rounds.py"
@@ -85,6 +86,37 @@ FLEET = (
         name="only the first page of the workers is read",
         patches=_script("list_workers", "return { page[1], workers }", "return { '0', workers }"),
         tests=("tests/contract/readiness/test_many_workers.py::TestGivenManyWorkers",),
+    ),
+)
+
+BOUNDS = (
+    Guard(
+        name="a tenant may fill the queue",
+        patches=_script("submit", "full_of[job.tenant] or refusal_of_share(job)", "full_of[job.tenant]"),
+        tests=(f"{SHARE}::TestGivenATenantAmongOthers",),
+    ),
+    Guard(
+        name="a tenant that found the queue full is not known",
+        patches=_script("submit", "if not is_memory_full then waiting_of(job.tenant).is_changed = true end"),
+        tests=(f"{SHARE}::TestGivenATenantAlone",),
+    ),
+    Guard(
+        name="what a tenant has waiting is not written",
+        patches=_script("lib_places", "try('HSET', TENANTS, tenant, string", "local _ = (string"),
+        tests=(f"{SHARE}::TestGivenATenantAmongOthers",),
+    ),
+    Guard(
+        name="a wrong number of a tenant stays in a short queue",
+        patches=_script("lib_recount", "wanted.tokens, wanted.bytes, true", "wanted.tokens, wanted.bytes, nil"),
+        tests=(
+            "tests/security/test_what_remains.py::TestGivenASubmittingUser::"
+            "test_when_it_claims_a_tenants_share_then_a_beat_or_the_audit_counts_it_again",
+        ),
+    ),
+    Guard(
+        name="each partition takes the whole bound of its queue",
+        patches=_script("submit", "math.floor(of_queue / NUM_PARTITIONS)", "of_queue"),
+        tests=(f"{SHARE}::TestGivenSeveralPartitions",),
     ),
 )
 
@@ -1096,6 +1128,7 @@ HOSTILES = (
 GUARDS: tuple[Guard, ...] = (
     *FENCE,
     *FLEET,
+    *BOUNDS,
     *APPENDS,
     *WAKEUPS,
     *PULLS,

@@ -132,6 +132,22 @@ class TestGivenAFullQueue:
         assert answer.headers["x-ratelimit-remaining-requests"] == "0"
 
 
+class TestGivenATenantThatHoldsItsShare:
+    def test_when_its_request_comes_then_it_is_refused_and_that_of_another_is_not(self, valkey: RedisServer) -> None:
+        with gateway_process(valkey.url) as gateway, gateway.http() as http, Producer(valkey.url) as producer:
+            producer.configure(QueueSettings(max_waiting_jobs=2))
+            producer.cancel(producer.submit("first", tenant="other"))
+            producer.submit("second")
+
+            answer = http.post(CHAT, json=HELLO)
+
+            assert (answer.status_code, answer.json()["error"]["code"]) == (429, "tenant_full")
+            assert int(answer.headers["retry-after"]) >= 1
+            assert "tenant default has 1 jobs waiting and may have 1 now" in answer.json()["error"]["message"]
+            assert 'sluice_gateway_refused_total{bound="tenant_share_percent"} 1\n' in http.get("/metrics").text
+            assert not producer.submit("third", tenant="other").is_duplicate
+
+
 class TestGivenAWrongNumberOfPartitions:
     def test_when_it_serves_then_it_is_not_ready_and_its_log_has_the_cause(self, valkey: RedisServer) -> None:
         with valkey.client() as client:

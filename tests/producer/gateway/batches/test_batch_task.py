@@ -122,10 +122,13 @@ class TestGivenABatchOfManyLines:
         assert HandWorker(redis_client, QueueKeys("default", 1), "other").pull() == []
         assert custom_ids(lines_of(workshop, ended.error_file)) == names(*range(8))
 
-    def test_when_the_queue_is_full_then_it_goes_on_where_it_was(
-        self, workshop: Workshop, worker: HandWorker, producer: Producer
+    @pytest.mark.parametrize("is_shared", [False, True])
+    def test_when_the_queue_is_full_or_its_tenants_share_is_then_it_goes_on_where_it_was(
+        self, workshop: Workshop, worker: HandWorker, producer: Producer, is_shared: bool
     ) -> None:
-        producer.configure(QueueSettings(max_waiting_jobs=3))
+        producer.configure(QueueSettings(max_waiting_jobs=6 if is_shared else 3))
+        if is_shared:
+            producer.cancel(producer.submit("of another", tenant="other"))
         batch = added(workshop, numbered(8))
         seen: list[int] = []
 
