@@ -1,6 +1,7 @@
 """What all tests share. Needs pytest and hypothesis alone, for the tests that run where there is a card."""
 
 import gc
+import signal
 from collections.abc import Generator
 from importlib.util import find_spec
 
@@ -17,6 +18,9 @@ settings.load_profile("fast")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Load the fixtures of servers and histories where there are clients for them."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # Started by a shell in the background. Tests interrupt themselves and their processes.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for needed, plugin in (("redis", "tests.server_fixtures"), ("alembic", "tests.history_fixtures")):
         if find_spec(needed) is not None:
             config.pluginmanager.import_plugin(plugin)

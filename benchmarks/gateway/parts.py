@@ -82,7 +82,7 @@ def gateway(folder: Path, *options: str) -> Generator[tuple["subprocess.Popen[by
 
 
 def _port_in(log: Path) -> int | None:
-    found = re.search(r" on http://[^ ]*:([0-9]+)/v1\n", log.read_text())
+    found = re.search(r'"url": "http://[^"]*:([0-9]+)/v1"', log.read_text())
     return int(found[1]) if found else None
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, Literal, NamedTuple, NewType, cast, get_args
 
-from sluice.producer.contract import limits
+from sluice.producer.contract import callback_urls, limits
 from sluice.producer.contract.errors import InvalidJob
 from sluice.producer.contract.states import JobState
 
@@ -227,14 +227,8 @@ class JobSpec:
             self.batch is None or (is_text(self.batch) and _BATCH.fullmatch(self.batch) is not None),
             f"batch must be 1 to {limits.MAX_BATCH_CHARS} letters, digits and any of _.:-, got {self.batch!r}",
         )
-        yield (
-            self.callback_url is None
-            or (
-                is_short(self.callback_url, limits.MAX_URL_CHARS)
-                and self.callback_url.startswith(("http://", "https://"))
-            ),
-            f"callback_url must be an http or https URL of at most {limits.MAX_URL_CHARS} characters",
-        )
+        problem = None if self.callback_url is None else callback_urls.problem_of(self.callback_url)
+        yield problem is None, f"callback_url {problem}"
         yield from self._metadata_checks()
 
     def _metadata_checks(self) -> Iterator[Check]:

@@ -18,7 +18,7 @@ from sluice.producer.gateway.connections.connection import Connection
 from sluice.producer.gateway.connections.drain import Drain
 from sluice.producer.gateway.connections.server import Server, allow_connections
 from sluice.producer.gateway.keyring import Keyring
-from sluice.producer.gateway.log.lines import configure_log
+from sluice.producer.gateway.log.lines import configure_log, log_event
 from sluice.producer.gateway.settings import GatewaySettings, is_loopback
 
 LOG = logging.getLogger(__name__)
@@ -34,7 +34,8 @@ MAX_DIGITS = 640
 def serve(settings: GatewaySettings, report: Callable[[str, bool], None], how_to_create_a_key: str) -> None:
     """Serve until SIGTERM or SIGINT, then let open streams end for up to `drain_s`.
 
-    `report` is called with the base URL once the port is open, and with whether requests need an API key.
+    `report` is called with the base URL once the port is open, and with whether requests need an API key; if the log
+    is JSON, a line of it says so instead.
     `how_to_create_a_key` is the command that does.
 
     Raises:
@@ -42,7 +43,7 @@ def serve(settings: GatewaySettings, report: Callable[[str, bool], None], how_to
             certificate cannot be used.
         HistoryUnavailable: the database with the keys cannot be used.
     """
-    configure_log(settings.log_format, settings.log_level)
+    is_plain = configure_log(settings.log_format, settings.log_level)
     sys.set_int_max_str_digits(MAX_DIGITS)
     sys.setswitchinterval(SWITCH_S)
     _check_certificate(settings)
@@ -55,7 +56,12 @@ def serve(settings: GatewaySettings, report: Callable[[str, bool], None], how_to
         signal.signal(signal.SIGTERM, server.handle_exit)
         host, port = listening.getsockname()[:2]
         scheme = "http" if settings.tls_cert is None else "https"
-        report(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/v1", keyring.is_required)
+        url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/v1"
+        if is_plain:
+            report(url, keyring.is_required)
+        else:
+            queues = [queue.name for queue in settings.queues]
+            log_event(LOG, "gateway started", {"url": url, "queues": queues, "needs_key": keyring.is_required})
         server.run(sockets=[listening])
 
 

@@ -7,9 +7,10 @@ one round trip.
 from dataclasses import dataclass
 
 from sluice.producer.contract import calls
+from sluice.producer.contract.callback_urls import problem_of
 from sluice.producer.contract.calls import BatchView
 from sluice.producer.contract.jobs import Moment, moment_ms
-from sluice.producer.errors import BatchNotFound
+from sluice.producer.errors import BatchNotFound, InvalidJob
 from sluice.producer.operations.operation import Operation
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.scripts import SLICES_PER_TRIP, ask_calls
@@ -38,7 +39,10 @@ def close_batch(queue: Queue, name: str, callback_url: str | None) -> Operation[
 
     Raises:
         BatchNotFound: it has no jobs.
+        InvalidJob: the URL cannot be called.
     """
+    if callback_url is not None and (problem := problem_of(callback_url)):
+        raise InvalidJob(f"callback_url {problem}")
     yield from known_batch(queue, name)
     made = [calls.close_batch(keys, name, callback_url=callback_url) for keys in (yield from queue.all_keys())]
     return calls.join_batch((yield from ask_calls(made)))

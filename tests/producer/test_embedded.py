@@ -374,3 +374,50 @@ class TestGivenAServerWhoseDiskIsFull:
 
         assert second.has_started is False
         assert embedded.state_of(Embedded(folder)) is ServerState.STOPPED
+
+
+class TestGivenAClientThatRevivesTheServerAfterAForkOrAClose:
+    """Its first use is over in this process; the server that it starts is its own to stop."""
+
+    @pytest.mark.parametrize("child", ["os.fork", "multiprocessing"])
+    def test_when_the_forked_process_ends_then_the_server_stops(self, folder: Path, child: str) -> None:
+        program = f"""
+import multiprocessing, os, sys
+from sluice.producer import Producer
+def run(producer):
+    producer.submit("hello")
+    print(producer.queues(), flush=True)
+producer = Producer()
+producer.submit("hello")
+producer.close()
+if {child!r} == "os.fork":
+    if os.fork() == 0:
+        run(producer)
+        sys.exit()
+    os.wait()
+else:
+    process = multiprocessing.get_context("fork").Process(target=run, args=(producer,))
+    process.start()
+    process.join()
+"""
+        environ = {**os.environ, "SLUICE_STATE_DIR": str(folder)}
+        ended = subprocess.run(
+            [sys.executable, "-c", program], check=True, env=environ, capture_output=True, text=True, timeout=60
+        )
+
+        assert ended.stdout == "{'default': 1}\n", ended.stderr
+        assert embedded.state_of(Embedded(folder)) is ServerState.STOPPED
+
+    def test_when_a_closed_client_is_used_and_closed_again_then_the_server_stops(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("SLUICE_STATE_DIR", str(folder))
+        monkeypatch.delenv("SLUICE_REDIS_URL", raising=False)
+        producer = Producer()
+        producer.close()
+
+        producer.submit("hello")
+
+        assert embedded.state_of(Embedded(folder)) is ServerState.RUNNING
+        producer.close()
+        assert embedded.state_of(Embedded(folder)) is ServerState.STOPPED

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sluice.producer import Producer
 from sluice.producer.contract.calls import FromNow, NewJob
 from sluice.producer.contract.job_ids import split_job_id
 from sluice.producer.contract.jobs import Job, JobEncoder, Options, job, only_prompt, partition_of, template
@@ -243,3 +244,41 @@ class TestGivenAJobEncoder:
 
         assert isinstance(new, NewJob)
         assert (new.id, is_chosen) == (chosen, True)
+
+
+BAD_CALLBACK_URLS = [
+    "http://[::1",
+    "http://",
+    "https:///path",
+    "ftp://host/",
+    "host/path",
+    "http://host:port/",
+    "http://host:70000/",
+    "http://host:0/",
+    "http://ann:word@host/",
+    "http://a b/",
+    "http://host/\r\nX: y",
+    "http://a..b/",
+    f"http://{'a' * 64}.example/",
+    "",
+]
+
+
+class TestGivenACallbackUrlThatCannotBeCalled:
+    @pytest.mark.parametrize("url", BAD_CALLBACK_URLS)
+    def test_when_a_job_names_it_then_it_is_refused(self, producer: Producer, url: str) -> None:
+        with pytest.raises(InvalidJob, match="callback_url must"):
+            producer.submit("hello", callback_url=url)
+
+    @pytest.mark.parametrize("url", BAD_CALLBACK_URLS)
+    def test_when_a_batch_is_closed_with_it_then_it_is_refused(self, producer: Producer, url: str) -> None:
+        producer.submit("hello", batch="night")
+
+        with pytest.raises(InvalidJob, match="callback_url must"):
+            producer.close_batch("night", callback_url=url)
+
+    @pytest.mark.parametrize(
+        "url", ["http://[::1]:80/a", "https://example.com", "http://bücher.example/ä?b=c#d", "http://10.0.0.1:8080/"]
+    )
+    def test_when_it_can_then_it_is_accepted(self, producer: Producer, url: str) -> None:
+        assert producer.submit("hello", callback_url=url).id

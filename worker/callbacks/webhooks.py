@@ -18,8 +18,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
-from urllib.parse import SplitResult, quote, urlsplit
+from urllib.parse import SplitResult, quote
 
+from sluice.producer.contract.callback_urls import read_callback_url
 from sluice.producer.contract.webhooks import sign, tenant_secrets
 from sluice.worker.clock import monotonic_s
 
@@ -162,15 +163,9 @@ def _innermost(ip: IpAddress) -> IpAddress:
 
 def _split(url: str) -> SplitResult:
     try:
-        target = urlsplit(url)
-        port = target.port
+        return read_callback_url(url)
     except ValueError as error:
-        raise WebhookRefused(f"not a URL: {error}") from error
-    if target.scheme not in ("http", "https") or not target.hostname or port == 0:
-        raise WebhookRefused("a callback URL must begin with http:// or https:// and name a host")
-    if target.username is not None:
-        raise WebhookRefused("a callback URL must not contain a user name or password; webhooks are signed instead")
-    return target
+        raise WebhookRefused(f"a callback URL {error}") from error
 
 
 def _port(target: SplitResult) -> int:

@@ -17,6 +17,7 @@ import signal
 import socket
 import stat
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Generator
@@ -115,7 +116,8 @@ class Use:
     """A use of the embedded server. The end of the last one stops the server, unless it was told to stay.
 
     Close it, or let the process end. It may be closed twice. If the process is killed, the next user stops the server.
-    It belongs to the process that made it: closing it in a process forked from that one does nothing.
+    It belongs to the process that made it: closing it in a process forked from that one does nothing, unless that
+    process has revived the server and so begun a use of its own. Changes as it is closed and revived.
     """
 
     def __init__(self, embedded: Embedded, users: IO[str], *, has_started: bool) -> None:
@@ -123,9 +125,15 @@ class Use:
         self.has_started = has_started
         """Whether this use started the server."""
 
+        self._begin(users)
+
+    def _begin(self, users: IO[str]) -> None:
         self._users = users
         self._pid = os.getpid()
         atexit.register(self.close)
+        # A child process of multiprocessing ends without `atexit`.
+        util: Any = sys.modules.get("multiprocessing.util")  # Any: a module
+        self._finalizer = None if util is None else util.Finalize(None, self.close, exitpriority=0)
 
     @property
     def url(self) -> str:
@@ -133,16 +141,22 @@ class Use:
         return self.embedded.url
 
     def revive(self) -> None:
-        """Start the server again if it is gone.
+        """Start the server again if it is gone. After a close or a fork this is a new use, which ends the server.
 
         Raises:
             EmbeddedServerError: it does not start.
         """
-        ensure(self.embedded.folder)
+        if self._users.closed or os.getpid() != self._pid:
+            self._users.close()
+            self._begin(_users_of(self.embedded, WaitNotifier())[0])
+        else:
+            ensure(self.embedded.folder)
 
     def close(self) -> None:
         """End the use, and stop the server if this was the last one."""
         atexit.unregister(self.close)
+        if self._finalizer is not None:
+            self._finalizer.cancel()
         if self._users.closed or os.getpid() != self._pid:
             return
         try:
@@ -163,8 +177,14 @@ def use(folder: Path, waits: WaitNotifier | None = None) -> Use:
     Raises:
         EmbeddedServerError: as `ensure` does.
     """
-    embedded, waits = Embedded(folder), waits or WaitNotifier()
-    with _explained(folder):
+    embedded = Embedded(folder)
+    users, is_new = _users_of(embedded, waits or WaitNotifier())
+    return Use(embedded, users, has_started=is_new)
+
+
+def _users_of(embedded: Embedded, waits: WaitNotifier) -> tuple[IO[str], bool]:
+    """Return a shared lock on the file of users, and whether this started the server."""
+    with _explained(embedded.folder):
         _make_own(embedded)
         with waits.wait() as wait, _lock(embedded.lock_path, wait), ExitStack() as on_failure:
             users = on_failure.enter_context(embedded.users_path.open("a"))
@@ -174,7 +194,7 @@ def use(folder: Path, waits: WaitNotifier | None = None) -> Use:
             if is_new:
                 _start(embedded, wait)
             on_failure.pop_all()
-    return Use(embedded, users, has_started=is_new)
+    return users, is_new
 
 
 def ensure(folder: Path) -> Embedded:

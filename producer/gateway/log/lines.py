@@ -10,8 +10,12 @@ from typing import TextIO
 from sluice.producer.contract.host.terminal import printable
 
 
-def configure_log(log_format: str, level: str, *, stream: TextIO | None = None) -> None:
-    """Configure logging for this process, to stderr: our records from `level` on, and warnings of libraries."""
+def configure_log(log_format: str, level: str, *, stream: TextIO | None = None) -> bool:
+    """Configure logging for this process, to stderr: our records from `level` on, and warnings of libraries.
+
+    Returns:
+        Whether the lines are plain; otherwise each is a JSON object, and nothing else may be written to stderr.
+    """
     target: TextIO = stream or sys.stderr
     is_plain = log_format == "plain" or (log_format == "auto" and target.isatty())
     handler = logging.StreamHandler(target)
@@ -20,6 +24,7 @@ def configure_log(log_format: str, level: str, *, stream: TextIO | None = None) 
     root.addHandler(handler)
     root.setLevel(max(logging.WARNING, logging.getLevelNamesMapping()[level.upper()]))
     logging.getLogger("sluice").setLevel(level.upper())
+    return is_plain
 
 
 def log_event(log: logging.Logger, event: str, fields: Mapping[str, object]) -> None:

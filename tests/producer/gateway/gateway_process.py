@@ -82,7 +82,7 @@ def gateway_process(
 
 def _url_in(log: Path, process: subprocess.Popen[bytes]) -> str:
     deadline_s = time.monotonic() + START_TIMEOUT_S
-    while (found := re.search(r" on (http\S+)\n", log.read_text())) is None:
+    while (found := re.search(r'"gateway started", "url": "(http[^"]+)"', log.read_text())) is None:
         assert process.poll() is None, log.read_text()
         assert time.monotonic() < deadline_s, log.read_text()
         time.sleep(0.005)
