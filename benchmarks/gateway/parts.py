@@ -69,7 +69,18 @@ def schedule(priority: int) -> Generator[None]:
 @contextmanager
 def gateway(folder: Path, *options: str) -> Generator[tuple["subprocess.Popen[bytes]", int]]:
     """Run a gateway without keys for the duration of the context; yield it with its port."""
-    command = [sys.executable, "-P", "-m", "sluice.producer", "serve", "--port", "0", *options]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "sluice.producer",
+        "serve",
+        "--port",
+        "0",
+        "--address-connections",
+        "10000",
+        *options,
+    ]
     log = folder / "gateway.log"
     with log.open("wb") as output, subprocess.Popen(command, cwd=ROOT, stderr=output) as process:
         try:

@@ -71,7 +71,7 @@ DOC = RouteDoc(
         201: json_answer("The queue has the job.", SUBMITTED),
         200: json_answer("The queue had the job before.", SUBMITTED),
     },
-    errors=(404, 409, 422, 429),
+    errors=(404, 409, 422),
     parameters=(QUEUE, KEY),
     body={JSON: BODY},
 )

@@ -35,11 +35,12 @@ MEANINGS: Mapping[int, str] = {
     413: "The body is too large.",
     415: "The body's encoding is not supported.",
     422: "The idempotency key belongs to a request for something else.",
-    429: "A limit of the key is reached, or the queue is full; see Retry-After.",
-    503: "Redis, or a database, does not answer; try again.",
+    429: "A limit or bound of the key or its tenant is reached, or the queue is full; see Retry-After.",
+    431: "There are too many headers, or they are too large.",
+    503: "Redis, or a database, does not answer, or the gateway holds too much; try again.",
     504: "The job took longer than it may.",
 }
-OF_ALL = (400, 401, 503)
+OF_ALL = (400, 401, 429, 431, 503)
 OF_BODIES = (408, 413, 415)
 DOC = RouteDoc(
     tag="gateway",

@@ -98,7 +98,7 @@ def generation_doc(endpoint: Endpoint) -> RouteDoc:
                 events={"": CHUNK[endpoint]},
             )
         },
-        errors=(404, 409, 422, 429, 504),
+        errors=(404, 409, 422, 504),
         parameters=(KEY,),
         body={JSON: _body(endpoint)},
     )

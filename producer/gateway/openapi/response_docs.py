@@ -134,7 +134,7 @@ CREATE = RouteDoc(
     tag="responses",
     summary="Create a response",
     answers={200: _STREAM},
-    errors=(404, 409, 422, 429, 504),
+    errors=(404, 409, 422, 504),
     parameters=(KEY,),
     body={JSON: NEW_RESPONSE},
 )
