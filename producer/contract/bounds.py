@@ -196,7 +196,7 @@ ADDRESS_CONNECTIONS = Bound(
     set_by="producer serve --address-connections",
     status=None,
     code=None,
-    note="further ones are closed unread. Not of proxies that `--trusted-proxy` names",
+    note="further ones are closed unread. Not of proxies that `--trusted-proxy` names; of IPv6, for each /64",
 )
 KEY_READS = Bound(
     name="key_reads",

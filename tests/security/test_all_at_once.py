@@ -73,10 +73,10 @@ def test_when_it_attacks_for_seconds_then_another_tenant_is_served(keys: tuple[G
     before = psutil.Process(gateway.process.pid).memory_info().rss
 
     with attacked(gateway, low):
-        found = latencies_s(gateway, other, 4)
+        found = latencies_s(gateway, other, 2)
     grown = psutil.Process(gateway.process.pid).memory_info().rss - before
 
-    assert len(found) > 10
+    assert len(found) > 5
     assert grown < 400 * 1024 * 1024
 
 

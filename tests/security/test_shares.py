@@ -185,6 +185,13 @@ class TestGivenAnAddressWithManyConnections:
         assert found == [False, False, False, True]
         assert addresses.add("192.0.2.1") is True
 
+    def test_when_it_is_one_of_an_ipv6_network_then_that_has_the_bound(self) -> None:
+        addresses = Addresses(1, ())
+
+        found = [addresses.add(address) for address in ("2001:db8::1", "2001:db8::ffff:2", "2001:db8:0:1::1")]
+
+        assert found == [False, True, False]
+
 
 class TestGivenAClientThatNamesAnotherAddress:
     def test_when_it_is_no_trusted_proxy_then_the_audit_log_has_its_own(self, shared: Shared) -> None:

@@ -20,15 +20,22 @@ class Addresses:
 
     def add(self, address: str) -> bool:
         """Count a connection; return whether there are too many of its address."""
-        self._num_open[address] += 1
-        return self._num_open[address] > self._most and not self._is_proxy(address)
+        counted = _counted(address)
+        self._num_open[counted] += 1
+        return self._num_open[counted] > self._most and not self._is_proxy(address)
 
     def remove(self, address: str) -> None:
         """Count a connection that is closed."""
-        self._num_open[address] -= 1
-        if not self._num_open[address]:
-            del self._num_open[address]
+        counted = _counted(address)
+        self._num_open[counted] -= 1
+        if not self._num_open[counted]:
+            del self._num_open[counted]
 
     def _is_proxy(self, address: str) -> bool:
         found = ip_address(address.partition("%")[0])
         return any(found in network for network in self._proxies)
+
+
+def _counted(address: str) -> str:
+    """Return what an address counts as: of IPv6, a client has the 64 bits that follow the network's."""
+    return str(ip_network((address.partition("%")[0], 64), strict=False)) if ":" in address else address
