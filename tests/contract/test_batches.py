@@ -389,3 +389,18 @@ class TestGivenAFailedJobOfABatch:
         assert queue.requeue(job_id) == [True]
 
         assert queue.names("batch:*") | queue.names("members:*") == set()
+
+
+class TestGivenAnOpenBatch:
+    """No job of it waits or runs."""
+
+    def test_when_results_are_forgotten_then_its_counts_are_kept_for_the_jobs_to_come(self, queue: Queue) -> None:
+        queue.configure(result_ttl_ms=1000, export_batches=False)
+        queue.add("a", batch="b")
+        worker = queue.worker("A")
+        worker.advance(ending(worker.take(), 0))
+
+        assert queue.client.pttl(queue.keys.key("batch", "b")) > limits.DEAD_TTL_S * 999
+
+        queue.run(calls.close_batch(queue.keys, "b"))
+        assert queue.client.pttl(queue.keys.key("batch", "b")) <= 1000

@@ -46,7 +46,9 @@ function complete_batch(batch, numbers, has_new_url)
   if ended < (tonumber(numbers.total) or 0) then return end
   local is_wanted = numbers.closed == '1' and ((numbers.url or '') ~= '' or SETTINGS.export_batches == '1')
   local keep_ms = setting('result_ttl_ms', LIMITS.RESULT_TTL_S * 1000)
-  call('PEXPIRE', batch_key(batch), is_wanted and math.max(keep_ms, LIMITS.DEAD_TTL_S * 1000) or keep_ms)
+  -- More jobs may come to an open one: its counts stay for them.
+  local is_kept = is_wanted or numbers.closed ~= '1'
+  call('PEXPIRE', batch_key(batch), is_kept and math.max(keep_ms, LIMITS.DEAD_TTL_S * 1000) or keep_ms)
   if numbers.closed ~= '1' or numbers.completed and not has_new_url then return end
   if not numbers.completed then call('HSET', batch_key(batch), 'completed', NOW) end
   call('ZREM', TIMERS, 'batch|' .. batch)
@@ -127,6 +129,13 @@ local function keep_idempotency(job)
   call('SET', idem_key(job), value, 'PX', setting('idempotency_ttl_ms', LIMITS.IDEMPOTENCY_TTL_S * 1000))
 end
 
+-- How long channels are kept after the end: not beyond the job, whose id may then be used again. Its readers, and the worker
+-- of the new job, would meet the old output.
+local function channel_ttl_ms()
+  local job_ms = setting('result_ttl_ms', LIMITS.RESULT_TTL_S * 1000)
+  return math.min(job_ms, setting('channel_ttl_ms', LIMITS.CHANNEL_TTL_S * 1000))
+end
+
 -- Keep a failed job in the dead set. At the limit, the oldest one is removed.
 local function add_to_dead_set(job)
   call('PEXPIRE', payload_key(job), LIMITS.DEAD_TTL_S * 1000)
@@ -139,7 +148,7 @@ local function add_to_dead_set(job)
     call('PEXPIRE', key, setting('result_ttl_ms', LIMITS.RESULT_TTL_S * 1000))
   end
   for choice = 0, forgotten.choices - 1 do
-    call('PEXPIRE', channel_key(forgotten, choice), setting('channel_ttl_ms', LIMITS.CHANNEL_TTL_S * 1000))
+    call('PEXPIRE', channel_key(forgotten, choice), channel_ttl_ms())
   end
 end
 
@@ -165,7 +174,7 @@ end
 
 -- A channel without tokens has no more information than the state of the job, and takes as much memory as a full one.
 local function channel_kept_ms(lease)
-  local kept_ms = setting('channel_ttl_ms', LIMITS.CHANNEL_TTL_S * 1000)
+  local kept_ms = channel_ttl_ms()
   if published_tokens(lease) > 0 then return kept_ms end
   return math.min(kept_ms, LIMITS.EMPTY_CHANNEL_TTL_S * 1000)
 end

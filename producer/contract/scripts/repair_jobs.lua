@@ -135,7 +135,8 @@ local function end_channels(job)
     if lease[at] > 0 and lease[at + 1] == 0 then
       keep_ends_apart(job, choice)
       write_end(job, lease, choice, job.state, end_entry(lease[at], job))
-      call('PEXPIRE', channel_key(job, choice), setting('channel_ttl_ms', LIMITS.CHANNEL_TTL_S * 1000))
+      local left_ms = call('PTTL', job.hash)
+      call('PEXPIRE', channel_key(job, choice), left_ms > 0 and math.min(left_ms, channel_ttl_ms()) or channel_ttl_ms())
       num_ended = num_ended + 1
     end
   end
