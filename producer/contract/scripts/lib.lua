@@ -154,6 +154,7 @@ MOST = {
   submitted = LIMITS.MAX_NUMBER, number = LIMITS.MAX_NUMBER, before = LIMITS.MAX_NUMBER, attempt = LIMITS.MAX_NUMBER,
   epoch = LIMITS.MAX_NUMBER, started = LIMITS.MAX_NUMBER, charged = LIMITS.MAX_NUMBER, scheduled = LIMITS.MAX_NUMBER,
   first_token = LIMITS.MAX_NUMBER, ended = LIMITS.MAX_NUMBER, output = LIMITS.MAX_NUMBER, retry = LIMITS.MAX_NUMBER,
+  waits_since = LIMITS.MAX_NUMBER,
   not_before = LIMITS.MAX_NUMBER, ttl = LIMITS.MAX_NUMBER, deadline = LIMITS.MAX_NUMBER, gap = LIMITS.MAX_NUMBER, callback = LIMITS.MAX_NUMBER,
   failures = LIMITS.MAX_NUMBER, requeues = LIMITS.MAX_NUMBER, prompt_bytes = LIMITS.MAX_NUMBER,
   parts = LIMITS.MAX_SPEC_PARTS, line = LIMITS.MAX_NUMBER,

@@ -253,7 +253,8 @@ local function is_left(lane, parsed)
     return job and job.class <= request.over
   end
   local ready_at = parsed.at + LIMITS.IDLE_FIRST_MS
-  if ready_at <= NOW then return false end
+  -- Since a time to come: the clock has stepped back.
+  if ready_at <= NOW or parsed.at > NOW then return false end
   request.num_alive = request.num_alive or call('ZCOUNT', ALIVE, '(' .. beat_time(), '+inf')
   if request.num_alive < 2 then return false end
   request.look_at = math.min(request.look_at or ready_at, ready_at)

@@ -82,7 +82,7 @@ local function release_lease(job, lease)
 end
 
 local function wait_until(job, at)
-  call('HSET', job.hash, 'retry', at)
+  call('HSET', job.hash, 'retry', at, 'waits_since', NOW)
   call('ZADD', DELAYED, 0, job.id)
   add_timer('retry', job, at)
 end

@@ -99,11 +99,31 @@ local function write(sums)
   end
 end
 
+-- A job that is delayed since a time to come: the server's clock has stepped back, and would delay it by that step. It
+-- waits as long as it was to, from now.
+local function shorten_wait(id)
+  local job = load_job(id)
+  if not (job and job.state == 'queued' and job.retry and job.waits_since and job.waits_since > NOW) then return end
+  local at = NOW + math.max(0, job.retry - job.waits_since)
+  call('HSET', job.hash, 'retry', at, 'waits_since', NOW)
+  call('ZADD', TIMERS, at, 'retry|' .. id)
+end
+
+-- After a step back, some of the delayed jobs with each call, until all have been looked at.
+local function shorten_waits(cursor)
+  local page = call('ZSCAN', DELAYED, cursor, 'COUNT', LIMITS.SORTED_TIMERS)
+  for i = 1, #page[2], 2 do shorten_wait(page[2][i]) end
+  if page[1] == '0' then call('HDEL', CLOCK, 'stepped') else call('HSET', CLOCK, 'stepped', page[1]) end
+end
+
 -- After `finish`, once a second.
 function recount()
-  local last = tonumber(call('HGET', CLOCK, 'counted') or '') or 0
+  local found = call('HMGET', CLOCK, 'counted', 'stepped')
+  local last, stepped = tonumber(found[1] or '') or 0, found[2]
   if NOW - last >= 0 and NOW - last < RECOUNT_EVERY_MS then return end
   call('HSET', CLOCK, 'counted', NOW)
+  if NOW < last then stepped = '0' end
+  if stepped then shorten_waits(stepped) end
   ids = {}
   add_set(DELAYED)
   add_set(SUSPECTS)

@@ -37,7 +37,9 @@ end
 -- quieted, has died or left pulls no more. The key also names the suspect that it drains for.
 local function isolator()
   local who, until_ms = string.match(call('GET', ISOLATOR) or '', '^(%S+) (%d+)')
-  return who and tonumber(until_ms) > NOW and who or nil
+  local left_ms = who and tonumber(until_ms) - NOW
+  -- One from before a step back of the clock has run out.
+  return who and left_ms > 0 and left_ms <= LIMITS.HEARTBEAT_LIFETIME_S * 1000 and who or nil
 end
 
 local function drain_no_more()
@@ -75,12 +77,15 @@ local function first_of_mine()
   end
 end
 
+-- Whether a suspect has waited for too long. Since a time to come: the clock has stepped back.
+local function is_impatient(since) return since > NOW or NOW - since >= LIMITS.SUSPECT_WAIT_S * 1000 end
+
 -- After a suspect has waited too long, the next worker that pulls and may take it drains. Returns whether it is this one.
 local function is_isolator(waiting_since)
-  local who, longest_ms = isolator(), LIMITS.SUSPECT_WAIT_S * 1000
-  if who ~= ME and (who or NOW - waiting_since < longest_ms) then return false end
+  local who = isolator()
+  if who ~= ME and (who or not is_impatient(waiting_since)) then return false end
   local id, since = first_of_mine()
-  if not id or who ~= ME and NOW - since < longest_ms then
+  if not id or who ~= ME and not is_impatient(since) then
     drain_no_more()
     return false
   end

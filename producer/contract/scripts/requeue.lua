@@ -67,7 +67,7 @@ local function renew_timers(job)
   else
     call('HDEL', job.hash, 'deadline')
   end
-  call('HDEL', job.hash, 'ttl', 'not_before', 'retry', 'deaths', 'failures', 'ended', 'ended_by', 'error', 'error_code',
+  call('HDEL', job.hash, 'ttl', 'not_before', 'retry', 'waits_since', 'deaths', 'failures', 'ended', 'ended_by', 'error', 'error_code',
     'reason', 'asked', 'published')
 end
 

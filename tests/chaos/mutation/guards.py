@@ -22,6 +22,7 @@ RESTORED = "tests/contract/settings/test_restored_settings.py"
 REPORT = "tests/contract/deaths/test_report_death.py"
 STOPPED = "tests/contract/deaths/test_stopped_jobs.py"
 OVERDUE = "tests/producer/operations/test_overdue_jobs.py"
+STEPS = "tests/contract/deaths/test_clock_steps.py"
 SHARE = "tests/contract/test_tenant_share.py"
 SUBMIT = "tests/contract/test_submit.py"
 SUSPECTS = "tests/contract/deaths/test_suspects.py"
@@ -86,6 +87,41 @@ FLEET = (
         name="only the first page of the workers is read",
         patches=_script("list_workers", "return { page[1], workers }", "return { '0', workers }"),
         tests=("tests/contract/readiness/test_many_workers.py::TestGivenManyWorkers",),
+    ),
+)
+
+KEPT = (
+    Guard(
+        name="a channel outlives its job",
+        patches=_script(
+            "lib_ends", "return math.min(job_ms, setting('channel_ttl_ms'", "return (setting('channel_ttl_ms'"
+        ),
+        tests=("tests/contract/test_reused_ids.py",),
+    ),
+    Guard(
+        name="an open batch forgets its counts with its results",
+        patches=_script("lib_ends", "is_wanted or numbers.closed ~= '1'", "is_wanted"),
+        tests=("tests/contract/test_batches.py::TestGivenAnOpenBatch",),
+    ),
+    Guard(
+        name="a clock that steps back delays retries",
+        patches=_script("lib_recount", "if stepped then shorten_waits(stepped) end"),
+        tests=(f"{STEPS}::TestGivenAClockThatStepsBack",),
+    ),
+    Guard(
+        name="a clock that steps back delays suspects",
+        patches=_script("lib_suspects", "since > NOW or NOW - since", "NOW - since"),
+        tests=(f"{STEPS}::TestGivenAClockThatStepsBack",),
+    ),
+    Guard(
+        name="a claim to drain for suspects outlasts a step back of the clock",
+        patches=_script("lib_suspects", " and left_ms <= LIMITS.HEARTBEAT_LIFETIME_S * 1000 and who", " and who"),
+        tests=(f"{STEPS}::TestGivenAClockThatStepsBack",),
+    ),
+    Guard(
+        name="after a step back of the clock full workers wait for idle ones",
+        patches=_script("lib_order", "ready_at <= NOW or parsed.at > NOW", "ready_at <= NOW"),
+        tests=(f"{STEPS}::TestGivenAClockThatStepsBack",),
     ),
 )
 
@@ -1128,6 +1164,7 @@ HOSTILES = (
 GUARDS: tuple[Guard, ...] = (
     *FENCE,
     *FLEET,
+    *KEPT,
     *BOUNDS,
     *APPENDS,
     *WAKEUPS,

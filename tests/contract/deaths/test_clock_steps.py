@@ -3,8 +3,10 @@
 import pytest
 
 from sluice.producer.contract.limits import BEAT_EVERY_S, HEARTBEAT_LIFETIME_S
+from sluice.producer.contract.states import JobState
 from sluice.producer.contract.wire import JobId
-from tests.contract.driving import Queue, Worker, check, short
+from tests.contract.deaths.test_suspects import kill, pass_by
+from tests.contract.driving import Queue, Worker, check, ending, new_job, short
 
 BEAT_MS, LIFE_MS = int(BEAT_EVERY_S * 1000), int(HEARTBEAT_LIFETIME_S * 1000)
 STEPS_MS = (3_600_000, 1500, -1500, -1_800_000)
@@ -69,3 +71,87 @@ class TestGivenAClockThatSteps:
             assert pair[1].pull().jobs == ()
 
         assert not pair[0].beat(JobId("0.t.one")).was_dead
+
+
+def make_suspect(queue: Queue) -> None:
+    """Let a job kill two workers."""
+    queue.add("a")
+    kill(queue, "A", "B")
+    pass_by(queue, "C")
+    assert queue.look().suspects == 1
+
+
+class TestGivenAClockThatStepsBack:
+    """By an hour, after a heartbeat."""
+
+    BACK_MS = -3_600_000
+
+    def test_when_a_job_waits_for_a_retry_then_it_waits_as_long_as_it_was_to(self, queue: Queue) -> None:
+        worker = queue.worker("A")
+        queue.add("a")
+        worker.advance(ending(worker.take(), 0, state=JobState.FAILED, retry_in_ms=1000))
+        worker.beat()
+        queue.step_clock(self.BACK_MS)
+        worker.beat()
+
+        queue.step_clock(999)
+        assert worker.pull().jobs == ()
+        queue.step_clock(1)
+        assert short(worker.pull().jobs) == ["a"]
+
+    def test_when_a_retry_began_after_the_step_then_it_is_as_it_was(self, queue: Queue) -> None:
+        worker = queue.worker("A")
+        worker.beat()
+        queue.step_clock(self.BACK_MS)
+        queue.add("a")
+        worker.advance(ending(worker.take(), 0, state=JobState.FAILED, retry_in_ms=5000))
+        queue.step_clock(1000)
+        worker.beat()
+        queue.step_clock(3999)
+
+        assert worker.pull().jobs == ()
+
+    def test_when_many_are_delayed_then_all_are_shortened_a_slice_at_a_time(self, one_queue: Queue) -> None:
+        queue, worker = one_queue, one_queue.worker("A")
+        queue.submit(*[new_job(f"{number}") for number in range(200)])
+        for _ in range(7):
+            jobs = worker.pull().jobs
+            worker.advance(*(ending(job, 0, state=JobState.FAILED, retry_in_ms=3000) for job in jobs))
+        worker.beat()
+        queue.step_clock(self.BACK_MS)
+        for _ in range(3):
+            worker.beat()
+            queue.step_clock(1000)
+
+        timers = queue.client.zrange(queue.keys.key("timers"), 0, -1, withscores=True)
+        assert len(timers) == 200
+        assert max(due for _, due in timers) <= queue.now_ms + 3000
+        assert "stepped" not in queue.hash_of("clock")
+
+    def test_when_a_full_worker_asks_then_a_job_of_before_is_not_left_to_idle_ones(self, queue: Queue) -> None:
+        first, second = queue.worker("A"), queue.worker("B")
+        queue.add("high", priority=9)
+        queue.step_clock(self.BACK_MS)
+        first.beat()
+        second.beat()
+
+        assert short(first.pull(over_class=0).jobs) == ["high"]
+
+    def test_when_a_suspect_waits_then_the_next_worker_drains_for_it(self, queue: Queue) -> None:
+        make_suspect(queue)
+        queue.step_clock(self.BACK_MS)
+        worker = queue.worker("D")
+        worker.beat()
+
+        assert worker.pull().drain_for_suspects
+        assert short(worker.pull(is_empty=True).jobs) == ["a"]
+
+    def test_when_a_worker_drained_for_suspects_before_then_another_may(self, queue: Queue) -> None:
+        make_suspect(queue)
+        claim = f"gone {queue.now_ms + 4000} {new_job('a').id}"
+        queue.client.set(queue.keys.key("isolator"), claim)
+        queue.step_clock(self.BACK_MS)
+        worker = queue.worker("D")
+        worker.beat()
+
+        assert worker.pull().drain_for_suspects
