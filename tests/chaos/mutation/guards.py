@@ -346,7 +346,11 @@ PULLS = (
 FULL_WORKERS = (
     Guard(
         name="a full worker takes what idle ones had no time for",
-        patches=_script("lib_order", "if ready_at <= NOW then return false end", "if ready_at then return false end"),
+        patches=_script(
+            "lib_order",
+            "if ready_at <= NOW or parsed.at > NOW then return false end",
+            "if ready_at then return false end",
+        ),
         tests=(FULL,),
     ),
     Guard(
@@ -435,7 +439,11 @@ LIVES = (
     ),
     Guard(
         name="a worker that was quieted stays the isolator",
-        patches=_script("lib_suspects", "return who and tonumber(until_ms) > NOW and who or nil", "return who"),
+        patches=_script(
+            "lib_suspects",
+            "return who and left_ms > 0 and left_ms <= LIMITS.HEARTBEAT_LIFETIME_S * 1000 and who or nil",
+            "return who",
+        ),
         tests=(f"{SUSPECTS}::TestGivenASuspectThatWaits",),
     ),
 )
@@ -540,12 +548,12 @@ RECLAIMS = (
     ),
     Guard(
         name="a worker takes a job that names the model of another live worker",
-        patches=_script("lib_taking", "mine ~= model and is_served(model)", "false"),
+        patches=_script("lib_taking", "mine ~= model and serving.has(model)", "false"),
         tests=(f"{MODELS}::TestGivenWorkersOfTwoModels",),
     ),
     Guard(
         name="a job whose model nobody serves waits for ever",
-        patches=_script("lib_taking", "mine ~= model and is_served(model)", "mine ~= model"),
+        patches=_script("lib_taking", "mine ~= model and serving.has(model)", "mine ~= model"),
         tests=(f"{MODELS}::TestGivenWorkersOfTwoModels",),
     ),
     Guard(
@@ -1063,7 +1071,7 @@ HOSTILES = (
     ),
     Guard(
         name="forged counters refuse submits until an audit",
-        patches=_script("lib_recount", "if ids then write(sums_of(ids)) end"),
+        patches=_script("lib_recount", "    write(sums)\n"),
         tests=("tests/contract/hostile/test_shared_keys.py::TestGivenCountersThatClaimAFullQueue",),
     ),
     Guard(
