@@ -52,7 +52,10 @@ Result = TypeVar("Result")
 
 
 class AsyncProducer:
-    """Client for one event loop: submit jobs, follow their tokens, wait for results. See `Producer`."""
+    """Client for event loops: submit jobs, follow their tokens, wait for results. See `Producer`.
+
+    Each loop that uses it has connections of its own, which close when the loop shuts down or calls `close`.
+    """
 
     def __init__(  # noqa: PLR0913  # each is a setting of the client, given by its name
         self,
@@ -89,7 +92,10 @@ class AsyncProducer:
         return self._queue
 
     async def close(self) -> None:
-        """Close the connections. Jobs continue. The last user of the embedded server stops it."""
+        """Close the connections; other loops close theirs. Jobs continue.
+
+        The last user of the embedded server stops it.
+        """
         await self._link.close()
         if self._use is not None:
             await asyncio.to_thread(self._use.close)
