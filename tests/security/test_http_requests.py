@@ -166,7 +166,7 @@ class TestGivenARequestThatIsTooMuch:
         "data",
         [
             GET + b"a:\r\n" * 7500 + b"\r\n",
-            b"GET /ui/sign-in?" + b"a=&" * 10_000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n",
+            b"GET /jobs?" + b"a=&" * 10_000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n",
             POST + b"transfer-encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * 5000 + b"0\r\n\r\n",
             POST + b"transfer-encoding: chunked\r\n\r\n0\r\n" + b"a:\r\n" * 7500 + b"\r\n",
         ],
@@ -233,11 +233,10 @@ class TestGivenARequestThatIsTooMuch:
             b'{"prompt": "x", "' + b"n" * 8 * 1000 * 1000 + b'": 1}',
             b"{" + b",".join(b'"%07d":1' % number for number in range(600_000)) + b"}",
             b"{" + b",".join(b'"\\\\%05d\\\\":1' % number for number in range(450_000)) + b"}",
-            b"[" + b",".join([b"9" * 4300] * 1800) + b"]",
         ],
-        ids=["long name", "names", "names with escapes", "integers"],
+        ids=["long name", "names", "names with escapes"],
     )
-    def test_when_its_names_or_numbers_are_many_or_long_then_it_takes_little_time(
+    def test_when_its_names_are_many_or_long_then_it_takes_little_time(
         self, gateway: GatewayProcess, body: bytes
     ) -> None:
         own = psutil.Process(gateway.process.pid)
@@ -248,6 +247,12 @@ class TestGivenARequestThatIsTooMuch:
 
         assert answer.status_code in (400, 413)
         assert sum(own.cpu_times()[:2]) - before_s < 0.3  # all of it on the event loop: 1 to 2 s without bounds
+
+    def test_when_it_has_integers_of_thousands_of_digits_then_they_are_not_read(self, gateway: GatewayProcess) -> None:
+        with gateway.http() as http:
+            answer = http.post("/v1/completions", content=b"[" + b"9" * 1000 + b"]")
+
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
 
     def test_when_its_body_has_no_end_then_it_is_413_and_the_rest_is_not_read(self, gateway: GatewayProcess) -> None:
         chunk = b"10000\r\n" + b" " * 65536 + b"\r\n"
