@@ -165,17 +165,19 @@ def guarded_async(connection_class: Connection) -> Connection:
     return type(f"Guarded{connection_class.__name__}", (AsyncGuard, connection_class), {})
 
 
-@cache
-def forgetting(pool_class: Any) -> Any:  # noqa: ANN401  # redis-py's pools share no typed base
-    """Return a class of blocking pools that hold connections in use weakly.
+class Forgetting(Base):
+    """What a blocking pool does in addition: it holds connections in use weakly.
 
     A call that a signal handler ends before it releases its connection drops it, and the connection closes.
     """
 
-    class Forgetting(pool_class):
-        def reset(self) -> None:
-            """Forget every connection, as after a fork."""
-            super().reset()
-            self._in_use_connections: WeakSet[Connection] = WeakSet()
+    def reset(self) -> None:
+        """Forget every connection, as after a fork."""
+        super().reset()
+        self._in_use_connections: WeakSet[Connection] = WeakSet()
 
-    return Forgetting
+
+@cache
+def forgetting(pool_class: Any) -> Any:  # noqa: ANN401  # redis-py's pools share no typed base
+    """Return a class of blocking pools that hold connections in use weakly."""
+    return type(f"Forgetting{pool_class.__name__}", (Forgetting, pool_class), {})
