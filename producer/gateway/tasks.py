@@ -20,7 +20,9 @@ from sluice.producer.errors import ProducerError
 from sluice.producer.gateway.batches.task import Workshop, advance
 from sluice.producer.gateway.batches.turns import Turns
 from sluice.producer.gateway.files.hosts import mark, mark_callbacks
-from sluice.producer.gateway.files.leftovers import remove_leftovers
+from sluice.producer.gateway.files.leftovers import remove_leftovers, remove_old_files
+from sluice.producer.gateway.files.store import now_ms
+from sluice.producer.gateway.log.lines import log_event
 from sluice.producer.gateway.responses.sweep import sweep_responses
 
 TASK_TIMEOUT_S = 900
@@ -28,6 +30,7 @@ KEPT_S = 60
 """How long rq keeps the result or failure of a task."""
 
 HOUR_S = 3600
+DAY_MS = 86_400_000
 CONTINUE_S = 10.0
 """How long batches are continued before sweeps that wait have their turn."""
 
@@ -67,6 +70,9 @@ class TaskSettings:
     files_url: str = field(repr=False)
     """Where files are kept."""
 
+    file_retention_days: float | None = None
+    """How long. None keeps them until clients delete them."""
+
     def workshop(self) -> Workshop:
         """Open what tasks work with.
 
@@ -81,9 +87,18 @@ _outages: ContextVar[Outages] = ContextVar("gateway task outages")
 _turns: ContextVar[Turns] = ContextVar("gateway batch turns")
 
 
-def bind(*, redis_url: str, queue: str, database_url: str, files_url: str) -> None:
+def bind(
+    *, redis_url: str, queue: str, database_url: str, files_url: str, file_retention_days: float | None = None
+) -> None:
     """Set the settings of this process's tasks."""
-    _settings.set(TaskSettings(redis_url=redis_url, queue=queue, database_url=database_url, files_url=files_url))
+    settings = TaskSettings(
+        redis_url=redis_url,
+        queue=queue,
+        database_url=database_url,
+        files_url=files_url,
+        file_retention_days=file_retention_days,
+    )
+    _settings.set(settings)
     _outages.set(Outages())
     _turns.set(Turns())
 
@@ -98,8 +113,13 @@ def continue_batches() -> None:
 
 
 def clean_files() -> None:
-    """Delete objects that no row names."""
+    """Delete files that are too old, and objects that no row names."""
+    days = _settings.get().file_retention_days
     with _outages.get().logged("clean_files"), _settings.get().workshop() as workshop:
+        if days is not None:
+            num_deleted = remove_old_files(workshop.storage, workshop.files, before_ms=now_ms() - round(days * DAY_MS))
+            if num_deleted:
+                log_event(LOG, "Old files deleted", {"num_files": num_deleted, "days": days})
         remove_leftovers(workshop.storage, workshop.files, workshop.batches)
 
 

@@ -58,8 +58,9 @@ def filled(text: str) -> str:
 
 
 def environment_of(service: str) -> dict[str, str]:
-    """The service's environment, variables filled."""
-    return {name: filled(str(value)) for name, value in SERVICES[service]["environment"].items()}
+    """The service's environment, variables filled. One without a value is passed on if it is set, and it is not."""
+    given = SERVICES[service]["environment"].items()
+    return {name: filled(str(value)) for name, value in given if value is not None}
 
 
 def values_of(unit: Path, key: str) -> list[str]:
@@ -180,6 +181,14 @@ class TestGivenComposeYaml:
         assert gateway["depends_on"]["first-key"] == {"condition": "service_completed_successfully"}
         assert parsed(shlex.split(key["command"]))["if_none"]
         assert f":{options['port']}/readyz" in gateway["healthcheck"]["test"][-1]
+
+    def test_when_a_webhook_is_to_be_signed_then_callbacks_alone_get_the_key(self) -> None:
+        given = [name for name in OURS if "SLUICE_CALLBACKS_SECRET" in SERVICES[name]["environment"]]
+
+        assert given == ["callbacks"]
+        assert "-/etc/sluice/callbacks.env" in values_of(
+            ROOT / "deploy" / "sluice-callbacks.service", "EnvironmentFile"
+        )
 
     def test_when_a_batch_is_created_then_gateway_and_callbacks_have_the_same_files(self) -> None:
         shared = [SERVICES[name] for name in ("gateway", "callbacks")]

@@ -77,7 +77,9 @@ class TestGivenTheContainers:
     def test_when_one_runs_then_it_has_settings_passwords_and_no_privileges(self, name: str) -> None:
         one = CONTAINERS[name]
 
-        assert one["envFrom"] == [{"configMapRef": {"name": "sluice"}}, {"secretRef": {"name": "sluice"}}]
+        of_callbacks = {"secretRef": {"name": "sluice-callbacks", "optional": True}}
+        own = [of_callbacks] if name == "callbacks" else []
+        assert one["envFrom"] == [{"configMapRef": {"name": "sluice"}}, {"secretRef": {"name": "sluice"}}, *own]
         assert one["securityContext"] == {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,

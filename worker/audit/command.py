@@ -97,7 +97,7 @@ def _audited(client: Client, history: HistorySide | None, config: WorkerConfig, 
 
 
 def _timing(config: WorkerConfig, options: AuditOptions) -> AuditTiming:
-    days = config.callbacks.retention_days
+    days = config.callbacks.retention_days or None
     return AuditTiming(
         pause_s=options.pause_s, history_s=options.history_s, retention_ms=None if days is None else days * DAY_MS
     )

@@ -48,6 +48,7 @@ def bind(settings: CallbackSettings) -> None:
         queue=settings.queue,
         database_url=settings.database_url,
         files_url=settings.files_url,
+        file_retention_days=settings.file_retention_days,
     )
 
 

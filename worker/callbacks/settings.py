@@ -69,6 +69,9 @@ class CallbackSettings:
 
     retention_days: float | None = None
     prompt_retention_days: float | None = None
+    file_retention_days: float | None = None
+    """Of the gateway's files."""
+
     export_folder: str | None = None
     """Folder for completed batches as JSON lines. None disables exports."""
 

@@ -455,16 +455,21 @@ class CallbacksConfig:
         None, env="PROMPT_RETENTION_DAYS", metavar="DAYS",
         help="Delete prompts from the history after this many days. Keeps them with their rows if not given.",
     )  # fmt: skip
-    retention_days: float | None = setting(
-        None,
-        env="RETENTION_DAYS",
-        metavar="DAYS",
-        help="Delete history rows after this many days. Keeps all rows if not given.",
-    )
+    retention_days: float = setting(
+        365.0, env="RETENTION_DAYS", metavar="DAYS",
+        help="Delete history rows of jobs that ended this many days ago. 0 keeps all rows.",
+    )  # fmt: skip
+    file_retention_days: float = setting(
+        30.0, env="FILE_RETENTION_DAYS", metavar="DAYS",
+        help="Delete the HTTP gateway's files after this many days, unless an open batch reads them. 0 keeps all.",
+    )  # fmt: skip
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield each field that is wrong, with the reason."""
-        yield from _positive(self, "retention_days", "prompt_retention_days", "senders")
+        yield from _positive(self, "prompt_retention_days", "senders")
+        for name in ("retention_days", "file_retention_days"):
+            if getattr(self, name) < 0:
+                yield name, f"must be 0 (keep all) or more, got {getattr(self, name):g}"
         if self.secret is not None:
             try:
                 signing_keys(self.secret)

@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import islice
 
 from sluice.producer.gateway.batches.batch import FOLDER
 from sluice.producer.gateway.batches.store import BatchStore
+from sluice.producer.gateway.files.faults import FileInUse
 from sluice.producer.gateway.files.storage import Storage
-from sluice.producer.gateway.files.store import PREFIX, UPLOADS, FileStore
+from sluice.producer.gateway.files.store import PREFIX, UPLOADS, File, FileStore
 
 MIN_AGE_S = 86_400.0
 """An upload, or a task between its part and its row, takes less."""
@@ -34,6 +36,25 @@ def remove_leftovers(storage: Storage, files: FileStore, batches: BatchStore, *,
         gone = [key for key in keys if key not in named]
         storage.delete(gone)
         num_deleted += len(gone)
+    return num_deleted
+
+
+def remove_old_files(storage: Storage, files: FileStore, *, before_ms: int) -> int:
+    """Delete files from before a time that no open batch reads; return how many.
+
+    Raises:
+        HistoryUnavailable, StorageUnavailable: try again later.
+    """
+    num_deleted = 0
+    while found := files.old(before_ms, AT_ONCE):
+        gone: list[File] = []
+        for file_id, tenant in found:
+            with suppress(FileInUse):  # a batch of it has just begun
+                gone += filter(None, (files.delete(file_id, tenant),))
+        storage.delete([part.key for file in gone for part in file.objects])
+        num_deleted += len(gone)
+        if not gone:
+            break
     return num_deleted
 
 

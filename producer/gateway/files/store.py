@@ -139,6 +139,16 @@ class FileStore:
             connection.execute(files.delete().where(*is_it))
         return _file(row)
 
+    def old(self, before_ms: int, limit: int) -> list[tuple[str, str]]:
+        """Return ids and tenants of some files from before a time that no open batch reads."""
+        reads = sa.select(gateway_batches.c.id).where(
+            gateway_batches.c.input_file == files.c.id, gateway_batches.c.status.not_in(OVER)
+        )
+        query = sa.select(files.c.id, files.c.tenant).where(files.c.created_ms < before_ms, ~reads.exists())
+        with self._database.reading() as connection:
+            rows = connection.execute(query.order_by(files.c.created_ms).limit(limit)).all()
+        return [(row.id, row.tenant) for row in rows]
+
     def known(self, file_ids: Sequence[str]) -> set[str]:
         """Return those of these ids that have a row, of any tenant."""
         with self._database.reading() as connection:

@@ -38,7 +38,7 @@ class Scene:
         self,
         *,
         repair: bool = False,
-        retention_days: float | None = None,
+        retention_days: float = 0,
         **asked: Any,  # Any: fields of AuditOptions
     ) -> Report:
         """One audit, without patience."""
@@ -50,8 +50,7 @@ class Scene:
         }
         if self.is_told:
             flags["queue.partitions"] = self.partitions
-        if retention_days is not None:
-            flags["callbacks.retention_days"] = retention_days
+        flags["callbacks.retention_days"] = retention_days
         known: dict[str, Any] = {"pause_s": 0.0, "history_s": 0.0, "repair": repair}
         return run_audit(load_config({}, flags=flags), {}, AuditOptions(**(known | asked)))
 

@@ -25,7 +25,7 @@ from sluice.producer.gateway.batches.collecting import Bits, Collector, Look, Pa
 from sluice.producer.gateway.batches.lines import identity_of, names_of
 from sluice.producer.gateway.batches.submitting import Submission
 from sluice.producer.gateway.batches.task import OVERDUE_MS, Workshop
-from sluice.producer.gateway.files.leftovers import remove_leftovers
+from sluice.producer.gateway.files.leftovers import remove_leftovers, remove_old_files
 from sluice.producer.gateway.files.store import OUTPUT, File, new_file_id, now_ms
 from tests.producer.gateway.batches.processes import chat_line, encoded, numbered
 from tests.producer.gateway.batches.steps import (
@@ -308,6 +308,22 @@ class TestGivenAFileThatIsCheckedInSlices:
         remove_leftovers(workshop.storage, workshop.files, workshop.batches, min_age_s=-1)
 
         assert workshop.storage.get(between.parts.checked[0].key)
+
+
+class TestGivenFilesThatAreOld:
+    def test_when_they_are_swept_then_those_that_no_open_batch_reads_are_gone(self, workshop: Workshop) -> None:
+        old, read = added(workshop, numbered(1)), added(workshop, numbered(1))
+        workshop.batches.move(old, "failed")
+        before_ms = now_ms() + 1
+        new = added(workshop, numbered(1), created_ms=before_ms)
+
+        remove_old_files(workshop.storage, workshop.files, before_ms=before_ms)
+
+        kept = {batch.id for batch in (old, read, new) if workshop.files.get(batch.input_file, "acme") is not None}
+        assert kept >= {read.id}
+        assert old.id not in kept
+        assert workshop.files.old(before_ms, 10) == []
+        assert not list(workshop.storage.old_keys(f"files/{old.input_file.removeprefix('file-')}", now_ms()))
 
 
 class TestGivenBatchesOfTwoQueues:
