@@ -158,7 +158,7 @@ DEFAULT_MAX_FAILURES = 3
 WORKERS_PER_PAGE = 100
 """Workers that one call lists, with all fields of their heartbeats. It may list twice as many in a small fleet."""
 
-FIELDS_PER_PAGE = 1000
+FIELDS_PER_PAGE = 500
 """Fields of heartbeats that one call lists, if it asks for some only."""
 
 LANES_PER_PAGE = 1000

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from sluice.producer.contract import calls
-from sluice.producer.contract.limits import ASIDE_MS, WORKERS_PER_PAGE
+from sluice.producer.contract.limits import ASIDE_MS, FIELDS_PER_PAGE, WORKERS_PER_PAGE
 from sluice.producer.contract.scaling.backlog import BACKLOG_FIELDS, backlog_of
 from sluice.producer.contract.transport.execution import run_many
 from sluice.producer.contract.transport.surveys import pages_of_workers, survey
@@ -110,7 +110,7 @@ class TestGivenManyWorkers:
         pages = list(pages_of_workers(one_queue.client, one_queue.keys, fields=("held", "state", "nothing")))
 
         # Hash buckets are read whole, so a page may have a few more.
-        assert max(map(len, pages)) <= 2 * max(WORKERS_PER_PAGE, 1000 // 3)
+        assert max(map(len, pages)) <= 2 * max(WORKERS_PER_PAGE, FIELDS_PER_PAGE // 3)
         listed = {name: about for page in pages for name, about in page.items()}
         assert listed == {f"{number:05d}": {"held": "0", "state": "pulling"} for number in range(250)}
 
