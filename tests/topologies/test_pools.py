@@ -94,6 +94,15 @@ class TestGivenTheOptionsOfAUrl:
         assert with_them.connection_kwargs.keys() == without.connection_kwargs.keys()
         assert with_them.connection_kwargs["protocol"] == 2
 
+    @pytest.mark.parametrize("make", [make_pool, make_async_pool], ids=["client", "asyncio"])
+    def test_when_sentinels_are_asked_then_their_connections_count_replies_too(
+        self, make: Callable[[str], Any]
+    ) -> None:
+        pool = make("redis+sentinel://one,two/service")
+
+        for one in (pool, *(sentinel.connection_pool for sentinel in pool.sentinel_manager.sentinels)):
+            assert one.make_connection().num_owed == 0
+
     def test_when_the_page_is_read_then_it_lists_each(self) -> None:
         rows = [f"| `{option.name}` | {option.treatment} | {option.meaning} |" for option in OPTIONS]
 

@@ -90,14 +90,21 @@ def make_pool(
         if "+sentinel://" in url:
             asked = urls.read_sentinel_url(url, options)
             sentinels = classes.sentinel(asked.addresses, sentinel_kwargs=asked.sentinel_options)
+            for sentinel in sentinels.sentinels:
+                _guard(sentinel.connection_pool, classes)
+                sentinel.connection_pool.connection_kwargs.update(classes.options)
             pool = classes.sentinel_pool(asked.service, sentinels, **asked.options)
         else:
             pool = _one_server_pool(url, classes, options)
             pool.connection_class(**pool.connection_kwargs)  # raises for values that do not go together
     except (TypeError, RedisError) as error:
         raise ValueError(str(error)) from error
-    pool.connection_class = classes.guarded(pool.connection_class)
+    _guard(pool, classes)
     return pool
+
+
+def _guard(pool: Pool, classes: PoolClasses) -> None:
+    pool.connection_class = classes.guarded(pool.connection_class)
 
 
 def _one_server_pool(url: str, classes: PoolClasses, options: dict[str, Any]) -> Pool:
