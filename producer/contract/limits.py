@@ -74,6 +74,9 @@ MAX_CALL_BYTES = 1024 * 1024
 SLICE_JOBS = 32
 """Jobs in one slice: a pull, reclaim, cancel or firing of timers."""
 
+SLICE_CHANNELS = 128
+"""Channels that a slice closes before it leaves its other jobs to the next one: a job may have 64 choices."""
+
 IDLE_FIRST_MS = 50
 """A full worker takes a job of a higher class than it runs only when it has waited this long: idle ones go first. Where
 no other worker lives, it takes it at once."""

@@ -21,7 +21,11 @@ FIRE_EVERY_S = 1.0
 
 def cancel(queue: Queue, job_ids: Sequence[JobId], reason: str | None) -> Operation[list[str]]:
     """Cancel jobs; returns for each the state reached, `asked` for a running job, or `unknown`."""
-    return (yield from for_jobs(queue, job_ids, lambda keys, ids: calls.cancel(keys, ids, reason=reason)))
+    answers = dict.fromkeys(job_ids, calls.AGAIN)
+    while left := [job_id for job_id, answer in answers.items() if answer == calls.AGAIN]:
+        found = yield from for_jobs(queue, left, lambda keys, ids: calls.cancel(keys, ids, reason=reason))
+        answers.update(zip(left, found, strict=True))
+    return [answers[job_id] for job_id in job_ids]
 
 
 def known(answer: str, job_id: JobId) -> str:

@@ -298,16 +298,21 @@ def _follow(queue: Queue, readers: Sequence[Reader], clock: Countdown, wait: Wai
     while open_readers:
         # The state first: the channel of a terminal job is complete when it is read.
         checked = yield from _look(queue, open_readers, wait)
+        unstarted = _first_channels(queue, open_readers.values(), checked)
         look_in_s = yield from overdue.end(checked)
         last_entry_s = clock.passed_s
         overdue_s = last_entry_s + look_in_s
         while open_readers and (left_s := min(last_entry_s + look_after_s, overdue_s) - clock.passed_s) > 0:
             clock.check(f"{len(open_readers)} of {len(readers)} channels")
-            found = yield Read(_places(open_readers), clock.block_ms(min(WAIT_BLOCK_MS, ceil(1000 * left_s))))
+            places = {**unstarted, **_places(open_readers)}
+            found = yield Read(places, clock.block_ms(min(WAIT_BLOCK_MS, ceil(1000 * left_s))))
             if found:
                 wait.goes_on()
-                yield from _feed(queue, open_readers, cast("list[tuple[str, Entries]]", found))
+                rows = cast("list[tuple[str, Entries]]", found)
+                yield from _feed(queue, open_readers, [row for row in rows if row[0] in open_readers])
                 last_entry_s, look_after_s = clock.passed_s, WAIT_BLOCK_MS / 1000
+                if any(key in unstarted for key, _ in rows):
+                    break
         look_after_s = min(2 * look_after_s, MAX_LOOK_S)
 
 
@@ -352,6 +357,13 @@ def _look(
             yield from _finish(reader, view)
             del open_readers[reader.key]
     return checked
+
+
+def _first_channels(queue: Queue, readers: Iterable[Reader], checked: Sequence[JobView]) -> dict[str, str]:
+    """Return where to read of each unstarted job, besides its readers: if it never starts, one channel has its end."""
+    unstarted = {view.id for view in checked if not view.attempt and view.choices > 1}
+    jobs = {reader.job_id for reader in readers if reader.job_id in unstarted}
+    return {queue.keys_of(job_id).channel(job_id): "0-0" for job_id in jobs}
 
 
 def _finish(reader: Reader, view: JobView) -> Follow:

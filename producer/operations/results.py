@@ -163,6 +163,8 @@ def _wait_for_end(keys: QueueKeys, view: JobView, clock: Countdown, most_s: floa
             cursors[key] = entries[-1][0]
             if is_end_id(cursors[key]):
                 del cursors[key]
+        if not view.attempt and len(cursors) < view.choices:
+            return  # a job that never started has its end on one channel
         if cursors:
             # Tokens end the read too: pause longer and longer, which bounds both the cost and the added latency.
             yield Sleep(min(MAX_WAIT_S, WAIT_SHARE * clock.passed_s))

@@ -397,7 +397,8 @@ def _check_events(queue: Queue, jobs: dict[str, dict[str, str]]) -> None:
 def _check_channels(queue: Queue, name: str, job: dict[str, str]) -> None:
     lease = queue.lease(_id(name))
     is_over = job["state"] not in ("queued", "running")
-    for choice in range(int(job["choices"])):
+    # A job that never started has the channel of its first choice alone.
+    for choice in range(int(job["choices"]) if job.get("attempt") else 1):
         entries = queue.channel(_id(name), choice)
         offset = 0
         for entry_id, entry in entries:

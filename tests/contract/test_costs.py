@@ -193,3 +193,67 @@ class TestGivenAnIdempotencyKeyThatNamesAForeignKey:
 
         assert [type(answer) for answer in answers] == [calls.Accepted, calls.Duplicate, calls.Accepted]
         assert sorted(drain(queue, queue.worker("A"))) == ["first", "third"]
+
+
+class TestGivenJobsWithManyChoices:
+    def names(self, num_jobs: int) -> list[str]:
+        return [f"wide{i}" for i in range(num_jobs)]
+
+    def test_when_they_have_never_started_then_one_channel_ends_each(self, one_queue: Queue) -> None:
+        jobs = [new_job(name, choices=64) for name in self.names(32)]
+        one_queue.submit(*jobs)
+
+        cost = cost_of(one_queue, calls.cancel(one_queue.keys, [job.id for job in jobs]))
+
+        assert cost.commands < 32 * 30
+        assert len(one_queue.names("channel:*")) == 32
+        check(one_queue)
+
+    def test_when_they_had_started_then_a_slice_ends_a_part_and_says_so(self, one_queue: Queue) -> None:
+        jobs = [new_job(name, choices=64, batch="b") for name in self.names(6)]
+        one_queue.submit(*jobs)
+        worker = one_queue.worker("A")
+        worker.give_back(*worker.pull().jobs)
+        ids = [job.id for job in jobs]
+
+        first, second = one_queue.cancel(*ids), one_queue.cancel(*ids)
+
+        assert first == ["cancelled"] * 2 + [calls.AGAIN] * 4
+        assert second == ["cancelled"] * 4 + [calls.AGAIN] * 2
+        assert one_queue.run(calls.cancel_batch(one_queue.keys, "b")) == (2, 0, False)
+        check(one_queue)
+
+    def test_when_their_deadlines_pass_then_each_beat_ends_a_part(self, one_queue: Queue) -> None:
+        queue = one_queue
+        queue.submit(*[new_job(name, choices=64, deadline_ms=queue.now_ms + 10) for name in self.names(6)])
+        worker = queue.worker("A")
+        worker.give_back(*worker.pull().jobs)
+        queue.pass_time(20)
+
+        assert [queue.fire_timers() for _ in range(4)] == [2, 2, 2, 0]
+
+        assert queue.look().totals["expired"] == 6
+        check(queue)
+
+    def test_when_many_are_purged_then_a_slice_ends_a_part(self, one_queue: Queue) -> None:
+        queue = one_queue
+        queue.submit(*[new_job(name, choices=64) for name in self.names(6)])
+        worker = queue.worker("A")
+        worker.give_back(*worker.pull().jobs)
+
+        assert [queue.run(calls.purge(queue.keys)) for _ in range(4)] == [(2, True), (2, True), (2, True), (0, False)]
+        check(queue)
+
+    def test_when_their_flagged_ones_are_given_back_then_the_rest_ends_by_the_next_beat(self, one_queue: Queue) -> None:
+        queue = one_queue
+        queue.submit(*[new_job(name, choices=64) for name in self.names(3)])
+        worker = queue.worker("A")
+        worker.beat()
+        jobs = worker.pull().jobs
+        assert queue.cancel(*[job.id for job in jobs]) == ["asked"] * 3
+
+        assert worker.give_back(*jobs) == [True, True, False]
+        worker.beat()
+
+        assert queue.look().totals["cancelled"] == 3
+        check(queue)

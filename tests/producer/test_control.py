@@ -1,6 +1,7 @@
 """Acts on many jobs: the dead set looked through and sent back by a filter, whole batches cancelled and expired."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -9,10 +10,12 @@ from sluice.producer import AsyncProducer, Producer
 from sluice.producer.contract import limits
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.wire import JobId
-from sluice.producer.errors import BatchNotFound, InvalidJob, QueueRefused
+from sluice.producer.errors import BatchNotFound, InvalidJob, JobCancelled, QueueRefused
 from sluice.producer.operations.batches import BatchCancelled
 from sluice.producer.operations.dead import DeadFilter
+from sluice.producer.operations.results import WAIT_BLOCK_MS
 from tests.contract.driving import Queue, check, ending, new_job
+from tests.integration.jobs import wait_until
 from tests.servers import RedisServer
 
 
@@ -173,3 +176,49 @@ class TestGivenABatchInTwoPartitions:
             producer.close_batch("nihgtly")
 
         assert set(queue.client.keys()) == before
+
+
+class TestGivenAnUnstartedJobWithChoicesThatIsCancelled:
+    """Its end is on the channel of its first choice alone."""
+
+    @pytest.fixture
+    def job_id(self, queue: Queue) -> JobId:
+        return queue.add("wide", choices=3)
+
+    def waits(self, queue: Queue, job_id: JobId, read: Callable[[], object]) -> None:
+        """Cancel the job while a reader is blocked, which must end before it looks by itself."""
+        with ThreadPoolExecutor() as pool:
+            reader = pool.submit(read)
+            wait_until(lambda: queue.client.info("clients")["blocked_clients"] == 1, "it waits")
+            queue.cancel(job_id)
+            with pytest.raises(JobCancelled):
+                reader.result(timeout=WAIT_BLOCK_MS / 1000 / 2)
+
+    def test_when_its_result_is_waited_for_then_that_ends_at_once(
+        self, queue: Queue, producer: Producer, job_id: JobId
+    ) -> None:
+        self.waits(queue, job_id, lambda: producer.result(job_id))
+
+    @pytest.mark.parametrize("choice", [0, 2])
+    def test_when_one_choice_is_streamed_then_it_ends_at_once(
+        self, queue: Queue, producer: Producer, job_id: JobId, choice: int
+    ) -> None:
+        self.waits(queue, job_id, lambda: list(producer.stream(job_id, choice=choice)))
+
+    def test_when_all_are_streamed_then_each_has_its_end(self, queue: Queue, producer: Producer, job_id: JobId) -> None:
+        ends = list[int]()
+
+        def read() -> None:
+            ends.extend(event.choice for event in producer.stream_choices(job_id, 3) if event.end is not None)
+
+        self.waits(queue, job_id, read)
+        assert sorted(ends) == [0, 1, 2]
+
+    def test_when_many_started_ones_are_cancelled_then_every_answer_is_final(
+        self, queue: Queue, producer: Producer
+    ) -> None:
+        ids = [queue.add(f"wide{i}", choices=64) for i in range(7)]
+        worker = queue.worker("A")
+        worker.give_back(*worker.pull().jobs)
+
+        assert producer.cancel_many(ids) == ["cancelled"] * 7

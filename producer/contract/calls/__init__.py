@@ -14,6 +14,7 @@ from sluice.producer.contract.calls.batches import (
     join_batch,
 )
 from sluice.producer.contract.calls.control import (
+    AGAIN,
     KnownSettings,
     QueueSettings,
     cancel,
@@ -75,6 +76,7 @@ from sluice.producer.contract.calls.views import (
 )
 
 __all__ = [
+    "AGAIN",
     "LISTS",
     "Accepted",
     "AdvanceAnswer",

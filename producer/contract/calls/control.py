@@ -10,11 +10,15 @@ from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.packing import pack_for_script
 from sluice.producer.contract.wire import JobId
 
+AGAIN = "again"
+"""Answer for a job that a call has not looked at."""
+
 
 def cancel(keys: QueueKeys, job_ids: Sequence[JobId], *, reason: str | None = None) -> Call[list[str]]:
     """Cancel jobs: a waiting job ends at once, a running one is flagged for its worker.
 
-    Returns for each job the state reached, `asked` or `unknown`. At most `SLICE_JOBS` jobs a call.
+    Returns for each job the state reached, `asked`, `unknown`, or `AGAIN`: call again for it, since the jobs before it
+    have many choices. At most `SLICE_JOBS` jobs a call.
     """
     return Call("cancel", keys.fixed(), (reason or "", pack_for_script(check_slice(job_ids))), read_words)
 

@@ -99,7 +99,7 @@ local function give_back_orphans()
   local num_given = 0
   local flat = call('HGETALL', held_key(me))
   for i = 1, #flat, 2 do
-    if num_given < LIMITS.SLICE_JOBS and is_orphan(flat[i], flat[i + 1]) then
+    if num_given < LIMITS.SLICE_JOBS and not slice.is_spent() and is_orphan(flat[i], flat[i + 1]) then
       num_given = num_given + 1
       give_back_orphan(flat[i])
     end

@@ -3,7 +3,8 @@
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV: reason or '', packed array of job ids.
--- Reply: for each the state reached, 'asked', or 'unknown'.
+-- Reply: for each the state reached, 'asked', 'unknown', or 'again': not looked at, since the jobs before it have many
+--   choices.
 
 write_even_when_full()
 local wrong = wrong_key()
@@ -21,6 +22,7 @@ local function ask(job, lease)
 end
 
 local function cancel(id)
+  if slice.is_spent() then return 'again' end
   local job = load_job(id)
   if not job then return 'unknown' end
   if job.state ~= 'queued' and job.state ~= 'running' then return job.state end

@@ -22,6 +22,8 @@ local function give_back(id, epoch)
   local job = load_job(id)
   if not job or job.state ~= 'running' then return 0 end
   if lease[FLAG] ~= '' then
+    -- Too many ends for one call: the job stays leased, and a pull or beat ends it.
+    if slice.is_spent() then return 0 end
     end_without_worker(job, lease, lease[FLAG], END_REASONS[lease[FLAG]])
   elseif not (death and is_settled_by_death(job, lease, death)) then
     return_job(job, lease, death and 'death' or 'given_back')

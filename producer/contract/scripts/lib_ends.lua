@@ -105,6 +105,10 @@ local function emit_end(job, how, version, at)
   emit('ended', job, fields, version, at)
 end
 
+-- The channels that this call has closed. A slice of jobs ends early when their choices are many.
+local slice = { num_channels = 0 }
+function slice.is_spent() return slice.num_channels >= LIMITS.SLICE_CHANNELS end
+
 -- Set by an advance, which ends many jobs of one owner, to delete their leases in one command.
 local dropped
 
@@ -113,13 +117,17 @@ local end_job
 
 do
 
+-- A job that was never started has no channel yet: it gets that of its first choice alone, whose end counts for all. An
+-- end takes 4 KB of memory, and a job may have many choices.
 local function close_channels(job, lease, how, keep_ms)
-  for choice = 0, job.choices - 1 do
+  local num_channels = job.attempt > 0 and job.choices or 1
+  for choice = 0, num_channels - 1 do
     if lease[FIRST + 2 * choice + 1] == 0 then
       write_end(job, lease, choice, how.state, end_entry(lease[FIRST + 2 * choice], how))
     end
     call('PEXPIRE', channel_key(job, choice), keep_ms)
   end
+  slice.num_channels = slice.num_channels + num_channels
 end
 
 -- The key is kept after the end of the job, with its final state, even if the job has expired.
@@ -353,7 +361,10 @@ local function end_batch(batch, state, reason, budget)
     to_garbage(members_key(batch), ids.err)
     ids = {}
   end
+  local num_seen = 0
   for _, id in ipairs(ids) do
+    if slice.is_spent() then break end
+    num_seen = num_seen + 1
     local job = load_job(id)
     if job and (job.state == 'queued' or job.state == 'running') and job.batch == batch then
       local how = end_member(job)
@@ -363,7 +374,7 @@ local function end_batch(batch, state, reason, budget)
     end
   end
   look_at_batch(batch)
-  return numbers.ended, numbers.asked, #ids == budget
+  return numbers.ended, numbers.asked, #ids == budget or num_seen < #ids
 end
 
 -- ---------------------------------------------------------------- the final writes of every script

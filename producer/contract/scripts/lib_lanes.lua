@@ -37,42 +37,6 @@ local function open_lane(class, tenant)
   return lane
 end
 
--- Virtual tokens of a tenant. The field `:time` holds those of the tenant that was served last, `:<class>` the least
--- that a tenant has when it joins others in that class. Read once, written once by `finish`.
-local VIRTUAL_TIME = ':time'
-local served, charged = {}, {}
-local function is_tenant(name) return string.sub(name, 1, 1) ~= ':' end
--- nan and infinity would remove a tenant from its class for good.
-local function tokens_in(text)
-  local tokens = tonumber(text or '')
-  return tokens and tokens >= 0 and tokens <= LIMITS.MAX_NUMBER and tokens or 0
-end
-local function served_of(tenant)
-  if not served[tenant] then served[tenant] = tokens_in(call('HGET', SERVED, tenant)) end
-  return served[tenant]
-end
-
-local function set_served(tenant, tokens)
-  served[tenant] = math.max(0, math.min(tokens, LIMITS.MAX_NUMBER))
-  charged[tenant] = true
-end
-
--- The least and the greatest virtual tokens of the tenants waiting in a class, or nil.
-local function range_of(class)
-  local ready = PREFIX .. 'ready:' .. class
-  local least, greatest = call('ZRANGE', ready, 0, 0, 'WITHSCORES')[2], call('ZRANGE', ready, 0, 0, 'REV', 'WITHSCORES')[2]
-  return tonumber(least or ''), tonumber(greatest or '')
-end
-
--- Raise a returning tenant to the virtual time of the class, so that it cannot save up tokens by staying away. This is
--- not always the least value of the waiting tenants: an endless row of new tenants would then starve those ahead. The
--- virtual time advances with the charges in the class, at most to just behind the last tenant.
-local function lift_served(class, tenant)
-  local least, greatest = range_of(class)
-  local floor = least and math.max(least, math.min(greatest + 1, served_of(':' .. class))) or served_of(VIRTUAL_TIME)
-  if served_of(tenant) < floor then set_served(tenant, floor) end
-end
-
 -- Weights are apart from the settings, which every call reads whole: there may be one for each tenant.
 local WEIGHTS = PREFIX .. 'weights'
 local weight_in, weight_of
@@ -97,10 +61,51 @@ end
 
 end
 
+-- The names used outside: a script may have 200 locals.
+local served_of, set_served, lift_served, charge, charge_at_start, write_served, forget_served
+
+do
+
+-- Virtual tokens of a tenant. The field `:time` holds those of the tenant that was served last, `:<class>` the least
+-- that a tenant has when it joins others in that class. Read once, written once by `finish`.
+local VIRTUAL_TIME = ':time'
+local served, charged = {}, {}
+local function is_tenant(name) return string.sub(name, 1, 1) ~= ':' end
+-- nan and infinity would remove a tenant from its class for good.
+local function tokens_in(text)
+  local tokens = tonumber(text or '')
+  return tokens and tokens >= 0 and tokens <= LIMITS.MAX_NUMBER and tokens or 0
+end
+function served_of(tenant)
+  if not served[tenant] then served[tenant] = tokens_in(call('HGET', SERVED, tenant)) end
+  return served[tenant]
+end
+
+function set_served(tenant, tokens)
+  served[tenant] = math.max(0, math.min(tokens, LIMITS.MAX_NUMBER))
+  charged[tenant] = true
+end
+
+-- The least and the greatest virtual tokens of the tenants waiting in a class, or nil.
+local function range_of(class)
+  local ready = PREFIX .. 'ready:' .. class
+  local least, greatest = call('ZRANGE', ready, 0, 0, 'WITHSCORES')[2], call('ZRANGE', ready, 0, 0, 'REV', 'WITHSCORES')[2]
+  return tonumber(least or ''), tonumber(greatest or '')
+end
+
+-- Raise a returning tenant to the virtual time of the class, so that it cannot save up tokens by staying away. This is
+-- not always the least value of the waiting tenants: an endless row of new tenants would then starve those ahead. The
+-- virtual time advances with the charges in the class, at most to just behind the last tenant.
+function lift_served(class, tenant)
+  local least, greatest = range_of(class)
+  local floor = least and math.max(least, math.min(greatest + 1, served_of(':' .. class))) or served_of(VIRTUAL_TIME)
+  if served_of(tenant) < floor then set_served(tenant, floor) end
+end
+
 -- Charge the tenant of a job, or refund it with a negative number. The virtual time of the class advances by the charge
 -- per waiting tenant (`waiting`, if the caller knows their number), and never moves back: another number of tenants may
 -- wait at the refund, which could then exceed the advance, again and again.
-local function charge(job, tokens, waiting)
+function charge(job, tokens, waiting)
   local virtual = tokens / weight_of(job.tenant)
   set_served(job.tenant, served_of(job.tenant) + virtual)
   if virtual <= 0 then return end
@@ -110,7 +115,7 @@ end
 
 -- The charge of a job at its start. It also moves the virtual time of the class between the waiting tenants.
 -- `alone`: the only tenant that waits in the class, if the caller knows that there is no other.
-local function charge_at_start(job, alone)
+function charge_at_start(job, alone)
   local least, greatest
   if alone then
     least = served_of(alone)
@@ -125,7 +130,7 @@ local function charge_at_start(job, alone)
 end
 
 -- Move the lanes of charged tenants to their new positions in every class where some wait.
-local function write_served()
+function write_served()
   local flat, moved = {}, {}
   for tenant in pairs(charged) do
     flat[#flat + 1], flat[#flat + 2] = tenant, served[tenant]
@@ -138,10 +143,6 @@ local function write_served()
     if has_waiting[class] then try('ZADD', PREFIX .. 'ready:' .. class, 'XX', unpack(moved)) end
   end
 end
-
-local forget_served  -- the name used outside
-
-do
 
 local function num_lanes_of_classes()
   local total = 0

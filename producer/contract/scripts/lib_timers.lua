@@ -130,13 +130,18 @@ end
 
 -- `overdue`: ids of jobs that are looked at first.
 function fire_timers(overdue)
-  for _, id in ipairs(overdue or {}) do end_overdue(id) end
+  for _, id in ipairs(overdue or {}) do
+    if not slice.is_spent() then end_overdue(id) end
+  end
   local due = first_due(LIMITS.SLICE_JOBS + 1)
   if #due > LIMITS.SLICE_JOBS then
     sort_due()
     due = first_due(LIMITS.SLICE_JOBS)
   end
+  local num_fired = 0
   for _, member in ipairs(due) do
+    if slice.is_spent() then break end
+    num_fired = num_fired + 1
     fire_timer(member)
     -- The effect may have set the timer again.
     local again = tonumber(call('ZSCORE', TIMERS, member) or '')
@@ -144,7 +149,7 @@ function fire_timers(overdue)
   end
   forget_old_dead()
   forget_served()
-  return #due
+  return num_fired
 end
 
 function next_timer()

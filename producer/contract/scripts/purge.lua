@@ -12,7 +12,7 @@ local only = ARGV[1]
 if not is_optional(only, LIMITS.MAX_TENANT_CHARS) or string.find(only, '[^a-z0-9_-]') then return wrong_arguments() end
 local left, num_looked = LIMITS.SLICE_JOBS, 0
 -- Lanes may be empty, and full of entries without a job: they count too.
-local function is_spent() return left <= 0 or num_looked >= LIMITS.MAX_JOBS_PER_CALL end
+local function is_spent() return left <= 0 or num_looked >= LIMITS.MAX_JOBS_PER_CALL or slice.is_spent() end
 
 local function cancel(id)
   local job = load_job(id)
@@ -34,7 +34,9 @@ local function purge_lane(class, tenant)
   local lane = open_lane(class, tenant)
   local entries = lane.is_sound and call('XRANGE', lane.key, '-', '+', 'COUNT', left) or {}
   num_looked = num_looked + 1 + #entries
-  for _, entry in ipairs(entries) do purge_entry(lane, entry) end
+  for _, entry in ipairs(entries) do
+    if not slice.is_spent() then purge_entry(lane, entry) end
+  end
   relist(lane)
   lane.has_lost = false
   return #entries
@@ -63,7 +65,7 @@ local function is_wanted(id) return only == '' or names_of(id) == only end
 
 local function purge_suspects()
   for _, id in ipairs(call('ZRANGE', SUSPECTS, 0, LIMITS.MAX_JOBS_PER_CALL)) do
-    if left > 0 and is_wanted(id) then cancel(id) end
+    if not is_spent() and is_wanted(id) then cancel(id) end
   end
 end
 
@@ -73,7 +75,7 @@ local function purge_delayed()
   local from, to = '-', '+'
   if only ~= '' then from, to = '[' .. partition .. '.' .. only .. '.', '(' .. partition .. '.' .. only .. '/' end
   for _, id in ipairs(call('ZRANGEBYLEX', DELAYED, from, to, 'LIMIT', 0, left)) do
-    if not cancel(id) then call('ZREM', DELAYED, id) end
+    if not is_spent() and not cancel(id) then call('ZREM', DELAYED, id) end
   end
 end
 
