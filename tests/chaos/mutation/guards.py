@@ -10,6 +10,7 @@ from typing import NamedTuple
 SCRIPTS = "producer/contract/scripts"
 APPEND = "tests/contract/test_append.py"
 CONTROL = "tests/contract/test_control.py"
+COSTS = "tests/contract/test_costs.py"
 HEARTBEAT = "tests/contract/test_heartbeat.py"
 ORDER = "tests/contract/test_order.py"
 LISTENERS = "tests/worker/connection/test_listeners.py"
@@ -317,6 +318,36 @@ WAKEUPS = (
 
 PULLS = (
     Guard(
+        name="a lane of foreign entries holds a pull",
+        patches=_script("lib_order", "(lane.num_spoiled or 0) < LIMITS.MAX_SPOILED_PER_LANE", "true"),
+        tests=(f"{COSTS}::TestGivenALaneFullOfWhatIsNoJob", f"{COSTS}::TestGivenJobsWhosePromptsAreGone"),
+    ),
+    Guard(
+        name="a job's hash is read whatever its size",
+        patches=_script("lib", "tonumber(size) and size > LIMITS.MAX_JOB_FIELDS", "false"),
+        tests=(f"{COSTS}::TestGivenAHashWithManyFields",),
+    ),
+    Guard(
+        name="returned jobs of low classes hide others from full workers",
+        patches=_script("lib_order", "if num_returned >= LIMITS.MAX_RETURNED_PER_PULL then return nil end"),
+        tests=(f"{FULL}::TestGivenReturnedJobs",),
+    ),
+    Guard(
+        name="each pull of a full worker looks at the same returned jobs",
+        patches=_script("lib_order", "(request.number - 1) * LIMITS.MAX_RETURNED_PER_PULL % num_lanes", "0"),
+        tests=(f"{FULL}::TestGivenReturnedJobs",),
+    ),
+    Guard(
+        name="a slice ends any number of choices",
+        patches=_script("lib_ends", "slice.num_channels >= LIMITS.SLICE_CHANNELS", "false"),
+        tests=(f"{COSTS}::TestGivenJobsWithManyChoices",),
+    ),
+    Guard(
+        name="the end of an unstarted job wakes the readers of its first choice alone",
+        patches=(Patch("producer/operations/follow.py", "any(key in unstarted for key, _ in rows)", "False"),),
+        tests=("tests/producer/test_control.py::TestGivenAnUnstartedJobWithChoicesThatIsCancelled",),
+    ),
+    Guard(
         name="a pull's number is not stored",
         patches=_script("lib_taking", "request.number .. mark", "0 .. mark"),
         tests=(f"{PULL}::TestGivenALostReply",),
@@ -581,7 +612,7 @@ CONTROLS = (
     ),
     Guard(
         name="an overdue job that a client names waits behind all other timers",
-        patches=_script("lib_timers", "  for _, id in ipairs(overdue or {}) do end_overdue(id) end\n"),
+        patches=_script("lib_timers", "    if not slice.is_spent() then end_overdue(id) end\n"),
         tests=("tests/contract/times/test_overdue_jobs.py",),
     ),
     Guard(
