@@ -51,6 +51,7 @@ class TestGivenNoServerYet:
         assert settings["appendonly"] == "yes"
         assert settings["appendfsync"] == "everysec"
         assert settings["maxmemory-policy"] == "noeviction"
+        assert settings["stream-node-max-bytes"] == "1024"
         assert settings["port"] == "0"
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert stat.S_IMODE(server.socket_path.stat().st_mode) == 0o600

@@ -361,6 +361,7 @@ def _launch(embedded: Embedded, binary: Path) -> None:
         binary, "--daemonize", "yes", "--port", "0", "--unixsocket", embedded.socket_path, "--unixsocketperm", "600",
         "--dir", embedded.folder, "--pidfile", embedded.pid_path, "--logfile", embedded.log_path,
         "--appendonly", "yes", "--appendfsync", "everysec", "--save", "", "--maxmemory-policy", "noeviction",
+        "--stream-node-max-bytes", "1024",  # Redis allocates the first node of each stream whole
     ]  # fmt: skip
     embedded.pid_path.unlink(missing_ok=True)
     started = subprocess.run(
