@@ -329,7 +329,10 @@ PULLS = (
     ),
     Guard(
         name="returned jobs of low classes hide others from full workers",
-        patches=_script("lib_order", "if num_returned >= LIMITS.MAX_RETURNED_PER_PULL then return nil end"),
+        patches=(
+            *_script("lib_order", "if num_returned >= LIMITS.MAX_RETURNED_PER_PULL then return nil end"),
+            *_script("lib_order", "if #skipped <= LIMITS.MAX_SKIPPED_PER_PULL then num_lanes = num_lanes - 1 end"),
+        ),
         tests=(f"{FULL}::TestGivenReturnedJobs",),
     ),
     Guard(
