@@ -122,6 +122,8 @@ BROKEN: dict[str, Break] = {
     "metrics name": lambda _: ["--metrics-host", "nowhere.invalid"],
     "sqlite folder": lambda scene: ["--database-url", f"sqlite:///{scene.folder}/no/such/history.db"],
     "driver": lambda _: ["--database-url", "postgresql+asyncpg://db/history"],
+    "database option": lambda _: ["--database-url", "postgresql://db/history?prepare_threshold=0"],
+    "database in memory": lambda _: ["--database-url", "sqlite://"],
     "newer history": newer_history,
     "null option": lambda _: ["--model", "null?speed=3"],
     "foreign key": foreign_key,
