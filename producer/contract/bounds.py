@@ -131,6 +131,25 @@ BODY_BYTES = Bound(
     status=413,
     code="body_too_large",
 )
+BODY_TEXTS = Bound(
+    name="body_texts",
+    what="names and texts of a body of JSON",
+    per="request",
+    default=100_000,
+    set_by=None,
+    status=413,
+    code="body_too_large",
+)
+BODY_VALUES = Bound(
+    name="body_values",
+    what="commas of a body of JSON, also in texts",
+    per="request",
+    default=500_000,
+    set_by=None,
+    status=413,
+    code="body_too_large",
+    note="and 200,000 brackets and braces that open",
+)
 FILE_MIB = Bound(
     name="max_file_mib",
     what="MiB of an uploaded file",
@@ -229,6 +248,8 @@ BOUNDS = (
     HEADER_BYTES,
     PARAMETERS,
     BODY_BYTES,
+    BODY_TEXTS,
+    BODY_VALUES,
     FILE_MIB,
     HELD_MIB,
     TENANT_HELD_MIB,

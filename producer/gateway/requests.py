@@ -7,18 +7,12 @@ from typing import cast
 
 from starlette.requests import Request
 
-from sluice.producer.contract.bounds import BODY_BYTES
+from sluice.producer.contract.bounds import BODY_BYTES, BODY_TEXTS, BODY_VALUES
 from sluice.producer.contract.jobs import Options, PromptLike
 from sluice.producer.contract.openai.requests import Endpoint, RequestRefused, decoded_json, read_request
 from sluice.producer.gateway.arrival.shares import share_of
 from sluice.producer.gateway.errors import error_of
 from sluice.producer.gateway.refusals import refusal
-
-MAX_VALUES = 500_000
-"""Most commas of a body, also in texts."""
-
-MAX_QUOTES = 200_000
-"""Most quotes of a body, without those that are escaped in texts: two for each name or text."""
 
 MAX_CONTAINERS = 200_000
 """Most brackets and braces that open."""
@@ -78,11 +72,11 @@ def parse_json(body: bytes | bytearray) -> object:
     Raises:
         HttpError: it is no JSON in UTF-8, or has too many values.
     """
-    # A text may end with an escaped backslash: then this counts one of its two quotes.
-    num_quotes = body.count(b'"') - body.count(b'\\"')
-    num_containers = sum(map(body.count, b"[{"))
-    if num_quotes > MAX_QUOTES or num_containers > MAX_CONTAINERS or body.count(b",") > MAX_VALUES:
-        raise refusal(BODY_BYTES, "the body has too many values")
+    # Two quotes each. Of a text that ends with an escaped backslash, this counts one.
+    if body.count(b'"') - body.count(b'\\"') > 2 * BODY_TEXTS.most:
+        raise refusal(BODY_TEXTS, f"the body has more than {BODY_TEXTS.most} names and texts")
+    if sum(map(body.count, b"[{")) > MAX_CONTAINERS or body.count(b",") > BODY_VALUES.most:
+        raise refusal(BODY_VALUES, "the body has too many values")
     try:
         return decoded_json(body, "the body")
     except RequestRefused as error:
