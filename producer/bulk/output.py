@@ -9,7 +9,8 @@ import json
 from collections.abc import Mapping
 
 from sluice.producer.contract.bulk.input import BadLine
-from sluice.producer.contract.openai.requests import CHAT, Endpoint
+from sluice.producer.contract.openai.requests import CHAT, Endpoint, prompt_name
+from sluice.producer.contract.states import REJECTIONS
 from sluice.producer.contract.wire import JobResult
 from sluice.producer.errors import (
     IdempotencyConflict,
@@ -37,8 +38,10 @@ def output_line(name: str, custom_id: str, endpoint: Endpoint, result: JobResult
     return _line(name, custom_id, response=_response(name, 200, body(name, result, result.model or model or "")))
 
 
-def error_line(name: str, custom_id: str, error: ProducerError) -> Object:
+def error_line(name: str, custom_id: str, error: ProducerError, endpoint: Endpoint) -> Object:
     """Format the line of a job that was refused at submit, failed, was cancelled or expired."""
+    is_prompt = isinstance(error, JobTooLarge) or (isinstance(error, JobFailed) and error.code in REJECTIONS)
+    param = prompt_name(endpoint) if is_prompt else None
     match error:
         case JobExpired():
             code, message = "batch_expired", "This request could not be executed before it expired."
@@ -48,9 +51,9 @@ def error_line(name: str, custom_id: str, error: ProducerError) -> Object:
         case JobFailed() if not _is_the_callers(error):
             return _line(name, custom_id, error={"code": error.code or "failed", "message": error.reason})
         case JobNotDone():
-            return _refused(name, custom_id, openai_code(error.code or "failed"), error.reason, None)
+            return _refused(name, custom_id, openai_code(error.code or "failed"), error.reason, param)
         case _:
-            return _refused(name, custom_id, refused_code(error), str(error), None)
+            return _refused(name, custom_id, refused_code(error), str(error), param)
 
 
 def refused_code(error: ProducerError) -> str:

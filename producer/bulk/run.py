@@ -444,7 +444,7 @@ class BulkRun:
         elif isinstance(outcome.error, JobNotDone):
             error = outcome.error
             self.summary.add_failure(error.code or error.state, f"line {sent.number}: {error.reason}")
-            self._errors.report(name, error_line(name, sent.custom_id, error))
+            self._errors.report(name, error_line(name, sent.custom_id, error, sent.endpoint))
         elif name in self._errors:
             self.summary.add_failure("failed_before", f"line {sent.number}: see {self._settings.errors}")
             self._errors.keep(name)

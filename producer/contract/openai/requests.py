@@ -190,8 +190,13 @@ def _options(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
+def prompt_name(endpoint: Endpoint) -> str:
+    """Return the parameter that has the prompt."""
+    return "messages" if endpoint == CHAT else "prompt"
+
+
 def _names(endpoint: Endpoint, given: Mapping[str, Any]) -> Mapping[str, str]:
-    names = {PROMPT: "messages" if endpoint == CHAT else "prompt"}
+    names = {PROMPT: prompt_name(endpoint)}
     if "max_completion_tokens" in given:
         names["max_tokens"] = "max_completion_tokens"
     if "top_logprobs" in given:

@@ -22,7 +22,6 @@ from sluice.producer.errors import (
     JobExpired,
     JobNotDone,
     JobNotFound,
-    ProducerError,
     ResultExpired,
 )
 from sluice.producer.gateway.batches.batch import Batch, Parts
@@ -214,22 +213,22 @@ class Collector:
             batch = self._batch
             line = output_line(name, custom_id, batch.endpoint, outcome.result, model=batch.model)
         else:
-            line = _error_line(outcome.job_id, custom_id, outcome.error, look)
+            line = self._error_line(outcome, custom_id, look)
         part.add(place, line, is_done=outcome.error is None)
         self.bits.add(place)
         return True
 
-
-def _error_line(job_id: JobId, custom_id: str, error: ProducerError | None, look: Look) -> Object:
-    # The jobs of a batch that is given up are cancelled.
-    is_given_up = look.is_last and look.unsent == "expired" and isinstance(error, JobCancelled)
-    if isinstance(error, JobExpired) or is_given_up:
-        return _unsent_line(job_id, custom_id, "expired")
-    if isinstance(error, JobNotDone):
-        return error_line(name_of(job_id), custom_id, error)
-    if isinstance(error, JobNotFound) and look.unsent is not None:
-        return _unsent_line(job_id, custom_id, look.unsent)
-    return _line(job_id, custom_id, LOST)
+    def _error_line(self, outcome: Outcome, custom_id: str, look: Look) -> Object:
+        job_id, error = outcome.job_id, outcome.error
+        # The jobs of a batch that is given up are cancelled.
+        is_given_up = look.is_last and look.unsent == "expired" and isinstance(error, JobCancelled)
+        if isinstance(error, JobExpired) or is_given_up:
+            return _unsent_line(job_id, custom_id, "expired")
+        if isinstance(error, JobNotDone):
+            return error_line(name_of(job_id), custom_id, error, self._batch.endpoint)
+        if isinstance(error, JobNotFound) and look.unsent is not None:
+            return _unsent_line(job_id, custom_id, look.unsent)
+        return _line(job_id, custom_id, LOST)
 
 
 def _unsent_line(job_id: JobId, custom_id: str, why: str) -> Object:

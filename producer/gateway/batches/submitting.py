@@ -109,7 +109,7 @@ class Submission:
         elif isinstance(answer, BatchClosed):
             self._found.is_closed = True
         elif isinstance(answer, InvalidJob | IdempotencyConflict):
-            self._found.refused[line.place] = error_line(name_of(job.id), custom_id, answer)
+            self._found.refused[line.place] = error_line(name_of(job.id), custom_id, answer, self._batch.endpoint)
         elif isinstance(answer, ProducerError):
             raise answer
         # After the first job that has to wait, all wait: what the queue took of them, it knows when they come again.

@@ -42,7 +42,8 @@ class TestGivenAFileWithAPromptThatIsTooLong:
 
         [line] = lines_of(client, found.error_file_id)
         assert line["response"]["status_code"] == 400
-        assert line["response"]["body"]["error"]["code"] == "context_length_exceeded"
+        error = line["response"]["body"]["error"]
+        assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
 
 
 class TestGivenAFileThatBeginsWithABlankLine:
