@@ -19,7 +19,7 @@ from sluice.producer.gateway.errors import HttpError, bad_request, error_of
 from sluice.producer.gateway.native.bodies import TEXT
 from sluice.producer.gateway.native.search import JOB_ID, QUEUE, Found, Search
 from sluice.producer.gateway.openapi.document import ERROR
-from sluice.producer.gateway.openapi.routes import EVENTS, Answer, ApiRoute, Parameter, RouteDoc
+from sluice.producer.gateway.openapi.routes import EVENT, EVENTS, Answer, ApiRoute, Parameter, RouteDoc
 from sluice.producer.gateway.openapi.schemas import Schema, list_of, object_schema, or_null, schema_of
 from sluice.producer.openai.bodies import Object
 from sluice.producer.operations.follow import Cursor, Reader, StreamEvent, cursor_at
@@ -51,7 +51,7 @@ DOC = RouteDoc(
     answers={
         200: Answer(
             description="Events `output`, then one `end`; or `error`, if the job ended badly or cannot be followed.",
-            content={EVENTS: TEXT},
+            content={EVENTS: EVENT},
             events={"output": OUTPUT, "end": LAST, "error": ERROR},
         ),
         204: Answer(description="The client has had the last event."),

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 from sluice.producer.contract import limits
 from sluice.producer.contract.errors import InvalidJob, did_you_mean
 from sluice.producer.contract.jobs import OPTION_NAMES, Job, Moment, Options, only_prompt
+from sluice.producer.contract.messages import Role
 from sluice.producer.contract.openai.requests import PROMPT, RequestRefused, read_bias
 from sluice.producer.gateway.access import Caller, caller_of
 from sluice.producer.gateway.errors import bad_request, named
@@ -37,7 +38,43 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "min_p": (0, 1),
     "frequency_penalty": (-2, 2),
     "presence_penalty": (-2, 2),
+    "min_tokens": (0, limits.MAX_TOKENS),
+    "temperature": (0, 10_000),
+    "top_k": (0, 2**31 - 1),
+    "repetition_penalty": (0.001, 1000),
+    "seed": (0, 2**64 - 1),
 }
+
+
+def _short(most: int, least: int = 1) -> Schema:
+    return {"minLength": least, "maxLength": most}
+
+
+_STOP: Schema = {**TEXT, **_short(limits.MAX_STOP_CHARS)}
+TOKEN_ID: Schema = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
+SHAPES: Mapping[str, Schema] = {
+    "top_p": {"exclusiveMinimum": 0, "maximum": 1},
+    "ttl_s": {"exclusiveMinimum": 0, "exclusiveMaximum": limits.MAX_TTL_S},
+    "stop": {"anyOf": [_STOP, {**list_of(_STOP), "maxItems": limits.MAX_STOPS}]},
+    "stop_token_ids": {"items": TOKEN_ID, "maxItems": limits.MAX_STOP_TOKEN_IDS},
+    "logit_bias": {
+        "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+        "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        "maxProperties": limits.MAX_LOGIT_BIAS,
+    },
+    "model": _short(limits.MAX_MODEL_CHARS),
+    "metadata": {
+        "propertyNames": _short(limits.MAX_METADATA_KEY_CHARS),
+        "additionalProperties": {**TEXT, **_short(limits.MAX_METADATA_VALUE_CHARS, 0)},
+        "maxProperties": limits.MAX_METADATA_PAIRS,
+    },
+    "idempotency_key": _short(limits.MAX_IDEMPOTENCY_KEY_CHARS),
+    "traceparent": _short(limits.MAX_TRACEPARENT_CHARS),
+    "batch": {"pattern": f"^[A-Za-z0-9_.:-]{{1,{limits.MAX_BATCH_CHARS}}}$"},
+    "callback_url": {"pattern": "^https?://", "maxLength": limits.MAX_URL_CHARS},
+}
+"""Bounds of what is no single number."""
+
 KEY = Parameter(
     name="Idempotency-Key", place="header", description="A second request with the same key returns the first's job."
 )
@@ -48,17 +85,20 @@ def options_schema() -> Schema:
     properties: Schema = {name: schema for name, schema in schema_of(Options)["properties"].items() if name in ALLOWED}
     for name, (least, most) in BOUNDS.items():
         properties[name] = {**properties[name], "minimum": least, "maximum": most}
+    for name, shape in SHAPES.items():
+        properties[name] = {**properties[name], **shape}
     return properties
 
 
-MESSAGE = object_schema("Message", role=TEXT, content={}, name=TEXT, optional=("name",))
+CONTENT: Schema = {"anyOf": [TEXT, list_of(object_schema("TextPart", type={"const": "text"}, text=TEXT))]}
+MESSAGE = object_schema("Message", role={"enum": [*get_args(Role)]}, content=CONTENT, name=TEXT, optional=("name",))
 BODY: Schema = {
     **object_schema(
         "NewJob",
         optional=("prompt", "messages", "token_ids", *ALLOWED),
-        prompt=TEXT,
-        messages=list_of(MESSAGE),
-        token_ids=list_of({"type": "integer"}),
+        prompt={**TEXT, "minLength": 1},
+        messages={**list_of(MESSAGE), "minItems": 1},
+        token_ids={**list_of(TOKEN_ID), "minItems": 1},
         **options_schema(),
     ),
     "oneOf": [{"required": [name]} for name in PROMPTS],

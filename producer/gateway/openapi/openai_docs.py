@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 
 from sluice.producer.contract.jobs import SAMPLING_NAMES
-from sluice.producer.contract.openai.requests import CHAT, COMPLETIONS, Endpoint
-from sluice.producer.gateway.native.submit import KEY, MESSAGE, options_schema
-from sluice.producer.gateway.openapi.routes import EVENTS, JSON, Answer, Parameter, RouteDoc, json_answer
+from sluice.producer.contract.openai.requests import CHAT, COMPLETIONS, ROLES, Endpoint
+from sluice.producer.gateway.native.submit import CONTENT, KEY, TOKEN_ID, options_schema
+from sluice.producer.gateway.openapi.routes import EVENT, EVENTS, JSON, Answer, Parameter, RouteDoc, json_answer
 from sluice.producer.gateway.openapi.schemas import Schema, list_of, object_schema, or_null
 
 TEXT: Schema = {"type": "string"}
@@ -63,6 +63,10 @@ CHAT_PIECE = object_schema(
 )
 
 
+CHAT_MESSAGE = object_schema("ChatMessage", role={"enum": [*ROLES]}, content=CONTENT, name=TEXT, optional=("name",))
+TEXT_PROMPT: Schema = {"anyOf": [{**TEXT, "minLength": 1}, {**list_of(TOKEN_ID), "minItems": 1}]}
+
+
 def _envelope(title: str, kind: str, choice: Schema, usage: Schema, *, has_usage: bool) -> Schema:
     return object_schema(
         title,
@@ -94,7 +98,7 @@ def generation_doc(endpoint: Endpoint) -> RouteDoc:
         answers={
             200: Answer(
                 description="The output: whole, or with `stream` as events. The last is `[DONE]`, or an error.",
-                content={JSON: WHOLE[endpoint], EVENTS: TEXT},
+                content={JSON: WHOLE[endpoint], EVENTS: EVENT},
                 events={"": CHUNK[endpoint]},
             )
         },
@@ -111,8 +115,8 @@ def _body(endpoint: Endpoint) -> Schema:
     if endpoint == CHAT:
         top = own.pop("logprobs")
         chat = {"max_completion_tokens": own["max_tokens"], "logprobs": FLAG, "top_logprobs": top}
-        return _request("ChatRequest", "messages", list_of(MESSAGE), {**own, **chat, **stream})
-    return _request("CompletionRequest", "prompt", {"anyOf": [TEXT, list_of(NUMBER)]}, {**own, **stream})
+        return _request("ChatRequest", "messages", {**list_of(CHAT_MESSAGE), "minItems": 1}, {**own, **chat, **stream})
+    return _request("CompletionRequest", "prompt", TEXT_PROMPT, {**own, **stream})
 
 
 EXTRA = frozenset({"seed", "model", "metadata", "add_special_tokens", "priority"})

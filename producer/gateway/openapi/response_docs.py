@@ -4,7 +4,7 @@ from sluice.producer.contract.jobs import SAMPLING_NAMES
 from sluice.producer.gateway.native.submit import KEY, options_schema
 from sluice.producer.gateway.openapi.file_docs import FLAG, NUMBER, TEXT, page_parameters, page_schema
 from sluice.producer.gateway.openapi.openai_docs import EXTRA
-from sluice.producer.gateway.openapi.routes import EVENTS, JSON, Answer, Parameter, RouteDoc, json_answer
+from sluice.producer.gateway.openapi.routes import EVENT, EVENTS, JSON, Answer, Parameter, RouteDoc, json_answer
 from sluice.producer.gateway.openapi.schemas import Schema, list_of, object_schema, or_null
 from sluice.producer.gateway.tables.pages import SHORT_PAGE
 
@@ -92,7 +92,7 @@ _OF_EVENTS: dict[str, dict[str, Schema]] = {
 }
 _STREAM = Answer(
     description="The response; with `stream` its events.",
-    content={JSON: RESPONSE, EVENTS: TEXT},
+    content={JSON: RESPONSE, EVENTS: EVENT},
     events={kind: _event(kind, fields) for kind, fields in _OF_EVENTS.items()},
 )
 

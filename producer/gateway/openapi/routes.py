@@ -6,9 +6,12 @@ from dataclasses import dataclass, field
 from starlette.routing import Route
 
 from sluice.producer.gateway.access import Handler, needs
-from sluice.producer.gateway.openapi.schemas import Schema
+from sluice.producer.gateway.openapi.schemas import Schema, object_schema
 
 JSON, EVENTS = "application/json", "text/event-stream"
+_TEXT: Schema = {"type": "string"}
+EVENT = object_schema("ServerSentEvent", optional=("event", "id"), event=_TEXT, id=_TEXT, data=_TEXT)
+"""One event of a stream. `Answer.events` describes the JSON in its data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
