@@ -9,7 +9,7 @@ from sluice.producer.contract.openai.requests import CHAT, COMPLETIONS, Endpoint
 from tests.producer.openai.ways_in import PARAMETERS, Asked, Verdict, asked, verdicts
 
 SEED = 32
-SHORT, LONG = 400, 20_000
+SHORT, LONG = 200, 20_000
 
 
 def differing(seed: int, number: int) -> list[tuple[Asked, dict[str, Verdict]]]:
