@@ -38,6 +38,7 @@ NEW_WRITES: list[tuple[str, ...]] = [
     ("HSET", "{chat:0}:config", "max_waiting_jobs", "1"),
     ("XADD", "{chat:0}:callbacks", "*", "kind", "job"),
     ("ZADD", "{chat:0}:alive", "1", "w"),
+    ("HSET", "{chat:0}:weights", "acme", "1000"),
     ("SET", "{chat:0}:counters", "x"),
     ("SET", "{chat:0}:heads:0", "x"),
     ("XADD", "{chat:0}:timers", "*", "e", "x"),
@@ -107,6 +108,16 @@ class TestGivenASubmitOnlyUser:
         assert caught.value.retry_after_s == 5.0
         assert isinstance(answer, QueueFull)
         assert answer.retry_after_s == 5.0
+
+    def test_when_a_call_of_it_refunds_a_tenant_then_it_can_read_the_weight(self, guarded: RedisServer) -> None:
+        with Producer(guarded.url, queue=QUEUE) as owner:
+            owner.configure(QueueSettings(weights={"acme": 4.0}))
+        read = ("HGET", "{chat:0}:weights", "acme")
+
+        with client_of(guarded, "acme-submit") as client:
+            found = [client.execute_command(*command) for command in (read, through_a_script(read))]
+
+        assert found == [b"4.0", b"4.0"]
 
     def test_when_it_asks_for_the_id_of_the_server_then_it_is_that_of_all(self, guarded: RedisServer) -> None:
         with Producer(url_of(guarded, "acme-submit"), queue=QUEUE) as submitter:
