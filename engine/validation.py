@@ -65,10 +65,23 @@ def _check_length(request: Request, limits: ModelLimits, step_tokens: int) -> No
             f"prompt is {num_prompt_tokens} tokens; this model reads {limits.max_model_len - 1} and needs 1 to answer. "
             f"Shorten the prompt or use a model with a longer context."
         )
+    _check_stated_length(request, limits)
     num_kept = limits.most_cached_tokens(num_prompt_tokens, request.sampling.max_tokens)
     if limits.blocks_of(num_kept, step_tokens) > limits.num_blocks:
         num_slots = limits.longest_sequence(limits.num_blocks, step_tokens)
         raise RequestTooLarge(
             f"prompt and output can become {num_kept + 1} tokens; this worker's KV cache holds {num_slots}. "
             f"Shorten the prompt or lower max_tokens."
+        )
+
+
+def _check_stated_length(request: Request, limits: ModelLimits) -> None:
+    # A request that was begun elsewhere, with a longer context, is continued as far as it goes here.
+    if request.progress:
+        return
+    num_prompt_tokens, max_tokens = len(request.prompt_token_ids), request.sampling.max_tokens
+    if num_prompt_tokens + max_tokens > limits.max_model_len:
+        raise RequestTooLarge(
+            f"prompt ({num_prompt_tokens} tokens) and max_tokens ({max_tokens}) are {num_prompt_tokens + max_tokens} "
+            f"tokens; this model's context is {limits.max_model_len}. Shorten the prompt, or lower or leave out max_tokens."
         )

@@ -179,7 +179,7 @@ class TestGivenStops:
         assert (len(output.token_ids), output.finish.reason) == (7, FinishReason.LENGTH)
 
     def test_when_the_model_can_read_no_more_then_it_ends_by_length(self) -> None:
-        output = undisturbed(request("r", b"p" * 10, max_tokens=100), max_model_len=16)["r", 0]
+        output = undisturbed(request("r", b"p" * 10, max_tokens=6), max_model_len=16)["r", 0]
 
         assert output.finish is not None
         assert (len(output.token_ids), output.finish.reason) == (6, FinishReason.LENGTH)

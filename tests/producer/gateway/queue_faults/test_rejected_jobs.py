@@ -37,3 +37,23 @@ class TestGivenADeadSetOfOnePlaceThatIsTaken:
             assert {one.status_code for one in answers} == {400}
             assert {(error["code"], error["param"]) for error in errors} == {("context_length_exceeded", "prompt")}
             assert [view.id for view in producer.dead(DeadFilter())] == [failure.id]
+
+
+class TestGivenMoreTokensAskedForThanTheContextHas:
+    def test_when_max_tokens_are_stated_then_it_is_a_400_and_else_the_answer_is_what_fits(
+        self, served: RedisServer
+    ) -> None:
+        with gateway_process(served.url) as gateway, gateway.http() as http:
+            chat = {"model": "null", "messages": [{"role": "user", "content": "hello"}]}
+            answers = [
+                http.post("/v1/completions", json={"prompt": "hello", "max_tokens": 100_000}),
+                http.post("/v1/completions", json={"prompt": [1, 2], "max_tokens": 100_000}),
+                http.post("/v1/chat/completions", json={**chat, "max_completion_tokens": 100_000}),
+                http.post("/v1/chat/completions", json={**chat, "stream": True, "max_tokens": 100_000}),
+            ]
+
+            assert [one.status_code for one in answers] == [400] * 4
+            errors = [one.json()["error"] for one in answers]
+            assert {error["code"] for error in errors} == {"context_length_exceeded"}
+            assert [error["param"] for error in errors] == ["prompt", "prompt", "messages", "messages"]
+            assert http.post("/v1/chat/completions", json=chat).status_code == 200
