@@ -83,5 +83,6 @@ def _check_stated_length(request: Request, limits: ModelLimits) -> None:
     if num_prompt_tokens + max_tokens > limits.max_model_len:
         raise RequestTooLarge(
             f"prompt ({num_prompt_tokens} tokens) and max_tokens ({max_tokens}) are {num_prompt_tokens + max_tokens} "
-            f"tokens; this model's context is {limits.max_model_len}. Shorten the prompt, or lower or leave out max_tokens."
+            f"tokens; this model's context is {limits.max_model_len}. "
+            f"Shorten the prompt, or lower or leave out max_tokens."
         )

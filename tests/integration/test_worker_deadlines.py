@@ -7,7 +7,7 @@ from tests.integration.jobs import KEYS, Ask, state_of, submit_all, wait_for_end
 from tests.integration.workers import running_worker
 from tests.servers import RedisServer
 
-LONG = JobOptions(max_tokens=100_000, ignore_eos=True)
+LONG = JobOptions(max_tokens=8_000, ignore_eos=True)
 
 
 class TestGivenARunningJobWithADeadline:

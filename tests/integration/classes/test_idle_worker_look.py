@@ -13,8 +13,8 @@ from tests.integration.jobs import KEYS, Ask, num_on_channel, submit_all, wait_u
 from tests.integration.workers import FAST, running_worker
 from tests.servers import RedisServer
 
-BATCH = Ask(options=JobOptions(max_tokens=10_000), stream=False)
-URGENT = Ask(prompt="now", options=JobOptions(max_tokens=10_000), priority=9)
+BATCH = Ask(options=JobOptions(max_tokens=8_000), stream=False)
+URGENT = Ask(prompt="now", options=JobOptions(max_tokens=8_000), priority=9)
 SLOW = "null?step_s=0.02"
 
 

@@ -24,8 +24,8 @@ from tests.servers import RedisServer
 
 SLOW = "null?step_s=0.02"
 BATCH = Ask(options=JobOptions(max_tokens=150), seed=3, stream=False)
-BATCH_LONG = Ask(options=JobOptions(max_tokens=10_000), stream=False)
-LONG = Ask(prompt="now", options=JobOptions(max_tokens=10_000), priority=9)
+BATCH_LONG = Ask(options=JobOptions(max_tokens=8_000), stream=False)
+LONG = Ask(prompt="now", options=JobOptions(max_tokens=8_000), priority=9)
 
 
 @pytest.fixture
