@@ -50,20 +50,24 @@ class ModelLimits:
 
     @property
     def num_cache_tokens(self) -> int:
-        """Tokens that the cache holds for all layers. With window groups, longer sequences take less than that."""
+        """Tokens that the cache holds for all layers. With a sliding window, longer sequences take less."""
         return self.num_blocks // self.blocks_per_entry * self.block_size
 
     def blocks_of(self, num_tokens: int, step_tokens: int) -> int:
         """Return the blocks that a sequence of `num_tokens` needs when steps compute up to `step_tokens` of it."""
         num_entries = blocks_needed(num_tokens, self.block_size)
-        if not self.window_groups:
+        if not self.sliding_window:
             return num_entries
-        return num_entries + self.window_groups * min(num_entries, self._most_windowed(step_tokens))
+        num_windowed = min(num_entries, self._most_windowed(step_tokens))
+        return num_entries + self.window_groups * num_windowed if self.window_groups else num_windowed
 
     def longest_sequence(self, num_blocks: int, step_tokens: int) -> int:
         """Return the tokens of the longest sequence that needs no more than `num_blocks`; see `blocks_of`."""
+        if self.sliding_window and not self.window_groups and num_blocks >= self._most_windowed(step_tokens):
+            # Blocks before the window are given back, so that only the context bounds it.
+            return blocks_needed(self.max_model_len, self.block_size) * self.block_size
         num_entries = num_blocks // self.blocks_per_entry
-        if num_entries >= (num_windowed := self._most_windowed(step_tokens)):
+        if self.window_groups and num_entries >= (num_windowed := self._most_windowed(step_tokens)):
             num_entries = num_blocks - self.window_groups * num_windowed
         return num_entries * self.block_size
 
@@ -82,12 +86,12 @@ class ModelLimits:
     def most_offered_tokens(self, step_tokens: int) -> int:
         """Return the cache tokens of the largest request that an idle engine has room for.
 
-        With window groups, one long sequence takes less memory than its tokens would in many short ones.
+        With a sliding window, one long sequence takes less memory than its tokens would in many short ones.
         """
         return max(self.num_cache_tokens, self.longest_request(step_tokens))
 
     def _most_windowed(self, step_tokens: int) -> int:
-        """Return the most entries of a window group's table that a sequence holds.
+        """Return the most entries that a sequence holds of a table whose layers have the window.
 
         One of them is for a cached block that it continues in: the window of its first token begins in the next one.
         """

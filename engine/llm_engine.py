@@ -64,6 +64,10 @@ class EngineStats:
     """Message of the last failed attempt."""
 
 
+_SEQUENCE_IDS = count()
+"""Of all engines of a process: a model keeps rows by them, and may have two engines, one after the other or at once."""
+
+
 class LLMEngine:
     """The engine: `add`, `abort`, `advance`. Not thread-safe: one thread owns it."""
 
@@ -116,7 +120,6 @@ class LLMEngine:
         self._in_flight: StepInFlight | None = None
         """The step launched last, between two calls of `step_overlapped`. Always None with `step`."""
 
-        self._sequence_ids = count()
         self._ended: list[TokenDelta] = []
         self._num_steps = 0
         self._num_rows = 0
@@ -353,7 +356,7 @@ class LLMEngine:
 
     def _sequence(self, request: Request, choice: int, progress: ChoiceProgress) -> Sequence:
         return Sequence(
-            id=next(self._sequence_ids),
+            id=next(_SEQUENCE_IDS),
             request_id=request.id,
             choice=choice,
             sampling=request.sampling,

@@ -53,11 +53,11 @@ class RoomEstimate:
     def _num_tokens_in(self, num_blocks: int, running: list[Sequence]) -> int:
         """Return how many tokens `num_blocks` hold.
 
-        With window groups that depends on the lengths of sequences. They are taken to be as long as the running ones.
+        With a sliding window that depends on the lengths of sequences, which are taken to be those of the running ones.
         If none run, the tokens are of one sequence, so that there is room for the longest that fits alone.
         """
         limits = self._limits
-        if not limits.window_groups:
+        if not limits.sliding_window:
             return num_blocks * limits.block_size
         longest = limits.longest_sequence(num_blocks, self._max_step_tokens)
         if not running:

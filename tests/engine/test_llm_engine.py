@@ -185,6 +185,18 @@ class TestGivenStops:
         assert (len(output.token_ids), output.finish.reason) == (6, FinishReason.LENGTH)
 
 
+class TestGivenTwoEnginesOverOneModel:
+    def test_when_both_run_then_their_sequences_have_different_ids(self) -> None:
+        model = checking_model()
+        first, second = engine_over(model), engine_over(model)
+        for engine in (first, second):
+            engine.add([request("r", b"abc", max_tokens=2, num_choices=2)])
+
+        ids = [id for engine in (first, second) for id in engine._outputs.sequence_ids]  # pyright: ignore[reportPrivateUsage]
+
+        assert len(set(ids)) == 4
+
+
 class TestGivenARequestThatWasRunningElsewhere:
     @pytest.mark.parametrize("num_tokens", range(1, 12))
     def test_when_it_goes_on_then_tokens_and_text_continue_where_they_were(self, num_tokens: int) -> None:

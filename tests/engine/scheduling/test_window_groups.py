@@ -196,7 +196,7 @@ class TestGivenLimits:
         assert limits.most_tokens(num_prompt_tokens, max_tokens) == most
         assert limits.most_cached_tokens(num_prompt_tokens, max_tokens) == most - 1
 
-    @pytest.mark.parametrize("groups", [0, 1, 6])
+    @pytest.mark.parametrize("groups", [1, 6])
     @pytest.mark.parametrize("num_blocks", [7, 50, 61, 400])
     def test_when_the_longest_sequence_is_asked_for_then_it_is_the_last_that_fits(
         self, groups: int, num_blocks: int
@@ -206,6 +206,16 @@ class TestGivenLimits:
         longest = limits.longest_sequence(num_blocks, STEP)
 
         assert limits.blocks_of(longest, STEP) <= num_blocks < limits.blocks_of(longest + 1, STEP)
+
+    @pytest.mark.parametrize(("num_blocks", "longest"), [(3, 12), (6, 24), (7, 400), (50, 400)])
+    def test_when_all_layers_have_the_window_then_a_window_and_a_step_hold_any_sequence(
+        self, num_blocks: int, longest: int
+    ) -> None:
+        limits = limits_with(num_blocks, groups=0)
+
+        assert limits.longest_request(STEP) == longest
+        assert limits.blocks_of(longest, STEP) <= num_blocks
+        assert limits.blocks_of(4000, STEP) == 7
 
     def test_when_a_long_sequence_runs_then_an_entry_or_its_growth_is_spared(self) -> None:
         manager, limits = manager_with(400), limits_with(400)
@@ -238,6 +248,31 @@ class TestGivenAnEngine:
         assert transcripts["r", 0].token_ids == undisturbed(asked)["r", 0].token_ids
         assert engine.stats.num_preemptions == 0
         assert engine.room().kv_tokens >= 90
+
+    @pytest.mark.parametrize("lag", [0, 1])
+    @pytest.mark.parametrize("caching", [True, False])
+    @pytest.mark.parametrize("admission", ["watermark", "peak", "guaranteed"])
+    def test_when_all_layers_have_the_window_then_a_long_request_runs_in_few_blocks(
+        self, lag: int, caching: bool, admission: str
+    ) -> None:
+        num_blocks = limits_with(0, groups=0).blocks_of(400, 16)
+        model = CheckingModel(
+            NullModelConfig(num_blocks=num_blocks, block_size=BLOCK_SIZE, sliding_window=WINDOW, max_model_len=400)
+        )
+        executor = lagging(model) if lag else model
+        config = {"enable_prefix_caching": caching, "admission": admission, "max_num_batched_tokens": 16}
+        engine = engine_over(executor, **config)
+        asked = [request(f"r{n}", bytes([n]) * 300, max_tokens=100, seed=n) for n in range(2)]
+        assert num_blocks * BLOCK_SIZE < 40
+        assert engine.room().kv_tokens == 400
+
+        engine.add(asked)
+        transcripts = run(engine)
+
+        for one in asked:
+            alone = undisturbed(one, max_model_len=400)[one.id, 0]
+            assert transcripts[one.id, 0].token_ids == alone.token_ids
+        assert engine.room().kv_tokens == 400
 
     def test_when_a_request_could_never_fit_then_it_is_rejected(self) -> None:
         model = CheckingModel(
