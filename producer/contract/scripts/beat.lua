@@ -27,7 +27,7 @@ local function renew()
   local about = { 'beaten', NOW, 'life', expires_in }
   for i = 5, #ARGV do about[#about + 1] = ARGV[i] end
   for i = 5, #ARGV, 2 do
-    if ARGV[i] == 'model' then serving.note(me, ARGV[i + 1], now, now + expires_in) end
+    if ARGV[i] == 'model' then note_model(me, ARGV[i + 1], now, now + expires_in) end
   end
   call('HSET', key, unpack(about))
   -- It is alive: if it dies again, that is a new death with its own count of mates.

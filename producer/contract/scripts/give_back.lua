@@ -34,7 +34,7 @@ end
 -- Jobs it still holds can be reclaimed at once, and no further death is recorded. The deregistration is kept: a pull or
 -- beat may still be in flight, and must not bring the incarnation back.
 local function deregister()
-  serving.leave(me)
+  leave_model(me)
   if call('EXISTS', held_key(me)) == 0 then
     call('ZREM', ALIVE, me)
     call('DEL', worker_key(me))

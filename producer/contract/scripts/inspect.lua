@@ -1,4 +1,4 @@
--- include: lib_models lib_totals
+-- include: lib_totals
 -- Read the state of a partition, without its lanes and weights (HSCAN of `depth` and `weights`) and workers
 -- (`list_workers`). Never writes.
 --
@@ -37,10 +37,19 @@ local function read_timers()
   return num_due > num_read and math.floor(due * num_due / num_read) or due, deadline
 end
 
-local due, deadline = read_timers()
 local now = '(' .. beat_time()
+local function served_models()
+  local listed, served = try('ZRANGEBYSCORE', PREFIX .. 'models', now, '+inf'), {}
+  for _, model in ipairs(failed(listed) and {} or listed) do
+    local num_workers = try('ZCOUNT', SERVING .. model, now, '+inf')
+    if failed(num_workers) or num_workers > 0 then served[#served + 1] = model end
+  end
+  return served
+end
+
+local due, deadline = read_timers()
 return {
   NOW, read_counters(), call('HGETALL', KEYS[1]), oldest_head() or false, call('ZCARD', DEAD),
-  call('ZCARD', SUSPECTS), call('XLEN', OUTBOX), call('ZCOUNT', ALIVE, now, '+inf'), serving.models(),
+  call('ZCARD', SUSPECTS), call('XLEN', OUTBOX), call('ZCOUNT', ALIVE, now, '+inf'), served_models(),
   call('XLEN', CALLBACKS), call('ZCARD', DELAYED), due, deadline,
 }

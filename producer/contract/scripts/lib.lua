@@ -87,6 +87,8 @@ local function beat_time(most)
   if not at or not read then return NOW end
   return at + math.max(0, math.min(NOW - read, most or tonumber(found[3]) or 0))
 end
+-- For each model a set of the workers that serve it: so whether one does costs the same however many live.
+local SERVING = PREFIX .. 'serving:'
 local QUEUE = string.match(PREFIX, '^{(.*):%d+}:$')
 -- Lua formats a number at each command, and this one is used often.
 local NOW_TEXT = string.format('%d', NOW)

@@ -23,10 +23,9 @@ function waiting_of(tenant)
   local found = try('HGET', TENANTS, tenant)
   found = type(found) == 'string' and found or nil
   local jobs, tokens, bytes = string.match(found or '', '^(%d+) (%d+) (%d+) ')
-  held = {
-    jobs = whole(jobs, LIMITS.MAX_NUMBER) or 0, tokens = whole(tokens, LIMITS.MAX_NUMBER) or 0,
-    bytes = whole(bytes, LIMITS.MAX_NUMBER) or 0, is_known = found,
-  }
+  held = { jobs = tonumber(jobs or 0), tokens = tonumber(tokens or 0), bytes = tonumber(bytes or 0), is_known = found }
+  -- Another user may have written any number.
+  if held.jobs + held.tokens + held.bytes > LIMITS.MAX_NUMBER then held.jobs, held.tokens, held.bytes = 0, 0, 0 end
   held_by[tenant] = held
   return held
 end

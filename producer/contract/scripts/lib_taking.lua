@@ -113,11 +113,21 @@ local function model_named(job)
   return type(values) == 'table' and type(values.model) == 'string' and values.model or nil
 end
 
+-- A model whose key is foreign counts as served: the next heartbeat of a worker with it replaces that key.
+local is_known = {}
+local function is_served(model)
+  if is_known[model] == nil then
+    local num_workers = try('ZCOUNT', SERVING .. model, '(' .. beat_time(), '+inf')
+    is_known[model] = failed(num_workers) or num_workers > 0
+  end
+  return is_known[model]
+end
+
 -- If no live worker serves the model, this one takes the job, and ends it with the reason.
 local function is_for_other_worker(job)
   local model = model_named(job)
   local mine = model and call('HGET', MINE, 'model')
-  return mine and mine ~= model and serving.has(model)
+  return mine and mine ~= model and is_served(model)
 end
 
 -- The more jobs are set aside, the longer each is, so that looking at them again costs the server the same.

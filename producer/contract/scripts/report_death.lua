@@ -15,7 +15,7 @@ local expiry = tonumber(call('ZSCORE', ALIVE, dead) or '')
 if not expiry then return 0 end
 local now = beat_time()
 if expiry > now then call('ZADD', ALIVE, now, dead) end
-serving.leave(dead)
+leave_model(dead)
 call('HSET', worker_key(dead), 'reported', 1)
 call('PEXPIRE', worker_key(dead), LIMITS.WORKER_KEPT_S * 1000)
 notify()

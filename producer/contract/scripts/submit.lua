@@ -146,17 +146,28 @@ function refusal_for_fullness(job)
 end
 
 local SHARE_PERCENT = math.min(100, setting('tenant_share_percent', LIMITS.DEFAULT_TENANT_SHARE_PERCENT))
-local num_known = try('HLEN', TENANTS)  -- tenants that have used the queue lately
-if failed(num_known) then num_known = 0 end
+local num_known  -- tenants that have used the queue lately
+local function is_alone(held)
+  num_known = num_known or try('HLEN', TENANTS)
+  return failed(num_known) or num_known <= (held.is_known and 1 or 0)
+end
+
+local function share_of(held, unit)
+  return math.floor((BOUNDS[unit] - math.max(0, waiting[unit] - held[unit])) * SHARE_PERCENT / 100)
+end
 
 -- A tenant may hold its share of what the others leave, so that there is always room for one that comes. It may hold all
 -- of it while no other has used the queue lately, and one job in any case.
 function refusal_of_share(job)
   local held = waiting_of(job.tenant)
-  if SHARE_PERCENT >= 100 or held.jobs == 0 or num_known <= (held.is_known and 1 or 0) then return nil end
+  if SHARE_PERCENT >= 100 or held.jobs == 0 or is_alone(held) then return nil end
+  if held.jobs + 1 <= share_of(held, 'jobs') and held.tokens + job.cost <= share_of(held, 'tokens')
+    and held.bytes + job.bytes <= share_of(held, 'bytes') then
+    return nil
+  end
   local more = { jobs = 1, tokens = job.cost, bytes = job.bytes }
   for _, unit in ipairs(UNITS) do
-    local most = math.floor((BOUNDS[unit] - math.max(0, waiting[unit] - held[unit])) * SHARE_PERCENT / 100)
+    local most = share_of(held, unit)
     if held[unit] + more[unit] > most then
       local sentence = string.format(
         'tenant %s has %d %s waiting and may have %d now: %d %% of what other tenants leave of the %d that the queue takes',

@@ -71,17 +71,17 @@ def _script(name: str, old: str, new: str = "") -> tuple[Patch, ...]:
 FLEET = (
     Guard(
         name="a heartbeat does not say which model is served",
-        patches=_script("lib_models", "call('ZADD', key, expiry, incarnation)"),
+        patches=_script("lib_models", "add_to(key, expiry, incarnation)", "false"),
         tests=(f"{MODELS}::TestGivenWorkersOfTwoModels::test_when_a_job_names_one_then_only_its_worker_takes_it",),
     ),
     Guard(
         name="a short heartbeat takes a longer one's model from the list",
-        patches=_script("lib_models", "call('ZADD', MODELS, 'GT', expiry", "call('ZADD', MODELS, expiry"),
+        patches=_script("lib_models", "add_to(MODELS, 'GT', expiry", "add_to(MODELS, expiry"),
         tests=(f"{MODELS}::TestGivenWorkersOfTwoModels",),
     ),
     Guard(
         name="a worker that left serves its model until its heartbeat would have expired",
-        patches=_script("lib_models", "try('ZREM', workers_key(model), incarnation)"),
+        patches=_script("lib_models", "try('ZREM', SERVING .. model, incarnation)"),
         tests=(f"{MODELS}::TestGivenWorkersOfTwoModels",),
     ),
     Guard(
@@ -582,12 +582,12 @@ RECLAIMS = (
     ),
     Guard(
         name="a worker takes a job that names the model of another live worker",
-        patches=_script("lib_taking", "mine ~= model and serving.has(model)", "false"),
+        patches=_script("lib_taking", "mine ~= model and is_served(model)", "false"),
         tests=(f"{MODELS}::TestGivenWorkersOfTwoModels",),
     ),
     Guard(
         name="a job whose model nobody serves waits for ever",
-        patches=_script("lib_taking", "mine ~= model and serving.has(model)", "mine ~= model"),
+        patches=_script("lib_taking", "mine ~= model and is_served(model)", "mine ~= model"),
         tests=(f"{MODELS}::TestGivenWorkersOfTwoModels",),
     ),
     Guard(
