@@ -240,6 +240,17 @@ TENANT_BATCHES = Bound(
     note="counted in the database, so over all gateways",
 )
 
+TENANT_FILES_MIB = Bound(
+    name="tenant_files_mib",
+    what="MiB of stored files, outputs of batches included",
+    per="tenant",
+    default=10 * 1024,
+    set_by="producer serve --tenant-files-mib",
+    status=413,
+    code="too_many_stored_bytes",
+    note="counted in the database, so over all gateways; a file counts 4 KiB at least, until it is deleted",
+)
+
 BOUNDS = (
     REQUESTS_PER_MINUTE,
     TOKENS_PER_MINUTE,
@@ -258,6 +269,7 @@ BOUNDS = (
     TENANT_SHARE,
     ADDRESS_CONNECTIONS,
     TENANT_BATCHES,
+    TENANT_FILES_MIB,
     KEY_READS,
 )
 """All of them, in the order of the page."""

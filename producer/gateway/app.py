@@ -28,6 +28,7 @@ from sluice.producer.gateway.batches.store import BatchStore
 from sluice.producer.gateway.connections.drain import Drain, Draining
 from sluice.producer.gateway.errors import METHOD_NOT_ALLOWED, SERVER, HttpError, error_of
 from sluice.producer.gateway.files.hosts import StorageMarks, lacks_callbacks, without_callbacks
+from sluice.producer.gateway.files.quota import Quota
 from sluice.producer.gateway.files.routes import FileRoutes
 from sluice.producer.gateway.files.storage import Storage
 from sluice.producer.gateway.files.store import FileStore
@@ -161,8 +162,10 @@ def _model(name: str) -> Object:
 def _stored(settings: GatewaySettings, queues: Queues, storage: Storage, database: Database) -> Iterator[ApiRoute]:
     """Yield the routes of what is kept in SQL and in files."""
     files = FileStore(database)
-    yield from FileRoutes(files, storage, settings.max_file_mib * 1024 * 1024).routes()
-    yield from BatchRoutes(BatchStore(database), files, storage, queues, max_open=settings.tenant_batches).routes()
+    quota = Quota(files, settings.tenant_files_mib * 1024 * 1024)
+    yield from FileRoutes(files, storage, settings.max_file_mib * 1024 * 1024, quota).routes()
+    batches = BatchStore(database)
+    yield from BatchRoutes(batches, files, storage, queues, quota, max_open=settings.tenant_batches).routes()
 
 
 def _cors(settings: GatewaySettings) -> Iterator[Middleware]:

@@ -14,6 +14,7 @@ from sluice.producer.contract.bounds import (
     HELD_MIB,
     KEY_READS,
     TENANT_BATCHES,
+    TENANT_FILES_MIB,
     TENANT_HELD_MIB,
     TENANT_REQUESTS,
     TENANT_UNREAD_MIB,
@@ -59,6 +60,9 @@ class GatewaySettings:
 
     tenant_batches: int = TENANT_BATCHES.most
     """Batches of a tenant that are not over."""
+
+    tenant_files_mib: int = TENANT_FILES_MIB.most
+    """What the files of a tenant may take."""
 
     queues: tuple[ServedQueue, ...] = (ServedQueue("default"),)
     model_queues: tuple[tuple[str, str], ...] = ()

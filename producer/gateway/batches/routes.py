@@ -22,6 +22,7 @@ from sluice.producer.gateway.batches.batch import CANCELLED, CANCELLING, OPEN, B
 from sluice.producer.gateway.batches.store import BatchStore, TooManyBatches
 from sluice.producer.gateway.errors import HttpError, bad_request
 from sluice.producer.gateway.files.hosts import lacks_callbacks, without_callbacks
+from sluice.producer.gateway.files.quota import Quota
 from sluice.producer.gateway.files.routes import not_found
 from sluice.producer.gateway.files.storage import Storage
 from sluice.producer.gateway.files.store import INPUT, File, FileStore, now_ms
@@ -45,11 +46,11 @@ class BatchRoutes:
     """The routes of batches. SQL and storage are used on threads."""
 
     def __init__(
-        self, batches: BatchStore, files: FileStore, storage: Storage, queues: Queues, *, max_open: int
+        self, batches: BatchStore, files: FileStore, storage: Storage, queues: Queues, quota: Quota, *, max_open: int
     ) -> None:
         """Serve batches of `queues`. `max_open`: batches of a tenant that are not over."""
         self._batches, self._files, self._storage = batches, files, storage
-        self._queues, self._max_open = queues, max_open
+        self._queues, self._quota, self._max_open = queues, quota, max_open
 
     def routes(self) -> Sequence[ApiRoute]:
         """Return the routes, each with the scope that it needs."""
@@ -64,6 +65,7 @@ class BatchRoutes:
     async def _create(self, request: Request) -> Response:
         asked = _fields(await read_json(request, MAX_BODY_BYTES))
         tenant = caller_of(request).tenant
+        await self._quota.check(tenant)  # its outputs will be stored, too
         file = await self._input(_text(asked, "input_file_id"), tenant)
         endpoint, window = _endpoint(asked), _text(asked, "completion_window")
         length = window_of(window)

@@ -8,10 +8,11 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from sluice.producer.gateway.access import caller_of
 from sluice.producer.gateway.arrival.shares import share_of
 from sluice.producer.gateway.errors import HttpError, bad_request
+from sluice.producer.gateway.files.quota import Quota
 from sluice.producer.gateway.files.storage import Storage
 from sluice.producer.gateway.files.store import INPUT, PREFIX, UPLOADS, File, FileStore, Stored, new_file_id, now_ms
 from sluice.producer.gateway.files.threads import FILES
-from sluice.producer.gateway.files.upload import receive
+from sluice.producer.gateway.files.upload import announced_bytes, receive
 from sluice.producer.gateway.openapi import file_docs
 from sluice.producer.gateway.openapi.routes import ApiRoute
 from sluice.producer.gateway.tables.pages import FILES_PAGE, PageRequest, list_body, read_page
@@ -21,8 +22,8 @@ from sluice.producer.gateway.tables.threads import SQL
 class FileRoutes:
     """The routes of files. SQL and storage are used on threads."""
 
-    def __init__(self, store: FileStore, storage: Storage, max_file_bytes: int) -> None:
-        self._store, self._storage, self._max_file_bytes = store, storage, max_file_bytes
+    def __init__(self, store: FileStore, storage: Storage, max_file_bytes: int, quota: Quota) -> None:
+        self._store, self._storage, self._max_file_bytes, self._quota = store, storage, max_file_bytes, quota
 
     def routes(self) -> Sequence[ApiRoute]:
         """Return the routes, each with the scope that it needs."""
@@ -39,22 +40,24 @@ class FileRoutes:
         created_ms = now_ms()
         file_id = new_file_id(created_ms)
         key = f"{UPLOADS}/{file_id.removeprefix(PREFIX)}"
+        tenant = caller_of(request).tenant
+        await self._quota.check(tenant, announced_bytes(request))
         uploaded = await receive(request, self._storage, key, self._max_file_bytes)
-        try:
-            _check(uploaded.fields)
-        except HttpError:
-            await FILES.run(self._storage.delete, [key])
-            raise
         file = File(
             id=file_id,
-            tenant=caller_of(request).tenant,
+            tenant=tenant,
             purpose=INPUT,
             filename=uploaded.filename,
             objects=(Stored(key=key, num_bytes=uploaded.num_bytes),),
             created_ms=created_ms,
         )
-        # If this fails, the row may have been written: a sweep deletes the object if there is none.
-        await SQL.run(self._store.add, file)
+        try:
+            _check(uploaded.fields)
+            # If the database fails, the row may have been written: a sweep deletes the object if there is none.
+            await self._quota.add(file)
+        except HttpError:
+            await FILES.run(self._storage.delete, [key])
+            raise
         return JSONResponse(file.body)
 
     async def _list(self, request: Request) -> Response:

@@ -26,6 +26,9 @@ MAX_BOUNDARY_BYTES = 70
 """As RFC 2046 has it."""
 
 MAX_PARTS = 16
+MAX_DIGITS = 18
+"""Of a stated length."""
+
 MAX_NAME_CHARS = 512
 FORM_BYTES = 64 * 1024
 """What a form may have beside its file."""
@@ -72,6 +75,12 @@ async def receive(request: Request, storage: Storage, key: str, max_bytes: int) 
     finally:
         if not is_whole:
             await _finish(FILES.run(writer.abandon))
+
+
+def announced_bytes(request: Request) -> int:
+    """Return about how large the file of a form is, by the length of the request; 1 if it states none."""
+    declared = request.headers.get("content-length", "")
+    return max(1, int(declared) - FORM_BYTES) if declared.isdecimal() and len(declared) < MAX_DIGITS else 1
 
 
 async def _write(writer: ObjectWriter, form: "_Form") -> None:
