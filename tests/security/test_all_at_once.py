@@ -76,7 +76,7 @@ def test_when_it_attacks_for_seconds_then_another_tenant_is_served(keys: tuple[G
         found = latencies_s(gateway, other, 2)
     grown = psutil.Process(gateway.process.pid).memory_info().rss - before
 
-    assert len(found) > 5
+    assert found[-1] < 10  # without bounds 25 s, or refused
     assert grown < 400 * 1024 * 1024
 
 

@@ -64,11 +64,12 @@ class TestGivenAKeyThatReadsMuch:
     def test_when_it_has_read_what_it_may_then_it_is_429_and_another_is_served(self, limited: Limited) -> None:
         low, other = known_key(limited, "low"), known_key(limited, "other")
 
-        found = limited.statuses(low, "/v1/models", 3 * READS_AT_ONCE)
+        num_served = 0
         with limited.gateway.http(low) as http:
-            refused = http.get("/v1/models")
+            while (refused := http.get("/v1/models")).status_code == 200:
+                num_served += 1
 
-        assert found[: READS_AT_ONCE // 2] == [200] * (READS_AT_ONCE // 2)
+        assert num_served >= READS_AT_ONCE - 2  # the key was tried before
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_reads")
         assert int(refused.headers["retry-after"]) >= 1
         assert limited.statuses(other, "/v1/models", 1) == [200]
