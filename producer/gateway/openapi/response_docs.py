@@ -1,6 +1,7 @@
 """The descriptions of the routes of responses."""
 
 from sluice.producer.contract.jobs import SAMPLING_NAMES
+from sluice.producer.contract.openai.responses import PART_TYPES
 from sluice.producer.gateway.native.submit import KEY, options_schema
 from sluice.producer.gateway.openapi.file_docs import FLAG, NUMBER, TEXT, page_parameters, page_schema
 from sluice.producer.gateway.openapi.openai_docs import EXTRA
@@ -109,11 +110,12 @@ _ITEM = object_schema(
     optional=("type", "id", "status", "phase"),
     type={"const": "message"},
     role=ROLE,
-    content={"anyOf": [TEXT, list_of(ANY_OBJECT)]},
+    content={"anyOf": [TEXT, list_of(object_schema(None, type={"enum": [*PART_TYPES]}, text=TEXT))]},
     id=TEXT,
     status=TEXT,
     phase=TEXT,
 )
+_INPUT: Schema = {"anyOf": [{**TEXT, "minLength": 1}, {**list_of(_ITEM), "minItems": 1}]}
 _OPTIONAL: dict[str, Schema] = {
     **_OWN,
     "instructions": TEXT,
@@ -123,9 +125,7 @@ _OPTIONAL: dict[str, Schema] = {
     "store": FLAG,
     "stream": FLAG,
 }
-NEW_RESPONSE = object_schema(
-    "NewResponse", optional=tuple(_OPTIONAL), input={"anyOf": [TEXT, list_of(_ITEM)]}, **_OPTIONAL
-)
+NEW_RESPONSE = object_schema("NewResponse", optional=tuple(_OPTIONAL), input=_INPUT, **_OPTIONAL)
 ONE = (Parameter(name="response_id", place="path", description="Id of a response."),)
 _ANSWER = {200: json_answer("The response.", RESPONSE)}
 _DELETED = object_schema("DeletedResponse", id=TEXT, object={"const": "response"}, deleted={"const": True})
