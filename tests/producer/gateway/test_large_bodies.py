@@ -8,10 +8,11 @@ from contextlib import contextmanager
 
 import pytest
 
+from sluice.producer.contract.bounds import BODY_VALUES
 from sluice.producer.contract.limits import MAX_MESSAGES
 from sluice.producer.contract.openai.requests import CHAT, COMPLETIONS, Endpoint, RequestRefused, read_request
 from sluice.producer.gateway.errors import HttpError
-from sluice.producer.gateway.requests import MAX_CONTAINERS, MAX_VALUES, parse_json
+from sluice.producer.gateway.requests import MAX_CONTAINERS, parse_json
 
 MAX_S = 1.0
 """Longest time for which a body may stop the loop; the slowest took a fifth of it on two cores."""
@@ -29,13 +30,15 @@ def few_objects() -> Generator[None]:
 
 
 class TestGivenABodyOfManyValues:
-    @pytest.mark.parametrize("body", [b"[" + b"[]," * MAX_CONTAINERS + b"0]", b"[" + b"1," * (MAX_VALUES + 1) + b"1]"])
+    @pytest.mark.parametrize(
+        "body", [b"[" + b"[]," * MAX_CONTAINERS + b"0]", b"[" + b"1," * (BODY_VALUES.most + 1) + b"1]"]
+    )
     def test_when_it_is_parsed_then_it_is_refused(self, body: bytes) -> None:
         with pytest.raises(HttpError, match="too many values"):
             parse_json(body)
 
     @pytest.mark.parametrize(
-        "body", [b"[" + b"[]," * (MAX_CONTAINERS - 2) + b"0]", b"[" + b"1," * (MAX_VALUES - 1) + b"1]"]
+        "body", [b"[" + b"[]," * (MAX_CONTAINERS - 2) + b"0]", b"[" + b"1," * (BODY_VALUES.most - 1) + b"1]"]
     )
     def test_when_it_has_as_many_as_may_be_then_it_is_parsed_soon(self, body: bytes) -> None:
         with few_objects():
