@@ -81,15 +81,22 @@ def python_client(name: str) -> Client:
 
 def node_client(name: str) -> Client:
     """The client of one of our folders, with its `drive.mjs`, copied to where it finds its packages."""
+    folder = node_packages(name).parent
+    shutil.copy(HERE / name / "drive.mjs", folder)
+    return Client((str(NODE), str(folder / "drive.mjs")))
+
+
+def node_packages(name: str) -> Path:
+    """The installed packages of one of our folders."""
     folder = _folder_of(name, "package-lock.json")
     folder.mkdir(parents=True, exist_ok=True)
-    for file in ("package.json", "package-lock.json", "drive.mjs"):
+    for file in ("package.json", "package-lock.json"):
         shutil.copy(HERE / name / file, folder)
     if not (folder / ".ready").exists():
         environ = {**os.environ, "PATH": f"{NODE.parent}:{os.environ['PATH']}"}
         subprocess.run([NODE, NPM, "ci", "--no-audit", "--no-fund"], cwd=folder, env=environ, check=True)
         (folder / ".ready").touch()
-    return Client((str(NODE), str(folder / "drive.mjs")))
+    return folder / "node_modules"
 
 
 def _folder_of(name: str, pinned: str) -> Path:
