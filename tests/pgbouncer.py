@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -14,19 +13,20 @@ from pathlib import Path
 from typing import Literal
 
 from tests.postgres import PostgresServer
-from tests.servers import free_port
 
 HOW_TO_GET = "needs PgBouncer: apt-get install pgbouncer"
 PoolMode = Literal["transaction", "statement", "session"]
+PORT = 6432
+"""A part of the socket's name alone."""
+
 START_TIMEOUT_S = 15.0
 
 _SETTINGS = """\
 [databases]
 * = host={sockets} user=postgres
 [pgbouncer]
-listen_addr = 127.0.0.1
 listen_port = {port}
-unix_socket_dir =
+unix_socket_dir = {folder}
 auth_type = any
 pool_mode = {mode}
 default_pool_size = {num_sessions}
@@ -44,11 +44,12 @@ def binary() -> str | None:
 class PgBouncer:
     """A running pooler."""
 
-    port: int
+    folder: str
+    """Of its socket."""
 
     def url(self, database: str) -> str:
         """Connection URL of a database behind it."""
-        return f"postgresql://postgres@127.0.0.1:{self.port}/{database}"
+        return f"postgresql://postgres@/{database}?host={self.folder}&port={PORT}"
 
 
 @contextmanager
@@ -60,30 +61,27 @@ def pgbouncer(
     assert program is not None, HOW_TO_GET
     data: Path = postgres.handle.pgdata
     owner = data.stat().st_uid
-    pooler = PgBouncer(free_port())
     with tempfile.TemporaryDirectory(prefix="sluice-pgbouncer-") as folder:
         settings = Path(folder) / "pgbouncer.ini"
-        settings.write_text(_SETTINGS.format(sockets=data, port=pooler.port, mode=mode, num_sessions=num_sessions))
-        Path(folder).chmod(0o755)
+        settings.write_text(
+            _SETTINGS.format(sockets=data, port=PORT, folder=folder, mode=mode, num_sessions=num_sessions)
+        )
+        Path(folder).chmod(0o777)
         # It refuses to run as root; PostgreSQL's user may use the socket.
         user = owner if os.geteuid() == 0 else None
-        process = subprocess.Popen([program, "-q", str(settings)], user=user, stderr=subprocess.DEVNULL)
+        with (Path(folder) / "log").open("wb") as log:
+            process = subprocess.Popen([program, str(settings)], user=user, stderr=log)
         try:
-            _wait_for(pooler.port, process)
-            yield pooler
+            _wait_for(Path(folder), process)
+            yield PgBouncer(folder)
         finally:
             process.send_signal(signal.SIGQUIT)
             process.wait(START_TIMEOUT_S)
 
 
-def _wait_for(port: int, process: "subprocess.Popen[bytes]") -> None:
+def _wait_for(folder: Path, process: "subprocess.Popen[bytes]") -> None:
     deadline_s = time.monotonic() + START_TIMEOUT_S
-    while True:
-        assert process.poll() is None, f"PgBouncer ended with {process.returncode}"
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-        except OSError:
-            assert time.monotonic() < deadline_s, "PgBouncer does not listen"
-            time.sleep(0.01)
-        else:
-            return
+    while not (folder / f".s.PGSQL.{PORT}").exists():
+        assert process.poll() is None, (folder / "log").read_text()
+        assert time.monotonic() < deadline_s, "PgBouncer does not listen"
+        time.sleep(0.01)

@@ -109,7 +109,7 @@ class TestGivenAPooledHistory:
             check_writable(open_database(statements.url(name), is_writer=True))
 
     def test_when_options_of_the_session_are_given_then_it_is_refused(self, pooled_url: str) -> None:
-        url = f"{pooled_url}?options=-csearch_path%3Dsluice"
+        url = f"{pooled_url}&options=-csearch_path%3Dsluice"
 
         with pytest.raises(HistoryRefused, match="unsupported startup parameter: options"):
             check_writable(open_database(url, is_writer=True))
