@@ -18,6 +18,7 @@ from sluice.producer.errors import (
     ChannelExpired,
     IdempotencyConflict,
     InvalidJob,
+    InvalidPrompt,
     JobCancelled,
     JobExpired,
     JobFailed,
@@ -149,7 +150,7 @@ class TestGivenManyJobs:
         answers = list(producer.submit_many(prompts, max_tokens=3))
 
         kinds = [type(answer) for answer in answers]
-        assert kinds[300:303] == [InvalidJob, Receipt, InvalidJob]
+        assert kinds[300:303] == [InvalidPrompt, Receipt, InvalidJob]
         assert kinds.count(Receipt) == 698
         ids = [answer.id for answer in answers if isinstance(answer, Receipt)]
         views = [view for view in producer.views(ids) if view is not None]

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, cast
 import sqlalchemy as sa
 
 from sluice.producer.contract.tables import files, gateway_batches
-from sluice.producer.errors import ProducerError
 from sluice.producer.gateway.batches.batch import CANCELLING, IN_PROGRESS, OPEN, VALIDATING, Batch, batch_of
 from sluice.producer.gateway.files.store import INPUT, OUTPUT, File, insert_file, now_ms
 from sluice.producer.gateway.tables.database import Database, lock_tenant
@@ -32,7 +31,7 @@ class Due(NamedTuple):
     tenant: str
 
 
-class TooManyBatches(ProducerError):
+class TooManyBatches(Exception):
     """The tenant has as many batches that are not over as it may have."""
 
 

@@ -21,5 +21,5 @@ class FileInUse(ProducerError):
     """A batch that is not over reads the file."""
 
 
-class TooManyBytes(ProducerError):
+class TooManyBytes(Exception):
     """The files of the tenant would take more than they may."""

@@ -10,11 +10,14 @@ from tests.chaos.checker.formats import ENDS
 Finding = tuple[str, str]
 
 FOR_EVER = frozenset(
-    {"clock", "config", "counters", "weights", "served", "bell", "outbox", "callbacks", "dead", "garbage"}
-)
+    {
+        "clock", "config", "counters", "weights", "served", "tenants", "models", "bell", "outbox",
+        "callbacks", "dead", "garbage",
+    }
+)  # fmt: skip
 """Keys that do not expire; their size is bounded."""
 
-KEPT = frozenset({"job", "payload", "result", "channel", "idem", "batch", "worker", "storages"})
+KEPT = frozenset({"job", "payload", "result", "channel", "idem", "batch", "worker", "serving", "storages"})
 """Keys that expire."""
 
 WORKER_KEPT_MS = 3_600_000
