@@ -32,6 +32,9 @@ _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch
 _TEXT_PREFIX = re.compile(r"^language_model\.(?=model\.|lm_head\.)|(?<=^model\.)language_model\.")
 """What the names of a text part's tensors have besides: `language_model.model.…` or `model.language_model.…`."""
 
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+"""Files of the weights: in one, or the index of several."""
+
 _FULLY_HASHED_BYTES = 256 * 2**20
 _SAMPLE_BYTES = 64 * 2**10
 _NUM_SAMPLES = 256
@@ -201,7 +204,7 @@ def _read_json(path: Path) -> Json:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    index_path = folder / "model.safetensors.index.json"
+    index_path = folder / INDEX
     if index_path.is_file():
         weight_map = _read_json(index_path).get("weight_map")
         if not isinstance(weight_map, Mapping):
@@ -209,7 +212,9 @@ def _weight_files(folder: Path) -> list[Path]:
         names = {str(name) for name in cast("Mapping[str, object]", weight_map).values()}
         files = [folder / name for name in sorted(names)]
     else:
-        files = sorted(folder.glob("*.safetensors"))
+        # Beside it there may be the same weights in the form of another program.
+        whole = folder / WHOLE
+        files = [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
     missing = [path.name for path in files if not path.is_file()]
     if missing:
         raise ModelFolderError(f"{folder} lacks {', '.join(missing)}, which its index lists.")

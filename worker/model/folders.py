@@ -1,13 +1,17 @@
 """Find a model's folder: the one that ships with Sluice, one on this host, or a Hugging Face name to download."""
 
-from collections.abc import Generator
+import json
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
+from glob import escape
 from pathlib import Path
+from typing import cast
 
+from sluice.engine.models.folder import INDEX, WHOLE
 from sluice.worker.errors import ConfigError
 
 SMALL_MODEL = Path(__file__).parents[1] / "small_model"
-_WANTED = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+_SMALL_FILES = ("*.json", "*.jinja", "tokenizer.model")
 
 
 def find_folder(path: str | None, *, setting: str = "SLUICE_MODEL") -> Path:
@@ -71,11 +75,42 @@ def check_name(name: str) -> None:
 
 
 def _download(name: str, setting: str) -> Path:
+    """Download the files at the top of a repository that a model consists of, and of its weights one form.
+
+    Many repositories have the weights again: for other programs (`consolidated.safetensors`, `original/`), or in other
+    formats (`onnx/`).
+    """
     with _downloading(name, setting):
         # Imported here because only names need it and it is slow to import.
         from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]  # partial types
 
-        return Path(snapshot_download(name, allow_patterns=_WANTED))
+        def download(patterns: Iterable[str], revision: str | None = None) -> Path:
+            return Path(
+                snapshot_download(name, revision=revision, allow_patterns=list(patterns), ignore_patterns=["*/*"])
+            )
+
+        folder = download(_SMALL_FILES)
+        # The folder has the name of the commit.
+        _download_weights(folder, lambda patterns: download(patterns, folder.name))
+        return folder
+
+
+def _download_weights(folder: Path, download: Callable[[Iterable[str]], object]) -> None:
+    if (folder / INDEX).is_file():
+        download(map(escape, _indexed(folder / INDEX)))
+        return
+    download([WHOLE])
+    if not (folder / WHOLE).is_file():
+        download(["*.safetensors"])
+
+
+def _indexed(index: Path) -> set[str]:
+    """Return the files that an index names; none if it is damaged, which loading reports."""
+    try:
+        names = cast("dict[str, dict[str, str]]", json.loads(index.read_text(encoding="utf-8")))["weight_map"].values()
+        return {str(name) for name in names}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return set()
 
 
 @contextmanager
