@@ -17,11 +17,21 @@ from sluice.engine.models.folder import open_model_folder
 from sluice.engine.models.load import WeightForm, load_decoder
 from sluice.engine.request import SamplingParams
 from sluice.engine.sequence import Sequence
+from sluice.kernels.linear import cpu as linear_cpu
+from sluice.kernels.native import library
 from tests.engine.layouts import StepLayout
 from tests.oracles.tiny_models import TINY_MODELS, VOCAB_SIZE, save_text_and_images
 
 CPU = torch.device("cpu")
 LENGTHS = (1, 30, 77, 5)
+NATIVE_SIZES: dict[str, object] = {
+    "hidden_size": 192,
+    "intermediate_size": 192,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
+"""Sizes that the native step takes."""
 
 
 @pytest.fixture(autouse=True)
@@ -69,11 +79,11 @@ def _logits(decoder: Decoder, prompts: list[list[int]], *, block_size: int, chun
         scheduled = [(s, start, min(chunk, s.num_tokens - start), True) for s in sequences if start < s.num_tokens]
         tensors = layout.lay_out(scheduled)
         every_row = torch.arange(tensors.input_ids.shape[0])
-        rows = decoder.forward(replace(tensors, logit_rows=every_row), caches).split(
-            [size for _, _, size, _ in scheduled]
-        )
-        for (sequence, *_), logits in zip(scheduled, rows, strict=True):
-            parts[sequence.id].append(logits)
+        # A native step writes its logits to the same memory each time.
+        logits = decoder.forward(replace(tensors, logit_rows=every_row), caches).clone()
+        rows = logits.split([size for _, _, size, _ in scheduled])
+        for (sequence, *_), own in zip(scheduled, rows, strict=True):
+            parts[sequence.id].append(own)
     return [torch.cat(chunks) for chunks in parts.values()]
 
 
@@ -117,19 +127,32 @@ class TestGivenDynamicRope:
 
 
 class TestGivenWeightsInBfloat16:
+    @pytest.mark.parametrize("step", ["native", "operations"])
     @pytest.mark.parametrize("name", ["llama-llama3", "mistral-window", "qwen2", "qwen3", "gemma2", "gemma3"])
     def test_when_prompts_are_computed_then_the_error_is_at_most_about_transformers(
-        self, name: str, tmp_path: Path
+        self, name: str, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        from transformers import AutoModelForCausalLM
+
+        is_native = step == "native"
+        if is_native and library() is None:
+            pytest.skip("there is no C compiler")
+        # Also on a processor on which such products are slow.
+        monkeypatch.setattr(linear_cpu, "_multiplies_bfloat16", lambda: is_native)
         generator = torch.Generator().manual_seed(3)
         prompts = [torch.randint(VOCAB_SIZE, (n,), generator=generator).tolist() for n in LENGTHS]
-        rounded = TINY_MODELS[name].save(tmp_path, torch.bfloat16)
+        model = TINY_MODELS[name]
+        sized = replace(model, config={**model.config, **NATIVE_SIZES}) if is_native else model
+        rounded = sized.save(tmp_path, torch.bfloat16)
+        decoder = _load(tmp_path, 160, torch.bfloat16)
+        assert decoder.has_native_step == is_native
 
-        actual = torch.cat(_logits(_load(tmp_path, 160, torch.bfloat16), prompts, block_size=16, chunk=50)).float()
+        actual = torch.cat(_logits(decoder, prompts, block_size=16, chunk=50)).float()
 
         peer = torch.cat([rounded(torch.tensor([prompt])).logits[0] for prompt in prompts]).float()
-        torch.nn.Module.to(rounded, torch.float32)
-        exact = torch.cat([rounded(torch.tensor([prompt])).logits[0] for prompt in prompts])
+        # Loaded anew: rounding the other one has rounded its rotary frequencies, too.
+        precise = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+        exact = torch.cat([precise(torch.tensor([prompt])).logits[0] for prompt in prompts])
         assert float((actual - exact).square().mean()) < 1.5 * float((peer - exact).square().mean())
 
 
