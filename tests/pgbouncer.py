@@ -67,6 +67,7 @@ def pgbouncer(
             _SETTINGS.format(sockets=data, port=PORT, folder=folder, mode=mode, num_sessions=num_sessions)
         )
         Path(folder).chmod(0o777)
+        settings.chmod(0o644)  # whatever mask a test has set
         # It refuses to run as root; PostgreSQL's user may use the socket.
         user = owner if os.geteuid() == 0 else None
         with (Path(folder) / "log").open("wb") as log:

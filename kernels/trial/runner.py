@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from threading import Lock, Timer
+from threading import Event, Lock, Timer
 from typing import NamedTuple, cast
 
 import torch
@@ -81,7 +81,13 @@ class _Process:
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        timer = Timer(limit_s, self._process.kill)
+        has_expired = Event()
+
+        def expire() -> None:
+            has_expired.set()
+            self._process.kill()
+
+        timer = Timer(limit_s, expire)
         timer.start()
         try:
             self._process.stdin.write(json.dumps(request) + "\n")
@@ -90,12 +96,13 @@ class _Process:
         except OSError:
             line = ""
         finally:
-            has_expired = not timer.is_alive()
             timer.cancel()
         if line:
             return cast("dict[str, str]", json.loads(line))
         code = self._process.wait()
-        raise _Died(f"no answer within {limit_s:g} s" if has_expired else f"its process ended with code {code}")
+        raise _Died(
+            f"no answer within {limit_s:g} s" if has_expired.is_set() else f"its process ended with code {code}"
+        )
 
     def kill(self) -> None:
         """End the process; an answer that is waited for does not come."""

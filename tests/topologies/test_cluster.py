@@ -17,7 +17,7 @@ from sluice.producer.contract.database import open_database
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.wire import JobId, JobOptions, JobSpec, encode_prompt
-from sluice.producer.errors import InvalidJob, InvalidSetting
+from sluice.producer.errors import InvalidPrompt, InvalidSetting
 from sluice.worker.audit.command import AuditOptions, run_audit
 from sluice.worker.audit.findings import Kind
 from sluice.worker.config import load_config
@@ -145,7 +145,7 @@ class TestGivenAQueueOverThreeShards:
         with Producer(queue.cluster.url, queue=queue.name, partitions=PARTITIONS) as producer:
             answers = list(producer.submit_many(["", ""]))
 
-        assert [type(answer) for answer in answers] == [InvalidJob, InvalidJob]
+        assert [type(answer) for answer in answers] == [InvalidPrompt, InvalidPrompt]
 
 
 class TestGivenAShardWithoutAFile:

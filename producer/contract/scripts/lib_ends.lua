@@ -112,6 +112,13 @@ function slice.is_spent() return slice.num_channels >= LIMITS.SLICE_CHANNELS end
 -- Set by an advance, which ends many jobs of one owner, to delete their leases in one command.
 local dropped
 
+-- How long channels are kept after the end: not beyond the job, whose id may then be used again. Its readers, and the
+-- worker of the new job, would meet the old output.
+local function channel_ttl_ms()
+  local job_ms = setting('result_ttl_ms', LIMITS.RESULT_TTL_S * 1000)
+  return math.min(job_ms, setting('channel_ttl_ms', LIMITS.CHANNEL_TTL_S * 1000))
+end
+
 -- The name used outside: a script may have 200 locals, and `pull` is near that limit.
 local end_job
 
@@ -135,13 +142,6 @@ local function keep_idempotency(job)
   if not job.key then return end
   local value = job.id .. ' ' .. job.state .. ' ' .. (job.digest or '')
   call('SET', idem_key(job), value, 'PX', setting('idempotency_ttl_ms', LIMITS.IDEMPOTENCY_TTL_S * 1000))
-end
-
--- How long channels are kept after the end: not beyond the job, whose id may then be used again. Its readers, and the worker
--- of the new job, would meet the old output.
-local function channel_ttl_ms()
-  local job_ms = setting('result_ttl_ms', LIMITS.RESULT_TTL_S * 1000)
-  return math.min(job_ms, setting('channel_ttl_ms', LIMITS.CHANNEL_TTL_S * 1000))
 end
 
 -- Keep a failed job in the dead set. At the limit, the oldest one is removed.

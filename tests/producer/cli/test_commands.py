@@ -385,7 +385,7 @@ class TestGivenAMisuse:
             (["submit", "missing.jsonl"], "missing.jsonl"),
             (["queues", "set"], "nothing to set"),
             (["queues", "set", "--tpot-target", "-1"], "not in the range x>=0"),
-            (["queues", "set", "--tpot-target", "inf"], "tpot_target_ms must be 0 (none) or more, got inf"),
+            (["queues", "set", "--tpot-target", "inf"], "inf is not a finite number"),
             (["queues", "set", "--weight", "a=nan"], "the weight of tenant a must be from 0.001 to 1000, got nan"),
             (["nonsense"], "No such command"),
         ],

@@ -45,19 +45,16 @@ class TestGivenABatchWithResultsAndErrors:
 
 
 class TestGivenNoCallbacksProcess:
-    def test_when_a_batch_is_created_then_log_and_pages_say_that_it_waits(
-        self, valkey: RedisServer, tmp_path: Path
-    ) -> None:
+    def test_when_a_batch_is_created_then_pages_say_that_it_waits(self, valkey: RedisServer, tmp_path: Path) -> None:
         place = place_in(tmp_path, valkey.url)
         with place.gateway() as gateway, gateway.client() as client:
             quiet = gateway.get("/ui/").text
 
             batch = begun(client, numbered(1))
-            log, page = gateway.log.read_text(), gateway.get(f"/ui/batches/default/{batch.id}").text
+            page = gateway.get(f"/ui/batches/default/{batch.id}").text
         with place.gateway() as gateway:  # another one, which has not looked yet
             overview = gateway.get("/ui/").text
 
         assert "No alerts." in quiet
-        assert "A batch waits: no `worker callbacks` serves queue default." in log
         assert "worker callbacks --queue default" in page
         assert "Batches of queue default do not go on." in overview

@@ -121,7 +121,7 @@ class TestGivenAResponseInTheBackground:
         assert text_of(seen) + text_of(rest) == last.response.output_text
 
     def test_when_it_is_cancelled_then_it_says_so(self, client: openai.OpenAI) -> None:
-        made = client.responses.create(model="null", input="hello", max_output_tokens=100_000, background=True)
+        made = client.responses.create(model="null", input="hello", max_output_tokens=8_000, background=True)
 
         cancelled = client.responses.cancel(made.id)
 
@@ -233,7 +233,7 @@ class TestGivenAConversation:
         assert third.previous_response_id == second.id
 
     def test_when_the_previous_one_is_unfinished_then_it_is_400(self, client: openai.OpenAI) -> None:
-        made = client.responses.create(model="null", input="hello", max_output_tokens=100_000, background=True)
+        made = client.responses.create(model="null", input="hello", max_output_tokens=8_000, background=True)
 
         with pytest.raises(openai.BadRequestError) as raised:
             create(client, "more", previous_response_id=made.id)
@@ -242,7 +242,7 @@ class TestGivenAConversation:
         assert raised.value.code == "previous_response_unfinished"
 
     def test_when_the_previous_one_was_cancelled_then_it_is_400(self, client: openai.OpenAI) -> None:
-        made = client.responses.create(model="null", input="hello", max_output_tokens=100_000, background=True)
+        made = client.responses.create(model="null", input="hello", max_output_tokens=8_000, background=True)
         client.responses.cancel(made.id)
 
         with pytest.raises(openai.BadRequestError) as raised:

@@ -70,7 +70,7 @@ class TestGivenAnOpenResponse:
         assert site.end(name) == expected
 
     def test_when_its_job_was_cancelled_then_that_is_stored_with_its_output(self, site: Site) -> None:
-        name, job = site.add("cancelled"), site.submit("cancelled", max_tokens=100_000)
+        name, job = site.add("cancelled"), site.submit("cancelled", max_tokens=8_000)
         events = site.producer.stream_many([job])
         first = next(events)
         site.producer.cancel(job)
@@ -81,7 +81,7 @@ class TestGivenAnOpenResponse:
         assert site.end(name) == ResponseEnd(status="cancelled", text=text)
 
     def test_when_its_job_runs_then_it_stays_open(self, site: Site) -> None:
-        name, job = site.add("running"), site.submit("running", max_tokens=100_000)
+        name, job = site.add("running"), site.submit("running", max_tokens=8_000)
 
         site.sweep()
 
@@ -103,7 +103,7 @@ class TestGivenAJobWhoseChannelCannotBeRead:
     ) -> None:
         unread, other, expired = site.add("a-unread"), site.add("z-done"), site.add("gone", expires_in_ms=-1)
         site.producer.result(site.submit("z-done"))
-        job = site.submit("a-unread", max_tokens=100_000)
+        job = site.submit("a-unread", max_tokens=8_000)
         events = site.producer.stream_many([job])
         next(events)
         site.producer.cancel(job)

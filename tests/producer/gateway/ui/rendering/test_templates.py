@@ -10,6 +10,7 @@ import pytest
 
 from sluice.producer.api_keys.key import SCOPES, ApiKey
 from sluice.producer.contract.calls import JobView
+from sluice.producer.contract.states import JobState
 from sluice.producer.contract.wire import ChoiceResult, JobId
 from sluice.producer.gateway.access import Caller
 from sluice.producer.gateway.errors import bad_request
@@ -71,10 +72,10 @@ def jobs() -> list[JobFacts]:
         filled(AttemptRow, attempt=2, started_ms=NOW_MS - 4000, seen_ms=None, preemption_times=None, ended_ms=NOW_MS),
     ]
     states: tuple[dict[str, object], ...] = (
-        {"state": "queued", "started_ms": None, "ended_ms": None},
-        {"state": "running", "started_ms": NOW_MS - 8000, "ended_ms": None},
-        {"state": "failed", **ended},
-        {"state": "done", **ended},
+        {"state": JobState.QUEUED, "started_ms": None, "ended_ms": None},
+        {"state": JobState.RUNNING, "started_ms": NOW_MS - 8000, "ended_ms": None},
+        {"state": JobState.FAILED, **ended},
+        {"state": JobState.DONE, **ended},
     )
     living = [
         JobFacts(id=JOB, queue="q", now=filled(JobStatus, **common, **state), record=record)
