@@ -7,7 +7,6 @@ from glob import escape
 from pathlib import Path
 from typing import cast
 
-from sluice.engine.models.folder import INDEX, WHOLE
 from sluice.worker.errors import ConfigError
 
 SMALL_MODEL = Path(__file__).parents[1] / "small_model"
@@ -96,6 +95,9 @@ def _download(name: str, setting: str) -> Path:
 
 
 def _download_weights(folder: Path, download: Callable[[Iterable[str]], object]) -> None:
+    # Imported here because it imports torch.
+    from sluice.engine.models.folder import INDEX, WHOLE
+
     if (folder / INDEX).is_file():
         download(map(escape, _indexed(folder / INDEX)))
         return
