@@ -42,9 +42,9 @@ def an_end(**changes: Any) -> list[Any]:  # Any: what no client of ours sends
 
 def counted(**changes: Any) -> tuple[Any, ...]:  # Any: as above
     """Arguments of repair_counters, with some changed."""
-    known = {"lanes": ["0:t"], "stamp": "1-0", "tokens": 30, "bytes": 40, "sums": [["0:t", "1 30", 30]]} | changes
-    lanes, stamp, tokens, num_bytes, sums = known.values()
-    return pack_for_script(lanes), stamp, tokens, num_bytes, pack_for_script(sums)
+    known = {"lanes": ["0:t"], "stamp": "1-0", "tokens": 30, "bytes": 40, "sums": [["0:t", "1 30", 30]]}
+    lanes, stamp, tokens, num_bytes, sums, tenants = (known | {"tenants": [["t", 1, 30, 40]]} | changes).values()
+    return pack_for_script(lanes), stamp, tokens, num_bytes, pack_for_script(sums), pack_for_script(tenants)
 
 
 BAD_ARGUMENTS: list[tuple[str, tuple[Any, ...]]] = [
@@ -102,6 +102,8 @@ BAD_ARGUMENTS: list[tuple[str, tuple[Any, ...]]] = [
     ("repair_counters", counted(bytes="nan")),
     ("repair_counters", counted(sums=[["0:t", "1 30", -1]])),
     ("repair_counters", counted(sums=[["0:t", "1 30", 0.5]])),
+    ("repair_counters", counted(tenants=[["t", 1, -30, 40]])),
+    ("repair_counters", counted(tenants=[["t", 1, 30]])),
     ("republish_events", (pack_for_script([["0.t.one", 0.5]]),)),
     ("republish_events", (pack_for_script([["0.t.one", INFINITE]]),)),
     ("restore_settings", ()),
