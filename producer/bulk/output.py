@@ -10,7 +10,6 @@ from collections.abc import Mapping
 
 from sluice.producer.contract.bulk.input import BadLine
 from sluice.producer.contract.openai.requests import CHAT, Endpoint, prompt_name
-from sluice.producer.contract.states import REJECTIONS
 from sluice.producer.contract.wire import JobResult
 from sluice.producer.errors import (
     IdempotencyConflict,
@@ -24,6 +23,7 @@ from sluice.producer.errors import (
 )
 from sluice.producer.openai.bodies import (
     CALLERS_CODES,
+    CODES_OF_PROMPT,
     CONTEXT_LENGTH_EXCEEDED,
     Object,
     chat_body,
@@ -40,7 +40,7 @@ def output_line(name: str, custom_id: str, endpoint: Endpoint, result: JobResult
 
 def error_line(name: str, custom_id: str, error: ProducerError, endpoint: Endpoint) -> Object:
     """Format the line of a job that was refused at submit, failed, was cancelled or expired."""
-    is_prompt = isinstance(error, JobTooLarge) or (isinstance(error, JobFailed) and error.code in REJECTIONS)
+    is_prompt = isinstance(error, JobTooLarge) or (isinstance(error, JobFailed) and error.code in CODES_OF_PROMPT)
     param = prompt_name(endpoint) if is_prompt else None
     match error:
         case JobExpired():

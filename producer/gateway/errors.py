@@ -10,7 +10,6 @@ from starlette.responses import JSONResponse
 
 from sluice.producer.contract.errors import Copyable
 from sluice.producer.contract.openai.requests import PROMPT, RequestRefused, refusal
-from sluice.producer.contract.states import REJECTIONS
 from sluice.producer.errors import (
     BadOffset,
     BatchClosed,
@@ -37,7 +36,7 @@ from sluice.producer.errors import (
 )
 from sluice.producer.gateway.files.faults import FileInUse, StorageUnavailable
 from sluice.producer.gateway.tables.faults import TablesMissing
-from sluice.producer.openai.bodies import CALLERS_CODES, CONTEXT_LENGTH_EXCEEDED, TOO_LONG, Object, openai_code
+from sluice.producer.openai.bodies import CALLERS_CODES, CODES_OF_PROMPT, CONTEXT_LENGTH_EXCEEDED, Object, openai_code
 
 CALLER, SERVER, LIMIT = "invalid_request_error", "server_error", "rate_limit_error"
 
@@ -145,7 +144,7 @@ def error_of(error: ProducerError | RequestRefused | HTTPException, names: Mappi
         code = "method_not_allowed" if error.status_code == METHOD_NOT_ALLOWED else "not_found"
         return bad_request(error.detail, code=code, status=error.status_code)
     if isinstance(error, JobFailed) and error.code is not None and error.code in CALLERS_CODES:
-        param = names.get(PROMPT) if error.code in REJECTIONS or error.code in TOO_LONG else None
+        param = names.get(PROMPT) if error.code in CODES_OF_PROMPT else None
         return bad_request(error.reason, code=openai_code(error.code), param=param)
     status, kind, code = next(KINDS[base] for base in type(error).__mro__ if base in KINDS)
     is_late = isinstance(error, JobExpired)

@@ -18,6 +18,9 @@ CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 TOO_LONG = ("prompt_too_long", "request_too_large")
 """Codes of a worker for which OpenAI has that one."""
 
+CODES_OF_PROMPT = REJECTIONS.union(TOO_LONG)
+"""Codes of a worker whose `param` is the prompt."""
+
 
 def openai_code(code: str) -> str:
     """Return OpenAI's name of an error code, or the code itself if it has none."""

@@ -168,6 +168,32 @@ class TestGivenResultsThatExpiredBeforeTheyWereRead:
             assert "--again" in done.stderr
 
 
+class TestGivenLinesThatAskForMoreTokensThanTheContextHas:
+    def test_when_a_worker_has_counted_them_then_their_errors_are_those_of_the_routes(
+        self, valkey: RedisServer, tmp_path: Path
+    ) -> None:
+        chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 100_000}
+        lines = [
+            {"custom_id": "plain", "prompt": "hi", "max_tokens": 100_000},
+            {"custom_id": "ids", "token_ids": [1, 2], "max_tokens": 100_000},
+            {"custom_id": "chat", "url": "/v1/chat/completions", "body": chat},
+            {"custom_id": "good", "prompt": "hi", "max_tokens": 4},
+        ]
+        (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+        with running_worker(valkey.url):
+            files = ("-o", "out.jsonl", "--errors", "e.jsonl")
+            done = run_producer(valkey, tmp_path, "submit", "in.jsonl", "--wait", *files)
+
+        assert done.returncode == 1
+        assert custom_ids(tmp_path / "out.jsonl") == ["good"]
+        refused = {row["custom_id"]: row["response"]["body"]["error"] for row in rows(tmp_path / "e.jsonl")}
+        assert {error["code"] for error in refused.values()} == {"context_length_exceeded"}
+        assert {name: error["param"] for name, error in refused.items()} == {
+            "plain": "prompt", "ids": "prompt", "chat": "messages",
+        }  # fmt: skip
+
+
 class TestGivenLinesThatFail:
     """A bad line, a job that failed, and one that is done."""
 

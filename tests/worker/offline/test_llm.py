@@ -151,6 +151,16 @@ class TestGivenPromptsOneOfWhichFails:
         with pytest.raises(PromptFailed):
             _ = failed.text
 
+    def test_when_one_states_more_tokens_than_the_context_has_then_it_alone_is_refused(self, null: LLM) -> None:
+        most = [SamplingParams(max_tokens=num_tokens, seed=1) for num_tokens in (4, 100_000, 4)]
+
+        first, refused, second = null.generate(["one", [1, 2], "two"], most)
+
+        assert refused.error is not None
+        assert refused.error.code == "request_too_large"
+        assert "max_tokens (100000)" in str(refused.error)
+        assert [first.error, second.error] == [None, None]
+
     def test_when_a_step_fails_with_it_then_the_others_have_their_outputs(self) -> None:
         llm = LLM("null?obey_prompts=1")
 

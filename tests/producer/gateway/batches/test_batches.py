@@ -46,6 +46,18 @@ class TestGivenAFileWithAPromptThatIsTooLong:
         assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
 
 
+class TestGivenAFileThatAsksForMoreTokensThanTheContextHas:
+    def test_when_its_batch_ends_then_its_error_is_that_of_the_routes(self, client: openai.OpenAI) -> None:
+        found = until(client, begun(client, numbered(1, max_tokens=100_000)))
+
+        assert found.output_file_id is None
+        [line] = lines_of(client, found.error_file_id)
+        assert line["response"]["status_code"] == 400
+        error = line["response"]["body"]["error"]
+        assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+        assert "max_tokens (100000)" in error["message"]
+
+
 class TestGivenAFileThatBeginsWithABlankLine:
     def test_when_its_batch_is_created_then_the_model_is_known(self, client: openai.OpenAI) -> None:
         batch = begun(client, b"\n" + numbered(1))

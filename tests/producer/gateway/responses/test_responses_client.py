@@ -94,6 +94,31 @@ class TestGivenAResponse:
         assert raised.value.param == name
 
 
+class TestGivenMoreTokensAskedForThanTheContextHas:
+    def test_when_it_is_created_then_it_is_400(self, client: openai.OpenAI) -> None:
+        with pytest.raises(openai.BadRequestError) as raised:
+            client.responses.create(model="null", input="hello", max_output_tokens=100_000)
+
+        assert (raised.value.code, raised.value.param) == ("context_length_exceeded", "input")
+
+    def test_when_it_is_streamed_then_it_fails(self, client: openai.OpenAI) -> None:
+        *_, last = client.responses.create(model="null", input="hello", max_output_tokens=100_000, stream=True)
+
+        assert last.type == "response.failed"
+        assert last.response.error is not None
+        assert last.response.error.code == "invalid_prompt"
+        assert "context is" in last.response.error.message
+
+    def test_when_it_runs_in_the_background_then_it_fails(self, client: openai.OpenAI) -> None:
+        made = client.responses.create(model="null", input="hello", max_output_tokens=100_000, background=True)
+
+        ended = wait_until_ended(client, made.id)
+
+        assert ended.status == "failed"
+        assert ended.error is not None
+        assert ended.error.code == "invalid_prompt"
+
+
 class TestGivenAResponseInTheBackground:
     def test_when_it_is_created_then_it_goes_on_without_a_client(self, client: openai.OpenAI) -> None:
         made = client.responses.create(model="null", input="hello", max_output_tokens=30, background=True)
