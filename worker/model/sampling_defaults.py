@@ -1,7 +1,7 @@
 """Defaults of a model for sampling, and what a job is sampled with. Pure functions.
 
 As in vLLM, the fields of generation_config.json that `FIELDS` names are the defaults of options that a request does not
-state, whatever `do_sample` says; `max_new_tokens` also bounds what a request may state.
+state, whatever `do_sample` says.
 """
 
 from collections.abc import Mapping
@@ -74,10 +74,10 @@ def resolve(
 
 
 def _max_tokens(stated: JobOptions, defaults: JobOptions, room: int) -> int:
-    bound = MAX_TOKENS if defaults.max_tokens is None else defaults.max_tokens
+    # Not cut to the model's default or to what fits: the worker refuses what exceeds the context.
     if stated.max_tokens is not None:
-        return min(stated.max_tokens, bound)
-    return max(1, min(stated.planned_tokens if defaults.max_tokens is None else bound, room))
+        return stated.max_tokens
+    return max(1, min(stated.planned_tokens if defaults.max_tokens is None else defaults.max_tokens, room))
 
 
 def describe(defaults: JobOptions) -> str:

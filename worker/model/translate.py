@@ -207,7 +207,7 @@ def sampling_of(options: JobOptions, resolved: ResolvedOptions, seed: int) -> Sa
         presence_penalty=options.presence_penalty,
         logit_bias=options.logit_bias,
         max_tokens=resolved.max_tokens,
-        min_tokens=min(options.min_tokens, resolved.max_tokens),  # the model may bound the latter
+        min_tokens=min(options.min_tokens, resolved.max_tokens),  # the model's default or the room may be less
         stop=options.stop,
         stop_token_ids=options.stop_token_ids,
         end_token_ids=frozenset(resolved.end_token_ids),

@@ -47,9 +47,9 @@ class TestGivenAModelWithDefaults:
 
         assert found == resolved(NOTHING_STATED)
 
-    @pytest.mark.parametrize(("stated", "expected"), [(100, 100), (5000, 2048)])
-    def test_when_a_request_states_a_length_then_the_models_bounds_it(self, stated: int, expected: int) -> None:
-        assert resolved(JobOptions(max_tokens=stated), max_new_tokens=2048).max_tokens == expected
+    @pytest.mark.parametrize("stated", [100, 5000])
+    def test_when_a_request_states_a_length_then_it_gets_that(self, stated: int) -> None:
+        assert resolved(JobOptions(max_tokens=stated), max_new_tokens=2048).max_tokens == stated
 
     def test_when_min_tokens_alone_are_stated_then_max_tokens_are_no_fewer(self) -> None:
         stated = JobOptions(min_tokens=300)
@@ -194,6 +194,13 @@ class TestGivenAJobThatAnEarlierAttemptBegan:
     def test_when_what_it_resolved_is_damaged_then_the_job_is_rejected(self) -> None:
         with pytest.raises(JobRejected, match="resolved options"):
             translator().request(held(published=3, resolved=b"\x91\x05"))
+
+    def test_when_a_length_is_stated_then_that_counts_and_not_the_models(self) -> None:
+        here = replace(translator(), defaults=JobOptions(max_tokens=9))
+
+        sampling = here.request(held(published=0, options=JobOptions(min_tokens=10, max_tokens=20))).sampling
+
+        assert (sampling.min_tokens, sampling.max_tokens) == (10, 20)
 
     @pytest.mark.parametrize("stated", [None, 20])
     def test_when_min_tokens_exceed_the_models_bound_then_they_are_that(self, stated: int | None) -> None:
