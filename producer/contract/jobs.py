@@ -182,6 +182,7 @@ class Template:
     tenant: str
     priority: int
     max_tokens: int
+    is_length_stated: bool
     choices: int
     batch: str | None
     wants_callback: bool
@@ -222,6 +223,7 @@ class Template:
             prompt_tokens=num_tokens,
             prompt_bytes=num_bytes,
             max_tokens=self.max_tokens,
+            is_length_stated=self.is_length_stated,
             choices=self.choices,
             idempotency_key=self.idempotency_key,
             digest=digest,
@@ -278,6 +280,7 @@ def _template(options: Options, partitions: int) -> Template:
         tenant=tenant,
         priority=priority,
         max_tokens=spec.options.planned_tokens,
+        is_length_stated=spec.options.max_tokens is not None,
         choices=spec.options.n,
         batch=spec.batch,
         wants_callback=spec.callback_url is not None,

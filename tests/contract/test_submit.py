@@ -228,6 +228,16 @@ class TestGivenBounds:
         assert "100" in refused.message
         assert isinstance(accepted, Accepted)
 
+    def test_when_it_states_no_length_then_it_needs_room_for_its_prompt_and_one_token(self, queue: Queue) -> None:
+        queue.configure(max_job_tokens=100)
+        longest, longer = (new_job(f"{num}", prompt_tokens=num, is_length_stated=False) for num in (99, 100))
+
+        accepted, refused = queue.submit(longest, longer)
+
+        assert isinstance(accepted, Accepted)
+        assert isinstance(refused, Refused)
+        assert refused.message == "prompt is 100 tokens; a job here may have 100, its output included"
+
     def test_when_it_needs_what_no_worker_can_do_then_it_alone_is_refused(self, queue: Queue) -> None:
         queue.configure(features=("structured", "lora"))
 

@@ -192,6 +192,12 @@ class TestGivenManyJobs:
         with pytest.raises(JobTooLarge, match="100"):
             producer.submit(token_ids=[1] * 50, max_tokens=60)
 
+    def test_when_one_states_no_length_then_it_may_have_what_fits(self, producer: Producer) -> None:
+        producer.configure(QueueSettings(max_job_tokens=100))
+
+        assert producer.submit(token_ids=[1] * 99, n=2).id
+        assert producer.submit(token_ids=[1] * 99, min_tokens=20).id
+
     def test_when_many_are_followed_then_all_arrive_over_one_connection(
         self, producer: Producer, worker: HandWorker
     ) -> None:

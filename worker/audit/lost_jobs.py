@@ -65,6 +65,7 @@ def _job_of(row: JobRow, now_ms: int) -> NewJob | str:
         prompt_tokens=len(prompt) if asked["prompt"] == "ids" else None,
         prompt_bytes=_num_bytes(prompt),
         max_tokens=spec.options.planned_tokens,
+        is_length_stated=spec.options.max_tokens is not None,
         choices=row.choices,
         idempotency_key=asked.get("key"),
         digest=bytes.fromhex(asked["digest"]),

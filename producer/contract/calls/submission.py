@@ -41,6 +41,9 @@ class NewJob:
 
     prompt_bytes: int
     max_tokens: int
+    is_length_stated: bool = True
+    """False: the request leaves `max_tokens` out. The number is an estimate, and a worker generates what fits."""
+
     choices: int = 1
     idempotency_key: str | None = None
     digest: bytes
@@ -161,6 +164,7 @@ def _job_row(keys: QueueKeys, job: NewJob) -> tuple[object, ...]:
         _left_ms(job.not_before_ms),
         _left_ms(job.deadline_ms),
         job.submitted_ms,
+        None if job.is_length_stated else 1,
     )
 
 

@@ -18,7 +18,7 @@ local function unpacked(row)
     ttl = row[14], deadline = row[15], callback = row[16], features = row[17], custom_id = row[18], line = row[19],
     endpoint = row[20],
     not_before_in = row[21], deadline_in = row[22],  -- of clients that send times from now; older ones do not
-    submitted = row[23],
+    submitted = row[23], is_open = row[24] == 1,
   }
 end
 
@@ -185,12 +185,21 @@ local function lacks_feature(job)
   end
 end
 
-function refusal_of_job(job)
-  if job.is_exact and job.prompt + job.max_tokens > MAX_JOB_TOKENS then
+-- A job that states no length gets what fits after its prompt.
+local function refusal_of_length(job)
+  if not job.is_exact or job.prompt + (job.is_open and 1 or job.max_tokens) <= MAX_JOB_TOKENS then return nil end
+  if job.is_open then
     return refused('too_large', MAX_JOB_TOKENS, string.format(
-      'prompt (%d tokens) and max_tokens (%d) are %d; a job here may have %d', job.prompt, job.max_tokens,
-      job.prompt + job.max_tokens, MAX_JOB_TOKENS))
+      'prompt is %d tokens; a job here may have %d, its output included', job.prompt, MAX_JOB_TOKENS))
   end
+  return refused('too_large', MAX_JOB_TOKENS, string.format(
+    'prompt (%d tokens) and max_tokens (%d) are %d; a job here may have %d', job.prompt, job.max_tokens,
+    job.prompt + job.max_tokens, MAX_JOB_TOKENS))
+end
+
+function refusal_of_job(job)
+  local too_long = refusal_of_length(job)
+  if too_long then return too_long end
   local feature = lacks_feature(job)
   if feature then return refused('feature', 0, 'no worker of this queue can do ' .. feature) end
 end
