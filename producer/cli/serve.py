@@ -129,7 +129,10 @@ def bound_option(bound: Bound, help_text: str) -> Callable[[FC], FC]:
     help="Where to keep files: file:///FOLDER, or s3://BUCKET for several hosts. Default: in the state folder.",
 )
 @bound_option(FILE_MIB, "Refuse uploads of larger files.")
-@bound_option(TENANT_FILES_MIB, "Refuse uploads and batches of a tenant whose files take so much.")
+@bound_option(
+    TENANT_FILES_MIB,
+    "Refuse uploads, batches and stored responses of a tenant whose files and stored responses take so much.",
+)
 @bound_option(TENANT_BATCHES, "Answer 429 to a new batch of a tenant that has as many that are not over.")
 @click.option(
     "--model",

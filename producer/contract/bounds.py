@@ -242,13 +242,14 @@ TENANT_BATCHES = Bound(
 
 TENANT_FILES_MIB = Bound(
     name="tenant_files_mib",
-    what="MiB of stored files, outputs of batches included",
+    what="MiB of stored files, outputs of batches included, and of stored responses",
     per="tenant",
     default=10 * 1024,
     set_by="producer serve --tenant-files-mib",
     status=413,
     code="too_many_stored_bytes",
-    note="counted in the database, so over all gateways; a file counts 4 KiB at least, until it is deleted",
+    note="counted in the database, so over all gateways, until they are deleted; a file counts 4 KiB at least, and a "
+    "response 1 KiB besides its input and output",
 )
 
 BOUNDS = (

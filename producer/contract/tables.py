@@ -20,7 +20,7 @@ metadata = sa.MetaData()
 views = sa.MetaData()
 """Views, declared for reading only; the migrations hold their SQL."""
 
-SCHEMA_REVISION = "0016"
+SCHEMA_REVISION = "0017"
 """The newest migration. Revisions are numbers in four digits: a lower one is older."""
 
 HOUR_MS = 3_600_000
@@ -305,6 +305,10 @@ responses = sa.Table(
     sa.Column("output", VerbatimJson, comment="all of its text, once it has ended"),
     sa.Column("usage", VerbatimJson, comment="its tokens, once it has ended"),
     sa.Column("error", VerbatimJson, comment="{code, message}, if it failed"),
+    sa.Column(
+        "bytes", Count, nullable=False, server_default="0", comment="of its input, options and output, and 1024 more"
+    ),
+    sa.Index("responses_by_size", "tenant", "bytes"),
     sa.Index("responses_by_key", "tenant", "idempotency_key", unique=True),
     sa.Index("responses_by_expiry", "expires_ms"),
     sa.Index("responses_open", "id", sqlite_where=IS_OPEN, postgresql_where=IS_OPEN),

@@ -28,7 +28,6 @@ from sluice.producer.gateway.batches.store import BatchStore
 from sluice.producer.gateway.connections.drain import Drain, Draining
 from sluice.producer.gateway.errors import METHOD_NOT_ALLOWED, SERVER, HttpError, error_of
 from sluice.producer.gateway.files.hosts import StorageMarks, lacks_callbacks, without_callbacks
-from sluice.producer.gateway.files.quota import Quota
 from sluice.producer.gateway.files.routes import FileRoutes
 from sluice.producer.gateway.files.storage import Storage
 from sluice.producer.gateway.files.store import FileStore
@@ -46,6 +45,7 @@ from sluice.producer.gateway.refusals import count
 from sluice.producer.gateway.responses.routes import response_routes
 from sluice.producer.gateway.settings import GatewaySettings, is_loopback
 from sluice.producer.gateway.tables.database import Database
+from sluice.producer.gateway.tables.quota import Quota
 from sluice.producer.gateway.tables.threads import SQL, SQL_LIMIT_S
 from sluice.producer.gateway.ui.app import Parts, page_routes
 from sluice.producer.openai.bodies import Object
@@ -75,7 +75,7 @@ def create_router(settings: GatewaySettings, keyring: Keyring) -> Starlette:
     """
     queues, storage = Queues(settings), Storage(settings.files_url)
     database = Database(settings.database_url, patience_s=SQL_LIMIT_S)
-    marks = StorageMarks(queues, storage)
+    marks, quota = StorageMarks(queues, storage), Quota(database, settings.tenant_files_mib * MIB)
     rates, records = Rates(queues.first.submitting, queues.first.name), Records(settings.database_url)
 
     @asynccontextmanager
@@ -93,8 +93,8 @@ def create_router(settings: GatewaySettings, keyring: Keyring) -> Starlette:
     routes = [
         document_route(),
         *_status(keyring, queues, marks),
-        *_stored(settings, queues, storage, database),
-        *response_routes(queues, rates, settings, database),
+        *_stored(settings, queues, storage, database, quota),
+        *response_routes(queues, rates, settings, database, quota),
         *native_routes(queues, rates, records, settings),
         *_generate(GenerationRoutes(queues, rates, settings)),
         *page_routes(Parts(keyring, queues, rates, records, database, storage)),
@@ -159,11 +159,12 @@ def _model(name: str) -> Object:
     return {"id": name, "object": "model", "created": 0, "owned_by": "sluice"}
 
 
-def _stored(settings: GatewaySettings, queues: Queues, storage: Storage, database: Database) -> Iterator[ApiRoute]:
+def _stored(
+    settings: GatewaySettings, queues: Queues, storage: Storage, database: Database, quota: Quota
+) -> Iterator[ApiRoute]:
     """Yield the routes of what is kept in SQL and in files."""
     files = FileStore(database)
-    quota = Quota(files, settings.tenant_files_mib * 1024 * 1024)
-    yield from FileRoutes(files, storage, settings.max_file_mib * 1024 * 1024, quota).routes()
+    yield from FileRoutes(files, storage, settings.max_file_mib * MIB, quota).routes()
     batches = BatchStore(database)
     yield from BatchRoutes(batches, files, storage, queues, quota, max_open=settings.tenant_batches).routes()
 

@@ -2,16 +2,24 @@
 
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 import openai
 import pytest
 from openai.types import FileObject
 
-from sluice.producer.gateway.files.faults import TooManyBytes
-from sluice.producer.gateway.files.store import INPUT, MIN_BYTES, File, FileStore, Stored, new_file_id, now_ms
+from sluice.producer.contract.wire import JobId
+from sluice.producer.gateway.files.store import INPUT, File, FileStore, Stored, new_file_id, now_ms
+from sluice.producer.gateway.responses.store import ResponseStore, StoredResponse
 from sluice.producer.gateway.tables.database import Database
+from sluice.producer.gateway.tables.faults import TooManyBytes
+from sluice.producer.gateway.tables.quota import MIN_FILE_BYTES, RESPONSE_BYTES, stored_bytes
+from sluice.producer.openai.responses import ResponseEnd, ResponseInfo
 from tests.producer.gateway.batches.processes import ENDPOINT, kept_objects, place_in
+from tests.producer.gateway.gateway_process import gateway_process
 from tests.security.test_batches import history_url
 from tests.servers import RedisServer
 
@@ -26,6 +34,14 @@ def new_file(tenant: str, num_bytes: int) -> File:
     return File(
         id=new_file_id(created_ms), tenant=tenant, purpose=INPUT, filename="x", objects=objects, created_ms=created_ms
     )
+
+
+def new_response(tenant: str, text: str = "", **changes: Any) -> StoredResponse:  # Any: fields of several types
+    """A response that is not in the table."""
+    info = ResponseInfo(job_id=JobId(f"0.{tenant}.{uuid4().hex}"), created_ms=now_ms(), model="m", options={})
+    messages = ({"role": "user", "content": text},)
+    made = StoredResponse(info=info, tenant=tenant, queue="q", expires_ms=now_ms() + 60_000, input=messages)
+    return replace(made, **changes)
 
 
 class TestGivenABoundOfStoredBytes:
@@ -49,27 +65,144 @@ class TestGivenABoundOfStoredBytes:
             added = list(threads.map(add, stores * 8))
 
         assert sum(added) == 5
-        assert stores[0].stored_bytes("at-once") == 50_000
+        with pytest.raises(TooManyBytes):
+            stores[0].add(new_file("at-once", 1), max_bytes=50_000 + MIN_FILE_BYTES - 1)
 
     def test_when_a_file_is_deleted_then_there_is_room_again(self, stores: tuple[FileStore, FileStore]) -> None:
         store, file = stores[0], new_file("deleting", 1)
-        store.add(file, max_bytes=MIN_BYTES)
+        store.add(file, max_bytes=MIN_FILE_BYTES)
         with pytest.raises(TooManyBytes):
-            store.add(new_file("deleting", 1), max_bytes=MIN_BYTES)
-        store.add(new_file("other", 1), max_bytes=MIN_BYTES)
+            store.add(new_file("deleting", 1), max_bytes=MIN_FILE_BYTES)
+        store.add(new_file("other", 1), max_bytes=MIN_FILE_BYTES)
 
         store.delete(file.id, "deleting")
 
-        store.add(new_file("deleting", 1), max_bytes=MIN_BYTES)
+        store.add(new_file("deleting", 1), max_bytes=MIN_FILE_BYTES)
+
+
+class TestGivenResponsesOfATenant:
+    """What they take counts with its files."""
+
+    @pytest.fixture
+    def database(self, history_url: str) -> Generator[Database]:
+        """That of all gateways."""
+        with Database(history_url) as made:
+            yield made
+
+    @pytest.fixture
+    def store(self, database: Database) -> ResponseStore:
+        """The table."""
+        return ResponseStore(database)
+
+    def test_when_they_take_all_then_neither_a_file_nor_a_response_is_stored(
+        self, database: Database, store: ResponseStore
+    ) -> None:
+        tenant = new_tenant()
+        store.add(new_response(tenant, "x" * 10_000))
+
+        with pytest.raises(TooManyBytes):
+            FileStore(database).add(new_file(tenant, 1), max_bytes=10_000)
+        with pytest.raises(TooManyBytes):
+            store.add(new_response(tenant), max_bytes=10_000)
+        assert store.add(new_response(new_tenant()), max_bytes=10_000) is None
+
+    def test_when_files_take_all_then_no_response_is_stored(self, database: Database, store: ResponseStore) -> None:
+        tenant = new_tenant()
+        FileStore(database).add(new_file(tenant, 1))
+
+        with pytest.raises(TooManyBytes):
+            store.add(new_response(tenant), max_bytes=MIN_FILE_BYTES)
+
+    def test_when_one_is_small_then_its_row_counts_too(self, database: Database, store: ResponseStore) -> None:
+        tenant = new_tenant()
+
+        for _ in range(3):
+            store.add(new_response(tenant))
+
+        assert 3 * RESPONSE_BYTES < taken(database, tenant) < 3 * (RESPONSE_BYTES + 64)
+
+    @pytest.mark.parametrize("text", ["x" * 1000, "\N{SNOWMAN}" * 1000])
+    def test_when_its_output_is_stored_then_that_counts_in_bytes(
+        self, database: Database, store: ResponseStore, text: str
+    ) -> None:
+        tenant, new = new_tenant(), new_response("unused")
+        new = replace(new, tenant=tenant)
+        store.add(new)
+        before = taken(database, tenant)
+
+        for _ in range(2):
+            store.finish({new.info.id: ResponseEnd(status="completed", text=text)})
+
+        assert taken(database, tenant) - before == len(f'"{text}"'.encode())
+
+    def test_when_they_are_deleted_withdrawn_or_expire_then_nothing_counts(
+        self, database: Database, store: ResponseStore
+    ) -> None:
+        tenant = new_tenant()
+        deleted, refused, old = (new_response(tenant) for _ in range(3))
+        old = replace(old, expires_ms=now_ms() - 1)
+        for one in (deleted, refused, old):
+            store.add(one)
+
+        store.delete(deleted.info.id)
+        store.withdraw(refused)
+        store.delete_expired(1000)
+
+        assert taken(database, tenant) == 0
+
+    def test_when_a_request_is_repeated_then_it_finds_its_response_though_all_is_taken(
+        self, store: ResponseStore
+    ) -> None:
+        tenant, key = new_tenant(), uuid4().hex
+        first, again = (new_response(tenant, idempotency_key=key) for _ in range(2))
+        store.add(first)
+
+        found = store.add(again, max_bytes=1)
+
+        assert found is not None
+        assert found.info.id == first.info.id
+
+    def test_when_the_response_of_a_repeated_request_has_expired_then_it_is_a_new_one(
+        self, store: ResponseStore
+    ) -> None:
+        tenant, key = new_tenant(), uuid4().hex
+        store.add(new_response(tenant, idempotency_key=key, expires_ms=now_ms() - 1))
+
+        with pytest.raises(TooManyBytes):
+            store.add(new_response(tenant, idempotency_key=key), max_bytes=1)
 
 
 class TestGivenAGatewayWithASmallBound:
+    """1 MiB for each tenant."""
+
+    def test_when_responses_reach_it_then_one_is_413_unless_it_is_not_stored(
+        self, valkey: RedisServer, history_url: str, tmp_path: Path
+    ) -> None:
+        settings = ("--tenant-files-mib", "1", "--model", "m=default", "--files-url", tmp_path.as_uri())
+        with (
+            gateway_process(valkey.url, *settings, database_url=history_url) as gateway,
+            gateway.client() as client,
+        ):
+            first = stored(client, 700 * 1024, "first")
+            refused = [refusal_of(lambda: stored(client, 700 * 1024)), refusal_of(lambda: upload(client, 700 * 1024))]
+            metrics = gateway.get("/metrics").text
+            again = stored(client, 700 * 1024, "first")
+            with client.responses.create(model="m", input="x" * 700 * 1024, store=False, stream=True) as stream:
+                unstored = next(iter(stream))
+            client.responses.delete(first)
+            client.responses.delete(stored(client, 700 * 1024))
+
+        assert refused == [(413, "too_many_stored_bytes")] * 2
+        assert 'sluice_gateway_refused_total{bound="tenant_files_mib"} 2\n' in metrics
+        assert again == first
+        assert unstored.type == "response.created"
+
     def test_when_it_is_reached_then_uploads_and_batches_are_413_until_a_file_is_deleted(
         self, valkey: RedisServer, tmp_path: Path
     ) -> None:
         place = place_in(tmp_path, valkey.url)
         with place.gateway("--tenant-files-mib", "1") as gateway, gateway.client() as client:
-            first, second = upload(client, MIB - MIN_BYTES), upload(client, 2)
+            first, second = upload(client, MIB - MIN_FILE_BYTES), upload(client, 2)
             refused = [refusal_of(lambda: upload(client, 1)), refusal_of(lambda: upload(client, 900 * 1024))]
             refused.append(
                 refusal_of(
@@ -82,6 +215,24 @@ class TestGivenAGatewayWithASmallBound:
 
         assert refused == [(413, "too_many_stored_bytes")] * 3
         assert kept == 2
+
+
+def new_tenant() -> str:
+    """A tenant that has nothing."""
+    return f"t{uuid4().hex}"
+
+
+def taken(database: Database, tenant: str) -> int:
+    """What counts for a tenant."""
+    with database.reading() as connection:
+        return stored_bytes(connection, tenant)
+
+
+def stored(client: openai.OpenAI, num_bytes: int, key: str | None = None) -> str:
+    """Ask for a response in the background and return its id."""
+    headers = {} if key is None else {"idempotency-key": key}
+    made = client.responses.create(model="m", input="x" * num_bytes, background=True, extra_headers=headers)
+    return made.id
 
 
 def upload(client: openai.OpenAI, num_bytes: int) -> FileObject:

@@ -22,7 +22,6 @@ from sluice.producer.gateway.batches.batch import CANCELLED, CANCELLING, OPEN, B
 from sluice.producer.gateway.batches.store import BatchStore, TooManyBatches
 from sluice.producer.gateway.errors import HttpError, bad_request
 from sluice.producer.gateway.files.hosts import lacks_callbacks, without_callbacks
-from sluice.producer.gateway.files.quota import Quota
 from sluice.producer.gateway.files.routes import not_found
 from sluice.producer.gateway.files.storage import Storage
 from sluice.producer.gateway.files.store import INPUT, File, FileStore, now_ms
@@ -33,6 +32,7 @@ from sluice.producer.gateway.queues import QueueClients, Queues
 from sluice.producer.gateway.refusals import refusal
 from sluice.producer.gateway.requests import read_json
 from sluice.producer.gateway.tables.pages import SHORT_PAGE, list_body, new_name, read_page
+from sluice.producer.gateway.tables.quota import Quota
 from sluice.producer.gateway.tables.threads import SQL
 from sluice.producer.openai.bodies import Object
 

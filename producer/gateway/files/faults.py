@@ -3,7 +3,6 @@
 StorageUnavailable    temporary: the files cannot be read or written now
 └── ContentMissing    the content of a file is gone
 FileInUse             caller: a batch that is not over reads the file
-TooManyBytes          caller: the files of the tenant would take more than they may
 """
 
 from sluice.producer.errors import ProducerError
@@ -19,7 +18,3 @@ class ContentMissing(StorageUnavailable):
 
 class FileInUse(ProducerError):
     """A batch that is not over reads the file."""
-
-
-class TooManyBytes(Exception):
-    """The files of the tenant would take more than they may."""

@@ -8,7 +8,6 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from sluice.producer.gateway.access import caller_of
 from sluice.producer.gateway.arrival.shares import share_of
 from sluice.producer.gateway.errors import HttpError, bad_request
-from sluice.producer.gateway.files.quota import Quota
 from sluice.producer.gateway.files.storage import Storage
 from sluice.producer.gateway.files.store import INPUT, PREFIX, UPLOADS, File, FileStore, Stored, new_file_id, now_ms
 from sluice.producer.gateway.files.threads import FILES
@@ -16,6 +15,7 @@ from sluice.producer.gateway.files.upload import announced_bytes, receive
 from sluice.producer.gateway.openapi import file_docs
 from sluice.producer.gateway.openapi.routes import ApiRoute
 from sluice.producer.gateway.tables.pages import FILES_PAGE, PageRequest, list_body, read_page
+from sluice.producer.gateway.tables.quota import Quota
 from sluice.producer.gateway.tables.threads import SQL
 
 
@@ -54,7 +54,7 @@ class FileRoutes:
         try:
             _check(uploaded.fields)
             # If the database fails, the row may have been written: a sweep deletes the object if there is none.
-            await self._quota.add(file)
+            await self._quota.add(self._store.add, file)
         except HttpError:
             await FILES.run(self._storage.delete, [key])
             raise

@@ -9,18 +9,16 @@ import sqlalchemy as sa
 from sqlalchemy.engine import RowMapping
 
 from sluice.producer.contract.tables import files, gateway_batches
-from sluice.producer.gateway.files.faults import FileInUse, TooManyBytes
+from sluice.producer.gateway.files.faults import FileInUse
 from sluice.producer.gateway.tables.database import Database, lock_tenant
 from sluice.producer.gateway.tables.pages import PageRequest, is_id, new_name, page
+from sluice.producer.gateway.tables.quota import MIN_FILE_BYTES, check_room
 from sluice.producer.openai.bodies import Object
 
 INPUT, OUTPUT = "batch", "batch_output"
 PREFIX = "file-"
 UPLOADS = "files"
 """Folder of uploaded objects; each is named for its file."""
-
-MIN_BYTES = 4096
-"""What a small file counts, for its row and its place on a disk."""
 
 OVER = ("completed", "failed", "expired", "cancelled")
 """Statuses of batches that need their input no more."""
@@ -98,23 +96,17 @@ class FileStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def add(self, file: File, *, max_bytes: int | None = None) -> None:
-        """Add a file.
+    def add(self, file: File, max_bytes: int | None = None) -> None:
+        """Add a file. Of uploads at the same time, exactly those that fit are added.
 
         Raises:
-            TooManyBytes: the files of its tenant would take more than `max_bytes`.
+            TooManyBytes: the files and responses of its tenant would take more than `max_bytes`.
         """
         with self._database.transaction() as connection:
             if max_bytes is not None:
                 lock_tenant(connection, file.tenant)
-                if _stored_bytes(connection, file.tenant) + max(file.num_bytes, MIN_BYTES) > max_bytes:
-                    raise TooManyBytes(file.tenant)
+                check_room(connection, file.tenant, max(file.num_bytes, MIN_FILE_BYTES), max_bytes)
             insert_file(connection, file)
-
-    def stored_bytes(self, tenant: str) -> int:
-        """Return what the files of a tenant take."""
-        with self._database.reading() as connection:
-            return _stored_bytes(connection, tenant)
 
     def get(self, file_id: str, tenant: str) -> File | None:
         """Return a tenant's file; None if it has none of this id."""
@@ -169,12 +161,6 @@ class FileStore:
         """Return those of these ids that have a row, of any tenant."""
         with self._database.reading() as connection:
             return {*connection.execute(sa.select(files.c.id).where(files.c.id.in_(file_ids))).scalars()}
-
-
-def _stored_bytes(connection: sa.Connection, tenant: str) -> int:
-    sizes = sa.case((files.c.bytes < MIN_BYTES, MIN_BYTES), else_=files.c.bytes)
-    found = connection.execute(sa.select(sa.func.sum(sizes)).where(files.c.tenant == tenant)).scalar()
-    return int(found or 0)
 
 
 def _file(row: RowMapping) -> File:

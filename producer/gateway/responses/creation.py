@@ -26,6 +26,7 @@ from sluice.producer.gateway.readers import may_be_accepted
 from sluice.producer.gateway.responses.ends import settle
 from sluice.producer.gateway.responses.store import LOST, MAX_DEPTH, ResponseStore, StoredResponse, now_ms
 from sluice.producer.gateway.settings import GatewaySettings
+from sluice.producer.gateway.tables.quota import Quota
 from sluice.producer.gateway.tables.threads import SQL
 from sluice.producer.openai.responses import ResponseEnd, ResponseInfo, conversation_messages
 
@@ -60,8 +61,10 @@ class _Asked:
 class Creation:
     """Creates responses."""
 
-    def __init__(self, queues: Queues, rates: Rates, settings: GatewaySettings, store: ResponseStore) -> None:
-        self._queues, self._rates, self._settings, self._store = queues, rates, settings, store
+    def __init__(
+        self, queues: Queues, rates: Rates, settings: GatewaySettings, store: ResponseStore, quota: Quota
+    ) -> None:
+        self._queues, self._rates, self._settings, self._store, self._quota = queues, rates, settings, store, quota
 
     async def create(
         self, request: ResponseRequest, caller: Caller, body: Mapping[str, object], key: str | None
@@ -167,7 +170,7 @@ class Creation:
         """Write the row and submit the job, unless an earlier request with the same idempotency key did."""
         rates = await self._rates.charge(caller.key, asked)
         try:
-            known = await SQL.run(self._store.add, new)
+            known = await self._quota.add(self._store.add, new)
             if known is None:
                 await self._submit(new, queue, asked)
                 return Created(new, queue, rates, is_shared=False)

@@ -26,6 +26,7 @@ from sluice.producer.gateway.responses.streams import ResponseStream, check_plac
 from sluice.producer.gateway.settings import GatewaySettings
 from sluice.producer.gateway.tables.database import Database
 from sluice.producer.gateway.tables.pages import SHORT_PAGE, PageRequest, list_body, read_page, unknown_cursor
+from sluice.producer.gateway.tables.quota import Quota
 from sluice.producer.gateway.tables.threads import SQL
 from sluice.producer.openai.bodies import Object
 from sluice.producer.openai.responses import (
@@ -46,9 +47,12 @@ CANCEL_WAIT_S = 5.0
 MAX_NUMBER_DIGITS = 18
 
 
-def response_routes(queues: Queues, rates: Rates, settings: GatewaySettings, database: Database) -> list[ApiRoute]:
+def response_routes(
+    queues: Queues, rates: Rates, settings: GatewaySettings, database: Database, quota: Quota
+) -> list[ApiRoute]:
     """Return the routes."""
-    made = ResponseRoutes(queues, rates, settings, ResponseStore(database))
+    store = ResponseStore(database)
+    made = ResponseRoutes(Creation(queues, rates, settings, store, quota), queues, settings, store)
     all_of_them, one = "/v1/responses", "/v1/responses/{response_id}"
     return [
         ApiRoute("POST", all_of_them, made.create, response_docs.CREATE, scope="submit"),
@@ -62,9 +66,8 @@ def response_routes(queues: Queues, rates: Rates, settings: GatewaySettings, dat
 class ResponseRoutes:
     """What the routes do. Each raises HttpError, RequestRefused or ProducerError for a request that it refuses."""
 
-    def __init__(self, queues: Queues, rates: Rates, settings: GatewaySettings, store: ResponseStore) -> None:
-        self._queues, self._settings, self._store = queues, settings, store
-        self._creation = Creation(queues, rates, settings, store)
+    def __init__(self, creation: Creation, queues: Queues, settings: GatewaySettings, store: ResponseStore) -> None:
+        self._creation, self._queues, self._settings, self._store = creation, queues, settings, store
 
     async def create(self, request: Request) -> Response:
         """Create a response; answer at once, with its events, or when it has ended."""

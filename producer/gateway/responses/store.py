@@ -16,10 +16,12 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import RowMapping
 
+from sluice.producer.contract.database import compact_json
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.tables import jobs, queue_of_id, responses, results
 from sluice.producer.contract.wire import JobId, Usage
 from sluice.producer.gateway.tables.database import Database
+from sluice.producer.gateway.tables.quota import RESPONSE_BYTES, check_room
 from sluice.producer.openai.bodies import Object
 from sluice.producer.openai.responses import EndStatus, Item, ResponseEnd, ResponseInfo, response_end
 
@@ -66,20 +68,38 @@ class ResponseStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def add(self, new: StoredResponse) -> StoredResponse | None:
-        """Add a row, or return that of an earlier request with the same idempotency key, unless it has expired."""
+    def add(self, new: StoredResponse, max_bytes: int | None = None) -> StoredResponse | None:
+        """Add a row, or return that of an earlier request with the same idempotency key, unless it has expired.
+
+        Requests at the same time may together exceed `max_bytes` by what they hold, and outputs come on top.
+
+        Raises:
+            TooManyBytes: the files and responses of its tenant would take more than `max_bytes`.
+        """
+        values = _row(new)
+        if max_bytes is not None:
+            self._check_room(new, values["bytes"], max_bytes)
         with self._database.transaction() as connection:
             if new.idempotency_key is not None:  # else it would be every expired row without a key
-                is_same = (responses.c.tenant == new.tenant, responses.c.idempotency_key == new.idempotency_key)
-                connection.execute(responses.delete().where(*is_same, responses.c.expires_ms <= now_ms()))
+                connection.execute(responses.delete().where(*_same(new), responses.c.expires_ms <= now_ms()))
             kind = postgresql if connection.dialect.name == "postgresql" else sqlite
-            insert = kind.insert(responses).values(_row(new))
+            insert = kind.insert(responses).values(values)
             # Whoever added the row sees that it is not alone with it, and `withdraw` leaves it.
             found = insert.on_conflict_do_update(
                 index_elements=["tenant", "idempotency_key"], set_={"expires_ms": responses.c.expires_ms + 1}
             )
             row = connection.execute(found.returning(*_COLUMNS)).mappings().one()
             return None if row["id"] == new.info.id else _response(row)
+
+    def _check_room(self, new: StoredResponse, num_bytes: int, max_bytes: int) -> None:
+        """Check that there is room for a row that is not there. Apart from the write: on SQLite all others wait for it.
+
+        Raises:
+            TooManyBytes: there is none.
+        """
+        with self._database.reading() as connection:
+            if not _is_known(connection, new):
+                check_room(connection, new.tenant, num_bytes, max_bytes)
 
     def withdraw(self, new: StoredResponse) -> None:
         """Delete a row that was added, unless another request with the same idempotency key found it."""
@@ -129,7 +149,8 @@ class ResponseStore:
                 is_open = responses.c.status.in_((_OPEN,) if is_lost else (_OPEN, _LOST))
                 change = responses.update().where(responses.c.id == response_id, is_open)
                 values = {"output": end.text, "usage": end.usage, "error": end.error, "ended_ms": now_ms()}
-                connection.execute(change.values(status=_LOST if is_lost else end.status, **values))
+                num_bytes = responses.c.bytes + _json_bytes(end.text)
+                connection.execute(change.values(status=_LOST if is_lost else end.status, bytes=num_bytes, **values))
 
     def delete(self, response_id: str) -> None:
         """Delete a response."""
@@ -171,7 +192,26 @@ def _own(response_id: str, tenant: str) -> Sequence[sa.ColumnElement[bool]]:
     return (responses.c.id == response_id, responses.c.tenant == tenant, responses.c.expires_ms > now_ms())
 
 
+def _same(new: StoredResponse) -> Sequence[sa.ColumnElement[bool]]:
+    """Return the conditions on the row of an earlier request with the same idempotency key."""
+    return (responses.c.tenant == new.tenant, responses.c.idempotency_key == new.idempotency_key)
+
+
+def _is_known(connection: sa.Connection, new: StoredResponse) -> bool:
+    """Return whether an earlier request had the same idempotency key."""
+    if new.idempotency_key is None:
+        return False
+    query = sa.select(responses.c.id).where(*_same(new), responses.c.expires_ms > now_ms())
+    return connection.execute(query).first() is not None
+
+
+def _json_bytes(value: object) -> int:
+    """Return how many bytes a value takes in a column of JSON."""
+    return len(compact_json(value).encode())
+
+
 def _row(new: StoredResponse) -> Object:
+    messages = list(new.input)
     return {
         "id": new.info.id,
         "tenant": new.tenant,
@@ -184,7 +224,8 @@ def _row(new: StoredResponse) -> Object:
         "is_background": new.info.is_background,
         "model": new.info.model,
         "options": new.info.options,
-        "input": list(new.input),
+        "input": messages,
+        "bytes": RESPONSE_BYTES + _json_bytes(messages) + _json_bytes(new.info.options),
         "idempotency_key": new.idempotency_key,
         "digest": new.digest,
         "status": _OPEN,

@@ -35,6 +35,7 @@ from sluice.producer.contract.database import (
     open_database,
 )
 from sluice.producer.contract.tables import SCHEMA_REVISION
+from sluice.producer.gateway.tables.quota import RESPONSE_BYTES
 from sluice.worker.errors import ExitCode
 from sluice.worker.history.migrate import main, migrate, prepare
 from sluice.worker.history.recorder import RecorderSettings
@@ -137,6 +138,25 @@ class TestGivenADatabaseWithoutTables:
             usage = connection.execute(sa.select(tables.hourly_usage.c.prompt_tokens, tables.hourly_usage.c.cost)).one()
         assert costs == {"0.a.no": 0, "0.a.yes": 12}
         assert tuple(usage) == (12, 12)
+
+    def test_when_responses_are_kept_then_the_migration_counts_their_bytes(self, empty: Engine) -> None:
+        migrate(empty, "0016")
+        columns = "tenant, queue, job_id, created_ms, expires_ms, depth, is_background, model, digest, status"
+        with empty.begin() as connection:
+            for name, output in (("open", None), ("ended", '"\N{SNOWMAN}"')):
+                connection.execute(
+                    sa.text(
+                        f"INSERT INTO responses (id, {columns}, options, input, output)"
+                        " VALUES (:id, 'a', 'q', 'j', 1, 2, 0, FALSE, 'm', 'd', 'open', '{}', '[\"xyz\"]', :output)"
+                    ),
+                    {"id": name, "output": output},
+                )
+
+        migrate(empty)
+
+        with empty.connect() as connection:
+            found = dict(map(tuple, connection.execute(sa.select(tables.responses.c.id, tables.responses.c.bytes))))
+        assert found == {"open": RESPONSE_BYTES + 2 + 7, "ended": RESPONSE_BYTES + 2 + 7 + 5}
 
     def test_when_migrated_twice_then_the_second_changes_nothing(self, empty: Engine) -> None:
         migrate(empty)

@@ -10,6 +10,7 @@ from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
 from sluice.producer.contract.wire import JobId
+from sluice.producer.gateway.tables.quota import stored_bytes
 from sluice.worker.audit.history_side import HistorySide
 from sluice.worker.history.retention import erase_prompts_before, forget_before
 from sluice.worker.traces.exporter import read_rows
@@ -84,6 +85,12 @@ class TestGivenAHistoryOnSqlite:
 
         assert [len(claims) for _, claims in found] == [1, 1]
         assert scans(history, statements) == []
+
+    def test_when_what_a_tenant_stores_is_summed_then_its_responses_are_not_read(self, history: Engine) -> None:
+        with statements_of(history) as statements, history.connect() as connection:
+            stored_bytes(connection, "a")
+
+        assert any(line.startswith("SEARCH responses USING COVERING INDEX") for line in plans(history, statements))
 
     def test_when_the_audit_resets_rows_then_no_table_is_scanned(self, history: Engine) -> None:
         with statements_of(history) as statements:
