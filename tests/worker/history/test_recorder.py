@@ -455,6 +455,25 @@ class TestGivenADatabaseThatGoesAway:
 
         assert (len(states(history)), client.xlen(OUTBOX)) == (2, 0)
 
+    def test_when_a_column_that_it_writes_is_renamed_then_its_events_stay_until_one_knows_the_column(
+        self, valkey: RedisServer, history: Engine, log: LogCapture
+    ) -> None:
+        client = client_of(valkey)
+        with history.begin() as connection:
+            connection.execute(sa.text("ALTER TABLE jobs RENAME COLUMN reserved_tokens TO newer"))
+        try:
+            add(client, [e.submitted("0.a.1")])
+            with running(recorder(valkey, history)):
+                until(lambda: num_logged(log, "history database unreachable") == 1, "the recorder notices")
+            assert client.xlen(OUTBOX) == 1
+        finally:
+            with history.begin() as connection:
+                connection.execute(sa.text("ALTER TABLE jobs RENAME COLUMN newer TO reserved_tokens"))
+
+        recorder(valkey, history).drain()
+
+        assert (states(history), client.xlen(OUTBOX)) == ({"0.a.1": "queued"}, 0)
+
     def test_when_asked_to_stop_meanwhile_then_it_stops_and_the_events_stay(
         self, valkey: RedisServer, tmp_path: Path
     ) -> None:
