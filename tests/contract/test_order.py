@@ -197,6 +197,18 @@ class TestGivenModeFair:
 
         assert queue.hash_of("served")["t"] == "12"
 
+    @pytest.mark.parametrize(("scheduled_ms", "expected"), [(None, 0), (5, 10)], ids=["refused", "computed"])
+    def test_when_a_job_fails_then_its_prompt_is_charged_if_it_was_computed(
+        self, queue: Queue, scheduled_ms: int | None, expected: int
+    ) -> None:
+        worker = queue.worker("A")
+        queue.add("a", prompt_tokens=None, prompt_bytes=40)
+        end = ending(worker.take(), 0, state=JobState.FAILED, error_code="request_too_large")
+
+        worker.advance(end._replace(first_scheduled_ms=scheduled_ms))
+
+        assert served_by(queue, "t") == expected
+
     def test_when_an_output_exceeds_the_reserve_then_it_is_charged_while_it_is_written(self, queue: Queue) -> None:
         queue.configure(reserve_tokens=100)
         worker = queue.worker("A")

@@ -160,10 +160,16 @@ local function add_to_dead_set(job)
   end
 end
 
+-- Whether a worker refused a job before it computed any of it. What it sends of a job that it has scheduled says when.
+local function is_refused(job, lease, how)
+  return how.state == 'failed' and how.incarnation and not job.scheduled and published_tokens(lease) == 0
+end
+
 -- Virtual tokens were charged by an estimate: correct them.
 local function settle(job, lease, how)
   if MODE ~= 'fair' or not job.charged then return end
-  local true_tokens = job.prompt + (how.output_tokens or published_tokens(lease))
+  local computed = is_refused(job, lease, how) and 0 or job.prompt
+  local true_tokens = computed + (how.output_tokens or published_tokens(lease))
   if true_tokens ~= job.charged then charge(job, true_tokens - job.charged) end
   -- A requeue continues from here, so that nothing is settled twice.
   job.charged = true_tokens

@@ -100,6 +100,11 @@ KEPT = (
         tests=("tests/contract/test_reused_ids.py",),
     ),
     Guard(
+        name="a refused job is charged its estimate",
+        patches=_script("lib_ends", "is_refused(job, lease, how) and 0 or job.prompt", "job.prompt"),
+        tests=("tests/contract/test_order.py::TestGivenModeFair",),
+    ),
+    Guard(
         name="an open batch forgets its counts with its results",
         patches=_script("lib_ends", "is_wanted or numbers.closed ~= '1'", "is_wanted"),
         tests=("tests/contract/test_batches.py::TestGivenAnOpenBatch",),
