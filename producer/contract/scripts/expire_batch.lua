@@ -15,6 +15,7 @@ local key = batch_key(ARGV[1])
 local deadline = ARGV[3] == '1' and from_now(tonumber(ARGV[2])) or ARGV[2]
 if not call('HGET', key, 'completed') then
   call('HSET', key, 'deadline', deadline)
+  call('HDEL', key, 'expiring')
   call('ZADD', TIMERS, deadline, 'batch|' .. ARGV[1])
   call('PERSIST', key)
 end

@@ -109,21 +109,32 @@ local function shorten_wait(id)
   call('ZADD', TIMERS, at, 'retry|' .. id)
 end
 
--- After a step back, some of the delayed jobs with each call, until all have been looked at.
-local function shorten_waits(cursor)
-  local page = call('ZSCAN', DELAYED, cursor, 'COUNT', LIMITS.SORTED_TIMERS)
-  for i = 1, #page[2], 2 do shorten_wait(page[2][i]) end
-  if page[1] == '0' then call('HDEL', CLOCK, 'stepped') else call('HSET', CLOCK, 'stepped', page[1]) end
+-- A look at a flagged job, or the next slice of a batch that has begun to expire, would be late by that step: it is due
+-- now.
+local function hasten(member)
+  local kind, id = string.match(member, '^(%l+)|(.+)$')
+  if kind == 'stop' or kind == 'batch' and try('HGET', batch_key(id), 'expiring') == '1' then
+    call('ZADD', TIMERS, 'LT', NOW, member)
+  end
+end
+
+-- After a step back, look at some members of a set with each call, until all have been looked at.
+local function scan_on(field, cursor, set, look_at)
+  local page = try('ZSCAN', set, cursor, 'COUNT', LIMITS.SORTED_TIMERS)
+  if failed(page) then return call('HDEL', CLOCK, field) end  -- no cursor: another user wrote it
+  for i = 1, #page[2], 2 do look_at(page[2][i]) end
+  if page[1] == '0' then call('HDEL', CLOCK, field) else call('HSET', CLOCK, field, page[1]) end
 end
 
 -- After `finish`, once a second.
 function recount()
-  local found = call('HMGET', CLOCK, 'counted', 'stepped')
-  local last, stepped = tonumber(found[1] or '') or 0, found[2]
+  local found = call('HMGET', CLOCK, 'counted', 'stepped', 'stepped_timers')
+  local last, stepped, stepped_timers = tonumber(found[1] or '') or 0, found[2], found[3]
   if NOW - last >= 0 and NOW - last < RECOUNT_EVERY_MS then return end
   call('HSET', CLOCK, 'counted', NOW)
-  if NOW < last then stepped = '0' end
-  if stepped then shorten_waits(stepped) end
+  if NOW < last then stepped, stepped_timers = '0', '0' end
+  if stepped then scan_on('stepped', stepped, DELAYED, shorten_wait) end
+  if stepped_timers then scan_on('stepped_timers', stepped_timers, TIMERS, hasten) end
   ids = {}
   add_set(DELAYED)
   add_set(SUSPECTS)

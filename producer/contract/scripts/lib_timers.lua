@@ -53,15 +53,19 @@ local num_left_to_expire = LIMITS.SLICE_JOBS
 local function expire_batch(batch)
   if call('EXISTS', batch_key(batch)) == 0 then return end
   if not is_type(batch_key(batch), 'hash') then return to_garbage(batch_key(batch), 'a batch of the wrong type') end
-  local due = whole(call('HGET', batch_key(batch), 'deadline'), LIMITS.MAX_NUMBER)
+  local about = call('HMGET', batch_key(batch), 'deadline', 'expiring')
+  local due = whole(about[1], LIMITS.MAX_NUMBER)
   if not due then return to_garbage(TIMERS, 'batch|' .. batch) end
-  if due > NOW then return call('ZADD', TIMERS, due, 'batch|' .. batch) end
+  -- The clock may have stepped back since the first slice.
+  if due > NOW and about[2] ~= '1' then return call('ZADD', TIMERS, due, 'batch|' .. batch) end
   local num_ended, num_asked, has_more = 0, 0, true
   if num_left_to_expire > 0 then
     num_ended, num_asked, has_more = end_batch(batch, 'expired', END_REASONS.batch_expired, num_left_to_expire)
   end
   num_left_to_expire = num_left_to_expire - num_ended - num_asked
-  if has_more then call('ZADD', TIMERS, NOW + 1, 'batch|' .. batch) end
+  if not has_more then return end
+  call('HSET', batch_key(batch), 'expiring', 1)
+  call('ZADD', TIMERS, NOW + 1, 'batch|' .. batch)
 end
 
 local function fire_timer(member)

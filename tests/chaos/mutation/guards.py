@@ -111,7 +111,17 @@ KEPT = (
     ),
     Guard(
         name="a clock that steps back delays retries",
-        patches=_script("lib_recount", "if stepped then shorten_waits(stepped) end"),
+        patches=_script("lib_recount", "if stepped then scan_on('stepped', stepped, DELAYED, shorten_wait) end"),
+        tests=(f"{STEPS}::TestGivenAClockThatStepsBack",),
+    ),
+    Guard(
+        name="a clock that steps back delays the end of a flagged job",
+        patches=_script("lib_recount", "kind == 'stop' or kind == 'batch'", "kind == 'batch'"),
+        tests=(f"{STEPS}::TestGivenAClockThatStepsBack",),
+    ),
+    Guard(
+        name="a clock that steps back stops a batch amid its expiry",
+        patches=_script("lib_timers", "due > NOW and about[2] ~= '1'", "due > NOW"),
         tests=(f"{STEPS}::TestGivenAClockThatStepsBack",),
     ),
     Guard(

@@ -2,6 +2,7 @@
 
 import pytest
 
+from sluice.producer.contract import calls
 from sluice.producer.contract.limits import BEAT_EVERY_S, HEARTBEAT_LIFETIME_S
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.wire import JobId
@@ -127,6 +128,47 @@ class TestGivenAClockThatStepsBack:
         assert len(timers) == 200
         assert max(due for _, due in timers) <= queue.now_ms + 3000
         assert "stepped" not in queue.hash_of("clock")
+
+    def test_when_the_owner_of_a_flagged_job_is_dead_then_the_job_ends_after_its_lifetime(self, queue: Queue) -> None:
+        job_id, owner, other = queue.add("a"), queue.worker("A"), queue.worker("B")
+        owner.take()
+        owner.beat(job_id)
+        other.beat()
+        queue.cancel(job_id)
+        queue.pause()  # no other worker reclaims
+        queue.step_clock(self.BACK_MS)
+        for _ in range(2 * LIFE_MS // BEAT_MS + 2):
+            queue.step_clock(BEAT_MS)
+            other.beat()
+
+        assert queue.state(job_id) is JobState.CANCELLED
+        assert not {"stepped", "stepped_timers"} & queue.hash_of("clock").keys()
+        check(queue)
+
+    def test_when_another_user_wrote_a_cursor_then_it_is_removed(self, queue: Queue) -> None:
+        queue.worker("A").beat()
+        queue.client.hset(queue.keys.key("clock"), mapping={"stepped": "x", "stepped_timers": "-1 "})
+        queue.step_clock(1000)
+
+        queue.worker("A").beat()
+
+        assert not {"stepped", "stepped_timers"} & queue.hash_of("clock").keys()
+
+    def test_when_a_batch_has_begun_to_expire_then_its_next_slice_does(self, queue: Queue) -> None:
+        worker = queue.worker("A")
+        queue.submit(*[new_job(f"j{i:02}", batch="b") for i in range(40)])
+        queue.submit(new_job("later", batch="c"))
+        for batch, in_ms in (("b", 0), ("c", 10_000)):
+            queue.run(calls.expire_batch(queue.keys, batch, deadline_ms=queue.now_ms + in_ms))
+        worker.beat()
+        assert 1 < queue.look().waiting_jobs < 41
+        queue.step_clock(self.BACK_MS)
+        for _ in range(2):
+            worker.beat()
+            queue.step_clock(1000)
+
+        assert queue.look().waiting_jobs == 1, "the other batch is not due"
+        assert queue.client.zrange(queue.keys.key("timers"), 0, -1) == [b"batch|c"]
 
     def test_when_a_full_worker_asks_then_a_job_of_before_is_not_left_to_idle_ones(self, queue: Queue) -> None:
         first, second = queue.worker("A"), queue.worker("B")
