@@ -11,10 +11,14 @@
 /* Tasks taken of a thread's own run: the phase in the upper half, their number in the lower. One cache line each. */
 typedef struct {
   uint64_t taken;
-  char padding[56];
+  int working_in; /* the phase in which the thread holds a task, else NO_PHASE; written by the thread itself */
+  int cpu;        /* where it was when it took the first task of the phase */
+  int thread;     /* its id for the system; 0 without a team */
+  char padding[44];
 } Share;
 
 #define MAX_THREADS 256
+#define NO_PHASE (-1)
 
 /* A number whose change threads wait for. One cache line each. */
 typedef struct {
@@ -24,7 +28,6 @@ typedef struct {
 
 /* See kernels/team. */
 int await_signal(Signal *signal, int seen);
-int await_signal_awake(Signal *signal, int seen);
 void give_signal(Signal *signal);
 
 INLINE int signal_number(const Signal *signal) { return __atomic_load_n(&signal->number, __ATOMIC_ACQUIRE); }
@@ -48,6 +51,9 @@ typedef struct {
   int phase;
   int num_tasks, num_taken; /* of this phase; taken by this thread */
 } Team;
+
+void begin_work(const Team *team);
+void await_phase(const Team *team);
 
 /* Run work on the calling thread and others, up to num_threads; see kernels/team. */
 void run_team(void (*work)(const void *argument, Team *team), const void *argument, int num_threads);
@@ -74,7 +80,7 @@ INLINE int next_task(Team *team, int num_tasks) {
     const int end = (int)((int64_t)num_tasks * (owner + 1) / team->count);
     const int task = take_from(team->shares + owner, team->phase, end - first);
     if (task < 0) continue;
-    team->num_taken++;
+    if (!team->num_taken++ && team->progress) begin_work(team);
     return first + task;
   }
   return -1;
@@ -85,11 +91,12 @@ INLINE void end_phase(Team *team) {
   Progress *progress = team->progress;
   if (progress && team->num_tasks) {
     const int num_taken = team->num_taken;
+    __atomic_store_n(&team->shares[team->index].working_in, NO_PHASE, __ATOMIC_RELAXED);
     if (num_taken && __atomic_add_fetch(&progress->num_done, num_taken, __ATOMIC_ACQ_REL) == team->num_tasks) {
       __atomic_store_n(&progress->num_done, 0, __ATOMIC_RELAXED);
       give_signal(&progress->phase);
     } else if (signal_number(&progress->phase) == team->phase) {
-      await_signal_awake(&progress->phase, team->phase);
+      await_phase(team);
     }
   }
   team->phase += team->num_tasks != 0;

@@ -7,18 +7,20 @@
 #define _GNU_SOURCE
 #endif
 #include <pthread.h>
+#include <time.h>
 #include <unistd.h>
 #if defined(__linux__)
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/syscall.h>
-#else
-#include <time.h>
 #endif
 
 #include "../parts.h"
 
 #define SPINS 5000
 #define NAP_NS 250000
+#define LOOKS 500     /* about ten microseconds */
+#define MOVED_NS 1000 /* less than that means not at all: reading the clock is not exact */
 
 /* What the crew runs: written by the caller of run_team that holds `is_busy`, while nobody is inside. */
 typedef struct {
@@ -37,6 +39,7 @@ static struct {
   Task task;
   Progress progress;
   Share shares[MAX_THREADS];
+  pthread_t threads[MAX_THREADS];
   Signal begun[MAX_THREADS]; /* one per helper; the caller's is unused */
   int num_inside;            /* helpers that run the task, or CLOSED: a helper that comes too late is not waited for */
   Signal left;
@@ -75,10 +78,10 @@ INLINE int await(Signal *signal, int seen, const struct timespec *most) {
 /* Return the number that differs from the one that was seen. */
 int await_signal(Signal *signal, int seen) { return await(signal, seen, NULL); }
 
-/* The same within a step, for a thread that may be descheduled: each time that this core falls idle, the system looks
+/* The same at the end of a step, while others may be descheduled: each time that this core falls idle, the system looks
    for threads that wait for another core. It does not take one that ran within the last half millisecond, so this
    thread goes to sleep again and again. */
-int await_signal_awake(Signal *signal, int seen) {
+static int await_signal_awake(Signal *signal, int seen) {
   const struct timespec nap = {0, NAP_NS};
   return await(signal, seen, &nap);
 }
@@ -92,7 +95,86 @@ void give_signal(Signal *signal) {
 #endif
 }
 
+/* The thread takes its first task of the phase: others may wait for it now. */
+void begin_work(const Team *team) {
+  Share *own = team->shares + team->index;
+#if defined(__linux__)
+  __atomic_store_n(&own->cpu, sched_getcpu(), __ATOMIC_RELAXED);
+#endif
+  __atomic_store_n(&own->working_in, team->phase, __ATOMIC_RELEASE);
+}
+
+#if defined(__linux__)
+static int64_t processor_ns(pthread_t thread) {
+  clockid_t clock;
+  struct timespec time;
+  if (pthread_getcpuclockid(thread, &clock) || clock_gettime(clock, &time)) return 0;
+  return time.tv_sec * 1000000000LL + time.tv_nsec;
+}
+
+/* Whether a thread has no core: for some microseconds its processor time does not grow. */
+static int is_descheduled(pthread_t thread) {
+  const int64_t before = processor_ns(thread);
+  for (int looks = 0; looks < LOOKS; looks++) relax();
+  return processor_ns(thread) - before < MOVED_NS;
+}
+
+/* Move a thread to one core, or away from it, if it may run there; afterwards it is as free as before. */
+static void move(pid_t thread, int core, int away) {
+  cpu_set_t former, cores;
+  if (sched_getaffinity(thread, sizeof former, &former) || !CPU_ISSET(core, &former)) return;
+  cores = former;
+  if (away) {
+    CPU_CLR(core, &cores);
+  } else {
+    CPU_ZERO(&cores);
+    CPU_SET(core, &cores);
+  }
+  if (CPU_COUNT(&cores) && !sched_setaffinity(thread, sizeof cores, &cores))
+    sched_setaffinity(thread, sizeof former, &former);
+}
+
+/* Give this core, which the caller does not need now, to a thread that waits for its own; take that one. */
+static void change_cores(const Share *late) {
+  const int core = sched_getcpu(), other = __atomic_load_n(&late->cpu, __ATOMIC_RELAXED);
+  if (other != core) move(late->thread, core, 0);
+  move(0, other, other == core);
+}
+
+/* Change cores with one whose task this phase waits for, if such a one is descheduled. The system would leave it where
+   it is until this core falls idle, and then leave both on this core, with the neighbour alone on the other. */
+static void help_the_late(const Team *team) {
+  for (int i = 0; i < team->count; i++) {
+    const Share *late = team->shares + i;
+    if (i == team->index || __atomic_load_n(&late->working_in, __ATOMIC_ACQUIRE) != team->phase) continue;
+    if (!is_descheduled(crew.threads[i])) continue;
+    if (signal_number(&team->progress->phase) == team->phase) change_cores(late);
+    return;
+  }
+}
+#else
+static void help_the_late(const Team *team) { (void)team; }
+#endif
+
+/* Wait for the end of the phase. */
+void await_phase(const Team *team) {
+  const struct timespec nap = {0, NAP_NS};
+  Signal *signal = &team->progress->phase;
+  for (int looks = 0; signal_number(signal) == team->phase; looks++) {
+    if (looks < SPINS) {
+      relax();
+      continue;
+    }
+    help_the_late(team);
+    sleep_at(signal, team->phase, &nap);
+  }
+}
+
 static void take_part(int index) {
+#if defined(__linux__)
+  crew.shares[index].thread = (int)syscall(SYS_gettid);
+#endif
+  crew.shares[index].working_in = NO_PHASE;
   const Task task = crew.task;
   Team team = {crew.shares, &crew.progress, index, task.count, task.phase, 0, 0};
   task.work(task.argument, &team);
@@ -147,6 +229,7 @@ static int recruit(int count) {
     pthread_t thread;
     if (pthread_create(&thread, NULL, help, (void *)(intptr_t)(crew.num_helpers + 1))) break;
     pthread_detach(thread);
+    crew.threads[crew.num_helpers + 1] = thread;
     crew.num_helpers++;
   }
   return count < crew.num_helpers + 1 ? count : crew.num_helpers + 1;
@@ -162,6 +245,7 @@ void run_team(void (*work)(const void *argument, Team *team), const void *argume
   }
   const int count = recruit(num_threads < MAX_THREADS ? num_threads : MAX_THREADS);
   /* The shares' counts are of earlier phases. */
+  crew.threads[0] = pthread_self();
   crew.task = (Task){work, argument, count, ++crew.progress.phase.number};
   __atomic_store_n(&crew.num_inside, 0, __ATOMIC_RELEASE);
   for (int i = 1; i < count; i++) give_signal(&crew.begun[i]);

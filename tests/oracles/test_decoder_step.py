@@ -3,6 +3,7 @@
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -309,7 +310,7 @@ class TestGivenMoreThreadsThanCores:
         )
         # Steps of many tokens and of few, and one without logits, whose last phases have no tasks.
         steps = [[whole(one) for one in sequences()], [whole(sequences()[3])], [(*whole(sequences()[1])[:3], False)]]
-        before = torch.get_num_threads()
+        before, cores = torch.get_num_threads(), os.sched_getaffinity(0)
 
         def logits(num_threads: int) -> list[torch.Tensor]:
             torch.set_num_threads(num_threads)
@@ -324,6 +325,8 @@ class TestGivenMoreThreadsThanCores:
 
         for found in actual:
             assert all(map(torch.equal, found, expected))
+        # Threads have changed cores, and each may still run where it could.
+        assert all(os.sched_getaffinity(int(thread)) == cores for thread in os.listdir("/proc/self/task"))
 
 
 class TestGivenABatchThatNativeCodeWouldMisread:
