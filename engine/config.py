@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple, Self
 POLICY_NAMES = ("fcfs", "priority")
 """Names of the scheduling policies in `sluice.engine.scheduling.policies`."""
 
-ADMISSION_NAMES = ("watermark", "peak", "guaranteed", "auto")
+ADMISSION_NAMES = ("watermark", "guaranteed")
 """Names of the admission modes in `sluice.engine.scheduling.admission`."""
 
 DISCIPLINE_NAMES = ("continuous", "prefill-first", "slots", "orca", "dynamic", "static")

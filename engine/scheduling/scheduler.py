@@ -293,7 +293,7 @@ class Scheduler(ABC):
 
     def _make_admission(self) -> AdmissionMode:
         """Make the admission mode."""
-        return make_admission(self._config.admission, self._limits, self.steps)
+        return make_admission(self._config.admission, self._limits)
 
     # ------------------------------------------------------------ transitions
 
@@ -306,7 +306,7 @@ class Scheduler(ABC):
             num_tokens: 1 or more.
         """
         num_held = self._admission.num_held_tokens(sequence)
-        num_spare = self._admission.num_spare_blocks(self.running, sequence)
+        num_spare = self._admission.num_spare_blocks(self.running)
         if not self.blocks.try_hold(sequence, found, num_spare=num_spare, num_held=num_held):
             return None
         insort(self.running, sequence, key=self._policy.order)

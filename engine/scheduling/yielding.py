@@ -77,7 +77,7 @@ class YieldingScheduler(Scheduler):
         num_lacking = self.blocks.num_lacking(
             sequence,
             found,
-            num_spare=self._admission.num_spare_blocks(self.running, sequence),
+            num_spare=self._admission.num_spare_blocks(self.running),
             num_held=self._admission.num_held_tokens(sequence),
         )
         # Sequences that are leaving release blocks when their step lands: wait for these.

@@ -167,7 +167,7 @@ def smallest_cache(planned: list[PlannedRequest]) -> int:
     return max(-(-(arrival.num_prompt_tokens + arrival.max_tokens - 1) // BLOCK_SIZE) for arrival in planned)
 
 
-FULL_CACHE = EngineConfig(max_num_seqs=1, max_num_batched_tokens=1, admission="peak", batch_window_s=WINDOW_STEPS)
+FULL_CACHE = EngineConfig(max_num_seqs=1, max_num_batched_tokens=1, batch_window_s=WINDOW_STEPS)
 """With a request that needs all blocks of the cache."""
 
 
@@ -291,7 +291,7 @@ def test_none_gives_its_place_more_often_than_the_bound_or_for_nothing(
     config: EngineConfig, planned: list[PlannedRequest], bound: int, lag: int
 ) -> None:
     """As many of a higher class join in a step as give way in it, if no block is lacking."""
-    # The mode `peak` expects each sequence to begin a block more.
+    # The mode `watermark` keeps a block free for each running sequence.
     num_blocks = sum(-(-(one.num_prompt_tokens + one.max_tokens) // BLOCK_SIZE) + 1 for one in planned)
     run = Run(config, planned, num_blocks, lag=lag)
     yields = {sequence.id: 0 for sequence in run.sequences}

@@ -300,8 +300,8 @@ class BatchingConfig:
     )  # fmt: skip
     admission: str = setting(
         "watermark", env="ADMISSION", metavar="NAME",
-        help="What a job reserves of the KV cache when it starts: watermark (its known tokens), peak (so that all that "
-        "run fit at their estimated peak), guaranteed (its longest output) or auto (peak or watermark).",
+        help="What a job reserves of the KV cache when it starts: watermark (its known tokens) or guaranteed (its "
+        "longest output).",
     )  # fmt: skip
     discipline: str = setting(
         "continuous", env="DISCIPLINE", metavar="NAME",

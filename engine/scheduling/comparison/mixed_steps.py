@@ -105,7 +105,7 @@ class _EqualSlots:
         """See `AdmissionMode`."""
         return self._num_tokens
 
-    def num_spare_blocks(self, running: list[Sequence], joining: Sequence | None = None) -> int:
+    def num_spare_blocks(self, running: list[Sequence]) -> int:
         """See `AdmissionMode`."""
         return 0
 
