@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 SOURCES := sluice engine kernels migrations producer worker tests benchmarks tools
 
-.PHONY: demo demo-web pictures screenshots profile test test-long test-engine-process test-browser test-clients test-card-versions check-kubernetes bench-check soak overload mutation-test teeth crash-points check format lint types imports rules fuzz fuzz-hostile audit-dependencies setup clean
+.PHONY: demo demo-web pictures screenshots profile test test-long test-engine-process test-browser test-clients test-card-versions check-kubernetes bench-check soak overload mutation-test crash-points check format lint types imports rules fuzz fuzz-hostile audit-dependencies setup clean
 
 setup: $(VENV)/.ready
 
@@ -57,10 +57,6 @@ bench-check: setup ## Has anything become slower? Ratios inside one run, so that
 
 mutation-test: setup ## Break each guard of the protocol in turn; its tests must fail. Minutes.
 	@$(BIN)/python -m tests.chaos.mutation.run
-
-teeth: ## The old name of mutation-test, for one release.
-	@echo "make teeth is now make mutation-test; the old name goes with the next release" >&2
-	@$(MAKE) mutation-test
 
 crash-points: setup ## Each fault at each crash point, with fifty jobs. Five to thirty minutes; CRASH_SEED chooses where exactly.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m long tests/chaos/test_crash_points.py

@@ -198,7 +198,8 @@ class TestGivenEveryDocument:
     def test_when_it_names_a_path_then_the_path_exists(self, document: Path) -> None:
         assert missing_paths(document.read_text()) == []
 
-    @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+    # The changelog names what was removed.
+    @pytest.mark.parametrize("document", [one for one in DOCUMENTS if one.name != "CHANGELOG.md"], ids=name_of)
     def test_when_it_names_a_target_or_a_benchmark_then_there_is_one(self, document: Path) -> None:
         text = document.read_text()
 
