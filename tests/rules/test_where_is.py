@@ -2,7 +2,6 @@
 
 import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ PAGE = ROOT / "docs" / "architecture.md"
 PACKAGES = ("engine", "producer", "worker")
 MIN_MECHANISMS = 20
 MIN_STEPS = 12
-MAX_FORMS = 14
 TYPE = re.compile(r"^(?:class )?([A-Z]\w+)(?:[(:]| =)", re.MULTILINE)
 """The head of a class, or an alias of a type."""
 
@@ -37,53 +35,6 @@ def forms() -> list[str]:
     """Return the names of types in the section about the forms of a job."""
     text = section("The life of a job").partition("### Its forms")[2].partition("###")[0]
     return [name for name in re.findall(r"`(\w+)`", text) if name[0].isupper()]
-
-
-def counted_forms() -> tuple[int, list[str]]:
-    """Return how many forms the page counts, and their names in order."""
-    (count, listed) = re.findall(r"There are (\d+), in this order:(.*?)\n\n", PAGE.read_text(), re.DOTALL)[0]
-    return int(count), list(dict.fromkeys(re.findall(r"`(\w+)`", listed)))
-
-
-def modules() -> list[ast.Module]:
-    """Return the modules of the product."""
-    return [ast.parse(path.read_text()) for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"))]
-
-
-def wrappers(module: ast.Module, wrapped: set[str]) -> Iterator[str]:
-    """Yield the public values (dataclasses and named tuples) with a public field of one of these types."""
-    for node in ast.walk(module):
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and _is_value(node):
-            fields = [
-                inner for inner in node.body if isinstance(inner, ast.AnnAssign) and not _name(inner).startswith("_")
-            ]
-            if any(wrapped & _types_in(field.annotation) for field in fields):
-                yield node.name
-
-
-def _is_value(node: ast.ClassDef) -> bool:
-    decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
-    return any("dataclass" in text for text in decorators) or any(
-        ast.unparse(base) == "NamedTuple" for base in node.bases
-    )
-
-
-def _name(field: ast.AnnAssign) -> str:
-    return ast.unparse(field.target)
-
-
-def _types_in(annotation: ast.expr) -> set[str]:
-    """Return the names of types in an annotation: no generics (`Sequence[…]`), no arguments of a function."""
-    match annotation:
-        case ast.Name(id=name):
-            return {name}
-        case ast.Subscript(value=ast.Name(id="Callable")):
-            return set()
-        case ast.Subscript(slice=inner):
-            return _types_in(inner)
-        case _:
-            children = (child for child in ast.iter_child_nodes(annotation) if isinstance(child, ast.expr))
-            return {name for child in children for name in _types_in(child)}
 
 
 def rows() -> list[tuple[str, Path, str]]:
@@ -155,18 +106,6 @@ class TestGivenTheLifeOfAJob:
 
         assert [name for name in forms() if name not in defined] == []
 
-    def test_when_its_forms_are_counted_then_they_are_as_many_as_the_page_says_and_few(self) -> None:
-        count, listed = counted_forms()
-
-        assert count == len(listed) <= MAX_FORMS
-
-    def test_when_a_value_carries_a_form_or_a_prompt_then_the_page_names_it(self) -> None:
-        wrapped = {*counted_forms()[1], "Prompt", "PromptLike", "ChannelEntry", "StreamEvent"}
-        found = {name for module in modules() for name in wrappers(module, wrapped)}
-
-        assert found
-        assert sorted(found - set(forms())) == []
-
 
 class TestGivenAPythonFile:
     """So that the rule can fail."""
@@ -183,24 +122,6 @@ class TestGivenAPythonFile:
 
         assert is_defined(f"TestGivenAPythonFile.{method}", Path(__file__))
         assert not is_defined(f"TestGivenTheTableOfMechanisms.{method}", Path(__file__))
-
-
-class TestGivenAClassWithAFormInAField:
-    """So that the rule can fail."""
-
-    @pytest.mark.parametrize(
-        ("text", "is_found"),
-        [
-            ("@dataclass(slots=True)\nclass Chunk:\n    jobs: list[NewJob | Error]", True),
-            ("class Row(NamedTuple):\n    job: NewJob", True),
-            ("@dataclass\nclass Held:\n    _jobs: list[NewJob]", False),
-            ("@dataclass\nclass Ids:\n    ids: NewJob[str]", False),
-            ("@dataclass\nclass Check:\n    check: Callable[[NewJob], None]", False),
-            ("class Service:\n    job: NewJob", False),
-        ],
-    )
-    def test_when_wrappers_are_sought_then_only_public_fields_of_values_count(self, text: str, is_found: bool) -> None:
-        assert bool(list(wrappers(ast.parse(text), {"NewJob"}))) == is_found
 
 
 class TestGivenAScript:
