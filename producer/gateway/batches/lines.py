@@ -112,9 +112,13 @@ class Check:
         self.offset = 0
         """Bytes of the file that are checked."""
 
+        self._begins: list[tuple[int, int]] = []
+        """Of each slice, and of what this object checks itself: the custom ids and bad lines before it."""
+
         for data in slices:
+            self._begin()
             self._read(data)
-        self._begin = len(self._custom_ids), len(self._bad)
+        self._begin()
         self._jobs = LineJobsOfBatch(batch, (*self._custom_ids, *(bad.custom_id for bad in self._bad if bad.custom_id)))
 
     @property
@@ -133,11 +137,17 @@ class Check:
         """The model that the lines name."""
         return self._model.name
 
-    def run(self, file: BinaryIO, tick: Tick, until_s: float = float("inf")) -> bool:
-        """Check lines until the end of the file, or of the time on the monotonic clock; return whether all are."""
+    def num_lines(self, since: int) -> int:
+        """Return how many lines were checked in the slices from the number `since` on, without blank ones."""
+        return len(self._custom_ids) + len(self._bad) - sum(self._begins[since])
+
+    def run(self, file: BinaryIO, tick: Tick, for_s: float = float("inf")) -> bool:
+        """Check lines until the end of the file, or for a time from the first line on; return whether all are."""
         file.seek(self.offset)
+        until_s: float | None = None
         try:
             for number, raw in lines(file, after=self._number):
+                until_s = monotonic() + for_s if until_s is None else until_s
                 tick()
                 self._add(self._jobs.read(number, raw))
                 self._number, self.offset = number, file.tell()
@@ -154,9 +164,9 @@ class Check:
             self._bad.append(BadLine(1, None, "empty_file", "the file has no requests"))
         return True
 
-    def new_lines(self) -> bytes:
-        """Encode what this object has checked itself."""
-        first, first_bad = self._begin
+    def new_lines(self, since: int | None = None) -> bytes:
+        """Encode what this object has checked itself, with the slices from the number `since` on, as one slice."""
+        first, first_bad = self._begins[-1 if since is None else since]
         found = {
             "custom_ids": self._custom_ids[first:],
             "numbers": self._numbers[first:],
@@ -165,6 +175,9 @@ class Check:
             "model": [self._model.name, self._model.is_known],
         }
         return json.dumps(found, separators=(",", ":")).encode()
+
+    def _begin(self) -> None:
+        self._begins.append((len(self._custom_ids), len(self._bad)))
 
     def _read(self, data: bytes) -> None:
         try:

@@ -44,7 +44,12 @@ from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.scripts import SLICES_PER_TRIP, ask_calls
 
 SLICE_S = 1.0
-"""About how long a task works; then those of other tenants' batches have their turn."""
+"""How long a task works once it has read what it goes on from; then those of other tenants' batches have their turn."""
+
+WORK_PER_READ = 1.0
+"""It works at least this many times as long as that reading took: with a slow storage, too, half its time is work."""
+
+MAX_WORK_S = 10.0
 
 PATIENCE_S = 5.0
 PART_MS = 30_000
@@ -118,7 +123,7 @@ class _Run:
     def __init__(self, workshop: Workshop, batch: Batch, tick: Tick) -> None:
         self._workshop, self._batch, self._tick = workshop, batch, tick
         self._storage, self._batches = workshop.storage, workshop.batches
-        self._until_s = monotonic() + SLICE_S
+        self._until_s = monotonic()
         self._num_ended = 0
 
     def advance(self) -> int:
@@ -132,7 +137,7 @@ class _Run:
             return 0
         if self._batch.status == FAILED or self._is_over_without_jobs():
             return 0
-        batch = self._batch
+        batch, began_s = self._batch, monotonic()
         with (
             # It takes the workers' number of partitions: that of the batch is in the ids of its jobs only, and the
             # workers may have changed theirs since.
@@ -144,6 +149,7 @@ class _Run:
             if names is None:
                 return 0
             collector = Collector(producer, self._batch, names, recorded)
+            self._until_s = monotonic() + _work_s(began_s)
             while self._step(producer, collector):
                 if monotonic() > self._until_s:
                     return 0
@@ -153,10 +159,11 @@ class _Run:
 
     def _validate(self) -> bool:
         """Check a slice of the file; return whether that was the last one, and the batch has its next status."""
+        began_s = monotonic()
         check = self._check()
         try:
             with self._input() as file:
-                is_over = check.run(file, self._tick, self._until_s)
+                is_over = check.run(file, self._tick, _work_s(began_s))
         except ContentMissing:
             self._fail({"code": "file_not_found", "line": None, "message": "the input file is missing", "param": None})
             return True
@@ -174,12 +181,18 @@ class _Run:
         return Check(self._batch)
 
     def _keep_slice(self, check: Check) -> None:
-        data, slices = check.new_lines(), self._batch.parts.checked
+        """Keep a slice in one object with those before it that are no larger: so there are few, and each grows."""
+        kept = [*self._batch.parts.checked]
+        while kept and kept[-1].num_lines <= check.num_lines(since=len(kept)):
+            kept.pop()
+        since = len(kept)
+        data, replaced = check.new_lines(since), self._batch.parts.checked[since:]
         # Random, as the keys of parts are.
-        key = f"{self._batch.folder}/checked-{len(slices):05d}-{token_hex(6)}"
+        key = f"{self._batch.folder}/checked-{since:05d}-{token_hex(6)}"
         self._storage.put(key, data)
-        parts = Parts(checked=(*slices, Stored(key=key, num_bytes=len(data))))
-        self._batch = self._batches.change(self._batch, parts=parts)
+        new = Stored(key=key, num_bytes=len(data), num_lines=check.num_lines(since))
+        self._batch = self._batches.change(self._batch, parts=Parts(checked=(*kept, new)))
+        self._delete(*(part.key for part in replaced))
 
     def _end_check(self, check: Check) -> None:
         batch, model = self._batch, check.model and printable(check.model)
@@ -435,6 +448,11 @@ class _State:
     def can_submit(self) -> bool:
         """Whether the queue takes lines that it has lost."""
         return self.why_unsent is None and not self.view.is_closed and not self.is_to_be_closed
+
+
+def _work_s(began_s: float) -> float:
+    """Return how long to work after reading that began at a moment of the monotonic clock."""
+    return max(SLICE_S, min(MAX_WORK_S, WORK_PER_READ * (monotonic() - began_s)))
 
 
 def _fire_timers(queue: Queue) -> Operation[None]:

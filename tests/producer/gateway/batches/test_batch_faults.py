@@ -20,12 +20,13 @@ from sluice.producer.contract.calls import QueueSettings
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.errors import HistoryUnavailable, QueueRefused
 from sluice.producer.gateway.batches import task
-from sluice.producer.gateway.batches.batch import COMPLETED, Batch
+from sluice.producer.gateway.batches.batch import COMPLETED, Batch, Parts
 from sluice.producer.gateway.batches.collecting import Bits, Collector, Look, Part
 from sluice.producer.gateway.batches.lines import identity_of, names_of
 from sluice.producer.gateway.batches.submitting import Submission
 from sluice.producer.gateway.batches.task import OVERDUE_MS, Workshop
 from sluice.producer.gateway.files.leftovers import remove_leftovers, remove_old_files
+from sluice.producer.gateway.files.storage import Storage
 from sluice.producer.gateway.files.store import OUTPUT, File, new_file_id, now_ms
 from tests.producer.gateway.batches.processes import chat_line, encoded, numbered
 from tests.producer.gateway.batches.steps import (
@@ -266,6 +267,20 @@ class TestGivenAFileWhoseModelIsNotThatOfItsBatch:
 def one_line_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time of each task is over after its first line."""
     monkeypatch.setattr(task, "SLICE_S", 0.0)
+    monkeypatch.setattr(task, "WORK_PER_READ", 0.0)
+
+
+class CountedStorage(Storage):
+    """A storage that counts what it reads, and whose server answers late."""
+
+    def __init__(self, url: str, delay_s: float = 0.0) -> None:
+        super().__init__(url)
+        self.num_read, self.delay_s = 0, delay_s
+
+    def get(self, key: str) -> bytes:
+        self.num_read += 1
+        time.sleep(self.delay_s)
+        return super().get(key)
 
 
 @pytest.mark.usefixtures("one_line_slices")
@@ -277,7 +292,7 @@ class TestGivenAFileThatIsCheckedInSlices:
         after = go_on(workshop, batch)
 
         assert {found.status for found in between} == {"validating"}
-        assert [len(found.parts.checked) for found in between] == [1, 2, 3]
+        assert [sum(part.num_lines for part in found.parts.checked) for found in between] == [1, 2, 3]
         assert (after.status, after.total, after.parts.checked) == ("in_progress", 3, ())
         assert [path.name.partition("-")[0] for path in (tmp_path / "files" / batch.folder).iterdir()] == ["names"]
 
@@ -308,6 +323,47 @@ class TestGivenAFileThatIsCheckedInSlices:
         remove_leftovers(workshop.storage, workshop.files, workshop.batches, min_age_s=-1)
 
         assert workshop.storage.get(between.parts.checked[0].key)
+
+    def test_when_there_are_many_then_few_objects_are_kept_and_read(self, workshop: Workshop, tmp_path: Path) -> None:
+        storage = CountedStorage((tmp_path / "files").as_uri())
+        counted = replace(workshop, storage=storage)
+        batch, most = added(workshop, numbered(64)), 0
+
+        while (found := go_on(counted, batch)).status == "validating":
+            kept = [path for path in (tmp_path / "files" / batch.folder).iterdir() if path.name.startswith("checked")]
+            most = max(most, len(kept))
+
+        assert found.total == 64
+        assert most <= 7
+        assert storage.num_read <= 64 * 7
+
+    def test_when_one_names_objects_of_an_earlier_release_then_they_become_one(self, workshop: Workshop) -> None:
+        batch = added(workshop, numbered(3))
+        between = go_on(workshop, batch)
+        parts = tuple(replace(part, num_lines=0) for part in between.parts.checked)
+        workshop.batches.change(between, parts=Parts(checked=parts))
+
+        again = go_on(workshop, batch)
+        ended = until(workshop, batch, lambda found: found.status != "validating")
+
+        assert [part.num_lines for part in again.parts.checked] == [2]
+        assert (ended.status, ended.total) == ("in_progress", 3)
+
+
+class TestGivenAStorageThatTakesLongerThanASlice:
+    def test_when_a_later_slice_is_checked_then_it_has_as_long_as_the_read_took(
+        self, workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(task, "SLICE_S", 0.001)
+        slow = replace(workshop, storage=CountedStorage((tmp_path / "files").as_uri(), delay_s=0.2))
+        batch = added(workshop, numbered(20_000))
+        first = go_on(slow, batch)
+
+        second = go_on(slow, batch)
+
+        assert first.status == "validating"
+        num_lines = [sum(part.num_lines for part in found.parts.checked) for found in (first, second)]
+        assert second.total or num_lines[1] - num_lines[0] > 100
 
 
 class TestGivenFilesThatAreOld:

@@ -156,15 +156,26 @@ class TestGivenACheckInSlices:
         whole = checked(batch_of(), io.BytesIO(content))
         slices: list[bytes] = []
 
-        while not (check := Check(batch_of(), slices)).run(io.BytesIO(content), no_tick, until_s=0):
+        while not (check := Check(batch_of(), slices)).run(io.BytesIO(content), no_tick, for_s=0):
             slices.append(check.new_lines())
 
         assert len(slices) == sum(bool(line.strip()) for line in content.splitlines())
         assert (check.names, check.errors, check.model) == (whole.names, whole.errors, whole.model)
 
+    def test_when_slices_become_one_then_it_has_what_they_had(self) -> None:
+        content = encoded([chat_line("c-0"), chat_line("x", stream=True), chat_line("c-1"), chat_line("c-2"), {}])
+        batch, whole = batch_of(), checked(batch_of(), io.BytesIO(content))
+        slices: list[bytes] = []
+
+        while not (check := Check(batch, slices)).run(io.BytesIO(content), no_tick, for_s=0):
+            slices = [*slices[:1], check.new_lines(since=min(1, len(slices)))]
+
+        assert len(slices) == 2
+        assert (check.names, check.errors, check.model) == (whole.names, whole.errors, whole.model)
+
     def test_when_a_slice_is_cut_short_then_it_is_refused(self) -> None:
         check = Check(batch_of())
-        check.run(io.BytesIO(numbered(2)), no_tick, until_s=0)
+        check.run(io.BytesIO(numbered(2)), no_tick, for_s=0)
 
         for data in (check.new_lines()[:-9], b"{}", b"[]"):
             with pytest.raises(ValueError, match=r".*"):
