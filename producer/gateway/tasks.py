@@ -14,6 +14,7 @@ from typing import Any
 import rq
 from rq.exceptions import DuplicateJobError
 from rq.serializers import JSONSerializer
+from rq.timeouts import BaseTimeoutException
 
 from sluice.producer.client import Producer
 from sluice.producer.errors import ProducerError
@@ -56,6 +57,19 @@ class Outages:
             if what in self._failing:
                 LOG.warning("The gateway's task %s goes on.", what)
                 self._failing.remove(what)
+
+    @contextmanager
+    def kept_apart(self, what: str) -> Generator[None]:
+        """Log as `logged` does, and any other error, too: it must not end a run that other tenants share."""
+        try:
+            with self.logged(what):
+                yield
+        except BaseTimeoutException:  # of rq, which ends the run
+            raise
+        except Exception:
+            if what not in self._failing:
+                LOG.exception("The gateway's task %s failed; it is tried again", what)
+                self._failing.add(what)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +122,7 @@ def continue_batches() -> None:
     queue, turns, until_s = _settings.get().queue, _turns.get(), time.monotonic() + CONTINUE_S
     with _outages.get().logged("continue_batches"), _settings.get().workshop() as workshop:
         while time.monotonic() < until_s and (due := turns.next(workshop.batches.due(queue))) is not None:
-            with _outages.get().logged(due.id):
+            with _outages.get().kept_apart(due.id):
                 advance(workshop, due.id, due.epoch)
 
 

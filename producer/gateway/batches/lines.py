@@ -211,11 +211,15 @@ class RawLine:
     end: int
     """Bytes of the file up to its end."""
 
-    def job(self, jobs: LineJobsOfBatch) -> tuple[str, NewJob]:
-        """Return its custom id and its job."""
+    def job(self, jobs: LineJobsOfBatch) -> NewJob | BadLine:
+        """Return its job, or why it has none: another release may have checked the file, and accepted more."""
         line = jobs.read(self.number, self.data)
-        assert isinstance(line, Line), "the file was checked, and its objects do not change"
-        return line.name, jobs.job(line)
+        if isinstance(line, BadLine):
+            return line
+        try:
+            return jobs.job(line)
+        except InvalidJob as error:
+            return line.refused(error)
 
 
 def lines_from(batch: Batch, names: Names, file: BinaryIO) -> Iterator[RawLine]:

@@ -2,19 +2,20 @@
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import BinaryIO
 
-from sluice.producer.bulk.output import error_line
+from sluice.producer.bulk.output import bad_line, error_line
 from sluice.producer.client import Producer
+from sluice.producer.contract.bulk.input import BadLine
 from sluice.producer.contract.bulk.journal import name_of
 from sluice.producer.contract.calls import NewJob
 from sluice.producer.contract.jobs import Prepared
 from sluice.producer.errors import BatchClosed, IdempotencyConflict, InvalidJob, ProducerError, QueueFull
 from sluice.producer.gateway.batches.batch import Batch
 from sluice.producer.gateway.batches.collecting import Bits
-from sluice.producer.gateway.batches.lines import LineJobsOfBatch, Names, RawLine, Tick, lines_from
+from sluice.producer.gateway.batches.lines import LineJobsOfBatch, Names, RawLine, Tick, identity_of, lines_from
 from sluice.producer.openai.bodies import Object
 
 LEAST_S = 2.0
@@ -71,7 +72,9 @@ class Submission:
     def __init__(self, batch: Batch, names: Names, collected: Bits, tick: Tick, until_s: float) -> None:
         self._batch, self._names, self._collected = batch, names, collected
         self._tick, self._until_s = tick, until_s
-        self._pending: deque[tuple[RawLine, NewJob, str]] = deque()
+        self._pending: deque[tuple[RawLine, NewJob | BadLine]] = deque()
+        """Lines that were read and have no outcome here yet, in order."""
+
         self._found = Submitted.of(batch)
         self._skipped: RawLine | None = None
 
@@ -83,6 +86,7 @@ class Submission:
         """
         for answer in producer.submit_prepared(self._feed(file)):
             self._note(answer)
+        self._refuse_bad()
         if self._skipped is not None and not self._found.is_over:
             self._found.go_behind(self._skipped)
         return self._found
@@ -97,19 +101,36 @@ class Submission:
             if line.place in self._collected:
                 self._skipped = line
                 continue
-            custom_id, job = line.job(jobs)
+            job = line.job(jobs)
             self._skipped = None
-            self._pending.append((line, job, custom_id))
-            yield job, True
+            self._pending.append((line, job))
+            if not isinstance(job, BadLine):
+                yield job, True
+
+    def _refuse_bad(self) -> None:
+        """Refuse the bad lines before the next job, unless all wait: then they are read again with those."""
+        while self._pending and isinstance(bad := self._pending[0][1], BadLine):
+            line, _ = self._pending.popleft()
+            if not self._found.is_over:
+                name = name_of(identity_of(self._batch, line.number)[0])
+                self._found.refused[line.place] = bad_line(name, replace(bad, custom_id=self._custom_id(line)))
+                self._found.go_behind(line)
+
+    def _custom_id(self, line: RawLine) -> str:
+        return self._names.custom_ids[line.place]
 
     def _note(self, answer: object) -> None:
-        line, job, custom_id = self._pending.popleft()
+        self._refuse_bad()
+        line, job = self._pending.popleft()
+        assert not isinstance(job, BadLine), "those are refused"
         if isinstance(answer, QueueFull):
             self._found.is_full = True
         elif isinstance(answer, BatchClosed):
             self._found.is_closed = True
         elif isinstance(answer, InvalidJob | IdempotencyConflict):
-            self._found.refused[line.place] = error_line(name_of(job.id), custom_id, answer, self._batch.endpoint)
+            self._found.refused[line.place] = error_line(
+                name_of(job.id), self._custom_id(line), answer, self._batch.endpoint
+            )
         elif isinstance(answer, ProducerError):
             raise answer
         # After the first job that has to wait, all wait: what the queue took of them, it knows when they come again.

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from rq.timeouts import JobTimeoutException
 from sqlalchemy.event import listen, remove
 from sqlalchemy.exc import OperationalError
 
@@ -18,7 +19,9 @@ from sluice.producer.bulk.recorded import RecordedOutcomes
 from sluice.producer.client import Producer
 from sluice.producer.contract.calls import QueueSettings
 from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.contract.tables import gateway_batches
 from sluice.producer.errors import HistoryUnavailable, QueueRefused
+from sluice.producer.gateway import tasks
 from sluice.producer.gateway.batches import task
 from sluice.producer.gateway.batches.batch import COMPLETED, Batch, Parts
 from sluice.producer.gateway.batches.collecting import Bits, Collector, Look, Part
@@ -39,15 +42,16 @@ from tests.producer.gateway.batches.steps import (
     until,
 )
 from tests.producer.worker_side import HandWorker
+from tests.servers import RedisServer
 
 
 @contextmanager
-def after_first_select(action: Callable[[], None]) -> Generator[None]:
-    """Run something once, behind the first SELECT that reads objects."""
+def after_first_select(action: Callable[[], None], of: str = "") -> Generator[None]:
+    """Run something once, behind the first SELECT that names something."""
     is_done = threading.Event()
 
     def run(_connection: object, _cursor: object, statement: str, *_rest: Any) -> None:  # Any: of SQLAlchemy's event
-        if statement.startswith("SELECT") and not is_done.is_set():
+        if statement.startswith("SELECT") and of in statement and not is_done.is_set():
             is_done.set()
             action()
 
@@ -390,6 +394,64 @@ class TestGivenBatchesOfTwoQueues:
 
         assert own.id in due
         assert other.id not in due
+
+
+class TestGivenABatchWhoseTaskFailsInAWayNobodyExpected:
+    """Its row says what no release writes."""
+
+    def test_when_batches_are_continued_then_those_of_others_are_too(
+        self,
+        workshop: Workshop,
+        valkey: RedisServer,
+        history_url: str,
+        tmp_path: Path,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        queue = f"q-{tmp_path.name}"[:40]
+        broken, other = (added(workshop, numbered(1), queue=queue, tenant=tenant) for tenant in ("broken", "acme"))
+        tasks.bind(redis_url=valkey.url, queue=queue, database_url=history_url, files_url=(tmp_path / "files").as_uri())
+
+        with damaged(workshop, broken) as make_due:
+            for _ in range(2):
+                make_due()
+                tasks.continue_batches()
+
+        assert current(workshop, other).status == "in_progress"
+        assert [record.getMessage() for record in caplog.records if broken.id in record.getMessage()] == [
+            f"The gateway's task {broken.id} failed; it is tried again"
+        ]
+
+    def test_when_rq_ends_the_run_then_it_ends(
+        self, workshop: Workshop, valkey: RedisServer, history_url: str, tmp_path: Path
+    ) -> None:
+        queue = f"q-{tmp_path.name}"[:40]
+        tasks.bind(redis_url=valkey.url, queue=queue, database_url=history_url, files_url=(tmp_path / "files").as_uri())
+
+        def time_out() -> None:
+            raise JobTimeoutException("it took too long")
+
+        batch = added(workshop, numbered(1), queue=queue)
+
+        with after_first_select(time_out, of="gateway_batches.names"), pytest.raises(JobTimeoutException):
+            tasks.continue_batches()
+
+        assert current(workshop, batch).status == "validating"
+
+
+@contextmanager
+def damaged(workshop: Workshop, batch: Batch) -> Generator[Callable[[], None]]:
+    """Write into a batch's row what no release writes, until the end; yield what lets the batch be due."""
+    is_it = gateway_batches.c.id == batch.id
+
+    def write(**values: object) -> None:
+        with workshop.database.transaction() as connection:
+            connection.execute(gateway_batches.update().where(is_it).values(**values))
+
+    write(parts={"output": [["no size"]]})
+    try:
+        yield lambda: write(due_ms=0)
+    finally:
+        write(parts={}, status="cancelled")
 
 
 class TestGivenAQueueThatRefusesAJobForNow:

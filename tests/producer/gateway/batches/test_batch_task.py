@@ -11,6 +11,7 @@ from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.states import JobState
 from sluice.producer.gateway.batches.batch import Batch
 from sluice.producer.gateway.batches.collecting import Part
+from sluice.producer.gateway.batches.lines import Check
 from sluice.producer.gateway.batches.store import BatchLost
 from sluice.producer.gateway.batches.task import Workshop
 from sluice.producer.gateway.errors import HttpError
@@ -163,6 +164,60 @@ class TestGivenABatchOfManyLines:
         assert (refused["custom_id"], refused["response"]["status_code"]) == ("c-1", 400)
         assert custom_ids(lines_of(workshop, ended.output_file)) == names(0, 2)
         assert (ended.status, ended.completed, ended.failed) == ("completed", 2, 1)
+
+
+class TestGivenACheckedFileOfWhichThisReleaseRefusesALine:
+    """As if the release that checked it had accepted the line."""
+
+    @pytest.mark.parametrize("most", [100, 2])
+    @pytest.mark.parametrize("place", [0, 2, 4])
+    def test_when_it_is_submitted_then_the_line_is_refused_and_the_others_run(
+        self, workshop: Workshop, worker: HandWorker, producer: Producer, place: int, most: int
+    ) -> None:
+        producer.configure(QueueSettings(max_waiting_jobs=most))
+        batch = checked_then_replaced(workshop, place, chat_line(f"c-{place}", no_such_option=1))
+
+        def is_over(found: Batch) -> bool:
+            for job in worker.pull():
+                worker.generate(job)
+            return found.status == "completed"
+
+        ended = until(workshop, batch, is_over)
+
+        [refused] = lines_of(workshop, ended.error_file)
+        error = refused["response"]["body"]["error"]
+        assert (refused["custom_id"], error["code"], error["line"]) == (f"c-{place}", "unknown_parameter", place + 1)
+        assert custom_ids(lines_of(workshop, ended.output_file)) == names(*({*range(5)} - {place}))
+        assert (ended.completed, ended.failed) == (4, 1)
+
+    def test_when_its_values_are_the_reason_then_that_is_the_lines_outcome(
+        self, workshop: Workshop, worker: HandWorker
+    ) -> None:
+        batch = checked_then_replaced(workshop, 1, chat_line("c-1", temperature=-1))
+
+        go_on(workshop, batch)
+        for job in worker.pull():
+            worker.generate(job)
+        ended = go_on(workshop, batch)
+
+        [refused] = lines_of(workshop, ended.error_file)
+        assert refused["response"]["body"]["error"]["param"] == "temperature"
+        assert (ended.status, ended.completed, ended.failed) == ("completed", 4, 1)
+
+
+def checked_then_replaced(workshop: Workshop, place: int, line: dict[str, Any]) -> Batch:  # Any: JSON
+    """A batch of five lines whose file was checked before one of them was replaced."""
+    lines = [chat_line(f"c-{number}") for number in range(5)]
+    batch = added(workshop, encoded(lines))
+    check = Check(batch)
+    with workshop.storage.reading(f"files/{batch.input_file.removeprefix('file-')}") as file:
+        assert check.run(file, lambda: None)
+    workshop.storage.put("names", check.names.encoded())
+    times = {"in_progress": now_ms()}
+    workshop.batches.change(batch, status="in_progress", total=5, names="names", times=times)
+    lines[place] = line
+    workshop.storage.put(f"files/{batch.input_file.removeprefix('file-')}", encoded(lines))
+    return current(workshop, batch)
 
 
 class TestGivenATaskThatWasTakenForDead:

@@ -42,7 +42,8 @@ def checked(batch: Batch, file: BinaryIO) -> Check:
 def jobs_from(batch: Batch, names: Names, content: bytes) -> list[NewJob]:
     """The jobs of the lines that the batch has not submitted."""
     jobs = LineJobsOfBatch(batch)
-    return [line.job(jobs)[1] for line in lines_from(batch, names, io.BytesIO(content))]
+    found = [line.job(jobs) for line in lines_from(batch, names, io.BytesIO(content))]
+    return [job for job in found if isinstance(job, NewJob)]
 
 
 class TestGivenAFileWithBadLines:
