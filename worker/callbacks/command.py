@@ -32,7 +32,7 @@ def main(settings: CallbackSettings, *, until_eof: bool = False) -> ExitCode:
     wait_for_redis(client, settings.redis_url, patience_s=settings.redis_patience_s, log=log)
     wait_for_redis(rq_client, settings.rq_url, patience_s=settings.redis_patience_s, log=log)
     if settings.secret is None:
-        log.warning("no secret configured; webhooks wait in the queue")
+        log.warning("no secret configured; webhooks are refused, and never sent later")
     names = settings.rq_names
     webhooks = [names.webhooks] * (settings.webhook_workers if settings.secret else 0)
     pool = WorkerPool([names.chores, *[names.gateway] * is_installed(), *webhooks], settings)

@@ -17,6 +17,9 @@ class Event:
 
     id: str
     url: str
+    subject: str
+    """The job or batch that has ended."""
+
     body: str
 
     @classmethod
@@ -24,7 +27,10 @@ class Event:
         """Make an event. Its id is a hash of `of_what`, which identifies the end."""
         event_id = f"evt_{hashlib.sha256(of_what.encode()).hexdigest()[:32]}"
         body = {"id": event_id, "type": kind, "created_at_ms": at_ms, "data": data}
-        return cls(id=event_id, url=url, body=json.dumps(body, ensure_ascii=False, separators=(",", ":")))
+        subject = str(data.get("job_id") or data.get("batch"))
+        return cls(
+            id=event_id, url=url, subject=subject, body=json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+        )
 
 
 def owner_of(body: str) -> tuple[str, str]:

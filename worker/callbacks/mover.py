@@ -54,6 +54,7 @@ KEPT_S = 86_400
 EXPORT_TIMEOUT_S = 3600
 HOUR_S = 3600
 SCHEDULE_EVERY_S = 1.0
+NO_SECRET = "no SLUICE_CALLBACKS_SECRET is configured, so it cannot be signed"
 LOCK_LIFE_S = 10.0
 """For one round of due retries. A mover that is killed in a round delays the next one by this."""
 
@@ -149,8 +150,14 @@ class Mover:
             self._log.warning("malformed callback entry", entry=entry_id.decode(), error=str(error))
             keep_garbage(self._client, keys, keys.callbacks, b" ".join(raw.values()))
             return
-        if event is not None:
-            self._enqueue_webhook(event)
+        if event is None:
+            return
+        if self._settings.secret is None:
+            # It must not wait. In the stream it would hold up exports, and count against the bound at which all submits
+            # are refused; in rq nothing bounds it.
+            self._log.warning("webhook refused", event_id=event.id, of=event.subject, error=NO_SECRET)
+            return
+        self._enqueue_webhook(event)
 
     def _read(self, keys: QueueKeys, raw: Mapping[bytes, bytes]) -> Event | None:
         fields = {name.decode(): value.decode() for name, value in raw.items() if name != b"spec"}

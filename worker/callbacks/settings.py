@@ -51,7 +51,7 @@ class CallbackSettings:
     """Consumer name of the mover, stable across restarts. Empty means the host name."""
 
     secret: str | None = field(default=None, repr=False)
-    """Signing keys, separated by spaces. Without one, webhooks wait in the queue."""
+    """Signing keys, separated by spaces. Without one, webhooks are refused."""
 
     networks: tuple[IpNetwork, ...] = ()
     """Private networks that webhooks may reach."""

@@ -434,7 +434,7 @@ class CallbacksConfig:
     )  # fmt: skip
     secret: str | None = setting(
         None, env="CALLBACKS_SECRET", metavar="SECRET", secret=True,
-        help="Keys from which tenants' webhook secrets derive, separated by spaces. Webhooks wait until one is given.",
+        help="Keys from which tenants' webhook secrets derive, separated by spaces. Without one, webhooks are refused.",
     )  # fmt: skip
     networks: str | None = setting(
         None, env="CALLBACKS_NETWORKS", metavar="NETWORKS",

@@ -26,7 +26,7 @@ from sluice.worker.callbacks import chores
 from sluice.worker.callbacks.chore_jobs import MAX_ERROR_CHARS, rq_queue, rq_worker
 from sluice.worker.callbacks.chores import REFUSED_KEPT_S
 from sluice.worker.callbacks.command import main
-from sluice.worker.callbacks.mover import Mover
+from sluice.worker.callbacks.mover import NO_SECRET, Mover
 from sluice.worker.callbacks.settings import CallbackSettings
 from sluice.worker.callbacks.webhooks import parse_networks
 from sluice.worker.connection.clients import Client
@@ -241,6 +241,39 @@ class TestGivenAJobThatWantsAWebhook:
 
         assert client.xlen(e.KEYS.key("garbage")) == 1
         assert webhooks_of(settings_for(valkey), client).count == 1
+
+
+class TestGivenNoSecret:
+    """As compose and Kubernetes start `worker callbacks` until somebody gives one."""
+
+    def test_when_jobs_and_batches_end_then_nothing_of_their_webhooks_is_left(
+        self, valkey: RedisServer, hook: Receiver, log: LogCapture
+    ) -> None:
+        client, settings = client_of(valkey), settings_for(valkey, secret=None)
+        for number in range(3):
+            end_job(client, hook.url, job_id=f"0.acme.{number}")
+        complete_batch(client, hook.url)
+
+        num_moved = mover(valkey, secret=None).drain()
+
+        assert num_moved == 4
+        assert client.xlen(CALLBACKS) == 0
+        assert webhooks_of(settings, client).count == 0
+        refused = [entry for entry in log.entries if entry["event"] == "webhook refused"]
+        assert [entry["of"] for entry in refused] == ["0.acme.0", "0.acme.1", "0.acme.2", "nightly"]
+        assert {entry["error"] for entry in refused} == {NO_SECRET}
+
+    def test_when_a_batch_is_to_be_exported_then_it_is(
+        self, valkey: RedisServer, hook: Receiver, tmp_path: Path
+    ) -> None:
+        client = client_of(valkey)
+        changes: dict[str, Any] = {"secret": None, "export_folder": str(tmp_path)}
+        end_job(client, hook.url)
+        complete_batch(client, hook.url)
+
+        mover(valkey, **changes).drain()
+
+        assert chores_of(settings_for(valkey, **changes), client).count == 1
 
 
 class TestGivenABatchThatCompletes:
