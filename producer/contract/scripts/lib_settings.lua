@@ -41,12 +41,12 @@ local function write_one(name, value)
   if not tenant then SETTINGS[name] = value ~= '' and value or nil end
 end
 
--- Earlier releases kept weights among the settings.
+-- Earlier releases keep weights among the settings; one found there was set after the one that stands here.
 local function move_old_weights()
   for name, value in pairs(SETTINGS) do
     local tenant = tenant_of_weight(name)
     if tenant then
-      call('HSETNX', WEIGHTS, tenant, value)
+      call('HSET', WEIGHTS, tenant, value)
       call('HDEL', KEYS[1], name)
       SETTINGS[name] = nil
     end
