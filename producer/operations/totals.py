@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from sluice.producer.contract.calls import QueueView
 from sluice.producer.contract.keys import RETURNED
+from sluice.producer.contract.limits import MAX_WEIGHT, MIN_WEIGHT
 
 WEIGHT = "weight:"
 """Prefix of the setting that holds a tenant's weight."""
@@ -81,7 +82,7 @@ def queue_totals(name: str, views: Sequence[QueueView]) -> QueueTotals:
 def tenant_totals(name: str, views: Sequence[QueueView]) -> list[TenantTotals]:
     """Sum up what waits for each tenant that waits or has a weight of its own, by name."""
     settings = {key: value for view in views for key, value in view.settings.items()}
-    weights = {key.removeprefix(WEIGHT): float(value) for key, value in settings.items() if key.startswith(WEIGHT)}
+    weights = {key.removeprefix(WEIGHT): _weight(value) for key, value in settings.items() if key.startswith(WEIGHT)}
     jobs, tokens = Counter[str](), Counter[str]()
     for tenant, num_jobs, num_tokens, _ in (one for view in views for one in view.tenants):
         jobs[tenant] += num_jobs
@@ -100,3 +101,12 @@ def tenant_totals(name: str, views: Sequence[QueueView]) -> list[TenantTotals]:
         )
         for tenant in sorted({*weights, *waiting, *jobs})
     ]
+
+
+def _weight(text: str) -> float:
+    """Read a weight as the scripts do: 1 if it is none, since another user may have written it."""
+    try:
+        weight = float(text)
+    except ValueError:
+        return 1.0
+    return weight if MIN_WEIGHT <= weight <= MAX_WEIGHT else 1.0

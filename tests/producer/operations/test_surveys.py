@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from sluice.producer import Producer, job
 from sluice.producer.contract.calls import Beat, QueueSettings, beat
 from sluice.producer.contract.limits import LANES_PER_PAGE
@@ -34,3 +36,19 @@ class TestGivenManyTenantsAndWorkers:
         found = tenant_totals("default", [view])
         assert len(found) == 2 * NUM_TENANTS
         assert {one.share for one in found if one.waiting} == {1 / NUM_TENANTS}
+
+
+class TestGivenAWeightThatAnotherUserWrote:
+    @pytest.mark.parametrize("text", ["abc", "nan", "-1", "0", "1e9", "inf", "", b"\xff"])
+    def test_when_it_is_no_weight_then_it_counts_as_one_as_in_the_scripts(
+        self,
+        producer: Producer,
+        redis_client: Any,
+        text: str | bytes,  # Any: a redis-py client
+    ) -> None:
+        list(producer.submit_many([job("a", tenant="t")]))
+        redis_client.hset(KEYS.key("weights"), "t", text)
+
+        [found] = tenant_totals("default", producer.queue())
+
+        assert found.weight == 1.0
