@@ -249,11 +249,22 @@ class LoopLink:
         await self._close_left(is_end=True)
 
     async def _close_left(self, *, is_end: bool) -> None:
-        """Close the connections of pools that no ask will use; unless it is the end, some may be in use still."""
-        for pool in [pool for pools in self._left for pool in pools.all()]:
-            await pool.disconnect(inuse_connections=is_end)
-            for sentinel in sentinels_of(pool) if is_end else ():
-                await sentinel.aclose()
+        """Close the connections of pools that no ask will use; unless it is the end, some may be in use still.
+
+        Pools without such a connection are dropped.
+        """
+        for pools in list(self._left):
+            is_over = is_end or not any(map(_has_connection_in_use, pools.all()))
+            for pool in pools.all():
+                await pool.disconnect(inuse_connections=is_end)
+                for sentinel in sentinels_of(pool) if is_over else ():
+                    await sentinel.aclose()
+            if is_over and pools in self._left:
+                self._left.remove(pools)
+
+
+def _has_connection_in_use(pool: Pool) -> bool:
+    return bool(pool._in_use_connections)  # redis-py has no public way to ask for it
 
 
 class AsyncLink:
