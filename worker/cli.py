@@ -515,10 +515,17 @@ def webhook_secret(tenant: str | None, are_batches: bool, config_file: Path | No
     Example:
         worker webhook-secret acme
     """
+    from sluice.producer.contract.errors import InvalidJob
+    from sluice.producer.contract.job_ids import check_tenant
     from sluice.producer.contract.webhooks import tenant_secrets
 
     if are_batches == (tenant is not None):
         raise click.UsageError("give a tenant or --batches")
+    if tenant is not None:
+        try:
+            check_tenant(tenant)
+        except InvalidJob as error:
+            raise click.UsageError(str(error)) from error
     secret = _config_of(config_file, {}).callbacks.secret
     if secret is None:
         raise ConfigError(["SLUICE_CALLBACKS_SECRET: there is no key from which the tenant's could derive"])

@@ -9,7 +9,7 @@ import secrets
 from dataclasses import dataclass, field
 from hashlib import sha256
 
-from sluice.producer.contract.job_ids import new_job_id
+from sluice.producer.contract.job_ids import check_tenant
 from sluice.producer.errors import InvalidSetting
 
 PREFIX = "sluice"
@@ -45,7 +45,7 @@ class ApiKey:
     last_used_ms: int | None = None
 
     def __post_init__(self) -> None:
-        new_job_id(self.tenant)  # checks the name
+        check_tenant(self.tenant)
         if unknown := sorted({*self.scopes} - {*SCOPES}):
             raise InvalidSetting(f"unknown scope {unknown[0]!r}; scopes are {', '.join(SCOPES)}")
         for name, limit in (("rpm", self.rpm), ("tpm", self.tpm)):

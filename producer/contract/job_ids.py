@@ -19,11 +19,20 @@ def new_job_id(tenant: str, partition: int = 0) -> JobId:
     Raises:
         InvalidJob: the tenant's name cannot be part of a key.
     """
+    check_tenant(tenant)
+    return JobId(f"{partition}.{tenant}.{secrets.token_hex(12)}")
+
+
+def check_tenant(tenant: str) -> None:
+    """Check the name of a tenant.
+
+    Raises:
+        InvalidJob: it cannot be part of a key.
+    """
     if not is_text(tenant) or not _TENANT.fullmatch(tenant):
         raise InvalidJob(
             f"tenant must be 1 to {limits.MAX_TENANT_CHARS} lower-case letters, digits, _ and -, got {tenant!r}"
         )
-    return JobId(f"{partition}.{tenant}.{secrets.token_hex(12)}")
 
 
 def split_job_id(job_id: str) -> tuple[int, str, str]:

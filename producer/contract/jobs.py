@@ -15,7 +15,7 @@ from zlib import crc32
 from sluice.producer.contract import limits
 from sluice.producer.contract.calls import FromNow, NewJob, SourceLine
 from sluice.producer.contract.errors import InvalidJob, InvalidPrompt, did_you_mean
-from sluice.producer.contract.job_ids import new_job_id, split_job_id
+from sluice.producer.contract.job_ids import check_tenant, split_job_id
 from sluice.producer.contract.messages import is_number, is_text
 from sluice.producer.contract.wire import (
     JobId,
@@ -268,7 +268,7 @@ def _template(options: Options, partitions: int) -> Template:
     asked = encode_spec(replace(spec, traceparent=None, stream=True))
     seed = options.get("seed")
     tenant, priority = options.get("tenant", "default"), options.get("priority", 0)
-    new_job_id(tenant)  # checks the name
+    check_tenant(tenant)
     if seed is not None:
         check_seed(seed)
     _check_whole("priority", priority, limits.MAX_PRIORITY)

@@ -63,7 +63,7 @@ class TestGivenARotation:
 
 
 class TestGivenTheCommand:
-    @pytest.mark.parametrize("arguments", [[], ["acme", "--batches"]])
+    @pytest.mark.parametrize("arguments", [[], ["acme", "--batches"], ["ACME!"], [""], ["a" * 65]])
     def test_when_it_is_misused_then_it_prints_no_secret(self, arguments: list[str]) -> None:
         ended = CliRunner().invoke(main, ["webhook-secret", *arguments], env={"SLUICE_CALLBACKS_SECRET": KEY})
 
