@@ -2,9 +2,10 @@
 
 Wheels for x86-64 Linux carry a library for each of several instruction sets; the best one for the processor is loaded.
 Elsewhere the C compiler of the machine builds it for that machine (`-march=native`) at first use: tens of seconds of
-processor time. Processes that need it at the same time wait for the one that builds. It is kept in the user's cache
-(`$XDG_CACHE_HOME/sluice`, usually `~/.cache/sluice`) under a name derived from sources, flags and instruction set, so
-another machine or version builds its own. Without either there is no library, and the torch paths are used.
+processor time. Processes that need it at the same time wait for the one that builds. It is kept in a folder of the
+user's own in the cache (`$XDG_CACHE_HOME/sluice`, usually `~/.cache/sluice`) under a name derived from sources, flags
+and instruction set, so another machine or version builds its own. Without either there is no library, and the torch
+paths are used.
 """
 
 import ctypes
@@ -144,18 +145,28 @@ def _cache_folder() -> Path:
     Raises:
         OSError: there is none, or another user made it.
     """
+    uid = os.getuid()
     try:
         # The XDG Base Directory Specification ignores relative paths.
         stated = Path(os.environ.get("XDG_CACHE_HOME", ""))
-        folder = (stated if stated.is_absolute() else Path.home() / ".cache") / "sluice"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except (OSError, RuntimeError):
-        folder = Path(tempfile.gettempdir()) / f"sluice-{os.getuid()}"
+        above = (stated if stated.is_absolute() else Path.home() / ".cache") / "sluice"
+        folder = above / f"native-{uid}"
+        above.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.is_symlink() or folder.lstat().st_uid != os.getuid():
-        raise PermissionError(f"{folder} is a link or belongs to another user")
+    except (OSError, RuntimeError):
+        above, folder = None, Path(tempfile.gettempdir()) / f"sluice-{uid}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+    if above is not None:
+        _check_owner(above, uid, 0)  # a mounted volume is root's
+    _check_owner(folder, uid)
     folder.chmod(0o700)
     return folder
+
+
+def _check_owner(folder: Path, *uids: int) -> None:
+    """Raise PermissionError unless it is a folder of one of these users."""
+    if folder.is_symlink() or folder.lstat().st_uid not in uids:
+        raise PermissionError(f"{folder} is a link or belongs to another user")
 
 
 def _is_private(path: Path) -> bool:

@@ -1,11 +1,13 @@
 """Building the native library: kept, rebuilt when sources change, and done without where there is no compiler."""
 
 import os
+import re
 import shutil
 import stat
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -61,7 +63,8 @@ class TestGivenProcessesThatStartTogether:
 
         assert all("CDLL" in each for each in loaded)
         assert len((tmp_path / "runs").read_text().splitlines()) == 2, "one source is compiled and linked"
-        assert len(list((tmp_path / "sluice").glob("*.so"))) == 1, "the cache is where XDG_CACHE_HOME says"
+        own = tmp_path / "sluice" / f"native-{os.getuid()}"
+        assert len(list(own.glob("*.so"))) == 1, "the cache is where XDG_CACHE_HOME says"
 
 
 @pytest.mark.usefixtures("_of_one_source")
@@ -114,9 +117,9 @@ class TestGivenACacheThatIsNotTheUsers:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, kind: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         uid = os.getuid() + (kind == "other user")
-        folder = tmp_path / (".cache/sluice" if place == "home" else f"sluice-{uid}")
+        folder = tmp_path / (f".cache/sluice/native-{uid}" if place == "home" else f"sluice-{uid}")
         (tmp_path / "planted").mkdir()
-        folder.parent.mkdir(exist_ok=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
         _ = folder.symlink_to(tmp_path / "planted") if kind == "link" else folder.mkdir(mode=0o777)
         monkeypatch.setenv("HOME", str(tmp_path if place == "home" else "/proc/none"))
         monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
@@ -127,6 +130,24 @@ class TestGivenACacheThatIsNotTheUsers:
 
         assert "link or belongs to another user" in vars(caplog.records[-1])["error"]
 
+    @pytest.mark.parametrize("kind", ["link", "other user"])
+    def test_when_the_folder_above_it_is_not_then_it_is_not_used(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    ) -> None:
+        above = tmp_path / "sluice"
+        (tmp_path / "planted").mkdir()
+        _ = above.symlink_to(tmp_path / "planted") if kind == "link" else above.mkdir()
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        found, other = Path.lstat, os.stat_result((0o40777, 0, 0, 2, os.getuid() + 1, 0, 0, 0, 0, 0))
+
+        def lstat(path: Path) -> os.stat_result:
+            return other if path == above and kind == "other user" else found(path)
+
+        monkeypatch.setattr(Path, "lstat", lstat)
+
+        with pytest.raises(PermissionError, match=re.escape(f"{above} is a link or belongs to another user")):
+            native._cache_folder()  # pyright: ignore[reportPrivateUsage]  # what is tested
+
     def test_when_there_is_no_home_then_the_temporary_folder_is_used(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -136,6 +157,40 @@ class TestGivenACacheThatIsNotTheUsers:
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
         assert native._cache_folder() == tmp_path / f"sluice-{os.getuid()}"  # pyright: ignore[reportPrivateUsage]  # what is tested
+
+
+@pytest.fixture
+def volume() -> Iterator[Path]:
+    """A volume as Kubernetes mounts it: root's, with write access for the group of its pods (`fsGroup`)."""
+    if os.getuid() != 0:
+        pytest.skip("only root can make such a folder")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "sluice"
+        folder.mkdir()
+        os.chown(folder, 0, 1000)
+        folder.chmod(0o2775)
+        Path(name).chmod(0o755)
+        yield folder
+
+
+class TestGivenACacheOnAVolume:
+    def test_when_the_user_is_of_its_group_then_it_has_a_private_folder_there(self, volume: Path) -> None:
+        code = (
+            "import os; from sluice.kernels import native;"
+            "os.setgroups([]); os.setgid(1000); os.setuid(1000);"
+            "print(native._cache_folder(), native._cache_folder().stat().st_mode)"
+        )
+
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"XDG_CACHE_HOME": str(volume.parent)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+        own, mode = volume / "native-1000", stat.S_IFDIR | 0o700
+        assert done.stdout.split() == [str(own), str(mode)], done.stderr
 
 
 class TestGivenNoCompiler:
