@@ -8,15 +8,16 @@ import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from itertools import product
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import torch
 
-_VERSION_2 = ("sys/fs/cgroup", ("memory.max", "memory.high"), "memory.current")
-"""The mount of cgroups of version 2, and the files of a cgroup's limits and usage. Beyond `high` it is throttled."""
+from sluice.engine.execution.cgroups import cgroup_folders
 
-_VERSION_1 = ("sys/fs/cgroup/memory", ("memory.limit_in_bytes",), "memory.usage_in_bytes")
+_VERSION_2 = (("memory.max", "memory.high"), "memory.current")
+"""The files of a cgroup's limits and usage in version 2. Beyond `high` it is throttled."""
+
+_VERSION_1 = (("memory.limit_in_bytes",), "memory.usage_in_bytes")
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
@@ -38,19 +39,10 @@ def _free_of_machine(root: Path) -> int:
 
 
 def _rooms_of_cgroups(root: Path) -> Iterator[int]:
-    """Yield what each cgroup may still take, from this process's own up to the root of the mount."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if not path or (controllers and "memory" not in controllers.split(",")):
-            continue
-        mount, limits, usage = _VERSION_1 if controllers else _VERSION_2
-        # In a container the path may be the host's, of which only the mount is there.
-        groups = (PurePosixPath(path), *PurePosixPath(path).parents)
-        for folder, limit in product((root / mount / group.relative_to("/") for group in groups), limits):
+    """Yield what each cgroup may still take."""
+    for is_version_2, folder in cgroup_folders(root, "memory"):
+        limits, usage = _VERSION_2 if is_version_2 else _VERSION_1
+        for limit in limits:
             with suppress(OSError, ValueError):  # no such file; "max"
                 num_used = int((folder / usage).read_text()) - _reclaimable_bytes(folder / "memory.stat")
                 yield int((folder / limit).read_text()) - num_used

@@ -84,7 +84,7 @@ class ModelOptions:
     """Whether a load on a GPU tries each kernel, and runs every variant, so that nothing is compiled for a job."""
 
     num_threads: int | None = None
-    """Threads on the CPU. None: torch's default."""
+    """Threads on the CPU. None: one per core that affinity and cgroups allow, or as OMP_NUM_THREADS says."""
 
     lag: Literal[0, 1] | None = None
     """Steps that may be launched ahead of their results (`Executor.lag`). None: 1 on a GPU, 0 on a CPU."""

@@ -1,7 +1,9 @@
-"""Set how the threads of a step wait for each other on the CPU. Imports no torch, and must be imported before it."""
+"""How many threads a step has on the CPU, and how they wait for each other. Imports no torch before it is asked to."""
 
 import os
 import sys
+
+from sluice.engine.execution.cgroups import num_usable_cores
 
 SPINS = "5000"
 """0.1 to 0.25 ms: longer than a synchronization in a quiet step, shorter than a scheduler's time slice."""
@@ -22,3 +24,15 @@ def limit_spinning() -> bool:
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = SPINS
     return "torch" not in sys.modules
+
+
+def default_num_threads() -> int:
+    """Return torch's number of threads, within the quota of the process's cgroups unless OMP_NUM_THREADS is set.
+
+    torch counts the cores of the affinity only. More threads than the quota use it up early in each period, and all of
+    them stand still for the rest.
+    """
+    import torch
+
+    num_threads = torch.get_num_threads()
+    return num_threads if "OMP_NUM_THREADS" in os.environ else min(num_threads, num_usable_cores())

@@ -4,6 +4,7 @@ import importlib.util
 import shutil
 from collections.abc import Iterator
 
+from sluice.engine.execution.threads import default_num_threads
 from sluice.kernels.compiler import COMPILERS
 from sluice.worker.checks.result import CheckResult, warning
 from sluice.worker.checks.site import Site
@@ -35,7 +36,7 @@ def _described(device: str) -> str:
 
     kind, _, index = device.partition(":")
     if kind == "cpu":
-        return f"cpu, {torch.get_num_threads()} threads, torch {torch.__version__}"
+        return f"cpu, {default_num_threads()} threads, torch {torch.__version__}"
     driver, name = driver_of(device), torch.cuda.get_device_name(int(index or 0))
     memory = driver.memory_bytes() if driver is not None else None
     return name if memory is None else f"{name}, {memory[0] / 2**30:.1f} of {memory[1] / 2**30:.1f} GiB free"

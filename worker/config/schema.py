@@ -228,7 +228,8 @@ class ModelConfig:
     )  # fmt: skip
     num_threads: int | None = setting(
         None, env="NUM_THREADS", metavar="THREADS",
-        help="Compute threads on the CPU. If not given: one for a small model, otherwise one per core.",
+        help="Compute threads on the CPU. If not given: one for a small model, otherwise one per core, within the "
+        "quota of a container or unit.",
     )  # fmt: skip
 
     @property

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Container, Mapping
 from importlib.util import find_spec
 
+from sluice.engine.execution.cgroups import num_usable_cores
 from sluice.worker.config import CONFIG_FILE_NAME, PREFIX, READ_ELSEWHERE, SETTINGS, WorkerConfig
 from sluice.worker.devices import devices_of, is_several
 from sluice.worker.endpoints import traces_endpoint_of
@@ -51,7 +52,15 @@ def fleet_specs(config: WorkerConfig, environ: Mapping[str, str]) -> list[ChildS
     base["SLUICE_PROCESSES"] = "1"
     if is_on_cpu:
         base["SLUICE_MEMORY_FRACTION"] = repr(config.model.memory_share / len(devices))
+        _share_quota(base, len(devices))
     return [_fleet_spec(config, base, index, device, cores[index]) for index, device in enumerate(devices)]
+
+
+def _share_quota(base: dict[str, str], num_workers: int) -> None:
+    """Bound the threads of each worker, if a cgroup has a quota: each reads the whole of it."""
+    num_cores = num_usable_cores()
+    if num_cores < len(own_cores()):
+        base.setdefault("OMP_NUM_THREADS", str(max(1, num_cores // num_workers)))
 
 
 def recorder_specs(config: WorkerConfig, environ: Mapping[str, str]) -> list[ChildSpec]:

@@ -1,7 +1,6 @@
 """Choose a GPU's kernels at load: try them beside the loading of the weights, and step down what does not work."""
 
 import logging
-import os
 import traceback
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +11,7 @@ from typing import Literal
 import torch
 
 from sluice.engine.errors import EngineError, KernelsUnavailable
+from sluice.engine.execution.cgroups import num_usable_cores
 from sluice.engine.execution.device_errors import loss_of
 from sluice.engine.execution.memory import free_memory_bytes
 from sluice.engine.execution.options import ModelOptions
@@ -40,7 +40,7 @@ def num_processes(weight_files: Iterable[Path], device: torch.device) -> int:
         return 1
     spare_bytes = free_memory_bytes(device) - sum(path.stat().st_size for path in weight_files)
     # Workers of other GPUs may start at the same time.
-    num_cores = len(os.sched_getaffinity(0)) // torch.cuda.device_count()
+    num_cores = num_usable_cores() // torch.cuda.device_count()
     return max(1, min(MAX_PROCESSES, num_cores, spare_bytes // PROCESS_BYTES))
 
 

@@ -28,6 +28,7 @@ from sluice.engine.execution.start.kernel_trial import (
 )
 from sluice.engine.execution.start.largest_step import largest_batches
 from sluice.engine.execution.start.warm_up import warm_up_batches
+from sluice.engine.execution.threads import default_num_threads
 from sluice.engine.executor import ModelLimits
 from sluice.engine.models.config import DecoderConfig, parse_config
 from sluice.engine.models.decoder import Decoder
@@ -119,8 +120,9 @@ def load_planned(plan: LoadPlan) -> ModelRunner:
     """
     options, config, device = plan.options, plan.config, torch.device(plan.options.device)
     is_int8 = options.quantization == "int8"
-    if options.num_threads is not None:
-        torch.set_num_threads(options.num_threads)
+    num_threads = options.num_threads or default_num_threads()
+    if num_threads != torch.get_num_threads():
+        torch.set_num_threads(num_threads)
     if device.type == "cuda":
         # Triton launches on the thread's current device, whatever the tensors' device. torch needs an index here.
         torch.cuda.set_device(device.index or 0)

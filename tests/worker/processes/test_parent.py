@@ -14,6 +14,7 @@ import pytest
 
 from sluice.worker.config import load_config
 from sluice.worker.errors import ExitCode
+from sluice.worker.processes import specs
 from sluice.worker.processes.specs import callbacks_specs, environment_of, is_fleet, recorder_specs, worker_specs
 from tests.integration.jobs import wait_until
 
@@ -498,14 +499,14 @@ class TestGivenAConfiguration:
     def test_when_it_names_gpus_then_each_has_a_post_of_its_own(self) -> None:
         config = load_config({}, flags={**self.FLAGS, "model.device": "cuda:0,2", "model.memory_fraction": 0.8})
 
-        specs = worker_specs(
+        workers = worker_specs(
             config, {"PATH": "/bin", "SLUICE_CONFIG": "/etc/sluice.toml", "SLUICE_STATE_DIR": "/state"}
         )
 
         assert is_fleet(config)
-        assert [spec.name for spec in specs] == ["gpu0", "gpu2"]
-        assert [spec.cores for spec in specs] == [frozenset(), frozenset()]
-        for index, spec in enumerate(specs):
+        assert [spec.name for spec in workers] == ["gpu0", "gpu2"]
+        assert [spec.cores for spec in workers] == [frozenset(), frozenset()]
+        for index, spec in enumerate(workers):
             own = load_config(spec.environ)
             assert own.model.device == f"cuda:{index * 2}"
             assert own.metrics.port == 9400 + index
@@ -518,14 +519,29 @@ class TestGivenAConfiguration:
     def test_when_it_asks_for_processes_on_the_cpu_then_they_share_its_cores_and_memory(self) -> None:
         config = load_config({}, flags={**self.FLAGS, "model.processes": 4, "metrics.port": 0, "log.name": "east"})
 
-        specs = worker_specs(config, {})
+        workers = worker_specs(config, {})
 
-        assert [spec.name for spec in specs] == ["east-cpu0", "east-cpu1", "east-cpu2", "east-cpu3"]
-        for spec in specs:
+        assert [spec.name for spec in workers] == ["east-cpu0", "east-cpu1", "east-cpu2", "east-cpu3"]
+        for spec in workers:
             own = load_config(spec.environ)
             assert (own.model.memory_fraction, own.metrics.port, own.model.processes) == (0.125, 0, 1)
             assert spec.cores <= os.sched_getaffinity(0)
             assert spec.cores
+
+    @pytest.mark.parametrize(
+        ("num_usable", "environ", "stated"),
+        [(16, {}, None), (8, {}, "2"), (8, {"OMP_NUM_THREADS": "3"}, "3"), (1, {}, "1")],
+    )
+    def test_when_a_cgroup_has_a_quota_then_its_processes_share_that_too(
+        self, monkeypatch: pytest.MonkeyPatch, num_usable: int, environ: dict[str, str], stated: str | None
+    ) -> None:
+        monkeypatch.setattr(specs, "own_cores", lambda: list(range(16)))
+        monkeypatch.setattr(specs, "num_usable_cores", lambda: num_usable)
+        config = load_config({}, flags={**self.FLAGS, "model.processes": 4})
+
+        found = [spec.environ.get("OMP_NUM_THREADS") for spec in worker_specs(config, environ)]
+
+        assert found == [stated] * 4
 
     def test_when_no_memory_share_is_given_then_its_processes_split_that_of_one(self) -> None:
         config = load_config({}, flags={**self.FLAGS, "model.processes": 4})
