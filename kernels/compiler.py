@@ -4,6 +4,7 @@ Imports nothing that must be installed: the build of a wheel runs it (hatch_buil
 """
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -14,6 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent
 FLAGS = ("-O2", "-fno-math-errno", "-fopenmp", "-fPIC", "-fvisibility=hidden", "-Wno-psabi")
 COMPILERS = ("cc", "gcc", "clang")
+
+_ERROR = re.compile(r"^(?!collect2:|clang: ).*\berror: ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +98,7 @@ def _run_all(commands: Iterable[Sequence[str]]) -> None:
     """Run compiler commands in parallel.
 
     Raises:
-        subprocess.SubprocessError: one failed; the message has its first lines.
+        subprocess.SubprocessError: one failed; the message has its first error and what follows.
     """
     running = [
         subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for command in commands
@@ -104,6 +107,16 @@ def _run_all(commands: Iterable[Sequence[str]]) -> None:
     for process in running:
         _, said = process.communicate()
         if process.returncode:
-            failed = said.strip()[:2000]
+            failed = _from_first_error(said)[:2000]
     if failed is not None:
         raise subprocess.SubprocessError(f"the C compiler failed: {failed}")
+
+
+def _from_first_error(said: str) -> str:
+    """Return what a compiler says from its first error on: there may be any number of warnings before.
+
+    A linker has no such line of its own; only the compiler that calls it says that it failed.
+    """
+    lines = said.strip().splitlines()
+    of_compiler = (number for number, line in enumerate(lines) if _ERROR.search(line))
+    return "\n".join(lines[next(of_compiler, 0) :])

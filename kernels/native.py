@@ -63,10 +63,19 @@ def declare(found: ctypes.CDLL, name: str, arguments: str) -> Callable[..., None
 def library() -> ctypes.CDLL | None:
     """Return the library for this machine: the wheel's, else one that is built if necessary; None without either."""
     try:
-        return _load_packaged() or load_library("native")
+        return load_best()
     except (OSError, subprocess.SubprocessError) as error:
         log.warning("no native kernels: %s. %s %s", error, SLOWER, ADVICE, extra={"error": str(error)})
         return None
+
+
+def load_best() -> ctypes.CDLL:
+    """Load the library for this machine, as `library` returns it.
+
+    Raises:
+        OSError, subprocess.SubprocessError: as in `load_library`.
+    """
+    return _load_packaged() or load_library("native")
 
 
 def packaged_library() -> Path | None:

@@ -34,6 +34,7 @@ from typing import Any
 import torch
 
 from benchmarks.engine.scheduler import measure
+from benchmarks.native_kernels import require_native_kernels
 from sluice.engine.batch import Batch
 from sluice.engine.config import EngineConfig
 from sluice.engine.execution.model_runner import ModelRunner
@@ -278,6 +279,7 @@ def main() -> None:
         # As in the worker: it must come before torch.
         limit_spinning()
         os.execv(sys.executable, [sys.executable, "-m", "benchmarks", "engine", *sys.argv[1:]])
+    require_native_kernels()
     torch.set_num_threads(arguments.threads)
     folder, jobs = model_folder(), make_jobs()
     num_prompt_tokens = sum(len(job.prompt) for job in jobs)

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from benchmarks.engine.models import model_folder
 from benchmarks.engine.peers import OUR_WAITING, ROOT, Run, jobs_of
+from benchmarks.native_kernels import require_native_kernels
 from benchmarks.peers.engine_side import PEERS, Serving, installed, serving, write_work
 
 SHAPE = "llama-100m"
@@ -90,6 +91,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto", help="of our engine: auto or float32 (default auto)")
     parser.add_argument("--rounds", type=int, default=3, help="counted rounds (default 3)")
     given = parser.parse_args()
+    require_native_kernels()
     shorthands = {"all": list(PEERS), "none": list[str](), "installed": installed()}
     peers = shorthands[given.peers] if given.peers in shorthands else given.peers.split(",")
     numbers = [int(number) for number in given.busy.split(",")]

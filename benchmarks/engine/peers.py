@@ -25,6 +25,7 @@ from typing import Literal
 
 from benchmarks.engine.bare import MAX_NUM_BATCHED_TOKENS, Job, RecordingRunner, make_jobs, run_ours
 from benchmarks.engine.models import SHAPES, model_folder
+from benchmarks.native_kernels import require_native_kernels
 from benchmarks.peers.engine_side import PEERS, Serving, installed, serving, write_work
 from benchmarks.service.load import batching, run_jobs
 from benchmarks.service.parts import own_server, worker
@@ -137,6 +138,7 @@ def main() -> None:
     if given.serve:
         serve_ours(Path(given.serve[0]), given.serve[1], int(given.serve[2]), given.dtype)
         return
+    require_native_kernels()
     shorthands = {"all": list(PEERS), "none": list[str](), "installed": installed()}
     peers = shorthands[given.peers] if given.peers in shorthands else given.peers.split(",")
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before")

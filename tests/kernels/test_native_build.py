@@ -222,6 +222,22 @@ class TestGivenMoreThreadsThanATeamHolds:
 
 
 class TestGivenACompilerThatFails:
+    def test_when_it_warns_before_then_the_log_has_its_first_error(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        source = tmp_path / "kernel" / "native.c"
+        source.parent.mkdir()
+        source.write_text(f"#warning {'long ' * 600}\nint f(void) {{ return nothing; }}\n")
+        monkeypatch.setattr(native, "_sources", lambda: [source])
+        monkeypatch.setattr(native, "_load_packaged", lambda: None)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+        assert library.__wrapped__() is None
+
+        message = caplog.records[-1].getMessage()
+        assert f"the C compiler failed: {source}:2:" in message.splitlines()[0]
+        assert "nothing" in message.splitlines()[0]
+
     def test_when_a_library_is_built_then_the_error_has_its_words(self, tmp_path: Path) -> None:
         with pytest.raises(subprocess.SubprocessError, match="compiler failed"):
             load_library("no-such-processor", tmp_path)
