@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from secrets import token_hex
 from typing import Any
 
 import rq
@@ -34,6 +35,9 @@ HOUR_S = 3600
 DAY_MS = 86_400_000
 CONTINUE_S = 10.0
 """How long batches are continued before sweeps that wait have their turn."""
+
+CLEAN_S = 5.0
+"""How long old files are deleted, and then leftovers, before batches have their turn."""
 
 LOG = logging.getLogger(__name__)
 
@@ -96,8 +100,16 @@ class TaskSettings:
         return Workshop.open(self.redis_url, self.database_url, self.files_url)
 
 
+@dataclass(slots=True, eq=False)
+class Place:
+    """Where the next sweep of responses goes on. Changes with each."""
+
+    after: str = ""
+
+
 _settings: ContextVar[TaskSettings] = ContextVar("gateway task settings")
 _outages: ContextVar[Outages] = ContextVar("gateway task outages")
+_responses: ContextVar[Place] = ContextVar("gateway responses")
 _turns: ContextVar[Turns] = ContextVar("gateway batch turns")
 
 
@@ -114,6 +126,7 @@ def bind(
     )
     _settings.set(settings)
     _outages.set(Outages())
+    _responses.set(Place())
     _turns.set(Turns())
 
 
@@ -126,15 +139,29 @@ def continue_batches() -> None:
                 advance(workshop, due.id, due.epoch)
 
 
-def clean_files() -> None:
-    """Delete files that are too old, and objects that no row names."""
-    days = _settings.get().file_retention_days
+def clean_files(after: str = "", until_s: float = 0) -> None:
+    """Delete files that are too old, and objects that no row names, for some seconds.
+
+    Args:
+        after: Where to go on: a key of an object.
+        until_s: Until this moment of the clock, a task behind those that wait does what is left; then the next hour's.
+    """
     with _outages.get().logged("clean_files"), _settings.get().workshop() as workshop:
-        if days is not None:
-            num_deleted = remove_old_files(workshop.storage, workshop.files, before_ms=now_ms() - round(days * DAY_MS))
-            if num_deleted:
-                log_event(LOG, "Old files deleted", {"num_files": num_deleted, "days": days})
-        remove_leftovers(workshop.storage, workshop.files, workshop.batches)
+        rest = _clean(workshop, after)
+        if rest is not None and time.time() < until_s:
+            _enqueue(clean_files, rest, until_s, name=f"clean-on-{token_hex(6)}")
+
+
+def _clean(workshop: Workshop, after: str) -> str | None:
+    days = _settings.get().file_retention_days
+    if days is not None:
+        before_ms = now_ms() - round(days * DAY_MS)
+        cleaned = remove_old_files(workshop.storage, workshop.files, before_ms=before_ms, for_s=CLEAN_S)
+        if cleaned.num_deleted:
+            log_event(LOG, "Old files deleted", {"num_files": cleaned.num_deleted, "days": days})
+        if not cleaned.is_over:
+            return after
+    return remove_leftovers(workshop.storage, workshop.files, workshop.batches, after=after, for_s=CLEAN_S).rest
 
 
 def _mark_process(settings: TaskSettings) -> None:
@@ -159,11 +186,13 @@ def _enqueue_batches(settings: TaskSettings) -> None:
 
 
 def _clean_hourly(_settings: TaskSettings) -> None:
-    _enqueue(clean_files, name=f"clean-{int(time.time()) // HOUR_S}", kept_s=HOUR_S)
+    hour = int(time.time()) // HOUR_S
+    _enqueue(clean_files, "", (hour + 1) * HOUR_S, name=f"clean-{hour}", kept_s=HOUR_S)
 
 
 def _sweep_responses(settings: TaskSettings) -> None:
-    sweep_responses(settings.redis_url, settings.queue, settings.database_url)
+    place = _responses.get()
+    place.after = sweep_responses(settings.redis_url, settings.queue, settings.database_url, after=place.after)
 
 
 STEPS: tuple[Callable[[TaskSettings], None], ...] = (

@@ -6,6 +6,7 @@ The table is the list of what is to be done, so a sweep may be killed anywhere, 
 import asyncio
 import logging
 from collections.abc import Sequence
+from time import monotonic
 
 from sluice.producer.aio import AsyncProducer
 from sluice.producer.errors import HistoryUnavailable, ProducerError
@@ -17,35 +18,41 @@ PAGE = 100
 """Responses that are looked at in one round trip: their outputs are in memory at once."""
 
 DELETED_AT_ONCE = 1000
+FOR_S = 0.5
+"""How long a sweep works; it looks at one page at least. One runs each second, and batches wait for it."""
+
 PATIENCE_S = 5.0
 LOG = logging.getLogger(__name__)
 
 
-def sweep_responses(redis_url: str, queue: str, database_url: str) -> None:
+def sweep_responses(redis_url: str, queue: str, database_url: str, *, after: str = "", for_s: float = FOR_S) -> str:
     """Look at the open responses of a queue, and delete expired ones of all. Without the tables, there are none.
 
-    Only of one queue, because others may be on other servers: here, their jobs would seem lost.
+    Only of one queue, because others may be on other servers: here, their jobs would seem lost. Returns the id after
+    which the next sweep goes on if time is up; "" if all were looked at.
 
     Raises:
         ProducerError: the queue's server cannot be used; the next sweep tries again.
     """
     with Database(database_url) as database:
-        store = ResponseStore(database)
+        store, until_s = ResponseStore(database), monotonic() + for_s
         try:
             # First: what cannot be settled must not keep them.
-            while store.delete_expired(DELETED_AT_ONCE) == DELETED_AT_ONCE:
+            while store.delete_expired(DELETED_AT_ONCE) == DELETED_AT_ONCE and monotonic() < until_s:
                 pass
-            asyncio.run(_settle_all(redis_url, queue, store))
+            return asyncio.run(_settle(redis_url, queue, store, after, until_s))
         except HistoryUnavailable:
-            return
+            return after
 
 
-async def _settle_all(redis_url: str, queue: str, store: ResponseStore) -> None:
+async def _settle(redis_url: str, queue: str, store: ResponseStore, after: str, until_s: float) -> str:
     async with AsyncProducer(redis_url, queue=queue, patience_s=PATIENCE_S) as client:
-        after = ""
         while page := store.open_after(queue, after, PAGE):
             after = page[-1].info.id
             await _settle_each(client, store, page)
+            if monotonic() > until_s:
+                return after
+    return ""
 
 
 async def _settle_each(client: AsyncProducer, store: ResponseStore, found: Sequence[StoredResponse]) -> None:

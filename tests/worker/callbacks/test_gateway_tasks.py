@@ -1,9 +1,15 @@
 """Sweeps of the HTTP gateway: enqueued once by several movers, and run by an rq worker of their own."""
 
+import os
+import time
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from sluice.producer.contract.wire import JobId
 from sluice.producer.gateway import tasks
+from sluice.producer.gateway.files.leftovers import AT_ONCE
 from sluice.producer.gateway.responses.store import LOST, ResponseStore, StoredResponse
 from sluice.producer.gateway.tables.database import Database
 from sluice.producer.openai.responses import ResponseInfo
@@ -58,6 +64,56 @@ class TestGivenAResponseWhoseJobIsLost:
             found = store.get(info.id, "acme")
         assert found is not None
         assert found.end == LOST
+
+
+class TestGivenManyObjectsWithoutARow:
+    """They are two days old."""
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        """Where they are."""
+        at_s = time.time() - 2 * 86_400
+        for place in ("files", "batches/b"):
+            (tmp_path / place).mkdir(parents=True)
+            for number in range(AT_ONCE + 1):
+                path = tmp_path / place / f"{number:05d}"
+                path.touch()
+                os.utime(path, (at_s, at_s))
+        return tmp_path
+
+    def test_when_time_is_up_then_a_task_behind_those_that_wait_goes_on(
+        self, valkey: RedisServer, sqlite_url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        client, settings = client_of(valkey), settings_for(valkey, sqlite_url, files_url=folder.as_uri())
+        queue: Any = rq_queue(settings.rq_names.gateway, client)  # Any: partly untyped
+        monkeypatch.setattr(tasks, "CLEAN_S", 0.0)
+        bind(settings)
+        until_s = time.time() + 600
+        for number, task in enumerate((tasks.clean_files, tasks.sweep)):
+            queue.enqueue(task, *(("", until_s) if number == 0 else ()), job_id=f"first-{number}")
+
+        work(client, settings, queue)
+
+        done = [job for job in map(queue.fetch_job, queue.finished_job_registry.get_job_ids()) if job is not None]
+        began = {job.id: job.started_at for job in done if job.started_at is not None}
+        others = [at for name, at in began.items() if name.startswith("clean-on")]
+        assert others
+        assert min(others) > began["first-1"]
+        assert not [path for path in folder.rglob("*") if path.is_file() and path.name.isdecimal()]
+
+    def test_when_the_hour_is_over_then_the_next_ones_task_goes_on(
+        self, valkey: RedisServer, sqlite_url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        client, settings = client_of(valkey), settings_for(valkey, sqlite_url, files_url=folder.as_uri())
+        queue: Any = rq_queue(settings.rq_names.gateway, client)  # Any: partly untyped
+        monkeypatch.setattr(tasks, "CLEAN_S", 0.0)
+        bind(settings)
+        queue.enqueue(tasks.clean_files, "", time.time() - 1, job_id="first")
+
+        work(client, settings, queue)
+
+        assert queue.finished_job_registry.get_job_ids() == ["first"]
+        assert sum(path.is_file() and path.name.isdecimal() for path in folder.rglob("*")) == AT_ONCE + 2
 
 
 class TestGivenTasksThatNobodyRuns:

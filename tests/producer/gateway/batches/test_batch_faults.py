@@ -28,6 +28,7 @@ from sluice.producer.gateway.batches.collecting import Bits, Collector, Look, Pa
 from sluice.producer.gateway.batches.lines import identity_of, names_of
 from sluice.producer.gateway.batches.submitting import Submission
 from sluice.producer.gateway.batches.task import OVERDUE_MS, Workshop
+from sluice.producer.gateway.files import leftovers
 from sluice.producer.gateway.files.leftovers import remove_leftovers, remove_old_files
 from sluice.producer.gateway.files.storage import Storage
 from sluice.producer.gateway.files.store import OUTPUT, File, new_file_id, now_ms
@@ -384,6 +385,20 @@ class TestGivenFilesThatAreOld:
         assert old.id not in kept
         assert workshop.files.old(before_ms, 10) == []
         assert not list(workshop.storage.old_keys(f"files/{old.input_file.removeprefix('file-')}", now_ms()))
+
+    def test_when_time_is_up_then_more_is_left(self, workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(leftovers, "AT_ONCE", 1)
+        made = [added(workshop, numbered(1), created_ms=number) for number in (1, 2)]
+        for batch in made:
+            workshop.batches.move(batch, "failed")
+        before_ms = now_ms() + 1
+
+        found = remove_old_files(workshop.storage, workshop.files, before_ms=before_ms, for_s=0)
+        rest = remove_old_files(workshop.storage, workshop.files, before_ms=before_ms)
+
+        assert (found.num_deleted, found.is_over) == (1, False)
+        assert rest.is_over
+        assert [workshop.files.get(batch.input_file, "acme") for batch in made] == [None, None]
 
 
 class TestGivenBatchesOfTwoQueues:

@@ -249,11 +249,11 @@ class TestGivenATaskThatWasTakenForDead:
 
         ended = go_on(workshop, batch)
         # Of this test's folder only; other tests share the database.
-        num_deleted = remove_leftovers(workshop.storage, workshop.files, workshop.batches, min_age_s=-10)
+        num_deleted = remove_leftovers(workshop.storage, workshop.files, workshop.batches, min_age_s=-10).num_deleted
 
         assert num_deleted == 1
         assert custom_ids(lines_of(workshop, ended.output_file)) == names(0, 1)
-        assert remove_leftovers(workshop.storage, workshop.files, workshop.batches, min_age_s=-10) == 0
+        assert remove_leftovers(workshop.storage, workshop.files, workshop.batches, min_age_s=-10).num_deleted == 0
 
 
 class TestGivenABatchThatIsCancelled:

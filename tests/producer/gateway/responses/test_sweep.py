@@ -9,6 +9,7 @@ from sluice.producer import Producer
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.wire import JobId, Usage
+from sluice.producer.gateway.responses import sweep
 from sluice.producer.gateway.responses.ends import GRACE_MS
 from sluice.producer.gateway.responses.store import LOST, ResponseStore, StoredResponse, now_ms
 from sluice.producer.gateway.responses.sweep import sweep_responses
@@ -38,10 +39,10 @@ class Site:
         """Submit its job."""
         return self.producer.submit("once", tenant="acme", job_id=JobId(f"0.acme.{name}"), max_tokens=max_tokens).id
 
-    def sweep(self) -> None:
+    def sweep(self, after: str = "", *, for_s: float = 10) -> str:
         """Do what `worker callbacks` does every few seconds."""
         url, database_url = self._urls
-        sweep_responses(url, "default", database_url)
+        return sweep_responses(url, "default", database_url, after=after, for_s=for_s)
 
     def end(self, response_id: str) -> ResponseEnd | None:
         """The stored end."""
@@ -95,6 +96,30 @@ class TestGivenAnOpenResponse:
 
         assert site.store.open_after("default", "", 9) == []
         assert site.store.get(name, "acme") is None
+
+
+class TestGivenMoreOpenResponsesThanASweepHasTimeFor:
+    def test_when_sweeps_go_on_behind_each_other_then_all_are_settled(
+        self, site: Site, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sweep, "PAGE", 1)
+        made = [site.add(f"old-{number}", age_ms=GRACE_MS + 1) for number in range(3)]
+
+        places = [site.sweep(for_s=0)]
+        while places[-1]:
+            places.append(site.sweep(places[-1], for_s=0))
+
+        assert places == [*sorted(made), ""]
+        assert [site.end(name) for name in made] == [LOST] * 3
+
+    def test_when_many_expired_then_a_sweep_deletes_some(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sweep, "DELETED_AT_ONCE", 1)
+        for number in range(3):
+            site.add(f"gone-{number}", expires_in_ms=-1)
+
+        site.sweep(for_s=0)
+
+        assert [site.store.delete_expired(1) for _ in range(3)] == [1, 1, 0]
 
 
 class TestGivenAJobWhoseChannelCannotBeRead:
