@@ -21,7 +21,7 @@ RUN sed --regexp-extended "s/^torch==.*/torch==$TORCH/; s/^triton==.*/triton==$T
 
 RUN useradd --create-home sluice
 USER sluice
-# Volumes that are mounted here take over the folders' owner.
+# A new named volume of Docker takes over the folder's owner; other mounts keep theirs, so let user 1000 write there.
 RUN mkdir --parents ~/.cache/huggingface ~/.cache/sluice ~/files
 # Beside the CPU kernels, so that one volume keeps all that is compiled.
 ENV TRITON_CACHE_DIR=/home/sluice/.cache/sluice/triton

@@ -123,7 +123,7 @@ GATEWAY = (
     Metric(
         "tenant_waiting_jobs",
         "gauge",
-        "Jobs of a tenant that wait, of up to 100 tenants in each partition; with the scope `admin` too.",
+        "Jobs of a tenant that wait: a series for every tenant that waits or has a weight; with the scope `admin` too.",
         ("queue", "tenant"),
         is_conditional=True,
     ),

@@ -32,7 +32,7 @@ MEANINGS: Mapping[int, str] = {
     408: "The request took too long to arrive.",
     409: "It is not in the state that this needs.",
     410: "It has expired.",
-    413: "The body is too large.",
+    413: "The body is too large, or stored files and responses take all the bytes that the tenant may have.",
     415: "The body's encoding is not supported.",
     422: "The idempotency key belongs to a request for something else.",
     429: "A limit or bound of the key or its tenant is reached, or the queue is full; see Retry-After.",
