@@ -249,7 +249,8 @@ TENANT_FILES_MIB = Bound(
     status=413,
     code="too_many_stored_bytes",
     note="counted in the database, so over all gateways, until they are deleted; a file counts 4 KiB at least, and a "
-    "response 1 KiB besides its input and output",
+    "response 1 KiB besides its input and output. Each gateway adds the uploads that it receives, with the length that "
+    "they state",
 )
 
 BOUNDS = (

@@ -1,7 +1,10 @@
 """What a tenant may store."""
 
+import socket
+import time
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +21,14 @@ from sluice.producer.gateway.tables.database import Database
 from sluice.producer.gateway.tables.faults import TooManyBytes
 from sluice.producer.gateway.tables.quota import MIN_FILE_BYTES, RESPONSE_BYTES, stored_bytes
 from sluice.producer.openai.responses import ResponseEnd, ResponseInfo
-from tests.producer.gateway.batches.processes import ENDPOINT, kept_objects, place_in
-from tests.producer.gateway.gateway_process import gateway_process
+from tests.producer.gateway.batches.processes import ENDPOINT, Place, kept_objects, place_in
+from tests.producer.gateway.gateway_process import GatewayProcess, gateway_process
 from tests.security.test_batches import history_url
 from tests.servers import RedisServer
 
 __all__ = ["history_url"]
 MIB = 2**20
+FORM_END = b"\r\n--xyz--\r\n"
 
 
 def new_file(tenant: str, num_bytes: int) -> File:
@@ -215,6 +219,89 @@ class TestGivenAGatewayWithASmallBound:
 
         assert refused == [(413, "too_many_stored_bytes")] * 3
         assert kept == 2
+
+
+class TestGivenATenantWhoseUploadIsNotOver:
+    """Its tenant may store 3 MiB."""
+
+    @pytest.fixture
+    def place(self, valkey: RedisServer, tmp_path: Path) -> Place:
+        """A place of its own."""
+        return place_in(tmp_path, valkey.url)
+
+    @pytest.fixture
+    def gateway(self, place: Place) -> Generator[GatewayProcess]:
+        """A gateway with the bound."""
+        with place.gateway("--tenant-files-mib", "3") as made:
+            yield made
+
+    def test_when_another_announces_too_much_then_it_is_413_until_the_first_has_left(
+        self, gateway: GatewayProcess, place: Place
+    ) -> None:
+        with gateway.client() as client:
+            with begun_upload(gateway, b"x" * 1000, num_announced=2_000_000):
+                until(lambda: kept_objects(place) != set(), "the upload has begun")
+                refused = refusal_of(lambda: upload(client, 2 * MIB))
+                small = upload(client, MIB)
+            until(lambda: len(kept_objects(place)) == 1, "what it sent is deleted")
+            again = upload(client, MIB)
+
+        assert refused == (413, "too_many_stored_bytes")
+        assert (small.bytes, again.bytes) == (MIB, MIB)
+
+    def test_when_nothing_is_announced_then_what_has_arrived_counts(
+        self, gateway: GatewayProcess, place: Place
+    ) -> None:
+        body = [form_with(b"x" * (2 * MIB))]
+        headers = {"content-type": "multipart/form-data; boundary=xyz"}
+        with begun_upload(gateway, b"x" * (2 * MIB + MIB // 2)):
+            until(lambda: most_stored(place) >= 2 * MIB - 65_536, "two pieces are stored")
+            with gateway.http() as http:
+                refused = http.post("/v1/files", content=iter(body), headers=headers)
+        until(lambda: kept_objects(place) == set(), "what was sent is deleted")
+        with gateway.http() as http:
+            again = http.post("/v1/files", content=iter(body), headers=headers)
+
+        assert (refused.status_code, refused.json()["error"]["code"]) == (413, "too_many_stored_bytes")
+        assert again.status_code == 200
+
+
+@contextmanager
+def begun_upload(gateway: GatewayProcess, content: bytes, num_announced: int | None = None) -> Generator[None]:
+    """An upload of a client that sends the beginning, and leaves at the end."""
+    host, port = gateway.url.removeprefix("http://").removesuffix("/v1").split(":")
+    body = form_with(content).removesuffix(FORM_END)
+    length = f"content-length: {num_announced}"
+    if num_announced is None:
+        length, body = "transfer-encoding: chunked", b"%x\r\n" % (len(body) + 1) + body
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(
+            f"POST /v1/files HTTP/1.1\r\nhost: localhost\r\n{length}\r\n".encode()
+            + b"content-type: multipart/form-data; boundary=xyz\r\n\r\n"
+            + body
+        )
+        yield
+
+
+def form_with(content: bytes) -> bytes:
+    """A form whose last part is a file."""
+    purpose = b'--xyz\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+    file = b'--xyz\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n'
+    return purpose + file + content + FORM_END
+
+
+def most_stored(place: Place) -> int:
+    """Bytes of the largest object."""
+    folder = Path(place.files_url.removeprefix("file://"))
+    return max(((folder / name).stat().st_size for name in kept_objects(place)), default=0)
+
+
+def until(is_so: Callable[[], bool], what: str) -> None:
+    """Wait until something is so."""
+    deadline_s = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < deadline_s, what
+        time.sleep(0.01)  # between two looks
 
 
 def new_tenant() -> str:

@@ -15,7 +15,7 @@ from sluice.producer.gateway.files.upload import announced_bytes, receive
 from sluice.producer.gateway.openapi import file_docs
 from sluice.producer.gateway.openapi.routes import ApiRoute
 from sluice.producer.gateway.tables.pages import FILES_PAGE, PageRequest, list_body, read_page
-from sluice.producer.gateway.tables.quota import Quota
+from sluice.producer.gateway.tables.quota import Incoming, Quota
 from sluice.producer.gateway.tables.threads import SQL
 
 
@@ -37,15 +37,18 @@ class FileRoutes:
         )
 
     async def _upload(self, request: Request) -> Response:
+        with self._quota.receiving(caller_of(request).tenant) as incoming:
+            await incoming.announce(announced_bytes(request))
+            return JSONResponse((await self._store_upload(request, incoming)).body)
+
+    async def _store_upload(self, request: Request, incoming: Incoming) -> File:
         created_ms = now_ms()
         file_id = new_file_id(created_ms)
         key = f"{UPLOADS}/{file_id.removeprefix(PREFIX)}"
-        tenant = caller_of(request).tenant
-        await self._quota.check(tenant, announced_bytes(request))
-        uploaded = await receive(request, self._storage, key, self._max_file_bytes)
+        uploaded = await receive(request, self._storage, key, self._max_file_bytes, incoming)
         file = File(
             id=file_id,
-            tenant=tenant,
+            tenant=caller_of(request).tenant,
             purpose=INPUT,
             filename=uploaded.filename,
             objects=(Stored(key=key, num_bytes=uploaded.num_bytes),),
@@ -58,7 +61,7 @@ class FileRoutes:
         except HttpError:
             await FILES.run(self._storage.delete, [key])
             raise
-        return JSONResponse(file.body)
+        return file
 
     async def _list(self, request: Request) -> Response:
         wanted = read_page(request, caller_of(request).tenant, FILES_PAGE)

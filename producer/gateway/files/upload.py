@@ -15,6 +15,7 @@ from sluice.producer.gateway.errors import bad_request
 from sluice.producer.gateway.files.storage import PIECE_BYTES, ObjectWriter, Storage
 from sluice.producer.gateway.files.threads import FILES
 from sluice.producer.gateway.refusals import refusal
+from sluice.producer.gateway.tables.quota import Incoming
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
@@ -43,11 +44,12 @@ class Uploaded:
     num_bytes: int
 
 
-async def receive(request: Request, storage: Storage, key: str, max_bytes: int) -> Uploaded:
+async def receive(request: Request, storage: Storage, key: str, max_bytes: int, incoming: Incoming) -> Uploaded:
     """Store the file of a form under a key. Nothing is left of an upload that fails or whose client leaves.
 
     Raises:
-        HttpError: it is too large, or no form with one file.
+        HttpError: it is too large, its tenant has no room, or it is no form with one file.
+        HistoryUnavailable: what the tenant has stored cannot be read.
         StorageUnavailable: it cannot be written.
         ClientDisconnect: the client left.
     """
@@ -65,8 +67,10 @@ async def receive(request: Request, storage: Storage, key: str, max_bytes: int) 
             held.take(len(piece))
             form.feed(piece)
             if len(form.pending) >= PIECE_BYTES:
+                await incoming.receive(len(form.pending))
                 await _write(writer, form)
                 held.give_back()
+        await incoming.receive(len(form.pending))
         await _write(writer, form)
         uploaded = form.result()
         await FILES.run(writer.close)
