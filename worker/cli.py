@@ -11,6 +11,7 @@ import click
 
 from sluice.producer.contract.errors import InvalidSetting
 from sluice.producer.contract.host.numbers import Number
+from sluice.producer.contract.host.optional_packages import without
 from sluice.producer.contract.host.terminal import say
 from sluice.version import installed_version
 from sluice.worker.config import CONFIG_FILE_NAME, SETTINGS, Setting, WorkerConfig, load_config
@@ -114,6 +115,9 @@ def main() -> None:
     """Serve a queue of generation jobs with a model on this machine."""
     # Histories and exports hold prompts and completions: only the user may read the files of this process tree.
     os.umask(0o077)
+    # redis-py imports OpenTelemetry's SDK where it is installed, and no command sends redis-py's metrics.
+    with without("opentelemetry"):
+        import redis as redis
 
 
 @main.command()

@@ -5,12 +5,15 @@ import sys
 from contextlib import AbstractContextManager
 from typing import TextIO
 
-import structlog
-from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
-
+from sluice.producer.contract.host.optional_packages import without
 from sluice.producer.contract.host.terminal import printable
 from sluice.producer.contract.host.thread_errors import ended_by_thread_errors
 from sluice.worker.config import LogConfig
+
+# structlog imports rich for tracebacks, which are plain here: a tenth of a worker's own imports.
+with without("rich"):
+    import structlog
+    from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
 Log = FilteringBoundLogger
 

@@ -3,13 +3,12 @@
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import NoReturn
 
 import click
 
 from sluice.producer import config
-from sluice.producer.bulk.recorded import RecordedOutcomes
-from sluice.producer.cli.bulk import submit
 from sluice.producer.cli.common import (
     EXIT_CODES,
     Values,
@@ -23,18 +22,10 @@ from sluice.producer.cli.common import (
     sampling_options,
     show_json,
 )
-from sluice.producer.cli.control import batches, cancel, requeue
 from sluice.producer.cli.durations import duration_s
-from sluice.producer.cli.follow import follow
 from sluice.producer.cli.hints import suggested
-from sluice.producer.cli.history import delete, jobs
-from sluice.producer.cli.keys import keys
-from sluice.producer.cli.prices import prices
-from sluice.producer.cli.queues import queues, server
-from sluice.producer.cli.serve import serve
 from sluice.producer.client import Producer
 from sluice.producer.contract.host.terminal import say
-from sluice.producer.contract.openai.logprobs import logprobs_to_json
 from sluice.producer.contract.wire import JobId, JobResult, TokenLogprobs
 from sluice.producer.errors import (
     BadOffset,
@@ -58,7 +49,40 @@ class AskTimeout(ProducerError):
     """The job of `producer ask` did not end in time and was cancelled."""
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}, epilog=EXIT_CODES)
+_HOMES = {
+    "batches": "control",
+    "cancel": "control",
+    "delete": "history",
+    "follow": "follow",
+    "jobs": "history",
+    "keys": "keys",
+    "prices": "prices",
+    "queues": "queues",
+    "requeue": "control",
+    "serve": "serve",
+    "server": "queues",
+    "submit": "bulk",
+}
+"""The module of each command that is not here. It is imported with its command, so that others start sooner."""
+
+
+class _Commands(click.Group):
+    """The commands here, and those of `_HOMES`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands."""
+        return sorted({*super().list_commands(ctx), *_HOMES})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command, importing its module if it is elsewhere."""
+        if cmd_name in _HOMES:
+            return getattr(import_module(f"sluice.producer.cli.{_HOMES[cmd_name]}"), cmd_name)
+        return super().get_command(ctx, cmd_name)
+
+
+@click.group(
+    cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}, epilog=EXIT_CODES
+)
 @click.version_option(installed_version(), prog_name="producer")
 def cli() -> None:
     """Submit jobs for LLM generation to a queue, and follow them.
@@ -230,6 +254,9 @@ def _recorded(error: JobNotFound | ResultExpired, job: str, queue: str, database
         JobFailed, JobCancelled, JobExpired: the job ended otherwise.
         JobNotFound, ResultExpired: the history does not have it either.
     """
+    # Imported here so that a result of the queue is printed sooner.
+    from sluice.producer.bulk.recorded import RecordedOutcomes
+
     with RecordedOutcomes(database_url, queue) as recorded:
         outcome = recorded.find(JobId(job))
     if outcome is None:
@@ -261,11 +288,11 @@ def _event_object(event: StreamEvent) -> Values:
 
 
 def _logprobs(found: Sequence[TokenLogprobs] | None) -> Values:
-    return {} if found is None else {"logprobs": logprobs_to_json(found)}
+    if found is None:
+        return {}
+    from sluice.producer.contract.openai.logprobs import logprobs_to_json
 
-
-for command in (submit, follow, cancel, requeue, jobs, batches, queues, server, delete, keys, prices, serve):
-    cli.add_command(command)
+    return {"logprobs": logprobs_to_json(found)}
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

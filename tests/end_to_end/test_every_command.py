@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from sluice.producer.cli.main import cli as producer
 from sluice.worker.cli import main as worker
+from tests.rules.commands import below
 
 SCRIPTS = Path(sys.executable).parent
 COLUMNS = 40
@@ -59,7 +60,7 @@ def leaves(group: click.Command, path: str) -> Iterator[tuple[str, click.Command
     if not isinstance(group, click.Group):
         yield path, group
         return
-    for name, command in group.commands.items():
+    for name, command in below(group).items():
         yield from leaves(command, f"{path} {name}")
 
 

@@ -10,6 +10,15 @@ from sluice.worker.cli import main as worker
 PROGRAMS = {"producer": producer, "worker": worker}
 
 
+def below(command: click.Command) -> dict[str, click.Command]:
+    """Return the commands of a group by name; none of what is not a group."""
+    if not isinstance(command, click.Group):
+        return {}
+    context = click.Context(command)
+    found = {name: command.get_command(context, name) for name in command.list_commands(context)}
+    return {name: one for name, one in found.items() if one is not None}
+
+
 def parse(line: str) -> None:
     """Check a command line's names of commands and options, but not its values.
 

@@ -7,6 +7,7 @@ from sluice.producer.cli.main import cli as producer
 from sluice.producer.contract.bounds import BOUNDS, Bound
 from sluice.worker.cli import main as worker
 from tests.end_to_end.processes import ROOT
+from tests.rules.commands import below
 from tools.bounds_page import PAGE, page
 
 SET = [bound for bound in BOUNDS if bound.set_by is not None]
@@ -18,8 +19,7 @@ def default_of(bound: Bound) -> object:
     program, *names, flag = bound.set_by.split()
     command: click.Command = {"producer": producer, "worker": worker}[program]
     for name in names:
-        assert isinstance(command, click.Group)
-        command = command.commands[name]
+        command = below(command)[name]
     [found] = [one for one in command.params if isinstance(one, click.Option) and flag in one.opts]
     return found.to_info_dict()["default"]
 

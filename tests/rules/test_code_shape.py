@@ -32,6 +32,33 @@ OF_PRODUCER_AND_WORKER = [
     ("sluice.worker.history.recorder", ("torch", "transformers")),
     ("sluice.worker.callbacks.command", ("torch", "transformers")),
 ]
+OF_THE_COMMANDS = [
+    (
+        ", ".join(
+            f"sluice.producer.cli.{name}"
+            for name in ("main", "bulk", "control", "follow", "history", "keys", "prices", "queues", "serve")
+        ),
+        (
+            "torch",
+            "numpy",
+            "sqlalchemy",
+            "alembic",
+            "rich",
+            "opentelemetry",
+            "structlog",
+            "starlette",
+            "uvicorn",
+            "jinja2",
+        ),
+    ),
+    # What `worker start` imports before the model, after the group of its commands has run.
+    (
+        "sluice.worker.cli; sluice.worker.cli.main.callback(); import sluice.worker.serve.start",
+        ("torch", "numpy", "sqlalchemy", "alembic", "rich", "opentelemetry", "rq"),
+    ),
+]
+"""What makes a command start slowly, and is imported by those that use it."""
+
 OF_THE_ENGINE = [
     ("sluice.engine.llm_engine, sluice.engine.null_model", ("torch", "transformers", "redis", "sqlalchemy")),
     ("sluice.engine.execution.start.model_loading", ("transformers", "triton", "redis", "sqlalchemy")),
@@ -101,7 +128,11 @@ class TestGivenEveryModule:
 
 class TestGivenAFreshInterpreter:
     @pytest.mark.slow
-    @pytest.mark.parametrize("imports", [OF_PRODUCER_AND_WORKER, OF_THE_ENGINE], ids=["producer and worker", "engine"])
+    @pytest.mark.parametrize(
+        "imports",
+        [OF_PRODUCER_AND_WORKER, OF_THE_COMMANDS, OF_THE_ENGINE],
+        ids=["producer and worker", "commands", "engine"],
+    )
     def test_when_a_module_is_imported_then_what_it_must_not_need_stays_out(
         self, imports: list[tuple[str, tuple[str, ...]]]
     ) -> None:

@@ -21,7 +21,7 @@ from sluice.worker.iteration_feed import IterationFeed
 from sluice.worker.log import get_log
 from sluice.worker.serve.metrics import MetricsServer, Readiness
 from sluice.worker.stopping import FINISH_S, FLUSH_S
-from tests.rules.commands import PROGRAMS
+from tests.rules.commands import PROGRAMS, below
 
 ROOT = Path(__file__).parent.parent.parent
 UNITS = sorted((ROOT / "deploy").glob("*.service"))
@@ -45,9 +45,9 @@ def parsed(line: list[str]) -> dict[str, Any]:
         click.UsageError: it would refuse it.
     """
     program, name, *arguments = line
-    command: click.Command = PROGRAMS[Path(program).name].commands[name]
+    command = below(PROGRAMS[Path(program).name])[name]
     while isinstance(command, click.Group):
-        command, arguments = command.commands[arguments[0]], arguments[1:]
+        command, arguments = below(command)[arguments[0]], arguments[1:]
     with command.make_context(name, arguments) as context:
         return context.params
 

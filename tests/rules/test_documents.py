@@ -20,7 +20,7 @@ from sluice.producer.openai.bodies import CALLERS_CODES
 from sluice.worker.cli import main as worker
 from sluice.worker.config import READ_ELSEWHERE, SETTINGS
 from sluice.worker.model.translate import code_of
-from tests.rules.commands import parse
+from tests.rules.commands import below, parse
 from tools.pictures import iterations
 from tools.settings_page import PAGE, page
 
@@ -94,9 +94,8 @@ def unknown_benchmarks(text: str) -> set[str]:
 
 def variables_of(command: click.Command) -> set[str]:
     """The environment variables of a command's options and of the commands below it."""
-    below = command.commands.values() if isinstance(command, click.Group) else ()
     own = {option.envvar for option in command.params if isinstance(option.envvar, str)}
-    return own.union(*map(variables_of, below))
+    return own.union(*map(variables_of, below(command).values()))
 
 
 def long_lines(text: str) -> Iterator[str]:

@@ -8,6 +8,7 @@ import pytest
 from sluice.producer.cli.durations import duration_s, duration_with_unit_s
 from sluice.producer.cli.main import cli
 from tests.producer.commands import Run
+from tests.rules.commands import below
 
 IN_SECONDS = {"--ttft-target", "--tpot-target"}
 """Of fractions of a second."""
@@ -20,8 +21,8 @@ def times(command: click.Command) -> Iterator[click.Option]:
             option.metavar in ("TIME", "SECONDS") or str(option.name)[-2:] == "_s"
         ):
             yield option
-    for below in command.commands.values() if isinstance(command, click.Group) else ():
-        yield from times(below)
+    for one in below(command).values():
+        yield from times(one)
 
 
 class TestGivenATime:
