@@ -79,7 +79,7 @@ overload: setup ## Ten times more jobs than a worker can do, for ten minutes: me
 	$(BIN)/python -m tests.chaos.overload --minutes 10
 
 profile: setup ## Where a step's time goes, operation by operation, compared with its bound.
-	$(BIN)/python -m benchmarks profile
+	$(BIN)/python -m benchmarks engine --sections profile
 
 check: format lint types imports rules ## Formatting, lint, types, import rules, rules of code and documents.
 

@@ -19,7 +19,8 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.engine.scheduler import measure
-from benchmarks.growth.queue import NUM_LEASED, NUM_ROUNDS, Bench, bench
+from benchmarks.queue.scripts import NUM_LEASED, Bench, bench
+from benchmarks.tables import table
 from sluice.producer.contract.database import open_database
 from sluice.worker.connection.clients import connect
 from sluice.worker.history.migrate import migrate
@@ -29,7 +30,7 @@ from tests.contract.driving import tokens
 from tests.worker.history import events as e
 
 RECORD = Path(__file__).parent / "gate.json"
-NUM_JOBS, NUM_ROWS, NUM_STREAMS = 2048, 4096, 64
+NUM_JOBS, NUM_ROWS, NUM_STREAMS, NUM_ROUNDS = 2048, 4096, 64, 64
 LEAST_TOLERANCE = 0.10
 
 PLAIN_SCRIPT = """
@@ -46,45 +47,41 @@ redis.call('DEL', KEYS[3])
 def _plain_us(one: Bench) -> float:
     """Measure the server's cost of one of the plain script's two hundred."""
     script = one.queue.client.register_script(PLAIN_SCRIPT)
-    points: list[tuple[int, float]] = []
-    with one.counted(points, 1, 10 * 200):
-        for number in range(10):
-            script(keys=[f"plain:{number}:", f"hash:{number}:", "stream"], args=["x" * 100])
-    return points[0][1]
+    before_us = one.spent_us()
+    for number in range(10):
+        script(keys=[f"plain:{number}:", f"hash:{number}:", "stream"], args=["x" * 100])
+    return (one.spent_us() - before_us) / 2000
 
 
 def submit() -> float:
     """Measure a submitted job, relative to a plain job."""
-    points: list[tuple[int, float]] = []
     with bench() as one:
-        with one.counted(points, 1, NUM_JOBS):
-            one.submit(NUM_JOBS)
-        return points[0][1] / _plain_us(one)
+        before_us = one.spent_us()
+        one.submit(NUM_JOBS)
+        return (one.spent_us() - before_us) / NUM_JOBS / _plain_us(one)
 
 
 def pull_and_end() -> float:
     """Measure a job pulled, given a token and ended, relative to a plain job."""
-    points: list[tuple[int, float]] = []
     with bench() as one:
         one.submit(NUM_JOBS)
         worker = one.worker()
-        with one.counted(points, 1, NUM_JOBS):
-            for _ in range(NUM_JOBS // NUM_LEASED):
-                one.end(worker, one.pull(worker, NUM_LEASED))
-        return points[0][1] / _plain_us(one)
+        before_us = one.spent_us()
+        for _ in range(NUM_JOBS // NUM_LEASED):
+            one.end(worker, one.pull(worker, NUM_LEASED))
+        return (one.spent_us() - before_us) / NUM_JOBS / _plain_us(one)
 
 
 def publish() -> float:
     """Measure a published token of one of 64 streams, relative to a plain job."""
-    points: list[tuple[int, float]] = []
     with bench() as one:
         one.submit(NUM_STREAMS)
         worker = one.worker()
         jobs = one.pull(worker, NUM_STREAMS)
-        with one.counted(points, 1, NUM_ROUNDS * NUM_STREAMS):
-            for number in range(NUM_ROUNDS):
-                worker.advance(*(tokens(job, number, 1) for job in jobs))
-        return points[0][1] / _plain_us(one)
+        before_us = one.spent_us()
+        for number in range(NUM_ROUNDS):
+            worker.advance(*(tokens(job, number, 1) for job in jobs))
+        return (one.spent_us() - before_us) / (NUM_ROUNDS * NUM_STREAMS) / _plain_us(one)
 
 
 def record() -> float:
@@ -123,16 +120,16 @@ def scheduler(num_running: int) -> float:
 
 def engine(max_num_seqs: int) -> float:
     """Measure a run of the random 125 M model, relative to its matrix products alone."""
-    from benchmarks.engine import bare as parts
+    from benchmarks.engine import bare
+    from benchmarks.engine.models import model_folder
     from sluice.engine.execution.options import ModelOptions
     from sluice.engine.execution.start.model_loading import load_model_runner
 
-    options = ModelOptions(
-        path=parts.model_folder(), num_blocks=2048, max_num_batched_tokens=parts.MAX_NUM_BATCHED_TOKENS
-    )
-    runner, jobs = parts.RecordingRunner(load_model_runner(options)), parts.make_jobs()
-    ours_s = parts.best_of_two_s(lambda: parts.run_ours(runner, jobs, max_num_seqs))
-    return ours_s / parts.best_of_two_s(lambda: parts.run_products(runner))
+    max_num_batched_tokens = bare.MAX_NUM_BATCHED_TOKENS
+    options = ModelOptions(path=model_folder(), num_blocks=2048, max_num_batched_tokens=max_num_batched_tokens)
+    runner, jobs = bare.RecordingRunner(load_model_runner(options)), bare.make_jobs()
+    ours_s = bare.best_of_two_s(lambda: bare.run_recorded(runner, jobs, max_num_seqs))
+    return ours_s / bare.best_of_two_s(lambda: bare.run_products(runner))
 
 
 OF_ENGINE: Mapping[str, Callable[[], float]] = {
@@ -196,17 +193,18 @@ def limit(known: Mapping[str, float]) -> float:
 
 def _compare(found: Mapping[str, Sequence[float]], known: Mapping[str, Mapping[str, float]]) -> int:
     """Print the table; return the exit code."""
-    print(f"{'cost / fixed cost':<36} {'recorded':>9} {'limit':>7} {'now':>7}  rounds")
+    rows = [("cost / fixed cost", "recorded", "limit", "now", "rounds", "")]
     num_slower = 0
     for name, values in found.items():
+        now, rounds = statistics.median(values), " ".join(f"{value:.2f}" for value in values)
         if name not in known:
-            print(f"{name:<36} not recorded: --record --only '{name}'")
+            rows.append((name, "", "", f"{now:.2f}", rounds, f"not recorded: --record --only '{name}'"))
             continue
-        now, most = statistics.median(values), limit(known[name])
+        most = limit(known[name])
         num_slower += now > most
-        verdict = "  SLOWER" if now > most else ""
-        rounds = " ".join(f"{value:.2f}" for value in values)
-        print(f"{name:<36} {known[name]['median']:>9.2f} {most:>7.2f} {now:>7.2f}  {rounds}{verdict}")
+        verdict = "SLOWER" if now > most else ""
+        rows.append((name, f"{known[name]['median']:.2f}", f"{most:.2f}", f"{now:.2f}", rounds, verdict))
+    print(table(rows))
     return int(num_slower > 0)
 
 

@@ -1,6 +1,6 @@
 """Kernel configurations measured on a GPU, which override those of the kernels' rules.
 
-`python -m benchmarks tune-kernels` writes them to `tuned.json` next to this file, by GPU and version of Triton. A
+`python -m benchmarks gpu --tune` writes them to `tuned.json` next to this file, by GPU and version of Triton. A
 running worker measures nothing. A table is read once, so that a process uses one configuration from start to end.
 """
 

@@ -8,27 +8,21 @@ from dataclasses import replace
 from functools import partial
 
 from benchmarks.disciplines.capacity import largest_rate
-from benchmarks.disciplines.published import published as published_sums
 from benchmarks.disciplines.runs import (
-    CARD,
     LOOSE,
     CaseResult,
     Claim,
-    Curve,
     Machine,
     Row,
-    config_for,
     row,
     simulated,
     times,
 )
-from benchmarks.disciplines.sweeps import concurrency, fragmentation
 from sluice.engine.config import DISCIPLINE_NAMES
 from sluice.engine.scheduling.timing.step_time import StepTime
 from sluice.engine.simulation.arrivals import Arrival, constant, geometric, merged, poisson, uniform
-from sluice.engine.simulation.executor import SimulatedExecutor, VirtualClock
 from sluice.engine.simulation.figures import Target, percentile, summarise
-from sluice.engine.simulation.replay import Replay, replay
+from sluice.engine.simulation.replay import Replay
 
 ORDER = tuple(reversed(DISCIPLINE_NAMES))
 """From the oldest to the newest."""
@@ -147,13 +141,11 @@ def long_prompts(size: float) -> CaseResult:
             ),
         ),
     ]
-    curves = [Curve(label=name, points=_gaps(replays[name])) for name in ("prefill-first", "orca", "continuous")]
     return CaseResult(
         name="long-prompts",
         setting="8B-like card; 4 chats/s of 64 + 256 tokens, a prompt of 8,192 every 2 s; budget 512",
         rows=rows,
         claims=claims,
-        curves=curves,
     )
 
 
@@ -171,14 +163,6 @@ def _saturated(size: float, *machines: Machine) -> list[Row]:
 
 def _worst_chat_tpot_s(replayed: Replay) -> float:
     return percentile((one.tpot_s for one in replayed.completed if one.arrival.num_output_tokens == 256), 99)
-
-
-def _gaps(replayed: Replay) -> list[tuple[float, float]]:
-    """Return (gap in ms, share of all gaps that are longer), thinned for a plot."""
-    gaps = sorted(gap for one in replayed.completed for gap in one.gaps_s)
-    num_left = len(gaps)
-    kept = sorted({*range(0, num_left, max(1, num_left // 150)), *range(max(0, num_left - 50), num_left)})
-    return [(gaps[index] * 1e3, (num_left - index) / num_left) for index in kept]
 
 
 def equal_memory(size: float) -> CaseResult:
@@ -275,21 +259,16 @@ def capacity(size: float) -> CaseResult:
             )
             for name, rate in rest.items()
         ],
-        curves=[Curve(label="capacity", points=[(index, rate) for index, rate in enumerate(found.values())])],
     )
 
 
 def goodput(size: float) -> CaseResult:
     """Count requests per second that met TTFT <= 1 s and TPOT <= 25 ms, at rising rates."""
     rates = (0.5, 1, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 24)
-    curves = [
-        Curve(
-            label=name,
-            points=[(r, summarise(simulated(name, CHAT, _chat(r, size)), SMOOTH).goodput_per_s) for r in rates],
-        )
+    best = {
+        name: max(summarise(simulated(name, CHAT, _chat(rate, size)), SMOOTH).goodput_per_s for rate in rates)
         for name in ORDER
-    ]
-    best = {curve.label: max(good for _, good in curve.points) for curve in curves}
+    }
     return CaseResult(
         name="goodput",
         setting="8B-like card, as in capacity; TTFT <= 1 s and TPOT <= 25 ms",
@@ -298,73 +277,11 @@ def goodput(size: float) -> CaseResult:
                 what=f"best goodput, {name} -> continuous",
                 published="-",
                 predicted="-",
-                measured=f"{best[name]:.2f} -> {best['continuous']:.2f} req/s",
+                measured=f"{best[name]:.1f} -> {best['continuous']:.1f} req/s",
             )
             for name in ORDER[:-1]
         ],
-        curves=curves,
     )
-
-
-WIRE_S_PER_TOKEN = 128 * 1024 / 25e9
-"""128 KiB of keys and values per token, over 200 Gbit/s."""
-
-
-def split(size: float) -> CaseResult:
-    """Compare one prefill worker and one decode worker with two mixed workers."""
-    tight = Target(ttft_s=0.5, tpot_s=0.01)
-    rates = (4, 8, 12, 16, 20, 24, 28, 32, 36)
-    both: list[tuple[float, float]] = []
-    apart: list[tuple[float, float]] = []
-    for rate in rates:
-        arrivals = _chat(rate, size)
-        halves = [simulated("continuous", CHAT, arrivals[part::2]) for part in (0, 1)]
-        both.append((float(rate), _attained(halves, tight) * rate))
-        apart.append((float(rate), _attained([_handed_over(arrivals)], tight) * rate))
-    most = {"together": max(good for _, good in both), "apart": max(good for _, good in apart)}
-    return CaseResult(
-        name="split",
-        setting="two 8B-like cards; TTFT <= 0.5 s and TPOT <= 10 ms; keys and values over 200 Gbit/s",
-        claims=[
-            Claim(
-                what="best goodput of two workers, both kinds on each -> prompts and decodes apart",
-                published="up to 7.4x (DistServe)",
-                predicted="1.5-2x under a tight TPOT",
-                measured=f"{most['together']:.1f} -> {most['apart']:.1f} req/s "
-                f"({times(most['apart'], most['together'])})",
-            )
-        ],
-        curves=[Curve(label="both kinds on each", points=both), Curve(label="prompts | decodes", points=apart)],
-    )
-
-
-def _attained(replays: list[Replay], target: Target) -> float:
-    served = [one for replayed in replays for one in replayed.completed]
-    return sum(target.is_met_by(one) for one in served) / len(served)
-
-
-def _handed_over(arrivals: list[Arrival]) -> Replay:
-    """Replay prompts on one worker and decodes on another, which receives keys and values over a network."""
-    firsts = [Arrival(at_s=a.at_s, num_prompt_tokens=a.num_prompt_tokens, num_output_tokens=1) for a in arrivals]
-    wide = Machine(num_blocks=CHAT.num_blocks, max_model_len=CHAT.max_model_len, budget=4096)
-    prefilled = simulated("continuous", wide, firsts)
-    moved = [
-        Arrival(
-            at_s=first.end_s + first.arrival.num_prompt_tokens * WIRE_S_PER_TOKEN,
-            num_prompt_tokens=arrival.num_prompt_tokens + 1,
-            num_output_tokens=max(1, arrival.num_output_tokens - 1),
-        )
-        for arrival, first in zip(arrivals, prefilled.completed, strict=True)
-    ]
-    clock = VirtualClock()
-    executor = SimulatedExecutor(CARD, clock, CHAT.cache, has_prompts=True)
-    # Prefill takes no time here, so no budget splits it.
-    decoded = replay(moved, executor, config_for("orca", CHAT, moved), clock)
-    for arrival, first, rest in zip(arrivals, prefilled.completed, decoded.completed, strict=True):
-        rest.arrival = arrival
-        rest.scheduled_s = first.scheduled_s
-        rest.token_times_s = [first.end_s, *(rest.token_times_s if arrival.num_output_tokens > 1 else [])]
-    return decoded
 
 
 def _count(full: int, size: float) -> int:
@@ -373,15 +290,10 @@ def _count(full: int, size: float) -> int:
 
 CASES: dict[str, Callable[[float], CaseResult]] = {
     "arrivals": one_every_50_ms,
-    "published": published_sums,
     "poisson": poisson_50,
     "long-prompts": long_prompts,
     "utilisation": utilisation,
     "memory": equal_memory,
-    "concurrency": concurrency,
-    "fragmentation": fragmentation,
     "capacity": capacity,
     "goodput": goodput,
-    "split": split,
 }
-"""Cases in virtual time; the real model is in `benchmarks.disciplines.real`."""

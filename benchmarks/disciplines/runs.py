@@ -1,9 +1,9 @@
-"""Building blocks of the cases of `benchmarks disciplines`: runs of one discipline, rows of figures, claims, curves."""
+"""Building blocks of the cases of `benchmarks disciplines`: runs of one discipline, rows of figures, claims."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
+from benchmarks.tables import table
 from sluice.engine.config import WHOLE_PROMPT_DISCIPLINES, EngineConfig
 from sluice.engine.null_model import NullModelConfig
 from sluice.engine.scheduling.timing.step_time import StepTime
@@ -81,14 +81,6 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
-    """A line of a plot."""
-
-    label: str
-    points: list[tuple[float, float]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CaseResult:
     """Result of a case."""
 
@@ -96,12 +88,6 @@ class CaseResult:
     setting: str
     rows: list[Row] = field(default_factory=list[Row])
     claims: list[Claim] = field(default_factory=list[Claim])
-    curves: list[Curve] = field(default_factory=list[Curve])
-    notes: list[str] = field(default_factory=list[str])
-
-    def as_json(self) -> dict[str, Any]:  # a tree of plain values
-        """Return everything as plain values, for JSON."""
-        return asdict(self)
 
 
 def row(label: str, replay: Replay, target: Target = LOOSE) -> Row:
@@ -149,13 +135,5 @@ COLUMNS = (
 
 def table_of(rows: Sequence[Row]) -> str:
     """Format the rows as text, a column for each figure."""
-    cells = [["", *(column.head for column in COLUMNS)]]
-    cells += [[one.label, *(column.text(one.figures) for column in COLUMNS)] for one in rows]
-    widths = [max(len(line[index]) for line in cells) for index in range(len(cells[0]))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if index == 0 else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in cells
-    )
+    heads = ["", *(column.head for column in COLUMNS)]
+    return table([heads, *([one.label, *(column.text(one.figures) for column in COLUMNS)] for one in rows)])

@@ -1,1 +1,1 @@
-"""The bare engine on this CPU: speed compared with its peers and its bound, profile, quality."""
+"""The bare engine on this CPU: speed compared with its peers and its bound, and profile."""

@@ -1,75 +1,59 @@
 """Random models of the shapes that engines are compared on, created once in a temporary folder.
 
-`llama-100m`: 12 layers x 768, 12/4 heads, vocabulary 32,000. `llama-11m`: 4 layers x 256 with the same vocabulary, as
-a draft model. `qwen2-500m`: the shape of Qwen2 0.5 B, with its vocabulary of 151,936 and tied embeddings. All bf16,
-with a tokenizer in which every token is a word.
+`llama-100m`: 12 layers x 768, 12/4 heads, vocabulary 32,000 (125 M parameters with the embedding). `qwen2-500m`: the
+shape of Qwen2 0.5 B, with its vocabulary of 151,936 and tied embeddings. Both bf16, with a tokenizer in which every
+token is a byte or a word.
 """
 
-# torch's and transformers' types are partial.
-# pyright: reportUnknownMemberType=false
-
-import json
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
-from benchmarks.service.words import save_words
-
-
-def make_llama(folder: Path) -> None:
-    """100 M parameters."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=32_000, hidden_size=768, intermediate_size=2048, num_hidden_layers=12, num_attention_heads=12,
-        num_key_value_heads=4, max_position_embeddings=4096,
-    )  # fmt: skip
-    torch.nn.Module.to(model := LlamaForCausalLM(config), torch.bfloat16)
-    model.save_pretrained(folder)
-
-
-def make_qwen2(folder: Path) -> None:
-    """500 M parameters."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    config = Qwen2Config(
-        vocab_size=151_936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14,
-        num_key_value_heads=2, max_position_embeddings=4096, tie_word_embeddings=True,
-    )  # fmt: skip
-    torch.nn.Module.to(model := Qwen2ForCausalLM(config), torch.bfloat16)
-    model.save_pretrained(folder)
-
-
-def make_draft(folder: Path) -> None:
-    """11 M parameters, with the vocabulary of the 100 M."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=32_000, hidden_size=256, intermediate_size=688, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=4096, tie_word_embeddings=True,
-    )  # fmt: skip
-    torch.nn.Module.to(model := LlamaForCausalLM(config), torch.bfloat16)
-    model.save_pretrained(folder)
-
-
-SHAPES: Mapping[str, Callable[[Path], None]] = {
-    "llama-100m": make_llama,
-    "qwen2-500m": make_qwen2,
-    "llama-11m": make_draft,
-}
 VOCAB_SIZE = 32_000
 """Prompts use ids below this, which both vocabularies have."""
 
+SHAPES: Mapping[str, Mapping[str, object]] = {
+    "llama-100m": {
+        "model_type": "llama", "vocab_size": VOCAB_SIZE, "hidden_size": 768, "intermediate_size": 2048,
+        "num_hidden_layers": 12, "num_attention_heads": 12, "num_key_value_heads": 4, "max_position_embeddings": 4096,
+    },
+    "qwen2-500m": {
+        "model_type": "qwen2", "vocab_size": 151_936, "hidden_size": 896, "intermediate_size": 4864,
+        "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2, "max_position_embeddings": 4096,
+        "tie_word_embeddings": True,
+    },
+}  # fmt: skip
 
-def model_folder(shape: str) -> Path:
+
+def model_folder(shape: str = "llama-100m") -> Path:
     """Return the folder of a shape, creating it if necessary."""
     folder = Path(tempfile.gettempdir()) / f"sluice-benchmark-{shape}"
     if not (folder / "tokenizer.json").is_file():
         torch.manual_seed(0)
-        SHAPES[shape](folder)
-        vocab_size = int(json.loads((folder / "config.json").read_text())["vocab_size"])
+        save_random_model(SHAPES[shape], folder, torch.bfloat16)
         # Last: it marks the folder as complete.
-        save_words(folder, vocab_size)
+        save_words(folder, int(str(SHAPES[shape]["vocab_size"])))
     return folder
+
+
+def save_random_model(shape: Mapping[str, object], folder: Path, dtype: torch.dtype) -> None:
+    """Write random weights of a shape, created on torch's default device."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    options = dict(shape)
+    config = AutoConfig.for_model(str(options.pop("model_type")), **options)
+    AutoModelForCausalLM.from_config(config, dtype=dtype).save_pretrained(folder)
+
+
+def save_words(folder: Path, vocab_size: int) -> None:
+    """Write a tokenizer for random weights: every token is a byte or a word, as byte-level tokenizers have them."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    names = [*alphabet, *(f"Ġw{token_id}" for token_id in range(len(alphabet), vocab_size))][:vocab_size]
+    tokenizer = Tokenizer(models.BPE({name: token_id for token_id, name in enumerate(names)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))

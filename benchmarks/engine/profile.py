@@ -1,9 +1,7 @@
-"""Time of each operation of a step on this CPU, compared with its lower bound.
+"""Time of each operation of a step, compared with its lower bound: section "profile" of `benchmarks engine`.
 
-    python -m benchmarks profile [--threads N] [--quantization none|int8] [--context TOKENS]
-
-The random model of `benchmarks engine` in four cases: decodes of 1, 16 and 48 sequences with `--context` tokens each,
-and a prefill of 512. Medians of several steps, in microseconds, with shares of the whole step:
+The random model `llama-100m` in four cases: decodes of 1, 16 and 48 sequences with `--context` tokens each, and a
+prefill of 512. Medians of several steps, in microseconds, with shares of the whole step:
 
 - phases of the native step, as seen by its first thread: each ends when the last thread finishes;
 - work outside it: batch layout, sampling, and the rest of Python and ctypes;
@@ -13,27 +11,21 @@ The bound of a product is the slower of reading its weights once at the bandwidt
 which this kernel multiplied many rows here; for attention, the same of its keys and values. Other phases have no bound.
 """
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
-import argparse
-import os
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 from statistics import median
+from typing import Literal
 
 import torch
 
-from benchmarks.engine.bare import VOCAB_SIZE, model_folder
+from benchmarks.engine.bare import timed_s
+from benchmarks.engine.models import VOCAB_SIZE, model_folder
 from benchmarks.engine.scheduler import measure
 from sluice.engine.batch import Batch, batch_of
 from sluice.engine.execution.model_runner import ModelRunner
 from sluice.engine.execution.options import ModelOptions
 from sluice.engine.execution.start.model_loading import load_model_runner
-from sluice.engine.execution.threads import limit_spinning
 from sluice.engine.models.inputs import BatchTensors
 from sluice.engine.request import SamplingParams
 from sluice.engine.sequence import Sequence
@@ -93,12 +85,11 @@ def compute_contexts(runner: ModelRunner, batch: Batch) -> None:
 def median_s(call: Callable[[], object]) -> float:
     """Return median seconds of a call, after a warm-up."""
     call()
-    times: list[float] = []
-    for _ in range(REPEATS):
-        begin = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - begin)
-    return median(times)
+    return median(timed_s(call) for _ in range(REPEATS))
+
+
+def _best_s(call: Callable[[], object]) -> float:
+    return min(timed_s(call) for _ in range(REPEATS))
 
 
 def measure_roof(weights: DecoderWeights) -> Roof:
@@ -109,17 +100,8 @@ def measure_roof(weights: DecoderWeights) -> Roof:
     assert isinstance(layer, NativeLinear)
     # Zeros multiply faster than other numbers.
     rows = {size: torch.randn(PREFILL, size).to(torch.bfloat16) for size in {p.in_size for p in products}}
-
-    def best_s(call: Callable[[], object]) -> float:
-        times: list[float] = []
-        for _ in range(REPEATS):
-            begin = time.perf_counter()
-            call()
-            times.append(time.perf_counter() - begin)
-        return min(times)
-
-    one_row_s = best_s(lambda: [product(rows[product.in_size][:1]) for product in products])
-    many_s = best_s(lambda: layer(rows[layer.in_size]))
+    one_row_s = _best_s(lambda: [product(rows[product.in_size][:1]) for product in products])
+    many_s = _best_s(lambda: layer(rows[layer.in_size]))
     return Roof(num_bytes / one_row_s, PREFILL * layer.num_weights / many_s)
 
 
@@ -191,30 +173,18 @@ def _products(weights: DecoderWeights) -> list[NativeLinear]:
     return [linear for linear in (*linears, weights.output) if isinstance(linear, NativeLinear)]
 
 
-def main() -> None:
+def print_profile(quantization: Literal["none", "int8"], context: int) -> None:
     """Print a table for each case."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="threads of the step")
-    parser.add_argument("--quantization", choices=("none", "int8"), default="none", help="how weights are kept")
-    parser.add_argument("--context", type=int, default=200, help="tokens of each sequence that decodes")
-    arguments = parser.parse_args()
-    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
-        # As in the worker: it must come before torch.
-        limit_spinning()
-        os.execv(sys.executable, [sys.executable, "-m", "benchmarks", "profile", *sys.argv[1:]])
-    torch.set_num_threads(arguments.threads)
-    runner = load_model_runner(ModelOptions(path=model_folder(), num_blocks=2048, quantization=arguments.quantization))
+    runner = load_model_runner(ModelOptions(path=model_folder(), num_blocks=2048, quantization=quantization))
     if not runner.decoder.has_native_step:
-        sys.exit("This machine multiplies no bfloat16, or has no C compiler: there is no native step to look into.")
+        print("\nno profile: this machine multiplies no bfloat16, or has no C compiler, so it has no native step")
+        return
     with torch.inference_mode():
         roof = measure_roof(runner.decoder.weights)
-    print(f"torch {torch.__version__}, {arguments.threads} threads, load {os.getloadavg()[0]:.1f} before the start")
     rate = 2e-12 * roof.multiplications_per_s
-    print(f"weights are read at {roof.bytes_per_s / 1e9:.1f} GB/s; {PREFILL} rows are multiplied at {rate:.2f} TFLOP/s")
+    print(
+        f"\nweights are read at {roof.bytes_per_s / 1e9:.1f} GB/s; {PREFILL} rows are multiplied at {rate:.2f} TFLOP/s"
+    )
     for num_sequences in (1, 16, 48):
-        print_case(runner, Case(f"{num_sequences} decodes", num_sequences, 1, arguments.context), roof)
+        print_case(runner, Case(f"{num_sequences} decodes", num_sequences, 1, context), roof)
     print_case(runner, Case(f"a prefill of {PREFILL} tokens", 1, PREFILL, PREFILL), roof)
-
-
-if __name__ == "__main__":
-    main()

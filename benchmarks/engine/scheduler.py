@@ -1,26 +1,22 @@
-"""Python time per step outside the executor, over the null model.
-
-    python -m benchmarks scheduler
+"""Python time per step outside the executor, over the null model: section "scheduler" of `benchmarks engine`.
 
 Decode steady state: all sequences run, each samples one token per step, a block fills every 16 steps. A step is what a
 worker's loop does for one: it asks `room`, then steps. Prints the median and the best window of 20 steps, in processor
 time of the loop's thread: other load affects the first little and the second less.
 """
 
-import argparse
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.tables import table
 from sluice.engine.batch import Batch
 from sluice.engine.config import EngineConfig
 from sluice.engine.executor import Computed, TextDecoder
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullModel, NullModelConfig, NullTokenizer
 from sluice.engine.request import Request, SamplingParams
-from sluice.engine.text.detokenizer import Detokenizer, WindowDetokenizer
 from sluice.engine.text.tokenizer import load_tokenizer
 
 SMALL_MODEL = Path(__file__).parents[2] / "worker" / "small_model"
@@ -115,45 +111,20 @@ def _full_engine(
     return engine
 
 
-def text_ns(make: Callable[[], Detokenizer], token_ids: list[int]) -> float:
-    """Return nanoseconds per token for detokenization: the best of 50 passes over `token_ids`."""
-    best_s = float("inf")
-    for _ in range(50):
-        stream = make()
-        begin = time.perf_counter()
-        for token_id in token_ids:
-            stream.push(token_id)
-        best_s = min(best_s, time.perf_counter() - begin)
-    return best_s * 1e9 / len(token_ids)
-
-
-def main() -> None:
-    """Print the cost of a step, and of its text alone."""
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+def print_steps() -> None:
+    """Print the cost of a step."""
     tokenizer = load_tokenizer(SMALL_MODEL)
-    print(f"{'running':>8}  {'text':<34} {'median ms':>10} {'best ms':>8} {'limit ms':>9} {'null model ms':>14}")
     cases: list[tuple[str, TextDecoder, tuple[str, ...], int]] = [
         ("bytes", NullTokenizer(), (), 0),
         ("bytes, two stop strings", NullTokenizer(), ("\n###", "zebra crossing"), 0),
         ("the small model's tokenizer", tokenizer, (), 0),
         ("the small model's tokenizer, lag 1", tokenizer, (), 1),
     ]
-    for num_running in LIMITS_MS:
-        for name, decoder, stop, lag in cases:
-            _print(name, measure(num_running, decoder=decoder, stop=stop, lag=lag))
-        _print("bytes, 20,000 waiting", measure(num_running, num_waiting=20_000))
-    token_ids = tokenizer.encode("The cat sat on the mat, and 12 + 30 = 42. " * 20)
-    print("\nOne token to text, over sound text and the small model's tokenizer:")
-    print(f"  as runs of bytes {text_ns(lambda: tokenizer.stream(skip_special_tokens=True), token_ids):.0f} ns")
-    print(f"  by windows {text_ns(lambda: WindowDetokenizer(tokenizer, skip_special_tokens=True), token_ids):.0f} ns")
-
-
-def _print(name: str, cost: StepCost) -> None:
-    print(
-        f"{cost.num_running:>8}  {name:<34} {cost.median_ms:>10.3f} {cost.best_ms:>8.3f} "
-        f"{LIMITS_MS[cost.num_running]:>9} {cost.executor_ms:>14.3f}"
-    )
-
-
-if __name__ == "__main__":
-    main()
+    rows = [("text", "running", "median ms", "best ms", "limit ms", "null model ms")]
+    for num_running, limit_ms in LIMITS_MS.items():
+        costs = {name: measure(num_running, decoder=d, stop=stop, lag=lag) for name, d, stop, lag in cases}
+        costs["bytes, 20,000 waiting"] = measure(num_running, num_waiting=20_000)
+        for name, cost in costs.items():
+            times = [f"{ms:.3f}" for ms in (cost.median_ms, cost.best_ms)]
+            rows.append((name, f"{num_running}", *times, f"{limit_ms}", f"{cost.executor_ms:.3f}"))
+    print(table(rows), flush=True)

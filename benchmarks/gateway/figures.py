@@ -7,9 +7,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.gateway.parts import ROOT, Served, ask_client, served
-from benchmarks.queue.processor_time import process_s
-from benchmarks.service.parts import percentile
+from benchmarks.gateway.parts import Served, ask_client, served
+from benchmarks.processes import ROOT, process_s
+from sluice.producer.history.percentiles import percentile
 
 ROUND_S = "0.02"
 """How often a worker sends tokens, unless set otherwise."""
@@ -33,14 +33,13 @@ class FirstToken:
     num_late: int
 
     def __str__(self) -> str:
-        p50, p99 = percentile(self.added_ms, 50), percentile(self.added_ms, 99)
-        whole, queued = (
-            f"{percentile(times, 50):.1f} / {percentile(times, 99):.1f}" for times in (self.ttft_ms, self.queued_ms)
+        added, whole, queued = (
+            f"p50 {percentile(ordered, 50):.2f} ms, p99 {percentile(ordered, 99):.2f} ms"
+            for ordered in map(sorted, (self.added_ms, self.ttft_ms, self.queued_ms))
         )
+        pairs = f"{len(self.added_ms)} pairs, {self.num_late} left out"
         return (
-            f"time to first token, added by the gateway: p50 {p50:.2f} ms, p99 {p99:.2f} ms "
-            f"({len(self.added_ms)} pairs, {self.num_late} left out); whole p50 / p99 {whole} ms, until it is queued "
-            f"{queued} ms"
+            f"time to first token, added by the gateway: {added} ({pairs}); whole {whole}; until it is queued {queued}"
         )
 
 

@@ -4,7 +4,6 @@ import json
 import os
 import platform
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Generator
@@ -14,13 +13,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.queue.ours import worker
-from benchmarks.queue.plain_server import PlainServer, plain_server, version_of_server
-from benchmarks.service.parts import wait_until
+from benchmarks.processes import ROOT, environment, free_port, server, version_of_server, wait_until, worker
+from benchmarks.queue.ours import NULL
 from sluice.producer.contract.keys import QueueKeys
 
 PACKAGES = ("uvicorn", "h11", "starlette", "redis", "hiredis")
-ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +26,7 @@ class Served:
 
     pid: int
     port: int
-    server: PlainServer
     redis_port: int
-    worker_pid: int | None
     is_realtime: bool = False
 
 
@@ -44,12 +39,12 @@ def served(*options: str, model: str | None, is_realtime: bool = False) -> Gener
     redis_port = free_port()
     with (
         schedule(1 if is_realtime else 0),
-        plain_server(redis_port) as server,
-        _environ(server, redis_port),
-        gateway(server.folder) as (process, port),
-        worker(server, *options, model=model) if model else nullcontext() as working,
+        server(redis_port) as here,
+        environment({"SLUICE_REDIS_URL": f"redis://127.0.0.1:{redis_port}"}),
+        _gateway(here.folder / "gateway.log") as (process, port),
+        worker(here, *NULL, *options, model=model, is_alone=True) if model else nullcontext(),
     ):
-        yield Served(process.pid, port, server, redis_port, working.pid if working else None, is_realtime)
+        yield Served(process.pid, port, redis_port, is_realtime)
 
 
 @contextmanager
@@ -67,34 +62,21 @@ def schedule(priority: int) -> Generator[None]:
 
 
 @contextmanager
-def gateway(folder: Path, *options: str) -> Generator[tuple["subprocess.Popen[bytes]", int]]:
+def _gateway(log: Path) -> Generator[tuple["subprocess.Popen[bytes]", int]]:
     """Run a gateway without keys for the duration of the context; yield it with its port."""
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "sluice.producer",
-        "serve",
-        "--port",
-        "0",
-        "--address-connections",
-        "10000",
-        *options,
-    ]
-    log = folder / "gateway.log"
+    options = ("serve", "--port", "0", "--address-connections", "10000")
+    command = [sys.executable, "-P", "-m", "sluice.producer", *options]
     with log.open("wb") as output, subprocess.Popen(command, cwd=ROOT, stderr=output) as process:
         try:
-            wait_until(lambda: _port_in(log) is not None, "the gateway", process)
-            port = _port_in(log)
-            assert port is not None
-            yield process, port
+            wait_until(lambda: _port_in(log) > 0, "the gateway", process)
+            yield process, _port_in(log)
         finally:
             process.kill()
 
 
-def _port_in(log: Path) -> int | None:
+def _port_in(log: Path) -> int:
     found = re.search(r'"url": "http://[^"]*:([0-9]+)/v1"', log.read_text())
-    return int(found[1]) if found else None
+    return int(found[1]) if found else 0
 
 
 def ask_client(served: Served, task: str, **values: Any) -> Any:  # noqa: ANN401 - JSON, as given and as printed
@@ -120,25 +102,3 @@ def machine() -> str:
 def _processor() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]
-
-
-@contextmanager
-def _environ(server: PlainServer, redis_port: int) -> Generator[None]:
-    own = {
-        "SLUICE_REDIS_URL": f"redis://127.0.0.1:{redis_port}",
-        "SLUICE_DATABASE_URL": f"sqlite:///{server.folder / 'history.db'}",
-        "SLUICE_FILES_URL": f"file://{server.folder / 'files'}",
-    }
-    before = {name: os.environ.get(name) for name in own}
-    os.environ.update(own)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None) if value is None else os.environ.update({name: value})

@@ -1,8 +1,5 @@
 """Child process of `benchmarks gpu`: measures groups of one section, and prints their lines for `process.Child`."""
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false
-
 import argparse
 import sys
 from importlib import import_module

@@ -1,8 +1,5 @@
 """Models for GPU benchmarks: decoders of random weights created on the device, and small ones for transformers."""
 
-# torch's and transformers' types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager

@@ -5,6 +5,8 @@
     python -m benchmarks gpu --sections memory,service,peers
     python -m benchmarks gpu --device cpu        # toy sizes, kernels interpreted: does it all run?
     python -m benchmarks gpu --wheels FOLDER     # downloads what a machine with a card may lack
+    python -m benchmarks gpu --start             # seconds until an engine is ready, and drills with broken kernels
+    python -m benchmarks gpu --tune              # looks for better configurations of kernels
 
 Needs one CUDA device, torch, triton, transformers and this repository; no network. Optional components (a server and
 the service's packages, flashinfer, compute-sanitizer) give a line if they are absent. A call is complete in itself and
@@ -24,6 +26,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 
 from benchmarks.gpu import cache
@@ -63,8 +66,8 @@ SECTIONS = {
     "deterministic": Section("speed.deterministic", 40),
     "candidates": Section("speed.candidates", 120),
     "memory": Section("checks.memory", 35),
-    "service": Section("service.run", 150, line_s=150),
-    "peers": Section("peers.run", 55),
+    "service": Section("service", 150, line_s=150),
+    "peers": Section("peers", 55),
 }
 """The sections in order."""
 
@@ -143,7 +146,7 @@ class Measurement:
         self.report.add({"section": section, **record})
 
 
-def _arguments(argv: list[str] | None) -> argparse.Namespace:
+def _arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: toy sizes, interpreted.")
     parser.add_argument("--call", type=int, choices=CALLS, help="Which group of sections to run.")
@@ -152,6 +155,8 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--cache", type=Path, metavar="FILE", help="Compiled kernels of an earlier call.")
     parser.add_argument("--minutes", type=float, help="Begin nothing after this long.")
     parser.add_argument("--wheels", type=Path, metavar="FOLDER", help="Download packages, and do nothing else.")
+    parser.add_argument("--start", action="store_true", help="First: measure starts; see --start --help.")
+    parser.add_argument("--tune", action="store_true", help="First: tune kernels; see --tune --help.")
     arguments = parser.parse_args(argv)
     arguments.sections = CALLS.get(arguments.call) or arguments.sections.split(",")
     arguments.minutes = arguments.minutes or MINUTES[arguments.call]
@@ -173,6 +178,10 @@ def deadlines_s(names: Sequence[str], total_s: float) -> list[float]:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the selected sections; return the exit code."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] in (["--start"], ["--tune"]):
+        # With their own options.
+        return import_module(f"benchmarks.gpu.{argv[0][2:]}").main(argv[1:])
     arguments, began_s = _arguments(argv), time.monotonic()
     if arguments.wheels is not None:
         return gather(arguments.wheels)

@@ -1,8 +1,5 @@
 """Scale of `benchmarks gpu`: device, timer, limits, and sizes for a GPU or for a toy run."""
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import statistics
 import time
 from collections.abc import Callable, Sequence

@@ -29,9 +29,6 @@ class EnginePeer:
     program: str
     """`with_PROGRAM.py`."""
 
-    server: str = "serve.py"
-    """What runs the program."""
-
     prepare: Callable[[Path, Path, str], None] = lambda _python, _folder, _weights: None
     """Convert a model folder if necessary; arguments are the interpreter, the folder, and the weights: bf16 or int8."""
 
@@ -147,10 +144,6 @@ PEERS: Mapping[str, EnginePeer] = {
         recipe=Recipe(name="transformers", installs=((*TORCH, "transformers==5.23.0", "psutil"),)),
         program="transformers",
     ),
-    "generate_batch": EnginePeer(
-        recipe=Recipe(name="transformers", installs=((*TORCH, "transformers==5.23.0", "psutil"),)),
-        program="transformers_batch",
-    ),
 }
 
 
@@ -176,13 +169,9 @@ class Serving:
 
     def run_s(self) -> float:
         """Return seconds for all requests."""
-        return float(self.ask())
-
-    def ask(self) -> str:
-        """Run all requests; return what the process says about them."""
         assert self._process.stdin is not None
         print(file=self._process.stdin, flush=True)
-        return self._hear()
+        return float(self._hear())
 
     def _hear(self) -> str:
         assert self._process.stdout is not None
@@ -193,11 +182,11 @@ class Serving:
 
 
 def serving(peer: EnginePeer, model: Path, weights: str, work: Path) -> Serving:
-    """Start a peer for `work`, a file for its server in `engines`, after preparing what it needs."""
+    """Start a peer for `work`, a file for `engines/serve.py`, after preparing what it needs."""
     python = python_of(peer.recipe)
     peer.prepare(python, model, weights)
     environ = {"PYTHONPATH": str(ENGINES), **peer.environ(python)}
-    command = [python, ENGINES / peer.server, peer.program, work]
+    command = [python, ENGINES / "serve.py", peer.program, work]
     return Serving(command, work.parent, environ, work.with_name(f"{peer.program}.log"))
 
 

@@ -9,32 +9,24 @@ import signal
 import struct
 import subprocess
 import time
-from collections import Counter
 from collections.abc import Generator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks.peers.environments import HERE, Recipe, ask, python_of
-from benchmarks.queue.figures import Drained, Killed
-from benchmarks.queue.plain_server import PlainServer, plain_server
-from benchmarks.queue.processor_time import group_s
-from benchmarks.service.parts import wait_until
+from benchmarks.processes import Server, group_s, server
+from benchmarks.queue.ours import Drained
 
 RECIPES = {
     recipe.name: recipe
     for recipe in (
-        Recipe(name="rq", installs=(("rq==2.12.0", "redis==8.1.0", "hiredis==3.5.0"),)),
-        Recipe(name="arq", installs=(("arq==0.28.0", "hiredis", "uvloop"),)),
-        Recipe(name="saq", installs=(("saq[hiredis]==0.26.4", "typing_extensions", "uvloop"),)),
         Recipe(name="taskiq", installs=(("taskiq==0.13.0", "taskiq-redis==1.2.4", "hiredis", "uvloop"),)),
-        Recipe(name="streaq", installs=(("streaq==7.2.0", "uvloop"),)),
         Recipe(name="dramatiq", installs=(("dramatiq[redis]==2.2.1", "hiredis"),)),
-        Recipe(name="celery", installs=(("celery[redis]==5.7.0", "hiredis"),)),
         Recipe(name="huey", installs=(("huey==3.5.4", "redis", "hiredis"),)),
     )
 }
+"""The three that drained fastest of eight (docs/lab/queue.md)."""
 
 QUEUES = HERE / "queues"
 RECORD = struct.Struct("<16sq")
@@ -43,6 +35,7 @@ SETTLE_S = 2.0
 """Wait after the first worker's warm-up, for a second one to become ready."""
 
 START_S = 60.0
+DRAIN_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +43,7 @@ class Bench:
     """A peer and its server. Its programs run in its own environment."""
 
     recipe: Recipe
-    server: PlainServer
+    server: Server
 
     @property
     def ledger(self) -> Path:
@@ -62,14 +55,10 @@ class Bench:
         """Environment variables of its programs."""
         return {"PEER_LEDGER": str(self.ledger), "PEER_REDIS_URL": self.server.url, "PYTHONPATH": str(QUEUES)}
 
-    def ask(self, task: str, count: int, prefix: str) -> dict[str, Any]:
-        """Run a command of `queues/drive.py`."""
-        command = [python_of(self.recipe), "drive.py", self.recipe.name, task, str(count), prefix]
+    def enqueue(self, count: int, prefix: str) -> dict[str, float]:
+        """Submit in bulk; return seconds, and those of processor time."""
+        command = [python_of(self.recipe), "drive.py", self.recipe.name, "enqueue", str(count), prefix]
         return ask(command, self.environ, QUEUES)
-
-    def enqueue_s(self, count: int, prefix: str) -> float:
-        """Submit in bulk; return seconds."""
-        return self.ask("enqueue", count, prefix)["seconds"]
 
     def ran(self, prefix: str) -> list[tuple[str, int]]:
         """Return (job, time in ns) of each execution of jobs whose names have this prefix."""
@@ -89,14 +78,22 @@ class Bench:
 
     @contextmanager
     def workers(self, count: int) -> Generator[list["subprocess.Popen[bytes]"]]:
-        """Run so many worker processes, warmed up."""
+        """Run so many worker processes, warmed up.
+
+        Raises:
+            RuntimeError: they run nothing.
+        """
         with ExitStack() as stack:
-            processes = [stack.enter_context(self.worker()) for _ in range(count)]
-            self._warm_up(count)
+            processes = [stack.enter_context(self._worker()) for _ in range(count)]
+            self.enqueue(NUM_WARM_UP, "w")
+            if not self.wait_for(NUM_WARM_UP, "w", START_S):
+                log = (self.server.folder / "worker.log").read_text()[-3000:]
+                raise RuntimeError(f"{self.recipe.name}'s worker did not start:\n{log}")
+            time.sleep(SETTLE_S * count)
             yield processes
 
     @contextmanager
-    def worker(self) -> "Generator[subprocess.Popen[bytes]]":
+    def _worker(self) -> "Generator[subprocess.Popen[bytes]]":
         """Run one worker process with its children, in its own process group; killed at the end."""
         command = [python_of(self.recipe), "drive.py", self.recipe.name, "work"]
         environ = {**os.environ, **self.environ}
@@ -105,75 +102,41 @@ class Bench:
         try:
             yield process
         finally:
-            _signal(process, signal.SIGKILL)
+            _signal([process], signal.SIGKILL)
             process.wait()
 
-    def _warm_up(self, num_workers: int) -> None:
-        self.enqueue_s(NUM_WARM_UP, "w")
-        if not self.wait_for(NUM_WARM_UP, "w", START_S):
-            log = (self.server.folder / "worker.log").read_text()[-3000:]
-            raise RuntimeError(f"{self.recipe.name}'s worker did not start:\n{log}")
-        time.sleep(SETTLE_S * num_workers)
 
-
-def _signal(process: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
-    # A group may be gone: a worker that ended early shows as jobs that did not run.
-    try:
-        os.killpg(process.pid, number)
-    except ProcessLookupError:
-        return
+def _signal(processes: list["subprocess.Popen[bytes]"], number: signal.Signals) -> None:
+    for process in processes:
+        # A group may be gone: a worker that ended early shows as jobs that did not run.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
 
 
 def drain(name: str, num_jobs: int, num_workers: int) -> Drained:
-    """Submit to stopped workers, and resume them."""
-    with plain_server() as server:
-        bench = Bench(RECIPES[name], server)
+    """Submit to stopped workers, and resume them.
+
+    Raises:
+        RuntimeError: some jobs did not run.
+    """
+    with server() as here:
+        bench = Bench(RECIPES[name], here)
         with bench.workers(num_workers) as processes:
-            for process in processes:
-                _signal(process, signal.SIGSTOP)
-            submit_cpu_s = server.cpu_s()
-            enqueued = bench.ask("enqueue", num_jobs, "d")
-            commands, cpu_s, began_ns = server.num_commands(), server.cpu_s(), time.monotonic_ns()
+            _signal(processes, signal.SIGSTOP)
+            submit_cpu_s = here.cpu_s()
+            enqueued = bench.enqueue(num_jobs, "d")
+            commands, cpu_s, began_ns = here.num_commands(), here.cpu_s(), time.monotonic_ns()
             worker_s = sum(group_s(process.pid) for process in processes)
-            for process in processes:
-                _signal(process, signal.SIGCONT)
-            if not bench.wait_for(num_jobs, "d", 300):
-                raise RuntimeError(f"{name}: {len(bench.ran('d'))} of {num_jobs} jobs ran within 300 s")
+            _signal(processes, signal.SIGCONT)
+            if not bench.wait_for(num_jobs, "d", DRAIN_S):
+                raise RuntimeError(f"{name}: {len(bench.ran('d'))} of {num_jobs} jobs ran within {DRAIN_S:g} s")
             drain_s = (max(at_ns for _, at_ns in bench.ran("d")) - began_ns) / 1e9
             return Drained(
                 submitted_per_s=num_jobs / enqueued["seconds"],
                 done_per_s=num_jobs / drain_s,
                 client_us_per_submit=enqueued["processor_s"] / num_jobs * 1e6,
                 server_us_per_submit=(cpu_s - submit_cpu_s) / num_jobs * 1e6,
-                commands_per_job=(server.num_commands() - commands) / num_jobs,
-                server_us_per_job=(server.cpu_s() - cpu_s) / num_jobs * 1e6,
+                commands_per_job=(here.num_commands() - commands) / num_jobs,
+                server_us_per_job=(here.cpu_s() - cpu_s) / num_jobs * 1e6,
                 worker_us_per_job=(sum(group_s(process.pid) for process in processes) - worker_s) / num_jobs * 1e6,
             )
-
-
-def wakes_ms(name: str, count: int) -> list[float]:
-    """Return milliseconds from before the submit to the job's first line, one job at a time."""
-    with plain_server() as server:
-        bench = Bench(RECIPES[name], server)
-        with bench.workers(1):
-            submitted_ns: dict[str, int] = bench.ask("wake", count, "i")["submitted_ns"]
-            ran = dict(bench.ran("i"))
-            return [(ran[job] - at_ns) / 1e6 for job, at_ns in submitted_ns.items()]
-
-
-def kill(name: str, num_jobs: int, within_s: float) -> Killed:
-    """SIGKILL the worker when a third of the jobs has run, start another, and count."""
-    with plain_server() as server:
-        bench = Bench(RECIPES[name], server)
-        with bench.workers(1) as [victim]:
-            _signal(victim, signal.SIGSTOP)
-            bench.enqueue_s(num_jobs, "k")
-            _signal(victim, signal.SIGCONT)
-            wait_until(lambda: len(bench.ran("k")) >= num_jobs // 3, "a third of the jobs to run", every_s=0.002)
-            _signal(victim, signal.SIGKILL)
-        with bench.worker():
-            began_s = time.monotonic()
-            bench.wait_for(num_jobs, "k", within_s)
-            took_s = time.monotonic() - began_s
-        times = Counter(job for job, _ in bench.ran("k"))
-        return Killed(missing=num_jobs - len(times), twice=sum(n > 1 for n in times.values()), took_s=took_s)

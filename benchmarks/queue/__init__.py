@@ -1,1 +1,1 @@
-"""The queue compared with its peers, and its parts: streams, durability, recorder, history."""
+"""The queue compared with its peers, and its scripts for the gate."""

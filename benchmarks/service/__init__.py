@@ -1,1 +1,1 @@
-"""The whole service compared with the bare engine, and takeover."""
+"""The whole service compared with the bare engine."""

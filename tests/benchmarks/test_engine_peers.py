@@ -1,18 +1,12 @@
-"""Engines that ours is compared with: what is installed for them, and lookup decoding of given outputs."""
-
-# torch's and safetensors' types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+"""Engines that ours is compared with: what is installed for them, how one is served, and the table."""
 
 import json
 import sys
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
-from benchmarks.engine.speculation import Job
-from benchmarks.engine.speculation_peers import Counted, Row, ids_to_force, lines_beside, measure_beside, with_own_ids
+from benchmarks.engine.peers import SERVICE, table_of
 from benchmarks.peers.engine_side import ENGINES, Serving, needs_of
 
 
@@ -37,70 +31,40 @@ class TestGivenAPackageThatWasInstalledAlone:
         assert found == ["numpy>=2", 'six; python_version > "3"']
 
 
-class TestGivenJobsThatShareWords:
-    JOBS = (Job([5, 6, 5], [6, 9]), Job([5, 7], [7, 7]))
-
-    def test_when_each_gets_its_own_ids_then_repeats_stay_and_no_id_is_shared(self) -> None:
-        own = with_own_ids(self.JOBS, range(100, 105))
-
-        assert own == [Job([100, 101, 100], [101, 102]), Job([103, 104], [104, 104])]
-
-    def test_when_there_are_too_few_ids_then_it_says_so(self) -> None:
-        with pytest.raises(ValueError, match="4 ids are too few for 2 jobs"):
-            with_own_ids(self.JOBS, range(100, 104))
-
-
-class TestGivenAModelsLastMatrix:
-    def test_when_another_row_is_longer_along_a_row_then_its_id_is_left_out(self, tmp_path: Path) -> None:
-        rows = torch.eye(6)
-        rows[4] = 2 * rows[5]
-        save_file(
-            {"model.embed_tokens.weight": torch.zeros(6, 6), "lm_head.weight": rows}, tmp_path / "model.safetensors"
-        )
-
-        assert ids_to_force(tmp_path) == [3, 4]
-
-
-class TestGivenRunsOfTwoEngines:
-    def test_when_rounds_are_measured_then_the_first_is_not_counted_and_turns_change(self) -> None:
-        order: list[str] = []
-
-        def run_of(engine: str, seconds: float, num_steps: int) -> Counted:
-            order.append(engine)
-            return Counted(seconds, num_steps)
-
-        runs = {
-            Row("peer", "off"): lambda: run_of("off", 4.0, 40),
-            Row("peer", "lookup"): lambda: run_of("lookup", 2.0, 10),
-        }
-
-        [header, line] = lines_beside(40, measure_beside(runs, 2))
-
-        assert order == ["lookup", "off", "off", "lookup", "lookup", "off"]
-        assert header.split() == ["off", "on", "ratio", "least", "most", "tokens", "a", "step"]
-        assert line.split() == ["peer,", "lookup", "10", "20", "2.00", "2.00", "2.00", "4.00"]
-
-
-class TestGivenAPeerWithLookupDecoding:
+class TestGivenAPeerThatIsServed:
     PROGRAM = """
 def open_engine(work):
-    return lambda prompt, output: (output[: work.num_guesses], len(prompt))
+    return lambda: sum(count for _, count in work.requests) - (work.weights == "short")
 """
 
-    def serving(self, folder: Path, num_guesses: int) -> Serving:
+    def serving(self, folder: Path, weights: str) -> Serving:
         (folder / "with_stub.py").write_text(self.PROGRAM)
-        work = {"model": "none", "weights": "bf16", "num_guesses": num_guesses, "jobs": [[[1, 2], [3]], [[4], [5, 6]]]}
-        (folder / "work.json").write_text(json.dumps(work))
-        command = [sys.executable, ENGINES / "serve_lookup.py", "stub", folder / "work.json"]
+        work = {"model": "none", "weights": weights, "max_num_seqs": 1, "max_num_batched_tokens": 8}
+        (folder / "work.json").write_text(json.dumps(work | {"requests": [[[1, 2], 3], [[4], 5]]}))
+        command = [sys.executable, ENGINES / "serve.py", "stub", folder / "work.json"]
         return Serving(command, folder, {"PYTHONPATH": f"{ENGINES}:{folder}"}, folder / "stub.log")
 
-    def test_when_it_generates_the_outputs_then_it_answers_seconds_and_steps(self, tmp_path: Path) -> None:
-        with self.serving(tmp_path, 2) as peer:
-            seconds, num_steps = peer.ask().split()
+    def test_when_it_generates_all_tokens_then_it_answers_seconds_each_time(self, tmp_path: Path) -> None:
+        with self.serving(tmp_path, "bf16") as peer:
+            seconds = [peer.run_s() for _ in range(2)]
 
-        assert float(seconds) >= 0
-        assert num_steps == "3"
+        assert min(seconds) >= 0
 
-    def test_when_it_generates_anything_else_then_the_measurement_fails(self, tmp_path: Path) -> None:
-        with self.serving(tmp_path, 1) as peer, pytest.raises(RuntimeError, match="did not generate the given outputs"):
-            peer.ask()
+    def test_when_it_generates_fewer_then_the_measurement_fails(self, tmp_path: Path) -> None:
+        with self.serving(tmp_path, "short") as peer, pytest.raises(RuntimeError, match="7 tokens instead of 8"):
+            peer.run_s()
+
+
+class TestGivenRounds:
+    def test_when_they_are_printed_then_ratios_are_those_within_a_round(self) -> None:
+        rounds = [
+            {(SERVICE, 0): 100.0, (SERVICE, 1): 50.0, ("peer", 0): 50.0, ("peer", 1): 40.0},
+            {(SERVICE, 0): 80.0, (SERVICE, 1): 60.0, ("peer", 0): 20.0, ("peer", 1): 10.0},
+            {(SERVICE, 0): 90.0, (SERVICE, 1): 45.0, ("peer", 0): 30.0, ("peer", 1): 15.0},
+        ]
+
+        rows = [line.split("  ") for line in table_of(rounds, [0, 1]).splitlines()]
+
+        peer_quiet, peer_busy = ([cell.strip() for cell in row if cell.strip()] for row in rows[3:])
+        assert peer_quiet == ["peer", "0", "30", "20", "50", "3.00", "1.00"]
+        assert peer_busy == ["peer", "1", "15", "10", "40", "3.00", "0.50"]

@@ -1,16 +1,12 @@
 """The one entry to the benchmarks: `python -m benchmarks NAME`."""
 
 import ast
-import re
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from benchmarks.__main__ import BENCHMARKS, module_of
-
-ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 class TestGivenTheTableOfBenchmarks:
@@ -24,14 +20,6 @@ class TestGivenTheTableOfBenchmarks:
         functions = [node for node in ast.parse(Path(spec.origin).read_text("utf-8")).body if _is_function(node)]
 
         assert "main" in {getattr(node, "name", None) for node in functions}
-
-
-class TestGivenTheDocumentation:
-    @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-    def test_when_it_names_a_benchmark_then_there_is_one(self, page: Path) -> None:
-        named = set(re.findall(r"python -m benchmarks ([a-z][a-z-]*)", page.read_text("utf-8")))
-
-        assert named <= set(BENCHMARKS)
 
 
 def _is_function(node: ast.stmt) -> bool:

@@ -17,28 +17,24 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch import Tensor
 from triton.runtime.cache import FileCacheManager  # pyright: ignore[reportMissingTypeStubs] - it has none
 
+from benchmarks.engine.bare import num_wanted
 from benchmarks.gpu import cache
 from benchmarks.gpu.checks import accuracy as gpu_checks
 from benchmarks.gpu.checks import sanitizer as gpu_sanitizer
 from benchmarks.gpu.checks.sameness import WAYS, EngineRun, first_difference
 from benchmarks.gpu.models import SHAPES, calls_line, triton_in_place_of_cpu
-from benchmarks.gpu.peers.attention import flex, keys_and_values, varlen
-from benchmarks.gpu.peers.engines import nano_jobs, num_wanted
+from benchmarks.gpu.peers import flex, nano_jobs
 from benchmarks.gpu.process import Child, ChildFailed, Groups
 from benchmarks.gpu.report import Line, Report
 from benchmarks.gpu.run import CALLS, MINUTES, SECTIONS, Measurement, Section, deadlines_s
 from benchmarks.gpu.scale import CpuTimer, Scale
-from benchmarks.gpu.service.load import load_figures
+from benchmarks.gpu.service import load_figures
 from benchmarks.gpu.speed import kernels as gpu_speed
 from benchmarks.gpu.speed import steps
 from benchmarks.gpu.speed.kernels import plain_attention
-from benchmarks.gpu.speed.split import busy_ms, host_figures
 from benchmarks.gpu.targets import TARGETS, verdicts
-from benchmarks.trace.marks import Span, events_of
-from benchmarks.trace.picture import Bar, bars_of
 from sluice.engine.models.config import parse_config
 from sluice.kernels.paged_attention.reference import paged_attention_reference
 from sluice.producer.history.queries import JobRow
@@ -466,69 +462,20 @@ class TestGivenASanitizer:
         assert line.figures == {"note": "not present: compute-sanitizer"}
 
 
-def dense(query: Tensor, key: Tensor, value: Tensor, query_ends: Tensor, key_ends: Tensor, group: int) -> Tensor:
-    """Causal attention of each sequence, aligned at its end; `group` query heads to a key head."""
-    parts: list[Tensor] = []
-    bounds = zip(query_ends.tolist(), query_ends[1:].tolist(), key_ends.tolist(), key_ends[1:].tolist(), strict=False)
-    for q0, q1, k0, k1 in bounds:
-        q, k, v = (x.double().transpose(0, 1) for x in (query[q0:q1], key[k0:k1], value[k0:k1]))
-        k, v = (x.repeat_interleave(group, dim=0) for x in (k, v))
-        seen = torch.ones(q1 - q0, k1 - k0, dtype=torch.bool).tril(k1 - k0 - (q1 - q0))
-        scores = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~seen, -torch.inf)
-        parts.append((scores.softmax(dim=-1) @ v).transpose(0, 1))
-    return torch.cat(parts).to(query.dtype)
-
-
-def varlen_of_old(  # torch 2.10's arguments
-    query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int, max_k: int,
-    is_causal: bool = False,
-) -> Tensor:  # fmt: skip
-    assert is_causal
-    assert (max_q, max_k) == (int(cu_seq_q.diff().max()), int(cu_seq_k.diff().max()))
-    return dense(query, key, value, cu_seq_q, cu_seq_k, 1)
-
-
-def varlen_of_now(  # torch 2.13's arguments, those that matter
-    query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int, max_k: int, *,
-    window_size: tuple[int, int] = (-1, -1), enable_gqa: bool = False,
-) -> Tensor:  # fmt: skip
-    assert (window_size, enable_gqa) == ((-1, 0), True)
-    assert (max_q, max_k) == (int(cu_seq_q.diff().max()), int(cu_seq_k.diff().max()))
-    return dense(query, key, value, cu_seq_q, cu_seq_k, 2)
-
-
-class TestGivenTorchsAttentions:
-    """They are asked for the attention that ours computes."""
-
-    def both(
-        self, make: Callable[..., Callable[[], Tensor]], query_lens: list[int], context_lens: list[int]
-    ) -> tuple[Tensor, Tensor]:
-        inputs = plain_attention(on_cpu(is_toy=True), query_lens, context_lens, (4, 2, 16))
-        tables = (inputs.block_tables, inputs.query_start_locs, inputs.context_lens)
-        cache = inputs.kv_cache
-        return make(inputs, *keys_and_values(inputs))(), paged_attention_reference(
-            inputs.query, cache, *tables, scale=inputs.scale, sliding_window=0
-        )
-
-    @pytest.mark.parametrize("version", [varlen_of_old, varlen_of_now])
-    @pytest.mark.parametrize(("query_lens", "context_lens"), [([7], [7]), ([1, 1], [20, 33]), ([3, 9], [40, 9])])
-    def test_when_lengths_differ_then_varlen_attn_equals_ours_in_each_torch_version(
-        self, monkeypatch: pytest.MonkeyPatch, version: object, query_lens: list[int], context_lens: list[int]
-    ) -> None:
-        monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", version)
-
-        theirs, ours = self.both(varlen, query_lens, context_lens)
-
-        torch.testing.assert_close(theirs, ours)
+class TestGivenFlexAttention:
+    """It is asked for the attention that ours computes."""
 
     @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
     @pytest.mark.parametrize(("query_lens", "context_lens"), [([7], [7]), ([1, 1], [20, 20]), ([3, 3], [40, 40])])
-    def test_when_lengths_are_equal_then_flex_attention_computes_the_same(
+    def test_when_lengths_are_equal_then_it_computes_the_same(
         self, query_lens: list[int], context_lens: list[int]
     ) -> None:
-        theirs, ours = self.both(flex, query_lens, context_lens)
+        inputs = plain_attention(on_cpu(is_toy=True), query_lens, context_lens, (4, 2, 16))
+        tables = (inputs.block_tables, inputs.query_start_locs, inputs.context_lens)
 
-        torch.testing.assert_close(theirs, ours)
+        ours = paged_attention_reference(inputs.query, inputs.kv_cache, *tables, scale=inputs.scale, sliding_window=0)
+
+        torch.testing.assert_close(flex(inputs)(), ours)
 
 
 class TestGivenNanoVllmsRequests:
@@ -537,35 +484,6 @@ class TestGivenNanoVllmsRequests:
 
         assert (len(jobs), num_wanted(jobs)) == (256, 133_966)
         assert all(100 <= len(job.prompt) <= 1024 and 100 <= job.num_output_tokens <= 1024 for job in jobs)
-
-
-class TestGivenABusyEngine:
-    """Steps of a millisecond: 100 us of plan, 500 of forward, 200 of waiting; 50 us lie between two."""
-
-    def bars(self) -> list[Bar]:
-        spans = list[Span]()
-        for n in range(9):
-            began = n * 1_050_000
-            parts = (("plan", 0, 100), ("forward", 100, 600), ("wait", 600, 800), ("commit", 800, 900))
-            spans += [Span(name, "main", began + 1000 * a, began + 1000 * b) for name, a, b in parts]
-            spans.append(Span("step", "main", began, began + 1_000_000))
-        return bars_of(events_of(spans, zero_ns=0), is_cpu=True)
-
-    def test_when_a_step_is_split_then_its_parts_sum_to_the_time_between_steps(self) -> None:
-        figures = host_figures(self.bars(), 3)
-
-        assert figures == pytest.approx(
-            {"step ms": 1.05, "plan": 0.1, "layout": 0.0, "launch": 0.5, "wait": 0.2, "rest of host": 0.25}
-        )
-
-    def test_when_kernels_overlap_then_the_device_is_busy_once(self) -> None:
-        host = [bar for bar in self.bars() if bar.row != "device"]
-        began = 1050.0 * 3
-        kernels = [(-5, 5), (100, 300), (200, 350), (210, 220), (400, 450), (2 * 1050, 2 * 1050 + 10), (3145, 3155)]
-
-        found = busy_ms([*host, *(Bar("device", "device", began + a, began + b) for a, b in kernels)], 3)
-
-        assert found == pytest.approx((5 + 250 + 50 + 10 + 5) / 1000 / 3)
 
 
 class TestGivenAJobHistory:
@@ -587,6 +505,6 @@ class TestGivenAJobHistory:
         assert figures["done/s"] == pytest.approx(5 / 4.5)
         assert figures["tokens/s"] == pytest.approx(50 / 4.5)
         assert figures["TTFT p50 ms"] == pytest.approx(30)
-        assert figures["TTFT p99 ms"] == pytest.approx(50)
+        assert figures["TTFT p99 ms"] == pytest.approx(49.6)
         assert figures["TPOT p99 ms"] == pytest.approx(2)
         assert figures["from"] == "the job history"

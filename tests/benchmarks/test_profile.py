@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from benchmarks.engine.bare import VOCAB_SIZE
+from benchmarks.engine.models import VOCAB_SIZE
 from benchmarks.engine.profile import Case, bounds_us, measure_roof, print_case
 from sluice.engine.execution.model_runner import ModelRunner
 from sluice.engine.execution.options import ModelOptions

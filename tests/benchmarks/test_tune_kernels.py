@@ -15,9 +15,9 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
+from benchmarks.gpu.candidates import MAX_COMPILED, Facts, Processor, facts_of, neighbours, promising
 from benchmarks.gpu.scale import toy_scale
-from benchmarks.kernels.candidates import MAX_COMPILED, Facts, Processor, facts_of, neighbours, promising
-from benchmarks.kernels.tune import fastest
+from benchmarks.gpu.tune import fastest
 from sluice.kernels import tuned as table
 from sluice.kernels.linear.few_rows import FewRowsConfig, few_rows_triton
 from sluice.kernels.linear.kernel import ProductConfig
@@ -156,7 +156,7 @@ class TestGivenNoCard:
     @pytest.mark.long
     def test_when_it_runs_at_toy_sizes_then_it_measures_every_kernel(self) -> None:
         environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-        command = [sys.executable, "-m", "benchmarks.kernels.tune", "--device", "cpu"]
+        command = [sys.executable, "-m", "benchmarks.gpu.tune", "--device", "cpu"]
 
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 

@@ -1,4 +1,4 @@
-"""What the engine's plain Python may cost, as a ratio: milliseconds are for `python -m benchmarks scheduler`."""
+"""What the engine's plain Python may cost, as a ratio: milliseconds are for `python -m benchmarks engine`."""
 
 import pytest
 

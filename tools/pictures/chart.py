@@ -1,6 +1,6 @@
 """Draw the README's comparison with other engines as bars, from `docs/images/compared-engines.json`.
 
-The figures come from `python -m benchmarks cpu`; docs/performance.md has them with their spread.
+The figures come from `python -m benchmarks engines`; docs/performance.md has them with their spread.
 """
 
 import json

@@ -4,9 +4,6 @@ Nearly all of the time is compilation (about a hundred variants in bfloat16 alon
 processes divide it. Compiled kernels stay in Triton's cache for the sections that measure time.
 """
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial

@@ -1,8 +1,5 @@
 """Caches of random bits, and a check of block copies: for tests and `benchmarks gpu`."""
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 

@@ -4,17 +4,13 @@ The cache gets 97 % of what the weights leave free, less the measured memory of 
 too low, a step runs out of memory: the engine halves its steps and goes on, and the line is wrong.
 """
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false
-
 from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
 from unittest.mock import patch
 
 from benchmarks.engine.bare import Job
-from benchmarks.gpu.folders import random_folder, shape_of
-from benchmarks.gpu.peers.engines import options_of, run_ours
+from benchmarks.gpu.engines import options_of, random_folder, run_ours, shape_of
 from benchmarks.gpu.process import Groups
 from benchmarks.gpu.report import Line
 from benchmarks.gpu.scale import Scale

@@ -3,9 +3,6 @@
 On a GPU the decoder runs the compiled kernels; on the CPU the interpreted ones.
 """
 
-# torch's and transformers' types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -7,9 +7,6 @@ Without a GPU the device lags as in the tests (a step is computed when the next 
 too early hold NaN), and recordings recompute over their buffers.
 """
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import tempfile
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence

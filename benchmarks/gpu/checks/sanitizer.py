@@ -6,9 +6,6 @@ Part of section "parity", which measures no time. torch's memory caching is off 
 its memory does.
 """
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false
-
 import os
 import re
 import shutil

@@ -1,6 +1,6 @@
 """Configurations of kernels, the rules' choice and its neighbours: section "candidates" of `benchmarks gpu`.
 
-`python -m benchmarks tune-kernels --write` measures the same for all models, and writes what it finds.
+`python -m benchmarks gpu --tune --write` measures the same for all models, and writes what it finds.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ from functools import partial
 from benchmarks.gpu.process import Groups
 from benchmarks.gpu.report import Line
 from benchmarks.gpu.scale import Scale
-from benchmarks.kernels.tune import Workload, tune, workloads
+from benchmarks.gpu.tune import Workload, tune, workloads
 
 
 def groups(scale: Scale) -> Groups:

@@ -4,9 +4,6 @@ The same random weights in two decoders of one process, one with the usual kerne
 not depend on the batch; decodes, and a chunk of a prompt.
 """
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false
-
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from functools import partial

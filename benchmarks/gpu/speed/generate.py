@@ -4,15 +4,12 @@ Random weights on the device, prompts of 128 tokens, 128 more each, greedy, with
 requests at once is run after a warm-up that records its steps; the better of two runs counts.
 """
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false
-
 from collections.abc import Iterator
 from functools import partial
 from random import Random
 
-from benchmarks.engine.bare import Job
-from benchmarks.gpu.peers.engines import empty_device, num_wanted, random_runner, warm_s
+from benchmarks.engine.bare import Job, num_wanted
+from benchmarks.gpu.engines import empty_device, random_runner, warm_s
 from benchmarks.gpu.process import Groups
 from benchmarks.gpu.report import Line
 from benchmarks.gpu.scale import Scale

@@ -4,10 +4,6 @@ Bytes and operations are counted: the minimum that an algorithm must move and co
 the rate of a plain copy and a plain matrix product on the same device in the same run.
 """
 
-# torch's, transformers' and triton's types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial

@@ -3,10 +3,6 @@
 Other sections state bytes and operations per second as fractions of the fastest copy and of a large product here.
 """
 
-# torch's, transformers' and triton's types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
-
 import platform
 from collections.abc import Iterator
 from functools import partial

@@ -6,23 +6,17 @@ of that run is used. Idle is the share of a step in which the device does not co
 stands for the device.
 """
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from random import Random
 
 from benchmarks.engine.bare import Job
-from benchmarks.gpu.peers.engines import empty_device, random_runner, run_ours, warm_up
+from benchmarks.gpu.engines import empty_device, random_runner, run_ours, warm_up
 from benchmarks.gpu.process import Groups
 from benchmarks.gpu.report import Line
 from benchmarks.gpu.scale import Scale
-from benchmarks.trace.engine import ENGINE_PLACES, Tracing
-from benchmarks.trace.marks import Marks, events_of
-from benchmarks.trace.picture import Bar, bars_of, window_of
-from sluice.engine.execution.model_runner import ModelRunner
+from benchmarks.gpu.speed.marks import Bar, marked, profiled
 
 STAGES = {"plan": "plan", "lay out": "layout", "forward": "launch", "sample": "launch", "wait": "wait"}
 """Marks by their names here; the rest of a step is commit, text, and the transitions between stages."""
@@ -38,15 +32,10 @@ def _split(scale: Scale, shape: str) -> Iterator[Line]:
     runner = random_runner(scale, shape, max_num_seqs=max_num_seqs)
     for name, jobs in _loads(scale, max_num_seqs).items():
         warm_up(runner, jobs, max_num_seqs=max_num_seqs)
-        yield _line(
-            scale, f"{shape}, {max_num_seqs} at once, {name}", lambda r=runner, j=jobs: _run(r, j, max_num_seqs)
-        )
+        run = partial(run_ours, runner, jobs, max_num_seqs=max_num_seqs, temperature=0.0)
+        yield _line(scale, f"{shape}, {max_num_seqs} at once, {name}", run)
     del runner
     empty_device(scale)
-
-
-def _run(runner: ModelRunner, jobs: Sequence[Job], max_num_seqs: int) -> None:
-    run_ours(runner, jobs, max_num_seqs=max_num_seqs, temperature=0.0)
 
 
 def _loads(scale: Scale, max_num_seqs: int) -> dict[str, list[Job]]:
@@ -66,50 +55,51 @@ def _loads(scale: Scale, max_num_seqs: int) -> dict[str, list[Job]]:
 
 def _line(scale: Scale, name: str, run: Callable[[], None]) -> Line:
     num_steps = 3 if scale.is_toy else 24
-    marks = Marks()
-    with marks.on(ENGINE_PLACES):
+    with marked() as bars:
         run()
-    bars = bars_of(events_of(marks.spans, zero_ns=0), is_cpu=scale.device.type == "cpu")
     figures = host_figures(bars, num_steps)
-    device_ms = busy_ms(bars if scale.device.type == "cpu" else _profiled(run), num_steps)
+    if scale.device.type == "cpu":
+        device_ms = busy_ms([bar for bar in bars if bar.name == "forward"], window_of(bars, num_steps)) / num_steps
+    else:
+        bars, on_device = profiled(run)
+        device_ms = busy_ms(on_device, window_of(bars, num_steps)) / num_steps
     if device_ms == 0.0:
         return Line(name, figures | {"note": "not measured: the profiler saw no kernel"})
-    step_ms = float(figures["step ms"])
-    return Line(name, figures | {"device": device_ms, "idle": max(0.0, 1 - device_ms / step_ms)})
-
-
-def _profiled(run: Callable[[], None]) -> list[Bar]:
-    tracing = Tracing(on_card=True)
-    with tracing.marks.on(ENGINE_PLACES):
-        tracing.around(run)
-    return bars_of(tracing.events(), is_cpu=False)
+    return Line(name, figures | {"device": device_ms, "idle": max(0.0, 1 - device_ms / float(figures["step ms"]))})
 
 
 def host_figures(bars: Sequence[Bar], num_steps: int) -> dict[str, float | str]:
     """Return milliseconds of a step, from its beginning to the next one's, and of its host stages; middle steps."""
-    began_us, ended_us = _window(bars, num_steps)
+    began_us, ended_us = window_of(bars, num_steps)
     stages = dict.fromkeys(STAGES.values(), 0.0)
     for bar in bars:
-        if bar.row == "host" and bar.name in STAGES and began_us <= bar.began_us < ended_us:
+        if bar.name in STAGES and began_us <= bar.began_us < ended_us:
             stages[STAGES[bar.name]] += (bar.ended_us - bar.began_us) / 1000 / num_steps
     step_ms = (ended_us - began_us) / 1000 / num_steps
     return {"step ms": step_ms, **stages, "rest of host": step_ms - sum(stages.values())}
 
 
-def busy_ms(bars: Sequence[Bar], num_steps: int) -> float:
-    """Return milliseconds per step in which any of the device's streams computes; middle steps."""
-    began_us, ended_us = _window(bars, num_steps)
-    busy_us = at_us = 0.0
-    for bar in sorted((bar for bar in bars if bar.row == "device"), key=lambda bar: bar.began_us):
-        from_us, to_us = max(bar.began_us, at_us, began_us), min(bar.ended_us, ended_us)
-        busy_us += max(0.0, to_us - from_us)
+def busy_ms(bars: Sequence[Bar], window: tuple[float, float]) -> float:
+    """Return milliseconds of a window in which any of the device's streams computes."""
+    busy_us, at_us = 0.0, window[0]
+    for bar in sorted(bars, key=lambda bar: bar.began_us):
+        busy_us += max(0.0, min(bar.ended_us, window[1]) - max(bar.began_us, at_us))
         at_us = max(at_us, bar.ended_us)
-    return busy_us / 1000 / num_steps
+    return busy_us / 1000
 
 
-def _window(bars: Sequence[Bar], num_steps: int) -> tuple[float, float]:
-    """Return the span from the beginning of a middle step to that of a later one: gaps between steps count."""
-    began_us, ended_us = window_of(bars, num_steps=num_steps)
-    steps = [bar.began_us for bar in bars if bar.row == "step"]
-    after = next((later for _, later in pairwise(steps) if later >= ended_us), ended_us)
-    return began_us, after
+def window_of(bars: Sequence[Bar], num_steps: int) -> tuple[float, float]:
+    """Return the span from the beginning of a middle step to that of a later one: gaps between steps count.
+
+    Raises:
+        ValueError: there are too few steps that compute.
+    """
+    computing = [bar.began_us for bar in bars if bar.name == "forward"]
+    steps = sorted(bar for bar in bars if bar.name == "step")
+    busy = [bar for bar in steps if any(bar.began_us <= at < bar.ended_us for at in computing)]
+    if len(busy) < num_steps:
+        raise ValueError(f"there are {len(busy)} steps that compute, not {num_steps}")
+    first = (len(busy) - num_steps) // 2
+    last = busy[first + num_steps - 1]
+    after = next((later.began_us for step, later in pairwise(steps) if step == last), last.ended_us)
+    return busy[first].began_us, after

@@ -1,8 +1,5 @@
 """A whole decode step of random weights: section "step" of `benchmarks gpu`."""
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial

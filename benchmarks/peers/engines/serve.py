@@ -13,7 +13,6 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,37 +33,26 @@ class Work:
         return sum(count for _, count in self.requests)
 
 
-def serve(open_answer: Callable[[], Callable[[], str]]) -> None:
-    """Print `ready` once opened, then an answer for each line of input, until the input ends."""
+def main() -> None:
+    """Serve a peer's engine: `ready` once it is loaded, then the seconds of a run for each line of input.
+
+    Raises:
+        SystemExit: it generated fewer tokens, or more.
+    """
+    name, path = sys.argv[1:]
+    work = Work(**json.loads(Path(path).read_text()))
     # Output of an engine goes to stderr; answers go to the original stdout.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    answer = open_answer()
+    run = importlib.import_module(f"with_{name}").open_engine(work)
     print("ready", file=answers, flush=True)
     for _ in sys.stdin:
-        print(answer(), file=answers, flush=True)
-
-
-def timed(name: str, run: Callable[[], int], num_expected: int) -> str:
-    """Return the seconds of a run."""
-    began_s = time.perf_counter()
-    num_tokens = run()
-    took_s = time.perf_counter() - began_s
-    if num_tokens != num_expected:
-        raise SystemExit(f"{name} generated {num_tokens} tokens instead of {num_expected}")
-    return str(took_s)
-
-
-def main() -> None:
-    """Serve a peer's engine."""
-    name, path = sys.argv[1:]
-    work = Work(**json.loads(Path(path).read_text()))
-
-    def open_answer() -> Callable[[], str]:
-        run = importlib.import_module(f"with_{name}").open_engine(work)
-        return lambda: timed(name, run, work.num_tokens)
-
-    serve(open_answer)
+        began_s = time.perf_counter()
+        num_tokens = run()
+        took_s = time.perf_counter() - began_s
+        if num_tokens != work.num_tokens:
+            raise SystemExit(f"{name} generated {num_tokens} tokens instead of {work.num_tokens}")
+        print(took_s, file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -15,24 +15,17 @@ from serve import Work
 def open_engine(work: Work) -> Callable[[], int]:
     """Load the exported model."""
     folder = f"{work.model}-openvino-{work.weights}"
-    pipeline = open_pipeline(folder, work.max_num_seqs, work.max_num_batched_tokens)
-    return lambda: _run(pipeline, work)
-
-
-def open_pipeline(
-    folder: str, max_num_seqs: int, max_num_batched_tokens: int, **properties: object
-) -> openvino_genai.ContinuousBatchingPipeline:
-    """Open a pipeline on the CPU."""
     scheduler = openvino_genai.SchedulerConfig()
-    scheduler.max_num_batched_tokens = max_num_batched_tokens
-    scheduler.max_num_seqs = max_num_seqs
+    scheduler.max_num_batched_tokens = work.max_num_batched_tokens
+    scheduler.max_num_seqs = work.max_num_seqs
     scheduler.dynamic_split_fuse = True
     scheduler.enable_prefix_caching = False
     scheduler.cache_size = 2
     has_bf16 = "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     precision = "bf16" if has_bf16 else "f32"
     settings = {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": precision, "INFERENCE_NUM_THREADS": 2}
-    return openvino_genai.ContinuousBatchingPipeline(folder, scheduler, "CPU", {**settings, **properties})
+    pipeline = openvino_genai.ContinuousBatchingPipeline(folder, scheduler, "CPU", settings)
+    return lambda: _run(pipeline, work)
 
 
 def _run(pipeline: openvino_genai.ContinuousBatchingPipeline, work: Work) -> int:

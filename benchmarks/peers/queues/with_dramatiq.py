@@ -1,7 +1,6 @@
 """dramatiq: one process of eight threads, 500 messages prefetched."""
 
 import os
-from collections.abc import Callable
 
 import dramatiq
 import ledger
@@ -22,8 +21,3 @@ def enqueue(names: list[str]) -> None:
     """Submit one after the other: it has no bulk call."""
     for name in names:
         record.send(name)
-
-
-def open_single() -> Callable[[str], object]:
-    """Submit one."""
-    return record.send

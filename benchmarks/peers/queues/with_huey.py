@@ -1,7 +1,5 @@
 """huey: four threads, blocking reads, no results and no periodic tasks."""
 
-from collections.abc import Callable
-
 import ledger
 import redis
 from huey import RedisHuey
@@ -20,8 +18,3 @@ def enqueue(names: list[str]) -> None:
     """Submit one after the other: it has no bulk call."""
     for name in names:
         record(name)
-
-
-def open_single() -> Callable[[str], object]:
-    """Submit one."""
-    return record

@@ -1,7 +1,6 @@
 """taskiq over Redis streams: uvloop, 256 entries per read and tasks at a time, late acknowledgement, no results."""
 
 import asyncio
-from collections.abc import Callable
 
 import ledger
 import uvloop
@@ -31,10 +30,3 @@ async def _enqueue(names: list[str]) -> None:
 def enqueue(names: list[str]) -> None:
     """Submit many concurrently, as its clients do without a bulk call."""
     uvloop.run(_enqueue(names))
-
-
-def open_single() -> Callable[[str], object]:
-    """Submit one."""
-    loop = uvloop.new_event_loop()
-    loop.run_until_complete(broker.startup())
-    return lambda name: loop.run_until_complete(record.kiq(name))

@@ -19,7 +19,7 @@ from sluice.worker.config import WorkerConfig
 from sluice.worker.model.load import engine_config
 
 TWO_CORES = StepTime(fixed_s=14.2e-3, token_s=204e-6, kv_token_s=440e-9, pair_s=181e-9)
-"""The 100 M model of `benchmarks cpu` (docs/lab/tuning.md): a step of 2,048 prompt tokens takes 0.8 s."""
+"""The 100 M model of `benchmarks engines` (docs/lab/tuning.md): a step of 2,048 prompt tokens takes 0.8 s."""
 
 CHATS = [Arrival(at_s=0.0, num_prompt_tokens=50, num_output_tokens=400) for _ in range(8)]
 SEEN_S = 4.0

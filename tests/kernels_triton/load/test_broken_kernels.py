@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.kernels.start import DRILLS, break_kernel
+from benchmarks.gpu.start import DRILLS, break_kernel
 from sluice.kernels.trial.runner import Task, Trial
 from tests.grids import fast_only
 from tests.kernels_triton.load.test_trial_cases import SIZES

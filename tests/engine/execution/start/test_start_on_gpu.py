@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.kernels.start import DRILLS
+from benchmarks.gpu.start import DRILLS
 from sluice import worker
 
 ROOT = Path(__file__).parents[4]
@@ -30,7 +30,7 @@ def test_the_kernel_that_a_drill_breaks_has_what_it_replaces(name: str) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_when_it_is_ready_then_nothing_compiles_and_broken_kernels_have_stepped_down() -> None:
-    command = [sys.executable, "-m", "benchmarks", "start-gpu", "--model", str(FOLDER)]
+    command = [sys.executable, "-m", "benchmarks", "gpu", "--start", "--model", str(FOLDER)]
 
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 

@@ -1,1 +1,0 @@
-"""Other engines and kernels in the same run."""

@@ -1,1 +1,0 @@
-"""The whole service on a GPU."""

@@ -1,0 +1,72 @@
+"""Scripts of the queue on a server of their own, for the gate.
+
+Scripts are called as by clients and workers, on a real server without other work. Processor time of the server's main
+thread (`INFO cpu`) depends on other load only through caches and clock rates.
+"""
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from sluice.producer.contract import calls
+from sluice.producer.contract.limits import MAX_JOBS_PER_CALL
+from tests.contract.driving import Queue, Worker, ending, new_job, tokens
+from tests.servers import RedisServer, redis_server
+
+NUM_LEASED = 32
+EXPIRY_MS = 3_600_000
+
+
+@dataclass(slots=True, eq=False)
+class Bench:
+    """A queue on a separate server. Mutable: it counts the jobs that it has created."""
+
+    server: RedisServer
+    queue: Queue
+    num_jobs: int = 0
+
+    def spent_us(self) -> float:
+        """Return microseconds that the server's main thread has worked since its start."""
+        found = self.queue.client.info("cpu")
+        return 1e6 * (found["used_cpu_user_main_thread"] + found["used_cpu_sys_main_thread"])
+
+    def submit(self, count: int) -> None:
+        """Submit jobs."""
+        for begin in range(0, count, MAX_JOBS_PER_CALL):
+            numbers = range(self.num_jobs, self.num_jobs + min(MAX_JOBS_PER_CALL, count - begin))
+            self.num_jobs += len(numbers)
+            answers = self.queue.submit(*(new_job(f"{n:08d}", "t0") for n in numbers))
+            if not all(isinstance(answer, calls.Accepted) for answer in answers):
+                raise RuntimeError(f"a job was not accepted: {answers[0]}")
+
+    def pull(self, worker: Worker, count: int) -> list[calls.LeasedJob]:
+        """Lease so many jobs, 32 per call."""
+        jobs: list[calls.LeasedJob] = []
+        while len(jobs) < count:
+            taken = worker.pull(sequences=min(NUM_LEASED, count - len(jobs))).jobs
+            if not taken:
+                raise RuntimeError(f"the queue gave {len(jobs)} of {count} jobs")
+            jobs += taken
+        return jobs
+
+    def end(self, worker: Worker, jobs: Sequence[calls.LeasedJob]) -> None:
+        """End jobs with one token each, 32 per call."""
+        for begin in range(0, len(jobs), NUM_LEASED):
+            chunk = jobs[begin : begin + NUM_LEASED]
+            worker.advance(*(tokens(job, 0, 1) for job in chunk))
+            worker.advance(*(ending(job, 1) for job in chunk))
+
+    def worker(self, name: str = "w") -> Worker:
+        """Register a worker that lives for the whole run."""
+        worker = self.queue.worker(name)
+        worker.beat(expiry_ms=EXPIRY_MS)
+        return worker
+
+
+@contextmanager
+def bench() -> Generator[Bench]:
+    """Start a fresh server with an empty queue."""
+    with redis_server() as server:
+        queue = Queue(server.client())
+        queue.configure(max_waiting_jobs=10_000_000, max_outbox_entries=10_000_000)
+        yield Bench(server, queue)
