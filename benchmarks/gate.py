@@ -26,7 +26,7 @@ from sluice.worker.connection.clients import connect
 from sluice.worker.history.migrate import migrate
 from sluice.worker.history.recorder import Recorder, RecorderSettings
 from sluice.worker.history.writer import HistoryWriter
-from tests.contract.driving import tokens
+from tests.contract.driving import ending, tokens
 from tests.worker.history import events as e
 
 RECORD = Path(__file__).parent / "gate.json"
@@ -68,7 +68,9 @@ def pull_and_end() -> float:
         worker = one.worker()
         before_us = one.spent_us()
         for _ in range(NUM_JOBS // NUM_LEASED):
-            one.end(worker, one.pull(worker, NUM_LEASED))
+            jobs = one.pull(worker, NUM_LEASED)
+            worker.advance(*(tokens(job, 0, 1) for job in jobs))
+            worker.advance(*(ending(job, 1) for job in jobs))
         return (one.spent_us() - before_us) / NUM_JOBS / _plain_us(one)
 
 

@@ -100,40 +100,32 @@ def times(more: float, less: float) -> str:
     return f"{more / less:.1f}x" if less else "-"
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of the table: its head, and the format of a figure."""
-
-    head: str
-    text: Callable[[Figures], str]
-
-
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:,.0f}" if seconds >= 0.01 else f"{seconds * 1e3:.1f}"
 
 
-COLUMNS = (
-    Column("req/s", lambda f: f"{f.requests_per_s:.2f}"),
-    Column("tokens/s", lambda f: f"{f.output_tokens_per_s:,.0f}"),
-    Column("good/s", lambda f: f"{f.goodput_per_s:.2f}"),
-    Column("TTFT p50", lambda f: _ms(f.ttft_p50_s)),
-    Column("p99 ms", lambda f: _ms(f.ttft_p99_s)),
-    Column("TPOT ms", lambda f: _ms(f.tpot_mean_s)),
-    Column("ITL p50", lambda f: _ms(f.itl_p50_s)),
-    Column("p99", lambda f: _ms(f.itl_p99_s)),
-    Column("max ms", lambda f: _ms(f.itl_max_s)),
-    Column("queue p50", lambda f: _ms(f.queue_p50_s)),
-    Column("p99 ms", lambda f: _ms(f.queue_p99_s)),
-    Column("occup.", lambda f: f"{f.occupancy:.0%}"),
-    Column("util.", lambda f: f"{f.utilisation:.0%}"),
-    Column("padding", lambda f: f"{f.padding:.0%}"),
-    Column("KV held", lambda f: f"{f.kv_use:.0%}"),
-    Column("wasted", lambda f: f"{f.kv_waste:.1%}"),
-    Column("preempt.", lambda f: f"{f.num_preemptions}"),
+COLUMNS: Sequence[tuple[str, Callable[[Figures], str]]] = (
+    ("req/s", lambda f: f"{f.requests_per_s:.2f}"),
+    ("tokens/s", lambda f: f"{f.output_tokens_per_s:,.0f}"),
+    ("good/s", lambda f: f"{f.goodput_per_s:.2f}"),
+    ("TTFT p50", lambda f: _ms(f.ttft_p50_s)),
+    ("p99 ms", lambda f: _ms(f.ttft_p99_s)),
+    ("TPOT ms", lambda f: _ms(f.tpot_mean_s)),
+    ("ITL p50", lambda f: _ms(f.itl_p50_s)),
+    ("p99", lambda f: _ms(f.itl_p99_s)),
+    ("max ms", lambda f: _ms(f.itl_max_s)),
+    ("queue p50", lambda f: _ms(f.queue_p50_s)),
+    ("p99 ms", lambda f: _ms(f.queue_p99_s)),
+    ("occup.", lambda f: f"{f.occupancy:.0%}"),
+    ("util.", lambda f: f"{f.utilisation:.0%}"),
+    ("padding", lambda f: f"{f.padding:.0%}"),
+    ("KV held", lambda f: f"{f.kv_use:.0%}"),
+    ("wasted", lambda f: f"{f.kv_waste:.1%}"),
+    ("preempt.", lambda f: f"{f.num_preemptions}"),
 )
 
 
 def table_of(rows: Sequence[Row]) -> str:
     """Format the rows as text, a column for each figure."""
-    heads = ["", *(column.head for column in COLUMNS)]
-    return table([heads, *([one.label, *(column.text(one.figures) for column in COLUMNS)] for one in rows)])
+    heads = ["", *(head for head, _ in COLUMNS)]
+    return table([heads, *([one.label, *(text(one.figures) for _, text in COLUMNS)] for one in rows)])

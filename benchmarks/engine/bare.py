@@ -1,13 +1,11 @@
 """The bare engine on this CPU: the requests of all comparisons, a run over them, and its bound."""
 
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -167,26 +165,3 @@ def wait_as_a_worker(benchmark: str) -> None:
         # It must come before torch.
         limit_spinning()
         os.execv(sys.executable, [sys.executable, "-m", "benchmarks", benchmark, *sys.argv[1:]])
-
-
-FIRST_TOKEN = """
-import time; begin = time.perf_counter()
-from pathlib import Path
-from sluice.engine.batch import batch_of
-from sluice.engine.execution.options import ModelOptions
-from sluice.engine.execution.start.model_loading import load_model_runner
-from sluice.engine.request import SamplingParams
-from sluice.engine.sequence import Sequence
-runner = load_model_runner(ModelOptions(path=Path({folder!r}), num_blocks=1024))
-loaded = time.perf_counter()
-sequence = Sequence(id=0, request_id="r", choice=0, sampling=SamplingParams(temperature=0), token_ids=[5] * 64,
-                    num_prompt_tokens=64, block_table=[1, 2, 3, 4])
-runner.launch(batch_of([(sequence, 0, 64, True)])).collect()
-print(f"{{loaded - begin:.2f}} s to load, {{time.perf_counter() - begin:.2f}} s to the first token of 64")
-"""
-
-
-def start_of_a_process(folder: Path) -> str:
-    """Return the time from the start of a process to its first token, in words."""
-    command = [sys.executable, "-c", FIRST_TOKEN.format(folder=str(folder))]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

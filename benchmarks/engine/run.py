@@ -28,7 +28,6 @@ from benchmarks.engine.bare import (
     num_wanted,
     run_products,
     run_recorded,
-    start_of_a_process,
     wait_as_a_worker,
 )
 from benchmarks.engine.models import model_folder
@@ -44,9 +43,7 @@ SECTIONS = ("speed", "scheduler", "profile")
 
 def print_speed() -> None:
     """Print the engine's rows, each beside its bound."""
-    folder = model_folder()
-    print(f"start of a process: {start_of_a_process(folder)}")
-    options = ModelOptions(path=folder, num_blocks=2048, max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS)
+    options = ModelOptions(path=model_folder(), num_blocks=2048, max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS)
     runner = RecordingRunner(load_model_runner(options))
     rows = [("sequences", "tokens/s", "products alone", "share")]
     for max_num_seqs in (1, 16, 48):

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
@@ -33,54 +33,19 @@ from sluice.kernels import chain
 from sluice.kernels.copy_blocks import BlockRuns
 
 SHAPES: dict[str, dict[str, object]] = {
-    "toy": {
-        "model_type": "qwen3",
-        "vocab_size": 300,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "tie_word_embeddings": True,
-    },
-    # Qwen3-0.6B.
-    "0.6B": {
-        "model_type": "qwen3",
-        "vocab_size": 151936,
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "tie_word_embeddings": True,
-    },
-    # Llama-3.2-1B.
-    "1B": {
-        "model_type": "llama",
-        "vocab_size": 128256,
-        "hidden_size": 2048,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-        "tie_word_embeddings": True,
-    },
-    # Llama-3.1-8B.
-    "8B": {
-        "model_type": "llama",
-        "vocab_size": 128256,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "tie_word_embeddings": False,
-    },
-}
+    name: {
+        "model_type": family, "vocab_size": vocab, "hidden_size": hidden, "intermediate_size": inner,
+        "num_hidden_layers": layers, "num_attention_heads": heads[0], "num_key_value_heads": heads[1],
+        "head_dim": heads[2], "tie_word_embeddings": name != "8B",
+    }
+    for name, family, vocab, hidden, inner, layers, heads in (
+        ("toy", "qwen3", 300, 64, 96, 2, (4, 2, 16)),
+        ("0.6B", "qwen3", 151_936, 1024, 3072, 28, (16, 8, 128)),
+        ("1B", "llama", 128_256, 2048, 8192, 16, (32, 8, 64)),
+        ("8B", "llama", 128_256, 4096, 14_336, 32, (32, 8, 128)),
+    )
+}  # fmt: skip
+"""A toy, Qwen3-0.6B, Llama-3.2-1B and Llama-3.1-8B."""
 
 
 class RandomWeights:
@@ -227,45 +192,23 @@ def calls_line(calls: Counter[str]) -> Line:
 # Compared with transformers
 
 SMALL: dict[str, object] = {
-    "vocab_size": 211,
-    "hidden_size": 192,
-    "intermediate_size": 256,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "max_position_embeddings": 512,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
+    "vocab_size": 211, "hidden_size": 192, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 6,
+    "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 512, "bos_token_id": 0, "eos_token_id": 1,
     "initializer_range": 0.1,
+}  # fmt: skip
+_ROPES = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
 }
-
+_CAPS = {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 10.0}
+_WINDOW = {"sliding_window": 5, "query_pre_attn_scalar": 40}
 FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
     "llama": ("llama", {}),
     "mistral with a window": ("mistral", {"sliding_window": 5}),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {}),
-    "gemma2": (
-        "gemma2",
-        {
-            "sliding_window": 5,
-            "query_pre_attn_scalar": 40,
-            "attn_logit_softcapping": 5.0,
-            "final_logit_softcapping": 10.0,
-        },
-    ),
-    "gemma3": (
-        "gemma3_text",
-        {
-            "sliding_window": 5,
-            "sliding_window_pattern": 2,
-            "query_pre_attn_scalar": 40,
-            "rope_parameters": {
-                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
-            },
-        },
-    ),
+    "gemma2": ("gemma2", _WINDOW | _CAPS),
+    "gemma3": ("gemma3_text", _WINDOW | {"sliding_window_pattern": 2, "rope_parameters": _ROPES}),
 }
 """Name to transformers' model type and config settings beyond the sizes."""
 
@@ -341,18 +284,21 @@ def _sequence(index: int, prompt: Sequence[int], blocks: Sequence[int]) -> Engin
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Generated:
-    """What returns the tokens that an engine generated for each prompt."""
-
-    token_ids: list[list[int]]
-    num_preemptions: int
+def tokens_of(engine: LLMEngine, requests: Sequence[Request]) -> dict[tuple[str, int], list[int]]:
+    """Run requests to their ends; return the tokens of each choice, by request and choice."""
+    engine.add(requests)
+    tokens = {(request.id, choice): list[int]() for request in requests for choice in range(request.num_choices)}
+    while not engine.is_idle:
+        for delta in engine.advance():
+            tokens[delta.request_id, delta.choice] += delta.token_ids
+        engine.check_invariants()
+    return tokens
 
 
 def generate_greedily(
     folder: Path, device: torch.device, prompts: Sequence[Sequence[int]], *, max_tokens: int
-) -> Generated:
-    """Run an engine in float32 with small chunks and so few blocks that it must preempt."""
+) -> tuple[list[list[int]], int]:
+    """Run an engine in float32 with small chunks and so few blocks that it must preempt; return tokens, preemptions."""
     block_size = 4
     longest = max(map(len, prompts)) + max_tokens
     options = ModelOptions(
@@ -365,15 +311,8 @@ def generate_greedily(
         max_num_batched_tokens=64,
         max_model_len=longest,
     )
-    engine = LLMEngine(
-        load_model_runner(options), NullTokenizer(), EngineConfig(max_num_seqs=4, max_num_batched_tokens=64)
-    )
+    config = EngineConfig(max_num_seqs=4, max_num_batched_tokens=64)
+    engine = LLMEngine(load_model_runner(options), NullTokenizer(), config)
     sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
-    engine.add(
-        Request(id=str(i), prompt_token_ids=tuple(prompt), sampling=sampling) for i, prompt in enumerate(prompts)
-    )
-    token_ids: list[list[int]] = [[] for _ in prompts]
-    while not engine.is_idle:
-        for delta in engine.advance():
-            token_ids[int(delta.request_id)] += delta.token_ids
-    return Generated(token_ids, engine.stats.num_preemptions)
+    requests = [Request(id=str(i), prompt_token_ids=tuple(one), sampling=sampling) for i, one in enumerate(prompts)]
+    return list(tokens_of(engine, requests).values()), engine.stats.num_preemptions

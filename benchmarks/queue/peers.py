@@ -55,20 +55,13 @@ def jobs_table(drains: Mapping[str, Drain], num_jobs: int, num_rounds: int) -> s
         "queue", "submit/s", "done/s", "done/s, two", "rows/s", "commands a job", "submit us: client", "server",
         "drain us: worker", "server",
     )  # fmt: skip
-    rows = [_row(name, median(runs[name, 1]), median(runs[name, 2])) for name in drains if all_ran(runs, name)]
-    return table([head, *rows])
-
-
-def all_ran(runs: Mapping[tuple[str, int], Sequence[Drained]], name: str) -> bool:
-    """Whether there is a run with one worker, and one with two."""
-    return bool(runs[name, 1] and runs[name, 2])
+    ran = [name for name in drains if runs[name, 1] and runs[name, 2]]
+    return table([head, *(_row(name, median(runs[name, 1]), median(runs[name, 2])) for name in ran)])
 
 
 def _row(name: str, one: Drained, two: Drained) -> list[str]:
     figures = (one.submitted_per_s, one.done_per_s, two.done_per_s, one.recorded_per_s)
-    per_job = (
-        one.client_us_per_submit, one.server_us_per_submit, one.worker_us_per_job, one.server_us_per_job
-    )  # fmt: skip
+    per_job = (one.client_us_per_submit, one.server_us_per_submit, one.worker_us_per_job, one.server_us_per_job)
     rates = ["" if figure is None else f"{figure:,.0f}" for figure in figures]
     return [name, *rates, f"{one.commands_per_job:.1f}", *(f"{us:.0f}" for us in per_job)]
 

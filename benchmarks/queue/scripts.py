@@ -4,13 +4,13 @@ Scripts are called as by clients and workers, on a real server without other wor
 thread (`INFO cpu`) depends on other load only through caches and clock rates.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from sluice.producer.contract import calls
 from sluice.producer.contract.limits import MAX_JOBS_PER_CALL
-from tests.contract.driving import Queue, Worker, ending, new_job, tokens
+from tests.contract.driving import Queue, Worker, new_job
 from tests.servers import RedisServer, redis_server
 
 NUM_LEASED = 32
@@ -40,7 +40,7 @@ class Bench:
                 raise RuntimeError(f"a job was not accepted: {answers[0]}")
 
     def pull(self, worker: Worker, count: int) -> list[calls.LeasedJob]:
-        """Lease so many jobs, 32 per call."""
+        """Lease so many jobs."""
         jobs: list[calls.LeasedJob] = []
         while len(jobs) < count:
             taken = worker.pull(sequences=min(NUM_LEASED, count - len(jobs))).jobs
@@ -49,16 +49,9 @@ class Bench:
             jobs += taken
         return jobs
 
-    def end(self, worker: Worker, jobs: Sequence[calls.LeasedJob]) -> None:
-        """End jobs with one token each, 32 per call."""
-        for begin in range(0, len(jobs), NUM_LEASED):
-            chunk = jobs[begin : begin + NUM_LEASED]
-            worker.advance(*(tokens(job, 0, 1) for job in chunk))
-            worker.advance(*(ending(job, 1) for job in chunk))
-
-    def worker(self, name: str = "w") -> Worker:
+    def worker(self) -> Worker:
         """Register a worker that lives for the whole run."""
-        worker = self.queue.worker(name)
+        worker = self.queue.worker("w")
         worker.beat(expiry_ms=EXPIRY_MS)
         return worker
 

@@ -17,33 +17,8 @@ from benchmarks.gpu.checks.block_copies import NUM_GUARDS, copies_rightly, copy_
 from benchmarks.gpu.process import Groups
 from benchmarks.gpu.report import Line
 from benchmarks.gpu.scale import Scale
-from benchmarks.kernels.cases import (
-    EXACT,
-    Agreement,
-    AttentionCase,
-    AttentionInputs,
-    WriteInputs,
-    added_norm_agreement,
-    attention_agreement,
-    blocks_needed,
-    fp8_copy,
-    fp8_write_agreement,
-    gate_agreement,
-    generator_on,
-    kept_set_differs,
-    make_attention,
-    make_options,
-    make_penalties,
-    make_write,
-    norm_agreement,
-    penalties_agreement,
-    product_agreement,
-    random_tensor,
-    same_bits,
-    sinks_of,
-    soft_cap_agreement,
-    write_agreement,
-)
+from benchmarks.kernels import cases
+from benchmarks.kernels.cases import EXACT, Agreement, AttentionCase, AttentionInputs, WriteInputs
 from sluice.kernels.gated_activation import Activation
 from sluice.kernels.gated_activation.kernel import gated_activation_triton
 from sluice.kernels.linear.few_rows import few_rows_triton
@@ -137,80 +112,80 @@ def _if_true(holds: bool) -> Agreement:
 
 
 def _norm(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
-    generator = generator_on(scale.device.type)
+    generator = cases.generator_on(scale.device.type)
     sizes = scale.pick([64, 576, 896, 2048, 5120, 8192], [60])
     for hidden_size, num_tokens in product(sizes, scale.pick([1, 17, 257], [2])):
-        x, residual = (random_tensor(num_tokens, hidden_size, dtype=dtype, generator=generator) for _ in "ab")
-        weight, out = random_tensor(hidden_size, dtype=dtype, generator=generator), torch.empty_like(x)
+        x, residual = (cases.random_tensor(num_tokens, hidden_size, dtype=dtype, generator=generator) for _ in "ab")
+        weight, out = cases.random_tensor(hidden_size, dtype=dtype, generator=generator), torch.empty_like(x)
         rms_norm_triton(x, weight, eps=EPS, out=out)
-        yield norm_agreement(out, x, weight, EPS)
+        yield cases.norm_agreement(out, x, weight, EPS)
         total = residual + x
         add_rms_norm_triton(x, residual, weight, eps=EPS, out=out)
-        yield norm_agreement(out, total, weight, EPS)
-        yield _if_true(same_bits(residual, total))
-        before, added_weight = residual.clone(), random_tensor(hidden_size, dtype=dtype, generator=generator)
+        yield cases.norm_agreement(out, total, weight, EPS)
+        yield _if_true(cases.same_bits(residual, total))
+        before, added_weight = residual.clone(), cases.random_tensor(hidden_size, dtype=dtype, generator=generator)
         add_rms_norm_triton(x, residual, weight, eps=EPS, weight_offset=1.0, added_weight=added_weight, out=out)
-        yield added_norm_agreement(residual, x, before, added_weight, EPS, 1.0)
-        yield norm_agreement(out, residual, weight, EPS, 1.0)
+        yield cases.added_norm_agreement(residual, x, before, added_weight, EPS, 1.0)
+        yield cases.norm_agreement(out, residual, weight, EPS, 1.0)
 
 
 def _soft_cap(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
-    generator = generator_on(scale.device.type)
+    generator = cases.generator_on(scale.device.type)
     for size, cap in product(scale.pick([60, 256_000], [60]), (0.3, 30.0)):
-        x = random_tensor(9, size, dtype=dtype, generator=generator, spread=12)
+        x = cases.random_tensor(9, size, dtype=dtype, generator=generator, spread=12)
         out = x.clone()
         soft_cap_triton(out, cap=cap)
-        yield soft_cap_agreement(out, x, cap)
+        yield cases.soft_cap_agreement(out, x, cap)
 
 
 def _gate(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
-    generator = generator_on(scale.device.type)
+    generator = cases.generator_on(scale.device.type)
     activations: list[Activation] = ["silu", "gelu_tanh"]
     for size, activation in product(scale.pick([60, 1408, 14336], [60]), activations):
-        gate_up = random_tensor(9, 2 * size, dtype=dtype, generator=generator, spread=4)
+        gate_up = cases.random_tensor(9, 2 * size, dtype=dtype, generator=generator, spread=4)
         out = torch.empty(9, size, dtype=dtype, device=scale.device)
         gated_activation_triton(gate_up, activation=activation, out=out)
-        yield gate_agreement(out, gate_up, activation)
+        yield cases.gate_agreement(out, gate_up, activation)
 
 
 def _product(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
-    generator = generator_on(scale.device.type)
+    generator = cases.generator_on(scale.device.type)
     shapes = ((20, 40),) if scale.is_toy else ((6144, 4096), (4096, 14_336), (1000, 500), (128_257, 896))
     for (out_size, in_size), num_tokens in product(shapes, scale.pick([1, 33, 200], [3])):
-        x = random_tensor(num_tokens, in_size, dtype=dtype, generator=generator)
-        narrow, scales = quantized(random_tensor(out_size, in_size, dtype=dtype, generator=generator))
-        bias = random_tensor(out_size, dtype=dtype, generator=generator)
+        x = cases.random_tensor(num_tokens, in_size, dtype=dtype, generator=generator)
+        narrow, scales = quantized(cases.random_tensor(out_size, in_size, dtype=dtype, generator=generator))
+        bias = cases.random_tensor(out_size, dtype=dtype, generator=generator)
         out = torch.full((num_tokens, out_size), float("nan"), dtype=dtype, device=scale.device)
         int8_product_triton(x, narrow, scales, bias, out=out)
-        yield product_agreement(out, x, narrow, scales, bias)
+        yield cases.product_agreement(out, x, narrow, scales, bias)
 
 
 def _few_rows(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
     """Check products of one to four rows in int8 and in `dtype`, and that a row keeps its bits."""
-    generator = generator_on(scale.device.type)
+    generator = cases.generator_on(scale.device.type)
     shapes = ((20, 40),) if scale.is_toy else ((1024, 3072), (4096, 14_336), (1001, 500))
     for (out_size, in_size), num_tokens in product(shapes, scale.pick([1, 2, 3, 4], [3])):
-        x = random_tensor(num_tokens, in_size, dtype=dtype, generator=generator)
-        narrow, scales = quantized(random_tensor(out_size, in_size, dtype=dtype, generator=generator))
+        x = cases.random_tensor(num_tokens, in_size, dtype=dtype, generator=generator)
+        narrow, scales = quantized(cases.random_tensor(out_size, in_size, dtype=dtype, generator=generator))
         ones = torch.ones_like(scales)
         for weight, factors in ((narrow, scales), (dequantized(narrow, ones, dtype), None)):
             out = torch.full((num_tokens, out_size), float("nan"), dtype=dtype, device=scale.device)
             few_rows_triton(x, weight, factors, None, out=out)
-            yield product_agreement(out, x, narrow, ones if factors is None else factors, None)
+            yield cases.product_agreement(out, x, narrow, ones if factors is None else factors, None)
             alone = torch.empty_like(out[-1:])
             few_rows_triton(x[-1:], weight, factors, None, out=alone)
-            yield _if_true(same_bits(alone, out[-1:]))
+            yield _if_true(cases.same_bits(alone, out[-1:]))
 
 
 def _write_kv(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
     for cache, inputs in _writes(scale, dtype):
-        yield write_agreement(inputs, cache, _write(inputs, cache))
+        yield cases.write_agreement(inputs, cache, _write(inputs, cache))
 
 
 def _write_fp8(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
     for cache, inputs in _writes(scale, dtype):
-        narrow = fp8_copy(cache)
-        yield fp8_write_agreement(inputs, narrow, _write(inputs, narrow))
+        narrow = cases.fp8_copy(cache)
+        yield cases.fp8_write_agreement(inputs, narrow, _write(inputs, narrow))
 
 
 def _writes(scale: Scale, dtype: torch.dtype) -> Iterator[tuple[KVCache, WriteInputs]]:
@@ -218,13 +193,13 @@ def _writes(scale: Scale, dtype: torch.dtype) -> Iterator[tuple[KVCache, WriteIn
     shapes = ((32, 8, 128, 128), (14, 2, 64, 64), (4, 1, 80, 32))[-1 if scale.is_toy else 0 :]
     for (num_heads, num_kv_heads, head_size, rotary_size), norm_offset in product(shapes, (None, 0.0, 1.0)):
         cache = allocate_cuda(32, 16, num_kv_heads, head_size, dtype=dtype, device=scale.device)
-        inputs = make_write(
+        inputs = cases.make_write(
             cache,
             num_tokens=2 if scale.is_toy else 300,
             num_heads=num_heads,
             rotary_size=rotary_size,
             norm_offset=norm_offset,
-            generator=generator_on(scale.device.type),
+            generator=cases.generator_on(scale.device.type),
         )
         yield cache, inputs
 
@@ -253,14 +228,14 @@ def attention_inputs(
 ) -> AttentionInputs:
     """Return a case's tensors, in a cache a few blocks larger than needed; in `dtype` unless given otherwise."""
     cache = allocate_cuda(
-        blocks_needed(case) + 3,
+        cases.blocks_needed(case) + 3,
         case.block_size,
         case.num_kv_heads,
         case.head_size,
         dtype=cache_dtype or dtype,
         device=scale.device,
     )
-    return make_attention(case, cache, dtype, generator_on(scale.device.type))
+    return cases.make_attention(case, cache, dtype, cases.generator_on(scale.device.type))
 
 
 def attend(inputs: AttentionInputs, out: Tensor | None = None) -> Tensor:
@@ -308,7 +283,7 @@ def _decode(
     for window in scale.pick([0, 1, 512, 4000], [0, 16]):
         case = _case(([1] * len(contexts), contexts), heads, num_padding=2, sliding_window=window)
         inputs = attention_inputs(scale, dtype, case, cache_dtype)
-        yield attention_agreement(inputs, attend(inputs))
+        yield cases.attention_agreement(inputs, attend(inputs))
 
 
 def _mixed(
@@ -320,7 +295,7 @@ def _mixed(
     for lens, window in product(batches, scale.pick([0, 65, 2500], [0, 65])):
         case = _case(lens, heads, num_padding=5, sliding_window=window)
         inputs = attention_inputs(scale, dtype, case, cache_dtype)
-        yield attention_agreement(inputs, attend(inputs))
+        yield cases.attention_agreement(inputs, attend(inputs))
 
 
 def _bent(scale: Scale, dtype: torch.dtype, *, heads: Heads) -> Iterator[Agreement]:
@@ -329,9 +304,9 @@ def _bent(scale: Scale, dtype: torch.dtype, *, heads: Heads) -> Iterator[Agreeme
     if scale.is_toy:
         batches = (([1, 1], [40, 9]), ([20, 1], [30, 9]))
     for lens, (soft_cap, has_sinks) in product(batches, ((2.0, False), (0.0, True), (2.0, True))):
-        sinks = sinks_of(heads[0]) if has_sinks else None
+        sinks = cases.sinks_of(heads[0]) if has_sinks else None
         inputs = attention_inputs(scale, dtype, _case(lens, heads, num_padding=2, soft_cap=soft_cap, sinks=sinks))
-        yield attention_agreement(inputs, attend(inputs))
+        yield cases.attention_agreement(inputs, attend(inputs))
 
 
 def _case(lens: Lengths, heads: Heads, **options: Any) -> AttentionCase:  # noqa: ANN401 - its other fields
@@ -356,12 +331,12 @@ def _bits(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
     inputs = attention_inputs(scale, dtype, case)
     first = attend(inputs)
     for _ in range(1 if scale.is_toy else 20):
-        yield _if_true(same_bits(attend(inputs), first))
+        yield _if_true(cases.same_bits(attend(inputs), first))
     order = torch.randperm(len(contexts), generator=torch.Generator().manual_seed(0)).to(scale.device)
-    yield _if_true(same_bits(attend(_only(inputs, order)), first[order]))
+    yield _if_true(cases.same_bits(attend(_only(inputs, order)), first[order]))
     for row in range(len(contexts)):
         alone = replace(_only(inputs, torch.tensor([row], device=scale.device)), max_context_len=contexts[row])
-        yield _if_true(same_bits(attend(alone), first[row : row + 1]))
+        yield _if_true(cases.same_bits(attend(alone), first[row : row + 1]))
 
 
 def _only(inputs: AttentionInputs, rows: Tensor) -> AttentionInputs:
@@ -391,7 +366,9 @@ FILTERS: list[dict[str, float]] = [
 
 def _rows_of_logits(scale: Scale, dtype: torch.dtype, vocab_size: int) -> Tensor:
     """Return a row for each of `FILTERS`, in a wider buffer that is NaN beyond them."""
-    wide = random_tensor(len(FILTERS), vocab_size + 3, dtype=dtype, generator=generator_on(scale.device.type), spread=3)
+    wide = cases.random_tensor(
+        len(FILTERS), vocab_size + 3, dtype=dtype, generator=cases.generator_on(scale.device.type), spread=3
+    )
     wide[:, vocab_size:] = float("nan")
     return wide[:, :vocab_size]
 
@@ -399,7 +376,7 @@ def _rows_of_logits(scale: Scale, dtype: torch.dtype, vocab_size: int) -> Tensor
 def _kept_sets(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
     for vocab_size in scale.pick([1000, 32_000, 128_257, 151_936], [300]):
         logits = _rows_of_logits(scale, dtype, vocab_size)
-        options = make_options([row for row in FILTERS if row.get("temperature") != 0], scale.device)
+        options = cases.make_options([row for row in FILTERS if row.get("temperature") != 0], scale.device)
         rows = logits[: len(options.temperature)]
         cut_keys, cut_ids = find_kept_sets(rows, options)
         bits = (rows.float() / options.temperature[:, None] + 0.0).view(torch.int32)
@@ -407,27 +384,27 @@ def _kept_sets(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
         ids = torch.arange(vocab_size, device=scale.device)
         kept = (keys > cut_keys[:, None]) | ((keys == cut_keys[:, None]) & (ids <= cut_ids[:, None]))
         for row in range(len(rows)):
-            yield _if_true(kept_set_differs(rows, options, row, kept[row]) is None)
+            yield _if_true(cases.kept_set_differs(rows, options, row, kept[row]) is None)
 
 
 def _tokens(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
     for vocab_size in scale.pick([1000, 128_257], [300]):
         logits = _rows_of_logits(scale, dtype, vocab_size)
         logits[2, 7] = float("nan")
-        options = make_options(FILTERS, scale.device, position=5)
+        options = cases.make_options(FILTERS, scale.device, position=5)
         out = torch.full((len(FILTERS),), -7, dtype=torch.int64, device=scale.device)
         sample_triton(logits, options, out=out)
         yield _if_true(out.tolist() == sample_reference(logits, options).tolist())
 
 
 def _penalties(scale: Scale) -> Iterator[Agreement]:
-    generator = generator_on(scale.device.type)
+    generator = cases.generator_on(scale.device.type)
     for vocab_size, per_row in ((40, 40), (300, 7)) if scale.is_toy else ((1000, 1000), (151_936, 4000)):
-        logits = random_tensor(3, vocab_size, dtype=torch.float32, generator=generator, spread=3)
-        penalties = make_penalties(3, vocab_size, per_row, generator)
+        logits = cases.random_tensor(3, vocab_size, dtype=torch.float32, generator=generator, spread=3)
+        penalties = cases.make_penalties(3, vocab_size, per_row, generator)
         out = logits.clone()
         apply_penalties_triton(out, penalties)
-        yield penalties_agreement(out, logits, penalties)
+        yield cases.penalties_agreement(out, logits, penalties)
 
 
 def _preparation(scale: Scale) -> Iterator[Agreement]:
@@ -476,7 +453,7 @@ def _frequencies(scale: Scale) -> Line:
     num_draws = 40 if scale.is_toy else 200_000
     logits = probabilities.log().expand(num_draws, -1)
     options = replace(
-        make_options([{}], scale.device),
+        cases.make_options([{}], scale.device),
         **{
             name: torch.full((num_draws,), value, dtype=dtype, device=scale.device)
             for name, value, dtype in (

@@ -18,7 +18,7 @@ from random import Random
 from typing import Literal
 from unittest.mock import patch
 
-from benchmarks.gpu.models import save_small_model, triton_in_place_of_cpu
+from benchmarks.gpu.models import save_small_model, tokens_of, triton_in_place_of_cpu
 from benchmarks.gpu.process import Groups
 from benchmarks.gpu.report import Line
 from benchmarks.gpu.scale import Scale
@@ -90,7 +90,7 @@ class EngineRun:
 
 
 def same_tokens(scale: Scale, calls: Counter[str]) -> Groups:
-    """Return the configurations in float32, and some in bfloat16 for the record; or, without a GPU, interpreted.
+    """Return the configurations in float32; without a GPU also interpreted.
 
     `calls` counts those of interpreted kernels.
     """
@@ -101,7 +101,7 @@ def same_tokens(scale: Scale, calls: Counter[str]) -> Groups:
     }
     if scale.is_toy:
         return {**in_float32, "same tokens, interpreted": lambda: _interpreted(scale, calls)}
-    return {**in_float32, "same tokens, bfloat16": lambda: _in_bfloat16(scale)}
+    return in_float32
 
 
 @contextmanager
@@ -156,15 +156,6 @@ def _interpreted(scale: Scale, calls: Counter[str]) -> Iterator[Line]:
         yield from _compared(scale, [WAYS[0], Way(graphs=True, lag=1, has_prefix_cache=True)], asked, ", interpreted")
 
 
-def _in_bfloat16(scale: Scale) -> Iterator[Line]:
-    """Report bfloat16, never wrong: another number of rows may select another product kernel and flip a tie."""
-    with _given(scale) as (folder, asked):
-        expected = run(scale, folder, asked, WAYS[0], dtype="bfloat16").tokens
-        for way in (WAYS[0], Way(graphs=True, lag=1), WAYS[-1]):
-            figures = _figures(run(scale, folder, asked, way, dtype="bfloat16"), expected)
-            yield Line(f"same tokens, bfloat16, for the record: {way}", figures)
-
-
 def _figures(outcome: EngineRun, expected: Tokens) -> dict[str, float | str]:
     figures: dict[str, float | str] = {
         "sequences": len(expected),
@@ -190,9 +181,9 @@ def first_difference(actual: Tokens, expected: Tokens) -> str | None:
     return None
 
 
-def run(scale: Scale, folder: Path, asked: Sequence[Request], way: Way, *, dtype: str = "float32") -> EngineRun:
+def run(scale: Scale, folder: Path, asked: Sequence[Request], way: Way) -> EngineRun:
     """Run `asked` in that configuration; twice if steps are recorded, so that the second run replays them."""
-    runner = load_model_runner(_options(scale, folder, asked, way, dtype))
+    runner = load_model_runner(_options(scale, folder, asked, way))
     if way.graphs:
         generate(scale, _device_of(runner, scale, way), asked, way)
         while runner.has_preparations:
@@ -227,22 +218,16 @@ def generate(scale: Scale, executor: Executor, asked: Sequence[Request], way: Wa
         enable_prefix_caching=way.has_prefix_cache,
     )
     engine = LLMEngine(executor, NullTokenizer(), config)
-    engine.add(asked)
-    tokens = {(request.id, choice): list[int]() for request in asked for choice in range(request.num_choices)}
-    while not engine.is_idle:
-        for delta in engine.advance():
-            tokens[delta.request_id, delta.choice] += delta.token_ids
-        engine.check_invariants()
-    return engine, tokens
+    return engine, tokens_of(engine, asked)
 
 
-def _options(scale: Scale, folder: Path, asked: Sequence[Request], way: Way, dtype: str) -> ModelOptions:
+def _options(scale: Scale, folder: Path, asked: Sequence[Request], way: Way) -> ModelOptions:
     longest = max(len(request.prompt_token_ids) + request.sampling.max_tokens for request in asked)
     blocks_each = -(-longest // BLOCK_SIZE)
     return ModelOptions(
         path=folder,
         device=str(scale.device),
-        dtype=dtype,
+        dtype="float32",
         block_size=BLOCK_SIZE,
         # Cramped, two fit for as long as they are short.
         num_blocks=blocks_each + 4 if way.is_cramped else 2 * len(asked) * blocks_each,

@@ -28,7 +28,6 @@ from sluice.kernels.gated_activation.kernel import gated_activation_triton
 from sluice.kernels.linear.cuda import HalfLinear, Int8Linear
 from sluice.kernels.paged_attention import FP8, KVCache
 from sluice.kernels.paged_attention.kernel import allocate_cuda
-from sluice.kernels.penalties.cpu import apply_penalties_torch
 from sluice.kernels.penalties.kernel import apply_penalties_triton
 from sluice.kernels.prepare_batch import StepPlan
 from sluice.kernels.prepare_batch.kernel import prepare_batch_triton
@@ -48,7 +47,6 @@ def groups(scale: Scale) -> Groups:
     measures: dict[str, Callable[[Scale], Iterator[Line]]] = {
         "attention, decode": _attention_decode,
         "attention, mixed lengths": _attention_mixed_lengths,
-        "attention, contiguous blocks": _attention_contiguous,
         "attention, prefill": _attention_prefill,
         "norms": _norms,
         "activations": _gates,
@@ -71,21 +69,15 @@ def plain_attention(
     heads: Heads,
     *,
     is_fp8: bool = False,
-    is_scattered: bool = True,
 ) -> AttentionInputs:
-    """Return inputs without NaN and without a loop over tokens, for large sizes.
-
-    Blocks of 16, assigned at random, or each sequence's in one run.
-    """
+    """Return inputs without NaN and without a loop over tokens, for large sizes; blocks of 16, assigned at random."""
     num_heads, num_kv_heads, head_size = heads
     block_size = 16
     blocks_each = [-(-length // block_size) for length in context_lens]
     dtype = FP8 if is_fp8 else scale.dtype
     cache = allocate_cuda(sum(blocks_each), block_size, num_kv_heads, head_size, dtype=dtype, device=scale.device)
     _fill(cache)
-    num_blocks = sum(blocks_each)
-    shuffled = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(0))
-    dealt = (shuffled if is_scattered else torch.arange(num_blocks)).split(blocks_each)
+    dealt = torch.randperm(sum(blocks_each), generator=torch.Generator().manual_seed(0)).split(blocks_each)
     tables = torch.nn.utils.rnn.pad_sequence(list(dealt), batch_first=True)
     starts = torch.tensor([0, *query_lens]).cumsum(0)
     return AttentionInputs(
@@ -111,13 +103,11 @@ def _fill(cache: KVCache) -> None:
             scales.fill_(1 / 64)
 
 
-def _attending(
-    scale: Scale, lens: Lengths, heads: Heads, *, is_fp8: bool = False, is_scattered: bool = True, **options: float
-) -> float:
+def _attending(scale: Scale, lens: Lengths, heads: Heads, *, is_fp8: bool = False, **options: float) -> float:
     """Return the time of one launch, with other `options` of its inputs."""
 
     def make() -> Call:
-        inputs = replace(plain_attention(scale, *lens, heads, is_fp8=is_fp8, is_scattered=is_scattered), **options)
+        inputs = replace(plain_attention(scale, *lens, heads, is_fp8=is_fp8), **options)
         out = torch.empty_like(inputs.query)
         return lambda: attend(inputs, out)
 
@@ -168,15 +158,6 @@ def _attention_mixed_lengths(scale: Scale) -> Iterator[Line]:
             yield Line(f"{name_of}, laid out for {max_context_len}", figures)
 
 
-def _attention_contiguous(scale: Scale) -> Iterator[Line]:
-    """Measure what compaction could gain: decodes over blocks in one run per sequence, and over scattered ones."""
-    heads = TOY_HEADS if scale.is_toy else HEADS["8B"]
-    for batch, context_len in [(2, 70)] if scale.is_toy else [(1, 8192), (32, 2048), (32, 8192), (128, 2048)]:
-        lens = [1] * batch, [context_len] * batch
-        us, scattered_us = (_attending(scale, lens, heads, is_scattered=scattered) for scattered in (False, True))
-        yield Line(f"attention, contiguous blocks, {batch} x {context_len}", {"us": us, "us scattered": scattered_us})
-
-
 def mixed_lengths() -> dict[str, list[int]]:
     """Return contexts of a batch, by its name."""
     random = Random(0)
@@ -193,14 +174,6 @@ def _attention_prefill(scale: Scale) -> Iterator[Line]:
         # Pairs of a query and a key that it sees.
         pairs = sum(q * c - q * (q - 1) // 2 for q, c in zip(*lens, strict=True))
         figures = scale.rates(us, num_flops=4 * heads[0] * heads[2] * pairs)
-        query_lens, context_lens = lens
-        if len(query_lens) == 1 and query_lens == context_lens:
-            figures["us of torch"] = _torch_attention_us(scale, query_lens[0], heads)
-        if 1 in query_lens and len(set(query_lens)) > 1:
-            parts = ([pair for pair in zip(*lens, strict=True) if (pair[0] == 1) == alone] for alone in (True, False))
-            figures["us in two launches"] = sum(
-                _attending(scale, ([q for q, _ in part], [c for _, c in part]), heads) for part in parts
-            )
         yield Line(f"attention, {name}", figures)
 
 
@@ -226,16 +199,6 @@ PREFILLS: dict[str, Lengths] = {
     "mixed, 63 decodes at 2048 and a chunk of 448": ([1] * 63 + [448], [2048] * 63 + [448]),
 }
 """Name to query lengths and context lengths."""
-
-
-def _torch_attention_us(scale: Scale, num_tokens: int, heads: Heads) -> float:
-    """Return torch's own attention over contiguous keys and values: without paging."""
-    num_heads, num_kv_heads, head_size = heads
-    query = _random(scale, 1, num_heads, num_tokens, head_size)
-    key, value = (_random(scale, 1, num_kv_heads, num_tokens, head_size) for _ in "kv")
-    return scale.timer.device_us(
-        lambda: F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
-    )
 
 
 def _random(scale: Scale, *shape: int) -> Tensor:
@@ -381,17 +344,13 @@ def _logits(scale: Scale, batch: int, vocab_size: int) -> Tensor:
 
 
 def _small_ones(scale: Scale) -> Iterator[Line]:
-    """Measure launch-bound kernels compared with the launches that they replace."""
+    """Measure launch-bound kernels."""
     vocab_size, per_row = (300, 7) if scale.is_toy else (128_256, 1000)
     for batch in scale.pick([1, 256], [2]):
         logits = _random(scale, batch, vocab_size).float()
         penalties = make_penalties(batch, vocab_size, per_row, generator_on(scale.device.type))
         us = scale.timer.device_us(lambda logits=logits, p=penalties: apply_penalties_triton(logits, p))
-        figures: dict[str, float | str] = {"us": us}
-        figures["us of torch"] = scale.timer.device_us(
-            lambda logits=logits, p=penalties: apply_penalties_torch(logits, p)
-        )
-        yield Line(f"penalties, {batch} x {vocab_size}, {per_row} seen", figures)
+        yield Line(f"penalties, {batch} x {vocab_size}, {per_row} seen", {"us": us})
         tensors = decode_tensors(batch, 100, 16, scale.device)
         plan = StepPlan(
             token_ids=tensors.input_ids.int(),

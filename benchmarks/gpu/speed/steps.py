@@ -11,7 +11,6 @@ from benchmarks.gpu.models import (
     cache_bytes_per_token,
     decode_tensors,
     random_decoder,
-    step_tensors,
     triton_in_place_of_cpu,
     weight_bytes,
 )
@@ -41,7 +40,6 @@ def _steps_of(scale: Scale, shape: str, batches: Sequence[int]) -> Iterator[Line
         for batch, context_len in product(batches, scale.pick([2048, 512, 8192], [40])):
             if batch * context_len <= 600_000:
                 yield _step(scale, shape, decoder, batch, context_len)
-        yield _mixed_step(scale, shape, decoder)
 
 
 def least_ms(scale: Scale, config: DecoderConfig, batch: int, context_len: int) -> float:
@@ -75,19 +73,6 @@ def _step(scale: Scale, shape: str, decoder: Decoder, batch: int, context_len: i
         "tokens/s": batch / device_ms * 1e3,
     }
     return Line(f"{shape}, {batch} x {context_len}", figures)
-
-
-def _mixed_step(scale: Scale, shape: str, decoder: Decoder) -> Line:
-    """Measure decodes and a chunk of a prompt in one step, and in two."""
-    num_decodes, context_len, chunk = (2, 40, 9) if scale.is_toy else (63, 2048, 449)
-    decodes, prompt = ([1] * num_decodes, [context_len] * num_decodes), ([chunk], [chunk])
-    together = tuple(one + other for one, other in zip(decodes, prompt, strict=True))
-    ms, *apart_ms = (
-        scale.timer.device_us(stepping(scale, decoder, step_tensors(*lens, BLOCK_SIZE, scale.device))) / 1e3
-        for lens in (together, decodes, prompt)
-    )
-    name = f"{shape}, mixed, {num_decodes} decodes at {context_len} and a chunk of {chunk}"
-    return Line(name, {"ms in a graph": ms, "ms in two steps": sum(apart_ms)})
 
 
 def stepping(scale: Scale, decoder: Decoder, tensors: BatchTensors) -> Call:
