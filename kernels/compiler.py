@@ -1,4 +1,4 @@
-"""Compile the native.c of every kernel into one library: for this machine, or for a variant that wheels carry.
+"""Compile the C sources of every kernel into one library: for this machine, or for a variant that wheels carry.
 
 Imports nothing that must be installed: the build of a wheel runs it (hatch_build.py).
 """
@@ -58,7 +58,7 @@ def runnable_variants(features: Collection[str]) -> list[Variant]:
 
 def sources() -> list[Path]:
     """Return the sources of the library."""
-    return sorted(ROOT.glob("*/native.c"))
+    return sorted(ROOT.glob("*/native*.c"))
 
 
 def find_compiler(names: Iterable[str] = COMPILERS) -> str:
@@ -83,7 +83,7 @@ def compile_library(
         subprocess.SubprocessError: the compiler failed.
     """
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        objects = [Path(scratch) / f"{source.parent.name}.o" for source in files]
+        objects = [Path(scratch) / f"{source.parent.name}_{source.stem}.o" for source in files]
         _run_all(
             [compiler, *FLAGS, *options, "-c", str(source), "-o", str(made)]
             for source, made in zip(files, objects, strict=True)

@@ -1,4 +1,4 @@
-"""The native part of the CPU kernels: every native.c next to a cpu.py, in one library.
+"""The native part of the CPU kernels: every native.c (and native_*.c) next to a cpu.py, in one library.
 
 Wheels for x86-64 Linux carry a library for each of several instruction sets; the best one for the processor is loaded.
 Elsewhere the C compiler of the machine builds it for that machine (`-march=native`) at first use: tens of seconds of
@@ -134,7 +134,7 @@ def _sources() -> list[Path]:
 def _key(march: str) -> str:
     """Return a name derived from everything the library depends on."""
     digest = hashlib.sha256(repr((march, FLAGS, platform.machine(), _instruction_set())).encode())
-    for path in [*sorted(ROOT.glob("*.h")), *_sources()]:
+    for path in [*sorted(ROOT.glob("**/*.h")), *_sources()]:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:24]
 
