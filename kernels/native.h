@@ -18,7 +18,7 @@
 #define EXPORT __attribute__((visibility("default")))
 #define LOG2_E 1.44269504f
 
-/* Codes of the element types, as kernels/native.py passes them. */
+/* Codes of the element types, as kernels/dtypes.py numbers them. */
 enum { FLOAT32 = 0, BFLOAT16 = 1 };
 
 /* Elements below which one thread is faster than waking the others. */

@@ -5,7 +5,7 @@ Elsewhere the C compiler of the machine builds it for that machine (`-march=nati
 processor time. Processes that need it at the same time wait for the one that builds. It is kept in a folder of the
 user's own in the cache (`$XDG_CACHE_HOME/sluice`, usually `~/.cache/sluice`) under a name derived from sources, flags
 and instruction set, so another machine or version builds its own. Without either there is no library, and the torch
-paths are used.
+paths are used. Imports no torch, so that `build_ahead` runs beside its import.
 """
 
 import ctypes
@@ -17,21 +17,18 @@ import platform
 import stat
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
-
-import torch
 
 from sluice.kernels.compiler import FLAGS, ROOT, compile_library, find_compiler, runnable_variants, sources
 
 SLOWER = "Generation on the CPU is about seven times slower without them."
 ADVICE = "Install a C compiler (gcc), or a wheel of sluice-llm that has them for this processor."
-
-DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
-"""Element types of native kernels, numbered as in native.h."""
 
 _C_TYPES = {"i": ctypes.c_int, "l": ctypes.c_int64, "p": ctypes.c_void_p, "f": ctypes.c_float}
 
@@ -109,14 +106,25 @@ def load_library(march: str, folder: Path | None = None) -> ctypes.CDLL:
         OSError: there is no compiler or no writable folder of the user's own, or the library cannot be loaded.
         subprocess.SubprocessError: the compiler failed.
     """
-    folder = _cache_folder() if folder is None else folder
+    return ctypes.CDLL(str(_built(march, _cache_folder() if folder is None else folder)))
+
+
+def build_ahead() -> None:
+    """Build the library that `library` will load, if it will have to. Fails silently: `library` says what failed."""
+    if packaged_library() is None:
+        with suppress(OSError, subprocess.SubprocessError):
+            _built("native", _cache_folder())
+
+
+def _built(march: str, folder: Path) -> Path:
+    """Return the path of the library, after building it unless it exists."""
     path = folder / f"kernels-{_key(march)}.so"
     if not _is_private(path):
         with _one_at_a_time(folder):
             # Another process may have built it while this one waited.
             if not _is_private(path):
                 _build(path, march)
-    return ctypes.CDLL(str(path))
+    return path
 
 
 @contextmanager
@@ -191,11 +199,16 @@ def _build(path: Path, march: str) -> None:
     compiler, openmp = find_compiler(), _torch_openmp() or "-fopenmp"
     # A warning, since it is shown without any configuration of logs: it takes longer than anything else at start.
     log.warning("compiling the CPU kernels for this processor, once: some tens of seconds of processor time")
+    began_s = time.monotonic()
     compile_library(path, _sources(), compiler=compiler, options=[f"-march={march}"], link=[openmp])
+    log.warning("compiled the CPU kernels in %.0f s", time.monotonic() - began_s)
 
 
 def _torch_openmp() -> str | None:
     """Return the path of torch's OpenMP, so that both share one thread pool."""
-    torch_root = Path(torch.__file__).parent
+    torch = find_spec("torch")
+    if torch is None or torch.origin is None:
+        return None
+    torch_root = Path(torch.origin).parent
     found = [*torch_root.glob("lib/libgomp*.so*"), *torch_root.parent.glob("torch.libs/libgomp*.so*")]
     return str(found[0]) if found else None

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
+from sluice.kernels.dtypes import DTYPE_CODES
 from sluice.kernels.gated_activation import Activation
-from sluice.kernels.native import DTYPE_CODES, native_function
+from sluice.kernels.native import native_function
 
 SIGNATURE = ("sluice_gated_activation", "iiplplll")
 ACTIVATION_CODES: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}

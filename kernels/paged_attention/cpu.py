@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
-from sluice.kernels.native import DTYPE_CODES, native_function
+from sluice.kernels.dtypes import DTYPE_CODES
+from sluice.kernels.native import native_function
 from sluice.kernels.paged_attention.layout import KVCache, Layout, allocate_packed, allocate_plain, padded
 from sluice.kernels.paged_attention.reference import gather_context
 from sluice.kernels.tiles import may_use_tiles

@@ -6,7 +6,8 @@
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
-from sluice.kernels.native import DTYPE_CODES, native_function
+from sluice.kernels.dtypes import DTYPE_CODES
+from sluice.kernels.native import native_function
 
 SIGNATURE = ("sluice_rms_norm", "iplplppplllff")
 

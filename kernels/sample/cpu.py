@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from sluice.kernels.checks import check, check_rows
-from sluice.kernels.native import DTYPE_CODES, native_function
+from sluice.kernels.dtypes import DTYPE_CODES
+from sluice.kernels.native import native_function
 from sluice.kernels.sample import SampleOptions, sample
 from sluice.kernels.sample.reference import sample_reference
 

@@ -5,7 +5,8 @@
 
 from torch import Tensor
 
-from sluice.kernels.native import DTYPE_CODES, native_function
+from sluice.kernels.dtypes import DTYPE_CODES
+from sluice.kernels.native import native_function
 
 SIGNATURE = ("sluice_soft_cap", "iplf")
 

@@ -6,7 +6,8 @@
 import torch
 from torch import Tensor
 
-from sluice.kernels.native import DTYPE_CODES, native_function
+from sluice.kernels.dtypes import DTYPE_CODES
+from sluice.kernels.native import native_function
 from sluice.kernels.paged_attention.fp8 import to_fp8
 from sluice.kernels.paged_attention.layout import KVCache, Layout, padded
 from sluice.kernels.rms_norm.cpu import rms_norm_torch

@@ -38,7 +38,7 @@ class TestGivenAnEmptyFolder:
 
 
 class TestGivenProcessesThatStartTogether:
-    """A fleet on a new machine: each worker needs the library at the same moment."""
+    """A fleet on a new machine: its parent builds the library ahead, each worker needs it at the same moment."""
 
     def test_when_they_load_it_then_the_compiler_runs_once_per_source(self, tmp_path: Path) -> None:
         compiler = shutil.which("cc") or shutil.which("gcc")
@@ -51,20 +51,32 @@ class TestGivenProcessesThatStartTogether:
         code = (
             "from pathlib import Path; from sluice.kernels import native;"
             "native._sources = lambda: [Path(native.__file__).parent / 'rms_norm/native.c'];"
-            "print(native.library())"
         )
         environment = os.environ | {"PATH": f"{counted.parent}:{os.environ['PATH']}", "XDG_CACHE_HOME": str(tmp_path)}
 
         processes = [
-            subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
-            for _ in range(3)
+            subprocess.Popen([sys.executable, "-c", code + call], env=environment, stdout=subprocess.PIPE, text=True)
+            for call in ("print(native.build_ahead())", *["print(native.library())"] * 3)
         ]
-        loaded = [process.communicate()[0] for process in processes]
+        _, *loaded = [process.communicate()[0] for process in processes]
 
         assert all("CDLL" in each for each in loaded)
         assert len((tmp_path / "runs").read_text().splitlines()) == 2, "one source is compiled and linked"
         own = tmp_path / "sluice" / f"native-{os.getuid()}"
         assert len(list(own.glob("*.so"))) == 1, "the cache is where XDG_CACHE_HOME says"
+
+
+class TestGivenAnInstalledWheel:
+    @pytest.mark.usefixtures("_of_one_source")
+    def test_when_it_has_a_library_for_the_processor_then_none_is_built_ahead(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        monkeypatch.setattr(native, "packaged_library", lambda: tmp_path / "avx2.so")
+
+        native.build_ahead()
+
+        assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.usefixtures("_of_one_source")

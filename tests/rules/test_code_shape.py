@@ -60,6 +60,7 @@ OF_THE_COMMANDS = [
 """What makes a command start slowly, and is imported by those that use it."""
 
 OF_THE_ENGINE = [
+    ("sluice.kernels.native", ("torch", "numpy")),
     ("sluice.engine.llm_engine, sluice.engine.null_model", ("torch", "transformers", "redis", "sqlalchemy")),
     ("sluice.engine.execution.start.model_loading", ("transformers", "triton", "redis", "sqlalchemy")),
 ]

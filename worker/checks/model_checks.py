@@ -10,9 +10,8 @@ from sluice.worker.checks.result import CheckResult, warning
 from sluice.worker.checks.site import Site
 from sluice.worker.device_driver import driver_of
 from sluice.worker.errors import ConfigError
-from sluice.worker.model.folders import check_name, must_download
+from sluice.worker.model.folders import check_name, is_null, must_download
 from sluice.worker.model.load import check_device as check_one_device
-from sluice.worker.model.load import is_null
 
 
 def check_device(site: Site) -> Iterator[CheckResult]:

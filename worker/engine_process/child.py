@@ -20,7 +20,8 @@ from sluice.engine.watching import Iteration
 from sluice.worker.engine_process.messages import Load, LoadFailed, Orders, Report, Setup, packed, receive, send
 from sluice.worker.errors import ConfigError, WorkerError
 from sluice.worker.log import Log, configure_logs, ended_by_threads, get_log
-from sluice.worker.model.load import is_null, load
+from sluice.worker.model.folders import is_null
+from sluice.worker.model.load import load
 
 END_WITHIN_S = 2.0
 """How long a step may last on after the worker has ended."""

@@ -7,10 +7,22 @@ from glob import escape
 from pathlib import Path
 from typing import cast
 
+from sluice.worker.config import ModelConfig
 from sluice.worker.errors import ConfigError
+
+NULL = "null"
+"""Name of the model that computes nothing. Options follow, as in `null?step_s=0.01&mean_output_tokens=50`.
+
+For tests, `obey_prompts=1` lets prompts request faults, as in `[[kill@7]]` (`fault_injection.faults_in`).
+"""
 
 SMALL_MODEL = Path(__file__).parents[1] / "small_model"
 _SMALL_FILES = ("*.json", "*.jinja", "tokenizer.model")
+
+
+def is_null(model: ModelConfig) -> bool:
+    """Return whether the settings name the null model."""
+    return model.path is not None and model.path.partition("?")[0] == NULL
 
 
 def find_folder(path: str | None, *, setting: str = "SLUICE_MODEL") -> Path:

@@ -35,15 +35,9 @@ from sluice.worker.config import DEFAULT_BLOCK_SIZE, ModelConfig, WorkerConfig
 from sluice.worker.devices import is_several
 from sluice.worker.errors import ConfigError, WorkerBroken, WorkerError
 from sluice.worker.model.chat_template import compile_template
-from sluice.worker.model.folders import find_folder, name_of
+from sluice.worker.model.folders import NULL, find_folder, is_null, name_of
 from sluice.worker.model.loaded_model import EngineFacts, LocalModel, ModelText, PreparedModel
 from sluice.worker.model.sampling_defaults import NOTHING_STATED, read_defaults
-
-NULL = "null"
-"""Name of the model that computes nothing. Options follow, as in `null?step_s=0.01&mean_output_tokens=50`.
-
-For tests, `obey_prompts=1` lets prompts request faults, as in `[[kill@7]]` (`fault_injection.faults_in`).
-"""
 
 _ONE_THREAD_BYTES = 64 * 2**20
 _NULL_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant: "
@@ -81,11 +75,6 @@ def load_prepared(prepared: PreparedModel, model: ModelConfig) -> LocalModel:
     """
     with _explained(model):
         return prepared.load()
-
-
-def is_null(model: ModelConfig) -> bool:
-    """Return whether the settings name the null model."""
-    return model.path is not None and model.path.partition("?")[0] == NULL
 
 
 @contextmanager

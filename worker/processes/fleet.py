@@ -14,7 +14,7 @@ from sluice.worker.config import WorkerConfig
 from sluice.worker.errors import ConfigError
 from sluice.worker.log import Log, configure_logs, ended_by_threads, get_log
 from sluice.worker.processes.child_process import ChildSpec
-from sluice.worker.processes.parent import Parent, Report, reporter, server_of_children
+from sluice.worker.processes.parent import Parent, Report, build_kernels_ahead, reporter, server_of_children
 from sluice.worker.processes.scaling import BacklogReader, FleetPolicy, Reader, ScaleIn
 from sluice.worker.processes.specs import fleet_specs, sidecar_specs
 
@@ -39,6 +39,7 @@ def start_fleet(config: WorkerConfig, environ: Mapping[str, str], policy: FleetP
         raise ConfigError([f"--min: {error}. --processes or --gpu say how many workers there may be"]) from error
     redis = server_of_children(config, environ, log)
     reader = BacklogReader(redis.url, config, log)
+    build_kernels_ahead(config)
     with ended_by_threads(log):
         return Fleet(workers, sidecars, log, reporter(redis.url, config, log), policy=policy, read=reader.read).run()
 

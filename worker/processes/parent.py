@@ -9,15 +9,18 @@ import os
 import select
 import signal
 import sys
+import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
+from sluice.kernels.native import build_ahead
 from sluice.worker.clock import monotonic_s
 from sluice.worker.config import WorkerConfig
 from sluice.worker.endpoints import RedisEndpoint, find_redis, partitions_of
 from sluice.worker.errors import ExitCode
 from sluice.worker.log import Log, configure_logs, ended_by_threads, get_log
+from sluice.worker.model.folders import is_null
 from sluice.worker.processes.child_process import ChildProcess, ChildSpec, OnEnd
 from sluice.worker.processes.specs import sidecar_specs, worker_specs
 
@@ -40,8 +43,16 @@ def start_parent(config: WorkerConfig, environ: Mapping[str, str]) -> int:
     log = get_log()
     workers, sidecars = worker_specs(config, environ), sidecar_specs(config, environ)
     redis = server_of_children(config, environ, log)
+    build_kernels_ahead(config)
     with ended_by_threads(log):
         return Parent(workers, sidecars, log, reporter(redis.url, config, log)).run()
+
+
+def build_kernels_ahead(config: WorkerConfig) -> None:
+    """Build the kernels of a CPU in the background, if they are not built yet, while the workers import torch."""
+    if config.model.device == "cpu" and not is_null(config.model):
+        # A daemon: a worker that ends before has no use for them.
+        threading.Thread(target=build_ahead, name="kernels", daemon=True).start()
 
 
 def server_of_children(config: WorkerConfig, environ: Mapping[str, str], log: Log) -> RedisEndpoint:
