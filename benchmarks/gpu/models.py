@@ -11,7 +11,6 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.checks.block_copies import on_device
 from benchmarks.gpu.report import Line
 from sluice.engine.batch import batch_of
 from sluice.engine.config import EngineConfig
@@ -31,6 +30,7 @@ from sluice.engine.request import Request, SamplingParams
 from sluice.engine.sequence import Sequence as EngineSequence
 from sluice.kernels import chain
 from sluice.kernels.copy_blocks import BlockRuns
+from tests.oracles.block_copies import on_device
 
 SHAPES: dict[str, dict[str, object]] = {
     name: {

@@ -25,8 +25,8 @@ from benchmarks.gpu.process import Groups
 from benchmarks.gpu.report import Line
 from benchmarks.gpu.scale import Scale
 from benchmarks.gpu.speed.kernels import plain_attention
-from benchmarks.kernels.cases import AttentionInputs
 from sluice.engine.execution.start.model_loading import load_model_runner
+from tests.oracles.kernel_cases import AttentionInputs
 
 Theirs = Callable[[], Tensor]
 """Attends: `[T, H, D]`."""

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.gpu.checks.block_copies import NUM_GUARDS, copies_rightly
 from sluice.kernels.copy_blocks import block_runs, copy_blocks
 from sluice.kernels.paged_attention import FP8, KVCache
 from sluice.kernels.paged_attention.layout import allocate_packed, allocate_plain
+from tests.oracles.block_copies import NUM_GUARDS, copies_rightly
 
 NUM_BLOCKS = 9
 CPU = torch.device("cpu")

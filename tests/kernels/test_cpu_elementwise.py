@@ -6,7 +6,6 @@
 import pytest
 import torch
 
-from benchmarks.kernels.cases import added_norm_agreement, norm_agreement, soft_cap_agreement
 from sluice.kernels.gated_activation import Activation, gated_activation
 from sluice.kernels.gated_activation.reference import gated_activation_reference
 from sluice.kernels.rms_norm import add_rms_norm, rms_norm
@@ -14,6 +13,7 @@ from sluice.kernels.rms_norm.reference import add_rms_norm_reference, rms_norm_r
 from sluice.kernels.rope.cpu import rope_cpu
 from sluice.kernels.rope.reference import rope_reference
 from sluice.kernels.soft_cap import soft_cap
+from tests.oracles.kernel_cases import added_norm_agreement, norm_agreement, soft_cap_agreement
 
 DTYPES = [(torch.float32, 1e-5), (torch.bfloat16, 8e-3)]
 NAN = float("nan")

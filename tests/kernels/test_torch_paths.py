@@ -8,19 +8,6 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from benchmarks.kernels.cases import (
-    AttentionCase,
-    attention_agreement,
-    blocks_needed,
-    fp8_copy,
-    fp8_write_agreement,
-    generator_on,
-    make_attention,
-    make_options,
-    make_write,
-    random_tensor,
-    write_agreement,
-)
 from sluice.kernels import chain
 from sluice.kernels.chain import Path, path_of
 from sluice.kernels.gated_activation.cpu import gated_activation_torch
@@ -34,6 +21,19 @@ from sluice.kernels.sample.reference import sample_reference
 from sluice.kernels.soft_cap.cpu import soft_cap_torch
 from sluice.kernels.write_kv.cpu import write_kv_torch
 from tests.engine.execution.synchronisation import NoSynchronisation
+from tests.oracles.kernel_cases import (
+    AttentionCase,
+    attention_agreement,
+    blocks_needed,
+    fp8_copy,
+    fp8_write_agreement,
+    generator_on,
+    make_attention,
+    make_options,
+    make_write,
+    random_tensor,
+    write_agreement,
+)
 
 CPU = torch.device("cpu")
 FILTERS: list[dict[str, float]] = [

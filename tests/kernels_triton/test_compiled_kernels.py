@@ -8,8 +8,6 @@ import re
 import pytest
 import torch
 
-from benchmarks.gpu.checks.block_copies import copy_by_kernel
-from benchmarks.kernels.cases import generator_on, make_options, make_penalties
 from sluice.kernels.gated_activation.kernel import gated_activation_triton
 from sluice.kernels.linear.few_rows import few_rows_triton
 from sluice.kernels.linear.invariant import invariant_product
@@ -31,6 +29,8 @@ from sluice.kernels.write_kv import HeadNorm
 from sluice.kernels.write_kv.kernel import write_kv_triton
 from tests.grids import fast_only, grid
 from tests.kernels_triton.compiler import CUOBJDUMP, SHARED_MEMORY_BYTES, Compiled, CompileInstead
+from tests.oracles.block_copies import copy_by_kernel
+from tests.oracles.kernel_cases import generator_on, make_options, make_penalties
 
 RUNS_COMPILED = True
 

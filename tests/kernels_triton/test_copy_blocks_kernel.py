@@ -6,11 +6,11 @@
 import pytest
 import torch
 
-from benchmarks.gpu.checks.block_copies import NUM_GUARDS, copies_rightly, copy_by_kernel
 from sluice.kernels.paged_attention import FP8, KVCache
 from sluice.kernels.paged_attention.kernel import allocate_cuda
 from sluice.kernels.paged_attention.layout import allocate_packed, allocate_plain
 from tests.kernels_triton.devices import DEVICES
+from tests.oracles.block_copies import NUM_GUARDS, copies_rightly, copy_by_kernel
 
 NUM_BLOCKS = 6
 

@@ -6,7 +6,13 @@
 import pytest
 import torch
 
-from benchmarks.kernels.cases import (
+from sluice.kernels.gated_activation import Activation
+from sluice.kernels.gated_activation.kernel import gated_activation_triton
+from sluice.kernels.rms_norm.kernel import add_rms_norm_triton, rms_norm_triton
+from sluice.kernels.rms_norm.reference import rms_norm_reference
+from sluice.kernels.soft_cap.kernel import soft_cap_triton
+from tests.kernels_triton.devices import DEVICES
+from tests.oracles.kernel_cases import (
     added_norm_agreement,
     gate_agreement,
     generator_on,
@@ -15,12 +21,6 @@ from benchmarks.kernels.cases import (
     same_bits,
     soft_cap_agreement,
 )
-from sluice.kernels.gated_activation import Activation
-from sluice.kernels.gated_activation.kernel import gated_activation_triton
-from sluice.kernels.rms_norm.kernel import add_rms_norm_triton, rms_norm_triton
-from sluice.kernels.rms_norm.reference import rms_norm_reference
-from sluice.kernels.soft_cap.kernel import soft_cap_triton
-from tests.kernels_triton.devices import DEVICES
 
 EPS = 1e-6
 

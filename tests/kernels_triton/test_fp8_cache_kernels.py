@@ -13,7 +13,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from benchmarks.kernels.cases import (
+from sluice.kernels.paged_attention import kernel
+from sluice.kernels.paged_attention.fp8 import FP8, from_fp8, to_fp8
+from sluice.kernels.paged_attention.kernel import allocate_cuda, paged_attention_triton
+from sluice.kernels.paged_attention.layout import KVCache
+from sluice.kernels.write_kv import HeadNorm
+from sluice.kernels.write_kv.kernel import _to_e4m3, write_kv_triton  # pyright: ignore[reportPrivateUsage]
+from tests.grids import cross_section
+from tests.kernels_triton.devices import DEVICES
+from tests.oracles.kernel_cases import (
     AttentionCase,
     AttentionInputs,
     attention_agreement,
@@ -27,14 +35,6 @@ from benchmarks.kernels.cases import (
     same_bits,
     sinks_of,
 )
-from sluice.kernels.paged_attention import kernel
-from sluice.kernels.paged_attention.fp8 import FP8, from_fp8, to_fp8
-from sluice.kernels.paged_attention.kernel import allocate_cuda, paged_attention_triton
-from sluice.kernels.paged_attention.layout import KVCache
-from sluice.kernels.write_kv import HeadNorm
-from sluice.kernels.write_kv.kernel import _to_e4m3, write_kv_triton  # pyright: ignore[reportPrivateUsage]
-from tests.grids import cross_section
-from tests.kernels_triton.devices import DEVICES
 
 
 @triton.jit

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.kernels.cases import agreement, generator_on, product_agreement, random_tensor, same_bits
 from sluice.kernels.linear import cuda
 from sluice.kernels.linear.cuda import Int8Linear, pack_linear_cuda
 from sluice.kernels.linear.few_rows import FewRowsConfig, few_rows_triton
 from sluice.kernels.linear.int8 import MAX_IN_SIZE, dequantized, quantized
 from sluice.kernels.linear.kernel import ProductConfig, int8_product_triton, product_config, widen_triton
 from tests.kernels_triton.devices import DEVICES
+from tests.oracles.kernel_cases import agreement, generator_on, product_agreement, random_tensor, same_bits
 
 SPLIT = ProductConfig(block_n=64, block_t=16, block_k=32, num_parts=3, num_warps=4, num_stages=2)
 FEW = FewRowsConfig(block_n=2, block_k=32, num_warps=1)

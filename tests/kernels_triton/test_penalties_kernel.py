@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.kernels.cases import generator_on, make_penalties, penalties_agreement, random_tensor, same_bits
 from sluice.kernels.penalties.cpu import apply_penalties_torch
 from sluice.kernels.penalties.kernel import BLOCK, apply_penalties_triton
 from tests.kernels_triton.devices import DEVICES
+from tests.oracles.kernel_cases import generator_on, make_penalties, penalties_agreement, random_tensor, same_bits
 
 
 @pytest.mark.parametrize(("device", "dtype"), [DEVICES[0], DEVICES[2]])

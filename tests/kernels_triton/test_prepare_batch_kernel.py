@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.kernels.cases import NO_BLOCK
 from sluice.kernels.prepare_batch import PADDING, PreparedTokens, StepPlan, prepare_batch
 from sluice.kernels.prepare_batch.cpu import prepare_batch_cpu
 from sluice.kernels.prepare_batch.kernel import prepare_batch_triton
 from sluice.kernels.prepare_batch.reference import prepare_batch_reference
 from tests.kernels_triton.devices import DEVICES
+from tests.oracles.kernel_cases import NO_BLOCK
 
 Prepare = Callable[..., PreparedTokens]
 PATHS = [

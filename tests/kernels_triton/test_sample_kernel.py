@@ -16,13 +16,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from benchmarks.kernels.cases import generator_on, kept_set_differs, make_options, random_tensor
 from sluice.kernels.sample import SampleOptions
 from sluice.kernels.sample.kernel import find_kept_sets, sample_triton
 from sluice.kernels.sample.reference import sample_reference
 from sluice.kernels.sample.row import scale_plain
 from tests.grids import fast_only
 from tests.kernels_triton.devices import DEVICES
+from tests.oracles.kernel_cases import generator_on, kept_set_differs, make_options, random_tensor
 
 FILTERS: list[dict[str, float]] = [
     {},

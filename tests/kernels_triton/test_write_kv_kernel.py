@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.kernels.cases import WriteInputs, generator_on, make_write, same_bits, write_agreement
 from sluice.kernels.paged_attention.kernel import allocate_cuda
 from sluice.kernels.paged_attention.layout import KVCache
 from sluice.kernels.write_kv.kernel import write_kv_triton
 from sluice.kernels.write_kv.reference import write_kv_reference
 from tests.kernels_triton.devices import DEVICES
+from tests.oracles.kernel_cases import WriteInputs, generator_on, make_write, same_bits, write_agreement
 
 
 def cache_of(num_kv_heads: int, head_size: int, device: str, dtype: torch.dtype, block_size: int = 16) -> KVCache:

@@ -13,12 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.checks.block_copies import NUM_GUARDS, copies_rightly, copy_by_kernel
 from benchmarks.gpu.process import Groups
 from benchmarks.gpu.report import Line
 from benchmarks.gpu.scale import Scale
-from benchmarks.kernels import cases
-from benchmarks.kernels.cases import EXACT, Agreement, AttentionCase, AttentionInputs, WriteInputs
 from sluice.kernels.gated_activation import Activation
 from sluice.kernels.gated_activation.kernel import gated_activation_triton
 from sluice.kernels.linear.few_rows import few_rows_triton
@@ -37,6 +34,9 @@ from sluice.kernels.sample.kernel import find_kept_sets, sample_triton
 from sluice.kernels.sample.reference import sample_reference
 from sluice.kernels.soft_cap.kernel import soft_cap_triton
 from sluice.kernels.write_kv.kernel import write_kv_triton
+from tests.oracles import kernel_cases as cases
+from tests.oracles.block_copies import NUM_GUARDS, copies_rightly, copy_by_kernel
+from tests.oracles.kernel_cases import EXACT, Agreement, AttentionCase, AttentionInputs, WriteInputs
 
 EPS = 1e-6
 WRONG = Agreement(float("inf"), 1.0)

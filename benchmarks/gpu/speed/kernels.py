@@ -15,13 +15,11 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
 from benchmarks.gpu.checks.accuracy import Heads, Lengths, attend
-from benchmarks.gpu.checks.block_copies import on_device
 from benchmarks.gpu.models import decode_tensors
 from benchmarks.gpu.process import Groups
 from benchmarks.gpu.report import Line
 from benchmarks.gpu.scale import BEYOND_CACHE_BYTES, Call, Scale
 from benchmarks.gpu.speed.roof import SKINNY_SHAPES
-from benchmarks.kernels.cases import AttentionInputs, generator_on, make_cos_sin, make_options, make_penalties
 from sluice.kernels.copy_blocks import block_runs
 from sluice.kernels.copy_blocks.kernel import copy_blocks_triton
 from sluice.kernels.gated_activation.kernel import gated_activation_triton
@@ -37,6 +35,8 @@ from sluice.kernels.sample.kernel import sample_triton
 from sluice.kernels.soft_cap.kernel import soft_cap_triton
 from sluice.kernels.write_kv import HeadNorm
 from sluice.kernels.write_kv.kernel import write_kv_triton
+from tests.oracles.block_copies import on_device
+from tests.oracles.kernel_cases import AttentionInputs, generator_on, make_cos_sin, make_options, make_penalties
 
 HEADS: dict[str, Heads] = {"8B": (32, 8, 128), "1B": (32, 8, 64), "0.6B": (16, 8, 128)}
 TOY_HEADS: Heads = (4, 2, 16)

@@ -17,12 +17,12 @@ from benchmarks.gpu.models import (
 from benchmarks.gpu.process import Groups
 from benchmarks.gpu.report import Line
 from benchmarks.gpu.scale import Call, Scale
-from benchmarks.kernels.cases import make_options
 from sluice.engine.execution.kv_cache import make_caches
 from sluice.engine.models.config import DecoderConfig
 from sluice.engine.models.decoder import Decoder
 from sluice.engine.models.inputs import BatchTensors
 from sluice.kernels.sample.kernel import sample_triton
+from tests.oracles.kernel_cases import make_options
 
 BLOCK_SIZE = 16
 

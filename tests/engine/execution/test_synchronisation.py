@@ -14,7 +14,6 @@ from torch import Tensor
 from triton.runtime.jit import JITFunction
 
 from benchmarks.gpu.models import FAMILIES, SMALL, decode_tensors, triton_in_place_of_cpu
-from benchmarks.kernels.cases import make_options
 from sluice.engine.models.config import DecoderConfig, parse_config
 from sluice.engine.models.decoder import Decoder
 from sluice.engine.models.inputs import BatchTensors
@@ -24,6 +23,7 @@ from sluice.kernels.paged_attention.kernel import allocate_cuda
 from sluice.kernels.sample.kernel import sample_triton
 from tests.engine.execution.recordings.test_cuda_graphs import ASKED, load, record_all_that_is_wanted, run
 from tests.engine.execution.synchronisation import NoSynchronisation, Synchronises
+from tests.oracles.kernel_cases import make_options
 
 META = torch.device("meta")
 SYNCHRONISING: dict[str, Callable[[Tensor], object]] = {

@@ -16,7 +16,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from benchmarks.kernels.cases import (
+from sluice.kernels.paged_attention import kernel
+from sluice.kernels.paged_attention.config import attention_config, decode_config, decode_rows, max_decode_tokens
+from sluice.kernels.paged_attention.decode import MAX_PARTS, _segments_of  # pyright: ignore[reportPrivateUsage]
+from sluice.kernels.paged_attention.kernel import allocate_cuda, paged_attention_triton
+from sluice.kernels.paged_attention.layout import KVCache, Layout
+from tests.grids import cross_section, fast_only, grid
+from tests.kernels_triton.devices import DEVICES, ON_CPU
+from tests.oracles.kernel_cases import (
     AttentionCase,
     AttentionInputs,
     attention_agreement,
@@ -26,13 +33,6 @@ from benchmarks.kernels.cases import (
     same_bits,
     sinks_of,
 )
-from sluice.kernels.paged_attention import kernel
-from sluice.kernels.paged_attention.config import attention_config, decode_config, decode_rows, max_decode_tokens
-from sluice.kernels.paged_attention.decode import MAX_PARTS, _segments_of  # pyright: ignore[reportPrivateUsage]
-from sluice.kernels.paged_attention.kernel import allocate_cuda, paged_attention_triton
-from sluice.kernels.paged_attention.layout import KVCache, Layout
-from tests.grids import cross_section, fast_only, grid
-from tests.kernels_triton.devices import DEVICES, ON_CPU
 
 SEGMENT = 32
 """Keys of the shortest segment in these tests: contexts that the interpreter can afford are split too."""

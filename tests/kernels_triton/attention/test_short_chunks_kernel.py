@@ -16,12 +16,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from benchmarks.kernels.cases import attention_agreement
 from sluice.kernels.paged_attention import kernel, short_chunks
 from sluice.kernels.paged_attention.short_chunks import _divide  # pyright: ignore[reportPrivateUsage]
 from tests.grids import fast_only
 from tests.kernels_triton.attention.test_paged_attention_kernel import EXTRAS, attend, bent, case_with, inputs_for
 from tests.kernels_triton.devices import DEVICES
+from tests.oracles.kernel_cases import attention_agreement
 
 SEGMENT = 32
 """Keys of the shortest segment in these tests."""

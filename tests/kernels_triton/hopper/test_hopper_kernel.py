@@ -12,7 +12,12 @@ import torch
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
-from benchmarks.kernels.cases import (
+from sluice.kernels.paged_attention.call import AttentionCall, Chunks
+from sluice.kernels.paged_attention.hopper import attend_chunks_on_hopper, serves
+from sluice.kernels.paged_attention.kernel import allocate_cuda
+from tests.grids import grid
+from tests.kernels_triton.hopper.gluon_emulator import emulate
+from tests.oracles.kernel_cases import (
     AttentionCase,
     AttentionInputs,
     attention_agreement,
@@ -20,11 +25,6 @@ from benchmarks.kernels.cases import (
     generator_on,
     make_attention,
 )
-from sluice.kernels.paged_attention.call import AttentionCall, Chunks
-from sluice.kernels.paged_attention.hopper import attend_chunks_on_hopper, serves
-from sluice.kernels.paged_attention.kernel import allocate_cuda
-from tests.grids import grid
-from tests.kernels_triton.hopper.gluon_emulator import emulate
 
 RUNS_COMPILED = True
 """What is emulated is the source that is compiled, not what Triton's interpreter makes of it."""

@@ -15,18 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from benchmarks.kernels.cases import (
-    AttentionCase,
-    AttentionInputs,
-    agreement,
-    attention_agreement,
-    blocks_needed,
-    generator_on,
-    make_attention,
-    random_tensor,
-    same_bits,
-    sinks_of,
-)
 from sluice.kernels.linear import invariant as product
 from sluice.kernels.linear.invariant import InvariantConfig, invariant_config, invariant_product
 from sluice.kernels.logprobs.kernel import logprobs_triton
@@ -39,6 +27,18 @@ from tests.examples import examples
 from tests.grids import fast_only, grid
 from tests.kernels_triton.devices import DEVICES
 from tests.kernels_triton.invariant.matrix_unit import matrix_unit
+from tests.oracles.kernel_cases import (
+    AttentionCase,
+    AttentionInputs,
+    agreement,
+    attention_agreement,
+    blocks_needed,
+    generator_on,
+    make_attention,
+    random_tensor,
+    same_bits,
+    sinks_of,
+)
 
 SEGMENT = 64
 """Keys of a segment in these tests: contexts that the interpreter can afford have several. Tiles of 16 bits have as

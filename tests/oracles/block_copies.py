@@ -1,15 +1,18 @@
 """Caches of random bits, and a check of block copies: for tests and `benchmarks gpu`."""
 
+# torch's types are partial.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from benchmarks.kernels.cases import same_bits
 from sluice.kernels.copy_blocks import block_runs, parts_of
 from sluice.kernels.copy_blocks.reference import copy_blocks_reference
 from sluice.kernels.paged_attention import KVCache
+from tests.oracles.kernel_cases import same_bits
 
 NUM_GUARDS = 2
 """Guard blocks before and behind a cache."""

@@ -7,6 +7,9 @@ A bound counts roundings, from the *same rounded inputs*: two in the output's dt
 of a sum of n terms, relative to the sum of their magnitudes (not to the sum, which may cancel).
 """
 
+# torch's types are partial.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -6,7 +6,7 @@
 import pytest
 import torch
 
-from benchmarks.kernels.cases import Agreement, agreement, kept_set_differs, make_options, same_bits
+from tests.oracles.kernel_cases import Agreement, agreement, kept_set_differs, make_options, same_bits
 
 EXPECTED = torch.linspace(-3, 3, 1001, dtype=torch.float64)
 

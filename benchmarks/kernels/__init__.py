@@ -1,1 +1,0 @@
-"""Inputs for kernels and the search for their configurations."""
