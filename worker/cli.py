@@ -126,11 +126,18 @@ def main() -> None:
     is_flag=True,
     help="Run one worker in this process, without parent and recorder, and stop when standard input ends.",
 )
+@click.option("--forks", is_flag=True, hidden=True, help="Fork a worker for each request of the parent process.")
 @click.option("--incarnation", hidden=True, help="The identity under which the parent process reports its death.")
 @_device_options
 @_options(*_WORKER)
 def start(
-    gpu: str | None, cpu: bool, until_eof: bool, incarnation: str | None, config_file: Path | None, **given: object
+    gpu: str | None,
+    cpu: bool,
+    until_eof: bool,
+    forks: bool,
+    incarnation: str | None,
+    config_file: Path | None,
+    **given: object,
 ) -> NoReturn:
     """Serve a queue with a model until stopped.
 
@@ -161,8 +168,13 @@ def start(
         worker start --gpu 0 --model ./Qwen3-0.6B --redis-url redis://queue:6379/0
         worker start --gpu all --model ./Qwen3-0.6B --redis-url redis://queue:6379/0
     """
-    config = _config_of(config_file, given, model__device=_device_of(gpu, cpu=cpu))
     # Imported here so that help and usage errors are fast, and that the parent process stays small.
+    if forks:
+        from sluice.worker.serve.forks import serve_forks
+
+        serve_forks(lambda arguments: main.main(list(arguments), prog_name="worker"))
+        sys.exit(ExitCode.DONE)
+    config = _config_of(config_file, given, model__device=_device_of(gpu, cpu=cpu))
     if until_eof:
         from sluice.worker.serve.start import start as start_worker
 

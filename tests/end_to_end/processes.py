@@ -15,6 +15,9 @@ import psutil
 
 ROOT = Path(__file__).parent.parent.parent
 START_TIMEOUT_S = 60.0
+FORK = "sluice-worker"
+"""The name of a worker that was forked: its command line is another's."""
+
 FAST = {
     "SLUICE_MODEL": "null?step_s=0.01",
     "SLUICE_RECORDER": "false",
@@ -90,7 +93,8 @@ class WorkerProcess:
     def pids_of(self, kind: str) -> list[int]:
         """Processes of a kind, the oldest first."""
         children = psutil.Process(self.parent_pid).children()
-        found = [one for one in children if ("record" if kind == "recorder" else "--incarnation") in one.cmdline()]
+        word = "record" if kind == "recorder" else "--incarnation"
+        found = [one for one in children if word in one.cmdline() or (kind, one.name()) == ("worker", FORK)]
         return [one.pid for one in sorted(found, key=lambda one: one.create_time())]
 
     def signal_worker(self, number: signal.Signals) -> None:

@@ -7,11 +7,12 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.wire import JobOptions
-from tests.end_to_end.processes import WorkerPool, WorkerProcess, worker_pool
+from tests.end_to_end.processes import FORK, WorkerPool, WorkerProcess, worker_pool
 from tests.integration.jobs import (
     KEYS,
     Ask,
@@ -93,6 +94,67 @@ class TestGivenAFleetOfTwoOnTheCpu:
         wait_until(lambda: client.zcard(KEYS.key("alive")) == 0, "both deregistered")
         check_every_token_once(client, dict(zip(job_ids, asks, strict=True)))
         assert {int(client.hget(KEYS.job(one), "attempt")) for one in job_ids} == {1}
+
+
+class TestGivenTheProcessThatForksTheWorkersOfAFleet:
+    @pytest.fixture
+    def fleet(self, fleets: WorkerPool) -> WorkerProcess:
+        made = fleets.start(PROCESSES="2")
+        wait_until(lambda: made.output.count('"event": "worker started"') == 2, "both have started")
+        return made
+
+    def test_when_a_worker_is_started_then_it_is_a_fork_with_its_own_session_and_environment(
+        self, fleet: WorkerProcess
+    ) -> None:
+        workers = [psutil.Process(pid) for pid in fleet.pids_of("worker")]
+
+        assert [(one.name(), one.ppid()) for one in workers] == [(FORK, fleet.parent_pid)] * 2
+        assert all(os.getsid(one.pid) == one.pid for one in workers)
+        assert len(forkers(fleet)) == 1
+        assert {line["name"] for line in lines_of(fleet, "worker started")} == {"cpu0", "cpu1"}
+
+    def test_when_a_worker_that_served_is_killed_then_the_next_is_forked_at_once(self, fleet: WorkerProcess) -> None:
+        killed = fleet.pid
+        os.kill(killed, signal.SIGKILL)
+        wait_until(lambda: len(lines_of(fleet, "worker started")) == 3, "a new one has come")
+
+        (died,) = lines_of(fleet, "worker process died; restarting")
+        assert (died["exit_code"], died["retry_in_s"]) == (-signal.SIGKILL, 0.0)
+        assert psutil.Process(fleet.pid).name() == FORK
+
+    def test_when_it_is_killed_then_workers_stay_and_the_next_are_started_without_it(
+        self, fleet: WorkerProcess
+    ) -> None:
+        before = fleet.pids_of("worker")
+        (forker,) = forkers(fleet)
+        forker.kill()
+        fleet.wait_for_line("process that forks workers ended")
+        os.kill(before[0], signal.SIGKILL)
+        wait_until(lambda: len(lines_of(fleet, "worker started")) == 3, "a new one has come")
+        wait_until(lambda: len(forkers(fleet)) == 1, "the next one is prepared meanwhile")
+
+        assert fleet.pids_of("worker")[0] == before[1]
+        fleet.signal(signal.SIGTERM)
+        assert fleet.wait() == 0, fleet.output
+
+    def test_when_the_parent_is_killed_then_it_ends(self, fleet: WorkerProcess) -> None:
+        (forker,) = forkers(fleet)
+
+        fleet.signal(signal.SIGKILL)
+
+        assert psutil.wait_procs([forker], timeout=20)[1] == []
+
+
+def forkers(fleet: WorkerProcess) -> list[psutil.Process]:
+    """The processes that fork its workers."""
+    children = psutil.Process(fleet.parent_pid).children()
+    return [one for one in children if "--forks" in one.cmdline() and one.name() != FORK]
+
+
+def lines_of(fleet: WorkerProcess, event: str) -> list[dict[str, Any]]:
+    """Its log lines of an event."""
+    lines = [json.loads(line) for line in fleet.output.splitlines() if line.startswith("{")]
+    return [line for line in lines if line["event"] == event]
 
 
 class TestGivenAFleetWhoseWorkersStillStart:

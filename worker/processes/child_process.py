@@ -2,7 +2,7 @@
 
 import socket
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from signal import SIGTERM
@@ -14,6 +14,7 @@ from sluice.worker.clock import monotonic_s
 from sluice.worker.errors import ExitCode
 from sluice.worker.log import Log
 from sluice.worker.processes.cores import on_cores
+from sluice.worker.processes.prepared import ForkedProcess, PreparedProcess
 from sluice.worker.signals import block_startup_signals
 from sluice.worker.stopping import FINISH_S, FLUSH_S
 
@@ -48,6 +49,9 @@ class ChildSpec:
     cores: frozenset[int] = frozenset()
     """Cores to pin it to. Empty means any."""
 
+    arguments: tuple[str, ...] = ()
+    """Those of the command `worker` that do the same, for a fork."""
+
     def restarts_after(self, code: int) -> bool:
         """Return whether to restart it after an exit code that nobody asked for."""
         if self.restart == "no" or code == ExitCode.MISUSED:
@@ -62,16 +66,24 @@ class ChildProcess:
     killed; and a worker writes a byte into it when it is ready.
     """
 
-    def __init__(self, spec: ChildSpec, log: Log, on_end: OnEnd = lambda _incarnation, _was_ready: None) -> None:
-        """Start nothing yet. `on_end` is called for each process that has ended."""
+    def __init__(
+        self,
+        spec: ChildSpec,
+        log: Log,
+        on_end: OnEnd = lambda _incarnation, _was_ready: None,
+        prepared: PreparedProcess | None = None,
+    ) -> None:
+        """Start nothing yet. `on_end` is called for each process that has ended; `prepared` forks it, if it can."""
         self._spec = spec
         self._log = log.bind(name=spec.name) if spec.name else log
         self._on_end = on_end
-        self._process: Popen[bytes] | None = None
+        self._prepared = prepared
+        self._process: Popen[bytes] | ForkedProcess | None = None
         self._socket: socket.socket | None = None
         self._has_loaded = False
         self._was_ready = False
         self._is_leaving = False
+        self._dies_often = False
         self._incarnation = ""
         self._began_s = 0.0
         self._backoff = Backoff(FIRST_DELAY_S, MAX_DELAY_S)
@@ -118,8 +130,7 @@ class ChildProcess:
         self._has_loaded = False
         given = ("--incarnation", self._incarnation) if self._spec.kind == "worker" else ()
         try:
-            with on_cores(self._spec.cores), block_startup_signals():
-                self._process = self._spawn([*self._spec.command, *given])
+            self._process = self._spawn(given)
         except OSError as error:  # out of memory or processes
             self._close_input()
             self._schedule_restart(f"{self._spec.kind} process cannot be started; retrying", error=str(error))
@@ -128,12 +139,17 @@ class ChildProcess:
         log = self._log.debug if self._spec.restart == "no" else self._log.info
         log(f"{self._spec.kind} process started", pid=self._process.pid)
 
-    def _spawn(self, command: list[str]) -> Popen[bytes]:
+    def _spawn(self, given: Sequence[str]) -> Popen[bytes] | ForkedProcess:
         self._socket, theirs = socket.socketpair()
         self._socket.setblocking(False)
+        spec, stdin = self._spec, theirs.fileno()
         with theirs:
-            # A new session, because Ctrl-C is for the parent, which forwards it once.
-            return Popen(command, stdin=theirs.fileno(), env=dict(self._spec.environ), start_new_session=True)
+            if self._prepared is not None:
+                with suppress(OSError):
+                    return self._prepared.fork([*spec.arguments, *given], spec.environ, sorted(spec.cores), stdin)
+            with on_cores(spec.cores), block_startup_signals():
+                # A new session, because Ctrl-C is for the parent, which forwards it once.
+                return Popen([*spec.command, *given], stdin=stdin, env=dict(spec.environ), start_new_session=True)
 
     def look(self, *, is_stopping: bool) -> None:
         """Check whether the process has ended, and schedule a restart unless it ended for good."""
@@ -160,7 +176,10 @@ class ChildProcess:
         now_s = monotonic_s()
         if now_s - self._began_s >= STEADY_S:
             self._backoff.reset()
-        delay_s = self._backoff.next_delay_s()
+            self._dies_often = False
+        # One that has served is missed, and did not die of its settings: the first time it is back at once.
+        is_first, self._dies_often = not self._dies_often, True
+        delay_s = 0.0 if self._has_loaded and is_first else self._backoff.next_delay_s()
         self._log.warning(event, **why, retry_in_s=delay_s)
         self.due_s = now_s + delay_s
 

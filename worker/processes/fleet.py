@@ -15,8 +15,9 @@ from sluice.worker.errors import ConfigError
 from sluice.worker.log import Log, configure_logs, ended_by_threads, get_log
 from sluice.worker.processes.child_process import ChildSpec
 from sluice.worker.processes.parent import Parent, Report, build_kernels_ahead, reporter, server_of_children
+from sluice.worker.processes.prepared import PreparedProcess
 from sluice.worker.processes.scaling import BacklogReader, FleetPolicy, Reader, ScaleIn
-from sluice.worker.processes.specs import fleet_specs, sidecar_specs
+from sluice.worker.processes.specs import fleet_specs, prepared_process, sidecar_specs
 
 READ_EVERY_S = 0.5
 """Least interval of looks at the queue."""
@@ -41,13 +42,14 @@ def start_fleet(config: WorkerConfig, environ: Mapping[str, str], policy: FleetP
     reader = BacklogReader(redis.url, config, log)
     build_kernels_ahead(config)
     with ended_by_threads(log):
-        return Fleet(workers, sidecars, log, reporter(redis.url, config, log), policy=policy, read=reader.read).run()
+        report, prepared = reporter(redis.url, config, log), prepared_process(config, environ, log)
+        return Fleet(workers, sidecars, log, report, policy=policy, read=reader.read, prepared=prepared).run()
 
 
 class Fleet(Parent):
     """A parent that follows the queue. Changes as workers come and go."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # a parent, and what it follows
         self,
         workers: Sequence[ChildSpec],
         sidecars: Sequence[ChildSpec],
@@ -56,6 +58,7 @@ class Fleet(Parent):
         *,
         policy: FleetPolicy,
         read: Reader,
+        prepared: PreparedProcess | None = None,
     ) -> None:
         """Start nothing yet.
 
@@ -66,8 +69,9 @@ class Fleet(Parent):
             make_report: As in `Parent`.
             policy: How many workers to run.
             read: Reads the queue.
+            prepared: As in `Parent`.
         """
-        super().__init__(workers, sidecars, log, make_report)
+        super().__init__(workers, sidecars, log, make_report, prepared)
         self._policy = policy
         self._read = read
         self._scale_in = ScaleIn(policy.scale_in_after_s)

@@ -22,7 +22,8 @@ from sluice.worker.errors import ExitCode
 from sluice.worker.log import Log, configure_logs, ended_by_threads, get_log
 from sluice.worker.model.folders import is_null
 from sluice.worker.processes.child_process import ChildProcess, ChildSpec, OnEnd
-from sluice.worker.processes.specs import sidecar_specs, worker_specs
+from sluice.worker.processes.prepared import PreparedProcess
+from sluice.worker.processes.specs import prepared_process, sidecar_specs, worker_specs
 
 LOOK_EVERY_S = 1.0
 """Interval of polls for workers that are ready, and for ended processes, which SIGCHLD reports at once."""
@@ -45,7 +46,8 @@ def start_parent(config: WorkerConfig, environ: Mapping[str, str]) -> int:
     redis = server_of_children(config, environ, log)
     build_kernels_ahead(config)
     with ended_by_threads(log):
-        return Parent(workers, sidecars, log, reporter(redis.url, config, log)).run()
+        report = reporter(redis.url, config, log)
+        return Parent(workers, sidecars, log, report, prepared_process(config, environ, log)).run()
 
 
 def build_kernels_ahead(config: WorkerConfig) -> None:
@@ -88,6 +90,7 @@ class Parent:
         sidecars: Sequence[ChildSpec],
         log: Log,
         make_report: Callable[[], Report] = lambda: lambda _incarnation, _was_ready: None,
+        prepared: PreparedProcess | None = None,
     ) -> None:
         """Start nothing yet.
 
@@ -97,8 +100,10 @@ class Parent:
             log: Where to log.
             make_report: Makes the function that reports deaths. Called once the children start, because it imports
                 modules while they load.
+            prepared: Forks the workers, if there is such a process.
         """
-        self._workers = [ChildProcess(spec, log, self._report_death) for spec in workers]
+        self._prepared = prepared
+        self._workers = [ChildProcess(spec, log, self._report_death, prepared) for spec in workers]
         self._sidecars = [ChildProcess(spec, log) for spec in sidecars]
         self._is_alone = len(workers) == 1 and workers[0].restart == "no"
         self._make_report = make_report
@@ -114,14 +119,14 @@ class Parent:
         with self._signals():
             while self._is_needed:
                 self._steer()
-                for child in self._startable:
-                    child.start_if_due()
+                self._start_due()
                 if self._report is None:
                     self._report = self._make_report()
                 self._listen()
-                for child in (*self._workers, *self._sidecars):
-                    child.look(is_stopping=self._is_stopping)
+                self._look()
                 self._reap_orphans()
+            if self._prepared is not None:
+                self._prepared.stop()
             for sidecar in self._sidecars:
                 sidecar.stop()
         return self._exit_code()
@@ -138,7 +143,20 @@ class Parent:
     def _startable(self) -> tuple[ChildProcess, ...]:
         """Children that may be started now: workers while they may pull, sidecars once a worker has loaded."""
         is_ready = any(worker.is_ready for worker in self._workers)
-        return (*(() if self._is_quiet else self._workers), *(self._sidecars if is_ready else ()))
+        waits = self._is_quiet or (self._prepared is not None and self._prepared.is_awaited)
+        return (*(() if waits else self._workers), *(self._sidecars if is_ready else ()))
+
+    def _start_due(self) -> None:
+        if self._prepared is not None and not self._is_stopping:
+            self._prepared.start_if_due()
+        for child in self._startable:
+            child.start_if_due()
+
+    def _look(self) -> None:
+        if self._prepared is not None:
+            self._prepared.look()
+        for child in (*self._workers, *self._sidecars):
+            child.look(is_stopping=self._is_stopping)
 
     def _report_death(self, incarnation: str, was_ready: bool) -> None:
         if self._report is not None:
@@ -148,8 +166,9 @@ class Parent:
         """Wait for a signal until a restart is due, and forward it."""
         due = [child.due_s for child in self._startable if child.due_s is not None]
         wait_s = min([LOOK_EVERY_S, *(due_s - monotonic_s() for due_s in due)])
-        has_come, _, _ = select.select([self._signals_read], [], [], max(0.0, wait_s))
-        for number in os.read(self._signals_read, 4096) if has_come else b"":
+        others = () if self._prepared is None else self._prepared.listened_to
+        has_come, _, _ = select.select([self._signals_read, *others], [], [], max(0.0, wait_s))
+        for number in os.read(self._signals_read, 4096) if self._signals_read in has_come else b"":
             if number in PASSED_ON:
                 self._pass_on(number)
 
@@ -169,6 +188,8 @@ class Parent:
     def _reap_orphans(self) -> None:
         """Reap ended processes of others: as process 1 of a container, this one inherits them."""
         own = {child.pid for child in (*self._workers, *self._sidecars)}
+        if self._prepared is not None:
+            own.add(self._prepared.pid)
         try:
             while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in own:
                 os.waitpid(ended.si_pid, 0)

@@ -8,11 +8,15 @@ from sluice.engine.execution.cgroups import num_usable_cores
 from sluice.worker.config import CONFIG_FILE_NAME, PREFIX, READ_ELSEWHERE, SETTINGS, WorkerConfig
 from sluice.worker.devices import devices_of, is_several
 from sluice.worker.endpoints import traces_endpoint_of
+from sluice.worker.log import Log
 from sluice.worker.processes.child_process import ChildSpec
 from sluice.worker.processes.cores import own_cores, share_cores
+from sluice.worker.processes.prepared import PreparedProcess
 
 _PROGRAM = (sys.executable, "-P", "-m", "sluice.worker")
-WORKER = (*_PROGRAM, "start", "--until-eof")
+_START = ("start", "--until-eof")
+WORKER = (*_PROGRAM, *_START)
+PREPARED = (*_PROGRAM, "start", "--forks")
 RECORDER = (*_PROGRAM, "record", "--until-eof")
 CALLBACKS = (*_PROGRAM, "callbacks", "--until-eof")
 CALLBACKS_NEED = ("fsspec", "rq", "starlette")
@@ -63,6 +67,13 @@ def _share_quota(base: dict[str, str], num_workers: int) -> None:
         base.setdefault("OMP_NUM_THREADS", str(max(1, num_cores // num_workers)))
 
 
+def prepared_process(config: WorkerConfig, environ: Mapping[str, str], log: Log) -> PreparedProcess | None:
+    """Return the process that forks the workers of a fleet on the CPU; CUDA does not survive a fork."""
+    if not is_fleet(config) or config.model.device != "cpu":
+        return None
+    return PreparedProcess(PREPARED, _base(config, environ), log)
+
+
 def recorder_specs(config: WorkerConfig, environ: Mapping[str, str]) -> list[ChildSpec]:
     """Specify the recorder, if the configuration wants one.
 
@@ -105,7 +116,8 @@ def _fleet_spec(
     own = {"SLUICE_DEVICE": device, "SLUICE_NAME": name}
     if config.metrics.port:
         own["SLUICE_METRICS_PORT"] = str(min(config.metrics.port + index, 65535))
-    return ChildSpec(kind="worker", command=WORKER, name=name, environ={**base, **own}, cores=cores)
+    environ = {**base, **own}
+    return ChildSpec(kind="worker", command=WORKER, arguments=_START, name=name, environ=environ, cores=cores)
 
 
 def _base(config: WorkerConfig, environ: Mapping[str, str]) -> dict[str, str]:
