@@ -29,8 +29,8 @@ pictures: setup ## Record the demo and draw the comparison for the README; run i
 screenshots: setup ## Take the README's pictures of the gateway's page; needs Chromium and some minutes.
 	@$(BIN)/python -m tools.screenshots
 
-test: setup ## The fast suite. `make check` runs the rules of code and documents.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal -m "not long and not gpu" --ignore tests/rules
+test: setup ## The fast suite; .durations has its slowest tests and folders. `make check` runs the rules.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal -m "not long and not gpu" --ignore tests/rules -p tests.durations --record-durations .durations
 
 test-long: setup ## Full parameter grids, all examples of property tests, long faults. Over an hour; NEMESIS_MINUTES=5 shortens it.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "long and not gpu and not clients" --timeout 1800

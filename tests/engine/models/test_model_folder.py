@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig
 
 from sluice.engine.errors import ModelFolderError, NotEnoughMemory, QuantizationUnavailable
 from sluice.engine.execution.model_runner import ModelRunner
@@ -340,6 +339,8 @@ class TestGivenAGemmaConfig:
 
     @pytest.mark.parametrize("family", ["gemma2", "gemma3_text"])
     def test_when_it_leaves_all_out_then_the_family_s_defaults_are_those_of_transformers(self, family: str) -> None:
+        from transformers import AutoConfig  # a second of imports
+
         sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
         theirs = AutoConfig.for_model(family)
 

@@ -9,7 +9,6 @@ But for one thing: messages of role `developer` are system messages to a templat
 import json
 
 import pytest
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from sluice.producer.contract.wire import Message
 from sluice.worker.model.chat_template import compile_template
@@ -54,6 +53,8 @@ TEMPLATES = {
 class TestGivenATemplateOfAModel:
     @pytest.mark.parametrize("source", TEMPLATES.values(), ids=TEMPLATES.keys())
     def test_when_it_renders_a_chat_then_the_text_is_that_of_transformers(self, source: str) -> None:
+        from transformers.utils.chat_template_utils import render_jinja_template  # imports torch
+
         chat = [{"role": m.role, "content": m.content} | ({"name": m.name} if m.name else {}) for m in CHAT]
         (expected,), _ = render_jinja_template(
             [chat], chat_template=source, add_generation_prompt=True, bos_token="<s>", eos_token="</s>"
