@@ -30,6 +30,7 @@ from sluice.worker.history.writer import HistoryWriter
 from tests.chaos.crash_points import NUM_JOBS, Case, Scene, all_cases
 from tests.chaos.faults.fault_proxy import Fault
 from tests.chaos.scenarios import CALLBACK_URL, SCENES, Stand, stand
+from tests.chaos.victim import SECRET
 from tests.contract.driving import Queue, check
 from tests.integration.jobs import KEYS, check_every_token_once, check_nothing_is_left, result_of
 from tests.servers import RedisServer
@@ -133,7 +134,12 @@ def check_rows(it: Stand) -> None:
 def check_callbacks(it: Stand) -> None:
     """After another mover has finished: each end is with rq, once."""
     settings = CallbackSettings(
-        redis_url=it.server.url, rq_url=it.server.url, database_url="", name="other", claim_after_s=CLAIM_AFTER_S
+        redis_url=it.server.url,
+        rq_url=it.server.url,
+        database_url="",
+        name="other",
+        claim_after_s=CLAIM_AFTER_S,
+        secret=SECRET,
     )
     Mover(connect(it.server.url, timeout_s=5), connect(it.server.url, timeout_s=5), settings).drain()
     queue: Any = rq_queue(settings.rq_names.webhooks, connect(it.server.url, timeout_s=5))  # Any: rq's types have holes

@@ -46,6 +46,7 @@ STAGES: Mapping[str, tuple[type, str]] = {
 }
 """Where a failpoint can be: its name, and the method that it goes around."""
 
+SECRET = "of a mover, as long as it has to be"
 STAGE_DEADLINE_S = 0.5
 """A step that takes longer is hung, for the workers under test."""
 
@@ -146,7 +147,7 @@ def _recorder(order: Order) -> int:
 def _mover(order: Order) -> int:
     client = _impatient(order.redis_url)
     settings = CallbackSettings(
-        redis_url=order.redis_url, rq_url=order.redis_url, database_url="", name="victim", block_s=0.05
+        redis_url=order.redis_url, rq_url=order.redis_url, database_url="", name="victim", block_s=0.05, secret=SECRET
     )
     mover = Mover(client, _impatient(order.redis_url), settings)
     signal.signal(signal.SIGTERM, lambda _number, _frame: mover.stop())

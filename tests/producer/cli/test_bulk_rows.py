@@ -75,7 +75,13 @@ class TestGivenABulkFileThatHasRun:
         }  # fmt: skip
 
     def test_when_its_webhooks_are_made_then_they_name_the_line(self, valkey: RedisServer, ended: str) -> None:
-        settings = CallbackSettings(redis_url=valkey.url, rq_url=valkey.url, database_url=ended, queue="default")
+        settings = CallbackSettings(
+            redis_url=valkey.url,
+            rq_url=valkey.url,
+            database_url=ended,
+            queue="default",
+            secret="a secret of sixteen bytes or more",
+        )
         client = connect(valkey.url, timeout_s=5)
 
         Mover(client, client, settings).drain()

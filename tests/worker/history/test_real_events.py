@@ -232,7 +232,11 @@ class TestGivenJobsThatWantWebhooks:
             worker.advance(ending(job, 0))
 
         settings = CallbackSettings(
-            redis_url=valkey.url, rq_url=valkey.url, database_url="sqlite:////nowhere/history.db", queue="q"
+            redis_url=valkey.url,
+            rq_url=valkey.url,
+            database_url="sqlite:////nowhere/history.db",
+            queue="q",
+            secret="a secret of sixteen bytes or more",
         )
         Mover(client_of(valkey), client_of(valkey), settings).drain()
 
