@@ -208,6 +208,9 @@ class TestGivenCallsThatEndEarly:
         with late_replies(valkey.socket_path, 0.002) as url:
             asyncio.run(calls(AsyncProducer(url)))
 
+    # An interrupt may come between the call of a lock's `__aexit__` and its `await`: CPython warns of such a coroutine.
+    @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+    @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
     def test_when_ctrl_c_ends_calls_of_a_notebook_then_the_next_ones_get_their_answers(
         self, valkey: RedisServer, alarm: Callable[[float], None]
     ) -> None:

@@ -50,6 +50,12 @@ class OneLine(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None: ...
 
 
+def is_open(port: int) -> bool:
+    """Whether somebody listens there."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 class TestGivenAWorkerThatRuns:
     def test_when_its_iterations_are_followed_then_each_job_joins_and_leaves(
         self, valkey: RedisServer, port: int
@@ -69,6 +75,7 @@ class TestGivenAWorkerThatRuns:
         flags = {"metrics__enabled": True, "metrics__port": port}
         with valkey.client() as client, running_worker(valkey.url, change=keep, **flags):
             engine = loaded[0].engine
+            wait_until(lambda: is_open(port), "it serves its metrics")
             follower = threading.Thread(target=follow, daemon=True)
             follower.start()
             wait_until(lambda: engine.is_watched, "somebody watches")
