@@ -9,9 +9,12 @@ WORKDIR /app
 COPY pyproject.toml hatch_build.py constraints.txt README.md LICENSE ./
 COPY sluice sluice
 COPY engine engine
+COPY gateway gateway
+COPY history history
 COPY kernels kernels
 COPY migrations migrations
 COPY producer producer
+COPY protocol protocol
 COPY worker worker
 # On a card, these ran (docs/guide/gpu.md#what-you-need); the suite ran with those of constraints.txt.
 ARG TORCH=2.11.0

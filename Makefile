@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Where this is set, each process of a test compiles all its sources again.
 unexport PYTHONDONTWRITEBYTECODE
-SOURCES := sluice engine kernels migrations producer worker tests benchmarks tools
+SOURCES := sluice engine gateway history kernels migrations producer protocol worker tests benchmarks tools
 
 .PHONY: demo demo-web pictures screenshots profile test test-long test-engine-process test-browser test-clients test-card-versions check-kubernetes bench-check soak overload mutation-test crash-points check format lint types imports rules fuzz fuzz-hostile audit-dependencies setup clean
 
@@ -34,13 +34,13 @@ test: setup ## The fast suite; .durations has its slowest tests and folders. `ma
 
 test-long: setup ## Full parameter grids, all examples of property tests, long faults. Over an hour; NEMESIS_MINUTES=5 shortens it.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "long and not gpu and not clients" --timeout 1800
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" --hypothesis-profile long tests/properties tests/contract/test_wire.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" --hypothesis-profile long tests/properties tests/protocol/test_wire.py
 
 test-engine-process: setup ## Worker processes again, with the engine in a process of its own. Two minutes.
 	OMP_NUM_THREADS=1 TEST_ENGINE_PROCESS=on $(BIN)/python -m pytest -n 4 -m "not long" tests/end_to_end tests/topologies
 
 test-browser: setup ## The gateway's page in a real Chromium, which must be installed: apt install chromium. Minutes.
-	OMP_NUM_THREADS=1 SLUICE_TESTS_NEED_BROWSER=1 $(BIN)/python -m pytest -n 0 -m browser --timeout 600 tests/producer/gateway/ui
+	OMP_NUM_THREADS=1 SLUICE_TESTS_NEED_BROWSER=1 $(BIN)/python -m pytest -n 0 -m browser --timeout 600 tests/gateway/ui
 
 test-clients: setup ## Clients of others against the gateway, each installed by itself: minutes and 4 GB the first time.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -m clients --timeout 1800 tests/clients

@@ -21,13 +21,13 @@ from pathlib import Path
 from benchmarks.engine.scheduler import measure
 from benchmarks.queue.scripts import NUM_LEASED, Bench, bench
 from benchmarks.tables import table
-from sluice.producer.contract.database import open_database
+from sluice.history.database import open_database
+from sluice.history.writer import HistoryWriter
 from sluice.worker.connection.clients import connect
-from sluice.worker.history.migrate import migrate
-from sluice.worker.history.recorder import Recorder, RecorderSettings
-from sluice.worker.history.writer import HistoryWriter
-from tests.contract.driving import ending, tokens
-from tests.worker.history import events as e
+from sluice.worker.recorder.migrate import migrate
+from sluice.worker.recorder.recorder import Recorder, RecorderSettings
+from tests.history import events as e
+from tests.protocol.driving import ending, tokens
 
 RECORD = Path(__file__).parent / "gate.json"
 NUM_JOBS, NUM_ROWS, NUM_STREAMS, NUM_ROUNDS = 2048, 4096, 64, 64

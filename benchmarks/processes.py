@@ -20,8 +20,8 @@ from typing import Any
 import redis
 
 from sluice.producer.client import Producer
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.transport import embedded
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.redis import embedded
 
 ROOT = Path(__file__).parents[1]
 WAIT_S = 300.0

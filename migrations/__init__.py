@@ -1,1 +1,1 @@
-"""Alembic migrations of the history's tables, in order. The target schema is `sluice.producer.contract.tables`."""
+"""Alembic migrations of the history's tables, in order. The target schema is `sluice.history.tables`."""

@@ -1,4 +1,4 @@
-"""Alembic environment: run migrations on the connection that the caller (`worker/history/migrate.py`) gives.
+"""Alembic environment: run migrations on the connection that the caller (`worker/recorder/migrate.py`) gives.
 
 There is no offline mode and no ini file: only `worker migrate` changes a history's schema.
 """
@@ -6,8 +6,8 @@ There is no offline mode and no ini file: only `worker migrate` changes a histor
 from alembic import context
 from sqlalchemy import Connection
 
-from sluice.producer.contract.database import VERSION_TABLE
-from sluice.producer.contract.tables import metadata
+from sluice.history.database import VERSION_TABLE
+from sluice.history.tables import metadata
 
 
 def run() -> None:

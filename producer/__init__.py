@@ -12,12 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sluice.producer.aio import AsyncProducer
     from sluice.producer.client import Producer
-    from sluice.producer.contract.calls import BatchView, JobView, QueueSettings, QueueView
-    from sluice.producer.contract.jobs import Job, Options, job
-    from sluice.producer.contract.messages import ChoiceResult, End, JobId, JobResult, Message, TokenLogprobs, Usage
-    from sluice.producer.contract.states import JobState
-    from sluice.producer.contract.waits import WaitCause, WaitNotice
-    from sluice.producer.contract.webhooks import BadSignature, verify_webhook
     from sluice.producer.errors import (
         AccessDenied,
         BadOffset,
@@ -52,6 +46,12 @@ if TYPE_CHECKING:
     from sluice.producer.operations.results import Outcome
     from sluice.producer.operations.submission import Receipt
     from sluice.producer.operations.views import JobStatus
+    from sluice.protocol.calls import BatchView, JobView, QueueSettings, QueueView
+    from sluice.protocol.jobs import Job, Options, job
+    from sluice.protocol.messages import ChoiceResult, End, JobId, JobResult, Message, TokenLogprobs, Usage
+    from sluice.protocol.states import JobState
+    from sluice.protocol.waits import WaitCause, WaitNotice
+    from sluice.protocol.webhooks import BadSignature, verify_webhook
 
 __all__ = [
     "AccessDenied",
@@ -111,42 +111,42 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AsyncProducer": "aio",
-    "Producer": "client",
-    "BatchView": "contract.calls",
-    "JobView": "contract.calls",
-    "QueueSettings": "contract.calls",
-    "QueueView": "contract.calls",
-    "ChoiceResult": "contract.messages",
-    "End": "contract.messages",
-    "JobId": "contract.messages",
-    "JobResult": "contract.messages",
-    "Message": "contract.messages",
-    "TokenLogprobs": "contract.messages",
-    "Usage": "contract.messages",
-    "JobState": "contract.states",
-    "Job": "contract.jobs",
-    "Options": "contract.jobs",
-    "job": "contract.jobs",
-    "BatchCancelled": "operations.batches",
-    "DeadFilter": "operations.dead",
-    "Cursor": "operations.follow",
-    "StreamEvent": "operations.follow",
-    "Outcome": "operations.results",
-    "Receipt": "operations.submission",
-    "JobStatus": "operations.views",
-    "WaitCause": "contract.waits",
-    "WaitNotice": "contract.waits",
-    "BadSignature": "contract.webhooks",
-    "verify_webhook": "contract.webhooks",
+    "AsyncProducer": "producer.aio",
+    "Producer": "producer.client",
+    "BatchView": "protocol.calls",
+    "JobView": "protocol.calls",
+    "QueueSettings": "protocol.calls",
+    "QueueView": "protocol.calls",
+    "ChoiceResult": "protocol.messages",
+    "End": "protocol.messages",
+    "JobId": "protocol.messages",
+    "JobResult": "protocol.messages",
+    "Message": "protocol.messages",
+    "TokenLogprobs": "protocol.messages",
+    "Usage": "protocol.messages",
+    "JobState": "protocol.states",
+    "Job": "protocol.jobs",
+    "Options": "protocol.jobs",
+    "job": "protocol.jobs",
+    "BatchCancelled": "producer.operations.batches",
+    "DeadFilter": "producer.operations.dead",
+    "Cursor": "producer.operations.follow",
+    "StreamEvent": "producer.operations.follow",
+    "Outcome": "producer.operations.results",
+    "Receipt": "producer.operations.submission",
+    "JobStatus": "producer.operations.views",
+    "WaitCause": "protocol.waits",
+    "WaitNotice": "protocol.waits",
+    "BadSignature": "protocol.webhooks",
+    "verify_webhook": "protocol.webhooks",
 }
 """The module of each name that is not an error."""
 
 
 def __getattr__(name: str) -> object:
-    # Loaded at first use: a worker imports `sluice.producer.contract` and must not load the clients with it.
+    # Loaded at first use: a worker imports `sluice.protocol` and must not load the clients with it.
     if name in __all__:
-        return getattr(import_module(f"sluice.producer.{_HOMES.get(name, 'errors')}"), name)
+        return getattr(import_module(f"sluice.{_HOMES.get(name, 'producer.errors')}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

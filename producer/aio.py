@@ -26,11 +26,6 @@ from sluice.producer.client import (
     listed,
     readers_of,
 )
-from sluice.producer.contract.calls import BatchView, JobView, QueueSettings, QueueView
-from sluice.producer.contract.jobs import Job, JobEncoder, Moment, Options, PromptLike, only_prompt
-from sluice.producer.contract.transport.drivers import drive_events_async
-from sluice.producer.contract.waits import OnWait, WaitNotifier
-from sluice.producer.contract.wire import JobId, JobResult
 from sluice.producer.errors import ProducerError
 from sluice.producer.operations import batches, control, dead, results, submission, views
 from sluice.producer.operations import follow as following
@@ -44,9 +39,14 @@ from sluice.producer.operations.results import Outcome, outcomes
 from sluice.producer.operations.submission import Packer, Receipt, SubmitAnswer
 from sluice.producer.operations.views import JobStatus
 from sluice.producer.transport.links import AsyncLink, AsyncPipe
+from sluice.protocol.calls import BatchView, JobView, QueueSettings, QueueView
+from sluice.protocol.jobs import Job, JobEncoder, Moment, Options, PromptLike, only_prompt
+from sluice.protocol.redis.drivers import drive_events_async
+from sluice.protocol.waits import OnWait, WaitNotifier
+from sluice.protocol.wire import JobId, JobResult
 
 if TYPE_CHECKING:
-    from sluice.producer.history.queries import JobRow
+    from sluice.history.queries import JobRow
 
 Result = TypeVar("Result")
 
@@ -283,7 +283,7 @@ class AsyncProducer:
 
     async def jobs(self, *, batch: str | None = None, state: str | None = None, limit: int = 100) -> "list[JobRow]":
         """Do as `Producer.jobs`, on a thread."""
-        from sluice.producer.history.queries import newest_jobs
+        from sluice.history.queries import newest_jobs
 
         return await asyncio.to_thread(
             newest_jobs, self._database_url, queue=self._queue.name, batch=batch, state=state, limit=limit

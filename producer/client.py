@@ -15,14 +15,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 from sluice.producer import config
-from sluice.producer.contract.calls import BatchView, JobView, QueueSettings, QueueView
-from sluice.producer.contract.durability import read_durability
-from sluice.producer.contract.host.state_folder import state_dir
-from sluice.producer.contract.jobs import Job, JobEncoder, Moment, Options, Prepared, PromptLike, only_prompt, template
-from sluice.producer.contract.transport import embedded
-from sluice.producer.contract.transport.drivers import drive_events
-from sluice.producer.contract.waits import OnWait, WaitNotifier
-from sluice.producer.contract.wire import JobId, JobResult
 from sluice.producer.errors import InvalidJob
 from sluice.producer.operations import batches, control, dead, results, submission, views
 from sluice.producer.operations import follow as following
@@ -38,9 +30,17 @@ from sluice.producer.operations.submission import Packer, Receipt, SubmitAnswer
 from sluice.producer.operations.views import JobStatus
 from sluice.producer.transport.links import Link, Pipe
 from sluice.producer.transport.retries import LinkSettings
+from sluice.protocol.calls import BatchView, JobView, QueueSettings, QueueView
+from sluice.protocol.durability import read_durability
+from sluice.protocol.host.state_folder import state_dir
+from sluice.protocol.jobs import Job, JobEncoder, Moment, Options, Prepared, PromptLike, only_prompt, template
+from sluice.protocol.redis import embedded
+from sluice.protocol.redis.drivers import drive_events
+from sluice.protocol.waits import OnWait, WaitNotifier
+from sluice.protocol.wire import JobId, JobResult
 
 if TYPE_CHECKING:
-    from sluice.producer.history.queries import JobRow
+    from sluice.history.queries import JobRow
 
 Result = TypeVar("Result")
 Jobs = TypeVar("Jobs")
@@ -387,7 +387,7 @@ class Producer:
         Raises:
             HistoryUnavailable: there is no history at the database URL.
         """
-        from sluice.producer.history.queries import newest_jobs
+        from sluice.history.queries import newest_jobs
 
         return newest_jobs(self._database_url, queue=self._queue.name, batch=batch, state=state, limit=limit)
 

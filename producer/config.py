@@ -11,9 +11,9 @@ import os
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from sluice.producer.contract.errors import InvalidSetting
-from sluice.producer.contract.host.state_folder import history_path
-from sluice.producer.contract.transport.urls import HOW, SCHEMES, cannot_read, redacted
+from sluice.protocol.errors import InvalidSetting
+from sluice.protocol.host.state_folder import history_path
+from sluice.protocol.redis.urls import HOW, SCHEMES, cannot_read, redacted
 
 REDIS_URL = "SLUICE_REDIS_URL"
 DATABASE_URL = "SLUICE_DATABASE_URL"

@@ -29,13 +29,14 @@ ProducerError
 └── HistoryUnavailable           the job history cannot be read
 """
 
-from sluice.producer.contract.errors import EmbeddedServerError as EmbeddedServerError
-from sluice.producer.contract.errors import InvalidJob as InvalidJob
-from sluice.producer.contract.errors import InvalidPrompt as InvalidPrompt
-from sluice.producer.contract.errors import InvalidSetting as InvalidSetting
-from sluice.producer.contract.errors import ProducerError as ProducerError
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.wire import JobId, JobResult
+from sluice.protocol.errors import EmbeddedServerError as EmbeddedServerError
+from sluice.protocol.errors import HistoryUnavailable as HistoryUnavailable
+from sluice.protocol.errors import InvalidJob as InvalidJob
+from sluice.protocol.errors import InvalidPrompt as InvalidPrompt
+from sluice.protocol.errors import InvalidSetting as InvalidSetting
+from sluice.protocol.errors import ProducerError as ProducerError
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import JobId, JobResult
 
 
 class JobTooLarge(InvalidJob):
@@ -192,10 +193,6 @@ class CertificateRefused(QueueUnreachable):
 
 class NotAQueue(QueueUnreachable):
     """The server does not speak the Redis protocol."""
-
-
-class HistoryUnavailable(ProducerError):
-    """The job history cannot be read."""
 
 
 ENDS_BADLY: dict[JobState, type[JobNotDone]] = {kind.state: kind for kind in (JobFailed, JobCancelled, JobExpired)}

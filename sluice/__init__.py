@@ -4,7 +4,8 @@
     from sluice import LLM, SamplingParams
 
 The packages are `sluice.producer` (the client), `sluice.worker` (the daemon, and `LLM` without a queue),
-`sluice.engine`, `sluice.kernels` and `sluice.migrations`.
+`sluice.gateway` (HTTP), `sluice.protocol` and `sluice.history` (what they share), `sluice.engine`, `sluice.kernels` and
+`sluice.migrations`.
 """
 
 from importlib import import_module

@@ -10,7 +10,7 @@ from typing import Any
 
 from redis.crc import key_slot
 
-from sluice.producer.contract.keys import QueueKeys
+from sluice.protocol.keys import QueueKeys
 from tests.servers import START_TIMEOUT_S, Flavor, RedisServer, free_port, redis_server
 
 NUM_SLOTS = 16384

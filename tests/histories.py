@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from sqlalchemy.engine import Engine
 
-from sluice.producer.contract.database import open_database
+from sluice.history.database import open_database
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy.engine import Engine
 
-from sluice.worker.history.migrate import migrate
+from sluice.worker.recorder.migrate import migrate
 from tests.histories import opened_history
 
 

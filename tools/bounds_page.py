@@ -5,7 +5,7 @@ python -m tools.bounds_page
 
 from pathlib import Path
 
-from sluice.producer.contract.bounds import BOUNDS, Bound
+from sluice.protocol.bounds import BOUNDS, Bound
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "bounds.md"
 BEGIN, END = "<!-- generated -->\n", "<!-- end -->\n"

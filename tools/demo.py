@@ -95,7 +95,7 @@ def events_of(name: str, event: str) -> list[dict[str, Any]]:
 @contextmanager
 def fresh_state() -> Iterator[None]:
     """Empty `.demo/`, and stop its server at the end."""
-    from sluice.producer.contract.transport import embedded
+    from sluice.protocol.redis import embedded
 
     if STATE.exists():
         embedded.stop(STATE)

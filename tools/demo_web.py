@@ -118,7 +118,7 @@ def interrupted(_number: int, _frame: FrameType | None) -> None:
 
 def main() -> None:
     """Run the demo."""
-    from sluice.producer.contract.transport import embedded
+    from sluice.protocol.redis import embedded
 
     os.environ["SLUICE_STATE_DIR"] = str(STATE)
     for name in ("SLUICE_REDIS_URL", "SLUICE_DATABASE_URL", "SLUICE_QUEUE"):

@@ -16,9 +16,11 @@ from pathlib import Path
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
-from sluice.producer.contract.database import open_database
-from sluice.producer.contract.tables import HOUR_MS
-from sluice.producer.contract.wire import (
+from sluice.history.database import open_database
+from sluice.history.rows import changes_of
+from sluice.history.tables import HOUR_MS
+from sluice.history.writer import HistoryWriter
+from sluice.protocol.wire import (
     JobId,
     JobOptions,
     JobRecord,
@@ -28,9 +30,7 @@ from sluice.producer.contract.wire import (
     encode_record,
     encode_spec,
 )
-from sluice.worker.history.migrate import migrate
-from sluice.worker.history.rows import changes_of
-from sluice.worker.history.writer import HistoryWriter
+from sluice.worker.recorder.migrate import migrate
 
 PAGE = Path(__file__).parents[1] / "docs" / "guide" / "history.md"
 BEGIN, END = "<!-- generated -->\n", "<!-- end -->\n"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from sluice.producer.contract.database_urls import POSTGRES_OPTIONS
-from sluice.producer.contract.tables import metadata, views
+from sluice.history.database_urls import POSTGRES_OPTIONS
+from sluice.history.tables import metadata, views
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "history.md"
 END = "<!-- end -->\n"

@@ -116,7 +116,7 @@ def shoot(browser: Browser, name: str, path: str) -> None:
 
 def main() -> None:
     """Start everything, work for a while, and take the pictures."""
-    from sluice.producer.contract.transport import embedded
+    from sluice.protocol.redis import embedded
 
     chromium = next((path for name in NAMES if (path := shutil.which(name)) is not None), None)
     if chromium is None:

@@ -9,10 +9,10 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
-from sluice.producer.contract.errors import InvalidSetting
-from sluice.producer.contract.host.numbers import Number
-from sluice.producer.contract.host.optional_packages import without
-from sluice.producer.contract.host.terminal import say
+from sluice.protocol.errors import InvalidSetting
+from sluice.protocol.host.numbers import Number
+from sluice.protocol.host.optional_packages import without
+from sluice.protocol.host.terminal import say
 from sluice.version import installed_version
 from sluice.worker.config import CONFIG_FILE_NAME, SETTINGS, Setting, WorkerConfig, load_config
 from sluice.worker.devices import is_device
@@ -213,7 +213,7 @@ def fleet(
     if scale_to_backlog == (jobs_per_worker is not None):
         raise click.UsageError("give one of --scale-to-backlog and --scale-to-jobs")
     config = _config_of(config_file, given, model__device=_device_of(gpu, cpu=cpu))
-    from sluice.producer.contract.scaling.demand import MAX_WORKERS, ScalePolicy
+    from sluice.protocol.scaling.demand import MAX_WORKERS, ScalePolicy
     from sluice.worker.processes.fleet import start_fleet
     from sluice.worker.processes.scaling import FleetPolicy
 
@@ -383,7 +383,7 @@ def status(as_json: bool, config_file: Path | None, **given: object) -> None:
     Example:
         worker status --queue default --json
     """
-    from sluice.producer.contract.transport.urls import redacted
+    from sluice.protocol.redis.urls import redacted
     from sluice.worker.endpoints import redis_url_of
     from sluice.worker.status import living_workers, table_of
 
@@ -469,7 +469,7 @@ def migrate(revision: str | None, wait_s: float, config_file: Path | None, **giv
         worker migrate --database-url postgresql+psycopg://sluice@db/sluice
     """
     from sluice.worker.endpoints import database_url_of
-    from sluice.worker.history.migrate import main as run_migrate
+    from sluice.worker.recorder.migrate import main as run_migrate
 
     url = database_url_of(_config_of(config_file, given), os.environ)
     wanted = {} if revision is None else {"revision": revision}
@@ -531,9 +531,9 @@ def webhook_secret(tenant: str | None, are_batches: bool, config_file: Path | No
     Example:
         worker webhook-secret acme
     """
-    from sluice.producer.contract.errors import InvalidJob
-    from sluice.producer.contract.job_ids import check_tenant
-    from sluice.producer.contract.webhooks import tenant_secrets
+    from sluice.protocol.errors import InvalidJob
+    from sluice.protocol.job_ids import check_tenant
+    from sluice.protocol.webhooks import tenant_secrets
 
     if are_batches == (tenant is not None):
         raise click.UsageError("give a tenant or --batches")

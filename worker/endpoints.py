@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from sluice.producer.contract.errors import EmbeddedServerError, InvalidSetting
-from sluice.producer.contract.host.state_folder import files_url, history_path, state_dir
-from sluice.producer.contract.keys import QueueKeys, served_partitions
+from sluice.protocol.errors import EmbeddedServerError, InvalidSetting
+from sluice.protocol.host.state_folder import files_url, history_path, state_dir
+from sluice.protocol.keys import QueueKeys, served_partitions
 from sluice.worker.config import WorkerConfig
 from sluice.worker.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sluice.producer.contract.transport.embedded import Use
+    from sluice.protocol.redis.embedded import Use
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def files_url_of(config: WorkerConfig, environ: Mapping[str, str]) -> str:
 
 def _embedded_use(environ: Mapping[str, str]) -> "Use":
     # Imported only where no URL is given.
-    from sluice.producer.contract.transport.embedded import use
+    from sluice.protocol.redis.embedded import use
 
     try:
         return use(state_dir(environ))

@@ -11,7 +11,7 @@ JobRejected              one job cannot run; its producer must act
 from collections.abc import Sequence
 from enum import IntEnum
 
-from sluice.producer.contract.errors import Copyable
+from sluice.protocol.errors import Copyable
 
 
 class ExitCode(IntEnum):

@@ -5,9 +5,9 @@ import sys
 from contextlib import AbstractContextManager
 from typing import TextIO
 
-from sluice.producer.contract.host.optional_packages import without
-from sluice.producer.contract.host.terminal import printable
-from sluice.producer.contract.host.thread_errors import ended_by_thread_errors
+from sluice.protocol.host.optional_packages import without
+from sluice.protocol.host.terminal import printable
+from sluice.protocol.host.thread_errors import ended_by_thread_errors
 from sluice.worker.config import LogConfig
 
 # structlog imports rich for tracebacks, which are plain here: a tenth of a worker's own imports.

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from redis.exceptions import RedisError
 
-from sluice.producer.contract.transport.surveys import pages_of_workers
-from sluice.producer.contract.transport.urls import redacted
+from sluice.protocol.redis.surveys import pages_of_workers
+from sluice.protocol.redis.urls import redacted
 from sluice.worker.checks.queue_check import TWO_MODELS_ADVICE, models_of, two_models
 from sluice.worker.config import WorkerConfig
 from sluice.worker.connection.clients import connect

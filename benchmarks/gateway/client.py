@@ -20,9 +20,9 @@ from typing import Any
 
 import hiredis
 
-from sluice.producer.contract.job_ids import split_job_id
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.packing import unpack_from_script
+from sluice.protocol.job_ids import split_job_id
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.packing import unpack_from_script
 
 SO_TIMESTAMPNS = 35
 STAMP = struct.Struct("qq")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.gateway.parts import Served, ask_client, served
 from benchmarks.processes import ROOT, process_s
-from sluice.producer.history.percentiles import percentile
+from sluice.history.percentiles import percentile
 
 ROUND_S = "0.02"
 """How often a worker sends tokens, unless set otherwise."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.processes import ROOT, environment, free_port, server, version_of_server, wait_until, worker
 from benchmarks.queue.ours import NULL
-from sluice.producer.contract.keys import QueueKeys
+from sluice.protocol.keys import QueueKeys
 
 PACKAGES = ("uvicorn", "h11", "starlette", "redis", "hiredis")
 

@@ -24,8 +24,8 @@ from sluice.engine.execution.start.model_loading import load_model_runner
 
 if TYPE_CHECKING:
     from benchmarks.processes import Server
+    from sluice.history.queries import JobRow
     from sluice.producer.client import Producer
-    from sluice.producer.history.queries import JobRow
 
 START_LIMIT_S = 90.0
 RATES = (0.5, 0.8, 0.95)
@@ -144,7 +144,7 @@ def _poisson(scale: Scale, here: "Server", producer: "Producer", share: float, e
 
 
 def _submit(producer: "Producer", jobs: Sequence[Job], *, batch: str | None = None) -> None:
-    from sluice.producer.contract.jobs import job as queued_job
+    from sluice.protocol.jobs import job as queued_job
 
     wanted = [
         queued_job(job.prompt, max_tokens=job.num_output_tokens, temperature=0, ignore_eos=True, batch=batch)
@@ -183,7 +183,7 @@ def _killed(
 
 def _worker_pid(here: "Server") -> int:
     """Return the process that computes; the one that was started is its parent."""
-    from sluice.producer.contract.keys import QueueKeys
+    from sluice.protocol.keys import QueueKeys
 
     keys = QueueKeys("default")
     # Scored by when each is believed dead: an ended one may still be listed.
@@ -193,7 +193,7 @@ def _worker_pid(here: "Server") -> int:
 
 def load_figures(rows: "Sequence[JobRow]") -> dict[str, float | str]:
     """Return rates and times of completed jobs."""
-    from sluice.producer.history.percentiles import percentile
+    from sluice.history.percentiles import percentile
 
     submitted = [row.submitted_ms or 0 for row in rows]
     begin_ms, end_ms = min(submitted), max(row.finished_ms or 0 for row in rows)

@@ -8,9 +8,9 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from sluice.producer.contract import calls
-from sluice.producer.contract.limits import MAX_JOBS_PER_CALL
-from tests.contract.driving import Queue, Worker, new_job
+from sluice.protocol import calls
+from sluice.protocol.limits import MAX_JOBS_PER_CALL
+from tests.protocol.driving import Queue, Worker, new_job
 from tests.servers import RedisServer, redis_server
 
 NUM_LEASED = 32

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from benchmarks.engine.bare import MAX_NUM_BATCHED_TOKENS, Job
 from benchmarks.processes import Server, wait_until
 from sluice.producer.client import Producer
-from sluice.producer.contract.jobs import job as one_job
+from sluice.protocol.jobs import job as one_job
 
 POLL_S = 0.2
 

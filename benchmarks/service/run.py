@@ -20,8 +20,8 @@ from benchmarks.engine.peers import open_bare, open_service
 from benchmarks.processes import server, wait_until, worker
 from benchmarks.tables import table
 from sluice.engine.execution.threads import limit_spinning
+from sluice.history.percentiles import percentile
 from sluice.producer.client import Producer
-from sluice.producer.history.percentiles import percentile
 
 NUM_WAKES = 200
 

@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import IO, NamedTuple, Self
 
 from sluice.producer.bulk.output import encoded
-from sluice.producer.contract.bulk.locks import lock
 from sluice.producer.errors import InvalidSetting
+from sluice.protocol.bulk_files.locks import lock
 
 _START = b'{"id":"batch_req_'
 _RESULT = re.compile(rb'{"id": ?"batch_req_')

@@ -6,10 +6,10 @@ A job's identity follows the content of its line, but the default name `line-N` 
 from collections.abc import Iterable
 
 from sluice.producer.bulk.files import LineFile
-from sluice.producer.contract.bulk.input import BadLine, Line
-from sluice.producer.contract.bulk.jobs import LineJobs
-from sluice.producer.contract.bulk.journal import Journal, name_of
 from sluice.producer.errors import InvalidJob, ProducerError
+from sluice.protocol.bulk_files.input import BadLine, Line
+from sluice.protocol.bulk_files.jobs import LineJobs
+from sluice.protocol.bulk_files.journal import Journal, name_of
 
 
 class LinesRenamed(ProducerError):

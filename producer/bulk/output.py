@@ -8,9 +8,6 @@ No I/O.
 import json
 from collections.abc import Mapping
 
-from sluice.producer.contract.bulk.input import BadLine
-from sluice.producer.contract.openai.requests import CHAT, Endpoint, prompt_name
-from sluice.producer.contract.wire import JobResult
 from sluice.producer.errors import (
     IdempotencyConflict,
     InvalidJob,
@@ -21,7 +18,8 @@ from sluice.producer.errors import (
     JobTooLarge,
     ProducerError,
 )
-from sluice.producer.openai.bodies import (
+from sluice.protocol.bulk_files.input import BadLine
+from sluice.protocol.openai_format.bodies import (
     CALLERS_CODES,
     CODES_OF_PROMPT,
     CONTEXT_LENGTH_EXCEEDED,
@@ -30,6 +28,8 @@ from sluice.producer.openai.bodies import (
     completion_body,
     openai_code,
 )
+from sluice.protocol.openai_format.requests import CHAT, Endpoint, prompt_name
+from sluice.protocol.wire import JobResult
 
 
 def output_line(name: str, custom_id: str, endpoint: Endpoint, result: JobResult, *, model: str | None) -> Object:

@@ -5,14 +5,14 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from sluice.producer.contract.openai.logprobs import logprobs_from_json
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.wire import ChoiceResult, JobId, JobResult, Usage
 from sluice.producer.errors import ENDS_BADLY, HistoryUnavailable
 from sluice.producer.operations.results import Outcome
+from sluice.protocol.openai_format.logprobs import logprobs_from_json
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import ChoiceResult, JobId, JobResult, Usage
 
 if TYPE_CHECKING:
-    from sluice.producer.history.queries import History, JobRow
+    from sluice.history.queries import History, JobRow
 
 
 class RecordedOutcomes:
@@ -50,7 +50,7 @@ class RecordedOutcomes:
             return None
 
     def _open(self, url: str) -> "History":
-        from sluice.producer.history.queries import History
+        from sluice.history.queries import History
 
         if self._history is None:
             self._history = self._opened.enter_context(History(url))

@@ -21,13 +21,6 @@ from sluice.producer.bulk.output import bad_line, error_line, output_line, refus
 from sluice.producer.bulk.recorded import RecordedOutcomes
 from sluice.producer.bulk.summary import Summary
 from sluice.producer.client import Producer
-from sluice.producer.contract.bulk.input import BadLine, Line, LineReader, is_stream, lines, opened
-from sluice.producer.contract.bulk.jobs import NAME_BYTES, BulkSpec, LineJobs
-from sluice.producer.contract.bulk.journal import Journal, name_of
-from sluice.producer.contract.calls import NewJob
-from sluice.producer.contract.jobs import Options, Prepared
-from sluice.producer.contract.openai.requests import Endpoint
-from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import (
     InvalidJob,
     InvalidSetting,
@@ -41,6 +34,13 @@ from sluice.producer.errors import (
 from sluice.producer.operations.backpressure import no_room
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.results import Outcome
+from sluice.protocol.bulk_files.input import BadLine, Line, LineReader, is_stream, lines, opened
+from sluice.protocol.bulk_files.jobs import NAME_BYTES, BulkSpec, LineJobs
+from sluice.protocol.bulk_files.journal import Journal, name_of
+from sluice.protocol.calls import NewJob
+from sluice.protocol.jobs import Options, Prepared
+from sluice.protocol.openai_format.requests import Endpoint
+from sluice.protocol.wire import JobId
 
 REPORT_EVERY = 256
 MAX_ASKED = 512

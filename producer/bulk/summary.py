@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from sluice.producer.contract.calls import JobView
-from sluice.producer.contract.wire import ChannelEntry, JobResult
-from sluice.producer.history.percentiles import percentile
+from sluice.history.percentiles import percentile
+from sluice.protocol.calls import JobView
+from sluice.protocol.wire import ChannelEntry, JobResult
 
 WIDTH = 50
 

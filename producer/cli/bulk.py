@@ -27,14 +27,14 @@ from sluice.producer.cli.common import (
 )
 from sluice.producer.cli.hints import suggested
 from sluice.producer.client import Producer
-from sluice.producer.contract.bulk.input import STDIN, is_stream
-from sluice.producer.contract.bulk.journal import journal_path
-from sluice.producer.contract.host.state_folder import state_dir
-from sluice.producer.contract.host.terminal import say
-from sluice.producer.contract.openai.requests import ENDPOINTS, Endpoint
-from sluice.producer.contract.transport.embedded import Embedded
 from sluice.producer.errors import ProducerError
 from sluice.producer.operations.control import server_id
+from sluice.protocol.bulk_files.input import STDIN, is_stream
+from sluice.protocol.bulk_files.journal import journal_path
+from sluice.protocol.host.state_folder import state_dir
+from sluice.protocol.host.terminal import say
+from sluice.protocol.openai_format.requests import ENDPOINTS, Endpoint
+from sluice.protocol.redis.embedded import Embedded
 
 SHOWN_BAD_LINES = 10
 

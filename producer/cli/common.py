@@ -12,11 +12,11 @@ import click
 
 from sluice.producer.cli.durations import duration_s
 from sluice.producer.client import Producer
-from sluice.producer.contract.host.terminal import printable, say
-from sluice.producer.contract.jobs import OPTION_NAMES, Options
-from sluice.producer.contract.messages import NEUTRAL, JobOptions
-from sluice.producer.contract.waits import WaitNotice
 from sluice.producer.errors import InvalidSetting
+from sluice.protocol.host.terminal import printable, say
+from sluice.protocol.jobs import OPTION_NAMES, Options
+from sluice.protocol.messages import NEUTRAL, JobOptions
+from sluice.protocol.waits import WaitNotice
 
 Command = TypeVar("Command", bound=Callable[..., Any])  # Any: a command's parameters are its options
 Values = dict[str, Any]  # Any: as above

@@ -20,11 +20,11 @@ from sluice.producer.cli.common import (
     when,
 )
 from sluice.producer.cli.durations import duration_s
-from sluice.producer.contract.calls import BatchView, JobView
-from sluice.producer.contract.host.terminal import say
-from sluice.producer.contract.states import JobState
 from sluice.producer.operations.batches import known_batch
 from sluice.producer.operations.dead import DeadFilter
+from sluice.protocol.calls import BatchView, JobView
+from sluice.protocol.host.terminal import say
+from sluice.protocol.states import JobState
 
 REQUEUED = "requeued"
 MOST_SHOWN = 20

@@ -13,9 +13,9 @@ import click
 from sluice.producer.cli.common import connection_options, is_watched, json_option, note, producer_of
 from sluice.producer.cli.durations import duration_s
 from sluice.producer.cli.hints import suggested
-from sluice.producer.contract.calls import BatchView
-from sluice.producer.contract.host.terminal import say
 from sluice.producer.operations.batches import known_batch
+from sluice.protocol.calls import BatchView
+from sluice.protocol.host.terminal import say
 
 EVERY_S, RATE_S, MORE_WITHIN = 1.0, 30.0, "1m"
 SOME_FAILED = 1

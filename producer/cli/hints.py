@@ -7,7 +7,7 @@ from typing import cast
 import click
 from click.core import ParameterSource
 
-from sluice.producer.contract.transport.urls import redacted
+from sluice.protocol.redis.urls import redacted
 
 CONNECTION = ("url", "queue", "partitions")
 """What `connection_options` adds, by the names of its parameters."""

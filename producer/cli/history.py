@@ -25,16 +25,16 @@ from sluice.producer.cli.common import (
 )
 from sluice.producer.cli.durations import duration_s
 from sluice.producer.client import Producer
-from sluice.producer.contract.host.state_folder import history_path
-from sluice.producer.contract.host.terminal import say
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import HistoryUnavailable, JobNotFound, ProducerError, QueueUnreachable
 from sluice.producer.operations.batches import known_batch
 from sluice.producer.operations.views import JobStatus
+from sluice.protocol.host.state_folder import history_path
+from sluice.protocol.host.terminal import say
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import JobId
 
 if TYPE_CHECKING:
-    from sluice.producer.history.queries import AttemptRow, Forgotten, JobRow, TimelineRow
+    from sluice.history.queries import AttemptRow, Forgotten, JobRow, TimelineRow
     from sluice.producer.timeline.picture import Times
 
 NOT_ENDED = "not ended"
@@ -94,8 +94,8 @@ def list_jobs(*, as_json: bool, limit: int, **values: object) -> None:
 
 
 def _listed(values: Values, limit: int) -> "list[JobRow]":
-    from sluice.producer.history.filters import JobFilter
-    from sluice.producer.history.queries import History
+    from sluice.history.filters import JobFilter
+    from sluice.history.queries import History
 
     since_s = values["since_s"]
     wanted = JobFilter(
@@ -247,7 +247,7 @@ class _Record:
 
 def _in_history(job: str, values: Values) -> tuple[_Record | None, HistoryUnavailable | None]:
     """Return what the history has of a job, and why it could not be read."""
-    from sluice.producer.history.queries import History
+    from sluice.history.queries import History
 
     queue = str(values["queue"])
     try:
@@ -290,8 +290,8 @@ def latency(*, as_json: bool, **values: object) -> None:
     Example:
         producer jobs latency --batch prompts-1f0c6a
     """
-    from sluice.producer.history.filters import JobFilter
-    from sluice.producer.history.queries import History
+    from sluice.history.filters import JobFilter
+    from sluice.history.queries import History
 
     since_s = cast("float | None", values["since_s"])
     wanted = JobFilter(
@@ -343,7 +343,7 @@ def _delete_from_queue(
     producer: Producer, queue: str, job_ids: tuple[str, ...]
 ) -> "tuple[set[str], set[str], list[Forgotten]]":
     """Delete ended jobs from the queue; returns those left, those deleted, and what to delete from the history."""
-    from sluice.producer.history.queries import Forgotten
+    from sluice.history.queries import Forgotten
 
     views = {job_id: view for job_id, view in zip(job_ids, producer.views(job_ids), strict=True) if view is not None}
     has_ended = [job_id for job_id, view in views.items() if view.state.is_terminal]
@@ -363,7 +363,7 @@ def _delete_from_history(
     database_url: str | None, ended: "list[Forgotten]"
 ) -> tuple[set[JobId], HistoryUnavailable | None]:
     """Delete jobs from the history; returns those that it had, and why it was not changed."""
-    from sluice.producer.history.queries import History
+    from sluice.history.queries import History
 
     try:
         with History(config.database_url(database_url), is_writer=True) as history:

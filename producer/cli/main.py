@@ -25,8 +25,6 @@ from sluice.producer.cli.common import (
 from sluice.producer.cli.durations import duration_s
 from sluice.producer.cli.hints import suggested
 from sluice.producer.client import Producer
-from sluice.producer.contract.host.terminal import say
-from sluice.producer.contract.wire import JobId, JobResult, TokenLogprobs
 from sluice.producer.errors import (
     BadOffset,
     InvalidJob,
@@ -40,6 +38,8 @@ from sluice.producer.errors import (
 )
 from sluice.producer.operations.follow import StreamEvent
 from sluice.producer.operations.submission import Receipt
+from sluice.protocol.host.terminal import say
+from sluice.protocol.wire import JobId, JobResult, TokenLogprobs
 from sluice.version import installed_version
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
@@ -55,28 +55,32 @@ _HOMES = {
     "delete": "history",
     "follow": "follow",
     "jobs": "history",
-    "keys": "keys",
-    "prices": "prices",
     "queues": "queues",
     "requeue": "control",
-    "serve": "serve",
     "server": "queues",
     "submit": "bulk",
 }
 """The module of each command that is not here. It is imported with its command, so that others start sooner."""
 
+_OF_GATEWAY = ("keys", "prices", "serve")
+
 
 class _Commands(click.Group):
-    """The commands here, and those of `_HOMES`."""
+    """The commands here, those of `_HOMES`, and the gateway's."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands."""
-        return sorted({*super().list_commands(ctx), *_HOMES})
+        return sorted({*super().list_commands(ctx), *_HOMES, *_OF_GATEWAY})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command, importing its module if it is elsewhere."""
         if cmd_name in _HOMES:
             return getattr(import_module(f"sluice.producer.cli.{_HOMES[cmd_name]}"), cmd_name)
+        if cmd_name in _OF_GATEWAY:
+            # The command line is put together here: the client imports nothing else of the gateway.
+            from sluice.gateway.cli import keys, prices, serve
+
+            return {"keys": keys.keys, "prices": prices.prices, "serve": serve.serve}[cmd_name]
         return super().get_command(ctx, cmd_name)
 
 
@@ -290,7 +294,7 @@ def _event_object(event: StreamEvent) -> Values:
 def _logprobs(found: Sequence[TokenLogprobs] | None) -> Values:
     if found is None:
         return {}
-    from sluice.producer.contract.openai.logprobs import logprobs_to_json
+    from sluice.protocol.openai_format.logprobs import logprobs_to_json
 
     return {"logprobs": logprobs_to_json(found)}
 

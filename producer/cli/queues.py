@@ -21,19 +21,19 @@ from sluice.producer.cli.common import (
 )
 from sluice.producer.cli.durations import duration_s
 from sluice.producer.client import Producer
-from sluice.producer.contract.bounds import TENANT_SHARE
-from sluice.producer.contract.calls import QueueSettings, QueueView
-from sluice.producer.contract.durability import read_durability
-from sluice.producer.contract.host.numbers import Number
-from sluice.producer.contract.host.state_folder import state_dir
-from sluice.producer.contract.host.terminal import say
-from sluice.producer.contract.scaling.backlog import backlog_of
-from sluice.producer.contract.scaling.demand import ScalePolicy, scale_of
-from sluice.producer.contract.transport import embedded
-from sluice.producer.contract.workers import workers_of
 from sluice.producer.errors import ProducerError
 from sluice.producer.operations.totals import queue_totals
 from sluice.producer.operations.views import has_been_used
+from sluice.protocol.bounds import TENANT_SHARE
+from sluice.protocol.calls import QueueSettings, QueueView
+from sluice.protocol.durability import read_durability
+from sluice.protocol.host.numbers import Number
+from sluice.protocol.host.state_folder import state_dir
+from sluice.protocol.host.terminal import say
+from sluice.protocol.redis import embedded
+from sluice.protocol.scaling.backlog import backlog_of
+from sluice.protocol.scaling.demand import ScalePolicy, scale_of
+from sluice.protocol.workers import workers_of
 
 HEADERS = ("queue", "waiting", "tokens", "running", "oldest_s", "dead", "workers", "paused")
 WORKER_HEADERS = ("id", "name", "host", "pid", "device", "model", "state", "places", "running", "waiting",

@@ -2,15 +2,15 @@
 
 from collections.abc import Callable, Sequence
 
-from sluice.producer.contract.calls import NewJob
-from sluice.producer.contract.durability import DurabilityCheck
-from sluice.producer.contract.jobs import Prepared
-from sluice.producer.contract.waits import WaitCause, WaitNotifier, WaitReason
 from sluice.producer.errors import QueueFull
 from sluice.producer.operations.countdown import Countdown
 from sluice.producer.operations.operation import Operation, Sleep
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.submission import Receipt, SubmitAnswer, retry_after_s, submit_jobs
+from sluice.protocol.calls import NewJob
+from sluice.protocol.durability import DurabilityCheck
+from sluice.protocol.jobs import Prepared
+from sluice.protocol.waits import WaitCause, WaitNotifier, WaitReason
 
 MAX_PAUSE_S = 2.0
 """Longest pause before the next attempt: the estimate may be too high."""

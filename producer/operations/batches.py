@@ -6,14 +6,14 @@ one round trip.
 
 from dataclasses import dataclass
 
-from sluice.producer.contract import calls
-from sluice.producer.contract.callback_urls import problem_of
-from sluice.producer.contract.calls import BatchView
-from sluice.producer.contract.jobs import Moment, moment_ms
 from sluice.producer.errors import BatchNotFound, InvalidJob
 from sluice.producer.operations.operation import Operation
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.scripts import SLICES_PER_TRIP, ask_calls
+from sluice.protocol import calls
+from sluice.protocol.callback_urls import problem_of
+from sluice.protocol.calls import BatchView
+from sluice.protocol.jobs import Moment, moment_ms
 
 
 def batch(queue: Queue, name: str) -> Operation[BatchView]:

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import cast
 
-from sluice.producer.contract import calls, limits
-from sluice.producer.contract.calls import JobView
-from sluice.producer.contract.transport.execution import command_of
-from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import AccessDenied, JobNotFound
 from sluice.producer.operations.operation import Ask, Operation
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.scripts import ask_call, ask_calls, for_jobs, slices_of
+from sluice.protocol import calls, limits
+from sluice.protocol.calls import JobView
+from sluice.protocol.redis.execution import command_of
+from sluice.protocol.wire import JobId
 
 FIRE_EVERY_S = 1.0
 """A call that waits for overdue jobs fires timers this often."""

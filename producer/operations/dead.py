@@ -5,16 +5,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from sluice.producer.contract import calls, limits
-from sluice.producer.contract.calls import JobView
-from sluice.producer.contract.job_ids import split_job_id
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.wire import JobId
 from sluice.producer.operations.control import requeue
 from sluice.producer.operations.operation import Ask, Operation, Reply
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.scripts import SLICES_PER_TRIP, for_jobs
 from sluice.producer.operations.views import inspect
+from sluice.protocol import calls, limits
+from sluice.protocol.calls import JobView
+from sluice.protocol.job_ids import split_job_id
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.wire import JobId
 
 DEAD_PER_PAGE = 1000
 

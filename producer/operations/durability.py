@@ -6,7 +6,10 @@ A server that cannot guarantee it is refused before any job is sent. Facts about
 from dataclasses import dataclass, field
 from time import monotonic
 
-from sluice.producer.contract.durability import (
+from sluice.producer.errors import DurabilityRefused, InvalidJob, InvalidSetting
+from sluice.producer.operations.operation import Ask, Operation, Reply
+from sluice.producer.operations.queue import KEPT_S, Queue
+from sluice.protocol.durability import (
     FACTS,
     MEMORY,
     NOTHING_ASKED,
@@ -15,9 +18,6 @@ from sluice.producer.contract.durability import (
     persistence_in,
     read_durability,
 )
-from sluice.producer.errors import DurabilityRefused, InvalidJob, InvalidSetting
-from sluice.producer.operations.operation import Ask, Operation, Reply
-from sluice.producer.operations.queue import KEPT_S, Queue
 
 TIMEOUT_S = 5.0
 """Longest wait for a disk or for replicas, far below the timeout of a silent connection."""

@@ -10,11 +10,19 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from math import ceil
 from typing import NamedTuple, TypeAlias, cast
 
-from sluice.producer.contract.calls import JobView
-from sluice.producer.contract.limits import MAX_TOKENS
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.waits import Wait, WaitNotifier
-from sluice.producer.contract.wire import (
+from sluice.producer.errors import BadOffset, ChannelExpired, JobNotFound, ResultExpired
+from sluice.producer.operations.channels import channel_entries, channel_rows
+from sluice.producer.operations.control import OverdueJobs
+from sluice.producer.operations.countdown import Countdown, within
+from sluice.producer.operations.operation import Ask, Command, Entries, Read, Reply, Step, xread
+from sluice.producer.operations.queue import Queue
+from sluice.producer.operations.results import MAX_LOOK_S, WAIT_BLOCK_MS, ended_badly, look
+from sluice.producer.operations.views import explain, views
+from sluice.protocol.calls import JobView
+from sluice.protocol.limits import MAX_TOKENS
+from sluice.protocol.states import JobState
+from sluice.protocol.waits import Wait, WaitNotifier
+from sluice.protocol.wire import (
     ChannelEntry,
     ChoiceResult,
     End,
@@ -25,14 +33,6 @@ from sluice.producer.contract.wire import (
     decode_result,
     decode_spec,
 )
-from sluice.producer.errors import BadOffset, ChannelExpired, JobNotFound, ResultExpired
-from sluice.producer.operations.channels import channel_entries, channel_rows
-from sluice.producer.operations.control import OverdueJobs
-from sluice.producer.operations.countdown import Countdown, within
-from sluice.producer.operations.operation import Ask, Command, Entries, Read, Reply, Step, xread
-from sluice.producer.operations.queue import Queue
-from sluice.producer.operations.results import MAX_LOOK_S, WAIT_BLOCK_MS, ended_badly, look
-from sluice.producer.operations.views import explain, views
 
 
 class Cursor(NamedTuple):

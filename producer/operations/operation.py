@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import NamedTuple, TypeAlias, TypeVar
 
-from sluice.producer.contract.transport.execution import Command, Reply
+from sluice.protocol.redis.execution import Command, Reply
 
 Result = TypeVar("Result")
 

@@ -3,12 +3,12 @@
 from dataclasses import dataclass, field
 from time import monotonic
 
-from sluice.producer.contract import limits
-from sluice.producer.contract.job_ids import split_job_id
-from sluice.producer.contract.keys import QueueKeys, served_partitions
-from sluice.producer.contract.wire import WireError
 from sluice.producer.errors import InvalidJob, QueueUnreachable
 from sluice.producer.operations.operation import Ask, Operation, Reply
+from sluice.protocol import limits
+from sluice.protocol.job_ids import split_job_id
+from sluice.protocol.keys import QueueKeys, served_partitions
+from sluice.protocol.wire import WireError
 
 KEPT_S = 10.0
 """How long what the settings say is cached."""

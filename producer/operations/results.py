@@ -6,13 +6,6 @@ from math import ceil
 from time import monotonic
 from typing import TypeAlias, cast
 
-from sluice.producer.contract import calls
-from sluice.producer.contract.calls import JobView
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.transport.execution import command_of
-from sluice.producer.contract.waits import Wait, WaitNotifier
-from sluice.producer.contract.wire import ChannelEntry, JobId, JobResult, decode_entry, decode_result
 from sluice.producer.errors import (
     ENDS_BADLY,
     JobFailed,
@@ -27,6 +20,13 @@ from sluice.producer.operations.countdown import Countdown, within
 from sluice.producer.operations.operation import Ask, Command, Entries, Operation, Read, Reply, Sleep, Step
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.views import explain, views
+from sluice.protocol import calls
+from sluice.protocol.calls import JobView
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.redis.execution import command_of
+from sluice.protocol.states import JobState
+from sluice.protocol.waits import Wait, WaitNotifier
+from sluice.protocol.wire import ChannelEntry, JobId, JobResult, decode_entry, decode_result
 
 WAIT_BLOCK_MS = 2000
 """Longest blocking read. Then the state is read again: the worker may have died, or the channel expired."""

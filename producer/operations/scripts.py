@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Sequence
 
-from sluice.producer.contract import limits
-from sluice.producer.contract.calls import Call
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.transport.execution import command_of
-from sluice.producer.contract.wire import JobId
 from sluice.producer.operations.operation import Ask, Operation, Result
 from sluice.producer.operations.queue import Queue, partition_in
+from sluice.protocol import limits
+from sluice.protocol.calls import Call
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.redis.execution import command_of
+from sluice.protocol.wire import JobId
 
 SLICES_PER_TRIP = 8
 """Calls that each handle one slice of jobs, in one round trip."""

@@ -5,14 +5,6 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import TypeAlias, cast
 
-from sluice.producer.contract import calls, limits
-from sluice.producer.contract.calls import Accepted, Call, Conflict, Duplicate, NewJob, Refused
-from sluice.producer.contract.durability import NOTHING_ASKED, Durability, DurabilityCheck
-from sluice.producer.contract.jobs import Options, Prepared, PromptLike, template
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.transport.execution import command_of
-from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import (
     AccessDenied,
     BatchClosed,
@@ -29,6 +21,14 @@ from sluice.producer.operations.durability import DurabilityPolicy
 from sluice.producer.operations.operation import Ask, Operation, Reply
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.surveys import survey_one
+from sluice.protocol import calls, limits
+from sluice.protocol.calls import Accepted, Call, Conflict, Duplicate, NewJob, Refused
+from sluice.protocol.durability import NOTHING_ASKED, Durability, DurabilityCheck
+from sluice.protocol.jobs import Options, Prepared, PromptLike, template
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.redis.execution import command_of
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import JobId
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import cast
 
-from sluice.producer.contract import calls
-from sluice.producer.contract.calls import PartitionView, QueueView
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.limits import LANES_PER_PAGE
-from sluice.producer.contract.transport.execution import Command, Reply, command_of
 from sluice.producer.errors import ProducerError
 from sluice.producer.operations.operation import Ask, Operation
+from sluice.protocol import calls
+from sluice.protocol.calls import PartitionView, QueueView
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.limits import LANES_PER_PAGE
+from sluice.protocol.redis.execution import Command, Reply, command_of
 
 WAIT_FIELDS = ("state", "tokens_per_s")
 """Fields of heartbeats that say whether a job will start, and when."""

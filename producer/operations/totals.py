@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sluice.producer.contract.calls import QueueView
-from sluice.producer.contract.keys import RETURNED
-from sluice.producer.contract.limits import MAX_WEIGHT, MIN_WEIGHT
+from sluice.protocol.calls import QueueView
+from sluice.protocol.keys import RETURNED
+from sluice.protocol.limits import MAX_WEIGHT, MIN_WEIGHT
 
 WEIGHT = "weight:"
 """Prefix of the setting that holds a tenant's weight."""

@@ -4,19 +4,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from sluice.producer.contract import calls, limits
-from sluice.producer.contract.calls import JobView, PartitionView, QueueView
-from sluice.producer.contract.durability import LOOK, persistence_in
-from sluice.producer.contract.keys import QueueKeys, served_partitions
-from sluice.producer.contract.limits import STARTING, STARTING_LIFE_MS
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.waits import WaitCause, WaitReason
-from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import AccessDenied, JobNotFound
 from sluice.producer.operations.operation import Ask, Operation
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.scripts import for_jobs
 from sluice.producer.operations.surveys import WAIT_FIELDS, survey_all, survey_one
+from sluice.protocol import calls, limits
+from sluice.protocol.calls import JobView, PartitionView, QueueView
+from sluice.protocol.durability import LOOK, persistence_in
+from sluice.protocol.keys import QueueKeys, served_partitions
+from sluice.protocol.limits import STARTING, STARTING_LIFE_MS
+from sluice.protocol.states import JobState
+from sluice.protocol.waits import WaitCause, WaitReason
+from sluice.protocol.wire import JobId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

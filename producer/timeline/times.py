@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from sluice.producer.history.queries import AttemptRow, JobRow
+from sluice.history.queries import AttemptRow, JobRow
 from sluice.producer.operations.views import JobStatus
 from sluice.producer.timeline.picture import Times, Try
 

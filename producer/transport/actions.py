@@ -4,9 +4,9 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
-from sluice.producer.contract.transport.drivers import RunAll
-from sluice.producer.contract.transport.execution import Command
 from sluice.producer.operations.operation import Step
+from sluice.protocol.redis.drivers import RunAll
+from sluice.protocol.redis.execution import Command
 
 Result = TypeVar("Result")
 

@@ -9,17 +9,17 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TypeVar, cast
 
-from sluice.producer.contract.transport import urls
-from sluice.producer.contract.transport.cluster import ClusterDriver
-from sluice.producer.contract.transport.error_kinds import NODE_ERRORS
-from sluice.producer.contract.transport.execution import Command, Reply
-from sluice.producer.contract.transport.routing import Routing, block_s, split_read
-from sluice.producer.contract.transport.slot_table import NotACluster
 from sluice.producer.errors import InvalidSetting
 from sluice.producer.operations.operation import Ask, Sleep
 from sluice.producer.transport.actions import Routine
 from sluice.producer.transport.retries import LinkSettings, Retries, checked
 from sluice.producer.transport.server import Server
+from sluice.protocol.redis import urls
+from sluice.protocol.redis.cluster import ClusterDriver
+from sluice.protocol.redis.error_kinds import NODE_ERRORS
+from sluice.protocol.redis.execution import Command, Reply
+from sluice.protocol.redis.routing import Routing, block_s, split_read
+from sluice.protocol.redis.slot_table import NotACluster
 
 POLL_S = 0.02
 """A read of channels on several shards cannot block: it is repeated after this long."""

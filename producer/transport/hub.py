@@ -18,9 +18,9 @@ from itertools import count
 from time import monotonic
 from typing import cast
 
-from sluice.producer.contract.calls.base import read_stream_id
 from sluice.producer.operations.channels import channel_entries
 from sluice.producer.operations.operation import Ask, Entries, Reply, xread
+from sluice.protocol.calls.base import read_stream_id
 
 MIN_BLOCK_MS = 30
 """Longest block of a read with few channels."""

@@ -13,11 +13,6 @@ from typing import Any, TypeVar
 
 from redis.exceptions import ResponseError
 
-from sluice.producer.contract.transport.drivers import drive, drive_async
-from sluice.producer.contract.transport.error_kinds import CONNECTION_ERRORS
-from sluice.producer.contract.transport.execution import Command, Reply
-from sluice.producer.contract.transport.slot_table import slot_of
-from sluice.producer.contract.transport.urls import is_cluster
 from sluice.producer.operations.channels import channel_entries
 from sluice.producer.operations.operation import LAST_TRY_S, Ask, Entries, Read, Sleep, try_s
 from sluice.producer.transport import bounds, hub
@@ -45,6 +40,11 @@ from sluice.producer.transport.pools import (
 )
 from sluice.producer.transport.retries import LinkSettings, hung, too_late
 from sluice.producer.transport.server import Server, ServerPipe
+from sluice.protocol.redis.drivers import drive, drive_async
+from sluice.protocol.redis.error_kinds import CONNECTION_ERRORS
+from sluice.protocol.redis.execution import Command, Reply
+from sluice.protocol.redis.slot_table import slot_of
+from sluice.protocol.redis.urls import is_cluster
 
 MAX_ASKS = 16
 """Round trips of one asyncio client at once, in addition to reads that block; to a Cluster, for each slot."""

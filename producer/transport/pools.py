@@ -5,9 +5,9 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
-from sluice.producer.contract.transport import pools, urls
-from sluice.producer.contract.transport.pools import ASYNCIO, BLOCKING, Pool, PoolClasses
 from sluice.producer.transport import bounds
+from sluice.protocol.redis import pools, urls
+from sluice.protocol.redis.pools import ASYNCIO, BLOCKING, Pool, PoolClasses
 
 REPLY_TIMEOUT_S = 15.0
 """Longer than the longest BLOCK, so that a silent connection is found dead."""

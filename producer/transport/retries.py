@@ -13,11 +13,6 @@ from typing import Self
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from sluice.producer.contract.transport import tls, urls
-from sluice.producer.contract.transport.backoff import Backoff
-from sluice.producer.contract.transport.error_kinds import ErrorKind, classify
-from sluice.producer.contract.transport.execution import Reply
-from sluice.producer.contract.waits import Wait, WaitCause, WaitNotifier, WaitReason
 from sluice.producer.errors import (
     AccessDenied,
     CertificateRefused,
@@ -29,6 +24,11 @@ from sluice.producer.errors import (
     ResultTimeout,
 )
 from sluice.producer.operations.operation import Ask
+from sluice.protocol.redis import tls, urls
+from sluice.protocol.redis.backoff import Backoff
+from sluice.protocol.redis.error_kinds import ErrorKind, classify
+from sluice.protocol.redis.execution import Reply
+from sluice.protocol.waits import Wait, WaitCause, WaitNotifier, WaitReason
 
 RETRIED_REPLIES = (ErrorKind.UNAVAILABLE, ErrorKind.LOADING, ErrorKind.INTERRUPTED, ErrorKind.MOVED)
 NEVER_RETRIED = (ErrorKind.DENIED, ErrorKind.NOT_REDIS)

@@ -3,8 +3,6 @@
 from collections import deque
 from dataclasses import replace
 
-from sluice.producer.contract.transport.error_kinds import CONNECTION_ERRORS, NODE_ERRORS
-from sluice.producer.contract.transport.execution import Reply, resend, unknown_scripts, with_source
 from sluice.producer.operations.operation import Ask, Sleep
 from sluice.producer.transport.actions import (
     Connect,
@@ -16,6 +14,8 @@ from sluice.producer.transport.actions import (
     SendAndReceive,
 )
 from sluice.producer.transport.retries import LinkSettings, Retries, checked
+from sluice.protocol.redis.error_kinds import CONNECTION_ERRORS, NODE_ERRORS
+from sluice.protocol.redis.execution import Reply, resend, unknown_scripts, with_source
 
 MAX_IN_FLIGHT = 4
 """Asks that a pipe sends ahead of their replies: the server works on one while the next is packed."""

@@ -36,8 +36,8 @@ from benchmarks.gpu.speed import steps
 from benchmarks.gpu.speed.kernels import plain_attention
 from benchmarks.gpu.targets import TARGETS, verdicts
 from sluice.engine.models.config import parse_config
+from sluice.history.queries import JobRow
 from sluice.kernels.paged_attention.reference import paged_attention_reference
-from sluice.producer.history.queries import JobRow
 from tests.card_packages import card_environment
 from tests.grids import fast_only
 

@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import Self, Unpack
 
 from sluice.producer.client import Producer
-from sluice.producer.contract.jobs import Job, Options
-from sluice.producer.contract.wire import JobResult
+from sluice.protocol.jobs import Job, Options
+from sluice.protocol.wire import JobResult
 
 WORDS = ("river", "lamp", "seven", "write", "a story", "of", "the", "small", "cat", "und", "größer", "then", "what")
 STOPS = ("e", "th", "qu", "\n\n")

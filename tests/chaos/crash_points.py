@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from sluice.producer.contract.packing import unpack_from_script
-from sluice.producer.contract.scripts import load
-from sluice.producer.contract.wire import JobOptions
+from sluice.protocol.packing import unpack_from_script
+from sluice.protocol.scripts import load
+from sluice.protocol.wire import JobOptions
 from tests.chaos.faults.fault_proxy import Command, Fault, Matches, Moment
 from tests.integration.jobs import Ask
 

@@ -22,11 +22,11 @@ from typing import Any
 import psutil
 import sqlalchemy as sa
 
+from sluice.history.database import open_database
 from sluice.producer.client import Producer
-from sluice.producer.contract.calls import QueueSettings
-from sluice.producer.contract.database import open_database
 from sluice.producer.errors import QueueFull
 from sluice.producer.operations.submission import Receipt
+from sluice.protocol.calls import QueueSettings
 from tests.end_to_end.processes import WorkerProcess, worker_pool
 from tests.integration.jobs import KEYS, wait_until
 from tests.servers import RedisServer, redis_server

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sluice.producer.contract.calls import Accepted, NewJob, submit
-from sluice.producer.contract.scripts import load
-from sluice.producer.contract.transport.execution import run
-from sluice.producer.contract.wire import JobId, JobSpec, encode_spec
+from sluice.protocol.calls import Accepted, NewJob, submit
+from sluice.protocol.redis.execution import run
+from sluice.protocol.scripts import load
+from sluice.protocol.wire import JobId, JobSpec, encode_spec
 from tests.chaos.crash_points import NUM_JOBS, Case, Scene, Stage, Trip, asks_of
 from tests.chaos.faults.fault_proxy import CLIENT_TIMEOUT_S, FaultProxy, Trap, fault_proxy
 from tests.chaos.victim import STAGE_DEADLINE_S, Order

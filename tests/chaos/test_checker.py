@@ -15,9 +15,9 @@ import pytest
 import structlog
 
 from sluice.producer.client import Producer
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.webhooks import sign, tenant_secrets
-from sluice.producer.contract.wire import JobId
+from sluice.protocol.states import JobState
+from sluice.protocol.webhooks import sign, tenant_secrets
+from sluice.protocol.wire import JobId
 from sluice.worker.config import LogConfig
 from sluice.worker.log import configure_logs
 from tests.chaos.catalogue import Ask, Intent, JournalWriter, catalogue, write_reference

@@ -17,22 +17,22 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from sluice.producer.contract.database import open_database
-from sluice.producer.contract.tables import attempts, jobs, results
+from sluice.history.database import open_database
+from sluice.history.tables import attempts, jobs, results
+from sluice.history.writer import HistoryWriter
 from sluice.worker.callbacks.chore_jobs import rq_queue
 from sluice.worker.callbacks.events import job_event
 from sluice.worker.callbacks.mover import Mover
 from sluice.worker.callbacks.settings import CallbackSettings
 from sluice.worker.connection.clients import connect
-from sluice.worker.history.migrate import migrate
-from sluice.worker.history.recorder import Recorder, RecorderSettings
-from sluice.worker.history.writer import HistoryWriter
+from sluice.worker.recorder.migrate import migrate
+from sluice.worker.recorder.recorder import Recorder, RecorderSettings
 from tests.chaos.crash_points import NUM_JOBS, Case, Scene, all_cases
 from tests.chaos.faults.fault_proxy import Fault
 from tests.chaos.scenarios import CALLBACK_URL, SCENES, Stand, stand
 from tests.chaos.victim import SECRET
-from tests.contract.driving import Queue, check
 from tests.integration.jobs import KEYS, check_every_token_once, check_nothing_is_left, result_of
+from tests.protocol.driving import Queue, check
 from tests.servers import RedisServer
 
 SEED = int(os.environ.get("CRASH_SEED") or secrets.randbelow(10**6))

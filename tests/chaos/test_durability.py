@@ -14,9 +14,9 @@ import pytest
 
 from sluice.producer import AsyncProducer, Producer, Receipt
 from sluice.producer.bulk.run import BulkRun, BulkSettings
-from sluice.producer.contract.limits import MAX_JOBS_PER_CALL
 from sluice.producer.errors import DurabilityRefused, LessDurable, ProducerError
 from sluice.producer.operations.submission import CALLS_PER_WAIT, SubmitAnswer
+from sluice.protocol.limits import MAX_JOBS_PER_CALL
 from tests.chaos.faults.power_failure import PowerSupply, powered_server
 from tests.chaos.faults.replicated import Replicated, replicated
 from tests.integration.jobs import wait_until

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sluice.producer.contract.scripts import load
-from sluice.producer.contract.wire import JobOptions
+from sluice.protocol.scripts import load
+from sluice.protocol.wire import JobOptions
 from tests.chaos.faults.proxies import Cut, cutting_proxy
 from tests.integration.jobs import (
     KEYS,

@@ -12,10 +12,10 @@ import pytest
 
 from sluice.producer.aio import AsyncProducer
 from sluice.producer.client import Producer
-from sluice.producer.contract.calls import QueueSettings
-from sluice.producer.contract.wire import JobOptions
 from sluice.producer.errors import QueueFull
 from sluice.producer.operations.submission import Receipt
+from sluice.protocol.calls import QueueSettings
+from sluice.protocol.wire import JobOptions
 from tests.chaos.checker.queue import FOR_EVER, WORKER_KEPT_MS
 from tests.chaos.faults.recording import record_all
 from tests.chaos.faults.sql_outage import away_for

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sluice.producer import AsyncProducer, Producer, Receipt
-from sluice.producer.contract.wire import JobId, JobOptions
+from sluice.protocol.wire import JobId, JobOptions
 from tests.chaos.faults.replicated import Watched, watched
 from tests.end_to_end.processes import worker_pool
 from tests.integration.jobs import (

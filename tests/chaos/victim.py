@@ -21,14 +21,14 @@ from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullModel
 from sluice.engine.scheduling.blocks.manager import BlockManager
 from sluice.engine.scheduling.scheduler import Scheduler
+from sluice.history.writer import HistoryAway, HistoryWriter
 from sluice.worker.callbacks.mover import Mover
 from sluice.worker.callbacks.settings import CallbackSettings
 from sluice.worker.config import load_config
 from sluice.worker.connection.clients import Client, connect
-from sluice.worker.history import recorder
-from sluice.worker.history.writer import HistoryAway, HistoryWriter
 from sluice.worker.jobs import progress as advance
 from sluice.worker.log import get_log
+from sluice.worker.recorder import recorder
 from sluice.worker.serve.exchange import Exchange
 from sluice.worker.serve.preparation import Preparation
 from sluice.worker.serve.start import start

@@ -6,8 +6,8 @@ import pytest
 
 from tests.clients.environments import Client, node_client, python_client
 from tests.end_to_end.processes import worker_pool
-from tests.producer.gateway.batches.processes import place_in
-from tests.producer.gateway.gateway_process import GatewayProcess, gateway_process
+from tests.gateway.batches.processes import place_in
+from tests.gateway.gateway_process import GatewayProcess, gateway_process
 from tests.servers import RedisServer, redis_server
 
 

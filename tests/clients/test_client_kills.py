@@ -13,8 +13,8 @@ import pytest
 from sluice.producer import Producer
 from tests.clients.environments import Client, Facts
 from tests.end_to_end.processes import ROOT, worker_pool
-from tests.producer.gateway.batches.processes import place_in
-from tests.producer.gateway.gateway_process import gateway_process
+from tests.gateway.batches.processes import place_in
+from tests.gateway.gateway_process import gateway_process
 from tests.servers import RedisServer
 
 KILLED_AFTER = 10

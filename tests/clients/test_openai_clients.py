@@ -3,7 +3,7 @@
 import pytest
 
 from tests.clients.environments import Client
-from tests.producer.gateway.gateway_process import GatewayProcess, gateway_process, new_key
+from tests.gateway.gateway_process import GatewayProcess, gateway_process, new_key
 from tests.servers import RedisServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.clients]

@@ -11,8 +11,8 @@ import pytest
 
 from tests.clients.environments import HERE, python_in
 from tests.end_to_end.processes import worker_pool
-from tests.producer.gateway.batches.processes import ENDPOINT, numbered, place_in
-from tests.producer.gateway.gateway_process import GatewayProcess
+from tests.gateway.batches.processes import ENDPOINT, numbered, place_in
+from tests.gateway.gateway_process import GatewayProcess
 from tests.servers import redis_server
 
 pytestmark = [pytest.mark.long, pytest.mark.clients]

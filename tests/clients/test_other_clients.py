@@ -14,7 +14,7 @@ import pytest
 
 from tests.clients.environments import HERE, Client, python_client, python_in
 from tests.end_to_end.processes import ROOT
-from tests.producer.gateway.gateway_process import GatewayProcess
+from tests.gateway.gateway_process import GatewayProcess
 
 START_S = 120.0
 

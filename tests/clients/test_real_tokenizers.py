@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sluice.engine.text.tokenizer import Tokenizer, load_tokenizer
-from sluice.producer.contract.wire import Message
+from sluice.protocol.wire import Message
 from sluice.worker.model.chat_template import compile_template
 from tests.clients.environments import node_packages
 

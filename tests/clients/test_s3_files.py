@@ -15,7 +15,7 @@ import pytest
 
 from tests.clients.environments import python_in
 from tests.end_to_end.processes import ROOT, worker_pool
-from tests.producer.gateway.batches.processes import (
+from tests.gateway.batches.processes import (
     PATIENCE_S,
     Place,
     begun,
@@ -34,12 +34,12 @@ BUCKET = "batches"
 LEFTOVER = "import s3fs; print(*s3fs.S3FileSystem().find('batches/kept'))"
 
 WRITE = """
-from sluice.producer.gateway.files.storage import Storage
+from sluice.gateway.files.storage import Storage
 Storage("s3://batches/kept").put("batches/new", b"hello")
 """
 STALE = f"""
 import subprocess, sys, time
-from sluice.producer.gateway.files.storage import Storage
+from sluice.gateway.files.storage import Storage
 storage = Storage("s3://batches/kept")
 storage.put("batches/old", b"1")
 assert "batches/old" in list(storage.old_keys("batches", time.time() + 60))

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from sluice.producer.contract import calls
-from sluice.producer.contract.calls import JobView
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.transport.execution import run
-from sluice.producer.contract.wire import JobId, JobOptions
+from sluice.protocol import calls
+from sluice.protocol.calls import JobView
+from sluice.protocol.redis.execution import run
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import JobId, JobOptions
 from tests.chaos.soak.fleet import Fleet, fleet
 from tests.end_to_end.processes import FAST
 from tests.integration.jobs import (

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.producer.contract.transport import embedded
+from sluice.protocol.redis import embedded
 from tests.end_to_end.processes import ROOT
 from tests.grids import fast_only
 from tests.servers import binary_of, how_to_get
@@ -36,6 +36,9 @@ MODULES = (
     "engine/__init__.py",
     "kernels/__init__.py",
     "migrations/__init__.py",
+    "gateway.py",
+    "history.py",
+    "protocol.py",
 )
 SCRIPT = """
 from sluice import Producer
@@ -140,12 +143,21 @@ def running(project: Project, request: pytest.FixtureRequest) -> Generator[Proje
 
 class TestGivenAProjectWithModulesNamedLikeOurs:
     def test_when_its_own_modules_are_imported_then_they_are_noted(self, project: Project) -> None:
-        for name in ("worker", "producer", "engine", "kernels", "migrations"):
+        for name in ("engine", "gateway", "history", "kernels", "migrations", "producer", "protocol", "worker"):
             subprocess.run(
                 [sys.executable, "-c", f"import {name}"], cwd=project.folder, env=project.environ, check=False
             )
 
-        assert project.imported == ["engine", "kernels", "migrations", "producer", "worker"]
+        assert project.imported == [
+            "engine",
+            "gateway",
+            "history",
+            "kernels",
+            "migrations",
+            "producer",
+            "protocol",
+            "worker",
+        ]
 
     def test_when_a_worker_runs_there_then_jobs_are_done_by_our_code(self, running: Project) -> None:
         (running.folder / "prompts.jsonl").write_text(json.dumps({"prompt": "hello", "max_tokens": 4}) + "\n")

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from sluice.producer.contract.transport import embedded
+from sluice.protocol.redis import embedded
 from tests.servers import RedisServer
 
 REPOSITORY = Path(__file__).parents[2]

@@ -23,9 +23,9 @@ import torch
 from _pytest.mark.structures import ParameterSet
 
 from sluice.producer.client import Producer
-from sluice.producer.contract.transport import embedded
+from sluice.protocol.redis import embedded
+from tests.gateway.gateway_process import gateway_process
 from tests.grids import fast_only
-from tests.producer.gateway.gateway_process import gateway_process
 from tests.rules.commands import parse
 from tests.servers import binary_of, free_port, how_to_get
 

@@ -15,10 +15,10 @@ import httpx
 import pytest
 
 from sluice.producer.client import Producer
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.transport import embedded
-from sluice.producer.contract.wire import JobId
 from sluice.producer.operations.operation import Ask, Operation
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.redis import embedded
+from sluice.protocol.wire import JobId
 from tests.end_to_end.processes import ROOT, START_TIMEOUT_S, worker_pool
 from tests.servers import binary_of, how_to_get
 

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from sluice.producer.contract.wire import JobId, JobOptions
+from sluice.protocol.wire import JobId, JobOptions
 from tests.end_to_end.processes import WorkerPool, worker_pool
 from tests.grids import fast_only
 from tests.integration.jobs import (

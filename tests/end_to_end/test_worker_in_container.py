@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.wire import JobOptions
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import JobOptions
 from tests.end_to_end.processes import WorkerProcess
 from tests.integration.jobs import KEYS, Ask, num_on_channel, state_of, submit_all, wait_for_ends, wait_until
 from tests.servers import RedisServer

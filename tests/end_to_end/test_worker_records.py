@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from sluice.producer.contract.wire import JobId, JobOptions
+from sluice.protocol.wire import JobId, JobOptions
 from tests.end_to_end.processes import WorkerPool, WorkerProcess, worker_pool
 from tests.integration.jobs import (
     KEYS,

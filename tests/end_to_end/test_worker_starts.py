@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.producer import Producer
-from sluice.producer.contract.transport import embedded
+from sluice.protocol.redis import embedded
 from tests.end_to_end.processes import FAST, worker_pool
 from tests.integration.jobs import wait_until
 from tests.servers import RedisServer

@@ -7,13 +7,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from sluice.producer.contract.bulk.input import LineReader, lines
-from sluice.producer.contract.job_ids import split_job_id
-from sluice.producer.contract.jobs import OPTION_NAMES, Options, template
-from sluice.producer.contract.packing import pack_for_script
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.transport import urls
-from sluice.producer.contract.wire import (
+from sluice.history.rows import changes_of
+from sluice.producer.errors import BadOffset, InvalidJob, InvalidSetting
+from sluice.producer.operations.channels import channel_rows
+from sluice.producer.operations.follow import Reader, cursor_at
+from sluice.producer.operations.queue import Queue
+from sluice.producer.operations.submission import submit_jobs
+from sluice.protocol.bulk_files.input import LineReader, lines
+from sluice.protocol.job_ids import split_job_id
+from sluice.protocol.jobs import OPTION_NAMES, Options, template
+from sluice.protocol.packing import pack_for_script
+from sluice.protocol.redis import urls
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import (
     ChoiceResult,
     End,
     JobId,
@@ -40,12 +46,6 @@ from sluice.producer.contract.wire import (
     encode_result,
     encode_spec,
 )
-from sluice.producer.errors import BadOffset, InvalidJob, InvalidSetting
-from sluice.producer.operations.channels import channel_rows
-from sluice.producer.operations.follow import Reader, cursor_at
-from sluice.producer.operations.queue import Queue
-from sluice.producer.operations.submission import submit_jobs
-from sluice.worker.history.rows import changes_of
 from sluice.worker.model.translate import read_spec
 from tests.fuzz import inputs
 
@@ -127,7 +127,7 @@ def _read_file(data: bytes) -> object:
 
 def opened_file_of(data: bytes) -> object:
     """What the bulk reader makes of a file with this in it."""
-    from sluice.producer.contract.bulk.input import _plain  # pyright: ignore[reportPrivateUsage]
+    from sluice.protocol.bulk_files.input import _plain  # pyright: ignore[reportPrivateUsage]
 
     return _plain(io.BytesIO(data))
 

@@ -12,11 +12,11 @@ import pytest
 import redis
 from redis.exceptions import ResponseError
 
-from sluice.producer.contract import calls
-from sluice.producer.contract.calls import Call
-from sluice.producer.contract.wire import WireError
-from tests.contract.driving import Queue, ending, new_job
+from sluice.protocol import calls
+from sluice.protocol.calls import Call
+from sluice.protocol.wire import WireError
 from tests.fuzz import inputs
+from tests.protocol.driving import Queue, ending, new_job
 from tests.servers import RedisServer
 
 NUM_ROUNDS = 40

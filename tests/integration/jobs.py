@@ -14,12 +14,12 @@ from sluice.engine.config import EngineConfig
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullModel, NullModelConfig, NullTokenizer
 from sluice.engine.request import Request, TokenDelta
-from sluice.producer.contract.calls import Accepted, NewJob, submit
-from sluice.producer.contract.job_ids import new_job_id
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.transport.execution import run
-from sluice.producer.contract.wire import (
+from sluice.protocol.calls import Accepted, NewJob, submit
+from sluice.protocol.job_ids import new_job_id
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.redis.execution import run
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import (
     ChannelEntry,
     JobId,
     JobOptions,

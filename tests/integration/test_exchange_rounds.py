@@ -11,12 +11,12 @@ from redis.exceptions import ResponseError
 from structlog.testing import capture_logs
 
 from sluice.engine.request import FailureKind, Finish, FinishReason, Room, SequenceStats, TokenDelta
-from sluice.producer.contract import calls, limits
-from sluice.producer.contract.calls import Call
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.transport.execution import run
-from sluice.producer.contract.wire import JobOptions
+from sluice.protocol import calls, limits
+from sluice.protocol.calls import Call
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.redis.execution import run
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import JobOptions
 from sluice.worker.clock import ServerClock, monotonic_s
 from sluice.worker.config import load_config
 from sluice.worker.connection import availability
@@ -40,8 +40,8 @@ from sluice.worker.serve.mailbox import Mailbox
 from sluice.worker.serve.metrics import Meters
 from sluice.worker.serve.pull import Pulling
 from sluice.worker.watchdog import Watchdog
-from tests.contract.driving import Queue
 from tests.integration.jobs import KEYS, Ask, read_channel, state_of, submit_all, wait_until
+from tests.protocol.driving import Queue
 from tests.servers import RedisServer
 
 ROOM = Room(kv_tokens=10_000, prefill_tokens=10_000, sequences=100)

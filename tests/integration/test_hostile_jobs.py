@@ -2,8 +2,8 @@
 
 import pytest
 
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.wire import JobOptions
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import JobOptions
 from tests.grids import fast_only
 from tests.integration.jobs import KEYS, Ask, state_of, submit_all, wait_for_ends, wait_until
 from tests.integration.workers import running_worker

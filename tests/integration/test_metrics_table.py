@@ -6,14 +6,14 @@ from collections.abc import Iterable
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from sluice.history.writer import HistoryWriter
 from sluice.producer import Producer
-from sluice.producer.contract.metrics import GATEWAY, WORKER, Metric
-from sluice.worker.history.recorder import Recorder, RecorderSettings
-from sluice.worker.history.writer import HistoryWriter
+from sluice.protocol.metrics import GATEWAY, WORKER, Metric
+from sluice.worker.recorder.recorder import Recorder, RecorderSettings
+from tests.gateway.gateway_process import gateway_process
 from tests.histories import opened_history
 from tests.integration.jobs import wait_until
 from tests.integration.workers import running_worker
-from tests.producer.gateway.gateway_process import gateway_process
 from tests.servers import RedisServer, free_port
 
 Names = dict[str, tuple[str, frozenset[str]]]

@@ -3,16 +3,16 @@
 import urllib.error
 import urllib.request
 
-from sluice.producer.contract import calls
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.wire import JobId, JobOptions
+from sluice.protocol import calls
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import JobId, JobOptions
 from sluice.worker.connection.clients import connect
 from sluice.worker.serve.metrics import Depth
 from sluice.worker.serve.status_reporter import QUEUE_VIEW_AGE_S, QueueDepth
-from tests.contract.driving import Queue, ending
 from tests.integration.jobs import Ask, submit_all, wait_until
 from tests.integration.workers import running_worker
+from tests.protocol.driving import Queue, ending
 from tests.servers import RedisServer, free_port, redis_server
 
 PARTITIONS = tuple(QueueKeys("q", number) for number in range(3))

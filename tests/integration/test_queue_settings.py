@@ -11,10 +11,10 @@ from redis.exceptions import ResponseError
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.request import LatencyTargets, Request
 from sluice.producer.client import Producer
-from sluice.producer.contract.calls import QueueSettings, configure, inspect
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.transport.execution import run
 from sluice.producer.errors import InvalidSetting, JobFailed
+from sluice.protocol.calls import QueueSettings, configure, inspect
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.redis.execution import run
 from sluice.worker.checks.agreement import agree_on_queue
 from sluice.worker.cli import main
 from sluice.worker.config import load_config

@@ -16,7 +16,7 @@ from torch.nn.functional import rms_norm
 from sluice.engine.text.tokenizer import load_tokenizer
 from sluice.kernels.linear import cpu as linear_cpu
 from sluice.kernels.native import library
-from sluice.producer.contract.wire import ChoiceResult, JobId, JobOptions, TokenLogprobs
+from sluice.protocol.wire import ChoiceResult, JobId, JobOptions, TokenLogprobs
 from tests.end_to_end.processes import ROOT
 from tests.integration.jobs import (
     Ask,

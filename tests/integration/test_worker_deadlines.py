@@ -1,7 +1,7 @@
 """A worker ends what it runs at its deadline, however late the queue's timers fire. On a real server."""
 
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.wire import JobOptions
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import JobOptions
 from sluice.worker.clock import wall_ms
 from tests.integration.jobs import KEYS, Ask, state_of, submit_all, wait_for_ends, wait_until
 from tests.integration.workers import running_worker

@@ -12,8 +12,8 @@ from sluice import worker
 from sluice.engine.execution.model_runner import ModelRunner
 from sluice.engine.models.inputs import BatchTensors
 from sluice.kernels.paged_attention import KVCache
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.wire import JobOptions
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import JobOptions
 from sluice.worker.config import LogConfig
 from sluice.worker.errors import ExitCode
 from sluice.worker.log import configure_logs

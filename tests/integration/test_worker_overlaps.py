@@ -9,10 +9,10 @@ import pytest
 from sluice.engine.config import EngineConfig
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullTokenizer
-from sluice.producer.contract.calls import cancel
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.transport.execution import run
-from sluice.producer.contract.wire import JobOptions
+from sluice.protocol.calls import cancel
+from sluice.protocol.redis.execution import run
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import JobOptions
 from sluice.worker.model.loaded_model import LocalModel
 from tests.engine.lagging import LaggingExecutor
 from tests.integration.jobs import (

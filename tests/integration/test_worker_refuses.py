@@ -12,10 +12,10 @@ from typing import NamedTuple
 import pytest
 from click.testing import CliRunner, Result
 
-from sluice.producer.contract.calls import QueueSettings, configure
-from sluice.producer.contract.database import VERSION_TABLE
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.transport.execution import run
+from sluice.history.database import VERSION_TABLE
+from sluice.protocol.calls import QueueSettings, configure
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.redis.execution import run
 from sluice.worker.cli import main
 from sluice.worker.errors import ExitCode
 from tests.grids import fast_only

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.wire import JobId, JobOptions, decode_entry
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import JobId, JobOptions, decode_entry
 from sluice.worker.jobs import progress as advance
 from tests.integration.jobs import (
     KEYS,

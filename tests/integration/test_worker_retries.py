@@ -8,11 +8,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from sluice.engine.null_model import NullTokenizer
-from sluice.producer.contract import calls
-from sluice.producer.contract.calls import JobView, QueueSettings
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.transport.execution import run
-from sluice.producer.contract.wire import JobId, JobOptions
+from sluice.protocol import calls
+from sluice.protocol.calls import JobView, QueueSettings
+from sluice.protocol.redis.execution import run
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import JobId, JobOptions
 from sluice.worker.model.loaded_model import LocalModel
 from tests.integration.jobs import (
     KEYS,

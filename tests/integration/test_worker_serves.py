@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from sluice.producer.contract.calls import cancel, pause
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.transport.execution import run
-from sluice.producer.contract.wire import JobId, JobOptions, Message, decode_events, decode_record
+from sluice.protocol.calls import cancel, pause
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.redis.execution import run
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import JobId, JobOptions, Message, decode_events, decode_record
 from sluice.worker.serve.pull_schedule import PULL_AT_LEAST_EVERY_S
 from tests.integration.jobs import (
     KEYS,

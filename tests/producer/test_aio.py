@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from sluice.producer import AsyncProducer, Producer, Receipt, StreamEvent
-from sluice.producer.contract.jobs import Job
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import InvalidJob, JobCancelled, JobFailed, JobNotFound, ResultTimeout
 from sluice.producer.operations.follow import Cursor, Place
 from sluice.producer.transport.hub import MAX_NEW_READS
 from sluice.producer.transport.links import MAX_ASKS
+from sluice.protocol.jobs import Job
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import JobId
 from tests.producer.worker_side import HandWorker
 from tests.servers import RedisServer
 

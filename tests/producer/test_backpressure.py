@@ -12,9 +12,9 @@ from click.testing import CliRunner
 
 from sluice.producer import AsyncProducer, Producer
 from sluice.producer.cli.main import cli
-from sluice.producer.contract.calls import Beat, QueueSettings, beat
-from sluice.producer.contract.transport.execution import run
 from sluice.producer.errors import QueueFull
+from sluice.protocol.calls import Beat, QueueSettings, beat
+from sluice.protocol.redis.execution import run
 from tests.integration.jobs import KEYS, submit_all, wait_until
 from tests.integration.jobs import Ask as NewAsk
 from tests.servers import RedisServer

@@ -10,9 +10,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sluice.producer import Producer, Receipt, StreamEvent, job
-from sluice.producer.contract.calls import QueueSettings
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.wire import JobId, Message, decode_prompt, encode_entry
 from sluice.producer.errors import (
     BadOffset,
     ChannelExpired,
@@ -30,6 +27,9 @@ from sluice.producer.errors import (
 )
 from sluice.producer.operations.follow import Cursor
 from sluice.producer.operations.results import WAIT_BLOCK_MS
+from sluice.protocol.calls import QueueSettings
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import JobId, Message, decode_prompt, encode_entry
 from tests.producer.worker_side import HandWorker
 from tests.servers import RedisServer
 

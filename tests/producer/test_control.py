@@ -7,15 +7,15 @@ from datetime import timedelta
 import pytest
 
 from sluice.producer import AsyncProducer, Producer
-from sluice.producer.contract import limits
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import BatchNotFound, InvalidJob, JobCancelled, QueueRefused
 from sluice.producer.operations.batches import BatchCancelled
 from sluice.producer.operations.dead import DeadFilter
 from sluice.producer.operations.results import WAIT_BLOCK_MS
-from tests.contract.driving import Queue, check, ending, new_job
+from sluice.protocol import limits
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import JobId
 from tests.integration.jobs import wait_until
+from tests.protocol.driving import Queue, check, ending, new_job
 from tests.servers import RedisServer
 
 

@@ -6,8 +6,8 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from sluice.producer.contract.database import BadDatabaseUrl, open_database
-from sluice.producer.contract.database_urls import POSTGRES_OPTIONS
+from sluice.history.database import BadDatabaseUrl, open_database
+from sluice.history.database_urls import POSTGRES_OPTIONS
 
 SECRET = "s3cr3t"
 REFUSED_PARAMETERS = {

@@ -6,9 +6,9 @@ import pytest
 
 from sluice.producer import AsyncProducer, Producer
 from sluice.producer.cli.main import main
-from sluice.producer.contract.calls import QueueSettings
-from sluice.producer.contract.durability import Durability, Level, read_durability
 from sluice.producer.errors import DurabilityRefused, InvalidJob, InvalidSetting, LessDurable
+from sluice.protocol.calls import QueueSettings
+from sluice.protocol.durability import Durability, Level, read_durability
 from tests.chaos.faults.replicated import replicated
 from tests.servers import RedisServer
 

@@ -20,9 +20,9 @@ import pytest
 import redis
 
 from sluice.producer import AsyncProducer, Producer
-from sluice.producer.contract.transport import embedded
-from sluice.producer.contract.transport.embedded import Embedded, ServerState
 from sluice.producer.errors import EmbeddedServerError, QueueRefused
+from sluice.protocol.redis import embedded
+from sluice.protocol.redis.embedded import Embedded, ServerState
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ class TestGivenNoServerYet:
         program = f"""
 import time
 from pathlib import Path
-from sluice.producer.contract.transport import embedded
+from sluice.protocol.redis import embedded
 embedded.ensure(Path({str(folder)!r}))
 print("up", flush=True)
 time.sleep(60)
@@ -269,7 +269,7 @@ class TestGivenUsersOfTheServer:
         program = f"""
 import os, signal
 from pathlib import Path
-from sluice.producer.contract.transport import embedded
+from sluice.protocol.redis import embedded
 use = embedded.use(Path({str(folder)!r}))
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -284,7 +284,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     def test_when_a_process_ends_without_closing_then_its_use_ends_with_it(self, folder: Path) -> None:
         program = f"""
 from pathlib import Path
-from sluice.producer.contract.transport import embedded
+from sluice.protocol.redis import embedded
 embedded.use(Path({str(folder)!r}))
 """
         subprocess.run([sys.executable, "-c", program], check=True)
@@ -295,7 +295,7 @@ embedded.use(Path({str(folder)!r}))
         program = f"""
 import os, sys
 from pathlib import Path
-from sluice.producer.contract.transport import embedded
+from sluice.protocol.redis import embedded
 use = embedded.use(Path({str(folder)!r}))
 if os.fork() == 0:
     sys.exit()  # as a web server's worker does, with what is registered to run at exit
@@ -311,7 +311,7 @@ print(embedded.answers(use.embedded))
         program = f"""
 import os
 from pathlib import Path
-from sluice.producer.contract.transport import embedded
+from sluice.protocol.redis import embedded
 use, (end, closed) = embedded.use(Path({str(folder)!r})), os.pipe()
 if os.fork() == 0:
     os.close(closed)

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from sluice.producer import AsyncProducer, Receipt, StreamEvent
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.wire import JobId
 from sluice.producer.transport.links import LoopLink
 from sluice.producer.transport.pools import make_async_pool
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import JobId
 from tests.late_replies import late_replies
 from tests.producer.worker_side import HandWorker
 from tests.servers import RedisServer

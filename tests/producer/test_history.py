@@ -14,14 +14,14 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.event import listen, remove
 
-from sluice.producer.contract.database import open_database
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.tables import attempts, jobs, results
-from sluice.producer.contract.wire import JobId
+from sluice.history.database import open_database
+from sluice.history.filters import JobFilter
+from sluice.history.queries import Forgotten, History
+from sluice.history.tables import attempts, jobs, results
 from sluice.producer.errors import HistoryUnavailable
-from sluice.producer.history.filters import JobFilter
-from sluice.producer.history.queries import Forgotten, History
-from sluice.worker.history.migrate import migrate
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import JobId
+from sluice.worker.recorder.migrate import migrate
 
 NOON_MS = 1_800_000_000_000
 

@@ -7,12 +7,12 @@ from contextlib import nullcontext
 import pytest
 
 from sluice.producer import AsyncProducer
-from sluice.producer.contract.states import JobState
 from sluice.producer.errors import QueueUnreachable
 from sluice.producer.operations.operation import Ask, Entries, Reply
 from sluice.producer.transport import hub
 from sluice.producer.transport.hub import MAX_NEW_READS, MAX_UNSEEN_S, Hub, Send
 from sluice.producer.transport.links import SlotShare
+from sluice.protocol.states import JobState
 from tests.producer.worker_side import HandWorker
 from tests.servers import RedisServer
 

@@ -17,8 +17,8 @@ from redis.exceptions import DataError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from sluice.producer import JobState, Producer
-from sluice.producer.contract.transport.connections import Packer, pack
 from sluice.producer.transport.pools import make_pool
+from sluice.protocol.redis.connections import Packer, pack
 from tests.late_replies import late_replies
 from tests.servers import RedisServer
 

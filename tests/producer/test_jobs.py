@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.producer import Producer
-from sluice.producer.contract.calls import FromNow, NewJob
-from sluice.producer.contract.job_ids import split_job_id
-from sluice.producer.contract.jobs import Job, JobEncoder, Options, job, only_prompt, partition_of, template
-from sluice.producer.contract.openai.requests import CHAT, RequestRefused, read_request
-from sluice.producer.contract.wire import JobId, Message, decode_prompt, decode_spec
 from sluice.producer.errors import InvalidJob, InvalidPrompt, ProducerError
+from sluice.protocol.calls import FromNow, NewJob
+from sluice.protocol.job_ids import split_job_id
+from sluice.protocol.jobs import Job, JobEncoder, Options, job, only_prompt, partition_of, template
+from sluice.protocol.openai_format.requests import CHAT, RequestRefused, read_request
+from sluice.protocol.wire import JobId, Message, decode_prompt, decode_spec
 
 
 def made(prompt: Any = "hello", **options: Any) -> NewJob:  # Any: tests hand over what is wrong, too

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from sluice.producer import AsyncProducer, Producer, Receipt
-from sluice.producer.contract.states import JobState
 from sluice.producer.errors import (
     AccessDenied,
     NotAQueue,
@@ -25,6 +24,7 @@ from sluice.producer.errors import (
     ResultTimeout,
 )
 from sluice.producer.transport.links import MAX_ASKS
+from sluice.protocol.states import JobState
 from tests.producer.worker_side import HandWorker
 from tests.servers import RedisServer, binary_of, free_port, how_to_get, redis_server
 

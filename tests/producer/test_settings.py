@@ -8,12 +8,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from sluice.producer import Producer, config
-from sluice.producer.contract.host import state_folder
-from sluice.producer.contract.transport import urls
 from sluice.producer.errors import InvalidJob, InvalidSetting
 from sluice.producer.operations.queue import Queue
 from sluice.producer.transport.links import Link
 from sluice.producer.transport.retries import LinkSettings
+from sluice.protocol.host import state_folder
+from sluice.protocol.redis import urls
 from sluice.worker.connection.clients import connect
 from sluice.worker.errors import ConfigError
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from time import time
 from typing import Any
 
-from sluice.producer.contract.calls import (
+from sluice.protocol.calls import (
     Beat,
     EndCall,
     LeasedJob,
@@ -18,10 +18,10 @@ from sluice.producer.contract.calls import (
     give_back,
     pull,
 )
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.transport.execution import run
-from sluice.producer.contract.wire import (
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.redis.execution import run
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import (
     ChoiceResult,
     End,
     JobRecord,

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
-from sluice.producer.contract import limits
-from sluice.producer.contract.calls import LeasedJob, NewJob, Progress
-from sluice.producer.contract.wire import JobId
-from tests.contract.driving import Queue, Worker, check, ending, new_job, tokens
+from sluice.protocol import limits
+from sluice.protocol.calls import LeasedJob, NewJob, Progress
+from sluice.protocol.wire import JobId
 from tests.grids import fast_only
+from tests.protocol.driving import Queue, Worker, check, ending, new_job, tokens
 from tests.servers import RedisServer
 
 TICK_MS = 20

@@ -5,10 +5,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, precondition, rule
 
 from sluice.engine.request import Finish, FinishReason, SequenceStats, TokenDelta
-from sluice.producer.contract.calls import LeasedJob
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.wire import JobId, JobSpec
+from sluice.protocol.calls import LeasedJob
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import JobId, JobSpec
 from sluice.worker.jobs.held_job import HeldJob, HoldState
 from sluice.worker.jobs.leases import Leases
 from sluice.worker.jobs.progress import pending_updates

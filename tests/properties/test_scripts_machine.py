@@ -13,21 +13,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from sluice.producer.contract import calls, limits
-from sluice.producer.contract.calls import (
-    Accepted,
-    Already,
-    Conflict,
-    Duplicate,
-    LeasedJob,
-    Ok,
-    Replaced,
-    Retried,
-    SendFrom,
-)
-from sluice.producer.contract.states import TRANSITIONS, JobState
-from sluice.producer.contract.wire import JobId
-from tests.contract.driving import Queue, Worker, check, ending, new_job, tokens
+from sluice.protocol import calls, limits
+from sluice.protocol.calls import Accepted, Already, Conflict, Duplicate, LeasedJob, Ok, Replaced, Retried, SendFrom
+from sluice.protocol.states import TRANSITIONS, JobState
+from sluice.protocol.wire import JobId
+from tests.protocol.driving import Queue, Worker, check, ending, new_job, tokens
 from tests.servers import RedisServer, binary_of, how_to_get, redis_server
 
 EXPIRY_MS = 4000

@@ -6,8 +6,8 @@ from math import ceil
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.producer.contract.scaling.backlog import Backlog
-from sluice.producer.contract.scaling.demand import ScalePolicy, wanted_workers
+from sluice.protocol.scaling.backlog import Backlog
+from sluice.protocol.scaling.demand import ScalePolicy, wanted_workers
 
 COUNTS = st.integers(0, 10**6)
 TOKENS = st.integers(0, 10**12)

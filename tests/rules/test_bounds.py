@@ -4,7 +4,7 @@ import click
 import pytest
 
 from sluice.producer.cli.main import cli as producer
-from sluice.producer.contract.bounds import BOUNDS, Bound
+from sluice.protocol.bounds import BOUNDS, Bound
 from sluice.worker.cli import main as worker
 from tests.end_to_end.processes import ROOT
 from tests.rules.commands import below

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-PACKAGES = ("engine", "kernels", "migrations", "producer", "worker")
+PACKAGES = ("engine", "gateway", "history", "kernels", "migrations", "producer", "protocol", "worker")
 MAX_FUNCTION_LINES = 40
 VERBS = frozenset({
     "Answers", "Builds", "Calls", "Captures", "Checks", "Closes", "Computes", "Converts", "Copies", "Decides",
@@ -29,14 +29,17 @@ OF_PRODUCER_AND_WORKER = [
     ),
     ("sluice.worker.offline.sampling", ("torch", "transformers", "rq", "numpy", "jinja2")),
     ("sluice.worker.cli, sluice.worker.offline.llm", ("torch", "transformers", "rq")),
-    ("sluice.worker.history.recorder", ("torch", "transformers")),
+    ("sluice.worker.recorder.recorder", ("torch", "transformers")),
     ("sluice.worker.callbacks.command", ("torch", "transformers")),
 ]
 OF_THE_COMMANDS = [
     (
         ", ".join(
-            f"sluice.producer.cli.{name}"
-            for name in ("main", "bulk", "control", "follow", "history", "keys", "prices", "queues", "serve")
+            f"sluice.{name}"
+            for name in (
+                *(f"producer.cli.{name}" for name in ("main", "bulk", "control", "follow", "history", "queues")),
+                *(f"gateway.cli.{name}" for name in ("keys", "prices", "serve")),
+            )
         ),
         (
             "torch",
@@ -155,6 +158,6 @@ class TestGivenAFreshInterpreter:
 
 
 class TestGivenTheScripts:
-    @pytest.mark.parametrize("path", sorted((ROOT / "producer/contract/scripts").glob("*.lua")), ids=_name)
+    @pytest.mark.parametrize("path", sorted((ROOT / "protocol/scripts").glob("*.lua")), ids=_name)
     def test_when_a_script_is_read_then_it_begins_with_what_it_does(self, path: Path) -> None:
         assert path.read_text().startswith("--")

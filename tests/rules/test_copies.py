@@ -20,16 +20,16 @@ from hypothesis import strategies as st
 
 from sluice import producer
 from sluice.producer import JobFailed, JobId, QueueUnreachable
-from sluice.producer.contract.calls import QueueSettings
-from sluice.producer.contract.jobs import Job
-from sluice.producer.contract.wire import ChoiceResult, JobResult, Usage
 from sluice.producer.operations.dead import DeadFilter
 from sluice.producer.operations.submission import Receipt
+from sluice.protocol.calls import QueueSettings
+from sluice.protocol.jobs import Job
+from sluice.protocol.wire import ChoiceResult, JobResult, Usage
 from sluice.worker.offline.outputs import CompletionOutput, PromptFailed, RequestOutput, StreamOutput
 from sluice.worker.offline.sampling import SamplingParams
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("producer", "worker", "engine", "kernels", "migrations")
+PACKAGES = ("engine", "gateway", "history", "kernels", "migrations", "producer", "protocol", "worker")
 WAYS: dict[str, Callable[[Any], Any]] = {
     "pickle": lambda value: pickle.loads(pickle.dumps(value)),
     "copy": copy.copy,

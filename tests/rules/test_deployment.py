@@ -220,7 +220,17 @@ class TestGivenTheDockerfile:
 
         sources = [source for line in copied for source in line]
 
-        assert {"pyproject.toml", "engine", "kernels", "migrations", "producer", "worker"} <= set(sources)
+        assert {
+            "pyproject.toml",
+            "engine",
+            "gateway",
+            "history",
+            "kernels",
+            "migrations",
+            "producer",
+            "protocol",
+            "worker",
+        } <= set(sources)
         assert [source for source in sources if not (ROOT / source).exists()] == []
 
     def test_when_it_is_installed_then_every_setting_has_what_it_needs(self) -> None:

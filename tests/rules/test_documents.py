@@ -16,7 +16,7 @@ from sluice.engine import errors
 from sluice.engine.errors import RequestRejected
 from sluice.engine.llm_engine import LLMEngine
 from sluice.producer.cli.main import cli as producer
-from sluice.producer.openai.bodies import CALLERS_CODES
+from sluice.protocol.openai_format.bodies import CALLERS_CODES
 from sluice.worker.cli import main as worker
 from sluice.worker.config import READ_ELSEWHERE, SETTINGS
 from sluice.worker.model.translate import code_of
@@ -223,7 +223,19 @@ class TestGivenThePagesAboutFailures:
 
 class TestGivenEverySource:
     def test_when_it_names_a_page_then_the_page_exists(self) -> None:
-        folders = ("benchmarks", "engine", "kernels", "migrations", "producer", "tests", "tools", "worker")
+        folders = (
+            "engine",
+            "gateway",
+            "history",
+            "kernels",
+            "migrations",
+            "producer",
+            "protocol",
+            "worker",
+            "benchmarks",
+            "tests",
+            "tools",
+        )
         sources = [path for folder in folders for kind in ("*.py", "*.lua") for path in (ROOT / folder).rglob(kind)]
 
         named = {page for path in sources for page in re.findall(r"\bdocs/[\w/-]+\.md\b", path.read_text())}
@@ -286,7 +298,7 @@ class TestGivenATextWithMistakes:
 
 class TestGivenTheTemplatesOfThePage:
     def test_when_one_names_a_command_then_its_options_are_known(self) -> None:
-        folder = ROOT / "producer/gateway/ui/templates"
+        folder = ROOT / "gateway/ui/templates"
         text = "".join(path.read_text() for path in sorted(folder.rglob("*.html")))
 
         named = {

@@ -10,9 +10,9 @@ import pytest
 from openai.resources.chat.completions import Completions as ChatCompletions
 from openai.resources.completions import Completions
 
-from sluice.producer.contract.bulk.input import OWN
-from sluice.producer.contract.openai import requests
-from sluice.producer.contract.openai.requests import CHAT, COMPLETIONS, Endpoint, RequestRefused, read_request
+from sluice.protocol.bulk_files.input import OWN
+from sluice.protocol.openai_format import requests
+from sluice.protocol.openai_format.requests import CHAT, COMPLETIONS, Endpoint, RequestRefused, read_request
 from tests.end_to_end.processes import ROOT
 
 PAGE = (ROOT / "docs" / "reference" / "http-parameters.md").read_text()

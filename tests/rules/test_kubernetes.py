@@ -6,9 +6,9 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 import yaml
 
-from sluice.producer.api_keys.key import SCOPES
-from sluice.producer.contract.scaling.demand import Scale
-from sluice.producer.gateway.native.scale import POLICY, SCOPE
+from sluice.gateway.api_keys.key import SCOPES
+from sluice.gateway.native.scale import POLICY, SCOPE
+from sluice.protocol.scaling.demand import Scale
 from sluice.worker.config import load_config
 from tests.rules.test_deployment import ROOT, parsed
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from sluice.producer.contract.metrics import METRICS
+from sluice.protocol.metrics import METRICS
 from tools.monitoring.alerts import ALERTS
 from tools.monitoring.dashboard import COLUMNS, dashboard
 from tools.monitoring.files import ALERT_RULES, contents

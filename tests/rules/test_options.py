@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from sluice.engine.errors import InvalidSamplingParams
 from sluice.engine.request import MAX_LOGPROBS, SamplingParams
-from sluice.producer.contract import limits
-from sluice.producer.contract.errors import InvalidJob
-from sluice.producer.contract.jobs import Options, SamplingOptions
-from sluice.producer.contract.messages import NEUTRAL, JobOptions
+from sluice.protocol import limits
+from sluice.protocol.errors import InvalidJob
+from sluice.protocol.jobs import Options, SamplingOptions
+from sluice.protocol.messages import NEUTRAL, JobOptions
 from sluice.worker.model.sampling_defaults import NOTHING_STATED, resolve
 from sluice.worker.model.translate import sampling_of
 from tests.examples import examples
@@ -55,7 +55,7 @@ CHANGED: dict[str, Any] = {  # Any: values of every option's type
 
 def defaults_of(kind: "type[DataclassInstance]") -> dict[str, object]:
     """The values of what is not stated, by a request or by its model."""
-    return _declared(kind) | (NEUTRAL if kind is JobOptions else {})
+    return {**_declared(kind), **(NEUTRAL if issubclass(kind, JobOptions) else {})}
 
 
 def _declared(kind: "type[DataclassInstance]") -> dict[str, object]:

@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "architecture.md"
-PACKAGES = ("engine", "producer", "worker")
+PACKAGES = ("engine", "gateway", "history", "producer", "protocol", "worker")
 MIN_MECHANISMS = 20
 MIN_STEPS = 12
 TYPE = re.compile(r"^(?:class )?([A-Z]\w+)(?:[(:]| =)", re.MULTILINE)

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from sluice.producer.gateway.settings import is_loopback
+from sluice.gateway.settings import is_loopback
 
 MIB = 1024 * 1024
 PAUSE_S = 0.1

@@ -10,11 +10,11 @@ import redis
 from redis.exceptions import NoPermissionError, ResponseError
 
 from sluice.producer import AsyncProducer, Producer, WaitNotice
-from sluice.producer.contract import waits
-from sluice.producer.contract.calls import QueueSettings
 from sluice.producer.errors import AccessDenied, JobCancelled, ProducerError, QueueFull, QueueRefused
 from sluice.producer.operations import follow, results
 from sluice.producer.operations.control import server_id
+from sluice.protocol import waits
+from sluice.protocol.calls import QueueSettings
 from tests.integration.workers import running_worker
 from tests.security.acl import PASSWORD, QUEUE, rules_for, set_users, url_of
 from tests.servers import RedisServer

@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from tests.end_to_end.processes import ROOT, worker_pool
-from tests.producer.gateway.batches.processes import kill_all, place_in
-from tests.producer.gateway.gateway_process import GatewayProcess, new_key
+from tests.gateway.batches.processes import kill_all, place_in
+from tests.gateway.gateway_process import GatewayProcess, new_key
 from tests.servers import redis_server
 
 pytestmark = pytest.mark.slow

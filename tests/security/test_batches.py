@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from sluice.producer.gateway.batches import task
-from sluice.producer.gateway.batches.store import BatchStore, Due, TooManyBatches
-from sluice.producer.gateway.batches.task import Workshop, advance
-from sluice.producer.gateway.batches.turns import Turns
-from sluice.producer.gateway.tables.database import Database
-from sluice.worker.history.migrate import migrate
+from sluice.gateway.batches import task
+from sluice.gateway.batches.store import BatchStore, Due, TooManyBatches
+from sluice.gateway.batches.task import Workshop, advance
+from sluice.gateway.batches.turns import Turns
+from sluice.gateway.tables.database import Database
+from sluice.worker.recorder.migrate import migrate
+from tests.gateway.batches.processes import numbered
+from tests.gateway.batches.steps import added, current
 from tests.histories import opened_history
 from tests.postgres import HOW_TO_GET, has_postgres, postgres_server
-from tests.producer.gateway.batches.processes import numbered
-from tests.producer.gateway.batches.steps import added, current
 from tests.servers import RedisServer
 
 

@@ -11,12 +11,12 @@ import httpx
 import psutil
 import pytest
 
-from sluice.producer.contract.bounds import HEADERS, PARAMETERS
-from sluice.producer.gateway.app import create_router
-from sluice.producer.gateway.connections.connection import MAX_HEADER_BYTES
-from sluice.producer.gateway.keyring import Keyring
-from sluice.producer.gateway.settings import GatewaySettings
-from tests.producer.gateway.gateway_process import GatewayProcess, gateway_process
+from sluice.gateway.app import create_router
+from sluice.gateway.connections.connection import MAX_HEADER_BYTES
+from sluice.gateway.keyring import Keyring
+from sluice.gateway.settings import GatewaySettings
+from sluice.protocol.bounds import HEADERS, PARAMETERS
+from tests.gateway.gateway_process import GatewayProcess, gateway_process
 from tests.servers import redis_server
 
 pytestmark = pytest.mark.slow

@@ -7,13 +7,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sluice.producer.contract.database import open_database
-from sluice.producer.contract.wire import JobId
-from sluice.producer.gateway.responses.store import ResponseStore, StoredResponse, now_ms
-from sluice.producer.gateway.tables.database import Database
-from sluice.producer.openai.responses import ResponseInfo
-from sluice.worker.history.migrate import migrate
-from tests.producer.gateway.gateway_process import GatewayProcess, gateway_process, new_key
+from sluice.gateway.openai.responses import ResponseInfo
+from sluice.gateway.responses.store import ResponseStore, StoredResponse, now_ms
+from sluice.gateway.tables.database import Database
+from sluice.history.database import open_database
+from sluice.protocol.wire import JobId
+from sluice.worker.recorder.migrate import migrate
+from tests.gateway.gateway_process import GatewayProcess, gateway_process, new_key
 from tests.servers import redis_server
 
 pytestmark = pytest.mark.slow

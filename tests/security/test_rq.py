@@ -10,11 +10,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from sluice.producer import verify_webhook
-from sluice.producer.contract.webhooks import tenant_secrets
+from sluice.protocol.webhooks import tenant_secrets
+from tests.history.test_recorder import client_of
 from tests.servers import RedisServer
 from tests.worker.callbacks.receiver import receiver
 from tests.worker.callbacks.test_callbacks import SECRET, end_job, mover, settings_for, webhooks_of, work
-from tests.worker.history.test_recorder import client_of
 
 CREATED = "2026-01-01T00:00:00.000000Z"
 
@@ -71,8 +71,8 @@ class TestGivenAForeignJobInRqsQueue:
             "os.mkdir",
             "sluice.worker.callbacks.chores.Path.mkdir",
             "sluice.worker.callbacks.chores.open_database",
-            "sluice.producer.gateway.tasks.bind",
-            "sluice.producer.gateway.tasks.ContextVar",
+            "sluice.gateway.tasks.bind",
+            "sluice.gateway.tasks.ContextVar",
         ],
     )
     def test_when_it_names_another_function_then_that_is_not_called(

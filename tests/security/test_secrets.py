@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from sluice.producer import Producer
-from sluice.producer.contract.bulk.journal import Journal
-from sluice.producer.contract.wire import JobId
+from sluice.protocol.bulk_files.journal import Journal
+from sluice.protocol.wire import JobId
 from tests.end_to_end.processes import ROOT, worker_pool
 from tests.integration.jobs import wait_until
 from tests.servers import RedisServer

@@ -14,12 +14,12 @@ import psutil
 import pytest
 import sqlalchemy as sa
 
-from sluice.producer.contract.database import open_database
-from sluice.producer.contract.tables import audit_log
-from sluice.producer.gateway.arrival.addresses import Addresses
-from sluice.producer.gateway.tables.database import Database
-from sluice.worker.history.migrate import migrate
-from tests.producer.gateway.gateway_process import GatewayProcess, gateway_process, new_key
+from sluice.gateway.arrival.addresses import Addresses
+from sluice.gateway.tables.database import Database
+from sluice.history.database import open_database
+from sluice.history.tables import audit_log
+from sluice.worker.recorder.migrate import migrate
+from tests.gateway.gateway_process import GatewayProcess, gateway_process, new_key
 from tests.servers import redis_server
 
 pytestmark = pytest.mark.slow

@@ -14,15 +14,15 @@ import openai
 import pytest
 from openai.types import FileObject
 
-from sluice.producer.contract.wire import JobId
-from sluice.producer.gateway.files.store import INPUT, File, FileStore, Stored, new_file_id, now_ms
-from sluice.producer.gateway.responses.store import ResponseStore, StoredResponse
-from sluice.producer.gateway.tables.database import Database
-from sluice.producer.gateway.tables.faults import TooManyBytes
-from sluice.producer.gateway.tables.quota import MIN_FILE_BYTES, RESPONSE_BYTES, stored_bytes
-from sluice.producer.openai.responses import ResponseEnd, ResponseInfo
-from tests.producer.gateway.batches.processes import ENDPOINT, Place, kept_objects, place_in
-from tests.producer.gateway.gateway_process import GatewayProcess, gateway_process
+from sluice.gateway.files.store import INPUT, File, FileStore, Stored, new_file_id, now_ms
+from sluice.gateway.openai.responses import ResponseEnd, ResponseInfo
+from sluice.gateway.responses.store import ResponseStore, StoredResponse
+from sluice.gateway.tables.database import Database
+from sluice.gateway.tables.faults import TooManyBytes
+from sluice.gateway.tables.quota import MIN_FILE_BYTES, RESPONSE_BYTES, stored_bytes
+from sluice.protocol.wire import JobId
+from tests.gateway.batches.processes import ENDPOINT, Place, kept_objects, place_in
+from tests.gateway.gateway_process import GatewayProcess, gateway_process
 from tests.security.test_batches import history_url
 from tests.servers import RedisServer
 

@@ -5,7 +5,7 @@ import tracemalloc
 
 import pytest
 
-from sluice.producer.contract.wire import Message
+from sluice.protocol.wire import Message
 from sluice.worker.errors import JobRejected
 from sluice.worker.model.chat_template import compile_template
 

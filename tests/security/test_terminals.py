@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from sluice.history.database import open_database
+from sluice.history.tables import jobs
 from sluice.producer import Producer
-from sluice.producer.contract.database import open_database
-from sluice.producer.contract.host.terminal import printable
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.tables import jobs
-from sluice.worker.history.migrate import migrate
+from sluice.protocol.host.terminal import printable
+from sluice.protocol.states import JobState
+from sluice.worker.recorder.migrate import migrate
 from tests.end_to_end.processes import ROOT
 from tests.producer.worker_side import HandWorker
 from tests.servers import RedisServer

@@ -7,13 +7,13 @@ import pytest
 from click.testing import CliRunner
 
 from sluice.producer import BadSignature, verify_webhook
-from sluice.producer.contract.webhooks import sign, tenant_secrets
+from sluice.protocol.webhooks import sign, tenant_secrets
 from sluice.worker.cli import main
 from sluice.worker.errors import ExitCode
+from tests.history.test_recorder import client_of
 from tests.servers import RedisServer
 from tests.worker.callbacks.receiver import receiver
 from tests.worker.callbacks.test_callbacks import complete_batch, end_job, mover, settings_for, work
-from tests.worker.history.test_recorder import client_of
 
 KEY = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 

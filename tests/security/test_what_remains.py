@@ -7,13 +7,13 @@ import pytest
 import redis
 from sqlalchemy.engine import Engine
 
-from sluice.producer.contract import calls
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.packing import pack_for_script
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.wire import JobId, encode_prompt
-from tests.contract.driving import SPEC, Queue, ending, new_job, short
+from sluice.protocol import calls
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.packing import pack_for_script
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import JobId, encode_prompt
 from tests.integration.jobs import wait_until
+from tests.protocol.driving import SPEC, Queue, ending, new_job, short
 from tests.security.acl import PASSWORD, QUEUE, set_users
 from tests.servers import RedisServer
 from tests.worker.audit.audits import Scene

@@ -11,29 +11,28 @@ import pytest
 from redis.crc import key_slot
 
 from sluice.engine.request import Request
+from sluice.history.database import open_database
+from sluice.history.writer import HistoryWriter
 from sluice.producer import AsyncProducer, Producer, Receipt
-from sluice.producer.contract.calls import LeasedJob
-from sluice.producer.contract.database import open_database
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.wire import JobId, JobOptions, JobSpec, encode_prompt
 from sluice.producer.errors import InvalidPrompt, InvalidSetting
+from sluice.protocol.calls import LeasedJob
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import JobId, JobOptions, JobSpec, encode_prompt
 from sluice.worker.audit.command import AuditOptions, run_audit
 from sluice.worker.audit.findings import Kind
 from sluice.worker.config import load_config
 from sluice.worker.connection.clients import connect
 from sluice.worker.errors import ConfigError
-from sluice.worker.history.migrate import migrate
-from sluice.worker.history.recorder import Recorder, RecorderSettings
-from sluice.worker.history.writer import HistoryWriter
 from sluice.worker.jobs.held_job import HeldJob
 from sluice.worker.jobs.leases import Leases
 from sluice.worker.model.translate import Translator
 from sluice.worker.processes.sidecars import run_callbacks
+from sluice.worker.recorder.migrate import migrate
+from sluice.worker.recorder.recorder import Recorder, RecorderSettings
 from sluice.worker.serve.give_back import ReturnQueue
 from sluice.worker.serve.preparation import Preparation
 from tests.clusters import Cluster, redis_cluster, wait_until_joined
-from tests.contract.driving import Queue
 from tests.end_to_end.processes import worker_pool
 from tests.end_to_end.test_worker_records import ended, rows_of
 from tests.integration.jobs import (
@@ -49,6 +48,7 @@ from tests.integration.jobs import (
 )
 from tests.integration.test_exchange_rounds import ROOM, Running
 from tests.integration.workers import running_worker
+from tests.protocol.driving import Queue
 from tests.servers import Flavor, RedisServer, binary_of, how_to_get, redis_server
 
 PARTITIONS = 3

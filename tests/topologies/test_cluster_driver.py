@@ -9,13 +9,13 @@ from redis.exceptions import ClusterDownError, DataError, InvalidResponse, NoPer
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.transport.cluster import ClusterDriver
-from sluice.producer.contract.transport.drivers import drive
-from sluice.producer.contract.transport.execution import Command, Reply
-from sluice.producer.contract.transport.routing import Routing
-from sluice.producer.contract.transport.slot_table import CLUSTER_SLOTS
-from sluice.producer.contract.transport.urls import read_cluster_url
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.redis.cluster import ClusterDriver
+from sluice.protocol.redis.drivers import drive
+from sluice.protocol.redis.execution import Command, Reply
+from sluice.protocol.redis.routing import Routing
+from sluice.protocol.redis.slot_table import CLUSTER_SLOTS
+from sluice.protocol.redis.urls import read_cluster_url
 
 KEYS = [QueueKeys("q", 0).notifications, QueueKeys("q", 1).notifications]
 COMMANDS = [("EXISTS", key) for key in KEYS]

@@ -15,8 +15,8 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.transport.routing import (
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.redis.routing import (
     MAX_MOVES,
     Router,
     Routing,
@@ -25,8 +25,8 @@ from sluice.producer.contract.transport.routing import (
     block_s,
     split_read,
 )
-from sluice.producer.contract.transport.slot_table import CLUSTER_SLOTS, NotACluster, SlotTable, slot_of
-from sluice.producer.contract.transport.urls import Address, is_cluster, read_cluster_url
+from sluice.protocol.redis.slot_table import CLUSTER_SLOTS, NotACluster, SlotTable, slot_of
+from sluice.protocol.redis.urls import Address, is_cluster, read_cluster_url
 
 A, B, C = ("a", 1), ("b", 2), ("c", 3)
 ZERO, ONE = QueueKeys("q", 0), QueueKeys("q", 1)

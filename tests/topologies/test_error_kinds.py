@@ -19,7 +19,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.sentinel import MasterNotFoundError
 
-from sluice.producer.contract.transport.error_kinds import ErrorKind, classify
+from sluice.protocol.redis.error_kinds import ErrorKind, classify
 
 
 class TestGivenAnErrorOfRedisPy:

@@ -7,10 +7,6 @@ import pytest
 from redis.exceptions import AuthenticationError, BusyLoadingError, NoScriptError, ReadOnlyError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from sluice.producer.contract.calls import status
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.transport.drivers import RunAll
-from sluice.producer.contract.transport.execution import Reply, command_of, with_source
 from sluice.producer.errors import AccessDenied, QueueRefused, QueueUnreachable
 from sluice.producer.operations.operation import Ask, Sleep
 from sluice.producer.transport.actions import (
@@ -25,6 +21,10 @@ from sluice.producer.transport.actions import (
 )
 from sluice.producer.transport.retries import LinkSettings
 from sluice.producer.transport.server import Server
+from sluice.protocol.calls import status
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.redis.drivers import RunAll
+from sluice.protocol.redis.execution import Reply, command_of, with_source
 
 URL = "redis://127.0.0.1:1"
 SCRIPT = command_of(status(QueueKeys("q"), []))

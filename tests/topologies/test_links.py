@@ -7,13 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from sluice.producer.contract.transport.execution import Command, Reply
-from sluice.producer.contract.transport.slot_table import CLUSTER_SLOTS
 from sluice.producer.errors import QueueUnreachable
 from sluice.producer.operations.operation import Ask
 from sluice.producer.transport import links
 from sluice.producer.transport.links import Link
 from sluice.producer.transport.retries import LinkSettings
+from sluice.protocol.redis.execution import Command, Reply
+from sluice.protocol.redis.slot_table import CLUSTER_SLOTS
 
 NUM_THREADS = 4
 

@@ -16,9 +16,9 @@ from redis.connection import (
 )
 
 from sluice.producer import AsyncProducer, Producer
-from sluice.producer.contract.transport.url_options import BY_NAME, OPTIONS, read_options
 from sluice.producer.errors import InvalidSetting
 from sluice.producer.transport.pools import make_async_pool, make_pool
+from sluice.protocol.redis.url_options import BY_NAME, OPTIONS, read_options
 from sluice.worker.connection.clients import connect
 from sluice.worker.errors import ConfigError
 

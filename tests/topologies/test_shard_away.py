@@ -7,20 +7,20 @@ from itertools import count
 
 import pytest
 
+from sluice.gateway.access import Caller
+from sluice.gateway.queues import Queues
+from sluice.gateway.rates import Rates
+from sluice.gateway.readers import Abandoned
+from sluice.gateway.settings import GatewaySettings, ServedQueue
 from sluice.producer import AsyncProducer, Producer
-from sluice.producer.contract import calls
-from sluice.producer.contract.jobs import Job, Options
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.transport.execution import run
-from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import QueueUnreachable
-from sluice.producer.gateway.access import Caller
-from sluice.producer.gateway.queues import Queues
-from sluice.producer.gateway.rates import Rates
-from sluice.producer.gateway.readers import Abandoned
-from sluice.producer.gateway.settings import GatewaySettings, ServedQueue
 from sluice.producer.operations.follow import StreamEvent
+from sluice.protocol import calls
+from sluice.protocol.jobs import Job, Options
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.redis.execution import run
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import JobId
 from tests.clusters import Cluster, redis_cluster, wait_until_joined
 from tests.integration.workers import running_worker
 

@@ -8,7 +8,7 @@ import pytest
 import structlog
 from redis.exceptions import AuthenticationError, ResponseError
 
-from sluice.producer.contract.transport.backoff import MAX_DELAY_S
+from sluice.protocol.redis.backoff import MAX_DELAY_S
 from sluice.worker.config import LogConfig
 from sluice.worker.connection.availability import MAX_UNEXPECTED_REPLIES, RedisHealth, RetryPolicy
 from sluice.worker.log import configure_logs, get_log

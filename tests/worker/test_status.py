@@ -1,9 +1,9 @@
 """The table of `worker status`, from the fields of heartbeats."""
 
 from sluice.producer import Producer
-from sluice.producer.contract.calls import Beat, QueueSettings, beat
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.transport.execution import run
+from sluice.protocol.calls import Beat, QueueSettings, beat
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.redis.execution import run
 from sluice.worker.config import load_config
 from sluice.worker.status import living_workers, table_of
 from tests.servers import RedisServer

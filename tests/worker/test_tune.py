@@ -17,12 +17,12 @@ from sluice.engine.scheduling.timing.step_time import StepTime
 from sluice.engine.simulation.arrivals import Arrival, constant, merged, poisson, uniform
 from sluice.engine.simulation.executor import SimulatedExecutor, VirtualClock
 from sluice.engine.simulation.figures import Target
-from sluice.producer.contract import tables
-from sluice.producer.contract.database import open_database
+from sluice.history import tables
+from sluice.history.database import open_database
 from sluice.worker.cli import main
 from sluice.worker.config import WorkerConfig, load_config
 from sluice.worker.errors import ConfigError, ExitCode, NotReady
-from sluice.worker.history.migrate import prepare
+from sluice.worker.recorder.migrate import prepare
 from sluice.worker.tune import progress
 from sluice.worker.tune.command import current_choice, report_of, start_command
 from sluice.worker.tune.search import Choice, Model, SearchResult, search

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from sluice.producer.contract.metrics import GATEWAY, WORKER, Metric
+from sluice.protocol.metrics import GATEWAY, WORKER, Metric
 from tools.monitoring.alerts import ALERTS, rules
 from tools.monitoring.dashboard import dashboard
 

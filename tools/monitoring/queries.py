@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from sluice.producer.contract.metrics import METRICS, PREFIX, Metric
+from sluice.protocol.metrics import METRICS, PREFIX, Metric
 
 RATE = "$__rate_interval"
 SCRAPED = ("job", "instance")

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from sluice.producer.contract.calls.audit import PartitionCounts, Picture
-from sluice.producer.contract.calls.base import read_stream_id
-from sluice.producer.contract.wire import JobId
+from sluice.protocol.calls.audit import PartitionCounts, Picture
+from sluice.protocol.calls.base import read_stream_id
+from sluice.protocol.wire import JobId
 from sluice.worker.audit.findings import (
     Finding,
     HistoryRow,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from redis.exceptions import RedisError
 
-from sluice.producer.contract.transport.urls import redacted
+from sluice.protocol.redis.urls import redacted
 from sluice.worker.audit.auditor import Auditor, AuditTiming, JournalIds, Report
 from sluice.worker.audit.history_side import HistorySide, opened_history
 from sluice.worker.audit.journal_side import FileJobs, JournalFile

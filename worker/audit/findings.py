@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sluice.producer.contract import limits
-from sluice.producer.contract.calls.audit import Picture
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.wire import JobId
+from sluice.protocol import limits
+from sluice.protocol.calls.audit import Picture
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import JobId
 
 
 class Kind(StrEnum):

@@ -8,14 +8,14 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Engine, Row
 from sqlalchemy.exc import SQLAlchemyError
 
-from sluice.producer.contract.database import HistoryError, HistoryMissing, check_schema, open_database, why
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.tables import jobs, of_submissions
-from sluice.producer.contract.wire import JobId
+from sluice.history.database import HistoryError, HistoryMissing, check_schema, open_database, why
+from sluice.history.rows import Submission
+from sluice.history.tables import jobs, of_submissions
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import JobId
 from sluice.worker.audit.findings import HistoryRow
 from sluice.worker.audit.queue_side import in_slices
 from sluice.worker.errors import ConfigError, NotReady
-from sluice.worker.history.rows import Submission
 
 JobRow = Row[*tuple[Any, ...]]  # Any: columns of several types
 OPEN_STATES = (JobState.QUEUED, JobState.RUNNING)

@@ -5,13 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sluice.producer.contract.bulk.input import Line, LineReader, lines, opened
-from sluice.producer.contract.bulk.jobs import BulkSpec, LineJobs, bulk_spec_of
-from sluice.producer.contract.bulk.journal import ASKED, RUN
-from sluice.producer.contract.calls import NewJob
-from sluice.producer.contract.errors import InvalidJob, InvalidSetting
-from sluice.producer.contract.job_ids import split_job_id
-from sluice.producer.contract.wire import JobId, WireError
+from sluice.protocol.bulk_files.input import Line, LineReader, lines, opened
+from sluice.protocol.bulk_files.jobs import BulkSpec, LineJobs, bulk_spec_of
+from sluice.protocol.bulk_files.journal import ASKED, RUN
+from sluice.protocol.calls import NewJob
+from sluice.protocol.errors import InvalidJob, InvalidSetting
+from sluice.protocol.job_ids import split_job_id
+from sluice.protocol.wire import JobId, WireError
 from sluice.worker.errors import ConfigError
 
 

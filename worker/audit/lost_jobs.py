@@ -10,10 +10,10 @@ from typing import Any, Protocol, cast
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine, Row
 
-from sluice.producer.contract import limits
-from sluice.producer.contract.calls import NewJob, SourceLine
-from sluice.producer.contract.tables import jobs
-from sluice.producer.contract.wire import JobId, Message, Prompt, decode_spec, encode_prompt
+from sluice.history.tables import jobs
+from sluice.protocol import limits
+from sluice.protocol.calls import NewJob, SourceLine
+from sluice.protocol.wire import JobId, Message, Prompt, decode_spec, encode_prompt
 from sluice.worker.audit.history_side import OPEN_STATES
 from sluice.worker.audit.queue_side import in_slices
 from sluice.worker.clock import wall_ms
@@ -86,7 +86,7 @@ def _source(row: JobRow) -> SourceLine | None:
 
 
 def _prompt(text: str, kind: str) -> Prompt:
-    """Restore a prompt from the text that `sluice.worker.history.rows` wrote."""
+    """Restore a prompt from the text that `sluice.history.rows` wrote."""
     if kind == "text":
         return text
     parts: list[Any] = json.loads(text)

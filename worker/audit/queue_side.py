@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, TypeVar, cast
 
-from sluice.producer.contract import limits
-from sluice.producer.contract.calls.audit import (
+from sluice.protocol import limits
+from sluice.protocol.calls.audit import (
     AUDIT_SLICE_JOBS,
     LaneView,
     PartitionCounts,
@@ -19,11 +19,11 @@ from sluice.producer.contract.calls.audit import (
     audit_jobs,
     audit_lane,
 )
-from sluice.producer.contract.calls.base import read_number
-from sluice.producer.contract.job_ids import split_job_id
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.transport.execution import run, run_many
-from sluice.producer.contract.wire import JobId, WireError
+from sluice.protocol.calls.base import read_number
+from sluice.protocol.job_ids import split_job_id
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.redis.execution import run, run_many
+from sluice.protocol.wire import JobId, WireError
 from sluice.worker.audit.findings import Finding, Kind
 from sluice.worker.connection.clients import Client
 

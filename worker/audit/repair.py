@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sluice.producer.contract import limits
-from sluice.producer.contract.calls import Accepted, Call, Conflict, Duplicate, NewJob, Refused, SubmitReply, submit
-from sluice.producer.contract.calls.audit import (
+from sluice.protocol import limits
+from sluice.protocol.calls import Accepted, Call, Conflict, Duplicate, NewJob, Refused, SubmitReply, submit
+from sluice.protocol.calls.audit import (
     repair_batches,
     repair_counters,
     repair_jobs,
@@ -14,8 +14,8 @@ from sluice.producer.contract.calls.audit import (
     republish_events,
     restore_prompt,
 )
-from sluice.producer.contract.transport.execution import run
-from sluice.producer.contract.wire import JobId
+from sluice.protocol.redis.execution import run
+from sluice.protocol.wire import JobId
 from sluice.worker.audit.auditor import Report
 from sluice.worker.audit.findings import Finding, HistoryRow, Kind, row_of
 from sluice.worker.audit.history_side import HistorySide

@@ -12,13 +12,13 @@ from pathlib import Path
 from rq import Retry, get_current_job
 from sqlalchemy.engine import Engine
 
-from sluice.producer.contract.database import open_database
+from sluice.history.database import open_database
+from sluice.history.export import BatchJobs, export_batch, num_ended
+from sluice.history.retention import erase_prompts_before, forget_before
 from sluice.worker.callbacks.events import owner_of
 from sluice.worker.callbacks.sender_slots import SenderSlots
 from sluice.worker.callbacks.webhooks import Sender, WebhookRefused
 from sluice.worker.clock import monotonic_s, wall_ms
-from sluice.worker.history.export import BatchJobs, export_batch, num_ended
-from sluice.worker.history.retention import erase_prompts_before, forget_before
 from sluice.worker.log import get_log
 
 DAY_MS = 86_400_000

@@ -1,7 +1,7 @@
 """The command `worker callbacks`: a mover in this process, and rq workers in child processes."""
 
-from sluice.producer.contract.database import HistoryError, HistoryUnreachable
-from sluice.producer.contract.transport.urls import redacted
+from sluice.history.database import HistoryError, HistoryUnreachable
+from sluice.protocol.redis.urls import redacted
 from sluice.worker.callbacks.gateway_tasks import is_installed
 from sluice.worker.callbacks.mover import Mover
 from sluice.worker.callbacks.rq_workers import WorkerPool, check_history

@@ -5,10 +5,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sluice.producer.contract.calls import BatchView
-from sluice.producer.contract.job_ids import split_job_id
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.wire import decode_spec
+from sluice.protocol.calls import BatchView
+from sluice.protocol.job_ids import split_job_id
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.wire import decode_spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

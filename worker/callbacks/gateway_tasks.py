@@ -14,7 +14,7 @@ from rq.exceptions import DuplicateJobError
 from sluice.worker.callbacks.settings import CallbackSettings, rq_job_id
 from sluice.worker.clock import wall_ms
 
-MODULE = "sluice.producer.gateway.tasks"
+MODULE = "sluice.gateway.tasks"
 SWEEP = f"{MODULE}.sweep"
 NEEDS = ("fsspec", "starlette")
 """Packages of the extra `gateway`."""

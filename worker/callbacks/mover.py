@@ -25,11 +25,11 @@ from rq.exceptions import DuplicateJobError
 from rq.job import Job
 from rq.scheduler import RQScheduler
 
-from sluice.producer.contract import limits
-from sluice.producer.contract.calls import BatchView, QueueSettings, configure, inspect_batch, join_batch
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.transport.execution import run
-from sluice.producer.contract.wire import WireError
+from sluice.protocol import limits
+from sluice.protocol.calls import BatchView, QueueSettings, configure, inspect_batch, join_batch
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.redis.execution import run
+from sluice.protocol.wire import WireError
 from sluice.worker.callbacks import chores
 from sluice.worker.callbacks.chore_jobs import rq_queue
 from sluice.worker.callbacks.events import Event, batch_event, job_event

@@ -15,16 +15,16 @@ from multiprocessing.process import BaseProcess
 
 from redis.exceptions import RedisError
 
-from sluice.producer.contract.database import HistoryError, open_database
-from sluice.producer.contract.transport.backoff import Backoff
+from sluice.history.database import HistoryError, open_database
+from sluice.protocol.redis.backoff import Backoff
 from sluice.worker.callbacks import chores, gateway_tasks
 from sluice.worker.callbacks.chore_jobs import rq_worker
 from sluice.worker.callbacks.settings import CallbackSettings
 from sluice.worker.connection.clients import Client, connect
 from sluice.worker.connection.outage import FIRST_RETRY_S, LONGEST_RETRY_S
 from sluice.worker.errors import ExitCode
-from sluice.worker.history.migrate import prepare, wait_for_history
 from sluice.worker.log import Log, configure_logs, ended_by_threads, get_log
+from sluice.worker.recorder.migrate import prepare, wait_for_history
 
 RESTART_AFTER_S = 1.0
 STOP_TIMEOUT_S = 30.0

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sluice.producer.contract.transport.urls import redacted
+from sluice.protocol.redis.urls import redacted
 from sluice.worker.callbacks.chores import ChoreSettings
 from sluice.worker.callbacks.webhooks import IpNetwork, Sender
 from sluice.worker.config import LogConfig

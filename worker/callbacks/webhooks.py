@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 from urllib.parse import SplitResult, quote
 
-from sluice.producer.contract.callback_urls import read_callback_url
-from sluice.producer.contract.webhooks import sign, tenant_secrets
+from sluice.protocol.callback_urls import read_callback_url
+from sluice.protocol.webhooks import sign, tenant_secrets
 from sluice.worker.clock import monotonic_s
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Sender:
     """A sender of webhooks."""
 
     secrets: str
-    """Signing keys; see `sluice.producer.contract.webhooks.sign`. `of_tenant` derives those of a tenant."""
+    """Signing keys; see `sluice.protocol.webhooks.sign`. `of_tenant` derives those of a tenant."""
 
     timeout_s: float = 10.0
     """Time limit for one delivery, from connecting to the end of the answer."""

@@ -4,9 +4,9 @@ Redis may lose the settings (FLUSHALL, a restart without its file). Each worker 
 """
 
 from sluice.engine.request import LatencyTargets
-from sluice.producer.contract.calls import KnownSettings, QueueSettings, configure, restore_settings
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.transport.execution import run
+from sluice.protocol.calls import KnownSettings, QueueSettings, configure, restore_settings
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.redis.execution import run
 from sluice.worker.checks.queue_check import check_compatibility, check_left_out, look_at
 from sluice.worker.config import WorkerConfig
 from sluice.worker.connection.clients import Client

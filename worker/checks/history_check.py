@@ -18,14 +18,8 @@ def check_history(site: Site) -> Iterator[CheckResult]:
         yield CheckResult(what="history", found="this worker runs no recorder")
         return
     # Imported here because SQLAlchemy is slow to import, and a worker without recorder does not need it.
-    from sluice.producer.contract.database import (
-        HistoryError,
-        HistoryUnreachable,
-        check_writable,
-        is_pooled,
-        open_database,
-    )
-    from sluice.producer.contract.tables import SCHEMA_REVISION
+    from sluice.history.database import HistoryError, HistoryUnreachable, check_writable, is_pooled, open_database
+    from sluice.history.tables import SCHEMA_REVISION
 
     try:
         engine = open_database(database_url_of(site.config, site.environ), is_writer=True)

@@ -6,9 +6,9 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from sluice.producer.contract.durability import Durability, Level, Persistence, persistence_of, read_durability
-from sluice.producer.contract.errors import InvalidJob
-from sluice.producer.contract.keys import QueueKeys
+from sluice.protocol.durability import Durability, Level, Persistence, persistence_of, read_durability
+from sluice.protocol.errors import InvalidJob
+from sluice.protocol.keys import QueueKeys
 from sluice.worker.checks.result import CheckLevel, CheckResult, warning
 from sluice.worker.connection.clients import Client, shards_of
 

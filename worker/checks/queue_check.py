@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from redis.exceptions import ResponseError
 
-from sluice.producer.contract.calls import PartitionView, fire_timers, inspect
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.transport.error_kinds import ErrorKind, classify
-from sluice.producer.contract.transport.execution import run
+from sluice.protocol.calls import PartitionView, fire_timers, inspect
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.redis.error_kinds import ErrorKind, classify
+from sluice.protocol.redis.execution import run
 from sluice.worker.checks.persistence import durability_results
 from sluice.worker.checks.result import CheckResult, warning
 from sluice.worker.checks.site import Site

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 from statistics import median
 
-from sluice.producer.contract.transport.urls import redacted
+from sluice.protocol.redis.urls import redacted
 from sluice.worker.checks.persistence import persistence_results
 from sluice.worker.checks.result import CheckLevel, CheckResult
 from sluice.worker.checks.site import Site

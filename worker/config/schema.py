@@ -19,8 +19,8 @@ from sluice.engine.config import (
     StepLimits,
     StepTargets,
 )
-from sluice.producer.contract import limits
-from sluice.producer.contract.webhooks import signing_keys
+from sluice.protocol import limits
+from sluice.protocol.webhooks import signing_keys
 from sluice.worker.devices import is_device
 
 T = TypeVar("T")

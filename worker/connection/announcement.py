@@ -7,8 +7,8 @@ from contextlib import contextmanager, suppress
 
 from redis.exceptions import RedisError
 
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.limits import STARTING, STARTING_LIFE_MS
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.limits import STARTING, STARTING_LIFE_MS
 from sluice.worker.connection.clients import Client
 
 EVERY_S = STARTING_LIFE_MS / 3000

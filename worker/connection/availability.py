@@ -4,8 +4,8 @@ import threading
 
 from redis.exceptions import RedisError
 
-from sluice.producer.contract.transport.backoff import Backoff
-from sluice.producer.contract.transport.error_kinds import ErrorKind, classify
+from sluice.protocol.redis.backoff import Backoff
+from sluice.protocol.redis.error_kinds import ErrorKind, classify
 from sluice.worker.clock import monotonic_s
 from sluice.worker.log import Log
 

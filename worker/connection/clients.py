@@ -10,9 +10,9 @@ from typing import Any
 
 import redis
 
-from sluice.producer.contract.transport import urls
-from sluice.producer.contract.transport.pools import make_pool
-from sluice.producer.contract.transport.urls import redacted
+from sluice.protocol.redis import urls
+from sluice.protocol.redis.pools import make_pool
+from sluice.protocol.redis.urls import redacted
 from sluice.worker.clock import monotonic_s
 from sluice.worker.connection.cluster_client import ClusterClient
 from sluice.worker.errors import ConfigError
@@ -28,7 +28,7 @@ def connect(url: str, *, timeout_s: float, connected: Callable[[], None] | None 
     """Make a client for one thread; it does not connect yet.
 
     URLs: `redis://`, `rediss://`, `unix://`, `redis+sentinel://HOST:PORT,HOST:PORT/NAME/DB`, and
-    `redis+cluster://HOST:PORT,HOST:PORT` (see `sluice.producer.contract.transport.urls`).
+    `redis+cluster://HOST:PORT,HOST:PORT` (see `sluice.protocol.redis.urls`).
     `connected` is called after each connection, also when redis-py replaces a broken one.
 
     Raises:

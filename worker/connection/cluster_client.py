@@ -10,12 +10,12 @@ from typing import Any, TypeAlias, TypeVar
 from redis.commands import CoreCommands
 from redis.exceptions import ResponseError
 
-from sluice.producer.contract.transport.cluster import ClusterDriver
-from sluice.producer.contract.transport.drivers import drive
-from sluice.producer.contract.transport.execution import Command, Reply, run_commands
-from sluice.producer.contract.transport.routing import Routing
-from sluice.producer.contract.transport.slot_table import NotACluster
-from sluice.producer.contract.transport.urls import ClusterUrl
+from sluice.protocol.redis.cluster import ClusterDriver
+from sluice.protocol.redis.drivers import drive
+from sluice.protocol.redis.execution import Command, Reply, run_commands
+from sluice.protocol.redis.routing import Routing
+from sluice.protocol.redis.slot_table import NotACluster
+from sluice.protocol.redis.urls import ClusterUrl
 from sluice.worker.errors import ConfigError
 
 Node = Any  # redis-py's clients share no typed base

@@ -2,8 +2,8 @@
 
 import threading
 
-from sluice.producer.contract.errors import EmbeddedServerError
-from sluice.producer.contract.transport import embedded
+from sluice.protocol.errors import EmbeddedServerError
+from sluice.protocol.redis import embedded
 from sluice.worker.log import Log
 
 EVERY_S = 0.5

@@ -10,7 +10,7 @@ from typing import Any
 from redis import Redis
 from redis.exceptions import RedisError, ResponseError
 
-from sluice.producer.contract.transport.execution import Command, Reply, RoundTripper
+from sluice.protocol.redis.execution import Command, Reply, RoundTripper
 from sluice.worker.connection.clients import Client
 
 

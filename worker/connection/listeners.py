@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 from redis.exceptions import RedisError, ResponseError
 
-from sluice.producer.contract.calls import Notification
-from sluice.producer.contract.calls.base import read_stream_id
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.transport.backoff import Backoff
+from sluice.protocol.calls import Notification
+from sluice.protocol.calls.base import read_stream_id
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.redis.backoff import Backoff
 from sluice.worker.connection.clients import Client, Connections, is_cluster
 from sluice.worker.errors import ComponentDied
 

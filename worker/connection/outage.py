@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from sluice.producer.contract.transport.backoff import Backoff
+from sluice.protocol.redis.backoff import Backoff
 from sluice.worker.log import Log
 
 FIRST_RETRY_S = 0.1

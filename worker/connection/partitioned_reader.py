@@ -13,8 +13,8 @@ from typing import Protocol
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
-from sluice.producer.contract.errors import Copyable
-from sluice.producer.contract.keys import QueueKeys
+from sluice.protocol.errors import Copyable
+from sluice.protocol.keys import QueueKeys
 from sluice.worker.connection.clients import Client
 from sluice.worker.connection.outage import Outage
 from sluice.worker.connection.stream_group import PAGE_ENTRIES, StreamGroup

@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 from redis.exceptions import ReadOnlyError, RedisError, ResponseError
 
-from sluice.producer.contract.transport import tls
-from sluice.producer.contract.transport.error_kinds import ErrorKind, classify
-from sluice.producer.contract.transport.urls import redacted
+from sluice.protocol.redis import tls
+from sluice.protocol.redis.error_kinds import ErrorKind, classify
+from sluice.protocol.redis.urls import redacted
 from sluice.worker.clock import monotonic_s
 from sluice.worker.connection.clients import Client, shards_of
 from sluice.worker.errors import ConfigError, NotReady

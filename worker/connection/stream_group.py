@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 
 import redis
 
-from sluice.producer.contract import limits
-from sluice.producer.contract.keys import QueueKeys
+from sluice.protocol import limits
+from sluice.protocol.keys import QueueKeys
 from sluice.worker.connection.clients import Client
 
 PAGE_ENTRIES = 100

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from redis.exceptions import RedisError
 
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.transport.backoff import Backoff
-from sluice.producer.contract.transport.error_kinds import CONNECTION_ERRORS
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.redis.backoff import Backoff
+from sluice.protocol.redis.error_kinds import CONNECTION_ERRORS
 from sluice.worker.connection.availability import RedisHealth, RetryPolicy
 from sluice.worker.connection.clients import Client
 

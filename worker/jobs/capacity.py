@@ -1,12 +1,12 @@
 """What this worker gets through while it is full, in the tokens that jobs reserve. No I/O, no clock.
 
-The unit is that of the backlog (`producer/contract/scaling`). A job counts with what it uses as it uses it, and when it
+The unit is that of the backlog (`protocol/scaling`). A job counts with what it uses as it uses it, and when it
 is done with the rest of its reservation too, so that in all it has counted with its cost.
 """
 
 from collections.abc import Iterable
 
-from sluice.producer.contract.states import JobState
+from sluice.protocol.states import JobState
 from sluice.worker.jobs.held_job import HeldJob
 
 WINDOW_S = 5.0

@@ -10,9 +10,9 @@ from operator import itemgetter
 
 from sluice.engine import request
 from sluice.engine.request import ChoiceProgress, TokenDelta
-from sluice.producer.contract.errors import Copyable
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.wire import ChannelEntry, End, TokenLogprobs, WireError, decode_entry, encode_entry
+from sluice.protocol.errors import Copyable
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import ChannelEntry, End, TokenLogprobs, WireError, decode_entry, encode_entry
 from sluice.worker.connection.clients import Client
 from sluice.worker.errors import JobRejected
 from sluice.worker.jobs.reader_waits import ReaderWaits

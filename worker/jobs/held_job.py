@@ -27,10 +27,10 @@ from itertools import count
 from operator import attrgetter
 
 from sluice.engine.request import MAX_PREEMPTIONS, Finish, FinishReason, Request, SequenceStats, TokenDelta
-from sluice.producer.contract.calls import LeasedJob, Progress
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.wire import End, JobId, JobSpec
+from sluice.protocol.calls import LeasedJob, Progress
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import End, JobId, JobSpec
 from sluice.worker.errors import INVALID_REQUEST
 from sluice.worker.jobs.channel import ChannelOutput
 from sluice.worker.jobs.reader_waits import ReaderWaits

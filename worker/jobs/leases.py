@@ -7,9 +7,9 @@ import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from sluice.producer.contract.calls import LeasedJob
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.wire import JobId, JobSpec
+from sluice.protocol.calls import LeasedJob
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.wire import JobId, JobSpec
 from sluice.worker.jobs.held_job import HeldJob
 
 

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from sluice.producer.contract.calls import EndCall, Progress
-from sluice.producer.contract.limits import MAX_CALL_BYTES, MAX_JOBS_PER_CALL, MAX_RESULT_BYTES
-from sluice.producer.contract.states import REJECTIONS, JobState
-from sluice.producer.contract.wire import End, JobRecord, encode_entry, encode_record, encode_resolved
+from sluice.protocol.calls import EndCall, Progress
+from sluice.protocol.limits import MAX_CALL_BYTES, MAX_JOBS_PER_CALL, MAX_RESULT_BYTES
+from sluice.protocol.states import REJECTIONS, JobState
+from sluice.protocol.wire import End, JobRecord, encode_entry, encode_record, encode_resolved
 from sluice.worker.jobs.channel import ChannelOutput
 from sluice.worker.jobs.held_job import HeldJob
 from sluice.worker.jobs.results import Origin, longest_gap_ms, record_of, result_of

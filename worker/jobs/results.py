@@ -4,15 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sluice.engine.request import SamplingParams
-from sluice.producer.contract.wire import (
-    ChoiceResult,
-    JobRecord,
-    JobResult,
-    ResolvedOptions,
-    Usage,
-    WireError,
-    encode_result,
-)
+from sluice.protocol.wire import ChoiceResult, JobRecord, JobResult, ResolvedOptions, Usage, WireError, encode_result
 from sluice.worker.jobs.channel import ChannelOutput
 
 

@@ -22,7 +22,7 @@ from jinja2 import nodes
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 
-from sluice.producer.contract.wire import Message
+from sluice.protocol.wire import Message
 from sluice.worker.errors import INVALID_REQUEST, ConfigError, JobRejected
 
 MAX_PRODUCT = 1_000_000

@@ -30,7 +30,7 @@ from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullModel, NullModelConfig, NullTokenizer
 from sluice.engine.request import Request, SamplingParams
 from sluice.kernels import chain
-from sluice.producer.contract.wire import JobOptions
+from sluice.protocol.wire import JobOptions
 from sluice.worker.config import DEFAULT_BLOCK_SIZE, ModelConfig, WorkerConfig
 from sluice.worker.devices import is_several
 from sluice.worker.errors import ConfigError, WorkerBroken, WorkerError

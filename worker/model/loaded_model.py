@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from sluice.engine.executor import Executor, ModelLimits
 from sluice.engine.llm_engine import LLMEngine
-from sluice.producer.contract.wire import JobOptions
+from sluice.protocol.wire import JobOptions
 from sluice.worker.model.chat_template import ChatTemplate
 from sluice.worker.model.engine import Engine
 from sluice.worker.model.sampling_defaults import NOTHING_STATED

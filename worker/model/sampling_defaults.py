@@ -7,10 +7,10 @@ state, whatever `do_sample` says.
 from collections.abc import Mapping
 
 from sluice.engine.errors import ModelFolderError
-from sluice.producer.contract.errors import InvalidJob
-from sluice.producer.contract.limits import MAX_TOKENS
-from sluice.producer.contract.messages import NEUTRAL, is_token_id
-from sluice.producer.contract.wire import JobOptions, ResolvedOptions
+from sluice.protocol.errors import InvalidJob
+from sluice.protocol.limits import MAX_TOKENS
+from sluice.protocol.messages import NEUTRAL, is_token_id
+from sluice.protocol.wire import JobOptions, ResolvedOptions
 
 FIELDS: Mapping[str, str] = {name: "max_new_tokens" if name == "max_tokens" else name for name in NEUTRAL}
 """By option: the field of generation_config.json."""

@@ -13,9 +13,9 @@ from typing import Protocol
 from sluice.engine.errors import InvalidSamplingParams, PromptTooLong, RequestRejected
 from sluice.engine.executor import ModelLimits
 from sluice.engine.request import Request, Room, SamplingParams
-from sluice.producer.contract.job_ids import split_job_id
-from sluice.producer.contract.limits import MAX_TOKENS
-from sluice.producer.contract.wire import (
+from sluice.protocol.job_ids import split_job_id
+from sluice.protocol.limits import MAX_TOKENS
+from sluice.protocol.wire import (
     JobOptions,
     JobSpec,
     Message,

@@ -6,9 +6,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeAlias, cast
 
-from sluice.producer.contract.errors import did_you_mean
-from sluice.producer.contract.jobs import PromptLike
-from sluice.producer.contract.messages import JobSpec, Message
+from sluice.protocol.errors import did_you_mean
+from sluice.protocol.jobs import PromptLike
+from sluice.protocol.messages import JobSpec, Message
 from sluice.worker.config import SETTINGS, WorkerConfig, load_config
 from sluice.worker.errors import ConfigError
 from sluice.worker.model.load import load

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sluice.engine.request import FinishReason, TokenLogprobs
-from sluice.producer.contract.errors import Copyable
-from sluice.producer.contract.jobs import PromptLike
+from sluice.protocol.errors import Copyable
+from sluice.protocol.jobs import PromptLike
 
 
 class PromptFailed(Copyable):

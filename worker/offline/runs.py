@@ -14,9 +14,9 @@ from math import inf
 
 from sluice.engine.errors import RequestRejected
 from sluice.engine.request import FinishReason, Request, TokenDelta
-from sluice.producer.contract.errors import InvalidJob
-from sluice.producer.contract.jobs import PromptLike, as_prompt
-from sluice.producer.contract.messages import JobSpec, check_prompt
+from sluice.protocol.errors import InvalidJob
+from sluice.protocol.jobs import PromptLike, as_prompt
+from sluice.protocol.messages import JobSpec, check_prompt
 from sluice.worker.clock import monotonic_s, wall_ms
 from sluice.worker.errors import INVALID_REQUEST, JobRejected
 from sluice.worker.model.loaded_model import LocalModel

@@ -9,7 +9,7 @@ from signal import SIGTERM
 from subprocess import Popen, TimeoutExpired
 from typing import Literal
 
-from sluice.producer.contract.transport.backoff import Backoff
+from sluice.protocol.redis.backoff import Backoff
 from sluice.worker.clock import monotonic_s
 from sluice.worker.errors import ExitCode
 from sluice.worker.log import Log

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from redis.exceptions import RedisError
 
-from sluice.producer.contract.calls import report_death
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.transport.backoff import Backoff
-from sluice.producer.contract.transport.execution import run_many
+from sluice.protocol.calls import report_death
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.redis.backoff import Backoff
+from sluice.protocol.redis.execution import run_many
 from sluice.worker.clock import monotonic_s
 from sluice.worker.connection.clients import connect
 from sluice.worker.errors import ConfigError

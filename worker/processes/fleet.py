@@ -7,8 +7,8 @@ jobs, finishes those it has, or returns them. Everything else is as in `parent.p
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from sluice.producer.contract.errors import InvalidSetting
-from sluice.producer.contract.scaling.backlog import Backlog
+from sluice.protocol.errors import InvalidSetting
+from sluice.protocol.scaling.backlog import Backlog
 from sluice.worker.clock import monotonic_s
 from sluice.worker.config import WorkerConfig
 from sluice.worker.errors import ConfigError

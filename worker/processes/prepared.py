@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from subprocess import Popen, TimeoutExpired
 
-from sluice.producer.contract.transport.backoff import Backoff
+from sluice.protocol.redis.backoff import Backoff
 from sluice.worker.clock import monotonic_s
 from sluice.worker.log import Log
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from redis.exceptions import RedisError
 
-from sluice.producer.contract.scaling.backlog import BACKLOG_FIELDS, Backlog, backlog_of
-from sluice.producer.contract.scaling.demand import ScalePolicy, wanted_by_jobs, wanted_workers
-from sluice.producer.contract.transport.surveys import survey
+from sluice.protocol.redis.surveys import survey
+from sluice.protocol.scaling.backlog import BACKLOG_FIELDS, Backlog, backlog_of
+from sluice.protocol.scaling.demand import ScalePolicy, wanted_by_jobs, wanted_workers
 from sluice.worker.config import WorkerConfig
 from sluice.worker.connection.clients import connect
 from sluice.worker.endpoints import partitions_of

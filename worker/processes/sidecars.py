@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from sluice.producer.contract.transport.urls import is_cluster
+from sluice.protocol.redis.urls import is_cluster
 from sluice.worker.config import WorkerConfig
 from sluice.worker.endpoints import database_url_of, files_url_of, redis_url_of, traces_endpoint_of
 from sluice.worker.errors import ConfigError, ExitCode
@@ -16,8 +16,8 @@ def run_recorder(config: WorkerConfig, environ: Mapping[str, str], *, until_eof:
         ConfigError: no URL is given and no server can be started on this host.
     """
     # Imported here because SQLAlchemy is slow to import and workers do not need it.
-    from sluice.worker.history.recorder import RecorderSettings
-    from sluice.worker.history.recorder import main as record
+    from sluice.worker.recorder.recorder import RecorderSettings
+    from sluice.worker.recorder.recorder import main as record
 
     configure_logs(config.log)
     settings = RecorderSettings(

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from sluice.producer.contract.keys import QueueKeys
+from sluice.protocol.keys import QueueKeys
 from sluice.worker.checks.agreement import SettingsMemory
 from sluice.worker.clock import ServerClock
 from sluice.worker.config import WorkerConfig

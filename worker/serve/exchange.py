@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sluice.engine.request import Request, Room, TokenDelta
-from sluice.producer.contract.calls import (
+from sluice.protocol.calls import (
     AdvanceAnswer,
     Already,
     Broken,
@@ -26,9 +26,9 @@ from sluice.producer.contract.calls import (
     count_reads,
     put_result,
 )
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.wire import End
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import End
 from sluice.worker.clock import monotonic_s
 from sluice.worker.connection.clients import Client
 from sluice.worker.errors import ComponentDied

@@ -12,11 +12,11 @@ from typing import Self
 
 from redis.exceptions import RedisError
 
-from sluice.producer.contract.calls import Returned, give_back, inspect
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.limits import SLICE_JOBS
-from sluice.producer.contract.transport.execution import run
-from sluice.producer.contract.transport.surveys import pages_of_workers
+from sluice.protocol.calls import Returned, give_back, inspect
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.limits import SLICE_JOBS
+from sluice.protocol.redis.execution import run
+from sluice.protocol.redis.surveys import pages_of_workers
 from sluice.worker.clock import monotonic_s
 from sluice.worker.connection.clients import Client
 from sluice.worker.jobs.held_job import HeldJob

@@ -11,11 +11,11 @@ from contextlib import suppress
 
 from redis.exceptions import RedisError
 
-from sluice.producer.contract.calls import Beat, BeatReply, beat
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.limits import CAPACITY
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.transport.execution import run_many
+from sluice.protocol.calls import Beat, BeatReply, beat
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.limits import CAPACITY
+from sluice.protocol.redis.execution import run_many
+from sluice.protocol.states import JobState
 from sluice.worker.clock import monotonic_s
 from sluice.worker.connection.availability import RetryPolicy
 from sluice.worker.connection.clients import Client

@@ -1,6 +1,6 @@
 """What the queue changes about held jobs: a flag to end one, a lease that is lost. Called by exchange and heartbeat."""
 
-from sluice.producer.contract.states import JobState
+from sluice.protocol.states import JobState
 from sluice.worker.jobs.held_job import HeldJob
 from sluice.worker.serve.context import WorkerContext
 

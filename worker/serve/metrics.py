@@ -20,8 +20,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
-from sluice.producer.contract.metrics import PREFIX, WORKER, Metric
-from sluice.producer.contract.states import JobState
+from sluice.protocol.metrics import PREFIX, WORKER, Metric
+from sluice.protocol.states import JobState
 from sluice.worker.clock import monotonic_s
 from sluice.worker.config import MetricsConfig
 from sluice.worker.connection.listening import listen

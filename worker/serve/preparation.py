@@ -10,8 +10,8 @@ from dataclasses import replace
 from redis.exceptions import RedisError
 
 from sluice.engine.request import Request
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.wire import End
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import End
 from sluice.worker.clock import monotonic_s
 from sluice.worker.connection.availability import RetryPolicy, is_away
 from sluice.worker.connection.clients import Client

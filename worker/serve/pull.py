@@ -12,8 +12,8 @@ from dataclasses import replace
 from redis.exceptions import RedisError
 
 from sluice.engine.request import NO_ROOM
-from sluice.producer.contract.calls import PullReply, PullRequest, pull
-from sluice.producer.contract.keys import QueueKeys
+from sluice.protocol.calls import PullReply, PullRequest, pull
+from sluice.protocol.keys import QueueKeys
 from sluice.worker.clock import monotonic_s
 from sluice.worker.connection.clients import Uplink
 from sluice.worker.connection.listeners import WakeupListener

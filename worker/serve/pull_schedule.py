@@ -4,8 +4,8 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from sluice.engine.request import NO_ROOM, Room
-from sluice.producer.contract.calls import Notification, PullReply, PullRequest
-from sluice.producer.contract.keys import QueueKeys
+from sluice.protocol.calls import Notification, PullReply, PullRequest
+from sluice.protocol.keys import QueueKeys
 
 PULL_AT_LEAST_EVERY_S = 0.5
 """Longest time between pulls without a notification: jobs of dead workers are found by pulling."""

@@ -6,9 +6,9 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from sluice.producer.contract.calls import Call
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.transport.execution import run_commands, run_many
+from sluice.protocol.calls import Call
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.redis.execution import run_commands, run_many
 from sluice.worker.clock import monotonic_s
 from sluice.worker.connection.clients import Client
 from sluice.worker.connection.kept_connection import keeping

@@ -168,8 +168,8 @@ def _prepare_history(site: Site) -> None:
     if not site.config.history.recorder:
         return
     # Imported here because a worker without recorder does not need it.
-    from sluice.producer.contract.database import HistoryError, HistoryUnreachable, open_database
-    from sluice.worker.history.migrate import prepare
+    from sluice.history.database import HistoryError, HistoryUnreachable, open_database
+    from sluice.worker.recorder.migrate import prepare
 
     try:
         engine = open_database(database_url_of(site.config, site.environ), is_writer=True)

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from redis.exceptions import RedisError
 
 from sluice.engine.llm_engine import EngineStats
-from sluice.producer.contract.calls import PartitionView, inspect
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.limits import CAPACITY_FIELD, HELD_TOKENS_FIELD
-from sluice.producer.contract.transport.execution import run
-from sluice.producer.contract.workers import NUM_SAMPLES, SAMPLE_S
+from sluice.protocol.calls import PartitionView, inspect
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.limits import CAPACITY_FIELD, HELD_TOKENS_FIELD
+from sluice.protocol.redis.execution import run
+from sluice.protocol.workers import NUM_SAMPLES, SAMPLE_S
 from sluice.version import installed_version
 from sluice.worker.clock import monotonic_s
 from sluice.worker.connection.clients import Client

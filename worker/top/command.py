@@ -12,10 +12,10 @@ from redis.exceptions import RedisError
 from rich.console import Console
 from rich.live import Live
 
-from sluice.producer.contract.scaling.backlog import Backlog, backlog_of
-from sluice.producer.contract.transport.surveys import survey
-from sluice.producer.contract.transport.urls import redacted
-from sluice.producer.contract.workers import WorkerRow, workers_of
+from sluice.protocol.redis.surveys import survey
+from sluice.protocol.redis.urls import redacted
+from sluice.protocol.scaling.backlog import Backlog, backlog_of
+from sluice.protocol.workers import WorkerRow, workers_of
 from sluice.worker.clock import monotonic_s
 from sluice.worker.config import WorkerConfig
 from sluice.worker.connection.clients import connect

@@ -6,9 +6,9 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from sluice.producer.contract.host.terminal import printable
-from sluice.producer.contract.scaling.backlog import Backlog
-from sluice.producer.contract.workers import NUM_SAMPLES, WorkerRow
+from sluice.protocol.host.terminal import printable
+from sluice.protocol.scaling.backlog import Backlog
+from sluice.protocol.workers import NUM_SAMPLES, WorkerRow
 from sluice.worker.top.state import TopState
 
 BARS = " ▁▂▃▄▅▆▇█"

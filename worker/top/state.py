@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from sluice.producer.contract.workers import WorkerRow
+from sluice.protocol.workers import WorkerRow
 
 Order = Callable[[WorkerRow], object]
 ORDERS: Mapping[str, Order] = {

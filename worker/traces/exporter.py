@@ -19,7 +19,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 from sqlalchemy.engine import Engine
 
-from sluice.producer.contract.tables import attempts, jobs, of_submissions
+from sluice.history.tables import attempts, jobs, of_submissions
 from sluice.version import installed_version
 from sluice.worker.log import Log
 from sluice.worker.stopping import FLUSH_S

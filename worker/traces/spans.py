@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple, cast
 
-from sluice.producer.contract.wire import JobId
+from sluice.protocol.wire import JobId
 
 Row = Mapping[str, object]
 """Of `jobs` or `attempts`, by column."""

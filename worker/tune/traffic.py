@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from sluice.engine.simulation.arrivals import Arrival, constant, poisson
-from sluice.producer.contract import tables
-from sluice.producer.contract.database import HistoryError, open_database, why
+from sluice.history import tables
+from sluice.history.database import HistoryError, open_database, why
 from sluice.worker.errors import ConfigError, NotReady
 
 _FIELDS = ("at_s", "prompt", "prompt_tokens", "output_tokens", "max_tokens")

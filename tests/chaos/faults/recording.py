@@ -1,9 +1,9 @@
 """Bring a history up to date, once, in this process."""
 
-from sluice.producer.contract.database import open_database
-from sluice.worker.history.migrate import prepare
-from sluice.worker.history.recorder import Recorder, RecorderSettings
-from sluice.worker.history.writer import HistoryWriter
+from sluice.history.database import open_database
+from sluice.history.writer import HistoryWriter
+from sluice.worker.recorder.migrate import prepare
+from sluice.worker.recorder.recorder import Recorder, RecorderSettings
 from tests.servers import RedisServer
 
 

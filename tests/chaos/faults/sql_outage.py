@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import sqlalchemy as sa
 
-from sluice.producer.contract.database import open_database
-from sluice.worker.history.migrate import migrate
+from sluice.history.database import open_database
+from sluice.worker.recorder.migrate import migrate
 from tests.chaos.overload import (
     MAX_WAITING_JOBS,
     MEMORY,

@@ -7,31 +7,31 @@ guard is missing, not because of a syntax error. `run.py` applies the mutations.
 from dataclasses import dataclass
 from typing import NamedTuple
 
-SCRIPTS = "producer/contract/scripts"
-APPEND = "tests/contract/test_append.py"
-CONTROL = "tests/contract/test_control.py"
-COSTS = "tests/contract/test_costs.py"
-HEARTBEAT = "tests/contract/test_heartbeat.py"
-ORDER = "tests/contract/test_order.py"
+SCRIPTS = "protocol/scripts"
+APPEND = "tests/protocol/test_append.py"
+CONTROL = "tests/protocol/test_control.py"
+COSTS = "tests/protocol/test_costs.py"
+HEARTBEAT = "tests/protocol/test_heartbeat.py"
+ORDER = "tests/protocol/test_order.py"
 LISTENERS = "tests/worker/connection/test_listeners.py"
-WAKING = "tests/contract/readiness/test_wakeups.py"
-PULL = "tests/contract/test_pull.py"
-FULL = "tests/contract/readiness/test_full_workers.py"
+WAKING = "tests/protocol/readiness/test_wakeups.py"
+PULL = "tests/protocol/test_pull.py"
+FULL = "tests/protocol/readiness/test_full_workers.py"
 CLASSES = "tests/integration/classes"
-MODELS = "tests/contract/settings/test_two_models.py"
-RESTORED = "tests/contract/settings/test_restored_settings.py"
-REPORT = "tests/contract/deaths/test_report_death.py"
-STOPPED = "tests/contract/deaths/test_stopped_jobs.py"
+MODELS = "tests/protocol/settings/test_two_models.py"
+RESTORED = "tests/protocol/settings/test_restored_settings.py"
+REPORT = "tests/protocol/deaths/test_report_death.py"
+STOPPED = "tests/protocol/deaths/test_stopped_jobs.py"
 OVERDUE = "tests/producer/operations/test_overdue_jobs.py"
-STEPS = "tests/contract/deaths/test_clock_steps.py"
-SHARE = "tests/contract/test_tenant_share.py"
-SUBMIT = "tests/contract/test_submit.py"
-SUSPECTS = "tests/contract/deaths/test_suspects.py"
+STEPS = "tests/protocol/deaths/test_clock_steps.py"
+SHARE = "tests/protocol/test_tenant_share.py"
+SUBMIT = "tests/protocol/test_submit.py"
+SUSPECTS = "tests/protocol/deaths/test_suspects.py"
 TURNS = "tests/integration/test_exchange_rounds.py"
 RESUMES = "tests/integration/test_worker_resumes.py"
-RECORDER = "tests/worker/history/test_recorder.py"
+RECORDER = "tests/history/test_recorder.py"
 WEBHOOKS = "tests/worker/callbacks/test_callbacks.py"
-FROM_NOW = "tests/contract/times/test_times_from_now.py"
+FROM_NOW = "tests/protocol/times/test_times_from_now.py"
 SHARES = "tests/properties/test_fair_shares.py"
 SAMPLING = "tests/oracles/test_seeded_sampling.py"
 ENGINE = "tests/engine/test_llm_engine.py"
@@ -87,7 +87,7 @@ FLEET = (
     Guard(
         name="only the first page of the workers is read",
         patches=_script("list_workers", "return { page[1], workers }", "return { '0', workers }"),
-        tests=("tests/contract/readiness/test_many_workers.py::TestGivenManyWorkers",),
+        tests=("tests/protocol/readiness/test_many_workers.py::TestGivenManyWorkers",),
     ),
 )
 
@@ -97,17 +97,17 @@ KEPT = (
         patches=_script(
             "lib_ends", "return math.min(job_ms, setting('channel_ttl_ms'", "return (setting('channel_ttl_ms'"
         ),
-        tests=("tests/contract/test_reused_ids.py",),
+        tests=("tests/protocol/test_reused_ids.py",),
     ),
     Guard(
         name="a refused job is charged its estimate",
         patches=_script("lib_ends", "is_refused(job, lease, how) and 0 or job.prompt", "job.prompt"),
-        tests=("tests/contract/test_order.py::TestGivenModeFair",),
+        tests=("tests/protocol/test_order.py::TestGivenModeFair",),
     ),
     Guard(
         name="an open batch forgets its counts with its results",
         patches=_script("lib_ends", "is_wanted or numbers.closed ~= '1'", "is_wanted"),
-        tests=("tests/contract/test_batches.py::TestGivenAnOpenBatch",),
+        tests=("tests/protocol/test_batches.py::TestGivenAnOpenBatch",),
     ),
     Guard(
         name="a clock that steps back delays retries",
@@ -262,7 +262,7 @@ APPENDS = (
         name="a job may say that it will be submitted",
         patches=_script("submit", "math.min(job.submitted or NOW, NOW)", "job.submitted or NOW"),
         tests=(
-            "tests/contract/test_submit.py::TestGivenAnEmptyQueue"
+            "tests/protocol/test_submit.py::TestGivenAnEmptyQueue"
             "::test_when_a_lost_job_comes_again_then_it_has_its_submit_time_but_none_to_come",
         ),
     ),
@@ -631,7 +631,7 @@ CONTROLS = (
     Guard(
         name="an overdue job that a client names waits behind all other timers",
         patches=_script("lib_timers", "    if not slice.is_spent() then end_overdue(id) end\n"),
-        tests=("tests/contract/times/test_overdue_jobs.py",),
+        tests=("tests/protocol/times/test_overdue_jobs.py",),
     ),
     Guard(
         name="an advance does not return the stop flag",
@@ -657,7 +657,7 @@ CONTROLS = (
             "if lease[FLAG] ~= '' then return end_without_worker(job, lease, lease[FLAG], "
             "END_REASONS[lease[FLAG]]) end",
         ),
-        tests=("tests/contract/deaths/test_stopped_jobs.py::TestGivenAJobThatWasAskedToStop",),
+        tests=("tests/protocol/deaths/test_stopped_jobs.py::TestGivenAJobThatWasAskedToStop",),
     ),
     Guard(
         name="due timers are removed before their effect",
@@ -671,17 +671,17 @@ CONTROLS = (
     Guard(
         name="a timer that its effect rescheduled is removed",
         patches=_script("lib_timers", "if again and again <= NOW then", "if again then"),
-        tests=("tests/contract/hostile/test_foreign_timers.py",),
+        tests=("tests/protocol/hostile/test_foreign_timers.py",),
     ),
     Guard(
         name="an urgent timer waits for all that are due before it",
         patches=_script("lib_timers", "if #due > LIMITS.SLICE_JOBS then", "if false then"),
-        tests=("tests/contract/readiness/test_due_timers.py",),
+        tests=("tests/protocol/readiness/test_due_timers.py",),
     ),
     Guard(
         name="more urgent timers starve the others",
         patches=_script("lib_timers", "* LIMITS.TIMER_STEP_MS", "* 1e11"),
-        tests=("tests/contract/readiness/test_due_timers.py",),
+        tests=("tests/protocol/readiness/test_due_timers.py",),
     ),
     Guard(
         name="the digest of a known id or key is ignored",
@@ -704,7 +704,7 @@ CONTROLS = (
         name="the client retries scripts automatically",
         patches=(
             Patch(
-                "producer/contract/transport/execution.py",
+                "protocol/redis/execution.py",
                 "return Retry(NoBackoff(), 0)",
                 "return Retry(NoBackoff(), 3)",
             ),
@@ -738,7 +738,7 @@ HISTORY = (
         name="the outbox is acknowledged before SQL has the rows",
         patches=(
             Patch(
-                "worker/history/recorder.py",
+                "worker/recorder/recorder.py",
                 "            if not self._write(outbox, entries):\n                break\n"
                 '            outbox.stream.acknowledge_counted(entries, outbox.keys.key("counters"))\n',
                 '            outbox.stream.acknowledge_counted(entries, outbox.keys.key("counters"))\n'
@@ -751,7 +751,7 @@ HISTORY = (
         name="an older event overwrites a newer row",
         patches=(
             Patch(
-                "worker/history/upserts.py",
+                "history/upserts.py",
                 'is_newer = new["version"] > old["version"]',
                 'is_newer = new["version"] > 0',
             ),
@@ -816,9 +816,7 @@ CALLBACKS = (
     ),
     Guard(
         name="the body of a callback is not signed",
-        patches=(
-            Patch("producer/contract/webhooks.py", '.{timestamp_s}.".encode() + body', '.{timestamp_s}.".encode()'),
-        ),
+        patches=(Patch("protocol/webhooks.py", '.{timestamp_s}.".encode() + body', '.{timestamp_s}.".encode()'),),
         tests=("tests/worker/callbacks/test_webhooks.py",),
     ),
 )
@@ -1037,9 +1035,9 @@ ORDERS = (
     ),
 )
 
-HOSTILE = "tests/contract/hostile/test_damaged_jobs.py"
-OWN_LANE = "tests/contract/hostile/test_own_lane.py"
-ARGUMENTS = "tests/contract/hostile/test_arguments.py"
+HOSTILE = "tests/protocol/hostile/test_damaged_jobs.py"
+OWN_LANE = "tests/protocol/hostile/test_own_lane.py"
+ARGUMENTS = "tests/protocol/hostile/test_arguments.py"
 HOSTILES = (
     Guard(
         name="numbers in a job's hash are not checked",
@@ -1057,26 +1055,26 @@ HOSTILES = (
     Guard(
         name="heartbeats expire by the server's clock",
         patches=_script("lib", "if not at or not read then return NOW end", "if true then return NOW end"),
-        tests=("tests/contract/deaths/test_clock_steps.py",),
+        tests=("tests/protocol/deaths/test_clock_steps.py",),
     ),
     Guard(
         name="the clock of heartbeats advances by any step",
         patches=_script("lib", "math.max(0, math.min(NOW - read, most", "math.max(0, math.max(NOW - read, most"),
-        tests=("tests/contract/deaths/test_clock_steps.py",),
+        tests=("tests/protocol/deaths/test_clock_steps.py",),
     ),
     Guard(
         name="a stream at its last id stays as it is",
         patches=_script(
             "lib", "if failed(entries) or failed(try('DEL', key)) then return end", "if true then return end"
         ),
-        tests=("tests/contract/hostile/test_shared_keys.py::TestGivenASharedStreamAtItsLastId",),
+        tests=("tests/protocol/hostile/test_shared_keys.py::TestGivenASharedStreamAtItsLastId",),
     ),
     Guard(
         name="jobs too large for a survivor hide those behind them",
         patches=_script(
             "lib_reclaim", "local from = (request.number - 1) * LIMITS.MAX_DEAD_PER_PULL", "local from = 0"
         ),
-        tests=("tests/contract/deaths/test_large_jobs.py",),
+        tests=("tests/protocol/deaths/test_large_jobs.py",),
     ),
     Guard(
         name="a worker does not end what it runs at its deadline",
@@ -1103,13 +1101,13 @@ HOSTILES = (
     Guard(
         name="a timer of another user takes effect before the job's own time",
         patches=_script("lib_timers", "if due and due > NOW then", "if false then"),
-        tests=("tests/contract/hostile/test_foreign_timers.py",),
+        tests=("tests/protocol/hostile/test_foreign_timers.py",),
     ),
     Guard(
         name="an entry of changing types stops the recorder",
         patches=(
-            Patch("worker/history/rows.py", "value if type(value) is int and abs(value) < 2**63 else None", "value"),
-            Patch("worker/history/recorder.py", "if self._is_sound(outbox, one)]", "if one]"),
+            Patch("history/rows.py", "value if type(value) is int and abs(value) < 2**63 else None", "value"),
+            Patch("worker/recorder/recorder.py", "if self._is_sound(outbox, one)]", "if one]"),
         ),
         tests=(f"{RECORDER}::TestGivenEventsInTheOutbox",),
     ),
@@ -1121,7 +1119,7 @@ HOSTILES = (
     Guard(
         name="forged counters refuse submits until an audit",
         patches=_script("lib_recount", "    write(sums)\n"),
-        tests=("tests/contract/hostile/test_shared_keys.py::TestGivenCountersThatClaimAFullQueue",),
+        tests=("tests/protocol/hostile/test_shared_keys.py::TestGivenCountersThatClaimAFullQueue",),
     ),
     Guard(
         name="a timer that another user moved stays there",
@@ -1141,7 +1139,7 @@ HOSTILES = (
     Guard(
         name="virtual tokens leave the numbers",
         patches=_script("lib_lanes", "math.max(0, math.min(tokens, LIMITS.MAX_NUMBER))", "math.max(0, tokens)"),
-        tests=("tests/contract/hostile/test_shared_keys.py::TestGivenPositionsThatNoTenantHas",),
+        tests=("tests/protocol/hostile/test_shared_keys.py::TestGivenPositionsThatNoTenantHas",),
     ),
     Guard(
         name="a forged version keeps the real end out of the history",
@@ -1213,7 +1211,7 @@ HOSTILES = (
     ),
     Guard(
         name="a row that cannot be read fails its whole pull",
-        patches=(Patch("producer/contract/calls/leasing.py", 'raise ValueError(f"seed', 'raise OSError(f"seed'),),
+        patches=(Patch("protocol/calls/leasing.py", 'raise ValueError(f"seed', 'raise OSError(f"seed'),),
         tests=(f"{HOSTILE}::TestGivenADamagedJobOnItsLane",),
     ),
 )

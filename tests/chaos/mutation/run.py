@@ -30,7 +30,20 @@ from pathlib import Path
 from tests.chaos.mutation.guards import GUARDS, Guard, Patch
 
 ROOT = Path(__file__).parents[3]
-COPIED = ("engine", "kernels", "migrations", "producer", "worker", "docs", "tests", "tools", "pyproject.toml")
+COPIED = (
+    "engine",
+    "gateway",
+    "history",
+    "kernels",
+    "migrations",
+    "producer",
+    "protocol",
+    "worker",
+    "docs",
+    "tests",
+    "tools",
+    "pyproject.toml",
+)
 SMOKE = (
     "tests/integration/test_worker_serves.py::TestGivenAWorkerOnAnEmptyQueue"
     "::test_when_jobs_of_all_kinds_come_then_each_token_is_published_once"

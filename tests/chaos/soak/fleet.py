@@ -29,7 +29,7 @@ SHORTEST_LIFE_S = 0.2
 
 PRELOADED = [
     "sluice.worker.serve.start",
-    "sluice.worker.history.recorder",
+    "sluice.worker.recorder.recorder",
     "sluice.worker.model.load",
     "sluice.worker.processes.death_report",
     "sluice.worker.processes.parent",

@@ -16,11 +16,11 @@ from pathlib import Path
 from types import FrameType
 
 from sluice.producer.client import Producer
-from sluice.producer.contract.job_ids import new_job_id
-from sluice.producer.contract.jobs import Job, Options
-from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import ProducerError, QueueFull, QueueUnreachable
 from sluice.producer.operations.submission import Receipt
+from sluice.protocol.job_ids import new_job_id
+from sluice.protocol.jobs import Job, Options
+from sluice.protocol.wire import JobId
 from tests.chaos.catalogue import Ask, Intent, JournalWriter, catalogue_of
 
 MAX_AT_ONCE = 16

@@ -14,7 +14,7 @@ from typing import Any
 import redis
 
 from sluice.producer.client import Producer
-from sluice.producer.contract.calls import QueueSettings
+from sluice.protocol.calls import QueueSettings
 from tests.chaos.catalogue import catalogue_of, write_reference
 from tests.chaos.faults.proxies import cutting_proxy
 from tests.chaos.soak.callbacks import SECRET, deliver_all, receiver

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sluice.producer.contract.wire import (
+from sluice.protocol.wire import (
     JobId,
     JobOptions,
     JobRecord,

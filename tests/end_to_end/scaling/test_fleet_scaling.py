@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from sluice.producer.contract.limits import CAPACITY
-from sluice.producer.contract.scaling.backlog import backlog_of
-from sluice.producer.contract.transport.surveys import survey
-from sluice.producer.contract.wire import JobOptions
+from sluice.protocol.limits import CAPACITY
+from sluice.protocol.redis.surveys import survey
+from sluice.protocol.scaling.backlog import backlog_of
+from sluice.protocol.wire import JobOptions
 from tests.end_to_end.processes import FAST, ROOT, WorkerProcess
 from tests.integration.jobs import (
     KEYS,

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sluice.producer import AsyncProducer
-from sluice.producer.contract.job_ids import new_job_id
-from sluice.producer.contract.jobs import Job
-from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import QueueFull
 from sluice.producer.operations.submission import Receipt
+from sluice.protocol.job_ids import new_job_id
+from sluice.protocol.jobs import Job
+from sluice.protocol.wire import JobId
 from tests.chaos.catalogue import Ask
 from tests.security.acl import QUEUE
 

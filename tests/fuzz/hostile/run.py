@@ -12,7 +12,7 @@ from typing import Any
 import redis
 import sqlalchemy as sa
 
-from sluice.producer.contract.tables import jobs
+from sluice.history.tables import jobs
 from sluice.worker.audit.auditor import Report as AuditReport
 from sluice.worker.audit.command import AuditOptions, run_audit
 from sluice.worker.config import load_config

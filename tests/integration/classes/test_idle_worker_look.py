@@ -4,7 +4,7 @@ import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from sluice.producer.contract.wire import JobOptions
+from sluice.protocol.wire import JobOptions
 from sluice.worker.config import load_config
 from sluice.worker.connection.clients import Connections
 from sluice.worker.model.load import load

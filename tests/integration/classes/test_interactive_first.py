@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.wire import JobOptions
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import JobOptions
 from tests.integration.jobs import (
     KEYS,
     Ask,

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from sluice.producer.contract.calls import cancel, status
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.transport.execution import run
-from sluice.producer.contract.wire import JobId, JobOptions
+from sluice.protocol.calls import cancel, status
+from sluice.protocol.redis.execution import run
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import JobId, JobOptions
 from tests.end_to_end.processes import WorkerPool, worker_pool
 from tests.integration.jobs import (
     KEYS,

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from sluice.producer.contract.scaling.backlog import Backlog, backlog_of
-from sluice.producer.contract.transport.surveys import survey
-from sluice.producer.contract.wire import JobOptions
+from sluice.protocol.redis.surveys import survey
+from sluice.protocol.scaling.backlog import Backlog, backlog_of
+from sluice.protocol.wire import JobOptions
 from sluice.worker.audit.queue_side import QueueSide
 from sluice.worker.jobs import capacity
 from tests.integration.jobs import KEYS, Ask, submit_all, wait_for_ends, wait_until

@@ -5,12 +5,12 @@ from pathlib import Path
 
 from sluice.producer import Producer
 from sluice.producer.bulk.run import BulkRun, BulkSettings
-from sluice.producer.contract.bulk.input import BadLine, LineReader, lines, opened
-from sluice.producer.contract.bulk.jobs import BulkSpec, LineJobs
-from sluice.producer.contract.bulk.journal import name_of
-from sluice.producer.contract.jobs import Options
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.wire import JobId
+from sluice.protocol.bulk_files.input import BadLine, LineReader, lines, opened
+from sluice.protocol.bulk_files.jobs import BulkSpec, LineJobs
+from sluice.protocol.bulk_files.journal import name_of
+from sluice.protocol.jobs import Options
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.wire import JobId
 from tests.producer.worker_side import HandWorker
 from tests.servers import RedisServer
 

@@ -14,19 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.producer.bulk.output import bad_line, encoded
-from sluice.producer.contract.bulk.input import (
-    MAX_BLANK_BYTES,
-    MAX_LINE_BYTES,
-    BadLine,
-    Line,
-    LineReader,
-    lines,
-    opened,
-)
-from sluice.producer.contract.bulk.jobs import BulkSpec, LineJobs
-from sluice.producer.contract.jobs import OPTION_NAMES, Options
-from sluice.producer.contract.openai.requests import CHAT, COMPLETIONS, Endpoint
 from sluice.producer.errors import InvalidJob, InvalidSetting
+from sluice.protocol.bulk_files.input import MAX_BLANK_BYTES, MAX_LINE_BYTES, BadLine, Line, LineReader, lines, opened
+from sluice.protocol.bulk_files.jobs import BulkSpec, LineJobs
+from sluice.protocol.jobs import OPTION_NAMES, Options
+from sluice.protocol.openai_format.requests import CHAT, COMPLETIONS, Endpoint
 
 
 def read(fields: object, *, endpoint: Endpoint | None = None, model: str | None = None) -> Line | BadLine:
@@ -306,7 +298,7 @@ class TestGivenAFile:
             list(lines(file))
 
     def test_when_one_line_never_ends_then_it_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("sluice.producer.contract.bulk.input.MAX_SKIPPED_BYTES", 2 * MAX_LINE_BYTES)
+        monkeypatch.setattr("sluice.protocol.bulk_files.input.MAX_SKIPPED_BYTES", 2 * MAX_LINE_BYTES)
 
         with pytest.raises(InvalidSetting, match="line 2 is longer than"):
             list(lines(io.BytesIO(b"one\n" + b"x" * (4 * MAX_LINE_BYTES))))

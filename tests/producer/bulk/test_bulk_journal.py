@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from sluice.producer.contract.bulk.journal import Journal
-from sluice.producer.contract.wire import JobId
+from sluice.protocol.bulk_files.journal import Journal
+from sluice.protocol.wire import JobId
 
 
 class TestGivenAJournalOfARunOnTwoPartitions:

@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
+from sluice.history.database import open_database
+from sluice.history.writer import HistoryWriter
 from sluice.producer import Producer
 from sluice.producer.bulk import run as bulk_run
 from sluice.producer.bulk.run import BulkRun, BulkSettings
-from sluice.producer.contract.calls import QueueSettings
-from sluice.producer.contract.database import open_database
-from sluice.producer.contract.states import JobState
 from sluice.producer.operations import submission
-from sluice.worker.history.recorder import Recorder, RecorderSettings
-from sluice.worker.history.writer import HistoryWriter
+from sluice.protocol.calls import QueueSettings
+from sluice.protocol.states import JobState
+from sluice.worker.recorder.recorder import Recorder, RecorderSettings
+from tests.history.test_recorder import client_of
 from tests.integration.workers import running_worker
 from tests.producer.commands import run_producer
 from tests.producer.worker_side import HandWorker
 from tests.servers import RedisServer
-from tests.worker.history.test_recorder import client_of
 
 
 def write_prompts(folder: Path, *prompts: str) -> None:

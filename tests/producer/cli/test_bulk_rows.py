@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from sluice.producer.contract.database import open_database
+from sluice.history.database import open_database
+from sluice.history.export import BatchJobs, export_batch
+from sluice.history.writer import HistoryWriter
 from sluice.worker.callbacks.chore_jobs import rq_queue
 from sluice.worker.callbacks.mover import Mover
 from sluice.worker.callbacks.settings import CallbackSettings
 from sluice.worker.connection.clients import connect
-from sluice.worker.history.export import BatchJobs, export_batch
-from sluice.worker.history.recorder import Recorder, RecorderSettings
-from sluice.worker.history.writer import HistoryWriter
+from sluice.worker.recorder.recorder import Recorder, RecorderSettings
 from tests.producer.commands import Run
 from tests.producer.worker_side import HandWorker
 from tests.servers import RedisServer

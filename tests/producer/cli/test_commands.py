@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
+from sluice.history.database import open_database
+from sluice.history.tables import jobs
 from sluice.producer import AsyncProducer, Producer, Receipt
-from sluice.producer.contract.bulk.journal import journal_path
-from sluice.producer.contract.database import open_database
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.tables import jobs
-from sluice.producer.contract.wire import decode_prompt
 from sluice.producer.operations import submission
+from sluice.protocol.bulk_files.journal import journal_path
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import decode_prompt
 from tests.producer.commands import Ended, Run
 from tests.producer.worker_side import HandWorker
 from tests.servers import RedisServer

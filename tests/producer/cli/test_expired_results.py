@@ -6,17 +6,17 @@ import shlex
 
 import pytest
 
+from sluice.history.database import open_database
+from sluice.history.writer import HistoryWriter
 from sluice.producer import Producer
-from sluice.producer.contract.database import open_database
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.wire import JobId
-from sluice.worker.history.recorder import Recorder, RecorderSettings
-from sluice.worker.history.writer import HistoryWriter
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import JobId
+from sluice.worker.recorder.recorder import Recorder, RecorderSettings
+from tests.history.test_recorder import client_of
 from tests.producer.commands import Run
 from tests.producer.worker_side import HandWorker
 from tests.servers import RedisServer
-from tests.worker.history.test_recorder import client_of
 
 QUEUE = "r1"
 

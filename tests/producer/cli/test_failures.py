@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.producer.contract.states import JobState
+from sluice.protocol.states import JobState
 from tests.producer.commands import run_producer
 from tests.producer.worker_side import HandWorker
 from tests.servers import RedisServer

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from sluice.producer.cli import follow
 from sluice.producer.cli.follow import End, Rate
 from sluice.producer.client import Producer
-from sluice.producer.contract.calls import BatchView
-from sluice.producer.contract.states import JobState
+from sluice.protocol.calls import BatchView
+from sluice.protocol.states import JobState
 from tests.producer.commands import Ended, Run
 from tests.producer.worker_side import HandWorker
 

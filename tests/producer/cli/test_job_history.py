@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from sluice.history.tables import jobs
 from sluice.producer import JobView, Producer
 from sluice.producer.cli.common import when
-from sluice.producer.contract.calls import advance
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.tables import jobs
-from sluice.producer.contract.transport.execution import run as execute
-from tests.contract.driving import ending
+from sluice.protocol.calls import advance
+from sluice.protocol.redis.execution import run as execute
+from sluice.protocol.states import JobState
 from tests.histories import opened_history
 from tests.producer.commands import Run
 from tests.producer.worker_side import HandWorker
+from tests.protocol.driving import ending
 
 NOBODY = "0.default.nobody"
 AWAY = "postgresql://nobody@127.0.0.1:1/none"

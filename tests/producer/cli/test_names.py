@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from sluice.producer import Producer
-from sluice.producer.contract.calls import Beat, QueueSettings, beat
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.transport.execution import run as execute
+from sluice.protocol.calls import Beat, QueueSettings, beat
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.redis.execution import run as execute
+from sluice.protocol.states import JobState
 from tests.producer.commands import Ended, Run
 from tests.producer.worker_side import HandWorker
 from tests.servers import RedisServer

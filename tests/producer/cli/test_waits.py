@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from sluice.producer import AsyncProducer, Producer, QueueSettings, ResultTimeout, WaitCause, WaitNotice
-from sluice.producer.contract import waits
-from sluice.producer.contract.calls import Beat, beat
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.transport.execution import run
-from sluice.producer.contract.waits import WaitNotifier, WaitReason
 from sluice.producer.operations import follow, results
+from sluice.protocol import waits
+from sluice.protocol.calls import Beat, beat
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.redis.execution import run
+from sluice.protocol.waits import WaitNotifier, WaitReason
 from tests.grids import fast_only
 from tests.producer.worker_side import HandWorker
 from tests.servers import RedisServer, redis_server

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from sluice.producer import Producer
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.wire import decode_entry
 from sluice.producer.errors import ChannelExpired
 from sluice.producer.operations.follow import Cursor
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import decode_entry
 from tests.producer.worker_side import HandWorker
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from sluice.producer import AsyncProducer, Producer, Receipt
-from sluice.producer.contract.calls import Beat, PullRequest, beat, pull
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.transport.execution import run
 from sluice.producer.errors import JobCancelled, JobExpired, ResultTimeout
 from sluice.producer.operations.control import FIRE_EVERY_S
+from sluice.protocol.calls import Beat, PullRequest, beat, pull
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.redis.execution import run
+from sluice.protocol.states import JobState
 from tests.grids import fast_only
 from tests.producer.worker_side import HandWorker
 from tests.security.acl import set_users, url_of

@@ -6,11 +6,11 @@ from datetime import timedelta
 import pytest
 
 from sluice.producer import AsyncProducer, Producer
-from sluice.producer.contract.calls import QueueSettings
-from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import InvalidSetting
 from sluice.producer.operations import queue as queue_module
 from sluice.producer.operations.dead import DeadFilter
+from sluice.protocol.calls import QueueSettings
+from sluice.protocol.wire import JobId
 from tests.servers import RedisServer
 
 NUM_JOBS = 24

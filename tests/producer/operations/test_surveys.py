@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from sluice.producer import Producer, job
-from sluice.producer.contract.calls import Beat, QueueSettings, beat
-from sluice.producer.contract.limits import LANES_PER_PAGE
-from sluice.producer.contract.transport.execution import run_many
 from sluice.producer.operations.totals import tenant_totals
+from sluice.protocol.calls import Beat, QueueSettings, beat
+from sluice.protocol.limits import LANES_PER_PAGE
+from sluice.protocol.redis.execution import run_many
 from tests.integration.jobs import KEYS
 
 NUM_TENANTS, NUM_WORKERS = LANES_PER_PAGE + 100, 150

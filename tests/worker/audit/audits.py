@@ -7,14 +7,14 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
-from sluice.producer.contract.tables import jobs
-from sluice.producer.contract.wire import JobId
+from sluice.history.tables import jobs
+from sluice.history.writer import HistoryWriter
+from sluice.protocol.wire import JobId
 from sluice.worker.audit.auditor import Report
 from sluice.worker.audit.command import AuditOptions, run_audit
 from sluice.worker.config import load_config
-from sluice.worker.history.recorder import Recorder, RecorderSettings
-from sluice.worker.history.writer import HistoryWriter
-from tests.contract.driving import Queue
+from sluice.worker.recorder.recorder import Recorder, RecorderSettings
+from tests.protocol.driving import Queue
 from tests.servers import RedisServer
 
 

@@ -5,14 +5,14 @@ from collections.abc import Callable, Generator
 import pytest
 from sqlalchemy.engine import Engine
 
-from sluice.producer.contract.calls import LeasedJob, Ok
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.packing import pack_for_script
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.wire import JobId
+from sluice.protocol.calls import LeasedJob, Ok
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.packing import pack_for_script
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import JobId
 from sluice.worker.errors import ConfigError
-from tests.contract.driving import Queue, Worker, ending, new_job, tokens
 from tests.grids import fast_only
+from tests.protocol.driving import Queue, Worker, ending, new_job, tokens
 from tests.servers import RedisServer
 from tests.worker.audit.audits import Scene
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from sluice.producer.contract.calls.audit import Picture
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.wire import JobId
+from sluice.protocol.calls.audit import Picture
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import JobId
 from sluice.worker.audit.findings import (
     Finding,
     HistoryRow,

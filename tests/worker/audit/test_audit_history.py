@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from sluice.history.retention import forget_before
 from sluice.producer import Producer
 from sluice.producer.bulk.run import BulkRun, BulkSettings
-from sluice.producer.contract import calls
-from sluice.producer.contract.bulk.journal import journal_path
-from sluice.producer.contract.calls import Duplicate, SourceLine
-from sluice.producer.contract.jobs import template
-from sluice.producer.contract.packing import pack_for_script
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.wire import JobId, JobOptions, JobSpec, Message, Prompt, encode_prompt, encode_spec
+from sluice.protocol import calls
+from sluice.protocol.bulk_files.journal import journal_path
+from sluice.protocol.calls import Duplicate, SourceLine
+from sluice.protocol.jobs import template
+from sluice.protocol.packing import pack_for_script
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import JobId, JobOptions, JobSpec, Message, Prompt, encode_prompt, encode_spec
 from sluice.worker.cli import main
-from sluice.worker.history.retention import forget_before
-from tests.contract.driving import Queue, ending, new_job, tokens
+from tests.protocol.driving import Queue, ending, new_job, tokens
 from tests.worker.audit.audits import Scene
 
 

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from sluice.history.database import open_database
+from sluice.history.tables import jobs
+from sluice.history.writer import HistoryWriter
 from sluice.producer import Producer
-from sluice.producer.contract.database import open_database
-from sluice.producer.contract.tables import jobs
-from sluice.producer.contract.wire import JobId
+from sluice.protocol.wire import JobId
 from sluice.worker.connection.clients import connect
-from sluice.worker.history.recorder import Recorder, RecorderSettings
-from sluice.worker.history.writer import HistoryWriter
-from tests.contract.driving import Queue, ending
+from sluice.worker.recorder.recorder import Recorder, RecorderSettings
 from tests.end_to_end.processes import worker_pool
 from tests.integration.workers import running_worker
+from tests.protocol.driving import Queue, ending
 from tests.servers import RedisServer
 from tests.worker.audit.audits import Scene
 

@@ -14,9 +14,9 @@ from structlog.testing import LogCapture
 from sluice.worker.callbacks.mover import Mover
 from sluice.worker.callbacks.rq_workers import work
 from sluice.worker.connection.clients import Client, connect
+from tests.history.test_recorder import client_of, num_logged, until
 from tests.servers import RedisServer
 from tests.worker.callbacks.test_callbacks import end_job, mover, settings_for, webhooks_of
-from tests.worker.history.test_recorder import client_of, num_logged, until
 
 
 class SlowReceiver:

@@ -16,11 +16,11 @@ from rq.scheduler import RQScheduler
 
 from sluice.worker.cli import main
 from sluice.worker.errors import ExitCode
+from tests.history import events as e
+from tests.history.test_recorder import client_of, until
 from tests.servers import RedisServer
 from tests.worker.callbacks.receiver import Receiver, receiver
 from tests.worker.callbacks.test_callbacks import SECRET, end_job, mover, settings_for, webhooks_of, work
-from tests.worker.history import events as e
-from tests.worker.history.test_recorder import client_of, until
 
 PATIENCE_S = 40.0
 """For two processes to start on a busy machine. A lock of rq's scheduler lasts 61 s."""

@@ -14,14 +14,16 @@ from rq import Queue
 from sqlalchemy.engine import Engine
 from structlog.testing import LogCapture
 
+from sluice.history.database import open_database
+from sluice.history.rows import changes_of
+from sluice.history.writer import HistoryWriter
 from sluice.producer import Producer, verify_webhook
-from sluice.producer.contract import calls
-from sluice.producer.contract.database import open_database
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.transport.execution import run
-from sluice.producer.contract.webhooks import tenant_secrets
-from sluice.producer.contract.wire import JobId, JobSpec, encode_spec
 from sluice.producer.errors import BatchNotFound
+from sluice.protocol import calls
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.redis.execution import run
+from sluice.protocol.webhooks import tenant_secrets
+from sluice.protocol.wire import JobId, JobSpec, encode_spec
 from sluice.worker.callbacks import chores
 from sluice.worker.callbacks.chore_jobs import MAX_ERROR_CHARS, rq_queue, rq_worker
 from sluice.worker.callbacks.chores import REFUSED_KEPT_S
@@ -30,16 +32,14 @@ from sluice.worker.callbacks.mover import NO_SECRET, Mover
 from sluice.worker.callbacks.settings import CallbackSettings
 from sluice.worker.callbacks.webhooks import parse_networks
 from sluice.worker.connection.clients import Client
-from sluice.worker.history.migrate import migrate
-from sluice.worker.history.rows import changes_of
-from sluice.worker.history.writer import HistoryWriter
-from tests.contract.driving import Queue as ContractQueue
-from tests.contract.driving import ending
+from sluice.worker.recorder.migrate import migrate
+from tests.history import events as e
+from tests.history.test_recorder import client_of, num_logged, until
 from tests.postgres import HOW_TO_GET, has_postgres, postgres_server
+from tests.protocol.driving import Queue as ContractQueue
+from tests.protocol.driving import ending
 from tests.servers import RedisServer
 from tests.worker.callbacks.receiver import Receiver, receiver
-from tests.worker.history import events as e
-from tests.worker.history.test_recorder import client_of, num_logged, until
 
 CALLBACKS = e.KEYS.callbacks
 SECRET = "correct horse"

@@ -8,17 +8,17 @@ from pathlib import Path
 from sqlalchemy.engine import Engine
 from sqlalchemy.event import listen
 
-from sluice.producer.contract import calls
-from sluice.producer.contract.wire import JobId
+from sluice.history.export import BatchJobs, export_batch
+from sluice.history.rows import changes_of
+from sluice.history.writer import HistoryWriter
+from sluice.protocol import calls
+from sluice.protocol.wire import JobId
 from sluice.worker.callbacks.mover import Mover
-from sluice.worker.history.export import BatchJobs, export_batch
-from sluice.worker.history.rows import changes_of
-from sluice.worker.history.writer import HistoryWriter
-from tests.contract.driving import Queue, ending
+from tests.history import events as e
+from tests.history.test_recorder import client_of, recorder
+from tests.protocol.driving import Queue, ending
 from tests.servers import RedisServer
 from tests.worker.callbacks.test_callbacks import chores_of, settings_for, try_now, work
-from tests.worker.history import events as e
-from tests.worker.history.test_recorder import client_of, recorder
 
 MONTH_MS = 31 * 86_400_000
 BATCH = "monthly"

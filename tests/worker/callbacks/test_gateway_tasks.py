@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from sluice.producer.contract.wire import JobId
-from sluice.producer.gateway import tasks
-from sluice.producer.gateway.files.leftovers import AT_ONCE
-from sluice.producer.gateway.responses.store import LOST, ResponseStore, StoredResponse
-from sluice.producer.gateway.tables.database import Database
-from sluice.producer.openai.responses import ResponseInfo
+from sluice.gateway import tasks
+from sluice.gateway.files.leftovers import AT_ONCE
+from sluice.gateway.openai.responses import ResponseInfo
+from sluice.gateway.responses.store import LOST, ResponseStore, StoredResponse
+from sluice.gateway.tables.database import Database
+from sluice.protocol.wire import JobId
 from sluice.worker.callbacks.chore_jobs import rq_queue
 from sluice.worker.callbacks.gateway_tasks import (
     MAX_WAITING,
@@ -24,10 +24,10 @@ from sluice.worker.callbacks.gateway_tasks import (
 )
 from sluice.worker.callbacks.mover import Mover
 from sluice.worker.clock import wall_ms
+from tests.history import events as e
+from tests.history.test_recorder import client_of
 from tests.servers import RedisServer
 from tests.worker.callbacks.test_callbacks import settings_for, work
-from tests.worker.history import events as e
-from tests.worker.history.test_recorder import client_of
 
 
 class TestGivenSeveralMovers:

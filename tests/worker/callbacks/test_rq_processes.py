@@ -16,10 +16,10 @@ from sluice.worker.callbacks.mover import Mover
 from sluice.worker.callbacks.rq_workers import WorkerPool
 from sluice.worker.callbacks.settings import CallbackSettings
 from sluice.worker.errors import ExitCode
+from tests.history import events as e
+from tests.history.test_recorder import client_of, num_logged, until
 from tests.servers import RedisServer
 from tests.worker.callbacks.test_callbacks import settings_for
-from tests.worker.history import events as e
-from tests.worker.history.test_recorder import client_of, num_logged, until
 
 
 def end_at_once(queue: str, settings: CallbackSettings) -> None:

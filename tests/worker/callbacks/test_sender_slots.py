@@ -10,6 +10,8 @@ import pytest
 from sluice.worker.callbacks.command import main
 from sluice.worker.callbacks.events import Event
 from sluice.worker.callbacks.sender_slots import SenderSlots
+from tests.history import events as e
+from tests.history.test_recorder import client_of, until
 from tests.servers import RedisServer
 from tests.worker.callbacks.receiver import Receiver, receiver
 from tests.worker.callbacks.test_callbacks import (
@@ -21,8 +23,6 @@ from tests.worker.callbacks.test_callbacks import (
     webhooks_of,
     work,
 )
-from tests.worker.history import events as e
-from tests.worker.history.test_recorder import client_of, until
 
 
 @pytest.fixture

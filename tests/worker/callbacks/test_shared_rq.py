@@ -8,25 +8,25 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
-from sluice.producer.contract.database import open_database
-from sluice.producer.contract.tables import jobs
-from sluice.producer.contract.wire import JobId
-from sluice.producer.gateway.responses.store import ResponseStore, StoredResponse
-from sluice.producer.gateway.tables.database import Database
-from sluice.producer.openai.responses import ResponseInfo
+from sluice.gateway.openai.responses import ResponseInfo
+from sluice.gateway.responses.store import ResponseStore, StoredResponse
+from sluice.gateway.tables.database import Database
+from sluice.history.database import open_database
+from sluice.history.tables import jobs
+from sluice.protocol.wire import JobId
 from sluice.worker.callbacks.chore_jobs import rq_queue
 from sluice.worker.callbacks.gateway_tasks import bind
 from sluice.worker.callbacks.mover import Mover
 from sluice.worker.callbacks.settings import CallbackSettings
 from sluice.worker.clock import wall_ms
 from sluice.worker.connection.clients import Client
-from sluice.worker.history.migrate import migrate
+from sluice.worker.recorder.migrate import migrate
+from tests.history.test_recorder import client_of
+from tests.history.test_retention import DAY_MS, ran
+from tests.history.test_rows import write
 from tests.servers import RedisServer, redis_server
 from tests.worker.callbacks.receiver import receiver
 from tests.worker.callbacks.test_callbacks import chores_of, complete_batch, end_job, settings_for, work
-from tests.worker.history.test_recorder import client_of
-from tests.worker.history.test_retention import DAY_MS, ran
-from tests.worker.history.test_rows import write
 
 
 def run_all(client: Client, settings: CallbackSettings) -> None:

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.producer import BadSignature, verify_webhook
-from sluice.producer.contract.webhooks import sign
+from sluice.protocol.webhooks import sign
 from sluice.worker.callbacks.webhooks import Sender, WebhookFailed, WebhookRefused, is_allowed, parse_networks
 from sluice.worker.clock import monotonic_s
 from sluice.worker.config import load_config

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 from structlog.testing import capture_logs
 
-from sluice.producer.contract.database import VERSION_TABLE
+from sluice.history.database import VERSION_TABLE
 from sluice.worker.checks.queue_check import check_queue
 from sluice.worker.checks.redis_check import check_redis
 from sluice.worker.checks.site import Site

@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from sluice.producer import Producer
-from sluice.producer.contract.keys import QueueKeys
+from sluice.protocol.keys import QueueKeys
 from sluice.worker.connection import announcement
 from sluice.worker.connection.announcement import announced
 from tests.integration.jobs import wait_until

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from sluice.producer.contract.transport.execution import run_commands
+from sluice.protocol.redis.execution import run_commands
 from sluice.worker.connection.clients import connect
 from sluice.worker.connection.kept_connection import keeping
 from tests.chaos.faults.proxies import cutting_proxy

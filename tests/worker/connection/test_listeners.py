@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from sluice.producer.contract.calls import Notification
-from sluice.producer.contract.keys import QueueKeys
+from sluice.protocol.calls import Notification
+from sluice.protocol.keys import QueueKeys
 from sluice.worker.connection.clients import connect
 from sluice.worker.connection.listeners import GROUP, NotificationListener
 from tests.integration.jobs import wait_until

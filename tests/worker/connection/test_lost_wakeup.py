@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sluice.producer.contract.wire import JobId, JobOptions
+from sluice.protocol.wire import JobId, JobOptions
 from sluice.worker.connection.listeners import ACKNOWLEDGED_WITHIN_MS
 from tests.end_to_end.processes import WorkerProcess, worker_pool
 from tests.integration.jobs import KEYS, Ask, submit_all, wait_for_ends, wait_until

@@ -6,7 +6,7 @@ import pytest
 import redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from sluice.producer.contract.keys import QueueKeys
+from sluice.protocol.keys import QueueKeys
 from sluice.worker.connection.availability import RedisHealth
 from sluice.worker.connection.clients import Client
 from sluice.worker.connection.unavailable_partitions import UnavailablePartitions

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from sluice.engine.watching import Iteration, Watcher
-from sluice.producer.contract.wire import JobOptions
+from sluice.protocol.wire import JobOptions
 from sluice.worker.cli import main
 from sluice.worker.config import MetricsConfig
 from sluice.worker.errors import ExitCode, NotReady

@@ -5,10 +5,10 @@ from itertools import pairwise
 import pytest
 
 from sluice.engine.request import SequenceStats, TokenDelta
-from sluice.producer.contract.calls import LeasedJob
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.wire import JobId, JobSpec
+from sluice.protocol.calls import LeasedJob
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import JobId, JobSpec
 from sluice.worker.jobs.capacity import WEIGHT, WINDOW_S, Capacity
 from sluice.worker.jobs.held_job import HeldJob
 from sluice.worker.jobs.leases import Leases

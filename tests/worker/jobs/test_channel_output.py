@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.engine.request import SequenceStats, TokenDelta
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.wire import ChannelEntry, End, decode_entry
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import ChannelEntry, End, decode_entry
 from sluice.worker.jobs.channel import CHECKPOINT_TOKENS, MAX_ENTRY_TOKENS, ChannelLost, ChannelOutput
 from sluice.worker.jobs.reader_waits import ReaderWaits
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from sluice.engine.request import Finish, FinishReason, Preemptions, SequenceStats, TokenDelta
-from sluice.producer.contract.calls import LeasedJob
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.wire import End, JobId, JobSpec
+from sluice.protocol.calls import LeasedJob
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import End, JobId, JobSpec
 from sluice.worker.jobs.channel import ChannelOutput
 from sluice.worker.jobs.held_job import HeldJob, HoldState
 from sluice.worker.jobs.leases import Leases

@@ -1,9 +1,9 @@
 """The book of held jobs: what a beat says is true of one instant, and an older lease never speaks for a newer one."""
 
 from sluice.engine.request import Request, Room
-from sluice.producer.contract.calls import LeasedJob
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.wire import JobId, JobSpec
+from sluice.protocol.calls import LeasedJob
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.wire import JobId, JobSpec
 from sluice.worker.jobs.held_job import FORGET_PROMPT_BYTES, HeldJob
 from sluice.worker.jobs.leases import Leases
 from sluice.worker.serve.mailbox import Mailbox

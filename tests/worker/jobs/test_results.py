@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from sluice.engine import request
 from sluice.engine.request import SequenceStats, TokenDelta
-from sluice.producer.contract import limits
-from sluice.producer.contract.calls import AdvanceAnswer, Already, EndCall, LeasedJob, Ok, Progress, SendFrom
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.states import JobState
-from sluice.producer.contract.wire import (
+from sluice.protocol import limits
+from sluice.protocol.calls import AdvanceAnswer, Already, EndCall, LeasedJob, Ok, Progress, SendFrom
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import (
     ChannelEntry,
     End,
     JobId,

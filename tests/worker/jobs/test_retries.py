@@ -49,7 +49,7 @@ def codes_of_errors() -> set[str]:
         kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, RequestRejected)
     ]
     worker = "\n".join(path.read_text() for path in (ROOT / "worker").rglob("*.py"))
-    scripts = "\n".join(path.read_text() for path in (ROOT / "producer/contract/scripts").glob("*.lua"))
+    scripts = "\n".join(path.read_text() for path in (ROOT / "protocol/scripts").glob("*.lua"))
     codes = re.findall(r'JobRejected\(\s*"([a-z_]+)"', worker) + re.findall(r'error_code="([a-z_]+)"', worker)
     return {
         *map(str, FailureKind),

@@ -10,7 +10,7 @@ import json
 
 import pytest
 
-from sluice.producer.contract.wire import Message
+from sluice.protocol.wire import Message
 from sluice.worker.model.chat_template import compile_template
 from sluice.worker.model.folders import SMALL_MODEL
 

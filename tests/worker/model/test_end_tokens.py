@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sluice.engine.request import FinishReason, Request, SamplingParams
-from sluice.producer.contract.wire import Message
+from sluice.protocol.wire import Message
 from sluice.worker.config import load_config
 from sluice.worker.errors import ConfigError
 from sluice.worker.model.folders import SMALL_MODEL

@@ -10,8 +10,8 @@ import pytest
 from sluice.engine.executor import ModelLimits
 from sluice.engine.null_model import NullModel
 from sluice.engine.text.tokenizer import load_tokenizer
-from sluice.producer.contract.limits import MAX_PROMPT_BYTES
-from sluice.producer.contract.wire import Message, Prompt
+from sluice.protocol.limits import MAX_PROMPT_BYTES
+from sluice.protocol.wire import Message, Prompt
 from sluice.worker.errors import JobRejected
 from sluice.worker.model.chat_template import compile_template
 from sluice.worker.model.folders import SMALL_MODEL

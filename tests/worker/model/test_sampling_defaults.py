@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from sluice.engine.errors import ModelFolderError
-from sluice.producer.contract.errors import InvalidJob
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.limits import MAX_TOKENS
-from sluice.producer.contract.wire import JobOptions, JobSpec, ResolvedOptions, encode_resolved
+from sluice.protocol.errors import InvalidJob
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.limits import MAX_TOKENS
+from sluice.protocol.wire import JobOptions, JobSpec, ResolvedOptions, encode_resolved
 from sluice.worker.config import load_config
 from sluice.worker.errors import ConfigError, JobRejected
 from sluice.worker.jobs.held_job import HeldJob

@@ -4,9 +4,9 @@ import pytest
 
 from sluice.engine.errors import PromptTooLong, RequestRejected
 from sluice.engine.request import Request
-from sluice.producer.contract.calls import LeasedJob
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.wire import JobId, JobOptions, JobSpec, Message, Prompt, encode_prompt, encode_spec
+from sluice.protocol.calls import LeasedJob
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.wire import JobId, JobOptions, JobSpec, Message, Prompt, encode_prompt, encode_spec
 from sluice.worker.errors import ConfigError, JobRejected
 from sluice.worker.jobs.channel import ChannelOutput
 from sluice.worker.jobs.held_job import HeldJob

@@ -19,9 +19,9 @@ from sluice.engine.batch import Batch
 from sluice.engine.config import DISCIPLINE_NAMES
 from sluice.engine.executor import Launched
 from sluice.engine.request import FinishReason
-from sluice.producer.contract.jobs import PromptLike, as_prompt
-from sluice.producer.contract.wire import JobOptions, JobResult, JobSpec, Message
 from sluice.producer.errors import InvalidJob
+from sluice.protocol.jobs import PromptLike, as_prompt
+from sluice.protocol.wire import JobOptions, JobResult, JobSpec, Message
 from sluice.worker.config import load_config
 from sluice.worker.errors import ConfigError
 from sluice.worker.model import load as loading

@@ -3,9 +3,9 @@
 import pytest
 from structlog.testing import capture_logs
 
-from sluice.producer.contract.calls import Beat, beat
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.transport.execution import run
+from sluice.protocol.calls import Beat, beat
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.redis.execution import run
 from sluice.worker.log import get_log
 from sluice.worker.processes import death_report
 from sluice.worker.processes.death_report import DeathReports

@@ -18,8 +18,8 @@ from tests.worker.processes.test_parent import REST, ROOT, SAYS, STAYS
 FLEET = """
 import os, sys
 from pathlib import Path
-from sluice.producer.contract.scaling.backlog import Backlog
-from sluice.producer.contract.scaling.demand import ScalePolicy
+from sluice.protocol.scaling.backlog import Backlog
+from sluice.protocol.scaling.demand import ScalePolicy
 from sluice.worker.config import LogConfig
 from sluice.worker.log import configure_logs, get_log
 from sluice.worker.processes import fleet, parent

@@ -1,8 +1,8 @@
 """How many preempted jobs go to an idle worker, by what its heartbeat says."""
 
-from sluice.producer.contract.calls import LeasedJob
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.wire import JobId, JobOptions, JobSpec
+from sluice.protocol.calls import LeasedJob
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.wire import JobId, JobOptions, JobSpec
 from sluice.worker.jobs.held_job import HeldJob
 from sluice.worker.jobs.leases import Leases
 from sluice.worker.serve.give_back import IdleWorker

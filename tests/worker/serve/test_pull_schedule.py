@@ -1,8 +1,8 @@
 """When to pull: at a notification, at more room, at a timer, in turns; and under the same number until answered."""
 
 from sluice.engine.request import NO_ROOM, Room
-from sluice.producer.contract.calls import Notification, PullReply
-from sluice.producer.contract.keys import QueueKeys
+from sluice.protocol.calls import Notification, PullReply
+from sluice.protocol.keys import QueueKeys
 from sluice.worker.serve.pull_schedule import PULL_AT_LEAST_EVERY_S, PullSchedule
 
 ONE, TWO = QueueKeys("q", 0), QueueKeys("q", 1)

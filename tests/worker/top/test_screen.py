@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from sluice.producer.contract.scaling.backlog import Backlog
-from sluice.producer.contract.workers import Sample
+from sluice.protocol.scaling.backlog import Backlog
+from sluice.protocol.workers import Sample
 from sluice.worker.top.screen import BARS, BATCH_SAMPLES, screen, sparkline
 from sluice.worker.top.state import TopState
 from tests.worker.top.test_state import row

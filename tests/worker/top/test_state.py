@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from sluice.producer.contract.workers import WorkerRow
+from sluice.protocol.workers import WorkerRow
 from sluice.worker.top.state import ORDERS, Action, TopState
 
 

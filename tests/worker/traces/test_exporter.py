@@ -10,16 +10,16 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.event import listen
 from structlog.testing import capture_logs
 
-from sluice.worker.history.recorder import Recorder, RecorderSettings
-from sluice.worker.history.writer import HistoryWriter
+from sluice.history.writer import HistoryWriter
 from sluice.worker.log import get_log
+from sluice.worker.recorder.recorder import Recorder, RecorderSettings
 from sluice.worker.traces import exporter as exporting
 from sluice.worker.traces.exporter import TraceExporter
 from sluice.worker.traces.spans import Submission
+from tests.history import events as e
+from tests.history.test_recorder import add, client_of, states
 from tests.servers import RedisServer
 from tests.worker.callbacks.receiver import Receiver, receiver
-from tests.worker.history import events as e
-from tests.worker.history.test_recorder import add, client_of, states
 from tests.worker.traces.collector import service_of, spans_at
 
 
@@ -168,6 +168,6 @@ class TestGivenNoEndpoint:
         ran = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)
 
         assert "recorder stopped" in ran.stdout + ran.stderr
-        assert "sluice.worker.history.recorder" in ran.stderr
+        assert "sluice.worker.recorder.recorder" in ran.stderr
         assert "sluice.worker.traces" not in ran.stderr
         assert "opentelemetry.exporter" not in ran.stderr  # redis-py loads other parts, where they are installed

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.producer.contract.tables import attempts, jobs
+from sluice.history.tables import attempts, jobs
 from sluice.worker.traces.spans import JobSpan, Row, spans_of
 
 NOON_MS = 1_800_000_000_000

@@ -1,0 +1,221 @@
+"""The ASGI application: its routes."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from itertools import chain
+from typing import cast
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Match, Route
+from starlette.types import ASGIApp
+
+from sluice.gateway.access import Access
+from sluice.gateway.arrival.requests import Arrival
+from sluice.gateway.arrival.shares import ShareLimits, Shares
+from sluice.gateway.batches.routes import BatchRoutes
+from sluice.gateway.batches.store import BatchStore
+from sluice.gateway.connections.drain import Drain, Draining
+from sluice.gateway.errors import METHOD_NOT_ALLOWED, SERVER, HttpError, error_of
+from sluice.gateway.files.hosts import StorageMarks, lacks_callbacks, without_callbacks
+from sluice.gateway.files.routes import FileRoutes
+from sluice.gateway.files.storage import Storage
+from sluice.gateway.files.store import FileStore
+from sluice.gateway.generation import GenerationRoutes
+from sluice.gateway.keyring import Keyring
+from sluice.gateway.log.requests import REQUEST_ID, RequestLog
+from sluice.gateway.native.records import Records
+from sluice.gateway.native.routes import native_routes
+from sluice.gateway.openapi.document import document_route
+from sluice.gateway.openapi.openai_docs import LIVE, MODEL, MODELS, READY, generation_doc
+from sluice.gateway.openapi.routes import ApiRoute
+from sluice.gateway.queues import Queues, unknown_model
+from sluice.gateway.rates import RATE_HEADERS, Rates
+from sluice.gateway.refusals import count
+from sluice.gateway.responses.routes import response_routes
+from sluice.gateway.settings import GatewaySettings, is_loopback
+from sluice.gateway.tables.database import Database
+from sluice.gateway.tables.quota import Quota
+from sluice.gateway.tables.threads import SQL, SQL_LIMIT_S
+from sluice.gateway.ui.app import Parts, page_routes
+from sluice.producer.errors import HistoryUnavailable, ProducerError, QueueFull
+from sluice.protocol.bounds import TENANT_SHARE
+from sluice.protocol.openai_format.bodies import Object
+from sluice.protocol.openai_format.requests import ENDPOINTS, RequestRefused
+
+ANSWERED = (HTTPException, HttpError, RequestRefused, ProducerError)
+"""Errors that clients read."""
+
+MIB = 1024 * 1024
+LOG = logging.getLogger(__name__)
+
+
+def create_app(settings: GatewaySettings, keyring: Keyring, drain: Drain) -> ASGIApp:
+    """Build the application. It connects when it starts.
+
+    Raises:
+        InvalidSetting: the Redis URL or the name of a queue is wrong.
+    """
+    # The log is outside of everything, so that answers to refused and failed requests have an id too.
+    return RequestLog(Draining(create_router(settings, keyring), drain))
+
+
+def create_router(settings: GatewaySettings, keyring: Keyring) -> Starlette:
+    """Build the routes, and what surrounds all of them but the log.
+
+    Raises:
+        InvalidSetting: as `create_app`.
+    """
+    queues, storage = Queues(settings), Storage(settings.files_url)
+    database = Database(settings.database_url, patience_s=SQL_LIMIT_S)
+    marks, quota = StorageMarks(queues, storage), Quota(database, settings.tenant_files_mib * MIB)
+    rates, records = Rates(queues.first.submitting, queues.first.name), Records(settings.database_url)
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncGenerator[None]:
+        keyring.start()
+        await _warn_without(database)
+        async with queues:
+            marks.start()
+            yield
+            await marks.stop()
+        database.close()
+        await asyncio.to_thread(keyring.close)
+        await asyncio.to_thread(records.close)
+
+    routes = [
+        document_route(),
+        *_status(keyring, queues, marks),
+        *_stored(settings, queues, storage, database, quota),
+        *response_routes(queues, rates, settings, database, quota),
+        *native_routes(queues, rates, records, settings),
+        *_generate(GenerationRoutes(queues, rates, settings)),
+        *page_routes(Parts(keyring, queues, rates, records, database, storage)),
+    ]
+    return Starlette(
+        routes=routes,
+        middleware=[
+            Middleware(Arrival, shares=Shares(_share_limits(settings))),
+            *_cors(settings),
+            Middleware(Access, keyring=keyring, is_loopback=is_loopback(settings.host)),
+        ],
+        exception_handlers={
+            **dict.fromkeys(ANSWERED, _answer_with),
+            ClientDisconnect: _answer_nobody,
+            Exception: _answer_broken,
+        },
+        lifespan=lifespan,
+    )
+
+
+def _share_limits(settings: GatewaySettings) -> ShareLimits:
+    return ShareLimits(
+        held_bytes=settings.max_held_bytes,
+        tenant_held_bytes=settings.tenant_held_mib * MIB,
+        tenant_unread_bytes=settings.tenant_unread_mib * MIB,
+        tenant_requests=settings.tenant_requests,
+        key_reads=settings.key_reads,
+    )
+
+
+def _status(keyring: Keyring, queues: Queues, marks: StorageMarks) -> Iterator[ApiRoute]:
+    """Yield the routes that say whether the gateway works, and what it serves."""
+
+    async def list_models(_request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": list(map(_model, await queues.models()))})
+
+    async def show_model(request: Request) -> Response:
+        name, names = request.path_params["model"], await queues.models()
+        if name not in names:
+            raise unknown_model(name, names)
+        return JSONResponse(_model(name))
+
+    async def live(_request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def ready(_request: Request) -> Response:
+        if keyring.is_required:
+            keyring.check()
+        await queues.check_ready()
+        await marks.check()
+        missing = [without_callbacks(one.name) for one in queues if await lacks_callbacks(one)]
+        return JSONResponse({"status": "ok", **({"warnings": missing} if missing else {})})
+
+    yield ApiRoute("GET", "/livez", live, LIVE, scope=None)
+    yield ApiRoute("GET", "/readyz", ready, READY, scope=None)
+    yield ApiRoute("GET", "/v1/models", list_models, MODELS, scope="read")
+    # Names may have slashes.
+    yield ApiRoute("GET", "/v1/models/{model:path}", show_model, MODEL, scope="read")
+
+
+def _model(name: str) -> Object:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "sluice"}
+
+
+def _stored(
+    settings: GatewaySettings, queues: Queues, storage: Storage, database: Database, quota: Quota
+) -> Iterator[ApiRoute]:
+    """Yield the routes of what is kept in SQL and in files."""
+    files = FileStore(database)
+    yield from FileRoutes(files, storage, settings.max_file_mib * MIB, quota).routes()
+    batches = BatchStore(database)
+    yield from BatchRoutes(batches, files, storage, queues, quota, max_open=settings.tenant_batches).routes()
+
+
+def _cors(settings: GatewaySettings) -> Iterator[Middleware]:
+    """Yield the middleware that lets pages of other sites read answers, if it is asked for. They need a key as well."""
+    if settings.cors_origins:
+        yield Middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=("GET", "POST", "DELETE"),
+            allow_headers=("*",),
+            expose_headers=("retry-after", REQUEST_ID, *RATE_HEADERS),
+        )
+
+
+def _generate(generation: GenerationRoutes) -> Iterator[ApiRoute]:
+    """Yield the routes that generate text."""
+    for endpoint in ENDPOINTS:
+        handler = partial(generation.answer, endpoint)
+        yield ApiRoute("POST", endpoint, handler, generation_doc(endpoint), scope="submit")
+
+
+async def _warn_without(database: Database) -> None:
+    try:
+        await SQL.run(database.check)
+    except HistoryUnavailable as error:
+        LOG.warning("Responses, files and batches cannot be kept: %s", error)
+
+
+async def _answer_with(request: Request, error: Exception) -> Response:
+    if isinstance(error, QueueFull) and error.reason == TENANT_SHARE.code:
+        count(TENANT_SHARE)
+    if not isinstance(error, HttpError):
+        error = error_of(cast("ProducerError | RequestRefused | HTTPException", error))
+    if error.status == METHOD_NOT_ALLOWED:
+        error.headers["allow"] = ", ".join(_methods(request))
+    return error.response
+
+
+def _methods(request: Request) -> Sequence[str]:
+    """Return the methods that a path has: a route of the API has one, and HEAD with GET."""
+    routes = (route for route in cast("Starlette", request.app).routes if isinstance(route, Route))
+    found = (route.methods or () for route in routes if route.matches(request.scope)[0] is not Match.NONE)
+    return sorted(chain.from_iterable(found))
+
+
+async def _answer_nobody(_request: Request, _error: Exception) -> Response:
+    return Response(status_code=499)  # its client left before the end of the body
+
+
+async def _answer_broken(_request: Request, _error: Exception) -> Response:
+    # The server logs the error, which it gets as well.
+    return HttpError(500, SERVER, "the gateway failed; its log has the cause", "internal_error").response

@@ -1,0 +1,239 @@
+"""Collect the outcomes of a batch's jobs into parts: objects with lines of the output and of the error file.
+
+A part is written to the storage first. Then the database gets its key together with the bits of its lines, in one
+transaction. So a task that is killed in between leaves an object that no row names, and the next one collects again.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from secrets import token_hex
+from time import monotonic
+
+from sluice.gateway.batches.batch import Batch, Parts
+from sluice.gateway.batches.lines import Names, Tick, identity_of
+from sluice.gateway.files.storage import Storage
+from sluice.gateway.files.store import Stored
+from sluice.producer.bulk.output import error_line, output_line
+from sluice.producer.bulk.recorded import RecordedOutcomes
+from sluice.producer.client import Producer
+from sluice.producer.errors import (
+    HistoryUnavailable,
+    JobCancelled,
+    JobExpired,
+    JobNotDone,
+    JobNotFound,
+    ResultExpired,
+)
+from sluice.producer.operations.results import Outcome
+from sluice.protocol.bulk_files.journal import name_of
+from sluice.protocol.openai_format.bodies import Object
+from sluice.protocol.wire import JobId
+
+PART_LINES = 1000
+PART_BYTES = 8 * 1024 * 1024
+ASKED = 256
+"""Jobs in one look."""
+
+LOST = {"code": "result_lost", "message": "The queue does not know this request any more."}
+UNSENT = {
+    "expired": {"code": "batch_expired", "message": "This request could not be executed before it expired."},
+    "cancelled": {"code": "batch_cancelled", "message": "This request was cancelled before it was executed."},
+}
+
+
+class Bits:
+    """A set of places, as the database keeps it. Changes as places are added."""
+
+    def __init__(self, data: bytes | None, total: int) -> None:
+        self._data = bytearray(data or bytes((total + 7) // 8))
+
+    def add(self, place: int) -> None:
+        """Add a place."""
+        self._data[place >> 3] |= 1 << (place & 7)
+
+    def __contains__(self, place: int) -> bool:
+        """Return whether it has a place."""
+        return bool(self._data[place >> 3] >> (place & 7) & 1)
+
+    def missing(self, begin: int, end: int) -> Iterator[int]:
+        """Yield the places from `begin` to before `end` that it lacks."""
+        for at in range(begin >> 3, (end + 7) >> 3):
+            if self._data[at] != 0xFF:
+                for place in range(max(begin, at * 8), min(at * 8 + 8, end)):
+                    if place not in self:
+                        yield place
+
+    def __bytes__(self) -> bytes:
+        """Return it as the database keeps it."""
+        return bytes(self._data)
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """Lines that are not written yet. Changes as they are added."""
+
+    places: list[int] = field(default_factory=list[int])
+    output: list[str] = field(default_factory=list[str])
+    error: list[str] = field(default_factory=list[str])
+    num_bytes: int = 0
+    num_expired: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is to be written."""
+        return len(self.places) >= PART_LINES or self.num_bytes >= PART_BYTES
+
+    def add(self, place: int, line: Object, *, is_done: bool) -> None:
+        """Add the line of an outcome."""
+        text = json.dumps(line, separators=(",", ":")) + "\n"
+        (self.output if is_done else self.error).append(text)
+        self.places.append(place)
+        self.num_bytes += len(text)
+        error = line["error"]
+        self.num_expired += error is not None and error["code"] == UNSENT["expired"]["code"]
+
+    def write(self, storage: Storage, batch: Batch) -> Parts:
+        """Write it to the storage; return the parts of the batch with it.
+
+        Raises:
+            StorageUnavailable: it cannot be written.
+        """
+        return Parts(
+            batch.parts.output + _stored(storage, batch, "output", len(batch.parts.output), self.output),
+            batch.parts.error + _stored(storage, batch, "error", len(batch.parts.error), self.error),
+        )
+
+
+def _stored(storage: Storage, batch: Batch, kind: str, number: int, texts: Sequence[str]) -> tuple[Stored, ...]:
+    if not texts:
+        return ()
+    # Random, so that a task that was taken for dead cannot replace the part of the one that went on.
+    key = f"{batch.folder}/{kind}-{number:05d}-{token_hex(6)}"
+    data = "".join(texts).encode()
+    storage.put(key, data)
+    return (Stored(key=key, num_bytes=len(data), num_lines=len(texts)),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What a look for ended jobs is for."""
+
+    end: int
+    """Place before which lines may have ended."""
+
+    unsent: str | None = None
+    """Why lines that the queue does not know have no outcome; None: the queue had them."""
+
+    most: int | None = None
+    """How many have ended; None: any number."""
+
+    until_s: float
+    """When to stop, by the monotonic clock."""
+
+    can_submit: bool = False
+    """Whether lines that are lost can be submitted again."""
+
+    is_last: bool = False
+    """Whether lines that have not ended are given up, because of `unsent`."""
+
+
+class Collector:
+    """The outcomes of one batch. Changes as lines are collected.
+
+    Args:
+        producer: A client of its queue.
+        batch: The batch.
+        names: Its custom ids.
+        recorded: The history, for what the queue no longer has.
+    """
+
+    def __init__(self, producer: Producer, batch: Batch, names: Names, recorded: RecordedOutcomes) -> None:
+        self._producer, self._batch, self._recorded = producer, batch, recorded
+        self.names = names
+        self.bits = Bits(batch.collected, batch.total)
+        self.place = batch.looked_at
+        """Where the next look begins."""
+
+    def ended(self, part: Part, tick: Tick, look: Look) -> int | None:
+        """Add outcomes to a part, until it is full, all lines were looked at once, or time is up.
+
+        Returns the place of a line that is to be submitted again, if the queue has lost one; then others behind it may
+        be lost too.
+
+        Raises:
+            HistoryUnavailable: an outcome may be in the history, which cannot be read now.
+        """
+        before = len(part.places)
+        most = PART_LINES if look.most is None else look.most
+        begin = self.place if self.place < look.end else 0
+        waiting = chain(self.bits.missing(begin, look.end), self.bits.missing(0, begin))
+        while not part.is_full and len(part.places) - before < most and (places := list(islice(waiting, ASKED))):
+            tick()
+            lost = self._look_at(part, places, look)
+            self.place = places[-1] + 1
+            if lost or monotonic() > look.until_s:
+                return min(lost, default=None)
+        return None
+
+    def add_refused(self, part: Part, refused: dict[int, Object]) -> None:
+        """Add the lines that the queue refused."""
+        for place, line in refused.items():
+            part.add(place, line, is_done=False)
+            self.bits.add(place)
+
+    def _look_at(self, part: Part, places: Sequence[int], look: Look) -> list[int]:
+        lost: list[int] = []
+        by_id = {identity_of(self._batch, self.names.number(place))[0]: place for place in places}
+        for outcome in self._producer.results(by_id, is_waiting=False):
+            place = by_id.pop(outcome.job_id)
+            if not self._add(part, place, outcome, look):
+                lost.append(place)
+        if look.is_last and look.unsent is not None:
+            for job_id, place in by_id.items():
+                line = _unsent_line(job_id, self.names.custom_ids[place], look.unsent)
+                part.add(place, line, is_done=False)
+                self.bits.add(place)
+        return lost
+
+    def _add(self, part: Part, place: int, outcome: Outcome, look: Look) -> bool:
+        """Add the outcome of a line; return False if the line is to be submitted again."""
+        # Lines that were never submitted are not looked up: a cancelled batch may have very many.
+        was_sent = look.unsent is None or place < self._batch.submitted
+        is_recorded = isinstance(outcome.error, ResultExpired) or (was_sent and isinstance(outcome.error, JobNotFound))
+        if is_recorded:
+            outcome = self._recorded.find(outcome.job_id) or outcome
+            if self._recorded.problem is not None:
+                raise HistoryUnavailable(self._recorded.problem)
+        if isinstance(outcome.error, JobNotFound) and look.can_submit:
+            return False
+        name, custom_id = name_of(outcome.job_id), self.names.custom_ids[place]
+        if outcome.result is not None and outcome.error is None:
+            batch = self._batch
+            line = output_line(name, custom_id, batch.endpoint, outcome.result, model=batch.model)
+        else:
+            line = self._error_line(outcome, custom_id, look)
+        part.add(place, line, is_done=outcome.error is None)
+        self.bits.add(place)
+        return True
+
+    def _error_line(self, outcome: Outcome, custom_id: str, look: Look) -> Object:
+        job_id, error = outcome.job_id, outcome.error
+        # The jobs of a batch that is given up are cancelled.
+        is_given_up = look.is_last and look.unsent == "expired" and isinstance(error, JobCancelled)
+        if isinstance(error, JobExpired) or is_given_up:
+            return _unsent_line(job_id, custom_id, "expired")
+        if isinstance(error, JobNotDone):
+            return error_line(name_of(job_id), custom_id, error, self._batch.endpoint)
+        if isinstance(error, JobNotFound) and look.unsent is not None:
+            return _unsent_line(job_id, custom_id, look.unsent)
+        return _line(job_id, custom_id, LOST)
+
+
+def _unsent_line(job_id: JobId, custom_id: str, why: str) -> Object:
+    return _line(job_id, custom_id, UNSENT[why])
+
+
+def _line(job_id: JobId, custom_id: str, error: Object) -> Object:
+    return {"id": f"batch_req_{name_of(job_id)}", "custom_id": custom_id, "response": None, "error": error}

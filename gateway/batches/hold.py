@@ -1,0 +1,50 @@
+"""Keep a batch for one task while it works, on a thread: a slow storage or a long line must not lose it."""
+
+import threading
+from types import TracebackType
+from typing import Self
+
+from sluice.gateway.batches.batch import CANCELLING, Batch
+from sluice.gateway.batches.store import TAKEN_MS, BatchLost, BatchStore
+from sluice.producer.errors import HistoryUnavailable
+
+RENEW_S = TAKEN_MS / 1000 / 4
+
+
+class Hold:
+    """The hold of a task on its batch. Changes when the batch is lost or cancelled. Use it in a `with`."""
+
+    def __init__(self, batches: BatchStore, batch: Batch) -> None:
+        self._batches, self._batch = batches, batch
+        self._is_lost = False
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hold", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    def check(self) -> None:
+        """Check that the work is to go on.
+
+        Raises:
+            BatchLost: another task has the batch, or it has been cancelled meanwhile.
+        """
+        if self._is_lost:
+            raise BatchLost(self._batch.id)
+
+    def _run(self) -> None:
+        while not self._stopping.wait(RENEW_S):
+            try:
+                status = self._batches.renew(self._batch)
+            except HistoryUnavailable:
+                continue  # the next write of the task fails likewise, or does not
+            if status is None or (status == CANCELLING and self._batch.status != CANCELLING):
+                self._is_lost = True
+                return

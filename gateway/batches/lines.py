@@ -1,0 +1,260 @@
+"""The lines of a batch's file: each must be a request of OpenAI's batch format, and becomes one job.
+
+The id and the seed of a job derive from the batch and the number of its line, so a line that is submitted again is the
+same job.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass
+from hashlib import blake2b
+from itertools import islice
+from time import monotonic
+from typing import BinaryIO
+
+from sluice.gateway.batches.batch import Batch
+from sluice.producer.errors import InvalidJob, InvalidSetting
+from sluice.protocol.bulk_files.input import BadLine, Line, LineReader, lines
+from sluice.protocol.bulk_files.jobs import NAME_BYTES, BulkSpec, LineJobs
+from sluice.protocol.calls import NewJob, SourceLine
+from sluice.protocol.jobs import Options, partition_of
+from sluice.protocol.wire import JobId
+
+MAX_ERRORS = 100
+"""Bad lines that a batch lists."""
+
+MAX_LINES = 1_000_000
+Tick = Callable[[], None]
+"""What is called for each line: it raises to end the work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The custom ids of a file's lines, and their numbers in the file."""
+
+    custom_ids: tuple[str, ...]
+    numbers: tuple[int, ...] | None = None
+    """None if they are 1, 2, 3 and so on."""
+
+    def number(self, place: int) -> int:
+        """Return the number of a line, by its place among those that are not blank."""
+        return place + 1 if self.numbers is None else self.numbers[place]
+
+    def encoded(self) -> bytes:
+        """Encode them as JSON."""
+        return json.dumps({"custom_ids": self.custom_ids, "numbers": self.numbers}, separators=(",", ":")).encode()
+
+
+def names_of(data: bytes) -> Names:
+    """Read what `Names.encoded` wrote.
+
+    Raises:
+        ValueError: it is something else, or was cut short.
+    """
+    try:
+        found = json.loads(data)
+        numbers = found["numbers"]
+        return Names(tuple(found["custom_ids"]), None if numbers is None else tuple(numbers))
+    except (KeyError, TypeError) as error:
+        raise ValueError("these are no names") from error
+
+
+class LineJobsOfBatch:
+    """The builder of the jobs of one batch."""
+
+    def __init__(self, batch: Batch, seen: Iterable[str] = ()) -> None:
+        """Begin after lines with these custom ids."""
+        self._batch = batch
+        self._jobs = LineJobs(BulkSpec(queue=batch.queue, batch=batch.id, partitions=batch.partitions))
+        defaults = Options(tenant=batch.tenant)
+        self._reader = LineReader(endpoint=None, model=None, defaults=defaults, of_batch=batch.endpoint, seen=seen)
+
+    def read(self, number: int, line: bytes | None) -> Line | BadLine:
+        """Parse a line."""
+        return self._reader.read(number, line)
+
+    def job(self, line: Line) -> NewJob:
+        """Build the job of a line.
+
+        Raises:
+            InvalidJob: the line has an invalid value.
+        """
+        source = SourceLine(custom_id=line.name, number=line.number, endpoint=line.endpoint)
+        template = self._jobs.template(line.options)
+        return template.new_job(line.prompt, lambda _digest: identity_of(self._batch, line.number), source)
+
+
+def identity_of(batch: Batch, number: int) -> tuple[JobId, int]:
+    """Return the id and the seed of the job of a line."""
+    drawn = blake2b(f"{batch.id}\n{number}".encode(), digest_size=NAME_BYTES + 8).digest()
+    name = drawn[:NAME_BYTES].hex()
+    partition = partition_of(name, batch.partitions)
+    return JobId(f"{partition}.{batch.tenant}.{name}"), int.from_bytes(drawn[NAME_BYTES:])
+
+
+class Check:
+    """The check of a whole file, which may be done in slices. Changes with each line.
+
+    Args:
+        batch: Its batch.
+        slices: What `new_lines` returned after each of the slices so far, in order.
+
+    Raises:
+        ValueError: a slice is something else, or was cut short.
+    """
+
+    def __init__(self, batch: Batch, slices: Sequence[bytes] = ()) -> None:
+        self._batch = batch
+        self._custom_ids: list[str] = []
+        self._numbers: list[int] = []
+        self._bad: list[BadLine] = []
+        self._number, self._model = 0, _Model()
+        self.offset = 0
+        """Bytes of the file that are checked."""
+
+        self._begins: list[tuple[int, int]] = []
+        """Of each slice, and of what this object checks itself: the custom ids and bad lines before it."""
+
+        for data in slices:
+            self._begin()
+            self._read(data)
+        self._begin()
+        self._jobs = LineJobsOfBatch(batch, (*self._custom_ids, *(bad.custom_id for bad in self._bad if bad.custom_id)))
+
+    @property
+    def names(self) -> Names:
+        """The custom ids of the lines so far."""
+        are_plain = self._numbers == list(range(1, len(self._numbers) + 1))
+        return Names(tuple(self._custom_ids), None if are_plain else tuple(self._numbers))
+
+    @property
+    def errors(self) -> Sequence[BadLine]:
+        """The first bad lines so far."""
+        return self._bad
+
+    @property
+    def model(self) -> str | None:
+        """The model that the lines name."""
+        return self._model.name
+
+    def num_lines(self, since: int) -> int:
+        """Return how many lines were checked in the slices from the number `since` on, without blank ones."""
+        return len(self._custom_ids) + len(self._bad) - sum(self._begins[since])
+
+    def run(self, file: BinaryIO, tick: Tick, for_s: float = float("inf")) -> bool:
+        """Check lines until the end of the file, or for a time from the first line on; return whether all are."""
+        file.seek(self.offset)
+        until_s: float | None = None
+        try:
+            for number, raw in lines(file, after=self._number):
+                until_s = monotonic() + for_s if until_s is None else until_s
+                tick()
+                self._add(self._jobs.read(number, raw))
+                self._number, self.offset = number, file.tell()
+                if len(self._bad) >= MAX_ERRORS or len(self._custom_ids) > MAX_LINES:
+                    break
+                if monotonic() > until_s:
+                    return False
+        except InvalidSetting as error:  # a line, or blank ones, without an end
+            self._bad.append(BadLine(0, None, "invalid_file", str(error)))
+        if len(self._custom_ids) > MAX_LINES:
+            message = f"a batch has at most {MAX_LINES} requests"
+            self._bad.append(BadLine(MAX_LINES + 1, None, "too_many_tasks", message))
+        if not self._custom_ids and not self._bad:
+            self._bad.append(BadLine(1, None, "empty_file", "the file has no requests"))
+        return True
+
+    def new_lines(self, since: int | None = None) -> bytes:
+        """Encode what this object has checked itself, with the slices from the number `since` on, as one slice."""
+        first, first_bad = self._begins[-1 if since is None else since]
+        found = {
+            "custom_ids": self._custom_ids[first:],
+            "numbers": self._numbers[first:],
+            "errors": [astuple(bad) for bad in self._bad[first_bad:]],
+            "end": [self._number, self.offset],
+            "model": [self._model.name, self._model.is_known],
+        }
+        return json.dumps(found, separators=(",", ":")).encode()
+
+    def _begin(self) -> None:
+        self._begins.append((len(self._custom_ids), len(self._bad)))
+
+    def _read(self, data: bytes) -> None:
+        try:
+            found = json.loads(data)
+            self._custom_ids += found["custom_ids"]
+            self._numbers += found["numbers"]
+            self._bad += [BadLine(*fields) for fields in found["errors"]]
+            self._number, self.offset = found["end"]
+            self._model = _Model(*found["model"])
+        except (KeyError, TypeError) as error:
+            raise ValueError("this is no slice of a check") from error
+
+    def _add(self, line: Line | BadLine) -> None:
+        found = _checked(self._batch, self._jobs, self._model, line)
+        if isinstance(found, BadLine):
+            self._bad.append(found)
+        else:
+            self._custom_ids.append(found.name)
+            self._numbers.append(found.number)
+
+
+@dataclass(frozen=True, slots=True)
+class RawLine:
+    """A line of a checked file."""
+
+    place: int
+    """Among those that are not blank, from 0."""
+
+    number: int
+    data: bytes | None
+    end: int
+    """Bytes of the file up to its end."""
+
+    def job(self, jobs: LineJobsOfBatch) -> NewJob | BadLine:
+        """Return its job, or why it has none: another release may have checked the file, and accepted more."""
+        line = jobs.read(self.number, self.data)
+        if isinstance(line, BadLine):
+            return line
+        try:
+            return jobs.job(line)
+        except InvalidJob as error:
+            return line.refused(error)
+
+
+def lines_from(batch: Batch, names: Names, file: BinaryIO) -> Iterator[RawLine]:
+    """Yield the lines of a checked file that the batch has not submitted."""
+    first, num_before, num_skipped = batch.submitted, 0, batch.submitted
+    if batch.file_offset:
+        file.seek(batch.file_offset)
+        num_before, num_skipped = names.number(first - 1), 0
+    rest = islice(lines(file, after=num_before), num_skipped, None)
+    for place, (number, data) in enumerate(rest, first):
+        yield RawLine(place, number, data, file.tell())
+
+
+class _Model:
+    """The model that all lines of a file name. Changes with the first line."""
+
+    def __init__(self, name: str | None = None, is_known: bool = False) -> None:
+        self.name, self.is_known = name, is_known
+
+    def is_same(self, name: str | None) -> bool:
+        """Return whether a line names the model of the first one."""
+        if not self.is_known:
+            self.name, self.is_known = name, True
+        return name == self.name
+
+
+def _checked(batch: Batch, jobs: LineJobsOfBatch, model: _Model, line: Line | BadLine) -> Line | BadLine:
+    if isinstance(line, BadLine):
+        return line
+    named = line.options.get("model")
+    if not model.is_same(named):
+        message = f"the line names model {named!r}, and the first line {model.name!r}: a batch has one model"
+        return BadLine(line.number, line.custom_id, "mismatched_model", message, "model")
+    try:
+        jobs.job(line)
+    except InvalidJob as error:
+        return line.refused(error)
+    return line

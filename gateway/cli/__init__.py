@@ -1,0 +1,1 @@
+"""Commands of `producer` that belong to the gateway: serve, keys and prices."""

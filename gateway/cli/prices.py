@@ -1,0 +1,84 @@
+"""The commands `producer prices …`: what tokens of models cost."""
+
+import re
+import time
+
+import click
+
+from sluice.producer import config
+from sluice.producer.cli.common import database_option, json_option, note, show_json, show_table, when
+from sluice.producer.errors import InvalidSetting
+from sluice.protocol.host.numbers import Number
+
+AMOUNT = Number(0, 1e6)
+HEADERS = ("model", "input", "cached", "output", "currency", "since")
+
+
+@click.group()
+def prices() -> None:
+    """Set and list the prices of models, by which the page and the history's views count costs."""
+
+
+@prices.command("set")
+@click.argument("model")
+@click.option("--input", "per_input", metavar="AMOUNT", type=AMOUNT, required=True,
+              help="Price of a million prompt tokens.")  # fmt: skip
+@click.option("--cached", "per_cached", metavar="AMOUNT", type=AMOUNT,
+              help="Price of a million of them that the prefix cache had. Default: that of --input.")  # fmt: skip
+@click.option("--output", "per_output", metavar="AMOUNT", type=AMOUNT, required=True,
+              help="Price of a million output tokens.")  # fmt: skip
+@click.option("--currency", metavar="CODE", default="USD", show_default=True, help="Three letters, such as EUR.")
+@database_option
+def set_one(
+    *,
+    model: str,
+    per_input: float,
+    per_cached: float | None,
+    per_output: float,
+    currency: str,
+    database_url: str | None,
+) -> None:
+    """Set the price of a model, for jobs that are submitted from now on.
+
+    \b
+    Example:
+        producer prices set small_model --input 0.5 --cached 0.1 --output 1.5
+    """
+    from sluice.gateway.tables.database import Database
+    from sluice.gateway.ui.read.usage import Price, set_price
+
+    if not re.fullmatch("[A-Z]{3}", currency):
+        raise InvalidSetting(f"--currency is three capital letters, such as EUR; got {currency!r}")
+    price = Price(
+        model=model,
+        since_ms=round(time.time() * 1000),
+        input=per_input,
+        cached=per_input if per_cached is None else per_cached,
+        output=per_output,
+        currency=currency,
+    )
+    with Database(config.database_url(database_url)) as database:
+        set_price(database, price)
+    note(f"the price of {model} is set; it holds for jobs submitted from now on")
+
+
+@prices.command("list")
+@json_option
+@database_option
+def list_all(*, as_json: bool, database_url: str | None) -> None:
+    """List the present prices of a million tokens.
+
+    \b
+    Example:
+        producer prices list
+    """
+    from sluice.gateway.tables.database import Database
+    from sluice.gateway.ui.read.usage import prices_now
+
+    with Database(config.database_url(database_url)) as database:
+        found = prices_now(database)
+    if as_json:
+        show_json(found)
+    else:
+        rows = [(one.model, one.input, one.cached, one.output, one.currency, when(one.since_ms)) for one in found]
+        show_table(HEADERS, rows)

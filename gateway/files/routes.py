@@ -1,0 +1,127 @@
+"""The routes of files: /v1/files."""
+
+from collections.abc import AsyncIterator, Sequence
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from sluice.gateway.access import caller_of
+from sluice.gateway.arrival.shares import share_of
+from sluice.gateway.errors import HttpError, bad_request
+from sluice.gateway.files.storage import Storage
+from sluice.gateway.files.store import INPUT, PREFIX, UPLOADS, File, FileStore, Stored, new_file_id, now_ms
+from sluice.gateway.files.threads import FILES
+from sluice.gateway.files.upload import announced_bytes, receive
+from sluice.gateway.openapi import file_docs
+from sluice.gateway.openapi.routes import ApiRoute
+from sluice.gateway.tables.pages import FILES_PAGE, PageRequest, list_body, read_page
+from sluice.gateway.tables.quota import Incoming, Quota
+from sluice.gateway.tables.threads import SQL
+
+
+class FileRoutes:
+    """The routes of files. SQL and storage are used on threads."""
+
+    def __init__(self, store: FileStore, storage: Storage, max_file_bytes: int, quota: Quota) -> None:
+        self._store, self._storage, self._max_file_bytes, self._quota = store, storage, max_file_bytes, quota
+
+    def routes(self) -> Sequence[ApiRoute]:
+        """Return the routes, each with the scope that it needs."""
+        one = "/v1/files/{file_id}"
+        return (
+            ApiRoute("POST", "/v1/files", self._upload, file_docs.UPLOAD, scope="submit"),
+            ApiRoute("GET", "/v1/files", self._list, file_docs.LIST, scope="read"),
+            ApiRoute("GET", one, self._retrieve, file_docs.RETRIEVE, scope="read"),
+            ApiRoute("DELETE", one, self._delete, file_docs.DELETE, scope="control"),
+            ApiRoute("GET", f"{one}/content", self._content, file_docs.CONTENT, scope="read"),
+        )
+
+    async def _upload(self, request: Request) -> Response:
+        with self._quota.receiving(caller_of(request).tenant) as incoming:
+            await incoming.announce(announced_bytes(request))
+            return JSONResponse((await self._store_upload(request, incoming)).body)
+
+    async def _store_upload(self, request: Request, incoming: Incoming) -> File:
+        created_ms = now_ms()
+        file_id = new_file_id(created_ms)
+        key = f"{UPLOADS}/{file_id.removeprefix(PREFIX)}"
+        uploaded = await receive(request, self._storage, key, self._max_file_bytes, incoming)
+        file = File(
+            id=file_id,
+            tenant=caller_of(request).tenant,
+            purpose=INPUT,
+            filename=uploaded.filename,
+            objects=(Stored(key=key, num_bytes=uploaded.num_bytes),),
+            created_ms=created_ms,
+        )
+        try:
+            _check(uploaded.fields)
+            # If the database fails, the row may have been written: a sweep deletes the object if there is none.
+            await self._quota.add(self._store.add, file)
+        except HttpError:
+            await FILES.run(self._storage.delete, [key])
+            raise
+        return file
+
+    async def _list(self, request: Request) -> Response:
+        wanted = read_page(request, caller_of(request).tenant, FILES_PAGE)
+        found, has_more = await self._page(wanted, request.query_params.get("purpose", "").replace("\0", "?") or None)
+        return JSONResponse(list_body([file.body for file in found], has_more=has_more))
+
+    async def _page(self, wanted: PageRequest, purpose: str | None) -> tuple[list[File], bool]:
+        return await SQL.run(self._store.page, wanted, purpose)
+
+    async def _retrieve(self, request: Request) -> Response:
+        return JSONResponse((await self._file(request)).body)
+
+    async def _content(self, request: Request) -> Response:
+        file = await self._file(request)
+        share_of(request).reserve(self._storage.buffer_bytes)
+        pieces = self._pieces(file)
+        first = await anext(pieces, b"")  # a storage that is away is an error, not a response that is cut short
+
+        async def content() -> AsyncIterator[bytes]:
+            yield first
+            async for piece in pieces:
+                yield piece
+
+        headers = {"content-length": str(file.num_bytes)}
+        return StreamingResponse(content(), headers=headers, media_type="application/octet-stream")
+
+    async def _pieces(self, file: File) -> AsyncIterator[bytes]:
+        for part in file.objects:
+            pieces = self._storage.pieces(part.key)
+            while piece := await FILES.run(next, pieces, b""):
+                yield piece
+
+    async def _delete(self, request: Request) -> Response:
+        file_id = request.path_params["file_id"]
+        file = await SQL.run(self._store.delete, file_id, caller_of(request).tenant)
+        if file is None:
+            raise not_found("file", file_id)
+        await FILES.run(self._storage.delete, [part.key for part in file.objects])
+        return JSONResponse({"id": file.id, "object": "file", "deleted": True})
+
+    async def _file(self, request: Request) -> File:
+        file_id = request.path_params["file_id"]
+        file = await SQL.run(self._store.get, file_id, caller_of(request).tenant)
+        if file is None:
+            raise not_found("file", file_id)
+        return file
+
+
+def not_found(what: str, name: str) -> HttpError:
+    """Return the error for an id that this tenant does not have."""
+    return bad_request(f"there is no {what} {name[:64]!r}", code="not_found", param="id", status=404)
+
+
+def _check(fields: dict[str, str]) -> None:
+    """Check the fields of an upload.
+
+    Raises:
+        HttpError: the purpose is another, or a field is unknown.
+    """
+    if fields.get("purpose") != INPUT:
+        raise bad_request(f"purpose must be {INPUT!r}, got {fields.get('purpose', '')[:64]!r}", param="purpose")
+    if unknown := sorted(fields.keys() - {"purpose"}):
+        raise bad_request(f"the field {unknown[0][:64]!r} is not supported", code="unsupported", param=unknown[0][:64])

@@ -1,0 +1,146 @@
+"""The routes that generate text: /v1/chat/completions and /v1/completions."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
+from datetime import timedelta
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from sluice.gateway.access import caller_of
+from sluice.gateway.connections.encoding import encoded_answer
+from sluice.gateway.connections.events import EventStream
+from sluice.gateway.errors import NO_NAMES, error_of, named
+from sluice.gateway.openai.chunks import Chunks
+from sluice.gateway.openai.encoded import EncodedChunks, server_sent
+from sluice.gateway.openai.encoded_bodies import encoded_result
+from sluice.gateway.queues import QueueClients, Queues
+from sluice.gateway.rates import Rates
+from sluice.gateway.readers import forget, unless_left
+from sluice.gateway.requests import Generation, read_generation, read_json, traceparent_of
+from sluice.gateway.settings import GatewaySettings
+from sluice.producer.errors import ProducerError
+from sluice.producer.operations.queue import Queue
+from sluice.producer.operations.results import packed_result
+from sluice.protocol.jobs import Options
+from sluice.protocol.openai_format.requests import Endpoint
+from sluice.protocol.wire import JobId
+
+DONE = b"data: [DONE]\n\n"
+FIRST_EVENT_S = 1.0
+"""The headers of a stream wait this long for its first event."""
+
+
+class GenerationRoutes:
+    """The routes of generation requests. A job whose clients have left is cancelled."""
+
+    def __init__(self, queues: Queues, rates: Rates, settings: GatewaySettings) -> None:
+        self._queues, self._rates, self._settings = queues, rates, settings
+
+    async def answer(self, endpoint: Endpoint, request: Request) -> Response:
+        """Submit the job of a request, and answer with its output.
+
+        Raises:
+            HttpError, RequestRefused, ProducerError: the request is refused, or its job ended badly.
+        """
+        body = await read_json(request, self._settings.max_body_bytes)
+        asked = read_generation(endpoint, body, request.headers.get("idempotency-key"))
+        queue = await self._queues.of_model(asked.model)
+        own = Options(deadline=timedelta(seconds=self._settings.request_limit_s), traceparent=traceparent_of(request))
+        with named(asked.names):
+            return await self._generate(queue, asked, own, request)
+
+    async def _generate(self, queue: QueueClients, asked: Generation, own: Options, request: Request) -> Response:
+        receipt, rates = await self._rates.submit(queue, caller_of(request), asked, own)
+        request.state.job_id = receipt.id
+        if asked.is_shared:
+            await queue.readers.join(receipt.id, is_submitter=not receipt.is_duplicate)
+        if asked.is_stream:
+            events = await begun(self._stream(queue, receipt.id, asked), asked.names)
+            return EventStream(events, rates)
+        answer = await _whole(queue, receipt.id, asked, request)
+        answer.headers.update(rates)
+        return answer
+
+    async def _stream(self, queue: QueueClients, job_id: JobId, asked: Generation) -> AsyncGenerator[bytes]:
+        """Yield the events of a job as server-sent events.
+
+        Raises:
+            ProducerError: the job ended badly.
+        """
+        model = asked.model or await self._queues.model_of(queue)
+        chunks = EncodedChunks(Chunks(asked.endpoint, job_id, model, asked.has_usage))
+        is_over = False
+        try:
+            async for events in queue.following.stream_groups(job_id, asked.num_choices):
+                if encoded := b"".join(map(chunks.of, events)):
+                    yield encoded
+            yield chunks.usage() + DONE
+            is_over = True
+        except ProducerError:
+            is_over = True
+            raise
+        finally:
+            if not is_over:
+                queue.readers.leave(job_id, is_shared=asked.is_shared)
+
+
+async def begun(events: AsyncGenerator[bytes], names: Mapping[str, str] = NO_NAMES) -> AsyncIterator[bytes]:
+    """Return the events, once there is one: a job that is refused at once is answered with a status, not with events.
+
+    Args:
+        events: The events.
+        names: As `error_of` takes them.
+
+    Raises:
+        ProducerError: the job has ended badly.
+    """
+    first = asyncio.ensure_future(anext(events))
+    try:
+        await asyncio.wait((first,), timeout=FIRST_EVENT_S)
+    except asyncio.CancelledError:
+        await _end(first, events)
+        raise
+    if first.done():
+        first.result()
+    return _followed(first, events, names)
+
+
+async def _end(first: asyncio.Future[bytes], events: AsyncGenerator[bytes]) -> None:
+    """End events whose first one is not waited for any more, so that their reader leaves now."""
+    first.cancel()
+    first.add_done_callback(forget)
+    await asyncio.wait((first,), timeout=FIRST_EVENT_S)
+    if first.done():  # the events go on if redis-py dropped the cancellation
+        await events.aclose()
+
+
+async def _followed(
+    first: Awaitable[bytes], others: AsyncIterator[bytes], names: Mapping[str, str]
+) -> AsyncIterator[bytes]:
+    """Yield all events. A job that ends badly ends with an error, not `[DONE]`."""
+    try:
+        yield await first
+        async for event in others:
+            yield event
+    except ProducerError as error:
+        yield server_sent(error_of(error, names).body)
+
+
+async def _whole(queue: QueueClients, job_id: JobId, asked: Generation, request: Request) -> Response:
+    def leave() -> None:
+        queue.readers.leave(job_id, is_shared=asked.is_shared)
+
+    answer = await unless_left(request, _answer(queue, job_id, asked), leave)
+    return Response(status_code=499) if answer is None else answer  # None: nobody reads it
+
+
+async def _answer(queue: QueueClients, job_id: JobId, asked: Generation) -> Response:
+    client = queue.following
+    packed = await client.run(packed_result(Queue(queue.name), job_id, waits=client.waits))
+
+    def encode() -> bytes:
+        result = packed.unpack()
+        return encoded_result(asked.endpoint, job_id, result, result.model or asked.model or "")
+
+    return await encoded_answer(packed.num_bytes, encode)

@@ -1,0 +1,173 @@
+"""The API keys that a gateway accepts: a copy of the table, read again twice a second on a thread of its own.
+
+Requests only look at the copy: neither a slow database nor many requests with wrong keys hold them up.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from time import monotonic
+
+from sluice.gateway.api_keys.key import ApiKey, is_secret_of, split_key
+from sluice.gateway.api_keys.store import KeyStore, NoKeyTable
+from sluice.gateway.errors import SERVER, HttpError
+from sluice.gateway.tables.threads import SQL_LIMIT_S
+from sluice.producer.errors import ProducerError
+
+READ_EVERY_S = 0.5
+"""A revoked key is refused after at most this time and that of one query."""
+
+MAX_AGE_S = 60.0
+"""Keys are accepted for this long while the database is away."""
+
+NOTE_EVERY_S = 5.0
+"""How often uses of keys are recorded."""
+
+CLOSE_S = 1.0
+NO_DIGEST = "0" * 64
+LOG = logging.getLogger(__name__)
+
+
+class Keyring:
+    """The keys of one database. Changes at each read; requests note the keys that they use.
+
+    Args:
+        url: `sqlite:///FILE` or `postgresql://…`.
+        is_required: Whether requests need a key even while there is none.
+    """
+
+    def __init__(self, url: str, *, is_required: bool = False) -> None:
+        self._store = KeyStore(url, patience_s=SQL_LIMIT_S)
+        self._is_required = is_required
+        self._keys: Mapping[str, ApiKey] = {}
+        self._read_s = float("-inf")
+        self._used_ms: dict[str, int] = {}
+        self._using = threading.Lock()
+        self._failing: set[str] = set()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="keyring", daemon=True)
+
+    @property
+    def is_required(self) -> bool:
+        """Whether requests need a key: once one was found, they do until the process ends."""
+        return self._is_required
+
+    @property
+    def has_active_keys(self) -> bool:
+        """Whether a key is neither revoked nor expired."""
+        return any(key.is_active(_now_ms()) for key in self._keys.values())
+
+    def read(self) -> None:
+        """Read the keys.
+
+        Raises:
+            HistoryUnavailable: the database cannot be used.
+        """
+        began_s = monotonic()
+        try:
+            found = self._store.keys()
+        except NoKeyTable:
+            if self._keys:
+                raise
+            found = []
+        # Before the keys: a request in between must not find neither.
+        self._is_required = self._is_required or bool(found) or self._store.has_unreadable
+        self._keys, self._read_s = {key.id: key for key in found}, began_s
+
+    def check(self) -> None:
+        """Check that the keys are known.
+
+        Raises:
+            HttpError: 503, the database has been away for too long.
+        """
+        if monotonic() - self._read_s > MAX_AGE_S:
+            raise HttpError(
+                503, SERVER, "the API keys cannot be read", "keys_unavailable", headers={"retry-after": "1"}
+            )
+
+    def key_of(self, text: str) -> ApiKey | None:
+        """Return the active key of this text, and note that it is used; None if there is none.
+
+        Raises:
+            HttpError: as `check`.
+        """
+        self.check()
+        key_id, secret = split_key(text)
+        key = self._keys.get(key_id)
+        # Also without such a key, so that the answer takes as long.
+        is_right = is_secret_of(secret, NO_DIGEST if key is None else key.digest)
+        now_ms = _now_ms()
+        if key is None or not is_right or not key.is_active(now_ms):
+            return None
+        with self._using:
+            self._used_ms[key.id] = now_ms
+        return key
+
+    def active_key(self, key_id: str) -> ApiKey | None:
+        """Return the active key of this id, which has signed in before; None if there is none.
+
+        Raises:
+            HttpError: as `check`.
+        """
+        self.check()
+        key, now_ms = self._keys.get(key_id), _now_ms()
+        if key is None or not key.is_active(now_ms):
+            return None
+        with self._using:
+            self._used_ms[key.id] = now_ms
+        return key
+
+    def active_keys_of(self, tenant: str) -> list[ApiKey]:
+        """Return the active keys of a tenant."""
+        now_ms = _now_ms()
+        return [key for key in self._keys.values() if key.tenant == tenant and key.is_active(now_ms)]
+
+    # ------------------------------------------------------------ the thread
+
+    def start(self) -> None:
+        """Begin to read the keys again and again."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Record the last uses, and end."""
+        self._stopping.set()
+        self._thread.join(CLOSE_S)
+
+    def _run(self) -> None:
+        noted_s = monotonic()
+        with self._store:
+            while not self._stopping.wait(READ_EVERY_S):
+                with self._logged("The API keys", "be read"):
+                    self.read()
+                if monotonic() - noted_s > NOTE_EVERY_S:
+                    noted_s = monotonic()
+                    self._note_use()
+            self._note_use()
+
+    @contextmanager
+    def _logged(self, what: str, task: str) -> Generator[None]:
+        """Log when something begins to fail, and when it works again."""
+        try:
+            yield
+        except ProducerError as error:
+            if what not in self._failing:
+                LOG.warning("%s cannot %s: %s", what, task, error)
+                self._failing.add(what)
+        else:
+            if what in self._failing:
+                LOG.warning("%s can %s again.", what, task)
+                self._failing.remove(what)
+
+    def _note_use(self) -> None:
+        with self._using:
+            used_ms, self._used_ms = self._used_ms, {}
+        if not used_ms:
+            return
+        with self._logged("The last uses of API keys", "be recorded"):
+            self._store.note_use(used_ms)
+
+
+def _now_ms() -> int:
+    return round(time.time() * 1000)

@@ -1,0 +1,170 @@
+"""The events of a job as server-sent events, which `Last-Event-ID` resumes exactly, at any gateway.
+
+The id of an event is the positions of all choices after it, with commas between; that of the last event is `end`.
+"""
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from sluice.gateway.connections.events import EventStream
+from sluice.gateway.errors import HttpError, bad_request, error_of
+from sluice.gateway.native.bodies import TEXT
+from sluice.gateway.native.search import JOB_ID, QUEUE, Found, Search
+from sluice.gateway.openapi.document import ERROR
+from sluice.gateway.openapi.routes import EVENT, EVENTS, Answer, ApiRoute, Parameter, RouteDoc
+from sluice.gateway.openapi.schemas import Schema, list_of, object_schema, or_null, schema_of
+from sluice.producer.errors import BadOffset, JobNotDone, ProducerError
+from sluice.producer.operations.follow import Cursor, Reader, StreamEvent, cursor_at
+from sluice.producer.operations.queue import Queue
+from sluice.protocol.openai_format.bodies import Object
+from sluice.protocol.openai_format.logprobs import logprobs_to_json
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import End, JobResult, Usage
+
+OVER = "end"
+"""Id of the last event. A browser that has it is told not to come back."""
+
+NUMBER: Schema = {"type": "integer"}
+OUTPUT = object_schema(
+    "Output",
+    choice=NUMBER,
+    start={**NUMBER, "description": "Tokens of the choice before these."},
+    token_ids=list_of(NUMBER),
+    text={**TEXT, "description": "New text. It may lag behind the tokens until the end."},
+    logprobs={},
+    time_ms=NUMBER,
+    finish_reason={**or_null(TEXT), "description": "Why the choice ended; null: it goes on."},
+)
+LAST = object_schema(
+    "End",
+    state={"const": "done"},
+    choices=list_of(object_schema(index=NUMBER, finish_reason=or_null(TEXT))),
+    usage=schema_of(Usage),
+)
+DOC = RouteDoc(
+    tag="jobs",
+    summary="Stream the output of a job as server-sent events",
+    answers={
+        200: Answer(
+            description="Events `output`, then one `end`; or `error`, if the job ended badly or cannot be followed.",
+            content={EVENTS: EVENT},
+            events={"output": OUTPUT, "end": LAST, "error": ERROR},
+        ),
+        204: Answer(description="The client has had the last event."),
+    },
+    errors=(404, 410),
+    parameters=(
+        JOB_ID,
+        QUEUE,
+        Parameter(name="Last-Event-ID", place="header", description="Id of the last event that the client had."),
+        Parameter(name="after", place="query", description="The same, for a client that cannot set headers."),
+    ),
+)
+
+
+class EventRoute:
+    """The route of a job's events. The job goes on when its reader leaves."""
+
+    def __init__(self, search: Search) -> None:
+        self._search = search
+
+    def route(self) -> ApiRoute:
+        """Return the route."""
+        return ApiRoute("GET", "/jobs/{job_id}/events", self.answer, DOC, scope="read")
+
+    async def answer(self, request: Request) -> Response:
+        """Stream the output of a job from where the client is.
+
+        Raises:
+            HttpError: 404, no queue has it; 400, the position is none of this job.
+            QueueUnreachable: the server does not answer.
+        """
+        found = await self._search.find(request)
+        last = request.headers.get("last-event-id") or request.query_params.get("after") or ""
+        if last == OVER:
+            return Response(status_code=204)
+        cursors = _cursors(found, last)
+        return EventStream(_events(found, cursors))
+
+
+def _cursors(found: Found, last: str) -> list[Cursor]:
+    """Read an event's id: the position in each choice."""
+    num_choices = found.view.choices
+    parts = last.split(",") if last else ["0"] * num_choices
+    try:
+        cursors = [cursor_at(part) for part in parts]
+        for choice, cursor in enumerate(cursors):
+            Reader(Queue(found.queue.name), found.id, cursor, choice).check(found.view)
+    except BadOffset as error:
+        raise _bad_position() from error
+    was_requeued = not found.view.state.is_terminal and all(cursor.is_end for cursor in cursors)
+    if len(cursors) != num_choices or was_requeued:
+        raise _bad_position()
+    return cursors
+
+
+def _bad_position() -> HttpError:
+    message = "Last-Event-ID must be the id of an event of this job, since it was requeued last"
+    return bad_request(message, code="bad_position", param="Last-Event-ID")
+
+
+async def _events(found: Found, cursors: list[Cursor]) -> AsyncIterator[bytes]:
+    """Yield the events after these positions. What ends badly ends with an error, never with `end`."""
+    ends: list[End | None] = [None] * len(cursors)
+    follower = found.queue.following
+    try:
+        async for event in follower.stream_choices(found.id, len(cursors), cursors):
+            cursors[event.choice] = event.position
+            ends[event.choice] = event.end
+            yield _event("output", ",".join(map(str, cursors)), _output(event))
+        last = _last_of_ends(ends) or _last_of_result(await follower.result(found.id))
+        yield _event("end", OVER, last)
+    except JobNotDone as error:
+        yield _event("error", OVER, error_of(error).body)
+    except ProducerError as error:
+        yield _event("error", None, error_of(error).body)
+
+
+def _output(event: StreamEvent) -> Object:
+    return {
+        "choice": event.choice,
+        "start": event.start,
+        "token_ids": event.token_ids,
+        "text": event.text,
+        "logprobs": logprobs_to_json(event.logprobs),
+        "time_ms": event.time_ms,
+        "finish_reason": None if event.end is None else event.end.finish_reason,
+    }
+
+
+def _last_of_ends(ends: Sequence[End | None]) -> Object | None:
+    """Format the end of a job whose choices have all ended well; None if the reader did not see each of them end."""
+    known = [end for end in ends if end is not None and end.state is JobState.DONE]
+    usages = [end.usage for end in known if end.usage is not None]
+    if len(known) < len(ends) or not usages:
+        return None
+    # Each end counts the tokens until then.
+    return _last([end.finish_reason for end in known], max(usages, key=lambda usage: usage.output_tokens))
+
+
+def _last_of_result(result: JobResult) -> Object:
+    return _last([choice.finish_reason for choice in result.choices], result.usage)
+
+
+def _last(finish_reasons: Sequence[str | None], usage: Usage) -> Object:
+    choices = [{"index": index, "finish_reason": reason} for index, reason in enumerate(finish_reasons)]
+    return {"state": JobState.DONE, "choices": choices, "usage": asdict(usage)}
+
+
+def _event(kind: str, position: str | None, data: Object) -> bytes:
+    """Encode one event. ASCII and without line ends in its data, because some clients split at U+2028."""
+    lines = [
+        f"event: {kind}",
+        *([] if position is None else [f"id: {position}"]),
+        f"data: {json.dumps(data, separators=(',', ':'))}",
+    ]
+    return ("\n".join(lines) + "\n\n").encode("ascii")

@@ -1,0 +1,147 @@
+"""Show how many workers the queues need: as JSON for one queue, and as metrics for all."""
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from itertools import chain
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from sluice.gateway.access import caller_of
+from sluice.gateway.errors import bad_request
+from sluice.gateway.log.answers import ANSWERED
+from sluice.gateway.native.query import read_number, read_seconds
+from sluice.gateway.native.search import Search
+from sluice.gateway.openapi.routes import Answer, ApiRoute, Parameter, RouteDoc, json_answer
+from sluice.gateway.openapi.schemas import schema_of
+from sluice.gateway.queues import QueueClients
+from sluice.gateway.refusals import refusal_lines
+from sluice.producer.errors import InvalidSetting
+from sluice.producer.operations.totals import TenantTotals, tenant_totals
+from sluice.protocol.metrics import METRICS, text_of
+from sluice.protocol.scaling.backlog import backlog_of
+from sluice.protocol.scaling.demand import DEFAULT_WITHIN_S, MAX_WORKERS, Scale, ScalePolicy, scale_of
+
+SCOPE = "metrics"
+MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+COUNT = {"type": "integer", "minimum": 0, "maximum": MAX_WORKERS}
+POLICY = (
+    Parameter(
+        name="within_s",
+        place="query",
+        description=f"Time to clear the backlog, in seconds. Default: {DEFAULT_WITHIN_S:g}.",
+        schema={"type": "number", "exclusiveMinimum": 0},
+    ),
+    Parameter(name="min", place="query", description="Least number of workers. Default: 0.", schema=COUNT),
+    Parameter(name="max", place="query", description="Largest number of workers. Default: 100.", schema=COUNT),
+)
+SCALE_DOC = RouteDoc(
+    tag="queues",
+    summary="Show the backlog of a queue in tokens, and how many workers it needs",
+    answers={200: json_answer("Both.", schema_of(Scale))},
+    errors=(404,),
+    parameters=(Parameter(name="queue", place="path", description="Name of a queue."), *POLICY),
+)
+METRICS_DOC = RouteDoc(
+    tag="gateway",
+    summary="Show the same of every queue and what waits for its tenants as metrics, and requests of this gateway",
+    answers={
+        200: Answer(
+            description="For Prometheus, in its text format.",
+            content={"text/plain": {"type": "string"}},
+        )
+    },
+    parameters=POLICY,
+)
+FIELDS = {
+    "scale_backlog_jobs": "backlog_jobs",
+    "scale_backlog_tokens": "backlog_tokens",
+    "scale_running_jobs": "running_jobs",
+    "scale_running_tokens": "running_tokens",
+    "scale_workers": "workers",
+    "scale_worker_tokens_per_second": "worker_tokens_per_s",
+    "scale_oldest_age_seconds": "oldest_age_s",
+    "scale_nearest_deadline_seconds": "nearest_deadline_s",
+    "scale_paused": "is_paused",
+    "scale_wanted_workers": "wanted_workers",
+}
+"""Field of `Scale` by metric. A field without a value is left out."""
+
+
+class ScaleRoutes:
+    """The routes of the number of workers."""
+
+    def __init__(self, search: Search) -> None:
+        self._search = search
+
+    def routes(self) -> Iterator[ApiRoute]:
+        """Yield the routes."""
+        yield ApiRoute("GET", "/queues/{queue}/scale", self.scale, SCALE_DOC, scope=SCOPE)
+        yield ApiRoute("GET", "/metrics", self.metrics, METRICS_DOC, scope=SCOPE)
+
+    async def scale(self, request: Request) -> Response:
+        """Show one queue.
+
+        Raises:
+            HttpError: 404, the gateway serves no such queue. 400, a parameter is wrong.
+            QueueUnreachable: the server does not answer.
+        """
+        policy = read_policy(request)
+        return JSONResponse(asdict(await _scale_of(self._search.queue(request.path_params["queue"]), policy)))
+
+    async def metrics(self, request: Request) -> Response:
+        """Show all queues; the names of tenants only to a caller that may list them.
+
+        Raises:
+            HttpError: 400, a parameter is wrong.
+            QueueUnreachable: the server does not answer.
+        """
+        policy = read_policy(request)
+        queues, shows_tenants = self._search.all_queues(), caller_of(request).may("admin")
+        found = await asyncio.gather(*(queue.partitions.surveys(has_lanes=shows_tenants) for queue in queues))
+        views = {queue.name: some for queue, some in zip(queues, found, strict=True)}
+        scales = [scale_of(backlog_of(name, some), policy) for name, some in views.items()]
+        tenants = [one for name, some in views.items() for one in tenant_totals(name, some) if shows_tenants]
+        lines = chain(lines_of(scales), _tenant_lines(tenants), _answer_lines(), refusal_lines())
+        return Response("".join(lines), media_type=MEDIA_TYPE)
+
+
+def read_policy(request: Request) -> ScalePolicy:
+    """Return what a query says of the number of workers.
+
+    Raises:
+        HttpError: 400, a parameter is wrong.
+    """
+    within_s = read_seconds(request, "within_s")
+    try:
+        return ScalePolicy(
+            within_s=DEFAULT_WITHIN_S if within_s is None else within_s,
+            min_workers=read_number(request, "min", 0, least=0, most=MAX_WORKERS),
+            max_workers=read_number(request, "max", 100, least=0, most=MAX_WORKERS),
+        )
+    except InvalidSetting as error:
+        raise bad_request(str(error)) from error
+
+
+def lines_of(scales: Iterable[Scale]) -> Iterator[str]:
+    """Yield the lines of the metrics, in the text format of Prometheus."""
+    found = list(scales)
+    for name, field in FIELDS.items():
+        values: list[tuple[str, float | None]] = [(scale.queue, getattr(scale, field)) for scale in found]
+        yield from text_of(METRICS[name], [((queue,), value) for queue, value in values if value is not None])
+
+
+def _tenant_lines(tenants: Iterable[TenantTotals]) -> Iterator[str]:
+    found = list(tenants)
+    yield from text_of(METRICS["tenant_waiting_jobs"], [((one.queue, one.tenant), one.waiting) for one in found])
+    yield from text_of(METRICS["tenant_waiting_tokens"], [((one.queue, one.tenant), one.tokens) for one in found])
+
+
+def _answer_lines() -> Iterator[str]:
+    answered = sorted(ANSWERED.items())
+    return text_of(METRICS["gateway_requests"], [((status,), number) for status, number in answered])
+
+
+async def _scale_of(queue: QueueClients, policy: ScalePolicy) -> Scale:
+    return scale_of(backlog_of(queue.name, await queue.partitions.surveys()), policy)

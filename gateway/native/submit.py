@@ -1,0 +1,213 @@
+"""Submit jobs with any option of the queue."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any, cast, get_args
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from sluice.gateway.access import Caller, caller_of
+from sluice.gateway.errors import bad_request, named
+from sluice.gateway.native.bodies import SUBMITTED, TEXT, receipt_body
+from sluice.gateway.native.search import QUEUE, Search
+from sluice.gateway.openapi.routes import JSON, ApiRoute, Parameter, RouteDoc, json_answer
+from sluice.gateway.openapi.schemas import Schema, list_of, object_schema, schema_of
+from sluice.gateway.ownership import own_batch
+from sluice.gateway.queues import Queues
+from sluice.gateway.rates import Rates
+from sluice.gateway.requests import read_json, traceparent_of
+from sluice.gateway.settings import GatewaySettings
+from sluice.protocol import limits
+from sluice.protocol.errors import InvalidJob, did_you_mean
+from sluice.protocol.jobs import OPTION_NAMES, Job, Moment, Options, only_prompt
+from sluice.protocol.messages import Role
+from sluice.protocol.openai_format.requests import PROMPT, RequestRefused, read_bias
+
+PROMPTS = ("prompt", "messages", "token_ids")
+MOMENTS = ("deadline", "not_before")
+MAX_MOMENT_S = 10**9
+ALLOWED = OPTION_NAMES - {"tenant"}
+BOUNDS: Mapping[str, tuple[float, float]] = {
+    "max_tokens": (1, limits.MAX_TOKENS),
+    "n": (1, limits.MAX_CHOICES),
+    "logprobs": (0, limits.MAX_LOGPROBS),
+    "priority": (0, limits.MAX_PRIORITY),
+    "min_p": (0, 1),
+    "frequency_penalty": (-2, 2),
+    "presence_penalty": (-2, 2),
+    "min_tokens": (0, limits.MAX_TOKENS),
+    "temperature": (0, 10_000),
+    "top_k": (0, 2**31 - 1),
+    "repetition_penalty": (0.001, 1000),
+    "seed": (0, 2**64 - 1),
+}
+
+
+def _short(most: int, least: int = 1) -> Schema:
+    return {"minLength": least, "maxLength": most}
+
+
+_STOP: Schema = {**TEXT, **_short(limits.MAX_STOP_CHARS)}
+TOKEN_ID: Schema = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
+SHAPES: Mapping[str, Schema] = {
+    "top_p": {"exclusiveMinimum": 0, "maximum": 1},
+    "ttl_s": {"exclusiveMinimum": 0, "exclusiveMaximum": limits.MAX_TTL_S},
+    "stop": {"anyOf": [_STOP, {**list_of(_STOP), "maxItems": limits.MAX_STOPS}]},
+    "stop_token_ids": {"items": TOKEN_ID, "maxItems": limits.MAX_STOP_TOKEN_IDS},
+    "logit_bias": {
+        "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+        "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        "maxProperties": limits.MAX_LOGIT_BIAS,
+    },
+    "model": _short(limits.MAX_MODEL_CHARS),
+    "metadata": {
+        "propertyNames": _short(limits.MAX_METADATA_KEY_CHARS),
+        "additionalProperties": {**TEXT, **_short(limits.MAX_METADATA_VALUE_CHARS, 0)},
+        "maxProperties": limits.MAX_METADATA_PAIRS,
+    },
+    "idempotency_key": _short(limits.MAX_IDEMPOTENCY_KEY_CHARS),
+    "traceparent": _short(limits.MAX_TRACEPARENT_CHARS),
+    "batch": {"pattern": f"^[A-Za-z0-9_.:-]{{1,{limits.MAX_BATCH_CHARS}}}$"},
+    "callback_url": {"pattern": "^https?://", "maxLength": limits.MAX_URL_CHARS},
+}
+"""Bounds of what is no single number."""
+
+KEY = Parameter(
+    name="Idempotency-Key", place="header", description="A second request with the same key returns the first's job."
+)
+
+
+def options_schema() -> Schema:
+    """Return the schema of the options that a request may have."""
+    properties: Schema = {name: schema for name, schema in schema_of(Options)["properties"].items() if name in ALLOWED}
+    for name, (least, most) in BOUNDS.items():
+        properties[name] = {**properties[name], "minimum": least, "maximum": most}
+    for name, shape in SHAPES.items():
+        properties[name] = {**properties[name], **shape}
+    return properties
+
+
+CONTENT: Schema = {"anyOf": [TEXT, list_of(object_schema("TextPart", type={"const": "text"}, text=TEXT))]}
+MESSAGE = object_schema("Message", role={"enum": [*get_args(Role)]}, content=CONTENT, name=TEXT, optional=("name",))
+BODY: Schema = {
+    **object_schema(
+        "NewJob",
+        optional=("prompt", "messages", "token_ids", *ALLOWED),
+        prompt={**TEXT, "minLength": 1},
+        messages={**list_of(MESSAGE), "minItems": 1},
+        token_ids={**list_of(TOKEN_ID), "minItems": 1},
+        **options_schema(),
+    ),
+    "oneOf": [{"required": [name]} for name in PROMPTS],
+    "additionalProperties": False,
+}
+DOC = RouteDoc(
+    tag="jobs",
+    summary="Submit a job",
+    answers={
+        201: json_answer("The queue has the job.", SUBMITTED),
+        200: json_answer("The queue had the job before.", SUBMITTED),
+    },
+    errors=(404, 409, 422),
+    parameters=(QUEUE, KEY),
+    body={JSON: BODY},
+)
+
+
+class SubmitRoute:
+    """The route that submits jobs. They go on when their client leaves."""
+
+    def __init__(self, queues: Queues, search: Search, rates: Rates, settings: GatewaySettings) -> None:
+        self._queues, self._search, self._rates = queues, search, rates
+        self._max_bytes = settings.max_body_bytes
+
+    def route(self) -> ApiRoute:
+        """Return the route."""
+        return ApiRoute("POST", "/jobs", self.answer, DOC, scope="submit")
+
+    async def answer(self, request: Request) -> Response:
+        """Submit a job in the name of the caller's tenant.
+
+        Raises:
+            HttpError, RequestRefused, ProducerError: the request is refused.
+        """
+        body = await read_json(request, self._max_bytes)
+        job = read_job(body, caller_of(request), request.headers.get("idempotency-key"))
+        asked = replace(job, options={"traceparent": traceparent_of(request), **job.options})
+        name, model = request.query_params.get("queue"), asked.options.get("model")
+        queue = await self._queues.of_model(model) if name is None else self._search.queue(name)
+        with named({PROMPT: prompt_name(cast("dict[str, object]", body))}):
+            receipt, rates = await self._rates.submit(queue, caller_of(request), asked)
+        request.state.job_id = receipt.id
+        return JSONResponse(
+            receipt_body(receipt, queue.name),
+            200 if receipt.is_duplicate else 201,
+            headers={**rates, "location": f"/jobs/{receipt.id}"},
+        )
+
+
+def read_job(body: object, caller: Caller, idempotency_key: str | None = None) -> Job:
+    """Return the job that a caller asks for; the client checks the values of its options.
+
+    Raises:
+        HttpError, RequestRefused: a field is unknown, a time is none, or there is not one prompt.
+    """
+    if not isinstance(body, dict):
+        raise bad_request("the body must be an object", param="body")
+    # A null field counts as absent.
+    given = {name: value for name, value in cast("dict[str, Any]", body).items() if value is not None}
+    for name in given:
+        _check_name(name)
+    options: dict[str, Any] = {name: value for name, value in given.items() if name not in PROMPTS}
+    options["tenant"] = caller.tenant
+    if isinstance(name := options.get("batch"), str) and name:
+        options["batch"] = own_batch(caller, name)
+    options |= read_bias(given) | {name: _moment(name, given[name]) for name in MOMENTS if name in given}
+    if idempotency_key is not None:
+        if given.get("idempotency_key", idempotency_key) != idempotency_key:
+            raise bad_request("header and body have different idempotency keys", param="idempotency_key")
+        options["idempotency_key"] = idempotency_key
+    try:
+        prompt = only_prompt(*(given.get(name) for name in PROMPTS))
+    except InvalidJob as error:
+        raise RequestRefused("invalid_request", str(error), PROMPT) from error
+    return Job(prompt, cast("Options", options))
+
+
+def prompt_name(body: Mapping[str, object]) -> str:
+    """Return the name that a valid request has its prompt under."""
+    return next(name for name in PROMPTS if body.get(name) is not None)
+
+
+def _check_name(name: str) -> None:
+    if name == "tenant":
+        raise RequestRefused("unknown_parameter", "the tenant is that of the API key", name)
+    if name not in ALLOWED and name not in PROMPTS:
+        hint = did_you_mean(name, {*ALLOWED, *PROMPTS})
+        raise RequestRefused("unknown_parameter", f"unknown parameter {name!r:.80}{hint}", name[:80])
+
+
+def _moment(name: str, value: object) -> Moment:
+    """Read a time: seconds from now, or ISO 8601 with a zone."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if math.isfinite(value) and 0 <= value <= MAX_MOMENT_S:
+            return timedelta(seconds=value)
+    elif isinstance(value, str) and len(value) <= 64:
+        try:
+            found = datetime.fromisoformat(value)
+        except ValueError as error:
+            raise _no_moment(name) from error
+        if found.tzinfo is not None:
+            return found
+    raise _no_moment(name)
+
+
+def _no_moment(name: str) -> RequestRefused:
+    return RequestRefused(
+        "invalid_request",
+        f"{name} must be a number of seconds from now, up to {MAX_MOMENT_S}, or a time as 2030-01-31T12:00:00Z",
+        name,
+    )

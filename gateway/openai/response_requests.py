@@ -1,0 +1,185 @@
+"""Read the body of a request to OpenAI's Responses API. No I/O. `Any` stands for JSON here."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from sluice.protocol.openai_format.requests import (
+    PROMPT,
+    SAME,
+    Harmless,
+    RequestRefused,
+    check_number,
+    check_role,
+    read_bias,
+    read_flag,
+    read_parameters,
+    refuse_unless_harmless,
+)
+
+NAMES = {PROMPT: "input", "max_tokens": "max_output_tokens"}
+"""A client's names of the prompt, and of options that it calls otherwise."""
+
+PART_TYPES = ("input_text", "output_text", "text")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseRequest:
+    """A request for a response."""
+
+    input: tuple[dict[str, Any], ...]
+    """Message items: `{role, content}`, where the content is text."""
+
+    options: dict[str, Any]
+    """Options of the job."""
+
+    shown: dict[str, Any]
+    """Parameters that the response repeats."""
+
+    previous_id: str | None
+    is_stream: bool
+    is_background: bool
+    is_stored: bool
+
+    @property
+    def model(self) -> str | None:
+        """The model that it names."""
+        return self.options.get("model")
+
+    @property
+    def instructions(self) -> str | None:
+        """A system message before the conversation."""
+        return self.shown.get("instructions")
+
+
+def read_response_request(body: object) -> ResponseRequest:
+    """Check a request.
+
+    Raises:
+        RequestRefused: a parameter is unknown, not supported or of the wrong type.
+    """
+    given = read_parameters(body)
+    is_background, is_stored = read_flag(given, "background"), read_flag(given, "store", is_default=True)
+    if is_background and not is_stored:
+        raise RequestRefused("invalid_request", "background: true needs store: true", "background")
+    return ResponseRequest(
+        input=tuple(_input(given.get("input"))),
+        options=_options(given),
+        shown={name: given[name] for name in _SHOWN if name in given},
+        previous_id=_text(given, "previous_response_id"),
+        is_stream=read_flag(given, "stream"),
+        is_background=is_background,
+        is_stored=is_stored,
+    )
+
+
+# ---------------------------------------------------------------- parameters
+
+_PASSED = SAME - {"n", "max_tokens"}
+"""Parameters passed on unchanged: OpenAI's and those that open servers add."""
+
+_SHOWN = (
+    *("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "temperature", "tool_choice", "top_p"),
+    *("prompt_cache_key", "safety_identifier", "user"),
+)
+
+_READ = frozenset(
+    {"input", "instructions", "background", "store", "stream", "previous_response_id", "max_output_tokens"}
+    | {"logit_bias"}
+)
+"""Parameters that are read elsewhere."""
+
+_IGNORED = frozenset(
+    {"user", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "stream_options"}
+    | {"max_tool_calls"}
+)
+"""Parameters that do not affect the output."""
+
+_TEXTS = ("instructions", "model", "prompt_cache_key", "safety_identifier", "user")
+
+_HARMLESS: Harmless = {
+    "tools": lambda value: value == [],
+    "tool_choice": lambda value: value in ("none", "auto"),
+    "parallel_tool_calls": lambda value: isinstance(value, bool),
+    "include": lambda value: value == [],
+    "truncation": lambda value: value == "disabled",
+    "text": lambda value: _is_plain_text(value),
+    "reasoning": lambda value: value in ({}, {"effort": "none"}, {"effort": None}, {"effort": None, "summary": None}),
+    "top_logprobs": lambda value: value == 0,
+    "n": lambda value: value == 1,
+}
+
+
+_PLAIN_TEXT = {"format": {"type": "text"}, "verbosity": "medium"}
+
+
+def _is_plain_text(value: object) -> bool:
+    fields = cast("dict[str, object]", value).items() if isinstance(value, dict) else ((None, None),)
+    return all(name in _PLAIN_TEXT and field in (None, _PLAIN_TEXT[name]) for name, field in fields)
+
+
+def _options(given: Mapping[str, Any]) -> dict[str, Any]:
+    options = {name: given[name] for name in given if name in _PASSED}
+    for name in given.keys() - _PASSED - _READ - _IGNORED:
+        refuse_unless_harmless(name, given[name], _HARMLESS, _PASSED | _READ)
+    if "max_output_tokens" in given:
+        options["max_tokens"] = given["max_output_tokens"]
+    for name in _TEXTS:
+        _text(given, name)
+    if "\0" in given.get("model", ""):  # PostgreSQL cannot store it as text
+        raise RequestRefused("invalid_request", "model must not contain NUL", "model")
+    return options | read_bias(given)
+
+
+def _text(given: Mapping[str, Any], name: str) -> str | None:
+    value = given.get(name)
+    if value is not None and not isinstance(value, str):
+        raise RequestRefused("invalid_request", f"{name} must be text", name)
+    return value
+
+
+# ---------------------------------------------------------------- input
+
+
+def _input(value: object) -> Iterable[dict[str, Any]]:
+    if isinstance(value, str) and value:
+        return [{"role": "user", "content": value}]
+    if not isinstance(value, list) or not value:
+        raise RequestRefused("invalid_request", "input must be text, or a list with one message or more", "input")
+    check_number(cast("list[object]", value), "input")
+    return [_item(f"input[{place}]", item) for place, item in enumerate(cast("list[object]", value))]
+
+
+def _item(at: str, value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise RequestRefused("invalid_request", "an item of the input must be an object", at)
+    item = cast("dict[str, Any]", value)
+    kind, role = item.get("type") or "message", item.get("role")
+    if kind != "message":
+        message = f"input items of type {json.dumps(kind)[:80]} are not supported"
+        raise RequestRefused("unsupported", message, f"{at}.type")
+    check_role(role, f"{at}.role")
+    # What else items of an earlier output have says nothing to a model.
+    if unsupported := item.keys() - {"type", "role", "content", "id", "status", "phase"}:
+        name = min(unsupported)
+        raise RequestRefused("unsupported", f"{name} in a message is not supported here", f"{at}.{name}")
+    return {"role": role, "content": _content(item.get("content"), f"{at}.content")}
+
+
+def _content(content: object, param: str) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise RequestRefused("invalid_request", "a message's content must be text or a list of parts", param)
+    return "".join(_part_text(part, param) for part in cast("list[object]", content))
+
+
+def _part_text(value: object, param: str) -> str:
+    part = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    kind, text = part.get("type"), part.get("text")
+    if kind not in PART_TYPES or not isinstance(text, str):
+        raise RequestRefused(
+            "unsupported", f"content of type {json.dumps(kind)[:80]} is not supported: give text", param
+        )
+    return text

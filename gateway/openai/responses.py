@@ -1,0 +1,179 @@
+"""Format responses as the objects of OpenAI's Responses API. No I/O.
+
+All ids derive from the job, so everybody who formats a response gives the same ones.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from sluice.protocol.job_ids import split_job_id
+from sluice.protocol.openai_format.bodies import CALLERS_CODES, Object
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import JobId, Usage
+
+EndStatus = Literal["completed", "incomplete", "failed", "cancelled"]
+Status = Literal["queued", "in_progress"] | EndStatus
+
+Item = Mapping[str, str]
+"""A message of the input: role and content."""
+
+LATE = "the response has not ended within its time limit"
+
+DEFAULTS: Object = {
+    "instructions": None,
+    "max_output_tokens": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "reasoning": {"effort": None, "summary": None},
+    "temperature": None,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_p": None,
+    "truncation": "disabled",
+    "user": None,
+}
+"""Fields of a response that repeat the request, as they are if it lacks them. The gateway does not know a model's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseEnd:
+    """How a response ended, and its output."""
+
+    status: EndStatus
+    text: str = ""
+    """All of its raw output, also of one that failed."""
+
+    usage: Object | None = None
+    error: Object | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseInfo:
+    """What a response is beside its output."""
+
+    job_id: JobId
+    created_ms: int
+    model: str
+    options: Object
+    """The fields of `DEFAULTS` that its request gave."""
+
+    previous_id: str | None = None
+    is_background: bool = False
+    is_stored: bool = True
+
+    @property
+    def id(self) -> str:
+        """The id of the response."""
+        return f"resp_{_name_of(self.job_id)}"
+
+    @property
+    def item_id(self) -> str:
+        """The id of its output message."""
+        return f"msg_{_name_of(self.job_id)}"
+
+    @property
+    def first_status(self) -> Status:
+        """The status that it is created with."""
+        return "queued" if self.is_background else "in_progress"
+
+
+def _name_of(job_id: JobId) -> str:
+    return split_job_id(job_id)[2]
+
+
+def response_end(
+    state: JobState, finish_reason: str | None, text: str, usage: Usage | None, failure: tuple[str | None, str | None]
+) -> ResponseEnd:
+    """Return the end of a response for that of its job; `failure` is the job's error code and its error."""
+    if state is JobState.CANCELLED:
+        return ResponseEnd(status="cancelled", text=text)
+    if state is not JobState.DONE:
+        code = "invalid_prompt" if failure[0] in CALLERS_CODES else "server_error"
+        message = failure[1] or (LATE if state is JobState.EXPIRED else str(state))
+        return ResponseEnd(status="failed", text=text, error={"code": code, "message": message})
+    status = "incomplete" if finish_reason == "length" else "completed"
+    return ResponseEnd(status=status, text=text, usage=None if usage is None else response_usage(usage))
+
+
+def response_object(info: ResponseInfo, status: Status, end: ResponseEnd | None = None) -> Object:
+    """Format a response; without its end, its output is empty."""
+    return {
+        "id": info.id,
+        "object": "response",
+        "created_at": info.created_ms // 1000,
+        "status": status,
+        "background": info.is_background,
+        "error": end.error if end is not None else None,
+        "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+        "model": info.model,
+        "output": [] if end is None else output_items(info, end),
+        "previous_response_id": info.previous_id,
+        "store": info.is_stored,
+        "usage": end.usage if end is not None else None,
+        **DEFAULTS,
+        **info.options,
+    }
+
+
+def output_items(info: ResponseInfo, end: ResponseEnd) -> list[Object]:
+    """Format the output of an ended response: one message, or none if it failed before its first character."""
+    is_whole = end.status in ("completed", "incomplete")
+    if not is_whole and not end.text:
+        return []
+    status = "completed" if end.status == "completed" else "incomplete"
+    return [message_item(info, status, [text_part(end.text)])]
+
+
+def message_item(info: ResponseInfo, status: str, content: list[Object]) -> Object:
+    """Format the output message."""
+    return {"id": info.item_id, "type": "message", "status": status, "role": "assistant", "content": content}
+
+
+def text_part(text: str) -> Object:
+    """Format the content of the output message."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def response_usage(usage: Usage) -> Object:
+    """Format the token counts of a job."""
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.output_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.prompt_tokens + usage.output_tokens,
+    }
+
+
+def conversation_messages(
+    instructions: str | None, turns: Iterable[tuple[Iterable[Item], str]], new: Iterable[Item]
+) -> list[Item]:
+    """Return the prompt of a response: its instructions, the input and output of those it continues, and its input."""
+    messages = [] if instructions is None else [{"role": "system", "content": instructions}]
+    for asked, answer in turns:
+        messages += [*asked, {"role": "assistant", "content": answer}]
+    return [*messages, *new]
+
+
+def item_id_of(info: ResponseInfo, place: int) -> str:
+    """Return the id of an item of the input."""
+    return f"{info.item_id}_{place}"
+
+
+def input_item(info: ResponseInfo, place: int, message: Item) -> Object:
+    """Format one item of the input of a response."""
+    return {
+        "id": item_id_of(info, place),
+        "type": "message",
+        "role": message["role"],
+        "status": "completed",
+        "content": [_input_part(message)],
+    }
+
+
+def _input_part(message: Item) -> Object:
+    if message["role"] == "assistant":
+        return text_part(message["content"])
+    return {"type": "input_text", "text": message["content"]}

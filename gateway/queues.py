@@ -1,0 +1,252 @@
+"""The queues that the gateway serves, and the one that serves a model."""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from time import monotonic
+from typing import cast
+
+from sluice.gateway.errors import SERVER, HttpError, bad_request
+from sluice.gateway.partitions import Partitions, is_open
+from sluice.gateway.readers import Abandoned, Readers, may_be_accepted
+from sluice.gateway.settings import GatewaySettings, ServedQueue
+from sluice.producer.aio import AsyncProducer
+from sluice.producer.errors import InvalidSetting, LessDurable, QueueUnreachable
+from sluice.producer.operations.submission import Receipt
+from sluice.protocol.jobs import Options, PromptLike
+
+SUBMIT_PATIENCE_S = 1.0
+"""A request is answered with 503 when Redis cannot be reached for this long, or is silent for three seconds."""
+
+READY_LIMIT_S = 2.5
+"""How long the gateway looks whether it is ready."""
+
+FOLLOW_PATIENCE_S = 60.0
+"""Streams of accepted jobs wait this long for Redis to return."""
+
+KNOWN_FOR_S = 600.0
+"""Requests for a model are accepted for this long after its last worker has gone: it may be restarting."""
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueClients:
+    """One queue, with the clients that all requests share."""
+
+    name: str
+    submitting: AsyncProducer
+    """Gives up soon while Redis is away."""
+
+    following: AsyncProducer
+    """Waits for Redis to return: for the jobs that the queue has."""
+
+    readers: Readers
+    abandoned: Abandoned
+    partitions: Partitions
+
+    async def submit(self, prompt: PromptLike, options: Options) -> Receipt:
+        """Submit a job. One that the queue has, but less durable than it asks, is served all the same.
+
+        An error would let clients submit it again, as another job. So after an answer that did not come in time, the
+        job is cancelled, unless its id or key lets them find it.
+
+        Raises:
+            ProducerError: as `AsyncProducer.submit`, except for LessDurable.
+        """
+        try:
+            return await self.submitting.submit(prompt, **self.partitions.placed(options))
+        except QueueUnreachable as error:
+            if error.job_id is not None and may_be_accepted(error) and is_open(options):
+                self.abandoned.add(error.job_id)
+            raise
+        except LessDurable as error:
+            LOG.warning("A job is less durable than its queue asks", extra={"fields": {"why": str(error)}})
+            return cast("Receipt", error.receipt)  # the class cannot name its type
+
+
+class Queues:
+    """The queues of a gateway. Changes as workers come and go.
+
+    Args:
+        settings: Names the queues.
+        look_every_s: Heartbeats are read at most this often.
+
+    Raises:
+        InvalidSetting: the Redis URL or the name of a queue is wrong.
+    """
+
+    def __init__(self, settings: GatewaySettings, *, look_every_s: float = 1.0) -> None:
+        self._clients = {queue.name: _clients(queue, settings) for queue in settings.queues}
+        self._configured = dict(settings.model_queues)
+        self._wrong: dict[str, InvalidSetting] = {}
+        self._seen_s: dict[str, dict[str, float]] = {name: {} for name in self._clients}
+        self._look_every_s, self._looked_s = look_every_s, float("-inf")
+        self._looking: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> "Queues":
+        return self
+
+    async def __aexit__(self, *_raised: object) -> None:
+        async with AsyncExitStack() as stack:
+            for clients in self._clients.values():
+                await stack.enter_async_context(clients.submitting)
+                await stack.enter_async_context(clients.following)
+                stack.push_async_callback(clients.partitions.close)
+                stack.push_async_callback(clients.abandoned.close)
+                stack.push_async_callback(clients.readers.close)
+
+    def __iter__(self) -> Iterator[QueueClients]:
+        return iter(self._clients.values())
+
+    def __getitem__(self, name: str) -> QueueClients:
+        """Return a queue by its name; KeyError if the gateway does not serve it."""
+        return self._clients[name]
+
+    @property
+    def first(self) -> QueueClients:
+        """The queue of requests that name no model; the limits of API keys are counted there."""
+        return next(iter(self))
+
+    async def of_model(self, model: object) -> QueueClients:
+        """Return the queue whose workers serve a model: of several, the one that was given first.
+
+        The settings may name the queue of a model that has no worker yet. While no model at all is known, a gateway of
+        one queue accepts every name: the job waits there.
+
+        Raises:
+            HttpError: 404; the message names the models that are known. Or 400, the model is no text.
+            InvalidSetting: no model of this name is known, and a queue that could not be read may serve it.
+            QueueUnreachable: the server does not answer.
+        """
+        if model is not None and not isinstance(model, str):
+            raise bad_request("model must be text", param="model")
+        known = await self._known()
+        if model is None or (not known and len(self._clients) == 1):
+            return self.first
+        if model not in known:
+            self._check_wrong()
+            raise unknown_model(model, known)
+        return self._clients[known[model]]
+
+    async def models(self) -> tuple[str, ...]:
+        """Return the models that living workers or the settings name, in alphabetical order.
+
+        Raises:
+            QueueUnreachable: the server does not answer.
+        """
+        await self.look()
+        living = (name for seen_s in self._seen_s.values() for name, at_s in seen_s.items() if self._is_new(at_s))
+        return tuple(sorted({*living, *self._configured}))
+
+    async def model_of(self, clients: QueueClients) -> str:
+        """Return the name of a model that a queue's workers serve; empty if none is known."""
+        return min((name for name, queue in (await self._known()).items() if queue == clients.name), default="")
+
+    async def look(self) -> None:
+        """Read the heartbeats of all queues, unless they were read just now.
+
+        A queue whose settings do not fit counts as one without workers, unless no other is left.
+
+        Raises:
+            InvalidSetting: the settings of no queue fit.
+            QueueUnreachable: the server does not answer.
+        """
+        if monotonic() - self._looked_s >= self._look_every_s:
+            if self._looking is None or self._looking.done():
+                self._looking = asyncio.create_task(self._look())
+            await asyncio.shield(self._looking)  # of all requests that wait for it
+        if len(self._wrong) == len(self._clients):
+            self._check_wrong()
+
+    async def check_ready(self) -> None:
+        """Check that the settings fit those of the queues, and that a server answers, within `READY_LIMIT_S`.
+
+        Raises:
+            HttpError, QueueRefused: as `check`.
+            InvalidSetting, QueueUnreachable: as `look`.
+        """
+        try:
+            async with asyncio.timeout(READY_LIMIT_S):
+                await self.check()
+                await self.look()
+        except TimeoutError as error:
+            raise QueueUnreachable(f"no server answered within {READY_LIMIT_S:g} s") from error
+
+    async def check(self) -> None:
+        """Check that the settings fit those of the queues.
+
+        Raises:
+            HttpError: 503, a queue has another number of partitions, or a setting that is wrong.
+            QueueRefused: a server does not accept jobs.
+        """
+        for clients in self:
+            try:
+                await clients.partitions.check()
+            except InvalidSetting as error:
+                LOG.warning("The gateway is not ready: %s", error)
+                raise HttpError(503, SERVER, str(error), "gateway_misconfigured") from error
+
+    async def _look(self) -> None:
+        served = await asyncio.gather(*(_served(clients.partitions) for clients in self))
+        self._looked_s = now_s = monotonic()
+        found = dict(zip(self._clients, served, strict=True))
+        self._wrong = {name: models for name, models in found.items() if isinstance(models, InvalidSetting)}
+        if len(self._wrong) < len(found):  # otherwise each request fails, and its error is logged
+            for error in self._wrong.values():
+                LOG.warning("The gateway does not serve a queue: %s", error)
+        for name, models in found.items():
+            new = () if isinstance(models, InvalidSetting) else models
+            seen_s = self._seen_s[name] | dict.fromkeys(new, now_s)
+            self._seen_s[name] = {model: at_s for model, at_s in seen_s.items() if now_s - at_s < KNOWN_FOR_S}
+
+    def _check_wrong(self) -> None:
+        """Raise the error of a queue that could not be read, if there is one.
+
+        Raises:
+            InvalidSetting: its settings do not fit.
+        """
+        for error in self._wrong.values():
+            raise InvalidSetting(str(error))
+
+    async def _known(self) -> Mapping[str, str]:
+        """Return the queue of each model: living workers first, then those of before, then the settings."""
+        await self.look()
+        known = dict(self._configured)
+        for is_new in (False, True):
+            for queue, seen_s in reversed(self._seen_s.items()):
+                known |= {name: queue for name, at_s in seen_s.items() if self._is_new(at_s) == is_new}
+        return known
+
+    def _is_new(self, at_s: float) -> bool:
+        return at_s == self._looked_s
+
+
+def unknown_model(model: str, known: Iterable[str]) -> HttpError:
+    """Return the error for a model that is not served."""
+    return bad_request(
+        f"the model {model!r} is not served; served: {', '.join(sorted(known)) or 'none'}",
+        code="model_not_found",
+        param="model",
+        status=404,
+    )
+
+
+def _clients(queue: ServedQueue, settings: GatewaySettings) -> QueueClients:
+    submitting, following = (
+        AsyncProducer(settings.redis_url, queue=queue.name, partitions=queue.partitions, patience_s=patience_s)
+        for patience_s in (SUBMIT_PATIENCE_S, FOLLOW_PATIENCE_S)
+    )
+    readers = Readers(submitting, submitting.target, settings)
+    abandoned = Abandoned(submitting, settings.request_limit_s)
+    partitions = Partitions(settings.redis_url, submitting)
+    return QueueClients(queue.name, submitting, following, readers, abandoned, partitions)
+
+
+async def _served(partitions: Partitions) -> set[str] | InvalidSetting:
+    try:
+        return await partitions.models()
+    except InvalidSetting as error:
+        return error

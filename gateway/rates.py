@@ -1,0 +1,216 @@
+"""Limits of API keys: requests and tokens a minute, counted in Redis over all gateways.
+
+They are kept with the keys of the gateway's first queue: gateways with the same first queue share them. Each count is a
+leaky bucket: it holds at most the limit, and a minute empties it. A request over a limit is refused and costs nothing;
+one that adds no job to the queue is given back. (Limits of tenants in the queue delay jobs instead.)
+"""
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from math import ceil
+from typing import Protocol, cast
+
+from sluice.gateway.access import Caller
+from sluice.gateway.api_keys.key import ApiKey
+from sluice.gateway.errors import HttpError, bad_request
+from sluice.gateway.queues import QueueClients
+from sluice.gateway.refusals import refusal
+from sluice.producer.aio import AsyncProducer
+from sluice.producer.errors import ProducerError
+from sluice.producer.operations.operation import Ask, Operation
+from sluice.producer.operations.submission import Receipt
+from sluice.protocol import limits
+from sluice.protocol.bounds import REQUESTS_PER_MINUTE, TOKENS_PER_MINUTE
+from sluice.protocol.jobs import Options, PromptLike, encoded_prompt, template
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.scripts import register
+
+WINDOW_MS = 60_000
+RATE_HEADERS = tuple(
+    f"x-ratelimit-{what}-{name}" for what in ("limit", "remaining", "reset") for name in ("requests", "tokens")
+)
+
+SCRIPT = f"""
+-- KEYS[1]: hash of one key: requests and tokens in its buckets, and when (server's ms).
+-- ARGV: for requests, then for tokens: most in the bucket (0: no limit), and what this request adds, or gives back.
+-- Reply: 1 if there is room for both, else 0; then for both what the bucket holds now, and ms until there is room.
+local now = redis.call('TIME')
+now = now[1] * 1000 + math.floor(now[2] / 1000)
+local known = redis.call('HMGET', KEYS[1], 'at', 'requests', 'tokens')
+local passed = math.max(0, now - (tonumber(known[1]) or now))
+local held, wait = {{}}, {{0, 0}}
+for i = 1, 2 do
+  local most, added = tonumber(ARGV[2 * i - 1]), tonumber(ARGV[2 * i])
+  held[i] = math.max(0, (tonumber(known[i + 1]) or 0) - passed * most / {WINDOW_MS})
+  if most > 0 and added > 0 then wait[i] = math.max(0, math.ceil((held[i] + added - most) * {WINDOW_MS} / most)) end
+end
+local has_room = wait[1] == 0 and wait[2] == 0
+if has_room then
+  for i = 1, 2 do
+    if tonumber(ARGV[2 * i - 1]) > 0 then held[i] = math.max(0, held[i] + tonumber(ARGV[2 * i])) end
+  end
+  redis.call('HSET', KEYS[1], 'at', string.format('%d', now),
+    'requests', string.format('%.6f', held[1]), 'tokens', string.format('%.6f', held[2]))
+  redis.call('PEXPIRE', KEYS[1], {WINDOW_MS})
+end
+return {{has_room and 1 or 0, math.ceil(held[1]), math.ceil(held[2]), wait[1], wait[2]}}
+"""
+SCRIPT_SHA1 = register(SCRIPT)
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """One limit of a key, after a request."""
+
+    name: str
+    """requests or tokens."""
+
+    most: int
+    held: int
+    wait_ms: int
+    """Time until the request has room; 0 if it has."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What it adds to a response, as OpenAI's API does."""
+        empty_ms = ceil(self.held * WINDOW_MS / self.most)
+        return {
+            f"x-ratelimit-limit-{self.name}": str(self.most),
+            f"x-ratelimit-remaining-{self.name}": str(max(0, self.most - self.held)),
+            f"x-ratelimit-reset-{self.name}": f"{empty_ms}ms" if empty_ms < 1000 else f"{empty_ms / 1000:g}s",
+        }
+
+
+class Asked(Protocol):
+    """A job that a request asks for."""
+
+    @property
+    def prompt(self) -> PromptLike:
+        """Its prompt."""
+        ...
+
+    @property
+    def options(self) -> Options:
+        """Its options, without those that the gateway adds."""
+        ...
+
+
+class Rates:
+    """The counts of all requests.
+
+    Args:
+        producer: A client of the queue whose keys they are kept with.
+        queue: The name of that queue.
+    """
+
+    def __init__(self, producer: AsyncProducer, queue: str) -> None:
+        self._producer, self._keys = producer, QueueKeys(queue)
+
+    async def submit(
+        self, queue: QueueClients, caller: Caller, asked: Asked, own: Options | None = None
+    ) -> tuple[Receipt, Mapping[str, str]]:
+        """Submit a job for a caller, and return with it what its key has left. What adds no job costs nothing.
+
+        Args:
+            queue: Its queue.
+            caller: Its tenant owns the job.
+            asked: What the request asks for.
+            own: Options that the route adds.
+
+        Raises:
+            HttpError: as `charge`.
+            ProducerError: as `QueueClients.submit`.
+        """
+        rates = await self.charge(caller.key, asked)
+        options: Options = {**as_charged(caller.key, asked.options), **(own or {}), "tenant": caller.tenant}
+        try:
+            receipt = await queue.submit(asked.prompt, options)
+        except ProducerError:
+            await self.give_back(caller.key, asked)
+            raise
+        if receipt.is_duplicate:
+            rates = await self.give_back(caller.key, asked) or rates
+        return receipt, rates
+
+    async def charge(self, key: ApiKey | None, asked: Asked) -> Mapping[str, str]:
+        """Count a request against the limits of its key; return the headers that say what is left.
+
+        Raises:
+            HttpError: 429, a limit is reached; or 400, the request is larger than the limit.
+            InvalidJob: the request is invalid.
+            QueueUnreachable: the server does not answer.
+        """
+        if key is None or (key.rpm is None and key.tpm is None):
+            return {}
+        tokens = _tokens_of(asked)
+        if key.tpm is not None and tokens > key.tpm:
+            raise bad_request(
+                f"prompt and max_tokens are {tokens} tokens, and the API key's limit is {key.tpm} a minute",
+                code="request_too_large",
+                param="max_tokens",
+            )
+        has_room, found = await self._count(key, 1, tokens)
+        headers = _headers(found)
+        if not has_room:
+            raise _limited(max(found, key=lambda bucket: bucket.wait_ms), headers)
+        return headers
+
+    async def give_back(self, key: ApiKey | None, asked: Asked) -> Mapping[str, str]:
+        """Undo `charge`, for a request that added no job; return the headers that say what is left.
+
+        While the server is away, the request stays counted, for up to a minute, and there are no headers.
+        """
+        if key is None or (key.rpm is None and key.tpm is None):
+            return {}
+        with suppress(ProducerError):
+            return _headers((await self._count(key, -1, -_tokens_of(asked)))[1])
+        return {}
+
+    async def _count(self, key: ApiKey, requests: int, tokens: int) -> tuple[bool, list[Bucket]]:
+        name = self._keys.key("rate", key.id)
+        has_room, *counts = await self._producer.run(_script(name, key, requests, tokens))
+        held, waits_ms = counts[:2], counts[2:]
+        buckets = [
+            Bucket(name, most, held[i], waits_ms[i])
+            for i, (name, most) in enumerate((("requests", key.rpm), ("tokens", key.tpm)))
+            if most is not None
+        ]
+        return bool(has_room), buckets
+
+
+def _script(name: str, key: ApiKey, requests: int, tokens: int) -> Operation[list[int]]:
+    call = ("EVALSHA", SCRIPT_SHA1, 1, name, key.rpm or 0, requests, key.tpm or 0, tokens)
+    # Given back once: twice would give the room of another request.
+    [reply] = yield Ask((call,), is_repeatable=requests > 0)
+    return cast("list[int]", reply)
+
+
+def _headers(buckets: Iterable[Bucket]) -> Mapping[str, str]:
+    return {name: value for bucket in buckets for name, value in bucket.headers.items()}
+
+
+def as_charged(key: ApiKey | None, options: Options) -> Options:
+    """Return options with the `max_tokens` that a limit of tokens counts: the model's default may be larger.
+
+    Raises:
+        InvalidJob: an option is wrong.
+    """
+    if key is None or key.tpm is None or options.get("max_tokens") is not None:
+        return options
+    return {**options, "max_tokens": template(options).max_tokens}
+
+
+def _tokens_of(asked: Asked) -> int:
+    """Return the tokens that a request may take: an estimate for a prompt of text, and all that it may generate."""
+    job = template(asked.options)
+    _, num_bytes, num_tokens = encoded_prompt(asked.prompt)
+    estimate = ceil(num_bytes / limits.DEFAULT_BYTES_PER_TOKEN)
+    return (estimate if num_tokens is None else num_tokens) + job.choices * job.max_tokens
+
+
+def _limited(bucket: Bucket, headers: Mapping[str, str]) -> HttpError:
+    wait_s = max(1, ceil(bucket.wait_ms / 1000))
+    bound = REQUESTS_PER_MINUTE if bucket.name == "requests" else TOKENS_PER_MINUTE
+    message = f"the API key's limit of {bucket.most} {bucket.name} a minute is reached; try again in {wait_s} s"
+    return refusal(bound, message, retry_after_s=wait_s, headers=headers)

@@ -1,0 +1,252 @@
+"""The routes of /v1/responses."""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import cast
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from sluice.gateway.access import caller_of
+from sluice.gateway.connections.events import EventStream
+from sluice.gateway.errors import HttpError, bad_request, named
+from sluice.gateway.openai.response_requests import NAMES, read_response_request
+from sluice.gateway.openai.responses import (
+    Item,
+    ResponseEnd,
+    ResponseInfo,
+    Status,
+    input_item,
+    item_id_of,
+    response_end,
+    response_object,
+)
+from sluice.gateway.openapi import response_docs
+from sluice.gateway.openapi.routes import ApiRoute
+from sluice.gateway.queues import Queues
+from sluice.gateway.rates import Rates
+from sluice.gateway.readers import unless_left
+from sluice.gateway.requests import read_json, traceparent_of
+from sluice.gateway.responses.creation import Created, Creation, served
+from sluice.gateway.responses.ends import settle
+from sluice.gateway.responses.store import LOST, ResponseStore, StoredResponse
+from sluice.gateway.responses.streams import ResponseStream, check_place, keep_end
+from sluice.gateway.settings import GatewaySettings
+from sluice.gateway.tables.database import Database
+from sluice.gateway.tables.pages import SHORT_PAGE, PageRequest, list_body, read_page, unknown_cursor
+from sluice.gateway.tables.quota import Quota
+from sluice.gateway.tables.threads import SQL
+from sluice.producer.errors import JobNotDone, JobNotFound, ResultExpired, ResultTimeout
+from sluice.protocol.openai_format.bodies import Object
+from sluice.protocol.states import JobState
+
+CANCEL_WAIT_S = 5.0
+"""How long a cancel waits for the worker to stop."""
+
+
+MAX_NUMBER_DIGITS = 18
+
+
+def response_routes(
+    queues: Queues, rates: Rates, settings: GatewaySettings, database: Database, quota: Quota
+) -> list[ApiRoute]:
+    """Return the routes."""
+    store = ResponseStore(database)
+    made = ResponseRoutes(Creation(queues, rates, settings, store, quota), queues, settings, store)
+    all_of_them, one = "/v1/responses", "/v1/responses/{response_id}"
+    return [
+        ApiRoute("POST", all_of_them, made.create, response_docs.CREATE, scope="submit"),
+        ApiRoute("GET", one, made.retrieve, response_docs.RETRIEVE, scope="read"),
+        ApiRoute("DELETE", one, made.delete, response_docs.DELETE, scope="control"),
+        ApiRoute("POST", f"{one}/cancel", made.cancel, response_docs.CANCEL, scope="control"),
+        ApiRoute("GET", f"{one}/input_items", made.input_items, response_docs.INPUT_ITEMS, scope="read"),
+    ]
+
+
+class ResponseRoutes:
+    """What the routes do. Each raises HttpError, RequestRefused or ProducerError for a request that it refuses."""
+
+    def __init__(self, creation: Creation, queues: Queues, settings: GatewaySettings, store: ResponseStore) -> None:
+        self._creation, self._queues, self._settings, self._store = creation, queues, settings, store
+
+    async def create(self, request: Request) -> Response:
+        """Create a response; answer at once, with its events, or when it has ended."""
+        body = await read_json(request, self._settings.max_body_bytes)
+        asked = read_response_request(body)
+        asked = replace(asked, options={**asked.options, "traceparent": traceparent_of(request)})
+        key = request.headers.get("idempotency-key")
+        # read_response_request accepts nothing else
+        with named(NAMES):
+            created = await self._creation.create(asked, caller_of(request), cast("dict[str, object]", body), key)
+        response = created.response
+        request.state.job_id = response.info.job_id
+        if asked.is_stream:
+            return EventStream(self._stream(created), created.rates)
+        if response.end is not None or asked.is_background:
+            answer = _answer(response, response.end.status if response.end else "queued", response.end)
+        else:
+            with named(NAMES):
+                answer = await self._whole(created, request)
+        answer.headers.update(created.rates)
+        return answer
+
+    async def retrieve(self, request: Request) -> Response:
+        """Answer with a response as it is now, or with its events from a number on."""
+        response = await self._own(request)
+        if not _is_stream(request):
+            return await self._current(response)
+        after = _starting_after(request)
+        if after >= 0:
+            response = await self._settled(response)
+            check_place(response, after)
+        queue = None if response.end is not None else served(self._queues, response.queue)
+        stream = ResponseStream(response, queue, self._store, after=after)
+        return EventStream(stream.events())
+
+    async def cancel(self, request: Request) -> Response:
+        """Cancel a response in the background, and answer with what became of it."""
+        response = await self._own(request)
+        if not response.info.is_background:
+            raise bad_request("only a response with background: true can be cancelled", code="not_cancellable")
+        if response.end is None:
+            await self._cancel(response)
+        return await self._current(response)
+
+    async def delete(self, request: Request) -> Response:
+        """Delete a response, with the data of its job, which is cancelled if it runs."""
+        response = await self._own(request)
+        if response.end is None:
+            await self._cancel(response)
+        # The row last: a client that is told of a failure can try again.
+        await served(self._queues, response.queue).submitting.delete([response.info.job_id])
+        await SQL.run(self._store.delete, response.info.id)
+        return JSONResponse({"id": response.info.id, "object": "response", "deleted": True})
+
+    async def input_items(self, request: Request) -> Response:
+        """Answer with a page of the input."""
+        response = await self._own(request)
+        messages = await SQL.run(self._store.input_of, response.info.id, response.tenant)
+        if messages is None:
+            raise _unknown()
+        wanted = read_page(request, response.tenant, SHORT_PAGE)
+        items, has_more = _page(response.info, messages, wanted)
+        return JSONResponse(list_body(items, has_more=has_more))
+
+    # ------------------------------------------------------------ one response
+
+    async def _own(self, request: Request) -> StoredResponse:
+        """Return the response that a request names, if it is the caller's.
+
+        Raises:
+            HttpError: 404, there is none.
+        """
+        wanted, tenant = request.path_params["response_id"], caller_of(request).tenant
+        found = await SQL.run(self._store.get, wanted, tenant)
+        if found is None:
+            raise _unknown()
+        request.state.job_id = found.info.job_id
+        # Its job may have turned up: clocks of gateways differ, and a server may be restored.
+        return replace(found, end=None) if found.end == LOST else found
+
+    async def _settled(self, response: StoredResponse) -> StoredResponse:
+        """Return a response with its end, if it has one by now."""
+        if response.end is not None:
+            return response
+        found = await settle(served(self._queues, response.queue).submitting, self._store, [response])
+        end = found[response.info.id]
+        return replace(response, end=end) if isinstance(end, ResponseEnd) else response
+
+    async def _current(self, response: StoredResponse) -> Response:
+        if response.end is not None:
+            return _answer(response, response.end.status, response.end)
+        found = await settle(served(self._queues, response.queue).submitting, self._store, [response])
+        now = found[response.info.id]
+        if isinstance(now, ResponseEnd):
+            return _answer(response, now.status, now)
+        return _answer(response, "queued" if now is JobState.QUEUED else "in_progress")
+
+    async def _cancel(self, response: StoredResponse) -> None:
+        queue = served(self._queues, response.queue)
+        [reached] = await queue.submitting.cancel_many([response.info.job_id], reason="cancelled by its client")
+        if reached == "asked":
+            try:
+                await queue.following.result(response.info.job_id, timeout_s=CANCEL_WAIT_S)
+            except (JobNotDone, JobNotFound, ResultExpired, ResultTimeout):
+                return
+
+    async def _whole(self, created: Created, request: Request) -> Response:
+        response, queue = created.response, created.queue
+        info = response.info
+
+        def leave() -> None:
+            if not info.is_stored:
+                queue.readers.leave(info.job_id, is_shared=created.is_shared)
+
+        try:
+            result = await unless_left(request, queue.following.result(info.job_id), leave)
+        except JobNotDone:
+            if info.is_stored:
+                await settle(queue.submitting, self._store, [response])
+            raise
+        if result is None:
+            return Response(status_code=499)  # nobody reads it
+        reason = result.choices[0].finish_reason if result.choices else None
+        end = response_end(JobState.DONE, reason, result.text, result.usage, (None, None))
+        if info.is_stored:
+            await keep_end(self._store, info.id, end)
+        return _answer(response, end.status, end)
+
+    async def _stream(self, created: Created) -> AsyncIterator[bytes]:
+        response = created.response
+        stream = ResponseStream(response, created.queue, self._store)
+        try:
+            async for data in stream.events():
+                yield data
+        finally:
+            if not stream.is_over and not response.info.is_stored:
+                created.queue.readers.leave(response.info.job_id, is_shared=created.is_shared)
+
+
+def _answer(response: StoredResponse, status: Status, end: ResponseEnd | None = None) -> JSONResponse:
+    return JSONResponse(response_object(response.info, status, end))
+
+
+def _unknown() -> HttpError:
+    # The same for another tenant's: it must not tell which there are.
+    return bad_request("there is no such response", code="response_not_found", param="response_id", status=404)
+
+
+def _is_stream(request: Request) -> bool:
+    text = request.query_params.get("stream", "false")
+    if text not in ("true", "false"):
+        raise bad_request(f"stream must be true or false, got {text[:80]!r}", param="stream")
+    return text == "true"
+
+
+def _starting_after(request: Request) -> int:
+    text = request.query_params.get("starting_after", "")
+    if text and not (text.isascii() and text.isdecimal() and len(text) <= MAX_NUMBER_DIGITS):
+        raise bad_request(f"starting_after must be a whole number, got {text[:80]!r}", param="starting_after")
+    return int(text or -1)
+
+
+def _page(info: ResponseInfo, messages: Sequence[Item], wanted: PageRequest) -> tuple[Sequence[Object], bool]:
+    """Return the items of a page alone, and whether there are more. An item is never deleted before the others.
+
+    Raises:
+        HttpError: the cursor is the id of no item.
+    """
+    places = range(len(messages)) if wanted.order == "asc" else range(len(messages) - 1, -1, -1)
+    begin = 0
+    if wanted.after is not None:
+        begin = places.index(_place_of(info, wanted.after, len(messages))) + 1
+    end = begin + wanted.limit
+    return [input_item(info, place, messages[place]) for place in places[begin:end]], end < len(places)
+
+
+def _place_of(info: ResponseInfo, item_id: str, num_items: int) -> int:
+    digits = item_id.removeprefix(f"{info.item_id}_")
+    place = int(digits) if digits.isascii() and digits.isdecimal() and len(digits) < MAX_NUMBER_DIGITS else num_items
+    if place >= num_items or item_id != item_id_of(info, place):
+        raise unknown_cursor()
+    return place

@@ -1,0 +1,147 @@
+"""The bound on what the files and responses of a tenant take, and what is answered beyond it."""
+
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+from functools import partial
+from typing import TypeVar
+
+import sqlalchemy as sa
+
+from sluice.gateway.errors import HttpError
+from sluice.gateway.refusals import refusal
+from sluice.gateway.tables.database import Database
+from sluice.gateway.tables.faults import TooManyBytes
+from sluice.gateway.tables.threads import SQL
+from sluice.history.tables import files, responses
+from sluice.protocol.bounds import TENANT_FILES_MIB
+
+Row = TypeVar("Row")
+Result = TypeVar("Result")
+
+MIN_FILE_BYTES = 4096
+"""What a small file counts, for its row and its place on a disk."""
+
+RESPONSE_BYTES = 1024
+"""What a response counts besides its input, options and output, for its row and its entries in indexes."""
+
+
+class Quota:
+    """The bound for each tenant.
+
+    Args:
+        database: Has the files and responses of all gateways.
+        max_bytes: The bound.
+    """
+
+    def __init__(self, database: Database, max_bytes: int) -> None:
+        self._database, self._max_bytes = database, max_bytes
+        self._incoming: dict[str, int] = {}
+        """Bytes of each tenant's uploads that this process receives and that have no row yet."""
+
+    async def check(self, tenant: str, num_bytes: int = 1) -> None:
+        """Check before a batch that there is room.
+
+        Raises:
+            HttpError: there is none.
+        """
+        if await self._stored(tenant) + num_bytes > self._max_bytes:
+            raise self._refusal()
+
+    @contextmanager
+    def receiving(self, tenant: str) -> Generator["Incoming"]:
+        """Count an upload of a tenant until it has its row or has failed."""
+        incoming = Incoming(partial(self._reserve, tenant))
+        try:
+            yield incoming
+        finally:
+            self._count(tenant, -incoming.num_counted)
+
+    async def _reserve(self, tenant: str, num_bytes: int) -> None:
+        stored = await self._stored(tenant)
+        # Nothing waits from here on, so of uploads at the same time those that fit are counted.
+        if stored + self._incoming.get(tenant, 0) + num_bytes > self._max_bytes:
+            raise self._refusal()
+        self._count(tenant, num_bytes)
+
+    def _count(self, tenant: str, num_bytes: int) -> None:
+        left = self._incoming.pop(tenant, 0) + num_bytes
+        if left:
+            self._incoming[tenant] = left
+
+    async def add(self, add: Callable[[Row, int], Result], row: Row) -> Result:
+        """Call a method of a store that adds a row if there is room within a number of bytes.
+
+        Raises:
+            HttpError: there is none.
+        """
+        try:
+            return await SQL.run(add, row, self._max_bytes)
+        except TooManyBytes as error:
+            raise self._refusal() from error
+
+    async def _stored(self, tenant: str) -> int:
+        return await SQL.run(self._read_stored, tenant)
+
+    def _read_stored(self, tenant: str) -> int:
+        with self._database.reading() as connection:
+            return stored_bytes(connection, tenant)
+
+    def _refusal(self) -> HttpError:
+        mib = self._max_bytes // 2**20
+        message = f"the files and stored responses of the tenant may take {mib} MiB: delete some of them first"
+        return refusal(TENANT_FILES_MIB, message)
+
+
+class Incoming:
+    """What one upload takes of its tenant's room while it is received. Changes as it arrives.
+
+    Args:
+        reserve: Counts bytes, or raises.
+    """
+
+    def __init__(self, reserve: Callable[[int], Awaitable[None]]) -> None:
+        self._reserve = reserve
+        self._num_received = 0
+        self.num_counted = 0
+        """What was announced, or has been received if that is more."""
+
+    async def announce(self, num_bytes: int) -> None:
+        """Count what a client says it will send, so that what must be refused is not received.
+
+        Raises:
+            HttpError: there is no room.
+        """
+        await self._count_up_to(max(num_bytes, MIN_FILE_BYTES))
+
+    async def receive(self, num_bytes: int) -> None:
+        """Count what has arrived, before it is stored.
+
+        Raises:
+            HttpError: there is no room.
+        """
+        self._num_received += num_bytes
+        await self._count_up_to(self._num_received)
+
+    async def _count_up_to(self, num_bytes: int) -> None:
+        if num_bytes > self.num_counted:
+            await self._reserve(num_bytes - self.num_counted)
+            self.num_counted = num_bytes
+
+
+def check_room(connection: sa.Connection, tenant: str, num_bytes: int, max_bytes: int) -> None:
+    """Check that a tenant may store so many bytes more.
+
+    Raises:
+        TooManyBytes: its files and responses would take more than `max_bytes`.
+    """
+    if stored_bytes(connection, tenant) + num_bytes > max_bytes:
+        raise TooManyBytes(tenant)
+
+
+def stored_bytes(connection: sa.Connection, tenant: str) -> int:
+    """Return what the files and responses of a tenant take. Of responses it reads an index only."""
+    sizes = sa.case((files.c.bytes < MIN_FILE_BYTES, MIN_FILE_BYTES), else_=files.c.bytes)
+    of_files = sa.select(sa.func.sum(sizes)).where(files.c.tenant == tenant)
+    of_responses = sa.select(sa.func.sum(responses.c.bytes)).where(responses.c.tenant == tenant)
+    sums = connection.execute(sa.select(of_files.scalar_subquery(), of_responses.scalar_subquery())).one()
+    return sum(int(found or 0) for found in sums)

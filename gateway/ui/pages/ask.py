@@ -1,0 +1,132 @@
+"""Try it: ask a model, watch the answer, leave, and rejoin."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from sluice.gateway.errors import HttpError, bad_request
+from sluice.gateway.queues import Queues
+from sluice.gateway.rates import Rates
+from sluice.gateway.tables.database import Database
+from sluice.gateway.tables.threads import HISTORY
+from sluice.gateway.ui.audit import AuditLog
+from sluice.gateway.ui.frame import Form, Frame, readable, render
+from sluice.gateway.ui.read.joblist import JobLine, Wanted, page_of_jobs
+from sluice.gateway.ui.visitors import Visitor
+from sluice.producer.errors import HistoryUnavailable, ProducerError
+from sluice.protocol.jobs import Job, Options
+from sluice.protocol.limits import MAX_TOKENS
+from sluice.protocol.openai_format.requests import RequestRefused
+from sluice.protocol.wire import JobId
+
+PATH = "/ui/try"
+BATCH = "page"
+"""The batch of questions from the page, by which they are found again."""
+
+LISTED = 8
+MAX_TEMPERATURE = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """The form as it was written: when it is refused, it is shown again."""
+
+    prompt: str = ""
+    model: str = ""
+    max_tokens: str = "256"
+    temperature: str = "0.7"
+
+    @classmethod
+    def of(cls, form: Form) -> "Question":
+        """Read a form; what it lacks is empty."""
+        return cls(**{name: form.get(name, [""])[0] for name in cls.__slots__})
+
+    def options(self, tenant: str) -> Options:
+        """Return the options of its job.
+
+        Raises:
+            HttpError: 400, a field is missing or out of its range.
+        """
+        if not self.prompt.strip():
+            raise bad_request("write a question first")
+        options: Options = {
+            "max_tokens": int(_number("most tokens", self.max_tokens, 1, MAX_TOKENS)),
+            "temperature": _number("temperature", self.temperature, 0, MAX_TEMPERATURE),
+            "as_chat": True,
+            "batch": BATCH,
+            "tenant": tenant,
+        }
+        return {**options, "model": self.model} if self.model else options
+
+
+class AskPage:
+    """The form. Its job goes on when the visitor leaves, and its page shows all of the answer at any time."""
+
+    def __init__(self, frame: Frame, queues: Queues, rates: Rates, database: Database, audit: AuditLog) -> None:
+        self._frame, self._queues, self._rates = frame, queues, rates
+        self._database, self._audit = database, audit
+
+    def routes(self) -> Iterator[Route]:
+        """Yield the routes."""
+        yield self._frame.page(PATH, self._show, scope="submit")
+        yield self._frame.action(PATH, self._ask, scope="submit")
+
+    async def _show(self, request: Request, visitor: Visitor) -> Response:
+        return await self._page(request, visitor, await self._queues.models(), Question())
+
+    async def _page(
+        self,
+        request: Request,
+        visitor: Visitor,
+        models: Sequence[str],
+        asked: Question,
+        refused: HttpError | None = None,
+    ) -> Response:
+        status = 200 if refused is None else refused.status
+        values = {"models": models, "asked": asked, "refused": refused, "before": await self._before(visitor)}
+        return render(request, "ask.html", status=status, **values)
+
+    async def _before(self, visitor: Visitor) -> list[JobLine]:
+        queues = [queue.name for queue in self._queues]
+        wanted = Wanted(queues=queues, tenant=visitor.caller.tenant, batch=BATCH)
+        try:
+            return (await HISTORY.run(page_of_jobs, self._database, wanted))[0][:LISTED]
+        except HistoryUnavailable:
+            return []
+
+    async def _ask(self, request: Request, visitor: Visitor, form: Form) -> Response:
+        asked = Question.of(form)
+        try:
+            job_id = await self._submit(visitor, asked)
+        except (HttpError, RequestRefused, ProducerError) as error:
+            return await self._page(request, visitor, await self._models(asked), asked, readable(error))
+        request.state.job_id = job_id
+        return RedirectResponse(f"/ui/jobs/{job_id}", 303)
+
+    async def _submit(self, visitor: Visitor, asked: Question) -> JobId:
+        options, model = asked.options(visitor.caller.tenant), asked.model or None
+        queue = await self._queues.of_model(model)
+        async with self._audit.action(visitor.caller, "submit", model or "any model", queue.name) as entry:
+            receipt, _ = await self._rates.submit(queue, visitor.caller, Job(asked.prompt, options))
+            entry.outcome = receipt.id
+        return receipt.id
+
+    async def _models(self, asked: Question) -> Sequence[str]:
+        """Return the models to choose from; if none is known now, the one that was asked for."""
+        try:
+            return await self._queues.models() or (asked.model,)
+        except ProducerError:
+            return (asked.model,)
+
+
+def _number(name: str, text: str, least: float, most: float) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = least - 1
+    if not least <= value <= most:
+        raise bad_request(f"{name} must be a number from {least:g} to {most:,.0f}")
+    return value

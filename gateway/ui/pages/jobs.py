@@ -1,0 +1,49 @@
+"""The list of jobs, with filters."""
+
+from collections.abc import Iterator
+from urllib.parse import urlencode
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from sluice.gateway.queues import Queues
+from sluice.gateway.tables.database import Database
+from sluice.gateway.tables.threads import HISTORY
+from sluice.gateway.ui.frame import Frame, render
+from sluice.gateway.ui.read.joblist import SPANS, page_of_jobs, wanted_of
+from sluice.gateway.ui.visitors import Visitor
+from sluice.protocol.limits import MAX_PRIORITY
+from sluice.protocol.states import JobState
+
+PATH = "/ui/jobs"
+
+
+class JobsPage:
+    """The list. It comes from the history, so a job is in it once it was recorded."""
+
+    def __init__(self, frame: Frame, queues: Queues, database: Database) -> None:
+        self._frame, self._queues, self._database = frame, queues, database
+
+    def routes(self) -> Iterator[Route]:
+        """Yield the routes."""
+        yield self._frame.page(PATH, self._show)
+
+    async def _show(self, request: Request, visitor: Visitor) -> Response:
+        names = [queue.name for queue in self._queues]
+        wanted = wanted_of(request.query_params, names, visitor.tenant)
+        found, following = await HISTORY.run(page_of_jobs, self._database, wanted)
+        older = None if following is None else f"{PATH}?{urlencode({**wanted.given, 'after': following})}"
+        return render(
+            request,
+            "jobs.html",
+            jobs=found,
+            wanted=wanted,
+            queues=names,
+            states=list(JobState),
+            spans=list(SPANS),
+            priorities=range(MAX_PRIORITY + 1),
+            older=older,
+            newest=None if wanted.after is None else f"{PATH}?{urlencode(wanted.given)}",
+            is_filtered=bool(wanted.given.keys() - ({"tenant"} if visitor.tenant else set())),
+        )

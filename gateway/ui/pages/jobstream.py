@@ -1,0 +1,141 @@
+"""The live stream of a job's page: its text as it comes, and what changes of the rest."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+from starlette.requests import Request
+
+from sluice.gateway.errors import CALLER, HttpError
+from sluice.gateway.ownership import unknown_job
+from sluice.gateway.queues import QueueClients, Queues
+from sluice.gateway.ui.live import Live, Parts, event
+from sluice.gateway.ui.read.jobs import JobFacts, JobReader, Watched
+from sluice.gateway.ui.templates import fragment
+from sluice.gateway.ui.visitors import Visitor
+from sluice.producer.errors import BadOffset, JobNotDone, ProducerError, QueueUnreachable
+from sluice.producer.operations.follow import Cursor, cursor_at
+from sluice.producer.timeline.picture import LANE_PX, picture
+from sluice.producer.timeline.times import times_of
+from sluice.protocol.wire import JobId
+
+PUSH_EVERY_S, RECORD_EVERY_S = 2.0, 0.5
+"""How often a job is looked at: while it has not ended, and until the history has its end. Its text comes at once."""
+
+LOG = logging.getLogger(__name__)
+
+
+def job_parts(facts: JobFacts, visitor: Visitor) -> Parts:
+    """Return the parts of the page that change while a job runs."""
+    row, attempts = facts.record or (None, ())
+    times = times_of(facts.now, row, attempts)
+    drawn = None if times is None else picture(times, round(time.time() * 1000))
+    values = {"facts": facts, "visitor": visitor, "drawn": drawn, "lane_px": LANE_PX}
+    names = {"state": "parts/job_state.html", "timeline": "parts/timeline.html", "facts": "parts/job_facts.html"}
+    return {name: fragment(template, **values) for name, template in names.items()}
+
+
+class TextFeed:
+    """The text of a job on its way to a page. Changes: events are put into `sent`."""
+
+    def __init__(self, queue: QueueClients, job_id: JobId, cursors: list[Cursor]) -> None:
+        self.sent: asyncio.Queue[bytes | None] = asyncio.Queue(maxsize=100)
+        self.turned = asyncio.Event()
+        """Set when the text begins, and when it ends: the state of the job has changed."""
+
+        self.is_over = False
+        self._queue, self._job_id, self._cursors = queue, job_id, cursors
+
+    async def send(self) -> None:
+        """Send the text; that of a job that ends badly ends too."""
+        try:
+            await self._send()
+        except JobNotDone:
+            pass
+        except QueueUnreachable:  # for longer than this waits: the page asks again, from its position
+            await self.sent.put(event("over", {}))
+            await self.sent.put(None)
+        except ProducerError:
+            await self.sent.put(event("lost", {}))
+        finally:
+            self.is_over = True
+            self.turned.set()
+
+    async def _send(self) -> None:
+        cursors, has_begun = self._cursors, False
+        async for one in self._queue.following.stream_choices(self._job_id, len(cursors), cursors):
+            cursors[one.choice] = cursor_at(one.cursor)
+            data = {"choice": one.choice, "start": one.start, "text": one.text}
+            await self.sent.put(event("output", data, ",".join(map(str, cursors))))
+            if not has_begun:
+                has_begun = True
+                self.turned.set()
+
+
+class JobStream:
+    """Where the streams of jobs come from."""
+
+    def __init__(self, live: Live, reader: JobReader, queues: Queues) -> None:
+        self._live, self._reader, self._queues = live, reader, queues
+
+    async def events(self, request: Request, visitor: Visitor) -> AsyncIterator[bytes]:
+        """Return the events of the job that a request names, from its position on.
+
+        Raises:
+            HttpError: 404, no queue has the job. 400, the position is none of it.
+        """
+        facts = await self._reader.find(self._reader.id_of(visitor, request.path_params["job_id"]))
+        if facts.now is None:
+            raise unknown_job()
+        try:
+            given = request.headers.get("last-event-id") or request.query_params.get("after") or ""
+            cursors = [cursor_at(part) for part in given.split(",")] if given else [cursor_at(0)] * facts.num_choices
+        except BadOffset:
+            cursors = []
+        if len(cursors) != facts.num_choices:
+            raise HttpError(400, CALLER, "the position is none of this job", "bad_position")
+        watched = Watched(self._reader, self._queues[facts.queue], facts)
+        text = TextFeed(self._queues[facts.queue], facts.id, cursors)
+        return self._both(request, visitor, watched, text)
+
+    async def _both(self, request: Request, visitor: Visitor, watched: Watched, text: TextFeed) -> AsyncIterator[bytes]:
+        """Yield the text as it comes, and what changes of the page meanwhile."""
+        tasks = [asyncio.create_task(text.send()), asyncio.create_task(self._rest(request, visitor, watched, text))]
+        try:
+            while (one := await text.sent.get()) is not None:
+                yield one
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _rest(self, request: Request, visitor: Visitor, watched: Watched, text: TextFeed) -> None:
+        """Send what changes of the page, then how the stream ends, whatever ends it."""
+        last = event("over", {})
+        try:
+            if await self._watch(request, visitor, watched, text):
+                last = event("end", {})
+        except HttpError:
+            last = event("end", {})  # queue and history have forgotten the job
+        except Exception:
+            LOG.exception("A live stream failed.")
+        await text.sent.put(last)
+        await text.sent.put(None)
+
+    async def _watch(self, request: Request, visitor: Visitor, watched: Watched, text: TextFeed) -> bool:
+        """Send what changes until nothing more will: return whether that is so, or the stream must end before."""
+        shown: dict[str, str] = {}
+        while True:
+            parts = job_parts(watched.facts, visitor)
+            changed = {name: html for name, html in parts.items() if shown.get(name) != html}
+            await text.sent.put(event("parts", changed))
+            shown.update(changed)
+            if text.is_over and watched.is_settled:
+                return True
+            every_s = RECORD_EVERY_S if text.is_over else PUSH_EVERY_S
+            if not await self._live.wait(request, visitor, every_s, text.turned):
+                return False
+            with suppress(ProducerError):
+                await watched.look()

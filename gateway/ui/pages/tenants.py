@@ -1,0 +1,167 @@
+"""Tenants: their share against their weight, tokens, latency, limits and cost; and the prices of models."""
+
+import asyncio
+import math
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from sluice.gateway.errors import bad_request
+from sluice.gateway.keyring import Keyring
+from sluice.gateway.queues import Queues
+from sluice.gateway.tables.database import Database
+from sluice.gateway.tables.threads import HISTORY, SQL
+from sluice.gateway.ui.audit import AuditLog
+from sluice.gateway.ui.frame import SAID, Form, Frame, after, render
+from sluice.gateway.ui.read.day import DayUsage
+from sluice.gateway.ui.read.overview import Latency
+from sluice.gateway.ui.read.surveys import Surveys
+from sluice.gateway.ui.read.usage import Price, Usage, prices_now, set_price, ttft_by_tenant
+from sluice.gateway.ui.visitors import Visitor
+from sluice.producer.errors import ProducerError
+from sluice.producer.operations.totals import TenantTotals, tenant_totals
+
+PATH = "/ui/tenants"
+CURRENCY = re.compile(r"[A-Z]{3}")
+MAX_PRICE = 1e6
+MAX_MODEL_CHARS = 256
+
+SAID.update(price_set=("good", "The price is set. It holds for jobs submitted from now on."))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantLine:
+    """A tenant with its figures."""
+
+    name: str
+    waiting: int
+    weight: float
+    usage: Usage
+    token_share: float | None
+    """Its part of all tokens of the last day, and in `weight_share` of all weights of the tenants listed."""
+
+    weight_share: float
+    ttft: Latency
+    limits: str
+
+
+class TenantsPage:
+    """The page, and the form that sets a price. Without `admin`, a visitor sees its own tenant."""
+
+    def __init__(
+        self,
+        frame: Frame,
+        queues: Queues,
+        surveys: Surveys,
+        database: Database,
+        keyring: Keyring,
+        audit: AuditLog,
+    ) -> None:
+        self._frame, self._queues, self._surveys = frame, queues, surveys
+        self._database, self._keyring, self._audit = database, keyring, audit
+        self._day = DayUsage(database, [queue.name for queue in queues])
+
+    def routes(self) -> Iterator[Route]:
+        """Yield the routes."""
+        yield self._frame.page(PATH, self._show)
+        yield self._frame.action("/ui/prices", self._set_price, scope="admin")
+
+    async def _show(self, request: Request, visitor: Visitor) -> Response:
+        names = [queue.name for queue in self._queues]
+        own = None if visitor.may("admin") else visitor.caller.tenant
+        (usage, hours_left), ttft, known = await asyncio.gather(
+            self._day.get(),
+            HISTORY.run(ttft_by_tenant, self._database, names, own),
+            HISTORY.run(prices_now, self._database),
+        )
+        if own is not None:
+            usage = {own: usage.get(own, Usage())}
+        totals = await self._totals() if own is None else []
+        named = {*usage, *(one.tenant for one in totals)}
+        lines = _lines(sorted(named), totals, usage, ttft, self._keyring)
+        return render(
+            request,
+            "tenants.html",
+            tenants=lines,
+            prices=known,
+            unpriced=sum(usage.values(), Usage()).unpriced,
+            is_all=own is None,
+            hours_left=hours_left,
+        )
+
+    async def _totals(self) -> list[TenantTotals]:
+        try:
+            views = await asyncio.gather(*map(self._surveys.of, self._queues))
+        except ProducerError:
+            return []
+        return [one for queue, view in zip(self._queues, views, strict=True) for one in tenant_totals(queue.name, view)]
+
+    async def _set_price(self, request: Request, visitor: Visitor, form: Form) -> Response:
+        del request
+        price = price_of({name: values[0] for name, values in form.items()})
+        async with self._audit.action(visitor.caller, "set_price", price.model):
+            await SQL.run(set_price, self._database, price)
+        return after(PATH, "price_set")
+
+
+def price_of(given: Mapping[str, str]) -> Price:
+    """Read a price from a form.
+
+    Raises:
+        HttpError: 400, a field is missing or out of its range.
+    """
+    model, currency = given.get("model", "").strip(), given.get("currency", "").strip().upper()
+    if not 0 < len(model) <= MAX_MODEL_CHARS or "\0" in model:
+        raise bad_request("give the name of a model")
+    if not CURRENCY.fullmatch(currency):
+        raise bad_request("give a currency of three letters, such as USD or EUR")
+    amounts = {name: _amount(name, given.get(name, "")) for name in ("input", "cached", "output")}
+    return Price(model=model, since_ms=round(time.time() * 1000), currency=currency, **amounts)
+
+
+def _amount(name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= MAX_PRICE:
+        raise bad_request(f"the price of {name} tokens must be a number from 0 to {MAX_PRICE:,.0f}")
+    return value
+
+
+def _lines(
+    names: Sequence[str],
+    totals: Sequence[TenantTotals],
+    usage: Mapping[str, Usage],
+    ttft: Mapping[str, Latency],
+    keyring: Keyring,
+) -> list[TenantLine]:
+    weights = {name: max((one.weight for one in totals if one.tenant == name), default=1.0) for name in names}
+    tokens = sum(one.tokens for one in usage.values())
+    return [
+        TenantLine(
+            name=name,
+            waiting=sum(one.waiting for one in totals if one.tenant == name),
+            weight=weights[name],
+            usage=usage.get(name, Usage()),
+            token_share=usage.get(name, Usage()).tokens / tokens if tokens else None,
+            weight_share=weights[name] / sum(weights.values()),
+            ttft=ttft.get(name, Latency()),
+            limits=_limits(keyring, name),
+        )
+        for name in names
+    ]
+
+
+def _limits(keyring: Keyring, tenant: str) -> str:
+    """Return the limits of a tenant's active keys; each key has its own."""
+    found = {
+        f"{'any' if key.rpm is None else format(key.rpm, ',')} / {'any' if key.tpm is None else format(key.tpm, ',')}"
+        for key in keyring.active_keys_of(tenant)
+    }
+    return ", ".join(sorted(found)) or "no key"

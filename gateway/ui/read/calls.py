@@ -1,0 +1,51 @@
+"""A job as calls that ask for it again: with curl, and in Python. No I/O."""
+
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from sluice.protocol.wire import Message, Prompt
+
+UNKNOWN = "the prompt, which the queue no longer has"
+
+
+def as_curl(base_url: str, queue: str, prompt: Prompt | None, options: Mapping[str, Any], *, has_keys: bool) -> str:
+    """Return a command for a shell. The body is no argument: one may have at most 128 KiB."""
+    body = json.dumps({**_asked(prompt), **_plain(options)}, indent=2)
+    key = ' \\\n  -H "authorization: Bearer $SLUICE_API_KEY"' if has_keys else ""
+    return (
+        f"curl -s {shlex.quote(f'{base_url}/jobs?queue={queue}')}{key} \\\n"
+        f"  -H 'content-type: application/json' --data-binary @- <<'BODY'\n{body}\nBODY\n"
+    )
+
+
+def as_python(queue: str, prompt: Prompt | None, options: Mapping[str, Any]) -> str:
+    """Return a program."""
+    asked = {**_asked(prompt), **_plain(options)}
+    arguments = "".join(f"        {name}={value!a},\n" for name, value in asked.items() if name.isidentifier())
+    return (
+        "from sluice.producer import Producer\n\n"
+        f"with Producer(queue={queue!a}) as producer:\n"
+        f"    job = producer.submit(\n{arguments}    )\n"
+        "    for event in producer.stream(job):\n"
+        '        print(event.text, end="", flush=True)\n'
+    )
+
+
+def _asked(prompt: Prompt | None) -> Mapping[str, Any]:
+    if prompt is None or isinstance(prompt, str):
+        return {"prompt": UNKNOWN if prompt is None else prompt}
+    if all(isinstance(one, Message) for one in prompt):
+        return {"messages": [_message(one) for one in prompt if isinstance(one, Message)]}
+    return {"token_ids": list(prompt)}
+
+
+def _message(one: Message) -> Mapping[str, str]:
+    found = {"role": str(one.role), "content": one.content}
+    return found if one.name is None else {**found, "name": one.name}
+
+
+def _plain(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return options as JSON has them."""
+    return json.loads(json.dumps({name: value for name, value in options.items() if value is not None}, default=str))

@@ -1,0 +1,72 @@
+"""What tenants used in the last day, summed up hour by hour: a day may have millions of jobs."""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from time import monotonic
+
+from sluice.gateway.tables.database import Database
+from sluice.gateway.tables.threads import HISTORY
+from sluice.gateway.ui.read.usage import Usage, usage_in_hour
+from sluice.history.tables import HOUR_MS
+
+HOURS = 24
+WAIT_S = 0.08
+"""How long a page waits for hours that are not counted yet."""
+
+RECENT_EVERY_S, OLD_EVERY_S = 5.0, 3600.0
+"""How often the newest two hours are counted again, and how often the others: a recorder may be late."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The usage of one hour, and when it was read."""
+
+    usage: Mapping[str, Usage]
+    read_s: float
+
+
+class DayUsage:
+    """The usage of the last day. Changes with each reading: hours are kept, and counted again only now and then."""
+
+    def __init__(self, database: Database, queues: Sequence[str]) -> None:
+        self._database, self._queues = database, queues
+        self._hours: dict[int, Counted] = {}
+        self._reading: asyncio.Task[None] | None = None
+
+    async def get(self, wait_s: float = WAIT_S) -> tuple[Mapping[str, Usage], int]:
+        """Return the usage by tenant, and the number of hours that are not in it yet.
+
+        Raises:
+            HistoryUnavailable: the database does not answer.
+        """
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(self._read())
+        await asyncio.wait((self._reading,), timeout=wait_s)
+        if self._reading.done():
+            self._reading.result()
+        total: dict[str, Usage] = {}
+        counted = [self._hours[hour_ms] for hour_ms in _hours() if hour_ms in self._hours]
+        for hour in counted:
+            for tenant, usage in hour.usage.items():
+                total[tenant] = total.get(tenant, Usage()) + usage
+        return total, HOURS - len(counted)
+
+    async def _read(self) -> None:
+        """Count the hours that are due, the newest first."""
+        wanted = _hours()
+        self._hours = {hour_ms: one for hour_ms, one in self._hours.items() if hour_ms in wanted}
+        for number, hour_ms in enumerate(wanted):
+            every_s, known = RECENT_EVERY_S if number < 2 else OLD_EVERY_S, self._hours.get(hour_ms)
+            if known is None or monotonic() - known.read_s >= every_s:
+                began_s = monotonic()
+                usage = await HISTORY.run(usage_in_hour, self._database, self._queues, hour_ms)
+                self._hours[hour_ms] = Counted(usage, began_s)
+
+
+def _hours() -> list[int]:
+    """Return the hours of the last day, the newest first."""
+    now_ms = round(time.time() * 1000)
+    newest_ms = now_ms - now_ms % HOUR_MS
+    return [newest_ms - HOUR_MS * number for number in range(HOURS)]

@@ -1,0 +1,106 @@
+"""Pages of jobs from the history, newest first. Each page costs the same, however many jobs there are."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+from sluice.gateway.tables.database import Database
+from sluice.history.filters import JobFilter, JobPlace
+from sluice.history.tables import jobs
+from sluice.protocol.limits import MAX_PRIORITY
+from sluice.protocol.states import JobState
+
+PAGE_JOBS = 50
+MAX_TEXT_CHARS = 256
+SPANS: Mapping[str, int] = {"hour": 3600, "day": 86_400, "week": 7 * 86_400}
+"""Ages that a list may be limited to, in seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobLine:
+    """One job of a list."""
+
+    id: str
+    queue: str
+    tenant: str
+    state: str
+    model: str | None
+    batch: str | None
+    priority: int | None
+    error_code: str | None
+    attempts: int | None
+    submitted_ms: int
+    prompt_tokens: int | None
+    output_tokens: int | None
+    ttft_s: float | None
+    e2e_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which jobs a list has. None means any."""
+
+    queues: Sequence[str]
+    state: str | None = None
+    tenant: str | None = None
+    priority: int | None = None
+    batch: str | None = None
+    error: str | None = None
+    span: str | None = None
+    is_one_queue: bool = False
+    """Whether the address names the queue."""
+
+    after: JobPlace | None = None
+    """The last job of the page before."""
+
+    @property
+    def filter(self) -> JobFilter:
+        """The jobs that it has, by now."""
+        return JobFilter(
+            queue=self.queues,
+            batch=self.batch,
+            state=self.state,
+            tenant=self.tenant,
+            priority=self.priority,
+            error_code=self.error,
+            since_ms=None if self.span is None else round((time.time() - SPANS[self.span]) * 1000),
+            after=self.after,
+        )
+
+    @property
+    def given(self) -> Mapping[str, str]:
+        """The filters, as an address has them."""
+        names = ("state", "tenant", "priority", "batch", "error", "span")
+        found = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        queue = {"queue": self.queues[0]} if self.is_one_queue else {}
+        return {**{name: str(value) for name, value in found.items()}, **queue}
+
+
+def wanted_of(given: Mapping[str, str], queues: Sequence[str], tenant: str | None) -> Wanted:
+    """Read the filters of an address; what is none is ignored. `tenant`: the only one whose jobs may be listed."""
+    texts = {name: text.strip()[:MAX_TEXT_CHARS].replace("\0", "") for name, text in given.items()}
+    state, priority, span = texts.get("state"), texts.get("priority", ""), texts.get("span")
+    queue = texts.get("queue")
+    return Wanted(
+        queues=[name for name in queues if name == queue] or list(queues),
+        is_one_queue=queue in queues,
+        state=state if state in list(JobState) else None,
+        tenant=tenant or texts.get("tenant") or None,
+        priority=int(priority) if priority in map(str, range(MAX_PRIORITY + 1)) else None,
+        batch=texts.get("batch") or None,
+        error=texts.get("error") or None,
+        span=span if span in SPANS else None,
+        after=JobPlace.read(texts.get("after", "")),
+    )
+
+
+def page_of_jobs(database: Database, wanted: Wanted) -> tuple[list[JobLine], str | None]:
+    """Return a page, and the place of the next one; None: there is none."""
+    columns = [jobs.c[field.name] for field in fields(JobLine)]
+    with database.reading() as connection:
+        rows = connection.execute(wanted.filter.newest_first(columns).limit(PAGE_JOBS + 1)).mappings().all()
+    found = [JobLine(**{str(name): value for name, value in row.items()}) for row in rows]
+    if len(found) <= PAGE_JOBS:
+        return found, None
+    last = found[PAGE_JOBS - 1]
+    return found[:PAGE_JOBS], str(JobPlace(last.submitted_ms, last.id))

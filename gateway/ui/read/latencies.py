@@ -1,0 +1,48 @@
+"""Latencies and counts of the last jobs, from the history. Methods block."""
+
+import time
+from collections.abc import Mapping, Sequence
+
+import sqlalchemy as sa
+
+from sluice.gateway.tables.database import Database
+from sluice.gateway.ui.read.overview import Latency
+from sluice.history.percentiles import percentile
+from sluice.history.tables import jobs
+
+RECENT_S = 900
+MAX_JOBS = 2000
+"""Percentiles are of the last jobs, at most so many, so that a page costs the same at any rate."""
+
+DAY_S = 86_400
+
+
+def ttft_by_queue(database: Database, queues: Sequence[str]) -> Mapping[str, Latency]:
+    """Return the time to the first token in each queue, over the last quarter of an hour."""
+    with database.reading() as connection:
+        return {name: _ttft(connection, jobs.c.queue == name) for name in queues}
+
+
+def ttft_of_tenant(database: Database, tenant: str) -> Latency:
+    """Return the same for the jobs of a tenant."""
+    with database.reading() as connection:
+        return _ttft(connection, jobs.c.tenant == tenant)
+
+
+def counts_of_tenant(database: Database, tenant: str, queues: Sequence[str]) -> Mapping[str, int]:
+    """Return how many jobs of a tenant, submitted in the last day, are in each state."""
+    since_ms = round((time.time() - DAY_S) * 1000)
+    wanted = (jobs.c.tenant == tenant, jobs.c.submitted_ms >= since_ms, jobs.c.queue.in_(queues))
+    query = sa.select(jobs.c.state, sa.func.count()).where(*wanted).group_by(jobs.c.state)
+    with database.reading() as connection:
+        return {str(state): int(number) for state, number in connection.execute(query)}
+
+
+def _ttft(connection: sa.Connection, *wanted: sa.ColumnElement[bool]) -> Latency:
+    since_ms = round((time.time() - RECENT_S) * 1000)
+    is_known = (jobs.c.submitted_ms >= since_ms, jobs.c.ttft_s.is_not(None), jobs.c.state == "done")
+    query = sa.select(jobs.c.ttft_s).where(*wanted, *is_known).order_by(jobs.c.submitted_ms.desc()).limit(MAX_JOBS)
+    ordered = sorted(connection.execute(query).scalars())
+    if not ordered:
+        return Latency()
+    return Latency(p50_s=percentile(ordered, 50), p95_s=percentile(ordered, 95))

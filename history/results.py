@@ -1,0 +1,131 @@
+"""Convert encoded results to columns of the table `results`.
+
+As objects, a result takes twenty times its bytes, and one may have 64 MiB. So a large one is converted position by
+position, straight to JSON.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import fields
+from math import isfinite
+
+from sluice.history.database import JsonText
+from sluice.protocol.openai_format.logprobs import logprobs_to_json
+from sluice.protocol.packing import (
+    Reading,
+    as_int,
+    as_ints,
+    as_list,
+    as_str,
+    as_str_or_none,
+    check_version,
+    items_of,
+    pack,
+    unpack,
+)
+from sluice.protocol.wire import (
+    ChoiceResult,
+    JobResult,
+    TokenLogprobs,
+    Usage,
+    decode_result,
+    described,
+    read_token_logprobs,
+)
+
+LARGE_BYTES = 1024 * 1024
+MAX_JSON_BYTES = 128 * 1024 * 1024
+"""A result whose JSON is larger is kept without its log-probabilities."""
+
+# ASCII: a text of it takes one byte for each character, also inside of the database's driver.
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+_NO_LOGPROBS = pack(value=False)
+
+Row = dict[str, object]
+
+
+def result_columns(data: bytes) -> Row:
+    """Return the columns `choices` and `usage` of a result; also `record_error`, if a part of it is not kept.
+
+    Raises:
+        WireError, ValueError: not a result.
+    """
+    if len(data) <= LARGE_BYTES:
+        return small_result_columns(decode_result(data))
+    with Reading("result"):
+        try:
+            return large_result_columns(data)
+        except _TooLong:
+            why = f"its log-probabilities are not kept: as JSON they have over {MAX_JSON_BYTES} bytes"
+            return large_result_columns(data, has_logprobs=False) | {"record_error": why}
+
+
+def small_result_columns(result: JobResult) -> Row:
+    """Return the columns of a result."""
+    return {"choices": [_choice(choice) for choice in result.choices], "usage": _fields_of(result.usage)}
+
+
+def large_result_columns(data: bytes, *, has_logprobs: bool = True) -> Row:
+    """Return the same columns as `small_result_columns`, in little memory."""
+    version, choices, usage, *_ = items_of(memoryview(data))
+    check_version(unpack(version), "result")
+    written = bytearray(b"[")
+    for number, choice in enumerate(items_of(choices)):
+        written += b"," * bool(number)
+        for part in _choice_parts(choice, has_logprobs=has_logprobs):
+            written += part.encode("ascii")
+            if has_logprobs and len(written) > MAX_JSON_BYTES:
+                raise _TooLong
+    written += b"]"
+    prompt_tokens, output_tokens, cached_tokens, *_ = map(as_int, as_list(unpack(usage)))
+    counts = Usage(prompt_tokens=prompt_tokens, output_tokens=output_tokens, cached_tokens=cached_tokens)
+    return {"choices": JsonText(written.decode("ascii")), "usage": _fields_of(counts)}
+
+
+class _TooLong(Exception):
+    """The JSON of a result has more than `MAX_JSON_BYTES`."""
+
+
+def _choice(choice: ChoiceResult) -> Row:
+    return _known({**_fields_of(choice), "logprobs": logprobs_to_json(choice.logprobs)})
+
+
+def _choice_parts(choice: memoryview, *, has_logprobs: bool) -> Iterator[str]:
+    """Yield the JSON of a choice in parts."""
+    text, ids, reason, logprobs, *tokens = items_of(choice)
+    token_ids = as_ints(unpack(ids))
+    first: Row = {"text": as_str(unpack(text)), "token_ids": token_ids, "finish_reason": as_str_or_none(unpack(reason))}
+    opened = _encode(_known(first))[:-1]
+    if not has_logprobs or bytes(logprobs[:1]) == _NO_LOGPROBS:
+        yield f"{opened}}}"
+        return
+    yield f'{opened},"logprobs":['
+    positions = map(read_token_logprobs, map(unpack, items_of(logprobs)))
+    if len(tokens) > 1:
+        positions = described(positions, token_ids, as_list(unpack(tokens[0])), as_list(unpack(tokens[1])))
+    for number, at in enumerate(positions):
+        yield f"{',' * bool(number)}{_position(at)}"
+    yield "]}"
+
+
+def _position(at: TokenLogprobs) -> str:
+    found = logprobs_to_json([at])
+    assert found is not None, "there is one"
+    try:
+        return _encode(found[0])
+    except ValueError:  # JSON has no infinity
+        top = [[token_id, _finite(logprob)] for token_id, logprob in at.top]
+        return _encode({**found[0], "chosen": _finite(at.chosen), "top": top})
+
+
+def _finite(number: float) -> float | None:
+    return number if isfinite(number) else None
+
+
+def _fields_of(value: ChoiceResult | Usage) -> Row:
+    """Return the fields as they are: `asdict` copies each token of an output."""
+    return {one.name: getattr(value, one.name) for one in fields(value)}
+
+
+def _known(columns: Row) -> Row:
+    return {name: value for name, value in columns.items() if value is not None}

@@ -1,1 +1,0 @@
-"""Queries of the job history in SQL."""

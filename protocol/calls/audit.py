@@ -1,0 +1,300 @@
+"""The calls of `worker audit`: inspections, which never write, and repairs. No I/O."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sluice.protocol.calls.base import Call, Raw, check_slice, read_number, read_text, read_truths
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.packing import pack_for_script
+from sluice.protocol.states import JobState
+from sluice.protocol.wire import JobId
+
+AUDIT_SLICE_JOBS = 16
+"""Jobs in one call, during which the server is blocked."""
+
+LANE_SLICE_ENTRIES = 64
+"""Lane entries in one call. An entry costs a quarter of a job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """The records of one job in its hash and in every other key, at one instant."""
+
+    id: JobId
+    trouble: str | None
+    """Why there is no job: `unknown`, or `wrong type` and `not a job: <field>` if another program wrote its keys."""
+
+    state: JobState | None
+    version: int
+    cost: int
+    bytes: int
+    epoch: int
+    entry: str | None
+    """Its entry according to the hash; likewise `lane`."""
+
+    lane: str | None
+    has_entry: bool
+    """Whether the entry is on the lane and belongs to this job."""
+
+    is_delayed: bool
+    is_suspect: bool
+    has_timer: bool
+    """Whether a timer will make it due."""
+
+    owner: str | None
+    """Owner in its lease: empty when given back, None without a lease."""
+
+    lease_epoch: int
+    is_held: bool
+    is_owner_listed: bool
+    """Whether its owner is listed as alive, or as dead with jobs still to be reclaimed."""
+
+    has_payload: bool
+    dead_ms: float | None
+    """When it entered the dead set."""
+
+    ended_ms: int | None
+    submitted_ms: int | None
+    is_in_batch: bool | None
+    """Whether its batch lists it as open; None without a batch."""
+
+    has_open_channel: bool
+    """Whether it has ended, and a channel has tokens without an end."""
+
+    seen_ms: int
+
+    @property
+    def num_places(self) -> int:
+        """Number of places where it waits: exactly one for a queued job."""
+        return self.has_entry + self.is_delayed + self.is_suspect
+
+
+def audit_jobs(keys: QueueKeys, job_ids: Sequence[JobId]) -> Call[list[Picture]]:
+    """Inspect up to `AUDIT_SLICE_JOBS` jobs with all their records. Never writes."""
+
+    def read(reply: Raw) -> list[Picture]:
+        now, rows = reply
+        return [_read_picture(job_id, row, now) for job_id, row in zip(job_ids, rows, strict=True)]
+
+    return Call("audit_jobs", keys.fixed(), (pack_for_script(job_ids),), read)
+
+
+def _read_picture(job_id: JobId, row: Raw, now: int) -> Picture:
+    """Parse one job; the fields are in the order of `picture_of` in audit_jobs.lua."""
+    return Picture(
+        id=job_id,
+        trouble=read_text(row[0]),
+        state=None if row[1] is None else JobState(row[1].decode()),
+        version=row[2],
+        cost=row[3],
+        bytes=row[4],
+        epoch=row[5],
+        entry=read_text(row[6]),
+        lane=read_text(row[7]),
+        has_entry=bool(row[8]),
+        is_delayed=bool(row[9]),
+        is_suspect=bool(row[10]),
+        has_timer=bool(row[11]),
+        owner=read_text(row[12]),
+        lease_epoch=row[13],
+        is_held=bool(row[14]),
+        is_owner_listed=bool(row[15]),
+        has_payload=bool(row[16]),
+        dead_ms=row[17],
+        ended_ms=row[18],
+        submitted_ms=row[19],
+        is_in_batch=None if row[20] is None else bool(row[20]),
+        has_open_channel=bool(row[21]),
+        seen_ms=now,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrayEntry:
+    """A lane entry without a matching job."""
+
+    entry: str
+    job: str | None
+    """The job that it names."""
+
+    state: str | None
+    """State of that job, if it exists; likewise `job_entry`."""
+
+    job_entry: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneView:
+    """A range of lane entries, compared with their jobs."""
+
+    last: str | None
+    """Id of the last entry read; None at the end of the lane."""
+
+    tokens: int
+    """Sum over the entries; the next three are sums over their jobs."""
+
+    jobs: int
+    job_tokens: int
+    job_bytes: int
+    strays: tuple[StrayEntry, ...]
+
+
+def audit_lane(keys: QueueKeys, lane: str, after: str | None) -> Call[LaneView]:
+    """Read up to `LANE_SLICE_ENTRIES` entries of a lane (`<class>:<tenant>`), from the first or after one."""
+    return Call("audit_lane", keys.fixed(), (lane, f"({after}" if after else "-", LANE_SLICE_ENTRIES), _read_lane)
+
+
+def _read_lane(reply: Raw) -> LaneView:
+    last, tokens, jobs, job_tokens, job_bytes, strays = reply
+    return LaneView(
+        last=read_text(last),
+        tokens=tokens,
+        jobs=jobs,
+        job_tokens=job_tokens,
+        job_bytes=job_bytes,
+        strays=tuple(
+            StrayEntry(
+                entry=row[0].decode(), job=read_text(row[1]), state=read_text(row[2]), job_entry=read_text(row[3])
+            )
+            for row in strays
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneDepth:
+    """A lane whose count in `depth` differs from its length."""
+
+    lane: str
+    stated: str
+    entries: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionCounts:
+    """The counters of a partition and the counted values, at one instant."""
+
+    stamp: str
+    """Changes with each change of a job's state."""
+
+    counters: Mapping[str, int]
+    waiting_jobs: int
+    """Counted on lanes, among delayed jobs and suspects; `running_jobs` is counted too."""
+
+    running_jobs: int
+    wrong_lanes: tuple[LaneDepth, ...]
+    unlisted_lanes: tuple[str, ...]
+    """Lanes that have entries but that no pull would find."""
+
+    outbox_entries: int
+    outbox_first: str | None
+
+
+def audit_counts(keys: QueueKeys, lanes: Sequence[str]) -> Call[PartitionCounts]:
+    """Compare counters with counts; `lanes` are those whose keys exist. Costs a command per lane and worker."""
+    return Call("audit_counts", keys.fixed(), (pack_for_script(lanes),), _read_counts)
+
+
+def _read_counts(reply: Raw) -> PartitionCounts:
+    stamp, flat, waiting, running, wrong_lanes, outbox, first, unlisted = reply
+    counters = {
+        name.decode(errors="replace"): read_number(value) for name, value in zip(flat[::2], flat[1::2], strict=True)
+    }
+    return PartitionCounts(
+        stamp=stamp.decode(),
+        counters=counters,
+        waiting_jobs=waiting,
+        running_jobs=running,
+        wrong_lanes=tuple(
+            LaneDepth(lane=a.decode(errors="replace"), stated=b.decode(errors="replace"), entries=c)
+            for a, b, c in wrong_lanes
+        ),
+        unlisted_lanes=tuple(lane.decode(errors="replace") for lane in unlisted),
+        outbox_entries=outbox,
+        outbox_first=read_text(first),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchCount:
+    """The jobs of a batch, as its hash states them, and as many as have ended or are listed as open."""
+
+    batch: str
+    stated: int
+    counted: int
+
+
+def audit_batches(keys: QueueKeys, batches: Sequence[str]) -> Call[list[BatchCount]]:
+    """Count the jobs of up to `SLICE_JOBS` batches, each at one instant. Never writes."""
+
+    def read(reply: Raw) -> list[BatchCount]:
+        return [BatchCount(batch=name, stated=row[0], counted=row[1]) for name, row in zip(batches, reply, strict=True)]
+
+    return Call("audit_batches", keys.fixed(), (pack_for_script(batches),), read)
+
+
+# ---------------------------------------------------------------- repairs
+
+
+def repair_batches(keys: QueueKeys, batches: Sequence[str]) -> Call[list[bool]]:
+    """Set the total of batches to the jobs that have ended or are open, and complete those that wait for none."""
+    check_slice(batches)
+    return Call("repair_batches", keys.fixed(), (pack_for_script(batches),), read_truths)
+
+
+def repair_jobs(keys: QueueKeys, job_ids: Sequence[JobId]) -> Call[list[str]]:
+    """Repair leases and places of jobs so that they match the states; returns the action for each, or '' for none."""
+    check_slice(job_ids)
+    return Call("repair_jobs", keys.fixed(), (pack_for_script(job_ids),), lambda reply: [one.decode() for one in reply])
+
+
+def repair_lane(keys: QueueKeys, lane: str, entries: Sequence[str]) -> Call[list[bool]]:
+    """Remove entries without a job from a lane (`<class>:<tenant>`)."""
+    check_slice(entries)
+    priority, _, tenant = lane.partition(":")
+    return Call("repair_lane", keys.fixed(), (priority, tenant, pack_for_script(entries)), read_truths)
+
+
+TenantWaiting = tuple[str, int, int, int]
+"""(tenant, jobs, tokens, bytes)"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sums:
+    """Tokens and bytes of all waiting jobs, of each lane and of each tenant, at one time."""
+
+    stamp: str = ""
+    """Empty if jobs changed while the sums were computed, which invalidates them."""
+
+    tokens: int = 0
+    bytes: int = 0
+    lanes: tuple[tuple[str, str, int], ...] = ()
+    """(lane, text in `depth`, tokens) of lanes whose text is wrong."""
+
+    tenants: tuple[TenantWaiting, ...] = ()
+    """Of all tenants that have waiting jobs."""
+
+
+def repair_counters(keys: QueueKeys, lanes: Sequence[str], sums: Sums) -> Call[list[str]]:
+    """Set counters and depths to the counted values; returns the changed names. `lanes` as in `audit_counts`."""
+    args = (
+        pack_for_script(lanes),
+        sums.stamp,
+        sums.tokens,
+        sums.bytes,
+        pack_for_script(sums.lanes),
+        pack_for_script(sums.tenants),
+    )
+    return Call("repair_counters", keys.fixed(), args, lambda reply: [one.decode() for one in reply])
+
+
+def republish_events(keys: QueueKeys, jobs: Sequence[tuple[JobId, int]]) -> Call[list[bool]]:
+    """Republish the states of jobs to the history; each comes with the version of its row (0: no row)."""
+    check_slice(jobs)
+    return Call("republish_events", keys.fixed(), (pack_for_script(jobs),), read_truths)
+
+
+def restore_prompt(keys: QueueKeys, prompts: Sequence[tuple[JobId, bytes]]) -> Call[list[bool]]:
+    """Restore the submitted prompts of waiting or running jobs."""
+    check_slice(prompts)
+    return Call("restore_prompt", keys.fixed(), (pack_for_script(prompts),), read_truths)

@@ -1,0 +1,180 @@
+"""Change jobs and queues: cancel, requeue, delete, pause, purge and settings."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Literal
+
+from sluice.protocol import limits
+from sluice.protocol.calls.base import Call, Raw, check_slice, read_map, read_nothing, read_truths, read_words
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.packing import pack_for_script
+from sluice.protocol.wire import JobId
+
+AGAIN = "again"
+"""Answer for a job that a call has not looked at."""
+
+
+def cancel(keys: QueueKeys, job_ids: Sequence[JobId], *, reason: str | None = None) -> Call[list[str]]:
+    """Cancel jobs: a waiting job ends at once, a running one is flagged for its worker.
+
+    Returns for each job the state reached, `asked`, `unknown`, or `AGAIN`: call again for it, since the jobs before it
+    have many choices. At most `SLICE_JOBS` jobs a call.
+    """
+    return Call("cancel", keys.fixed(), (reason or "", pack_for_script(check_slice(job_ids))), read_words)
+
+
+def requeue(keys: QueueKeys, job_ids: Sequence[JobId]) -> Call[list[bool]]:
+    """Requeue failed jobs of the dead set; they resume after their last token.
+
+    False for a job that has not failed, whose prompt has expired, or whose idempotency key a newer job has. At most
+    `SLICE_JOBS` jobs a call.
+    """
+    return Call("requeue", keys.fixed(), (pack_for_script(check_slice(job_ids)),), read_truths)
+
+
+def pause(keys: QueueKeys, *, is_paused: bool) -> Call[None]:
+    """Pause or resume pulls and reclaims. Submits are not affected."""
+    return Call("configure", keys.fixed(), ("paused", "1" if is_paused else ""), read_nothing)
+
+
+def purge(keys: QueueKeys, *, tenant: str | None = None) -> Call[tuple[int, bool]]:
+    """Cancel one slice of waiting jobs; returns (how many, whether more are left)."""
+    return Call("purge", keys.fixed(), (tenant or "",), lambda reply: (reply[0], bool(reply[1])))
+
+
+def delete(keys: QueueKeys, job_ids: Sequence[JobId]) -> Call[list[bool]]:
+    """Delete every key of ended jobs; False for a job that has not ended. At most `SLICE_JOBS` jobs a call."""
+    return Call("delete", keys.fixed(), (pack_for_script(check_slice(job_ids)),), read_truths)
+
+
+def fire_timers(keys: QueueKeys, overdue: Sequence[JobId] = ()) -> Call[tuple[int, int | None]]:
+    """Fire one slice of due timers, as every pull and beat does; returns (how many, when the next is due).
+
+    `overdue`: at most `SLICE_JOBS` jobs that end first if their own time has passed, however many timers are due.
+    """
+    args = (pack_for_script(check_slice(overdue)),)
+    return Call("timers", keys.fixed(), args, lambda reply: (reply[0], reply[1]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueSettings:
+    """Bounds and behaviour of a queue; None leaves a value as it is.
+
+    Raises:
+        ValueError: a weight, a time to live or a count is out of its range.
+    """
+
+    max_waiting_jobs: int | None = None
+    """Most waiting jobs of the queue. Each partition takes an equal part of this bound, and of the next four."""
+
+    max_waiting_tokens: int | None = None
+    max_waiting_bytes: int | None = None
+    max_outbox_entries: int | None = None
+    max_outbox_bytes: int | None = None
+    tenant_share_percent: int | None = None
+    """Part of what other tenants leave of the queue's bounds that one tenant may hold, once another has used the queue
+    within a day. 100: no limit of its own.
+    """
+
+    durability: str | None = None
+    """Default durability of submits: memory, aof, fsync or replica:N."""
+
+    max_job_tokens: int | None = None
+    """A job whose prompt + max_tokens exceeds this is refused at submit."""
+
+    features: tuple[str, ...] | None = None
+    partitions: int | None = None
+    """Number of partitions that the workers serve; a client with another number is refused."""
+
+    bytes_per_token: float | None = None
+    mode: Literal["fifo", "fair", "deadline"] | None = None
+    age_step_ms: int | None = None
+    """0: strict priority classes, without ageing and without a share for lower classes."""
+
+    weights: Mapping[str, float] | None = None
+    """Tenant to weight, for mode fair: from `MIN_WEIGHT` to `MAX_WEIGHT`."""
+
+    channel_ttl_ms: int | None = None
+    result_ttl_ms: int | None = None
+    idempotency_ttl_ms: int | None = None
+    keep_prompts: Literal["none", "hash", "full"] | None = None
+    keep_results: bool | None = None
+    export_batches: bool | None = None
+    """Whether `worker callbacks` gets every completed batch, not only those with a URL."""
+
+    max_failures: int | None = None
+    """Retryable failures after which a job ends failed. Deaths of workers are counted separately."""
+
+    reserve_tokens: int | None = None
+    """Most output tokens of one choice that count towards the cost of a waiting job."""
+
+    ms_per_token: float | None = None
+    """Estimated time per token of cost, for mode deadline."""
+
+    ttft_target_ms: float | None = None
+    """Time to the first token that the queue's jobs should take: workers make their steps short enough, as with their
+    own setting of this name, which it replaces. 0: none.
+    """
+
+    tpot_target_ms: float | None = None
+    """Time per further token, as `ttft_target_ms`."""
+
+    dead_set_max: int | None = None
+    test_clock_ms: int | None = None
+    """For tests: stops the clock of the queue at this time."""
+
+    test_clock_offset_ms: int | None = None
+    """For tests: shifts the clock of the queue against that of the server."""
+
+    def __post_init__(self) -> None:
+        for name in ("channel_ttl_ms", "result_ttl_ms", "idempotency_ttl_ms", "max_failures", "partitions"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be 1 or more, got {value}")
+        if self.tenant_share_percent is not None and not 1 <= self.tenant_share_percent <= 100:
+            raise ValueError(f"tenant_share_percent must be from 1 to 100, got {self.tenant_share_percent}")
+        for name in ("ttft_target_ms", "tpot_target_ms"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < float("inf"):
+                raise ValueError(f"{name} must be 0 (none) or more, got {value:g}")
+        for tenant, weight in (self.weights or {}).items():
+            if not limits.MIN_WEIGHT <= weight <= limits.MAX_WEIGHT:
+                bounds = f"from {limits.MIN_WEIGHT:g} to {limits.MAX_WEIGHT:g}"
+                raise ValueError(f"the weight of tenant {tenant} must be {bounds}, got {weight:g}")
+
+
+def configure(keys: QueueKeys, settings: QueueSettings) -> Call[None]:
+    """Write settings of a queue. A worker writes max_job_tokens, features and partitions at start."""
+    pairs = [(one.name, getattr(settings, one.name)) for one in fields(settings) if one.name != "weights"]
+    pairs += [(f"weight:{tenant}", weight) for tenant, weight in (settings.weights or {}).items()]
+    flat = [text for name, value in pairs if value is not None for text in (name, _setting(value))]
+    return Call("configure", keys.fixed(), tuple(flat), read_nothing)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownSettings:
+    """The settings of a partition, as a worker has read them."""
+
+    stamp: str = ""
+    """Changes with each change of the settings; empty before the first read."""
+
+    values: Mapping[str, str] = field(default_factory=dict[str, str])
+    restored: tuple[str, ...] = ()
+    """Names of settings that were gone, and were written again by this read."""
+
+
+def restore_settings(keys: QueueKeys, known: KnownSettings) -> Call[KnownSettings]:
+    """Read the settings. If Redis has lost them since `known` was read, write those that are gone again."""
+    remembered = [text for pair in known.values.items() for text in pair]
+    return Call("restore_settings", keys.fixed(), (known.stamp, *remembered), _read_settings)
+
+
+def _read_settings(reply: Raw) -> KnownSettings:
+    stamp, values, restored = reply
+    return KnownSettings(stamp=stamp.decode(), values=read_map(values), restored=tuple(read_map(restored)))
+
+
+def _setting(value: Raw) -> str:
+    if isinstance(value, bool):
+        return str(int(value))
+    return str(value) if isinstance(value, (int, float, str)) else ",".join(value)

@@ -1,0 +1,237 @@
+"""Lease jobs from the queue (`pull`) and return them (`give_back`)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from sluice.protocol import limits
+from sluice.protocol.calls.base import Call, Raw, read_text, read_truths
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.packing import pack_for_script
+from sluice.protocol.wire import JobId
+
+
+@dataclass(frozen=True, slots=True)
+class Notification:
+    """An entry of the notification stream, which wakes one worker."""
+
+    id: str
+    chain: str
+    """The first one, if workers that the waiting jobs do not suit have passed it on; else `id`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullRequest:
+    """The capacity of a worker for one pull."""
+
+    incarnation: str
+    number: int
+    """Increases by one per pull; the same number is sent again when the reply was lost."""
+
+    kv_tokens: int
+    prefill_tokens: int
+    sequences: int
+    cache_tokens: int
+    """Size of the whole KV cache: a job larger than this is never held for room."""
+
+    is_empty: bool
+    """Whether nothing runs and nothing is held. Suspects are leased only then."""
+
+    holds_oversized: bool = False
+    """Whether it already holds a job that waits for room."""
+
+    may_reclaim: bool = True
+    """False for one heartbeat expiry after the worker has connected, or after a stall of Redis."""
+
+    reclaim_until_ms: int | None = None
+    """A pull served after this time (by the clock of the queue) reclaims nothing: it waited for a stalled Redis, and
+    the heartbeats of workers that seem dead may be queued behind it."""
+
+    reserve_tokens: int = 256
+    """Most output tokens that count towards the cost of a job at admission."""
+
+    own_model: str | None = None
+    """Fingerprint of the model, if only jobs that it began may be continued. A job that another one began is set aside
+    for `model_wait_ms`, for another worker: it is not leased, and this is no attempt."""
+
+    model_wait_ms: int = 0
+
+    woken_by: Notification | None = None
+    """What this pull acknowledges. If it leaves jobs, another worker is woken."""
+
+    over_class: int | None = None
+    """None: the room is free. Else a lower class gives it up: only jobs of a class over this one are leased, and only
+    when they have waited for `IDLE_FIRST_MS`, were returned or reclaimed, or no other worker lives."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeasedJob:
+    """A job leased to this incarnation."""
+
+    id: JobId
+    epoch: int
+    attempt: int
+    priority: int
+    spec: bytes
+    payload: bytes
+    seed: int
+    choices: int
+    submitted_ms: int
+    pulled_ms: int
+    deadline_ms: int | None
+    prompt_tokens: int
+    """Estimate from submit; the worker counts exactly."""
+
+    published: tuple[int, ...]
+    """Tokens on the channel of each choice."""
+
+    ended: tuple[bool, ...]
+    """Whether each choice has its end entry."""
+
+    fingerprint: str | None
+    """Fingerprint of the model that started it; None for a first attempt."""
+
+    was_reclaimed: bool
+    fits: bool
+    """False for the one job that is held until there is room."""
+
+    first_scheduled_ms: int | None = None
+    first_token_ms: int | None = None
+    resumed_from: str | None = None
+    """Incarnation of the previous owner."""
+
+    failures: int = 0
+    """Number of retryable failures so far."""
+
+    cost: int = 0
+    """Tokens that it reserved while it waited."""
+
+    resolved: bytes | None = None
+    """Encoded ResolvedOptions of the first attempt that published; None before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullReply:
+    """The reply to a pull."""
+
+    number: int
+    jobs: tuple[LeasedJob, ...]
+    last_notification: str
+    """Last id of the notification stream: an idle worker blocks for entries after it."""
+
+    has_more: bool
+    """The slice was full: pull again before blocking."""
+
+    is_paused: bool
+    drain_for_suspects: bool
+    """This worker is the isolator: it takes no jobs until it is empty, and pulls on to stay it."""
+
+    server_ms: int
+    look_again_ms: int | None
+    """When the next timer is due or the next heartbeat expires, if any: do not block past it. If the room was not free:
+    when the first job that was left to idle workers has waited long enough."""
+
+
+def pull(keys: QueueKeys, request: PullRequest) -> Call[PullReply]:
+    """Lease the first jobs that fit, reclaim jobs of dead workers and fire due timers, in one step."""
+    args = (
+        request.incarnation,
+        request.number,
+        request.kv_tokens,
+        request.prefill_tokens,
+        request.sequences,
+        request.cache_tokens,
+        int(request.is_empty),
+        int(request.holds_oversized),
+        int(request.may_reclaim),
+        request.reserve_tokens,
+        "" if request.reclaim_until_ms is None else request.reclaim_until_ms,
+        request.own_model or "",
+        request.model_wait_ms,
+        "" if request.woken_by is None else request.woken_by.id,
+        "" if request.woken_by is None else request.woken_by.chain,
+        "" if request.over_class is None else request.over_class,
+    )
+    return Call("pull", keys.fixed(), args, _read_pull)
+
+
+def _read_pull(reply: Raw) -> PullReply:
+    number, jobs, last_notification, has_more, is_paused, drain, now, look_again = reply
+    return PullReply(
+        number=number,
+        jobs=tuple(map(_read_leased, jobs)),
+        last_notification=last_notification.decode(),
+        has_more=bool(has_more),
+        is_paused=bool(is_paused),
+        drain_for_suspects=bool(drain),
+        server_ms=now,
+        look_again_ms=look_again,
+    )
+
+
+def _read_leased(row: Raw) -> LeasedJob:
+    """Parse one job. One with a field that cannot be read has no options, so that the worker rejects it alone."""
+    try:
+        return _leased(row)
+    except (ValueError, TypeError, ArithmeticError):
+        return replace(_leased([*row[:6], b"0", *row[7:]]), spec=b"")
+
+
+def _read_seed(digits: bytes) -> int:
+    seed = int(digits)
+    if not 0 <= seed < 2**64:
+        raise ValueError(f"seed must have 64 bits, got {seed}")
+    return seed
+
+
+def _leased(row: Raw) -> LeasedJob:
+    """Parse the fields, in the order of `leased_row` in lib_taking.lua."""
+    return LeasedJob(
+        id=JobId(row[0].decode()),
+        epoch=row[1],
+        attempt=row[2],
+        priority=row[3],
+        spec=row[4],
+        payload=row[5],
+        seed=_read_seed(row[6]),
+        choices=row[7],
+        submitted_ms=row[8],
+        pulled_ms=row[9],
+        deadline_ms=row[10],
+        prompt_tokens=row[11],
+        published=tuple(row[12]),
+        ended=tuple(map(bool, row[13])),
+        fingerprint=read_text(row[14]),
+        was_reclaimed=bool(row[15]),
+        fits=bool(row[16]),
+        first_scheduled_ms=row[17],
+        first_token_ms=row[18],
+        resumed_from=read_text(row[19]),
+        failures=row[20],
+        cost=row[21],
+        resolved=row[22] or None,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Returned:
+    """One job to return to the queue."""
+
+    job_id: JobId
+    epoch: int
+
+
+def give_back(
+    keys: QueueKeys, incarnation: str, jobs: Sequence[Returned], *, deregister: bool, broken: bool = False
+) -> Call[list[bool]]:
+    """Return jobs to the head of the queue, where they resume at their next token.
+
+    `deregister`: this is the worker's last call; it is no longer alive. `broken`: the worker cannot continue, and one
+    of these jobs may be the cause, so this counts as a death with each of them. At most `MAX_JOBS_PER_CALL` jobs.
+    False for a job that this incarnation no longer owns.
+    """
+    if len(jobs) > limits.MAX_JOBS_PER_CALL:
+        raise ValueError(f"{len(jobs)} jobs in one call; at most {limits.MAX_JOBS_PER_CALL}")
+    rows = [(job.job_id, job.epoch) for job in jobs]
+    return Call(
+        "give_back", keys.fixed(), (incarnation, int(deregister), pack_for_script(rows), int(broken)), read_truths
+    )

@@ -1,0 +1,486 @@
+"""Build jobs: prompt and options in, `NewJob` out. No I/O.
+
+A `Template` holds options that are checked and encoded once, and builds any number of jobs from them. Each further job
+costs an id, a seed, a digest and its prompt.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from hashlib import blake2b
+from typing import Any, TypeAlias, TypedDict, Unpack, cast
+from zlib import crc32
+
+from sluice.protocol import limits
+from sluice.protocol.calls import FromNow, NewJob, SourceLine
+from sluice.protocol.errors import InvalidJob, InvalidPrompt, did_you_mean
+from sluice.protocol.job_ids import check_tenant, split_job_id
+from sluice.protocol.messages import is_number, is_text
+from sluice.protocol.wire import JobId, JobOptions, JobSpec, Message, Prompt, WireError, encode_prompt, encode_spec
+
+PromptLike: TypeAlias = str | Sequence[int] | Sequence[Message | Mapping[str, object]]
+"""Text, token ids, or chat messages: `{"role": …, "content": …}`, where the content may be OpenAI's text parts."""
+
+Moment: TypeAlias = datetime | timedelta
+"""A point in time with a time zone, or a duration from now, by the server's clock."""
+
+Identify: TypeAlias = Callable[[bytes], tuple[JobId, int]]
+"""Returns the id and the seed of a job, given the digest of its prompt and options."""
+
+Prepared: TypeAlias = tuple[NewJob | InvalidJob, bool]
+"""An encoded job, or the error that replaces it; and whether the caller chose its id."""
+
+
+class SamplingOptions(TypedDict, total=False):
+    """`JobOptions` as keyword arguments: any sequence for a tuple, one string for one stop.
+
+    Declared apart from `JobOptions`, because type checkers read keyword arguments from a literal TypedDict only: none
+    can be derived from a dataclass. The engine must not import the contract and declares its own (`SamplingParams`).
+    A test compares names, types, defaults and bounds of the three declarations.
+    """
+
+    max_tokens: int | None
+    """Most tokens of each choice, 1 to 1000000. Default: the model's, or 256."""
+
+    min_tokens: int
+    """Tokens of each choice before it may end, 0 to `max_tokens`. Default: 0."""
+
+    temperature: float | None
+    """Randomness, 0 (greedy) to 10000. Default: the model's, or 1."""
+
+    top_p: float | None
+    """Sample from the most likely tokens that make up this probability, over 0 and at most 1. Default: the model's,
+    or 1.
+    """
+
+    top_k: int | None
+    """Sample from this many most likely tokens, 0 (all) or more. Default: the model's, or 0."""
+
+    min_p: float | None
+    """Least probability of a token, as a share of that of the most likely one, 0 to 1. Default: the model's, or 0."""
+
+    repetition_penalty: float | None
+    """Over 1 discourages tokens of prompt and output, under 1 encourages them; 0.001 to 1000. Default: the model's, or
+    1.
+    """
+
+    frequency_penalty: float
+    """Subtracted from a token's logit for each time that the output has it, -2 to 2. Default: 0."""
+
+    presence_penalty: float
+    """Subtracted from the logit of each token that the output has, -2 to 2. Default: 0."""
+
+    logit_bias: Mapping[int, float]
+    """Added to the logits of up to 1024 tokens, by id, each -100 to 100. Default: none."""
+
+    stop: str | Sequence[str]
+    """End the output before one of these up to 16 texts of up to 256 characters. Default: none."""
+
+    stop_token_ids: Sequence[int]
+    """End the output at one of these up to 64 tokens. Default: none."""
+
+    ignore_eos: bool
+    """Whether to go on after the model's end-of-sequence token. Default: False."""
+
+    logprobs: int | None
+    """Return the log-probability of each token, and those of this many most likely ones, 0 to 20. Default: None."""
+
+    n: int
+    """Number of choices, 1 to 64. Default: 1."""
+
+    skip_special_tokens: bool
+    """Whether special tokens are left out of the text. Default: True."""
+
+
+class Options(SamplingOptions, total=False):
+    """The options of a job: how to sample, and how to queue it."""
+
+    add_special_tokens: bool
+    """Whether the tokenizer adds special tokens, such as begin-of-sequence, to a text prompt. Default: True."""
+
+    as_chat: bool
+    """True sends a text prompt as a user message, if the model has a chat template. Default: False."""
+
+    model: str | None
+    """Model that the worker must serve. Default: None, the one that the queue serves."""
+
+    stream: bool
+    """False publishes tokens in checkpoints (every 64 tokens or every second) instead of at every step. Default: True.
+    """
+
+    seed: int | None
+    """Seed of the sampling, an unsigned 64-bit number. Default: None, drawn at random."""
+
+    priority: int
+    """Priority class, 0 (least urgent) to 9. Default: 0."""
+
+    tenant: str
+    """Owner of the job: 1 to 64 lower-case letters, digits, `_` and `-`. Default: "default"."""
+
+    ttl_s: float | None
+    """Longest wait in the queue: a job that has not started by then expires. Default: None, no limit."""
+
+    deadline: Moment | None
+    """The job expires if it has not ended by then. Default: None."""
+
+    not_before: Moment | None
+    """The job starts no sooner. Default: None, at once."""
+
+    idempotency_key: str | None
+    """A second job with the same key is the first one; 1 to 256 characters. Default: None."""
+
+    batch: str | None
+    """Batch of the job: 1 to 64 letters, digits and any of `_.:-`. Default: None."""
+
+    metadata: Mapping[str, str]
+    """Up to 16 pairs that history, exports and webhooks have. Default: none."""
+
+    traceparent: str | None
+    """W3C trace context. Default: None."""
+
+    callback_url: str | None
+    """http or https URL that is called when the job has ended. Default: None."""
+
+    job_id: JobId | None
+    """Chosen by the caller: the queue accepts a job of the same id only once. Default: None, a random one."""
+
+
+SAMPLING_NAMES = frozenset(SamplingOptions.__annotations__)
+OPTION_NAMES = frozenset(Options.__annotations__)
+_SPEC = ("model", "stream", "metadata", "traceparent", "callback_url", "batch", "add_special_tokens", "as_chat")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One of many jobs to submit, with additional options."""
+
+    prompt: PromptLike
+    options: Options = field(default_factory=Options)
+
+
+def job(prompt: PromptLike, **options: Unpack[Options]) -> Job:
+    """Describe one of many jobs to submit: `submit_many(job(prompt, max_tokens=n) for prompt, n in …)`."""
+    return Job(prompt, options)
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """Checked and encoded options, from which jobs are built."""
+
+    spec: bytes
+    seed: int | None
+    tenant: str
+    priority: int
+    max_tokens: int
+    is_length_stated: bool
+    choices: int
+    batch: str | None
+    wants_callback: bool
+    not_before_ms: int | FromNow | None
+    ttl_ms: int | None
+    deadline_ms: int | FromNow | None
+    idempotency_key: str | None
+    job_id: JobId | None
+    asked: bytes
+    """What a digest covers besides the prompt: options and a given seed, not trace context or streaming."""
+
+    features: tuple[str, ...]
+    """Features that a worker needs for these jobs."""
+
+    partitions: int
+
+    def new_job(self, prompt: PromptLike, identify: Identify | None = None, source: SourceLine | None = None) -> NewJob:
+        """Build a job for this prompt.
+
+        Args:
+            prompt: The prompt.
+            identify: Source of its id and seed. Default: the id of the options, or a random one; and a random seed.
+                A seed in the options takes precedence.
+            source: The line of a bulk file that the prompt is from.
+
+        Raises:
+            InvalidPrompt: the prompt is empty, too large, not UTF-8 or of an unknown kind.
+        """
+        payload, num_bytes, num_tokens = encoded_prompt(prompt)
+        digest = blake2b(payload + self.asked, digest_size=16).digest()
+        job_id, seed = self._random_identity() if identify is None else identify(digest)
+        return NewJob(
+            id=job_id,
+            spec=self.spec,
+            payload=payload,
+            seed=seed if self.seed is None else self.seed,
+            priority=self.priority,
+            prompt_tokens=num_tokens,
+            prompt_bytes=num_bytes,
+            max_tokens=self.max_tokens,
+            is_length_stated=self.is_length_stated,
+            choices=self.choices,
+            idempotency_key=self.idempotency_key,
+            digest=digest,
+            batch=self.batch,
+            not_before_ms=self.not_before_ms,
+            ttl_ms=self.ttl_ms,
+            deadline_ms=self.deadline_ms,
+            wants_callback=self.wants_callback,
+            features=self.features,
+            source=source,
+        )
+
+    def _random_identity(self) -> tuple[JobId, int]:
+        drawn = os.urandom(20)
+        return self.job_id or self._new_id(drawn[:12].hex()), int.from_bytes(drawn[12:])
+
+    def _new_id(self, name: str) -> JobId:
+        # Equal idempotency keys must map to the same partition, where the first job is.
+        spread = name if self.idempotency_key is None else self.idempotency_key
+        return JobId(f"{partition_of(spread, self.partitions)}.{self.tenant}.{name}")
+
+
+def template(options: Options, *, partitions: int = 1) -> Template:
+    """Check and encode options.
+
+    Raises:
+        InvalidJob: a name is unknown or a value is out of its range; the message names it.
+    """
+    _check_names(options, OPTION_NAMES)
+    try:
+        return _template(options, partitions)
+    except InvalidJob:
+        raise
+    except WireError as error:
+        raise InvalidJob(str(error)) from error
+    except (ValueError, RecursionError) as error:  # too many digits or levels to be named in an error
+        raise InvalidJob(f"an option cannot be read: {error}") from error
+
+
+def _template(options: Options, partitions: int) -> Template:
+    spec = _spec(options)
+    asked = encode_spec(replace(spec, traceparent=None, stream=True))
+    seed = options.get("seed")
+    tenant, priority = options.get("tenant", "default"), options.get("priority", 0)
+    check_tenant(tenant)
+    if seed is not None:
+        check_seed(seed)
+    _check_whole("priority", priority, limits.MAX_PRIORITY)
+    if (job_id := options.get("job_id")) is not None:
+        _check_job_id(job_id, tenant, partitions)
+    return Template(
+        spec=encode_spec(spec),
+        seed=seed,
+        tenant=tenant,
+        priority=priority,
+        max_tokens=spec.options.planned_tokens,
+        is_length_stated=spec.options.max_tokens is not None,
+        choices=spec.options.n,
+        batch=spec.batch,
+        wants_callback=spec.callback_url is not None,
+        not_before_ms=moment_ms("not_before", options.get("not_before")),
+        ttl_ms=_ttl_ms(options.get("ttl_s")),
+        deadline_ms=moment_ms("deadline", options.get("deadline")),
+        idempotency_key=_key(options.get("idempotency_key")),
+        job_id=job_id,
+        asked=asked + repr(seed).encode(),
+        features=_features(spec.options),
+        partitions=partitions,
+    )
+
+
+def _features(options: JobOptions) -> tuple[str, ...]:
+    """Return the features that the options need, by the names that workers declare."""
+    is_penal = (
+        options.repetition_penalty not in (None, 1) or options.frequency_penalty != 0 or options.presence_penalty != 0
+    )
+    asked = (
+        ("logprobs", options.logprobs is not None),
+        ("choices", options.n > 1),
+        ("logit_bias", bool(options.logit_bias)),
+        ("penalties", is_penal),
+    )
+    return tuple(name for name, is_asked in asked if is_asked)
+
+
+def _spec(options: Options) -> JobSpec:
+    # Any: JobOptions and JobSpec check each value's type themselves, whatever the caller's type checker has seen.
+    values: dict[str, Any] = dict(options)
+    sampling = sampling_options({name: value for name, value in values.items() if name in SAMPLING_NAMES})
+    return JobSpec(options=sampling, **{name: values[name] for name in _SPEC if name in values})
+
+
+def sampling_options(options: Mapping[str, Any]) -> JobOptions:  # Any: as in `_spec`
+    """Check the options of `SamplingOptions`.
+
+    Raises:
+        InvalidJob: a name is unknown or a value is out of its range; the message names it.
+    """
+    _check_names(options, SAMPLING_NAMES)
+    values = dict(options)
+    if isinstance(stop := values.get("stop"), str):
+        values["stop"] = (stop,)
+    for name in ("stop", "stop_token_ids"):
+        if isinstance(listing := values.get(name), list):
+            values[name] = tuple(cast("list[object]", listing))
+    return JobOptions(**values)
+
+
+def _check_names(options: Mapping[str, object], known: frozenset[str]) -> None:
+    if unknown := options.keys() - known:
+        hint = did_you_mean(min(unknown), known) or "."
+        raise InvalidJob(f"unknown option {min(unknown)!r}{hint} Options are: {', '.join(sorted(known))}.")
+
+
+def encoded_prompt(prompt: PromptLike) -> tuple[bytes, int, int | None]:
+    """Return the encoded prompt, its bytes of text, and its number of tokens if known.
+
+    Raises:
+        InvalidPrompt: it is empty, too large, not UTF-8 or of an unknown kind.
+    """
+    try:
+        plain = as_prompt(prompt)
+        return encode_prompt(plain), *_size(plain)
+    except (InvalidJob, WireError) as error:
+        raise InvalidPrompt(str(error)) from error
+
+
+def as_prompt(prompt: object) -> Prompt:
+    """Convert a prompt to the contract's type."""
+    if isinstance(prompt, str):
+        return prompt
+    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
+        raise InvalidJob(f"a prompt is text, a list of messages or a list of token ids, not {type(prompt).__name__}")
+    items = cast("Sequence[object]", prompt)
+    if items and isinstance(items[0], (Message, Mapping)):
+        return tuple(map(_message, items))
+    return tuple(cast("Sequence[int]", items))  # encode_prompt looks at each
+
+
+def _message(turn: object) -> Message:
+    if isinstance(turn, Message):
+        return turn
+    kind = type(turn).__name__
+    # Any: Message checks what the values are.
+    parts: Mapping[str, Any] = cast("Mapping[str, Any]", turn) if isinstance(turn, Mapping) else {}
+    if not {"role", "content"} <= parts.keys() <= {"role", "content", "name"}:
+        found = ", ".join(map(str, parts)) or kind
+        lacks = " and ".join(name for name in ("role", "content") if name not in parts)
+        missing = f"; {lacks} is missing" if lacks and parts else ""
+        raise InvalidJob(f"a message has a role, a content and perhaps a name; got {found}{missing}")
+    return Message(**{**parts, "content": joined_text(parts["content"])})
+
+
+def joined_text(content: Any) -> Any:  # noqa: ANN401  # what is no list of parts, Message checks
+    """Join a message's content if it is a list of OpenAI's text parts.
+
+    Raises:
+        InvalidJob: a part is not text.
+    """
+    if not isinstance(content, list):
+        return content
+    parts = [
+        cast("dict[str, object]", part) if isinstance(part, dict) else {} for part in cast("list[object]", content)
+    ]
+    for part in parts:
+        if part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise InvalidJob(f"content of type {part.get('type')!r} is not supported: give text")
+    return "".join(cast("str", part["text"]) for part in parts)
+
+
+def _size(prompt: Prompt) -> tuple[int, int | None]:
+    if isinstance(prompt, str):
+        return (len(prompt) if prompt.isascii() else len(prompt.encode())), None
+    if isinstance(prompt[0], Message):
+        return sum(len(turn.content.encode()) for turn in cast("tuple[Message, ...]", prompt)), None
+    return 0, len(prompt)
+
+
+def partition_of(name: str, partitions: int) -> int:
+    """Return the partition of a job, by the last part of its id or by its idempotency key."""
+    return crc32(name.encode()) % partitions if partitions > 1 else 0
+
+
+def check_seed(seed: object) -> None:
+    """Check that a seed is an unsigned 64-bit number.
+
+    Raises:
+        InvalidJob: it is not.
+    """
+    _check_whole("seed", seed, 2**64 - 1)
+
+
+def _check_whole(name: str, value: object, most: int) -> None:
+    if not (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most):
+        raise InvalidJob(f"{name} must be a whole number in [0, {most}], got {value!r}")
+
+
+def _check_job_id(job_id: str, tenant: str, partitions: int) -> None:
+    partition, owner, _ = split_job_id(job_id)
+    if owner != tenant:
+        raise InvalidJob(f"job_id {job_id!r} belongs to another tenant than {tenant!r}")
+    if partition >= partitions:
+        raise InvalidJob(f"job_id {job_id!r} names partition {partition}; this queue has {partitions}, counted from 0")
+
+
+def _ttl_ms(ttl_s: object) -> int | None:
+    if ttl_s is None:
+        return None
+    if not is_number(ttl_s) or not 0 < cast("float", ttl_s) < limits.MAX_TTL_S:
+        raise InvalidJob(f"ttl_s must be a number of seconds over 0 and under {limits.MAX_TTL_S}, got {ttl_s!r:.100}")
+    return max(1, round(cast("float", ttl_s) * 1000))
+
+
+def moment_ms(name: str, moment: object) -> int | FromNow | None:
+    """Convert a point in time to milliseconds of wall clock, a duration to a time from now; None stays None.
+
+    Raises:
+        InvalidJob: not a point in time.
+    """
+    match moment:
+        case None:
+            return None
+        case timedelta():
+            return FromNow(round(moment.total_seconds() * 1000))
+        case datetime() if moment.tzinfo is not None:
+            if moment.timestamp() < 0:
+                raise InvalidJob(f"{name} must be after 1970, got {moment.isoformat()}")
+            return round(moment.timestamp() * 1000)
+        case _:
+            raise InvalidJob(f"{name} must be a datetime with its time zone, or a timedelta from now, got {moment!r}")
+
+
+def _key(key: object) -> str | None:
+    if key is None:
+        return None
+    if isinstance(key, str) and is_text(key) and 0 < len(key) <= limits.MAX_IDEMPOTENCY_KEY_CHARS:
+        return key
+    raise InvalidJob(f"idempotency_key must be 1 to {limits.MAX_IDEMPOTENCY_KEY_CHARS} characters, got {key!r:.100}")
+
+
+def only_prompt(prompt: PromptLike | None, messages: PromptLike | None, token_ids: Sequence[int] | None) -> PromptLike:
+    """Return the one of the three that is given.
+
+    Raises:
+        InvalidJob: none or several are given.
+    """
+    given = [value for value in (prompt, messages, token_ids) if value is not None]
+    if len(given) != 1:
+        raise InvalidJob(f"give one of prompt, messages and token_ids, not {len(given)} of them")
+    return given[0]
+
+
+class JobEncoder:
+    """A builder of jobs from prompts, which take the shared options, and from `Job` values with additional ones."""
+
+    def __init__(self, options: Options, *, partitions: int) -> None:
+        self._options = options
+        self._partitions = partitions
+        self._shared = template(options, partitions=partitions)
+
+    def prepare(self, item: PromptLike | Job) -> Prepared:
+        """Encode a job, or return the error that replaces it."""
+        try:
+            if not isinstance(item, Job):
+                return self._shared.new_job(item), self._shared.job_id is not None
+            own = template({**self._options, **item.options}, partitions=self._partitions)
+            return own.new_job(item.prompt), own.job_id is not None
+        except InvalidJob as error:
+            return error, False

@@ -1,0 +1,116 @@
+"""Names of all Redis keys. The keys of one partition share a hash tag."""
+
+from dataclasses import dataclass
+from functools import cache
+
+from sluice.protocol.errors import InvalidSetting
+from sluice.protocol.job_ids import split_job_id
+from sluice.protocol.limits import MAX_PRIORITY
+from sluice.protocol.wire import JobId
+
+RETURNED = "returned"
+"""The reserved class of returned and retried entries; it is served first."""
+
+FIXED = (
+    "config",
+    "counters",
+    "depth",
+    "leases",
+    "timers",
+    "delayed",
+    "outbox",
+    "callbacks",
+    "bell",
+    "dead",
+    "suspects",
+    "isolator",
+    "alive",
+    "served",
+    "garbage",
+)
+"""Names of the keys that a partition has once. Every script declares them, `config` first."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueKeys:
+    """Keys of one partition of one queue."""
+
+    queue: str
+    partition: int = 0
+
+    @property
+    def prefix(self) -> str:
+        """The hash tag; every key is `<prefix>:<name>`."""
+        return f"{{{self.queue}:{self.partition}}}"
+
+    def key(self, *parts: str | int) -> str:
+        """Return `<prefix>:<part>:<part>…`."""
+        return ":".join([self.prefix, *map(str, parts)])
+
+    def fixed(self) -> tuple[str, ...]:
+        """Return the keys that every script declares."""
+        return _fixed(self.prefix)
+
+    @property
+    def notifications(self) -> str:
+        """Notification stream, on which idle workers block."""
+        return self.key("bell")
+
+    @property
+    def outbox(self) -> str:
+        """Stream of events on their way to SQL."""
+        return self.key("outbox")
+
+    @property
+    def callbacks(self) -> str:
+        """Stream of ends for which a webhook is requested."""
+        return self.key("callbacks")
+
+    def heads_over(self, priority: int) -> tuple[str, ...]:
+        """Return the keys of the classes over `priority`: those that exist have waiting jobs."""
+        return tuple(self.key("heads", one) for one in range(priority + 1, MAX_PRIORITY + 1))
+
+    def lane(self, priority: int | str, tenant: str) -> str:
+        """Return the stream of waiting entries of one tenant in one class."""
+        return self.key("lane", priority, tenant)
+
+    def job(self, job_id: JobId) -> str:
+        """Return the hash of one job."""
+        return self.key("job", *split_job_id(job_id)[1:])
+
+    def payload(self, job_id: JobId) -> str:
+        """Return the key of the prompt."""
+        return self.key("payload", *split_job_id(job_id)[1:])
+
+    def result(self, job_id: JobId) -> str:
+        """Return the key of the result, which expires."""
+        return self.key("result", *split_job_id(job_id)[1:])
+
+    def channel(self, job_id: JobId, choice: int = 0) -> str:
+        """Return the stream of tokens of one choice."""
+        return self.key("channel", *split_job_id(job_id)[1:], choice)
+
+
+def served_partitions(queue: str, stated: object, asked: int | None) -> int | None:
+    """Return a queue's number of partitions: its workers', else the user's; None if neither has named one.
+
+    Args:
+        queue: Name of the queue.
+        stated: The reply to HGET for its setting `partitions`, which workers write when they start.
+        asked: The number that the user named, if any.
+
+    Raises:
+        InvalidSetting: the two differ.
+    """
+    served = int(stated) if isinstance(stated, bytes) and stated.isdigit() else 0
+    if served and asked not in (None, served):
+        raise InvalidSetting(
+            f"the workers of queue {queue!r} serve {served} partitions, and this client was made for {asked}: "
+            f"leave out `partitions` (--partitions, SLUICE_PARTITIONS), or give {served}"
+        )
+    return served or asked
+
+
+@cache
+def _fixed(prefix: str) -> tuple[str, ...]:
+    return tuple(f"{prefix}:{name}" for name in FIXED)

@@ -1,0 +1,478 @@
+"""The messages between producer and worker, as values that validate themselves. No encoding, no I/O."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any, Literal, NamedTuple, NewType, cast, get_args
+
+from sluice.protocol import callback_urls, limits
+from sluice.protocol.errors import InvalidJob
+from sluice.protocol.states import JobState
+
+JobId = NewType("JobId", str)
+"""`<partition>.<tenant>.<random>`: the keys of a job follow from its id."""
+
+Role = Literal["system", "user", "assistant", "tool", "developer"]
+
+_ROLES = get_args(Role)
+_BATCH = re.compile(rf"[A-Za-z0-9_.:-]{{1,{limits.MAX_BATCH_CHARS}}}")
+_MAX_TOKEN_ID = 2**31 - 1
+
+Check = tuple[bool, str]
+"""Whether a rule holds, and the message if it does not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One message of a chat.
+
+    Raises:
+        InvalidJob: the role is unknown, or the content is not text.
+    """
+
+    role: Role
+    content: str
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        _raise_first(
+            [
+                (self.role in _ROLES, f"role must be one of {', '.join(_ROLES)}, got {self.role!r}"),
+                (is_text(self.content), "a message's content must be text in UTF-8"),
+                (self.name is None or is_text(self.name), "a message's name must be text in UTF-8"),
+            ]
+        )
+
+
+Prompt = str | tuple[Message, ...] | tuple[int, ...]
+"""Text, chat messages, or token ids."""
+
+NEUTRAL: Mapping[str, int | float] = {
+    "max_tokens": limits.DEFAULT_MAX_TOKENS,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}
+"""Options for which a model may state a default (in its generation_config.json), and their values if neither the
+request nor the model states one.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """How to sample. Names, defaults and ranges are those of the engine's SamplingParams; `limits` bounds sizes.
+
+    Those of `NEUTRAL` are None if the request does not state them.
+
+    Raises:
+        InvalidJob: a value is out of its range; the message names it.
+    """
+
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict[int, float])
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    n: int = 1
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        # Types first: a range check needs a value of the right type.
+        _raise_first(self._types())
+        _raise_first(self._ranges())
+
+    @property
+    def planned_tokens(self) -> int:
+        """Maximum tokens of each choice, as far as is known without the model."""
+        return max(limits.DEFAULT_MAX_TOKENS, self.min_tokens) if self.max_tokens is None else self.max_tokens
+
+    def _or_neutral(self, name: str) -> Any:  # noqa: ANN401  # its type is checked next
+        value = getattr(self, name)
+        return NEUTRAL.get(name) if value is None else value
+
+    def _types(self) -> Iterator[Check]:
+        for name in ("max_tokens", "min_tokens", "top_k", "n"):
+            value = self._or_neutral(name)
+            yield is_integer(value), f"{name} must be a whole number, got {value!r}"
+        for name in _FLOATS:
+            value = self._or_neutral(name)
+            yield is_number(value), f"{name} must be a finite number, got {value!r}"
+        for name in ("ignore_eos", "skip_special_tokens"):
+            yield isinstance(getattr(self, name), bool), f"{name} must be true or false, got {getattr(self, name)!r}"
+        yield (
+            self.logprobs is None or is_integer(self.logprobs),
+            f"logprobs must be a whole number, got {self.logprobs!r}",
+        )
+        yield is_listing(self.stop, is_text), "stop must be text or a list of texts, in UTF-8"
+        yield is_listing(self.stop_token_ids, is_token_id), "stop_token_ids must be a list of token ids"
+        yield is_bias(self.logit_bias), "logit_bias must map token ids to numbers"
+
+    def _ranges(self) -> Iterator[Check]:
+        max_tokens = limits.MAX_TOKENS if self.max_tokens is None else self.max_tokens
+        yield 1 <= max_tokens <= limits.MAX_TOKENS, f"max_tokens must be in [1, {limits.MAX_TOKENS}], got {max_tokens}"
+        yield (
+            0 <= self.min_tokens <= max_tokens,
+            f"min_tokens must be in [0, max_tokens = {max_tokens}], got {self.min_tokens}",
+        )
+        temperature, top_p, top_k, min_p, repetition = map(self._or_neutral, _DISTRIBUTION)
+        yield 0 <= temperature <= 10_000, f"temperature must be in [0, 10000], 0 is greedy, got {temperature}"
+        yield 0 < top_p <= 1, f"top_p must be in (0, 1], got {top_p}"
+        yield 0 <= top_k <= _MAX_TOKEN_ID, f"top_k must be 0 (all tokens) or more, got {top_k}"
+        yield 0 <= min_p <= 1, f"min_p must be in [0, 1], got {min_p}"
+        yield 0.001 <= repetition <= 1000, f"repetition_penalty must be in [0.001, 1000], got {repetition}"
+        yield -2 <= self.frequency_penalty <= 2, f"frequency_penalty must be in [-2, 2], got {self.frequency_penalty}"
+        yield -2 <= self.presence_penalty <= 2, f"presence_penalty must be in [-2, 2], got {self.presence_penalty}"
+        yield 1 <= self.n <= limits.MAX_CHOICES, f"n must be in [1, {limits.MAX_CHOICES}], got {self.n}"
+        yield (
+            self.logprobs is None or 0 <= self.logprobs <= limits.MAX_LOGPROBS,
+            f"logprobs must be in [0, {limits.MAX_LOGPROBS}], got {self.logprobs}",
+        )
+        yield from self._sizes()
+
+    def _sizes(self) -> Iterator[Check]:
+        longest = max(map(len, self.stop), default=1)
+        yield all(self.stop), "stop must not have an empty string"
+        yield (
+            len(self.stop) <= limits.MAX_STOPS,
+            f"stop may have {limits.MAX_STOPS} strings, got {len(self.stop)}",
+        )
+        yield (
+            longest <= limits.MAX_STOP_CHARS,
+            f"stop strings may have {limits.MAX_STOP_CHARS} characters, got one of {longest}",
+        )
+        yield (
+            len(self.stop_token_ids) <= limits.MAX_STOP_TOKEN_IDS,
+            f"stop_token_ids may have {limits.MAX_STOP_TOKEN_IDS} ids, got {len(self.stop_token_ids)}",
+        )
+        yield (
+            len(self.logit_bias) <= limits.MAX_LOGIT_BIAS,
+            f"logit_bias may name {limits.MAX_LOGIT_BIAS} tokens, got {len(self.logit_bias)}",
+        )
+        yield all(-100 <= b <= 100 for b in self.logit_bias.values()), "logit_bias must have values in [-100, 100]"
+
+
+_FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
+_DISTRIBUTION = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedOptions:
+    """What a job is sampled with where its request leaves the choice to the model.
+
+    The first attempt resolves it from the request, the model's defaults and `NEUTRAL`, in this order. A later attempt
+    uses the same values, whatever its worker's defaults and end tokens are.
+    """
+
+    max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    end_token_ids: tuple[int, ...]
+    """Tokens that end an output, besides those that the request states."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """Options and metadata of a job, from submit to end. Opaque to the scripts, but for `model`.
+
+    Raises:
+        InvalidJob: a value is out of its range; the message names it.
+    """
+
+    options: JobOptions = field(default_factory=JobOptions)
+    model: str | None = None
+    """The required model; None accepts the model that the queue serves."""
+
+    stream: bool = True
+    """False publishes tokens in checkpoints (every 64 tokens or every second) instead of at every step."""
+
+    metadata: Mapping[str, str] = field(default_factory=dict[str, str])
+    traceparent: str | None = None
+    """W3C trace context."""
+
+    callback_url: str | None = None
+    batch: str | None = None
+    add_special_tokens: bool = True
+    """Whether the tokenizer adds special tokens, such as begin-of-sequence, to a text prompt."""
+
+    as_chat: bool = False
+    """Whether a text prompt is a user message, if the model has a chat template. Without one it stays text."""
+
+    def __post_init__(self) -> None:
+        _raise_first(self._checks())
+
+    def _checks(self) -> Iterator[Check]:
+        for name in ("stream", "add_special_tokens", "as_chat"):
+            yield isinstance(getattr(self, name), bool), f"{name} must be true or false, got {getattr(self, name)!r}"
+        yield (
+            is_short(self.model, limits.MAX_MODEL_CHARS),
+            f"model must be text of 1 to {limits.MAX_MODEL_CHARS} characters",
+        )
+        yield is_short(self.traceparent, limits.MAX_TRACEPARENT_CHARS), "traceparent must be a W3C trace context"
+        yield (
+            self.batch is None or (is_text(self.batch) and _BATCH.fullmatch(self.batch) is not None),
+            f"batch must be 1 to {limits.MAX_BATCH_CHARS} letters, digits and any of _.:-, got {self.batch!r}",
+        )
+        problem = None if self.callback_url is None else callback_urls.problem_of(self.callback_url)
+        yield problem is None, f"callback_url {problem}"
+        yield from self._metadata_checks()
+
+    def _metadata_checks(self) -> Iterator[Check]:
+        yield is_mapping(self.metadata), f"metadata must be a map, got {type(self.metadata).__name__}"
+        pairs = list(self.metadata.items())
+        yield (
+            len(pairs) <= limits.MAX_METADATA_PAIRS,
+            f"metadata may have {limits.MAX_METADATA_PAIRS} pairs, got {len(pairs)}",
+        )
+        yield (
+            all(is_text(key) and 1 <= len(key) <= limits.MAX_METADATA_KEY_CHARS for key, _ in pairs),
+            f"metadata keys must be text of 1 to {limits.MAX_METADATA_KEY_CHARS} characters",
+        )
+        yield (
+            all(is_text(value) and len(value) <= limits.MAX_METADATA_VALUE_CHARS for _, value in pairs),
+            f"metadata values must be text of at most {limits.MAX_METADATA_VALUE_CHARS} characters",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """Log-probabilities at one position: that of the chosen token, and (id, log-probability) of the most likely."""
+
+    chosen: float
+    top: tuple[tuple[int, float], ...] = ()
+    token: bytes | None = None
+    """Bytes of the chosen token, maybe a part of a character; of a special token its text. None for an unknown id."""
+
+    top_tokens: tuple[bytes | None, ...] = ()
+    """Bytes of the tokens in `top`; empty if none is known."""
+
+    offset: int | None = None
+    """Characters of the choice's text before the token. Tokens that share a character have the same."""
+
+    @property
+    def text(self) -> str | None:
+        """Text of the chosen token; parts of characters are U+FFFD."""
+        return None if self.token is None else self.token.decode(errors="replace")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Token counts of one job."""
+
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """How one choice ended."""
+
+    state: JobState
+    finish_reason: str | None = None
+    """`stop` or `length` when done."""
+
+    error: str | None = None
+    error_code: str | None = None
+    """A constant word for programs, such as `prompt_too_long` (see docs/reference/errors.md)."""
+
+    usage: Usage | None = None
+
+
+class ChannelEntry(NamedTuple):
+    """One entry of a channel, as its readers see it: the output of one advance.
+
+    Named tuples are cheaper to make than frozen dataclasses, and readers make one for each entry.
+
+    Its stream id is `<offset after it>-0`. The id of an end is `<offset>-<1 + requeues>`; an end has no tokens, only
+    the text that it releases.
+    """
+
+    start: int
+    """Tokens before it."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    """New text. It may lag behind the tokens until the end."""
+
+    time_ms: int
+    """Wall clock of the server, as estimated by the worker, when its last token was sampled."""
+
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    end: End | None = None
+    """How the choice ended; set on its last entry."""
+
+    @property
+    def offset(self) -> int:
+        """Tokens after it."""
+        return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceResult:
+    """The output of one choice."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str | None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobResult:
+    """The output of a job, as stored at its result key."""
+
+    choices: tuple[ChoiceResult, ...]
+    usage: Usage
+    model: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The text of the first choice."""
+        return self.choices[0].text if self.choices else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord:
+    """Measurements of a job for its history row. Times are wall-clock milliseconds of the server."""
+
+    model: str | None = None
+    fingerprint: str | None = None
+    worker: str | None = None
+    """Host and process of the last owner."""
+
+    finish_reason: str | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    resumed_tokens: int = 0
+    preemptions: int = 0
+    preempted_ms: int = 0
+    preemption_times: tuple[tuple[int, int | None], ...] = ()  # ms from the attempt's start, ms until it ran again
+    first_scheduled_ms: int | None = None
+    first_token_ms: int | None = None
+    last_token_ms: int | None = None
+    """When the engine had computed it; the end is published after that."""
+
+    itl_p50_ms: float | None = None
+    itl_p99_ms: float | None = None
+    itl_max_ms: float | None = None
+    """What a reader sees: it includes takeovers and outages, in which tokens were late."""
+
+    gap_ms: float | None = None
+    """The same for the last attempt alone, with the time since the last token of the one before."""
+
+    resolved: ResolvedOptions | None = None
+    exactness: str | None = None
+    """Exactness of a resumed job: `undisturbed`, `same_fingerprint` or `other_fingerprint`."""
+
+
+EventKind = Literal["submitted", "started", "returned", "ended"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxEvent:
+    """One change of the state of a job, for SQL. A higher `version` of the same submission wins."""
+
+    kind: EventKind
+    job_id: JobId
+    version: int
+    at_ms: int
+    fields: Mapping[str, bytes | int | None]
+    """all: submitted_ms. submitted: queue, priority, prompt_tokens, cost, spec, seed,
+    batch, not_before_ms, deadline_ms, ttl_ms, digest, custom_id, line and endpoint (of a line of a bulk file), prompt
+    (if the history keeps prompts) or prompt_to_hash (if it keeps their hashes). started: epoch, attempt, incarnation.
+    returned: why, epoch, gap_ms, seen_ms (its worker's last heartbeat). ended: state, reason, error, error_code,
+    epoch, attempt, incarnation, gap_ms, record (encoded JobRecord, if a worker ended it), result (encoded, if the
+    history keeps results) or result_bytes (its length, if it is too large for an event: read it from its key). A field
+    without a value is absent. Text, seeds (decimal) and encoded messages are bytes."""
+
+
+def check_prompt(prompt: Prompt) -> None:
+    """Check that a prompt is valid.
+
+    Raises:
+        InvalidJob: it is empty, not UTF-8, or of the wrong type.
+    """
+    if isinstance(prompt, str):
+        _raise_first([(is_text(prompt), "the prompt is not valid UTF-8"), (bool(prompt), "the prompt is empty")])
+        return
+    is_chat = is_listing(prompt, lambda item: isinstance(item, Message))
+    is_known = is_chat or is_listing(prompt, is_token_id)
+    _raise_first([(is_known, "a prompt is text, a list of messages, or a list of token ids")])
+    _raise_first([(len(prompt) > 0, "the prompt is empty")])
+
+
+def is_text(value: object) -> bool:
+    """Return whether a value is a string that can be encoded as UTF-8."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def is_integer(value: object) -> bool:
+    """Return whether a value is an integer and not a bool."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    """Return whether a value is a finite number, as a float, and not a bool."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    try:
+        return isfinite(value)
+    except OverflowError:  # a whole number beyond the largest float
+        return False
+
+
+def is_token_id(value: object) -> bool:
+    """Return whether a value can be a token id: 0 to 2^31 - 1."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_TOKEN_ID
+
+
+def is_listing(value: object, is_item: Callable[[object], bool]) -> bool:
+    """Return whether a value is a list or tuple of such items; a string is not."""
+    # The cast only states that the items are not checked yet.
+    return isinstance(value, (list, tuple)) and all(map(is_item, cast("Sequence[object]", value)))
+
+
+def is_bias(value: object) -> bool:
+    """Return whether a value maps token ids to numbers."""
+    # The cast only states that keys and values are not checked yet.
+    return isinstance(value, Mapping) and all(
+        is_token_id(key) and is_number(bias) for key, bias in cast("Mapping[object, object]", value).items()
+    )
+
+
+def is_mapping(value: object) -> bool:
+    """Return whether a value is a mapping."""
+    return isinstance(value, Mapping)
+
+
+def is_short(value: object, max_chars: int) -> bool:
+    """Return whether a value is None, or text of 1 to `max_chars` characters."""
+    return value is None or (isinstance(value, str) and is_text(value) and 1 <= len(value) <= max_chars)
+
+
+def _raise_first(checks: Iterable[Check]) -> None:
+    for holds, sentence in checks:
+        if not holds:
+            raise InvalidJob(sentence)

@@ -1,0 +1,339 @@
+"""Read the body of a request in OpenAI's format. No I/O. `Any` stands for JSON here.
+
+Requests over HTTP, lines of batches and lines of bulk files are all read here, so each has the same verdict everywhere.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn, TypeAlias, cast
+
+from sluice.protocol import limits
+from sluice.protocol.errors import Copyable, InvalidJob, InvalidPrompt, did_you_mean
+from sluice.protocol.jobs import OPTION_NAMES, SAMPLING_NAMES, PromptLike, joined_text
+from sluice.protocol.messages import is_short
+
+MAX_TOKEN_ID_DIGITS = 10
+MAX_PARAM_CHARS = 100
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
+CHAT: Endpoint = "/v1/chat/completions"
+COMPLETIONS: Endpoint = "/v1/completions"
+ENDPOINTS: tuple[Endpoint, ...] = (CHAT, COMPLETIONS)
+
+
+class RequestRefused(Copyable):
+    """A request is not a valid job."""
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        """A constant word: invalid_request, unsupported, unknown_parameter …"""
+
+        self.message = message
+        self.param = None if param is None else param[:MAX_PARAM_CHARS].replace("\0", "\ufffd")
+        """The client's name of what is wrong. It may be the client's own text, which every database can keep."""
+
+
+PROMPT = "prompt"
+"""What `names` has the prompt under, which is no option."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadRequest:
+    """A request whose parameters are known and of the right types. The values of options are checked as a job's."""
+
+    prompt: PromptLike
+    options: dict[str, Any]
+    """Options of the job, without `stream`."""
+
+    is_stream: bool = False
+    has_usage: bool = False
+    """Whether a stream ends with a chunk that counts tokens."""
+
+    names: Mapping[str, str]
+    """The client's names of the prompt, and of options that it calls otherwise."""
+
+
+def read_request(endpoint: Endpoint, body: object) -> ReadRequest:
+    """Read a request.
+
+    Raises:
+        RequestRefused: a parameter is unknown, not supported or of the wrong type.
+    """
+    given = read_parameters(body)
+    prompt = _chat_prompt(given) if endpoint == CHAT else _completion_prompt(given)
+    options = _options(endpoint, given)
+    is_stream, has_usage = _stream(given)
+    return ReadRequest(
+        prompt=prompt, options=options, is_stream=is_stream, has_usage=has_usage, names=_names(endpoint, given)
+    )
+
+
+def refusal(error: InvalidJob, names: Mapping[str, str]) -> RequestRefused:
+    """Return the refusal of a job that is wrong in itself, by the client's names.
+
+    Messages about the value of an option begin with its name.
+    """
+    message = str(error)
+    if isinstance(error, InvalidPrompt):
+        return RequestRefused("invalid_request", message, names.get(PROMPT))
+    name, _, rest = message.partition(" ")
+    if name not in OPTION_NAMES:
+        return RequestRefused("invalid_request", message)
+    param = names.get(name, name)
+    return RequestRefused("invalid_request", f"{param} {rest}", param)
+
+
+def decoded_json(data: bytes | bytearray, what: str) -> object:
+    """Parse JSON of a client; `what` it is begins the message of an error.
+
+    Raises:
+        RequestRefused: it is no JSON, or no text in UTF-8.
+    """
+    try:
+        found = json.loads(data.decode("utf-8-sig"), parse_constant=_refuse_constant)
+        if SURROGATE.search(data):
+            # Half of a surrogate pair is valid JSON but no text.
+            json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeDecodeError as error:
+        raise RequestRefused("invalid_utf8", f"{what} is not UTF-8 at byte {error.start}") from error
+    except UnicodeEncodeError as error:
+        raise RequestRefused("invalid_unicode", f"{what} has half of a surrogate pair (such as \\ud800)") from error
+    except (ValueError, RecursionError) as error:
+        raise RequestRefused("invalid_json", f"{what} is not JSON: {error}") from error
+    return found
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number in JSON")
+
+
+def read_parameters(body: object) -> dict[str, Any]:
+    """Return the parameters of a request. One that is null counts as absent.
+
+    Raises:
+        RequestRefused: the body is no object.
+    """
+    if not isinstance(body, dict):
+        raise RequestRefused("invalid_request", "body must be an object", "body")
+    given = {name: value for name, value in cast("dict[str, Any]", body).items() if value is not None}
+    # -1 is none to vLLM's clients.
+    if given.get("seed") == -1:
+        del given["seed"]
+    if given.get("top_k") == -1:
+        given["top_k"] = 0
+    return given
+
+
+SAME = SAMPLING_NAMES - {"logit_bias", "logprobs"} | {"seed", "model", "metadata", "add_special_tokens", "priority"}
+"""Parameters passed on unchanged: OpenAI's and those that open servers add."""
+
+ROLES = ("user", "assistant", "system", "developer")
+
+IGNORED = frozenset(
+    {
+        "user",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "prediction",
+        "stream",
+        "stream_options",
+        "messages",
+        "prompt",
+    }
+)
+"""Parameters that do not affect the output, or are read elsewhere."""
+
+Harmless: TypeAlias = Mapping[str, Callable[[Any], bool]]
+"""Known parameters that are accepted only with the value that changes nothing, if there is one."""
+
+HARMLESS: Harmless = {
+    "tools": lambda value: value == [],
+    "functions": lambda value: value == [],
+    "tool_choice": lambda value: value in ("none", "auto"),
+    "function_call": lambda value: value in ("none", "auto"),
+    "parallel_tool_calls": lambda value: isinstance(value, bool),
+    "response_format": lambda value: value == {"type": "text"},
+    "modalities": lambda value: value == ["text"],
+    "echo": lambda value: value is False,
+    "suffix": lambda value: value == "",
+    "best_of": lambda value: value == 1,
+    "reasoning_effort": lambda value: value == "none",
+    "verbosity": lambda value: value == "medium",
+    "audio": lambda _: False,
+    "moderation": lambda _: False,
+    "web_search_options": lambda _: False,
+}
+
+
+def _options(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for name, value in body.items():
+        if name in SAME:
+            options[name] = value
+        # `best_of` equal to `n` selects nothing.
+        elif name not in IGNORED | TRANSLATED and not (name == "best_of" and value == body.get("n", 1)):
+            refuse_unless_harmless(name, value, HARMLESS, SAME | TRANSLATED)
+    options |= read_bias(body) | _logprobs(endpoint, body)
+    if not is_short(options.get("model"), limits.MAX_MODEL_CHARS):
+        message = f"model must be text of 1 to {limits.MAX_MODEL_CHARS} characters"
+        raise RequestRefused("invalid_request", message, "model")
+    if "max_completion_tokens" in body:
+        options["max_tokens"] = body["max_completion_tokens"]
+    return options
+
+
+def prompt_name(endpoint: Endpoint) -> str:
+    """Return the parameter that has the prompt."""
+    return "messages" if endpoint == CHAT else "prompt"
+
+
+def _names(endpoint: Endpoint, given: Mapping[str, Any]) -> Mapping[str, str]:
+    names = {PROMPT: prompt_name(endpoint)}
+    if "max_completion_tokens" in given:
+        names["max_tokens"] = "max_completion_tokens"
+    if "top_logprobs" in given:
+        names["logprobs"] = "top_logprobs"
+    return names
+
+
+def _stream(given: Mapping[str, Any]) -> tuple[bool, bool]:
+    is_stream, extra = read_flag(given, "stream"), given.get("stream_options")
+    if extra is not None and (not is_stream or not isinstance(extra, dict)):
+        message = "stream_options must be an object, in a request with stream: true"
+        raise RequestRefused("invalid_request", message, "stream_options")
+    return is_stream, read_flag(cast("dict[str, Any]", extra or {}), "include_usage")
+
+
+def read_flag(given: Mapping[str, Any], name: str, *, is_default: bool = False) -> bool:
+    """Return a parameter that is true or false.
+
+    Raises:
+        RequestRefused: it is something else.
+    """
+    value = given.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise RequestRefused("invalid_request", f"{name} must be true or false", name)
+    return is_default if value is None else value
+
+
+TRANSLATED = frozenset({"logit_bias", "logprobs", "top_logprobs", "max_completion_tokens"})
+"""Parameters that jobs have in another form."""
+
+
+def refuse_unless_harmless(name: str, value: object, harmless: Harmless, served: Iterable[str]) -> None:
+    """Check a parameter that is not served.
+
+    Raises:
+        RequestRefused: it is unknown, or its value would change something.
+    """
+    is_harmless = harmless.get(name)
+    if is_harmless is None:
+        hint = did_you_mean(name, {*served, *harmless})
+        raise RequestRefused("unknown_parameter", f"unknown parameter {name!r}{hint}", name)
+    if not is_harmless(value):
+        raise RequestRefused("unsupported", f"{name} is not supported here as {json.dumps(value)[:80]}", name)
+
+
+def read_bias(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert the keys of a logit bias, which JSON has as strings, to token ids."""
+    bias = body.get("logit_bias")
+    if bias is None:
+        return {}
+    if not isinstance(bias, dict):
+        raise RequestRefused("invalid_request", "logit_bias must map token ids to numbers", "logit_bias")
+    pairs = cast("dict[str, Any]", bias)
+    if len(pairs) > limits.MAX_LOGIT_BIAS:
+        raise RequestRefused("invalid_request", f"logit_bias has at most {limits.MAX_LOGIT_BIAS} tokens", "logit_bias")
+    if not all(token.isascii() and token.isdigit() and len(token) <= MAX_TOKEN_ID_DIGITS for token in pairs):
+        raise RequestRefused("invalid_request", "logit_bias must map token ids to numbers", "logit_bias")
+    return {"logit_bias": {int(token): value for token, value in pairs.items()}}
+
+
+def _logprobs(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
+    asked, top = body.get("logprobs"), body.get("top_logprobs")
+    if endpoint == COMPLETIONS:
+        if top is not None:
+            raise RequestRefused("unsupported", "top_logprobs is for chats: give logprobs a number", "top_logprobs")
+        return {} if asked is None else {"logprobs": asked}
+    if asked is not None and not isinstance(asked, bool):
+        raise RequestRefused("invalid_request", "logprobs must be true or false in a chat", "logprobs")
+    if top is not None and not asked:
+        raise RequestRefused("invalid_request", "top_logprobs needs logprobs: true", "top_logprobs")
+    return {"logprobs": 0 if top is None else top} if asked else {}
+
+
+def _chat_prompt(body: Mapping[str, Any]) -> list[dict[str, str]]:
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise RequestRefused("invalid_request", "messages must be a list with one message or more", "messages")
+    check_number(cast("list[object]", messages), "messages")
+    return [_chat_message(f"messages[{place}]", one) for place, one in enumerate(cast("list[object]", messages))]
+
+
+def check_number(messages: Sequence[object], param: str) -> None:
+    """Check how many messages there are, before each is checked.
+
+    Raises:
+        RequestRefused: there are too many.
+    """
+    if len(messages) > limits.MAX_MESSAGES:
+        raise RequestRefused(
+            "invalid_request", f"at most {limits.MAX_MESSAGES} messages are taken, got {len(messages)}", param
+        )
+
+
+def _chat_message(at: str, message: object) -> dict[str, str]:
+    if not isinstance(message, dict):
+        raise RequestRefused("invalid_request", "a message must be an object", at)
+    given = {name: value for name, value in cast("dict[str, Any]", message).items() if value not in (None, [])}
+    if unsupported := given.keys() - {"role", "content", "name"}:
+        name = min(unsupported)
+        raise RequestRefused("unsupported", f"{name} in a message is not supported here", f"{at}.{name}")
+    if given.get("role") in ("tool", "function"):
+        raise RequestRefused("unsupported", f"messages of role {given['role']} are not supported here", f"{at}.role")
+    check_role(given.get("role"), f"{at}.role")
+    if not isinstance(given.get("name", ""), str):
+        raise RequestRefused("invalid_request", "a message's name must be text", f"{at}.name")
+    return {**given, "content": _content(given.get("content"), f"{at}.content")}
+
+
+def check_role(role: object, param: str) -> None:
+    """Check the role of a message.
+
+    Raises:
+        RequestRefused: it is missing, or not one that is served.
+    """
+    if role not in ROLES:
+        got = "it is missing" if role is None else f"got {json.dumps(role)[:80]}"
+        raise RequestRefused("invalid_request", f"a message's role must be one of {', '.join(ROLES)}; {got}", param)
+
+
+def _content(content: object, param: str) -> str:
+    try:
+        text = joined_text(content)
+    except InvalidJob as error:
+        raise RequestRefused("unsupported", str(error), param) from error
+    if not isinstance(text, str):
+        raise RequestRefused("invalid_request", "a message's content must be text", param)
+    return text
+
+
+def _completion_prompt(body: Mapping[str, Any]) -> PromptLike:
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
+        if len(cast("list[object]", prompt)) > 1:
+            message = "several prompts are not supported: give each a request, or a line, of its own"
+            raise RequestRefused("unsupported", message, "prompt")
+        [prompt] = cast("list[object]", prompt)
+    is_list = isinstance(prompt, list) and all(type(one) is int for one in cast("list[object]", prompt)[:1])
+    if not is_list and not isinstance(prompt, str):
+        raise RequestRefused("invalid_request", "prompt must be text or a list of token ids", "prompt")
+    return cast("PromptLike", prompt)  # the other items are checked with their values

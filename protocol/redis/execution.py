@@ -1,0 +1,150 @@
+"""Run calls as EVALSHA, and as EVAL where the server does not have the script. Retries nothing.
+
+The client must not retry either (`no_retry()`): only the caller knows whether a script may run twice. It must not
+decode replies: they carry bytes.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
+
+from redis.backoff import NoBackoff
+from redis.exceptions import NoScriptError
+from redis.retry import Retry
+
+from sluice.protocol.calls import Argument, Call
+from sluice.protocol.scripts import load, source_of
+
+Result = TypeVar("Result")
+AnyCall = Call[Any]  # Any: calls of different replies travel together
+
+Command: TypeAlias = tuple[Argument, ...]
+"""A command's name and its arguments."""
+
+Reply: TypeAlias = object
+"""What the server returns for one command: an error reply is an exception."""
+
+
+class Pipeline(Protocol):
+    """What is used of a redis-py pipeline."""
+
+    def execute_command(self, *args: object) -> object: ...
+    def execute(self, raise_on_error: bool = True) -> list[object]: ...
+
+
+class Client(Protocol):
+    """What is used of a redis-py client; its clients share no typed base."""
+
+    def execute_command(self, *args: object) -> object: ...
+    def pipeline(self, transaction: bool = True) -> Pipeline: ...
+
+
+class RoundTripper(ABC):
+    """What makes a round trip without a pipeline."""
+
+    @abstractmethod
+    def run(self, commands: Sequence[Command]) -> list[Reply]:
+        """Make one round trip; an error reply is returned in its place, not raised."""
+
+
+def no_retry() -> Retry:
+    """Return the `retry=` of a client that repeats no command; by default redis-py does."""
+    return Retry(NoBackoff(), 0)
+
+
+# ---------------------------------------------------------------- what to send
+
+
+def command_of(call: AnyCall) -> Command:
+    """Return the call as EVALSHA."""
+    return ("EVALSHA", load(call.script).sha1, len(call.keys), *call.keys, *call.args)
+
+
+def with_source(command: Command) -> Command:
+    """Return an EVALSHA of `command_of` as EVAL; any other command as it is."""
+    if command[0] != "EVALSHA":
+        return command
+    return ("EVAL", source_of(str(command[1])), *command[2:])
+
+
+@dataclass(frozen=True, slots=True)
+class Resend:
+    """The commands of a round trip that are sent again with their scripts' sources."""
+
+    places: Sequence[int]
+    commands: tuple[Command, ...]
+
+    def merge(self, replies: Sequence[Reply], later: Sequence[Reply]) -> list[Reply]:
+        """Return the replies of the round trip, with those to the commands sent again in their places."""
+        found = dict(zip(self.places, later, strict=True))
+        return [found.get(place, reply) for place, reply in enumerate(replies)]
+
+
+def unknown_scripts(replies: Sequence[Reply]) -> list[int]:
+    """Return the positions of calls whose script the server does not have."""
+    return [place for place, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
+
+
+def resend(commands: Sequence[Command], replies: Sequence[Reply], *, is_repeatable: bool = False) -> Resend | None:
+    """Return what to send again on the same connection, if the server did not have a script.
+
+    Args:
+        commands: The round trip.
+        replies: Its replies.
+        is_repeatable: Send all of it again, since a reply may depend on the commands before it (WAIT); otherwise only
+            the calls that did not run.
+    """
+    places: Sequence[int] = unknown_scripts(replies)
+    if not places:
+        return None
+    if is_repeatable:
+        places = range(len(replies))
+    return Resend(places, tuple(with_source(commands[place]) for place in places))
+
+
+# ---------------------------------------------------------------- on a redis-py client
+
+
+def run(client: Client, call: Call[Result]) -> Result:
+    """Run one call.
+
+    Raises:
+        redis.exceptions.RedisError: from the server or the connection.
+    """
+    command = command_of(call)
+    try:
+        reply = client.execute_command(*command)
+    except NoScriptError:
+        reply = client.execute_command(*with_source(command))
+    return call.parse(reply)
+
+
+def run_many(client: Client | RoundTripper, calls: Sequence[AnyCall]) -> list[Any]:  # Any: replies of different calls
+    """Run several calls in one pipelined round trip; an error reply is returned in its place, not raised.
+
+    Raises:
+        redis.exceptions.RedisError: from the connection.
+    """
+    commands = [command_of(call) for call in calls]
+    replies = run_commands(client, commands)
+    if again := resend(commands, replies):
+        replies = again.merge(replies, run_commands(client, again.commands))
+    return [
+        reply if isinstance(reply, Exception) else cast("object", call.parse(reply))
+        for call, reply in zip(calls, replies, strict=True)
+    ]
+
+
+def run_commands(client: Client | RoundTripper, commands: Sequence[Command]) -> list[Reply]:
+    """Run commands in one pipelined round trip; an error reply is returned in its place, not raised.
+
+    Raises:
+        redis.exceptions.RedisError: from the connection.
+    """
+    if isinstance(client, RoundTripper):
+        return client.run(commands)
+    pipeline = client.pipeline(transaction=False)
+    for command in commands:
+        pipeline.execute_command(*command)
+    return pipeline.execute(raise_on_error=False)

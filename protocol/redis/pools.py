@@ -1,0 +1,114 @@
+"""redis-py's connection pools, as producers and workers need them: TLS, Sentinel, time-outs, no retries.
+
+Their connections are those of `connections`: one goes back into use only if its last round trip was completed.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from redis import ConnectionPool, RedisError
+from redis import asyncio as redis_async
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.asyncio.sentinel import Sentinel as AsyncSentinel
+from redis.asyncio.sentinel import SentinelConnectionPool as AsyncSentinelPool
+from redis.backoff import NoBackoff
+from redis.sentinel import Sentinel, SentinelConnectionPool
+
+from sluice.protocol.redis import tls, urls
+from sluice.protocol.redis.connections import Packer, forgetting, guarded, guarded_async
+from sluice.protocol.redis.execution import no_retry
+from sluice.protocol.redis.url_options import read_database, read_options, without_options
+
+MAX_CONNECTIONS = 2**31
+"""No bound: redis-py counts the connections that interrupted calls have dropped, too."""
+
+Pool = Any  # redis-py's pools share no typed base, and their get_connection has untyped keywords
+
+
+@dataclass(frozen=True, slots=True)
+class PoolClasses:
+    """The classes of redis-py that make a pool: it has each for blocking calls and for asyncio."""
+
+    pool: Any  # as Pool
+    sentinel: Any  # as Pool
+    sentinel_pool: Any  # as Pool
+    no_retry: Callable[[], object]
+    guarded: Callable[[Any], Any]  # as Pool
+    """Returns its class of connections with a guard."""
+
+    options: Mapping[str, object]
+    """More options of a connection."""
+
+
+BLOCKING: Final = PoolClasses(
+    forgetting(ConnectionPool),
+    Sentinel,
+    forgetting(SentinelConnectionPool),
+    no_retry,
+    guarded,
+    {"command_packer": Packer()},
+)
+ASYNCIO: Final = PoolClasses(
+    redis_async.ConnectionPool,
+    AsyncSentinel,
+    AsyncSentinelPool,
+    lambda: AsyncRetry(NoBackoff(), 0),
+    guarded_async,
+    {},
+)
+
+
+def make_pool(
+    url: str, classes: PoolClasses = BLOCKING, *, reply_timeout_s: float, connect_timeout_s: float, **more: object
+) -> Pool:
+    """Make a pool of connections to one server, or to the primary behind Sentinels; it does not connect yet.
+
+    Args:
+        url: As in `urls`, but not that of a Cluster.
+        classes: `BLOCKING` or `ASYNCIO`.
+        reply_timeout_s: Longest wait for a reply.
+        connect_timeout_s: Longest wait for a connection.
+        more: redis-py's options of a connection. Those of the URL come first.
+
+    Raises:
+        ValueError: the URL cannot be read. The message does not contain its secrets.
+    """
+    options: dict[str, Any] = {  # Any: redis-py's keyword arguments
+        "socket_timeout": reply_timeout_s,
+        "socket_connect_timeout": connect_timeout_s,
+        "protocol": 2,
+        "max_connections": MAX_CONNECTIONS,
+        "retry": classes.no_retry(),
+        **classes.options,
+        **more,
+    }
+    try:
+        read_options(url)  # first: what it says of a file is better than that it cannot be read
+        tls.check_files(url)
+        if "+sentinel://" in url:
+            asked = urls.read_sentinel_url(url, options)
+            sentinels = classes.sentinel(asked.addresses, sentinel_kwargs=asked.sentinel_options)
+            for sentinel in sentinels.sentinels:
+                _guard(sentinel.connection_pool, classes)
+                sentinel.connection_pool.connection_kwargs.update(classes.options)
+            pool = classes.sentinel_pool(asked.service, sentinels, **asked.options)
+        else:
+            pool = _one_server_pool(url, classes, options)
+            pool.connection_class(**pool.connection_kwargs)  # raises for values that do not go together
+    except (TypeError, RedisError) as error:
+        raise ValueError(str(error)) from error
+    _guard(pool, classes)
+    return pool
+
+
+def _guard(pool: Pool, classes: PoolClasses) -> None:
+    pool.connection_class = classes.guarded(pool.connection_class)
+
+
+def _one_server_pool(url: str, classes: PoolClasses, options: dict[str, Any]) -> Pool:
+    given = read_options(url)
+    if not url.startswith("unix:"):
+        given["db"] = read_database(urlsplit(url).path.strip("/"), given)
+    return classes.pool.from_url(without_options(url), **{**options, **given})

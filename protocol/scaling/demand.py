@@ -1,0 +1,79 @@
+"""How many workers clear a queue's work within a stated time. No I/O."""
+
+from dataclasses import asdict, dataclass
+from math import ceil
+
+from sluice.protocol.errors import InvalidSetting
+from sluice.protocol.scaling.backlog import Backlog
+
+DEFAULT_WITHIN_S = 300.0
+MAX_WORKERS = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalePolicy:
+    """What the number of workers is for, and its bounds.
+
+    Raises:
+        InvalidSetting: a value is out of its range.
+    """
+
+    within_s: float = DEFAULT_WITHIN_S
+    """Time within which all that waits and runs should be done."""
+
+    min_workers: int = 0
+    max_workers: int = 100
+
+    def __post_init__(self) -> None:
+        if not 0 < self.within_s < float("inf"):
+            raise InvalidSetting(f"the time to clear the backlog must be over 0 s, got {self.within_s:g}")
+        if not 0 <= self.min_workers <= self.max_workers <= MAX_WORKERS:
+            raise InvalidSetting(
+                f"workers must be 0 <= min <= max <= {MAX_WORKERS}, got min {self.min_workers}, max {self.max_workers}"
+            )
+
+    def bound(self, workers: int) -> int:
+        """Return the number of workers, within the bounds."""
+        return min(max(workers, self.min_workers), self.max_workers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale(Backlog):
+    """The work of a queue, and the workers that it needs."""
+
+    within_s: float
+    min_workers: int
+    max_workers: int
+    wanted_workers: int
+    """Workers that get through all that waits and runs in `within_s`, between the bounds."""
+
+
+def scale_of(backlog: Backlog, policy: ScalePolicy) -> Scale:
+    """Return the work of a queue with the workers that it needs."""
+    return Scale(**asdict(backlog), **asdict(policy), wanted_workers=wanted_workers(backlog, policy))
+
+
+def wanted_workers(backlog: Backlog, policy: ScalePolicy) -> int:
+    """Return how many workers clear a backlog in time.
+
+    At least one while there is work, at most one for each job, and the least number without any. Waiting jobs of a
+    paused queue are no work; running ones are. While nobody knows what a worker gets through, the workers that live
+    are enough: they measure it.
+    """
+    jobs, tokens = backlog.running_jobs, backlog.running_tokens
+    if not backlog.is_paused:
+        jobs, tokens = jobs + backlog.backlog_jobs, tokens + backlog.backlog_tokens
+    if jobs == 0:
+        return policy.bound(0)
+    if backlog.worker_tokens_per_s is None:
+        needed = backlog.workers
+    else:
+        # A tiny rate would ask for more workers than a float can count.
+        needed = ceil(min(tokens / (backlog.worker_tokens_per_s * policy.within_s), MAX_WORKERS))
+    return policy.bound(min(max(needed, 1), jobs))
+
+
+def wanted_by_jobs(backlog: Backlog, jobs_per_worker: int, policy: ScalePolicy) -> int:
+    """Return how many workers there are for a number of jobs, whatever their size: a figure to compare with."""
+    jobs = backlog.running_jobs + (0 if backlog.is_paused else backlog.backlog_jobs)
+    return policy.bound(ceil(jobs / jobs_per_worker))

@@ -1,0 +1,78 @@
+"""Assemble the Lua scripts: shared libraries, the script itself, and constants from Python."""
+
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+from sluice.protocol import limits
+from sluice.protocol.states import TRANSITIONS
+
+_BASE, _SHARED = ("lib_base",), ("lib", "lib_lanes", "lib_places", "lib_ends")
+"""Libraries before every script, in this order. A script with `INCLUDE` lines, or that begins with `BASE_ONLY`, only
+gets the base before it."""
+
+BASE_ONLY = "-- base only\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """An assembled script."""
+
+    name: str
+    source: str
+    sha1: str
+
+
+@cache
+def load(name: str) -> Script:
+    """Assemble a script by its file name without extension."""
+    own = _read(name)
+    is_lean = own.startswith(BASE_ONLY) or _LATER.search(own) is not None
+    first = (*_BASE, *_included(own)) if is_lean else (*_BASE, *_SHARED, *_included(own))
+    source = _with_constants(_joined(first) + _LATER.sub(lambda match: _joined(match[1].split()), own))
+    return Script(name=name, source=source, sha1=register(source))
+
+
+_sources: dict[str, str] = {}
+
+
+def register(source: str) -> str:
+    """Make a script that is no file of this folder known by its digest, which is returned."""
+    sha1 = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+    _sources[sha1] = source
+    return sha1
+
+
+def source_of(sha1: str) -> str:
+    """Return the source of a script that was loaded or registered."""
+    return _sources[sha1]
+
+
+def _joined(names: Iterable[str]) -> str:
+    return "".join(f"{_read(name)}\n" for name in names)
+
+
+def _read(name: str) -> str:
+    return files("sluice.protocol.scripts").joinpath(f"{name}.lua").read_text(encoding="utf-8")
+
+
+def _included(source: str) -> list[str]:
+    """Return the names on a first line `-- include: …`: libraries that only some scripts need."""
+    first = source.partition("\n")[0]
+    return first.removeprefix("-- include:").split() if first.startswith("-- include:") else []
+
+
+def _with_constants(source: str) -> str:
+    """Replace `LIMITS.NAME` by the numbers of `limits.py`, and `TRANSITIONS` by the table of `states.py`.
+
+    As text, so that Lua and Python always agree and no script builds a table for them at each call.
+    """
+    ways = " ".join(f"{state}>{to}" for state, ways_out in TRANSITIONS.items() for to in sorted(ways_out))
+    return _LIMIT.sub(lambda match: str(vars(limits)[match[1]]), source).replace("TRANSITIONS", f"' {ways} '")
+
+
+_LATER = re.compile(r"^INCLUDE (.*)$", re.MULTILINE)
+_LIMIT = re.compile(r"\bLIMITS\.([A-Z_]+)")

@@ -1,0 +1,481 @@
+"""Encode messages as bytes and decode them: msgpack, the version first. No I/O.
+
+Every message is an array that begins with the version. A reader accepts its own version and all lower ones, rejects
+newer ones, and ignores fields after those it knows. For scripts these bytes are opaque, but for the `model` of a spec;
+only `calls/` packs what a script unpacks. docs/reference/wire-format.md draws every message.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from math import isfinite
+from typing import Any, cast
+
+from sluice.protocol import limits
+from sluice.protocol.errors import InvalidJob, WireError
+from sluice.protocol.messages import (
+    NEUTRAL,
+    ChannelEntry,
+    ChoiceResult,
+    End,
+    EventKind,
+    JobId,
+    JobOptions,
+    JobRecord,
+    JobResult,
+    JobSpec,
+    Message,
+    OutboxEvent,
+    Prompt,
+    ResolvedOptions,
+    Role,
+    TokenLogprobs,
+    Usage,
+    check_prompt,
+    is_token_id,
+)
+from sluice.protocol.packing import (
+    WIRE_VERSION,
+    Reading,
+    as_bytes,
+    as_float,
+    as_int,
+    as_ints,
+    as_list,
+    as_str,
+    as_str_or_none,
+    bounded,
+    changed_fields,
+    known_fields,
+    open_message,
+    packed,
+    unpack_from_script,
+)
+from sluice.protocol.states import JobState
+
+__all__ = [
+    "WIRE_VERSION",
+    "ChannelEntry",
+    "ChoiceResult",
+    "End",
+    "EventKind",
+    "JobId",
+    "JobOptions",
+    "JobRecord",
+    "JobResult",
+    "JobSpec",
+    "Message",
+    "OutboxEvent",
+    "Prompt",
+    "ResolvedOptions",
+    "Role",
+    "TokenLogprobs",
+    "Usage",
+    "WireError",
+    "decode_entry",
+    "decode_events",
+    "decode_prompt",
+    "decode_record",
+    "decode_resolved",
+    "decode_result",
+    "decode_spec",
+    "encode_entry",
+    "encode_prompt",
+    "encode_record",
+    "encode_resolved",
+    "encode_result",
+    "encode_spec",
+]
+
+
+_READING_ENTRY = Reading("channel entry")
+
+# ---------------------------------------------------------------- prompt
+
+
+def encode_prompt(prompt: Prompt) -> bytes:
+    """Pack a prompt.
+
+    Raises:
+        InvalidJob: it is empty, not UTF-8, of the wrong type, or too large.
+    """
+    check_prompt(prompt)
+    data = packed([WIRE_VERSION, *_prompt_parts(prompt)])
+    if len(data) > limits.MAX_PROMPT_BYTES:
+        raise InvalidJob(f"the prompt is {len(data)} bytes when encoded; at most {limits.MAX_PROMPT_BYTES} are taken")
+    return data
+
+
+def _prompt_parts(prompt: Prompt) -> tuple[str, object]:
+    if isinstance(prompt, str):
+        return "text", prompt
+    if isinstance(prompt[0], Message):
+        # check_prompt has verified that all items are of one kind; the type checker cannot see it.
+        messages = cast("tuple[Message, ...]", prompt)
+        return "chat", [[m.role, m.content] if m.name is None else [m.role, m.content, m.name] for m in messages]
+    return "ids", list(prompt)
+
+
+def decode_prompt(data: bytes) -> Prompt:
+    """Unpack a prompt.
+
+    Raises:
+        WireError: an unknown version, over a limit, or not a valid prompt.
+    """
+    _, kind, value, *_ = open_message(data, "prompt", limits.MAX_PROMPT_BYTES, at_least=3)
+    with Reading("prompt"):
+        prompt = _read_prompt(kind, value)
+        check_prompt(prompt)
+    return prompt
+
+
+def _read_prompt(kind: str, value: Sequence[Any]) -> Prompt:  # Any: not checked yet; check_prompt does it
+    match kind:
+        case "text":
+            return as_str(value)
+        case "chat":
+            return tuple(Message(role=m[0], content=m[1], name=m[2] if len(m) > 2 else None) for m in value)
+        case "ids":
+            return tuple(value)
+        case _:
+            raise WireError(f"a prompt of a kind that is not known here: {kind!r}")
+
+
+# ---------------------------------------------------------------- job spec
+
+
+def encode_spec(spec: JobSpec) -> bytes:
+    """Pack the options and metadata of a job; default values are left out, and what is left to the model.
+
+    Raises:
+        InvalidJob: it is too large.
+    """
+    data = packed([WIRE_VERSION, _spec_values(spec)])
+    if len(data) > limits.MAX_SPEC_BYTES:
+        raise InvalidJob(f"options and metadata are {len(data)} bytes; at most {limits.MAX_SPEC_BYTES} are taken")
+    return data
+
+
+def _spec_values(spec: JobSpec) -> dict[str, object]:
+    values = changed_fields(spec, skip="options")
+    options = changed_fields(spec.options, skip="logit_bias")
+    if spec.options.logit_bias:
+        options["logit_bias"] = [[token_id, bias] for token_id, bias in spec.options.logit_bias.items()]
+    return values | {"options": options} if options else values
+
+
+def decode_spec(data: bytes) -> JobSpec:
+    """Unpack the options and metadata of a job; unknown names are ignored.
+
+    Raises:
+        WireError: an unknown version, or a value out of its range.
+    """
+    values = open_message(data, "job spec", limits.MAX_SPEC_BYTES, at_least=2)[1]
+    with Reading("job spec"):
+        # Any: the dataclass checks each value.
+        options: dict[str, Any] = known_fields(JobOptions, values.get("options", {}))
+        options |= {name: tuple(options[name]) for name in ("stop", "stop_token_ids") if name in options}
+        if "logit_bias" in options:
+            options["logit_bias"] = dict(options["logit_bias"])
+        known = known_fields(JobSpec, values)
+        known["options"] = JobOptions(**options)
+        return JobSpec(**known)
+
+
+# ---------------------------------------------------------------- resolved options
+
+
+def encode_resolved(resolved: ResolvedOptions) -> bytes:
+    """Pack what a job's first attempt resolved."""
+    return packed([WIRE_VERSION, *_resolved_parts(resolved)])
+
+
+def decode_resolved(data: bytes) -> ResolvedOptions:
+    """Unpack what a job's first attempt resolved.
+
+    Raises:
+        WireError: an unknown version, or a value that no request may state.
+    """
+    message = open_message(data, "set of resolved options", limits.MAX_SPEC_BYTES, at_least=8)
+    with Reading("set of resolved options"):
+        return _read_resolved(message[1:])
+
+
+def _resolved_parts(resolved: ResolvedOptions) -> list[object]:
+    # Whole numbers take fewer bytes. A job's hash takes a third of the memory while no value has more than 64.
+    of_distribution = (resolved.temperature, resolved.top_p, resolved.top_k, resolved.min_p)
+    numbers = (resolved.max_tokens, *of_distribution, resolved.repetition_penalty)
+    return [*map(_shortest, numbers), resolved.end_token_ids]
+
+
+def _shortest(number: float) -> float:
+    """Return a whole number as an integer, if msgpack has room for it."""
+    return int(number) if abs(number) <= limits.MAX_NUMBER and number == int(number) else float(number)
+
+
+def _read_resolved(parts: object) -> ResolvedOptions:
+    max_tokens, temperature, top_p, top_k, min_p, repetition_penalty, end_token_ids, *_ = as_list(parts)
+    resolved = ResolvedOptions(
+        max_tokens=as_int(max_tokens),
+        temperature=_finite(temperature),
+        top_p=_finite(top_p),
+        top_k=as_int(top_k),
+        min_p=_finite(min_p),
+        repetition_penalty=_finite(repetition_penalty),
+        end_token_ids=as_ints(end_token_ids),
+    )
+    # Options check their ranges when they are made. A submitting user may write into its jobs' hashes.
+    JobOptions(**{name: getattr(resolved, name) for name in NEUTRAL})
+    if not all(map(is_token_id, resolved.end_token_ids)):
+        raise WireError("an end token is not a token id")
+    return resolved
+
+
+def _finite(value: object) -> float:
+    if not isfinite(number := as_float(value)):
+        raise WireError(f"expected a finite number, got {number}")
+    return number
+
+
+# ---------------------------------------------------------------- channel
+
+
+def encode_entry(
+    *,
+    start: int,
+    token_ids: Sequence[int],
+    text: str,
+    time_ms: int,
+    logprobs: Sequence[TokenLogprobs] | None = None,
+    end: End | None = None,
+) -> bytes:
+    """Pack one channel entry from the fields of `ChannelEntry`: no object is made per choice and step.
+
+    Raises:
+        WireError: it is too large.
+    """
+    packed_end = False if end is None else _end_parts(end)
+    packed_logprobs = False if logprobs is None else [_logprobs_parts(one) for one in logprobs]
+    message: tuple[object, ...] = (WIRE_VERSION, start, token_ids, text, time_ms, packed_logprobs, packed_end)
+    if logprobs:
+        message += _token_parts(token_ids, logprobs)
+    return bounded(packed(message), "channel entry", limits.MAX_ENTRY_BYTES)
+
+
+def decode_entry(data: bytes) -> ChannelEntry:
+    """Unpack one channel entry.
+
+    Raises:
+        WireError: an unknown version, or not a channel entry.
+    """
+    message = open_message(data, "channel entry", limits.MAX_ENTRY_BYTES, at_least=7)
+    with _READING_ENTRY:
+        _, start, token_ids, text, time_ms, logprobs, end, *rest = message
+        return ChannelEntry(
+            start=as_int(start),
+            token_ids=as_ints(token_ids),
+            text=as_str(text),
+            time_ms=as_int(time_ms),
+            logprobs=_read_logprobs(logprobs, token_ids, rest),
+            end=_read_end(end) if end else None,
+        )
+
+
+def _end_parts(end: End) -> dict[str, object]:
+    parts = changed_fields(end, skip="usage") | {"state": str(end.state)}
+    return parts if end.usage is None else parts | {"usage": _usage_parts(end.usage)}
+
+
+def _read_end(parts: Mapping[str, Any]) -> End:  # Any: not checked yet; each value is checked here
+    usage = parts.get("usage")
+    return End(
+        state=JobState(parts["state"]),
+        finish_reason=as_str_or_none(parts.get("finish_reason")),
+        error=as_str_or_none(parts.get("error")),
+        error_code=as_str_or_none(parts.get("error_code")),
+        usage=None if usage is None else _read_usage(usage),
+    )
+
+
+def _usage_parts(usage: Usage) -> list[int]:
+    return [usage.prompt_tokens, usage.output_tokens, usage.cached_tokens]
+
+
+def _read_usage(parts: Sequence[object]) -> Usage:
+    return Usage(prompt_tokens=as_int(parts[0]), output_tokens=as_int(parts[1]), cached_tokens=as_int(parts[2]))
+
+
+def _logprobs_parts(logprobs: TokenLogprobs) -> list[float]:
+    """Return `[chosen, id, log-probability, id, log-probability …]`: flat, because there is one per token."""
+    return [logprobs.chosen, *(number for pair in logprobs.top for number in pair)]
+
+
+def _token_parts(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> tuple[list[object], ...]:
+    """Return `([steps from offset to offset], [id, bytes, id, bytes …])`, each id once; nothing if nothing is known."""
+    steps: list[int | None] = []
+    known: dict[int, bytes | None] = {}
+    last = 0
+    for token_id, one in zip(token_ids, logprobs, strict=False):
+        steps.append(None if one.offset is None else one.offset - last)
+        last = last if one.offset is None else one.offset
+        known[token_id] = one.token
+        known.update(zip([other for other, _ in one.top], one.top_tokens, strict=False))
+    pairs: list[object] = [part for pair in known.items() if pair[1] is not None for part in pair]
+    return ([*steps], pairs) if pairs or any(step is not None for step in steps) else ()
+
+
+def _read_logprobs(
+    parts: object, token_ids: Sequence[int], tokens: Sequence[object]
+) -> tuple[TokenLogprobs, ...] | None:
+    if parts is False:
+        return None
+    found = tuple(map(read_token_logprobs, as_list(parts)))
+    return tuple(described(found, token_ids, as_list(tokens[0]), as_list(tokens[1]))) if len(tokens) > 1 else found
+
+
+def described(
+    logprobs: Iterable[TokenLogprobs], token_ids: Sequence[int], steps: list[object], pairs: list[object]
+) -> Iterator[TokenLogprobs]:
+    """Add tokens and offsets to log-probabilities, from what `_token_parts` returns."""
+    known = dict(zip(map(as_int, pairs[::2]), map(as_bytes, pairs[1::2]), strict=True))
+    last = 0
+    for token_id, one, step in zip(token_ids, logprobs, steps, strict=True):
+        last += 0 if step is None else as_int(step)
+        top_tokens = tuple(known.get(other) for other, _ in one.top)
+        yield TokenLogprobs(
+            chosen=one.chosen,
+            top=one.top,
+            token=known.get(token_id),
+            top_tokens=top_tokens if any(data is not None for data in top_tokens) else (),
+            offset=None if step is None else last,
+        )
+
+
+def read_token_logprobs(parts: object) -> TokenLogprobs:
+    """Read what `_logprobs_parts` returns."""
+    chosen, *rest = as_list(parts)
+    pairs = zip(rest[::2], rest[1::2], strict=True)
+    return TokenLogprobs(chosen=as_float(chosen), top=tuple((as_int(token), as_float(value)) for token, value in pairs))
+
+
+# ---------------------------------------------------------------- result and record
+
+
+def encode_result(result: JobResult) -> bytes:
+    """Pack the output of a job.
+
+    Raises:
+        WireError: it is too large.
+    """
+    choices = [
+        [
+            choice.text,
+            choice.token_ids,
+            choice.finish_reason,
+            False if choice.logprobs is None else [_logprobs_parts(one) for one in choice.logprobs],
+            *(_token_parts(choice.token_ids, choice.logprobs) if choice.logprobs else ()),
+        ]
+        for choice in result.choices
+    ]
+    data = packed([WIRE_VERSION, choices, _usage_parts(result.usage), result.model])
+    return bounded(data, "result", limits.MAX_RESULT_BYTES)
+
+
+def decode_result(data: bytes) -> JobResult:
+    """Unpack the output of a job.
+
+    Raises:
+        WireError: an unknown version, or not a result.
+    """
+    message = open_message(data, "result", limits.MAX_RESULT_BYTES, at_least=4)
+    with Reading("result"):
+        _, choices, usage, model, *_ = message
+        return JobResult(
+            choices=tuple(
+                ChoiceResult(
+                    text=as_str(text),
+                    token_ids=as_ints(token_ids),
+                    finish_reason=as_str_or_none(reason),
+                    logprobs=_read_logprobs(logprobs, token_ids, rest),
+                )
+                for text, token_ids, reason, logprobs, *rest in choices
+            ),
+            usage=_read_usage(usage),
+            model=as_str_or_none(model),
+        )
+
+
+def encode_record(record: JobRecord) -> bytes:
+    """Pack the measurements of a job; those not taken are left out."""
+    values = changed_fields(record, skip="resolved")
+    if record.resolved is not None:
+        values["resolved"] = _resolved_parts(record.resolved)
+    return packed([WIRE_VERSION, values])
+
+
+def decode_record(data: bytes) -> JobRecord:
+    """Unpack the measurements of a job; unknown names are ignored.
+
+    Raises:
+        WireError: an unknown version, or not a record.
+    """
+    values = open_message(data, "record", limits.MAX_SPEC_BYTES, at_least=2)[1]
+    with Reading("record"):
+        known = known_fields(JobRecord, values)
+        # Any: each value is checked by the reader of its field.
+        measured: dict[str, Any] = {name: _RECORD[name](value) for name, value in known.items()}
+        return JobRecord(**measured)
+
+
+# ---------------------------------------------------------------- outbox
+
+
+def decode_events(data: bytes) -> list[OutboxEvent]:
+    """Unpack one outbox entry: the events of one script call. The scripts pack it, without a version.
+
+    Raises:
+        WireError: not an array of events.
+    """
+    if len(data) > limits.MAX_EVENTS_BYTES:
+        raise WireError(f"a list of events of {len(data)} bytes; at most {limits.MAX_EVENTS_BYTES} are read")
+    with Reading("list of events"):
+        # Any: each part is checked when it is read.
+        events = cast("list[list[Any]]", as_list(unpack_from_script(data)))
+        return [_read_event(*event[:5]) for event in events]
+
+
+def _read_event(
+    kind: bytes, job_id: bytes, version: int, at_ms: int, values: Mapping[bytes, Any]
+) -> OutboxEvent:  # Any: as above
+    return OutboxEvent(
+        kind=_KINDS[kind],
+        job_id=JobId(job_id.decode()),
+        version=as_int(version),
+        at_ms=as_int(at_ms),
+        fields={name.decode(): value for name, value in values.items()},
+    )
+
+
+_KINDS: Mapping[bytes, EventKind] = {
+    b"submitted": "submitted",
+    b"started": "started",
+    b"returned": "returned",
+    b"ended": "ended",
+}
+
+
+# ---------------------------------------------------------------- reading
+
+
+def _times(value: object) -> tuple[tuple[int, int | None], ...]:
+    return tuple((as_int(at), None if wait is None else as_int(wait)) for at, wait in map(as_list, as_list(value)))
+
+
+_TIMES = tuple[tuple[int, int | None], ...]
+_READERS: Mapping[object, Callable[[object], object]] = {
+    str | None: as_str,
+    float | None: as_float,
+    _TIMES: _times,
+    ResolvedOptions | None: _read_resolved,
+}
+_RECORD = {field.name: _READERS.get(field.type, as_int) for field in fields(JobRecord)}
+"""The reader of each measurement, by its type."""
