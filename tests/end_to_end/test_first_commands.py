@@ -45,9 +45,13 @@ def commands() -> list[str]:
     return [line.split("  #")[0].strip() for line in lines]
 
 
+GO_ON = {"worker start --cpu", "producer serve --port 8000"}
+"""Commands that serve until they are stopped."""
+
+
 def snippet() -> str:
-    """The README's Python."""
-    (found,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    """The README's Python that needs no other package and no queue."""
+    (found,) = [block for block in re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL) if "LLM()" in block]
     return found
 
 
@@ -148,11 +152,11 @@ class TestGivenANewUser:
         install, *rest = commands()
 
         assert install.startswith("pip install ")
-        assert [command for command in rest if command != "worker start --cpu"] == list(PRINTED)
+        assert [command for command in rest if command not in GO_ON] == list(PRINTED)
 
     @pytest.mark.parametrize("command", PRINTED)
     def test_when_a_command_is_run_then_it_prints_what_it_is_for(self, user: User, project: Path, command: str) -> None:
-        (project / "questions.jsonl").write_text("".join(f"{question('What is 2 + 3?')}\n" for _ in range(2)))
+        self._write(project / "questions.jsonl", "".join(f"{question('What is 2 + 3?')}\n" for _ in range(2)))
         code, words = PRINTED[command]
 
         done = user.run(command, project)
@@ -160,6 +164,11 @@ class TestGivenANewUser:
         assert done.returncode == code, done.stdout + done.stderr
         assert re.search(words, done.stdout + done.stderr * (code != 0)), done.stdout + done.stderr
         assert "Traceback" not in done.stderr
+
+    @staticmethod
+    def _write(path: Path, text: str) -> None:
+        path.write_text(text)
+        path.chmod(0o644)  # whatever the mask that a test before has set
 
     def test_when_the_file_of_jobs_is_done_then_its_outputs_answer(self, project: Path) -> None:
         outputs = [json.loads(line) for line in (project / "answers.jsonl").read_text().splitlines()]
@@ -169,13 +178,13 @@ class TestGivenANewUser:
         assert len(texts) == 2
         assert all(re.search(r"\d", text) for text in texts), texts
 
-    def test_when_the_python_is_run_then_it_prints_text_and_usage(self, user: User, project: Path) -> None:
-        (project / "first.py").write_text(snippet())
+    def test_when_the_python_is_run_then_it_prints_texts(self, user: User, project: Path) -> None:
+        self._write(project / "first.py", snippet())
 
         done = user.run("python first.py", project)
 
         assert done.returncode == 0, done.stderr
-        assert re.search(r"\A3,? .*Usage\(prompt_tokens=\d+, output_tokens=\d+", done.stdout), done.stdout
+        assert len(done.stdout.split()) > 10, done.stdout
 
     def test_when_everything_has_run_then_it_is_all_in_the_home(self, user: User, project: Path) -> None:
         found = user.run("python -c 'import sluice; print(sluice.__file__)'", project)

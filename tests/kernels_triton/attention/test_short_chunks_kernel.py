@@ -134,7 +134,7 @@ class TestGivenShortChunks:
 class TestGivenChunksThatAreNotShort:
     @pytest.mark.parametrize(
         ("query_lens", "context_lens", "window", "count"),
-        [([40], [95], 0, 20), ([1, 8], [300, 300], 0, 20), ([40], [300], 31, 20), ([34], [100], 0, 4)],
+        [([40], [95], 0, 20), ([1, 8], [300, 300], 0, 20), ([40], [300], 31, 20), ([140], [240], 0, 4)],
     )
     def test_when_none_may_be_short_then_nothing_is_launched_for_them(
         self, device: str, dtype: torch.dtype, query_lens: list[int], context_lens: list[int], window: int, count: int

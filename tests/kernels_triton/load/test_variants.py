@@ -173,7 +173,9 @@ class TestGivenAModelThatWasWarmedUp:
 
         assert num_steps > 50
         assert len(warmed_up) > 10
-        assert deterministic or "short_chunk_kernel" in {variant[0] for variant in warmed_up}
+        # Within a window on every layer no chunk sees enough keys to be divided.
+        has_short_chunks = not deterministic and name != "mistral-window"
+        assert ("short_chunk_kernel" in {variant[0] for variant in warmed_up}) == has_short_chunks
         assert sorted(map(str, seen - warmed_up)) == []
 
     def test_when_its_kernels_were_tried_before_then_hardly_a_variant_is_left(
