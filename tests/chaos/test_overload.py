@@ -168,7 +168,7 @@ class TestGivenAQueueThatForgetsSoon:
             first.kill()
             wait_until(lambda: int(client.hget(KEYS.key("counters"), "done") or 0) == 13, "all are done")
 
-            wait_until(lambda: names_left(client) <= FOR_EVER | {"worker", "alive"}, "all else is gone")
+            wait_until(lambda: names_left(client) <= FOR_EVER | {"worker", "alive", "serving"}, "all else is gone")
             second.signal(signal.SIGTERM)
             assert second.wait() == 0
 
