@@ -173,7 +173,7 @@ class TestGivenAQueueThatForgetsSoon:
             assert second.wait() == 0
 
             record_all(valkey, f"sqlite:///{tmp_path}/history.db")
-            assert names_left(client) <= FOR_EVER | {"worker"}
+            assert names_left(client) <= FOR_EVER | {"worker", "serving"}
             assert client.xlen(KEYS.outbox) == 0
             assert all(0 < client.pttl(key) <= WORKER_KEPT_MS for key in client.scan_iter(KEYS.key("worker", "*")))
 
