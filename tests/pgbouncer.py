@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import subprocess
 import tempfile
 import time
@@ -76,7 +75,8 @@ def pgbouncer(
             _wait_for(Path(folder), process)
             yield PgBouncer(folder)
         finally:
-            process.send_signal(signal.SIGQUIT)
+            # It keeps nothing. Of other signals some wait for its clients, others are ignored below a background shell.
+            process.kill()
             process.wait(START_TIMEOUT_S)
 
 
