@@ -12,7 +12,6 @@ import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from subprocess import Popen, TimeoutExpired
 
 from sluice.protocol.redis.backoff import Backoff
@@ -120,11 +119,16 @@ class PreparedProcess:
         """See whether it is ready, or has ended."""
         if self._socket is None:
             return
-        with suppress(BlockingIOError):
-            if self._socket.recv(1) == READY:
-                self._is_ready = True
-                self._backoff.reset()
-                return
+        try:
+            said = self._socket.recv(1)
+        except BlockingIOError:
+            return
+        except ConnectionError:  # it died with a request unread
+            said = b""
+        if said == READY:
+            self._is_ready = True
+            self._backoff.reset()
+        else:
             self._log.warning("process that forks workers ended; they are started without it")
             self._end()
 
