@@ -5,7 +5,6 @@ Requests only look at the copy: neither a slow database nor many requests with w
 
 import logging
 import threading
-import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from time import monotonic
@@ -15,6 +14,7 @@ from sluice.gateway.api_keys.store import KeyStore, NoKeyTable
 from sluice.gateway.errors import SERVER, HttpError
 from sluice.gateway.tables.threads import SQL_LIMIT_S
 from sluice.producer.errors import ProducerError
+from sluice.protocol.clock import wall_ms
 
 READ_EVERY_S = 0.5
 """A revoked key is refused after at most this time and that of one query."""
@@ -57,7 +57,7 @@ class Keyring:
     @property
     def has_active_keys(self) -> bool:
         """Whether a key is neither revoked nor expired."""
-        return any(key.is_active(_now_ms()) for key in self._keys.values())
+        return any(key.is_active(wall_ms()) for key in self._keys.values())
 
     def read(self) -> None:
         """Read the keys.
@@ -98,7 +98,7 @@ class Keyring:
         key = self._keys.get(key_id)
         # Also without such a key, so that the answer takes as long.
         is_right = is_secret_of(secret, NO_DIGEST if key is None else key.digest)
-        now_ms = _now_ms()
+        now_ms = wall_ms()
         if key is None or not is_right or not key.is_active(now_ms):
             return None
         with self._using:
@@ -112,7 +112,7 @@ class Keyring:
             HttpError: as `check`.
         """
         self.check()
-        key, now_ms = self._keys.get(key_id), _now_ms()
+        key, now_ms = self._keys.get(key_id), wall_ms()
         if key is None or not key.is_active(now_ms):
             return None
         with self._using:
@@ -121,7 +121,7 @@ class Keyring:
 
     def active_keys_of(self, tenant: str) -> list[ApiKey]:
         """Return the active keys of a tenant."""
-        now_ms = _now_ms()
+        now_ms = wall_ms()
         return [key for key in self._keys.values() if key.tenant == tenant and key.is_active(now_ms)]
 
     # ------------------------------------------------------------ the thread
@@ -167,7 +167,3 @@ class Keyring:
             return
         with self._logged("The last uses of API keys", "be recorded"):
             self._store.note_use(used_ms)
-
-
-def _now_ms() -> int:
-    return round(time.time() * 1000)

@@ -31,19 +31,20 @@ RATE_HEADERS = tuple(
     f"x-ratelimit-{what}-{name}" for what in ("limit", "remaining", "reset") for name in ("requests", "tokens")
 )
 
-SCRIPT = f"""
+SCRIPT = """
 -- KEYS[1]: hash of one key: requests and tokens in its buckets, and when (server's ms).
--- ARGV: for requests, then for tokens: most in the bucket (0: no limit), and what this request adds, or gives back.
+-- ARGV: for requests, then for tokens: most in the bucket (0: no limit), and what this request adds, or gives back;
+-- then how many ms empty a full bucket.
 -- Reply: 1 if there is room for both, else 0; then for both what the bucket holds now, and ms until there is room.
-local now = redis.call('TIME')
+local now, window = redis.call('TIME'), tonumber(ARGV[5])
 now = now[1] * 1000 + math.floor(now[2] / 1000)
 local known = redis.call('HMGET', KEYS[1], 'at', 'requests', 'tokens')
 local passed = math.max(0, now - (tonumber(known[1]) or now))
-local held, wait = {{}}, {{0, 0}}
+local held, wait = {}, {0, 0}
 for i = 1, 2 do
   local most, added = tonumber(ARGV[2 * i - 1]), tonumber(ARGV[2 * i])
-  held[i] = math.max(0, (tonumber(known[i + 1]) or 0) - passed * most / {WINDOW_MS})
-  if most > 0 and added > 0 then wait[i] = math.max(0, math.ceil((held[i] + added - most) * {WINDOW_MS} / most)) end
+  held[i] = math.max(0, (tonumber(known[i + 1]) or 0) - passed * most / window)
+  if most > 0 and added > 0 then wait[i] = math.max(0, math.ceil((held[i] + added - most) * window / most)) end
 end
 local has_room = wait[1] == 0 and wait[2] == 0
 if has_room then
@@ -52,9 +53,9 @@ if has_room then
   end
   redis.call('HSET', KEYS[1], 'at', string.format('%d', now),
     'requests', string.format('%.6f', held[1]), 'tokens', string.format('%.6f', held[2]))
-  redis.call('PEXPIRE', KEYS[1], {WINDOW_MS})
+  redis.call('PEXPIRE', KEYS[1], window)
 end
-return {{has_room and 1 or 0, math.ceil(held[1]), math.ceil(held[2]), wait[1], wait[2]}}
+return {has_room and 1 or 0, math.ceil(held[1]), math.ceil(held[2]), wait[1], wait[2]}
 """
 SCRIPT_SHA1 = register(SCRIPT)
 
@@ -180,7 +181,7 @@ class Rates:
 
 
 def _script(name: str, key: ApiKey, requests: int, tokens: int) -> Operation[list[int]]:
-    call = ("EVALSHA", SCRIPT_SHA1, 1, name, key.rpm or 0, requests, key.tpm or 0, tokens)
+    call = ("EVALSHA", SCRIPT_SHA1, 1, name, key.rpm or 0, requests, key.tpm or 0, tokens, WINDOW_MS)
     # Given back once: twice would give the room of another request.
     [reply] = yield Ask((call,), is_repeatable=requests > 0)
     return cast("list[int]", reply)

@@ -21,11 +21,11 @@ from sluice.gateway.batches.task import Workshop, advance
 from sluice.gateway.batches.turns import Turns
 from sluice.gateway.files.hosts import mark, mark_callbacks
 from sluice.gateway.files.leftovers import remove_leftovers, remove_old_files
-from sluice.gateway.files.store import now_ms
 from sluice.gateway.log.lines import log_event
 from sluice.gateway.responses.sweep import sweep_responses
 from sluice.producer.client import Producer
 from sluice.producer.errors import ProducerError
+from sluice.protocol.clock import wall_ms
 
 TASK_TIMEOUT_S = 900
 KEPT_S = 60
@@ -155,7 +155,7 @@ def clean_files(after: str = "", until_s: float = 0) -> None:
 def _clean(workshop: Workshop, after: str) -> str | None:
     days = _settings.get().file_retention_days
     if days is not None:
-        before_ms = now_ms() - round(days * DAY_MS)
+        before_ms = wall_ms() - round(days * DAY_MS)
         cleaned = remove_old_files(workshop.storage, workshop.files, before_ms=before_ms, for_s=CLEAN_S)
         if cleaned.num_deleted:
             log_event(LOG, "Old files deleted", {"num_files": cleaned.num_deleted, "days": days})

@@ -3,7 +3,6 @@
 The history follows the queue: events that are still in the outbox are not in the tables yet.
 """
 
-import time
 from array import array
 from collections.abc import Generator, Iterable, Mapping, Sequence, Set
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from sluice.history.database import HistoryError, check_schema, nothing_at, open
 from sluice.history.filters import AnyColumn, AnyQuery, JobFilter, QueueNames, is_in
 from sluice.history.percentiles import percentile
 from sluice.history.tables import attempts, batch_progress, jobs, of_submissions, queue_of_id, results, timeline
+from sluice.protocol.clock import wall_ms
 from sluice.protocol.errors import HistoryUnavailable
 from sluice.protocol.job_ids import split_job_id
 from sluice.protocol.states import JobState
@@ -280,7 +280,7 @@ def _tombstone(job: Forgotten, have: Set[tuple[str, int]]) -> dict[str, object] 
         return None
     partition, tenant, _ = split_job_id(job.id)
     own = {"id": job.id, "submitted_ms": job.submitted_ms, "queue": job.queue, "partition": partition}
-    return {**own, "tenant": tenant, "version": 0, "state": job.state, "deleted_ms": round(time.time() * 1000)}
+    return {**own, "tenant": tenant, "version": 0, "state": job.state, "deleted_ms": wall_ms()}
 
 
 def _forgotten(some: Sequence[Forgotten]) -> sa.Update:
@@ -289,7 +289,7 @@ def _forgotten(some: Sequence[Forgotten]) -> sa.Update:
     nothing = dict.fromkeys(erased, sa.null())
     # The ids as well, for their index.
     is_one = (jobs.c.id.in_([job.id for job in some]), sa.tuple_(jobs.c.queue, jobs.c.id).in_(list(map(_name, some))))
-    return jobs.update().where(*is_one).values(**nothing, deleted_ms=round(time.time() * 1000))
+    return jobs.update().where(*is_one).values(**nothing, deleted_ms=wall_ms())
 
 
 def _name(job: Forgotten) -> tuple[str, str]:

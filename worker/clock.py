@@ -8,11 +8,6 @@ def monotonic_s() -> float:
     return time.monotonic()
 
 
-def wall_ms() -> int:
-    """Return this host's wall clock in milliseconds. Times of jobs come from `ServerClock` instead."""
-    return time.time_ns() // 1_000_000
-
-
 class ServerClock:
     """An estimate of the server's wall clock. Changes with each reply that carries the server's time.
 

@@ -15,7 +15,7 @@ from sluice.gateway.errors import HttpError, bad_request
 from sluice.gateway.files.hosts import lacks_callbacks, without_callbacks
 from sluice.gateway.files.routes import not_found
 from sluice.gateway.files.storage import Storage
-from sluice.gateway.files.store import INPUT, File, FileStore, now_ms
+from sluice.gateway.files.store import INPUT, File, FileStore
 from sluice.gateway.files.threads import FILES
 from sluice.gateway.openapi import batch_docs
 from sluice.gateway.openapi.routes import ApiRoute
@@ -28,6 +28,7 @@ from sluice.gateway.tables.threads import SQL
 from sluice.producer.errors import InvalidSetting
 from sluice.protocol.bounds import TENANT_BATCHES
 from sluice.protocol.bulk_files.input import lines
+from sluice.protocol.clock import wall_ms
 from sluice.protocol.limits import MAX_METADATA_KEY_CHARS, MAX_METADATA_PAIRS, MAX_METADATA_VALUE_CHARS
 from sluice.protocol.openai_format.bodies import Object
 from sluice.protocol.openai_format.requests import ENDPOINTS, Endpoint
@@ -70,7 +71,7 @@ class BatchRoutes:
         model = await FILES.run(_first_model, self._storage, file)
         clients = await self._queue_of(model)
         queue = clients.submitting.target
-        created_ms = now_ms()
+        created_ms = wall_ms()
         batch = Batch(
             id=f"batch_{new_name(created_ms)}",
             tenant=tenant,

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple, cast
 import sqlalchemy as sa
 
 from sluice.gateway.batches.batch import CANCELLING, IN_PROGRESS, OPEN, VALIDATING, Batch, batch_of
-from sluice.gateway.files.store import INPUT, OUTPUT, File, insert_file, now_ms
+from sluice.gateway.files.store import INPUT, OUTPUT, File, insert_file
 from sluice.gateway.tables.database import Database, lock_tenant
 from sluice.gateway.tables.pages import PageRequest, is_id, page
 from sluice.history.tables import files, gateway_batches
+from sluice.protocol.clock import wall_ms
 
 TAKEN_MS = 6000
 """How long a task has a batch without renewing. After a kill, another goes on after this time."""
@@ -85,7 +86,7 @@ class BatchStore:
             batch = batch_of(row)
             if batch.status not in (VALIDATING, IN_PROGRESS):
                 return batch
-            batch = replace(batch, status=CANCELLING, times={**batch.times, CANCELLING: now_ms()})
+            batch = replace(batch, status=CANCELLING, times={**batch.times, CANCELLING: wall_ms()})
             connection.execute(gateway_batches.update().where(*is_it).values(status=batch.status, times=batch.times))
         return batch
 
@@ -94,7 +95,7 @@ class BatchStore:
     def due(self, queue: str) -> list[Due]:
         """Return the batches of a queue that are due and that no task has: the first of each tenant, in order."""
         place = sa.func.row_number().over(partition_by=T.tenant, order_by=(T.due_ms, T.id)).label("place")
-        is_due = (T.status.in_(OPEN), T.queue == queue, T.due_ms <= now_ms())
+        is_due = (T.status.in_(OPEN), T.queue == queue, T.due_ms <= wall_ms())
         found = sa.select(T.id, T.epoch, T.tenant, T.due_ms, place).where(*is_due).subquery()
         query = sa.select(found.c.id, found.c.epoch, found.c.tenant).where(found.c.place == 1)
         with self._database.reading() as connection:
@@ -103,8 +104,8 @@ class BatchStore:
 
     def take(self, batch_id: str, epoch: int) -> Batch | None:
         """Take a batch if nobody has taken it since this epoch."""
-        is_it = (T.id == batch_id, T.epoch == epoch, T.status.in_(OPEN), T.due_ms <= now_ms())
-        taken = gateway_batches.update().where(*is_it).values(epoch=epoch + 1, due_ms=now_ms() + TAKEN_MS)
+        is_it = (T.id == batch_id, T.epoch == epoch, T.status.in_(OPEN), T.due_ms <= wall_ms())
+        taken = gateway_batches.update().where(*is_it).values(epoch=epoch + 1, due_ms=wall_ms() + TAKEN_MS)
         with self._database.transaction() as connection:
             if not _has_changed(connection, taken):
                 return None
@@ -113,7 +114,7 @@ class BatchStore:
     def renew(self, batch: Batch) -> str | None:
         """Keep a batch for longer and return its status; None if another task has it."""
         mine = (T.id == batch.id, T.epoch == batch.epoch)
-        renewed = gateway_batches.update().where(*mine).values(due_ms=now_ms() + TAKEN_MS)
+        renewed = gateway_batches.update().where(*mine).values(due_ms=wall_ms() + TAKEN_MS)
         with self._database.transaction() as connection:
             return connection.execute(renewed.returning(T.status)).scalar()
 
@@ -121,7 +122,7 @@ class BatchStore:
         """Give a batch back, to be continued after a pause; return whether it was still this task's."""
         mine = (T.id == batch.id, T.epoch == batch.epoch)
         with self._database.transaction() as connection:
-            return _has_changed(connection, gateway_batches.update().where(*mine).values(due_ms=now_ms() + pause_ms))
+            return _has_changed(connection, gateway_batches.update().where(*mine).values(due_ms=wall_ms() + pause_ms))
 
     def change(self, batch: Batch, *, new_files: Sequence[File] = (), **values: object) -> Batch:
         """Write fields of a batch, and add files, in one transaction; return the batch as it is now.
@@ -147,7 +148,7 @@ class BatchStore:
         Raises:
             BatchLost: another task has it, or its status has changed.
         """
-        times = {**batch.times, status: now_ms()}
+        times = {**batch.times, status: wall_ms()}
         return self.change(batch, new_files=new_files, status=status, times=times, **values)
 
     def named_objects(self) -> set[str]:

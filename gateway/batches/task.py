@@ -32,7 +32,7 @@ from sluice.gateway.batches.store import BatchLost, BatchStore
 from sluice.gateway.batches.submitting import Submission, Submitted
 from sluice.gateway.files.faults import ContentMissing, StorageUnavailable
 from sluice.gateway.files.storage import Storage
-from sluice.gateway.files.store import OUTPUT, File, FileStore, Stored, new_file_id, now_ms
+from sluice.gateway.files.store import OUTPUT, File, FileStore, Stored, new_file_id
 from sluice.gateway.tables.database import Database
 from sluice.producer.bulk.recorded import RecordedOutcomes
 from sluice.producer.client import Producer
@@ -41,6 +41,7 @@ from sluice.producer.operations.operation import Operation
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.scripts import SLICES_PER_TRIP, ask_calls
 from sluice.protocol import calls
+from sluice.protocol.clock import wall_ms
 from sluice.protocol.openai_format.bodies import Object
 
 SLICE_S = 1.0
@@ -153,7 +154,7 @@ class _Run:
             while self._step(producer, collector):
                 if monotonic() > self._until_s:
                     return 0
-        return min(MAX_PAUSE_MS, MIN_PAUSE_MS + (now_ms() - batch.created_ms) // 20)
+        return min(MAX_PAUSE_MS, MIN_PAUSE_MS + (wall_ms() - batch.created_ms) // 20)
 
     # ------------------------------------------------------------ checking the file
 
@@ -275,7 +276,7 @@ class _Run:
 
     @property
     def _is_late(self) -> bool:
-        return now_ms() >= self._batch.expires_ms
+        return wall_ms() >= self._batch.expires_ms
 
     @property
     def _why_unsent(self) -> str | None:
@@ -288,7 +289,7 @@ class _Run:
     def _is_overdue(self) -> bool:
         """Whether running jobs are waited for no more."""
         since_ms = self._batch.times.get(CANCELLING, self._batch.expires_ms)
-        return self._why_unsent is not None and now_ms() >= since_ms + OVERDUE_MS
+        return self._why_unsent is not None and wall_ms() >= since_ms + OVERDUE_MS
 
     # ------------------------------------------------------------ running it
 
@@ -319,7 +320,7 @@ class _Run:
     def _state(self, view: calls.BatchView, sent: Submitted) -> "_State":
         batch, why_unsent = self._batch, self._why_unsent
         if sent.is_closed:
-            why_unsent = "expired" if now_ms() + CLOCKS_MS >= batch.expires_ms else "cancelled"
+            why_unsent = "expired" if wall_ms() + CLOCKS_MS >= batch.expires_ms else "cancelled"
         num_taken = sent.end - batch.refused - len(sent.refused)
         return _State(
             view=view,
@@ -357,7 +358,7 @@ class _Run:
 
     def _is_part_due(self, num_ended: int) -> bool:
         batch, num_new = self._batch, self._num_new(num_ended)
-        since_ms = now_ms() - (batch.written_ms or batch.times[IN_PROGRESS])
+        since_ms = wall_ms() - (batch.written_ms or batch.times[IN_PROGRESS])
         return num_new >= PART_LINES or (num_new > 0 and since_ms > PART_MS)
 
     def _num_new(self, num_ended: int) -> int:
@@ -375,7 +376,7 @@ class _Run:
             found["parts"] = part.write(self._storage, batch)
             found["collected"] = bytes(collector.bits)
             found["expired"] = batch.expired + part.num_expired
-            found |= {"refused": refused, "written_ms": now_ms()}
+            found |= {"refused": refused, "written_ms": wall_ms()}
         # Any: each is as its field says
         changes: dict[str, Any] = {name: value for name, value in found.items() if value != getattr(batch, name)}
         if changes:
@@ -407,7 +408,7 @@ class _Run:
     def _file(self, kind: str, parts: tuple[Stored, ...]) -> File | None:
         if not parts:
             return None
-        created_ms = now_ms()
+        created_ms = wall_ms()
         return File(
             id=new_file_id(created_ms),
             tenant=self._batch.tenant,

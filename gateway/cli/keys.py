@@ -1,7 +1,6 @@
 """The commands `producer keys …`: the API keys of the gateway."""
 
 import re
-import time
 from typing import TYPE_CHECKING, cast
 
 import click
@@ -18,6 +17,7 @@ from sluice.producer.cli.common import (
 )
 from sluice.producer.cli.durations import duration_with_unit_s
 from sluice.producer.errors import InvalidSetting, ProducerError
+from sluice.protocol.clock import wall_ms
 from sluice.protocol.host.terminal import say
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def create(
     from sluice.gateway.api_keys.key import ApiKey, new_secret
 
     text, key_id, digest = new_secret()
-    now_ms = _now_ms()
+    now_ms = wall_ms()
     key = ApiKey(
         id=key_id,
         digest=digest,
@@ -93,7 +93,7 @@ def list_keys(*, tenant: str | None, as_json: bool, database_url: str | None) ->
     Example:
         producer keys list --tenant acme
     """
-    now_ms = _now_ms()
+    now_ms = wall_ms()
     with _store(database_url) as store:
         facts = [_facts(key, now_ms) for key in store.keys(tenant=tenant)]
     if as_json:
@@ -115,7 +115,7 @@ def revoke(*, key_ids: tuple[str, ...], database_url: str | None) -> None:
         producer keys revoke 3f9a1c2b7d4e
     """
     with _store(database_url) as store:
-        known = store.revoke(key_ids, _now_ms())
+        known = store.revoke(key_ids, wall_ms())
     for key_id in key_ids:
         if key_id in known:
             say(f"{key_id}\trevoked")
@@ -138,7 +138,3 @@ def _facts(key: "ApiKey", now_ms: int) -> Values:
         "state": state, "created": when(key.created_ms), "expires": when(key.expires_ms),
         "revoked": when(key.revoked_ms), "last_used": when(key.last_used_ms),
     }  # fmt: skip
-
-
-def _now_ms() -> int:
-    return round(time.time() * 1000)

@@ -1,13 +1,13 @@
 """The commands `producer prices …`: what tokens of models cost."""
 
 import re
-import time
 
 import click
 
 from sluice.producer import config
 from sluice.producer.cli.common import database_option, json_option, note, show_json, show_table, when
 from sluice.producer.errors import InvalidSetting
+from sluice.protocol.clock import wall_ms
 from sluice.protocol.host.numbers import Number
 
 AMOUNT = Number(0, 1e6)
@@ -51,7 +51,7 @@ def set_one(
         raise InvalidSetting(f"--currency is three capital letters, such as EUR; got {currency!r}")
     price = Price(
         model=model,
-        since_ms=round(time.time() * 1000),
+        since_ms=wall_ms(),
         input=per_input,
         cached=per_input if per_cached is None else per_cached,
         output=per_output,

@@ -12,11 +12,11 @@ from sluice.gateway.errors import SERVER, HttpError
 from sluice.gateway.essential import essential_task
 from sluice.gateway.files.faults import StorageUnavailable
 from sluice.gateway.files.storage import Storage
-from sluice.gateway.files.store import now_ms
 from sluice.gateway.files.threads import IDENTITY
 from sluice.gateway.queues import QueueClients, Queues
 from sluice.producer.errors import ProducerError, QueueUnreachable
 from sluice.producer.operations.operation import Ask, Operation
+from sluice.protocol.clock import wall_ms
 from sluice.protocol.keys import QueueKeys
 
 LIFE_MS = 60_000
@@ -25,7 +25,7 @@ MARK_EVERY_S = 10.0
 
 def mark(queue: str, identity: str) -> Operation[set[str]]:
     """Mark a storage as used now; return all storages that are used."""
-    key, now = QueueKeys(queue).key("storages"), now_ms()
+    key, now = QueueKeys(queue).key("storages"), wall_ms()
     replies = yield Ask(
         (
             ("ZADD", key, now, identity),
@@ -39,7 +39,7 @@ def mark(queue: str, identity: str) -> Operation[set[str]]:
 
 def mark_callbacks(queue: str) -> Operation[None]:
     """Say that a callbacks process serves a queue now."""
-    yield Ask((("SET", _callbacks_key(queue), now_ms(), "PX", LIFE_MS),))
+    yield Ask((("SET", _callbacks_key(queue), wall_ms(), "PX", LIFE_MS),))
 
 
 async def lacks_callbacks(queue: QueueClients) -> bool:

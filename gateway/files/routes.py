@@ -9,7 +9,7 @@ from sluice.gateway.access import caller_of
 from sluice.gateway.arrival.shares import share_of
 from sluice.gateway.errors import HttpError, bad_request
 from sluice.gateway.files.storage import Storage
-from sluice.gateway.files.store import INPUT, PREFIX, UPLOADS, File, FileStore, Stored, new_file_id, now_ms
+from sluice.gateway.files.store import INPUT, PREFIX, UPLOADS, File, FileStore, Stored, new_file_id
 from sluice.gateway.files.threads import FILES
 from sluice.gateway.files.upload import announced_bytes, receive
 from sluice.gateway.openapi import file_docs
@@ -17,6 +17,7 @@ from sluice.gateway.openapi.routes import ApiRoute
 from sluice.gateway.tables.pages import FILES_PAGE, PageRequest, list_body, read_page
 from sluice.gateway.tables.quota import Incoming, Quota
 from sluice.gateway.tables.threads import SQL
+from sluice.protocol.clock import wall_ms
 
 
 class FileRoutes:
@@ -42,7 +43,7 @@ class FileRoutes:
             return JSONResponse((await self._store_upload(request, incoming)).body)
 
     async def _store_upload(self, request: Request, incoming: Incoming) -> File:
-        created_ms = now_ms()
+        created_ms = wall_ms()
         file_id = new_file_id(created_ms)
         key = f"{UPLOADS}/{file_id.removeprefix(PREFIX)}"
         uploaded = await receive(request, self._storage, key, self._max_file_bytes, incoming)

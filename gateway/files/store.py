@@ -1,6 +1,5 @@
 """The table of files."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -46,11 +45,6 @@ def stored_of(written: Sequence[Any]) -> Stored:  # Any: JSON
 def new_file_id(created_ms: int) -> str:
     """Draw the id of a file."""
     return f"{PREFIX}{new_name(created_ms)}"
-
-
-def now_ms() -> int:
-    """Return the time."""
-    return round(time.time() * 1000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

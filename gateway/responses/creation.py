@@ -21,12 +21,13 @@ from sluice.gateway.queues import QueueClients, Queues
 from sluice.gateway.rates import Rates, as_charged
 from sluice.gateway.readers import may_be_accepted
 from sluice.gateway.responses.ends import settle
-from sluice.gateway.responses.store import LOST, MAX_DEPTH, ResponseStore, StoredResponse, now_ms
+from sluice.gateway.responses.store import LOST, MAX_DEPTH, ResponseStore, StoredResponse
 from sluice.gateway.settings import GatewaySettings
 from sluice.gateway.tables.quota import Quota
 from sluice.gateway.tables.threads import SQL
 from sluice.producer.errors import IdempotencyConflict, ProducerError
 from sluice.protocol import limits
+from sluice.protocol.clock import wall_ms
 from sluice.protocol.jobs import Options, PromptLike, template
 from sluice.protocol.wire import JobId
 
@@ -144,7 +145,7 @@ class Creation:
         return _Asked(request, prompt, options, key, hashlib.sha256(same).hexdigest(), len(earlier))
 
     def _response(self, asked: _Asked, queue: QueueClients, caller: Caller, model: str) -> StoredResponse:
-        request, name, created_ms = asked.request, token_hex(24), now_ms()
+        request, name, created_ms = asked.request, token_hex(24), wall_ms()
         partition = queue.partitions.choose(name)
         info = ResponseInfo(
             job_id=JobId(f"{partition}.{caller.tenant}.{name}"),

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from sluice.gateway.openai.responses import ResponseEnd, response_end
-from sluice.gateway.responses.store import LOST, ResponseStore, StoredResponse, now_ms
+from sluice.gateway.responses.store import LOST, ResponseStore, StoredResponse
 from sluice.gateway.tables.threads import SQL
 from sluice.producer.aio import AsyncProducer
 from sluice.producer.operations.channels import channel_rows
@@ -16,6 +16,7 @@ from sluice.producer.operations.operation import Ask, Operation, Reply
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.views import views
 from sluice.protocol.calls import JobView
+from sluice.protocol.clock import wall_ms
 from sluice.protocol.states import JobState
 from sluice.protocol.wire import JobId, WireError, decode_entry, decode_result
 
@@ -48,7 +49,7 @@ def _missing(one: StoredResponse, recorded: Mapping[JobId, ResponseEnd]) -> Resp
     """Return what is known of a response that the queue does not know, or whose output it has no longer."""
     if one.info.job_id in recorded:
         return recorded[one.info.job_id]
-    return LOST if one.info.created_ms < now_ms() - GRACE_MS else JobState.QUEUED
+    return LOST if one.info.created_ms < wall_ms() - GRACE_MS else JobState.QUEUED
 
 
 def _look(queue: Queue, job_ids: Sequence[JobId]) -> Operation[dict[JobId, ResponseEnd | JobState | None]]:

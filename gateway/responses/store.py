@@ -7,7 +7,6 @@ queue refused is deleted, unless a second request with its idempotency key has i
 """
 
 import re
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
@@ -21,6 +20,7 @@ from sluice.gateway.tables.database import Database
 from sluice.gateway.tables.quota import RESPONSE_BYTES, check_room
 from sluice.history.database import compact_json
 from sluice.history.tables import jobs, queue_of_id, responses, results
+from sluice.protocol.clock import wall_ms
 from sluice.protocol.openai_format.bodies import Object
 from sluice.protocol.states import JobState
 from sluice.protocol.wire import JobId, Usage
@@ -81,7 +81,7 @@ class ResponseStore:
             self._check_room(new, values["bytes"], max_bytes)
         with self._database.transaction() as connection:
             if new.idempotency_key is not None:  # else it would be every expired row without a key
-                connection.execute(responses.delete().where(*_same(new), responses.c.expires_ms <= now_ms()))
+                connection.execute(responses.delete().where(*_same(new), responses.c.expires_ms <= wall_ms()))
             kind = postgresql if connection.dialect.name == "postgresql" else sqlite
             insert = kind.insert(responses).values(values)
             # Whoever added the row sees that it is not alone with it, and `withdraw` leaves it.
@@ -148,7 +148,7 @@ class ResponseStore:
                 is_lost = end is LOST
                 is_open = responses.c.status.in_((_OPEN,) if is_lost else (_OPEN, _LOST))
                 change = responses.update().where(responses.c.id == response_id, is_open)
-                values = {"output": end.text, "usage": end.usage, "error": end.error, "ended_ms": now_ms()}
+                values = {"output": end.text, "usage": end.usage, "error": end.error, "ended_ms": wall_ms()}
                 num_bytes = responses.c.bytes + _json_bytes(end.text)
                 connection.execute(change.values(status=_LOST if is_lost else end.status, bytes=num_bytes, **values))
 
@@ -178,18 +178,13 @@ class ResponseStore:
 
     def delete_expired(self, limit: int) -> int:
         """Delete responses whose time is over; return how many."""
-        expired = sa.select(responses.c.id).where(responses.c.expires_ms <= now_ms()).limit(limit)
+        expired = sa.select(responses.c.id).where(responses.c.expires_ms <= wall_ms()).limit(limit)
         with self._database.transaction() as connection:
             return connection.execute(responses.delete().where(responses.c.id.in_(expired))).rowcount
 
 
-def now_ms() -> int:
-    """Return the time by this machine's clock."""
-    return round(time.time() * 1000)
-
-
 def _own(response_id: str, tenant: str) -> Sequence[sa.ColumnElement[bool]]:
-    return (responses.c.id == response_id, responses.c.tenant == tenant, responses.c.expires_ms > now_ms())
+    return (responses.c.id == response_id, responses.c.tenant == tenant, responses.c.expires_ms > wall_ms())
 
 
 def _same(new: StoredResponse) -> Sequence[sa.ColumnElement[bool]]:
@@ -201,7 +196,7 @@ def _is_known(connection: sa.Connection, new: StoredResponse) -> bool:
     """Return whether an earlier request had the same idempotency key."""
     if new.idempotency_key is None:
         return False
-    query = sa.select(responses.c.id).where(*_same(new), responses.c.expires_ms > now_ms())
+    query = sa.select(responses.c.id).where(*_same(new), responses.c.expires_ms > wall_ms())
     return connection.execute(query).first() is not None
 
 

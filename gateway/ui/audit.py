@@ -1,7 +1,6 @@
 """The log of what was changed on the page: who, what, when, and how it ended."""
 
 import logging
-import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from sluice.gateway.tables.database import Database
 from sluice.gateway.tables.threads import SQL
 from sluice.history.tables import audit_log
 from sluice.producer.errors import HistoryUnavailable
+from sluice.protocol.clock import wall_ms
 
 MAX_TARGET_BYTES = 1000
 """An index of PostgreSQL takes at most 2,704."""
@@ -101,7 +101,7 @@ class AuditLog:
 def _facts(caller: Caller) -> Mapping[str, object]:
     """Return when, and who."""
     key_id, tenant = (None, None) if caller.key is None else (caller.key.id, caller.key.tenant)
-    return {"at_ms": round(time.time() * 1000), "key_id": key_id, "tenant": tenant}
+    return {"at_ms": wall_ms(), "key_id": key_id, "tenant": tenant}
 
 
 def _short(target: str) -> str:

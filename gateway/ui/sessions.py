@@ -1,6 +1,5 @@
 """Who is signed in: random tokens in cookies, of which the database has the hashes, each with the id of an API key."""
 
-import time
 from hashlib import sha256
 from secrets import token_urlsafe
 
@@ -8,6 +7,7 @@ import sqlalchemy as sa
 
 from sluice.gateway.tables.database import Database
 from sluice.history.tables import page_sessions
+from sluice.protocol.clock import wall_ms
 
 LIFE_S = 12 * 3600
 """How long a sign-in lasts."""
@@ -21,7 +21,7 @@ class Sessions:
 
     def begin(self, key_id: str) -> str:
         """Sign in with a key, and return the token for the cookie. Forgets sign-ins that have expired."""
-        token, now_ms = token_urlsafe(32), _now_ms()
+        token, now_ms = token_urlsafe(32), wall_ms()
         row = {"digest": digest_of(token), "key_id": key_id, "created_ms": now_ms, "expires_ms": now_ms + LIFE_S * 1000}
         with self._database.transaction() as connection:
             connection.execute(page_sessions.delete().where(page_sessions.c.expires_ms <= now_ms))
@@ -30,7 +30,7 @@ class Sessions:
 
     def key_id_of(self, token: str) -> str | None:
         """Return the id of the key that signed in; None if nobody did, or it has expired."""
-        wanted = (page_sessions.c.digest == digest_of(token), page_sessions.c.expires_ms > _now_ms())
+        wanted = (page_sessions.c.digest == digest_of(token), page_sessions.c.expires_ms > wall_ms())
         with self._database.reading() as connection:
             return connection.execute(sa.select(page_sessions.c.key_id).where(*wanted)).scalar_one_or_none()
 
@@ -43,7 +43,3 @@ class Sessions:
 def digest_of(token: str) -> str:
     """Return the hash under which the database knows a token. It has 256 random bits, so one pass is enough."""
     return sha256(token.encode(errors="replace")).hexdigest()
-
-
-def _now_ms() -> int:
-    return round(time.time() * 1000)

@@ -28,6 +28,7 @@ from sluice.producer.client import Producer
 from sluice.producer.errors import HistoryUnavailable, JobNotFound, ProducerError, QueueUnreachable
 from sluice.producer.operations.batches import known_batch
 from sluice.producer.operations.views import JobStatus
+from sluice.protocol.clock import wall_ms
 from sluice.protocol.host.state_folder import history_path
 from sluice.protocol.host.terminal import say
 from sluice.protocol.states import JobState
@@ -217,7 +218,7 @@ def _draw(times: "Times | None") -> None:
     from sluice.producer.timeline.text import lines_of
 
     width = shutil.get_terminal_size().columns
-    for line in ("", *lines_of(picture(times, round(time.time() * 1000)), times, width=width), ""):
+    for line in ("", *lines_of(picture(times, wall_ms()), times, width=width), ""):
         say(line)
 
 

@@ -1,8 +1,8 @@
 """A worker ends what it runs at its deadline, however late the queue's timers fire. On a real server."""
 
+from sluice.protocol.clock import wall_ms
 from sluice.protocol.states import JobState
 from sluice.protocol.wire import JobOptions
-from sluice.worker.clock import wall_ms
 from tests.integration.jobs import KEYS, Ask, state_of, submit_all, wait_for_ends, wait_until
 from tests.integration.workers import running_worker
 from tests.servers import RedisServer

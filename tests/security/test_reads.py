@@ -8,9 +8,10 @@ import psutil
 import pytest
 
 from sluice.gateway.openai.responses import ResponseInfo
-from sluice.gateway.responses.store import ResponseStore, StoredResponse, now_ms
+from sluice.gateway.responses.store import ResponseStore, StoredResponse
 from sluice.gateway.tables.database import Database
 from sluice.history.database import open_database
+from sluice.protocol.clock import wall_ms
 from sluice.protocol.wire import JobId
 from sluice.worker.recorder.migrate import migrate
 from tests.gateway.gateway_process import GatewayProcess, gateway_process, new_key
@@ -87,9 +88,9 @@ class TestGivenAKeyThatReadsMuch:
 
 class TestGivenAResponseOfManyMessages:
     def test_when_a_page_of_its_input_is_read_then_the_others_are_not_formatted(self, limited: Limited) -> None:
-        info = ResponseInfo(job_id=JobId("0.long.0123"), created_ms=now_ms(), model="m", options={})
+        info = ResponseInfo(job_id=JobId("0.long.0123"), created_ms=wall_ms(), model="m", options={})
         messages = ({"role": "user", "content": "x" * 30},) * NUM_ITEMS
-        expires_ms = now_ms() + 600_000
+        expires_ms = wall_ms() + 600_000
         new = StoredResponse(info=info, tenant="long", queue="default", expires_ms=expires_ms, input=messages)
         with Database(limited.database_url) as database:
             ResponseStore(database).add(new)

@@ -14,12 +14,13 @@ import openai
 import pytest
 from openai.types import FileObject
 
-from sluice.gateway.files.store import INPUT, File, FileStore, Stored, new_file_id, now_ms
+from sluice.gateway.files.store import INPUT, File, FileStore, Stored, new_file_id
 from sluice.gateway.openai.responses import ResponseEnd, ResponseInfo
 from sluice.gateway.responses.store import ResponseStore, StoredResponse
 from sluice.gateway.tables.database import Database
 from sluice.gateway.tables.faults import TooManyBytes
 from sluice.gateway.tables.quota import MIN_FILE_BYTES, RESPONSE_BYTES, stored_bytes
+from sluice.protocol.clock import wall_ms
 from sluice.protocol.wire import JobId
 from tests.gateway.batches.processes import ENDPOINT, Place, kept_objects, place_in
 from tests.gateway.gateway_process import GatewayProcess, gateway_process
@@ -33,7 +34,7 @@ FORM_END = b"\r\n--xyz--\r\n"
 
 def new_file(tenant: str, num_bytes: int) -> File:
     """A file whose content is not looked at."""
-    created_ms = now_ms()
+    created_ms = wall_ms()
     objects = (Stored(key="files/x", num_bytes=num_bytes),)
     return File(
         id=new_file_id(created_ms), tenant=tenant, purpose=INPUT, filename="x", objects=objects, created_ms=created_ms
@@ -42,9 +43,9 @@ def new_file(tenant: str, num_bytes: int) -> File:
 
 def new_response(tenant: str, text: str = "", **changes: Any) -> StoredResponse:  # Any: fields of several types
     """A response that is not in the table."""
-    info = ResponseInfo(job_id=JobId(f"0.{tenant}.{uuid4().hex}"), created_ms=now_ms(), model="m", options={})
+    info = ResponseInfo(job_id=JobId(f"0.{tenant}.{uuid4().hex}"), created_ms=wall_ms(), model="m", options={})
     messages = ({"role": "user", "content": text},)
-    made = StoredResponse(info=info, tenant=tenant, queue="q", expires_ms=now_ms() + 60_000, input=messages)
+    made = StoredResponse(info=info, tenant=tenant, queue="q", expires_ms=wall_ms() + 60_000, input=messages)
     return replace(made, **changes)
 
 
@@ -144,7 +145,7 @@ class TestGivenResponsesOfATenant:
     ) -> None:
         tenant = new_tenant()
         deleted, refused, old = (new_response(tenant) for _ in range(3))
-        old = replace(old, expires_ms=now_ms() - 1)
+        old = replace(old, expires_ms=wall_ms() - 1)
         for one in (deleted, refused, old):
             store.add(one)
 
@@ -170,7 +171,7 @@ class TestGivenResponsesOfATenant:
         self, store: ResponseStore
     ) -> None:
         tenant, key = new_tenant(), uuid4().hex
-        store.add(new_response(tenant, idempotency_key=key, expires_ms=now_ms() - 1))
+        store.add(new_response(tenant, idempotency_key=key, expires_ms=wall_ms() - 1))
 
         with pytest.raises(TooManyBytes):
             store.add(new_response(tenant, idempotency_key=key), max_bytes=1)

@@ -13,10 +13,10 @@ from sqlalchemy.engine import Engine, Row
 from sluice.history.tables import jobs
 from sluice.protocol import limits
 from sluice.protocol.calls import NewJob, SourceLine
+from sluice.protocol.clock import wall_ms
 from sluice.protocol.wire import JobId, Message, Prompt, decode_spec, encode_prompt
 from sluice.worker.audit.history_side import OPEN_STATES
 from sluice.worker.audit.queue_side import in_slices
-from sluice.worker.clock import wall_ms
 
 JobRow = Row[*tuple[Any, ...]]  # Any: columns of several types
 

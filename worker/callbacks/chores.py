@@ -15,10 +15,11 @@ from sqlalchemy.engine import Engine
 from sluice.history.database import open_database
 from sluice.history.export import BatchJobs, export_batch, num_ended
 from sluice.history.retention import erase_prompts_before, forget_before
+from sluice.protocol.clock import wall_ms
 from sluice.worker.callbacks.events import owner_of
 from sluice.worker.callbacks.sender_slots import SenderSlots
 from sluice.worker.callbacks.webhooks import Sender, WebhookRefused
-from sluice.worker.clock import monotonic_s, wall_ms
+from sluice.worker.clock import monotonic_s
 from sluice.worker.log import get_log
 
 DAY_MS = 86_400_000

@@ -1,18 +1,18 @@
 """The HTTP gateway's tasks in rq: which there are, the process that runs them, and their periodic sweep.
 
-They belong to the producer, which the worker does not import: they are found by name, if the gateway is installed.
+They are imported where they are used: the gateway's packages need not be installed.
 """
 
 import contextlib
-import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 from rq import Queue
 from rq.exceptions import DuplicateJobError
 
+from sluice.protocol.clock import wall_ms
 from sluice.worker.callbacks.settings import CallbackSettings, rq_job_id
-from sluice.worker.clock import wall_ms
 
 MODULE = "sluice.gateway.tasks"
 SWEEP = f"{MODULE}.sweep"
@@ -30,20 +30,23 @@ MAX_WAITING = 20
 
 def is_installed() -> bool:
     """Return whether the gateway's packages are installed."""
-    return all(importlib.util.find_spec(name) is not None for name in NEEDS)
+    return all(find_spec(name) is not None for name in NEEDS)
 
 
 def task_named(name: str) -> Callable[..., object] | None:
     """Return a task of the gateway; None for another name, and without the gateway."""
     if not name.startswith(f"{MODULE}.") or not is_installed():
         return None
-    tasks: Mapping[str, Callable[..., object]] = importlib.import_module(MODULE).TASKS
-    return tasks.get(name.removeprefix(f"{MODULE}."))
+    from sluice.gateway.tasks import TASKS
+
+    return TASKS.get(name.removeprefix(f"{MODULE}."))
 
 
 def bind(settings: CallbackSettings) -> None:
     """Set the settings of the gateway's tasks in this process."""
-    importlib.import_module(MODULE).bind(
+    from sluice.gateway import tasks
+
+    tasks.bind(
         redis_url=settings.redis_url,
         queue=settings.queue,
         database_url=settings.database_url,

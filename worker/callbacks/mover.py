@@ -27,6 +27,7 @@ from rq.scheduler import RQScheduler
 
 from sluice.protocol import limits
 from sluice.protocol.calls import BatchView, QueueSettings, configure, inspect_batch, join_batch
+from sluice.protocol.clock import wall_ms
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.redis.execution import run
 from sluice.protocol.wire import WireError
@@ -35,7 +36,6 @@ from sluice.worker.callbacks.chore_jobs import rq_queue
 from sluice.worker.callbacks.events import Event, batch_event, job_event
 from sluice.worker.callbacks.gateway_tasks import Sweeps, is_installed
 from sluice.worker.callbacks.settings import CallbackSettings, rq_job_id
-from sluice.worker.clock import wall_ms
 from sluice.worker.connection.clients import Client
 from sluice.worker.connection.outage import Outage
 from sluice.worker.connection.partitioned_reader import (

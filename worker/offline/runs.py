@@ -14,10 +14,11 @@ from math import inf
 
 from sluice.engine.errors import RequestRejected
 from sluice.engine.request import FinishReason, Request, TokenDelta
+from sluice.protocol.clock import wall_ms
 from sluice.protocol.errors import InvalidJob
 from sluice.protocol.jobs import PromptLike, as_prompt
 from sluice.protocol.messages import JobSpec, check_prompt
-from sluice.worker.clock import monotonic_s, wall_ms
+from sluice.worker.clock import monotonic_s
 from sluice.worker.errors import INVALID_REQUEST, JobRejected
 from sluice.worker.model.loaded_model import LocalModel
 from sluice.worker.model.translate import code_of, sampling_of

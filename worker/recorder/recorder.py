@@ -23,12 +23,12 @@ from sluice.history.database import HistoryError, open_database
 from sluice.history.rows import JobChange, Submission, changes_of, submit_time
 from sluice.history.writer import BatchName, HistoryAway, HistoryWriter
 from sluice.protocol import limits
+from sluice.protocol.clock import wall_ms
 from sluice.protocol.job_ids import split_job_id
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.redis.urls import redacted
 from sluice.protocol.states import JobState
 from sluice.protocol.wire import OutboxEvent, WireError, decode_events
-from sluice.worker.clock import wall_ms
 from sluice.worker.connection.clients import Client, connect
 from sluice.worker.connection.outage import Outage
 from sluice.worker.connection.partitioned_reader import PartitionedReader, PartitionStream, ReaderSettings

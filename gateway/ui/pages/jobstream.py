@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
@@ -19,6 +18,7 @@ from sluice.producer.errors import BadOffset, JobNotDone, ProducerError, QueueUn
 from sluice.producer.operations.follow import Cursor, cursor_at
 from sluice.producer.timeline.picture import LANE_PX, picture
 from sluice.producer.timeline.times import times_of
+from sluice.protocol.clock import wall_ms
 from sluice.protocol.wire import JobId
 
 PUSH_EVERY_S, RECORD_EVERY_S = 2.0, 0.5
@@ -31,7 +31,7 @@ def job_parts(facts: JobFacts, visitor: Visitor) -> Parts:
     """Return the parts of the page that change while a job runs."""
     row, attempts = facts.record or (None, ())
     times = times_of(facts.now, row, attempts)
-    drawn = None if times is None else picture(times, round(time.time() * 1000))
+    drawn = None if times is None else picture(times, wall_ms())
     values = {"facts": facts, "visitor": visitor, "drawn": drawn, "lane_px": LANE_PX}
     names = {"state": "parts/job_state.html", "timeline": "parts/timeline.html", "facts": "parts/job_facts.html"}
     return {name: fragment(template, **values) for name, template in names.items()}

@@ -3,7 +3,6 @@
 import asyncio
 import math
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,6 +24,7 @@ from sluice.gateway.ui.read.usage import Price, Usage, prices_now, set_price, tt
 from sluice.gateway.ui.visitors import Visitor
 from sluice.producer.errors import ProducerError
 from sluice.producer.operations.totals import TenantTotals, tenant_totals
+from sluice.protocol.clock import wall_ms
 
 PATH = "/ui/tenants"
 CURRENCY = re.compile(r"[A-Z]{3}")
@@ -121,7 +121,7 @@ def price_of(given: Mapping[str, str]) -> Price:
     if not CURRENCY.fullmatch(currency):
         raise bad_request("give a currency of three letters, such as USD or EUR")
     amounts = {name: _amount(name, given.get(name, "")) for name in ("input", "cached", "output")}
-    return Price(model=model, since_ms=round(time.time() * 1000), currency=currency, **amounts)
+    return Price(model=model, since_ms=wall_ms(), currency=currency, **amounts)
 
 
 def _amount(name: str, text: str) -> float:

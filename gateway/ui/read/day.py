@@ -1,7 +1,6 @@
 """What tenants used in the last day, summed up hour by hour: a day may have millions of jobs."""
 
 import asyncio
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
@@ -10,6 +9,7 @@ from sluice.gateway.tables.database import Database
 from sluice.gateway.tables.threads import HISTORY
 from sluice.gateway.ui.read.usage import Usage, usage_in_hour
 from sluice.history.tables import HOUR_MS
+from sluice.protocol.clock import wall_ms
 
 HOURS = 24
 WAIT_S = 0.08
@@ -67,6 +67,6 @@ class DayUsage:
 
 def _hours() -> list[int]:
     """Return the hours of the last day, the newest first."""
-    now_ms = round(time.time() * 1000)
+    now_ms = wall_ms()
     newest_ms = now_ms - now_ms % HOUR_MS
     return [newest_ms - HOUR_MS * number for number in range(HOURS)]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from sluice.producer.operations.totals import QueueTotals, queue_totals
 from sluice.protocol.calls import QueueView
+from sluice.protocol.clock import wall_ms
 from sluice.protocol.workers import NUM_SAMPLES, SAMPLE_S, Sample, WorkerRow, workers_of
 
 TREND_S = 600.0
@@ -106,7 +107,7 @@ def overview(
     cards = tuple(_card(name, of_queue, workers, latencies.get(name, Latency())) for name, of_queue in views.items())
     alerts = [alert for card in cards for alert in _alerts(card.totals, trends)]
     return Overview(
-        at_ms=round(time.time() * 1000),
+        at_ms=wall_ms(),
         queues=cards,
         workers=workers,
         alerts=(*_memory_alerts(memory), *alerts, *map(_stalled_alert, stalled)),

@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import redis
 
+from sluice.protocol.clock import wall_ms
 from tests.chaos.soak.fleet import Fleet, Supervised
 from tests.servers import RedisServer
 
@@ -228,7 +229,7 @@ class Nemesis:
             if with_parent:
                 self._kill_member(parent)
             os.kill(pid, signal.SIGKILL)
-        self._killed_ms[pid] = _now_ms()
+        self._killed_ms[pid] = wall_ms()
         at_ms, has_room = seconds * 1000 + micros // 1000, room >= held[incarnation]
         self.deaths.append(Death(incarnation, at_ms, parent_pid, has_room))
 
@@ -244,7 +245,7 @@ class Nemesis:
             raise NoTarget
         incarnation, pid, _ = self._dice.choice(serving)
         os.kill(pid, signal.SIGSTOP)
-        self.stops.append((_now_ms(), incarnation))
+        self.stops.append((wall_ms(), incarnation))
         self._stopped.add(pid)
 
         def resume() -> None:
@@ -269,7 +270,7 @@ class Nemesis:
     def _kill_member(self, member: Supervised) -> None:
         pid = member.pid
         member.signal(signal.SIGKILL)
-        self._killed_ms[pid] = _now_ms()
+        self._killed_ms[pid] = wall_ms()
 
     def _kill_sender(self) -> None:
         """Choose a sender: an rq worker process of `worker callbacks`."""
@@ -287,7 +288,7 @@ class Nemesis:
         return self._targets.server.client()
 
     def _note_outage(self, name: str) -> None:
-        self.outages.append((_now_ms(), name))
+        self.outages.append((wall_ms(), name))
 
     def _restart(self, *, crash: bool) -> None:
         self._note_outage("restart")
@@ -308,7 +309,7 @@ class Nemesis:
 
     def _bad_weather(self) -> float:
         """Draw and note how long the weather lasts."""
-        lasts_s, now_ms = self._dice.uniform(2, 6), _now_ms()
+        lasts_s, now_ms = self._dice.uniform(2, 6), wall_ms()
         self.weather.append((now_ms, now_ms + round(lasts_s * 1000)))
         return lasts_s
 
@@ -345,10 +346,6 @@ class Nemesis:
             holder.close()
 
         return self._dice.uniform(4, 12), let_go
-
-
-def _now_ms() -> int:
-    return round(time.time() * 1000)
 
 
 def is_kill(fault: str) -> bool:

@@ -8,9 +8,10 @@ from typing import Any
 
 from sluice.gateway.batches.batch import Batch
 from sluice.gateway.batches.task import Workshop, advance
-from sluice.gateway.files.store import INPUT, File, Stored, new_file_id, now_ms
+from sluice.gateway.files.store import INPUT, File, Stored, new_file_id
 from sluice.gateway.tables.pages import new_name
 from sluice.producer.client import Producer
+from sluice.protocol.clock import wall_ms
 from tests.gateway.batches.processes import ENDPOINT
 
 DAY_MS = 86_400_000
@@ -19,7 +20,7 @@ Lines = list[dict[str, Any]]  # Any: JSON
 
 def added(workshop: Workshop, content: bytes, **fields: Any) -> Batch:  # Any: a batch's fields
     """Upload a file and create its batch, as the gateway does."""
-    created_ms = now_ms()
+    created_ms = wall_ms()
     file_id = new_file_id(created_ms)
     key = f"files/{file_id.removeprefix('file-')}"
     workshop.storage.put(key, content)
@@ -63,7 +64,7 @@ def until(workshop: Workshop, batch: Batch, is_right: Callable[[Batch], bool]) -
 def let_window_pass(workshop: Workshop, producer: Producer, batch: Batch) -> None:
     """Let the deadline of a batch pass, for its tasks and for the queue."""
     producer.expire_batch(batch.id, timedelta(0))
-    workshop.batches.change(current(workshop, batch), expires_ms=now_ms())
+    workshop.batches.change(current(workshop, batch), expires_ms=wall_ms())
 
 
 def lines_of(workshop: Workshop, file_id: str | None) -> Lines:

@@ -25,12 +25,13 @@ from sluice.gateway.batches.task import OVERDUE_MS, Workshop
 from sluice.gateway.files import leftovers
 from sluice.gateway.files.leftovers import remove_leftovers, remove_old_files
 from sluice.gateway.files.storage import Storage
-from sluice.gateway.files.store import OUTPUT, File, new_file_id, now_ms
+from sluice.gateway.files.store import OUTPUT, File, new_file_id
 from sluice.history.tables import gateway_batches
 from sluice.producer.bulk.recorded import RecordedOutcomes
 from sluice.producer.client import Producer
 from sluice.producer.errors import HistoryUnavailable, QueueRefused
 from sluice.protocol.calls import QueueSettings
+from sluice.protocol.clock import wall_ms
 from sluice.protocol.keys import QueueKeys
 from tests.gateway.batches.processes import chat_line, encoded, numbered
 from tests.gateway.batches.steps import added, current, custom_ids, go_on, lines_of, names, until
@@ -234,7 +235,7 @@ class TestGivenAWorkerThatDiedWithAJob:
     ) -> None:
         batch = go_on(workshop, added(workshop, numbered(3)))
         [job] = worker.pull(1)
-        past_ms = now_ms() - OVERDUE_MS
+        past_ms = wall_ms() - OVERDUE_MS
         if status == "expired":
             workshop.batches.change(current(workshop, batch), expires_ms=past_ms)
         else:
@@ -367,7 +368,7 @@ class TestGivenFilesThatAreOld:
     def test_when_they_are_swept_then_those_that_no_open_batch_reads_are_gone(self, workshop: Workshop) -> None:
         old, read = added(workshop, numbered(1)), added(workshop, numbered(1))
         workshop.batches.move(old, "failed")
-        before_ms = now_ms() + 1
+        before_ms = wall_ms() + 1
         new = added(workshop, numbered(1), created_ms=before_ms)
 
         remove_old_files(workshop.storage, workshop.files, before_ms=before_ms)
@@ -376,14 +377,14 @@ class TestGivenFilesThatAreOld:
         assert kept >= {read.id}
         assert old.id not in kept
         assert workshop.files.old(before_ms, 10) == []
-        assert not list(workshop.storage.old_keys(f"files/{old.input_file.removeprefix('file-')}", now_ms()))
+        assert not list(workshop.storage.old_keys(f"files/{old.input_file.removeprefix('file-')}", wall_ms()))
 
     def test_when_time_is_up_then_more_is_left(self, workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(leftovers, "AT_ONCE", 1)
         made = [added(workshop, numbered(1), created_ms=number) for number in (1, 2)]
         for batch in made:
             workshop.batches.move(batch, "failed")
-        before_ms = now_ms() + 1
+        before_ms = wall_ms() + 1
 
         found = remove_old_files(workshop.storage, workshop.files, before_ms=before_ms, for_s=0)
         rest = remove_old_files(workshop.storage, workshop.files, before_ms=before_ms)

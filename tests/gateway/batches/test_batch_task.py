@@ -12,10 +12,11 @@ from sluice.gateway.batches.store import BatchLost
 from sluice.gateway.batches.task import Workshop
 from sluice.gateway.errors import HttpError
 from sluice.gateway.files.leftovers import remove_leftovers
-from sluice.gateway.files.store import INPUT, File, now_ms
+from sluice.gateway.files.store import INPUT, File
 from sluice.gateway.tables.pages import PageRequest
 from sluice.producer.client import Producer
 from sluice.protocol.calls import QueueSettings
+from sluice.protocol.clock import wall_ms
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.states import JobState
 from tests.gateway.batches.processes import chat_line, encoded, numbered
@@ -204,7 +205,7 @@ def checked_then_replaced(workshop: Workshop, place: int, line: dict[str, Any]) 
     with workshop.storage.reading(f"files/{batch.input_file.removeprefix('file-')}") as file:
         assert check.run(file, lambda: None)
     workshop.storage.put("names", check.names.encoded())
-    times = {"in_progress": now_ms()}
+    times = {"in_progress": wall_ms()}
     workshop.batches.change(batch, status="in_progress", total=5, names="names", times=times)
     lines[place] = line
     workshop.storage.put(f"files/{batch.input_file.removeprefix('file-')}", encoded(lines))
@@ -302,7 +303,7 @@ class TestGivenABatchWhoseWindowPasses:
         assert len(lines_of(workshop, ended.error_file)) == 300
 
     def test_when_its_file_was_not_checked_by_then_it_expires_without_jobs(self, workshop: Workshop) -> None:
-        ended = go_on(workshop, added(workshop, numbered(2), expires_ms=now_ms() - 1))
+        ended = go_on(workshop, added(workshop, numbered(2), expires_ms=wall_ms() - 1))
 
         assert (ended.status, ended.total) == ("expired", 0)
 

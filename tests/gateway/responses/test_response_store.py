@@ -9,9 +9,10 @@ import pytest
 import sqlalchemy as sa
 
 from sluice.gateway.openai.responses import ResponseEnd, ResponseInfo
-from sluice.gateway.responses.store import LOST, ResponseStore, StoredResponse, now_ms
+from sluice.gateway.responses.store import LOST, ResponseStore, StoredResponse
 from sluice.gateway.tables.database import Database
 from sluice.history.tables import responses
+from sluice.protocol.clock import wall_ms
 from sluice.protocol.wire import JobId
 
 NUL = "a\0b\N{LINE SEPARATOR}\N{SNOWMAN}"
@@ -20,13 +21,13 @@ NUL = "a\0b\N{LINE SEPARATOR}\N{SNOWMAN}"
 def response(tenant: str = "acme", **fields: str) -> StoredResponse:
     """A response that is not in the table."""
     info = ResponseInfo(
-        job_id=JobId(f"0.{tenant}.{uuid4().hex}"), created_ms=now_ms(), model="null", options={"instructions": NUL}
+        job_id=JobId(f"0.{tenant}.{uuid4().hex}"), created_ms=wall_ms(), model="null", options={"instructions": NUL}
     )
     made = StoredResponse(
         info=info,
         tenant=tenant,
         queue="default",
-        expires_ms=now_ms() + 60_000,
+        expires_ms=wall_ms() + 60_000,
         input=({"role": "user", "content": NUL},),
         digest="d",
     )
@@ -82,7 +83,7 @@ class TestGivenAResponse:
         assert store.conversation(new.info.id, "initech") == []
 
     def test_when_its_time_is_over_then_it_is_gone(self, store: ResponseStore) -> None:
-        new = replace(response(), expires_ms=now_ms() - 1)
+        new = replace(response(), expires_ms=wall_ms() - 1)
         store.add(new)
 
         assert store.get(new.info.id, "acme") is None
@@ -130,7 +131,7 @@ class TestGivenAnIdempotencyKey:
         assert store.get(shared.info.id, "acme") == replace(known, input=())
 
     def test_when_its_response_has_expired_then_a_new_one_takes_its_place(self, store: ResponseStore) -> None:
-        old = replace(response(), idempotency_key=uuid4().hex, expires_ms=now_ms() - 1)
+        old = replace(response(), idempotency_key=uuid4().hex, expires_ms=wall_ms() - 1)
         other, new = (replace(response(tenant), idempotency_key=old.idempotency_key) for tenant in ("initech", "acme"))
         for one in (old, other):
             store.add(one)
@@ -144,7 +145,7 @@ class TestGivenAnIdempotencyKey:
     def test_when_a_request_has_none_then_it_deletes_no_expired_row(
         self, store: ResponseStore, history_url: str
     ) -> None:
-        old = replace(response(), expires_ms=now_ms() - 1)
+        old = replace(response(), expires_ms=wall_ms() - 1)
         store.add(old)
 
         store.add(response())

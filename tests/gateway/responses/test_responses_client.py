@@ -8,9 +8,10 @@ from openai.types.responses import Response, ResponseStreamEvent
 
 from sluice.gateway.openai.responses import ResponseEnd, ResponseInfo
 from sluice.gateway.responses.ends import GRACE_MS
-from sluice.gateway.responses.store import LOST, MAX_DEPTH, ResponseStore, StoredResponse, now_ms
+from sluice.gateway.responses.store import LOST, MAX_DEPTH, ResponseStore, StoredResponse
 from sluice.gateway.tables.database import Database
 from sluice.producer import Producer
+from sluice.protocol.clock import wall_ms
 from sluice.protocol.wire import JobId
 from tests.gateway.gateway_process import GatewayProcess, line_of, spec_of
 from tests.gateway.responses.reading import text_of, wait_for, wait_until_ended
@@ -167,12 +168,12 @@ class TestGivenRowsInTheTable:
     def row(self, store: ResponseStore, before: StoredResponse | None = None, *, age_ms: int = 0) -> StoredResponse:
         """Add a response."""
         info = ResponseInfo(
-            job_id=JobId(f"0.default.{uuid4().hex}"), created_ms=now_ms() - age_ms, model="null", options={},
+            job_id=JobId(f"0.default.{uuid4().hex}"), created_ms=wall_ms() - age_ms, model="null", options={},
             previous_id=None if before is None else before.info.id, is_background=True,
         )  # fmt: skip
         depth = 0 if before is None else before.depth + 1
         made = StoredResponse(
-            info=info, tenant="default", queue="default", expires_ms=now_ms() + 60_000, depth=depth,
+            info=info, tenant="default", queue="default", expires_ms=wall_ms() + 60_000, depth=depth,
             input=({"role": "user", "content": "a"},),
         )  # fmt: skip
         store.add(made)

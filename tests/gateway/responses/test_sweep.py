@@ -8,10 +8,11 @@ from sqlalchemy.engine import Engine
 from sluice.gateway.openai.responses import ResponseEnd, ResponseInfo, response_end
 from sluice.gateway.responses import sweep
 from sluice.gateway.responses.ends import GRACE_MS
-from sluice.gateway.responses.store import LOST, ResponseStore, StoredResponse, now_ms
+from sluice.gateway.responses.store import LOST, ResponseStore, StoredResponse
 from sluice.gateway.responses.sweep import sweep_responses
 from sluice.gateway.tables.database import Database
 from sluice.producer import Producer
+from sluice.protocol.clock import wall_ms
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.states import JobState
 from sluice.protocol.wire import JobId, Usage
@@ -30,8 +31,8 @@ class Site:
 
     def add(self, name: str, *, age_ms: int = 0, expires_in_ms: int = 60_000) -> str:
         """Write a row, as before a submit."""
-        info = ResponseInfo(job_id=JobId(f"0.acme.{name}"), created_ms=now_ms() - age_ms, model="null", options={})
-        expires_ms = now_ms() + expires_in_ms
+        info = ResponseInfo(job_id=JobId(f"0.acme.{name}"), created_ms=wall_ms() - age_ms, model="null", options={})
+        expires_ms = wall_ms() + expires_in_ms
         self.store.add(StoredResponse(info=info, tenant="acme", queue="default", expires_ms=expires_ms))
         return info.id
 

@@ -12,6 +12,7 @@ from sluice.gateway.files.leftovers import AT_ONCE
 from sluice.gateway.openai.responses import ResponseInfo
 from sluice.gateway.responses.store import LOST, ResponseStore, StoredResponse
 from sluice.gateway.tables.database import Database
+from sluice.protocol.clock import wall_ms
 from sluice.protocol.wire import JobId
 from sluice.worker.callbacks.chore_jobs import rq_queue
 from sluice.worker.callbacks.gateway_tasks import (
@@ -23,7 +24,6 @@ from sluice.worker.callbacks.gateway_tasks import (
     task_named,
 )
 from sluice.worker.callbacks.mover import Mover
-from sluice.worker.clock import wall_ms
 from tests.history import events as e
 from tests.history.test_recorder import client_of
 from tests.servers import RedisServer

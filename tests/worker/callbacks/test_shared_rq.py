@@ -13,12 +13,12 @@ from sluice.gateway.responses.store import ResponseStore, StoredResponse
 from sluice.gateway.tables.database import Database
 from sluice.history.database import open_database
 from sluice.history.tables import jobs
+from sluice.protocol.clock import wall_ms
 from sluice.protocol.wire import JobId
 from sluice.worker.callbacks.chore_jobs import rq_queue
 from sluice.worker.callbacks.gateway_tasks import bind
 from sluice.worker.callbacks.mover import Mover
 from sluice.worker.callbacks.settings import CallbackSettings
-from sluice.worker.clock import wall_ms
 from sluice.worker.connection.clients import Client
 from sluice.worker.recorder.migrate import migrate
 from tests.history.test_recorder import client_of
