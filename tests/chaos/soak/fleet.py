@@ -21,7 +21,7 @@ import psutil
 
 from sluice.worker.processes import child_process
 from sluice.worker.processes.parent import PASSED_ON
-from tests.end_to_end.processes import ROOT
+from tests.end_to_end.processes import FORK, ROOT
 
 STOP_TIMEOUT_S = 60.0
 SHORTEST_LIFE_S = 0.2
@@ -153,9 +153,11 @@ class Supervised:
         """The process id of the worker whose parent this process is, if there is one."""
         try:
             children = psutil.Process(self.pid).children() if self.process.is_alive() else []
+            # One of them may be the process that forks the workers.
+            workers = [one.pid for one in children if one.name() == FORK or "--forks" not in one.cmdline()]
         except psutil.NoSuchProcess:
             return None
-        return children[0].pid if children else None
+        return workers[0] if workers else None
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the current process.
