@@ -5,7 +5,7 @@ HistoryError
 ├── HistoryRefused     no such database, a wrong user or password, or a file that cannot be written: a wrong setting
 ├── HistoryUnreachable the server does not answer: try again later
 ├── HistoryMissing     there are no tables yet
-├── SchemaTooOld       `worker migrate` must run first
+├── SchemaTooOld       a development version made it: use an empty database
 └── SchemaTooNew       a newer release has migrated it: update this one
 """
 
@@ -35,14 +35,6 @@ SWITCH_POLL_S = 0.005
 
 VERSION_TABLE = "sluice_alembic_version"
 """Alembic's table with the migration of this database. Another program may use Alembic in it, under its own name."""
-
-SHARED_VERSION_TABLE = "alembic_version"
-"""Alembic's default name, which the history used up to `LAST_SHARED_REVISION`."""
-
-LAST_SHARED_REVISION = "0015"
-
-_OUR_COLUMNS = {"id", "queue", "partition", "tenant", "version", "state", "finished_hour_ms"}
-"""Of the table `jobs`, at any migration."""
 
 READ_ONLY = "sluice_is_read_only"
 """Execution option: the transaction only reads, so it does not take the write lock of SQLite."""
@@ -100,7 +92,7 @@ class HistoryMissing(HistoryError):
 
 
 class SchemaTooOld(HistoryError):
-    """The tables are older than this program."""
+    """The tables are of a development version; no migration knows them."""
 
 
 class SchemaTooNew(HistoryError):
@@ -186,7 +178,7 @@ def check_writable(engine: Engine) -> str | None:
         with engine.connect() as connection:
             if not is_sqlite:
                 _check_not_read_only(connection)
-            return check_schema(connection, is_migrated_at_start=is_sqlite)
+            return check_schema(connection, may_be_missing=is_sqlite)
     except SQLAlchemyError as error:
         raise failure_of(error, engine.url) from error
 
@@ -219,41 +211,26 @@ def nothing_at(path: object, what: str = "database") -> str:
 
 def schema_revision(connection: Connection) -> str | None:
     """Return the migration of the database; None if it has no tables of the history."""
-    inspector = sa.inspect(connection)
-    if inspector.has_table(VERSION_TABLE):
-        return _version_in(connection, VERSION_TABLE)
-    return _version_in(connection, SHARED_VERSION_TABLE) if has_shared_version(connection) else None
+    if not sa.inspect(connection).has_table(VERSION_TABLE):
+        return None
+    return connection.execute(sa.text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar_one_or_none()
 
 
-def has_shared_version(connection: Connection) -> bool:
-    """Whether `alembic_version` has the history's migration, as it had until 0015, and not another program's."""
-    inspector = sa.inspect(connection)
-    if not (inspector.has_table(SHARED_VERSION_TABLE) and inspector.has_table("jobs")):
-        return False
-    if not {column["name"] for column in inspector.get_columns("jobs")} >= _OUR_COLUMNS:
-        return False
-    return re.fullmatch(r"\d{4}", _version_in(connection, SHARED_VERSION_TABLE) or "") is not None
-
-
-def _version_in(connection: Connection, table: str) -> str | None:
-    versions = connection.execute(sa.text(f"SELECT version_num FROM {table}")).scalars().all()
-    return str(versions[0]) if len(versions) == 1 else None
-
-
-def check_schema(connection: Connection, *, is_migrated_at_start: bool = False) -> str | None:
-    """Return the schema. Check that it is that of this release, or with `is_migrated_at_start` not newer.
+def check_schema(connection: Connection, *, may_be_missing: bool = False) -> str | None:
+    """Return the schema. Check that it is that of this release; with `may_be_missing`, it may be None.
 
     Raises:
-        HistoryMissing, SchemaTooOld, SchemaTooNew: they are not; the message states what to do.
+        HistoryMissing, SchemaTooOld, SchemaTooNew: it is not; the message states what to do.
     """
     found = schema_revision(connection)
-    if is_migrated_at_start and (found is None or found <= SCHEMA_REVISION):
-        return found
     if found is None:
+        if may_be_missing:
+            return None
         raise HistoryMissing("the database has no history yet; run `worker migrate` with this --database-url")
     if found < SCHEMA_REVISION:
         raise SchemaTooOld(
-            f"the history has schema {found}; this release needs {SCHEMA_REVISION}: run `worker migrate`"
+            f"the history has schema {found} of a development version, which cannot be migrated to {SCHEMA_REVISION}:"
+            " use an empty database"
         )
     if found > SCHEMA_REVISION:
         raise SchemaTooNew(f"the history has schema {found}; this release knows {SCHEMA_REVISION}: update it")

@@ -17,15 +17,14 @@ from sqlalchemy.exc import SQLAlchemyError
 from sluice.history.database import HistoryError, check_schema, nothing_at, open_database
 from sluice.history.filters import AnyColumn, AnyQuery, JobFilter, QueueNames, is_in
 from sluice.history.percentiles import percentile
-from sluice.history.tables import attempts, batch_progress, jobs, of_submissions, queue_of_id, results, timeline
+from sluice.history.tables import attempts, jobs, of_submissions, queue_of_id, results
+from sluice.history.views import METRICS, PERCENTILES, batch_progress, timeline
 from sluice.protocol.clock import wall_ms
 from sluice.protocol.errors import HistoryUnavailable
 from sluice.protocol.job_ids import split_job_id
 from sluice.protocol.states import JobState
 from sluice.protocol.wire import JobId
 
-METRICS = ("queue_s", "ttft_s", "tpot_s", "itl_p50_s", "itl_p99_s", "e2e_s")
-PERCENTILES = (50, 90, 95, 99)
 FORGET_SLICE = 500
 ROWS_AT_ONCE = 10_000
 

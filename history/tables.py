@@ -1,11 +1,11 @@
 """The tables of the job history, the same on SQLite and PostgreSQL.
 
-`migrations/` creates the tables declared here; a test compares the two.
+`migrations/` creates the tables declared here.
 
 Times are integer milliseconds of the server's wall clock (`_ms`), durations are seconds (`_s`). The database computes
 durations from times, so a row is correct in whatever order its parts arrive. There are no foreign keys.
 
-Each table, view and column has a comment. `worker migrate` stores the comments in PostgreSQL, and
+Each table, view (`views.py`) and column has a comment. `worker migrate` stores the comments in PostgreSQL, and
 `python -m tools.history_pages` writes them into docs/reference/history.md.
 """
 
@@ -16,9 +16,6 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 metadata = sa.MetaData()
 """Tables. Alembic compares the database with these."""
-
-views = sa.MetaData()
-"""Views, declared for reading only; the migrations hold their SQL."""
 
 SCHEMA_REVISION = "0017"
 """The newest migration. Revisions are numbers in four digits: a lower one is older."""
@@ -358,121 +355,6 @@ prices = sa.Table(
 
 queue_of_id = jobs.c.queue.concat("")
 """A job's queue, for conditions on its id: with the column, SQLite takes an index by queue and reads all of it."""
-
-hourly_latency = sa.Table(
-    "hourly_latency",
-    views,
-    sa.Column("hour_ms", Ms, comment="begin of the hour in which they ended"),
-    sa.Column("queue", sa.Text, comment="of the jobs"),
-    sa.Column("metric", sa.Text, comment="queue_s, ttft_s, tpot_s, itl_p50_s, itl_p99_s or e2e_s"),
-    sa.Column("jobs", Count, comment="done in this hour, with this metric"),
-    sa.Column("mean_s", sa.Double, comment="mean"),
-    sa.Column("p50_s", sa.Double, comment="median"),
-    sa.Column("p90_s", sa.Double, comment="90th percentile"),
-    sa.Column("p95_s", sa.Double, comment="95th percentile"),
-    sa.Column("p99_s", sa.Double, comment="99th percentile"),
-    sa.Column("max_s", sa.Double, comment="greatest value"),
-    comment="percentiles of the jobs done in each hour, interpolated as numpy does",
-)
-
-hourly_goodput = sa.Table(
-    "hourly_goodput",
-    views,
-    sa.Column("limits", sa.Text, comment="name in goodput_limits"),
-    sa.Column("hour_ms", Ms, comment="begin of the hour in which they ended"),
-    sa.Column("queue", sa.Text, comment="of the jobs"),
-    sa.Column("jobs", Count, comment="done or failed in this hour"),
-    sa.Column("good_jobs", Count, comment="done within every limit"),
-    sa.Column("goodput", sa.Double, comment="good_jobs / jobs"),
-    sa.Column("good_jobs_per_s", sa.Double, comment="good jobs a second"),
-    sa.Column("good_tokens_per_s", sa.Double, comment="output tokens of good jobs"),
-    comment="the share of jobs within each set of limits, by hour",
-)
-
-job_times = sa.Table(
-    "job_times",
-    views,
-    sa.Column("id", sa.Text, comment="of the job"),
-    sa.Column("queue", sa.Text, comment="of the job"),
-    sa.Column("tenant", sa.Text, comment="of the job"),
-    sa.Column("state", sa.Text, comment="of the job"),
-    sa.Column("submitted_at", sa.Text, comment="submit"),
-    sa.Column("pulled_at", sa.Text, comment="first pulled by a worker"),
-    sa.Column("scheduled_at", sa.Text, comment="first scheduled by an engine"),
-    sa.Column("first_token_at", sa.Text, comment="first token on the channel"),
-    sa.Column("finished_at", sa.Text, comment="end on the channel"),
-    comment="the times of a job as text: UTC, ISO 8601, milliseconds",
-)
-
-timeline = sa.Table(
-    "timeline",
-    views,
-    sa.Column("job_id", sa.Text, comment="of the job"),
-    sa.Column("submitted_ms", Ms, comment="when the job was submitted"),
-    sa.Column("at_ms", Ms, comment="when it happened"),
-    sa.Column("at", sa.Text, comment="at_ms as text: UTC, ISO 8601, milliseconds"),
-    sa.Column("event", sa.Text, comment="submitted, pulled, scheduled, first_token, returned, done, failed …"),
-    sa.Column("epoch", sa.BigInteger, comment="of the attempt, for pulled and returned"),
-    sa.Column("place", sa.BigInteger, comment="orders the events of one millisecond"),
-    sa.Column("detail", sa.Text, comment="batch, incarnation, or why"),
-    comment="the events of each job in order; in a query that sorts or joins, order by at_ms and place",
-)
-
-batch_progress = sa.Table(
-    "batch_progress",
-    views,
-    sa.Column("queue", sa.Text, comment="of its jobs"),
-    sa.Column("id", sa.Text, comment="its name"),
-    sa.Column("jobs", Count, comment="its jobs"),
-    sa.Column("queued", Count, comment="of them, those that wait"),
-    sa.Column("running", Count, comment="those that run"),
-    sa.Column("done", Count, comment="those that are done"),
-    sa.Column("failed", Count, comment="those that failed"),
-    sa.Column("cancelled", Count, comment="those cancelled"),
-    sa.Column("expired", Count, comment="those that ran out of time"),
-    sa.Column("prompt_tokens", Count, comment="of all its jobs"),
-    sa.Column("output_tokens", Count, comment="of all its jobs"),
-    sa.Column("first_submitted_ms", Ms, comment="first submit"),
-    sa.Column("last_finished_ms", Ms, comment="last end so far"),
-    comment="totals of a batch, counted from its jobs at each query",
-)
-
-_USAGE = {
-    "prompt_tokens": "of prompts that were computed",
-    "cached_tokens": "of them, those that the prefix cache had",
-    "output_tokens": "of all choices",
-}
-
-job_costs = sa.Table(
-    "job_costs",
-    views,
-    sa.Column("id", sa.Text, comment="of the job"),
-    sa.Column("submitted_ms", Ms, comment="when the job was submitted"),
-    sa.Column("hour_ms", Ms, comment="begin of the hour in which it ended"),
-    sa.Column("queue", sa.Text, comment="of the job"),
-    sa.Column("tenant", sa.Text, comment="of the job"),
-    sa.Column("model", sa.Text, comment="of the job"),
-    sa.Column("state", sa.Text, comment="of the job"),
-    *(sa.Column(name, Count, comment=comment) for name, comment in _USAGE.items()),
-    sa.Column("cost", sa.Double, comment="money, in currency; none: its model had no price"),
-    sa.Column("currency", sa.Text, comment="of the price"),
-    comment="what each ended job cost, by the price at its submit; what was not computed costs nothing",
-)
-
-hourly_usage = sa.Table(
-    "hourly_usage",
-    views,
-    sa.Column("hour_ms", Ms, comment="begin of the hour"),
-    sa.Column("queue", sa.Text, comment="of the jobs"),
-    sa.Column("tenant", sa.Text, comment="of the jobs"),
-    sa.Column("model", sa.Text, comment="of the jobs"),
-    sa.Column("currency", sa.Text, comment="of the prices"),
-    sa.Column("jobs", Count, comment="that ended in this hour"),
-    sa.Column("done", Count, comment="of them, those that are done"),
-    *(sa.Column(name, Count, comment=comment) for name, comment in _USAGE.items()),
-    sa.Column("cost", sa.Double, comment="money, in currency; none: no job of them had a price"),
-    comment="tokens and cost of the jobs that ended in each hour",
-)
 
 
 def of_submissions(

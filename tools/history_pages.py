@@ -12,7 +12,8 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from sluice.history.database_urls import POSTGRES_OPTIONS
-from sluice.history.tables import metadata, views
+from sluice.history.tables import metadata
+from sluice.history.views import views
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "history.md"
 END = "<!-- end -->\n"

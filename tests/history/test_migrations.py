@@ -18,10 +18,7 @@ from sqlalchemy.engine import Engine, make_url
 from sqlalchemy.exc import OperationalError
 
 from sluice import migrations
-from sluice.gateway.tables.quota import RESPONSE_BYTES
-from sluice.history import tables
 from sluice.history.database import (
-    SHARED_VERSION_TABLE,
     VERSION_TABLE,
     BadDatabaseUrl,
     HistoryError,
@@ -35,7 +32,8 @@ from sluice.history.database import (
     failure_of,
     open_database,
 )
-from sluice.history.tables import SCHEMA_REVISION
+from sluice.history.tables import SCHEMA_REVISION, jobs, metadata
+from sluice.history.views import views
 from sluice.worker.errors import ExitCode
 from sluice.worker.recorder.migrate import main, migrate, prepare
 from sluice.worker.recorder.recorder import RecorderSettings
@@ -64,7 +62,7 @@ def empty(empty_url: str) -> Generator[Engine]:
 def names_in(engine: Engine) -> set[str]:
     """Tables and views."""
     inspector = sa.inspect(engine)
-    return {*inspector.get_table_names(), *inspector.get_view_names()} - {VERSION_TABLE, SHARED_VERSION_TABLE}
+    return {*inspector.get_table_names(), *inspector.get_view_names()} - {VERSION_TABLE}
 
 
 def check(engine: Engine) -> None:
@@ -86,77 +84,27 @@ class TestGivenADatabaseWithoutTables:
         before, after = migrate(empty)
 
         assert (before, after) == (None, SCHEMA_REVISION)
-        assert names_in(empty) == {*tables.metadata.tables, *tables.views.tables}
+        assert names_in(empty) == {*metadata.tables, *views.tables}
         with empty.connect() as connection:
             context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
-            assert compare_metadata(context, tables.metadata) == []
+            assert compare_metadata(context, metadata) == []
 
     def test_when_migrated_then_computed_columns_and_views_are_complete(self, empty: Engine) -> None:
         migrate(empty)
 
         inspector = sa.inspect(empty)
         computed = {column["name"] for column in inspector.get_columns("jobs") if "computed" in column}
-        assert computed == {column.name for column in tables.jobs.columns if column.computed is not None}
-        for view in tables.views.sorted_tables:
+        assert computed == {column.name for column in jobs.columns if column.computed is not None}
+        for view in views.sorted_tables:
             assert [column["name"] for column in inspector.get_columns(view.name)] == list(view.columns.keys())
 
-    def test_when_migrated_up_and_down_stepwise_then_rows_live_as_long_as_their_tables(self, empty: Engine) -> None:
+    def test_when_migrated_to_base_then_nothing_is_left(self, empty: Engine) -> None:
         migrate(empty)
         write(empty, [e.submitted("0.a.1")])
 
-        assert migrate(empty, "0002") == (SCHEMA_REVISION, "0002")
-        assert migrate(empty, "0001") == ("0002", "0001")
-        assert names_in(empty) == set(tables.metadata.tables) - {
-            *("api_keys", "files", "gateway_batches", "responses"),
-            *("page_sessions", "audit_log", "prices"),
-        }
-        assert migrate(empty) == ("0001", SCHEMA_REVISION)
-        assert row(empty, "0.a.1")["state"] == "queued"
-
-        migrate(empty, "0001")
-
-        assert migrate(empty, "base") == ("0001", None)
+        assert migrate(empty, "base") == (SCHEMA_REVISION, None)
         assert names_in(empty) == set()
         assert migrate(empty) == (None, SCHEMA_REVISION)
-
-    def test_when_a_refused_job_has_the_estimate_then_the_migration_removes_it(self, empty: Engine) -> None:
-        migrate(empty, "0015")
-        columns = "id, queue, partition, tenant, submitted_ms, version, state, model, prompt_tokens, scheduled_ms"
-        rows = (
-            "('0.a.no', 'q', 0, 'a', 1, 3, 'failed', 'm', 4500, NULL, 9)",
-            "('0.a.yes', 'q', 0, 'a', 1, 3, 'done', 'm', 12, 2, 9)",
-        )
-        with empty.begin() as connection:
-            for values in rows:
-                connection.exec_driver_sql(f"INSERT INTO jobs ({columns}, finished_ms) VALUES {values}")
-            connection.exec_driver_sql("INSERT INTO prices VALUES ('m', 0, 1000000.0, 1.0, 1.0, 'EUR')")
-
-        migrate(empty)
-
-        with empty.connect() as connection:
-            costs = dict(map(tuple, connection.execute(sa.select(tables.job_costs.c.id, tables.job_costs.c.cost))))
-            usage = connection.execute(sa.select(tables.hourly_usage.c.prompt_tokens, tables.hourly_usage.c.cost)).one()
-        assert costs == {"0.a.no": 0, "0.a.yes": 12}
-        assert tuple(usage) == (12, 12)
-
-    def test_when_responses_are_kept_then_the_migration_counts_their_bytes(self, empty: Engine) -> None:
-        migrate(empty, "0016")
-        columns = "tenant, queue, job_id, created_ms, expires_ms, depth, is_background, model, digest, status"
-        with empty.begin() as connection:
-            for name, output in (("open", None), ("ended", '"\N{SNOWMAN}"')):
-                connection.execute(
-                    sa.text(
-                        f"INSERT INTO responses (id, {columns}, options, input, output)"
-                        " VALUES (:id, 'a', 'q', 'j', 1, 2, 0, FALSE, 'm', 'd', 'open', '{}', '[\"xyz\"]', :output)"
-                    ),
-                    {"id": name, "output": output},
-                )
-
-        migrate(empty)
-
-        with empty.connect() as connection:
-            found = dict(map(tuple, connection.execute(sa.select(tables.responses.c.id, tables.responses.c.bytes))))
-        assert found == {"open": RESPONSE_BYTES + 2 + 7, "ended": RESPONSE_BYTES + 2 + 7 + 5}
 
     def test_when_migrated_twice_then_the_second_changes_nothing(self, empty: Engine) -> None:
         migrate(empty)
@@ -190,58 +138,15 @@ class TestGivenADatabaseWithoutTables:
             f"The history is at schema {SCHEMA_REVISION}.",
         ]
 
-    @pytest.mark.parametrize("revision", ["foo", "14", "0000", "9999", "head", ""])
+    @pytest.mark.parametrize("revision", ["foo", "14", "0001", "9999", "head", ""])
     def test_when_the_revision_is_unknown_then_it_says_which_there_are(self, tmp_path: Path, revision: str) -> None:
         messages: list[str] = []
 
         code = main(f"sqlite:///{tmp_path}/new.db", revision=revision, say=messages.append)
 
         assert code == ExitCode.MISUSED
-        assert messages == [f"there is no schema {revision!r}: give base, or one of 0001 to {SCHEMA_REVISION}"]
+        assert messages == [f"there is no schema {revision!r}: give base or {SCHEMA_REVISION}"]
         assert not (tmp_path / "new.db").exists()
-
-    @pytest.mark.parametrize("revision", ["base", "0001"])
-    def test_when_an_old_revision_is_named_then_it_is_migrated_to_that(self, tmp_path: Path, revision: str) -> None:
-        messages: list[str] = []
-
-        code = main(f"sqlite:///{tmp_path}/new.db", revision=revision, say=messages.append)
-
-        assert (code, len(messages)) == (ExitCode.DONE, 1)
-
-
-class TestGivenAHistoryOfOneRowPerJob:
-    """Schema 0005, with a job that ran, and one that was deleted before its row was written."""
-
-    def test_when_migrated_up_and_down_then_rows_stay_and_the_newest_submission_is_kept(self, empty: Engine) -> None:
-        migrate(empty, "0005")
-        job = "INSERT INTO jobs (id, queue, partition, tenant, version, state, submitted_ms, finished_ms, metadata)"
-        with empty.begin() as connection:
-            for statement in (
-                f"{job} VALUES ('0.a.1', 'q', 0, 'a', 3, 'done', 1000, 5000, '{{}}')",
-                f"{job} VALUES ('0.a.2', 'q', 0, 'a', 0, 'done', NULL, NULL, NULL)",
-                "INSERT INTO attempts (job_id, epoch, started_ms, outcome) VALUES ('0.a.1', 1, 2000, 'done')",
-                "INSERT INTO results (job_id, version, finished_ms, choices, usage)"
-                " VALUES ('0.a.1', 3, 5000, '[]', '{}')",
-            ):
-                connection.exec_driver_sql(statement)
-
-        migrate(empty)
-        write(empty, [e.submitted("0.a.1"), e.started("0.a.1")])
-
-        assert self.times(empty, "jobs") == [0, 1000, e.NOON_MS]
-        assert self.times(empty, "attempts") == [1000, e.NOON_MS]
-        assert self.times(empty, "results") == [1000]
-        with empty.connect() as connection:
-            assert connection.scalar(sa.text("SELECT e2e_s FROM jobs WHERE submitted_ms = 1000")) == 4.0
-        migrate(empty, "0005")
-        assert self.times(empty, "jobs") == [0, e.NOON_MS]
-        with empty.connect() as connection:
-            assert connection.scalars(sa.text("SELECT started_ms FROM attempts")).all() == [e.NOON_MS + 40]
-            assert connection.scalars(sa.text("SELECT version FROM results")).all() == []
-
-    def times(self, engine: Engine, table: str) -> list[int]:
-        with engine.connect() as connection:
-            return list(connection.scalars(sa.text(f"SELECT submitted_ms FROM {table} ORDER BY submitted_ms")))
 
 
 class TestGivenAWorkerThatStarts:
@@ -264,14 +169,12 @@ class TestGivenAWorkerThatStarts:
         assert names_in(engine) == set()
         engine.dispose()
 
-    def test_when_postgres_is_older_then_it_says_what_to_run(self, postgres_empty_url: str) -> None:
-        engine = open_database(postgres_empty_url, is_writer=True)
-        migrate(engine, "0001")
+    def test_when_the_schema_is_of_a_development_version_then_it_stays_as_it_is(self, history: Engine) -> None:
+        pretend(history, "0016")
 
-        with pytest.raises(SchemaTooOld, match=rf"0001.*{SCHEMA_REVISION}.*worker migrate"):
-            prepare(engine)
-
-        engine.dispose()
+        for use in (prepare, migrate, check, check_writable):
+            with pytest.raises(SchemaTooOld, match=rf"0016 .*cannot be migrated to {SCHEMA_REVISION}: use an empty"):
+                use(history)
 
     def test_when_the_schema_is_newer_then_it_stays_as_it_is(self, history: Engine) -> None:
         pretend(history, "9999")
@@ -287,31 +190,22 @@ class TestGivenAWorkerThatStarts:
         assert record(redis_url="unix:///nowhere", database_url=url, settings=RecorderSettings()) == ExitCode.MISUSED
 
 
-def versions_in(engine: Engine, table: str) -> list[str] | None:
-    """What a version table has; None without one."""
-    with engine.connect() as connection:
-        if not sa.inspect(connection).has_table(table):
-            return None
-        return [str(one) for one in connection.execute(sa.text(f"SELECT version_num FROM {table}")).scalars()]
-
-
 class TestGivenADatabaseWithAnotherProgramsTables:
     """One that uses Alembic too, under Alembic's own name; or one that has tables of ours' names."""
 
-    @pytest.mark.parametrize("version", ["0003", "0015", "9999", "ae1027a6"])
-    def test_when_it_uses_alembic_too_then_neither_reads_the_other_s_version(self, empty: Engine, version: str) -> None:
+    def test_when_it_uses_alembic_too_then_neither_reads_the_other_s_version(self, empty: Engine) -> None:
         with empty.begin() as connection:
             connection.execute(sa.text("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)"))
-            connection.execute(sa.text(f"INSERT INTO alembic_version VALUES ('{version}')"))
-            connection.execute(sa.text("CREATE TABLE theirs (id BIGINT)"))
+            connection.execute(sa.text("INSERT INTO alembic_version VALUES ('9999')"))
 
         migrated = migrate(empty)
         check(empty)
-        back = migrate(empty, "0015")
+        back = migrate(empty, "base")
 
-        assert (migrated, back) == ((None, SCHEMA_REVISION), (SCHEMA_REVISION, "0015"))
-        assert versions_in(empty, SHARED_VERSION_TABLE) == [version]
-        assert versions_in(empty, VERSION_TABLE) == ["0015"]
+        assert (migrated, back) == ((None, SCHEMA_REVISION), (SCHEMA_REVISION, None))
+        assert names_in(empty) == {"alembic_version"}
+        with empty.connect() as connection:
+            assert connection.scalar(sa.text("SELECT version_num FROM alembic_version")) == "9999"
 
     def test_when_its_tables_have_our_names_then_it_is_refused_and_unchanged(self, empty: Engine) -> None:
         with empty.begin() as connection:
@@ -321,19 +215,6 @@ class TestGivenADatabaseWithAnotherProgramsTables:
             migrate(empty)
 
         assert names_in(empty) == {"files"}
-
-    def test_when_ours_has_alembic_s_name_then_it_moves_and_moves_back(self, empty: Engine) -> None:
-        migrate(empty, "0007")
-        older = versions_in(empty, SHARED_VERSION_TABLE), versions_in(empty, VERSION_TABLE)
-
-        with pytest.raises(SchemaTooOld, match="0007"):
-            check(empty)
-        migrated = migrate(empty)
-        newer = versions_in(empty, SHARED_VERSION_TABLE), versions_in(empty, VERSION_TABLE)
-        check(empty)
-
-        assert migrated == ("0007", SCHEMA_REVISION)
-        assert (older, newer) == ((["0007"], None), (None, [SCHEMA_REVISION]))
 
     def test_when_ours_is_in_a_schema_then_the_other_s_tables_are_no_matter(self, postgres_empty_url: str) -> None:
         engine = open_database(f"{postgres_empty_url}&options=-csearch_path%3Dsluice", is_writer=True)
@@ -472,13 +353,13 @@ def test_when_migrated_then_postgres_describes_each_table_view_and_column(postgr
     engine, described = open_database(postgres_url), dict[str, str | None]()
 
     inspector = sa.inspect(engine)
-    for table in (*tables.metadata.sorted_tables, *tables.views.sorted_tables):
+    for table in (*metadata.sorted_tables, *views.sorted_tables):
         described[table.name] = inspector.get_table_comment(table.name)["text"]
         found = inspector.get_columns(table.name)
         described |= {f"{table.name}.{column['name']}": column.get("comment") for column in found}
     engine.dispose()
 
-    declared = (*tables.metadata.sorted_tables, *tables.views.sorted_tables)
+    declared = (*metadata.sorted_tables, *views.sorted_tables)
     assert described == {table.name: table.comment for table in declared} | {
         f"{table.name}.{column.name}": column.comment for table in declared for column in table.columns
     }

@@ -7,7 +7,8 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
-from sluice.history.tables import attempts, jobs, results, timeline
+from sluice.history.tables import attempts, jobs, results
+from sluice.history.views import timeline
 from sluice.history.writer import HistoryWriter
 from sluice.protocol.states import JobState
 from sluice.protocol.wire import JobId, JobOptions, JobSpec, encode_prompt, encode_record, encode_spec

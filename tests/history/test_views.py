@@ -7,13 +7,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy.engine import Engine
 
-from sluice.history.tables import HOUR_MS, batch_progress, hourly_goodput, hourly_latency, job_times, jobs, timeline
+from sluice.history.tables import HOUR_MS, jobs
+from sluice.history.views import METRICS, batch_progress, hourly_goodput, hourly_latency, job_times, timeline
 from sluice.protocol.wire import encode_record
 from tests.history import events as e
 from tests.history.test_rows import write
 
 HOUR = e.NOON_MS - e.NOON_MS % HOUR_MS
-METRICS = ("queue_s", "ttft_s", "tpot_s", "itl_p50_s", "itl_p99_s", "e2e_s")
 
 
 def ran(job_id: str, *, hour: int = 0, ttft_ms: int = 100, e2e_ms: int = 1050, tokens: int = 20) -> list[e.Packed]:

@@ -19,7 +19,6 @@ def check_history(site: Site) -> Iterator[CheckResult]:
         return
     # Imported here because SQLAlchemy is slow to import, and a worker without recorder does not need it.
     from sluice.history.database import HistoryError, HistoryUnreachable, check_writable, is_pooled, open_database
-    from sluice.history.tables import SCHEMA_REVISION
 
     try:
         engine = open_database(database_url_of(site.config, site.environ), is_writer=True)
@@ -33,6 +32,5 @@ def check_history(site: Site) -> Iterator[CheckResult]:
         raise ConfigError([f"SLUICE_DATABASE_URL: {error}"]) from error
     else:
         shown = engine.url.render_as_string(hide_password=True)
-        will = "" if schema == SCHEMA_REVISION else "; will be migrated at the first start"
-        found = f"{shown}, schema {schema}{pooler}{will}" if schema else f"{shown} will be created at the first start"
+        found = f"{shown}, schema {schema}{pooler}" if schema else f"{shown} will be created at the first start"
         yield CheckResult(what="history", found=found)

@@ -10,16 +10,12 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.schema import SetColumnComment
 
 from sluice import migrations
 from sluice.history.database import (
-    LAST_SHARED_REVISION,
-    SHARED_VERSION_TABLE,
-    VERSION_TABLE,
     HistoryError,
     HistoryMissing,
     HistoryRefused,
@@ -28,11 +24,11 @@ from sluice.history.database import (
     SchemaTooOld,
     check_schema,
     failure_of,
-    has_shared_version,
     open_database,
     schema_revision,
 )
-from sluice.history.tables import SCHEMA_REVISION, metadata, views
+from sluice.history.tables import SCHEMA_REVISION, metadata
+from sluice.history.views import views
 from sluice.protocol.redis.backoff import Backoff
 from sluice.worker.connection.outage import FIRST_RETRY_S, Outage
 from sluice.worker.errors import ExitCode
@@ -57,14 +53,15 @@ _POSTGRES_LOCK = 0x51_1C_E0
 LONGEST_WAIT_S = 2.0
 """Between two tries of `worker migrate`."""
 
-_REVISIONS = ("base", *(f"{number:04}" for number in range(1, int(SCHEMA_REVISION) + 1)))
+_REVISIONS = ("base", SCHEMA_REVISION)
 
 
 def prepare(engine: Engine) -> None:
     """Prepare a history at a worker's start: migrate SQLite, check PostgreSQL.
 
     Raises:
-        HistoryMissing, SchemaTooOld: PostgreSQL must be migrated with `worker migrate` first.
+        HistoryMissing: PostgreSQL must be migrated with `worker migrate` first.
+        SchemaTooOld: no release had the database's schema.
         SchemaTooNew: a newer release has migrated the database.
         HistoryRefused: the database does not exist, refuses this user, or cannot be written.
         HistoryUnreachable: the database does not answer.
@@ -103,20 +100,16 @@ def migrate(engine: Engine, revision: str = SCHEMA_REVISION) -> tuple[str | None
     """Migrate to `revision` (`base` for no tables) in one transaction. Return the revisions (before, after).
 
     Raises:
-        SchemaTooNew: this release does not know the database's revision.
+        SchemaTooOld, SchemaTooNew: this release does not know the database's revision.
         HistoryRefused: the database does not exist, refuses this user, or cannot be written.
         HistoryUnreachable: the database does not answer.
     """
     with _reached(engine), engine.begin() as connection:
         if connection.dialect.name == "postgresql":
             connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_POSTGRES_LOCK})")
-        before = schema_revision(connection)
-        if before is not None and before > SCHEMA_REVISION:
-            raise SchemaTooNew(f"the history has schema {before}; this release knows {SCHEMA_REVISION}: update it")
-        _take_over_version(connection)
-        _move(connection, before, revision)
-        if revision <= LAST_SHARED_REVISION:
-            _give_back_version(connection)
+        before = check_schema(connection, may_be_missing=True)
+        if before != revision:
+            _move(connection, revision)
         if revision == SCHEMA_REVISION and connection.dialect.name == "postgresql":
             _comment(connection)
         return before, schema_revision(connection)
@@ -130,9 +123,7 @@ def _reached(engine: Engine) -> Generator[None]:
         raise failure_of(error, engine.url) from error
 
 
-def _move(connection: Connection, before: str | None, revision: str) -> None:
-    if before == revision:
-        return
+def _move(connection: Connection, revision: str) -> None:
     # Imported here so that a recorder starts sooner with a history that is up to date.
     from alembic import command
     from alembic.config import Config
@@ -141,32 +132,8 @@ def _move(connection: Connection, before: str | None, revision: str) -> None:
     config = Config()
     config.set_main_option("script_location", str(Path(migrations.__file__).parent).replace("%", "%%"))
     config.attributes["connection"] = connection
-    is_down = revision == "base" or (before is not None and revision < before)
-    step: Callable[[Config, str], None] = command.downgrade if is_down else command.upgrade
+    step: Callable[[Config, str], None] = command.downgrade if revision == "base" else command.upgrade
     step(config, revision)
-
-
-def _take_over_version(connection: Connection) -> None:
-    """Move the migration of an older release from Alembic's shared table to the history's own."""
-    if sa.inspect(connection).has_table(VERSION_TABLE) or not has_shared_version(connection):
-        return
-    _copy_version(connection, SHARED_VERSION_TABLE, VERSION_TABLE)
-
-
-def _give_back_version(connection: Connection) -> None:
-    """Move it back, where an older release looks for it, unless another program has its own there."""
-    if sa.inspect(connection).has_table(VERSION_TABLE) and not sa.inspect(connection).has_table(SHARED_VERSION_TABLE):
-        _copy_version(connection, VERSION_TABLE, SHARED_VERSION_TABLE)
-
-
-def _copy_version(connection: Connection, source: str, target: str) -> None:
-    # Not by renaming: the index of the key would keep its name, which another program's table needs.
-    name = sa.Column("version_num", sa.String(32), nullable=False)
-    sa.Table(target, sa.MetaData(), name, sa.PrimaryKeyConstraint("version_num", name=f"{target}_pkc")).create(
-        connection
-    )
-    connection.exec_driver_sql(f"INSERT INTO {target} SELECT version_num FROM {source}")
-    connection.exec_driver_sql(f"DROP TABLE {source}")
 
 
 def _comment(connection: Connection) -> None:
@@ -187,7 +154,7 @@ def main(
     A database that is away is tried again for `wait_s` seconds: it may be starting.
     """
     if revision not in _REVISIONS:
-        say(f"there is no schema {revision!r}: give base, or one of {_REVISIONS[1]} to {_REVISIONS[-1]}")
+        say(f"there is no schema {revision!r}: give {' or '.join(_REVISIONS)}")
         return ExitCode.MISUSED
     try:
         engine = open_database(database_url, is_writer=True)

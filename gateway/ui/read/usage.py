@@ -10,7 +10,8 @@ import sqlalchemy as sa
 from sluice.gateway.tables.database import Database
 from sluice.gateway.ui.read.overview import Latency
 from sluice.history.percentiles import percentile
-from sluice.history.tables import hourly_usage, jobs, prices
+from sluice.history.tables import jobs, prices
+from sluice.history.views import hourly_usage
 
 RECENT_S = 900
 MAX_JOBS = 5000
