@@ -152,8 +152,9 @@ def _instruction_set() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
-        return platform.processor()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+        lines = []
+    # `processor` runs a command.
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "") or platform.processor()
 
 
 def _cache_folder() -> Path:

@@ -54,6 +54,10 @@ class Forked:
 
     def __init__(self, command: Sequence[str], *, stdin: int, env: dict[str, str], **_options: object) -> None:
         self.returncode: int | None = None
+        # A fork while the parent's thread builds the kernels would inherit whatever locks it holds.
+        for thread in threading.enumerate():
+            if thread.name == "kernels":
+                thread.join()
         self.pid = os.fork()
         if self.pid:
             return
