@@ -21,7 +21,7 @@ from sluice.producer.errors import InvalidSetting
 from sluice.producer.operations.totals import TenantTotals, tenant_totals
 from sluice.protocol.metrics import METRICS, text_of
 from sluice.protocol.scaling.backlog import backlog_of
-from sluice.protocol.scaling.demand import DEFAULT_WITHIN_S, MAX_WORKERS, Scale, ScalePolicy, scale_of
+from sluice.protocol.scaling.demand import DEFAULT_WITHIN_S, MAX_WORKERS, Demand, ScalePolicy, scale_of
 
 SCOPE = "metrics"
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -39,7 +39,7 @@ POLICY = (
 SCALE_DOC = RouteDoc(
     tag="queues",
     summary="Show the backlog of a queue in tokens, and how many workers it needs",
-    answers={200: json_answer("Both.", schema_of(Scale))},
+    answers={200: json_answer("Both.", schema_of(Demand))},
     errors=(404,),
     parameters=(Parameter(name="queue", place="path", description="Name of a queue."), *POLICY),
 )
@@ -66,7 +66,7 @@ FIELDS = {
     "scale_paused": "is_paused",
     "scale_wanted_workers": "wanted_workers",
 }
-"""Field of `Scale` by metric. A field without a value is left out."""
+"""Field of `Demand` by metric. A field without a value is left out."""
 
 
 class ScaleRoutes:
@@ -124,7 +124,7 @@ def read_policy(request: Request) -> ScalePolicy:
         raise bad_request(str(error)) from error
 
 
-def lines_of(scales: Iterable[Scale]) -> Iterator[str]:
+def lines_of(scales: Iterable[Demand]) -> Iterator[str]:
     """Yield the lines of the metrics, in the text format of Prometheus."""
     found = list(scales)
     for name, field in FIELDS.items():
@@ -143,5 +143,5 @@ def _answer_lines() -> Iterator[str]:
     return text_of(METRICS["gateway_requests"], [((status,), number) for status, number in answered])
 
 
-async def _scale_of(queue: QueueClients, policy: ScalePolicy) -> Scale:
+async def _scale_of(queue: QueueClients, policy: ScalePolicy) -> Demand:
     return scale_of(backlog_of(queue.name, await queue.partitions.surveys()), policy)

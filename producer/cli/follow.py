@@ -20,11 +20,11 @@ from sluice.protocol.host.terminal import say
 EVERY_S, RATE_S, MORE_WITHIN = 1.0, 30.0, "1m"
 SOME_FAILED = 1
 
-Show = Callable[["Progress"], None]
+Show = Callable[["BatchProgress"], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class BatchProgress:
     """How far a batch is."""
 
     batch: BatchView
@@ -65,7 +65,7 @@ class Rate:
 
 
 @dataclass(slots=True, eq=False)
-class End:
+class BatchEnd:
     """Whether a batch is over. Changes with each look."""
 
     more_within_s: float
@@ -106,11 +106,11 @@ def follow(batch: str, *, more_within_s: float, as_json: bool, **values: object)
     Example:
         producer follow nightly
     """
-    rate, end = Rate(), End(more_within_s)
+    rate, end = Rate(), BatchEnd(more_within_s)
     with producer_of(values) as producer, _shown(as_json=as_json) as show:
         while True:
             view = producer.run(known_batch(producer.target, batch))
-            show(Progress(view, rate.per_s(view.ended, time.monotonic())))
+            show(BatchProgress(view, rate.per_s(view.ended, time.monotonic())))
             if end.is_over(view, time.monotonic()):
                 break
             time.sleep(EVERY_S)
@@ -128,7 +128,7 @@ def _shown(*, as_json: bool) -> Generator[Show]:
         return
     last: list[BatchView] = []
 
-    def show_change(progress: Progress) -> None:
+    def show_change(progress: BatchProgress) -> None:
         if last != [progress.batch]:
             last[:] = [progress.batch]
             known = {**asdict(progress.batch), "per_s": progress.per_s, "left_s": progress.left_s}
@@ -147,7 +147,7 @@ def _bar() -> Generator[Show]:
     with Bars(*columns, console=Console(stderr=True)) as bars:
         task = bars.add_task("", line="")
 
-        def show(progress: Progress) -> None:
+        def show(progress: BatchProgress) -> None:
             batch = progress.batch
             bars.update(task, description=batch.id, completed=batch.ended, total=batch.total, line=progress.line())
 

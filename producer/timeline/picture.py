@@ -53,7 +53,7 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
+class TimelinePicture:
     """A timeline."""
 
     lanes: tuple[str, ...]
@@ -101,7 +101,7 @@ class Times:
     preemptions: int
 
 
-class Scale:
+class TimeScale:
     """Times in percent of a stretch."""
 
     def __init__(self, begin_ms: int, end_ms: int) -> None:
@@ -123,10 +123,10 @@ class Scale:
             )
 
 
-def picture(times: Times, now_ms: int) -> Picture:
+def picture(times: Times, now_ms: int) -> TimelinePicture:
     """Draw the moments of a job."""
     latest_ms = max([one.end_ms or one.start_ms for one in times.tries], default=times.submitted_ms)
-    scale = Scale(times.submitted_ms, max(times.ended_ms or now_ms, latest_ms, times.submitted_ms + 1))
+    scale = TimeScale(times.submitted_ms, max(times.ended_ms or now_ms, latest_ms, times.submitted_ms + 1))
     is_over = times.ended_ms is not None
     bars, marks = [*_waits(times, scale, now_ms)], list[Mark]()
     for lane, one in enumerate(times.tries, start=1):
@@ -139,7 +139,7 @@ def picture(times: Times, now_ms: int) -> Picture:
     if is_over:
         kind = "end-done" if times.state == "done" else "end-bad"
         marks.append(Mark(lane=len(times.tries), at=scale.at(times.ended_ms or now_ms), kind=kind, title=times.state))
-    return Picture(lanes=tuple(_names(times)), bars=tuple(bars), marks=tuple(marks), ticks=tuple(scale.ticks()))
+    return TimelinePicture(lanes=tuple(_names(times)), bars=tuple(bars), marks=tuple(marks), ticks=tuple(scale.ticks()))
 
 
 def _names(times: Times) -> Iterator[str]:
@@ -151,7 +151,7 @@ def _names(times: Times) -> Iterator[str]:
         yield f"Attempt {one.number}{note}"
 
 
-def _waits(times: Times, scale: Scale, now_ms: int) -> Iterator[Bar]:
+def _waits(times: Times, scale: TimeScale, now_ms: int) -> Iterator[Bar]:
     begin_ms = times.submitted_ms
     for number, one in enumerate(times.tries):
         if one.start_ms > begin_ms:
@@ -167,7 +167,7 @@ def _waits(times: Times, scale: Scale, now_ms: int) -> Iterator[Bar]:
         )
 
 
-def _bars_of(times: Times, one: Try, end_ms: int, lane: int, scale: Scale) -> Iterator[Bar]:
+def _bars_of(times: Times, one: Try, end_ms: int, lane: int, scale: TimeScale) -> Iterator[Bar]:
     """Yield what an attempt did, what interrupted that, and the time in which its worker was dead."""
     lost_ms = _lost_ms(times, one, end_ms)
     yield from _phases(times, one, lost_ms, lane, scale)
@@ -188,7 +188,7 @@ def _lost_ms(times: Times, one: Try, end_ms: int) -> int:
     return min(end_ms, max(known))
 
 
-def _phases(times: Times, one: Try, end_ms: int, lane: int, scale: Scale) -> Iterator[Bar]:
+def _phases(times: Times, one: Try, end_ms: int, lane: int, scale: TimeScale) -> Iterator[Bar]:
     """Yield what an attempt did: it waited in its worker, computed the prompt, and generated."""
     scheduled_ms, first_ms = times.scheduled_ms, times.first_token_ms
     begin_ms = one.start_ms
@@ -204,7 +204,7 @@ def _phases(times: Times, one: Try, end_ms: int, lane: int, scale: Scale) -> Ite
         yield _bar(scale, begin_ms, end_ms, lane, "decode", "Went on after the last token")
 
 
-def _bar(scale: Scale, begin_ms: int, end_ms: int, lane: int, kind: str, what: str) -> Bar:
+def _bar(scale: TimeScale, begin_ms: int, end_ms: int, lane: int, kind: str, what: str) -> Bar:
     start = scale.at(begin_ms)
     width = max(LEAST_WIDTH, round(scale.at(end_ms) - start, 3))
     return Bar(

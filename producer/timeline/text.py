@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from sluice.producer.timeline.durations import seconds
-from sluice.producer.timeline.picture import Bar, Picture, Times
+from sluice.producer.timeline.picture import Bar, TimelinePicture, Times
 
 MARKS = {
     "queue": "·",
@@ -19,7 +19,7 @@ LEGEND = "· waits   ▒ prompt   █ output   ▁ preempted   ~ worker lost   �
 LEAST_COLUMNS = 20
 
 
-def lines_of(drawn: Picture, times: Times, *, width: int) -> Iterator[str]:
+def lines_of(drawn: TimelinePicture, times: Times, *, width: int) -> Iterator[str]:
     """Yield the lines of a timeline; none is longer than `width`, unless that is too narrow to draw at all.
 
     Each lane is a line: the queue, then the attempts with how they ended.
@@ -34,7 +34,7 @@ def lines_of(drawn: Picture, times: Times, *, width: int) -> Iterator[str]:
     yield " " * margin + LEGEND
 
 
-def _lane(drawn: Picture, lane: int, columns: int) -> str:
+def _lane(drawn: TimelinePicture, lane: int, columns: int) -> str:
     line = [" "] * columns
     for bar in drawn.bars:
         if bar.lane == lane:
@@ -53,7 +53,7 @@ def _fill(line: list[str], bar: Bar) -> None:
     line[start:end] = MARKS[bar.kind] * (min(end, columns) - start)
 
 
-def _scale(drawn: Picture, columns: int) -> str:
+def _scale(drawn: TimelinePicture, columns: int) -> str:
     line = [" "] * columns
     free = 0
     for tick in drawn.ticks:

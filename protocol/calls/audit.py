@@ -17,7 +17,7 @@ LANE_SLICE_ENTRIES = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
+class JobRecords:
     """The records of one job in its hash and in every other key, at one instant."""
 
     id: JobId
@@ -69,19 +69,19 @@ class Picture:
         return self.has_entry + self.is_delayed + self.is_suspect
 
 
-def audit_jobs(keys: QueueKeys, job_ids: Sequence[JobId]) -> Call[list[Picture]]:
+def audit_jobs(keys: QueueKeys, job_ids: Sequence[JobId]) -> Call[list[JobRecords]]:
     """Inspect up to `AUDIT_SLICE_JOBS` jobs with all their records. Never writes."""
 
-    def read(reply: Raw) -> list[Picture]:
+    def read(reply: Raw) -> list[JobRecords]:
         now, rows = reply
         return [_read_picture(job_id, row, now) for job_id, row in zip(job_ids, rows, strict=True)]
 
     return Call("audit_jobs", keys.fixed(), (pack_for_script(job_ids),), read)
 
 
-def _read_picture(job_id: JobId, row: Raw, now: int) -> Picture:
+def _read_picture(job_id: JobId, row: Raw, now: int) -> JobRecords:
     """Parse one job; the fields are in the order of `picture_of` in audit_jobs.lua."""
-    return Picture(
+    return JobRecords(
         id=job_id,
         trouble=read_text(row[0]),
         state=None if row[1] is None else JobState(row[1].decode()),

@@ -38,7 +38,7 @@ class ScalePolicy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scale(Backlog):
+class Demand(Backlog):
     """The work of a queue, and the workers that it needs."""
 
     within_s: float
@@ -48,9 +48,9 @@ class Scale(Backlog):
     """Workers that get through all that waits and runs in `within_s`, between the bounds."""
 
 
-def scale_of(backlog: Backlog, policy: ScalePolicy) -> Scale:
+def scale_of(backlog: Backlog, policy: ScalePolicy) -> Demand:
     """Return the work of a queue with the workers that it needs."""
-    return Scale(**asdict(backlog), **asdict(policy), wanted_workers=wanted_workers(backlog, policy))
+    return Demand(**asdict(backlog), **asdict(policy), wanted_workers=wanted_workers(backlog, policy))
 
 
 def wanted_workers(backlog: Backlog, policy: ScalePolicy) -> int:

@@ -8,7 +8,7 @@ import yaml
 
 from sluice.gateway.api_keys.key import SCOPES
 from sluice.gateway.native.scale import POLICY, SCOPE
-from sluice.protocol.scaling.demand import Scale
+from sluice.protocol.scaling.demand import Demand
 from sluice.worker.config import load_config
 from tests.rules.test_deployment import ROOT, parsed
 
@@ -174,7 +174,7 @@ class TestGivenTheScaledObject:
         assert url.port == service["spec"]["ports"][0]["port"]
         assert url.path == f"/queues/{named('ConfigMap', 'sluice')['data']['SLUICE_QUEUE']}/scale"
         assert parse_qs(url.query).keys() <= {parameter.name for parameter in POLICY}
-        assert trigger["metadata"]["valueLocation"] in Scale.__dataclass_fields__
+        assert trigger["metadata"]["valueLocation"] in Demand.__dataclass_fields__
         assert int(parse_qs(url.query)["max"][0]) == spec["maxReplicaCount"]
 
     def test_when_no_job_is_there_then_no_worker_is_left(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from sluice.protocol.calls.audit import PartitionCounts, Picture
+from sluice.protocol.calls.audit import JobRecords, PartitionCounts
 from sluice.protocol.calls.base import read_stream_id
 from sluice.protocol.wire import JobId
 from sluice.worker.audit.findings import (
@@ -59,7 +59,7 @@ JournalIds = Callable[[int], Iterable[JobId]]
 
 
 @dataclass(slots=True, eq=False)
-class Report:
+class AuditReport:
     """The result of an audit. Changes during the audit and the repair."""
 
     findings: list[Finding] = field(default_factory=list[Finding])
@@ -109,13 +109,13 @@ class Auditor:
         self._journal = journal
         self._timing = timing
 
-    def audit(self) -> Report:
+    def audit(self) -> AuditReport:
         """Compare all sources twice, and report what both passes see.
 
         Raises:
             redis.RedisError, sqlalchemy.exc.SQLAlchemyError: a source does not answer.
         """
-        report = Report()
+        report = AuditReport()
         first = {side.keys.partition: self._first_pass(side, report) for side in self._sides}
         without_settings = [side for side in self._sides if list(self._lost_settings(side))]
         marks = [(side, side.counts().stamp) for side in self._sides]
@@ -133,7 +133,7 @@ class Auditor:
 
     # ------------------------------------------------------------ the first pass
 
-    def _first_pass(self, side: QueueSide, report: Report) -> Suspicions:
+    def _first_pass(self, side: QueueSide, report: AuditReport) -> Suspicions:
         found: Suspicions = {}
         for finding in chain(
             self._existing_jobs(side, report),
@@ -148,7 +148,7 @@ class Auditor:
         _add_counters(report, side.counts())
         return found
 
-    def _existing_jobs(self, side: QueueSide, report: Report) -> Iterator[Finding]:
+    def _existing_jobs(self, side: QueueSide, report: AuditReport) -> Iterator[Finding]:
         for ids in in_slices(side.job_ids()):
             pictures = list(side.pictures(ids))
             known = self._known(ids)
@@ -162,7 +162,7 @@ class Auditor:
             if picture.state is None:
                 yield from within_queue(picture)
 
-    def _known_elsewhere(self, side: QueueSide, report: Report) -> Iterator[Finding]:
+    def _known_elsewhere(self, side: QueueSide, report: AuditReport) -> Iterator[Finding]:
         partition = side.keys.partition
         if self._history is not None:
             for ids in in_slices(self._history.open_jobs(partition)):
@@ -180,7 +180,7 @@ class Auditor:
         for picture in side.pictures(unknown):
             yield from self._elsewhere(picture, known.get(picture.id, ()))
 
-    def _elsewhere(self, picture: Picture, rows: Sequence[HistoryRow]) -> Iterator[Finding]:
+    def _elsewhere(self, picture: JobRecords, rows: Sequence[HistoryRow]) -> Iterator[Finding]:
         known = row_of(picture, rows)
         finding = with_history(picture, known) or with_journal(picture, known, has_retention=self._timing.has_retention)
         yield from filter(None, (finding, with_other_submissions(picture, rows)))
@@ -199,13 +199,13 @@ class Auditor:
                 history=f"a worker served it at {pulled_ms}",
             )
 
-    def _judge(self, picture: Picture, rows: Sequence[HistoryRow]) -> Iterator[Finding]:
+    def _judge(self, picture: JobRecords, rows: Sequence[HistoryRow]) -> Iterator[Finding]:
         yield from within_queue(picture)
         if self._history is not None and not self._is_past_retention(picture):
             finding = with_history(picture, row_of(picture, rows))
             yield from filter(None, (finding, with_other_submissions(picture, rows)))
 
-    def _is_past_retention(self, picture: Picture) -> bool:
+    def _is_past_retention(self, picture: JobRecords) -> bool:
         keep_ms = self._timing.retention_ms
         if keep_ms is None or picture.ended_ms is None:
             return False
@@ -277,7 +277,7 @@ def _is_before(event: str | None, mark: str) -> bool:
     return event is not None and read_stream_id(event) <= read_stream_id(mark)
 
 
-def _add_counters(report: Report, counts: PartitionCounts) -> None:
+def _add_counters(report: AuditReport, counts: PartitionCounts) -> None:
     names = {"waiting_jobs": "queued", "running_jobs": "running"}
     for name in ("submitted", "done", "failed", "cancelled", "expired", *names):
         report.counters[names.get(name, name)] += counts.counters.get(name, 0)

@@ -8,7 +8,7 @@ from pathlib import Path
 from redis.exceptions import RedisError
 
 from sluice.protocol.redis.urls import redacted
-from sluice.worker.audit.auditor import Auditor, AuditTiming, JournalIds, Report
+from sluice.worker.audit.auditor import Auditor, AuditReport, AuditTiming, JournalIds
 from sluice.worker.audit.history_side import HistorySide, opened_history
 from sluice.worker.audit.journal_side import FileJobs, JournalFile
 from sluice.worker.audit.lost_jobs import HistoryJobs, LostJobs
@@ -52,7 +52,7 @@ class AuditOptions:
             raise ConfigError(["--pause-s and --history-s must be 0 or more seconds"])
 
 
-def run_audit(config: WorkerConfig, environ: Mapping[str, str], options: AuditOptions) -> Report:
+def run_audit(config: WorkerConfig, environ: Mapping[str, str], options: AuditOptions) -> AuditReport:
     """Audit a queue, and repair it if requested.
 
     Raises:
@@ -80,7 +80,7 @@ def _history(config: WorkerConfig, environ: Mapping[str, str], options: AuditOpt
         yield history
 
 
-def _audited(client: Client, history: HistorySide | None, config: WorkerConfig, options: AuditOptions) -> Report:
+def _audited(client: Client, history: HistorySide | None, config: WorkerConfig, options: AuditOptions) -> AuditReport:
     sides = [QueueSide(client, keys) for keys in stated_partitions_of(client, config)]
     journal = None if options.journal is None else JournalFile.opened(options.journal)
     ids: JournalIds | None = None if journal is None else journal.ids

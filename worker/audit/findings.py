@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sluice.protocol import limits
-from sluice.protocol.calls.audit import Picture
+from sluice.protocol.calls.audit import JobRecords
 from sluice.protocol.states import JobState
 from sluice.protocol.wire import JobId
 
@@ -127,7 +127,7 @@ class HistoryRow:
         return not (self.is_deleted or self.state.is_terminal)
 
 
-def row_of(picture: Picture, rows: Sequence[HistoryRow]) -> HistoryRow | None:
+def row_of(picture: JobRecords, rows: Sequence[HistoryRow]) -> HistoryRow | None:
     """Return the row of the submission that the queue has; if it has none, an open row, or else the newest.
 
     Args:
@@ -139,7 +139,7 @@ def row_of(picture: Picture, rows: Sequence[HistoryRow]) -> HistoryRow | None:
     return next((row for row in rows if row.is_open), rows[0] if rows else None)
 
 
-def describe(picture: Picture) -> str:
+def describe(picture: JobRecords) -> str:
     """Describe a job's state in the queue."""
     if picture.state is None:
         return "unknown" if picture.trouble == "unknown" else f"key is foreign ({picture.trouble})"
@@ -149,14 +149,14 @@ def describe(picture: Picture) -> str:
 # ---------------------------------------------------------------- within the queue
 
 
-def within_queue(picture: Picture) -> Iterator[Finding]:
+def within_queue(picture: JobRecords) -> Iterator[Finding]:
     """Yield disagreements among a job's keys and the structures that refer to it."""
     for kind, detail in _within(picture):
         queue = f"{describe(picture)}, {detail}"
         yield Finding(kind=kind, subject=picture.id, job_id=picture.id, queue=queue, partition=_partition(picture.id))
 
 
-def _within(picture: Picture) -> Iterator[tuple[Kind, str]]:
+def _within(picture: JobRecords) -> Iterator[tuple[Kind, str]]:
     match picture.state:
         case None:
             yield from _of_no_job(picture)
@@ -168,7 +168,7 @@ def _within(picture: Picture) -> Iterator[tuple[Kind, str]]:
             yield from _of_ended(picture)
 
 
-def _of_no_job(picture: Picture) -> Iterator[tuple[Kind, str]]:
+def _of_no_job(picture: JobRecords) -> Iterator[tuple[Kind, str]]:
     if picture.trouble != "unknown":
         yield Kind.FOREIGN_KEY, f"its hash is {picture.trouble}"
         return
@@ -183,7 +183,7 @@ def _of_no_job(picture: Picture) -> Iterator[tuple[Kind, str]]:
         yield Kind.NO_SUCH_JOB, "but " + " and ".join(what for what, is_so in references.items() if is_so)
 
 
-def _of_queued(picture: Picture) -> Iterator[tuple[Kind, str]]:
+def _of_queued(picture: JobRecords) -> Iterator[tuple[Kind, str]]:
     if picture.num_places == 0:
         lost = f"its entry {picture.entry} is not on lane {picture.lane}" if picture.entry else "no entry is named"
         yield Kind.QUEUED_NOWHERE, f"{lost}; neither delayed nor a suspect"
@@ -198,7 +198,7 @@ def _of_queued(picture: Picture) -> Iterator[tuple[Kind, str]]:
     yield from _of_open(picture)
 
 
-def _of_running(picture: Picture) -> Iterator[tuple[Kind, str]]:
+def _of_running(picture: JobRecords) -> Iterator[tuple[Kind, str]]:
     if not picture.owner:
         yield Kind.RUNNING_WITHOUT_OWNER, "no lease" if picture.owner is None else "its lease was given back"
     elif not picture.is_held:
@@ -214,12 +214,12 @@ def _of_running(picture: Picture) -> Iterator[tuple[Kind, str]]:
     yield from _of_open(picture)
 
 
-def _of_open(picture: Picture) -> Iterator[tuple[Kind, str]]:
+def _of_open(picture: JobRecords) -> Iterator[tuple[Kind, str]]:
     if picture.is_in_batch is False:
         yield Kind.BATCH_MEMBER, "its batch does not list it as open"
 
 
-def _of_ended(picture: Picture) -> Iterator[tuple[Kind, str]]:
+def _of_ended(picture: JobRecords) -> Iterator[tuple[Kind, str]]:
     if picture.owner is not None:
         yield Kind.ENDED_BUT_LEASED, f"lease of {picture.owner or 'no worker'}"
     if picture.is_delayed or picture.is_suspect:
@@ -232,7 +232,7 @@ def _of_ended(picture: Picture) -> Iterator[tuple[Kind, str]]:
         yield Kind.CHANNEL_OPEN, "a channel has tokens and no end"
 
 
-def _places(picture: Picture) -> str:
+def _places(picture: JobRecords) -> str:
     places = {
         f"on lane {picture.lane}": picture.has_entry,
         "delayed": picture.is_delayed,
@@ -248,7 +248,7 @@ def _partition(job_id: JobId) -> int:
 # ---------------------------------------------------------------- between the queue and the history
 
 
-def with_history(picture: Picture, known: HistoryRow | None) -> Finding | None:
+def with_history(picture: JobRecords, known: HistoryRow | None) -> Finding | None:
     """Return the disagreement of queue and history about a job. The second pass rules out events in transit."""
     if known is not None and known.is_deleted:
         return None
@@ -264,7 +264,7 @@ def with_history(picture: Picture, known: HistoryRow | None) -> Finding | None:
     return None
 
 
-def with_other_submissions(picture: Picture, rows: Sequence[HistoryRow]) -> Finding | None:
+def with_other_submissions(picture: JobRecords, rows: Sequence[HistoryRow]) -> Finding | None:
     """Return a finding if a submission that the queue has replaced by another one of the same id is open."""
     if picture.state is None:
         return None
@@ -274,14 +274,14 @@ def with_other_submissions(picture: Picture, rows: Sequence[HistoryRow]) -> Find
     return None
 
 
-def _unknown_to_queue(picture: Picture, known: HistoryRow | None) -> Finding | None:
+def _unknown_to_queue(picture: JobRecords, known: HistoryRow | None) -> Finding | None:
     """Return a finding unless the job has ended, because ended jobs expire from the queue."""
     if known is None or known.state.is_terminal:
         return None
     return _between(Kind.FORGOTTEN, picture, known, version=0)
 
 
-def _between(kind: Kind, picture: Picture, known: HistoryRow | None, *, version: int) -> Finding:
+def _between(kind: Kind, picture: JobRecords, known: HistoryRow | None, *, version: int) -> Finding:
     return Finding(
         kind=kind,
         subject=picture.id,
@@ -293,7 +293,7 @@ def _between(kind: Kind, picture: Picture, known: HistoryRow | None, *, version:
     )
 
 
-def with_journal(picture: Picture, known: HistoryRow | None, *, has_retention: bool) -> Finding | None:
+def with_journal(picture: JobRecords, known: HistoryRow | None, *, has_retention: bool) -> Finding | None:
     """Return a finding for an acknowledged job without hash and row.
 
     With retention, the job may have ended long ago and lost its row: a journal has no times.
@@ -311,7 +311,7 @@ def with_journal(picture: Picture, known: HistoryRow | None, *, has_retention: b
     )
 
 
-def is_confirmed(first: Finding, second: Finding, picture: Picture | None, known: HistoryRow | None) -> bool:
+def is_confirmed(first: Finding, second: Finding, picture: JobRecords | None, known: HistoryRow | None) -> bool:
     """Return whether the second pass confirms a finding, which rules out events in transit.
 
     Between the passes, everything that the first pass saw in the queue was recorded, unless there is a
@@ -330,5 +330,5 @@ def is_confirmed(first: Finding, second: Finding, picture: Picture | None, known
             return True
 
 
-def _version(picture: Picture | None) -> int:
+def _version(picture: JobRecords | None) -> int:
     return 0 if picture is None else picture.version

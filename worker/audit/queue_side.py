@@ -9,9 +9,9 @@ from typing import Any, TypeVar, cast
 from sluice.protocol import limits
 from sluice.protocol.calls.audit import (
     AUDIT_SLICE_JOBS,
+    JobRecords,
     LaneView,
     PartitionCounts,
-    Picture,
     StrayEntry,
     Sums,
     audit_batches,
@@ -112,14 +112,14 @@ class QueueSide:
             return None
         return JobId(text)
 
-    def pictures(self, job_ids: Iterable[JobId]) -> Iterator[Picture]:
+    def pictures(self, job_ids: Iterable[JobId]) -> Iterator[JobRecords]:
         """Yield the state of each job, each read atomically."""
         for ids in in_slices(job_ids):
             calls = [audit_jobs(self.keys, job_slice) for job_slice in in_slices(ids, AUDIT_SLICE_JOBS)]
             for answer in run_many(self._client, calls):
                 if isinstance(answer, Exception):
                     raise answer
-                yield from cast("list[Picture]", answer)
+                yield from cast("list[JobRecords]", answer)
 
     def unknown(self, job_ids: list[JobId]) -> list[JobId]:
         """Return the jobs that have no hash. Cheaper than `pictures`."""

@@ -16,7 +16,7 @@ from sluice.protocol.calls.audit import (
 )
 from sluice.protocol.redis.execution import run
 from sluice.protocol.wire import JobId
-from sluice.worker.audit.auditor import Report
+from sluice.worker.audit.auditor import AuditReport
 from sluice.worker.audit.findings import Finding, HistoryRow, Kind, row_of
 from sluice.worker.audit.history_side import HistorySide
 from sluice.worker.audit.lost_jobs import LostJobs
@@ -53,7 +53,7 @@ class Repair:
     """The repair of one queue after an audit. It notes in the report what it did about each finding."""
 
     def __init__(
-        self, client: Client, history: HistorySide | None, sources: Sequence[LostJobs], report: Report
+        self, client: Client, history: HistorySide | None, sources: Sequence[LostJobs], report: AuditReport
     ) -> None:
         self._client = client
         self._history = history

@@ -4,7 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from sluice.worker.audit.auditor import Report
+from sluice.worker.audit.auditor import AuditReport
 from sluice.worker.audit.findings import WHAT_TO_DO, Finding
 
 STATES = ("done", "failed", "cancelled", "expired", "queued", "running")
@@ -12,12 +12,12 @@ SHOWN = 50
 """Maximum number of findings of one kind in the table; `--json` has all."""
 
 
-def table_of(report: Report) -> str:
+def table_of(report: AuditReport) -> str:
     """Format the sums of each source, then each disagreement with what to do."""
     return "\n".join([*_sums(report), "", *_findings(report), *(f"note: {note}" for note in report.notes)])
 
 
-def _sums(report: Report) -> Iterator[str]:
+def _sums(report: AuditReport) -> Iterator[str]:
     yield "  ".join(["source           ", *(f"{name:>10}" for name in ("submitted", *STATES))])
     counters = report.counters
     yield _row("counters", counters["submitted"], counters)
@@ -33,7 +33,7 @@ def _row(source: str, submitted: int | None, states: Mapping[str, int] | None) -
     return "  ".join([f"{source:<17}", *(f"{'-' if cell is None else cell:>10}" for cell in cells)])
 
 
-def _findings(report: Report) -> Iterator[str]:
+def _findings(report: AuditReport) -> Iterator[str]:
     if not report.findings:
         yield "All sources agree: submitted = done + failed + cancelled + expired + queued + running."
         return
@@ -48,13 +48,13 @@ def _findings(report: Report) -> Iterator[str]:
             yield f"  and {count - SHOWN} more (--json shows all)"
 
 
-def _line(finding: Finding, report: Report) -> str:
+def _line(finding: Finding, report: AuditReport) -> str:
     done = report.done.get(finding.key)
     sides = (("queue", finding.queue), ("history", finding.history), ("journal", finding.journal), ("repair", done))
     return f"{finding.subject:<40} " + "; ".join(f"{side}: {said}" for side, said in sides if said is not None)
 
 
-def json_of(report: Report) -> str:
+def json_of(report: AuditReport) -> str:
     """Format the report as JSON."""
     return json.dumps(
         {
@@ -71,7 +71,7 @@ def json_of(report: Report) -> str:
     )
 
 
-def _object(finding: Finding, report: Report) -> dict[str, object]:
+def _object(finding: Finding, report: AuditReport) -> dict[str, object]:
     return {
         "kind": finding.kind,
         "subject": finding.subject,

@@ -19,7 +19,7 @@ from sluice.worker.log import Log
 from sluice.worker.model.load import engine_config
 
 
-class Check(NamedTuple):
+class StartupCheck(NamedTuple):
     """One check, and the checks that must succeed before."""
 
     what: str
@@ -51,22 +51,22 @@ def check_metrics(site: Site) -> Iterator[CheckResult]:
 
 
 SERVER_CHECKS = (
-    Check("settings", check_settings),
-    Check("metrics", check_metrics),
-    Check("history", check_history),
-    Check("redis", check_redis),
+    StartupCheck("settings", check_settings),
+    StartupCheck("metrics", check_metrics),
+    StartupCheck("history", check_history),
+    StartupCheck("redis", check_redis),
 )
 
 MODEL_CHECKS = (
-    Check("device", check_device),
-    Check("model", check_model, needs=frozenset({"settings", "device"})),
-    Check("kernels", check_kernels, needs=frozenset({"device"})),
-    Check("queue", check_queue, needs=frozenset({"redis", "model"})),
+    StartupCheck("device", check_device),
+    StartupCheck("model", check_model, needs=frozenset({"settings", "device"})),
+    StartupCheck("kernels", check_kernels, needs=frozenset({"device"})),
+    StartupCheck("queue", check_queue, needs=frozenset({"redis", "model"})),
 )
 """Run after the others: they import torch, which takes seconds."""
 
 
-def require(checks: Sequence[Check], site: Site, log: Log) -> None:
+def require(checks: Sequence[StartupCheck], site: Site, log: Log) -> None:
     """Run checks for a start, and log their warnings.
 
     Raises:
@@ -95,7 +95,7 @@ def examine(site: Site) -> Iterator[CheckResult]:
             yield from (CheckResult(what=check.what, found=problem, level=CheckLevel.WRONG) for problem in problems)
 
 
-def _results_of(check: Check, site: Site) -> Iterator[CheckResult]:
+def _results_of(check: StartupCheck, site: Site) -> Iterator[CheckResult]:
     try:
         yield from check.run(site)
     except OSError as error:

@@ -17,7 +17,7 @@ from sluice.engine.execution.threads import limit_spinning
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.request import TokenDelta
 from sluice.engine.watching import Iteration
-from sluice.worker.engine_process.messages import Load, LoadFailed, Orders, Report, Setup, packed, receive, send
+from sluice.worker.engine_process.messages import Load, LoadFailed, Orders, Setup, StepReport, packed, receive, send
 from sluice.worker.errors import ConfigError, WorkerError
 from sluice.worker.log import Log, configure_logs, ended_by_threads, get_log
 from sluice.worker.model.folders import is_null
@@ -147,7 +147,7 @@ def serve(engine: LLMEngine, inbox: Inbox, connection: Connection) -> None:
     while True:
         send(
             connection,
-            Report(
+            StepReport(
                 deltas=[*map(packed, deltas)],
                 room=engine.room(),
                 num_orders=num_orders,

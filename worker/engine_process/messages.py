@@ -6,7 +6,7 @@
 | worker | `Load` | once its own checks have passed |
 | engine | `EngineFacts`, or `LoadFailed` | then |
 | worker | `Orders` | when there is anything to order |
-| engine | `Report` | at first, and after each step |
+| engine | `StepReport` | at first, and after each step |
 | engine | `EngineBroken` | when it cannot go on; then it ends |
 
 Either side ends when the other closes the socket, which the system does for a process that is killed.
@@ -63,7 +63,7 @@ of a choice, where the worker reads them."""
 _BETWEEN = SequenceStats(num_prompt_tokens=0)
 
 
-class Report(NamedTuple):
+class StepReport(NamedTuple):
     """What a step did, and the state of the engine after it."""
 
     deltas: list[PackedDelta]

@@ -10,7 +10,7 @@ from subprocess import DEVNULL, Popen, TimeoutExpired
 from typing import Self
 
 from sluice.worker.config import WorkerConfig
-from sluice.worker.engine_process.messages import Load, LoadFailed, Report, Setup, receive, send
+from sluice.worker.engine_process.messages import Load, LoadFailed, Setup, StepReport, receive, send
 from sluice.worker.errors import ConfigError, WorkerBroken
 from sluice.worker.model.loaded_model import EngineFacts
 from sluice.worker.signals import block_startup_signals
@@ -52,7 +52,7 @@ class EngineProcess:
         """Its process id."""
         return self._process.pid
 
-    def load(self) -> tuple[EngineFacts, Report]:
+    def load(self) -> tuple[EngineFacts, StepReport]:
         """Let it load the model; wait until it has, and for its first report.
 
         Raises:
@@ -65,7 +65,7 @@ class EngineProcess:
             answer = receive(self.connection, EngineFacts, LoadFailed)
             if isinstance(answer, LoadFailed):
                 raise ConfigError(answer.problems) if answer.are_settings else WorkerBroken(*answer.problems)
-            report = receive(self.connection, Report)
+            report = receive(self.connection, StepReport)
         except EOFError:
             raise WorkerBroken(f"the engine's process ended while it loaded the model: {self.end()}") from None
         self._is_loaded = True

@@ -10,7 +10,7 @@ from sluice.engine.llm_engine import EngineStats
 from sluice.engine.request import Request, Room, TokenDelta
 from sluice.engine.validation import check_request
 from sluice.engine.watching import Watcher
-from sluice.worker.engine_process.messages import Orders, Report, receive, send, unpacked
+from sluice.worker.engine_process.messages import Orders, StepReport, receive, send, unpacked
 from sluice.worker.engine_process.process import EngineProcess
 from sluice.worker.watchdog import Watchdog
 
@@ -59,7 +59,7 @@ class RemoteEngine:
         self._dropped: list[str] = []
         self._num_orders = 0
         self._num_added = 0
-        self._reports: deque[Report] = deque()
+        self._reports: deque[StepReport] = deque()
         self._places = threading.Semaphore(MAX_REPORTS)
         self._is_closing = False
         self._failure: EngineBroken | None = None
@@ -185,7 +185,7 @@ class RemoteEngine:
 
     def _receive(self) -> None:
         try:
-            while not isinstance(received := receive(self._process.connection, Report, EngineBroken), EngineBroken):
+            while not isinstance(received := receive(self._process.connection, StepReport, EngineBroken), EngineBroken):
                 self._take(received)
             self._failure = received
         except EOFError:
@@ -194,7 +194,7 @@ class RemoteEngine:
             self._failure = EngineBroken(f"a report of the engine's process cannot be read: {error!r}")
         self._wake_loop()
 
-    def _take(self, report: Report) -> None:
+    def _take(self, report: StepReport) -> None:
         with self._timing:
             if self._is_timed:
                 self.watchdog.end()

@@ -219,7 +219,7 @@ class Totals(NamedTuple):
     busy_s: float = 0.0
 
 
-class Rates:
+class SampledRates:
     """What happened between one sample and the next. Mutable."""
 
     def __init__(self, clock: Callable[[], float] = monotonic_s) -> None:

@@ -19,7 +19,7 @@ from sluice.worker.connection.clients import Client
 from sluice.worker.device_driver import utilisation_of
 from sluice.worker.model.loaded_model import LoadedModel
 from sluice.worker.serve.context import WorkerContext
-from sluice.worker.serve.metrics import Depth, Rates, Snapshot, Totals
+from sluice.worker.serve.metrics import Depth, SampledRates, Snapshot, Totals
 
 QUEUE_VIEW_AGE_S = 1.0
 """Least time between two reads of the queue's depth."""
@@ -99,7 +99,7 @@ class StatusReporter:
         self._context = context
         self._served = served
         self._depth = QueueDepth(client, context.partitions)
-        self._rates, self._recent = Rates(), Recent()
+        self._rates, self._recent = SampledRates(), Recent()
         self._read_device = utilisation_of(context.config.model.device)
         self._device_utilisation: float | None = None
         self._last_failure: str | None = None

@@ -30,7 +30,7 @@ SIGNALS = {Action.QUIET: signal.SIGTSTP, Action.RESUME: signal.SIGCONT, Action.D
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class QueueSnapshot:
     """The queue at one moment."""
 
     backlog: Backlog
@@ -45,7 +45,7 @@ class QueueReader:
         self._client = connect(self._url, timeout_s=config.redis.timeout_s)
         self._config, self._name = config, config.queue.name
 
-    def look(self) -> Look:
+    def look(self) -> QueueSnapshot:
         """Read the queue.
 
         Raises:
@@ -57,7 +57,7 @@ class QueueReader:
         except (RedisError, OSError) as error:
             raise_if_refused(error, self._url)
             raise NotReady(f"redis at {redacted(self._url)} does not answer: {error}") from error
-        return Look(backlog_of(self._name, views), list(workers_of(self._name, views)))
+        return QueueSnapshot(backlog_of(self._name, views), list(workers_of(self._name, views)))
 
 
 def run_top(config: WorkerConfig, environ: Mapping[str, str], *, every_s: float, is_once: bool) -> None:
@@ -76,7 +76,7 @@ def run_top(config: WorkerConfig, environ: Mapping[str, str], *, every_s: float,
         _show(reader, first, keys, live, every_s)
 
 
-def _show(reader: QueueReader, look: Look, keys: Keys, live: Live, every_s: float) -> None:
+def _show(reader: QueueReader, look: QueueSnapshot, keys: Keys, live: Live, every_s: float) -> None:
     state, next_s = TopState(), monotonic_s() + every_s
     while not state.is_over:
         rows = state.visible(look.rows)

@@ -13,7 +13,7 @@ import redis
 import sqlalchemy as sa
 
 from sluice.history.tables import jobs
-from sluice.worker.audit.auditor import Report as AuditReport
+from sluice.worker.audit.auditor import AuditReport
 from sluice.worker.audit.command import AuditOptions, run_audit
 from sluice.worker.config import load_config
 from tests.chaos.catalogue import catalogue

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.producer.cli import follow
-from sluice.producer.cli.follow import End, Rate
+from sluice.producer.cli.follow import BatchEnd, Rate
 from sluice.producer.client import Producer
 from sluice.protocol.calls import BatchView
 from sluice.protocol.states import JobState
@@ -117,7 +117,7 @@ class TestGivenAnOpenBatchWhosePresentJobsHaveEnded:
 
     @given(st.lists(st.tuples(st.floats(0.1, 9), st.integers(0, 3)), min_size=1, max_size=20))
     def test_when_it_is_over_then_no_job_came_for_the_whole_time(self, looks: list[tuple[float, int]]) -> None:
-        end, now_s, total, came_s = End(10.0), 0.0, 1, 0.0
+        end, now_s, total, came_s = BatchEnd(10.0), 0.0, 1, 0.0
 
         for passed_s, more in looks:
             now_s, total = now_s + passed_s, total + more

@@ -10,7 +10,7 @@ from sqlalchemy.engine import Engine
 from sluice.history.tables import jobs
 from sluice.history.writer import HistoryWriter
 from sluice.protocol.wire import JobId
-from sluice.worker.audit.auditor import Report
+from sluice.worker.audit.auditor import AuditReport
 from sluice.worker.audit.command import AuditOptions, run_audit
 from sluice.worker.config import load_config
 from sluice.worker.recorder.recorder import Recorder, RecorderSettings
@@ -40,7 +40,7 @@ class Scene:
         repair: bool = False,
         retention_days: float = 0,
         **asked: Any,  # Any: fields of AuditOptions
-    ) -> Report:
+    ) -> AuditReport:
         """One audit, without patience."""
         url = self.history.url.render_as_string(hide_password=False)
         flags: dict[str, object] = {

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from sluice.protocol.calls.audit import Picture
+from sluice.protocol.calls.audit import JobRecords
 from sluice.protocol.states import JobState
 from sluice.protocol.wire import JobId
 from sluice.worker.audit.findings import (
@@ -20,7 +20,7 @@ from sluice.worker.audit.findings import (
 ID = JobId("0.t.one")
 
 
-def picture(state: JobState | None = JobState.QUEUED, **changes: Any) -> Picture:  # Any: the fields of Picture
+def picture(state: JobState | None = JobState.QUEUED, **changes: Any) -> JobRecords:  # Any: the fields of JobRecords
     """A sound job."""
     is_queued, is_running = state is JobState.QUEUED, state is JobState.RUNNING
     known: dict[str, Any] = {
@@ -31,10 +31,10 @@ def picture(state: JobState | None = JobState.QUEUED, **changes: Any) -> Picture
         "has_payload": True, "dead_ms": None, "ended_ms": None, "submitted_ms": 1, "seen_ms": 10, "is_in_batch": None,
         "has_open_channel": False,
     }  # fmt: skip
-    return Picture(**(known | changes))
+    return JobRecords(**(known | changes))
 
 
-def seen(queue: Picture, history: HistoryRow | None) -> Finding:
+def seen(queue: JobRecords, history: HistoryRow | None) -> Finding:
     """What one look finds."""
     finding = with_history(queue, history) or with_journal(queue, history, has_retention=False)
     assert finding is not None

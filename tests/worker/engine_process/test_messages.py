@@ -11,7 +11,7 @@ from sluice.engine.config import EngineConfig
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullModel, NullModelConfig, NullTokenizer
 from sluice.engine.request import ChoiceProgress, Request, SamplingParams, TokenDelta
-from sluice.worker.engine_process.messages import Report, packed, receive, unpacked
+from sluice.worker.engine_process.messages import StepReport, packed, receive, unpacked
 
 SMALL_CACHE = NullModelConfig(num_blocks=24, block_size=4, max_model_len=64)
 
@@ -61,4 +61,4 @@ class TestGivenAProcessThatIsKilledAmidAMessage:
             theirs.close()
 
             with pytest.raises(EOFError):
-                receive(connection, Report)
+                receive(connection, StepReport)

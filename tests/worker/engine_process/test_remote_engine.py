@@ -16,7 +16,7 @@ from sluice.engine.errors import EngineBroken
 from sluice.engine.request import FinishReason, Request, SamplingParams, TokenDelta
 from sluice.engine.watching import Iteration
 from sluice.worker.config import load_config
-from sluice.worker.engine_process.messages import Report, receive
+from sluice.worker.engine_process.messages import StepReport, receive
 from sluice.worker.engine_process.process import EngineProcess
 from sluice.worker.engine_process.remote_engine import RemoteEngine, ReportedSteps
 from sluice.worker.errors import ConfigError, WorkerBroken
@@ -224,7 +224,7 @@ class TestGivenAProcessThatBreaks:
 
             process.connection.send_bytes(b"no pickle")
 
-            received = receive(process.connection, Report, EngineBroken)
+            received = receive(process.connection, StepReport, EngineBroken)
             assert "UnpicklingError" in str(received)
             assert process.end() == "exit code 0"
 

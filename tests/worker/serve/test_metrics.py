@@ -11,7 +11,15 @@ from structlog.testing import capture_logs
 from sluice.worker.config import MetricsConfig
 from sluice.worker.iteration_feed import IterationFeed
 from sluice.worker.log import get_log
-from sluice.worker.serve.metrics import Meters, MetricsServer, Rates, Readiness, Snapshot, Totals, WorkerCollector
+from sluice.worker.serve.metrics import (
+    Meters,
+    MetricsServer,
+    Readiness,
+    SampledRates,
+    Snapshot,
+    Totals,
+    WorkerCollector,
+)
 
 SNAPSHOT = Snapshot(
     places=64, places_used=3, engine_waiting=1, step_occupancy=0.03125, loop_busy=0.5, device_utilisation=None,
@@ -201,7 +209,7 @@ class TestGivenATakenPort:
 class TestGivenRates:
     def test_when_sampled_then_they_are_of_the_time_between(self) -> None:
         now = [0.0]
-        rates = Rates(lambda: now[0])
+        rates = SampledRates(lambda: now[0])
 
         now[0] = 2.0
         rates.sample(Totals(tokens=100, steps=10, rows=30, busy_s=1.0))
