@@ -79,7 +79,7 @@ PRIVATE: dict[type, str | None] = {
     QueueRefused: "the queue's server refuses the request; the gateway's log has the cause",
     **dict.fromkeys((QueueUnreachable, EmbeddedServerError), "the queue's server does not answer now; try again"),
     ResultTimeout: "there was no answer in time; try again",
-    InvalidSetting: "a setting of the gateway does not fit its queue; the gateway's log has the cause",
+    InvalidSetting: "a setting of the gateway does not match its queue; the gateway's log has the cause",
     HistoryUnavailable: "the database does not answer now; try again",
     TablesMissing: "the gateway's database lacks the tables of this release, or does not exist: run `worker migrate`",
     StorageUnavailable: "the storage of files does not answer now; try again",

@@ -63,7 +63,7 @@ class QueueClients:
                 self.abandoned.add(error.job_id)
             raise
         except LessDurable as error:
-            LOG.warning("A job is less durable than its queue asks", extra={"fields": {"why": str(error)}})
+            LOG.warning("A job is less durable than its queue requires", extra={"fields": {"why": str(error)}})
             return cast("Receipt", error.receipt)  # the class cannot name its type
 
 

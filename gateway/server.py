@@ -86,7 +86,7 @@ def _read_keys(settings: GatewaySettings, how_to_create: str) -> Keyring:
     keyring.read()
     why = "--require-keys" if settings.is_key_required else ""
     if not is_loopback(settings.host):
-        why = f"--host {settings.host}, which is no loopback address,"
+        why = f"--host {settings.host}, which is not a loopback address,"
     if why and not keyring.has_active_keys:
         raise InvalidSetting(
             f"{why} needs API keys, and the database has no active one. "

@@ -127,7 +127,7 @@ class GatewaySettings:
         yield from self._proxy_faults()
         for origin in self.cors_origins:
             if not ORIGIN.fullmatch(origin):
-                yield f"--cors-origin must be as https://chat.example.com, got {origin!r}"
+                yield f"--cors-origin must be an origin such as https://chat.example.com, got {origin!r}"
 
     def _limit_faults(self) -> Iterator[str]:
         limits_s = (("request", self.request_limit_s), ("read", self.read_limit_s), ("arrival", self.arrival_limit_s))
@@ -148,7 +148,7 @@ class GatewaySettings:
             try:
                 ip_network(proxy, strict=False)
             except ValueError:
-                yield f"--trusted-proxy must be an address or a network, as 10.0.0.0/8, got {proxy!r}"
+                yield f"--trusted-proxy must be an address or a network, such as 10.0.0.0/8, got {proxy!r}"
 
     def _queue_faults(self) -> Iterator[str]:
         names = [queue.name for queue in self.queues]

@@ -59,7 +59,7 @@ class Outages:
                 self._failing.add(what)
         else:
             if what in self._failing:
-                LOG.warning("The gateway's task %s goes on.", what)
+                LOG.warning("The gateway's task %s continues.", what)
                 self._failing.remove(what)
 
     @contextmanager

@@ -74,12 +74,12 @@ POSTGRES_OPTIONS: Mapping[str, UrlOption] = {
     "sslkey": _text("file of its key, without a password"),
     "sslcertmode": _one_of("whether the certificate is sent", "disable", "allow", "require"),
     "sslcrl": _text("file of revoked certificates"),
-    "sslcrldir": _text("folder of them"),
+    "sslcrldir": _text("folder of revoked certificates"),
     "sslsni": _one_of("whether the host is named in the handshake", "0", "1"),
     "ssl_min_protocol_version": _one_of("oldest TLS", *_TLS),
     "ssl_max_protocol_version": _one_of("newest TLS", *_TLS),
     "channel_binding": _one_of("binding of the password to TLS", "disable", "prefer", "require"),
-    "require_auth": _text("ways to authenticate that are accepted"),
+    "require_auth": _text("accepted methods of authentication"),
     "requirepeer": _text("user that must own the socket's server"),
     "gssencmode": _one_of("encryption by Kerberos", "disable", "prefer", "require"),
     "krbsrvname": _text("name of the Kerberos service"),
@@ -106,7 +106,7 @@ def parse_database_url(text: str) -> URL:
         raise BadUrl(f"not a database URL; {EXPECTED}") from error
     except ValueError as error:  # its port: a part of a password, perhaps
         raise BadUrl(
-            "its port is no number: write @, / and : in a password as %40, %2F and %3A, and several hosts as"
+            "its port is not a number: write @, / and : in a password as %40, %2F and %3A, and several hosts as"
             " postgresql://USER@/NAME?host=A:5432&host=B:5432"
         ) from error
     driver = _DRIVERS.get(url.drivername, url.drivername)

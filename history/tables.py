@@ -205,7 +205,7 @@ goodput_limits = sa.Table(
 api_keys = sa.Table(
     "api_keys",
     metadata,
-    sa.Column("id", sa.Text, primary_key=True, comment="the part of the key that is no secret"),
+    sa.Column("id", sa.Text, primary_key=True, comment="the public part of the key"),
     sa.Column("digest", sa.Text, nullable=False, comment="SHA-256 of its secret, hex"),
     sa.Column("tenant", sa.Text, nullable=False, comment="for which it makes requests"),
     sa.Column(
@@ -350,7 +350,7 @@ prices = sa.Table(
     sa.Column("cached", sa.Double, nullable=False, comment="of a million of them that the prefix cache had"),
     sa.Column("output", sa.Double, nullable=False, comment="of a million output tokens"),
     sa.Column("currency", sa.Text, nullable=False, comment="of these prices"),
-    comment="what a model's tokens cost, from a time on; add your own",
+    comment="what a model's tokens cost from a point in time on; add your own",
 )
 
 queue_of_id = jobs.c.queue.concat("")

@@ -109,7 +109,7 @@ job_costs = sa.Table(
     *(sa.Column(name, Count, comment=comment) for name, comment in _USAGE.items()),
     sa.Column("cost", sa.Double, comment="money, in currency; none: its model had no price"),
     sa.Column("currency", sa.Text, comment="of the price"),
-    comment="what each ended job cost, by the price at its submit; what was not computed costs nothing",
+    comment="what each ended job cost, by the price at its submit; only computed tokens cost",
 )
 
 hourly_usage = sa.Table(

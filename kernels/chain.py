@@ -83,7 +83,7 @@ def step_down(reasons: Mapping[str, str]) -> None:
         ValueError: an operation is unknown.
     """
     if unknown := reasons.keys() - OPERATIONS.keys():
-        raise ValueError(f"no operation is called {', '.join(sorted(unknown))}")
+        raise ValueError(f"there is no operation {', '.join(sorted(unknown))}")
     _on_torch.clear()
     _on_torch.update(sorted(reasons.items()))
 

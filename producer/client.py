@@ -47,7 +47,7 @@ Jobs = TypeVar("Jobs")
 AnyJob = JobId | str | Receipt
 """A job: its id, or the receipt of its submit."""
 
-_NOT_A_LIST = "give a list of jobs, got one"
+_NOT_A_LIST = "expected a list of jobs, got one job"
 
 
 class Producer:
@@ -423,7 +423,7 @@ def readers_of(queue: Queue, jobs: Iterable[AnyJob | tuple[AnyJob, Place]]) -> l
     pairs = [job if isinstance(job, tuple) else (job, 0) for job in listed(jobs)]
     readers = {str(job): Reader(queue, JobId(str(job)), place) for job, place in pairs}
     if len(readers) < len(pairs):
-        raise InvalidJob("a job is given twice: give each once, from the least of its positions")
+        raise InvalidJob("a job is given twice: give each once, with the lowest of its positions")
     return list(readers.values())
 
 

@@ -52,7 +52,7 @@ class IdempotencyConflict(ProducerError):
 
     def __init__(self, job_id: JobId) -> None:
         super().__init__(
-            f"the idempotency key or id belongs to job {job_id}, which asked for something else. Use another key, or "
+            f"the idempotency key or id belongs to job {job_id}, whose request was different. Use another key, or "
             "read the result of that job."
         )
         self.job_id = job_id

@@ -93,7 +93,7 @@ CONNECTIONS = Bound(
     status=503,
     code=None,
     metric=None,
-    note="256 more are told so; further ones are closed unread",
+    note="256 more get a 503; further ones are closed unread",
 )
 HEADERS = Bound(
     name="headers",
@@ -231,7 +231,7 @@ KEY_READS = Bound(
 
 TENANT_BATCHES = Bound(
     name="tenant_batches",
-    what="batches that are not over",
+    what="unfinished batches",
     per="tenant",
     default=100,
     set_by="producer serve --tenant-batches",

@@ -48,7 +48,7 @@ WORKER = (
     Metric(
         "device_utilisation",
         "gauge",
-        "Share of time in which the GPU ran a kernel, as its driver tells.",
+        "Share of time in which the GPU ran a kernel, as its driver reports.",
         is_conditional=True,
     ),
     Metric("tokens_per_second", "gauge", "Output tokens in the last second."),

@@ -95,7 +95,7 @@ def verify_webhook(
         expected = f"v1,{_signature(key, event_id, timestamp_s, body)}"
         if any(hmac.compare_digest(expected.encode(), signature.encode()) for signature in given):
             return event_id
-    raise BadSignature("no signature was made with this secret")
+    raise BadSignature("no signature matches this secret")
 
 
 def signing_keys(secrets: str) -> list[bytes]:
@@ -106,7 +106,7 @@ def signing_keys(secrets: str) -> list[bytes]:
     """
     keys = [_key(secret) for secret in secrets.split()]
     if not keys:
-        raise ValueError("there is no key")
+        raise ValueError("the secret has no key")
     return keys
 
 

@@ -137,7 +137,7 @@ def _read_prompt(kind: str, value: Sequence[Any]) -> Prompt:  # Any: not checked
         case "ids":
             return tuple(value)
         case _:
-            raise WireError(f"a prompt of a kind that is not known here: {kind!r}")
+            raise WireError(f"a prompt of an unknown kind: {kind!r}")
 
 
 # ---------------------------------------------------------------- job spec

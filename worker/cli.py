@@ -187,7 +187,7 @@ def start(
 @main.command()
 @click.option("--scale-to-backlog", is_flag=True, help="Follow the backlog in tokens.")
 @click.option("--scale-to-jobs", "jobs_per_worker", type=click.IntRange(1), metavar="JOBS",
-              help="Follow the number of jobs instead, whatever their size: one worker for so many.")  # fmt: skip
+              help="Follow the number of jobs instead, whatever their size: one worker for this many.")  # fmt: skip
 @click.option("--min", "min_workers", type=click.IntRange(0), metavar="COUNT", default=0, show_default=True,
               help="Run at least this many workers.")  # fmt: skip
 @click.option("--within", "within_s", type=Number(0, min_open=True), metavar="SECONDS", default=300.0,
@@ -235,7 +235,7 @@ def doctor(gpu: str | None, cpu: bool, config_file: Path | None, **given: object
     A line begins with:
         ok     in order
         note   a fact
-        warn   a worker starts, but look at it
+        warn   a worker starts, but check this
         WRONG  `worker start` ends with this sentence
 
     The exit code is 1 if a line begins with warn or WRONG. Damage in the weights and a lack of memory show only when
@@ -283,7 +283,7 @@ def doctor(gpu: str | None, cpu: bool, config_file: Path | None, **given: object
 @_device_options
 @_options(*_TUNED, *_HISTORY)
 def tune(model: str, gpu: str | None, cpu: bool, config_file: Path | None, **given: Any) -> None:  # noqa: ANN401  # as click passes them
-    """Find the best batching settings for MODEL and a traffic on this machine.
+    """Find the best batching settings for MODEL and your traffic on this machine.
 
     Measures the step time and replays the traffic in virtual time with each candidate. If one is predicted to be better
     than the current settings, runs both for real, without the pauses between requests, and recommends it if it
@@ -307,29 +307,29 @@ def tune(model: str, gpu: str | None, cpu: bool, config_file: Path | None, **giv
 
 
 @main.command()
-@click.option("--iterations", "has_all", is_flag=True, help="Print every iteration, also those without a change.")
+@click.option("--iterations", "has_all", is_flag=True, help="Print every iteration, including those without a change.")
 @click.option("--simulate", "traffic", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
-              help="Replay this traffic in virtual time instead, with the settings that are given.")  # fmt: skip
+              help="Replay this traffic in virtual time instead, with the given settings.")  # fmt: skip
 @click.option("--step-ms", type=Number(0, min_open=True), metavar="MS", default=10.0, show_default=True,
               help="With --simulate: duration of a step without its tokens.")  # fmt: skip
 @click.option("--token-ms", type=Number(0), metavar="MS", default=0.1, show_default=True,
-              help="With --simulate: what each token adds.")  # fmt: skip
+              help="With --simulate: time that each token adds.")  # fmt: skip
 @_options("metrics.host", "metrics.port", "batching", "model.num_blocks", "model.block_size", "model.max_model_len")
 def trace(
     has_all: bool, traffic: Path | None, step_ms: float, token_ms: float, config_file: Path | None, **given: object
 ) -> None:
-    """Print iterations of a worker's engine: who joins, runs, leaves, is preempted and waits.
+    """Print iterations of a worker's engine: which sequences join, run, leave, are preempted or wait.
 
-    Follows a worker of this host until Ctrl-C. Without --iterations, those are left out in which nobody joins, leaves
-    or is preempted. With --simulate, the engine runs here in virtual time, over steps of a given duration; the file is
-    one of `worker tune`.
+    Follows a worker of this host until Ctrl-C. Without --iterations, those in which no sequence joins, leaves or is
+    preempted are omitted. With --simulate, the engine runs here in virtual time, over steps of a given duration; the
+    file has the format of `worker tune`.
 
     A sequence is named by its request and its choice.
 
     \b
-    It
-        joins      name tokens from start in blocks: the prefix cache had the tokens before start
-        runs       the same: it had its blocks before
+    A sequence
+        joins      name tokens from start in blocks: the tokens before start came from the prefix cache
+        runs       the same, for a sequence that already held blocks
         leaves     name reason
         preempted  it lost its blocks and waits again
         waits
@@ -519,13 +519,15 @@ def callbacks(until_eof: bool, config_file: Path | None, **given: object) -> NoR
 
 @main.command()
 @click.argument("tenant", required=False)
-@click.option("--batches", "are_batches", is_flag=True, help="Print that of webhooks of batches, which have no tenant.")
+@click.option(
+    "--batches", "are_batches", is_flag=True, help="Print the secret for webhooks of batches, which have no tenant."
+)
 @_options()
 def webhook_secret(tenant: str | None, are_batches: bool, config_file: Path | None) -> None:
     """Print the secret with which TENANT verifies its webhooks.
 
     It derives from the keys of `worker callbacks` (SLUICE_CALLBACKS_SECRET, or `[callbacks] secret` in the file). While
-    you rotate those, it has one part for each, separated by a space; `verify_webhook` takes it as it is.
+    you rotate those, it has one part for each key, separated by spaces; `verify_webhook` accepts it unchanged.
 
     \b
     Example:
@@ -544,5 +546,5 @@ def webhook_secret(tenant: str | None, are_batches: bool, config_file: Path | No
             raise click.UsageError(str(error)) from error
     secret = _config_of(config_file, {}).callbacks.secret
     if secret is None:
-        raise ConfigError(["SLUICE_CALLBACKS_SECRET: there is no key from which the tenant's could derive"])
+        raise ConfigError(["SLUICE_CALLBACKS_SECRET: there is no key to derive the tenant's secret from"])
     say(tenant_secrets(secret, tenant or ""))

@@ -42,7 +42,7 @@ class DeviceDriver:
         library.nvmlDeviceGetUtilizationRates.argtypes = [c_void_p, POINTER(_Rates)]
         library.nvmlDeviceGetMemoryInfo.argtypes = [c_void_p, POINTER(_Memory)]
         if library.nvmlInit_v2() or library.nvmlDeviceGetHandleByUUID(uuid, byref(self._handle)):
-            raise LookupError(f"the driver knows no {uuid.decode()}")
+            raise LookupError(f"the driver does not know {uuid.decode()}")
 
     def utilisation(self) -> float | None:
         """Return the share of time in which it ran a kernel; None if the driver does not tell."""

@@ -35,7 +35,9 @@ def rope_table(config: RopeConfig, max_model_len: int) -> Tensor:
             f"config.json: the parameters of rope type {config.type!r} give no angles ({error})."
         ) from error
     if not (frequencies.isfinite().all() and math.isfinite(magnitude)):
-        raise ModelFolderError(f"config.json: the parameters of rope type {config.type!r} give angles without a value.")
+        raise ModelFolderError(
+            f"config.json: the parameters of rope type {config.type!r} give angles that are not finite."
+        )
     angles = torch.arange(max_model_len, dtype=torch.float32)[:, None] * frequencies
     return torch.cat([angles.cos() * magnitude, angles.sin() * magnitude], dim=1)
 

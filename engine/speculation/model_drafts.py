@@ -118,7 +118,7 @@ class ModelDrafts:
         except EngineBroken:
             raise
         except Exception as error:  # noqa: BLE001 - the contract: anything may come from a device
-            log.warning("the draft model failed and rests: %s: %s", type(error).__name__, error)
+            log.warning("the draft model failed and pauses: %s: %s", type(error).__name__, error)
             self.rows.release_all()
             # Earlier guesses that turn out right would end the rest.
             for record in self._records.values():

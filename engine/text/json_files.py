@@ -24,5 +24,5 @@ def read_json(path: Path) -> Json:
     except (ValueError, OSError) as error:
         raise ModelFolderError(f"{path} cannot be read as JSON: {error}.") from error
     if not isinstance(content, dict):
-        raise ModelFolderError(f"{path} holds no JSON object.")
+        raise ModelFolderError(f"{path} does not hold a JSON object.")
     return cast("dict[str, object]", content)

@@ -57,7 +57,9 @@ class Shares:
         """
         share = self._by_tenant.get(tenant) or Share()
         if share.num_requests >= self.limits.tenant_requests:
-            raise refusal(TENANT_REQUESTS, f"{share.num_requests} requests of the tenant are open; end some first")
+            raise refusal(
+                TENANT_REQUESTS, f"{share.num_requests} requests of the tenant are open; wait for some to end"
+            )
         if share.num_unread_bytes > self.limits.tenant_unread_bytes:
             raise refusal(
                 TENANT_UNREAD_MIB, f"{share.num_unread_bytes} bytes wait to be read by the tenant; read them first"

@@ -36,7 +36,7 @@ PART_BYTES = 8 * 1024 * 1024
 ASKED = 256
 """Jobs in one look."""
 
-LOST = {"code": "result_lost", "message": "The queue does not know this request any more."}
+LOST = {"code": "result_lost", "message": "The queue no longer has this request."}
 UNSENT = {
     "expired": {"code": "batch_expired", "message": "This request could not be executed before it expired."},
     "cancelled": {"code": "batch_cancelled", "message": "This request was cancelled before it was executed."},

@@ -56,7 +56,7 @@ def names_of(data: bytes) -> Names:
         numbers = found["numbers"]
         return Names(tuple(found["custom_ids"]), None if numbers is None else tuple(numbers))
     except (KeyError, TypeError) as error:
-        raise ValueError("these are no names") from error
+        raise ValueError("this is not a list of names") from error
 
 
 class LineJobsOfBatch:
@@ -188,7 +188,7 @@ class Check:
             self._number, self.offset = found["end"]
             self._model = _Model(*found["model"])
         except (KeyError, TypeError) as error:
-            raise ValueError("this is no slice of a check") from error
+            raise ValueError("this is not a slice of a check") from error
 
     def _add(self, line: Line | BadLine) -> None:
         found = _checked(self._batch, self._jobs, self._model, line)

@@ -67,7 +67,9 @@ class BatchRoutes:
         endpoint, window = _endpoint(asked), _text(asked, "completion_window")
         length = window_of(window)
         if length is None:
-            raise bad_request(f"completion_window must be as 24h or 7d, got {window[:64]!r}", param="completion_window")
+            raise bad_request(
+                f"completion_window must be a time such as 24h or 7d, got {window[:64]!r}", param="completion_window"
+            )
         model = await FILES.run(_first_model, self._storage, file)
         clients = await self._queue_of(model)
         queue = clients.submitting.target

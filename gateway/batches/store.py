@@ -179,7 +179,7 @@ def _check_open(connection: sa.Connection, tenant: str, max_open: int) -> None:
     is_open = (T.tenant == tenant, T.status.in_(OPEN))
     num_open = connection.execute(sa.select(sa.func.count()).select_from(gateway_batches).where(*is_open)).scalar_one()
     if num_open >= max_open:
-        raise TooManyBatches(f"the tenant has {num_open} batches that are not over: wait for one, or cancel it")
+        raise TooManyBatches(f"the tenant has {num_open} unfinished batches: wait for one, or cancel it")
 
 
 def _has_changed(connection: sa.Connection, update: sa.Update) -> bool:

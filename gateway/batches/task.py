@@ -248,7 +248,7 @@ class _Run:
             check.run(file, self._tick)
         names = check.names
         if len(names.custom_ids) != self._batch.total:
-            raise ContentMissing("the input file is another")
+            raise ContentMissing("the input file has changed since the batch was created")
         return names
 
     def _end_without_names(self, producer: Producer) -> None:

@@ -44,7 +44,7 @@ def keys() -> None:
 @click.option("--tpm", metavar="TOKENS", type=int, help="Refuse more tokens a minute. Default: no limit.")
 @click.option("--expires", "expires_s", metavar="TIME", type=duration_with_unit_s,
               help="Refuse the key after this time: 90d, 12h, 30m. Default: never.")  # fmt: skip
-@click.option("--if-none", is_flag=True, help="Create none if there is a key, of any tenant, also a revoked one.")
+@click.option("--if-none", is_flag=True, help="Do nothing if any key exists, of any tenant, even a revoked one.")
 @json_option
 @database_option
 def create(
@@ -69,10 +69,10 @@ def create(
         **cast("Values", values),
     )
     if not key.scopes:
-        raise InvalidSetting("--scopes names none, and a key without a scope may do nothing")
+        raise InvalidSetting("--scopes names no scope, and a key without one is useless")
     with _store(database_url) as store:
         if if_none and store.keys():
-            note("there is a key already; none is created")
+            note("a key already exists; none was created")
             return
         store.add(key)
     if as_json:
@@ -87,7 +87,7 @@ def create(
 @json_option
 @database_option
 def list_keys(*, tenant: str | None, as_json: bool, database_url: str | None) -> None:
-    """List the keys, also those that are revoked or expired; not their secrets, which nobody has.
+    """List the keys, including revoked and expired ones, without their secrets, which are not stored.
 
     \b
     Example:
@@ -106,9 +106,9 @@ def list_keys(*, tenant: str | None, as_json: bool, database_url: str | None) ->
 @click.argument("key_ids", metavar="ID...", nargs=-1, required=True)
 @database_option
 def revoke(*, key_ids: tuple[str, ...], database_url: str | None) -> None:
-    """Revoke keys by id. Gateways refuse them within a second; streams that are open go on.
+    """Revoke keys by id. Gateways refuse them within a second; open streams continue.
 
-    A revoked key still counts as one: while none is active, gateways refuse every request, also on loopback.
+    A revoked key still counts as a key: while none is active, gateways refuse every request, even on loopback.
 
     \b
     Example:

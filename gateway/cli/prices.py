@@ -16,7 +16,7 @@ HEADERS = ("model", "input", "cached", "output", "currency", "since")
 
 @click.group()
 def prices() -> None:
-    """Set and list the prices of models, by which the page and the history's views count costs."""
+    """Set and list the prices of models, from which the page and the history's views compute costs."""
 
 
 @prices.command("set")
@@ -24,7 +24,7 @@ def prices() -> None:
 @click.option("--input", "per_input", metavar="AMOUNT", type=AMOUNT, required=True,
               help="Price of a million prompt tokens.")  # fmt: skip
 @click.option("--cached", "per_cached", metavar="AMOUNT", type=AMOUNT,
-              help="Price of a million of them that the prefix cache had. Default: that of --input.")  # fmt: skip
+              help="Price of a million prompt tokens from the prefix cache. Default: that of --input.")  # fmt: skip
 @click.option("--output", "per_output", metavar="AMOUNT", type=AMOUNT, required=True,
               help="Price of a million output tokens.")  # fmt: skip
 @click.option("--currency", metavar="CODE", default="USD", show_default=True, help="Three letters, such as EUR.")
@@ -48,7 +48,7 @@ def set_one(
     from sluice.gateway.ui.read.usage import Price, set_price
 
     if not re.fullmatch("[A-Z]{3}", currency):
-        raise InvalidSetting(f"--currency is three capital letters, such as EUR; got {currency!r}")
+        raise InvalidSetting(f"--currency must be three capital letters, such as EUR; got {currency!r}")
     price = Price(
         model=model,
         since_ms=wall_ms(),
@@ -59,14 +59,14 @@ def set_one(
     )
     with Database(config.database_url(database_url)) as database:
         set_price(database, price)
-    note(f"the price of {model} is set; it holds for jobs submitted from now on")
+    note(f"the price of {model} is set; it applies to jobs submitted from now on")
 
 
 @prices.command("list")
 @json_option
 @database_option
 def list_all(*, as_json: bool, database_url: str | None) -> None:
-    """List the present prices of a million tokens.
+    """List the current prices of a million tokens.
 
     \b
     Example:

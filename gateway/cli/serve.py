@@ -43,7 +43,7 @@ def bound_option(bound: Bound, help_text: str) -> Callable[[FC], FC]:
     "is_key_required",
     is_flag=True,
     help="Do not start without an active API key, and serve no request without one. Default: on loopback addresses, "
-    "requests need a key as soon as there is one.",
+    "requests need a key as soon as one exists.",
 )
 @click.option("--tls-cert", metavar="FILE", help="Certificate chain, in PEM. Default: plain HTTP.")
 @click.option("--tls-key", metavar="FILE", help="Key of the certificate, in PEM, without a password.")
@@ -69,7 +69,7 @@ def bound_option(bound: Bound, help_text: str) -> Callable[[FC], FC]:
     type=float,
     default=30.0,
     show_default=True,
-    help="Keep responses of /v1/responses for so long.",
+    help="Keep responses of /v1/responses for this long.",
 )
 @click.option(
     "--return-limit",
@@ -87,7 +87,7 @@ def bound_option(bound: Bound, help_text: str) -> Callable[[FC], FC]:
     type=duration_s,
     default="60s",
     show_default=True,
-    help="Abort the connection of a client that reads nothing of what waits for it for this long.",
+    help="Abort the connection of a client that leaves its answer unread for this long.",
 )
 @click.option(
     "--arrival-limit",
@@ -96,21 +96,23 @@ def bound_option(bound: Bound, help_text: str) -> Callable[[FC], FC]:
     type=duration_s,
     default="30s",
     show_default=True,
-    help="Close the connection of a request that takes longer to arrive, or pauses for longer. Each 16 KiB add a "
+    help="Close the connection of a request that takes longer to arrive, or pauses for longer. Each 16 KiB adds a "
     "second.",
 )
-@bound_option(CONNECTIONS, "Answer 503 to further connections, or close them.")
-@bound_option(ADDRESS_CONNECTIONS, "Close further connections of one address unread.")
-@bound_option(TENANT_REQUESTS, "Answer 429 to further requests of a tenant while so many are open.")
-@bound_option(TENANT_HELD_MIB, "Answer 429 while bodies of a tenant's requests take so much memory.")
-@bound_option(TENANT_UNREAD_MIB, "Answer 429 while more of a tenant's answers waits to be read.")
-@bound_option(KEY_READS, "Answer 429 to further reads and refused requests of a key in a minute.")
+@bound_option(CONNECTIONS, "Accept at most this many connections. Further ones get a 503 or are closed.")
+@bound_option(
+    ADDRESS_CONNECTIONS, "Accept at most this many connections from one address. Further ones are closed unread."
+)
+@bound_option(TENANT_REQUESTS, "Answer 429 to further requests of a tenant while this many are open.")
+@bound_option(TENANT_HELD_MIB, "Answer 429 while bodies of a tenant's requests take this much memory.")
+@bound_option(TENANT_UNREAD_MIB, "Answer 429 while more than this of a tenant's answers waits to be read.")
+@bound_option(KEY_READS, "Answer 429 to a key after this many reads and refused requests in a minute.")
 @click.option(
     "--trusted-proxy",
     "trusted_proxies",
     metavar="ADDRESS",
     multiple=True,
-    help="Believe the X-Forwarded-For of this proxy, an address or a network. May be repeated. Default: none.",
+    help="Trust the X-Forwarded-For header of this proxy, an address or a network. May be repeated. Default: none.",
 )
 @click.option(
     "--drain-limit",
@@ -119,7 +121,7 @@ def bound_option(bound: Bound, help_text: str) -> Callable[[FC], FC]:
     type=duration_s,
     default="30s",
     show_default=True,
-    help="Let open answers end for this long after SIGTERM; then they end with an error.",
+    help="Wait this long after SIGTERM for open answers to end; the others then end with an error.",
 )
 @click.option(
     "--files-url",
@@ -131,15 +133,15 @@ def bound_option(bound: Bound, help_text: str) -> Callable[[FC], FC]:
 @bound_option(FILE_MIB, "Refuse uploads of larger files.")
 @bound_option(
     TENANT_FILES_MIB,
-    "Refuse uploads, batches and stored responses of a tenant whose files and stored responses take so much.",
+    "Refuse uploads, batches and stored responses of a tenant whose files and stored responses take this much.",
 )
-@bound_option(TENANT_BATCHES, "Answer 429 to a new batch of a tenant that has as many that are not over.")
+@bound_option(TENANT_BATCHES, "Answer 429 to a new batch of a tenant that has this many unfinished batches.")
 @click.option(
     "--model",
     "models",
     metavar="MODEL=QUEUE",
     multiple=True,
-    help="Send requests for this model to this queue also before a worker serves it. May be repeated.",
+    help="Send requests for this model to this queue even before a worker serves it. May be repeated.",
 )
 @click.option(
     "--log-level",
@@ -214,5 +216,5 @@ def serve(
 def _model_queue(text: str) -> tuple[str, str]:
     model, _, queue = text.rpartition("=")  # a model's name may have one too
     if not model or not queue:
-        raise InvalidSetting(f"--model must be as MODEL=QUEUE, got {text!r}")
+        raise InvalidSetting(f"--model must be MODEL=QUEUE, got {text!r}")
     return model, queue

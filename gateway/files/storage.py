@@ -43,7 +43,7 @@ class Storage:
     def __init__(self, url: str) -> None:
         self._url = url
         if "://" not in url:
-            raise InvalidSetting(f"SLUICE_FILES_URL must be as file:///FOLDER or s3://BUCKET, got {url!r}")
+            raise InvalidSetting(f"SLUICE_FILES_URL must be file:///FOLDER or s3://BUCKET, got {url!r}")
         try:
             opened: Any = fsspec  # Any: it is untyped
             self._fs, self._root = cast("tuple[Any, str]", opened.url_to_fs(url, use_listings_cache=False))

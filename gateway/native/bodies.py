@@ -66,12 +66,12 @@ SUBMITTED = object_schema(
     id=TEXT,
     queue=TEXT,
     state=STATE,
-    is_duplicate={"type": "boolean", "description": "Whether the queue had the job before."},
+    is_duplicate={"type": "boolean", "description": "Whether the queue already had the job."},
     ahead_jobs=schema_of(int | None),
     ahead_tokens=schema_of(int | None),
     is_less_durable={
         "type": "boolean",
-        "description": "Whether the server has not confirmed the durability that the queue asks for.",
+        "description": "Whether the server has not confirmed the durability that the queue requires.",
     },
 )
 RESULT = object_schema(

@@ -37,7 +37,7 @@ OUTPUT = object_schema(
     text={**TEXT, "description": "New text. It may lag behind the tokens until the end."},
     logprobs={},
     time_ms=NUMBER,
-    finish_reason={**or_null(TEXT), "description": "Why the choice ended; null: it goes on."},
+    finish_reason={**or_null(TEXT), "description": "Why the choice ended; null: it continues."},
 )
 LAST = object_schema(
     "End",
@@ -54,13 +54,13 @@ DOC = RouteDoc(
             content={EVENTS: EVENT},
             events={"output": OUTPUT, "end": LAST, "error": ERROR},
         ),
-        204: Answer(description="The client has had the last event."),
+        204: Answer(description="The client already has the last event."),
     },
     errors=(404, 410),
     parameters=(
         JOB_ID,
         QUEUE,
-        Parameter(name="Last-Event-ID", place="header", description="Id of the last event that the client had."),
+        Parameter(name="Last-Event-ID", place="header", description="Id of the last event that the client received."),
         Parameter(name="after", place="query", description="The same, for a client that cannot set headers."),
     ),
 )
@@ -80,7 +80,7 @@ class EventRoute:
         """Stream the output of a job from where the client is.
 
         Raises:
-            HttpError: 404, no queue has it; 400, the position is none of this job.
+            HttpError: 404, no queue has it; 400, the position does not belong to this job.
             QueueUnreachable: the server does not answer.
         """
         found = await self._search.find(request)
@@ -108,7 +108,7 @@ def _cursors(found: Found, last: str) -> list[Cursor]:
 
 
 def _bad_position() -> HttpError:
-    message = "Last-Event-ID must be the id of an event of this job, since it was requeued last"
+    message = "Last-Event-ID must be the id of an event of this job since it was last requeued"
     return bad_request(message, code="bad_position", param="Last-Event-ID")
 
 

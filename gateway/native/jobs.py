@@ -46,10 +46,10 @@ FILTERS = (
     Parameter(
         name="limit",
         place="query",
-        description="Most jobs of a page.",
+        description="Maximum number of jobs on a page.",
         schema={"type": "integer", "minimum": 1, "maximum": MAX_LISTED, "default": LISTED},
     ),
-    Parameter(name="after", place="query", description="The `next` of the page before."),
+    Parameter(name="after", place="query", description="The `next` of the previous page."),
 )
 ONE = (JOB_ID, QUEUE)
 LIST_DOC = RouteDoc(
@@ -82,7 +82,7 @@ CANCEL_DOC = RouteDoc(
 )
 REQUEUE_DOC = RouteDoc(
     tag="jobs",
-    summary="Requeue a failed job, which goes on after its last token",
+    summary="Requeue a failed job, which resumes after its last token",
     answers={200: json_answer("It waits again.", CHANGED)},
     errors=(404, 409),
     parameters=ONE,

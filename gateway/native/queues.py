@@ -76,7 +76,7 @@ class QueueRoutes:
         """Show one queue.
 
         Raises:
-            HttpError: 404, the gateway serves no such queue.
+            HttpError: 404, the gateway does not serve this queue.
             QueueUnreachable: the server does not answer.
         """
         queue = self._search.queue(request.path_params["queue"])
@@ -95,7 +95,7 @@ class QueueRoutes:
         """List the tenants of the queues, or of one.
 
         Raises:
-            HttpError: 404, the gateway serves no such queue.
+            HttpError: 404, the gateway does not serve this queue.
             QueueUnreachable: the server does not answer.
         """
         found = await self._views(request)

@@ -84,7 +84,7 @@ class ScaleRoutes:
         """Show one queue.
 
         Raises:
-            HttpError: 404, the gateway serves no such queue. 400, a parameter is wrong.
+            HttpError: 404, the gateway does not serve this queue. 400, a parameter is wrong.
             QueueUnreachable: the server does not answer.
         """
         policy = read_policy(request)

@@ -43,7 +43,7 @@ class Search:
         """Return the queue that a request names, or all.
 
         Raises:
-            HttpError: 404, the gateway serves no such queue.
+            HttpError: 404, the gateway does not serve this queue.
         """
         name = request.query_params.get("queue")
         return self.all_queues() if name is None else [self.queue(name)]
@@ -56,7 +56,7 @@ class Search:
         """Return a queue by its name.
 
         Raises:
-            HttpError: 404, the gateway serves no such queue.
+            HttpError: 404, the gateway does not serve this queue.
         """
         try:
             return self._queues[name]
@@ -80,4 +80,4 @@ class Search:
 
 def unknown_queue() -> HttpError:
     """Return the error for a queue that the gateway does not serve."""
-    return bad_request("the gateway serves no such queue", code="queue_not_found", param="queue", status=404)
+    return bad_request("the gateway does not serve this queue", code="queue_not_found", param="queue", status=404)

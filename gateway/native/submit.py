@@ -109,7 +109,7 @@ DOC = RouteDoc(
     summary="Submit a job",
     answers={
         201: json_answer("The queue has the job.", SUBMITTED),
-        200: json_answer("The queue had the job before.", SUBMITTED),
+        200: json_answer("The queue already had the job.", SUBMITTED),
     },
     errors=(404, 409, 422),
     parameters=(QUEUE, KEY),
@@ -184,7 +184,7 @@ def prompt_name(body: Mapping[str, object]) -> str:
 
 def _check_name(name: str) -> None:
     if name == "tenant":
-        raise RequestRefused("unknown_parameter", "the tenant is that of the API key", name)
+        raise RequestRefused("unknown_parameter", "the tenant is set by the API key", name)
     if name not in ALLOWED and name not in PROMPTS:
         hint = did_you_mean(name, {*ALLOWED, *PROMPTS})
         raise RequestRefused("unknown_parameter", f"unknown parameter {name!r:.80}{hint}", name[:80])
@@ -208,6 +208,6 @@ def _moment(name: str, value: object) -> Moment:
 def _no_moment(name: str) -> RequestRefused:
     return RequestRefused(
         "invalid_request",
-        f"{name} must be a number of seconds from now, up to {MAX_MOMENT_S}, or a time as 2030-01-31T12:00:00Z",
+        f"{name} must be a number of seconds from now, up to {MAX_MOMENT_S}, or a time such as 2030-01-31T12:00:00Z",
         name,
     )

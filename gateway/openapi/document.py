@@ -28,17 +28,17 @@ MEANINGS: Mapping[int, str] = {
     400: "The request is wrong.",
     401: "The API key is missing, unknown, revoked or expired.",
     403: "The API key lacks the scope.",
-    404: "There is no such thing, or it belongs to another tenant.",
+    404: "Not found, or it belongs to another tenant.",
     408: "The request took too long to arrive.",
-    409: "It is not in the state that this needs.",
+    409: "It is not in the required state.",
     410: "It has expired.",
     413: "The body is too large, or stored files and responses take all the bytes that the tenant may have.",
     415: "The body's encoding is not supported.",
-    422: "The idempotency key belongs to a request for something else.",
+    422: "The idempotency key belongs to a different request.",
     429: "A limit or bound of the key or its tenant is reached, or the queue is full; see Retry-After.",
     431: "There are too many headers, or they are too large.",
-    503: "Redis, or a database, does not answer, or the gateway holds too much; try again.",
-    504: "The job took longer than it may.",
+    503: "Redis, or a database, does not answer, or the gateway is at its limit; try again.",
+    504: "The job exceeded its time limit.",
 }
 OF_ALL = (400, 401, 429, 431, 503)
 OF_BODIES = (408, 413, 415)

@@ -28,8 +28,8 @@ def page_parameters(size: PageSize) -> tuple[Parameter, ...]:
     limit: Schema = {**NUMBER, "minimum": 1, "maximum": size.most, "default": size.default}
     order: Schema = {"enum": ["asc", "desc"], "default": "desc"}
     return (
-        Parameter(name="after", place="query", description="Id of the last one of the page before."),
-        Parameter(name="limit", place="query", description="Most of a page.", schema=limit),
+        Parameter(name="after", place="query", description="Id of the last item of the previous page."),
+        Parameter(name="limit", place="query", description="Maximum number of items on a page.", schema=limit),
         Parameter(name="order", place="query", description="By time of creation.", schema=order),
     )
 

@@ -98,7 +98,9 @@ class Creation:
         found = await SQL.run(self._store.conversation, previous_id, tenant)
         if not found or found[-1].info.id != previous_id or len(found) != found[-1].depth + 1:
             raise _bad_previous(
-                f"there is no response {previous_id[:80]!r}, or one before it is gone", "not_found", 404
+                f"there is no response {previous_id[:80]!r}, or an earlier response of its conversation was deleted",
+                "not_found",
+                404,
             )
         if len(found) > MAX_DEPTH:
             raise _bad_previous(f"a conversation may have {MAX_DEPTH} responses before its newest", "too_deep")

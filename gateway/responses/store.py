@@ -29,7 +29,8 @@ MAX_DEPTH = 64
 """Most responses that a conversation may have before the newest."""
 
 LOST = ResponseEnd(
-    status="failed", error={"code": "server_error", "message": "the queue no longer has the job, and nobody its output"}
+    status="failed",
+    error={"code": "server_error", "message": "the queue no longer has the job, and its output was not kept"},
 )
 """The end of a response whose job is unknown."""
 

@@ -117,7 +117,7 @@ def _place_of_old(connection: sa.Connection, table: sa.Table, wanted: PageReques
 
 def unknown_cursor() -> HttpError:
     """Return the error for an `after` that has no place in the list: an empty page would look like its end."""
-    return bad_request("after must be the id of the last one of the page before", param="after")
+    return bad_request("after must be the id of the last item of the previous page", param="after")
 
 
 def list_body(items: Sequence[Object], *, has_more: bool) -> Object:

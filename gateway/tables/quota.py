@@ -88,7 +88,7 @@ class Quota:
 
     def _refusal(self) -> HttpError:
         mib = self._max_bytes // 2**20
-        message = f"the files and stored responses of the tenant may take {mib} MiB: delete some of them first"
+        message = f"the files and stored responses of the tenant may take {mib} MiB: delete some first"
         return refusal(TENANT_FILES_MIB, message)
 
 

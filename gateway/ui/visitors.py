@@ -99,7 +99,9 @@ def check_form(request: Request, visitor: Visitor, given: str) -> None:
     """
     check_origin(request)
     if not hmac.compare_digest(given.encode(), visitor.csrf.encode()):
-        raise HttpError(403, CALLER, "the form is not of this session: go back, reload the page and try again", "csrf")
+        raise HttpError(
+            403, CALLER, "the form does not belong to this session: go back, reload the page and try again", "csrf"
+        )
 
 
 def check_origin(request: Request) -> None:

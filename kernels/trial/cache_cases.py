@@ -212,7 +212,7 @@ def _require_same(cache: KVCache, expected: KVCache, dtype: torch.dtype) -> None
     for found, like in zip(_parts(cache), _parts(expected), strict=True):
         if cache.is_fp8:
             if not float((found - like).abs().max()) <= float(like.abs().max()) / 8:
-                raise WrongResult("writes other keys and values than its reference")
+                raise WrongResult("writes different keys and values from its reference")
         else:
             require_close(found.to(dtype), like)
 

@@ -31,7 +31,7 @@ def require_close(found: Tensor, expected: Tensor) -> None:
     allowed = _ALLOWED_UNITS * _UNITS[found.dtype]
     # A NaN compares false.
     if not error <= allowed:
-        raise WrongResult(f"differs from its reference by {error:.2g} of the largest number, allowed is {allowed:.2g}")
+        raise WrongResult(f"differs from its reference by {error:.2g} of the largest number; allowed is {allowed:.2g}")
 
 
 def require_equal(found: Tensor, expected: Tensor, *, max_different: int = 0) -> None:
@@ -54,4 +54,4 @@ def require_same_rows(batches: Sequence[Tensor]) -> None:
     largest = max(batches, key=len)
     for batch in batches:
         if not torch.equal(batch.view(torch.uint8), largest[: len(batch)].view(torch.uint8)):
-            raise WrongResult(f"a row of {len(batch)} has other bits than the same row of {len(largest)}")
+            raise WrongResult(f"a row of {len(batch)} is not bitwise identical to the same row of {len(largest)}")

@@ -36,7 +36,7 @@ class LineFile:
     Raises:
         OSError: the file cannot be read or written.
         FileInUse: another process has entered it.
-        InvalidSetting: the file has something else than output lines.
+        InvalidSetting: the file has something other than output lines.
     """
 
     def __init__(self, path: Path | None, *, is_new: bool = False) -> None:
@@ -155,7 +155,7 @@ def _check_content(path: Path) -> None:
     with path.open("rb") as file:
         begin = file.read(len(_START) + 1)
     if not _RESULT.match(begin) and not _START.startswith(begin):
-        raise InvalidSetting(f"{str(path)!r} has something else than results of an earlier run. Name another file.")
+        raise InvalidSetting(f"{str(path)!r} has something other than results of an earlier run. Name another file.")
 
 
 def _whole_lines(path: Path) -> Iterator[bytes]:

@@ -39,10 +39,10 @@ def check_names(found: Iterable[Line | BadLine], jobs: LineJobs, journal: Journa
     if num_moved:
         before, now = first_moved
         raise LinesRenamed(
-            f"nothing was submitted: {num_moved} lines have other numbers than in an earlier run of this batch, for "
-            f"example {before} is now {now}. Results and the history have the old numbers. Put the lines back (leave a "
-            "blank line where you removed one, and add new ones at the end), or run the file as a new --batch with "
-            "other output files. Lines with a custom_id may move."
+            f"nothing was submitted: {num_moved} lines have different numbers than in an earlier run of this batch, "
+            f"for example {before} is now {now}. Results and the history have the old numbers. Put the lines back "
+            "(leave a blank line where you removed one, and add new ones at the end), or run the file as a new --batch "
+            "with other output files. Lines with a custom_id may move."
         )
     if num_taken:
         raise LinesRenamed(

@@ -153,7 +153,9 @@ def _carry_out(run: BulkRun, settings: BulkSettings) -> None:
             run.wait()
     except KeyboardInterrupt:
         num_jobs = run.counts.accepted + run.counts.before
-        note(f"{num_jobs} jobs of batch {settings.batch} are submitted and continue. Run it again for the rest.")
+        note(
+            f"{num_jobs} jobs of batch {settings.batch} are submitted and continue. Run it again to submit the others."
+        )
         raise
 
 

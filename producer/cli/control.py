@@ -138,8 +138,8 @@ def _show_dead(wanted: DeadFilter, values: Values, *, as_json: bool) -> None:
     newest = views[-MOST_SHOWN:][::-1]
     show_table(DEAD_HEADERS, [[_dead_facts(view)[name] for name in DEAD_HEADERS] for view in newest])
     codes = ", ".join(f"{code}: {count}" for code, count in Counter(view.error_code for view in views).most_common())
-    note(f"{len(views)} dead jobs are meant" + (f" ({codes})" if codes else ""))
-    return note("Nothing is changed: give --yes to send them back.")
+    note(f"{len(views)} dead jobs are selected" + (f" ({codes})" if codes else ""))
+    return note("Nothing was changed: give --yes to requeue them.")
 
 
 def _dead_facts(view: JobView) -> Values:

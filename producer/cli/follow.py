@@ -90,7 +90,7 @@ class BatchEnd:
 @click.argument("batch")
 @click.option(
     "--more-within", "more_within_s", metavar="TIME", type=duration_s, default=MORE_WITHIN, show_default=True,
-    help="Wait this long for more jobs of an open batch, after all that it has have ended.",
+    help="Wait this long for more jobs of an open batch after all its jobs have ended.",
 )  # fmt: skip
 @json_option
 @connection_options

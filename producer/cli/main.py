@@ -94,7 +94,7 @@ def cli() -> None:
     Without --redis-url, producer and worker use an embedded valkey-server on a unix socket in your state folder, which
     they start if needed. `worker start` in one terminal and `producer ask` in another need no configuration.
 
-    A TIME is a number with one of s, m, h and d, as 90s, 5m, 12h or 30d, or a number of seconds.
+    A TIME is a number with the unit s, m, h or d, such as 90s, 5m, 12h or 30d, or a number of seconds.
     """
 
 
@@ -106,7 +106,7 @@ def cli() -> None:
     default=None,
     help="Send PROMPT as a user message, or as text to continue. Default: a message if the model has a chat template.",
 )
-@click.option("--system", metavar="TEXT", help="Put a system message before it; implies --chat.")
+@click.option("--system", metavar="TEXT", help="Put a system message before the prompt; implies --chat.")
 @click.option("--model", metavar="NAME", help="Model that the workers must serve.")
 @click.option(
     "--timeout", "timeout_s", metavar="TIME", type=duration_s, help="Cancel the job after this time. Default: never."
@@ -156,10 +156,10 @@ def ask(
             else:
                 _print_events(producer, job, timeout_s)
         except ResultTimeout as error:
-            producer.cancel(job, reason="the asker gave up")
+            producer.cancel(job, reason="the client gave up")
             raise AskTimeout(f"job {job.id} has not ended after {timeout_s:g} s and is cancelled") from error
         except KeyboardInterrupt:
-            producer.cancel(job, reason="the asker gave up")
+            producer.cancel(job, reason="the client gave up")
             note(f"job {job.id} is cancelled")
             raise
         except QueueUnreachable:
@@ -232,7 +232,7 @@ def stream(job: str, *, offset: str, choice: int, as_json: bool, **values: objec
 @database_option
 @connection_options
 def result(job: str, *, timeout_s: float | None, as_json: bool, database_url: str | None, **values: object) -> None:
-    """Wait for JOB to end and print its output. When the queue has the job no more, the history is read.
+    """Wait for JOB to end and print its output. If the queue no longer has the job, the history is read.
 
     \b
     Example:

@@ -218,7 +218,7 @@ DIVIDED = ", in equal parts by partition."
 @click.option("--max-outbox-bytes", metavar="BYTES", type=click.IntRange(1),
               help=f"Refuse submits above this size{DIVIDED}")  # fmt: skip
 @click.option(TENANT_SHARE.flag, metavar="PERCENT", type=click.IntRange(1, 100),
-              help="Refuse submits of a tenant above this part of what others leave of these limits.")  # fmt: skip
+              help="Refuse submits of a tenant above this share of what others leave of these limits.")  # fmt: skip
 @click.option("--durability", metavar="LEVEL", help="Default durability of submits: memory, aof, fsync or replica:N.")
 @click.option(
     "--max-failures", metavar="COUNT", type=click.IntRange(1), help="Fail a job after this many retryable failures."
@@ -251,14 +251,14 @@ DIVIDED = ", in equal parts by partition."
     "ttft_target_s",
     metavar="SECONDS",
     type=Number(0),
-    help="Time to the first token that workers aim at, in place of their own setting; 0: their own.",
+    help="Target of workers for the time to the first token, in place of their own setting; 0: their own.",
 )
 @click.option(
     "--tpot-target",
     "tpot_target_s",
     metavar="SECONDS",
     type=Number(0),
-    help="Time per further token that workers aim at, in place of their own setting; 0: their own.",
+    help="Target of workers for the time per further token, in place of their own setting; 0: their own.",
 )
 @click.option("--keep-prompts", type=click.Choice(["none", "hash", "full"]), help="Form of prompts in the history.")
 @click.option("--keep-results/--no-keep-results", default=None, help="Keep outputs in the history.")
@@ -338,7 +338,7 @@ def _free_mib(folder: Path) -> int | None:
 
 @server.command("start")
 def server_start() -> None:
-    """Start the embedded server, and keep it running when nobody uses it, until `producer server stop`.
+    """Start the embedded server, and keep it running while unused, until `producer server stop`.
 
     \b
     Example:

@@ -81,7 +81,7 @@ def cursor_at(place: Place) -> Cursor:
 
 def _checked(cursor: Cursor, place: object) -> Cursor:
     if cursor.tokens < 0:
-        raise BadOffset(f"an offset is 0 tokens or more, got {place!r}")
+        raise BadOffset(f"an offset must be 0 tokens or more, got {place!r}")
     return cursor
 
 

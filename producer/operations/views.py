@@ -72,7 +72,7 @@ def explain(queue: Queue, view: JobView) -> Operation[WaitReason]:
     """Find out what an unfinished job waits for."""
     persistence = persistence_in((yield Ask(LOOK, is_lenient=True)))
     if persistence is not None and persistence.is_append_failing:
-        how = "Free space on its disk; what waits goes on by itself"
+        how = "Free space on its disk; waiting jobs then continue by themselves"
         return WaitReason(WaitCause.SERVER_CANNOT_WRITE, f"the server cannot write its append-only file. {how}")
     try:
         return wait_reason(queue, view, (yield from survey_one(queue.keys_of(view.id), fields=WAIT_FIELDS)))
@@ -93,7 +93,7 @@ def wait_reason(queue: Queue, view: JobView, survey: QueueView) -> WaitReason:
         how = "Send them SIGCONT, or start another"
         return WaitReason(WaitCause.WORKERS_QUIET, f"the workers of queue {queue.name!r} take no more jobs. {how}")
     if view.ahead_jobs is None:
-        return WaitReason(WaitCause.NOT_YET, f"job {view.id} waits for its time, not_before or that of its next try")
+        return WaitReason(WaitCause.NOT_YET, f"job {view.id} waits until its not_before or its next retry")
     if not view.ahead_jobs:
         how = "it starts when a worker has room for it"
         return WaitReason(WaitCause.BEHIND_OTHERS, f"no job of its tenant and class is ahead of job {view.id}; {how}")

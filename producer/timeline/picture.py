@@ -201,7 +201,7 @@ def _phases(times: Times, one: Try, end_ms: int, lane: int, scale: TimeScale) ->
         yield _bar(scale, begin_ms, first_ms, lane, "prefill", "Computed the prompt")
         yield _bar(scale, first_ms, end_ms, lane, "decode", "Generated")
     else:
-        yield _bar(scale, begin_ms, end_ms, lane, "decode", "Went on after the last token")
+        yield _bar(scale, begin_ms, end_ms, lane, "decode", "Resumed after the last token")
 
 
 def _bar(scale: TimeScale, begin_ms: int, end_ms: int, lane: int, kind: str, what: str) -> Bar:

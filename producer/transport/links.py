@@ -339,7 +339,7 @@ class AsyncLink:
         except TimeoutError as error:
             if not bound.expired():
                 raise
-            raise too_late("the time is over", self._endpoint.settings.url) from error
+            raise too_late("timed out", self._endpoint.settings.url) from error
 
     @asynccontextmanager
     async def _blocking_in_turn(self) -> AsyncGenerator[hub.Send]:

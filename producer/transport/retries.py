@@ -121,12 +121,12 @@ def _unreachable(error: Exception, url: str, *, is_repeatable: bool) -> QueueUnr
     if kind is ErrorKind.DENIED:
         return _denied(error, url)
     if kind is ErrorKind.NOT_REDIS:
-        return NotAQueue(f"what answers at {where} is not Redis. Check host and port.")
+        return NotAQueue(f"the server at {where} is not Redis. Check host and port.")
     if tls.may_be_refused(error, url):
-        return CertificateRefused(
-            f"{where}: TLS was refused, on one side or the other: {str(error).rstrip('.')}. {tls.HOW}"
-        )
-    unsure = "" if is_repeatable else " Whether the command was carried out is not known: look before you repeat it."
+        return CertificateRefused(f"{where}: the TLS handshake failed: {str(error).rstrip('.')}. {tls.HOW}")
+    unsure = (
+        "" if is_repeatable else " It is not known whether the command was carried out: check before you repeat it."
+    )
     return QueueUnreachable(
         f"{where} does not answer: {str(error).rstrip('.')}. Check the address, and that the server runs.{unsure}"
     )

@@ -210,7 +210,7 @@ def _skip_line(file: BinaryIO, number: int) -> None:
     while (piece := file.readline(READ_BYTES)) and not piece.endswith(b"\n"):
         num_skipped += len(piece)
         if num_skipped > MAX_SKIPPED_BYTES:
-            raise InvalidSetting(f"line {number} is longer than {MAX_SKIPPED_BYTES} bytes: this is no file of jobs")
+            raise InvalidSetting(f"line {number} is longer than {MAX_SKIPPED_BYTES} bytes: this is not a file of jobs")
 
 
 # ---------------------------------------------------------------- lines
@@ -366,7 +366,7 @@ def _read_as(endpoint: Endpoint, name: str, fields: dict[str, Any]) -> ReadReque
         if error.code != "unknown_parameter":
             raise
         hint = did_you_mean(error.param or "", SAME | TRANSLATED | OWN)
-        message = f"unknown option {error.param!r}; what is yours belongs in metadata{hint}"
+        message = f"unknown option {error.param!r}; your own fields belong in metadata{hint}"
         raise RequestRefused(error.code, message, error.param) from None
     return replace(request, names={**request.names, PROMPT: name})
 
@@ -376,5 +376,5 @@ def _moment(name: str, value: object) -> datetime:
         return datetime.fromisoformat(cast("str", value))
     except (ValueError, TypeError) as error:
         raise RequestRefused(
-            "invalid_request", f"{name} must be a time in ISO 8601 with its zone, got {value!r}", name
+            "invalid_request", f"{name} must be a time in ISO 8601 with a time zone, got {value!r}", name
         ) from error

@@ -108,7 +108,7 @@ def decoded_json(data: bytes | bytearray, what: str) -> object:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number in JSON")
+    raise ValueError(f"{name} is not valid JSON")
 
 
 def read_parameters(body: object) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class SlotTable:
             NotACluster: the reply is an error.
         """
         if isinstance(reply, Exception):
-            raise NotACluster(f"it is no Cluster's node: {reply}. Give a redis:// URL for a single server")
+            raise NotACluster(f"it is not a node of a Cluster: {reply}. Give a redis:// URL for a single server")
         rows = cast("list[list[Any]]", reply)  # redis's own reply: [start, end, [host, port, …], replicas …]
         return cls((int(start), int(end), (_text(node[0]) or asked[0], int(node[1]))) for start, end, node, *_ in rows)
 

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, urlsplit
 SENTINEL = "sentinel_"
 """Prefix of the options for connections to the Sentinels."""
 
-OWN_RETRIES = "what may be repeated is repeated by clients (`patience_s`) and workers"
+OWN_RETRIES = "clients (`patience_s`) and workers repeat commands that are safe to repeat"
 OWN_TIMES = "reads block at the server; set `patience_s` of a client, `redis.timeout_s` of a worker"
 BYTES = "replies are bytes"
 
@@ -104,7 +104,7 @@ OPTIONS: Final = (
     UrlOption(
         name="ssl_check_hostname", meaning="whether that certificate must name the host", parse=_switch, has_tls=True
     ),
-    UrlOption(name="ssl_min_version", meaning="least version of TLS: `1.2` or `1.3`", parse=_version, has_tls=True),
+    UrlOption(name="ssl_min_version", meaning="minimum version of TLS: `1.2` or `1.3`", parse=_version, has_tls=True),
     UrlOption(name="ssl_ciphers", meaning="ciphers, as OpenSSL writes them", parse=_text, has_tls=True),
     UrlOption(name="protocol", meaning="replies are read as RESP 2", ignored=("2",)),
     UrlOption(name="decode_responses", meaning=BYTES, ignored=("false", "0")),
@@ -112,7 +112,7 @@ OPTIONS: Final = (
     UrlOption(name="encoding_errors", meaning=BYTES, ignored=("strict",)),
     UrlOption(name="retry_on_timeout", meaning=OWN_RETRIES, ignored=("false", "0")),
     UrlOption(name="retry_on_error", meaning=OWN_RETRIES),
-    UrlOption(name="health_check_interval", meaning="a connection is looked at before each use", ignored=("0",)),
+    UrlOption(name="health_check_interval", meaning="connections are checked before each use", ignored=("0",)),
     UrlOption(name="socket_timeout", meaning=OWN_TIMES),
     UrlOption(name="socket_connect_timeout", meaning=OWN_TIMES),
     UrlOption(name="timeout", meaning=OWN_TIMES),
@@ -144,7 +144,7 @@ def read_options(url: str) -> dict[str, object]:
     seen = set[str]()
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name in seen:
-            raise ValueError(f"the option {name} is stated twice")
+            raise ValueError(f"the option {name} is given twice")
         seen.add(name)
         option = _option(name, parts.scheme)
         if option.parse is not None:
@@ -158,7 +158,7 @@ def _option(name: str, scheme: str) -> UrlOption:
     is_for_sentinels = name.startswith(SENTINEL) and "+sentinel" in scheme
     option = BY_NAME.get(name.removeprefix(SENTINEL) if is_for_sentinels else name)
     if option is None or (is_for_sentinels and option.name in NOT_BY_SENTINELS):
-        raise ValueError(f"it has no option {name}. Remove it")
+        raise ValueError(f"there is no option {name}. Remove it")
     if option.has_tls and not scheme.startswith("rediss"):
         raise ValueError(f"the option {name} is for TLS: write rediss instead of {scheme.split('+')[0]}, or remove it")
     if name == "socket_keepalive" and scheme == "unix":

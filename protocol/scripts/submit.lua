@@ -212,7 +212,7 @@ end
 
 local function seen_by_id(job)
   local seen = try('HMGET', job.hash, 'digest', 'state')
-  if failed(seen) then return refused('wrong_type', 0, job.hash .. ' holds something else') end
+  if failed(seen) then return refused('wrong_type', 0, job.hash .. ' has a different type') end
   if not seen[2] then return nil end
   if seen[1] ~= job.digest then return { 'conflict', job.id } end
   return { 'duplicate', job.id, seen[2] }
@@ -221,7 +221,7 @@ end
 local function seen_by_key(job)
   if not job.key then return nil end
   local value = try('GET', idem_key(job))
-  if failed(value) then return refused('wrong_type', 0, idem_key(job) .. ' holds something else') end
+  if failed(value) then return refused('wrong_type', 0, idem_key(job) .. ' has a different type') end
   if not value then return nil end
   local id, state, digest = string.match(value, '^(%S+) (%S+) (.*)$')
   if digest ~= job.digest then return { 'conflict', id or '' } end
@@ -249,11 +249,11 @@ end
 
 local function refusal_of_keys(job)
   if not open_lane(job.class, job.tenant).is_sound then
-    return refused('wrong_type', 0, lane_key(job.class, job.tenant) .. ' holds something else')
+    return refused('wrong_type', 0, lane_key(job.class, job.tenant) .. ' has a different type')
   end
   if not job.batch then return nil end
   local closed = try('HGET', batch_key(job.batch), 'closed')
-  if failed(closed) then return refused('wrong_type', 0, batch_key(job.batch) .. ' holds something else') end
+  if failed(closed) then return refused('wrong_type', 0, batch_key(job.batch) .. ' has a different type') end
   if closed == '1' then return refused('batch_closed', 0, 'the batch ' .. job.batch .. ' is closed') end
 end
 

@@ -63,7 +63,7 @@ class TestGivenABodyOfManyValues:
 class TestGivenNumbersThatJsonDoesNotHave:
     @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
     def test_when_they_are_parsed_then_they_are_refused(self, number: str) -> None:
-        with pytest.raises(HttpError, match="is no number in JSON"):
+        with pytest.raises(HttpError, match="is not valid JSON"):
             parse_json(f'{{"a": {number}}}'.encode())
 
 

@@ -187,7 +187,9 @@ class TestGivenEndsWhoseResultsHaveKeys:
             error = connection.execute(sa.select(jobs.c.record_error).where(jobs.c.id == "0.a.3")).scalar_one()
         assert error == "its result of 9 bytes was deleted in the queue before it was read"
         said = [
-            (line["job_id"], line["bytes"]) for line in log.entries if line["event"] == "result is gone from the queue"
+            (line["job_id"], line["bytes"])
+            for line in log.entries
+            if line["event"] == "result is missing from the queue"
         ]
         assert said == [("0.a.3", 9)]
         assert run(client_of(valkey), inspect(e.KEYS)).results_missed == 1

@@ -201,7 +201,7 @@ class TestGivenAChain:
         assert (chain.description(), chain.can_record()) == ("triton", True)
 
     def test_when_an_operation_is_unknown_then_it_is_an_error(self) -> None:
-        with pytest.raises(ValueError, match="no operation is called tanh"):
+        with pytest.raises(ValueError, match="there is no operation tanh"):
             chain.step_down({"tanh": "missing"})
 
     def test_when_a_tensor_is_on_the_cpu_then_its_path_is_the_cpu_s(self) -> None:

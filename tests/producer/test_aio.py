@@ -74,9 +74,9 @@ class TestGivenBothClients:
     async def test_when_one_job_is_given_for_a_list_then_it_is_refused(
         self, aproducer: AsyncProducer, producer: Producer, name: str, one: object
     ) -> None:
-        with pytest.raises(InvalidJob, match="give a list of jobs, got one"):
+        with pytest.raises(InvalidJob, match="expected a list of jobs, got one job"):
             getattr(producer, name)(one)
-        with pytest.raises(InvalidJob, match="give a list of jobs, got one"):
+        with pytest.raises(InvalidJob, match="expected a list of jobs, got one job"):
             await _called(aproducer, name, one)
 
     @pytest.mark.parametrize("place", [3, Cursor(3, 9)], ids=["offset", "cursor"])
@@ -86,7 +86,7 @@ class TestGivenBothClients:
         one: Any = ("0.default.abc", place)  # Any: what pyright refuses too
 
         for client in (producer, aproducer):
-            with pytest.raises(InvalidJob, match="give a list of jobs, got one"):
+            with pytest.raises(InvalidJob, match="expected a list of jobs, got one job"):
                 client.stream_many(one)
 
     @pytest.mark.parametrize("one", ["hello", b"hello", Job("hello")], ids=["prompt", "bytes", "job"])
@@ -94,7 +94,7 @@ class TestGivenBothClients:
     def test_when_one_job_is_submitted_for_a_list_then_the_call_raises(
         self, client: type[Producer | AsyncProducer], one: Any
     ) -> None:
-        with pytest.raises(InvalidJob, match="give a list of jobs, got one"):
+        with pytest.raises(InvalidJob, match="expected a list of jobs, got one job"):
             client("redis://127.0.0.1:1").submit_many(one)
 
     def test_when_a_job_is_streamed_twice_in_one_call_then_it_is_refused(self, producer: Producer) -> None:

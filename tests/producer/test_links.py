@@ -221,7 +221,7 @@ class TestGivenAServerThatCrashesAndComesBack:
 
             with pytest.raises(QueueUnreachable, match="does not answer"):
                 producer.submit("hello")
-            with pytest.raises(ProducerError, match="Whether the command was carried out is not known"):
+            with pytest.raises(ProducerError, match="It is not known whether the command was carried out"):
                 producer.requeue(["0.default.nobody"])
 
             assert 0.3 <= time.monotonic() - begin_s < 3

@@ -141,7 +141,7 @@ class TestGivenADamagedRecordInRqsRedis:
 
             [(headers, body)] = hook.got
             assert verify_webhook(tenant_secrets(SECRET, "acme"), headers, body)
-        assert [line["event"] for line in lines].count("damaged rq record passed over") == 1
+        assert [line["event"] for line in lines].count("damaged rq record skipped") == 1
         assert client.zcard(queue.scheduled_job_registry.key) == queue.count == 0
 
 

@@ -98,7 +98,7 @@ class TestGivenAServerThatHasAnswered:
     def test_when_an_ask_may_not_be_repeated_then_it_says_that_the_outcome_is_unknown(self) -> None:
         script = Script(None, GONE)
 
-        with pytest.raises(QueueUnreachable, match="Whether the command was carried out is not known"):
+        with pytest.raises(QueueUnreachable, match="It is not known whether the command was carried out"):
             script.run(connected_server().ask(Ask((SCRIPT,), is_repeatable=False)))
 
         assert script.kinds() == ["Connect", "SendAndReceive", "Release"]

@@ -124,7 +124,7 @@ class TestGivenAUrlThatCannotBeRead:
             ("redis+sentinel://:opensesame@h/x/prod", "a database is named by its number, got 'prod'"),
             ("redis+cluster://:opensesame@h?db=3", "a Cluster has no database numbers"),
             ("redis://:opensesame@h/1?db=2", "its path names database 1, its option db 2"),
-            ("redis://:opensesame@h?db=1&db=1", "db is stated twice"),
+            ("redis://:opensesame@h?db=1&db=1", "db is given twice"),
             ("redis://:opensesame@h?db=-1", "expected a number"),
             ("redis://:opensesame@h/0#1", "write %23"),
             ("redis://:opensesame@h?ssl_cert_reqs=none", "write rediss"),

@@ -238,7 +238,7 @@ class TestGivenAFileOfTraffic:
         assert problems == [
             "1: prompt_tokens must be 1 or more, got 0",
             "2: output_tokens is missing",
-            "3: model is none of at_s, prompt, prompt_tokens, output_tokens, max_tokens",
+            "3: model is not one of at_s, prompt, prompt_tokens, output_tokens, max_tokens",
             "4: must be an object, got [1, 2]",
             "5: must be an object, got 7",
         ]

@@ -46,7 +46,7 @@ class Kind(StrEnum):
 REPAIR = "`worker audit --repair`"
 WHAT_TO_DO: dict[Kind, str] = {
     Kind.QUEUED_NOWHERE: f"{REPAIR} puts it back on its lane",
-    Kind.QUEUED_TWICE: f"{REPAIR} removes all places but one",
+    Kind.QUEUED_TWICE: f"{REPAIR} removes all of its entries but one",
     Kind.QUEUED_BUT_LEASED: f"{REPAIR} releases the lease",
     Kind.NEVER_DUE: f"{REPAIR} puts it on its lane",
     Kind.PROMPT_GONE: f"{REPAIR} restores it from a history with prompts or --file; else it fails when pulled",
@@ -57,11 +57,11 @@ WHAT_TO_DO: dict[Kind, str] = {
     Kind.DEAD_BUT_NOT_FAILED: f"{REPAIR} removes it from the dead set",
     Kind.NO_SUCH_JOB: f"{REPAIR} deletes references to it, and submits it again if the history or journal has it",
     Kind.BATCH_MEMBER: f"{REPAIR} corrects the batch's list of open jobs",
-    Kind.CHANNEL_OPEN: f"{REPAIR} writes its end for those who read it",
+    Kind.CHANNEL_OPEN: f"{REPAIR} writes its end to the channel for its readers",
     Kind.BATCH: f"{REPAIR} counts its jobs",
     Kind.FOREIGN_KEY: "another program wrote this key: check it, delete it, then run the audit again",
     Kind.ENTRY_WITHOUT_JOB: f"{REPAIR} removes the entry from the lane",
-    Kind.LANE_UNLISTED: f"pulls do not find its jobs: {REPAIR} lists it again",
+    Kind.LANE_UNLISTED: f"pulls cannot find its jobs: {REPAIR} lists it again",
     Kind.COUNTER: f"{REPAIR} recounts",
     Kind.EQUATION: f"{REPAIR} recounts",
     Kind.NOT_IN_HISTORY: f"{REPAIR} republishes its events",
@@ -210,7 +210,7 @@ def _of_running(picture: JobRecords) -> Iterator[tuple[Kind, str]]:
     if picture.is_delayed or picture.is_suspect:
         yield Kind.RUNNING_BUT_WAITING, _places(picture)
     if not picture.has_payload:
-        yield Kind.PROMPT_GONE, "no payload: no other worker could resume"
+        yield Kind.PROMPT_GONE, "no payload: another worker could not resume it"
     yield from _of_open(picture)
 
 

@@ -111,7 +111,7 @@ class Repair:
         is_moving = not side.sums.stamp
         for finding in findings:
             is_sum = finding.subject.endswith(("tokens", "bytes"))
-            self._note(finding, "left: jobs came and went" if is_sum and is_moving else "recounted")
+            self._note(finding, "left: jobs came and went during the count" if is_sum and is_moving else "recounted")
         if changed and not findings:
             self._report.notes.append(f"partition {side.keys.partition}: recounted: {', '.join(changed)}")
 
@@ -123,7 +123,7 @@ class Repair:
         def add(job: NewJob) -> str:
             key = side.keys.channel(job.id)
             if self._client.exists(key):
-                return f"not re-added: tokens of it are on {key}; delete that key first"
+                return f"not re-added: {key} has some of its tokens; delete that key first"
             # One at a time, because a prompt may be as large as the limit of a call.
             (answer,) = self._run(submit(side.keys, [job]))
             if isinstance(answer, Accepted):
@@ -136,7 +136,7 @@ class Repair:
     def _restore_prompts(self, side: QueueSide, findings: Sequence[Finding]) -> None:
         def restore(job: NewJob) -> str:
             (is_done,) = self._run(restore_prompt(side.keys, [(job.id, job.payload)]))
-            return "prompt restored" if is_done else "not restored: it is there, or was another"
+            return "prompt restored" if is_done else "not restored: the prompt exists, or differs"
 
         self._with_jobs(findings, restore, otherwise="not restored")
 
@@ -202,7 +202,7 @@ def _answer_text(answer: SubmitReply) -> str:
         case Accepted():
             return "re-added"
         case Duplicate(state=state):
-            return f"it is there after all: {state}"
+            return f"it exists after all: {state}"
         case Conflict(id=other):
             return f"not re-added: its key belongs to job {other}"
         case Refused(message=message):

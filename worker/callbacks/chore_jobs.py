@@ -56,7 +56,7 @@ class ChoreJob(Job):
             super().restore(raw_data)  # pyright: ignore[reportUnknownMemberType]
             json.dumps(self.meta)  # rq keeps what it cannot read there
         except Exception as error:
-            get_log().warning("damaged rq record passed over", rq_job=self.id, error=str(error)[:500])
+            get_log().warning("damaged rq record skipped", rq_job=self.id, error=str(error)[:500])
             raise NoSuchJobError(f"the record of {self.id} is damaged") from error
         self._success_callback_name = self._failure_callback_name = self._stopped_callback_name = None
         self.webhooks = []

@@ -44,7 +44,7 @@ def check_metrics(site: Site) -> Iterator[CheckResult]:
     if listener is None:
         ports = ports_of(config)
         found = f"ports {ports[0]} to {ports[-1]} of {config.host} are taken"
-        yield warning("metrics", found, "The worker runs without /metrics and /healthz. Give a free port.")
+        yield warning("metrics", found, "The worker runs without /metrics and /healthz. Set a free port.")
         return
     with listener:
         yield CheckResult(what="metrics", found=f"port {listener.getsockname()[1]} of {config.host} is free")

@@ -69,7 +69,7 @@ class RedisConfig:
     )  # fmt: skip
     unread_interval_s: float = setting(
         0.2, env="UNREAD_INTERVAL_S", metavar="SECONDS",
-        help="The same while no channel on the server is read. 0 publishes as if all were read.",
+        help="The same interval while no channel on the server is being read. 0: no difference.",
     )  # fmt: skip
 
     def problems(self) -> Iterator[tuple[str, str]]:
@@ -183,7 +183,7 @@ class ModelConfig:
     )  # fmt: skip
     generation_config: Literal["auto", "none"] = setting(
         "auto", env="GENERATION_CONFIG", metavar="WHAT",
-        help="auto: sampling options that a request leaves out are those of generation_config.json. none: not.",
+        help="auto: sampling options that a request omits come from generation_config.json. none: they do not.",
     )  # fmt: skip
     block_size: int | None = setting(
         None, env="BLOCK_SIZE", metavar="TOKENS",
@@ -277,16 +277,16 @@ class BatchingConfig:
     )  # fmt: skip
     mixed_step_s: float = setting(
         MIXED_STEP_S, env="MIXED_STEP_S", metavar="SECONDS",
-        help="Take prompts into a step with decodes until it takes this long, or 1.5 times its decodes alone. "
+        help="Add prompts to a step with decodes until it takes this long, or 1.5 times its decodes alone. "
         "0 sets no limit. Not used with a target.",
     )  # fmt: skip
     ttft_target_s: float | None = setting(
         None, env="TTFT_TARGET_S", metavar="SECONDS",
-        help="Time to the first token that is wanted: a step with decodes takes at most half as long.",
+        help="Target for the time to the first token: a step with decodes takes at most half as long.",
     )  # fmt: skip
     tpot_target_s: float | None = setting(
         None, env="TPOT_TARGET_S", metavar="SECONDS",
-        help="Time per further token that is wanted: a step with decodes takes at most as long.",
+        help="Target for the time per further token: a step with decodes takes at most this long.",
     )  # fmt: skip
     long_prefill_token_threshold: int = setting(
         0, env="LONG_PREFILL_TOKEN_THRESHOLD", metavar="TOKENS",
@@ -323,7 +323,7 @@ class BatchingConfig:
     )  # fmt: skip
     draft_cache_mib: int = setting(
         256, env="DRAFT_CACHE_MIB", metavar="MIB",
-        help="Memory for the KV cache of the draft model. Jobs that it does not hold get no guesses of it.",
+        help="Memory for the KV cache of the draft model. Jobs that do not fit get no guesses from it.",
     )  # fmt: skip
 
     @property
@@ -442,7 +442,10 @@ class CallbacksConfig:
         help="Private networks that webhooks may reach, separated by commas.",
     )  # fmt: skip
     senders: int = setting(
-        3, env="CALLBACKS_SENDERS", metavar="PROCESSES", help="Processes that send webhooks; a tenant uses all but one."
+        3,
+        env="CALLBACKS_SENDERS",
+        metavar="PROCESSES",
+        help="Processes that send webhooks; one tenant uses at most all but one.",
     )
     export_folder: str | None = setting(
         None, env="EXPORT_FOLDER", metavar="FOLDER",

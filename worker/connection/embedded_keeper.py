@@ -37,8 +37,8 @@ class EmbeddedKeeper:
                 continue
             try:
                 self._use.revive()
-                self._log.warning("embedded server was gone; started again", url=self._use.url)
+                self._log.warning("embedded server had stopped; started again", url=self._use.url)
             except EmbeddedServerError as error:
                 if str(error) != complaint:
-                    self._log.error("embedded server is gone and does not start", error=str(error))
+                    self._log.error("embedded server has stopped and cannot be started", error=str(error))
                 complaint = str(error)

@@ -50,7 +50,7 @@ def _wrong(config: MetricsConfig, port: int, error: OSError) -> ConfigError:
     reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
     return ConfigError(
         [
-            f"SLUICE_METRICS_HOST: {config.host} is no address of this host ({reason}): give one that it has, such as "
-            f"127.0.0.1 or 0.0.0.0"
+            f"SLUICE_METRICS_HOST: {config.host} is not an address of this host ({reason}): give one of its addresses, "
+            f"such as 127.0.0.1 or 0.0.0.0"
         ]
     )

@@ -28,7 +28,7 @@ def live_iterations(config: MetricsConfig, *, has_all: bool) -> Generator[str]:
             yield from (line.decode(errors="replace").rstrip("\n") for line in lines if line.strip())
     except (URLError, OSError, HTTPException) as error:
         raise NotReady(
-            f"no worker tells its iterations at {address}: {error}. Its start line `metrics served` has its address"
+            f"no worker serves its iterations at {address}: {error}. The worker logs its address as `metrics served`"
         ) from error
 
 

@@ -80,7 +80,7 @@ def _check_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
     difference = load_tokenizer(folder).first_difference(tokenizer)
     if difference is not None:
         raise ModelFolderError(
-            f"{folder} has another tokenizer than the model: {difference}. "
+            f"{folder} has a different tokenizer from the model: {difference}. "
             f"Use a smaller model of the same family, or none."
         )
 

@@ -33,7 +33,7 @@ def read_defaults(generation_config: Mapping[str, object]) -> JobOptions:
         return JobOptions(**stated)  # pyright: ignore[reportArgumentType]  # JobOptions checks the types
     except InvalidJob as error:
         raise ModelFolderError(
-            f"generation_config.json has a default that no request may have: {error}. "
+            f"generation_config.json has a default that is not valid in a request: {error}. "
             f"Correct it, or ignore its defaults with --generation-config none."
         ) from error
 

@@ -148,7 +148,7 @@ class PreparedProcess:
         """
         request = json.dumps([list(arguments), dict(environ), sorted(cores)]).encode()
         if self._socket is None or not self._is_ready or len(request) > MAX_REQUEST_BYTES:
-            raise OSError("no process forks workers now")
+            raise OSError("the process that forks workers is not running")
         try:
             self._socket.settimeout(FORK_TIMEOUT_S)
             socket.send_fds(self._socket, [request], [stdin])

@@ -196,7 +196,7 @@ class Recorder:
         """Report a result that was deleted before it was read, in the log, in the row and in a counter."""
         size_bytes = event.fields["result_bytes"]
         advice = "record sooner, or raise --result-ttl"
-        self._log.warning("result is gone from the queue", job_id=event.job_id, bytes=size_bytes, advice=advice)
+        self._log.warning("result is missing from the queue", job_id=event.job_id, bytes=size_bytes, advice=advice)
         changes = list(self._fold(outbox, [event]).values())
         for change in changes:
             change.job["record_error"] = f"its result of {size_bytes} bytes was deleted in the queue before it was read"
@@ -320,7 +320,7 @@ def _check(event: OutboxEvent, keys: QueueKeys) -> None:
         WireError: no script writes such an event.
     """
     if split_job_id(event.job_id)[0] != keys.partition:
-        raise WireError(f"job {event.job_id} is of another partition than {keys.partition}")
+        raise WireError(f"job {event.job_id} does not belong to partition {keys.partition}")
     if not 0 <= event.at_ms < 2**63:
         raise WireError(f"an event of job {event.job_id} is at {event.at_ms} ms, which no script writes")
     if not 0 < event.version <= limits.MAX_VERSION:

@@ -160,7 +160,7 @@ class Heartbeat:
         self._last_s = received_s
         for keys, stamp in stamps.items():
             if names := self._settings.update(self._client, keys, stamp):
-                self._log.warning("settings were gone; written again", partition=keys.partition, names=names)
+                self._log.warning("settings were missing; written again", partition=keys.partition, names=names)
         if (tokens_per_s := self._context.capacity.take_news()) is not None:
             # Not of the beat, which has succeeded: a server that is full refuses this. The next window has a new rate.
             with suppress(RedisError, OSError):

@@ -134,7 +134,7 @@ class Preparation:
     def _on_other_model(self, job: HeldJob) -> None:
         """Fail or continue a job that another model began. With `wait`, the queue leases it to no such worker."""
         if self._context.config.queue.on_model_change == "fail":
-            message = "another model began this job, and this queue does not continue jobs under a different one"
+            message = "another model started this job, and this queue does not continue jobs under a different one"
             raise JobRejected("model_changed", message)
         self._context.log.warning("job continues under another model", job_id=job.id, attempt=job.leased.attempt)
 

@@ -97,14 +97,14 @@ def _show(reader: QueueReader, look: QueueSnapshot, keys: Keys, live: Live, ever
 def send(action: Action, row: WorkerRow) -> str:
     """Send a worker of this host the signal of an action. Return what happened."""
     if row.pid is None:
-        return f"worker {row.id[:8]} does not tell its process"
+        return f"worker {row.id[:8]} does not report its process id"
     if row.host != socket.gethostname():
         return f"worker {row.id[:8]} is on {row.host}: run `worker top` there, or signal it as its host does"
     try:
         # The process may have ended, and another one have its number.
         if "sluice.worker" not in psutil.Process(row.pid).cmdline():
-            return f"process {row.pid} is no worker of this host"
+            return f"process {row.pid} is not a worker of this host"
         os.kill(row.pid, SIGNALS[action])
     except (psutil.Error, OSError) as error:
-        return f"worker {row.id[:8]} cannot get a signal: {error}"
+        return f"worker {row.id[:8]} cannot be sent a signal: {error}"
     return f"worker {row.id[:8]} was asked to {action.value}"

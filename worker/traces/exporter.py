@@ -74,7 +74,7 @@ class TraceExporter:
         self._exporter.shutdown()
         if num_lost:
             self.num_dropped += num_lost
-            self._log.warning("traces are lost at the end: the collector is too slow", lost=num_lost, after_s=FLUSH_S)
+            self._log.warning("traces are lost at shutdown: the collector is too slow", lost=num_lost, after_s=FLUSH_S)
 
     def _run(self) -> None:
         is_open = True

@@ -44,7 +44,7 @@ def read_traffic(path: Path, count_tokens: Callable[[str], int], *, rate: float)
     if not problems and num_timed not in (0, len(arrivals)):
         problems.append(f"{path}: at_s is on {num_timed} of {len(arrivals)} lines: give it on all or on none")
     if not (problems or arrivals):
-        problems.append(f"{path}: there is no line")
+        problems.append(f"{path}: there are no lines")
     if problems:
         raise ConfigError(problems)
     return _from_zero(arrivals) if num_timed else _spread(arrivals, rate)
@@ -106,7 +106,7 @@ def _arrival_of(line: dict[str, object], count_tokens: Callable[[str], int]) -> 
         raise ValueError(f"is a job of a batch file; a line of traffic has {', '.join(_FIELDS)}")
     unknown = sorted(set(line) - set(_FIELDS))
     if unknown:
-        raise ValueError(f"{', '.join(unknown)} is none of {', '.join(_FIELDS)}")
+        raise ValueError(f"{', '.join(unknown)} is not one of {', '.join(_FIELDS)}")
     prompt = line.get("prompt")
     num_prompt_tokens = count_tokens(prompt) if isinstance(prompt, str) else _whole(line, "prompt_tokens")
     most = _whole(line, "max_tokens") if "max_tokens" in line else 0

@@ -26,7 +26,7 @@ MAX_SHOWN_CHARS = 20_000
 SAID.update(
     cancelled=("good", "The job is cancelled."),
     asked=("good", "Its worker was asked to stop the job."),
-    requeued=("good", "The job waits again. It goes on after its last token."),
+    requeued=("good", "The job waits again. It resumes after its last token."),
     ended=("bad", "The job had ended before."),
 )
 

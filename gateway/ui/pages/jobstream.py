@@ -95,7 +95,7 @@ class JobStream:
         except BadOffset:
             cursors = []
         if len(cursors) != facts.num_choices:
-            raise HttpError(400, CALLER, "the position is none of this job", "bad_position")
+            raise HttpError(400, CALLER, "the position does not belong to this job", "bad_position")
         watched = Watched(self._reader, self._queues[facts.queue], facts)
         text = TextFeed(self._queues[facts.queue], facts.id, cursors)
         return self._both(request, visitor, watched, text)

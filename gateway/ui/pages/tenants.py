@@ -31,7 +31,7 @@ CURRENCY = re.compile(r"[A-Z]{3}")
 MAX_PRICE = 1e6
 MAX_MODEL_CHARS = 256
 
-SAID.update(price_set=("good", "The price is set. It holds for jobs submitted from now on."))
+SAID.update(price_set=("good", "The price is set. It applies to jobs submitted from now on."))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

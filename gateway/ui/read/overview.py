@@ -146,7 +146,7 @@ def _alerts(totals: QueueTotals, trends: Trends) -> Iterator[Alert]:
 
 def _stalled_alert(name: str) -> Alert:
     text = f"No callbacks process serves it. Start one: worker callbacks --queue {name}"
-    return Alert("bad", f"Batches of queue {name} do not go on.", text)
+    return Alert("bad", f"Batches of queue {name} have stopped.", text)
 
 
 def _jobs(number: int) -> str:

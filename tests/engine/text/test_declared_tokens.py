@@ -310,7 +310,7 @@ class TestGivenADeclarationThatIsWrong:
             ("added_tokens.json", {END: "334"}, r"added_tokens.json: <\|im_end\|> must have a token id .* got '334'"),
             ("added_tokens.json", {END: True}, "must have a token id"),
             ("added_tokens.json", {END: None}, "must have a token id"),
-            ("added_tokens.json", [], r"added_tokens.json holds no JSON object"),
+            ("added_tokens.json", [], r"added_tokens.json does not hold a JSON object"),
         ],
     )
     def test_when_it_is_loaded_then_the_field_is_named(

@@ -55,7 +55,7 @@ class TestGivenADatabase:
 
         assert split_key(first[1].strip())[0] == listed(run, "acme")[0]["id"]
         assert (second[0], second[1]) == (0, "")
-        assert "none is created" in second[2]
+        assert "none was created" in second[2]
         assert len(listed(run, "acme")) == 1
 
 
@@ -108,7 +108,7 @@ class TestGivenAWrongCommand:
             (("--tenant", "acme", "--rpm", "0"), "rpm must be in"),
             (("--tenant", "acme", "--expires", "soon"), "expected a time such as 90d"),
             (("--tenant", "acme", "--expires", "90"), "expected a time with its unit, such as 90d"),
-            (("--tenant", "acme", "--scopes", " ,"), "a key without a scope may do nothing"),
+            (("--tenant", "acme", "--scopes", " ,"), "--scopes names no scope"),
         ],
     )
     def test_when_a_key_is_created_then_it_is_misuse(self, run: Run, arguments: tuple[str, ...], message: str) -> None:

@@ -57,4 +57,4 @@ class TestGivenNoCallbacksProcess:
 
         assert "No alerts." in quiet
         assert "worker callbacks --queue default" in page
-        assert "Batches of queue default do not go on." in overview
+        assert "Batches of queue default have stopped." in overview

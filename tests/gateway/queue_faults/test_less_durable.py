@@ -24,7 +24,7 @@ class Lagging:
     @property
     def num_warnings(self) -> int:
         """How many jobs the gateway's log calls less durable."""
-        return self.gateway.log.read_text().count("A job is less durable than its queue asks")
+        return self.gateway.log.read_text().count("A job is less durable than its queue requires")
 
     @property
     def num_submitted(self) -> int:

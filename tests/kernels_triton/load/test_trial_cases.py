@@ -124,7 +124,7 @@ class TestGivenAKernelThatDoesNothing:
         alone, among_others = torch.ones(1, 3), torch.ones(5, 3)
         among_others[0, 2] += 2.0**-23
 
-        with pytest.raises(WrongResult, match="a row of 1 has other bits than the same row of 5"):
+        with pytest.raises(WrongResult, match="a row of 1 is not bitwise identical to the same row of 5"):
             require_same_rows([alone, among_others])
 
 

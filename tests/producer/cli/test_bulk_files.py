@@ -61,7 +61,7 @@ class TestGivenAnInput:
             ended = run("submit", "in.jsonl", "--wait", option, "notes.jsonl", *more)
 
         assert ended.code == 2
-        assert "'notes.jsonl' has something else than results" in ended.err
+        assert "'notes.jsonl' has something other than results" in ended.err
         assert "jobs submitted" not in ended.err
         assert (tmp_path / "notes.jsonl").read_text() == LINES
 

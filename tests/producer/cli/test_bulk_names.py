@@ -16,7 +16,7 @@ from tests.servers import RedisServer
 SUBMIT = ("submit", "in.jsonl", "--batch", "b")
 WAIT = (*SUBMIT, "--wait", "-o", "out.jsonl")
 A, B, NEW = ('{"prompt": "a"}', '{"prompt": "b"}', '{"prompt": "new"}')
-MOVED = "lines have other numbers than in an earlier run of this batch, for example"
+MOVED = "lines have different numbers than in an earlier run of this batch, for example"
 
 
 @contextmanager

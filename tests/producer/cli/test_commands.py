@@ -145,7 +145,7 @@ class TestGivenJobsInTheQueue:
         shown = run("requeue", "--tenant", "acme", "--error-code", "out_of_memory")
         assert [line.split("\t")[:3] for line in shown.out.splitlines()[1:]] == [[ids[0], "out_of_memory", "1"]]
         assert shown.err == (
-            "1 dead jobs are meant (out_of_memory: 1)\nNothing is changed: give --yes to send them back.\n"
+            "1 dead jobs are selected (out_of_memory: 1)\nNothing was changed: give --yes to requeue them.\n"
         )
         assert [row["id"] for row in json.loads(run("requeue", "--all", "--json").out)] == ids
         assert producer.queue()[0].dead == 2

@@ -106,7 +106,7 @@ class TestGivenAWorkerThatRuns:
         assert lines == ["/iterations"]
 
     def test_when_there_is_no_worker_then_it_says_where_to_look(self, port: int) -> None:
-        with pytest.raises(NotReady, match=rf"no worker tells its iterations at 127\.0\.0\.1:{port}"):
+        with pytest.raises(NotReady, match=rf"no worker serves its iterations at 127\.0\.0\.1:{port}"):
             next(live_iterations(MetricsConfig(host="0.0.0.0", port=port), has_all=False))
 
 

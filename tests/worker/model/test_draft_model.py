@@ -74,7 +74,9 @@ class TestGivenAnotherTokenizer:
         one, other = names[700], names[701]
         folder = small_model_with(tmp_path / "other", vocab=vocab | {one: 701, other: 700})
 
-        with pytest.raises(ConfigError, match=r"SLUICE_DRAFT_MODEL: .* has another tokenizer than the model") as caught:
+        with pytest.raises(
+            ConfigError, match=r"SLUICE_DRAFT_MODEL: .* has a different tokenizer from the model"
+        ) as caught:
             prepare(load_config(settings(DRAFT_MODEL=str(folder))))
 
         assert f"token 700 is {other!r}, not {one!r}" in str(caught.value)

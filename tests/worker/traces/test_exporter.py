@@ -155,7 +155,7 @@ class TestGivenACollectorThatHangs:
             record(valkey, history, exporter, one_job("0.acme.00001"), one_job("0.acme.00002"))
 
         assert exporter.num_dropped == 2
-        assert [event["lost"] for event in events if "lost at the end" in event["event"]] == [2]
+        assert [event["lost"] for event in events if "lost at shutdown" in event["event"]] == [2]
 
 
 class TestGivenNoEndpoint:
