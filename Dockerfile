@@ -16,7 +16,7 @@ COPY migrations migrations
 COPY producer producer
 COPY protocol protocol
 COPY worker worker
-# On a card, these ran (docs/guide/gpu.md#what-you-need); the suite ran with those of constraints.txt.
+# On a GPU, these ran (docs/guide/gpu.md#what-you-need); the suite ran with those of constraints.txt.
 ARG TORCH=2.11.0
 ARG TRITON=3.6.0
 RUN sed --regexp-extended "s/^torch==.*/torch==$TORCH/; s/^triton==.*/triton==$TRITON/" constraints.txt > image.txt \

@@ -1,13 +1,13 @@
 # Everything runs in .venv, which the first target that needs it builds. PYTHON chooses the interpreter.
 PYTHON ?= python3
-CARD_PYTHON ?= python3.12
+GPU_PYTHON ?= python3.12
 VENV := .venv
 BIN := $(VENV)/bin
 # Where this is set, each process of a test compiles all its sources again.
 unexport PYTHONDONTWRITEBYTECODE
 SOURCES := sluice engine gateway history kernels migrations producer protocol worker tests benchmarks tools
 
-.PHONY: demo demo-web pictures screenshots profile test test-long test-engine-process test-browser test-clients test-card-versions check-kubernetes bench-check soak overload mutation-test crash-points check format lint types imports rules fuzz fuzz-hostile audit-dependencies setup clean
+.PHONY: demo demo-web pictures screenshots profile test test-long test-engine-process test-browser test-clients test-gpu-versions check-kubernetes bench-check soak overload mutation-test crash-points check format lint types imports rules fuzz fuzz-hostile audit-dependencies setup clean
 
 setup: $(VENV)/.ready
 
@@ -45,8 +45,8 @@ test-browser: setup ## The gateway's page in a real Chromium, which must be inst
 test-clients: setup ## Clients of others against the gateway, each installed by itself: minutes and 4 GB the first time.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -m clients --timeout 1800 tests/clients
 
-test-card-versions: setup ## The GPU's code on this CPU under a card's versions (CARD_PYTHON=python3.12): half an hour, 6 GB the first time.
-	$(BIN)/python -m tools.card_versions --python $(CARD_PYTHON)
+test-gpu-versions: setup ## The GPU's code on this CPU under the versions of a GPU's machine (GPU_PYTHON=python3.12): half an hour, 6 GB the first time.
+	$(BIN)/python -m tools.gpu_versions --python $(GPU_PYTHON)
 
 check-kubernetes: setup ## Validate deploy/kubernetes; installs kustomize and validators the first time: some minutes.
 	$(BIN)/python -m tools.kubernetes.check

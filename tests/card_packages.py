@@ -1,4 +1,4 @@
-"""An environment without the packages that a machine with a card may lack; it has torch, triton and transformers."""
+"""An environment without the packages that a machine with a GPU may lack; it has torch, triton and transformers."""
 
 import os
 from pathlib import Path

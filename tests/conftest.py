@@ -1,4 +1,4 @@
-"""What all tests share. Needs pytest and hypothesis alone, for the tests that run where there is a card."""
+"""What all tests share. Needs pytest and hypothesis alone, for the tests that run where there is a GPU."""
 
 import gc
 import signal

@@ -96,7 +96,7 @@ def poisson_50(size: float) -> CaseResult:
     ]
     return CaseResult(
         name="poisson",
-        setting="8B-like card, 64 slots, prompts 16-256, outputs mean 512",
+        setting="8B-like GPU, 64 slots, prompts 16-256, outputs mean 512",
         rows=[*rows, *smaller],
         claims=claims,
     )
@@ -143,7 +143,7 @@ def long_prompts(size: float) -> CaseResult:
     ]
     return CaseResult(
         name="long-prompts",
-        setting="8B-like card; 4 chats/s of 64 + 256 tokens, a prompt of 8,192 every 2 s; budget 512",
+        setting="8B-like GPU; 4 chats/s of 64 + 256 tokens, a prompt of 8,192 every 2 s; budget 512",
         rows=rows,
         claims=claims,
     )
@@ -194,7 +194,7 @@ def equal_memory(size: float) -> CaseResult:
     rows.insert(1, row("static, 8 slots", simulated("static", small, arrivals)))
     return CaseResult(
         name="memory",
-        setting="8B-like card, 32,768 tokens of cache, prompts 50-450, outputs mean 200 of at most 1,500",
+        setting="8B-like GPU, 32,768 tokens of cache, prompts 50-450, outputs mean 200 of at most 1,500",
         rows=rows,
         claims=claims,
     )
@@ -221,7 +221,7 @@ def utilisation(size: float) -> CaseResult:
     )
     return CaseResult(
         name="utilisation",
-        setting="8B-like card, 32 slots, a burst, outputs mean 128",
+        setting="8B-like GPU, 32 slots, a burst, outputs mean 128",
         rows=rows,
         claims=[tokens, claim],
     )
@@ -249,7 +249,7 @@ def capacity(size: float) -> CaseResult:
     rest = {name: rate for name, rate in found.items() if name != "continuous"}
     return CaseResult(
         name="capacity",
-        setting="8B-like card, 64 slots, prompts mean 800, outputs mean 150 of at most 1,000; budget 512",
+        setting="8B-like GPU, 64 slots, prompts mean 800, outputs mean 150 of at most 1,000; budget 512",
         claims=[
             Claim(
                 what=f"largest rate, {name} -> continuous",
@@ -271,7 +271,7 @@ def goodput(size: float) -> CaseResult:
     }
     return CaseResult(
         name="goodput",
-        setting="8B-like card, as in capacity; TTFT <= 1 s and TPOT <= 25 ms",
+        setting="8B-like GPU, as in capacity; TTFT <= 1 s and TPOT <= 25 ms",
         claims=[
             Claim(
                 what=f"best goodput, {name} -> continuous",

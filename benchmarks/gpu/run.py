@@ -4,7 +4,7 @@
     python -m benchmarks gpu --sections roof,kernels,parity,timing,step,generate,split,deterministic,candidates
     python -m benchmarks gpu --sections memory,service,peers
     python -m benchmarks gpu --device cpu        # toy sizes, kernels interpreted: does it all run?
-    python -m benchmarks gpu --wheels FOLDER     # downloads what a machine with a card may lack
+    python -m benchmarks gpu --wheels FOLDER     # downloads what a machine with a GPU may lack
     python -m benchmarks gpu --start             # seconds until an engine is ready, and drills with broken kernels
     python -m benchmarks gpu --tune              # looks for better configurations of kernels
 
@@ -79,7 +79,7 @@ CALLS = {
 """What is measured in one stay on a machine: right, and the main answer; choices; under load."""
 
 INTERPRETED_LINE_S = 400
-"""The same without a card, where a line is a test of the script, on a machine that may be busy."""
+"""The same without a GPU, where a line is a test of the script, on a machine that may be busy."""
 
 MINUTES = {None: 12.5, 1: 6.25, 2: 6.25, 3: 6}
 """By call, its time without the machine's start."""

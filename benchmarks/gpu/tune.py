@@ -248,7 +248,7 @@ def fastest(
     for candidate in candidates:
         try:
             error = (compute(candidate).double() - expected).norm() / expected.norm()
-        except Exception as problem:  # noqa: BLE001 - one that does not fit the card is no candidate
+        except Exception as problem:  # noqa: BLE001 - one that does not fit the GPU is no candidate
             print(f"  {label}: {candidate} cannot be launched: {type(problem).__name__}")
             continue
         if not float(error) < 0.01:

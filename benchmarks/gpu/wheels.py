@@ -1,4 +1,4 @@
-"""Packages that the service and FlashInfer sections need, as wheels for a machine with a card and no network.
+"""Packages that the service and FlashInfer sections need, as wheels for a machine with a GPU and no network.
 
     python -m benchmarks gpu --wheels FOLDER     # here: download them
     python3 -m pip install --no-index --no-deps --target SITE FOLDER/*.whl && export PYTHONPATH=SITE     # there
@@ -17,7 +17,7 @@ SERVICE = (
 """In the versions of constraints.txt."""
 
 FLASHINFER = ("flashinfer-python==0.5.3", "apache-tvm-ffi")
-"""The last version whose wheel leaves room for others in 64 MiB; the card's nvcc and ninja compile its kernels."""
+"""The last version whose wheel leaves room for others in 64 MiB; the GPU's nvcc and ninja compile its kernels."""
 
 PYTHON = "3.12"
 # pip matches a platform exactly.
@@ -36,6 +36,6 @@ def gather(folder: Path) -> int:
     code = subprocess.run(command, check=False).returncode
     wheels = sorted(folder.glob("*.whl"))
     size = sum(wheel.stat().st_size for wheel in wheels) / 2**20
-    print(f"{len(wheels)} wheels, {size:.1f} MiB, in {folder}; where the card is:")
+    print(f"{len(wheels)} wheels, {size:.1f} MiB, in {folder}; where the GPU is:")
     print(f"python3 -m pip install -q --no-index --no-deps --target SITE {folder}/*.whl && export PYTHONPATH=SITE")
     return code

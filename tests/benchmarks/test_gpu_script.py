@@ -1,4 +1,4 @@
-"""The benchmark for a card runs to its end without one, can find a kernel wrong, and prints the targets."""
+"""The benchmark for a GPU runs to its end without one, can find a kernel wrong, and prints the targets."""
 
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -59,7 +59,7 @@ def command_of(process: Path) -> str:
 
 
 def on_cpu(*, is_toy: bool) -> Scale:
-    """A scale without a card."""
+    """A scale without a GPU."""
     return Scale(
         device=torch.device("cpu"), timer=CpuTimer(), is_toy=is_toy, dtypes=[torch.float32], dtype=torch.float32
     )
@@ -73,7 +73,7 @@ class TestGivenNoCard:
     def test_when_it_runs_at_toy_sizes_then_every_section_ends_and_all_is_right(
         self, call: int, tmp_path: Path
     ) -> None:
-        # The service needs its packages; the others run with those that a card's machine has.
+        # The service needs its packages; the others run with those that a GPU's machine has.
         environment = card_environment(tmp_path) if "service" not in CALLS[call] else None
         done = run(
             "--device", "cpu", "--call", f"{call}", "--minutes", "9", "--out", str(tmp_path), environment=environment

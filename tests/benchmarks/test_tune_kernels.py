@@ -41,14 +41,14 @@ class TestGivenATable:
         assert table.chosen(torch.device("cpu"), "paged_attention", "rows=16", RULE) == RULE
 
     def test_when_one_is_written_then_its_card_finds_it_and_others_keep_theirs(self, path: Path) -> None:
-        table.write_table("another card", {"paged_attention": {"rows=16": [1, 2, 3, 4]}})
+        table.write_table("another GPU", {"paged_attention": {"rows=16": [1, 2, 3, 4]}})
         device = torch.device("cpu")
         table.write_table(table.card_name(device), {"paged_attention": {"rows=16": list(astuple(OTHER))}})
 
         assert table.chosen(device, "paged_attention", "rows=16", RULE) == OTHER
         assert table.chosen(device, "paged_attention", "rows=32", RULE) == RULE
         assert table.chosen(device, "int8_product", "rows=16", RULE) == RULE
-        assert json.loads(path.read_text())["another card"] == {"paged_attention": {"rows=16": [1, 2, 3, 4]}}
+        assert json.loads(path.read_text())["another GPU"] == {"paged_attention": {"rows=16": [1, 2, 3, 4]}}
 
     def test_when_the_compiler_is_another_version_then_its_entry_is_not_read(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
@@ -120,7 +120,7 @@ class TestGivenARulesChoice:
 
 
 class Hopper:
-    """A driver of a card that is not there, as far as a compilation asks it."""
+    """A driver of a GPU that is not there, as far as a compilation asks it."""
 
     def get_current_target(self) -> GPUTarget:
         return HOPPER

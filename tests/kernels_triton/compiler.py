@@ -1,4 +1,4 @@
-"""Compile what a launcher launches, for a card that is not there, and read what the compiler made of it."""
+"""Compile what a launcher launches, for a GPU that is not there, and read what the compiler made of it."""
 
 # triton's language is not typable.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false

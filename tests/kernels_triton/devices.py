@@ -1,4 +1,4 @@
-"""Where and in which dtypes the kernels are tested: interpreted on the CPU, compiled on a card."""
+"""Where and in which dtypes the kernels are tested: interpreted on the CPU, compiled on a GPU."""
 
 import pytest
 import torch

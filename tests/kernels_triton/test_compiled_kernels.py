@@ -50,7 +50,7 @@ def check_fits(compiled: list[Compiled]) -> None:
 
 
 def on_132_processors(_device: torch.device, programs_per_processor: int) -> int:
-    """Programs on a card of so many processors."""
+    """Programs on a GPU of so many processors."""
     return 132 * programs_per_processor
 
 

@@ -175,7 +175,7 @@ class TestGivenAWeightInInt8:
     def test_when_a_weight_is_kept_in_its_dtype_then_every_number_of_rows_agrees(
         self, device: str, dtype: torch.dtype, num_tokens: int, has_bias: bool
     ) -> None:
-        """On a card the first four are our kernel's; anywhere else all are the library's."""
+        """On a GPU the first four are our kernel's; anywhere else all are the library's."""
         generator = generator_on(device)
         narrow, _ = narrow_weight(37, 200, generator)
         ones = torch.ones(37, device=device)

@@ -26,7 +26,7 @@ from tests.rules.commands import PROGRAMS, below
 ROOT = Path(__file__).parent.parent.parent
 UNITS = sorted((ROOT / "deploy").glob("*.service"))
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
-CARD_VERSIONS = (ROOT / "tools" / "card_versions" / "requirements.txt").read_text()
+GPU_VERSIONS = (ROOT / "tools" / "gpu_versions" / "requirements.txt").read_text()
 # Any: YAML is untyped.
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
 WORKERS = ["worker", "worker-cpu"]
@@ -241,7 +241,7 @@ class TestGivenTheDockerfile:
         assert set(extras.split(",")) == optional.keys() - {"dev", "embedded"}
 
     def test_when_it_is_installed_then_torch_and_triton_are_those_that_ran_on_a_card(self) -> None:
-        ran = dict(re.findall(r"^(torch|triton)==(.*)$", CARD_VERSIONS, re.MULTILINE))
+        ran = dict(re.findall(r"^(torch|triton)==(.*)$", GPU_VERSIONS, re.MULTILINE))
         given = dict(re.findall(r"^ARG (TORCH|TRITON)=(.*)$", DOCKERFILE, re.MULTILINE))
         page = (ROOT / "docs" / "guide" / "gpu.md").read_text()
 

@@ -1,4 +1,4 @@
-"""The tests for a card must begin where a card is: with torch, triton, transformers, pytest and hypothesis alone."""
+"""The tests for a GPU must begin where a GPU is: with torch, triton, transformers, pytest and hypothesis alone."""
 
 import re
 import subprocess

@@ -47,7 +47,7 @@ def sanitized(scale: Scale) -> Groups:
     """Return a group for each tool, or one that says why there are none."""
     binary = find_sanitizer()
     if binary is None or scale.is_toy:
-        why = "not present: compute-sanitizer" if binary is None else "not run: it needs a card"
+        why = "not present: compute-sanitizer" if binary is None else "not run: it needs a GPU"
         return {"compute-sanitizer": lambda: [Line("compute-sanitizer", {"note": why})]}
     return {tool: partial(_lines, binary, tool) for tool in TOOLS}
 

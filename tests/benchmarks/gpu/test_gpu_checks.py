@@ -1,4 +1,4 @@
-"""Checks of the benchmark for a card that only a card runs in full."""
+"""Checks of the benchmark for a GPU that only a GPU runs in full."""
 
 # torch's and transformers' types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false

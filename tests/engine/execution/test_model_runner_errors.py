@@ -115,7 +115,7 @@ class TestGivenStepsThatAreLaunchedAhead:
         # They join one after the other: a step has more rows than the one before.
         assert tokens_of(ahead, max_num_batched_tokens=64) == expected
         assert num_draws > 12
-        assert strays == [], "a card would read past the ids that were drawn"
+        assert strays == [], "a GPU would read past the ids that were drawn"
 
 
 class TestGivenADeviceThatIsLost:
@@ -196,7 +196,7 @@ class TestGivenACardByItsName:
     def test_when_a_model_is_loaded_then_its_thread_s_own_device_is_set_by_number(
         self, monkeypatch: pytest.MonkeyPatch, device: str, index: int
     ) -> None:
-        """torch takes no device without one here; and there is no card to load it onto."""
+        """torch takes no device without one here; and there is no GPU to load it onto."""
 
         def set_device(device: object) -> None:
             raise RuntimeError(f"asked for {device!r}")

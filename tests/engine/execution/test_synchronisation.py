@@ -1,4 +1,4 @@
-"""The part of a step that is recorded must never make the host wait: with every launcher, without a card and on one."""
+"""The part of a step that is recorded must never make the host wait: with every launcher, without a GPU and on one."""
 
 # torch's types are partial, and triton's language is not typable.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false

@@ -3,7 +3,7 @@
 What is asynchronous on the device happens as late as it may: a copy into shared memory is NaN until its barrier is
 waited for, and a product reads its operands when it is waited for. Each group of warps is a thread, one of which runs
 at a time, until it uses a barrier. So a missing wait, an early release and a deadlock become wrong results or errors.
-Layouts, registers and the compiler are not tested here: `test_compiled_kernels.py` and a card do that.
+Layouts, registers and the compiler are not tested here: `test_compiled_kernels.py` and a GPU do that.
 """
 
 # Neither Triton's objects nor what stands in for them has types.

@@ -63,7 +63,7 @@ class TestGivenADeviceThatCannotKeepAModelAsAsked:
             pass
 
         def refuse(_options: ModelOptions) -> None:
-            raise QuantizationUnavailable("this card has none.")
+            raise QuantizationUnavailable("this GPU has none.")
 
         # In the place of a GPU of before 2022.
         monkeypatch.setattr(serving, "check_device", accept)
@@ -72,7 +72,7 @@ class TestGivenADeviceThatCannotKeepAModelAsAsked:
         with pytest.raises(ConfigError) as caught:
             load(load_config({"SLUICE_DEVICE": "cuda:0", **{f"SLUICE_{name}": value for name, value in asked.items()}}))
 
-        assert caught.value.problems == (f"{named}: this card has none.",)
+        assert caught.value.problems == (f"{named}: this GPU has none.",)
 
 
 class TestGivenAWorkerThatMustBeDeterministic:

@@ -400,7 +400,7 @@ class TestGivenAPauseWithoutMemory:
 
 
 class FakeStream:
-    """A stream without a card."""
+    """A stream without a GPU."""
 
     def wait_stream(self, other: object) -> None:
         pass

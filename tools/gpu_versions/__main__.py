@@ -1,9 +1,9 @@
-"""Run the code for a GPU on this CPU, under the versions of the machine with a card, and with its packages alone.
+"""Run the code for a GPU on this CPU, under the versions of the machine with a GPU, and with its packages alone.
 
-    make test-card-versions                                  # installs 6 GB the first time, then takes half an hour
-    python -m tools.card_versions --only calls --python python3.12
+    make test-gpu-versions                                  # installs 6 GB the first time, then takes half an hour
+    python -m tools.gpu_versions --only calls --python python3.12
 
-First the tests of kernels and of the engine's execution that need no card: interpreted, and compiled for Hopper. Then
+First the tests of kernels and of the engine's execution that need no GPU: interpreted, and compiled for Hopper. Then
 the three calls of `python -m benchmarks gpu`, at toy sizes. The third has the wheels that its service section needs.
 """
 
@@ -50,7 +50,7 @@ class Check:
 def installed(python: str) -> Path:
     """Return the interpreter of an environment with the pinned versions, which is made first if it is not there."""
     digest = sha256(REQUIREMENTS.read_bytes()).hexdigest()[:12]
-    folder = Path(sys.prefix) / "card_versions" / digest
+    folder = Path(sys.prefix) / "gpu_versions" / digest
     made = folder / "bin" / "python"
     if not (folder / ".ready").exists():
         shutil.rmtree(folder, ignore_errors=True)
@@ -74,7 +74,7 @@ def checks(python: Path, folder: Path, only: str) -> Iterator[Check]:
 
 
 def _service_packages(python: Path, folder: Path) -> str:
-    """Return a folder with what a machine with a card lacks for the service, as the guide has it installed there."""
+    """Return a folder with what a machine with a GPU lacks for the service, as the guide has it installed there."""
     wheels, site = folder / "wheels", folder / "site"
     if gather(wheels) != 0:
         raise SystemExit("the wheels of the service could not be downloaded")
