@@ -1,17 +1,40 @@
-"""A pytest plugin that writes how long tests took: a sum for each folder, and the slowest tests.
+"""A pytest plugin that writes what tests took: seconds and processor seconds of each folder, and the slowest tests.
 
     python -m pytest -p tests.durations --record-durations FILE
 
 A duration is that of set-up, call and tear-down. With several processes, their sum is a multiple of the suite's time.
+Processor seconds are those of the test's process and of the processes that it waited for. They depend on the machine
+but hardly on what else runs there, so that a folder has a budget of them.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+import resource
+from collections.abc import Generator, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 NUM_SLOWEST = 50
+PROCESSOR_S = "processor_s"
+"""The property of a report."""
+
+
+@dataclass(slots=True, eq=False)
+class Cost:
+    """What a test or a folder took. Changes as reports come."""
+
+    seconds: float = 0.0
+    processor_s: float = 0.0
+    num_tests: int = 0
+
+    def add(self, other: "Cost") -> None:
+        """Add what another took."""
+        self.seconds += other.seconds
+        self.processor_s += other.processor_s
+        self.num_tests += other.num_tests
+
+    def __str__(self) -> str:
+        return f"{self.seconds:9.1f} s {self.processor_s:9.1f} processor-s"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -21,39 +44,66 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Record in the process that has all reports."""
+    """Measure in the processes that run tests, and record in the one that has all reports."""
     file = config.getoption("--record-durations")
-    if file and not hasattr(config, "workerinput"):
+    if not file:
+        return
+    config.pluginmanager.register(ProcessorTimes())
+    if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Durations(Path(file)))
 
 
+class ProcessorTimes:
+    """Adds to each report the processor seconds since the one before. Changes with each report."""
+
+    def __init__(self) -> None:
+        self._before_s = 0.0
+
+    def pytest_collection_finish(self) -> None:
+        """Begin after the collection."""
+        self._before_s = _processor_s()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Measure a phase of a test."""
+        report = yield
+        now_s = _processor_s()
+        report.user_properties.append((PROCESSOR_S, now_s - self._before_s))
+        self._before_s = now_s
+        return report
+
+
+def _processor_s() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
 class Durations:
-    """The durations of the tests so far. Changes with each report."""
+    """What the tests so far took. Changes with each report."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._tests: dict[str, Cost] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Add the duration of a phase of a test."""
-        self._seconds[report.nodeid] += report.duration
+        """Add a phase of a test."""
+        cost = self._tests.setdefault(report.nodeid, Cost(num_tests=1))
+        used = [value for name, value in report.user_properties if name == PROCESSOR_S and isinstance(value, float)]
+        cost.add(Cost(report.duration, sum(used)))
 
     def pytest_sessionfinish(self) -> None:
         """Write the file."""
-        self._file.write_text("\n".join(lines_of(self._seconds)) + "\n")
+        self._file.write_text("\n".join(lines_of(self._tests)) + "\n")
 
 
-def lines_of(seconds: Mapping[str, float]) -> Iterable[str]:
-    """Format the durations of tests by id: a line for all, for each folder, and for each of the slowest tests."""
-    folders: defaultdict[str, float] = defaultdict(float)
-    counts: Counter[str] = Counter()
-    for test, duration in seconds.items():
+def lines_of(tests: Mapping[str, Cost]) -> Iterable[str]:
+    """Format what tests took, by id: a line for each folder, the first for all, and for each of the slowest tests."""
+    folders: dict[str, Cost] = {}
+    for test, cost in tests.items():
         # A folder counts what is below it, too.
         for folder in Path(test.partition("::")[0]).parents[:-1]:
-            folders[str(folder)] += duration
-            counts[str(folder)] += 1
-    yield f"{sum(seconds.values()):9.1f} s  {len(seconds):6} tests"
-    yield from (f"{folders[name]:9.1f} s  {counts[name]:6} tests  {name}" for name in sorted(folders))
-    slowest = sorted(seconds.items(), key=lambda one: one[1], reverse=True)[:NUM_SLOWEST]
+            folders.setdefault(str(folder), Cost()).add(cost)
+    yield from (f"{folders[name]}  {folders[name].num_tests:6} tests  {name}" for name in sorted(folders))
+    slowest = sorted(tests.items(), key=lambda one: one[1].seconds, reverse=True)[:NUM_SLOWEST]
     yield ""
-    yield from (f"{duration:9.1f} s  {test}" for test, duration in slowest)
+    yield from (f"{cost}  {test}" for test, cost in slowest)

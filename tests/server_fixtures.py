@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.grids import fast_only
 from tests.servers import FLAVORS, Flavor, RedisServer, binary_of, how_to_get, redis_server
 
 
@@ -28,7 +29,15 @@ def valkey(_valkey_process: RedisServer) -> RedisServer:
     return _valkey_process
 
 
-@pytest.fixture(scope="session", params=FLAVORS)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run tests of `any_redis` on Valkey; on the other servers those marked `every_server`; in the long suite all."""
+    if "_any_redis_process" in metafunc.fixturenames:
+        is_everywhere = metafunc.definition.get_closest_marker("every_server") is not None
+        flavors = FLAVORS if is_everywhere else fast_only(FLAVORS[:1], FLAVORS[1:])
+        metafunc.parametrize("_any_redis_process", flavors, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
 def _any_redis_process(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
     _need(request.param)
     with redis_server(request.param) as server:
@@ -37,7 +46,7 @@ def _any_redis_process(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
 
 @pytest.fixture
 def any_redis(_any_redis_process: RedisServer) -> RedisServer:
-    """Each supported server in turn (Valkey 9, Redis 7.0, Redis 6.2), emptied before the test."""
+    """Valkey 9, emptied before the test; in the cross-section and the long suite Redis 7.0 and 6.2, too."""
     with _any_redis_process.client() as client:
         client.execute_command("FLUSHALL")
         client.execute_command("SCRIPT", "FLUSH")

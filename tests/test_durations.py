@@ -1,25 +1,24 @@
 """How long tests took, by folder and by test."""
 
-from tests.durations import NUM_SLOWEST, lines_of
+from tests.durations import NUM_SLOWEST, Cost, lines_of
 
 
 class TestGivenDurationsOfTests:
     def test_when_they_are_written_then_folders_have_sums_and_the_slowest_come_first(self) -> None:
-        seconds = {"tests/a/b/test_x.py::test_1": 1.0, "tests/a/test_y.py::test_2[/]": 2.5}
+        costs = {"tests/a/b/test_x.py::test_1": Cost(1.0, 0.5, 1), "tests/a/test_y.py::test_2[/]": Cost(2.5, 4.0, 1)}
 
-        lines = [line.split() for line in lines_of(seconds)]
+        lines = [line.split() for line in lines_of(costs)]
 
         assert lines == [
-            ["3.5", "s", "2", "tests"],
-            ["3.5", "s", "2", "tests", "tests"],
-            ["3.5", "s", "2", "tests", "tests/a"],
-            ["1.0", "s", "1", "tests", "tests/a/b"],
+            ["3.5", "s", "4.5", "processor-s", "2", "tests", "tests"],
+            ["3.5", "s", "4.5", "processor-s", "2", "tests", "tests/a"],
+            ["1.0", "s", "0.5", "processor-s", "1", "tests", "tests/a/b"],
             [],
-            ["2.5", "s", "tests/a/test_y.py::test_2[/]"],
-            ["1.0", "s", "tests/a/b/test_x.py::test_1"],
+            ["2.5", "s", "4.0", "processor-s", "tests/a/test_y.py::test_2[/]"],
+            ["1.0", "s", "0.5", "processor-s", "tests/a/b/test_x.py::test_1"],
         ]
 
     def test_when_there_are_many_tests_then_only_the_slowest_are_listed(self) -> None:
-        lines = list(lines_of({f"tests/test_x.py::test_{n}": float(n) for n in range(NUM_SLOWEST + 1)}))
+        lines = list(lines_of({f"tests/test_x.py::test_{n}": Cost(float(n)) for n in range(NUM_SLOWEST + 1)}))
 
         assert lines[-1].endswith("::test_1")

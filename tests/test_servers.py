@@ -1,6 +1,10 @@
 """The test servers themselves."""
 
+import pytest
+
 from tests.servers import RedisServer
+
+pytestmark = pytest.mark.every_server
 
 
 class TestGivenEachSupportedServer:

@@ -302,6 +302,7 @@ class TestGivenTwoRecorders:
         assert states(history) == dict.fromkeys(job_ids, "done")
 
 
+@pytest.mark.every_server
 class TestGivenAnOutboxWhoseBytesAreCounted:
     def test_when_entries_are_recorded_then_each_is_subtracted_once(self, any_redis: RedisServer) -> None:
         client, counters = client_of(any_redis), e.KEYS.key("counters")
@@ -331,6 +332,7 @@ class TestGivenAnOutboxWhoseBytesAreCounted:
         assert client.hget(counters, "outbox_bytes") == b"0"
 
 
+@pytest.mark.every_server
 class TestGivenRecordersThatNeverComeBack:
     """Each host name is a consumer of the group."""
 
@@ -555,6 +557,7 @@ class TestGivenTwoPartitionsOfWhichOneFails:
         assert len(states(sqlite_history)) == 21
 
 
+@pytest.mark.every_server
 class TestGivenARedisThatIsFull:
     """At maxmemory it refuses what grows; the recorder is what makes room."""
 

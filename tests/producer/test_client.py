@@ -46,6 +46,7 @@ def tokens_of(events: list[StreamEvent]) -> list[int]:
     return [token for event in events for token in event.token_ids]
 
 
+@pytest.mark.every_server
 class TestGivenEachSupportedServer:
     def test_when_a_job_is_submitted_generated_and_read_then_all_of_it_arrives(self, any_redis: RedisServer) -> None:
         with Producer(any_redis.url) as producer, any_redis.client() as client:

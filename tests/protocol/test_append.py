@@ -12,6 +12,7 @@ from sluice.protocol.wire import End, JobId, JobOptions, JobSpec, encode_spec
 from tests.protocol.driving import Queue, check, ending, new_job, packed, tokens
 
 
+@pytest.mark.every_server
 class TestGivenALeasedJob:
     def test_when_tokens_are_sent_then_the_entry_id_is_the_offset_after_them(self, queue: Queue) -> None:
         job_id = queue.add("a")
@@ -95,6 +96,7 @@ class TestGivenALeasedJob:
         assert queue.worker("A").advance() == []
 
 
+@pytest.mark.every_server
 class TestGivenAnEnd:
     def test_when_it_comes_with_the_last_tokens_then_all_that_ending_means_is_done(self, queue: Queue) -> None:
         job_id = queue.add("a", idempotency_key="k", wants_callback=True, deadline_ms=9_999_999_999_999)

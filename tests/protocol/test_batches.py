@@ -276,6 +276,7 @@ class TestGivenABatchWithADeadline:
         assert queue.names("batch:*") | queue.names("timers") == set()
 
 
+@pytest.mark.every_server
 class TestGivenTheLastEndsOfABatch:
     """Every order of what may come last: it completes once, and says so once to whom it concerns."""
 

@@ -19,6 +19,7 @@ def fail(queue: Queue, *names: str, num_tokens: int = 2) -> list[JobId]:
     return ids
 
 
+@pytest.mark.every_server
 class TestGivenACancel:
     def test_when_the_job_waits_then_it_ends_at_once_with_no_worker_alive(self, queue: Queue) -> None:
         job_id = queue.add("a", idempotency_key="k", deadline_ms=9_999_999_999_999)
@@ -95,6 +96,7 @@ class TestGivenACancel:
             one_queue.cancel(*[JobId(f"0.t.j{i}") for i in range(33)])
 
 
+@pytest.mark.every_server
 class TestGivenTimers:
     def test_when_a_job_waits_longer_than_its_ttl_then_it_expires(self, queue: Queue) -> None:
         job_id = queue.add("a", ttl_ms=1000)
@@ -402,6 +404,7 @@ class TestGivenADelete:
         assert queue.names("idem:t:k")
 
 
+@pytest.mark.every_server
 class TestGivenALook:
     def test_when_jobs_and_queue_are_looked_at_then_nothing_is_written(self, queue: Queue) -> None:
         ids = [queue.add("a"), queue.add("b", not_before_ms=9_999_999_999_999)]

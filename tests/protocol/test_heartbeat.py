@@ -11,6 +11,7 @@ from tests.servers import RedisServer
 EXPIRY_MS = 4000
 
 
+@pytest.mark.every_server
 class TestGivenAWorkerThatBeats:
     def test_when_it_holds_jobs_then_its_lifetime_is_renewed_and_they_stay_its_own(self, queue: Queue) -> None:
         queue.add("a")
@@ -319,6 +320,7 @@ class TestGivenADeadWorker:
         check(queue)
 
 
+@pytest.mark.every_server
 class TestGivenADeregistration:
     def test_when_all_is_handed_back_then_the_incarnation_is_gone_and_jobs_move(self, queue: Queue) -> None:
         job_id = queue.add("a")

@@ -15,6 +15,7 @@ def served_by(queue: Queue, tenant: str) -> float:
     return float(queue.hash_of("served")[tenant])
 
 
+@pytest.mark.every_server
 class TestGivenOneLane:
     def test_when_it_is_drained_then_first_come_is_first_served(self, queue: Queue) -> None:
         queue.submit(*[new_job(f"j{i:02}") for i in range(50)])

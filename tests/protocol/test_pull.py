@@ -11,6 +11,7 @@ from sluice.protocol.wire import JobId
 from tests.protocol.driving import Queue, check, ending, new_job, short, tokens
 
 
+@pytest.mark.every_server
 class TestGivenWaitingJobs:
     def test_when_a_worker_pulls_then_it_gets_them_whole(self, queue: Queue) -> None:
         job_id = queue.add("a", seed=2**64 - 1, choices=2, priority=3, deadline_ms=9_007_199_254_740_991)
@@ -158,6 +159,7 @@ class TestGivenRoomForSome:
         check(queue)
 
 
+@pytest.mark.every_server
 class TestGivenALostReply:
     def test_when_the_number_is_repeated_then_the_same_jobs_come(self, queue: Queue) -> None:
         queue.add("a")

@@ -1,5 +1,7 @@
 """The scripts of the audit's repair look again before they write: what is sound stays, and nothing is made twice."""
 
+import pytest
+
 from sluice.protocol.calls import Replaced
 from sluice.protocol.calls import audit as audit_calls
 from sluice.protocol.calls.audit import Sums
@@ -26,6 +28,7 @@ def lanes(queue: Queue) -> list[str]:
     return [name.removeprefix("lane:") for name in queue.names("lane:*")]
 
 
+@pytest.mark.every_server
 class TestGivenAQueueThatIsSound:
     def test_when_every_repair_comes_late_then_nothing_changes(self, queue: Queue) -> None:
         ids = busy(queue)

@@ -17,6 +17,8 @@ from sluice.protocol.wire import JobId
 from tests.integration.jobs import wait_until
 from tests.protocol.driving import Queue, check, ending, new_job, tokens
 
+pytestmark = pytest.mark.every_server
+
 FOLDER = Path(scripts.__file__).parent
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.lua") if not path.stem.startswith("lib"))
 READERS = {

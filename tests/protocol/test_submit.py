@@ -12,6 +12,7 @@ from tests.protocol.driving import Queue, check, ending, new_job, short
 NUM_BYTES = len(new_job("a").payload) + len(new_job("a").spec)
 
 
+@pytest.mark.every_server
 class TestGivenAnEmptyQueue:
     def test_when_jobs_are_submitted_then_each_reply_has_what_is_ahead_on_its_lane(self, queue: Queue) -> None:
         answers = queue.submit(new_job("a"), new_job("b"), new_job("c", "other"), new_job("d", priority=3))
@@ -71,6 +72,7 @@ class TestGivenAnEmptyQueue:
         check(queue)
 
 
+@pytest.mark.every_server
 class TestGivenAJobThatWasSubmitted:
     def test_when_it_comes_again_then_it_is_the_same_job(self, queue: Queue) -> None:
         job_id = queue.add("a", idempotency_key="k")
@@ -354,6 +356,7 @@ class TestGivenTwoTenantsWithOneKey:
         check(queue)
 
 
+@pytest.mark.every_server
 class TestGivenAServerThatIsAReplicaNow:
     def test_when_a_job_is_submitted_then_its_own_words_are_the_answer(self, queue: Queue) -> None:
         queue.client.replicaof("127.0.0.1", 1)
@@ -365,6 +368,7 @@ class TestGivenAServerThatIsAReplicaNow:
         assert not queue.names("job:t:a")
 
 
+@pytest.mark.every_server
 class TestGivenAFullServer:
     def test_when_a_submit_is_refused_then_nothing_of_it_is_there(self, queue: Queue) -> None:
         queue.add("a")

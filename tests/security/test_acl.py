@@ -19,6 +19,8 @@ from tests.integration.workers import running_worker
 from tests.security.acl import PASSWORD, QUEUE, rules_for, set_users, url_of
 from tests.servers import RedisServer
 
+pytestmark = pytest.mark.every_server
+
 WRITES: list[tuple[str, ...]] = [
     ("XADD", "{chat:0}:channel:acme:a:0", "1-0", "e", "x"),
     ("HSET", "{chat:0}:held:w", "0.acme.a", "1"),

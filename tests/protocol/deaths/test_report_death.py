@@ -1,5 +1,7 @@
 """A process whose parent has seen its end: its jobs move at once, and the report is final."""
 
+import pytest
+
 from sluice.protocol import calls
 from sluice.protocol.calls import Ok, Replaced
 from sluice.protocol.states import JobState
@@ -21,6 +23,7 @@ def counted_deaths(queue: Queue) -> int:
     return int(queue.hash_of("counters").get("worker_deaths", 0))
 
 
+@pytest.mark.every_server
 class TestGivenAWorkerThatHoldsAJob:
     """It has published three tokens, and its heartbeat is valid."""
 

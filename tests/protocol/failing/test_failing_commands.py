@@ -15,6 +15,8 @@ from tests.protocol.failing.commands import CALLS, run_failing, world_on
 from tests.servers import RedisServer
 from tests.worker.audit.audits import Scene
 
+pytestmark = pytest.mark.every_server
+
 FOLDER = Path(scripts.__path__[0])
 FAST = [("submit", 0.7), ("pull", 0.3), ("advance", 0.5), ("requeue", 0.6), ("repair_jobs", 0.9)]
 """Scripts, and at which share of its commands one fails."""

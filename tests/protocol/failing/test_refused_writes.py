@@ -6,6 +6,8 @@ from redis.exceptions import RedisError, ResponseError
 from sluice.protocol.redis.error_kinds import ErrorKind, classify
 from tests.servers import RedisServer
 
+pytestmark = pytest.mark.every_server
+
 CALLED = "Error running script (call to f_49eeace2bb16c8660781804056e2a7935329d1e6): @user_script:1: "
 """What Redis 6.2 adds where the script did not catch the error."""
 

@@ -20,6 +20,7 @@ def run_one(queue: Queue, name: str) -> JobState:
     return queue.state(JobId(f"0.victim.{name}"))
 
 
+@pytest.mark.every_server
 class TestGivenASharedStreamAtItsLastId:
     @pytest.mark.parametrize("name", ["bell", "outbox", "garbage"])
     def test_when_jobs_run_then_it_is_made_again(self, queue: Queue, name: str) -> None:

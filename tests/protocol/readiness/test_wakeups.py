@@ -6,6 +6,8 @@ from sluice.protocol import calls
 from sluice.protocol.calls import Notification
 from tests.protocol.driving import Queue, Worker, check, short
 
+pytestmark = pytest.mark.every_server
+
 NO_ROOM = {"kv_tokens": 0, "prefill_tokens": 0, "sequences": 0}
 GROUP = "workers"
 

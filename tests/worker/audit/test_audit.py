@@ -11,7 +11,6 @@ from sluice.protocol.packing import pack_for_script
 from sluice.protocol.states import JobState
 from sluice.protocol.wire import JobId
 from sluice.worker.errors import ConfigError
-from tests.grids import fast_only
 from tests.protocol.driving import Queue, Worker, ending, new_job, tokens
 from tests.servers import RedisServer
 from tests.worker.audit.audits import Scene
@@ -272,7 +271,6 @@ class TestGivenWorkersOfTwoPartitions:
 
 
 class TestGivenAQueueThatContradictsItself:
-    @pytest.mark.parametrize("_any_redis_process", fast_only(["valkey"], ["redis-7.0", "redis-6.2"]), indirect=True)
     @pytest.mark.parametrize("name", WITHIN_THE_QUEUE)
     def test_when_audited_and_repaired_then_it_is_consistent_and_every_job_ends_once(
         self, any_scene: Scene, name: str

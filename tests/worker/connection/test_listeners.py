@@ -13,6 +13,8 @@ from sluice.worker.connection.listeners import GROUP, NotificationListener
 from tests.integration.jobs import wait_until
 from tests.servers import RedisServer
 
+pytestmark = pytest.mark.every_server
+
 KEYS, OTHER = QueueKeys("q"), QueueKeys("q", 1)
 PATIENCE_S = 20.0
 LONG_S = 0.25
