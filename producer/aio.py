@@ -1,22 +1,23 @@
-"""`AsyncProducer`, the asyncio client. It has the same operations as `Producer`, as coroutines.
+"""The client of a queue: it runs the generators of `operations/`. `aio.py` has its asyncio form, `client.py` the other.
 
     async with AsyncProducer() as producer:
         job = await producer.submit("Name three rivers.", max_tokens=40)
         async for event in producer.stream(job):
             print(event.text, end="")
 
-It only runs the generators of `operations/`.
+Threads may share a client, and so may event loops: each loop has connections of its own, which close when the loop
+shuts down or calls `close`.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Generator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Generator, Iterable, Sequence
 from contextlib import aclosing
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Self, TypeAlias, TypeVar, Unpack
 
 from sluice.producer import config
-from sluice.producer.client import (
+from sluice.producer.arguments import (
     AnyJob,
     check_options,
     durability_policy,
@@ -40,7 +41,7 @@ from sluice.producer.operations.submission import Packer, Receipt, SubmitAnswer
 from sluice.producer.operations.views import JobStatus
 from sluice.producer.transport.links import AsyncLink, AsyncPipe
 from sluice.protocol.calls import BatchView, JobView, QueueSettings, QueueView
-from sluice.protocol.jobs import Job, JobEncoder, Moment, Options, PromptLike, only_prompt
+from sluice.protocol.jobs import Job, JobEncoder, Moment, Options, Prepared, PromptLike, only_prompt
 from sluice.protocol.redis.drivers import drive_events_async
 from sluice.protocol.waits import OnWait, WaitNotifier
 from sluice.protocol.wire import JobId, JobResult
@@ -49,12 +50,32 @@ if TYPE_CHECKING:
     from sluice.history.queries import JobRow
 
 Result = TypeVar("Result")
+Item = TypeVar("Item")
+Many: TypeAlias = Iterable[Item] | AsyncIterable[Item]
+"""Any number of items, which may be lazy."""
 
 
 class AsyncProducer:
-    """Client for event loops: submit jobs, follow their tokens, wait for results. See `Producer`.
+    """Client of one queue: submit jobs, follow their tokens, wait for results.
 
-    Each loop that uses it has connections of its own, which close when the loop shuts down or calls `close`.
+    Args:
+        url: redis://, rediss://, unix://, redis+sentinel:// or redis+cluster:// URL. Default: SLUICE_REDIS_URL, else
+            the embedded server, which is started if needed.
+        queue: Name of the queue.
+        partitions: Number of partitions of the queue, which must be that of its workers. Default: theirs, or 1 while
+            no worker has served the queue.
+        durability: Default of submits: memory, aof, fsync or replica:N. Default: that of the queue's settings.
+        database_url: SQLAlchemy URL of the job history, for `jobs`. Default: SLUICE_DATABASE_URL, else the SQLite file
+            of the embedded server.
+        patience_s: How long to retry while the server is unreachable, after the first successful connection. A server
+            that is silent is given up after 15 s; on asyncio, after twice `patience_s` and 1 s if that is less.
+        on_wait: Receives a `WaitNotice` when a call has waited for 2 s (for a worker, a server, room in the queue, a
+            turn), and another when that wait ends. It must return quickly.
+
+    Raises:
+        InvalidJob: `durability` names no durability.
+        InvalidSetting: a URL cannot be read.
+        EmbeddedServerError: no URL is given, and no server can be started.
     """
 
     def __init__(  # noqa: PLR0913  # each is a setting of the client, given by its name
@@ -92,9 +113,9 @@ class AsyncProducer:
         return self._queue
 
     async def close(self) -> None:
-        """Close the connections; other loops close theirs. Jobs continue.
+        """Close the connections. Jobs continue. The last user of the embedded server stops it.
 
-        The last user of the embedded server stops it.
+        On asyncio, other loops close theirs.
         """
         await self._link.close()
         if self._use is not None:
@@ -112,7 +133,20 @@ class AsyncProducer:
         wait_s: float = 0.0,
         **options: Unpack[Options],
     ) -> Receipt:
-        """Do as `Producer.submit`."""
+        """Submit one job: a prompt, or chat messages, or token ids.
+
+        After this returns, the job is kept to the extent of `durability` (see docs/explanation/durability.md).
+        If the queue is full, it waits up to `wait_s` for room. A worker checks what only it knows: the model's name,
+        and the length of the prompt in tokens. A job that fails there raises JobFailed when you read it.
+
+        Raises:
+            InvalidJob: a value is wrong, or needs what the queue's workers do not have. JobTooLarge: by its size.
+            DurabilityRefused: the server cannot guarantee the requested durability; nothing was submitted.
+            LessDurable: the job is accepted, but the server has not confirmed that durability.
+            QueueFull: the queue is at a limit; `retry_after_s` estimates when it has room.
+            IdempotencyConflict: the key belongs to a job with another prompt or options.
+            QueueUnreachable, QueueRefused: the server is unreachable, or refuses.
+        """
         only = only_prompt(prompt, messages, token_ids)
         made, durability_check = await self._link.run(
             submission.prepare(self._queue, self._durability, only, durability, options)
@@ -127,30 +161,47 @@ class AsyncProducer:
         )
 
     def submit_many(
-        self,
-        jobs: Iterable[PromptLike | Job] | AsyncIterable[PromptLike | Job],
-        *,
-        durability: str | None = None,
-        **options: Unpack[Options],
+        self, jobs: Many[PromptLike | Job], *, durability: str | None = None, **options: Unpack[Options]
     ) -> AsyncIterator[SubmitAnswer]:
-        """Do as `Producer.submit_many`, as lazily; the jobs may come from an asynchronous iterator."""
+        """Submit many jobs, pipelined; yields a Receipt or an error for each, in order.
+
+        Lazy: nothing is sent until you iterate. Only `options` and `durability` are checked at the call.
+
+        Args:
+            jobs: Prompts, or `job(prompt, **options)` for a prompt with additional options. On asyncio, they may come
+                from an asynchronous iterator.
+            durability: As in `submit`. One wait for disk or replicas covers up to 1024 jobs.
+            options: Options of every job, checked and encoded once.
+
+        Raises:
+            InvalidJob: an option or `durability` is wrong, or one job is given, and not a list. For a single wrong job
+                of a list, an InvalidJob is yielded instead.
+            DurabilityRefused: as in `submit`. For a single less durable job, a LessDurable is yielded instead.
+            QueueUnreachable, QueueRefused: the server is unreachable, or refuses; submit again with the same ids.
+        """
         check_options(options, durability)
         return self._submit_many(listed(jobs), durability, options)
 
     async def _submit_many(
-        self,
-        jobs: Iterable[PromptLike | Job] | AsyncIterable[PromptLike | Job],
-        durability: str | None,
-        options: Options,
+        self, jobs: Many[PromptLike | Job], durability: str | None, options: Options
     ) -> AsyncIterator[SubmitAnswer]:
         await self._link.run(self._queue.read())
         encoder = JobEncoder(options, partitions=self._queue.partitions)
+        prepared = (encoder.prepare(job) async for job in _each(jobs))
+        async with aclosing(self.submit_prepared(prepared, durability=durability)) as answers:
+            async for answer in answers:
+                yield answer
+
+    async def submit_prepared(
+        self, jobs: Many[Prepared], *, durability: str | None = None
+    ) -> AsyncGenerator[SubmitAnswer]:
+        """Submit jobs that are already encoded, as `submit_many` does. Lazy, too."""
         durability_check = await self._link.run(self._durability.resolve(self._queue, durability))
         packer = Packer(durability_check)
         in_flight = deque[Operation[list[SubmitAnswer]]]()
         async with self._link.pipe() as pipe:
-            async for item in _each(jobs):
-                if full := packer.add(encoder.prepare(item)):
+            async for prepared in _each(jobs):
+                if full := packer.add(prepared):
                     for answer in await self._send(
                         pipe, in_flight, submit_estimated(self._queue, full, durability_check)
                     ):
@@ -179,14 +230,39 @@ class AsyncProducer:
     def stream(
         self, job: AnyJob, offset: Place = 0, *, choice: int = 0, timeout_s: float | None = None
     ) -> AsyncIterator[StreamEvent]:
-        """Do as `Producer.stream`."""
+        """Yield the output of a job from a position on, until its end. Survives lost connections and dead workers.
+
+        Args:
+            job: The job.
+            offset: The `cursor` of your last event, which resumes exactly after it; or the number of tokens that you
+                have. A number within an event begins with that whole event, whose `start` is before it.
+            choice: Index of the choice, from 0 to `n` - 1.
+            timeout_s: Longest time until the end, even while the server is unreachable.
+
+        Raises:
+            JobFailed, JobCancelled, JobExpired: the job ended so; raised after the last event.
+            JobNotFound, BadOffset: there is no such job or position.
+            ResultExpired, ChannelExpired: the output after the position has expired.
+            ResultTimeout: the job has not ended within `timeout_s`; it continues.
+            QueueUnreachable: the server stayed unreachable; stream again from the cursor of the last event.
+        """
         reader = Reader(self._queue, JobId(str(job)), offset, choice)
         return self._events(following.stream(self._queue, [reader], timeout_s, waits=self.waits))
 
     def stream_choices(
         self, job: AnyJob, num_choices: int, places: Sequence[Place] | None = None
     ) -> AsyncIterator[StreamEvent]:
-        """Do as `Producer.stream_choices`."""
+        """Yield the output of all choices of a job in the order of arrival, over one connection.
+
+        Args:
+            job: The job.
+            num_choices: The `n` that it was submitted with.
+            places: Where to begin in each choice. Default: at the first token.
+
+        Raises:
+            JobFailed, JobCancelled, JobExpired: the job ended so; raised after the last event.
+            JobNotFound, ResultExpired, ChannelExpired, QueueUnreachable: as in `stream`.
+        """
         readers = choice_readers(self._queue, JobId(str(job)), num_choices, places)
         return self._events(following.stream(self._queue, readers, waits=self.waits))
 
@@ -196,93 +272,147 @@ class AsyncProducer:
         return self._groups(following.stream(self._queue, readers, waits=self.waits))
 
     def stream_many(self, jobs: Iterable[AnyJob | tuple[AnyJob, Place]]) -> AsyncIterator[StreamEvent]:
-        """Do as `Producer.stream_many`."""
+        """Yield the output of many jobs in the order of arrival, over one connection.
+
+        A job that ends other than done does not raise: the `end` of its last event has the state.
+
+        Args:
+            jobs: Jobs, each once, or (job, position) for a job that is not read from the start.
+
+        Raises:
+            InvalidJob: a job is given twice.
+        """
         return self._events(following.follow(self._queue, readers_of(self._queue, jobs), waits=self.waits))
 
     async def result(self, job: AnyJob, timeout_s: float | None = None) -> JobResult:
-        """Do as `Producer.result`."""
+        """Wait for a job to end and return its output.
+
+        Raises:
+            JobFailed, JobCancelled, JobExpired: the job ended otherwise; `partial` has its output so far.
+            ResultTimeout: the job has not ended within `timeout_s`, or the server is unreachable; the job continues.
+            JobNotFound: the job is unknown.
+            ResultExpired: the job is done, but its output has expired.
+        """
         return await self._link.run(results.result(self._queue, JobId(str(job)), timeout_s, waits=self.waits))
 
     def results(
         self, jobs: Iterable[AnyJob], *, with_entries: bool = False, is_waiting: bool = True
     ) -> AsyncIterator[Outcome]:
-        """Do as `Producer.results`."""
+        """Yield the outcome of each job as it ends; a job that ends other than done does not raise.
+
+        Args:
+            jobs: Jobs.
+            with_entries: Whether to read the channel of each first choice too, which has the time of each token.
+            is_waiting: False yields the outcomes of those jobs that have ended, and leaves out the others.
+        """
         read = outcomes(self._queue, job_ids(jobs), with_entries=with_entries, is_waiting=is_waiting, waits=self.waits)
         return self._events(read)
 
     # ------------------------------------------------------------ look and change
 
     async def status(self, job: AnyJob) -> JobStatus:
-        """Do as `Producer.status`."""
+        """Return the state of a job: attempt, tokens so far, jobs and tokens ahead, and an estimate of its start.
+
+        Raises:
+            JobNotFound: the job is unknown.
+        """
         return await self._link.run(views.status(self._queue, JobId(str(job))))
 
     async def views(self, jobs: Iterable[AnyJob]) -> list[JobView | None]:
-        """Do as `Producer.views`."""
+        """Return the state of each job; None for an unknown job."""
         return await self._link.run(views.views(self._queue, job_ids(jobs)))
 
     async def cancel(self, job: AnyJob, *, reason: str | None = None) -> str:
-        """Do as `Producer.cancel`."""
+        """Cancel a job; returns the state reached, or `asked` for a running job, which its worker then stops.
+
+        Raises:
+            JobNotFound: the job is unknown.
+        """
         [answer] = await self.cancel_many([job], reason=reason)
         return control.known(answer, JobId(str(job)))
 
     async def cancel_many(self, jobs: Iterable[AnyJob], *, reason: str | None = None) -> list[str]:
-        """Do as `Producer.cancel_many`."""
+        """Cancel jobs; returns for each the state reached, `asked` or `unknown`."""
         return await self._link.run(control.cancel(self._queue, job_ids(jobs), reason))
 
     async def requeue(self, jobs: Iterable[AnyJob]) -> list[bool]:
-        """Do as `Producer.requeue`."""
+        """Requeue failed jobs, which resume after their last token.
+
+        False for a job that has not failed, whose prompt has expired, or whose idempotency key a newer job has.
+        """
         return await self._link.run(control.requeue(self._queue, job_ids(jobs)))
 
     async def delete(self, jobs: Iterable[AnyJob]) -> list[bool]:
-        """Do as `Producer.delete`."""
+        """Delete the data of ended jobs in the queue; the history keeps its rows. False: unknown or unfinished."""
         return await self._link.run(control.delete(self._queue, job_ids(jobs)))
 
     async def queue(self) -> list[QueueView]:
-        """Do as `Producer.queue`."""
+        """Return the state of each partition of the queue."""
         return await self._link.run(views.inspect(self._queue))
 
     async def queues(self) -> dict[str, int]:
-        """Do as `Producer.queues`."""
+        """Return every queue on this server and its number of partitions. Scans the key space."""
         return await self._link.run(views.queue_names())
 
     async def pause(self, *, is_paused: bool = True) -> None:
-        """Do as `Producer.pause`."""
+        """Pause or resume the queue. While paused, workers take no jobs, and submits are still accepted."""
         await self._link.run(control.pause(self._queue, is_paused=is_paused))
 
     async def purge(self, *, tenant: str | None = None) -> int:
-        """Do as `Producer.purge`."""
+        """Cancel every waiting job (of one tenant); returns how many."""
         return await self._link.run(control.purge(self._queue, tenant))
 
     async def configure(self, settings: QueueSettings) -> None:
-        """Do as `Producer.configure`."""
+        """Write settings of this queue. Settings that are None stay unchanged."""
         await self._link.run(control.configure(self._queue, settings))
 
     async def batch(self, name: str) -> BatchView:
-        """Do as `Producer.batch`."""
+        """Return the totals of a batch. An unknown batch has no jobs."""
         return await self._link.run(batches.batch(self._queue, name))
 
     async def close_batch(self, name: str, *, callback_url: str | None = None) -> BatchView:
-        """Do as `Producer.close_batch`."""
+        """Close a batch: it accepts no more jobs, and `callback_url` is called when all of them have ended.
+
+        Raises:
+            BatchNotFound: the batch has no jobs.
+        """
         return await self._link.run(batches.close_batch(self._queue, name, callback_url))
 
     async def cancel_batch(self, name: str, *, reason: str | None = None) -> BatchCancelled:
-        """Do as `Producer.cancel_batch`."""
+        """Close a batch and cancel every unfinished job in it.
+
+        Raises:
+            BatchNotFound: the batch has no jobs.
+        """
         return await self._link.run(batches.cancel_batch(self._queue, name, reason))
 
     async def expire_batch(self, name: str, deadline: Moment, *, is_new: bool = False) -> BatchView:
-        """Do as `Producer.expire_batch`."""
+        """Set the deadline of a batch. When it passes, the batch is closed and its unfinished jobs expire.
+
+        Args:
+            name: The batch.
+            deadline: When it expires.
+            is_new: Whether it may have no jobs yet: set before the first one, the deadline holds for all.
+
+        Raises:
+            BatchNotFound: the batch has no jobs, and is not new.
+        """
         return await self._link.run(batches.expire_batch(self._queue, name, deadline, is_new=is_new))
 
     async def dead(self, wanted: DeadFilter | None = None) -> list[JobView]:
-        """Do as `Producer.dead`."""
+        """Return the jobs of the dead set, oldest failure first."""
         return await self._link.run(dead.dead_jobs(self._queue, wanted or DeadFilter()))
 
     async def requeue_dead(self, wanted: DeadFilter) -> int:
-        """Do as `Producer.requeue_dead`."""
+        """Requeue the selected dead jobs, as `requeue` does; returns how many."""
         return await self._link.run(dead.requeue_dead(self._queue, wanted))
 
     async def jobs(self, *, batch: str | None = None, state: str | None = None, limit: int = 100) -> "list[JobRow]":
-        """Do as `Producer.jobs`, on a thread."""
+        """Return the newest jobs of this queue from the history.
+
+        Raises:
+            HistoryUnavailable: there is no history at the database URL.
+        """
         from sluice.history.queries import newest_jobs
 
         return await asyncio.to_thread(
@@ -321,10 +451,10 @@ class AsyncProducer:
             yield group
 
 
-async def _each(jobs: Iterable[PromptLike | Job] | AsyncIterable[PromptLike | Job]) -> AsyncIterator[PromptLike | Job]:
-    if isinstance(jobs, AsyncIterable):
-        async for job in jobs:
-            yield job
-    else:
-        for job in jobs:
-            yield job
+async def _each(jobs: Many[Item]) -> AsyncIterator[Item]:
+    if isinstance(jobs, AsyncIterable):  # asyncio only
+        async for job in jobs:  # asyncio only
+            yield job  # asyncio only
+        return  # asyncio only
+    for job in jobs:
+        yield job

@@ -1,40 +1,48 @@
-"""`Producer`, the synchronous client.
+# Generated from producer/aio.py by `python -m tools.blocking`: change that file.
+
+"""The client of a queue: it runs the generators of `operations/`. `aio.py` has its asyncio form, `client.py` the other.
 
     with Producer() as producer:
         job = producer.submit("Name three rivers.", max_tokens=40)
         for event in producer.stream(job):
             print(event.text, end="")
 
-It only runs the generators of `operations/`; `aio.py` runs them on asyncio. Threads may share a Producer.
+Threads may share a client, and so may event loops: each loop has connections of its own, which close when the loop
+shuts down or calls `close`.
 """
 
-import sys
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Self, TypeAlias, TypeVar, Unpack
 
 from sluice.producer import config
-from sluice.producer.errors import InvalidJob
+from sluice.producer.arguments import (
+    AnyJob,
+    check_options,
+    durability_policy,
+    embedded_use,
+    job_ids,
+    link_settings,
+    listed,
+    readers_of,
+)
+from sluice.producer.errors import ProducerError
 from sluice.producer.operations import batches, control, dead, results, submission, views
 from sluice.producer.operations import follow as following
 from sluice.producer.operations.backpressure import submit_estimated, submit_within
 from sluice.producer.operations.batches import BatchCancelled
 from sluice.producer.operations.dead import DeadFilter
-from sluice.producer.operations.durability import TIMEOUT_S, DurabilityPolicy
-from sluice.producer.operations.follow import Cursor, Place, Reader, StreamEvent, choice_readers
+from sluice.producer.operations.follow import Place, Reader, StreamEvent, choice_readers
 from sluice.producer.operations.operation import STEPS, Operation, Reply, Step, first_ask
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.results import Outcome, outcomes
 from sluice.producer.operations.submission import Packer, Receipt, SubmitAnswer
 from sluice.producer.operations.views import JobStatus
 from sluice.producer.transport.links import Link, Pipe
-from sluice.producer.transport.retries import LinkSettings
 from sluice.protocol.calls import BatchView, JobView, QueueSettings, QueueView
-from sluice.protocol.durability import read_durability
-from sluice.protocol.host.state_folder import state_dir
-from sluice.protocol.jobs import Job, JobEncoder, Moment, Options, Prepared, PromptLike, only_prompt, template
-from sluice.protocol.redis import embedded
+from sluice.protocol.jobs import Job, JobEncoder, Moment, Options, Prepared, PromptLike, only_prompt
 from sluice.protocol.redis.drivers import drive_events
 from sluice.protocol.waits import OnWait, WaitNotifier
 from sluice.protocol.wire import JobId, JobResult
@@ -43,11 +51,9 @@ if TYPE_CHECKING:
     from sluice.history.queries import JobRow
 
 Result = TypeVar("Result")
-Jobs = TypeVar("Jobs")
-AnyJob = JobId | str | Receipt
-"""A job: its id, or the receipt of its submit."""
-
-_NOT_A_LIST = "expected a list of jobs, got one job"
+Item = TypeVar("Item")
+Many: TypeAlias = Iterable[Item]
+"""Any number of items, which may be lazy."""
 
 
 class Producer:
@@ -63,7 +69,7 @@ class Producer:
         database_url: SQLAlchemy URL of the job history, for `jobs`. Default: SLUICE_DATABASE_URL, else the SQLite file
             of the embedded server.
         patience_s: How long to retry while the server is unreachable, after the first successful connection. A server
-            that is silent is given up after 15 s; by `AsyncProducer`, after twice `patience_s` and 1 s if that is less.
+            that is silent is given up after 15 s; on asyncio, after twice `patience_s` and 1 s if that is less.
         on_wait: Receives a `WaitNotice` when a call has waited for 2 s (for a worker, a server, room in the queue, a
             turn), and another when that wait ends. It must return quickly.
 
@@ -108,7 +114,10 @@ class Producer:
         return self._queue
 
     def close(self) -> None:
-        """Close the connections. Jobs continue. The last user of the embedded server stops it."""
+        """Close the connections. Jobs continue. The last user of the embedded server stops it.
+
+        On asyncio, other loops close theirs.
+        """
         self._link.close()
         if self._use is not None:
             self._use.close()
@@ -153,14 +162,15 @@ class Producer:
         )
 
     def submit_many(
-        self, jobs: Iterable[PromptLike | Job], *, durability: str | None = None, **options: Unpack[Options]
+        self, jobs: Many[PromptLike | Job], *, durability: str | None = None, **options: Unpack[Options]
     ) -> Iterator[SubmitAnswer]:
         """Submit many jobs, pipelined; yields a Receipt or an error for each, in order.
 
         Lazy: nothing is sent until you iterate. Only `options` and `durability` are checked at the call.
 
         Args:
-            jobs: Prompts, or `job(prompt, **options)` for a prompt with additional options.
+            jobs: Prompts, or `job(prompt, **options)` for a prompt with additional options. On asyncio, they may come
+                from an asynchronous iterator.
             durability: As in `submit`. One wait for disk or replicas covers up to 1024 jobs.
             options: Options of every job, checked and encoded once.
 
@@ -174,25 +184,30 @@ class Producer:
         return self._submit_many(listed(jobs), durability, options)
 
     def _submit_many(
-        self, jobs: Iterable[PromptLike | Job], durability: str | None, options: Options
+        self, jobs: Many[PromptLike | Job], durability: str | None, options: Options
     ) -> Iterator[SubmitAnswer]:
         self._link.run(self._queue.read())
         encoder = JobEncoder(options, partitions=self._queue.partitions)
-        yield from self.submit_prepared(map(encoder.prepare, jobs), durability=durability)
+        prepared = (encoder.prepare(job) for job in _each(jobs))
+        with closing(self.submit_prepared(prepared, durability=durability)) as answers:
+            yield from answers
 
-    def submit_prepared(self, jobs: Iterable[Prepared], *, durability: str | None = None) -> Iterator[SubmitAnswer]:
+    def submit_prepared(self, jobs: Many[Prepared], *, durability: str | None = None) -> Generator[SubmitAnswer]:
         """Submit jobs that are already encoded, as `submit_many` does. Lazy, too."""
         durability_check = self._link.run(self._durability.resolve(self._queue, durability))
         packer = Packer(durability_check)
         in_flight = deque[Operation[list[SubmitAnswer]]]()
         with self._link.pipe() as pipe:
-            for prepared in jobs:
+            for prepared in _each(jobs):
                 if full := packer.add(prepared):
-                    yield from self._send(pipe, in_flight, submit_estimated(self._queue, full, durability_check))
+                    for answer in self._send(pipe, in_flight, submit_estimated(self._queue, full, durability_check)):
+                        yield answer
             if rest := packer.rest():
-                yield from self._send(pipe, in_flight, submit_estimated(self._queue, rest, durability_check))
+                for answer in self._send(pipe, in_flight, submit_estimated(self._queue, rest, durability_check)):
+                    yield answer
             while in_flight:
-                yield from self._receive(pipe, in_flight)
+                for answer in self._receive(pipe, in_flight):
+                    yield answer
 
     def _send(
         self, pipe: Pipe, in_flight: deque[Operation[list[SubmitAnswer]]], operation: Operation[list[SubmitAnswer]]
@@ -244,6 +259,11 @@ class Producer:
         """
         readers = choice_readers(self._queue, JobId(str(job)), num_choices, places)
         return self._events(following.stream(self._queue, readers, waits=self.waits))
+
+    def stream_groups(self, job: AnyJob, num_choices: int) -> Iterator[Sequence[StreamEvent]]:
+        """Yield what `stream_choices` yields, in groups of what arrived at once."""
+        readers = choice_readers(self._queue, JobId(str(job)), num_choices)
+        return self._groups(following.stream(self._queue, readers, waits=self.waits))
 
     def stream_many(self, jobs: Iterable[AnyJob | tuple[AnyJob, Place]]) -> Iterator[StreamEvent]:
         """Yield the output of many jobs in the order of arrival, over one connection.
@@ -399,82 +419,29 @@ class Producer:
 
     def _events(self, operation: Generator[Step | Result, list[Reply], None]) -> Iterator[Result]:
         """Run an operation and yield its events."""
-        events = drive_events(operation, self._link.perform, STEPS)
-        return (event for event in events if event is not None)
+        with closing(drive_events(operation, self._link.perform, STEPS)) as events:
+            for event in events:
+                if event is not None:
+                    yield event
+
+    def _groups(self, operation: Generator[Step | Result, list[Reply], None]) -> Iterator[Sequence[Result]]:
+        """Run an operation, and yield its events between two steps together."""
+        group: list[Result] = []
+        try:
+            with closing(drive_events(operation, self._link.perform, STEPS)) as events:
+                for event in events:
+                    if event is not None:
+                        group.append(event)
+                    elif group:
+                        yield group
+                        group = []
+        except ProducerError:
+            if group:
+                yield group
+            raise
+        if group:
+            yield group
 
 
-def job_ids(jobs: Iterable[AnyJob]) -> list[JobId]:
-    """Return the ids of jobs.
-
-    Raises:
-        InvalidJob: one job is given, and not a list.
-    """
-    return [JobId(str(job)) for job in listed(jobs)]
-
-
-def readers_of(queue: Queue, jobs: Iterable[AnyJob | tuple[AnyJob, Place]]) -> list[Reader]:
-    """Return a reader of the first choice of each job.
-
-    Raises:
-        InvalidJob: a job is given twice, or one job is given, and not a list.
-    """
-    if _is_one_with_place(jobs):
-        raise InvalidJob(_NOT_A_LIST)
-    pairs = [job if isinstance(job, tuple) else (job, 0) for job in listed(jobs)]
-    readers = {str(job): Reader(queue, JobId(str(job)), place) for job, place in pairs}
-    if len(readers) < len(pairs):
-        raise InvalidJob("a job is given twice: give each once, with the lowest of its positions")
-    return list(readers.values())
-
-
-def _is_one_with_place(jobs: object) -> bool:
-    match jobs:
-        case (str() | Receipt(), int() | Cursor()):
-            return True
-        case _:
-            return False
-
-
-def listed(jobs: Jobs) -> Jobs:
-    """Return jobs, which may be lazy.
-
-    Raises:
-        InvalidJob: one job is given, and not a list.
-    """
-    if isinstance(jobs, (str, bytes, Job, Receipt)):
-        raise InvalidJob(_NOT_A_LIST)
-    return jobs
-
-
-def check_options(options: Options, durability: str | None) -> None:
-    """Check the options of many jobs, as far as that needs no server.
-
-    Raises:
-        InvalidJob: a value is wrong.
-    """
-    template(options, partitions=sys.maxsize)  # how many the queue has is known later
-    if durability is not None:
-        read_durability(durability)
-
-
-def durability_policy(durability: str | None, patience_s: float) -> DurabilityPolicy:
-    """Return the durability policy of a client.
-
-    Raises:
-        InvalidJob: `durability` names no durability.
-    """
-    return DurabilityPolicy(None if durability is None else read_durability(durability), min(patience_s, TIMEOUT_S))
-
-
-def embedded_use(argument: str | None, waits: WaitNotifier) -> embedded.Use | None:
-    """Use the embedded server, started if needed; None if the argument or the environment names another."""
-    return None if config.redis_url(argument) else embedded.use(state_dir(), waits)
-
-
-def link_settings(
-    argument: str | None, use: embedded.Use | None, patience_s: float, waits: WaitNotifier
-) -> LinkSettings:
-    """Return the settings of a link to the server that the client uses."""
-    if use is not None:
-        return LinkSettings(use.url, patience_s, waits, use.revive)
-    return LinkSettings(config.redis_url(argument) or "", patience_s, waits)
+def _each(jobs: Many[Item]) -> Iterator[Item]:
+    yield from jobs

@@ -2,7 +2,8 @@
 
 python -m tools.house [--chain] [--names]
 
-Lines are those that are not blank. Nothing enforces these figures, and no file is joined or split to move one.
+Lines are those that are not blank, without generated files. Nothing enforces these figures, and no file is joined or
+split to move one.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import grimp
 ROOT = Path(__file__).parents[1]
 ROOMS = tuple(sorted(path.name for path in (ROOT / "sluice").iterdir() if path.is_dir() and path.is_symlink()))
 SMALL = 60
+GENERATED = "# Generated from "
 LANGUAGES = {
     ".py": "Python", ".lua": "Lua", ".c": "C", ".h": "C", ".html": "page", ".css": "page", ".js": "page",
 }  # fmt: skip
@@ -26,7 +28,10 @@ def files(room: str) -> list[Path]:
     return sorted(
         path
         for path in (ROOT / room).rglob("*")
-        if path.suffix in LANGUAGES and path.is_file() and not {"vendor", "__pycache__"} & set(path.parts)
+        if path.suffix in LANGUAGES
+        and path.is_file()
+        and not {"vendor", "__pycache__"} & set(path.parts)
+        and not path.read_text().startswith(GENERATED)
     )
 
 

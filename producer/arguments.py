@@ -1,0 +1,102 @@
+"""What a client is given, and what it makes of it: jobs, options, and the server that it uses."""
+
+import sys
+from collections.abc import Iterable
+from typing import TypeVar
+
+from sluice.producer import config
+from sluice.producer.errors import InvalidJob
+from sluice.producer.operations.durability import TIMEOUT_S, DurabilityPolicy
+from sluice.producer.operations.follow import Cursor, Place, Reader
+from sluice.producer.operations.queue import Queue
+from sluice.producer.operations.submission import Receipt
+from sluice.producer.transport.retries import LinkSettings
+from sluice.protocol.durability import read_durability
+from sluice.protocol.host.state_folder import state_dir
+from sluice.protocol.jobs import Job, Options, template
+from sluice.protocol.redis import embedded
+from sluice.protocol.waits import WaitNotifier
+from sluice.protocol.wire import JobId
+
+Jobs = TypeVar("Jobs")
+AnyJob = JobId | str | Receipt
+"""A job: its id, or the receipt of its submit."""
+
+_NOT_A_LIST = "expected a list of jobs, got one job"
+
+
+def job_ids(jobs: Iterable[AnyJob]) -> list[JobId]:
+    """Return the ids of jobs.
+
+    Raises:
+        InvalidJob: one job is given, and not a list.
+    """
+    return [JobId(str(job)) for job in listed(jobs)]
+
+
+def readers_of(queue: Queue, jobs: Iterable[AnyJob | tuple[AnyJob, Place]]) -> list[Reader]:
+    """Return a reader of the first choice of each job.
+
+    Raises:
+        InvalidJob: a job is given twice, or one job is given, and not a list.
+    """
+    if _is_one_with_place(jobs):
+        raise InvalidJob(_NOT_A_LIST)
+    pairs = [job if isinstance(job, tuple) else (job, 0) for job in listed(jobs)]
+    readers = {str(job): Reader(queue, JobId(str(job)), place) for job, place in pairs}
+    if len(readers) < len(pairs):
+        raise InvalidJob("a job is given twice: give each once, with the lowest of its positions")
+    return list(readers.values())
+
+
+def _is_one_with_place(jobs: object) -> bool:
+    match jobs:
+        case (str() | Receipt(), int() | Cursor()):
+            return True
+        case _:
+            return False
+
+
+def listed(jobs: Jobs) -> Jobs:
+    """Return jobs, which may be lazy.
+
+    Raises:
+        InvalidJob: one job is given, and not a list.
+    """
+    if isinstance(jobs, (str, bytes, Job, Receipt)):
+        raise InvalidJob(_NOT_A_LIST)
+    return jobs
+
+
+def check_options(options: Options, durability: str | None) -> None:
+    """Check the options of many jobs, as far as that needs no server.
+
+    Raises:
+        InvalidJob: a value is wrong.
+    """
+    template(options, partitions=sys.maxsize)  # how many the queue has is known later
+    if durability is not None:
+        read_durability(durability)
+
+
+def durability_policy(durability: str | None, patience_s: float) -> DurabilityPolicy:
+    """Return the durability policy of a client.
+
+    Raises:
+        InvalidJob: `durability` names no durability.
+    """
+    return DurabilityPolicy(None if durability is None else read_durability(durability), min(patience_s, TIMEOUT_S))
+
+
+def embedded_use(argument: str | None, waits: WaitNotifier) -> embedded.Use | None:
+    """Use the embedded server, started if needed; None if the argument or the environment names another."""
+    return None if config.redis_url(argument) else embedded.use(state_dir(), waits)
+
+
+def link_settings(
+    argument: str | None, use: embedded.Use | None, patience_s: float, waits: WaitNotifier
+) -> LinkSettings:
+    """Return the settings of a link to the server that the client uses."""
+    if use is not None:
+        return LinkSettings(use.url, patience_s, waits, use.revive)
+    return LinkSettings(config.redis_url(argument) or "", patience_s, waits)
