@@ -34,15 +34,15 @@ from sluice.producer.operations.backpressure import submit_estimated, submit_wit
 from sluice.producer.operations.batches import BatchCancelled
 from sluice.producer.operations.dead import DeadFilter
 from sluice.producer.operations.follow import Place, Reader, StreamEvent, choice_readers
-from sluice.producer.operations.operation import STEPS, Operation, Reply, Step, first_ask
+from sluice.producer.operations.operation import Operation, Reply, Step, first_ask
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.results import Outcome, outcomes
 from sluice.producer.operations.submission import Packer, Receipt, SubmitAnswer
 from sluice.producer.operations.views import JobStatus
-from sluice.producer.transport.links import AsyncLink, AsyncPipe
+from sluice.producer.transport.aio import AsyncPipe
+from sluice.producer.transport.links import AsyncLink
 from sluice.protocol.calls import BatchView, JobView, QueueSettings, QueueView
 from sluice.protocol.jobs import Job, JobEncoder, Moment, Options, Prepared, PromptLike, only_prompt
-from sluice.protocol.redis.drivers import drive_events_async
 from sluice.protocol.waits import OnWait, WaitNotifier
 from sluice.protocol.wire import JobId, JobResult
 
@@ -427,7 +427,7 @@ class AsyncProducer:
 
     async def _events(self, operation: Generator[Step | Result, list[Reply], None]) -> AsyncIterator[Result]:
         """Run an operation and yield its events."""
-        async with aclosing(drive_events_async(operation, self._link.perform, STEPS)) as events:
+        async with aclosing(self._link.events(operation)) as events:
             async for event in events:
                 if event is not None:
                     yield event
@@ -436,7 +436,7 @@ class AsyncProducer:
         """Run an operation, and yield its events between two steps together."""
         group: list[Result] = []
         try:
-            async with aclosing(drive_events_async(operation, self._link.perform, STEPS)) as events:
+            async with aclosing(self._link.events(operation)) as events:
                 async for event in events:
                     if event is not None:
                         group.append(event)

@@ -35,15 +35,15 @@ from sluice.producer.operations.backpressure import submit_estimated, submit_wit
 from sluice.producer.operations.batches import BatchCancelled
 from sluice.producer.operations.dead import DeadFilter
 from sluice.producer.operations.follow import Place, Reader, StreamEvent, choice_readers
-from sluice.producer.operations.operation import STEPS, Operation, Reply, Step, first_ask
+from sluice.producer.operations.operation import Operation, Reply, Step, first_ask
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.results import Outcome, outcomes
 from sluice.producer.operations.submission import Packer, Receipt, SubmitAnswer
 from sluice.producer.operations.views import JobStatus
-from sluice.producer.transport.links import Link, Pipe
+from sluice.producer.transport.blocking import Pipe
+from sluice.producer.transport.links import Link
 from sluice.protocol.calls import BatchView, JobView, QueueSettings, QueueView
 from sluice.protocol.jobs import Job, JobEncoder, Moment, Options, Prepared, PromptLike, only_prompt
-from sluice.protocol.redis.drivers import drive_events
 from sluice.protocol.waits import OnWait, WaitNotifier
 from sluice.protocol.wire import JobId, JobResult
 
@@ -419,7 +419,7 @@ class Producer:
 
     def _events(self, operation: Generator[Step | Result, list[Reply], None]) -> Iterator[Result]:
         """Run an operation and yield its events."""
-        with closing(drive_events(operation, self._link.perform, STEPS)) as events:
+        with closing(self._link.events(operation)) as events:
             for event in events:
                 if event is not None:
                     yield event
@@ -428,7 +428,7 @@ class Producer:
         """Run an operation, and yield its events between two steps together."""
         group: list[Result] = []
         try:
-            with closing(drive_events(operation, self._link.perform, STEPS)) as events:
+            with closing(self._link.events(operation)) as events:
                 for event in events:
                     if event is not None:
                         group.append(event)

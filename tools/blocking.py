@@ -13,10 +13,16 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 TWINS = {
     "producer/aio.py": "producer/client.py",
+    "producer/transport/aio.py": "producer/transport/blocking.py",
+    "protocol/redis/aio.py": "protocol/redis/blocking.py",
 }
 """Each asyncio module, and its twin."""
 
 MARK = "# Generated from {source} by `python -m tools.blocking`: change that file.\n\n"
+FIX = ["check", "--fix-only", "--unsafe-fixes", "--select", "C4,F401,I,UP028,UP034"]
+OURS = ["--config", "lint.isort.known-first-party=['sluice']"]
+"""A twin that is not written yet is ours, too."""
+
 ONLY = re.compile(r"^.*# asyncio only\n", re.MULTILINE)
 REPLACEMENTS = [
     (r"await asyncio\.to_thread\(\s*([\w.]+)(,\s*)?", r"\1("),
@@ -26,11 +32,11 @@ REPLACEMENTS = [
     (r"async (def|for|with) ", r"\1 "),
     (r"\bawait ", ""),
     (r" \| AsyncIterable\[\w+\]", ""),
-    (r"\bsluice\.(\w+)\.aio\b", r"sluice.\1.client"),
+    (r"\b(transport|redis)\.aio\b", r"\1.blocking"),
     (r"\b(_?)Async(?=[A-Z])", r"\1"),
     (r"\b__a(enter|exit)__", r"__\1__"),
     (r"\baclosing\b", "closing"),
-    (r"\b(drive_events|drive)_async\b", r"\1"),
+    (r"\basynccontextmanager\b", "contextmanager"),
 ]
 
 
@@ -39,11 +45,7 @@ def twin_of(source: str) -> str:
     text = ONLY.sub("", (ROOT / source).read_text())
     for pattern, replacement in REPLACEMENTS:
         text = re.sub(pattern, replacement, text)
-    fixed = _ruff(
-        ["check", "--fix-only", "--unsafe-fixes", "--select", "C4,F401,I,UP028,UP034"],
-        MARK.format(source=source) + text,
-        source,
-    )
+    fixed = _ruff([*FIX, *OURS], MARK.format(source=source) + text, source)
     return _ruff(["format"], fixed, source)
 
 

@@ -1,7 +1,8 @@
 """The steps of operations, which the links run. No I/O.
 
-Every operation is a routine (`contract/transport/drivers.py`) whose actions are `Ask` (one pipelined round trip),
-`Read` and `Sleep`. It returns, or yields, what the caller asked for.
+Every operation is a generator: it decides, without I/O, what to send and what to raise. It yields steps (`Ask`, one
+pipelined round trip, `Read` and `Sleep`), is sent the result of each, or has what the step raised thrown in, and
+returns what the caller asked for. Some yield events, too, for the caller, between their steps.
 
 An `Ask` is sent again after a lost connection unless it sets `is_repeatable=False`. Most commands are idempotent: reads
 change nothing, a submit carries its ids, and cancelling a cancelled job reports its state.
@@ -9,23 +10,14 @@ change nothing, a submit carries its ids, and cancelling a cancelled job reports
 
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from time import monotonic
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from sluice.protocol.redis.execution import Command, Reply
 
 Result = TypeVar("Result")
 
-LAST_TRY_S = 1.0
-"""How long a round trip may last after its deadline: the last look at a job begins at the deadline."""
-
 Entries: TypeAlias = list[tuple[str, bytes]]
 """Entry ids and encoded `ChannelEntry` values, in order."""
-
-
-def try_s(deadline_s: float) -> float:
-    """Return how long a round trip with this deadline may last that begins now."""
-    return max(0.0, deadline_s - monotonic()) + LAST_TRY_S
 
 
 @dataclass(frozen=True, slots=True)

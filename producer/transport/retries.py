@@ -40,7 +40,7 @@ class LinkSettings:
 
     url: str
     patience_s: float = 30.0
-    """As in `Producer`. The sockets of an `AsyncLink` with a short one wait for less, too (`pools.REPLY_SHARE`)."""
+    """As in `Producer`. The sockets of an `AsyncLink` with a short one wait for less, too (`links.REPLY_SHARE`)."""
 
     waits: WaitNotifier = field(default_factory=WaitNotifier)
     """Told of outages that last."""

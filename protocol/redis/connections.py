@@ -1,22 +1,32 @@
-"""redis-py's connections, made safe for calls that end anywhere: by a signal handler that raises, by a cancellation.
+"""redis-py's connections and pools, made safe for calls that end anywhere: by a signal handler, by a cancellation.
 
-A connection counts the replies that it is owed, its handshake included. One that is owed any when it is taken from its
-pool is closed and connected anew, so no reply reaches a call that did not ask for it. The count changes before a
-command is sent and after its reply is read, so an exception between any two steps leaves it too high, never too low.
+A connection counts the replies that it is owed, its handshake included. One that is owed any when it returns to its
+pool is closed, so no reply reaches a call that did not ask for it. The count changes before a command is sent and after
+its reply is read, so an exception between any two steps leaves it too high, never too low.
+
+A pool takes and returns a connection in a few steps. Those of redis-py keep the books of its metrics, which costs as
+much processor time as a round trip.
 """
 
 # What redis-py's classes inherit is untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
-from collections.abc import Iterable, Sequence
+import asyncio
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
+from time import monotonic
 from typing import Any, cast
 from weakref import WeakSet
 
 import hiredis
-from redis.exceptions import DataError, ResponseError
+from redis.exceptions import DataError, RedisError, ResponseError
 
-from sluice.protocol.redis.execution import Command
+from sluice.protocol.redis.execution import Command, Reply
+
+LAST_TRY_S = 1.0
+"""How long a round trip may last after its deadline: the last look at a job begins at the deadline."""
 
 Connection = Any  # redis-py's connections share no typed base
 untyped_hiredis: Any = hiredis  # Any: its types have commands of one word
@@ -57,6 +67,35 @@ class Packer:
         return [pack((*words, *arguments))]
 
 
+# ---------------------------------------------------------------- deadlines of blocking round trips
+
+_deadline_s: ContextVar[float | None] = ContextVar("deadline of a round trip", default=None)
+
+
+def try_s(deadline_s: float) -> float:
+    """Return how long a round trip with this deadline may last that begins now."""
+    return max(0.0, deadline_s - monotonic()) + LAST_TRY_S
+
+
+@contextmanager
+def bounded(deadline_s: float | None) -> Generator[None]:
+    """Bound what this thread connects to and reads from by a deadline: a connection has one time-out for all."""
+    before_s = _deadline_s.get()
+    try:
+        _deadline_s.set(deadline_s)  # inside, so that a signal handler that raises leaves no deadline behind
+        yield
+    finally:
+        _deadline_s.set(before_s)
+
+
+def _left_s() -> float | None:
+    """Return how long this thread may wait now; None: as long as the socket's own time-out."""
+    deadline_s = _deadline_s.get()
+    return None if deadline_s is None else try_s(deadline_s)
+
+
+# ---------------------------------------------------------------- connections
+
 Base: Any = object  # Any: the classes below are mixed into redis-py's
 
 
@@ -66,6 +105,9 @@ class Guard(Base):
     num_owed = 0
     """Replies that were asked for and not read; a handshake under way counts as one."""
 
+    pool: Any = None  # redis-py's pools share no typed base
+    """The pool to which it returns, while it is in use."""
+
     def connect(self) -> None:
         """Connect, unless it is connected and owed nothing."""
         if self.num_owed:
@@ -74,11 +116,26 @@ class Guard(Base):
             return
         self.num_owed += 1
         try:
-            super().connect()
+            self._connect_in_time()
         except BaseException:
             self.disconnect()
             raise
         self.num_owed -= 1
+
+    def _connect_in_time(self) -> None:
+        bound_s = _left_s()
+        if bound_s is None:
+            super().connect()
+            return
+        usual_s, usual_connect_s = self.socket_timeout, self.socket_connect_timeout
+        self.socket_timeout = min(usual_s or bound_s, bound_s)
+        self.socket_connect_timeout = min(usual_connect_s or bound_s, bound_s)
+        try:
+            super().connect()
+        finally:
+            self.socket_timeout, self.socket_connect_timeout = usual_s, usual_connect_s
+        # The socket and the parser have copied the shorter one; -1 is the connection's own.
+        self.update_current_socket_timeout(-1)
 
     def disconnect(self, *args: Any, **options: Any) -> None:  # noqa: ANN401  # as redis-py has it
         """Disconnect: it is owed nothing any more."""
@@ -106,12 +163,36 @@ class Guard(Base):
         self.num_owed = max(0, self.num_owed - 1)  # a subscription brings more messages than commands
         return reply
 
+    def send_commands(self, commands: Sequence[Command]) -> None:
+        """Send several commands."""
+        self.send_packed_command(self.pack_commands(commands))
+
+    def read_replies(self, num_replies: int) -> list[Reply]:
+        """Read replies; an error reply is an exception in its place."""
+        return [self._read() for _ in range(num_replies)]
+
+    def _read(self) -> Reply:
+        bound = {} if (left_s := _left_s()) is None else {"timeout": left_s}
+        try:
+            return self.read_response(disable_decoding=True, **bound)
+        except ResponseError as error:
+            return error
+
+    def release(self) -> None:
+        """Return to the pool."""
+        self.pool.release(self)
+
+    def drop(self) -> None:
+        """Close, and return to the pool."""
+        self.disconnect()
+        self.release()
+
 
 class AsyncGuard(Base):
     """What an asyncio connection does in addition. Changes as `Guard`."""
 
     num_owed = 0
-    """As in `Guard`."""
+    pool: Any = None  # as in `Guard`
 
     async def connect(self) -> None:
         """Connect, unless it is connected and owed nothing."""
@@ -138,9 +219,20 @@ class AsyncGuard(Base):
         await super().send_command(*args, **options)
 
     async def send_commands(self, commands: Sequence[Command]) -> None:
-        """Send several commands. redis-py packs them in Python on asyncio, which takes ten times as long."""
+        """Send several commands, and raise a cancellation that redis-py loses.
+
+        It sends within `asyncio.wait_for`, which before Python 3.12 drops a cancellation that arrives just as the send
+        ends: a reader would continue although its task was cancelled.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        num_cancellations = task.cancelling()
         self.num_owed += len(commands)
+        # redis-py packs them in Python on asyncio, which takes ten times as long.
         await self.send_packed_command(b"".join(map(pack, commands)))
+        if task.cancelling() > num_cancellations:
+            await self.disconnect(nowait=True)  # its reply will not be read
+            raise asyncio.CancelledError
 
     async def read_response(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401  # as above
         """Read one reply."""
@@ -152,21 +244,31 @@ class AsyncGuard(Base):
         self.num_owed = max(0, self.num_owed - 1)
         return reply
 
+    async def read_replies(self, num_replies: int) -> list[Reply]:
+        """Read replies; an error reply is an exception in its place."""
+        return [await self._read() for _ in range(num_replies)]
 
-@cache
-def guarded(connection_class: Connection) -> Connection:
-    """Return a class of blocking connections that count the replies they are owed."""
-    return type(f"Guarded{connection_class.__name__}", (Guard, connection_class), {})
+    async def _read(self) -> Reply:
+        try:
+            return await self.read_response(disable_decoding=True)
+        except ResponseError as error:
+            return error
+
+    async def release(self) -> None:
+        """Return to the pool."""
+        await self.pool.release(self)
+
+    async def drop(self) -> None:
+        """Close, and return to the pool."""
+        await self.disconnect(nowait=True)
+        await self.release()
 
 
-@cache
-def guarded_async(connection_class: Connection) -> Connection:
-    """Return a class of asyncio connections that count the replies they are owed."""
-    return type(f"Guarded{connection_class.__name__}", (AsyncGuard, connection_class), {})
+# ---------------------------------------------------------------- pools
 
 
-class Forgetting(Base):
-    """What a blocking pool does in addition: it holds connections in use weakly.
+class LeanPool(Base):
+    """What a blocking pool does otherwise. It holds connections in use weakly.
 
     A call that a signal handler ends before it releases its connection drops it, and the connection closes.
     """
@@ -176,8 +278,79 @@ class Forgetting(Base):
         super().reset()
         self._in_use_connections: WeakSet[Connection] = WeakSet()
 
+    def get_connection(self, *_: object) -> Connection:
+        """Take a connection that is connected, and that the server has not closed meanwhile."""
+        self._checkpid()
+        with self._lock:
+            connection = self._available_connections.pop() if self._available_connections else self.make_connection()
+            self._in_use_connections.add(connection)
+        connection.pool = self
+        try:
+            if connection.is_connected and _is_over(connection):
+                connection.disconnect()
+            connection.connect()
+        except BaseException:
+            connection.release()
+            raise
+        return connection
+
+    def release(self, connection: Connection) -> None:
+        """Take a connection back, closed if it is owed replies."""
+        self._checkpid()
+        connection.pool = None
+        if connection.num_owed:
+            connection.disconnect()
+        with self._lock:
+            if connection not in self._in_use_connections:
+                return
+            self._in_use_connections.remove(connection)
+            if self.owns_connection(connection):
+                self._available_connections.append(connection)
+            else:  # of the process before a fork, or of the primary before a failover
+                connection.disconnect()
+
+
+def _is_over(connection: Connection) -> bool:
+    try:
+        return connection.can_read()
+    except (RedisError, OSError):
+        return True
+
+
+class AsyncLeanPool(Base):
+    """What an asyncio pool does otherwise."""
+
+    async def get_connection(self, *_: object) -> Connection:
+        """As `LeanPool.get_connection`."""
+        connection = self._available_connections.pop() if self._available_connections else self.make_connection()
+        self._in_use_connections.add(connection)
+        connection.pool = self
+        try:
+            if connection.is_connected and await _is_over_async(connection):
+                await connection.disconnect(nowait=True)
+            await connection.connect()
+        except BaseException:
+            await connection.release()
+            raise
+        return connection
+
+    async def release(self, connection: Connection) -> None:
+        """As `LeanPool.release`."""
+        connection.pool = None
+        if connection.num_owed:
+            await connection.disconnect(nowait=True)
+        self._in_use_connections.discard(connection)
+        self._available_connections.append(connection)
+
+
+async def _is_over_async(connection: Connection) -> bool:
+    try:
+        return await connection.can_read()
+    except (RedisError, OSError):
+        return True
+
 
 @cache
-def forgetting(pool_class: Any) -> Any:  # noqa: ANN401  # redis-py's pools share no typed base
-    """Return a class of blocking pools that hold connections in use weakly."""
-    return type(f"Forgetting{pool_class.__name__}", (Forgetting, pool_class), {})
+def mixed(mixin: Any, redis_class: Any) -> Any:  # noqa: ANN401  # redis-py's classes share no typed base
+    """Return a class of redis-py's that does as a mixin does."""
+    return type(f"{mixin.__name__}{redis_class.__name__}", (mixin, redis_class), {})

@@ -3,6 +3,7 @@
 Their connections are those of `connections`: one goes back into use only if its last round trip was completed.
 """
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,7 +18,7 @@ from redis.backoff import NoBackoff
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from sluice.protocol.redis import tls, urls
-from sluice.protocol.redis.connections import Packer, forgetting, guarded, guarded_async
+from sluice.protocol.redis.connections import AsyncGuard, AsyncLeanPool, Guard, LeanPool, Packer, mixed
 from sluice.protocol.redis.execution import no_retry
 from sluice.protocol.redis.url_options import read_database, read_options, without_options
 
@@ -35,27 +36,27 @@ class PoolClasses:
     sentinel: Any  # as Pool
     sentinel_pool: Any  # as Pool
     no_retry: Callable[[], object]
-    guarded: Callable[[Any], Any]  # as Pool
-    """Returns its class of connections with a guard."""
+    guard: type
+    """What its connections do in addition."""
 
     options: Mapping[str, object]
     """More options of a connection."""
 
 
 BLOCKING: Final = PoolClasses(
-    forgetting(ConnectionPool),
+    mixed(LeanPool, ConnectionPool),
     Sentinel,
-    forgetting(SentinelConnectionPool),
+    mixed(LeanPool, SentinelConnectionPool),
     no_retry,
-    guarded,
+    Guard,
     {"command_packer": Packer()},
 )
 ASYNCIO: Final = PoolClasses(
-    redis_async.ConnectionPool,
+    mixed(AsyncLeanPool, redis_async.ConnectionPool),
     AsyncSentinel,
-    AsyncSentinelPool,
+    mixed(AsyncLeanPool, AsyncSentinelPool),
     lambda: AsyncRetry(NoBackoff(), 0),
-    guarded_async,
+    AsyncGuard,
     {},
 )
 
@@ -104,7 +105,7 @@ def make_pool(
 
 
 def _guard(pool: Pool, classes: PoolClasses) -> None:
-    pool.connection_class = classes.guarded(pool.connection_class)
+    pool.connection_class = mixed(classes.guard, pool.connection_class)
 
 
 def _one_server_pool(url: str, classes: PoolClasses, options: dict[str, Any]) -> Pool:
@@ -112,3 +113,36 @@ def _one_server_pool(url: str, classes: PoolClasses, options: dict[str, Any]) ->
     if not url.startswith("unix:"):
         given["db"] = read_database(urlsplit(url).path.strip("/"), given)
     return classes.pool.from_url(without_options(url), **{**options, **given})
+
+
+class Pools:
+    """The pools of one client, one for each URL, made at first use. Thread-safe."""
+
+    def __init__(self, make: Callable[[str], Pool]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._by_url: dict[str, Pool] = {}
+
+    def of(self, url: str) -> Pool:
+        """Return the pool of a URL.
+
+        Raises:
+            ValueError, InvalidSetting: the URL cannot be read.
+        """
+        if (found := self._by_url.get(url)) is not None:
+            return found  # without the lock, which another thread may have held at a fork
+        with self._lock:
+            if url not in self._by_url:
+                self._by_url[url] = self._make(url)
+            return self._by_url[url]
+
+    def all(self) -> list[Pool]:
+        """Return every pool made so far."""
+        with self._lock:
+            return list(self._by_url.values())
+
+
+def sentinels_of(pool: Pool) -> list[Any]:  # Any: redis-py's clients share no typed base
+    """Return the clients of the Sentinels that a pool asks for the primary."""
+    manager = getattr(pool, "sentinel_manager", None)
+    return [] if manager is None else list(manager.sentinels)

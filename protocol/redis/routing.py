@@ -1,27 +1,82 @@
-"""Route round trips to the shards of a Redis Cluster. Without I/O: used by producers and workers.
+"""How round trips are cut by the shards of a Redis Cluster. Without I/O, which `aio.py` and `blocking.py` do.
 
-A router's methods are routines, which `cluster.py` drives. An action is the requests to send, one for each shard; its
-result is their outcomes in the same order. These requests are independent and may be sent at the same time. A command
-that a shard refuses as MOVED has not run there: the router reads the slot map again and sends the command to its new
-shard. A node without replies (`NODE_ERRORS`) is asked last for the slot map, which is read again.
+All keys of a partition have one hash tag, so they lie in one slot, and a command goes to the shard of its first key.
 """
 
-from collections.abc import Generator, Iterable, Sequence
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, cast
 
+from redis.crc import key_slot
 from redis.exceptions import AskError, ClusterDownError, MovedError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from sluice.protocol.redis.error_kinds import ErrorKind, classify
 from sluice.protocol.redis.execution import Command, Reply
-from sluice.protocol.redis.slot_table import CLUSTER_SLOTS, SlotTable, slot_of
 from sluice.protocol.redis.urls import Address
 
 MAX_MOVES = 5
 """Reads of the slot map for one round trip."""
 
-Result = TypeVar("Result")
+CLUSTER_SLOTS: Command = ("CLUSTER", "SLOTS")
+"""Ask a node for the slot map; `SlotTable.read` reads the reply."""
+
+_TAG = re.compile(rb"\{[^{}]+:\d+\}:")
+"""The beginning of every key of a queue."""
+
+
+class NotACluster(ValueError):
+    """A node has replied to CLUSTER SLOTS with an error."""
+
+
+class SlotTable:
+    """The map from slots to the primaries that serve them."""
+
+    def __init__(self, ranges: Iterable[tuple[int, int, Address]]) -> None:
+        self._ranges = sorted(ranges)
+        self._starts = [start for start, _, _ in self._ranges]
+
+    @classmethod
+    def read(cls, reply: Reply, asked: Address) -> "SlotTable":
+        """Read a reply to `CLUSTER_SLOTS`; a node that reports no host name for itself has the address asked.
+
+        Raises:
+            NotACluster: the reply is an error.
+        """
+        if isinstance(reply, Exception):
+            raise NotACluster(f"it is not a node of a Cluster: {reply}. Give a redis:// URL for a single server")
+        rows = cast("list[list[Any]]", reply)  # redis's own reply: [start, end, [host, port, …], replicas …]
+        return cls((int(start), int(end), (_text(node[0]) or asked[0], int(node[1]))) for start, end, node, *_ in rows)
+
+    @property
+    def addresses(self) -> list[Address]:
+        """Each shard's primary."""
+        return list(dict.fromkeys(address for _, _, address in self._ranges))
+
+    def shard_of(self, slot: int) -> Address | None:
+        """Return the primary that serves a slot; None if no shard does."""
+        at = bisect_right(self._starts, slot) - 1
+        if at < 0:
+            return None
+        _, end, address = self._ranges[at]
+        return address if slot <= end else None
+
+
+def _text(value: bytes | str | None) -> str:
+    return value.decode() if isinstance(value, bytes) else value or ""
+
+
+def slot_of(command: Command) -> int | None:
+    """Return the slot of a command's first key; None for a command without a key of a queue."""
+    for argument in command[1:]:
+        data = argument.encode() if isinstance(argument, str) else argument
+        if isinstance(data, bytes) and _TAG.match(data):
+            return key_slot(data)
+    return None
+
+
+# ---------------------------------------------------------------- round trips
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +91,6 @@ class ShardRequest:
 
 Outcome: TypeAlias = Sequence[Reply] | Exception
 """The replies to a request, or one of `NODE_ERRORS`: why there are none."""
-
-Routing: TypeAlias = Generator[Sequence[ShardRequest], Sequence[Outcome], Result]
-"""Yields requests, is sent the outcome of each, and returns a result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,127 +177,12 @@ def _is_counts(reply: Reply) -> bool:
     return isinstance(reply, list) and all(isinstance(one, int) for one in cast("list[object]", reply))
 
 
-class Router:
-    """The slot map of one Cluster, and which nodes answer. Changes as nodes fail and slots move.
+def replies_of(request: ShardRequest, outcome: Outcome, *, is_partial: bool = False) -> Sequence[Reply]:
+    """Return the replies to a request; with `is_partial`, ClusterDownError for each if there are none.
 
-    Args:
-        seeds: The nodes to ask first.
+    Raises:
+        RedisError, OSError: there are none.
     """
-
-    def __init__(self, seeds: Iterable[Address]) -> None:
-        self._seeds = tuple(seeds)
-        self._primaries: tuple[Address, ...] = ()
-        self._failed: tuple[Address, ...] = ()  # asked last for the slot map; replaced, since threads share a router
-        self._table: SlotTable | None = None
-        self.has_connected = False
-        """Whether a node has returned the slot map."""
-
-    def forget(self) -> None:
-        """Read the slot map again before the next request."""
-        self._table = None
-
-    def shards(self) -> Routing[list[Address]]:
-        """Find each shard's primary.
-
-        Raises:
-            RedisError, OSError: no node returns the slot map.
-            NotACluster: the URL is not a Cluster's.
-        """
-        return (yield from self._slots()).addresses
-
-    def round_trip(self, commands: Sequence[Command], *, is_partial: bool = False) -> Routing[list[Reply]]:
-        """Send each command to its shard; return one reply for each.
-
-        Args:
-            commands: The commands.
-            is_partial: Where a shard does not answer, ClusterDownError is the reply to its commands, and the others
-                have theirs.
-
-        Raises:
-            RedisError, OSError: no node returns the slot map, slots keep moving, or, unless `is_partial`, a shard does
-                not answer.
-            NotACluster: the URL is not a Cluster's.
-        """
-        trip = ShardedRoundTrip(commands)
-        for _ in range(MAX_MOVES):
-            requests = trip.requests((yield from self._slots()))
-            for request, outcome in zip(requests, (yield from self._ask(requests)), strict=True):
-                trip.receive(request, _replies(request, outcome, is_partial=is_partial))
-            if trip.is_done:
-                return trip.replies()
-            self.forget()
-        raise _keeps_moving()
-
-    def single(self, command: Command) -> Routing[Reply]:
-        """Send one command to its shard, or to any shard if it has no key, and return its reply.
-
-        Raises:
-            RedisError, OSError: from the shard, or no shard serves its slot.
-            NotACluster: the URL is not a Cluster's.
-        """
-        for _ in range(MAX_MOVES):
-            request = ShardRequest((yield from self._address_of(command)), (command,))
-            [outcome] = yield from self._ask([request])
-            [reply] = _replies(request, outcome)
-            if not isinstance(reply, Exception):
-                return reply
-            if not isinstance(reply, MovedError):
-                raise reply
-            self.forget()
-        raise _keeps_moving()
-
-    def _ask(self, requests: Sequence[ShardRequest]) -> Routing[Sequence[Outcome]]:
-        """Make requests, and note which nodes have not answered."""
-        outcomes = (yield requests) if requests else ()
-        for request, outcome in zip(requests, outcomes, strict=True):
-            if isinstance(outcome, Exception):
-                self._failed_at(request.address)
-        return outcomes
-
-    def _failed_at(self, address: Address) -> None:
-        self.forget()
-        self._failed = (*(node for node in self._failed if node != address), address)
-
-    def _address_of(self, command: Command) -> Routing[Address]:
-        slot, table = slot_of(command), (yield from self._slots())
-        if slot is None:
-            return table.addresses[0]
-        address = table.shard_of(slot)
-        if address is None:
-            self.forget()
-            raise slot_without_shard(slot)
-        return address
-
-    def _slots(self) -> Routing[SlotTable]:
-        table = self._table  # read once: another thread may forget it
-        if table is None:
-            table = self._table = yield from self._read_slots()
-        return table
-
-    def _read_slots(self) -> Routing[SlotTable]:
-        problem: Exception = RedisConnectionError("CLUSTERDOWN no shard serves any slot")
-        for address in self._nodes_to_ask():
-            [outcome] = yield from self._ask([ShardRequest(address, (CLUSTER_SLOTS,))])
-            reply = outcome if isinstance(outcome, Exception) else outcome[0]
-            if isinstance(reply, Exception) and (reply is outcome or classify(reply) is not ErrorKind.OTHER):
-                problem = reply
-                continue
-            table = SlotTable.read(reply, address)
-            if table.addresses:
-                self._primaries = tuple(table.addresses)
-                others = {*table.addresses, *self._seeds} - {address}
-                self._failed = tuple(node for node in self._failed if node in others)
-                self.has_connected = True
-                return table
-        raise problem
-
-    def _nodes_to_ask(self) -> list[Address]:
-        """Return the primaries of the newest slot map and the seeds, those that failed last."""
-        known, failed = dict.fromkeys((*self._primaries, *self._seeds)), self._failed
-        return [*(node for node in known if node not in failed), *(node for node in failed if node in known)]
-
-
-def _replies(request: ShardRequest, outcome: Outcome, *, is_partial: bool = False) -> Sequence[Reply]:
     if not isinstance(outcome, Exception):
         return outcome
     if not is_partial:
@@ -260,7 +197,8 @@ def slot_without_shard(slot: int) -> ClusterDownError:
     return ClusterDownError(f"CLUSTERDOWN no shard serves slot {slot}")
 
 
-def _keeps_moving() -> RedisConnectionError:
+def keeps_moving() -> RedisConnectionError:
+    """Return the error of a round trip whose slots keep moving."""
     return RedisConnectionError(f"CLUSTERDOWN slots moved {MAX_MOVES} times in one round trip")
 
 

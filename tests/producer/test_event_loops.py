@@ -15,8 +15,6 @@ from typing import Any
 import pytest
 
 from sluice.producer import AsyncProducer, Receipt, StreamEvent
-from sluice.producer.transport.links import LoopLink
-from sluice.producer.transport.pools import make_async_pool
 from sluice.protocol.states import JobState
 from sluice.protocol.wire import JobId
 from tests.late_replies import late_replies
@@ -232,32 +230,6 @@ class TestGivenCallsThatEndEarly:
                     assert looked.id == receipt.id
             loop.run_until_complete(client.close())
         loop.close()
-
-    def test_when_they_start_over_then_pools_are_kept_only_while_a_connection_is_in_use(
-        self, valkey: RedisServer
-    ) -> None:
-        async def start_over() -> list[int]:
-            link, num_left = LoopLink(make_async_pool), list[int]()
-            for is_in_use in (False, True, False):
-                pool = link.pools.of(valkey.url)
-                connection = await pool.get_connection()
-                if not is_in_use:
-                    await pool.release(connection)
-                link.start_over()
-                num_left.append(await _num_left(link))
-                if is_in_use:
-                    await pool.release(connection)
-            await link.close()
-            return [*num_left, await _num_left(link)]
-
-        assert asyncio.run(start_over()) == [0, 1, 0, 0]
-
-
-async def _num_left(link: LoopLink) -> int:
-    """How many pools a link still has of before, once it has closed what it can."""
-    if link._closing is not None:  # pyright: ignore[reportPrivateUsage]  # what is tested
-        await link._closing  # pyright: ignore[reportPrivateUsage]  # as above
-    return len(link._left)  # pyright: ignore[reportPrivateUsage]  # as above
 
 
 def _end(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> None:

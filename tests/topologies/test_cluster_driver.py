@@ -1,7 +1,6 @@
-"""The driver of a Cluster's router, without a server: which errors mean that a shard is unavailable."""
+"""A Cluster, without a server: which errors mean that a shard is unavailable."""
 
-from collections.abc import Generator
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 from redis.crc import key_slot
@@ -10,11 +9,9 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from sluice.protocol.keys import QueueKeys
-from sluice.protocol.redis.cluster import ClusterDriver
-from sluice.protocol.redis.drivers import drive
+from sluice.protocol.redis.blocking import Cluster, Server
 from sluice.protocol.redis.execution import Command, Reply
-from sluice.protocol.redis.routing import Routing
-from sluice.protocol.redis.slot_table import CLUSTER_SLOTS
+from sluice.protocol.redis.routing import CLUSTER_SLOTS
 from sluice.protocol.redis.urls import read_cluster_url
 
 KEYS = [QueueKeys("q", 0).notifications, QueueKeys("q", 1).notifications]
@@ -33,32 +30,29 @@ UNAVAILABLE = {
 }
 
 
-class Shards:
-    """Two shards, of which the first fails. Keeps who was asked for what."""
+class Node(Server):
+    """A shard, of which the first fails. Keeps who was asked for what."""
 
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-        self.asked: list[tuple[str, str]] = []
-        self.driver = ClusterDriver(read_cluster_url("redis+cluster://b:2,a:1"), str)
+    def __init__(self, url: str, error: Exception, asked: list[tuple[str, str]]) -> None:
+        self._name, self._error, self._asked = url, error, asked
 
-    def run(self, routing: Routing[Any]) -> Any:  # Any: a routing's result
-        return drive(self.driver.run(routing, self._exchange), lambda reply: reply)
-
-    def _exchange(self, node: str, commands: tuple[Command, ...]) -> Generator[list[Reply], list[Reply], list[Reply]]:
-        self.asked.append((node, str(commands[0][0])))
-        if commands == (CLUSTER_SLOTS,):
-            return (yield [SLOTS])
-        if node == NODE_A:
+    def exchange(self, commands: Sequence[Command], *, is_repeatable: bool = False) -> list[Reply]:
+        self._asked.append((self._name, str(commands[0][0])))
+        if commands[0] == CLUSTER_SLOTS:
+            return [SLOTS]
+        if self._name == NODE_A:
             raise self._error
-        return (yield [node] * len(commands))
+        return [self._name] * len(commands)
+
+
+def cluster_of(error: Exception, asked: list[tuple[str, str]]) -> Cluster:
+    return Cluster(read_cluster_url("redis+cluster://b:2,a:1"), lambda url: Node(url, error, asked))
 
 
 class TestGivenAShardWithoutReplies:
     @pytest.mark.parametrize("error", UNAVAILABLE.values(), ids=UNAVAILABLE)
     def test_when_a_part_is_enough_then_the_other_shard_has_its_reply(self, error: Exception) -> None:
-        shards = Shards(error)
-
-        lost, kept = shards.run(shards.driver.router.round_trip(COMMANDS, is_partial=True))
+        lost, kept = cluster_of(error, []).exchange(COMMANDS, is_partial=True)
 
         assert isinstance(lost, ClusterDownError)
         assert f"the shard at a:1 does not answer: {error}" in str(lost)
@@ -66,22 +60,22 @@ class TestGivenAShardWithoutReplies:
 
     @pytest.mark.parametrize("error", UNAVAILABLE.values(), ids=UNAVAILABLE)
     def test_when_all_is_wanted_then_its_error_is_raised_and_the_map_read_again(self, error: Exception) -> None:
-        shards = Shards(error)
-        routings = [shards.driver.router.round_trip(COMMANDS), shards.driver.router.single(COMMANDS[0])]
+        asked: list[tuple[str, str]] = []
+        cluster = cluster_of(error, asked)
 
-        for routing in routings:
+        for commands in (COMMANDS, COMMANDS[:1]):
             with pytest.raises(type(error)):
-                shards.run(routing)
+                cluster.exchange(commands)
 
-        assert [node for node, name in shards.asked if name == "CLUSTER"] == [NODE_B, NODE_B]
-        assert (NODE_B, "EXISTS") in shards.asked
+        assert [node for node, name in asked if name == "CLUSTER"] == [NODE_B, NODE_B]
+        assert (NODE_B, "EXISTS") in asked
 
 
 class TestGivenACommandThatCannotBeSent:
     """It is the caller's mistake, not an outage."""
 
     def test_when_it_is_sent_then_its_error_is_raised(self) -> None:
-        shards = Shards(DataError("an argument of type dict"))
+        cluster = cluster_of(DataError("an argument of type dict"), [])
 
         with pytest.raises(DataError):
-            shards.run(shards.driver.router.round_trip(COMMANDS, is_partial=True))
+            cluster.exchange(COMMANDS, is_partial=True)

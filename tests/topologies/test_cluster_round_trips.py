@@ -1,6 +1,6 @@
 """How a round trip is split by shard, without a server: slot moves, unavailable shards, commands without a key."""
 
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 from redis.crc import key_slot
@@ -16,16 +16,18 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from sluice.protocol.keys import QueueKeys
+from sluice.protocol.redis.blocking import Cluster, Server
+from sluice.protocol.redis.execution import Command, Reply
 from sluice.protocol.redis.routing import (
     MAX_MOVES,
-    Router,
-    Routing,
+    NotACluster,
     ShardedRoundTrip,
     ShardReplies,
+    SlotTable,
     block_s,
+    slot_of,
     split_read,
 )
-from sluice.protocol.redis.slot_table import CLUSTER_SLOTS, NotACluster, SlotTable, slot_of
 from sluice.protocol.redis.urls import Address, is_cluster, read_cluster_url
 
 A, B, C = ("a", 1), ("b", 2), ("c", 3)
@@ -140,35 +142,54 @@ GONE = RedisConnectionError("gone")
 MAP_A, MAP_B, MAP_C = ([[0, 16383, [address[0].encode(), address[1]]]] for address in (A, B, C))
 
 
-def drive(routing: Routing[Any], *outcomes: object) -> tuple[Any, list[Address]]:
-    """Run a router's generator against replies and lost connections, one for each request; also the addresses asked."""
-    asked: list[Address] = []
-    left = iter(outcomes)
-    try:
-        [request] = next(routing)
-        while True:
-            asked.append(request.address)
-            outcome = next(left)
-            if isinstance(outcome, Exception) and not isinstance(outcome, ResponseError):
-                [request] = routing.send([outcome])
-            else:
-                [request] = routing.send([[outcome]])
-    except StopIteration as stop:
-        return stop.value, asked
+class Nodes:
+    """The nodes of a Cluster: they return replies and raise errors, one for each request. Keeps the addresses asked."""
+
+    def __init__(self, seeds: str = "a:1") -> None:
+        self._outcomes: list[object] = []
+        self._asked: list[Address] = []
+        self.cluster = Cluster(read_cluster_url(f"redis+cluster://{seeds}"), lambda url: Node(url, self))
+
+    def outcome(self, node: Address) -> Reply:
+        self._asked.append(node)
+        outcome = self._outcomes.pop(0)
+        if isinstance(outcome, Exception) and not isinstance(outcome, ResponseError):
+            raise outcome
+        return outcome
+
+    def exchange(self, *outcomes: object) -> tuple[list[Reply], list[Address]]:
+        """Make a round trip of one command; also return the addresses asked."""
+        self._asked, self._outcomes = [], list(outcomes)
+        return self.cluster.exchange((SET_ZERO,)), self._asked
+
+    def find_shards(self, *outcomes: object) -> list[Address]:
+        """Find the shards; return the addresses asked."""
+        self._asked, self._outcomes = [], list(outcomes)
+        self.cluster.shards()
+        return self._asked
 
 
-class TestGivenARouter:
+class Node(Server):
+    """One of them."""
+
+    def __init__(self, url: str, nodes: Nodes) -> None:
+        host, port = url.removeprefix("redis://").removesuffix("/0").split(":")
+        self.address, self._nodes = (host, int(port)), nodes
+
+    def exchange(self, commands: Sequence[Command], *, is_repeatable: bool = False) -> list[Reply]:
+        return [self._nodes.outcome(self.address)]
+
+
+class TestGivenACluster:
     def test_when_a_slot_has_moved_then_its_command_goes_to_the_new_shard(self) -> None:
-        router = Router([A])
-
-        replies, asked = drive(router.round_trip((SET_ZERO,)), MAP_A, MOVED, MAP_B, "arrived")
+        replies, asked = Nodes().exchange(MAP_A, MOVED, MAP_B, "arrived")
 
         assert replies == ["arrived"]
         assert asked == [A, A, A, B]
 
     def test_when_slots_keep_moving_then_it_gives_up(self) -> None:
         with pytest.raises(RedisConnectionError, match=f"slots moved {MAX_MOVES} times"):
-            drive(Router([A]).round_trip((SET_ZERO,)), *[MAP_A, MOVED] * MAX_MOVES)
+            Nodes().exchange(*[MAP_A, MOVED] * MAX_MOVES)
 
     @pytest.mark.parametrize(
         "problem",
@@ -176,84 +197,55 @@ class TestGivenARouter:
         ids=["gone", "not-redis", "busy", "denied"],
     )
     def test_when_a_node_gives_no_map_then_the_next_is_asked(self, problem: Exception) -> None:
-        shards, asked = drive(Router([A, B]).shards(), problem, MAP_B)
+        assert Nodes("a:1,b:2").find_shards(problem, MAP_B) == [A, B]
 
-        assert shards == [B]
-        assert asked == [A, B]
+    @pytest.mark.parametrize("error", [GONE, RedisTimeoutError("late"), OSError("reset")], ids=["gone", "late", "os"])
+    def test_when_a_shard_has_failed_then_the_others_are_asked_first(self, error: Exception) -> None:
+        nodes = Nodes()
+        nodes.find_shards([*MAP_A, [0, 1, [b"b", 2]]])
 
-    def test_when_a_shard_has_failed_then_the_others_are_asked_first(self) -> None:
-        router = Router([A])
-        drive(router.shards(), [*MAP_A, [0, 1, [b"b", 2]]])
+        with pytest.raises(type(error)):
+            nodes.exchange(error)
+        replies, asked = nodes.exchange(MAP_B, "arrived")
 
-        with pytest.raises(RedisConnectionError, match="gone"):
-            drive(router.round_trip((SET_ZERO,)), GONE)
-        _, asked = drive(router.shards(), MAP_B)
-
-        assert asked == [B]
+        assert (replies, asked) == (["arrived"], [B, B])
 
     def test_when_no_node_answers_then_the_last_error_is_raised(self) -> None:
         with pytest.raises(RedisConnectionError, match="gone"):
-            drive(Router([A, B]).shards(), GONE, GONE)
+            Nodes("a:1,b:2").find_shards(GONE, GONE)
 
     def test_when_the_server_is_no_cluster_then_it_says_so(self) -> None:
         with pytest.raises(NotACluster, match="redis:// URL"):
-            drive(Router([A]).shards(), ResponseError("cluster support disabled"))
-
-    def test_when_a_single_command_has_moved_then_it_follows(self) -> None:
-        routing = Router([A]).single(SET_ZERO)
-
-        [request] = next(routing)
-        assert request.commands == (CLUSTER_SLOTS,)
-        routing.send([[MAP_A]])
-        routing.send([[MOVED]])
-        [request] = routing.send([[MAP_B]])
-
-        assert request.address == B
-
-    @pytest.mark.parametrize("error", [GONE, RedisTimeoutError("late"), OSError("reset")], ids=["gone", "late", "os"])
-    def test_when_a_single_command_gets_no_reply_then_another_node_gives_the_map(self, error: Exception) -> None:
-        router = Router([A])
-        drive(router.shards(), [*MAP_A, [0, 1, [b"b", 2]]])
-        with pytest.raises(type(error)):
-            drive(router.single(SET_ZERO), error)
-
-        reply, asked = drive(router.single(SET_ZERO), MAP_B, "arrived")
-
-        assert (reply, asked) == ("arrived", [B, B])
+            Nodes().find_shards(ResponseError("cluster support disabled"))
 
     def test_when_a_node_has_left_then_it_is_not_asked_again(self) -> None:
-        router = Router([A])
-        drive(router.shards(), MAP_B)
+        nodes = Nodes()
+        nodes.find_shards(MAP_B)
         with pytest.raises(RedisConnectionError, match="gone"):
-            drive(router.round_trip((SET_ZERO,)), GONE)
-        drive(router.shards(), MAP_C)
-        router.forget()
+            nodes.exchange(GONE)
+        nodes.find_shards(MAP_C)
+        nodes.cluster.forget()
 
-        _, asked = drive(router.shards(), GONE, MAP_C)
-
-        assert asked == [C, A]
+        assert nodes.find_shards(GONE, MAP_C) == [C, A]
 
     def test_when_a_seed_has_failed_then_it_is_asked_last_until_it_answers(self) -> None:
-        router = Router([A, B])
-        drive(router.shards(), GONE, MAP_C)
-        router.forget()
+        nodes = Nodes("a:1,b:2")
+        nodes.find_shards(GONE, MAP_C)
+        nodes.cluster.forget()
 
-        _, asked = drive(router.shards(), GONE, GONE, MAP_A)
-        router.forget()
-        _, asked_next = drive(router.shards(), MAP_A)
+        asked = nodes.find_shards(GONE, GONE, MAP_A)
+        nodes.cluster.forget()
 
-        assert (asked, asked_next) == ([C, B, A], [A])
+        assert (asked, nodes.find_shards(MAP_A)) == ([C, B, A], [A])
 
     def test_when_another_thread_forgets_the_map_then_the_round_trip_keeps_what_it_read(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        tables = [table_of(A, A)]
+        nodes, tables = Nodes(), [table_of(A, A)]
         table = property(lambda _: tables.pop() if tables else None, lambda _, __: None)
-        monkeypatch.setattr(Router, "_table", table, raising=False)
+        monkeypatch.setattr(Cluster, "_table", table, raising=False)
 
-        replies, asked = drive(Router([A]).round_trip((SET_ZERO,)), "arrived")
-
-        assert (replies, asked) == (["arrived"], [A])
+        assert nodes.exchange("arrived") == (["arrived"], [A])
 
 
 class TestGivenUrls:

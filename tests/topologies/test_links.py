@@ -13,7 +13,7 @@ from sluice.producer.transport import links
 from sluice.producer.transport.links import Link
 from sluice.producer.transport.retries import LinkSettings
 from sluice.protocol.redis.execution import Command, Reply
-from sluice.protocol.redis.slot_table import CLUSTER_SLOTS
+from sluice.protocol.redis.routing import CLUSTER_SLOTS
 
 NUM_THREADS = 4
 
@@ -21,17 +21,18 @@ NUM_THREADS = 4
 class FakeConnection:
     """A node of a Cluster with one shard."""
 
-    num_owed = 0
+    def __init__(self, pool: "FakePool") -> None:
+        self._pool = pool
 
-    def pack_commands(self, commands: Sequence[Command]) -> Sequence[Command]:
-        return commands
-
-    def send_packed_command(self, commands: Sequence[Command]) -> None:
+    def send_commands(self, commands: Sequence[Command]) -> None:
         self._commands = list(commands)
 
-    def read_response(self, *, disable_decoding: bool) -> Reply:
-        assert disable_decoding
-        return [[0, 16383, [b"a", 1]]] if self._commands.pop(0) == CLUSTER_SLOTS else b"PONG"
+    def read_replies(self, num_replies: int) -> list[Reply]:
+        assert num_replies == len(self._commands)
+        return [[[0, 16383, [b"a", 1]]] if command == CLUSTER_SLOTS else b"PONG" for command in self._commands]
+
+    def release(self) -> None:
+        self._pool.in_use.remove(self)
 
 
 class FakePool:
@@ -44,12 +45,9 @@ class FakePool:
         self.is_open = True
 
     def get_connection(self) -> FakeConnection:
-        connection = FakeConnection()
+        connection = FakeConnection(self)
         self.in_use.add(connection)
         return connection
-
-    def release(self, connection: FakeConnection) -> None:
-        self.in_use.remove(connection)
 
     def disconnect(self) -> None:
         self.is_open = False

@@ -17,12 +17,18 @@ from redis.connection import (
 
 from sluice.producer import AsyncProducer, Producer
 from sluice.producer.errors import InvalidSetting
-from sluice.producer.transport.pools import make_async_pool, make_pool
+from sluice.producer.transport.links import make_pool
+from sluice.protocol.redis.pools import ASYNCIO
 from sluice.protocol.redis.url_options import BY_NAME, OPTIONS, read_options
 from sluice.worker.connection.clients import connect
 from sluice.worker.errors import ConfigError
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "redis-url.md"
+
+
+def make_async_pool(url: str) -> Any:  # redis-py's pools share no typed base
+    """The pool of an asyncio client."""
+    return make_pool(url, ASYNCIO)
 
 
 def connect_worker(url: str) -> object:

@@ -22,7 +22,7 @@ from sluice.protocol.calls.audit import (
 from sluice.protocol.calls.base import read_number
 from sluice.protocol.job_ids import split_job_id
 from sluice.protocol.keys import QueueKeys
-from sluice.protocol.redis.execution import run, run_many
+from sluice.protocol.redis.execution import run, run_commands, run_many
 from sluice.protocol.wire import JobId, WireError
 from sluice.worker.audit.findings import Finding, Kind
 from sluice.worker.connection.clients import Client
@@ -123,10 +123,10 @@ class QueueSide:
 
     def unknown(self, job_ids: list[JobId]) -> list[JobId]:
         """Return the jobs that have no hash. Cheaper than `pictures`."""
-        pipeline = self._client.pipeline(transaction=False)
-        for job_id in job_ids:
-            pipeline.execute_command("EXISTS", self.keys.job(job_id))
-        return [job_id for job_id, is_there in zip(job_ids, pipeline.execute(), strict=True) if not is_there]
+        replies = run_commands(self._client, [("EXISTS", self.keys.job(job_id)) for job_id in job_ids])
+        if error := next((reply for reply in replies if isinstance(reply, Exception)), None):
+            raise error
+        return [job_id for job_id, is_there in zip(job_ids, replies, strict=True) if not is_there]
 
     # ------------------------------------------------------------ waiting jobs
 

@@ -3,18 +3,21 @@
 Knows no scripts and no keys.
 """
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 from math import inf
-from typing import Any
+from typing import Any, cast
 
 import redis
+from redis.commands import CoreCommands
 
 from sluice.protocol.redis import urls
-from sluice.protocol.redis.pools import make_pool
+from sluice.protocol.redis.blocking import Cluster, Server
+from sluice.protocol.redis.execution import Command, Reply, RoundTripper
+from sluice.protocol.redis.pools import Pool, make_pool
+from sluice.protocol.redis.routing import NotACluster, SlotTable
 from sluice.protocol.redis.urls import redacted
 from sluice.worker.clock import monotonic_s
-from sluice.worker.connection.cluster_client import ClusterClient
 from sluice.worker.errors import ConfigError
 
 AT_ONCE_S = 1.0
@@ -22,6 +25,74 @@ AT_ONCE_S = 1.0
 
 Client = Any  # redis-py's clients share no typed base
 """A Redis client whose replies are bytes."""
+
+
+class ServerClient(redis.Redis, Server, RoundTripper):
+    """A client of one server, or of the primary behind Sentinels."""
+
+    def __init__(self, url: str, pool: Pool) -> None:
+        redis.Redis.__init__(self, connection_pool=pool)  # pyright: ignore[reportUnknownMemberType] (typed in part)
+        Server.__init__(self, url, lambda _: pool)
+
+    def run(self, commands: Sequence[Command]) -> list[Reply]:
+        """As `exchange`."""
+        return self.exchange(commands)
+
+
+class ClusterClient(CoreCommands, Cluster, RoundTripper):
+    """A client of all shards of a Cluster, for one thread. Its nodes are clients, too."""
+
+    _event_dispatcher: Any = None  # redis-py's commands read it
+
+    @property
+    def connection_pool(self) -> "ClusterClient":
+        """The client itself, which closes connections as redis-py's pools do."""
+        return self
+
+    def disconnect(self, inuse_connections: bool = True) -> None:
+        """Close every connection. Safe from any thread."""
+        clients: list[Any] = self.nodes  # as `Client`
+        for node in clients:
+            node.connection_pool.disconnect(inuse_connections=inuse_connections)
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401  # as redis-py has it
+        """Run one command on the shard of its key, or on any shard if it has none.
+
+        Raises:
+            RedisError, OSError: from the shard, or it does not answer.
+        """
+        [reply] = self.exchange([args])
+        if isinstance(reply, Exception):
+            raise reply
+        parse = _parsers().get(args[0])
+        options.pop("keys", None)  # for redis-py's cache
+        return parse(reply, **options) if parse is not None else reply
+
+    def scan_iter(self, *args: Any, **options: Any) -> Iterator[Any]:  # noqa: ANN401  # as redis-py has it
+        """Yield the keys of all shards.
+
+        Raises:
+            RedisError: a shard does not answer.
+        """
+        clients: list[Any] = self.shards()  # as `Client`
+        for node in clients:
+            yield from node.scan_iter(*args, **options)
+
+    def run(self, commands: Sequence[Command]) -> list[Reply]:
+        """As `exchange`; where a shard does not answer, ClusterDownError is the reply to its commands."""
+        return self.exchange(commands, is_partial=True)
+
+    def _read_slots(self) -> SlotTable:
+        try:
+            return super()._read_slots()
+        except NotACluster as error:
+            raise ConfigError([str(error)]) from error
+
+
+@cache
+def _parsers() -> dict[str, Callable[..., Any]]:  # Any: redis-py types no reply
+    """Return what redis-py makes of the replies to commands, by their names."""
+    return cast("dict[str, Callable[..., Any]]", redis.Redis(protocol=2).response_callbacks)  # as above
 
 
 def connect(url: str, *, timeout_s: float, connected: Callable[[], None] | None = None) -> Client:
@@ -41,8 +112,7 @@ def connect(url: str, *, timeout_s: float, connected: Callable[[], None] | None 
         if urls.is_cluster(url):
             make = partial(connect, timeout_s=timeout_s, connected=connected)
             return ClusterClient(urls.read_cluster_url(url), make)
-        pool = make_pool(url, reply_timeout_s=timeout_s, connect_timeout_s=timeout_s, **options)
-        return redis.Redis.from_pool(pool)
+        return ServerClient(url, make_pool(url, reply_timeout_s=timeout_s, connect_timeout_s=timeout_s, **options))
     except ValueError as error:
         raise ConfigError([f"redis url {redacted(url)}: {urls.reason_of(url, error)}"]) from None
 

@@ -11,7 +11,6 @@ from sluice.protocol.keys import QueueKeys
 from sluice.protocol.redis.execution import run_commands, run_many
 from sluice.worker.clock import monotonic_s
 from sluice.worker.connection.clients import Client
-from sluice.worker.connection.kept_connection import keeping
 from sluice.worker.serve.context import WorkerContext
 
 PartitionCall = tuple[QueueKeys, Call[Any]]  # Any: replies of different calls travel together
@@ -47,7 +46,7 @@ class RoundTrips:
 
     def __init__(self, client: Client, context: WorkerContext) -> None:
         """Use `client`, which belongs to the calling thread alone."""
-        self._client = keeping(client)
+        self._client = client
         self._context = context
 
     def make(self, calls: Sequence[PartitionCall]) -> RoundTrip:

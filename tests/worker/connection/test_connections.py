@@ -1,4 +1,4 @@
-"""A thread's kept connection: used again, made anew once the server has closed it, and no command is sent twice."""
+"""A client's connection: used again, made anew once the server has closed it, and no command is sent twice."""
 
 import socket
 import tempfile
@@ -12,7 +12,6 @@ import redis
 
 from sluice.protocol.redis.execution import run_commands
 from sluice.worker.connection.clients import connect
-from sluice.worker.connection.kept_connection import keeping
 from tests.chaos.faults.proxies import cutting_proxy
 from tests.servers import RedisServer
 
@@ -53,14 +52,12 @@ def num_connections(listening: socket.socket) -> int:
 
 class TestGivenAServer:
     def test_when_round_trips_are_made_then_all_use_one_connection(self, client: Any) -> None:
-        kept = keeping(client)
-
-        ids = {run_commands(kept, [("CLIENT", "ID")])[0] for _ in range(3)}
+        ids = {run_commands(client, [("CLIENT", "ID")])[0] for _ in range(3)}
 
         assert len(ids) == 1
 
     def test_when_the_server_refuses_one_then_the_error_is_its_reply(self, client: Any) -> None:
-        replies = run_commands(keeping(client), [INCREMENT, ("INCR",), INCREMENT])
+        replies = run_commands(client, [INCREMENT, ("INCR",), INCREMENT])
 
         assert isinstance(replies[1], redis.ResponseError)
         assert (replies[0], replies[2]) == (1, 2)
@@ -68,37 +65,35 @@ class TestGivenAServer:
     def test_when_it_restarts_between_two_round_trips_then_the_second_does_not_notice(
         self, client: Any, valkey: RedisServer
     ) -> None:
-        kept = keeping(client)
-        run_commands(kept, [INCREMENT])
+        run_commands(client, [INCREMENT])
 
         valkey.restart()
 
-        assert run_commands(kept, [("PING",)]) in ([b"PONG"], [True])
+        assert run_commands(client, [("PING",)]) in ([b"PONG"], [True])
 
     def test_when_it_is_away_then_the_caller_hears_it_until_it_is_back(self, client: Any, valkey: RedisServer) -> None:
-        kept = keeping(client)
-        run_commands(kept, [INCREMENT])
+        run_commands(client, [INCREMENT])
         valkey.stop()
 
         for _ in range(2):
             with pytest.raises(redis.ConnectionError):
-                run_commands(kept, [INCREMENT])
+                run_commands(client, [INCREMENT])
 
         valkey.start()
-        assert run_commands(kept, [("PING",)]) in ([b"PONG"], [True])
+        assert run_commands(client, [("PING",)]) in ([b"PONG"], [True])
 
 
 class TestGivenAServerThatHangs:
     """It accepts connections, and never replies."""
 
     def test_when_round_trips_are_made_then_each_waits_for_one_connection(self, valkey: RedisServer) -> None:
-        kept = keeping(connect(valkey.url, timeout_s=0.1))
-        run_commands(kept, [INCREMENT])
+        client = connect(valkey.url, timeout_s=0.1)
+        run_commands(client, [INCREMENT])
 
         with hanging(valkey) as hung:
             for _ in range(3):
                 with pytest.raises(redis.TimeoutError):
-                    run_commands(kept, [INCREMENT])
+                    run_commands(client, [INCREMENT])
 
             assert num_connections(hung) == 3
 
@@ -111,9 +106,9 @@ class TestGivenAReplyThatIsLost:
             tempfile.TemporaryDirectory(prefix="sluice-") as folder,
             cutting_proxy(Path(folder) / "proxy.sock", valkey.socket_path, lambda data: b"INCR" in data) as proxy,
         ):
-            kept = keeping(connect(proxy.url, timeout_s=5))
+            client = connect(proxy.url, timeout_s=5)
 
             with pytest.raises(redis.ConnectionError):
-                run_commands(kept, [INCREMENT, ("GET", "other")])
+                run_commands(client, [INCREMENT, ("GET", "other")])
 
-            assert run_commands(kept, [("GET", "n")]) == [b"1"]
+            assert run_commands(client, [("GET", "n")]) == [b"1"]

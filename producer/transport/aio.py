@@ -1,0 +1,253 @@
+"""Run operations: make their round trips, and repeat those that may be repeated while the server does not answer."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from time import monotonic
+from typing import Any, TypeAlias, TypeVar, cast
+
+from sluice.producer.errors import InvalidSetting
+from sluice.producer.operations.channels import channel_entries
+from sluice.producer.operations.operation import STEPS, Ask, Operation, Read, Sleep, Step
+from sluice.producer.transport.retries import LinkSettings, Retries, checked
+from sluice.protocol.redis import urls
+from sluice.protocol.redis.aio import AsyncCluster, AsyncServer
+from sluice.protocol.redis.connections import Connection
+from sluice.protocol.redis.error_kinds import CONNECTION_ERRORS, NODE_ERRORS
+from sluice.protocol.redis.execution import Command, Reply, unknown_scripts, with_source
+from sluice.protocol.redis.pools import Pool
+from sluice.protocol.redis.routing import NotACluster, block_s, split_read
+
+MAX_IN_FLIGHT = 4
+"""Asks that a pipe sends ahead of their replies: the server works on one while the next is packed."""
+
+POLL_S = 0.02
+"""A read of channels on several shards cannot block: it is repeated after this long."""
+
+Result = TypeVar("Result")
+Event = TypeVar("Event")
+
+
+class AsyncRunner:
+    """What runs operations on one server or Cluster. A link adds what its form needs.
+
+    Args:
+        settings: The address, and how long to retry.
+        pool_of: Returns the pool of a URL.
+
+    Raises:
+        InvalidSetting: the URL cannot be read.
+    """
+
+    def __init__(self, settings: LinkSettings, pool_of: Callable[[str], Pool]) -> None:
+        self.settings = settings
+        self.server: AsyncServer | AsyncCluster
+        if not urls.is_cluster(settings.url):
+            self.server = AsyncServer(settings.url, pool_of, settings.revive)
+            return
+        try:
+            url = urls.read_cluster_url(settings.url)
+        except ValueError as error:
+            raise urls.cannot_read(settings.url, error) from None
+        self.server = AsyncCluster(url, lambda node: AsyncServer(node, pool_of))
+
+    async def run(self, operation: Operation[Result], replies: list[Reply] | None = None) -> Result:
+        """Run an operation to its result; `replies` answer the ask at which it stopped, if it has been started."""
+        result: Any = replies  # Any: each step has its own result
+        try:
+            step = operation.send(result)
+            while True:
+                try:
+                    result = await self.perform(step)
+                except BaseException as error:  # noqa: BLE001  # the operation decides
+                    step = operation.throw(error)
+                else:
+                    step = operation.send(result)
+        except StopIteration as stop:
+            return stop.value
+
+    async def events(self, operation: Generator[Step | Event, list[Reply], None]) -> AsyncGenerator[Event | None]:
+        """Run an operation that yields events, too. Yield them, and None before each step."""
+        try:
+            found = next(operation)
+            while True:
+                if not isinstance(found, STEPS):
+                    yield cast("Event", found)
+                    found = next(operation)
+                    continue
+                yield None
+                try:
+                    result = await self.perform(found)
+                except BaseException as error:  # noqa: BLE001  # as above
+                    found = operation.throw(error)
+                else:
+                    found = operation.send(result)
+        except StopIteration:
+            return
+
+    async def perform(self, step: Step) -> Any:  # noqa: ANN401  # as above
+        """Carry out one step."""
+        match step:
+            case Ask():
+                return await self.ask(step)
+            case Read():
+                return await self.read(step)
+            case Sleep(seconds):
+                await asyncio.sleep(seconds)
+        return None
+
+    async def ask(self, ask: Ask) -> list[Reply]:
+        """Send, and wait for the replies.
+
+        Raises:
+            QueueUnreachable: there is no reply within `patience_s`, or before the first connection.
+            ResultTimeout: there is none before the deadline of the ask.
+            QueueRefused, QueueFull: the server refuses a command.
+            InvalidSetting: a node is not a Cluster's.
+        """
+        reads = split_read(ask.commands[0]) if isinstance(self.server, AsyncCluster) else ()
+        if len(reads) > 1:
+            return [await self._read_all(replace(ask, commands=tuple(reads)), block_s(ask.commands[0]))]
+        return await self._ask(ask)
+
+    async def read(self, read: Read) -> Any:  # noqa: ANN401  # as above
+        """Read channels."""
+        [reply] = await self.ask(read.ask)
+        return list(channel_entries(reply))
+
+    @asynccontextmanager
+    async def pipe(self) -> AsyncGenerator["AsyncPipe"]:
+        """Open a connection on which asks are sent ahead of their replies; to a Cluster, they are sent one by one."""
+        server = self.server
+        pipe = AsyncServerPipe(server, self.settings) if isinstance(server, AsyncServer) else AsyncClusterPipe(self)
+        try:
+            yield pipe
+        finally:
+            await pipe.close()
+
+    async def _ask(self, ask: Ask) -> list[Reply]:
+        with Retries(self.settings, self.server.has_connected, ask.deadline_s) as retries:
+            while True:
+                try:
+                    replies = await self.server.exchange(ask.commands, is_repeatable=ask.is_repeatable)
+                    return checked(ask, replies, self.settings.url)
+                except NODE_ERRORS as error:
+                    self.server.forget()
+                    await asyncio.sleep(retries.next_delay_s(error, is_repeatable=ask.is_repeatable))
+                except NotACluster as error:
+                    raise InvalidSetting(f"{urls.redacted(self.settings.url)}: {error}.") from error
+
+    async def _read_all(self, reads: Ask, wait_s: float) -> Reply:
+        """Repeat XREADs of several slots until one has entries; return their replies as one XREAD's."""
+        until_s = monotonic() + wait_s
+        while True:
+            replies = await self._ask(reads)
+            found = [row for reply in replies for row in cast("list[Reply] | None", reply) or []]
+            if found or monotonic() >= until_s:
+                return found or None
+            await asyncio.sleep(POLL_S)
+
+
+class AsyncServerPipe:
+    """Asks in flight on one connection, answered in order. After a lost connection all of them are sent again."""
+
+    def __init__(self, server: AsyncServer, settings: LinkSettings) -> None:
+        self._server = server
+        self._settings = settings
+        self._connection: Connection | None = None
+        self._in_flight: deque[Ask] = deque()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a reply should be read before more is sent."""
+        return len(self._in_flight) >= MAX_IN_FLIGHT
+
+    async def send(self, ask: Ask) -> None:
+        """Send without waiting for the replies."""
+        self._in_flight.append(ask)
+        if self._connection is not None:
+            try:
+                await self._connection.send_commands(ask.commands)
+            except CONNECTION_ERRORS:
+                await self._drop()  # receive connects, and sends all that is in flight
+
+    async def receive(self) -> list[Reply]:
+        """Wait for the replies to the oldest ask in flight.
+
+        Raises:
+            QueueUnreachable, QueueRefused, QueueFull: as in `AsyncRunner.ask`.
+        """
+        with Retries(self._settings, self._server.has_connected) as retries:
+            while True:
+                try:
+                    replies = checked(self._in_flight[0], await self._oldest(), self._settings.url)
+                except NODE_ERRORS as error:
+                    await self._drop()
+                    await asyncio.sleep(retries.next_delay_s(error))
+                else:
+                    self._in_flight.popleft()
+                    return replies
+
+    async def close(self) -> None:
+        """Release the connection, which is closed if replies are still to come."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.release()
+
+    async def _oldest(self) -> list[Reply]:
+        connection = self._connection
+        if connection is None:
+            connection = self._connection = await self._server.connect()
+            await connection.send_commands(self._commands())
+        oldest, *rest = self._in_flight
+        replies = await connection.read_replies(len(oldest.commands))
+        if not unknown_scripts(replies):
+            return replies
+        # The asks behind it may have failed in the same way: read their replies, and send all again with the sources.
+        for ask in rest:
+            await connection.read_replies(len(ask.commands))
+        self._in_flight = deque(_with_sources(ask) for ask in self._in_flight)
+        await connection.send_commands(self._commands())
+        return await connection.read_replies(len(oldest.commands))
+
+    def _commands(self) -> list[Command]:
+        return [command for ask in self._in_flight for command in ask.commands]
+
+    async def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.drop()
+
+
+def _with_sources(ask: Ask) -> Ask:
+    return replace(ask, commands=tuple(map(with_source, ask.commands)))
+
+
+class AsyncClusterPipe:
+    """Asks that are sent one by one, each when its replies are wanted."""
+
+    def __init__(self, runner: AsyncRunner) -> None:
+        self._runner = runner
+        self._waiting: deque[Ask] = deque()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a reply should be read before more is sent."""
+        return bool(self._waiting)
+
+    async def send(self, ask: Ask) -> None:
+        """Keep the ask until `receive`."""
+        self._waiting.append(ask)
+
+    async def receive(self) -> list[Reply]:
+        """Send the oldest ask, and wait for its replies; as `AsyncRunner.ask`."""
+        return await self._runner.ask(self._waiting.popleft())
+
+    async def close(self) -> None:
+        """Hold nothing."""
+
+
+AsyncPipe: TypeAlias = AsyncServerPipe | AsyncClusterPipe
+"""What sends asks ahead of their replies."""

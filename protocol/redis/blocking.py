@@ -1,0 +1,210 @@
+# Generated from protocol/redis/aio.py by `python -m tools.blocking`: change that file.
+
+"""Round trips to one server, to the primary behind Sentinels, or to the shards of a Cluster. Repeats none that failed.
+
+All keys of a partition lie in one slot, and a command goes to the shard of its first key. A command that a shard
+refuses as MOVED has not run there: the slot map is read again, and the command goes to its new shard. A node without
+replies (`NODE_ERRORS`) is asked last for the slot map, which is read again.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from sluice.protocol.redis.connections import Connection
+from sluice.protocol.redis.error_kinds import CONNECTION_ERRORS, NODE_ERRORS, ErrorKind, classify
+from sluice.protocol.redis.execution import Command, Reply, resend
+from sluice.protocol.redis.pools import Pool
+from sluice.protocol.redis.routing import (
+    CLUSTER_SLOTS,
+    MAX_MOVES,
+    Outcome,
+    ShardedRoundTrip,
+    ShardRequest,
+    SlotTable,
+    keeps_moving,
+    replies_of,
+)
+from sluice.protocol.redis.urls import Address, ClusterUrl
+
+
+class Server:
+    """One server, or the primary behind Sentinels.
+
+    Args:
+        url: Its URL.
+        pool_of: Returns the pool of a URL.
+        revive: Starts the server again if it is gone; None if it is not ours to start.
+    """
+
+    def __init__(self, url: str, pool_of: Callable[[str], Pool], revive: Callable[[], None] | None = None) -> None:
+        self._url = url
+        self._pool_of = pool_of
+        self._revive = revive
+        self.has_connected = False
+        """Whether it has been reached."""
+
+    def connect(self) -> Connection:
+        """Take a connection. Its `release` or `drop` returns it.
+
+        Raises:
+            RedisError, OSError: the server cannot be reached, or refuses.
+        """
+        pool = self._pool_of(self._url)
+        try:
+            connection = pool.get_connection()
+        except CONNECTION_ERRORS:
+            if self._revive is None:
+                raise
+            self._revive()
+            connection = pool.get_connection()
+        self.has_connected = True
+        return connection
+
+    def exchange(self, commands: Sequence[Command], *, is_repeatable: bool = False) -> list[Reply]:
+        """Make a round trip; an error reply is an exception in its place.
+
+        Args:
+            commands: The commands.
+            is_repeatable: Send all of it again if the server lacks a script; otherwise only the calls that did not run.
+
+        Raises:
+            RedisError, OSError: there are no replies.
+        """
+        connection = self.connect()
+        try:
+            connection.send_commands(commands)
+            replies = connection.read_replies(len(commands))
+            if again := resend(commands, replies, is_repeatable=is_repeatable):
+                connection.send_commands(again.commands)
+                replies = again.merge(replies, connection.read_replies(len(again.commands)))
+        except GeneratorExit:
+            raise  # the loop of this coroutine is gone
+        except BaseException:
+            connection.release()
+            raise
+        connection.release()
+        return replies
+
+    def forget(self) -> None:
+        """Hold nothing that a failure could have changed: a pool asks its Sentinels for each connection."""
+
+
+class Cluster:
+    """The shards of a Cluster, each made at first use. Changes as nodes fail and slots move.
+
+    Args:
+        url: Its URL.
+        make: Makes a node from its URL.
+    """
+
+    def __init__(self, url: ClusterUrl, make: Callable[[str], Server]) -> None:
+        self._url = url
+        self._make = make
+        self._nodes: dict[Address, Server] = {}
+        self._primaries: tuple[Address, ...] = ()
+        self._failed: tuple[Address, ...] = ()  # asked last for the slot map; replaced, since threads share this
+        self._table: SlotTable | None = None
+        self.has_connected = False
+        """Whether a node has returned the slot map."""
+
+    @property
+    def nodes(self) -> list[Server]:
+        """The nodes made so far."""
+        return list(self._nodes.values())
+
+    def forget(self) -> None:
+        """Read the slot map again before the next request."""
+        self._table = None
+
+    def shards(self) -> list[Server]:
+        """Return each shard's primary.
+
+        Raises:
+            RedisError, OSError: no node returns the slot map.
+            NotACluster: the URL is not a Cluster's.
+        """
+        return [self._node(address) for address in (self._slots()).addresses]
+
+    def exchange(
+        self, commands: Sequence[Command], *, is_repeatable: bool = False, is_partial: bool = False
+    ) -> list[Reply]:
+        """Send each command to its shard, those of different shards at the same time; return one reply for each.
+
+        Args:
+            commands: The commands. A SCAN goes from shard to shard: its cursor is `SHARD:CURSOR`.
+            is_repeatable: As in `Server.exchange`.
+            is_partial: Where a shard does not answer, ClusterDownError is the reply to its commands, and the others
+                have theirs.
+
+        Raises:
+            RedisError, OSError: no node returns the slot map, slots keep moving, or, unless `is_partial`, a shard does
+                not answer.
+            NotACluster: the URL is not a Cluster's.
+        """
+        if commands[0][0] == "SCAN":
+            return [self._scan(commands[0])]
+        trip = ShardedRoundTrip(commands)
+        for _ in range(MAX_MOVES):
+            requests = trip.requests(self._slots())
+            outcomes = [self._outcome(one, is_repeatable=is_repeatable) for one in requests]
+            for request, outcome in zip(requests, outcomes, strict=True):
+                trip.receive(request, replies_of(request, outcome, is_partial=is_partial))
+            if trip.is_done:
+                return trip.replies()
+            self.forget()
+        raise keeps_moving()
+
+    def _scan(self, command: Command) -> Reply:
+        name, cursor, *rest = command
+        shard, _, cursor_there = str(cursor, "ascii").rpartition(":") if isinstance(cursor, bytes) else ("", "", cursor)
+        place, shards = int(shard or 0), self.shards()
+        [reply] = shards[place].exchange(((name, cursor_there, *rest),))
+        if isinstance(reply, Exception):
+            return reply
+        next_cursor, names = cast("tuple[bytes, list[bytes]]", reply)
+        if next_cursor != b"0":
+            return [b"%d:%s" % (place, next_cursor), names]
+        return [b"0" if place + 1 == len(shards) else b"%d:0" % (place + 1), names]
+
+    def _outcome(self, request: ShardRequest, *, is_repeatable: bool = False) -> Outcome:
+        try:
+            return self._node(request.address).exchange(request.commands, is_repeatable=is_repeatable)
+        except NODE_ERRORS as error:
+            self.forget()
+            self._failed = (*(node for node in self._failed if node != request.address), request.address)
+            return error
+
+    def _node(self, address: Address) -> Server:
+        if address not in self._nodes:
+            self._nodes[address] = self._make(self._url.url_of(address))
+        return self._nodes[address]
+
+    def _slots(self) -> SlotTable:
+        table = self._table  # read once: another thread may forget it
+        if table is None:
+            table = self._table = self._read_slots()
+        return table
+
+    def _read_slots(self) -> SlotTable:
+        problem: Exception = RedisConnectionError("CLUSTERDOWN no shard serves any slot")
+        for address in self._nodes_to_ask():
+            outcome = self._outcome(ShardRequest(address, (CLUSTER_SLOTS,)))
+            reply = outcome if isinstance(outcome, Exception) else outcome[0]
+            if isinstance(reply, Exception) and (reply is outcome or classify(reply) is not ErrorKind.OTHER):
+                problem = reply
+                continue
+            table = SlotTable.read(reply, address)
+            if table.addresses:
+                self._primaries = tuple(table.addresses)
+                others = {*table.addresses, *self._url.seeds} - {address}
+                self._failed = tuple(node for node in self._failed if node in others)
+                self.has_connected = True
+                return table
+        raise problem
+
+    def _nodes_to_ask(self) -> list[Address]:
+        """Return the primaries of the newest slot map and the seeds, those that failed last."""
+        known, failed = dict.fromkeys((*self._primaries, *self._url.seeds)), self._failed
+        return [*(node for node in known if node not in failed), *(node for node in failed if node in known)]
