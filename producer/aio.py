@@ -10,7 +10,6 @@ shuts down or calls `close`.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Generator, Iterable, Sequence
 from contextlib import aclosing
 from types import TracebackType
@@ -27,19 +26,17 @@ from sluice.producer.arguments import (
     listed,
     readers_of,
 )
-from sluice.producer.errors import ProducerError
 from sluice.producer.operations import batches, control, dead, results, submission, views
 from sluice.producer.operations import follow as following
 from sluice.producer.operations.backpressure import submit_estimated, submit_within
 from sluice.producer.operations.batches import BatchCancelled
 from sluice.producer.operations.dead import DeadFilter
 from sluice.producer.operations.follow import Place, Reader, StreamEvent, choice_readers
-from sluice.producer.operations.operation import Operation, Reply, Step, first_ask
+from sluice.producer.operations.operation import Operation, Reply, Step
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.results import Outcome, outcomes
 from sluice.producer.operations.submission import Packer, Receipt, SubmitAnswer
 from sluice.producer.operations.views import JobStatus
-from sluice.producer.transport.aio import AsyncPipe
 from sluice.producer.transport.links import AsyncLink
 from sluice.protocol.calls import BatchView, JobView, QueueSettings, QueueView
 from sluice.protocol.jobs import Job, JobEncoder, Moment, Options, Prepared, PromptLike, only_prompt
@@ -197,33 +194,12 @@ class AsyncProducer:
     ) -> AsyncGenerator[SubmitAnswer]:
         """Submit jobs that are already encoded, as `submit_many` does. Lazy, too."""
         durability_check = await self._link.run(self._durability.resolve(self._queue, durability))
-        packer = Packer(durability_check)
-        in_flight = deque[Operation[list[SubmitAnswer]]]()
-        async with self._link.pipe() as pipe:
-            async for prepared in _each(jobs):
-                if full := packer.add(prepared):
-                    for answer in await self._send(
-                        pipe, in_flight, submit_estimated(self._queue, full, durability_check)
-                    ):
-                        yield answer
-            if rest := packer.rest():
-                for answer in await self._send(pipe, in_flight, submit_estimated(self._queue, rest, durability_check)):
+        packed = _packed(jobs, Packer(durability_check))
+        operations = (submit_estimated(self._queue, some, durability_check) async for some in packed)
+        async with aclosing(self._link.run_ahead(operations)) as groups:
+            async for answers in groups:
+                for answer in answers:
                     yield answer
-            while in_flight:
-                for answer in await self._receive(pipe, in_flight):
-                    yield answer
-
-    async def _send(
-        self, pipe: AsyncPipe, in_flight: deque[Operation[list[SubmitAnswer]]], operation: Operation[list[SubmitAnswer]]
-    ) -> Sequence[SubmitAnswer]:
-        in_flight.append(operation)
-        await pipe.send(first_ask(operation))
-        return await self._receive(pipe, in_flight) if pipe.is_full else ()
-
-    async def _receive(
-        self, pipe: AsyncPipe, in_flight: deque[Operation[list[SubmitAnswer]]]
-    ) -> Sequence[SubmitAnswer]:
-        return await self._link.run(in_flight.popleft(), await pipe.receive())
 
     # ------------------------------------------------------------ follow
 
@@ -269,7 +245,7 @@ class AsyncProducer:
     def stream_groups(self, job: AnyJob, num_choices: int) -> AsyncIterator[Sequence[StreamEvent]]:
         """Yield what `stream_choices` yields, in groups of what arrived at once."""
         readers = choice_readers(self._queue, JobId(str(job)), num_choices)
-        return self._groups(following.stream(self._queue, readers, waits=self.waits))
+        return self._link.groups(following.stream(self._queue, readers, waits=self.waits))
 
     def stream_many(self, jobs: Iterable[AnyJob | tuple[AnyJob, Place]]) -> AsyncIterator[StreamEvent]:
         """Yield the output of many jobs in the order of arrival, over one connection.
@@ -427,28 +403,19 @@ class AsyncProducer:
 
     async def _events(self, operation: Generator[Step | Result, list[Reply], None]) -> AsyncIterator[Result]:
         """Run an operation and yield its events."""
-        async with aclosing(self._link.events(operation)) as events:
-            async for event in events:
-                if event is not None:
+        async with aclosing(self._link.groups(operation)) as groups:
+            async for events in groups:
+                for event in events:
                     yield event
 
-    async def _groups(self, operation: Generator[Step | Result, list[Reply], None]) -> AsyncIterator[Sequence[Result]]:
-        """Run an operation, and yield its events between two steps together."""
-        group: list[Result] = []
-        try:
-            async with aclosing(self._link.events(operation)) as events:
-                async for event in events:
-                    if event is not None:
-                        group.append(event)
-                    elif group:
-                        yield group
-                        group = []
-        except ProducerError:
-            if group:
-                yield group
-            raise
-        if group:
-            yield group
+
+async def _packed(jobs: Many[Prepared], packer: Packer) -> AsyncIterator[Sequence[Prepared]]:
+    """Yield the jobs of each round trip."""
+    async for prepared in _each(jobs):
+        if full := packer.add(prepared):
+            yield full
+    if rest := packer.rest():
+        yield rest
 
 
 async def _each(jobs: Many[Item]) -> AsyncIterator[Item]:

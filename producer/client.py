@@ -11,7 +11,6 @@ Threads may share a client, and so may event loops: each loop has connections of
 shuts down or calls `close`.
 """
 
-from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from types import TracebackType
@@ -28,19 +27,17 @@ from sluice.producer.arguments import (
     listed,
     readers_of,
 )
-from sluice.producer.errors import ProducerError
 from sluice.producer.operations import batches, control, dead, results, submission, views
 from sluice.producer.operations import follow as following
 from sluice.producer.operations.backpressure import submit_estimated, submit_within
 from sluice.producer.operations.batches import BatchCancelled
 from sluice.producer.operations.dead import DeadFilter
 from sluice.producer.operations.follow import Place, Reader, StreamEvent, choice_readers
-from sluice.producer.operations.operation import Operation, Reply, Step, first_ask
+from sluice.producer.operations.operation import Operation, Reply, Step
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.results import Outcome, outcomes
 from sluice.producer.operations.submission import Packer, Receipt, SubmitAnswer
 from sluice.producer.operations.views import JobStatus
-from sluice.producer.transport.blocking import Pipe
 from sluice.producer.transport.links import Link
 from sluice.protocol.calls import BatchView, JobView, QueueSettings, QueueView
 from sluice.protocol.jobs import Job, JobEncoder, Moment, Options, Prepared, PromptLike, only_prompt
@@ -195,29 +192,11 @@ class Producer:
     def submit_prepared(self, jobs: Many[Prepared], *, durability: str | None = None) -> Generator[SubmitAnswer]:
         """Submit jobs that are already encoded, as `submit_many` does. Lazy, too."""
         durability_check = self._link.run(self._durability.resolve(self._queue, durability))
-        packer = Packer(durability_check)
-        in_flight = deque[Operation[list[SubmitAnswer]]]()
-        with self._link.pipe() as pipe:
-            for prepared in _each(jobs):
-                if full := packer.add(prepared):
-                    for answer in self._send(pipe, in_flight, submit_estimated(self._queue, full, durability_check)):
-                        yield answer
-            if rest := packer.rest():
-                for answer in self._send(pipe, in_flight, submit_estimated(self._queue, rest, durability_check)):
-                    yield answer
-            while in_flight:
-                for answer in self._receive(pipe, in_flight):
-                    yield answer
-
-    def _send(
-        self, pipe: Pipe, in_flight: deque[Operation[list[SubmitAnswer]]], operation: Operation[list[SubmitAnswer]]
-    ) -> Sequence[SubmitAnswer]:
-        in_flight.append(operation)
-        pipe.send(first_ask(operation))
-        return self._receive(pipe, in_flight) if pipe.is_full else ()
-
-    def _receive(self, pipe: Pipe, in_flight: deque[Operation[list[SubmitAnswer]]]) -> Sequence[SubmitAnswer]:
-        return self._link.run(in_flight.popleft(), pipe.receive())
+        packed = _packed(jobs, Packer(durability_check))
+        operations = (submit_estimated(self._queue, some, durability_check) for some in packed)
+        with closing(self._link.run_ahead(operations)) as groups:
+            for answers in groups:
+                yield from answers
 
     # ------------------------------------------------------------ follow
 
@@ -263,7 +242,7 @@ class Producer:
     def stream_groups(self, job: AnyJob, num_choices: int) -> Iterator[Sequence[StreamEvent]]:
         """Yield what `stream_choices` yields, in groups of what arrived at once."""
         readers = choice_readers(self._queue, JobId(str(job)), num_choices)
-        return self._groups(following.stream(self._queue, readers, waits=self.waits))
+        return self._link.groups(following.stream(self._queue, readers, waits=self.waits))
 
     def stream_many(self, jobs: Iterable[AnyJob | tuple[AnyJob, Place]]) -> Iterator[StreamEvent]:
         """Yield the output of many jobs in the order of arrival, over one connection.
@@ -419,28 +398,18 @@ class Producer:
 
     def _events(self, operation: Generator[Step | Result, list[Reply], None]) -> Iterator[Result]:
         """Run an operation and yield its events."""
-        with closing(self._link.events(operation)) as events:
-            for event in events:
-                if event is not None:
-                    yield event
+        with closing(self._link.groups(operation)) as groups:
+            for events in groups:
+                yield from events
 
-    def _groups(self, operation: Generator[Step | Result, list[Reply], None]) -> Iterator[Sequence[Result]]:
-        """Run an operation, and yield its events between two steps together."""
-        group: list[Result] = []
-        try:
-            with closing(self._link.events(operation)) as events:
-                for event in events:
-                    if event is not None:
-                        group.append(event)
-                    elif group:
-                        yield group
-                        group = []
-        except ProducerError:
-            if group:
-                yield group
-            raise
-        if group:
-            yield group
+
+def _packed(jobs: Many[Prepared], packer: Packer) -> Iterator[Sequence[Prepared]]:
+    """Yield the jobs of each round trip."""
+    for prepared in _each(jobs):
+        if full := packer.add(prepared):
+            yield full
+    if rest := packer.rest():
+        yield rest
 
 
 def _each(jobs: Many[Item]) -> Iterator[Item]:

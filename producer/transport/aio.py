@@ -2,15 +2,15 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from time import monotonic
 from typing import Any, TypeAlias, TypeVar, cast
 
-from sluice.producer.errors import InvalidSetting
+from sluice.producer.errors import InvalidSetting, ProducerError
 from sluice.producer.operations.channels import channel_entries
-from sluice.producer.operations.operation import STEPS, Ask, Operation, Read, Sleep, Step
+from sluice.producer.operations.operation import STEPS, Ask, Operation, Read, Sleep, Step, first_ask
 from sluice.producer.transport.retries import LinkSettings, Retries, checked
 from sluice.protocol.redis import urls
 from sluice.protocol.redis.aio import AsyncCluster, AsyncServer
@@ -68,24 +68,42 @@ class AsyncRunner:
         except StopIteration as stop:
             return stop.value
 
-    async def events(self, operation: Generator[Step | Event, list[Reply], None]) -> AsyncGenerator[Event | None]:
-        """Run an operation that yields events, too. Yield them, and None before each step."""
+    async def groups(self, operation: Generator[Step | Event, list[Reply], None]) -> AsyncGenerator[list[Event]]:
+        """Run an operation that yields events, too. Yield those between two steps together."""
+        group: list[Event] = []
         try:
             found = next(operation)
             while True:
-                if not isinstance(found, STEPS):
-                    yield cast("Event", found)
-                    found = next(operation)
-                    continue
-                yield None
+                step = _next_step(operation, found, group)
+                if group:
+                    yield group
+                    group = []
                 try:
-                    result = await self.perform(found)
+                    result = await self.perform(step)
                 except BaseException as error:  # noqa: BLE001  # as above
                     found = operation.throw(error)
                 else:
                     found = operation.send(result)
-        except StopIteration:
-            return
+        except (StopIteration, ProducerError) as end:
+            if group:
+                yield group
+            if isinstance(end, ProducerError):
+                raise
+
+    async def run_ahead(self, operations: AsyncIterable[Operation[Result]]) -> AsyncGenerator[Result]:
+        """Run operations that begin with a round trip, which is sent ahead of the replies to those before.
+
+        Yield their results, in order.
+        """
+        running = deque[Operation[Result]]()
+        async with self.pipe() as pipe:
+            async for operation in operations:
+                running.append(operation)
+                await pipe.send(first_ask(operation))
+                if pipe.is_full:
+                    yield await self.run(running.popleft(), await pipe.receive())
+            while running:
+                yield await self.run(running.popleft(), await pipe.receive())
 
     async def perform(self, step: Step) -> Any:  # noqa: ANN401  # as above
         """Carry out one step."""
@@ -148,6 +166,14 @@ class AsyncRunner:
             if found or monotonic() >= until_s:
                 return found or None
             await asyncio.sleep(POLL_S)
+
+
+def _next_step(operation: Generator[Step | Event, list[Reply], None], found: Step | Event, group: list[Event]) -> Step:
+    """Return the next step from what an operation has just yielded on; add the events before it to the group."""
+    while not isinstance(found, STEPS):
+        group.append(cast("Event", found))
+        found = next(operation)
+    return found
 
 
 class AsyncServerPipe:
