@@ -11,8 +11,7 @@ from sluice.gateway.openai.responses import ResponseEnd, response_end
 from sluice.gateway.responses.store import LOST, ResponseStore, StoredResponse
 from sluice.gateway.tables.threads import SQL
 from sluice.producer.aio import AsyncProducer
-from sluice.producer.operations.channels import channel_rows
-from sluice.producer.operations.operation import Ask, Operation, Reply
+from sluice.producer.operations.operation import Ask, Operation, Reply, channel_rows
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.views import views
 from sluice.protocol.calls import JobView

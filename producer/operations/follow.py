@@ -11,10 +11,19 @@ from math import ceil
 from typing import NamedTuple, TypeAlias, cast
 
 from sluice.producer.errors import BadOffset, ChannelExpired, JobNotFound, ResultExpired
-from sluice.producer.operations.channels import channel_entries, channel_rows
 from sluice.producer.operations.control import OverdueJobs
 from sluice.producer.operations.countdown import Countdown, within
-from sluice.producer.operations.operation import Ask, Command, Entries, Read, Reply, Step, xread
+from sluice.producer.operations.operation import (
+    Ask,
+    Command,
+    Entries,
+    Read,
+    Reply,
+    Step,
+    channel_entries,
+    channel_rows,
+    xread,
+)
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.results import MAX_LOOK_S, WAIT_BLOCK_MS, ended_badly, look
 from sluice.producer.operations.views import explain, views

@@ -8,9 +8,9 @@ An `Ask` is sent again after a lost connection unless it sets `is_repeatable=Fal
 change nothing, a submit carries its ids, and cancelling a cancelled job reports its state.
 """
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar, cast
 
 from sluice.protocol.redis.execution import Command, Reply
 
@@ -80,3 +80,23 @@ def xread(cursors: Mapping[str, str], *, block_ms: int | None) -> Command:
     """Build an XREAD of the entries after the given ids. It blocks for at most `block_ms`; None does not block."""
     block: Command = () if block_ms is None else ("BLOCK", block_ms)
     return ("XREAD", "COUNT", READ_COUNT, *block, "STREAMS", *cursors.keys(), *cursors.values())
+
+
+# ---------------------------------------------------------------- what is read of channels
+
+
+def channel_entries(reply: Reply) -> Iterator[tuple[str, Entries]]:
+    """Yield (key, [(entry id, encoded ChannelEntry)]) from the reply of an XREAD."""
+    # [[key, [[id, [field, value]], …]], …], or nil.
+    for key, entries in cast("list[tuple[bytes, Reply]]", reply or []):
+        yield key.decode(), channel_rows(entries)
+
+
+def channel_rows(reply: Reply) -> Entries:
+    """Return (entry id, encoded ChannelEntry) pairs from the reply of an XRANGE."""
+    return [(entry_id.decode(), fields[1]) for entry_id, fields in cast("list[tuple[bytes, list[bytes]]]", reply)]
+
+
+def is_end_id(entry_id: str) -> bool:
+    """Return whether an entry ends its channel: the id of an end is `<offset>-<1 + requeues>`."""
+    return not entry_id.endswith("-0")

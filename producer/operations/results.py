@@ -14,10 +14,20 @@ from sluice.producer.errors import (
     ProducerError,
     ResultExpired,
 )
-from sluice.producer.operations.channels import channel_rows, is_end_id
 from sluice.producer.operations.control import OverdueJobs
 from sluice.producer.operations.countdown import Countdown, within
-from sluice.producer.operations.operation import Ask, Command, Entries, Operation, Read, Reply, Sleep, Step
+from sluice.producer.operations.operation import (
+    Ask,
+    Command,
+    Entries,
+    Operation,
+    Read,
+    Reply,
+    Sleep,
+    Step,
+    channel_rows,
+    is_end_id,
+)
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.views import explain, views
 from sluice.protocol import calls

@@ -9,8 +9,7 @@ from time import monotonic
 from typing import Any, TypeAlias, TypeVar, cast
 
 from sluice.producer.errors import InvalidSetting, ProducerError
-from sluice.producer.operations.channels import channel_entries
-from sluice.producer.operations.operation import STEPS, Ask, Operation, Read, Sleep, Step, first_ask
+from sluice.producer.operations.operation import STEPS, Ask, Operation, Read, Sleep, Step, channel_entries, first_ask
 from sluice.producer.transport.retries import LinkSettings, Retries, checked
 from sluice.protocol.redis import urls
 from sluice.protocol.redis.aio import AsyncCluster, AsyncServer

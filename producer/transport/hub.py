@@ -18,8 +18,7 @@ from itertools import count
 from time import monotonic
 from typing import cast
 
-from sluice.producer.operations.channels import channel_entries
-from sluice.producer.operations.operation import Ask, Entries, Reply, xread
+from sluice.producer.operations.operation import Ask, Entries, Reply, channel_entries, xread
 from sluice.protocol.calls.base import read_stream_id
 
 MIN_BLOCK_MS = 30

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 
-from sluice.producer.operations.channels import channel_entries
-from sluice.producer.operations.operation import Ask, Entries, Read
+from sluice.producer.operations.operation import Ask, Entries, Read, channel_entries
 from sluice.producer.transport import hub
 from sluice.producer.transport.aio import AsyncRunner
 from sluice.producer.transport.blocking import Runner

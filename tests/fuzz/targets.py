@@ -9,8 +9,8 @@ from typing import Any, cast
 
 from sluice.history.rows import changes_of
 from sluice.producer.errors import BadOffset, InvalidJob, InvalidSetting
-from sluice.producer.operations.channels import channel_rows
 from sluice.producer.operations.follow import Reader, cursor_at
+from sluice.producer.operations.operation import channel_rows
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.submission import submit_jobs
 from sluice.protocol.bulk_files.input import LineReader, lines
