@@ -13,7 +13,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from sluice.protocol.redis.connections import Connection
 from sluice.protocol.redis.error_kinds import CONNECTION_ERRORS, NODE_ERRORS, ErrorKind, classify
-from sluice.protocol.redis.execution import Command, Reply, resend
+from sluice.protocol.redis.execution import Command, Reply, unknown_scripts, with_source
 from sluice.protocol.redis.pools import Pool
 from sluice.protocol.redis.routing import (
     CLUSTER_SLOTS,
@@ -66,7 +66,8 @@ class AsyncServer:
 
         Args:
             commands: The commands.
-            is_repeatable: Send all of it again if the server lacks a script; otherwise only the calls that did not run.
+            is_repeatable: Send all of it again if the server lacks a script, since a reply may depend on the commands
+                before it (WAIT); otherwise only the calls that did not run.
 
         Raises:
             RedisError, OSError: there are no replies.
@@ -75,9 +76,11 @@ class AsyncServer:
         try:
             await connection.send_commands(commands)
             replies = await connection.read_replies(len(commands))
-            if again := resend(commands, replies, is_repeatable=is_repeatable):
-                await connection.send_commands(again.commands)
-                replies = again.merge(replies, await connection.read_replies(len(again.commands)))
+            if unknown := unknown_scripts(replies):
+                places = range(len(replies)) if is_repeatable else unknown
+                await connection.send_commands([with_source(commands[place]) for place in places])
+                for place, reply in zip(places, await connection.read_replies(len(places)), strict=True):
+                    replies[place] = reply
         except GeneratorExit:
             raise  # the loop of this coroutine is gone
         except BaseException:

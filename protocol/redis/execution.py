@@ -6,7 +6,6 @@ decode replies: they carry bytes.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 from redis.backoff import NoBackoff
@@ -41,7 +40,7 @@ class Client(Protocol):
 
 
 class RoundTripper(ABC):
-    """What makes a round trip without a pipeline."""
+    """What makes a round trip of its own: every client but a plain one of redis-py."""
 
     @abstractmethod
     def run(self, commands: Sequence[Command]) -> list[Reply]:
@@ -68,39 +67,9 @@ def with_source(command: Command) -> Command:
     return ("EVAL", source_of(str(command[1])), *command[2:])
 
 
-@dataclass(frozen=True, slots=True)
-class Resend:
-    """The commands of a round trip that are sent again with their scripts' sources."""
-
-    places: Sequence[int]
-    commands: tuple[Command, ...]
-
-    def merge(self, replies: Sequence[Reply], later: Sequence[Reply]) -> list[Reply]:
-        """Return the replies of the round trip, with those to the commands sent again in their places."""
-        found = dict(zip(self.places, later, strict=True))
-        return [found.get(place, reply) for place, reply in enumerate(replies)]
-
-
 def unknown_scripts(replies: Sequence[Reply]) -> list[int]:
     """Return the positions of calls whose script the server does not have."""
     return [place for place, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
-
-
-def resend(commands: Sequence[Command], replies: Sequence[Reply], *, is_repeatable: bool = False) -> Resend | None:
-    """Return what to send again on the same connection, if the server did not have a script.
-
-    Args:
-        commands: The round trip.
-        replies: Its replies.
-        is_repeatable: Send all of it again, since a reply may depend on the commands before it (WAIT); otherwise only
-            the calls that did not run.
-    """
-    places: Sequence[int] = unknown_scripts(replies)
-    if not places:
-        return None
-    if is_repeatable:
-        places = range(len(replies))
-    return Resend(places, tuple(with_source(commands[place]) for place in places))
 
 
 # ---------------------------------------------------------------- on a redis-py client
@@ -126,10 +95,7 @@ def run_many(client: Client | RoundTripper, calls: Sequence[AnyCall]) -> list[An
     Raises:
         redis.exceptions.RedisError: from the connection.
     """
-    commands = [command_of(call) for call in calls]
-    replies = run_commands(client, commands)
-    if again := resend(commands, replies):
-        replies = again.merge(replies, run_commands(client, again.commands))
+    replies = run_commands(client, [command_of(call) for call in calls])
     return [
         reply if isinstance(reply, Exception) else cast("object", call.parse(reply))
         for call, reply in zip(calls, replies, strict=True)
@@ -147,4 +113,9 @@ def run_commands(client: Client | RoundTripper, commands: Sequence[Command]) -> 
     pipeline = client.pipeline(transaction=False)
     for command in commands:
         pipeline.execute_command(*command)
-    return pipeline.execute(raise_on_error=False)
+    replies = pipeline.execute(raise_on_error=False)
+    if unknown := unknown_scripts(replies):
+        again = run_commands(client, [with_source(commands[place]) for place in unknown])
+        for place, reply in zip(unknown, again, strict=True):
+            replies[place] = reply
+    return replies

@@ -135,7 +135,7 @@ class TestGivenAServerWithoutTheScript:
 
         assert script.runner.ask(ASK) == ["state", "PONG"]
 
-        assert script.sent[1] == (with_source(SCRIPT), ("PING",))
+        assert script.sent[1] == [with_source(SCRIPT), ("PING",)]
         assert script.done == ["connect", "send", "read", "send", "read", "release"]
 
     def test_when_it_is_not_then_only_what_did_not_run_is_sent_again(self) -> None:
@@ -143,7 +143,7 @@ class TestGivenAServerWithoutTheScript:
 
         assert script.runner.ask(Ask(ASK.commands, is_repeatable=False)) == ["state", "PONG"]
 
-        assert script.sent[1] == (with_source(SCRIPT),)
+        assert script.sent[1] == [with_source(SCRIPT)]
 
     def test_when_asks_are_in_flight_then_all_of_them_are_sent_again_in_order(self) -> None:
         script = Script(None, [*self.UNKNOWN], [*self.UNKNOWN], ["first", "PONG"])
