@@ -43,8 +43,12 @@ class RoundTripper(ABC):
     """What makes a round trip of its own: every client but a plain one of redis-py."""
 
     @abstractmethod
-    def run(self, commands: Sequence[Command]) -> list[Reply]:
+    def exchange(self, commands: Sequence[Command]) -> list[Reply]:
         """Make one round trip; an error reply is returned in its place, not raised."""
+
+    def run(self, commands: Sequence[Command]) -> list[Reply]:
+        """As `exchange`; a Cluster's shard that does not answer is an error reply, too."""
+        return self.exchange(commands)
 
 
 def no_retry() -> Retry:
@@ -75,17 +79,16 @@ def unknown_scripts(replies: Sequence[Reply]) -> list[int]:
 # ---------------------------------------------------------------- on a redis-py client
 
 
-def run(client: Client, call: Call[Result]) -> Result:
+def run(client: Client | RoundTripper, call: Call[Result]) -> Result:
     """Run one call.
 
     Raises:
         redis.exceptions.RedisError: from the server or the connection.
     """
-    command = command_of(call)
-    try:
-        reply = client.execute_command(*command)
-    except NoScriptError:
-        reply = client.execute_command(*with_source(command))
+    commands = [command_of(call)]
+    [reply] = client.exchange(commands) if isinstance(client, RoundTripper) else run_commands(client, commands)
+    if isinstance(reply, Exception):
+        raise reply
     return call.parse(reply)
 
 

@@ -34,10 +34,6 @@ class ServerClient(redis.Redis, Server, RoundTripper):
         redis.Redis.__init__(self, connection_pool=pool)  # pyright: ignore[reportUnknownMemberType] (typed in part)
         Server.__init__(self, url, lambda _: pool)
 
-    def run(self, commands: Sequence[Command]) -> list[Reply]:
-        """As `exchange`."""
-        return self.exchange(commands)
-
 
 class ClusterClient(CoreCommands, Cluster, RoundTripper):
     """A client of all shards of a Cluster, for one thread. Its nodes are clients, too."""
