@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from time import monotonic
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from sluice.producer.errors import InvalidSetting, ProducerError
 from sluice.producer.operations.operation import STEPS, Ask, Operation, Read, Sleep, Step, channel_entries, first_ask
@@ -92,8 +92,12 @@ class AsyncRunner:
     async def run_ahead(self, operations: AsyncIterable[Operation[Result]]) -> AsyncGenerator[Result]:
         """Run operations that begin with a round trip, which is sent ahead of the replies to those before.
 
-        Yield their results, in order.
+        Yield their results, in order. To a Cluster, each is sent when the one before has ended.
         """
+        if isinstance(self.server, AsyncCluster):
+            async for operation in operations:
+                yield await self.run(operation)
+            return
         running = deque[Operation[Result]]()
         async with self.pipe() as pipe:
             async for operation in operations:
@@ -136,9 +140,9 @@ class AsyncRunner:
 
     @asynccontextmanager
     async def pipe(self) -> AsyncGenerator["AsyncPipe"]:
-        """Open a connection on which asks are sent ahead of their replies; to a Cluster, they are sent one by one."""
-        server = self.server
-        pipe = AsyncServerPipe(server, self.settings) if isinstance(server, AsyncServer) else AsyncClusterPipe(self)
+        """Open a connection on which asks are sent ahead of their replies. Not to a Cluster."""
+        assert isinstance(self.server, AsyncServer)
+        pipe = AsyncPipe(self.server, self.settings)
         try:
             yield pipe
         finally:
@@ -175,7 +179,7 @@ def _next_step(operation: Generator[Step | Event, list[Reply], None], found: Ste
     return found
 
 
-class AsyncServerPipe:
+class AsyncPipe:
     """Asks in flight on one connection, answered in order. After a lost connection all of them are sent again."""
 
     def __init__(self, server: AsyncServer, settings: LinkSettings) -> None:
@@ -248,31 +252,3 @@ class AsyncServerPipe:
 
 def _with_sources(ask: Ask) -> Ask:
     return replace(ask, commands=tuple(map(with_source, ask.commands)))
-
-
-class AsyncClusterPipe:
-    """Asks that are sent one by one, each when its replies are wanted."""
-
-    def __init__(self, runner: AsyncRunner) -> None:
-        self._runner = runner
-        self._waiting: deque[Ask] = deque()
-
-    @property
-    def is_full(self) -> bool:
-        """Whether a reply should be read before more is sent."""
-        return bool(self._waiting)
-
-    async def send(self, ask: Ask) -> None:
-        """Keep the ask until `receive`."""
-        self._waiting.append(ask)
-
-    async def receive(self) -> list[Reply]:
-        """Send the oldest ask, and wait for its replies; as `AsyncRunner.ask`."""
-        return await self._runner.ask(self._waiting.popleft())
-
-    async def close(self) -> None:
-        """Hold nothing."""
-
-
-AsyncPipe: TypeAlias = AsyncServerPipe | AsyncClusterPipe
-"""What sends asks ahead of their replies."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import replace
 from time import monotonic
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from sluice.producer.errors import InvalidSetting, ProducerError
 from sluice.producer.operations.operation import STEPS, Ask, Operation, Read, Sleep, Step, channel_entries, first_ask
@@ -94,8 +94,12 @@ class Runner:
     def run_ahead(self, operations: Iterable[Operation[Result]]) -> Generator[Result]:
         """Run operations that begin with a round trip, which is sent ahead of the replies to those before.
 
-        Yield their results, in order.
+        Yield their results, in order. To a Cluster, each is sent when the one before has ended.
         """
+        if isinstance(self.server, Cluster):
+            for operation in operations:
+                yield self.run(operation)
+            return
         running = deque[Operation[Result]]()
         with self.pipe() as pipe:
             for operation in operations:
@@ -138,9 +142,9 @@ class Runner:
 
     @contextmanager
     def pipe(self) -> Generator["Pipe"]:
-        """Open a connection on which asks are sent ahead of their replies; to a Cluster, they are sent one by one."""
-        server = self.server
-        pipe = ServerPipe(server, self.settings) if isinstance(server, Server) else ClusterPipe(self)
+        """Open a connection on which asks are sent ahead of their replies. Not to a Cluster."""
+        assert isinstance(self.server, Server)
+        pipe = Pipe(self.server, self.settings)
         try:
             yield pipe
         finally:
@@ -177,7 +181,7 @@ def _next_step(operation: Generator[Step | Event, list[Reply], None], found: Ste
     return found
 
 
-class ServerPipe:
+class Pipe:
     """Asks in flight on one connection, answered in order. After a lost connection all of them are sent again."""
 
     def __init__(self, server: Server, settings: LinkSettings) -> None:
@@ -250,31 +254,3 @@ class ServerPipe:
 
 def _with_sources(ask: Ask) -> Ask:
     return replace(ask, commands=tuple(map(with_source, ask.commands)))
-
-
-class ClusterPipe:
-    """Asks that are sent one by one, each when its replies are wanted."""
-
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
-        self._waiting: deque[Ask] = deque()
-
-    @property
-    def is_full(self) -> bool:
-        """Whether a reply should be read before more is sent."""
-        return bool(self._waiting)
-
-    def send(self, ask: Ask) -> None:
-        """Keep the ask until `receive`."""
-        self._waiting.append(ask)
-
-    def receive(self) -> list[Reply]:
-        """Send the oldest ask, and wait for its replies; as `Runner.ask`."""
-        return self._runner.ask(self._waiting.popleft())
-
-    def close(self) -> None:
-        """Hold nothing."""
-
-
-Pipe: TypeAlias = ServerPipe | ClusterPipe
-"""What sends asks ahead of their replies."""
