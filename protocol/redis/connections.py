@@ -15,7 +15,6 @@ import asyncio
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
 from time import monotonic
 from typing import Any, cast
 from weakref import WeakSet
@@ -288,7 +287,8 @@ class LeanPool(Base):
         try:
             if connection.is_connected and _is_over(connection):
                 connection.disconnect()
-            connection.connect()
+            if not connection.is_connected:
+                connection.connect()
         except BaseException:
             connection.release()
             raise
@@ -297,13 +297,13 @@ class LeanPool(Base):
     def release(self, connection: Connection) -> None:
         """Take a connection back, closed if it is owed replies."""
         self._checkpid()
+        if connection.pool is not self:
+            return
         connection.pool = None
         if connection.num_owed:
             connection.disconnect()
         with self._lock:
-            if connection not in self._in_use_connections:
-                return
-            self._in_use_connections.remove(connection)
+            self._in_use_connections.discard(connection)
             if self.owns_connection(connection):
                 self._available_connections.append(connection)
             else:  # of the process before a fork, or of the primary before a failover
@@ -328,7 +328,8 @@ class AsyncLeanPool(Base):
         try:
             if connection.is_connected and await _is_over_async(connection):
                 await connection.disconnect(nowait=True)
-            await connection.connect()
+            if not connection.is_connected:
+                await connection.connect()
         except BaseException:
             await connection.release()
             raise
@@ -336,6 +337,8 @@ class AsyncLeanPool(Base):
 
     async def release(self, connection: Connection) -> None:
         """As `LeanPool.release`."""
+        if connection.pool is not self:
+            return
         connection.pool = None
         if connection.num_owed:
             await connection.disconnect(nowait=True)
@@ -350,7 +353,12 @@ async def _is_over_async(connection: Connection) -> bool:
         return True
 
 
-@cache
-def mixed(mixin: Any, redis_class: Any) -> Any:  # noqa: ANN401  # redis-py's classes share no typed base
-    """Return a class of redis-py's that does as a mixin does."""
-    return type(f"{mixin.__name__}{redis_class.__name__}", (mixin, redis_class), {})
+_MIXED: dict[tuple[Any, Any], Any] = {}  # Any: redis-py's classes share no typed base
+
+
+def mixed(mixin: Any, redis_class: Any) -> Any:  # noqa: ANN401  # as above
+    """Return the class of redis-py's that does as a mixin does."""
+    key = (mixin, redis_class)
+    if key not in _MIXED:
+        _MIXED[key] = type(f"{mixin.__name__}{redis_class.__name__}", key, {})
+    return _MIXED[key]
