@@ -162,7 +162,7 @@ BOUNDS = (
         patches=_script("lib_recount", "wanted.tokens, wanted.bytes, true", "wanted.tokens, wanted.bytes, nil"),
         tests=(
             "tests/security/test_what_remains.py::TestGivenASubmittingUser::"
-            "test_when_it_claims_a_tenants_share_then_a_beat_or_the_audit_counts_it_again",
+            "test_when_it_claims_a_tenants_share_then_that_is_what_waits_at_most_and_is_counted_again",
         ),
     ),
     Guard(

@@ -1,5 +1,6 @@
 """Every patch still applies, and cheap guards' tests fail without them. `make mutation-test` breaks every guard."""
 
+import ast
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -8,6 +9,16 @@ import pytest
 
 from tests.chaos.mutation.guards import GUARDS, Guard, Patch
 from tests.chaos.mutation.run import PatchDoesNotApply, apply, break_guard, copy_project, judge, verdict_of
+
+ROOT = Path(__file__).parents[3]
+
+
+def defined_in(path: Path) -> set[str]:
+    """Return the names of a file's classes and functions, or of all files in a folder."""
+    files = [path] if path.is_file() else sorted(path.rglob("test_*.py"))
+    assert files, f"no tests in {path}"
+    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    return {node.name for file in files for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, kinds)}
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +42,12 @@ class TestGivenEveryGuard:
 
         broken = [path for path in files if (tmp_path / path.relative_to(base)).read_bytes() != path.read_bytes()]
         assert broken
+
+    @pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.name)
+    def test_when_its_tests_are_looked_up_then_each_is_there(self, guard: Guard) -> None:
+        named = [name.partition("[")[0].split("::") for name in guard.tests]
+
+        assert [names for names in named if not set(names[1:]) <= defined_in(ROOT / names[0])] == []
 
     def test_when_named_then_no_two_have_the_same_name(self) -> None:
         assert max(Counter(guard.name for guard in GUARDS).values()) == 1
