@@ -9,13 +9,12 @@ or in parts, whatever became of the attempt before; and the scheduler repeats a 
 succeeded.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
 from sluice.engine.request import SamplingParams, TokenLogprobs
-from sluice.engine.sequence import Sequence
 
 
 # A named tuple instead of a frozen dataclass: one is made per sequence and step, in 0.25 instead of 1.07 us.
@@ -39,6 +38,10 @@ class ScheduledRow(NamedTuple):
     samples: bool
     """Whether the step reaches the sequence's last known token and so samples a new one."""
 
+    def first(self, num_tokens: int) -> "ScheduledRow":
+        """Return the row that computes only the first of its tokens."""
+        return self if num_tokens == self.num_tokens else self._replace(num_tokens=num_tokens, samples=False)
+
 
 class Admission(NamedTuple):
     """Contents of a slot that a sequence has got. They replace those of any other sequence."""
@@ -57,7 +60,7 @@ class Admission(NamedTuple):
     num_prompt_tokens: int
     block_ids: tuple[int, ...]
     window_ids: tuple[tuple[int, ...], ...] = ()
-    """As many entries of the tables of window groups, one block for each of them; empty if there are none."""
+    """As many entries of the table of each window group; empty if there are none."""
 
 
 class TableWrite(NamedTuple):
@@ -198,33 +201,3 @@ class Sampled(NamedTuple):
     logprobs: tuple[TokenLogprobs, ...] | None = None
     error: str | None = None
     """Why this row failed (NaN or all-masked logits), in a sentence for the producer of the request."""
-
-
-def admission_of(sequence: Sequence) -> Admission:
-    """Return what the slot of `sequence` contains now."""
-    window_ids = tuple(sequence.window_table)
-    return Admission(
-        slot=sequence.slot,
-        sequence_id=sequence.id,
-        request_id=sequence.request_id,
-        choice=sequence.choice,
-        sampling=sequence.sampling,
-        cache_salt=sequence.cache_salt,
-        token_ids=tuple(sequence.token_ids),
-        num_prompt_tokens=sequence.num_prompt_tokens,
-        block_ids=tuple(sequence.block_table[: len(window_ids) or None]),
-        window_ids=window_ids,
-    )
-
-
-def batch_of(parts: Iterable[tuple[Sequence, int, int, bool]]) -> Batch:
-    """Return a step outside any scheduler: sequences, each with `start`, `num_tokens` and `samples` of its row.
-
-    They are admitted with the step, to the slots from 0 on.
-    """
-    rows: list[ScheduledRow] = []
-    admissions: list[Admission] = []
-    for slot, (sequence, start, num_tokens, samples) in enumerate(parts):
-        rows.append(ScheduledRow(slot, sequence.id, start, num_tokens, samples))
-        admissions.append(admission_of(sequence)._replace(slot=slot))
-    return Batch(tuple(rows), admissions=tuple(admissions))

@@ -368,6 +368,9 @@ class LLMEngine:
             token_ids=[*request.prompt_token_ids, *progress.token_ids],
             num_prompt_tokens=len(request.prompt_token_ids),
             num_resumed_tokens=len(progress.token_ids),
+            most_cached_tokens=self._limits.most_cached_tokens(
+                len(request.prompt_token_ids), request.sampling.max_tokens
+            ),
         )
 
     def _retire(self, outputs: list[ChoiceOutput]) -> None:

@@ -1,9 +1,17 @@
 """One sequence being generated: its tokens, its blocks and its progress. Knows no tensors and no text."""
 
+from array import array
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from hashlib import blake2b
+from itertools import chain, repeat, zip_longest
 
+from sluice.engine.batch import Admission, Batch, Sampled, ScheduledRow
 from sluice.engine.request import NEVER_PREEMPTED, NO_TARGETS, LatencyTargets, Preemptions, SamplingParams
+
+_HASH_BYTES = 16
 
 
 class SequenceStatus(Enum):
@@ -19,9 +27,9 @@ class SequenceStatus(Enum):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Sequence:
-    """One choice of one request during generation. Mutable; only the scheduler changes its state.
+    """One choice of one request during generation. Mutable; only this module writes its fields.
 
-    A sequence has no phase: it is owed `num_uncomputed_tokens` tokens, one (decode) or thousands (prefill).
+    A sequence has no phase: it is owed the tokens that are not computed yet, one (decode) or thousands (prefill).
 
     Tokens of a step in flight are counted separately, since the step may still fail.
     """
@@ -53,28 +61,22 @@ class Sequence:
     num_launched_drafts: int = 0
     """Drafts that a step in flight verifies: until it has landed, the position of the next token is not known."""
 
-    num_blind_tokens: int = 0
-    """Maximum number of tokens, including those in flight, at which the next one can be planned without knowing their
-    ids.
-    """
+    most_cached_tokens: int = 0
+    """Tokens that it may ever have keys and values of. With more, known or in flight, nothing of it can be planned."""
 
-    slot: int = -1
-    """Its row slot while it has blocks, else -1 (`sluice.engine.scheduling.row_slots`)."""
+    slot: int = 0
+    """Its row slot (`sluice.engine.scheduling.row_slots`). Any number while it has no blocks."""
 
-    num_sent_blocks: int = 0
-    """Leading blocks of `block_table` that the executor is known to have. 0: it does not have the sequence."""
-
-    block_table: list[int] = field(default_factory=list[int])
-    window_table: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
-    """With window groups, the blocks of each of them, for the same tokens as the first entries of `block_table`. Then
-    `block_table` is of the layers that attend to all tokens.
+    tables: list[list[int]] = field(default_factory=lambda: [[]])
+    """Its block tables, for the same tokens each: one, or with window groups that of the layers that attend to all
+    tokens, then one for each group, which may have fewer entries.
     """
 
     num_slots: int = 0
     """Tokens that it has blocks for in all layers."""
 
     num_passed_blocks: int = 0
-    """Leading entries of `window_table`, or without window groups of `block_table`, that it does not hold.
+    """Leading entries of the tables of window groups, or without these of its only one, that it does not hold.
 
     They are before the sliding window, and nothing reads them.
     """
@@ -83,7 +85,7 @@ class Sequence:
     """Chained hash of each full block of `token_ids`, extended as tokens arrive."""
 
     num_published_blocks: int = 0
-    """Leading blocks of `block_table` that are published in the prefix cache or came from it."""
+    """Leading entries of the tables that are published in the prefix cache or came from it."""
 
     cow_sources: tuple[int, ...] = ()
     """Sources of the pending copy-on-write of the block with the first uncomputed token, one for each block table.
@@ -92,7 +94,7 @@ class Sequence:
     """
 
     loads: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    """Pending loads, (block of the host tier, block of `block_table`); empty once a step with them has succeeded."""
+    """Pending loads, (block of the host tier, block of its table); empty once a step with them has succeeded."""
 
     status: SequenceStatus = SequenceStatus.WAITING
     num_cached_tokens: int = 0
@@ -106,32 +108,21 @@ class Sequence:
 
     first_scheduled_s: float | None = None
 
-    @property
-    def num_tokens(self) -> int:
-        """Prompt and output tokens known so far."""
-        return len(self.token_ids)
+    # ------------------------------------------------------------ what it owes
 
-    @property
-    def has_pending_copies(self) -> bool:
-        """Whether no step has succeeded yet that fills its blocks from others."""
-        return bool(self.cow_sources) or bool(self.loads)
+    def owed(self) -> ScheduledRow | None:
+        """Return the row that computes all that it owes next.
 
-    @property
-    def num_held_blocks(self) -> int:
-        """Blocks of its tables that it holds."""
-        if not self.window_table:
-            return len(self.block_table) - self.num_passed_blocks
-        num_windowed = len(self.window_table) - self.num_passed_blocks
-        return len(self.block_table) + num_windowed * len(self.window_table[0])
-
-    def blocks_at(self, index: int) -> tuple[int, ...]:
-        """Return the blocks of entry `index` in all tables."""
-        return (self.block_table[index], *(self.window_table[index] if self.window_table else ()))
-
-    @property
-    def num_output_tokens(self) -> int:
-        """Output tokens so far, including those of earlier attempts."""
-        return len(self.token_ids) - self.num_prompt_tokens
+        None if that depends on a step in flight: on drafts that it verifies, or on whether its token is the last.
+        """
+        start, num_tokens = self.num_computed_tokens, len(self.token_ids)
+        if self.num_launched_tokens:
+            start += self.num_launched_tokens
+            num_tokens += self.num_drawn_tokens
+            if self.num_launched_drafts or (self.num_drawn_tokens and num_tokens > self.most_cached_tokens):
+                return None
+        # One for each sequence and step: `ScheduledRow(...)` would take twice as long.
+        return tuple.__new__(ScheduledRow, (self.slot, self.id, start, num_tokens - start, True))
 
     @property
     def num_uncomputed_tokens(self) -> int:
@@ -139,9 +130,201 @@ class Sequence:
         num_coming = self.num_drawn_tokens - self.num_launched_tokens
         return len(self.token_ids) + num_coming - self.num_computed_tokens
 
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens known so far."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Output tokens so far, including those of earlier attempts."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    # ------------------------------------------------------------ its life
+
+    def join(self, slot: int, num_cached_tokens: int, now_s: float) -> None:
+        """Run, in row slot `slot`, with the keys and values of its first tokens in its blocks."""
+        self.status = SequenceStatus.RUNNING
+        self.slot = slot
+        self.num_computed_tokens = num_cached_tokens
+        self.preemptions = self.preemptions.end(now_s)
+        if self.first_scheduled_s is None:
+            self.first_scheduled_s = now_s
+            self.num_cached_tokens = min(num_cached_tokens, self.num_prompt_tokens)
+
+    def preempt(self, now_s: float, *, is_yield: bool) -> None:
+        """Run no more. It keeps its blocks until no step in flight has them; `wait` then."""
+        self.status = SequenceStatus.LEAVING
+        self.num_preemptions += 1
+        self.num_yields += is_yield
+        self.preemptions = self.preemptions.begin(now_s)
+
+    def wait(self) -> None:
+        """Wait to be computed again, without blocks."""
+        self.status = SequenceStatus.WAITING
+        self.num_computed_tokens = 0
+
+    def note_overtaken(self) -> None:
+        """Note that another one has joined before it."""
+        self.num_overtaken += 1
+
+    def finish(self) -> None:
+        """End. It keeps its blocks until no step in flight has them."""
+        self.status = SequenceStatus.FINISHED
+
+    # ------------------------------------------------------------ its blocks
+
+    def hold(self, tables: list[list[int]], block_size: int, *, num_passed: int, num_published: int) -> None:
+        """Take block tables, of which the first `num_passed` entries are before the window."""
+        self.tables = tables
+        self.num_slots = len(tables[-1]) * block_size
+        self.num_passed_blocks = num_passed
+        self.num_published_blocks = num_published
+
+    def grow(self, num_entries: int, take: Callable[[], int], block_size: int) -> None:
+        """Extend each of its tables to `num_entries`, by blocks that `take` returns."""
+        for table in self.tables:
+            while len(table) < num_entries:
+                table.append(take())
+        self.num_slots = len(self.tables[-1]) * block_size
+
+    def plan_copies(self, cow_sources: tuple[int, ...], loads: Items[tuple[int, int]]) -> None:
+        """Note what fills its blocks before its next step computes."""
+        self.cow_sources, self.loads = cow_sources, list(loads)
+
+    def note_published(self, num_published: int, num_passed: int) -> None:
+        """Note which of its entries are in the prefix cache, and which it has given back."""
+        self.num_published_blocks, self.num_passed_blocks = num_published, num_passed
+
+    def drop_blocks(self) -> None:
+        """Hold no blocks."""
+        # New lists: a step in flight may still read the old ones.
+        self.tables = [[] for _ in self.tables]
+        self.num_slots = self.num_published_blocks = self.num_passed_blocks = 0
+
+    def extend_hashes(self, num_blocks: int, block_size: int) -> None:
+        """Extend `block_hashes` to its first `num_blocks` blocks, which are full."""
+        hashes = self.block_hashes
+        if len(hashes) >= num_blocks:
+            return
+        parent = hashes[-1] if hashes else root_hash(self.cache_salt)
+        for start in range(len(hashes) * block_size, num_blocks * block_size, block_size):
+            parent = block_hash(parent, self.token_ids[start : start + block_size])
+            hashes.append(parent)
+
+    @property
+    def block_table(self) -> list[int]:
+        """Its only block table, or that of the layers that attend to all tokens."""
+        return self.tables[0]
+
+    @property
+    def num_entries(self) -> int:
+        """Entries that all its block tables have."""
+        return len(self.tables[-1])
+
+    @property
+    def held_blocks(self) -> list[int]:
+        """Blocks of its tables that it holds, in token order."""
+        return held_blocks(self.tables, self.num_passed_blocks)
+
+    @property
+    def has_pending_copies(self) -> bool:
+        """Whether no step has succeeded yet that fills its blocks from others."""
+        return bool(self.cow_sources) or bool(self.loads)
+
+    def admission(self, slot: int) -> Admission:
+        """Return what `slot` contains of it."""
+        return Admission(
+            slot=slot,
+            sequence_id=self.id,
+            request_id=self.request_id,
+            choice=self.choice,
+            sampling=self.sampling,
+            cache_salt=self.cache_salt,
+            token_ids=tuple(self.token_ids),
+            num_prompt_tokens=self.num_prompt_tokens,
+            block_ids=tuple(self.block_table[: self.num_entries]),
+            window_ids=tuple(map(tuple, self.tables[1:])),
+        )
+
+    def blocks_at(self, index: int) -> tuple[int, ...]:
+        """Return the blocks of entry `index`, which all tables have."""
+        return tuple([table[index] for table in self.tables])
+
     def __str__(self) -> str:
         return (
             f"{self.request_id}/{self.choice} {self.status.name.lower()}: {self.num_prompt_tokens} prompt "
             f"+ {self.num_output_tokens} output tokens, {self.num_computed_tokens} computed, "
-            f"{self.num_held_blocks} blocks, {self.num_preemptions} preemptions"
+            f"{len(self.held_blocks)} blocks, {self.num_preemptions} preemptions"
         )
+
+
+def held_blocks(tables: Items[list[int]], num_passed: int) -> list[int]:
+    """Return the blocks of tables that are held, in token order; see `Sequence.num_passed_blocks`."""
+    first, *windowed = tables
+    if not windowed:
+        return first[num_passed:]
+    entries = zip_longest(first, *(chain(repeat(None, num_passed), table[num_passed:]) for table in windowed))
+    return [block_id for entry in entries for block_id in entry if block_id is not None]
+
+
+def launch(sequences: Items[Sequence], batch: Batch) -> None:
+    """Note that a step in flight computes the rows of `batch`, which are of `sequences`."""
+    for sequence, (_, _, _, num_tokens, samples) in zip(sequences, batch.rows, strict=True):
+        sequence.num_launched_tokens += num_tokens
+        sequence.num_drawn_tokens += samples
+    for sequence in sequences if batch.drafts else ():
+        sequence.num_launched_drafts += len(batch.drafts.get(sequence.id, ()))
+
+
+def land(sequences: Items[Sequence], batch: Batch) -> None:
+    """Note that a launched step has landed. What of it succeeded, `advance` has noted."""
+    for sequence, (_, _, _, num_tokens, samples) in zip(sequences, batch.rows, strict=True):
+        sequence.num_launched_tokens -= num_tokens
+        sequence.num_drawn_tokens -= samples
+    for sequence in sequences if batch.drafts else ():
+        sequence.num_launched_drafts -= len(batch.drafts.get(sequence.id, ()))
+
+
+def advance(sequences: Items[Sequence], batch: Batch, sampled: list[Sampled], block_size: int) -> list[Sequence]:
+    """Note what a successful step computed and sampled; return the sequences that have tokens to publish."""
+    results, published = iter(sampled), list[Sequence]()
+    for sequence, (_, _, start, num_tokens, samples) in zip(sequences, batch.rows, strict=True):
+        if samples:
+            token_ids = next(results).token_ids
+            sequence.token_ids += token_ids
+            if len(token_ids) > 1:
+                # All but the last were drafts of the step, and so are computed.
+                num_tokens += len(token_ids) - 1
+        sequence.num_computed_tokens = num_computed = start + num_tokens
+        # A single token fills a block only at its end.
+        if num_tokens > 1 or num_computed % block_size == 0:
+            published.append(sequence)
+    return published
+
+
+def batch_of(parts: Iterable[tuple[Sequence, int, int, bool]]) -> Batch:
+    """Return a step outside any scheduler: sequences, each with `start`, `num_tokens` and `samples` of its row.
+
+    They are admitted with the step, to the slots from 0 on.
+    """
+    rows: list[ScheduledRow] = []
+    admissions: list[Admission] = []
+    for slot, (sequence, start, num_tokens, samples) in enumerate(parts):
+        rows.append(ScheduledRow(slot, sequence.id, start, num_tokens, samples))
+        admissions.append(sequence.admission(slot))
+    return Batch(tuple(rows), admissions=tuple(admissions))
+
+
+def root_hash(salt: str) -> int:
+    """Return the parent hash of the first block: prefixes under different salts never match."""
+    return int.from_bytes(blake2b(salt.encode(), digest_size=_HASH_BYTES, person=b"kv cache salt").digest(), "little")
+
+
+def block_hash(parent: int, token_ids: Items[int]) -> int:
+    """Hash a full block by its tokens and everything before them.
+
+    128-bit BLAKE2b: collisions cannot be constructed, so token ids need not be kept for comparison.
+    """
+    content = parent.to_bytes(_HASH_BYTES, "little") + array("I", token_ids).tobytes()
+    return int.from_bytes(blake2b(content, digest_size=_HASH_BYTES).digest(), "little")

@@ -155,7 +155,7 @@ def _name(sequence: Sequence) -> str:
 
 
 def _computing(sequence: Sequence, row: ScheduledRow) -> Computing:
-    return Computing(_name(sequence), row.start, row.num_tokens, sequence.num_held_blocks)
+    return Computing(_name(sequence), row.start, row.num_tokens, len(sequence.held_blocks))
 
 
 def _preemptions_of(sequences: list[Sequence]) -> dict[int, int]:

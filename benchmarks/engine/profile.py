@@ -22,13 +22,13 @@ import torch
 from benchmarks.engine.bare import timed_s
 from benchmarks.engine.models import VOCAB_SIZE, model_folder
 from benchmarks.engine.scheduler import measure
-from sluice.engine.batch import Batch, batch_of
+from sluice.engine.batch import Batch
 from sluice.engine.execution.model_runner import ModelRunner
 from sluice.engine.execution.options import ModelOptions
 from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.models.inputs import BatchTensors
 from sluice.engine.request import SamplingParams
-from sluice.engine.sequence import Sequence
+from sluice.engine.sequence import Sequence, batch_of
 from sluice.kernels.decoder_step import DecoderWeights
 from sluice.kernels.linear import Linear
 from sluice.kernels.linear.native import NativeLinear
@@ -66,7 +66,7 @@ class Case:
                 sampling=SamplingParams(temperature=0),
                 token_ids=[random.randrange(3, VOCAB_SIZE) for _ in range(self.context)],
                 num_prompt_tokens=self.context,
-                block_table=list(range(i * blocks_each, (i + 1) * blocks_each)),
+                tables=[list(range(i * blocks_each, (i + 1) * blocks_each))],
             )
             for i in range(self.num_sequences)
         ]

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.report import Line
-from sluice.engine.batch import batch_of
 from sluice.engine.config import EngineConfig
 from sluice.engine.execution.kv_cache import make_caches
 from sluice.engine.execution.layout import BatchLayout
@@ -28,6 +27,7 @@ from sluice.engine.models.load import WeightForm, load_decoder
 from sluice.engine.null_model import NullTokenizer
 from sluice.engine.request import Request, SamplingParams
 from sluice.engine.sequence import Sequence as EngineSequence
+from sluice.engine.sequence import batch_of
 from sluice.kernels import chain
 from sluice.kernels.copy_blocks import BlockRuns
 from tests.oracles.block_copies import on_device
@@ -280,7 +280,7 @@ def _sequence(index: int, prompt: Sequence[int], blocks: Sequence[int]) -> Engin
         sampling=SamplingParams(temperature=0),
         token_ids=list(prompt),
         num_prompt_tokens=len(prompt),
-        block_table=list(blocks),
+        tables=[list(blocks)],
     )
 
 

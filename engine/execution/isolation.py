@@ -203,7 +203,7 @@ class IsolatingExecutor:
             token_ids=(0,),
             num_prompt_tokens=1,
             block_ids=(limits.num_blocks,),
-            window_ids=((limits.num_blocks,) * limits.window_groups,) if limits.window_groups else (),
+            window_ids=((limits.num_blocks,),) * limits.window_groups,
         )
         row = ScheduledRow(_PROBE_SLOT, probe.sequence_id, start=0, num_tokens=1, samples=True)
         outcome = StepOutcome()

@@ -80,7 +80,7 @@ class Slots:
         num_blocks = first + len(write.block_ids)
         self.tables[write.slot, first:num_blocks] = write.block_ids
         if write.window_ids:
-            self.window_tables[:, write.slot, first:num_blocks] = np.transpose(write.window_ids)
+            self.window_tables[:, write.slot, first:num_blocks] = write.window_ids
         return num_blocks
 
     def _admit(self, admission: Admission) -> None:

@@ -88,30 +88,22 @@ class ContinuousScheduler(YieldingScheduler):
         return Batch((*running, *joined), num_joined=len(joined))
 
     def _schedule_running(self) -> list[ScheduledRow]:
-        scheduled: list[ScheduledRow] = []
+        rows: list[ScheduledRow] = []
         running, tokens_left = self.running, self.max_tokens
         # A victim is always the last running sequence: it is taken from the end that the loop has not reached.
         for sequence in running:
-            start = sequence.num_computed_tokens
-            num_tokens = num_owed = len(sequence.token_ids) - start
-            if num_launched := sequence.num_launched_tokens:
-                num_drawn = sequence.num_drawn_tokens
-                if sequence.num_launched_drafts:
-                    continue
-                if num_drawn and start + num_owed + num_drawn > sequence.num_blind_tokens:
-                    continue
-                start += num_launched
-                num_tokens = num_owed = num_owed + num_drawn - num_launched
-            if num_owed > 1:
-                num_behind = len(running) - len(scheduled) - 1
-                num_tokens = self._chunk(start, num_owed, tokens_left - num_behind)
-                if not num_tokens:
-                    continue
-            if start + num_tokens > sequence.num_slots and not self._grow(sequence, start + num_tokens):
+            if (row := sequence.owed()) is None:
                 continue
-            scheduled.append(ScheduledRow(sequence.slot, sequence.id, start, num_tokens, num_tokens == num_owed))
-            tokens_left -= num_tokens
-        return scheduled
+            if row.num_tokens > 1:
+                num_behind = len(running) - len(rows) - 1
+                row = row.first(self._chunk(row.start, row.num_tokens, tokens_left - num_behind))
+                if not row.num_tokens:
+                    continue
+            end = row.start + row.num_tokens
+            if end <= sequence.num_slots or self._grow(sequence, end):
+                rows.append(row)
+                tokens_left -= row.num_tokens
+        return rows
 
     def _schedule_waiting(self, running: list[ScheduledRow]) -> list[ScheduledRow]:
         joined: list[ScheduledRow] = []

@@ -174,7 +174,7 @@ class Drafting:
         `num_spare` of the free blocks are not for drafts.
         """
         most = self._limits.most_cached_tokens(sequence.num_prompt_tokens, sequence.sampling.max_tokens)
-        num_free = max(0, self._blocks.num_free_entries - num_spare)
+        num_free = max(0, self._blocks.num_free_blocks // self._limits.blocks_per_entry - num_spare)
         num_slots = sequence.num_slots + num_free * self._blocks.block_size
         guesses = guesses[: max(0, min(most, num_slots) - len(sequence.token_ids))]
         is_tried = not self._overlaps or self._num_without >= _TRIES_AFTER

@@ -6,7 +6,7 @@ SGLang, NeurIPS 2024). The wait lasts as long as the other sequence's prefill. O
 
 from collections.abc import Iterable
 
-from sluice.engine.scheduling.blocks.prefix_index import CachedPrefix
+from sluice.engine.scheduling.blocks.manager import CachedPrefix
 from sluice.engine.sequence import Sequence
 
 _LEAST_SHARED_TOKENS = 32
@@ -41,11 +41,11 @@ class PrefixSharing:
 
     def is_better_held_back(self, sequence: Sequence, found: CachedPrefix) -> bool:
         """Whether another sequence is computing at least half of what `sequence` would compute, to be shared."""
-        key = self._next_hash(sequence, len(found.block_ids)) if self._coming else None
+        key = self._next_hash(sequence, found.num_blocks) if self._coming else None
         other = self._coming.get(key) if key is not None else None
         if other is None:
             return False
-        num_coming = self._num_common_tokens(sequence, len(found.block_ids), other)
+        num_coming = self._num_common_tokens(sequence, found.num_blocks, other)
         return num_coming >= max(_LEAST_SHARED_TOKENS, (sequence.num_tokens - found.num_tokens) / 2)
 
     def hold_back(self, sequence: Sequence) -> None:
@@ -56,7 +56,7 @@ class PrefixSharing:
         """Note that `sequence` has joined past those that are held back, and computes its prompt in this step."""
         self._note(sequence)
         for other in self.held_back:
-            other.num_overtaken += 1
+            other.note_overtaken()
 
     def _next_hash(self, sequence: Sequence, num_found: int) -> int | None:
         """Return the hash of the full block of `sequence` after its first `num_found`; None if there is none.

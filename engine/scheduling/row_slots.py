@@ -1,6 +1,6 @@
 """Row slots of the running sequences, and what the executor has not been told of them (`sluice.engine.batch`)."""
 
-from sluice.engine.batch import Admission, Batch, ScheduledRow, TableWrite, admission_of
+from sluice.engine.batch import Admission, Batch, ScheduledRow, TableWrite
 from sluice.engine.sequence import Sequence, SequenceStatus
 
 
@@ -13,6 +13,9 @@ class RowSlots:
     def __init__(self, num_slots: int) -> None:
         self._sequences: list[Sequence | None] = [None] * num_slots
         self._free = list(range(num_slots - 1, -1, -1))
+        self._num_sent = [0] * num_slots
+        """By slot: leading entries of the block tables that the executor is known to have. 0: it lacks the sequence."""
+
         self._stale: dict[int, Sequence] = {}
         """By slot: those whose block table the executor does not have, as far as is known."""
 
@@ -27,18 +30,18 @@ class RowSlots:
         sequences = self._sequences
         return [sequence for row in batch.rows if (sequence := sequences[row[0]]) is not None]
 
-    def assign(self, sequence: Sequence) -> None:
-        """Give a free slot to `sequence`, which has just been admitted."""
-        sequence.slot = slot = self._free.pop()
-        sequence.num_sent_blocks = 0
+    def assign(self, sequence: Sequence) -> int:
+        """Return a free slot for `sequence`, which has just been admitted."""
+        slot = self._free.pop()
+        self._num_sent[slot] = 0
         self._sequences[slot] = self._stale[slot] = sequence
+        return slot
 
     def release(self, sequence: Sequence) -> None:
         """Take the slot of `sequence` back: no step in flight has it."""
         self._sequences[sequence.slot] = None
         self._stale.pop(sequence.slot, None)
         self._free.append(sequence.slot)
-        sequence.slot = -1
 
     def note_growth(self, sequence: Sequence) -> None:
         """Note that `sequence` has got more blocks."""
@@ -57,13 +60,11 @@ class RowSlots:
         for slot, sequence in self._stale.items():
             if sequence.status is not SequenceStatus.RUNNING:
                 continue
-            num_sent = sequence.num_sent_blocks
-            if num_sent == 0:
-                admissions.append(admission_of(sequence))
+            if (num_sent := self._num_sent[slot]) == 0:
+                admissions.append(sequence.admission(slot))
             else:
-                windowed = tuple(sequence.window_table[num_sent:])
-                block_ids = tuple(sequence.block_table[num_sent : _num_entries(sequence)])
-                writes.append(TableWrite(slot, sequence.id, num_sent, block_ids, windowed))
+                block_ids, *windowed = [tuple(table[num_sent : sequence.num_entries]) for table in sequence.tables]
+                writes.append(TableWrite(slot, sequence.id, num_sent, block_ids, tuple(windowed)))
         return batch.with_writes(tuple(admissions), tuple(writes))
 
     def confirm(self, batch: Batch) -> None:
@@ -76,8 +77,8 @@ class RowSlots:
     def _confirm(self, slot: int, sequence_id: int, num_blocks: int) -> None:
         sequence = self._stale.get(slot)
         if sequence is not None and sequence.id == sequence_id:
-            sequence.num_sent_blocks = max(sequence.num_sent_blocks, num_blocks)
-            if sequence.num_sent_blocks == _num_entries(sequence):
+            self._num_sent[slot] = max(self._num_sent[slot], num_blocks)
+            if self._num_sent[slot] == sequence.num_entries:
                 del self._stale[slot]
 
     def check_invariants(self, holders: list[Sequence]) -> None:
@@ -95,10 +96,5 @@ class RowSlots:
             "a slot is neither free nor held"
         )
         for slot, sequence in held.items():
-            is_known = sequence.num_sent_blocks == _num_entries(sequence)
+            is_known = self._num_sent[slot] == sequence.num_entries
             assert is_known or slot in self._stale, "the executor will never get a block table"
-
-
-def _num_entries(sequence: Sequence) -> int:
-    """Return how many entries all block tables of `sequence` have."""
-    return len(sequence.window_table or sequence.block_table)

@@ -23,9 +23,9 @@ from sluice.engine.batch import Batch, Sampled, ScheduledRow
 from sluice.engine.config import EngineConfig
 from sluice.engine.executor import ModelLimits
 from sluice.engine.request import NO_ROOM, Room
-from sluice.engine.scheduling.admission import AdmissionMode, make_admission, num_longest_tokens
-from sluice.engine.scheduling.blocks.manager import BlockManager, WindowSizes
-from sluice.engine.scheduling.blocks.prefix_index import CachedPrefix
+from sluice.engine.scheduling.admission import AdmissionMode, make_admission
+from sluice.engine.scheduling.blocks.manager import BlockManager, CachedPrefix
+from sluice.engine.scheduling.blocks.windows import WindowSizes
 from sluice.engine.scheduling.policies import make_policy
 from sluice.engine.scheduling.room import RoomEstimate
 from sluice.engine.scheduling.row_slots import RowSlots
@@ -33,7 +33,7 @@ from sluice.engine.scheduling.step_budget import StepBudget
 from sluice.engine.scheduling.step_copies import StepCopies
 from sluice.engine.scheduling.timing.measured_steps import MeasuredSteps
 from sluice.engine.scheduling.waiting_queue import WaitingQueue
-from sluice.engine.sequence import Sequence, SequenceStatus
+from sluice.engine.sequence import Sequence, SequenceStatus, advance, land, launch
 
 
 @dataclass(slots=True, eq=False)
@@ -106,7 +106,6 @@ class Scheduler(ABC):
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
-        sequence.num_blind_tokens = self._num_blind_tokens(sequence)
         self.waiting.push(sequence)
 
     def schedule(self) -> Batch:
@@ -115,22 +114,14 @@ class Scheduler(ABC):
 
     def launch(self, batch: Batch) -> None:
         """Record that a step is in flight while the next one is planned."""
-        for sequence, (_, _, _, num_tokens, samples) in zip(self._slots.of(batch), batch.rows, strict=True):
-            sequence.num_launched_tokens += num_tokens
-            sequence.num_drawn_tokens += samples
-        for sequence in self._with_drafts(batch):
-            sequence.num_launched_drafts = len(batch.drafts[sequence.id])
+        launch(self._slots.of(batch), batch)
 
     def land(self, batch: Batch) -> None:
         """Record that a step in flight has completed: successes are committed, the rest is planned again.
 
         Sequences that left meanwhile, and are in no other step in flight, release their blocks.
         """
-        for sequence, (_, _, _, num_tokens, samples) in zip(self._slots.of(batch), batch.rows, strict=True):
-            sequence.num_launched_tokens -= num_tokens
-            sequence.num_drawn_tokens -= samples
-        for sequence in self._with_drafts(batch):
-            sequence.num_launched_drafts = 0
+        land(self._slots.of(batch), batch)
         landed = [sequence for sequence in self.leaving if not sequence.num_launched_tokens]
         if not landed:
             return
@@ -146,22 +137,11 @@ class Scheduler(ABC):
         self._budget.note_success()
         self._slots.confirm(batch)
         self._copies.confirm(batch)
-        results = iter(sampled)
-        block_size = self.blocks.block_size
-        for sequence, (_, _, start, num_tokens, samples) in zip(self._slots.of(batch), batch.rows, strict=True):
-            if samples:
-                token_ids = next(results).token_ids
-                sequence.token_ids += token_ids
-                if len(token_ids) > 1:
-                    # All but the last were drafts of the step, and so are computed.
-                    num_tokens += len(token_ids) - 1
-                    self.counters.num_accepted_tokens += len(token_ids) - 1
-            sequence.num_computed_tokens = num_computed = start + num_tokens
-            # A single token fills a block only at its end.
-            if num_tokens > 1 or num_computed % block_size == 0:
-                self.blocks.publish(sequence)
+        for sequence in advance(self._slots.of(batch), batch, sampled, self.blocks.block_size):
+            self.blocks.publish(sequence)
         if batch.drafts:
             self.counters.num_drafted_tokens += batch.num_drafts
+            self.counters.num_accepted_tokens += sum(len(one.token_ids) - 1 for one in sampled if one.token_ids)
 
     def note_time(self, batch: Batch, taken_s: float) -> None:
         """Note how long a step took that has succeeded as it was launched."""
@@ -182,11 +162,11 @@ class Scheduler(ABC):
             if sequence.status is SequenceStatus.WAITING:
                 num_waited += 1
                 self._preempted.pop(sequence.id, None)
-            if not sequence.num_launched_tokens:
+            elif not sequence.num_launched_tokens:
                 self._release(sequence)
             elif sequence.status is SequenceStatus.RUNNING:
                 self.leaving.append(sequence)
-            sequence.status = SequenceStatus.FINISHED
+            sequence.finish()
         self.running[:] = [sequence for sequence in self.running if sequence.status is SequenceStatus.RUNNING]
         if num_waited:
             self.waiting.note_ended(num_waited)
@@ -197,7 +177,7 @@ class Scheduler(ABC):
         Sequences at the end of the order that no longer fit are preempted.
         """
         self._budget.shrink(batch.num_tokens)
-        self.blocks.give_up_saves()
+        self.blocks.host.give_up_saves()
         while len(self.running) > self._budget.tokens:
             self._preempt(self.running.pop())
 
@@ -267,8 +247,7 @@ class Scheduler(ABC):
         assert len(self.running) <= self.max_tokens, "more sequences run than a step has tokens for"
         for sequence in self.running:
             assert sequence.status is SequenceStatus.RUNNING
-            num_entries = len(sequence.window_table or sequence.block_table)
-            assert sequence.num_slots == num_entries * self.blocks.block_size
+            assert sequence.num_slots == sequence.num_entries * self.blocks.block_size
             assert 0 <= sequence.num_computed_tokens < sequence.num_tokens
             assert sequence.num_computed_tokens + sequence.num_launched_tokens <= sequence.num_slots
             assert sequence.num_uncomputed_tokens > 0, "a running sequence owes no tokens"
@@ -280,8 +259,7 @@ class Scheduler(ABC):
         assert preempted == self._preempted, "preempted sequences are not those that wait"
         for sequence in self.waiting.in_order():
             assert sequence.status is SequenceStatus.WAITING
-            assert sequence.num_held_blocks == len(sequence.block_table) == 0, "a waiting sequence holds blocks"
-            assert sequence.slot < 0, "a waiting sequence has a row slot"
+            assert not any(sequence.tables), "a waiting sequence holds blocks"
             assert not sequence.has_pending_copies, "a waiting sequence holds the source of a copy"
             assert sequence.num_computed_tokens == 0
 
@@ -311,18 +289,13 @@ class Scheduler(ABC):
             return None
         insort(self.running, sequence, key=self._policy.order)
         self.num_changes += 1
-        sequence.status = SequenceStatus.RUNNING
-        sequence.num_computed_tokens = found.num_tokens
-        self._slots.assign(sequence)
+        sequence.join(self._slots.assign(sequence), found.num_tokens, self._clock())
         self.counters.num_loaded_tokens += len(found.host_ids) * self.blocks.block_size
-        if sequence.first_scheduled_s is None:
-            sequence.first_scheduled_s = self._clock()
-            sequence.num_cached_tokens = min(found.num_tokens, sequence.num_prompt_tokens)
+        if sequence.num_preemptions:
+            del self._preempted[sequence.id]
+        else:
             self.counters.num_prompt_tokens += sequence.num_prompt_tokens
             self.counters.num_cached_tokens += sequence.num_cached_tokens
-        elif sequence.num_preemptions:
-            del self._preempted[sequence.id]
-            sequence.preemptions = sequence.preemptions.end(self._clock())
         num_owed = len(sequence.token_ids) - found.num_tokens
         return ScheduledRow(sequence.slot, sequence.id, found.num_tokens, num_tokens, num_tokens == num_owed)
 
@@ -345,36 +318,20 @@ class Scheduler(ABC):
     def _preempt(self, victim: Sequence, heir: Sequence | None = None) -> None:
         """Take the blocks of `victim`, which the caller has removed from the running ones; `heir` needs them."""
         self.num_changes += 1
-        victim.num_preemptions += 1
-        victim.num_yields += heir is not None and heir.priority > victim.priority
-        victim.preemptions = victim.preemptions.begin(self._clock())
+        victim.preempt(self._clock(), is_yield=heir is not None and heir.priority > victim.priority)
         self.counters.num_preemptions += 1
         if victim.num_launched_tokens:
-            victim.status = SequenceStatus.LEAVING
             self.leaving.append(victim)
         else:
             self._let_wait(victim)
 
     def _let_wait(self, victim: Sequence) -> None:
         """Release the blocks of a preempted sequence and queue it for recomputation."""
-        self.blocks.want(victim)
-        self._release(victim)
-        victim.num_computed_tokens = 0
-        victim.status = SequenceStatus.WAITING
+        self._release(victim, comes_back=True)
+        victim.wait()
         self._preempted[victim.id] = victim
         self.waiting.push(victim)
 
-    def _release(self, sequence: Sequence) -> None:
-        self.blocks.release(sequence)
-        if sequence.slot >= 0:
-            self._slots.release(sequence)
-
-    def _with_drafts(self, batch: Batch) -> list[Sequence]:
-        """Return the sequences that have drafts in `batch`."""
-        if not batch.drafts:
-            return []
-        return [sequence for sequence in self._slots.of(batch) if sequence.id in batch.drafts]
-
-    def _num_blind_tokens(self, sequence: Sequence) -> int:
-        """Return `Sequence.num_blind_tokens`: nothing is planned past the last token."""
-        return num_longest_tokens(sequence, self._limits)
+    def _release(self, sequence: Sequence, *, comes_back: bool = False) -> None:
+        self.blocks.release(sequence, comes_back=comes_back)
+        self._slots.release(sequence)

@@ -22,7 +22,7 @@ class StepCopies:
         saves: tuple[BlockSave, ...] = ()
         # A step without rows is not launched, and makes none.
         if batch.rows:
-            saves = self._blocks.saves(lambda: self._filled_blocks(batch))
+            saves = self._blocks.host.saves(lambda: self._filled_blocks(batch))
         if not saves and not self._blocks.num_pending_copies:
             return batch
         copies, loads = self._pending(batch)
@@ -36,7 +36,7 @@ class StepCopies:
                 if row.sequence_id in copied:
                     self._blocks.end_copy(self._slots[row])
         if batch.saves:
-            self._blocks.confirm_saves(batch.saves)
+            self._blocks.host.confirm(batch.saves)
 
     def _pending(self, batch: Batch) -> tuple[tuple[BlockCopy, ...], tuple[BlockCopy, ...]]:
         """Return the pending copies and loads of the batch's sequences.

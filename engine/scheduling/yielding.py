@@ -12,7 +12,7 @@ from bisect import insort
 from itertools import takewhile
 
 from sluice.engine.request import NO_ROOM, Room
-from sluice.engine.scheduling.blocks.prefix_index import CachedPrefix
+from sluice.engine.scheduling.blocks.manager import CachedPrefix
 from sluice.engine.scheduling.prefix_sharing import PrefixSharing
 from sluice.engine.scheduling.scheduler import Scheduler
 from sluice.engine.sequence import Sequence
@@ -27,7 +27,7 @@ class YieldingScheduler(Scheduler):
     _offer: Room | None = None
     """What the lowest class was last found to give up."""
 
-    _offered_at = -1
+    _offered_at: int | None = None
     """`num_changes` when it was."""
 
     _num_offers_left = 0

@@ -69,8 +69,7 @@ class LaggingExecutor:
 
 def _entries(block_ids: tuple[int, ...], window_ids: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
     """The blocks of each entry, in all tables."""
-    windowed = window_ids or ((),) * len(block_ids)
-    return tuple((one, *more) for one, more in zip(block_ids, windowed, strict=True))
+    return tuple(zip(block_ids, *window_ids, strict=True))
 
 
 def on_late_device(runner: "ModelRunner") -> LaggingExecutor:

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from sluice.engine.batch import Batch, batch_of
+from sluice.engine.batch import Batch
 from sluice.engine.execution.layout import BatchLayout
 from sluice.engine.execution.slots import Slots
 from sluice.engine.models.inputs import BatchTensors
-from sluice.engine.sequence import Sequence
+from sluice.engine.sequence import Sequence, batch_of
 
 Part = tuple[Sequence, int, int, bool]
 """A sequence, with `start`, `num_tokens` and `samples` of its row."""

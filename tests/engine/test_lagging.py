@@ -2,9 +2,9 @@
 
 import pytest
 
-from sluice.engine.batch import Batch, ScheduledRow, batch_of
+from sluice.engine.batch import Batch, ScheduledRow
 from sluice.engine.request import SamplingParams
-from sluice.engine.sequence import Sequence
+from sluice.engine.sequence import Sequence, batch_of
 from tests.engine.given import checking_model, lagging
 
 
@@ -16,7 +16,7 @@ def sequence(number: int, *, blocks: list[int]) -> Sequence:
         sampling=SamplingParams(),
         token_ids=[number] * 4,
         num_prompt_tokens=4,
-        block_table=blocks,
+        tables=[blocks],
     )
 
 

@@ -70,7 +70,7 @@ def _logits(decoder: Decoder, prompts: list[list[int]], *, block_size: int, chun
             sampling=SamplingParams(temperature=0),
             token_ids=prompt,
             num_prompt_tokens=len(prompt),
-            block_table=blocks[i][: -(-len(prompt) // block_size)],
+            tables=[blocks[i][: -(-len(prompt) // block_size)]],
         )
         for i, prompt in enumerate(prompts)
     ]

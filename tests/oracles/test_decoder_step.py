@@ -87,7 +87,7 @@ def sequences() -> list[Tokens]:
             sampling=SamplingParams(temperature=0),
             token_ids=torch.randint(97, (length,), generator=generator).tolist(),
             num_prompt_tokens=length,
-            block_table=list(range(i * 20, i * 20 + -(-length // BLOCK_SIZE))),
+            tables=[list(range(i * 20, i * 20 + -(-length // BLOCK_SIZE)))],
         )
         for i, length in enumerate(lengths)
     ]
@@ -227,10 +227,8 @@ class TestGivenGroupsOfLayersWithAWindow:
         assert len(parts) < len(caches)
         tokens = sequences()
         for sequence in tokens:
-            sequence.window_table = [
-                tuple(block_id + NUM_BLOCKS * (1 + group) for group in range(groups))
-                for block_id in sequence.block_table
-            ]
+            first = sequence.block_table
+            sequence.tables += [[block_id + NUM_BLOCKS * (1 + group) for block_id in first] for group in range(groups)]
         return caches, tokens, groups
 
     def test_when_they_step_then_bits_are_those_of_separate_memory(self, decoder: Decoder) -> None:
@@ -255,8 +253,8 @@ class TestGivenGroupsOfLayersWithAWindow:
         for sequence in tokens:
             first = max(0, sequence.num_tokens - 11) // BLOCK_SIZE
             for cache in caches:
-                for entry in sequence.window_table[:first] if cache.table else ():
-                    cache.keys[entry[cache.table - 1]] = cache.values[entry[cache.table - 1]] = float("nan")
+                for block_id in sequence.tables[cache.table][:first] if cache.table else ():
+                    cache.keys[block_id] = cache.values[block_id] = float("nan")
 
         last = [(sequence, sequence.num_tokens - 1, 1, True) for sequence in tokens]
         actual = [decoder.forward(layout.lay_out(last), caches).clone() for _ in range(2)]

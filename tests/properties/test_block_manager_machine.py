@@ -6,8 +6,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from sluice.engine.executor import blocks_needed
 from sluice.engine.request import SamplingParams
-from sluice.engine.scheduling.blocks.manager import BlockManager, WindowSizes
-from sluice.engine.scheduling.blocks.prefix_index import CachedPrefix
+from sluice.engine.scheduling.blocks.manager import BlockManager, CachedPrefix
+from sluice.engine.scheduling.blocks.windows import WindowSizes
 from sluice.engine.sequence import Sequence
 
 BLOCK_SIZE = 3
@@ -49,10 +49,10 @@ class BlockManagerMachine(RuleBasedStateMachine):
         is_held = self.manager.try_hold(sequence, found, num_spare=num_spare)
 
         if not is_held:
-            assert (sequence.block_table, sequence.window_table) == ([], [])
+            assert not any(sequence.tables)
             assert self.manager.num_free_blocks == num_free
             num_needed = blocks_needed(len(token_ids), BLOCK_SIZE) * (1 + self.groups)
-            assert num_needed + num_spare > num_free - len(found.block_ids)
+            assert num_needed + num_spare > num_free - found.num_blocks
             return
         assert found.num_tokens < len(token_ids)
         assert self.manager.num_free_blocks >= num_spare
@@ -63,12 +63,12 @@ class BlockManagerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), new=tokens)
     def grow(self, data: st.DataObject, new: list[int]) -> None:
         sequence = data.draw(st.sampled_from(self.sequences))
-        before = list(sequence.block_table), list(sequence.window_table)
+        before = [list(table) for table in sequence.tables]
 
         if self.manager.try_grow(sequence, sequence.num_tokens + len(new)):
             sequence.token_ids += new
         else:
-            assert (sequence.block_table, sequence.window_table) == before
+            assert sequence.tables == before
 
     @precondition(lambda self: bool(self.sequences))
     @rule(data=st.data())
@@ -129,7 +129,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         begun = [self.sequence(one.token_ids[: one.num_tokens // 2 + 1], one.cache_salt) for one in self.sequences]
         for sequence in (*self.sequences, *begun):
             found = self.manager.lookup(sequence)
-            assert all(len(ids) == self.groups for ids in found.window_ids or ())
+            assert len(found.tables) == 1 + self.groups
             assert not self.window or found.num_passed * BLOCK_SIZE <= max(0, found.num_tokens - self.window + 1)
             for number, table in enumerate(self.tables_of(found)):
                 for position in self.read(number, found.num_passed, found.num_tokens):
@@ -154,7 +154,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
     @staticmethod
     def tables(sequence: Sequence, *, before_copies: bool = False) -> list[list[int]]:
         """Its block tables, with the sources in the places of copies that are not made, if these are asked for."""
-        tables = [sequence.block_table, *map(list, zip(*sequence.window_table, strict=True))]
+        tables = sequence.tables
         index = sequence.num_computed_tokens // BLOCK_SIZE
         if not (before_copies and sequence.cow_sources):
             return tables
@@ -164,13 +164,9 @@ class BlockManagerMachine(RuleBasedStateMachine):
     @staticmethod
     def tables_of(found: CachedPrefix) -> list[list[int]]:
         """The block tables of a cached prefix, with its tail."""
-        passed = [0] * found.num_passed
-        windowed = [[*passed, *ids] for ids in zip(*(found.window_ids or ()), strict=True)]
-        tables = [found.block_ids, *windowed]
         if found.tail is None:
-            return tables
-        tables += [list(passed) for _ in range(len(found.tail.block_ids) - len(tables))]
-        return [[*table, block_id] for table, block_id in zip(tables, found.tail.block_ids, strict=True)]
+            return found.tables
+        return [[*table, block_id] for table, block_id in zip(found.tables, found.tail.block_ids, strict=True)]
 
     def copy(self, sequence: Sequence) -> None:
         """The copies at the start of a step: they may be made, fail, and be made again."""

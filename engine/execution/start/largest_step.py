@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from sluice.engine.batch import Batch, batch_of
+from sluice.engine.batch import Batch
 from sluice.engine.request import MAX_LOGPROBS, SamplingParams
-from sluice.engine.sequence import Sequence
+from sluice.engine.sequence import Sequence, batch_of
 
 FILTERED = SamplingParams(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, logprobs=MAX_LOGPROBS)
 COSTLIEST = replace(FILTERED, repetition_penalty=1.1, frequency_penalty=0.1, presence_penalty=0.1, logit_bias={0: 1.0})
@@ -58,5 +58,5 @@ def meaningless_sequence(index: int, length: int, block_size: int, sampling: Sam
         sampling=sampling,
         token_ids=[0] * length,
         num_prompt_tokens=length,
-        block_table=[0] * -(-length // block_size),
+        tables=[[0] * -(-length // block_size)],
     )

@@ -7,10 +7,10 @@ first three and every kind of option are run. Everything is computed in one bloc
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from sluice.engine.batch import Batch, batch_of
+from sluice.engine.batch import Batch
 from sluice.engine.execution.start.largest_step import COSTLIEST, FILTERED, meaningless_sequence
 from sluice.engine.request import SamplingParams
-from sluice.engine.sequence import Sequence
+from sluice.engine.sequence import Sequence, batch_of
 
 _GREEDY = SamplingParams(temperature=0.0)
 _LEAST_CONTEXT = 256

@@ -1,9 +1,15 @@
-"""Blocks of the KV cache as numbers: who is free, in which order they are used again, and how many hold each.
+"""Blocks of the KV cache: who is free, in which order they are used again, how many hold each, and what they contain.
+
+Knows no sequences.
 
 Hot module: every change is O(1).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+
+from sluice.engine.scheduling.blocks.host_tier import HostTier
+from sluice.engine.scheduling.blocks.prefix_index import Entry, PrefixIndex
+from sluice.engine.scheduling.blocks.shared_tails import SharedTail, SharedTails
 
 
 class FreeBlocks:
@@ -54,15 +60,20 @@ class FreeBlocks:
 
 
 class BlockPool:
-    """Reference counts, and the free list of the blocks without a reference. Mutable.
+    """Reference counts, the free list of the blocks without a reference, and the index of contents. Mutable.
 
-    A block without a reference keeps its contents until it is taken.
+    A block without a reference keeps its contents until it is taken for others.
     """
 
-    def __init__(self, num_blocks: int) -> None:
-        self.num_blocks = num_blocks
+    def __init__(self, num_blocks: int, num_groups: int, host: HostTier) -> None:
+        """Create a pool of free blocks; contents that were needed again go to `host` when their block is taken."""
+        self.index = PrefixIndex(num_blocks, num_groups)
+        self.tails = SharedTails(num_blocks)
+        self._host = host
         self._ref_counts = [0] * num_blocks
         self._free = FreeBlocks(num_blocks)
+        self._is_wanted = bytearray(num_blocks)
+        """Whether a block's contents were found again, or those of a preempted sequence. Only these are saved."""
 
     @property
     def num_free(self) -> int:
@@ -81,6 +92,11 @@ class BlockPool:
         """Hold the first free block, for new contents. One must be free."""
         block_id = self._free.pop()
         self._ref_counts[block_id] = 1
+        if self._is_wanted[block_id]:
+            self._is_wanted[block_id] = False
+            if (key := self.index.key_of(block_id)) is not None:
+                self._host.save(key, block_id)
+        self.forget(block_id)
         return block_id
 
     def hold(self, block_id: int) -> None:
@@ -89,30 +105,40 @@ class BlockPool:
             self._free.remove(block_id)
         self._ref_counts[block_id] += 1
 
-    def let_go(self, block_id: int, *, is_useful: bool) -> None:
+    def want(self, block_ids: Iterable[int]) -> None:
+        """Save the contents of `block_ids` to the host tier when these are taken for others."""
+        for block_id in block_ids:
+            self._is_wanted[block_id] = True
+
+    def let_go(self, block_id: int) -> None:
         """Remove a reference from `block_id`.
 
-        Args:
-            block_id: held.
-            is_useful: whether its contents may be found again: then it is reused after all others that are free now,
-                else before them.
+        A block that may be found again is reused after all others that are free now, any other before them.
         """
         self._ref_counts[block_id] -= 1
         if self._ref_counts[block_id] > 0:
             return
-        if is_useful:
+        if self.is_findable(block_id):
             self._free.push_back(block_id)
         else:
             self._free.push_front(block_id)
 
-    def reuse_first(self, block_id: int) -> None:
-        """Move `block_id` to the front if it is free: its contents are of no use any more."""
-        if self._ref_counts[block_id] == 0:
-            self._free.remove(block_id)
-            self._free.push_front(block_id)
+    def put_tail(self, key: int, tail: SharedTail) -> None:
+        """Let `tail` be found after the blocks with hash `key`, instead of any other."""
+        self._reuse_first(self.tails.put(key, tail))
 
-    def check_invariants(self, held: list[int]) -> None:
-        """Check the counts against `held`, the references to each block.
+    def forget(self, block_id: int) -> None:
+        """Let the contents of `block_id` not be found again: they are wrong, or about to be overwritten."""
+        self.tails.forget(block_id)
+        self.forget_full(block_id)
+
+    def forget_full(self, block_id: int) -> None:
+        """Let `block_id` not be found as a full block. What is left of its entry is of no use."""
+        if block_ids := self.index.forget(block_id):
+            self._reuse_first(block_ids)
+
+    def check_invariants(self, held: list[int], block_size: int) -> None:
+        """Check the counts against `held`, the references to each block, and the index.
 
         Raises:
             AssertionError: an invariant is violated.
@@ -123,3 +149,17 @@ class BlockPool:
         assert set(free) == {block_id for block_id, count in enumerate(held) if count == 0}, (
             "a block is neither free nor held"
         )
+        self.index.check_invariants()
+        full_tails = self.tails.check_invariants(block_size)
+        assert all(map(self.index.has, full_tails)), "a full tail is not indexed by its hash"
+
+    def is_findable(self, block_id: int) -> bool:
+        """Whether a sequence may still find the contents of `block_id`."""
+        return self.index.has(block_id) or self.tails.has(block_id)
+
+    def _reuse_first(self, block_ids: Entry) -> None:
+        """Move those of `block_ids` to the front that are free, and whose contents cannot be found any more."""
+        for block_id in block_ids:
+            if self.is_free(block_id) and not self.is_findable(block_id):
+                self._free.remove(block_id)
+                self._free.push_front(block_id)

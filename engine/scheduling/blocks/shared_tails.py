@@ -9,20 +9,15 @@ from typing import NamedTuple
 
 
 class SharedTail(NamedTuple):
-    """The block after an indexed one, held or free, and the tokens whose keys and values it begins with.
+    """The blocks after an indexed entry, held or free, and the tokens whose keys and values they begin with.
 
     A full tail is also indexed by its own hash.
     """
 
-    block_id: int
-    token_ids: list[int]
-    window_ids: tuple[int, ...] = ()
-    """The blocks of the window groups for the same tokens."""
+    block_ids: tuple[int, ...]
+    """One for each block table."""
 
-    @property
-    def block_ids(self) -> tuple[int, ...]:
-        """Its blocks in all tables."""
-        return (self.block_id, *self.window_ids)
+    token_ids: list[int]
 
     def num_common(self, token_ids: list[int]) -> int:
         """Return how many tokens of the tail `token_ids` begins with."""
@@ -53,7 +48,7 @@ class SharedTails:
         """Set the tail after the block with hash `key`; return the blocks of the one that it replaces."""
         replaced = self._tails.get(key)
         if replaced is not None:
-            self.forget(replaced.block_id)
+            self.forget(replaced.block_ids[0])
         self._tails[key] = tail
         for block_id in tail.block_ids:
             self._keys[block_id] = key
@@ -70,8 +65,8 @@ class SharedTails:
         """Remove the tail that `block_id` is a part of, if it is."""
         key = self._keys[block_id]
         if key is not None:
-            for one in self._tails.pop(key).block_ids:
-                self._keys[one] = None
+            for member in self._tails.pop(key).block_ids:
+                self._keys[member] = None
 
     def check_invariants(self, block_size: int) -> set[int]:
         """Check that keys and tails match, and return the blocks of the full ones.
@@ -87,4 +82,4 @@ class SharedTails:
         assert all(0 < len(tail.token_ids) <= block_size for tail in tails), (
             "a tail has no tokens, or more than a block"
         )
-        return {tail.block_id for tail in tails if len(tail.token_ids) == block_size}
+        return {block_id for tail in tails if len(tail.token_ids) == block_size for block_id in tail.block_ids}

@@ -837,9 +837,9 @@ RESUME = (
         name="resume draws the noise of another position",
         patches=(
             Patch(
-                "engine/batch.py",
-                "num_prompt_tokens=sequence.num_prompt_tokens,",
-                "num_prompt_tokens=sequence.num_prompt_tokens + sequence.num_resumed_tokens,",
+                "engine/sequence.py",
+                "num_prompt_tokens=self.num_prompt_tokens,",
+                "num_prompt_tokens=self.num_prompt_tokens + self.num_resumed_tokens,",
             ),
         ),
         tests=(f"{SAMPLING}::TestGivenSeeds::test_when_an_earlier_attempt_stopped_then_tokens_resume_there",),
@@ -922,9 +922,9 @@ OVERLAP = (
         name="a step is planned past a sequence's last token",
         patches=(
             Patch(
-                "engine/scheduling/admission.py",
-                "max(len(sequence.token_ids), most)",
-                "max(len(sequence.token_ids), most + 2)",
+                "engine/sequence.py",
+                "num_tokens > self.most_cached_tokens",
+                "num_tokens > self.most_cached_tokens + 2",
             ),
         ),
         tests=(f"{OVERLAPPED}::TestGivenADeviceThatLags",),

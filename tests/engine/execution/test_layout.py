@@ -31,7 +31,7 @@ def sequence(number: int, num_tokens: int) -> Sequence:
         sampling=SamplingParams(),
         token_ids=[10 * number + i for i in range(num_tokens)],
         num_prompt_tokens=num_tokens,
-        block_table=[number * 4 + i for i in range(4)],
+        tables=[[number * 4 + i for i in range(4)]],
     )
 
 

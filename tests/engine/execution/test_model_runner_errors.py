@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sluice import worker
-from sluice.engine.batch import Batch, batch_of
+from sluice.engine.batch import Batch
 from sluice.engine.config import EngineConfig
 from sluice.engine.errors import EngineBroken
 from sluice.engine.execution.model_runner import ModelRunner
@@ -18,7 +18,7 @@ from sluice.engine.execution.transfers import PendingCopy
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.models.inputs import BatchTensors
 from sluice.engine.request import Request, SamplingParams
-from sluice.engine.sequence import Sequence
+from sluice.engine.sequence import Sequence, batch_of
 from sluice.engine.text.tokenizer import load_tokenizer
 from tests.engine.given import Transcripts, note
 
@@ -167,7 +167,7 @@ def chunk_of_a_prompt() -> Batch:
         sampling=SamplingParams(),
         token_ids=list(range(20, 60)),
         num_prompt_tokens=40,
-        block_table=[0, 1, 2],
+        tables=[[0, 1, 2]],
     )
     return batch_of([(sequence, 0, 16, False)])
 

@@ -21,7 +21,7 @@ def sequence_of(num_held_blocks: int, num_lacking_blocks: int) -> Sequence:
         sampling=SamplingParams(max_tokens=num_lacking_blocks * LIMITS.block_size + 1),
         token_ids=[1] * num_held_blocks * LIMITS.block_size,
         num_prompt_tokens=num_held_blocks * LIMITS.block_size,
-        block_table=list(range(num_held_blocks)),
+        tables=[list(range(num_held_blocks))],
     )
 
 

@@ -5,8 +5,7 @@ import pytest
 from sluice.engine.request import SamplingParams
 from sluice.engine.scheduling.blocks.manager import BlockManager, blocks_needed
 from sluice.engine.scheduling.blocks.pool import FreeBlocks
-from sluice.engine.scheduling.blocks.prefix_index import block_hash, root_hash
-from sluice.engine.sequence import Sequence
+from sluice.engine.sequence import Sequence, block_hash, root_hash
 
 
 def try_hold(manager: BlockManager, sequence: Sequence, *, num_spare: int) -> int | None:
@@ -149,7 +148,7 @@ class TestGivenAComputedPrefix:
         manager = manager_with(8)
         try_hold(manager, sequence_of(list(range(10))), num_spare=0)
 
-        assert manager.lookup(sequence_of(list(range(10)))).block_ids == []
+        assert manager.lookup(sequence_of(list(range(10)))).tables[0] == []
 
     def test_when_its_sequence_has_gone_then_it_is_still_found_and_counts_as_free(self) -> None:
         manager = manager_with(8)
@@ -177,9 +176,9 @@ class TestGivenAComputedPrefix:
 
         one_block = sequence_of([50])
         try_hold(manager, one_block, num_spare=0)
-        assert len(manager.lookup(sequence_of(list(range(10)))).block_ids) == 2
+        assert len(manager.lookup(sequence_of(list(range(10)))).tables[0]) == 2
         manager.try_grow(one_block, 8)
-        assert len(manager.lookup(sequence_of(list(range(10)))).block_ids) == 1
+        assert len(manager.lookup(sequence_of(list(range(10)))).tables[0]) == 1
 
     def test_when_unknown_blocks_come_back_later_then_they_still_go_first(self) -> None:
         manager = manager_with(4)
@@ -191,7 +190,7 @@ class TestGivenAComputedPrefix:
 
         try_hold(manager, sequence_of([60] * 8), num_spare=0)
 
-        assert len(manager.lookup(sequence_of(list(range(9)))).block_ids) == 2
+        assert len(manager.lookup(sequence_of(list(range(9)))).tables[0]) == 2
 
     def test_when_its_own_sequence_comes_back_then_one_token_at_least_is_computed_again(self) -> None:
         manager = manager_with(8)
@@ -207,7 +206,7 @@ class TestGivenAComputedPrefix:
         manager.retract(first)
         manager.release(first)
 
-        assert manager.lookup(sequence_of(list(range(10)))).block_ids == []
+        assert manager.lookup(sequence_of(list(range(10)))).tables[0] == []
         manager.check_invariants([])
 
 
@@ -242,7 +241,7 @@ class TestGivenAFollower:
         manager.release(computed(manager, list(range(10))))
         second = computed(manager, list(range(13)))
 
-        assert manager.lookup(sequence_of(list(range(13)))).block_ids == second.block_table[:3]
+        assert manager.lookup(sequence_of(list(range(13)))).tables[0] == second.block_table[:3]
 
     def test_when_the_same_tokens_come_again_then_one_is_computed_for_its_logits(self) -> None:
         manager = manager_with(8)
@@ -371,7 +370,7 @@ class TestGivenABlockThatASequenceFills:
         computed(manager, list(range(10)))
         second = computed(manager, [*range(10), 99, 98, 97])
 
-        assert manager.lookup(sequence_of([*range(10), 99, 98, 97])).block_ids == second.block_table[:3]
+        assert manager.lookup(sequence_of([*range(10), 99, 98, 97])).tables[0] == second.block_table[:3]
 
 
 class TestGivenAFullBlockFromWhichAnotherDiffers:
@@ -386,7 +385,7 @@ class TestGivenAFullBlockFromWhichAnotherDiffers:
         second = held(manager, [*range(10), 99])
 
         assert (second.num_computed_tokens, second.cow_sources) == (10, (blocks[2],))
-        assert manager.lookup(sequence_of(list(range(13)))).block_ids == blocks
+        assert manager.lookup(sequence_of(list(range(13)))).tables[0] == blocks
         manager.check_invariants([second])
 
     @pytest.mark.parametrize("num_free", [1, 0])

@@ -267,11 +267,10 @@ class TestGivenABatchThatIsGathered:
 
     def test_when_one_came_while_a_batch_of_one_step_ran_then_it_gathers_too(self) -> None:
         bench = Bench("dynamic")
-        only = bench.add(2, max_tokens=1)
+        bench.add(2, max_tokens=1)
         bench.step()
         bench.clock.now_s = 0.1
         assert shares(bench.step()) == [(0, 2)]
-        bench.scheduler.finish([only])
         bench.clock.now_s = 0.15
         bench.add(2)
 

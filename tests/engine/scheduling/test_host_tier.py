@@ -194,7 +194,7 @@ class TestGivenATailOnTheDeviceAfterABlockInTheHost:
         manager.release(joined(manager, [*prefix, 8]))
         evicting = joined(manager, range(100, 116))
         computed(manager, evicting)
-        manager.confirm_saves(manager.saves(nothing))
+        manager.host.confirm(manager.host.saves(nothing))
         manager.release(second)
         other = joined(manager, [50, 51, 52])
         manager.release(evicting)

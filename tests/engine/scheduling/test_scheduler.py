@@ -10,8 +10,7 @@ from sluice.engine.batch import Batch, Sampled
 from sluice.engine.config import EngineConfig
 from sluice.engine.executor import ModelLimits
 from sluice.engine.request import NEVER_PREEMPTED, SamplingParams
-from sluice.engine.scheduling.blocks.manager import BlockManager
-from sluice.engine.scheduling.blocks.prefix_index import CachedPrefix
+from sluice.engine.scheduling.blocks.manager import BlockManager, CachedPrefix
 from sluice.engine.scheduling.disciplines import make_scheduler
 from sluice.engine.scheduling.policies.priority import MAX_YIELDS
 from sluice.engine.scheduling.scheduler import Scheduler
@@ -48,6 +47,7 @@ def sequence_of(num_tokens: int, *, token: int | None = None, priority: int = 0,
         arrival_s=arrival_s,
         token_ids=[sequence_id % 256 if token is None else token] * num_tokens,
         num_prompt_tokens=num_tokens,
+        most_cached_tokens=1023,
     )
     return _made[sequence_id]
 

@@ -4,7 +4,8 @@ import pytest
 
 from sluice.engine.null_model import NullModelConfig
 from sluice.engine.request import SamplingParams
-from sluice.engine.scheduling.blocks.manager import BlockManager, WindowSizes
+from sluice.engine.scheduling.blocks.manager import BlockManager
+from sluice.engine.scheduling.blocks.windows import WindowSizes
 from sluice.engine.sequence import Sequence
 from tests.engine.given import CheckingModel, engine_over, lagging, request, run
 
@@ -53,7 +54,7 @@ class TestGivenAComputedPromptOfFiveBlocks:
         sequence = self.computed(manager)
 
         # Token 20 attends to tokens 13 to 20, and 13 is in the fourth block.
-        assert sequence.num_held_blocks == 2
+        assert len(sequence.held_blocks) == 2
         assert manager.num_free_blocks == 3
         manager.check_invariants([sequence])
 
@@ -67,7 +68,7 @@ class TestGivenAComputedPromptOfFiveBlocks:
         compute(manager, sequence, num_tokens)
 
         # Those that are not computed yet are held too.
-        assert sequence.num_held_blocks - (5 - -(-num_tokens // BLOCK_SIZE)) == num_kept
+        assert len(sequence.held_blocks) - (5 - -(-num_tokens // BLOCK_SIZE)) == num_kept
 
     def test_when_the_blocks_it_gave_back_are_used_again_then_its_prefix_is_still_found(self) -> None:
         manager = manager_with(5)
@@ -78,7 +79,7 @@ class TestGivenAComputedPromptOfFiveBlocks:
         found = manager.lookup(sequence_of(list(range(24))))
 
         assert (found.num_tokens, found.num_passed) == (20, 3)
-        assert found.held_ids == sequence.block_table[3:]
+        assert found.held_blocks == sequence.block_table[3:]
 
     def test_when_another_shares_a_part_of_it_then_it_needs_the_window_of_that_part(self) -> None:
         manager = manager_with(5)
@@ -87,7 +88,7 @@ class TestGivenAComputedPromptOfFiveBlocks:
         found = manager.lookup(sequence_of([*range(16), 99, 98]))
 
         assert (found.num_tokens, found.num_passed) == (16, 2)
-        assert found.held_ids[1:] == [sequence.block_table[3]]
+        assert found.held_blocks[1:] == [sequence.block_table[3]]
 
     def test_when_a_block_of_the_window_is_used_again_then_the_prefix_is_not_found(self) -> None:
         manager = manager_with(5)

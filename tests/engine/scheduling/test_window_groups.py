@@ -1,14 +1,13 @@
 """Blocks of layers with a sliding window, in a model where others attend to all tokens."""
 
-from itertools import chain
-
 import pytest
 
 from sluice.engine.executor import ModelLimits
 from sluice.engine.null_model import NullModelConfig
 from sluice.engine.request import SamplingParams
 from sluice.engine.scheduling.admission import Watermark
-from sluice.engine.scheduling.blocks.manager import BlockManager, WindowSizes
+from sluice.engine.scheduling.blocks.manager import BlockManager
+from sluice.engine.scheduling.blocks.windows import WindowSizes
 from sluice.engine.sequence import Sequence
 from tests.engine.given import CheckingModel, engine_over, lagging, request, run, undisturbed
 
@@ -76,7 +75,7 @@ class TestGivenAComputedPromptOfFiveBlocks:
         sequence = self.computed(manager)
 
         # Token 20 attends to tokens 13 to 20, and 13 is in the fourth block.
-        assert sequence.num_held_blocks == 5 + GROUPS * 2
+        assert len(sequence.held_blocks) == 5 + GROUPS * 2
         assert manager.num_free_blocks == GROUPS * 3
         manager.check_invariants([sequence])
 
@@ -89,7 +88,7 @@ class TestGivenAComputedPromptOfFiveBlocks:
         found = manager.lookup(sequence_of(list(range(24))))
 
         assert (found.num_tokens, found.num_passed) == (20, 3)
-        assert set(found.held_ids) == {*sequence.block_table, *chain.from_iterable(sequence.window_table[3:])}
+        assert set(found.held_blocks) == set(sequence.held_blocks)
         manager.check_invariants([sequence, other])
 
     def test_when_another_shares_less_than_its_window_begins_with_then_nothing_is_found(self) -> None:
@@ -155,7 +154,7 @@ class TestGivenALongPrompt:
 
         assert len(sequence.block_table) == 50
         # Of 19 tokens that a step attends to, one may be in the first block.
-        assert (len(sequence.window_table), sequence.num_slots) == (6, 24)
+        assert (sequence.num_entries, sequence.num_slots) == (6, 24)
 
     @pytest.mark.parametrize("num_first", [9, 10, 11, 12])
     def test_when_all_other_blocks_are_taken_then_every_chunk_finds_its_own(self, num_first: int) -> None:
@@ -174,16 +173,16 @@ class TestGivenALongPrompt:
 
         assert manager.try_grow(sequence, 28)
 
-        assert (len(sequence.block_table), len(sequence.window_table), sequence.num_slots) == (50, 7, 28)
+        assert (len(sequence.block_table), sequence.num_entries, sequence.num_slots) == (50, 7, 28)
 
     def test_when_there_are_blocks_for_one_table_only_then_it_does_not_grow(self) -> None:
         manager = manager_with(50 + 6 * GROUPS + 1)
         sequence = held(manager, list(range(200)))
-        before = list(sequence.window_table)
+        before = [list(table) for table in sequence.tables]
 
         assert not manager.try_grow(sequence, 28)
 
-        assert (sequence.window_table, manager.num_free_blocks) == (before, 1)
+        assert (sequence.tables, manager.num_free_blocks) == (before, 1)
 
 
 class TestGivenLimits:
