@@ -122,7 +122,8 @@ class Sequence:
             if self.num_launched_drafts or (self.num_drawn_tokens and num_tokens > self.most_cached_tokens):
                 return None
         # One for each sequence and step: `ScheduledRow(...)` would take twice as long.
-        return tuple.__new__(ScheduledRow, (self.slot, self.id, start, num_tokens - start, True))
+        row = (self.slot, self.id, start, num_tokens - start, True)
+        return tuple.__new__(ScheduledRow, row)  # pyright: ignore[reportUnknownMemberType] - it is generic
 
     @property
     def num_uncomputed_tokens(self) -> int:

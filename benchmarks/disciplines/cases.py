@@ -7,7 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from benchmarks.disciplines.arrivals import constant, geometric, merged, poisson, uniform
 from benchmarks.disciplines.capacity import largest_rate
+from benchmarks.disciplines.figures import Simulation, percentile, summarise
 from benchmarks.disciplines.runs import (
     LOOSE,
     CaseResult,
@@ -20,9 +22,8 @@ from benchmarks.disciplines.runs import (
 )
 from sluice.engine.config import DISCIPLINE_NAMES
 from sluice.engine.scheduling.timing.step_time import StepTime
-from sluice.engine.simulation.arrivals import Arrival, constant, geometric, merged, poisson, uniform
-from sluice.engine.simulation.figures import Target, percentile, summarise
-from sluice.engine.simulation.replay import Replay
+from sluice.worker.tune.figures import Target
+from sluice.worker.tune.replay import Arrival
 
 ORDER = tuple(reversed(DISCIPLINE_NAMES))
 """From the oldest to the newest."""
@@ -161,7 +162,7 @@ def _saturated(size: float, *machines: Machine) -> list[Row]:
     return rows
 
 
-def _worst_chat_tpot_s(replayed: Replay) -> float:
+def _worst_chat_tpot_s(replayed: Simulation) -> float:
     return percentile((one.tpot_s for one in replayed.completed if one.arrival.num_output_tokens == 256), 99)
 
 

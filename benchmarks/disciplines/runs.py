@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from benchmarks.disciplines.figures import Figures, Simulation, observe, summarise
 from benchmarks.tables import table
 from sluice.engine.config import WHOLE_PROMPT_DISCIPLINES, EngineConfig
 from sluice.engine.null_model import NullModelConfig
 from sluice.engine.scheduling.timing.step_time import StepTime
-from sluice.engine.simulation.arrivals import Arrival
-from sluice.engine.simulation.figures import Figures, Target, summarise
-from sluice.engine.simulation.replay import Replay, simulate
+from sluice.worker.tune.figures import Target
+from sluice.worker.tune.replay import Arrival
 
 CARD = StepTime(fixed_s=5e-3, token_s=3e-5, kv_token_s=4.4e-8, pair_s=1.3e-9, row_s=1e-6)
 """Roughly a model of 8 billion parameters on one H100: 5 ms to read the weights, 16 GFLOP per token at 500 TFLOP/s, 128
@@ -57,9 +57,9 @@ def config_for(discipline: str, machine: Machine, arrivals: Iterable[Arrival]) -
     )
 
 
-def simulated(discipline: str, machine: Machine, arrivals: Sequence[Arrival]) -> Replay:
+def simulated(discipline: str, machine: Machine, arrivals: Sequence[Arrival]) -> Simulation:
     """Replay `arrivals` under one discipline in virtual time."""
-    return simulate(arrivals, machine.step_time, config_for(discipline, machine, arrivals), machine.cache)
+    return observe(arrivals, machine.step_time, config_for(discipline, machine, arrivals), machine.cache)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +90,9 @@ class CaseResult:
     claims: list[Claim] = field(default_factory=list[Claim])
 
 
-def row(label: str, replay: Replay, target: Target = LOOSE) -> Row:
-    """Return the figures of a replay, under a name."""
-    return Row(label=label, figures=summarise(replay, target))
+def row(label: str, simulation: Simulation, target: Target = LOOSE) -> Row:
+    """Return the figures of a simulation, under a name."""
+    return Row(label=label, figures=summarise(simulation, target))
 
 
 def times(more: float, less: float) -> str:

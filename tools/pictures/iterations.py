@@ -9,9 +9,8 @@ from pathlib import Path
 from sluice.engine.config import EngineConfig
 from sluice.engine.null_model import NullModelConfig
 from sluice.engine.scheduling.timing.step_time import StepTime
-from sluice.engine.simulation.arrivals import Arrival
-from sluice.engine.simulation.replay import simulate
 from sluice.engine.watching import Computing, Iteration
+from sluice.worker.tune.replay import Arrival, simulate
 from tools.pictures.chart import STYLE
 
 PICTURE = Path(__file__).parents[2] / "docs" / "images" / "iterations.svg"

@@ -6,11 +6,11 @@ from typing import NoReturn
 
 from sluice.engine.null_model import NullModelConfig
 from sluice.engine.scheduling.timing.step_time import StepTime
-from sluice.engine.simulation.replay import simulate
 from sluice.engine.watching import Iteration
 from sluice.worker.config import DEFAULT_BLOCK_SIZE, WorkerConfig
 from sluice.worker.errors import ConfigError
 from sluice.worker.model.load import engine_config
+from sluice.worker.tune.replay import simulate
 from sluice.worker.tune.traffic import read_traffic
 
 

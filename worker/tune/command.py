@@ -7,15 +7,14 @@ from pathlib import Path
 
 from sluice.engine.executor import Executor
 from sluice.engine.scheduling.timing.fitting import Fit
-from sluice.engine.simulation.arrivals import Arrival
-from sluice.engine.simulation.figures import Figures, Target
-from sluice.engine.simulation.replay import ComputeClock
 from sluice.worker.config import DEFAULT_BLOCK_SIZE, SETTINGS, WorkerConfig
 from sluice.worker.endpoints import database_url_of
 from sluice.worker.errors import ConfigError
 from sluice.worker.model.load import engine_config, load
 from sluice.worker.model.translate import Encoder
+from sluice.worker.tune.figures import Figures, Target
 from sluice.worker.tune.progress import ProgressReporter
+from sluice.worker.tune.replay import Arrival, ComputeClock
 from sluice.worker.tune.search import (
     BLOCK_SIZES,
     MAX_NUM_BATCHED_TOKENS,

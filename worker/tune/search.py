@@ -12,11 +12,10 @@ from sluice.engine.config import WHOLE_PROMPT_DISCIPLINES, EngineConfig
 from sluice.engine.executor import Executor, ModelLimits
 from sluice.engine.null_model import NullModelConfig
 from sluice.engine.scheduling.timing.fitting import Fit, fit
-from sluice.engine.simulation.arrivals import Arrival
-from sluice.engine.simulation.figures import Figures, Target, summarise
-from sluice.engine.simulation.replay import Clock, Replay, replay, simulate
 from sluice.worker.config import DEFAULT_BLOCK_SIZE
+from sluice.worker.tune.figures import Figures, Target, summarise
 from sluice.worker.tune.progress import ProgressReporter
+from sluice.worker.tune.replay import Arrival, Clock, Replay, replay, simulate
 
 MAX_NUM_SEQS = (4, 8, 16, 32, 64, 128, 256)
 MAX_NUM_BATCHED_TOKENS = (128, 256, 512, 1024, 2048, 4096, 8192)
@@ -187,7 +186,7 @@ def _run(
     model: Model, arrivals: Sequence[Arrival], target: Target, predicted: Mapping[Choice, Figures]
 ) -> dict[Choice, Trial]:
     """Run choices for real. They compute for as long as predicted; pauses between arrivals are skipped."""
-    estimate_s = sum(figures.busy * figures.duration_s for figures in predicted.values())
+    estimate_s = sum(figures.busy_s for figures in predicted.values())
     stage = model.progress.stage("running settings for real", len(predicted), estimate_s=estimate_s)
     return {
         choice: Trial(

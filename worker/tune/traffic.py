@@ -3,17 +3,19 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
+from random import Random
 from sys import float_info
 from typing import cast
 
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from sluice.engine.simulation.arrivals import Arrival, constant, poisson
 from sluice.history import tables
 from sluice.history.database import HistoryError, open_database, why
 from sluice.worker.errors import ConfigError, NotReady
+from sluice.worker.tune.replay import Arrival
 
 _FIELDS = ("at_s", "prompt", "prompt_tokens", "output_tokens", "max_tokens")
 _MAX_PROBLEMS = 5
@@ -137,5 +139,9 @@ def _from_zero(arrivals: Sequence[Arrival]) -> list[Arrival]:
 
 
 def _spread(arrivals: Sequence[Arrival], rate: float) -> list[Arrival]:
-    times = poisson(rate, len(arrivals), constant(1), constant(1))
-    return [replace(arrival, at_s=time.at_s) for arrival, time in zip(arrivals, times, strict=True)]
+    """Let `arrivals` come as a Poisson process, the same in each call: its gaps take `len(arrivals) / rate` seconds."""
+    random = Random(0)
+    gaps = [random.expovariate(1.0) for _ in arrivals]
+    scale = len(arrivals) / rate / sum(gaps)
+    times = accumulate((gap * scale for gap in gaps[:-1]), initial=0.0)
+    return [replace(arrival, at_s=at_s) for arrival, at_s in zip(arrivals, times, strict=True)]

@@ -13,10 +13,9 @@ from sluice.engine.request import LatencyTargets
 from sluice.engine.scheduling.timing.measured_steps import MeasuredSteps
 from sluice.engine.scheduling.timing.step_time import StepTime, StepWork
 from sluice.engine.scheduling.timing.time_budget import LEAST_CHUNK
-from sluice.engine.simulation.arrivals import Arrival
-from sluice.engine.simulation.replay import Replay, simulate
 from sluice.worker.config import WorkerConfig
 from sluice.worker.model.load import engine_config
+from sluice.worker.tune.replay import Arrival, Replay, simulate
 
 TWO_CORES = StepTime(fixed_s=14.2e-3, token_s=204e-6, kv_token_s=440e-9, pair_s=181e-9)
 """The 100 M model of `benchmarks engines` (docs/lab/tuning.md): a step of 2,048 prompt tokens takes 0.8 s."""
@@ -46,8 +45,9 @@ def longest_gap_s(replay: Replay, *, after_s: float = 0.0) -> float:
 
 def chunks_of(replay: Replay) -> list[int]:
     """Prompt tokens of each step in which the chats decode."""
-    mixed = [one for one in replay.steps if one.work.num_pairs and one.num_rows > len(CHATS)]
-    return [one.work.num_tokens - len(CHATS) for one in mixed]
+    # The first step computes the prompts of the chats.
+    works = [one.work for one in replay.steps[1:]]
+    return [one.num_tokens - len(CHATS) for one in works if one.num_pairs and one.num_rows >= len(CHATS)]
 
 
 class TestGivenALongPromptAmongChats:

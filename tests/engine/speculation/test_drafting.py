@@ -15,8 +15,8 @@ from sluice.engine.null_model import NullModel, NullModelConfig, NullTokenizer
 from sluice.engine.request import FinishReason
 from sluice.engine.scheduling.timing.step_time import StepTime, work_of
 from sluice.engine.sequence import Sequence
-from sluice.engine.simulation.executor import VirtualClock
 from sluice.engine.speculation.source import DraftSource, Worth
+from sluice.worker.tune.replay import VirtualClock
 from tests.engine.given import (
     Prophet,
     Transcript,

@@ -14,10 +14,10 @@ from sluice.engine.null_model import NullModel, NullModelConfig, NullTokenizer
 from sluice.engine.request import Request, SamplingParams
 from sluice.engine.scheduling.timing.step_time import StepTime
 from sluice.engine.sequence import Sequence
-from sluice.engine.simulation.executor import SimulatedExecutor, VirtualClock
 from sluice.engine.speculation.draft_rows import KEPT_FOR, DraftRows
 from sluice.engine.speculation.model_drafts import ModelDrafts
 from sluice.engine.speculation.source import MAX_DEPTH, Worth
+from sluice.worker.tune.replay import SimulatedExecutor, VirtualClock
 from tests.engine.given import (
     CheckingModel,
     Transcripts,

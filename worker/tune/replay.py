@@ -1,4 +1,7 @@
-"""Send arrivals through an engine when they are due, and record the result of each request and step."""
+"""Send arrivals through the real engine when they are due, in real or virtual time, and record what became of them.
+
+In virtual time nothing is computed: a clock advances by the duration of each step, as it was measured.
+"""
 
 import time
 from collections import deque
@@ -10,17 +13,31 @@ from sluice.engine.batch import Admission, Batch, Sampled, ScheduledRow
 from sluice.engine.config import EngineConfig
 from sluice.engine.executor import Computed, Executor
 from sluice.engine.llm_engine import LLMEngine
-from sluice.engine.null_model import NullModelConfig
-from sluice.engine.request import Request, SamplingParams
+from sluice.engine.null_model import NullModel, NullModelConfig
+from sluice.engine.request import NO_TARGETS, LatencyTargets, Request, SamplingParams
 from sluice.engine.scheduling.timing.step_time import StepTime, StepWork, work_of
-from sluice.engine.simulation.arrivals import Arrival
-from sluice.engine.simulation.executor import SimulatedExecutor, VirtualClock
 from sluice.engine.watching import Watcher
 
 _END_ROW = Sampled((255,))
 _OTHER_ROW = Sampled((254,))
 _LEAST_PAUSE_S = 1e-6
 """A shorter pause might not advance a clock that stands at a large number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """A future request. It generates exactly this many tokens, whatever the model samples."""
+
+    at_s: float
+    """Seconds after the start of the replay."""
+
+    num_prompt_tokens: int
+    num_output_tokens: int
+    max_tokens: int = 0
+    """Limit of its output that the scheduler knows; 0: `num_output_tokens`."""
+
+    targets: LatencyTargets = NO_TARGETS
+    """The latency that its queue asks for."""
 
 
 class _Silent:
@@ -38,6 +55,21 @@ class Clock(Protocol):
     def pass_s(self, seconds: float) -> None: ...
 
 
+@dataclass(slots=True, eq=False)
+class VirtualClock:
+    """Virtual time in seconds, which advances only by calls."""
+
+    at_s: float = 0.0
+
+    def now_s(self) -> float:
+        """Return the time."""
+        return self.at_s
+
+    def pass_s(self, seconds: float) -> None:
+        """Advance the time."""
+        self.at_s += seconds
+
+
 class ComputeClock:
     """The machine's clock, without pauses: time in which nothing computes is skipped. Changes with each pause."""
 
@@ -51,6 +83,20 @@ class ComputeClock:
     def pass_s(self, seconds: float) -> None:
         """Skip a pause."""
         self._skipped_s += seconds
+
+
+class SimulatedExecutor(NullModel):
+    """A null model whose steps take as long as `step_time` says. It ends no sequence itself."""
+
+    def __init__(self, step_time: StepTime, clock: VirtualClock, cache: NullModelConfig) -> None:
+        super().__init__(cache)
+        self._step_time = step_time
+        self._clock = clock
+
+    def launch(self, batch: Batch) -> Computed:
+        """See `Executor.launch`."""
+        self._clock.pass_s(self._step_time.of(work_of(batch)))
+        return super().launch(batch)
 
 
 @dataclass(slots=True, eq=False)
@@ -97,19 +143,8 @@ class CompletedRequest:
 class StepRecord(NamedTuple):
     """One step."""
 
-    begin_s: float
     taken_s: float
     work: StepWork
-    num_rows: int
-    """Sequences that computed."""
-
-    num_padding_rows: int
-    num_padding_tokens: int
-    num_held_tokens: int
-    """Slots of the blocks that these sequences hold."""
-
-    num_filled_tokens: int
-    """Held slots with keys and values after the step."""
 
 
 class RecordingExecutor:
@@ -128,36 +163,16 @@ class RecordingExecutor:
         self.limits = executor.limits
         self.fingerprint = executor.fingerprint
         self._admitted: dict[int, Admission] = {}
-        self._num_blocks: dict[int, int] = {}
-        """Both by slot."""
+        """By slot."""
 
     def launch(self, batch: Batch) -> Computed:
         """See `Executor.launch`."""
         begin_s = self._clock.now_s()
         sampled = self._executor.launch(batch).collect()
-        rows = batch.rows
-        self._note_writes(batch)
-        self.steps.append(
-            StepRecord(
-                begin_s=begin_s,
-                taken_s=self._clock.now_s() - begin_s,
-                work=work_of(batch),
-                num_rows=len(rows),
-                num_padding_rows=len(batch.padding),
-                num_padding_tokens=batch.num_padding_tokens,
-                num_held_tokens=sum(self._num_blocks[row.slot] for row in rows) * self.limits.block_size,
-                num_filled_tokens=sum(row.start + row.num_tokens for row in rows),
-            )
-        )
-        drawn = [row for row in rows if row.samples]
+        self.steps.append(StepRecord(self._clock.now_s() - begin_s, work_of(batch)))
+        self._admitted |= {admission.slot: admission for admission in batch.admissions}
+        drawn = [row for row in batch.rows if row.samples]
         return Computed([self._steer(row, result) for row, result in zip(drawn, sampled, strict=True)])
-
-    def _note_writes(self, batch: Batch) -> None:
-        for admission in batch.admissions:
-            self._admitted[admission.slot] = admission
-            self._num_blocks[admission.slot] = len(admission.block_ids)
-        for slot, _, first, block_ids, _ in batch.table_writes:
-            self._num_blocks[slot] = first + len(block_ids)
 
     def _steer(self, row: ScheduledRow, result: Sampled) -> Sampled:
         admission = self._admitted[row.slot]
@@ -176,11 +191,7 @@ class Replay:
     kv_tokens_total: int
     completed: list[CompletedRequest]
     steps: list[StepRecord]
-    """Times count from the start of the replay."""
-
     num_preemptions: int
-    cpu_s: float
-    """Real duration of the replay: for a simulation, its cost."""
 
 
 def simulate(
@@ -211,7 +222,7 @@ def replay(
     Raises:
         RuntimeError: the engine rejected or failed one.
     """
-    began_s, cpu_began_s = clock.now_s(), time.perf_counter()
+    began_s = clock.now_s()
     recording = RecordingExecutor(executor, clock, arrivals)
     engine = LLMEngine(recording, _Silent(), config, clock=clock.now_s)
     engine.watch(watcher)
@@ -231,9 +242,8 @@ def replay(
         config=config,
         kv_tokens_total=engine.stats.kv_tokens_total,
         completed=completed,
-        steps=[step._replace(begin_s=step.begin_s - began_s) for step in recording.steps],
+        steps=recording.steps,
         num_preemptions=engine.stats.num_preemptions,
-        cpu_s=time.perf_counter() - cpu_began_s,
     )
 
 

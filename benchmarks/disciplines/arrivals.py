@@ -1,29 +1,12 @@
 """Arrivals: times and lengths of requests. The same seed generates the same arrivals."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from random import Random
 
-from sluice.engine.request import NO_TARGETS, LatencyTargets
+from sluice.worker.tune.replay import Arrival
 
 Length = Callable[[Random], int]
 """Draws a number of tokens."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arrival:
-    """A future request. It generates exactly this many tokens, whatever the model samples."""
-
-    at_s: float
-    """Seconds after the start of the replay."""
-
-    num_prompt_tokens: int
-    num_output_tokens: int
-    max_tokens: int = 0
-    """Limit of its output that the scheduler knows; 0: `num_output_tokens`."""
-
-    targets: LatencyTargets = NO_TARGETS
-    """The latency that its queue asks for."""
 
 
 def constant(num_tokens: int) -> Length:
