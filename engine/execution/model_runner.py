@@ -1,14 +1,15 @@
 """Compute steps with a model on a device: lay out, forward, sample. Knows no scheduler."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from sluice.engine.batch import MAX_DRAFTS, NO_DRAFTS, Batch, Drafts, ScheduledRow
+from sluice.engine.batch import MAX_DRAFTS, NO_DRAFTS, Batch, Drafts, Sampled, ScheduledRow
 from sluice.engine.errors import OutOfMemory
 from sluice.engine.execution.device_errors import guarded
 from sluice.engine.execution.host_blocks import HostBlocks
 from sluice.engine.execution.kv_cache import cache_dtype, make_grouped_caches
-from sluice.engine.execution.launched import LaunchedStep, Undrawn
 from sluice.engine.execution.layout import BatchLayout, columns_of
 from sluice.engine.execution.memory import give_memory_back
 from sluice.engine.execution.options import ModelOptions
@@ -22,8 +23,40 @@ from sluice.engine.execution.transfers import PendingCopy
 from sluice.engine.executor import Launched, ModelLimits
 from sluice.engine.models.decoder import Decoder
 from sluice.engine.models.inputs import BatchTensors
+from sluice.engine.speculation.verification import verified_rows
 from sluice.kernels import chain
 from sluice.kernels.copy_blocks import block_runs, copy_blocks
+
+
+class LaunchedStep(NamedTuple):
+    """A launched step that translates late errors, most of which surface here, and keeps the tokens that it sampled."""
+
+    launched: Launched
+    sampling: list[ScheduledRow]
+    slots: Slots
+    drafts: Drafts
+
+    def collect(self) -> list[Sampled]:
+        """See `Launched.collect`."""
+        sampled = guarded(self.launched.collect)
+        if self.drafts:
+            sampled = verified_rows(self.sampling, self.drafts, sampled)
+        self.slots.add_tokens(self.sampling, sampled)
+        return sampled
+
+
+class Undrawn(NamedTuple):
+    """A step that samples nothing.
+
+    Collecting it still waits for the device, so that the host cannot run ahead without limit.
+    """
+
+    pending_copy: PendingCopy
+
+    def collect(self) -> list[Sampled]:
+        """See `Launched.collect`."""
+        self.pending_copy.wait()
+        return []
 
 
 class ModelRunner:

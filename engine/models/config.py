@@ -3,15 +3,13 @@
 A family is a row of `FAMILIES`: how its config differs from Llama's.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeGuard, cast
 
 from sluice.engine.errors import ModelFolderError
+from sluice.engine.text.json_files import Json
 from sluice.kernels.gated_activation import Activation
-
-Json = Mapping[str, object]
-"""A parsed JSON object."""
 
 _LARGEST = 2**31 - 1
 _MOST_LAYERS = 10_000

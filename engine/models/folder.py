@@ -6,7 +6,6 @@ Weights are memory-mapped: a tensor's bytes are read from the file when they are
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +18,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sluice.engine.errors import ModelFolderError
-from sluice.engine.models.config import Json, text_part
+from sluice.engine.models.config import text_part
+from sluice.engine.text.json_files import Json, read_json
 from sluice.kernels.philox import NOISE_VERSION
 
 SEMANTICS_VERSION = 2
@@ -185,22 +185,14 @@ def open_model_folder(path: Path) -> ModelFolder:
     if not path.is_dir():
         raise ModelFolderError(f"{path} is not a folder: give the path of a folder with config.json and *.safetensors.")
     config = text_part(_read_json(path / "config.json"))
-    generation_path = path / "generation_config.json"
-    generation_config = _read_json(generation_path) if generation_path.is_file() else {}
+    generation_config = read_json(path / "generation_config.json")
     return ModelFolder(path=path, config=config, generation_config=generation_config, weights=Weights(path))
 
 
 def _read_json(path: Path) -> Json:
-    try:
-        value: object = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ModelFolderError(f"{path.parent} has no {path.name}: it is not a model folder.") from error
-    except (OSError, ValueError) as error:
-        raise ModelFolderError(f"{path} is not valid JSON: {error}.") from error
-    if not isinstance(value, dict):
-        raise ModelFolderError(f"{path} must hold a JSON object.")
-    # A parsed JSON object has string keys.
-    return cast("Json", value)
+    if not path.is_file():
+        raise ModelFolderError(f"{path.parent} has no {path.name}: it is not a model folder.")
+    return read_json(path)
 
 
 def _weight_files(folder: Path) -> list[Path]:

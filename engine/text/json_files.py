@@ -22,7 +22,7 @@ def read_json(path: Path) -> Json:
     try:
         content: object = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
-        raise ModelFolderError(f"{path} cannot be read as JSON: {error}.") from error
+        raise ModelFolderError(f"{path} is not valid JSON: {error}.") from error
     if not isinstance(content, dict):
         raise ModelFolderError(f"{path} does not hold a JSON object.")
     return cast("dict[str, object]", content)

@@ -14,9 +14,9 @@ from sluice.engine.batch import Batch, Sampled
 from sluice.engine.config import ADMISSION_NAMES, DISCIPLINE_NAMES, WHOLE_PROMPT_DISCIPLINES, EngineConfig
 from sluice.engine.executor import ModelLimits
 from sluice.engine.request import SamplingParams
+from sluice.engine.scheduling import policies
 from sluice.engine.scheduling.disciplines import make_scheduler
-from sluice.engine.scheduling.policies import make_policy, priority
-from sluice.engine.scheduling.policies.priority import MAX_YIELDS
+from sluice.engine.scheduling.policies import MAX_YIELDS, make_policy
 from sluice.engine.sequence import Sequence, SequenceStatus
 from tests.examples import examples
 
@@ -305,7 +305,7 @@ def test_none_gives_its_place_more_often_than_the_bound_or_for_nothing(
             assert max(one.priority for one in gave_way) < min(one.priority for one in joined)
         yields.update({one.id: one.num_yields for one in run.sequences})
 
-    with patch.object(priority, "MAX_YIELDS", bound):
+    with patch.object(policies, "MAX_YIELDS", bound):
         run.to_the_end(watch)
 
     assert max(yields.values()) <= bound

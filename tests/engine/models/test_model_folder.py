@@ -188,7 +188,7 @@ class TestGivenABadFolder:
         with pytest.raises(ModelFolderError, match=r"has no config\.json"):
             load(tmp_path)
 
-    @pytest.mark.parametrize(("text", "message"), [("{", "not valid JSON"), ("[]", "must hold a JSON object")])
+    @pytest.mark.parametrize(("text", "message"), [("{", "not valid JSON"), ("[]", "does not hold a JSON object")])
     def test_when_its_config_is_broken_then_it_says_so(self, folder: Path, text: str, message: str) -> None:
         (folder / "config.json").write_text(text)
 

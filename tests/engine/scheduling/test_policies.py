@@ -2,8 +2,7 @@
 
 from sluice.engine.config import EngineConfig
 from sluice.engine.request import SamplingParams
-from sluice.engine.scheduling.policies import FirstComeFirstServed, Priority, make_policy
-from sluice.engine.scheduling.policies.priority import MAX_YIELDS
+from sluice.engine.scheduling.policies import MAX_YIELDS, Policy, Priority, make_policy
 from sluice.engine.sequence import Sequence
 
 
@@ -20,9 +19,9 @@ def sequence_of(sequence_id: int, *, priority: int = 0, arrival_s: float = 0.0) 
     )
 
 
-class TestGivenFirstComeFirstServed:
+class TestGivenPolicy:
     def test_when_a_later_one_claims_more_then_it_still_comes_after(self) -> None:
-        policy = FirstComeFirstServed()
+        policy = Policy()
 
         assert policy.order(sequence_of(1)) < policy.order(sequence_of(2, priority=9, arrival_s=-5.0))
 
@@ -61,7 +60,7 @@ class TestGivenPriority:
 class TestGivenAConfig:
     def test_when_it_names_a_policy_then_that_one_is_made(self) -> None:
         assert isinstance(make_policy(EngineConfig()), Priority)
-        assert isinstance(make_policy(EngineConfig(policy="fcfs")), FirstComeFirstServed)
+        assert isinstance(make_policy(EngineConfig(policy="fcfs")), Policy)
 
     def test_when_settings_are_wrong_then_each_is_named(self) -> None:
         problems = EngineConfig(policy="luck", max_num_seqs=0, max_num_batched_tokens=-1).problems()

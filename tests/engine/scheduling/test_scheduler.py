@@ -12,7 +12,7 @@ from sluice.engine.executor import ModelLimits
 from sluice.engine.request import NEVER_PREEMPTED, SamplingParams
 from sluice.engine.scheduling.blocks.manager import BlockManager, CachedPrefix
 from sluice.engine.scheduling.disciplines import make_scheduler
-from sluice.engine.scheduling.policies.priority import MAX_YIELDS
+from sluice.engine.scheduling.policies import MAX_YIELDS
 from sluice.engine.scheduling.scheduler import Scheduler
 from sluice.engine.sequence import Sequence, SequenceStatus
 

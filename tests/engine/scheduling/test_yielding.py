@@ -6,7 +6,7 @@ import pytest
 
 from sluice.engine.batch import Batch
 from sluice.engine.request import NO_ROOM, Room
-from sluice.engine.scheduling.policies.priority import MAX_YIELDS
+from sluice.engine.scheduling.policies import MAX_YIELDS
 from sluice.engine.scheduling.scheduler import Scheduler
 from sluice.engine.sequence import Sequence, SequenceStatus
 from tests.engine.scheduling.test_scheduler import added, scheduler_with, shares, step

@@ -1,7 +1,13 @@
-"""Higher classes first; within a class, first come, first served. With one class, it is `fcfs`."""
+"""Scheduling policies: the order of sequences, and which of them gives way to one of a higher class.
+
+A policy decides which sequence joins next, computes first, and gives its blocks back last. When waiting sequences may
+join, what they hold, how prompts are split and whether the batch is padded is up to the batching discipline:
+`sluice.engine.scheduling.disciplines`.
+"""
 
 from itertools import takewhile
 
+from sluice.engine.config import EngineConfig
 from sluice.engine.sequence import Sequence
 
 MAX_YIELDS = 8
@@ -9,8 +15,36 @@ MAX_YIELDS = 8
 still take its blocks to grow."""
 
 
-class Priority:
-    """Strict classes: a sequence of a strictly higher class takes the place and the blocks of one that runs.
+class Policy:
+    """First come, first served: in the order in which requests reached the engine, and none gives way.
+
+    `running` is always in the policy's order.
+    """
+
+    def order(self, sequence: Sequence) -> tuple[int, int]:
+        """Return the sort key of `sequence`: smaller goes first.
+
+        It is total and constant: it ends with the sequence's id, which rises with each and survives preemption.
+        """
+        return (0, sequence.id)
+
+    def outranks(self, sequence: Sequence, running: list[Sequence]) -> bool:
+        """Return whether `sequence`, which waits, goes before one that runs although that one came first."""
+        return False
+
+    def victim(self, sequence: Sequence, running: list[Sequence]) -> Sequence | None:
+        """Return the running sequence that gives way to `sequence` first; None if none does."""
+        return None
+
+    def yielding(self, running: list[Sequence]) -> list[Sequence]:
+        """Return those of the lowest class that would give way to a sequence of any higher class."""
+        return []
+
+
+class Priority(Policy):
+    """Higher classes first; within a class, first come, first served. With one class, it is `fcfs`.
+
+    Classes are strict: a sequence of a strictly higher class takes the place and the blocks of one that runs.
 
     The victim is the last in the order: of the lowest class, the one that came last. Usually it has the least to
     recompute, and in its class it keeps "first come, first served": none waits while one that came later runs. Classes
@@ -25,7 +59,7 @@ class Priority:
     """
 
     def order(self, sequence: Sequence) -> tuple[int, int]:
-        """Order by class, then by id, which rises with each sequence and survives preemption. See `Policy.order`."""
+        """See `Policy.order`: by class, then by id."""
         return (-sequence.priority, sequence.id)
 
     def outranks(self, sequence: Sequence, running: list[Sequence]) -> bool:
@@ -41,3 +75,8 @@ class Priority:
         """See `Policy.yielding`."""
         able = [one for one in running if one.num_yields < MAX_YIELDS]
         return [one for one in able if one.priority == able[-1].priority]
+
+
+def make_policy(config: EngineConfig) -> Policy:
+    """Build the policy that `config` names."""
+    return Priority() if config.policy == "priority" else Policy()
