@@ -31,15 +31,15 @@ ALERTS = (
         "SluiceNoWorker",
         f"{now('scale_backlog_jobs')} > 0 and {now('scale_workers')} == 0",
         "5m", "page", "`scale_backlog_jobs` above 0 and `scale_workers` 0 for 5 minutes",
-        "Jobs wait, and no worker lives.",
-        "Start a worker. `worker doctor` says what keeps it from starting.",
+        "Jobs wait, and no worker is alive.",
+        "Start a worker. `worker doctor` says what prevents its start.",
     ),
     Alert(
         "SluiceJobsTooLate",
         f"{now('scale_nearest_deadline_seconds')} < 0",
         "2m", "page", "`scale_nearest_deadline_seconds` below 0 for 2 minutes",
-        "A job is past its deadline, and nothing ends it: no worker lives, or Redis is slow.",
-        "Look at the workers and at Redis; `wanted_workers` says how many would do.",
+        "A job is past its deadline, and nothing ends it: no worker is alive, or Redis is slow.",
+        "Look at the workers and at Redis; `wanted_workers` says how many are needed.",
     ),
     Alert(
         "SluiceQueuePaused",
@@ -52,7 +52,7 @@ ALERTS = (
         "SluiceOutboxGrows",
         f"{growth('queue_outbox', window='10m')} > 0 and {now('queue_outbox')} > 1000",
         "10m", "page", "`queue_outbox` over 1,000 and growing for 10 minutes",
-        "No recorder runs, or the database is away. At `max_outbox_entries` or `max_outbox_bytes` submits are refused.",
+        "No recorder runs, or the database is down. At `max_outbox_entries` or `max_outbox_bytes` submits are refused.",
         "Read the recorder's log; run `worker doctor`.",
     ),
     Alert(
@@ -73,7 +73,7 @@ ALERTS = (
         "SluiceJobsDie",
         f"{growth('queue_dead', window='10m')} > 0",
         "0m", "ticket", "`queue_dead` rises",
-        "Jobs fail and are not retried any more. Jobs whose prompt the model cannot take do not count.",
+        "Jobs fail and are not retried any more. Jobs with a prompt that the model cannot read do not count.",
         "`producer requeue --all` lists them with their errors. Remove the cause, then repeat it with `--yes`.",
     ),
     Alert(
@@ -95,7 +95,7 @@ ALERTS = (
         f"{increase('refused_writes', 'instance', window='10m')} > 0",
         "0m", "ticket", "`refused_writes_total` rises",
         "A worker was slow enough to be replaced while it still ran.",
-        "Look for what stops it: memory that is swapped, a processor that others use, a step that takes seconds.",
+        "Look for the cause: swapped memory, a busy processor, a step that takes seconds.",
     ),
     Alert(
         "SluiceStepsFail",
@@ -109,20 +109,20 @@ ALERTS = (
         f"{now('kernels_replaced', 'instance')} > 0",
         "1m", "ticket", "`kernels_replaced` above 0",
         "Kernels do not work on this GPU, and torch's operators replace them: the worker is slower.",
-        "Read the warnings of its start; report them with the versions. With `--kernels torch` it is as asked for.",
+        "Read the warnings of its start; report them with the versions. With `--kernels torch` this is intended.",
     ),
     Alert(
         "SluiceRedisOutage",
         f"{increase('redis_outages', 'instance', window='10m')} > 0",
         "0m", "ticket", "`redis_outages_total` rises",
-        "Redis or the network was away. Each outage is in the log, with its length.",
+        "Redis or the network was unreachable. Each outage is in the log, with its length.",
         "Look at the server.",
     ),
     Alert(
         "SluiceRedisAway",
         f"{now('places', 'instance')} unless on (instance) {now('queue_outbox', 'instance')}",
         "1m", "page", "`queue_…` is absent, `/readyz` is 503",
-        "Redis is away now.",
+        "Redis is unreachable now.",
         "Look at the server.",
     ),
     Alert(
@@ -130,7 +130,7 @@ ALERTS = (
         'sum by (job) (rate(sluice_gateway_requests_total{status=~"5.."}[5m]))'
         " > 0.05 * sum by (job) (rate(sluice_gateway_requests_total[5m]))",
         "5m", "page", "over 5 % of `gateway_requests_total` have a status from 500 on, for 5 minutes",
-        "The gateway refuses or fails: Redis or the database is away, or a bound of the process is reached.",
+        "The gateway refuses or fails: Redis or the database is unreachable, or a bound of the process is reached.",
         "Read its log by `status`; `gateway_refused_total` names the bound.",
     ),
 )  # fmt: skip
