@@ -67,10 +67,10 @@ def find_compiler(names: Iterable[str] = COMPILERS) -> str:
     Raises:
         FileNotFoundError: none is.
     """
-    found = next(filter(None, map(shutil.which, names)), None)
-    if found is None:
+    compiler = next(filter(None, map(shutil.which, names)), None)
+    if compiler is None:
         raise FileNotFoundError(f"no C compiler ({', '.join(names)})")
-    return found
+    return compiler
 
 
 def compile_library(

@@ -43,13 +43,13 @@ def native_function(name: str, arguments: str) -> Callable[..., None] | None:
         name: its name in native.c.
         arguments: one letter each: i int, l int64_t, p pointer, f float.
     """
-    found = library()
-    return None if found is None else declare(found, name, arguments)
+    loaded = library()
+    return None if loaded is None else declare(loaded, name, arguments)
 
 
-def declare(found: ctypes.CDLL, name: str, arguments: str) -> Callable[..., None]:
+def declare(loaded: ctypes.CDLL, name: str, arguments: str) -> Callable[..., None]:
     """Return a function of `found` with its argument types set."""
-    function = getattr(found, name)
+    function = getattr(loaded, name)
     function.argtypes = [_C_TYPES[letter] for letter in arguments]
     function.restype = None
     # ctypes does not know the signature.
@@ -110,7 +110,7 @@ def load_library(march: str, folder: Path | None = None) -> ctypes.CDLL:
 
 
 def build_ahead() -> None:
-    """Build the library that `library` will load, if it will have to. Fails silently: `library` says what failed."""
+    """Build the library that `library` will load, if it will have to. Fails silently: `library` reports the failure."""
     if packaged_library() is None:
         with suppress(OSError, subprocess.SubprocessError):
             _built("native", _cache_folder())
@@ -188,12 +188,12 @@ def _check_owner(folder: Path, *uids: int) -> None:
 
 
 def _is_private(path: Path) -> bool:
-    """Return whether it is a file of the user that nobody else can write to. What it holds will run as the user."""
+    """Return whether it is a file that only the user can write to. Its code will run as the user."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except FileNotFoundError:
         return False
-    return stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
 def _build(path: Path, march: str) -> None:
@@ -211,5 +211,5 @@ def _torch_openmp() -> str | None:
     if torch is None or torch.origin is None:
         return None
     torch_root = Path(torch.origin).parent
-    found = [*torch_root.glob("lib/libgomp*.so*"), *torch_root.parent.glob("torch.libs/libgomp*.so*")]
-    return str(found[0]) if found else None
+    libraries = [*torch_root.glob("lib/libgomp*.so*"), *torch_root.parent.glob("torch.libs/libgomp*.so*")]
+    return str(libraries[0]) if libraries else None

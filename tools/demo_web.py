@@ -104,8 +104,8 @@ def serve() -> None:
         while not (models := models_at(url)):
             check(started)
             time.sleep(POLL_S)
-        asked = {"model": models[0], "messages": [{"role": "user", "content": "What is 12 + 30?"}], "temperature": 0}
-        print(WELCOME.format(model=models[0], url=url, folder=FOLDER.name, request=json.dumps(asked)), flush=True)
+        body = {"model": models[0], "messages": [{"role": "user", "content": "What is 12 + 30?"}], "temperature": 0}
+        print(WELCOME.format(model=models[0], url=url, folder=FOLDER.name, request=json.dumps(body)), flush=True)
         while True:
             check(started)
             time.sleep(POLL_S)

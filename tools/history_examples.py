@@ -284,8 +284,8 @@ def page(text: str, engine: Engine) -> str:
 
 def _section(number: int, question: Question, engine: Engine) -> str:
     with engine.connect() as connection:
-        found = connection.execute(sa.text(question.sql))
-        lines = _table(list(found.keys()), [tuple(row) for row in found])
+        result = connection.execute(sa.text(question.sql))
+        lines = _table(list(result.keys()), [tuple(row) for row in result])
     remark = f"{question.remark}\n\n" if question.remark else ""
     return f"### {number}. {question.title}\n\n{remark}```sql{question.sql}```\n```\n{lines}```\n\n"
 

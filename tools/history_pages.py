@@ -1,4 +1,4 @@
-"""Write what is declared about the history's database into `docs/reference/history.md`.
+"""Write the declarations of the history's database into `docs/reference/history.md`.
 
     python -m tools.history_pages
 

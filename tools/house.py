@@ -47,7 +47,7 @@ def deepest_chain(graph: grimp.ImportGraph) -> list[str]:
     def chain(module: str) -> list[str]:
         if module not in longest:
             longest[module] = []
-            below = (chain(one) for one in sorted(graph.find_modules_directly_imported_by(module)))
+            below = (chain(imported) for imported in sorted(graph.find_modules_directly_imported_by(module)))
             longest[module] = [module, *max(below, key=len, default=[])]
         return longest[module]
 

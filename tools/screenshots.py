@@ -108,7 +108,7 @@ def shoot(browser: Browser, name: str, path: str) -> None:
         page.goto(f"{URL}{path}")
         page.wait_for_timeout(1500)
         taken = Image.open(BytesIO(page.screenshot()))
-        # A palette is a third of the size, and nobody sees the difference.
+        # A palette is a third of the size, and the difference is not visible.
         few = taken.convert("RGB").quantize(160, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
         few.save(IMAGES / f"page-{name}-{scheme}.png", optimize=True)
         page.close()

@@ -245,9 +245,9 @@ def capacity(size: float) -> CaseResult:
         figures = summarise(simulated(discipline, CHAT, _chat(rate, size)), LOOSE)
         return figures.itl_p99_s <= 0.05 and figures.queue_p99_s <= 2.0
 
-    found = {name: largest_rate(partial(holds, name), low=0.1, high=30.0) for name in ORDER}
-    ours = found["continuous"]
-    rest = {name: rate for name, rate in found.items() if name != "continuous"}
+    rates = {name: largest_rate(partial(holds, name), low=0.1, high=30.0) for name in ORDER}
+    ours = rates["continuous"]
+    rest = {name: rate for name, rate in rates.items() if name != "continuous"}
     return CaseResult(
         name="capacity",
         setting="8B-like GPU, 64 slots, prompts mean 800, outputs mean 150 of at most 1,000; budget 512",

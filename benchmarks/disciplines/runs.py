@@ -128,4 +128,4 @@ COLUMNS: Sequence[tuple[str, Callable[[Figures], str]]] = (
 def table_of(rows: Sequence[Row]) -> str:
     """Format the rows as text, a column for each figure."""
     heads = ["", *(head for head, _ in COLUMNS)]
-    return table([heads, *([one.label, *(text(one.figures) for _, text in COLUMNS)] for one in rows)])
+    return table([heads, *([row.label, *(text(row.figures) for _, text in COLUMNS)] for row in rows)])

@@ -99,7 +99,7 @@ def open_runs(stack: ExitStack, shape: str, weights: str, max_num_seqs: int, pee
 
 @contextmanager
 def busy_processes(number: int) -> Iterator[None]:
-    """Run so many processes that compute without pause."""
+    """Run this many processes that compute without pause."""
     running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)]
     try:
         yield
@@ -124,10 +124,10 @@ def table_of(rounds: Sequence[Rates], busy: Sequence[int]) -> str:
     """Return a row for each engine and number of busy processes; ratios are within a round."""
     rows = [("", "busy", "tokens/s", "least", "most", "service / it", f"of beside {busy[0]}")]
     for name, number in rounds[0]:
-        found = [rates[name, number] for rates in rounds]
+        measured = [rates[name, number] for rates in rounds]
         of_service = statistics.median(rates[SERVICE, number] / rates[name, number] for rates in rounds)
         of_quiet = statistics.median(rates[name, number] / rates[name, busy[0]] for rates in rounds)
-        figures = (f"{rate:.0f}" for rate in (statistics.median(found), min(found), max(found)))
+        figures = (f"{rate:.0f}" for rate in (statistics.median(measured), min(measured), max(measured)))
         rows.append((name, f"{number}", *figures, f"{of_service:.2f}", f"{of_quiet:.2f}"))
     return table(rows)
 

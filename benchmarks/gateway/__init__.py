@@ -1,1 +1,1 @@
-"""The HTTP gateway: what it adds to a token's way, what a token and an open stream cost it."""
+"""The HTTP gateway: latency that it adds to a token, cost of a token and of an open stream."""

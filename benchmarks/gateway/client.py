@@ -197,7 +197,7 @@ def _body(max_tokens: int) -> dict[str, Any]:
 
 
 def follow(given: Mapping[str, Any]) -> object:
-    """Keep so many streams open until enough have ended; return the times of each pair, and what was counted."""
+    """Keep this many streams open until enough have ended; return the times of each pair, and what was counted."""
     loop = Loop()
     channels = Channels(loop, given["redis_port"], given["outbox"]) if given.get("is_paired") else None
     ended: list[tuple[str, int, int]] = []

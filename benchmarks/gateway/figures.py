@@ -46,7 +46,7 @@ class FirstToken:
 def first_token(
     num_streams: int, num_requests: int, *, step_s: float = STEP_S, is_realtime: bool = False
 ) -> FirstToken:
-    """Compare arrivals of first tokens while so many streams are open."""
+    """Compare arrivals of first tokens while this many streams are open."""
     model = f"null?step_s={step_s}"
     with served("--stream-interval", ROUND_S, model=model, is_realtime=is_realtime) as here:
         _warm_up(here)
@@ -81,7 +81,7 @@ class Tokens:
 
 
 def tokens(num_streams: int, num_tokens: int, *, step_s: float, round_s: str, is_realtime: bool = False) -> Tokens:
-    """Stream so many tokens on each of so many streams."""
+    """Stream a number of tokens on each of a number of streams."""
     with served("--stream-interval", round_s, model=f"null?step_s={step_s}", is_realtime=is_realtime) as here:
         _warm_up(here)
         before_s, began_s = process_s(here.pid), time.perf_counter()
@@ -115,7 +115,7 @@ class Silent:
 
 
 def silent(num_streams: int, *, settle_s: float = 20.0, watch_s: float = 20.0) -> Silent:
-    """Open streams that nobody serves, and watch them."""
+    """Open streams without a worker, and watch them."""
     with served(model=None) as here:
         before_mib = resident_mib(here.pid)
         given = json.dumps({"port": here.port, "streams": num_streams})

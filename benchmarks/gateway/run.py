@@ -1,4 +1,4 @@
-"""What the HTTP gateway costs: time to the first token, processor time of a token, memory of an open stream.
+"""Costs of the HTTP gateway: time to the first token, processor time of a token, memory of an open stream.
 
     python -m benchmarks gateway [--sections first-token,tokens,silent] [--streams 64] [--requests 2000]
                                  [--rounds 3] [--silent 5000] [--realtime]

@@ -1,6 +1,6 @@
 """Candidates for a kernel's configuration: neighbours of the rules' choice, compiled in parallel.
 
-What the compiler says of them decides which are measured.
+The compiler's figures decide which are measured.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Child processes of `benchmarks gpu`: what one measures, and how another follows it. Knows no tensors.
 
 A section is a list of groups of lines. A child measures them in turn and prints records as JSON: the group that begins,
-and each line. A fault of any kind ends the child; the next one goes on after the group that was being measured.
+and each line. A fault of any kind ends the child; the next one continues after the group that was being measured.
 """
 
 import argparse

@@ -114,7 +114,7 @@ class Measurement:
         self._add(name, seconds=round(time.monotonic() - began_s, 1))
 
     def _part(self, name: str, section: Section, part: int, until_s: float) -> None:
-        """Measure every `num_processes`-th group. After a fault, another child goes on behind the group that had it."""
+        """Measure every `num_processes`-th group. After a fault, another child continues behind that group."""
         after, is_over = "", False
         while not is_over and not self._is_stopped:
             place = ("--part", f"{part}", "--num-parts", f"{section.num_processes}", "--after", after)

@@ -98,7 +98,7 @@ class Scale:
         return toy if self.is_toy else card
 
     def in_turn_us(self, make: Callable[[], Call], num_bytes: int) -> float:
-        """Return the time of one call, over so many inputs in turn that the device's cache holds none of them.
+        """Return the time of one call, over enough inputs in turn that the device's cache holds none of them.
 
         Args:
             make: creates inputs, and returns the call that reads them.

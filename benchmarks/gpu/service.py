@@ -2,7 +2,7 @@
 
 A worker process on the GPU, its queue on a server of its own (append-only file), its history in SQLite. First
 saturated, all jobs at once; then Poisson arrivals at fractions of the bare engine's throughput; then a worker killed
-amid jobs. Needs the client's and the worker's packages, which a machine with a GPU may lack.
+during jobs. Needs the client's and the worker's packages, which a machine with a GPU may lack.
 """
 
 import os
@@ -158,7 +158,7 @@ def _submit(producer: "Producer", jobs: Sequence[Job], *, batch: str | None = No
 def _killed(
     here: "Server", producer: "Producer", jobs: Sequence[Job], start: "Callable[[], AbstractContextManager[object]]"
 ) -> Line:
-    """Kill the worker amid the jobs, and start another. Wrong if a job is not done in the end."""
+    """Kill the worker during the jobs, and start another. Wrong if a job is not done in the end."""
     from benchmarks.processes import wait_until
 
     before = here.count("done")

@@ -78,7 +78,7 @@ class Workload:
 
     @property
     def label(self) -> str:
-        """The name in what is printed."""
+        """The printed name."""
         if self.num_tokens == 0:
             return f"{self.shape}, {self.name}{', fp8 cache' if self.is_narrow else ''}"
         kind = "int8" if self.is_narrow else "16 bits"
@@ -142,9 +142,9 @@ def _scale(device: str) -> "Scale":
 
 def tune(scale: "Scale", given: Sequence[Workload]) -> "Iterator[tuple[Workload, Kind, Found]]":
     """Yield the best configuration of each kind of launch."""
-    asked = [(workload, kind, rule) for workload in given for kind, rule in kinds_of(scale, workload).items()]
-    candidates = _candidates(scale, asked)
-    for workload, kind, rule in asked:
+    launches = [(workload, kind, rule) for workload in given for kind, rule in kinds_of(scale, workload).items()]
+    candidates = _candidates(scale, launches)
+    for workload, kind, rule in launches:
         compute = _with(kind, workload.launch(scale))
         yield workload, kind, fastest(scale, workload.label, compute, rule, candidates[kind])
 
@@ -183,9 +183,9 @@ def _candidates(scale: "Scale", asked: "Sequence[tuple[Workload, Kind, Any]]") -
 def _processor(scale: "Scale") -> Processor:
     import torch
 
-    found = torch.cuda.get_device_properties(scale.device)
-    threads = found.max_threads_per_multi_processor
-    return Processor(found.regs_per_multiprocessor, found.shared_memory_per_multiprocessor, threads)
+    properties = torch.cuda.get_device_properties(scale.device)
+    threads = properties.max_threads_per_multi_processor
+    return Processor(properties.regs_per_multiprocessor, properties.shared_memory_per_multiprocessor, threads)
 
 
 def facts_by_compiling(workload: Workload, kind: "Kind", config: object) -> Facts | None:

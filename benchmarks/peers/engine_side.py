@@ -103,8 +103,10 @@ def install_vllm_needs(python: Path, _folder: Path, _weights: str) -> None:
 
 def needs_of(package: str, python: Path) -> list[str]:
     """Return the dependencies of an installed package on this machine, without torch and its companions."""
-    [found] = distributions(name=package, path=list(map(str, python.parent.parent.glob("lib/python*/site-packages"))))
-    needs = [Requirement(text) for text in found.requires or ()]
+    [distribution] = distributions(
+        name=package, path=list(map(str, python.parent.parent.glob("lib/python*/site-packages")))
+    )
+    needs = [Requirement(text) for text in distribution.requires or ()]
     here = [need for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
     return [str(need) for need in here if not need.name.startswith("torch")]
 
@@ -194,14 +196,14 @@ def write_work(
     path: Path, model: Path, weights: str, max_num_seqs: int, requests: Sequence[tuple[Sequence[int], int]]
 ) -> None:
     """Write the file that specifies a peer's run."""
-    asked = {
+    work = {
         "model": str(model),
         "weights": weights,
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": 1024,
         "requests": requests,
     }
-    path.write_text(json.dumps(asked))
+    path.write_text(json.dumps(work))
 
 
 def installed() -> list[str]:

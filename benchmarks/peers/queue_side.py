@@ -68,7 +68,7 @@ class Bench:
         return [one for one in found if one[0].startswith(prefix)]
 
     def wait_for(self, count: int, prefix: str, within_s: float) -> bool:
-        """Wait until so many different jobs have run; return whether they did."""
+        """Wait until this many different jobs have run; return whether they did."""
         deadline_s = time.monotonic() + within_s
         while len({name for name, _ in self.ran(prefix)}) < count:
             if time.monotonic() > deadline_s:
@@ -78,7 +78,7 @@ class Bench:
 
     @contextmanager
     def workers(self, count: int) -> Generator[list["subprocess.Popen[bytes]"]]:
-        """Run so many worker processes, warmed up.
+        """Run this many worker processes, warmed up.
 
         Raises:
             RuntimeError: they run nothing.

@@ -113,7 +113,7 @@ def drain(num_jobs: int, num_workers: int = 1, *, with_history: bool = False) ->
 
 
 def stream(num_jobs: int, interval_s: float, *, tokens: int = TOKENS, model: str = STEP_MODEL) -> Streamed:
-    """Stream so many jobs at once, tokens every `interval_s` as if read."""
+    """Stream this many jobs at once, tokens every `interval_s` as if read."""
     rounds = ("--stream-interval", str(interval_s), "--unread-interval", "0")
     options = (*NULL, *rounds, "--max-num-seqs", str(num_jobs))
     with server() as here, Producer() as producer, worker(here, *options, model=model, is_alone=True) as process:

@@ -72,9 +72,9 @@ def streams_table(num_rounds: int, counts: Sequence[int], intervals_s: Sequence[
     rounds = [[stream(count, interval_s, tokens=tokens) for count, interval_s in cases] for _ in range(num_rounds)]
     rows = [("streams at once", "every ms", "tokens/s", "worker us a token", "server us a token")]
     for (count, interval_s), *runs in zip(cases, *rounds, strict=True):
-        found = median(runs)
-        costs = (f"{found.worker_us_per_token:.1f}", f"{found.server_us_per_token:.1f}")
-        rows.append((f"{count}", f"{1000 * interval_s:.0f}", f"{found.tokens_per_s:,.0f}", *costs))
+        figures = median(runs)
+        costs = (f"{figures.worker_us_per_token:.1f}", f"{figures.server_us_per_token:.1f}")
+        rows.append((f"{count}", f"{1000 * interval_s:.0f}", f"{figures.tokens_per_s:,.0f}", *costs))
     return table(rows)
 
 

@@ -27,8 +27,8 @@ class Bench:
 
     def spent_us(self) -> float:
         """Return microseconds that the server's main thread has worked since its start."""
-        found = self.queue.client.info("cpu")
-        return 1e6 * (found["used_cpu_user_main_thread"] + found["used_cpu_sys_main_thread"])
+        usage = self.queue.client.info("cpu")
+        return 1e6 * (usage["used_cpu_user_main_thread"] + usage["used_cpu_sys_main_thread"])
 
     def submit(self, count: int) -> None:
         """Submit jobs."""
@@ -40,7 +40,7 @@ class Bench:
                 raise RuntimeError(f"a job was not accepted: {answers[0]}")
 
     def pull(self, worker: Worker, count: int) -> list[calls.LeasedJob]:
-        """Lease so many jobs."""
+        """Lease this many jobs."""
         jobs: list[calls.LeasedJob] = []
         while len(jobs) < count:
             taken = worker.pull(sequences=min(NUM_LEASED, count - len(jobs))).jobs

@@ -23,9 +23,9 @@ def batching(num_seqs: int) -> tuple[str, ...]:
 
 def run_through(server: Server, producer: Producer, jobs: Sequence[Job]) -> float:
     """Run jobs that are submitted at once; return seconds from the first scheduled to the last end, by the server."""
-    wanted = [one_job(job.prompt, max_tokens=job.num_output_tokens, temperature=0, ignore_eos=True) for job in jobs]
+    submitted = [one_job(job.prompt, max_tokens=job.num_output_tokens, temperature=0, ignore_eos=True) for job in jobs]
     before = server.count("done")
-    receipts = [str(answer) for answer in producer.submit_many(wanted)]
+    receipts = [str(answer) for answer in producer.submit_many(submitted)]
     # Poll rarely and cheaply: on two cores a client that asks for all would be measured with the service.
     wait_until(lambda: server.count("done") - before == len(jobs), "all jobs to be done", every_s=POLL_S)
     views = [view for view in producer.views(receipts) if view is not None]

@@ -1,6 +1,6 @@
 """Matrix products on the CPU: native.c for int8, and for bfloat16 if the processor multiplies it; otherwise torch's.
 
-Only those of native.c have the same bits for a row in any batch, so a deterministic process has no others.
+Only those of native.c are bitwise identical for any batch composition, so a deterministic process uses no others.
 
 For torch, the faster of the plain call and oneDNN's prepacked one is chosen per shape. Packing is slower for some
 shapes and machines, and one row can be slower than four, so both are measured when the first weight of a shape is
@@ -120,13 +120,13 @@ def _pack_torch(weight: Tensor, bias: Tensor | None) -> Linear:
     if weight.numel() < _MEASURED_ELEMENTS:
         return PlainLinear(weight, bias)
     key = (weight.shape, weight.dtype)
-    known = _choices.get(key)
-    packed = onednn.reorder(weight) if known is None or known.is_packed else None
+    choice = _choices.get(key)
+    packed = onednn.reorder(weight) if choice is None or choice.is_packed else None
     if packed is None:
         return PlainLinear(weight, bias)
-    if known is None:
-        known = _choices[key] = _measure(weight, packed)
-    return PackedLinear(packed, bias, known.min_rows) if known.is_packed else PlainLinear(weight, bias)
+    if choice is None:
+        choice = _choices[key] = _measure(weight, packed)
+    return PackedLinear(packed, bias, choice.min_rows) if choice.is_packed else PlainLinear(weight, bias)
 
 
 def _measure(weight: Tensor, packed: Tensor) -> _Choice:

@@ -22,7 +22,7 @@ MAX_KERNEL_ROWS = 256
 """Rows above which widening the weight for the library takes less time than the product in integers, on an H200."""
 
 _FEW_ROWS = ((4, 2**22 - 1), (2, 2**24))
-"""Rows, and the number of weights up to which `few_rows` is the fastest for so many; for one row it always is.
+"""Rows, and the number of weights up to which `few_rows` is the fastest for them; for one row it always is.
 Measured on an H200, compared with cuBLAS in 16 bits and with the product in integers: for more rows, the arithmetic of
 large weights takes longer than their bytes.
 """
@@ -52,7 +52,7 @@ class HalfLinear:
 
 
 class InvariantLinear:
-    """A product over a weight in its dtype, with the same bits for a row whatever the others are."""
+    """A product over a weight in its dtype whose rows are bitwise identical for any batch composition."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         """Take `weight` `[N, K]`, as it is if it is contiguous."""

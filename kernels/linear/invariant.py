@@ -46,7 +46,7 @@ class InvariantConfig:
 def invariant_config(*, out_size: int, in_size: int, num_tokens: int, element_bytes: int) -> InvariantConfig:
     """Choose the parts of K from the shape of the weight, and the rows of a tile from their number.
 
-    Nothing is measured: another worker may go on with this one's jobs.
+    Nothing is measured: another worker may continue this one's jobs.
     """
     block_n, block_k = (64, 32) if element_bytes == 4 else (128, 64)
     num_blocks = triton.cdiv(out_size, block_n)

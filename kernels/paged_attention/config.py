@@ -75,7 +75,7 @@ def invariant_config(*, element_bytes: int, head_size: int, group: int) -> Atten
     """Choose the tiling of the kernel in `invariant`, for decodes and prompts alike.
 
     64 rows are what the matrix unit of sm_90 takes at once; with heads of 256, they would not fit the registers. No
-    configuration is measured: another tiling may change bits, and a worker may go on with another's jobs.
+    configuration is measured: another tiling may change bits, and a worker may continue another's jobs.
     """
     least_rows = max(16, triton.next_power_of_2(group))
     if element_bytes == 4:

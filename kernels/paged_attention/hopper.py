@@ -216,7 +216,7 @@ def _compute(
         mbarrier.wait(value_full.index(before), ((tile - 1) // _STAGES) & 1)
         fence_async_shared()
         adding = warpgroup_mma(weights, value_tiles.index(before), acc, is_async=True)
-        # The sum of the tile before goes on during this tile's softmax.
+        # The sum of the previous tile continues during this tile's softmax.
         scores = warpgroup_mma_wait(1, deps=(coming,))
         mbarrier.arrive(key_empty.index(stage), count=1)
         coming_weights, rescale, row_max, row_sum = _weigh(

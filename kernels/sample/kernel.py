@@ -34,8 +34,8 @@ _WHOLE_ROW_BLOCK = 2048
 
 def _divide(num_rows: int, num_tiles: int, max_parts: int, *, num_warps: int = 4) -> tuple[int, int]:
     """Return the tiles of a part, and the parts of a row."""
-    wanted = min(max_parts, max(1, 4 * _NUM_PROGRAMS // num_warps // num_rows))
-    tiles_per_part = -(-num_tiles // wanted)
+    num_parts = min(max_parts, max(1, 4 * _NUM_PROGRAMS // num_warps // num_rows))
+    tiles_per_part = -(-num_tiles // num_parts)
     return tiles_per_part, -(-num_tiles // tiles_per_part)
 
 

@@ -1,6 +1,6 @@
 # Triton's language is not typable: a launch takes options that no signature has, a constexpr is any value.
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-"""What the kernels of sampling share: how a row is read, scaled, ordered and weighed."""
+"""Common parts of the sampling kernels: how a row is read, scaled, ordered and weighed."""
 
 import os
 

@@ -40,7 +40,7 @@ def _serve(requests: TextIO, answers: TextIO) -> None:
 
 
 def _tried(operation: str, number: int, sizes: ModelSizes, device: torch.device) -> tuple[dict[str, str], bool]:
-    """Run one case; return the answer, and whether the process can go on."""
+    """Run one case; return the answer, and whether the process can continue."""
     try:
         torch.manual_seed(SEED + number)
         cases_of(operation, sizes, device)[number]()

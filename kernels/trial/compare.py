@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 _UNITS = {torch.float32: 2.0**-16, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
-"""Relative rounding of a result; in float32 the sums' order counts, too."""
+"""Relative rounding of a result; in float32 the order of the sums matters too."""
 
 _ALLOWED_UNITS = 16
 

@@ -1,6 +1,6 @@
 """The parent's side of a trial: gives the cases of all operations to several processes, and judges their answers.
 
-A process that fails, hangs or is killed has the case that it ran against its operation; another takes the rest.
+A process that fails, hangs or is killed counts against the operation of its case; another takes the other cases.
 """
 
 import json
@@ -44,7 +44,7 @@ class Verdict:
     """By operation that must not be used: why."""
 
     untried: dict[str, str] = field(default_factory=dict[str, str])
-    """By operation that could not be tried completely: why. That is no fault of its kernels."""
+    """By operation that could not be tried completely: why. This does not disqualify its kernels."""
 
     num_cases: int = 0
     """Cases that ended well."""
@@ -155,7 +155,7 @@ class Trial:
             try:
                 process = _Process(self._command, self._sizes, self._device)
             except (_Died, OSError):
-                # Another thread's may work; what nobody tries is reported.
+                # Another thread's may work; untried cases are reported.
                 return
             with self._lock:
                 self._alive.add(process)

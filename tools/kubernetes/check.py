@@ -40,22 +40,22 @@ def build(environment: Environment, folder: Path) -> list[Manifest]:
     code, output = environment.run("kustomize", "build", folder.resolve())
     if code != 0:
         raise RuntimeError(f"kustomize build {folder}: {output.strip()}")
-    return [one for one in yaml.safe_load_all(output) if one]
+    return [document for document in yaml.safe_load_all(output) if document]
 
 
 def faults_of(environment: Environment, objects: Sequence[Manifest]) -> Iterator[str]:
-    """Yield what is wrong with objects."""
-    core = [one for one in objects if one.get("apiVersion") in CORE]
+    """Yield the errors of objects."""
+    core = [document for document in objects if document.get("apiVersion") in CORE]
     for version in (VERSION, NEWEST):
         yield from environment.core_faults(core, version)
-    yield from keda_faults(environment, [one for one in objects if one.get("apiVersion") == KEDA])
-    for one in objects:
-        if one.get("apiVersion") not in (*CORE, KEDA):
-            yield f"{one.get('kind')}: nothing validates {one.get('apiVersion')}"
+    yield from keda_faults(environment, [document for document in objects if document.get("apiVersion") == KEDA])
+    for document in objects:
+        if document.get("apiVersion") not in (*CORE, KEDA):
+            yield f"{document.get('kind')}: nothing validates {document.get('apiVersion')}"
 
 
 def keda_faults(environment: Environment, objects: Sequence[Manifest]) -> Iterator[str]:
-    """Yield what is wrong with objects of KEDA: first by its schemas, then by its types."""
+    """Yield the errors of KEDA's objects: first by its schemas, then by its types."""
     if not objects:
         return
     code, output = environment.run("node", "validate.mjs", given=json.dumps(objects))
@@ -68,8 +68,8 @@ def keda_faults(environment: Environment, objects: Sequence[Manifest]) -> Iterat
 def _source_of(environment: Environment, objects: Sequence[Manifest]) -> Path:
     """Write a program that assigns each object to its type: the compiler refuses fields that the type lacks."""
     lines = [f'import type * as keda from "{TYPES}";']
-    for number, one in enumerate(objects):
-        lines.append(f"export const object{number}: keda.I{one.get('kind')} = {json.dumps(one)};")
+    for number, document in enumerate(objects):
+        lines.append(f"export const object{number}: keda.I{document.get('kind')} = {json.dumps(document)};")
     path = environment.folder / "objects.ts"
     path.write_text("\n".join(lines))
     return path
@@ -80,7 +80,7 @@ def _options(source: Path) -> tuple[str | Path, ...]:
 
 
 def main() -> None:
-    """Check every overlay, print what is wrong, and end with 1 if anything is."""
+    """Check every overlay, print the errors, and end with 1 if there are any."""
     environment, num_faults = installed(), 0
     for overlay in OVERLAYS:
         folder = ROOT / "deploy" / "kubernetes" / overlay

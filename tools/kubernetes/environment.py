@@ -28,7 +28,7 @@ class Environment:
     folder: Path
 
     def run(self, tool: str, *arguments: str | Path, given: str = "") -> tuple[int, str]:
-        """Run `kustomize`, `tsc` or `node`; return its exit code and what it printed."""
+        """Run `kustomize`, `tsc` or `node`; return its exit code and its output."""
         program = {"node": (), "tsc": (self.folder / "node_modules" / "typescript" / "bin" / "tsc",)}
         command = [self.folder / KUSTOMIZE] if tool == "kustomize" else [NODE, *program[tool]]
         done = subprocess.run(

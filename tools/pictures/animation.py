@@ -105,7 +105,7 @@ def _develop(recording: Recording) -> Film:
 
 
 def _frames(recording: Recording) -> Iterator[tuple[float, str]]:
-    """What was printed by each frame, with the time of its last part; the first frame is at 0."""
+    """The text printed by each frame, with the time of its last part; the first frame is at 0."""
     pending, began_s = "", 0.0
     for time_s, text in recording.output:
         if pending and time_s - began_s >= FRAME_S:

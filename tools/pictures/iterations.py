@@ -48,13 +48,16 @@ def draw(seen: Sequence[Iteration]) -> str:
     """Draw a column for each iteration and a row for each request, and below them tokens and blocks."""
     bottom = TOP + ROW * len(ARRIVALS)
     width, height = LEFT + CELL * len(seen) + 24, bottom + 2 * (CHART + 34) + 10
-    tokens = [(one.num_tokens, one.max_tokens) for one in seen]
-    blocks = [(one.num_blocks - one.num_free_blocks, one.num_blocks) for one in seen]
+    tokens = [(iteration.num_tokens, iteration.max_tokens) for iteration in seen]
+    blocks = [(iteration.num_blocks - iteration.num_free_blocks, iteration.num_blocks) for iteration in seen]
     parts = [
         *_legend(),
-        *(_text(LEFT + CELL * column + CELL / 2, TOP - 10, str(one.number), "c d") for column, one in enumerate(seen)),
+        *(
+            _text(LEFT + CELL * column + CELL / 2, TOP - 10, str(iteration.number), "c d")
+            for column, iteration in enumerate(seen)
+        ),
         *(_text(LEFT - 12, TOP + ROW * row + 20, f"request {_letter(str(row))}", "e") for row in range(len(ARRIVALS))),
-        *(part for column, one in enumerate(seen) for part in _column(LEFT + CELL * column, one)),
+        *(part for column, iteration in enumerate(seen) for part in _column(LEFT + CELL * column, iteration)),
         *_chart(bottom + 34, "tokens", tokens, "prompt"),
         *_chart(bottom + CHART + 68, "blocks", blocks, "decode"),
     ]
@@ -77,14 +80,14 @@ def _legend() -> Iterator[str]:
     yield _text(x + 120, 33, "● leaves")
 
 
-def _column(x: int, one: Iteration) -> Iterator[str]:
-    for name in one.waiting:
+def _column(x: int, iteration: Iteration) -> Iterator[str]:
+    for name in iteration.waiting:
         yield _box(x + 1, _y(name) + 3, CELL - 2, ROW - 6, "wait")
-    for row in (*one.joined, *one.running):
+    for row in (*iteration.joined, *iteration.running):
         yield from _cell(x, row)
-    for name in one.preempted:
+    for name in iteration.preempted:
         yield _text(x + CELL / 2, _y(name) + 20, "✕", "c l")
-    for name, _ in one.left:
+    for name, _ in iteration.left:
         yield _text(x + CELL - 6, _y(name) + 11, "●", "c")
 
 

@@ -1,4 +1,4 @@
-"""Run a command in a pseudo-terminal and record what it prints, and when."""
+"""Run a command in a pseudo-terminal and record its output with times."""
 
 import codecs
 import fcntl

@@ -33,9 +33,9 @@ def teacher_forced(decoder: Decoder, maker: DocumentMaker, *, per_kind: int) -> 
     """Return by `kind/task` the share of answers that greedy decoding would give exactly. Leaves long ones out."""
     scores: dict[str, list[bool]] = {}
     for kind in Kind:
-        asked = [(example, _document(maker, example)) for example in held_out(kind, per_kind)]
+        pairs = [(example, _document(maker, example)) for example in held_out(kind, per_kind)]
         short = [
-            (example, document) for example, document in asked if len(document) <= _WIDTH and kind is not Kind.STORY
+            (example, document) for example, document in pairs if len(document) <= _WIDTH and kind is not Kind.STORY
         ]
         for start in range(0, len(short), _ROWS):
             batch = short[start : start + _ROWS]

@@ -1,4 +1,4 @@
-"""The same bits from a deterministic engine in any company: part of section "parity" of `benchmarks gpu`.
+"""A deterministic engine is bitwise identical for any batch composition: part of section "parity" of `benchmarks gpu`.
 
 In bfloat16, where another order of a sum soon changes a token. Tokens and log-probabilities of each request, alone and
 whole, are compared with those among others, in chunks, under preemption and from the prefix cache.

@@ -1,7 +1,7 @@
 """Long prompts in nearly all of the device's memory: section "memory" of `benchmarks gpu`.
 
 The cache gets 97 % of what the weights leave free, less the measured memory of the largest step. If that is measured
-too low, a step runs out of memory: the engine halves its steps and goes on, and the line is wrong.
+too low, a step runs out of memory: the engine halves its steps and continues, and the line is wrong.
 """
 
 from collections.abc import Iterator

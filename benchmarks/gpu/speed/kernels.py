@@ -275,7 +275,7 @@ def _writes(scale: Scale) -> Iterator[Line]:
 
 
 def _write_of(scale: Scale, num_tokens: int, *, has_norm: bool) -> Call:
-    """Return a write of so many tokens into slots in random order."""
+    """Return a write of this many tokens into slots in random order."""
     num_heads, num_kv_heads, head_size = TOY_HEADS if scale.is_toy else HEADS["8B"]
     num_blocks = -(-num_tokens // 16)
     cache = allocate_cuda(num_blocks, 16, num_kv_heads, head_size, dtype=scale.dtype, device=scale.device)

@@ -45,7 +45,7 @@ def _steps_of(scale: Scale, shape: str, batches: Sequence[int]) -> Iterator[Line
 def least_ms(scale: Scale, config: DecoderConfig, batch: int, context_len: int) -> float:
     """Return the lower bound of a decode step, in milliseconds.
 
-    Its products at the rate of the memory or of a large product, whichever is slower for so many rows; then keys and
+    Its products at the rate of the memory or of a large product, whichever is slower for these rows; then keys and
     values at the memory's rate.
     """
     element_bytes = scale.dtype.itemsize

@@ -46,7 +46,7 @@ def _wait(url: str) -> None:
 
 
 def _complete(url: str, prompt: list[int], count: int) -> int:
-    asked = {"prompt": prompt, "n_predict": count, "temperature": 0, "ignore_eos": True, "cache_prompt": False}
-    request = urllib.request.Request(url, json.dumps(asked).encode(), {"Content-Type": "application/json"})
+    body = {"prompt": prompt, "n_predict": count, "temperature": 0, "ignore_eos": True, "cache_prompt": False}
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     with urllib.request.urlopen(request) as reply:
         return int(json.load(reply)["tokens_predicted"])

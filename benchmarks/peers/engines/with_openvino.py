@@ -38,8 +38,8 @@ def _run(pipeline: openvino_genai.ContinuousBatchingPipeline, work: Work) -> int
             ids = openvino.Tensor(numpy.array([prompt], dtype=numpy.int64))
             running.append(pipeline.add_request(number, ids, config))
         pipeline.step()
-        ended = [one for one in running if one.get_status() == openvino_genai.GenerationStatus.FINISHED]
-        for one in ended:
-            num_tokens += sum(len(output.generated_ids) for output in one.read_all())
-        running = [one for one in running if one not in ended]
+        ended = [request for request in running if request.get_status() == openvino_genai.GenerationStatus.FINISHED]
+        for request in ended:
+            num_tokens += sum(len(output.generated_ids) for output in request.read_all())
+        running = [request for request in running if request not in ended]
     return num_tokens
