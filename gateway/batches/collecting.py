@@ -109,7 +109,7 @@ class Part:
 def _stored(storage: Storage, batch: Batch, kind: str, number: int, texts: Sequence[str]) -> tuple[Stored, ...]:
     if not texts:
         return ()
-    # Random, so that a task that was taken for dead cannot replace the part of the one that went on.
+    # Random, so that a task that was considered dead cannot replace the part of its successor.
     key = f"{batch.folder}/{kind}-{number:05d}-{token_hex(6)}"
     data = "".join(texts).encode()
     storage.put(key, data)
@@ -146,7 +146,7 @@ class Collector:
         producer: A client of its queue.
         batch: The batch.
         names: Its custom ids.
-        recorded: The history, for what the queue no longer has.
+        recorded: The history, for results that the queue no longer has.
     """
 
     def __init__(self, producer: Producer, batch: Batch, names: Names, recorded: RecordedOutcomes) -> None:

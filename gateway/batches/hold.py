@@ -31,7 +31,7 @@ class Hold:
         self._thread.join()
 
     def check(self) -> None:
-        """Check that the work is to go on.
+        """Check that the work may continue.
 
         Raises:
             BatchLost: another task has the batch, or it has been cancelled meanwhile.
@@ -44,7 +44,7 @@ class Hold:
             try:
                 status = self._batches.renew(self._batch)
             except HistoryUnavailable:
-                continue  # the next write of the task fails likewise, or does not
+                continue  # the next write of the task fails too, or does not
             if status is None or (status == CANCELLING and self._batch.status != CANCELLING):
                 self._is_lost = True
                 return

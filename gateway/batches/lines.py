@@ -25,7 +25,7 @@ MAX_ERRORS = 100
 
 MAX_LINES = 1_000_000
 Tick = Callable[[], None]
-"""What is called for each line: it raises to end the work."""
+"""A callback for each line: it raises to end the work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,12 @@ def names_of(data: bytes) -> Names:
     """Read what `Names.encoded` wrote.
 
     Raises:
-        ValueError: it is something else, or was cut short.
+        ValueError: it is not such an object, or was cut short.
     """
     try:
-        found = json.loads(data)
-        numbers = found["numbers"]
-        return Names(tuple(found["custom_ids"]), None if numbers is None else tuple(numbers))
+        content = json.loads(data)
+        numbers = content["numbers"]
+        return Names(tuple(content["custom_ids"]), None if numbers is None else tuple(numbers))
     except (KeyError, TypeError) as error:
         raise ValueError("this is not a list of names") from error
 
@@ -100,7 +100,7 @@ class Check:
         slices: What `new_lines` returned after each of the slices so far, in order.
 
     Raises:
-        ValueError: a slice is something else, or was cut short.
+        ValueError: a slice is not valid, or was cut short.
     """
 
     def __init__(self, batch: Batch, slices: Sequence[bytes] = ()) -> None:
@@ -167,36 +167,36 @@ class Check:
     def new_lines(self, since: int | None = None) -> bytes:
         """Encode what this object has checked itself, with the slices from the number `since` on, as one slice."""
         first, first_bad = self._begins[-1 if since is None else since]
-        found = {
+        content = {
             "custom_ids": self._custom_ids[first:],
             "numbers": self._numbers[first:],
             "errors": [astuple(bad) for bad in self._bad[first_bad:]],
             "end": [self._number, self.offset],
             "model": [self._model.name, self._model.is_known],
         }
-        return json.dumps(found, separators=(",", ":")).encode()
+        return json.dumps(content, separators=(",", ":")).encode()
 
     def _begin(self) -> None:
         self._begins.append((len(self._custom_ids), len(self._bad)))
 
     def _read(self, data: bytes) -> None:
         try:
-            found = json.loads(data)
-            self._custom_ids += found["custom_ids"]
-            self._numbers += found["numbers"]
-            self._bad += [BadLine(*fields) for fields in found["errors"]]
-            self._number, self.offset = found["end"]
-            self._model = _Model(*found["model"])
+            content = json.loads(data)
+            self._custom_ids += content["custom_ids"]
+            self._numbers += content["numbers"]
+            self._bad += [BadLine(*fields) for fields in content["errors"]]
+            self._number, self.offset = content["end"]
+            self._model = _Model(*content["model"])
         except (KeyError, TypeError) as error:
             raise ValueError("this is not a slice of a check") from error
 
     def _add(self, line: Line | BadLine) -> None:
-        found = _checked(self._batch, self._jobs, self._model, line)
-        if isinstance(found, BadLine):
-            self._bad.append(found)
+        checked = _checked(self._batch, self._jobs, self._model, line)
+        if isinstance(checked, BadLine):
+            self._bad.append(checked)
         else:
-            self._custom_ids.append(found.name)
-            self._numbers.append(found.number)
+            self._custom_ids.append(checked.name)
+            self._numbers.append(checked.number)
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,20 +51,20 @@ class BatchRoutes:
 
     def routes(self) -> Sequence[ApiRoute]:
         """Return the routes, each with the scope that it needs."""
-        one = "/v1/batches/{batch_id}"
+        path = "/v1/batches/{batch_id}"
         return (
             ApiRoute("POST", "/v1/batches", self._create, batch_docs.CREATE, scope="submit"),
             ApiRoute("GET", "/v1/batches", self._list, batch_docs.LIST, scope="read"),
-            ApiRoute("GET", one, self._retrieve, batch_docs.RETRIEVE, scope="read"),
-            ApiRoute("POST", f"{one}/cancel", self._cancel, batch_docs.CANCEL, scope="control"),
+            ApiRoute("GET", path, self._retrieve, batch_docs.RETRIEVE, scope="read"),
+            ApiRoute("POST", f"{path}/cancel", self._cancel, batch_docs.CANCEL, scope="control"),
         )
 
     async def _create(self, request: Request) -> Response:
-        asked = _fields(await read_json(request, MAX_BODY_BYTES))
+        given = _fields(await read_json(request, MAX_BODY_BYTES))
         tenant = caller_of(request).tenant
         await self._quota.check(tenant)  # its outputs will be stored, too
-        file = await self._input(_text(asked, "input_file_id"), tenant)
-        endpoint, window = _endpoint(asked), _text(asked, "completion_window")
+        file = await self._input(_text(given, "input_file_id"), tenant)
+        endpoint, window = _endpoint(given), _text(given, "completion_window")
         length = window_of(window)
         if length is None:
             raise bad_request(
@@ -83,7 +83,7 @@ class BatchRoutes:
             model=model,
             input_file=file.id,
             window=window,
-            metadata=_metadata(asked.get("metadata")),
+            metadata=_metadata(given.get("metadata")),
             created_ms=created_ms,
             expires_ms=created_ms + round(length.total_seconds() * 1000),
         )
@@ -94,8 +94,8 @@ class BatchRoutes:
         return JSONResponse(body)
 
     async def _body(self, batch: Batch) -> Object:
-        """Return what clients read of a batch, and what is missing if nobody continues it."""
-        queue = next((one for one in self._queues if one.name == batch.queue), None)
+        """Return a batch as clients read it, with a warning if no process continues it."""
+        queue = next((clients for clients in self._queues if clients.name == batch.queue), None)
         if batch.status not in OPEN or queue is None or not await lacks_callbacks(queue):
             return batch.body
         return {**batch.body, "warning": without_callbacks(queue.name)}
@@ -124,9 +124,9 @@ class BatchRoutes:
         return file
 
     async def _list(self, request: Request) -> Response:
-        wanted = read_page(request, caller_of(request).tenant, SHORT_PAGE)
-        found, has_more = await SQL.run(self._batches.page, wanted)
-        return JSONResponse(list_body([batch.body for batch in found], has_more=has_more))
+        query = read_page(request, caller_of(request).tenant, SHORT_PAGE)
+        batches, has_more = await SQL.run(self._batches.page, query)
+        return JSONResponse(list_body([batch.body for batch in batches], has_more=has_more))
 
     async def _retrieve(self, request: Request) -> Response:
         batch_id = request.path_params["batch_id"]
@@ -166,11 +166,11 @@ def _text(fields: Mapping[str, object], name: str) -> str:
 
 
 def _endpoint(fields: Mapping[str, object]) -> Endpoint:
-    asked = _text(fields, "endpoint")
+    name = _text(fields, "endpoint")
     for endpoint in ENDPOINTS:
-        if asked == endpoint:
+        if name == endpoint:
             return endpoint
-    raise bad_request(f"endpoint must be one of {' and '.join(ENDPOINTS)}, got {asked[:64]!r}", param="endpoint")
+    raise bad_request(f"endpoint must be one of {' and '.join(ENDPOINTS)}, got {name[:64]!r}", param="endpoint")
 
 
 def _metadata(value: object) -> Mapping[str, str] | None:

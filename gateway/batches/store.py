@@ -18,7 +18,7 @@ from sluice.history.tables import files, gateway_batches
 from sluice.protocol.clock import wall_ms
 
 TAKEN_MS = 6000
-"""How long a task has a batch without renewing. After a kill, another goes on after this time."""
+"""How long a task has a batch without renewing. After a kill, another task continues after this time."""
 
 MAX_DUE = 200
 T = gateway_batches.c
@@ -96,14 +96,14 @@ class BatchStore:
         """Return the batches of a queue that are due and that no task has: the first of each tenant, in order."""
         place = sa.func.row_number().over(partition_by=T.tenant, order_by=(T.due_ms, T.id)).label("place")
         is_due = (T.status.in_(OPEN), T.queue == queue, T.due_ms <= wall_ms())
-        found = sa.select(T.id, T.epoch, T.tenant, T.due_ms, place).where(*is_due).subquery()
-        query = sa.select(found.c.id, found.c.epoch, found.c.tenant).where(found.c.place == 1)
+        first = sa.select(T.id, T.epoch, T.tenant, T.due_ms, place).where(*is_due).subquery()
+        query = sa.select(first.c.id, first.c.epoch, first.c.tenant).where(first.c.place == 1)
         with self._database.reading() as connection:
-            rows = connection.execute(query.order_by(found.c.due_ms).limit(MAX_DUE)).all()
+            rows = connection.execute(query.order_by(first.c.due_ms).limit(MAX_DUE)).all()
         return [Due(*row) for row in rows]
 
     def take(self, batch_id: str, epoch: int) -> Batch | None:
-        """Take a batch if nobody has taken it since this epoch."""
+        """Take a batch if no other task has taken it since this epoch."""
         is_it = (T.id == batch_id, T.epoch == epoch, T.status.in_(OPEN), T.due_ms <= wall_ms())
         taken = gateway_batches.update().where(*is_it).values(epoch=epoch + 1, due_ms=wall_ms() + TAKEN_MS)
         with self._database.transaction() as connection:
@@ -155,14 +155,14 @@ class BatchStore:
         """Return the keys of all objects of batches that rows name: of unfinished batches, and of their files."""
         own = sa.select(T.names, T.parts).where(T.status.in_(OPEN))
         theirs = sa.select(files.c.objects).where(files.c.purpose == OUTPUT)
-        found = set[str]()
+        keys = set[str]()
         with self._database.reading() as connection:
             # The batches first: the objects of one that finishes in between are those of its files.
             for names, parts in connection.execute(own):
-                found |= {names} | {key for objects in parts.values() for key, *_ in objects}
+                keys |= {names} | {key for objects in parts.values() for key, *_ in objects}
             for objects in connection.execute(theirs).scalars():
-                found |= {key for key, *_ in objects}
-        return found
+                keys |= {key for key, *_ in objects}
+        return keys
 
     def _one(self, *conditions: sa.ColumnElement[bool]) -> Batch | None:
         with self._database.reading() as connection:

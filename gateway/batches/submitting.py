@@ -54,7 +54,7 @@ class Submitted:
         self.end, self.file_offset = place, 0
 
     def go_behind(self, line: RawLine) -> None:
-        """Note that a line needs no more."""
+        """Note that a line is finished."""
         self.end, self.file_offset = line.place + 1, line.end
 
 

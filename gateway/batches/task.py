@@ -45,7 +45,7 @@ from sluice.protocol.clock import wall_ms
 from sluice.protocol.openai_format.bodies import Object
 
 SLICE_S = 1.0
-"""How long a task works once it has read what it goes on from; then those of other tenants' batches have their turn."""
+"""How long a task works once it has read what it goes on from; then other tenants' batches have their turn."""
 
 WORK_PER_READ = 1.0
 """It works at least this many times as long as that reading took: with a slow storage, too, half its time is work."""
@@ -106,7 +106,7 @@ def advance(workshop: Workshop, batch_id: str, epoch: int) -> None:
     """Continue a batch, unless another task has it.
 
     Raises:
-        ProducerError: the queue, the database or the storage is away. The batch is continued later.
+        ProducerError: the queue, the database or the storage is unreachable. The batch is continued later.
     """
     batch = workshop.batches.take(batch_id, epoch)
     if batch is None:
@@ -128,7 +128,7 @@ class _Run:
         self._num_ended = 0
 
     def advance(self) -> int:
-        """Go on until there is nothing to do or time is up; return after how many ms to look again.
+        """Continue until there is nothing to do or time is up; return after how many ms to look again.
 
         Raises:
             BatchLost: another task has the batch, or its status has changed.
@@ -175,7 +175,7 @@ class _Run:
         return is_over
 
     def _check(self) -> Check:
-        """Go on with the check, or begin it again if what it found is lost."""
+        """Continue the check, or start it again if its results are lost."""
         with suppress(ContentMissing, ValueError):
             return Check(self._batch, [self._storage.get(part.key) for part in self._batch.parts.checked])
         self._batch = self._batches.change(self._batch, parts=Parts())
@@ -287,14 +287,14 @@ class _Run:
 
     @property
     def _is_overdue(self) -> bool:
-        """Whether running jobs are waited for no more."""
+        """Whether running jobs are no longer waited for."""
         since_ms = self._batch.times.get(CANCELLING, self._batch.expires_ms)
         return self._why_unsent is not None and wall_ms() >= since_ms + OVERDUE_MS
 
     # ------------------------------------------------------------ running it
 
     def _step(self, producer: Producer, collector: Collector) -> bool:
-        """Submit what there is room for, and collect a part; return whether it may go on at once."""
+        """Submit what there is room for, and collect a part; return whether it may continue at once."""
         self._tick()
         part = Part()
         sent = self._send(producer, collector)
@@ -347,7 +347,7 @@ class _Run:
             with suppress(BatchNotFound):
                 producer.cancel_batch(batch.id, reason="the batch was cancelled")
         elif self._is_late:
-            # The worker's scripts fire timers; without workers nobody else would.
+            # The worker's scripts fire timers; without workers nothing else would.
             producer.run(_fire_timers(producer.target))
         elif batch.submitted < batch.total:
             producer.expire_batch(batch.id, batch.deadline, is_new=True)
@@ -370,15 +370,15 @@ class _Run:
         batch = self._batch
         refused = batch.refused + len(sent.refused)
         num_failed = view.failed + view.cancelled + view.expired + refused
-        found: dict[str, object] = {"completed": view.done, "failed": num_failed, "looked_at": collector.place}
-        found |= {"submitted": sent.end, "file_offset": sent.file_offset}
+        fields: dict[str, object] = {"completed": view.done, "failed": num_failed, "looked_at": collector.place}
+        fields |= {"submitted": sent.end, "file_offset": sent.file_offset}
         if part.places:
-            found["parts"] = part.write(self._storage, batch)
-            found["collected"] = bytes(collector.bits)
-            found["expired"] = batch.expired + part.num_expired
-            found |= {"refused": refused, "written_ms": wall_ms()}
+            fields["parts"] = part.write(self._storage, batch)
+            fields["collected"] = bytes(collector.bits)
+            fields["expired"] = batch.expired + part.num_expired
+            fields |= {"refused": refused, "written_ms": wall_ms()}
         # Any: each is as its field says
-        changes: dict[str, Any] = {name: value for name, value in found.items() if value != getattr(batch, name)}
+        changes: dict[str, Any] = {name: value for name, value in fields.items() if value != getattr(batch, name)}
         if changes:
             self._batch = self._batches.change(batch, **changes)
 
@@ -421,7 +421,7 @@ class _Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _State:
-    """What the queue has of a batch."""
+    """The queue's view of a batch."""
 
     view: calls.BatchView
     why_unsent: str | None
@@ -442,7 +442,7 @@ class _State:
 
     @property
     def is_over(self) -> bool:
-        """Whether all its jobs have ended, or are waited for no more."""
+        """Whether all its jobs have ended, or are no longer waited for."""
         return self.is_overdue or (self.is_sent and self.is_whole and self.view.ended >= self.view.total)
 
     @property

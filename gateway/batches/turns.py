@@ -19,11 +19,11 @@ class Turns:
 
     def next(self, due: Sequence[Due]) -> Due | None:
         """Return the batch of the tenant whose last turn is longest ago, the first one of several; None without any."""
-        found = min(due, key=lambda one: self._last.get(one.tenant, 0), default=None)
-        if found is not None:
+        turn = min(due, key=lambda one: self._last.get(one.tenant, 0), default=None)
+        if turn is not None:
             self._number += 1
-            self._last.pop(found.tenant, None)
-            self._last[found.tenant] = self._number
+            self._last.pop(turn.tenant, None)
+            self._last[turn.tenant] = self._number
             if len(self._last) > MAX_KNOWN:
                 del self._last[next(iter(self._last))]
-        return found
+        return turn

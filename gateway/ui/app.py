@@ -1,4 +1,4 @@
-"""All routes of the page, with what they share."""
+"""All routes of the page, with their common parts."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class Assets(StaticFiles):
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the page shares with the other routes of its gateway."""
+    """The parts that the page shares with the other routes of its gateway."""
 
     keyring: Keyring
     queues: Queues

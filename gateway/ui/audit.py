@@ -1,4 +1,4 @@
-"""The log of what was changed on the page: who, what, when, and how it ended."""
+"""The log of changes made on the page: who, what, when, and how it ended."""
 
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -99,7 +99,7 @@ class AuditLog:
 
 
 def _facts(caller: Caller) -> Mapping[str, object]:
-    """Return when, and who."""
+    """Return the time and the visitor."""
     key_id, tenant = (None, None) if caller.key is None else (caller.key.id, caller.key.tenant)
     return {"at_ms": wall_ms(), "key_id": key_id, "tenant": tenant}
 

@@ -34,7 +34,7 @@ def ago(at_ms: int | None) -> str:
     if at_ms is None:
         return DASH
     age_s = int(max(0.0, time.time() - at_ms / 1000))
-    size, unit = next((one for one in UNITS if age_s >= one[0]), (1, "s"))
+    size, unit = next((entry for entry in UNITS if age_s >= entry[0]), (1, "s"))
     return f"{age_s // size} {unit} ago"
 
 
@@ -74,7 +74,7 @@ def sentence(text: str) -> str:
 def visible(value: object) -> object:
     """Return a text with its control characters made visible, so that none of them acts; anything else as it is.
 
-    Markup is not text: what was inserted into it has passed here.
+    Markup is not text: values inserted into it have passed here.
     """
     return value.translate(SHOWN) if isinstance(value, str) and not hasattr(value, "__html__") else value
 

@@ -104,7 +104,7 @@ class Frame:
         return Route(path, self._guarded(handler), methods=[method])
 
     def is_still_in(self, visitor: Visitor) -> bool:
-        """Return whether a visitor may go on watching."""
+        """Return whether a visitor may continue to watch."""
         return self._visitors.is_still_in(visitor)
 
     async def has_session(self, visitor: Visitor) -> bool:
@@ -116,7 +116,7 @@ class Frame:
             try:
                 response = await answer(request)
             except ClientDisconnect:
-                raise  # nobody reads an answer
+                raise  # an answer would not be read
             except HistoryUnavailable:
                 response = render(request, "no_history.html", status=503)
             except (HTTPException, HttpError, RequestRefused, ProducerError) as error:

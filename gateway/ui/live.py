@@ -1,4 +1,4 @@
-"""Live streams of pages: server-sent events, until the reader leaves, is signed in no more, or the gateway stops."""
+"""Live streams of pages: server-sent events, until the reader leaves or is signed out, or the gateway stops."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ from sluice.gateway.ui.visitors import Visitor
 from sluice.producer.errors import ProducerError
 
 BEAT_S = 0.5
-"""How often a stream looks whether it may go on."""
+"""How often a stream checks whether it may continue."""
 
 MAX_STREAMS = 30
 """Live streams that one API key may have open at a gateway: each costs a few commands a second."""
@@ -51,7 +51,7 @@ class LiveResponse(StreamingResponse):
 
 
 class Live:
-    """Where live streams come from. Changes: it counts those that are open."""
+    """The source of live streams. Changes: it counts the open ones."""
 
     def __init__(self, frame: Frame) -> None:
         self._frame = frame
@@ -70,7 +70,7 @@ class Live:
         return self._frame.page(path, answer)
 
     def may_go_on(self, request: Request, visitor: Visitor) -> bool:
-        """Return whether a stream goes on: the key is active, and the gateway does not stop."""
+        """Return whether a stream continues: the key is active, and the gateway does not stop."""
         try:
             return self._frame.is_still_in(visitor) and not is_draining(request)
         except HttpError:  # keys have been unreadable for too long
@@ -79,7 +79,7 @@ class Live:
     async def parts(
         self, request: Request, visitor: Visitor, read: Callable[[], Awaitable[Parts]], every_s: float
     ) -> AsyncIterator[bytes]:
-        """Yield what has changed of a page, again and again."""
+        """Yield the changed parts of a page, repeatedly."""
         shown: dict[str, str] = {}
         while True:
             try:
@@ -94,7 +94,7 @@ class Live:
                 return
 
     async def wait(self, request: Request, visitor: Visitor, wait_s: float, woken: asyncio.Event | None = None) -> bool:
-        """Wait, at most until an event is set, which is cleared; and return whether the stream goes on."""
+        """Wait, at most until an event is set, which is cleared; and return whether the stream continues."""
         until_s, woken = monotonic() + wait_s, woken or asyncio.Event()
         while not woken.is_set() and (left_s := until_s - monotonic()) > 0:
             if not self.may_go_on(request, visitor):

@@ -29,10 +29,10 @@ class Sessions:
         return token
 
     def key_id_of(self, token: str) -> str | None:
-        """Return the id of the key that signed in; None if nobody did, or it has expired."""
-        wanted = (page_sessions.c.digest == digest_of(token), page_sessions.c.expires_ms > wall_ms())
+        """Return the id of the key that signed in; None if there is no session, or it has expired."""
+        conditions = (page_sessions.c.digest == digest_of(token), page_sessions.c.expires_ms > wall_ms())
         with self._database.reading() as connection:
-            return connection.execute(sa.select(page_sessions.c.key_id).where(*wanted)).scalar_one_or_none()
+            return connection.execute(sa.select(page_sessions.c.key_id).where(*conditions)).scalar_one_or_none()
 
     def end(self, token: str) -> None:
         """Sign out."""

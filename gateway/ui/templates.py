@@ -38,7 +38,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     # Any: filters and globals are of any type; the type checker infers those of jinja2's own.
-    cast("dict[str, Any]", made.filters).update({one.__name__: one for one in FILTERS})
+    cast("dict[str, Any]", made.filters).update({function.__name__: function for function in FILTERS})
     cast("dict[str, Any]", made.globals).update(static=static_url)
     return made
 

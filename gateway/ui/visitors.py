@@ -56,7 +56,7 @@ class Visitors:
         self._open_csrf = token_urlsafe(32)
 
     async def of(self, request: Request) -> Visitor | None:
-        """Return who sent a request; None if nobody is signed in there.
+        """Return who sent a request; None if they are not signed in.
 
         Raises:
             HttpError, HistoryUnavailable: 503, keys or sessions cannot be read.
@@ -81,7 +81,7 @@ class Visitors:
     async def has_session(self, visitor: Visitor) -> bool:
         """Return whether a visitor has neither signed out nor been signed in for too long.
 
-        While the database is away it counts as signed in: the keyring says how long keys are accepted meanwhile.
+        While the database is unreachable it counts as signed in, as long as the keyring accepts keys without it.
         """
         if visitor.token is None:
             return True
@@ -95,7 +95,7 @@ def check_form(request: Request, visitor: Visitor, given: str) -> None:
     """Check that a change was asked for on a page of ours.
 
     Raises:
-        HttpError: 403, it comes from another site, or its token is not that of the session.
+        HttpError: 403, it comes from another site, or its token does not belong to the session.
     """
     check_origin(request)
     if not hmac.compare_digest(given.encode(), visitor.csrf.encode()):
@@ -120,5 +120,5 @@ def check_origin(request: Request) -> None:
 
 
 def _csrf_of(token: str) -> str:
-    """Return the token of a session's forms: it tells nothing of the cookie."""
+    """Return the token of a session's forms, which does not reveal the cookie."""
     return hmac.new(token.encode(errors="replace"), b"csrf", sha256).hexdigest()

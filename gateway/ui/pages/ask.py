@@ -41,7 +41,7 @@ class Question:
 
     @classmethod
     def of(cls, form: Form) -> "Question":
-        """Read a form; what it lacks is empty."""
+        """Read a form; missing fields are empty."""
         return cls(**{name: form.get(name, [""])[0] for name in cls.__slots__})
 
     def options(self, tenant: str) -> Options:
@@ -63,7 +63,7 @@ class Question:
 
 
 class AskPage:
-    """The form. Its job goes on when the visitor leaves, and its page shows all of the answer at any time."""
+    """The form. Its job continues when the visitor leaves, and its page shows all of the answer at any time."""
 
     def __init__(self, frame: Frame, queues: Queues, rates: Rates, database: Database, audit: AuditLog) -> None:
         self._frame, self._queues, self._rates = frame, queues, rates
@@ -91,35 +91,35 @@ class AskPage:
 
     async def _before(self, visitor: Visitor) -> list[JobLine]:
         queues = [queue.name for queue in self._queues]
-        wanted = Wanted(queues=queues, tenant=visitor.caller.tenant, batch=BATCH)
+        query = Wanted(queues=queues, tenant=visitor.caller.tenant, batch=BATCH)
         try:
-            return (await HISTORY.run(page_of_jobs, self._database, wanted))[0][:LISTED]
+            return (await HISTORY.run(page_of_jobs, self._database, query))[0][:LISTED]
         except HistoryUnavailable:
             return []
 
     async def _ask(self, request: Request, visitor: Visitor, form: Form) -> Response:
-        asked = Question.of(form)
+        question = Question.of(form)
         try:
-            job_id = await self._submit(visitor, asked)
+            job_id = await self._submit(visitor, question)
         except (HttpError, RequestRefused, ProducerError) as error:
-            return await self._page(request, visitor, await self._models(asked), asked, readable(error))
+            return await self._page(request, visitor, await self._models(question), question, readable(error))
         request.state.job_id = job_id
         return RedirectResponse(f"/ui/jobs/{job_id}", 303)
 
-    async def _submit(self, visitor: Visitor, asked: Question) -> JobId:
-        options, model = asked.options(visitor.caller.tenant), asked.model or None
+    async def _submit(self, visitor: Visitor, question: Question) -> JobId:
+        options, model = question.options(visitor.caller.tenant), question.model or None
         queue = await self._queues.of_model(model)
         async with self._audit.action(visitor.caller, "submit", model or "any model", queue.name) as entry:
-            receipt, _ = await self._rates.submit(queue, visitor.caller, Job(asked.prompt, options))
+            receipt, _ = await self._rates.submit(queue, visitor.caller, Job(question.prompt, options))
             entry.outcome = receipt.id
         return receipt.id
 
-    async def _models(self, asked: Question) -> Sequence[str]:
-        """Return the models to choose from; if none is known now, the one that was asked for."""
+    async def _models(self, question: Question) -> Sequence[str]:
+        """Return the models to choose from; if none is known now, the requested one."""
         try:
-            return await self._queues.models() or (asked.model,)
+            return await self._queues.models() or (question.model,)
         except ProducerError:
-            return (asked.model,)
+            return (question.model,)
 
 
 def _number(name: str, text: str, least: float, most: float) -> float:

@@ -35,15 +35,15 @@ class BatchPages:
 
     def routes(self) -> Iterator[Route]:
         """Yield the routes."""
-        one = f"{PATH}/{{queue}}/{{batch}}"
+        path = f"{PATH}/{{queue}}/{{batch}}"
         yield self._frame.page(PATH, self._list)
-        yield self._frame.page(one, self._show)
-        yield self._live.route(f"{one}/events", self._events)
-        yield self._frame.page(f"{one}/{{kind}}.jsonl", self._download)
+        yield self._frame.page(path, self._show)
+        yield self._live.route(f"{path}/events", self._events)
+        yield self._frame.page(f"{path}/{{kind}}.jsonl", self._download)
 
     async def _list(self, request: Request, visitor: Visitor) -> Response:
-        found, num_left = await self._newest.get(visitor.tenant)
-        return render(request, "batches.html", batches=found, num_left=num_left)
+        batches, num_left = await self._newest.get(visitor.tenant)
+        return render(request, "batches.html", batches=batches, num_left=num_left)
 
     async def _show(self, request: Request, visitor: Visitor) -> Response:
         queue, batch_id = self._asked(request)
@@ -63,7 +63,7 @@ class BatchPages:
         errors = await HISTORY.run(errors_of, self._database, queue, batch_id, visitor.tenant)
         if line is None:
             raise not_found("batch", batch_id)
-        clients = next(one for one in self._queues if one.name == queue)
+        clients = next(candidate for candidate in self._queues if candidate.name == queue)
         is_stalled = line.is_open and await lacks_callbacks(clients)
         return {"batch": fragment("parts/batch.html", batch=line, errors=errors, is_stalled=is_stalled)}
 
@@ -91,6 +91,6 @@ class BatchPages:
 
     def _asked(self, request: Request) -> tuple[str, str]:
         queue, batch_id = request.path_params["queue"], request.path_params["batch"]
-        if queue not in {one.name for one in self._queues} or "\0" in batch_id:
+        if queue not in {queue_clients.name for queue_clients in self._queues} or "\0" in batch_id:
             raise not_found("batch", batch_id)
         return queue, batch_id

@@ -39,7 +39,7 @@ class Chosen:
     queue: str
     ticked: frozenset[str]
     code: str | None
-    """The error of the group; None: only what was ticked."""
+    """The error of the group; None: only the ticked jobs."""
 
     until_ms: int
     """When the newest job of the group had failed. Those that failed since then were not seen."""
@@ -63,10 +63,10 @@ class DeadPage:
         yield self._frame.action(PATH, self._change, scope="control")
 
     async def _show(self, request: Request, visitor: Visitor) -> Response:
-        wanted = DeadFilter(tenant=visitor.tenant)
-        found = await asyncio.gather(*(queue.submitting.dead(wanted) for queue in self._queues))
+        filter_ = DeadFilter(tenant=visitor.tenant)
+        dead_by_queue = await asyncio.gather(*(queue.submitting.dead(filter_) for queue in self._queues))
         groups: list[DeadGroup] = []
-        for queue, dead in zip(self._queues, found, strict=True):
+        for queue, dead in zip(self._queues, dead_by_queue, strict=True):
             groups += groups_of(queue.name, dead)
         return render(request, "dead.html", groups=groups)
 

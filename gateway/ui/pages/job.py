@@ -40,12 +40,12 @@ class JobPage:
 
     def routes(self) -> Iterator[Route]:
         """Yield the routes."""
-        one = "/ui/jobs/{job_id}"
-        yield self._frame.page(one, self._show)
-        yield self._frame.page(f"{one}/ask.{{kind}}", self._call)
-        yield self._live.route(f"{one}/events", self._stream.events)
-        yield self._frame.action(f"{one}/cancel", self._cancel, scope="control")
-        yield self._frame.action(f"{one}/requeue", self._requeue, scope="control")
+        path = "/ui/jobs/{job_id}"
+        yield self._frame.page(path, self._show)
+        yield self._frame.page(f"{path}/ask.{{kind}}", self._call)
+        yield self._live.route(f"{path}/events", self._stream.events)
+        yield self._frame.action(f"{path}/cancel", self._cancel, scope="control")
+        yield self._frame.action(f"{path}/requeue", self._requeue, scope="control")
 
     def _id(self, request: Request, visitor: Visitor) -> JobId:
         return self._reader.id_of(visitor, request.path_params["job_id"])
@@ -104,5 +104,5 @@ def _call_in(kind: str, request: Request, visitor: Visitor, facts: JobFacts, pro
     if kind == "py":
         return as_python(facts.queue, prompt, facts.options)
     base_url, options = str(request.base_url).rstrip("/"), facts.options
-    asked = {**options, "batch": shown_batch(visitor.caller, options.get("batch"))}
-    return as_curl(base_url, facts.queue, prompt, asked, has_keys=visitor.token is not None)
+    shown = {**options, "batch": shown_batch(visitor.caller, options.get("batch"))}
+    return as_curl(base_url, facts.queue, prompt, shown, has_keys=visitor.token is not None)

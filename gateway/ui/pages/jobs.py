@@ -31,19 +31,19 @@ class JobsPage:
 
     async def _show(self, request: Request, visitor: Visitor) -> Response:
         names = [queue.name for queue in self._queues]
-        wanted = wanted_of(request.query_params, names, visitor.tenant)
-        found, following = await HISTORY.run(page_of_jobs, self._database, wanted)
-        older = None if following is None else f"{PATH}?{urlencode({**wanted.given, 'after': following})}"
+        query = wanted_of(request.query_params, names, visitor.tenant)
+        lines, following = await HISTORY.run(page_of_jobs, self._database, query)
+        older = None if following is None else f"{PATH}?{urlencode({**query.given, 'after': following})}"
         return render(
             request,
             "jobs.html",
-            jobs=found,
-            wanted=wanted,
+            jobs=lines,
+            wanted=query,
             queues=names,
             states=list(JobState),
             spans=list(SPANS),
             priorities=range(MAX_PRIORITY + 1),
             older=older,
-            newest=None if wanted.after is None else f"{PATH}?{urlencode(wanted.given)}",
-            is_filtered=bool(wanted.given.keys() - ({"tenant"} if visitor.tenant else set())),
+            newest=None if query.after is None else f"{PATH}?{urlencode(query.given)}",
+            is_filtered=bool(query.given.keys() - ({"tenant"} if visitor.tenant else set())),
         )

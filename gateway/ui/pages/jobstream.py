@@ -1,4 +1,4 @@
-"""The live stream of a job's page: its text as it comes, and what changes of the rest."""
+"""The live stream of a job's page: its text as it arrives, and the other parts when they change."""
 
 import asyncio
 import logging
@@ -49,7 +49,7 @@ class TextFeed:
         self._queue, self._job_id, self._cursors = queue, job_id, cursors
 
     async def send(self) -> None:
-        """Send the text; that of a job that ends badly ends too."""
+        """Send the text, which also ends if the job ends badly."""
         try:
             await self._send()
         except JobNotDone:
@@ -65,9 +65,9 @@ class TextFeed:
 
     async def _send(self) -> None:
         cursors, has_begun = self._cursors, False
-        async for one in self._queue.following.stream_choices(self._job_id, len(cursors), cursors):
-            cursors[one.choice] = cursor_at(one.cursor)
-            data = {"choice": one.choice, "start": one.start, "text": one.text}
+        async for output in self._queue.following.stream_choices(self._job_id, len(cursors), cursors):
+            cursors[output.choice] = cursor_at(output.cursor)
+            data = {"choice": output.choice, "start": output.start, "text": output.text}
             await self.sent.put(event("output", data, ",".join(map(str, cursors))))
             if not has_begun:
                 has_begun = True
@@ -84,7 +84,7 @@ class JobStream:
         """Return the events of the job that a request names, from its position on.
 
         Raises:
-            HttpError: 404, no queue has the job. 400, the position is none of it.
+            HttpError: 404, no queue has the job. 400, the position does not belong to it.
         """
         facts = await self._reader.find(self._reader.id_of(visitor, request.path_params["job_id"]))
         if facts.now is None:
@@ -104,8 +104,8 @@ class JobStream:
         """Yield the text as it comes, and what changes of the page meanwhile."""
         tasks = [asyncio.create_task(text.send()), asyncio.create_task(self._rest(request, visitor, watched, text))]
         try:
-            while (one := await text.sent.get()) is not None:
-                yield one
+            while (part := await text.sent.get()) is not None:
+                yield part
         finally:
             for task in tasks:
                 task.cancel()

@@ -32,7 +32,7 @@ PUSH_EVERY_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnFigures:
-    """What a tenant sees of its own jobs."""
+    """A tenant's view of its own jobs."""
 
     counts: Mapping[str, int]
     ttft: Latency
@@ -71,13 +71,13 @@ class OverviewPage:
         return self._own.setdefault(tenant, Latest(partial(self._own_parts, tenant), PUSH_EVERY_S))
 
     async def _parts(self) -> Parts:
-        found = await self._read()
-        values = {"found": found}
+        overview = await self._read()
+        values = {"found": overview}
         return {
             "alerts": fragment("parts/alerts.html", **values),
             "queues": fragment("parts/queues.html", **values),
             "workers": fragment("parts/workers.html", **values),
-            "series": json.dumps(found.series),
+            "series": json.dumps(overview.series),
         }
 
     async def _own_parts(self, tenant: str) -> Parts:
@@ -105,12 +105,13 @@ class OverviewPage:
             return {}
 
     async def _read_stalled(self) -> Sequence[str]:
-        """Return the queues with batches that nobody continues."""
+        """Return the queues with batches and without a callbacks process."""
         try:
-            found = await HISTORY.run(queues_with_open_batches, self._database, [one.name for one in self._queues])
+            names = [queue.name for queue in self._queues]
+            open_queues = await HISTORY.run(queues_with_open_batches, self._database, names)
         except ProducerError:
             return ()
-        return [one.name for one in self._queues if one.name in found and await lacks_callbacks(one)]
+        return [queue.name for queue in self._queues if queue.name in open_queues and await lacks_callbacks(queue)]
 
     async def _memory(self) -> Memory | None:
         try:

@@ -69,6 +69,6 @@ class SignIn:
 
 
 def _id_in(text: str) -> str | None:
-    """Return the part of a key that is no secret; None of a text that is none."""
+    """Return the public part of a key; None if the text is not a key."""
     key_id = split_key(text)[0]
     return key_id if KEY_ID.fullmatch(key_id) else None

@@ -74,7 +74,7 @@ class TenantsPage:
     async def _show(self, request: Request, visitor: Visitor) -> Response:
         names = [queue.name for queue in self._queues]
         own = None if visitor.may("admin") else visitor.caller.tenant
-        (usage, hours_left), ttft, known = await asyncio.gather(
+        (usage, hours_left), ttft, prices = await asyncio.gather(
             self._day.get(),
             HISTORY.run(ttft_by_tenant, self._database, names, own),
             HISTORY.run(prices_now, self._database),
@@ -82,13 +82,13 @@ class TenantsPage:
         if own is not None:
             usage = {own: usage.get(own, Usage())}
         totals = await self._totals() if own is None else []
-        named = {*usage, *(one.tenant for one in totals)}
+        named = {*usage, *(total.tenant for total in totals)}
         lines = _lines(sorted(named), totals, usage, ttft, self._keyring)
         return render(
             request,
             "tenants.html",
             tenants=lines,
-            prices=known,
+            prices=prices,
             unpriced=sum(usage.values(), Usage()).unpriced,
             is_all=own is None,
             hours_left=hours_left,
@@ -99,7 +99,9 @@ class TenantsPage:
             views = await asyncio.gather(*map(self._surveys.of, self._queues))
         except ProducerError:
             return []
-        return [one for queue, view in zip(self._queues, views, strict=True) for one in tenant_totals(queue.name, view)]
+        return [
+            total for queue, view in zip(self._queues, views, strict=True) for total in tenant_totals(queue.name, view)
+        ]
 
     async def _set_price(self, request: Request, visitor: Visitor, form: Form) -> Response:
         del request
@@ -141,12 +143,14 @@ def _lines(
     ttft: Mapping[str, Latency],
     keyring: Keyring,
 ) -> list[TenantLine]:
-    weights = {name: max((one.weight for one in totals if one.tenant == name), default=1.0) for name in names}
-    tokens = sum(one.tokens for one in usage.values())
+    weights = {
+        name: max((figures.weight for figures in totals if figures.tenant == name), default=1.0) for name in names
+    }
+    tokens = sum(figures.tokens for figures in usage.values())
     return [
         TenantLine(
             name=name,
-            waiting=sum(one.waiting for one in totals if one.tenant == name),
+            waiting=sum(figures.waiting for figures in totals if figures.tenant == name),
             weight=weights[name],
             usage=usage.get(name, Usage()),
             token_share=usage.get(name, Usage()).tokens / tokens if tokens else None,
@@ -160,8 +164,8 @@ def _lines(
 
 def _limits(keyring: Keyring, tenant: str) -> str:
     """Return the limits of a tenant's active keys; each key has its own."""
-    found = {
+    limits = {
         f"{'any' if key.rpm is None else format(key.rpm, ',')} / {'any' if key.tpm is None else format(key.tpm, ',')}"
         for key in keyring.active_keys_of(tenant)
     }
-    return ", ".join(sorted(found)) or "no key"
+    return ", ".join(sorted(limits)) or "no key"

@@ -71,7 +71,7 @@ class BatchLine:
 
     @property
     def eta_s(self) -> float | None:
-        """When the rest will have ended at this rate; None if nothing ends."""
+        """When the others will have ended at this rate; None if nothing ends."""
         return (self.size - self.ended) / self.rate if self.rate and not self.is_over else None
 
     @property
@@ -96,7 +96,7 @@ def one_batch(database: Database, queue: str, batch_id: str, tenant: str | None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorKind:
-    """Jobs of a batch that ended alike."""
+    """Jobs of a batch that ended in the same way."""
 
     name: str
     jobs: int
@@ -108,9 +108,9 @@ class ErrorKind:
 def errors_of(database: Database, queue: str, batch_id: str, tenant: str | None) -> list[ErrorKind]:
     """Return each kind of error, the most frequent first."""
     name, has_code = sa.func.coalesce(jobs.c.error_code, jobs.c.state), jobs.c.error_code.is_not(None)
-    wanted = (*_of(queue, batch_id, tenant), jobs.c.state.in_(("failed", "expired", "cancelled")))
+    conditions = (*_of(queue, batch_id, tenant), jobs.c.state.in_(("failed", "expired", "cancelled")))
     example = sa.func.max(sa.func.coalesce(jobs.c.error, jobs.c.reason, ""))
-    query = sa.select(name, sa.func.count(), example, has_code).where(*wanted).group_by(name, has_code)
+    query = sa.select(name, sa.func.count(), example, has_code).where(*conditions).group_by(name, has_code)
     with database.reading() as connection:
         rows = connection.execute(query.order_by(sa.func.count().desc()).limit(LISTED)).all()
     return [
@@ -141,11 +141,11 @@ def _line(
         queue=queue,
         id=batch_id,
         created_ms=created_ms,
-        counts={str(one["state"]): int(one["jobs"]) for one in rows},
-        prompt_tokens=sum(int(one["prompt_tokens"] or 0) for one in rows),
-        output_tokens=sum(int(one["output_tokens"] or 0) for one in rows),
-        finished_ms=max((int(one["finished_ms"]) for one in rows if one["finished_ms"] is not None), default=None),
-        recent=sum(int(one["recent"] or 0) for one in rows),
+        counts={str(part["state"]): int(part["jobs"]) for part in rows},
+        prompt_tokens=sum(int(part["prompt_tokens"] or 0) for part in rows),
+        output_tokens=sum(int(part["output_tokens"] or 0) for part in rows),
+        finished_ms=max((int(part["finished_ms"]) for part in rows if part["finished_ms"] is not None), default=None),
+        recent=sum(int(part["recent"] or 0) for part in rows),
         total=None if row is None else int(row["total"]),
         status=None if row is None else str(row["status"]),
         output_file=None if row is None else row["output_file"],
@@ -154,8 +154,8 @@ def _line(
 
 
 def _of(queue: str, batch_id: str, tenant: str | None) -> list[sa.ColumnElement[bool]]:
-    wanted = [jobs.c.queue == queue, jobs.c.batch == batch_id]
-    return wanted if tenant is None else [*wanted, jobs.c.tenant == tenant]
+    conditions = [jobs.c.queue == queue, jobs.c.batch == batch_id]
+    return conditions if tenant is None else [*conditions, jobs.c.tenant == tenant]
 
 
 def queues_with_open_batches(database: Database, queues: Sequence[str]) -> set[str]:

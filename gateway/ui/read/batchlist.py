@@ -67,9 +67,9 @@ class BatchList:
         await asyncio.wait((self._counting,), timeout=wait_s)
 
     async def _count_all(self, rows: Sequence[Row]) -> None:
-        wanted = {_key(row): row["refreshed_ms"] for row in rows}
-        self._counted = {key: one for key, one in self._counted.items() if key in wanted}
-        for key, refreshed_ms in wanted.items():
+        refreshed = {_key(row): row["refreshed_ms"] for row in rows}
+        self._counted = {key: counts for key, counts in self._counted.items() if key in refreshed}
+        for key, refreshed_ms in refreshed.items():
             if key in self._counted and self._counted[key][0] == refreshed_ms:
                 continue
             try:
@@ -97,11 +97,11 @@ def _counts(database: Database, key: Key) -> Counts:
     query = sa.select(jobs.c.tenant, jobs.c.state, sa.func.count()).where(
         jobs.c.queue == key[0], jobs.c.batch == key[1]
     )
-    found: dict[str, dict[str, int]] = {}
+    counts: dict[str, dict[str, int]] = {}
     with database.reading() as connection:
         for tenant, state, number in connection.execute(query.group_by(jobs.c.tenant, jobs.c.state)):
-            found.setdefault(str(tenant), {})[str(state)] = int(number)
-    return found
+            counts.setdefault(str(tenant), {})[str(state)] = int(number)
+    return counts
 
 
 def _key(row: Row) -> Key:

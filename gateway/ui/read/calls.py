@@ -11,7 +11,7 @@ UNKNOWN = "the prompt, which the queue no longer has"
 
 
 def as_curl(base_url: str, queue: str, prompt: Prompt | None, options: Mapping[str, Any], *, has_keys: bool) -> str:
-    """Return a command for a shell. The body is no argument: one may have at most 128 KiB."""
+    """Return a command for a shell. The body is not an argument, because those are limited to 128 KiB."""
     body = json.dumps({**_asked(prompt), **_plain(options)}, indent=2)
     key = ' \\\n  -H "authorization: Bearer $SLUICE_API_KEY"' if has_keys else ""
     return (
@@ -22,8 +22,8 @@ def as_curl(base_url: str, queue: str, prompt: Prompt | None, options: Mapping[s
 
 def as_python(queue: str, prompt: Prompt | None, options: Mapping[str, Any]) -> str:
     """Return a program."""
-    asked = {**_asked(prompt), **_plain(options)}
-    arguments = "".join(f"        {name}={value!a},\n" for name, value in asked.items() if name.isidentifier())
+    values = {**_asked(prompt), **_plain(options)}
+    arguments = "".join(f"        {name}={value!a},\n" for name, value in values.items() if name.isidentifier())
     return (
         "from sluice.producer import Producer\n\n"
         f"with Producer(queue={queue!a}) as producer:\n"
@@ -36,14 +36,14 @@ def as_python(queue: str, prompt: Prompt | None, options: Mapping[str, Any]) -> 
 def _asked(prompt: Prompt | None) -> Mapping[str, Any]:
     if prompt is None or isinstance(prompt, str):
         return {"prompt": UNKNOWN if prompt is None else prompt}
-    if all(isinstance(one, Message) for one in prompt):
-        return {"messages": [_message(one) for one in prompt if isinstance(one, Message)]}
+    if all(isinstance(part, Message) for part in prompt):
+        return {"messages": [_message(part) for part in prompt if isinstance(part, Message)]}
     return {"token_ids": list(prompt)}
 
 
-def _message(one: Message) -> Mapping[str, str]:
-    found = {"role": str(one.role), "content": one.content}
-    return found if one.name is None else {**found, "name": one.name}
+def _message(message: Message) -> Mapping[str, str]:
+    fields = {"role": str(message.role), "content": message.content}
+    return fields if message.name is None else {**fields, "name": message.name}
 
 
 def _plain(options: Mapping[str, Any]) -> Mapping[str, Any]:

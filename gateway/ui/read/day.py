@@ -55,11 +55,11 @@ class DayUsage:
 
     async def _read(self) -> None:
         """Count the hours that are due, the newest first."""
-        wanted = _hours()
-        self._hours = {hour_ms: one for hour_ms, one in self._hours.items() if hour_ms in wanted}
-        for number, hour_ms in enumerate(wanted):
-            every_s, known = RECENT_EVERY_S if number < 2 else OLD_EVERY_S, self._hours.get(hour_ms)
-            if known is None or monotonic() - known.read_s >= every_s:
+        hours = _hours()
+        self._hours = {hour_ms: hour for hour_ms, hour in self._hours.items() if hour_ms in hours}
+        for number, hour_ms in enumerate(hours):
+            every_s, read = RECENT_EVERY_S if number < 2 else OLD_EVERY_S, self._hours.get(hour_ms)
+            if read is None or monotonic() - read.read_s >= every_s:
                 began_s = monotonic()
                 usage = await HISTORY.run(usage_in_hour, self._database, self._queues, hour_ms)
                 self._hours[hour_ms] = Counted(usage, began_s)

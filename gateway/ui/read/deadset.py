@@ -38,10 +38,10 @@ class DeadGroup:
 
 def groups_of(queue: str, dead: Iterable[JobView]) -> list[DeadGroup]:
     """Group dead jobs by their error, the largest group first."""
-    found: dict[str, list[JobView]] = {}
+    views_by_code: dict[str, list[JobView]] = {}
     for view in sorted(dead, key=lambda view: view.ended_ms or 0, reverse=True):
-        found.setdefault(code_of(view), []).append(view)
-    groups = [DeadGroup(queue=queue, code=code, jobs=tuple(views)) for code, views in found.items()]
+        views_by_code.setdefault(code_of(view), []).append(view)
+    groups = [DeadGroup(queue=queue, code=code, jobs=tuple(views)) for code, views in views_by_code.items()]
     return sorted(groups, key=lambda group: (-len(group.jobs), group.code))
 
 

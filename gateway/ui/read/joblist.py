@@ -71,9 +71,9 @@ class Wanted:
     def given(self) -> Mapping[str, str]:
         """The filters, as an address has them."""
         names = ("state", "tenant", "priority", "batch", "error", "span")
-        found = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        filters = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         queue = {"queue": self.queues[0]} if self.is_one_queue else {}
-        return {**{name: str(value) for name, value in found.items()}, **queue}
+        return {**{name: str(value) for name, value in filters.items()}, **queue}
 
 
 def wanted_of(given: Mapping[str, str], queues: Sequence[str], tenant: str | None) -> Wanted:
@@ -99,8 +99,8 @@ def page_of_jobs(database: Database, wanted: Wanted) -> tuple[list[JobLine], str
     columns = [jobs.c[field.name] for field in fields(JobLine)]
     with database.reading() as connection:
         rows = connection.execute(wanted.filter.newest_first(columns).limit(PAGE_JOBS + 1)).mappings().all()
-    found = [JobLine(**{str(name): value for name, value in row.items()}) for row in rows]
-    if len(found) <= PAGE_JOBS:
-        return found, None
-    last = found[PAGE_JOBS - 1]
-    return found[:PAGE_JOBS], str(JobPlace(last.submitted_ms, last.id))
+    lines = [JobLine(**{str(name): value for name, value in row.items()}) for row in rows]
+    if len(lines) <= PAGE_JOBS:
+        return lines, None
+    last = lines[PAGE_JOBS - 1]
+    return lines[:PAGE_JOBS], str(JobPlace(last.submitted_ms, last.id))

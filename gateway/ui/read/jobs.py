@@ -1,4 +1,4 @@
-"""What is known of one job: by its queue, by the history, and its prompt while the queue has it."""
+"""The facts about one job: from its queue, from the history, and its prompt while the queue has it."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -30,15 +30,15 @@ Record = tuple[JobRow, Sequence[AttemptRow]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFacts:
-    """What is known of a job."""
+    """The facts about a job."""
 
     id: JobId
     queue: str
     now: JobStatus | None
-    """What the queue knows; None when it has forgotten the job."""
+    """The queue's facts; None when it has forgotten the job."""
 
     record: Record | None
-    """What the history knows: its row and attempts."""
+    """The history's facts: its row and attempts."""
 
     @property
     def tenant(self) -> str:
@@ -82,7 +82,7 @@ class JobReader:
         """Return the id of the job to look for; of another tenant's job, one that no job has.
 
         Raises:
-            HttpError: 404, it is no job id.
+            HttpError: 404, it is not a job id.
         """
         if visitor.tenant is not None:
             return own_job_id(visitor.caller, text)
@@ -104,7 +104,7 @@ class JobReader:
         raise unknown_job()
 
     async def find(self, job_id: JobId) -> JobFacts:
-        """Return what is known of a job.
+        """Return the facts about a job.
 
         Raises:
             HttpError: 404, it is unknown.
@@ -130,7 +130,7 @@ class JobReader:
         return status_of(queue.submitting.target, view, survey)
 
     async def record(self, queues: Sequence[str], job_id: JobId) -> Record | None:
-        """Return what the history knows of a job of some queues; None: nothing, or it cannot be read."""
+        """Return the history's facts about a job of some queues; None: there are none, or it cannot be read."""
         return await self._records.read_if_possible(lambda history: _record(history, queues, job_id))
 
     async def choices(self, facts: JobFacts) -> Sequence[ChoiceResult]:
@@ -204,7 +204,7 @@ def prompt_text(prompt: Prompt) -> str:
     """Return a prompt for reading."""
     if isinstance(prompt, str):
         return prompt
-    return "\n\n".join(f"{one.role}: {one.content}" if isinstance(one, Message) else str(one) for one in prompt)
+    return "\n\n".join(f"{part.role}: {part.content}" if isinstance(part, Message) else str(part) for part in prompt)
 
 
 def _read_prompt(queue: Queue, job_id: JobId) -> Operation[Prompt | None]:
@@ -222,8 +222,8 @@ def _options_in(packed: bytes, priority: int) -> Mapping[str, Any]:  # Any: as i
         spec = decode_spec(packed)
     except WireError:
         return {}
-    found = {field.name: getattr(spec.options, field.name) for field in fields(JobOptions)}
-    changed = {field.name: found[field.name] for field in fields(JobOptions) if found[field.name] != _default_of(field)}
+    given = {field.name: getattr(spec.options, field.name) for field in fields(JobOptions)}
+    changed = {field.name: given[field.name] for field in fields(JobOptions) if given[field.name] != _default_of(field)}
     own = {
         "model": spec.model,
         "batch": spec.batch,

@@ -12,7 +12,7 @@ from sluice.history.tables import jobs
 
 RECENT_S = 900
 MAX_JOBS = 2000
-"""Percentiles are of the last jobs, at most so many, so that a page costs the same at any rate."""
+"""Percentiles are of this many of the last jobs at most, so that a page costs the same at any rate."""
 
 DAY_S = 86_400
 
@@ -32,8 +32,8 @@ def ttft_of_tenant(database: Database, tenant: str) -> Latency:
 def counts_of_tenant(database: Database, tenant: str, queues: Sequence[str]) -> Mapping[str, int]:
     """Return how many jobs of a tenant, submitted in the last day, are in each state."""
     since_ms = round((time.time() - DAY_S) * 1000)
-    wanted = (jobs.c.tenant == tenant, jobs.c.submitted_ms >= since_ms, jobs.c.queue.in_(queues))
-    query = sa.select(jobs.c.state, sa.func.count()).where(*wanted).group_by(jobs.c.state)
+    conditions = (jobs.c.tenant == tenant, jobs.c.submitted_ms >= since_ms, jobs.c.queue.in_(queues))
+    query = sa.select(jobs.c.state, sa.func.count()).where(*conditions).group_by(jobs.c.state)
     with database.reading() as connection:
         return {str(state): int(number) for state, number in connection.execute(query)}
 

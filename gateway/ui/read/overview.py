@@ -1,4 +1,4 @@
-"""The state of all queues at one moment: their figures, their workers, and what is wrong. No I/O."""
+"""The state of all queues at one moment: their figures, workers and alerts. No I/O."""
 
 import time
 from collections import deque
@@ -71,8 +71,8 @@ class Overview:
         for worker in self.workers:
             for column, sample in zip(reversed(columns), reversed(worker.samples), strict=False):
                 column.append(sample)
-        sums_in = [float(sum(one.tokens_in for one in column)) if column else None for column in columns]
-        sums_out = [float(sum(one.tokens_out for one in column)) if column else None for column in columns]
+        sums_in = [float(sum(figures.tokens_in for figures in column)) if column else None for column in columns]
+        sums_out = [float(sum(figures.tokens_out for figures in column)) if column else None for column in columns]
         return [[float(at_s) for at_s in times], sums_in, sums_out]
 
 
@@ -102,7 +102,7 @@ def overview(
     *,
     stalled: Sequence[str] = (),
 ) -> Overview:
-    """Sum up what the queues say. `stalled`: those with batches that no callbacks process continues."""
+    """Sum up the surveys of the queues. `stalled`: those with batches that no callbacks process continues."""
     workers = tuple(row for name, of_queue in views.items() for row in workers_of(name, of_queue))
     cards = tuple(_card(name, of_queue, workers, latencies.get(name, Latency())) for name, of_queue in views.items())
     alerts = [alert for card in cards for alert in _alerts(card.totals, trends)]

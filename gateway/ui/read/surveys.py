@@ -1,4 +1,4 @@
-"""What the queues say of themselves, read once a second for all pages of a gateway."""
+"""Surveys of the queues, read once a second for all pages of a gateway."""
 
 from collections.abc import Sequence
 

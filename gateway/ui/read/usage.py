@@ -1,4 +1,4 @@
-"""What tenants used and what it cost, and the prices of models. Methods block."""
+"""Usage and costs of tenants, and the prices of models. Methods block."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -73,12 +73,12 @@ def usage_in_hour(database: Database, queues: Sequence[str], hour_ms: int) -> Ma
     groups = (u.tenant, u.model, u.currency)
     query = sa.select(*groups, *(sa.func.sum(u[name]).label(name) for name in names))
     query = query.where(u.hour_ms == hour_ms, u.queue.in_(queues)).group_by(*groups)
-    found: dict[str, Usage] = {}
+    usage: dict[str, Usage] = {}
     with database.reading() as connection:
         for row in connection.execute(query).mappings():
             name = str(row["tenant"])
-            found[name] = found.get(name, Usage()) + _usage_in(row)
-    return found
+            usage[name] = usage.get(name, Usage()) + _usage_in(row)
+    return usage
 
 
 def _usage_in(row: sa.RowMapping) -> Usage:
@@ -96,25 +96,26 @@ def _usage_in(row: sa.RowMapping) -> Usage:
 
 def _summed(*amounts: tuple[str, Number]) -> tuple[tuple[str, Number], ...]:
     """Sum up amounts of the same name."""
-    found: dict[str, Number] = {}
+    sums: dict[str, Number] = {}
     for name, amount in amounts:
-        found[name] = found[name] + amount if name in found else amount
-    return tuple(sorted(found.items()))
+        sums[name] = sums[name] + amount if name in sums else amount
+    return tuple(sorted(sums.items()))
 
 
 def ttft_by_tenant(database: Database, queues: Sequence[str], tenant: str | None) -> Mapping[str, Latency]:
     """Return the time to the first token of each tenant's last jobs."""
     since_ms = round((time.time() - RECENT_S) * 1000)
-    wanted = [jobs.c.submitted_ms >= since_ms, jobs.c.ttft_s.is_not(None), jobs.c.queue.in_(queues)]
+    conditions = [jobs.c.submitted_ms >= since_ms, jobs.c.ttft_s.is_not(None), jobs.c.queue.in_(queues)]
     if tenant is not None:
-        wanted.append(jobs.c.tenant == tenant)
-    query = sa.select(jobs.c.tenant, jobs.c.ttft_s).where(*wanted).order_by(jobs.c.submitted_ms.desc()).limit(MAX_JOBS)
+        conditions.append(jobs.c.tenant == tenant)
+    newest_first = sa.select(jobs.c.tenant, jobs.c.ttft_s).where(*conditions).order_by(jobs.c.submitted_ms.desc())
+    query = newest_first.limit(MAX_JOBS)
     values: dict[str, list[float]] = {}
     with database.reading() as connection:
         for name, ttft_s in connection.execute(query):
             values.setdefault(str(name), []).append(float(ttft_s))
-    ordered = {name: sorted(known) for name, known in values.items()}
-    return {name: Latency(p50_s=percentile(one, 50), p95_s=percentile(one, 95)) for name, one in ordered.items()}
+    ordered = {name: sorted(times) for name, times in values.items()}
+    return {name: Latency(p50_s=percentile(row, 50), p95_s=percentile(row, 95)) for name, row in ordered.items()}
 
 
 def prices_now(database: Database) -> list[Price]:
