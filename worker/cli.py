@@ -472,8 +472,8 @@ def migrate(revision: str | None, wait_s: float, config_file: Path | None, **giv
     from sluice.worker.recorder.migrate import main as run_migrate
 
     url = database_url_of(_config_of(config_file, given), os.environ)
-    wanted = {} if revision is None else {"revision": revision}
-    sys.exit(run_migrate(url, wait_s=wait_s, say=click.echo, **wanted))
+    target = {} if revision is None else {"revision": revision}
+    sys.exit(run_migrate(url, wait_s=wait_s, say=click.echo, **target))
 
 
 @main.command()

@@ -1,4 +1,4 @@
-"""What a GPU's driver tells of it: NVIDIA's management library (NVML), which comes with the driver.
+"""Values that a GPU's driver reports, by NVIDIA's management library (NVML), which comes with the driver.
 
 Called through ctypes: its Python package would be one more dependency, for two numbers.
 """
@@ -25,7 +25,7 @@ class _Memory(Structure):
 
 
 Utilisation = Callable[[], float | None]
-"""Returns the share of time in which the device ran a kernel; None if no driver tells it."""
+"""Returns the share of time in which the device ran a kernel; None if no driver reports it."""
 
 
 class DeviceDriver:
@@ -45,13 +45,13 @@ class DeviceDriver:
             raise LookupError(f"the driver does not know {uuid.decode()}")
 
     def utilisation(self) -> float | None:
-        """Return the share of time in which it ran a kernel; None if the driver does not tell."""
+        """Return the share of time in which it ran a kernel; None if the driver does not report it."""
         rates = _Rates()
         failed = self._library.nvmlDeviceGetUtilizationRates(self._handle, byref(rates))
         return None if failed else rates.gpu / 100
 
     def memory_bytes(self) -> tuple[int, int] | None:
-        """Return its free and all its memory; None if the driver does not tell."""
+        """Return its free and all its memory; None if the driver does not report it."""
         memory = _Memory()
         failed = self._library.nvmlDeviceGetMemoryInfo(self._handle, byref(memory))
         return None if failed else (memory.free, memory.total)

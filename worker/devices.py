@@ -39,7 +39,7 @@ def num_gpus() -> int:
     A subprocess counts them, so that this process neither imports torch nor opens a GPU.
 
     Raises:
-        ConfigError: there is no GPU, or torch cannot be asked.
+        ConfigError: there is no GPU, or torch fails to report.
     """
     done = subprocess.run([sys.executable, "-P", "-c", _COUNT], capture_output=True, text=True, check=False)
     if done.returncode != 0:

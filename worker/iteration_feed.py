@@ -1,4 +1,4 @@
-"""Between the loop and those who follow its iterations over HTTP. While nobody follows, the engine describes none."""
+"""Passes iterations from the loop to HTTP clients. Without a follower, the engine describes none."""
 
 import threading
 from collections.abc import Callable, Generator

@@ -39,15 +39,15 @@ def living_workers(config: WorkerConfig, url: str) -> list[dict[str, str]]:
         NotReady: Redis does not answer.
     """
     client = connect(url, timeout_s=config.redis.timeout_s)
-    found: dict[str, dict[str, str]] = {}
+    workers: dict[str, dict[str, str]] = {}
     try:
         for keys in stated_partitions_of(client, config):
             for page in pages_of_workers(client, keys):
-                found |= {incarnation: {"worker": incarnation, **about} for incarnation, about in page.items()}
+                workers |= {incarnation: {"worker": incarnation, **about} for incarnation, about in page.items()}
     except (RedisError, OSError) as error:
         raise_if_refused(error, url)
         raise NotReady(f"redis at {redacted(url)} does not answer: {error}") from error
-    return list(found.values())
+    return list(workers.values())
 
 
 def table_of(workers: Sequence[Mapping[str, str]], where: str) -> str:

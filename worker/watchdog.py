@@ -5,7 +5,7 @@ from collections.abc import Callable
 from sluice.worker.clock import monotonic_s
 
 SLOWER_BY = 5.0
-"""A step may take this many times as long as the slowest one that is remembered."""
+"""A step may take this many times as long as the slowest remembered one."""
 
 _FORGET = 0.99
 """Share of the slowest step that is remembered after each further step."""

@@ -20,7 +20,7 @@ _RESULT = re.compile(rb'{"id": ?"batch_req_')
 
 
 class WrittenLine(NamedTuple):
-    """What is kept of a line that an earlier run wrote. A named tuple, because one is kept per line."""
+    """The kept part of a line that an earlier run wrote. A named tuple, because one is kept per line."""
 
     custom_id: str | None
     digest: int
@@ -122,7 +122,7 @@ class ErrorsFile(LineFile):
         self._stale.pop(name, None)
 
     def remove_stale(self, is_ours: Callable[[str], bool]) -> None:
-        """Replace the file by one without those stale lines that are ours, by name. Write no more then."""
+        """Replace the file by one without those stale lines that are ours, by name. Write nothing after that."""
         stale = {*filter(is_ours, self._stale)}
         if self._path is None or not stale:
             return
@@ -150,7 +150,7 @@ def _check_content(path: Path) -> None:
     """Check that a file begins with an output line, or a part of one, or is empty.
 
     Raises:
-        InvalidSetting: it does not; appending to it or overwriting it would damage what somebody else wrote.
+        InvalidSetting: it does not; appending to it or overwriting it would damage another program's file.
     """
     with path.open("rb") as file:
         begin = file.read(len(_START) + 1)

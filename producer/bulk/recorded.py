@@ -64,20 +64,20 @@ def recorded_outcome(history: "History", queue: str | Sequence[str], job_id: Job
         HistoryUnavailable: the history cannot be read.
     """
     row = history.job(queue, job_id)
-    found = history.result(queue, job_id) if row is not None and row.state == JobState.DONE else None
-    return None if row is None else _outcome(job_id, row, found)
+    output = history.result(queue, job_id) if row is not None and row.state == JobState.DONE else None
+    return None if row is None else _outcome(job_id, row, output)
 
 
-def _outcome(job_id: JobId, row: "JobRow", found: Mapping[str, Any] | None) -> Outcome | None:  # Any: JSON
+def _outcome(job_id: JobId, row: "JobRow", output: Mapping[str, Any] | None) -> Outcome | None:  # Any: JSON
     state = JobState(row.state)
     if state in ENDS_BADLY:
         reason = row.error or row.reason or "no reason was given"
         error = ENDS_BADLY[state](job_id, reason, code=row.error_code)
         return Outcome(job_id=job_id, view=None, result=None, error=error)
-    if found is None:
+    if output is None:
         return None
-    choices = tuple(_choice(choice) for choice in found["choices"])
-    result = JobResult(choices=choices, usage=Usage(**found["usage"]), model=row.model)
+    choices = tuple(_choice(choice) for choice in output["choices"])
+    result = JobResult(choices=choices, usage=Usage(**output["usage"]), model=row.model)
     return Outcome(job_id=job_id, view=None, result=result, error=None)
 
 

@@ -204,9 +204,9 @@ class BulkRun:
             OSError: the journal or an output file of an earlier run cannot be read.
         """
         producer.run(producer.target.read())
-        asked, is_new = settings.spec(producer.target).as_json(), settings.is_again
+        spec, is_new = settings.spec(producer.target).as_json(), settings.is_again
         with (
-            Journal(settings.journal, is_new_run=is_new, asked=asked) as journal,
+            Journal(settings.journal, is_new_run=is_new, asked=spec) as journal,
             LineFile(settings.output, is_new=is_new) as output,
             ErrorsFile(settings.errors, is_new=is_new) as errors,
             RecordedOutcomes(settings.database_url, producer.target.name) as recorded,
@@ -337,15 +337,15 @@ class BulkRun:
         has_run = len(self._journal) > 0 or len(self._output) > 0
         is_once = is_stream(self._settings.path)
         if has_run and not is_once:
-            with self._read() as found:
-                self._check_names(found)
-        with self._read() as found:
+            with self._read() as lines:
+                self._check_names(lines)
+        with self._read() as lines:
             if self._settings.is_strict:
-                found = self._all_or_nothing(found)
+                lines = self._all_or_nothing(lines)
             if has_run and is_once:
-                found = list(found)
-                self._check_names(found)
-            yield from found
+                lines = list(lines)
+                self._check_names(lines)
+            yield from lines
 
     @contextmanager
     def _read(self) -> Generator[Iterable[Line | BadLine]]:
@@ -358,8 +358,8 @@ class BulkRun:
     def _check_names(self, found: Iterable[Line | BadLine]) -> None:
         check_names(found, LineJobs(self._spec, run=self._journal.run), self._journal, self._output)
 
-    def _all_or_nothing(self, found: Iterable[Line | BadLine]) -> list[Line | BadLine]:
-        kept = [self._looked_at(line) for line in found]
+    def _all_or_nothing(self, lines: Iterable[Line | BadLine]) -> list[Line | BadLine]:
+        kept = [self._looked_at(line) for line in lines]
         bad = [line for line in kept if isinstance(line, BadLine)]
         if bad:
             self.first_bad = bad
@@ -407,12 +407,12 @@ class BulkRun:
         begin_s = time.monotonic()
         if begin_s < self._ask_s or not self._unfinished:
             return
-        asked = [self._unfinished.popleft() for _ in range(min(MAX_ASKED, len(self._unfinished)))]
+        job_ids = [self._unfinished.popleft() for _ in range(min(MAX_ASKED, len(self._unfinished)))]
         ended: set[JobId] = set()
-        for outcome in self._producer.results(asked, with_entries=True, is_waiting=False):
+        for outcome in self._producer.results(job_ids, with_entries=True, is_waiting=False):
             ended.add(outcome.job_id)
             self._ended(outcome)
-        self._unfinished.extend(job_id for job_id in asked if job_id not in ended)
+        self._unfinished.extend(job_id for job_id in job_ids if job_id not in ended)
         end_s = time.monotonic()
         self._ask_s = end_s + IDLE_SHARE * (end_s - begin_s)
 

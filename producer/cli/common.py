@@ -140,7 +140,7 @@ def producer_of(values: Values) -> Producer:
 
 
 def note_wait(notice: WaitNotice) -> None:
-    """Print what a command waits for to stderr, and that it goes on."""
+    """Print what a command waits for to stderr, and when it continues."""
     note(f"producer: {notice.message}" if notice.is_over else f"producer: waiting: {notice.message}")
 
 

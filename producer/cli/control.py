@@ -100,8 +100,8 @@ def requeue(job_ids: tuple[str, ...], *, is_all: bool, is_sure: bool, as_json: b
         raise click.UsageError("give jobs, or a filter: --all, --error-code, --tenant, --batch, --min-age, --max-age.")
     if job_ids:
         return _requeue_each(job_ids, values)
-    wanted = DeadFilter(**cast("Values", given))
-    return _requeue_dead(wanted, values) if is_sure else _show_dead(wanted, values, as_json=as_json)
+    filter_ = DeadFilter(**cast("Values", given))
+    return _requeue_dead(filter_, values) if is_sure else _show_dead(filter_, values, as_json=as_json)
 
 
 def _requeue_each(job_ids: tuple[str, ...], values: Values) -> None:
@@ -124,15 +124,15 @@ def _why_not(view: JobView | None) -> str:
     return "not requeued: its prompt has expired, or a newer job has its idempotency key"
 
 
-def _requeue_dead(wanted: DeadFilter, values: Values) -> None:
+def _requeue_dead(filter_: DeadFilter, values: Values) -> None:
     with producer_of(values) as producer:
-        num_jobs = producer.requeue_dead(wanted)
+        num_jobs = producer.requeue_dead(filter_)
     say(f"{num_jobs} jobs requeued")
 
 
-def _show_dead(wanted: DeadFilter, values: Values, *, as_json: bool) -> None:
+def _show_dead(filter_: DeadFilter, values: Values, *, as_json: bool) -> None:
     with producer_of(values) as producer:
-        views = producer.dead(wanted)
+        views = producer.dead(filter_)
     if as_json:
         return show_json([_dead_facts(view) for view in views])
     newest = views[-MOST_SHOWN:][::-1]
@@ -143,7 +143,7 @@ def _show_dead(wanted: DeadFilter, values: Values, *, as_json: bool) -> None:
 
 
 def _dead_facts(view: JobView) -> Values:
-    deaths = " ".join(f"{one.incarnation}({'apart' if one.is_apart else one.mates})" for one in view.deaths)
+    deaths = " ".join(f"{death.incarnation}({'apart' if death.is_apart else death.mates})" for death in view.deaths)
     return {
         "id": view.id, "error_code": view.error_code, "attempt": view.attempt, "failures": view.failures,
         "deaths": deaths or None, "ended": when(view.ended_ms), "error": view.error, "batch": view.batch,

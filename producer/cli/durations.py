@@ -14,8 +14,8 @@ def duration_s(text: str) -> float:
     Raises:
         click.BadParameter: it is none, or over a century.
     """
-    found = re.fullmatch(r"([0-9]{1,10}(?:\.[0-9]{1,9})?)([smhd]?)", str(text))
-    seconds = float(found[1]) * UNITS_S[found[2]] if found else MAX_S + 1
+    match = re.fullmatch(r"([0-9]{1,10}(?:\.[0-9]{1,9})?)([smhd]?)", str(text))
+    seconds = float(match[1]) * UNITS_S[match[2]] if match else MAX_S + 1
     if seconds > MAX_S:
         raise click.BadParameter(f"expected a time such as 90d, 12h, 30m, 45s or 45, got {text!r}")
     return seconds

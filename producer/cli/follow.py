@@ -97,7 +97,7 @@ class BatchEnd:
 def follow(batch: str, *, more_within_s: float, as_json: bool, **values: object) -> None:
     """Show the progress of a batch until it is closed and all of its jobs have ended.
 
-    An open batch may get more jobs. It is over once all have ended and no more came for `--more-within`.
+    An open batch may get more jobs. It is over once all have ended and no new one came for `--more-within`.
 
     Works from any host, also after the process that submitted the batch has left. The exit code is 1 if a job failed,
     was cancelled or expired.
@@ -131,8 +131,8 @@ def _shown(*, as_json: bool) -> Generator[Show]:
     def show_change(progress: BatchProgress) -> None:
         if last != [progress.batch]:
             last[:] = [progress.batch]
-            known = {**asdict(progress.batch), "per_s": progress.per_s, "left_s": progress.left_s}
-            say(json.dumps(known) if as_json else progress.line())
+            facts = {**asdict(progress.batch), "per_s": progress.per_s, "left_s": progress.left_s}
+            say(json.dumps(facts) if as_json else progress.line())
 
     yield show_change
 

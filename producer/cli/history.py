@@ -43,7 +43,7 @@ HIDDEN = ("spec", "cost")
 """Facts of the queue that the table leaves out: the encoded options, and an estimate that the scheduler orders by."""
 
 NAMES_IN_HISTORY = {"attempt": "attempts", "owner": "worker"}
-"""What the queue and the history have under different names."""
+"""Values that the queue and the history have under different names."""
 
 ATTEMPT_HEADERS = ("attempt", "incarnation", "started", "ended", "outcome", "why", "gap_s")
 STATES = [state.value for state in JobState]
@@ -99,7 +99,7 @@ def _listed(values: Values, limit: int) -> "list[JobRow]":
     from sluice.history.queries import History
 
     since_s = values["since_s"]
-    wanted = JobFilter(
+    filter_ = JobFilter(
         queue=values["queue"],
         batch=values["batch"],
         state=values["state"],
@@ -107,7 +107,7 @@ def _listed(values: Values, limit: int) -> "list[JobRow]":
         since_ms=None if since_s is None else round((time.time() - since_s) * 1000),
     )
     with History(config.database_url(values["database_url"])) as history:
-        return history.jobs(wanted, limit=limit)
+        return history.jobs(filter_, limit=limit)
 
 
 def _cells(row: "JobRow") -> list[object]:
@@ -148,20 +148,20 @@ def show_job(job: str, *, as_json: bool, **values: object) -> None:
     if record is None and status is None:
         raise _not_found(job, history_error, queue_error)
     _note_unsearched(history_error, queue_error)
-    known: Values = (record.values() if record else {}) | ({"queue": _facts(status)} if status else {})
+    facts: Values = (record.values() if record else {}) | ({"queue": _facts(status)} if status else {})
     if as_json:
-        show_json(known)
+        show_json(facts)
         return
-    if known.get("submissions", 1) > 1:
-        note(f"this id was submitted {known['submissions']} times; this is the newest submission")
+    if facts.get("submissions", 1) > 1:
+        note(f"this id was submitted {facts['submissions']} times; this is the newest submission")
     times = times_of(status, record and record.row, record.claims if record else ())
     show_table(("what", "value"), list((_newest(record, status) | _moments(times)).items()))
     _draw(times)
-    if "timeline" in known:
-        rows = [(when(row["at_ms"]), row["event"], row["epoch"], row["detail"]) for row in known["timeline"]]
+    if "timeline" in facts:
+        rows = [(when(row["at_ms"]), row["event"], row["epoch"], row["detail"]) for row in facts["timeline"]]
         show_table(("at", "event", "epoch", "detail"), rows)
-    if known.get("attempts"):
-        show_table(ATTEMPT_HEADERS, [_attempt_cells(row) for row in known["attempts"]])
+    if facts.get("attempts"):
+        show_table(ATTEMPT_HEADERS, [_attempt_cells(row) for row in facts["attempts"]])
 
 
 def _not_found(
@@ -229,7 +229,7 @@ def _attempt_cells(row: Values) -> list[object]:
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """What the history has of a job."""
+    """The history's record of a job."""
 
     row: "JobRow"
     num_submissions: int
@@ -247,7 +247,7 @@ class _Record:
 
 
 def _in_history(job: str, values: Values) -> tuple[_Record | None, HistoryUnavailable | None]:
-    """Return what the history has of a job, and why it could not be read."""
+    """Return the history's record of a job, and why it could not be read."""
     from sluice.history.queries import History
 
     queue = str(values["queue"])
@@ -263,7 +263,7 @@ def _in_history(job: str, values: Values) -> tuple[_Record | None, HistoryUnavai
 
 
 def _in_queue(job: str, values: Values) -> tuple[JobStatus | None, QueueUnreachable | None]:
-    """Return what the queue has of a job, and why it could not be read."""
+    """Return the queue's record of a job, and why it could not be read."""
     try:
         with producer_of(values) as producer:
             return producer.status(job), None
@@ -295,14 +295,14 @@ def latency(*, as_json: bool, **values: object) -> None:
     from sluice.history.queries import History
 
     since_s = cast("float | None", values["since_s"])
-    wanted = JobFilter(
+    filter_ = JobFilter(
         queue=cast("str", values["queue"]),
         batch=cast("str | None", values["batch"]),
         tenant=cast("str | None", values["tenant"]),
         since_ms=None if since_s is None else round((time.time() - since_s) * 1000),
     )
     with History(config.database_url(cast("str | None", values["database_url"]))) as history:
-        rows = [asdict(row) for row in history.latency(wanted)]
+        rows = [asdict(row) for row in history.latency(filter_)]
     if as_json:
         show_json(rows)
     else:

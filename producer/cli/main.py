@@ -241,13 +241,13 @@ def result(job: str, *, timeout_s: float | None, as_json: bool, database_url: st
     queue = str(values["queue"])
     with producer_of(values) as producer:
         try:
-            found = producer.result(job, timeout_s)
+            output = producer.result(job, timeout_s)
         except (JobNotFound, ResultExpired) as error:
-            found = _recorded(error, job, queue, config.database_url(database_url))
+            output = _recorded(error, job, queue, config.database_url(database_url))
     if as_json:
-        show_json(_result_object(job, found))
+        show_json(_result_object(job, output))
         return
-    for choice in found.choices:
+    for choice in output.choices:
         say(choice.text)
 
 
@@ -278,12 +278,17 @@ def _expired(error: JobNotFound | ResultExpired, job: str, advice: str) -> Produ
     return ResultExpired(f"job {job} has ended, but its output has expired from the queue. {advice}")
 
 
-def _result_object(job_id: str, found: JobResult) -> Values:
+def _result_object(job_id: str, output: JobResult) -> Values:
     choices = [
-        {"text": one.text, "token_ids": one.token_ids, "finish_reason": one.finish_reason, **_logprobs(one.logprobs)}
-        for one in found.choices
+        {
+            "text": choice.text,
+            "token_ids": choice.token_ids,
+            "finish_reason": choice.finish_reason,
+            **_logprobs(choice.logprobs),
+        }
+        for choice in output.choices
     ]
-    return {"id": job_id, "model": found.model, "choices": choices, "usage": found.usage}
+    return {"id": job_id, "model": output.model, "choices": choices, "usage": output.usage}
 
 
 def _event_object(event: StreamEvent) -> Values:
@@ -291,12 +296,12 @@ def _event_object(event: StreamEvent) -> Values:
     return {name: getattr(event, name) for name in names} | _logprobs(event.logprobs)
 
 
-def _logprobs(found: Sequence[TokenLogprobs] | None) -> Values:
-    if found is None:
+def _logprobs(logprobs: Sequence[TokenLogprobs] | None) -> Values:
+    if logprobs is None:
         return {}
     from sluice.protocol.openai_format.logprobs import logprobs_to_json
 
-    return {"logprobs": logprobs_to_json(found)}
+    return {"logprobs": logprobs_to_json(logprobs)}
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

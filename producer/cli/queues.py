@@ -94,7 +94,7 @@ def show_queue(*, as_json: bool, **values: object) -> None:
     for partition, view in enumerate(views):
         show_table(("totals", "jobs"), list(view.totals.items()))
         show_table(("partition", "class", "tenant", "jobs", "tokens"), [(partition, *lane) for lane in view.lanes])
-        show_table(("partition", "tenant", "jobs", "tokens", "bytes"), [(partition, *one) for one in view.tenants])
+        show_table(("partition", "tenant", "jobs", "tokens", "bytes"), [(partition, *total) for total in view.tenants])
         show_table(("partition", "setting", "value"), [(partition, *setting) for setting in view.settings.items()])
 
 
@@ -120,9 +120,9 @@ def _report(producer: Producer, what: str) -> None:
 
 
 def _totals(name: str, views: Sequence[QueueView]) -> Values:
-    found: Values = asdict(queue_totals(name, views))
-    oldest = when(found.pop("oldest_ms"))
-    return {**found, "oldest": oldest}
+    totals: Values = asdict(queue_totals(name, views))
+    oldest = when(totals.pop("oldest_ms"))
+    return {**totals, "oldest": oldest}
 
 
 @queues.command()
@@ -146,11 +146,11 @@ def scale(*, within_s: float, min_workers: int, max_workers: int, as_json: bool,
     policy = ScalePolicy(within_s=within_s, min_workers=min_workers, max_workers=max_workers)
     name = str(values["queue"])
     with producer_of(values) as producer:
-        found = asdict(scale_of(backlog_of(name, producer.queue()), policy))
+        facts = asdict(scale_of(backlog_of(name, producer.queue()), policy))
     if as_json:
-        show_json(found)
+        show_json(facts)
     else:
-        show_table(("what", "value"), list(found.items()))
+        show_table(("what", "value"), list(facts.items()))
 
 
 @queues.command()

@@ -17,7 +17,7 @@ MAX_PAUSE_S = 2.0
 
 
 def submit_within(wait_s: float, attempt: Callable[[], Operation[Receipt]], waits: WaitNotifier) -> Operation[Receipt]:
-    """Submit; while the queue is full, wait as long as its refusal suggests and try again. Tell of long waits.
+    """Submit; while the queue is full, wait as long as its refusal suggests and try again. Report long waits.
 
     Raises:
         QueueFull: the queue had no room within `wait_s`; the job was not submitted.

@@ -23,8 +23,8 @@ def cancel(queue: Queue, job_ids: Sequence[JobId], reason: str | None) -> Operat
     """Cancel jobs; returns for each the state reached, `asked` for a running job, or `unknown`."""
     answers = dict.fromkeys(job_ids, calls.AGAIN)
     while left := [job_id for job_id, answer in answers.items() if answer == calls.AGAIN]:
-        found = yield from for_jobs(queue, left, lambda keys, ids: calls.cancel(keys, ids, reason=reason))
-        answers.update(zip(left, found, strict=True))
+        states = yield from for_jobs(queue, left, lambda keys, ids: calls.cancel(keys, ids, reason=reason))
+        answers.update(zip(left, states, strict=True))
     return [answers[job_id] for job_id in job_ids]
 
 
@@ -43,7 +43,7 @@ def known(answer: str, job_id: JobId) -> str:
 class OverdueJobs:
     """The overdue jobs that one call waits for. Changes with each look.
 
-    Deadlines and times to live are timers of the queue, which workers fire. Where none is alive, whoever waits for a
+    Deadlines and times to live are timers of the queue, which workers fire. If none is alive, a client that waits for a
     job does, so that it ends and all its readers get the end. That also ends a job that was asked to stop and whose
     worker has died since.
     """
@@ -116,7 +116,7 @@ def configure(queue: Queue, settings: calls.QueueSettings) -> Operation[None]:
 def server_id(queue: Queue) -> Operation[str]:
     """Return the id of the data that hold the queue: drawn by the first that asks, and lost with the data."""
     key = queue.keys(0).key("server")
-    [known] = yield Ask((("GET", key),))  # reads first: a full server refuses every SETNX
-    if known is None:
-        _, known = yield Ask((("SETNX", key, secrets.token_hex(8)), ("GET", key)))
-    return cast("bytes", known).decode(errors="replace")
+    [server] = yield Ask((("GET", key),))  # reads first: a full server refuses every SETNX
+    if server is None:
+        _, server = yield Ask((("SETNX", key, secrets.token_hex(8)), ("GET", key)))
+    return cast("bytes", server).decode(errors="replace")

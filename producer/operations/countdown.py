@@ -13,7 +13,7 @@ Result = TypeVar("Result")
 
 
 class Countdown:
-    """The time left of a timeout; None is no timeout."""
+    """The remaining time of a timeout; None means no timeout."""
 
     def __init__(self, timeout_s: float | None) -> None:
         self.timeout_s = timeout_s
@@ -54,23 +54,23 @@ def within(
         return (yield from operation)
     deadline_s = monotonic() + timeout_s
     try:
-        found = next(operation)
+        request = next(operation)
         while True:
             try:
-                replies = yield _with_deadline(found, deadline_s)
+                replies = yield _with_deadline(request, deadline_s)
             except BaseException as error:  # noqa: BLE001  # the operation decides
-                found = operation.throw(error)
+                request = operation.throw(error)
             else:
-                found = operation.send(replies)
+                request = operation.send(replies)
     except StopIteration as stop:
         return stop.value
 
 
-def _with_deadline(found: Step | Event, deadline_s: float) -> Step | Event:
-    match found:
+def _with_deadline(request: Step | Event, deadline_s: float) -> Step | Event:
+    match request:
         case Ask():
-            return replace(found, deadline_s=deadline_s)
+            return replace(request, deadline_s=deadline_s)
         case Read():
-            return found._replace(deadline_s=deadline_s)
+            return request._replace(deadline_s=deadline_s)
         case _:
-            return found
+            return request

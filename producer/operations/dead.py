@@ -45,7 +45,7 @@ class DeadFilter:
 
 def dead_jobs(queue: Queue, wanted: DeadFilter) -> Operation[list[JobView]]:
     """Return the selected dead jobs, oldest failure first. Changes nothing."""
-    found: list[JobView] = []
+    dead: list[JobView] = []
     for partition, survey in enumerate((yield from inspect(queue))):
         keys = queue.keys(partition)
         # An id has its tenant: the jobs of others need not be read.
@@ -53,29 +53,29 @@ def dead_jobs(queue: Queue, wanted: DeadFilter) -> Operation[list[JobView]]:
         views = yield from for_jobs(queue, ids, calls.status, slice_jobs=limits.MAX_JOBS_PER_CALL)
         # A job that was requeued in the meantime has no end.
         ended = [view for view in views if view is not None and view.ended_ms is not None]
-        found += [view for view in ended if wanted.matches(view, (survey.server_ms - (view.ended_ms or 0)) / 1000)]
-    return found
+        dead += [view for view in ended if wanted.matches(view, (survey.server_ms - (view.ended_ms or 0)) / 1000)]
+    return dead
 
 
 def _dead_ids(keys: QueueKeys) -> Operation[list[JobId]]:
     """Return every member of the set, paged by score: jobs may be added and removed meanwhile."""
-    known: dict[JobId, str] = {}
+    times: dict[JobId, str] = {}
     since, num_same = "-inf", 0
     while True:
         page = ("ZRANGEBYSCORE", keys.key("dead"), since, "+inf", "WITHSCORES", "LIMIT", num_same, DEAD_PER_PAGE)
         [reply] = yield Ask((page,))
         pairs = list(_pairs(reply))
-        known.update(pairs)
+        times.update(pairs)
         if len(pairs) < DEAD_PER_PAGE:
-            return list(known)
+            return list(times)
         since = pairs[-1][1]
-        num_same = Counter(known.values())[since]
+        num_same = Counter(times.values())[since]
 
 
 def _pairs(reply: Reply) -> Iterator[tuple[JobId, str]]:
     """Yield (job, score) from a ZRANGEBYSCORE WITHSCORES, as RESP2 or RESP3 returns it."""
-    for one in _rows(cast("Sequence[object]", reply)):
-        name, score = cast("tuple[bytes, bytes | float]", one)
+    for row in _rows(cast("Sequence[object]", reply)):
+        name, score = cast("tuple[bytes, bytes | float]", row)
         yield JobId(name.decode()), score.decode() if isinstance(score, bytes) else repr(score)
 
 

@@ -1,4 +1,4 @@
-"""Resolve the durability of a submit: the caller's, else the client's, else that of the queue's settings.
+"""Resolve the durability of a submit: the caller's, else the client's, else the queue's setting.
 
 A server that cannot guarantee it is refused before any job is sent. Facts about the server are cached for a while.
 """
@@ -28,7 +28,7 @@ class DurabilityPolicy:
     """The durability of the submits of one client. Caches the facts of the server."""
 
     default: Durability | None = None
-    """The durability of calls that name none; None takes that of the queue."""
+    """The durability of calls that name none; None means the queue's setting."""
 
     timeout_s: float = TIMEOUT_S
     _known: dict[Durability, tuple[DurabilityCheck, float]] = field(
@@ -48,25 +48,25 @@ class DurabilityPolicy:
             InvalidSetting: the workers serve another number of partitions, or the queue's setting is wrong.
             DurabilityRefused: this server cannot guarantee it.
         """
-        wanted = self.default if asked is None else read_durability(asked)
+        level = self.default if asked is None else read_durability(asked)
         default = yield from queue.read(partition)
-        if wanted is None:
-            wanted = _default(queue, default)
-        if wanted == MEMORY:
+        if level is None:
+            level = _default(queue, default)
+        if level == MEMORY:
             return NOTHING_ASKED
-        found, since_s = self._known.get(wanted, (None, 0.0))
-        if found is None or monotonic() - since_s > KEPT_S:
-            found = yield from self._ask(wanted)
-            self._known[wanted] = found, monotonic()
-        return found
+        check, since_s = self._known.get(level, (None, 0.0))
+        if check is None or monotonic() - since_s > KEPT_S:
+            check = yield from self._ask(level)
+            self._known[level] = check, monotonic()
+        return check
 
-    def _ask(self, wanted: Durability) -> Operation[DurabilityCheck]:
+    def _ask(self, level: Durability) -> Operation[DurabilityCheck]:
         persistence = persistence_in((yield Ask(FACTS, is_lenient=True)))
-        objection = "this user may not ask: allow it INFO." if persistence is None else persistence.objection(wanted)
+        objection = "this user may not ask: allow it INFO." if persistence is None else persistence.objection(level)
         if persistence is None or objection is not None:
-            raise DurabilityRefused(f"this server cannot guarantee {wanted}: {objection} Nothing was submitted.")
+            raise DurabilityRefused(f"this server cannot guarantee {level}: {objection} Nothing was submitted.")
         # WAIT and WAITAOF take 0 for no limit.
-        return DurabilityCheck(wanted, max(1, round(self.timeout_s * 1000)), persistence.has_waitaof)
+        return DurabilityCheck(level, max(1, round(self.timeout_s * 1000)), persistence.has_waitaof)
 
 
 def _default(queue: Queue, reply: Reply) -> Durability:

@@ -203,10 +203,10 @@ class Reader:
             ResultExpired: the result has expired too.
             ChannelExpired: no result has the rest, or the position is a bare token offset, so the text cannot be cut.
         """
-        found = decode_result(data) if data is not None else None
-        if found is None and view.state is JobState.DONE:
+        result = decode_result(data) if data is not None else None
+        if result is None and view.state is JobState.DONE:
             raise ResultExpired(f"channel and result of job {self.job_id} have expired. Look in the history.")
-        choice = _choice(found, self.choice)
+        choice = _choice(result, self.choice)
         if choice is None:
             self._check_complete(view)
         if choice and self._cursor.chars is None:
@@ -221,7 +221,7 @@ class Reader:
             finish_reason=choice.finish_reason if choice else view.finish_reason,
             error=view.error,
             error_code=view.error_code,
-            usage=found.usage if found else None,
+            usage=result.usage if result else None,
         )
         whole = choice or ChoiceResult(text="", token_ids=(), finish_reason=None)
         return self._cut_event(whole, view.ended_ms or 0, end)
@@ -314,10 +314,10 @@ def _follow(queue: Queue, readers: Sequence[Reader], clock: Countdown, wait: Wai
         while open_readers and (left_s := min(last_entry_s + look_after_s, overdue_s) - clock.passed_s) > 0:
             clock.check(f"{len(open_readers)} of {len(readers)} channels")
             places = {**unstarted, **_places(open_readers)}
-            found = yield Read(places, clock.block_ms(min(WAIT_BLOCK_MS, ceil(1000 * left_s))))
-            if found:
+            reply = yield Read(places, clock.block_ms(min(WAIT_BLOCK_MS, ceil(1000 * left_s))))
+            if reply:
                 wait.goes_on()
-                rows = cast("list[tuple[str, Entries]]", found)
+                rows = cast("list[tuple[str, Entries]]", reply)
                 yield from _feed(queue, open_readers, [row for row in rows if row[0] in open_readers])
                 last_entry_s, look_after_s = clock.passed_s, WAIT_BLOCK_MS / 1000
                 if any(key in unstarted for key, _ in rows):
@@ -351,8 +351,8 @@ def _look(
 ) -> Generator[Step | StreamEvent, list[Reply], list[JobView]]:
     """Read the state of each job, which is returned; yield what its channel has, or finish it from its result."""
     readers = list(open_readers.values())
-    found = yield from views(queue, [reader.job_id for reader in readers])
-    checked = [reader.check(view) for reader, view in zip(readers, found, strict=True)]
+    job_views = yield from views(queue, [reader.job_id for reader in readers])
+    checked = [reader.check(view) for reader, view in zip(readers, job_views, strict=True)]
     [reply] = yield Ask((xread(_places(open_readers), block_ms=None),))
     found_entries = list(channel_entries(reply))
     yield from _feed(queue, open_readers, found_entries)

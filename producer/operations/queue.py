@@ -1,4 +1,4 @@
-"""A queue: its keys, and what its settings say to clients. No I/O."""
+"""A queue: its keys, and its settings for clients. No I/O."""
 
 from dataclasses import dataclass, field
 from time import monotonic
@@ -11,7 +11,7 @@ from sluice.protocol.keys import QueueKeys, served_partitions
 from sluice.protocol.wire import WireError
 
 KEPT_S = 10.0
-"""How long what the settings say is cached."""
+"""How long settings are cached."""
 
 
 @dataclass(slots=True, eq=False)
@@ -78,7 +78,7 @@ class Queue:
         except QueueUnreachable:
             if partition == 0:
                 raise
-            # In a Cluster, perhaps only its shard is away. It is asked first because every queue has it, even one
+            # In a Cluster, perhaps only its shard is down. It is asked first because every queue has it, even one
             # with fewer partitions than the user named.
             yield from self._read_one(partition)
 

@@ -144,14 +144,14 @@ def outcome(view: JobView, data: bytes | None) -> JobResult:
     Raises:
         JobFailed, JobCancelled, JobExpired, ResultExpired: as in `result`.
     """
-    found = decode_result(data) if data is not None else None
+    result = decode_result(data) if data is not None else None
     if view.state is not JobState.DONE:
-        raise ended_badly(view, found)
-    if found is None:
+        raise ended_badly(view, result)
+    if result is None:
         raise ResultExpired(
             f"job {view.id} is done, but its output has expired. Look in the history: producer jobs show."
         )
-    return found
+    return result
 
 
 def ended_badly(view: JobView, partial: JobResult | None = None) -> ProducerError:
@@ -166,10 +166,10 @@ def _wait_for_end(keys: QueueKeys, view: JobView, clock: Countdown, most_s: floa
     cursors = {keys.channel(view.id, choice): f"{offsets[choice]}-0" for choice in range(view.choices)}
     until_s = clock.passed_s + most_s
     while cursors and (left_s := until_s - clock.passed_s) > 0:
-        found = yield Read(dict(cursors), clock.block_ms(ceil(1000 * left_s)))
-        if not found:
+        reply = yield Read(dict(cursors), clock.block_ms(ceil(1000 * left_s)))
+        if not reply:
             return
-        for key, entries in cast("list[tuple[str, Entries]]", found):
+        for key, entries in cast("list[tuple[str, Entries]]", reply):
             cursors[key] = entries[-1][0]
             if is_end_id(cursors[key]):
                 del cursors[key]
@@ -218,9 +218,9 @@ def outcomes(
 
 def ended(queue: Queue, job_ids: Iterable[JobId], *, with_entries: bool = False) -> Outcomes:
     """Yield the outcomes of those jobs that have ended, or are unknown, without waiting for the others."""
-    asked = list(dict.fromkeys(job_ids))
-    found = yield from views(queue, asked)
-    yield from _read_outcomes(queue, _over(asked, found), with_entries=with_entries)
+    unique = list(dict.fromkeys(job_ids))
+    job_views = yield from views(queue, unique)
+    yield from _read_outcomes(queue, _over(unique, job_views), with_entries=with_entries)
 
 
 def _outcomes(queue: Queue, watched: dict[JobId, None], wait: Wait, *, with_entries: bool) -> Outcomes:
@@ -229,13 +229,13 @@ def _outcomes(queue: Queue, watched: dict[JobId, None], wait: Wait, *, with_entr
     while watched:
         begin_s = monotonic()
         now = _this_round(list(watched), turn)
-        found = yield from views(queue, now)
-        yield from overdue.end(found)
-        over = _over(now, found)
+        job_views = yield from views(queue, now)
+        yield from overdue.end(job_views)
+        over = _over(now, job_views)
         yield from _read_outcomes(queue, over, with_entries=with_entries)
         for job_id in over:
             del watched[job_id]
-        first, before, progress = found[0], progress, (len(watched), found[0] and found[0].published)
+        first, before, progress = job_views[0], progress, (len(watched), job_views[0] and job_views[0].published)
         if progress != before:
             wait.goes_on()
         elif first is not None and wait.is_due:

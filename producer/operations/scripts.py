@@ -40,8 +40,8 @@ def for_jobs(
     slices = slices_of(job_ids, slice_jobs)
     made = [make(queue.keys(partition), [job_ids[i] for i in places]) for partition, places in slices]
     answers: dict[int, Result] = {}
-    for (_, places), found in zip(slices, (yield from ask_calls(made, is_repeatable=is_repeatable)), strict=True):
-        answers.update(zip(places, found, strict=True))
+    for (_, places), replies in zip(slices, (yield from ask_calls(made, is_repeatable=is_repeatable)), strict=True):
+        answers.update(zip(places, replies, strict=True))
     return [answers[i] for i in range(len(job_ids))]
 
 

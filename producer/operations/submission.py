@@ -118,11 +118,11 @@ def submit_jobs(
     behind = durability_check.commands([queue.keys(partition) for partition in indices])
     commands = (*(command_of(call) for call, _ in made), *behind)
     replies = yield Ask(commands or (("PING",),), is_lenient=True)  # a Cluster cannot route a round trip of nothing
-    found: dict[int, SubmitAnswer] = {}
+    answers_by_index: dict[int, SubmitAnswer] = {}
     for (call, of_one), reply in zip(made, replies, strict=False):
-        found.update(zip(of_one, _answers(call, [jobs[i] for i in of_one], reply), strict=True))
+        answers_by_index.update(zip(of_one, _answers(call, [jobs[i] for i in of_one], reply), strict=True))
     doubt = durability_check.doubt(replies[len(made) :])
-    answers = [job if isinstance(job, ProducerError) else found[i] for i, (job, _) in enumerate(jobs)]
+    answers = [job if isinstance(job, ProducerError) else answers_by_index[i] for i, (job, _) in enumerate(jobs)]
     return answers if doubt is None else [_doubted(answer, durability_check.asked, doubt) for answer in answers]
 
 

@@ -62,7 +62,7 @@ class _Survey:
     lists: dict[str, dict[bytes, bytes]] = field(default_factory=dict[str, dict[bytes, bytes]])
 
     def parts(self) -> Iterator[Part]:
-        """Yield what is to be read next."""
+        """Yield the next reads."""
         if self.partition is None:
             yield command_of(calls.inspect(self.keys)), self._take_partition
         if self.workers_at is not None:

@@ -43,7 +43,7 @@ class QueueTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantTotals:
-    """What waits for a tenant in one queue."""
+    """The waiting jobs of a tenant in one queue."""
 
     tenant: str
     queue: str
@@ -80,7 +80,7 @@ def queue_totals(name: str, views: Sequence[QueueView]) -> QueueTotals:
 
 
 def tenant_totals(name: str, views: Sequence[QueueView]) -> list[TenantTotals]:
-    """Sum up what waits for each tenant that waits or has a weight of its own, by name."""
+    """Sum up the waiting jobs of each tenant that waits or has its own weight, by name."""
     settings = {key: value for view in views for key, value in view.settings.items()}
     weights = {key.removeprefix(WEIGHT): _weight(value) for key, value in settings.items() if key.startswith(WEIGHT)}
     jobs, tokens = Counter[str](), Counter[str]()

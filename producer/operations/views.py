@@ -125,7 +125,7 @@ def queue_names() -> Operation[dict[str, int]]:
 
     The number is that of its workers. Without any, it is that of the partitions that have had jobs.
     """
-    found: dict[str, int] = {}
+    queues: dict[str, int] = {}
     cursor = b"0"
     while True:
         [reply] = yield Ask((("SCAN", cursor, "MATCH", "{*:*}:counters", "COUNT", 1000),))
@@ -133,12 +133,12 @@ def queue_names() -> Operation[dict[str, int]]:
         for name in names:
             queue, _, partition = name.decode()[1:].partition("}")[0].rpartition(":")
             if queue and partition.isdigit():
-                found[queue] = max(found.get(queue, 0), int(partition) + 1)
+                queues[queue] = max(queues.get(queue, 0), int(partition) + 1)
         if cursor == b"0":
             break
-    stated = [("HGET", QueueKeys(name).key("config"), "partitions") for name in found]
+    stated = [("HGET", QueueKeys(name).key("config"), "partitions") for name in queues]
     replies = (yield Ask(tuple(stated))) if stated else []
     return {
         name: served_partitions(name, reply, None) or num_seen
-        for (name, num_seen), reply in zip(found.items(), replies, strict=True)
+        for (name, num_seen), reply in zip(queues.items(), replies, strict=True)
     }

@@ -184,7 +184,7 @@ local function foreign_text(job)
 end
 
 -- Return the job as a table, or nil and why: 'unknown', 'not a job id', 'wrong type', 'not a job: <field>'. Absent and
--- empty fields are nil, except counts, which are 0. `is_of_caller`: whoever calls may read the job and no more than that
+-- empty fields are nil, except counts, which are 0. `is_of_caller`: the caller may read the job and no more than that
 -- (docs/explanation/security.md), so the number of its fields is not asked for.
 function load_job(id, is_of_caller)
   local tenant, suffix = names_of(id)

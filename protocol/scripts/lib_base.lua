@@ -35,7 +35,7 @@ local function rows_of(packed, most, ...)
   return rows
 end
 
--- Whether an argument is a text of 1 to `most` bytes; whether it is empty or a text of at most so many.
+-- Whether an argument is a text of 1 to `most` bytes; whether it is empty or a text of at most `most`.
 local function is_text(value, most) return type(value) == 'string' and #value > 0 and #value <= most end
 local function is_optional(value, most) return value == '' or is_text(value, most) end
 local function wrong_arguments() return redis.error_reply('ERR wrong arguments') end

@@ -47,7 +47,7 @@ local function lane_names(also)
   return names
 end
 
--- A lane of any other name is no lane: no pull reads it.
+-- A key of any other name is not a lane: no pull reads it.
 local function length_of(name)
   local class, tenant = string.match(name, '^([^:]+):(.+)$')
   local is_lane = tenant and (class == RETURNED or string.find(class, '^%d$')) and not string.find(tenant, '[^a-z0-9_-]')

@@ -235,7 +235,7 @@ function end_job(job, lease, how)
   drop_lease(job, lease)
 
   if how.state == 'cancelled' then how.error = job.asked or how.error end
-  -- The dead set is for jobs that a requeue may mend.
+  -- The dead set is for jobs that a requeue may fix.
   local is_dead = how.state == 'failed' and not how.is_rejected
   local keep_ms = is_dead and LIMITS.DEAD_TTL_S * 1000 or setting('result_ttl_ms', LIMITS.RESULT_TTL_S * 1000)
   close_channels(job, lease, how, is_dead and keep_ms or channel_kept_ms(lease))
@@ -304,7 +304,7 @@ local function life_of(owner, job)
   return life, math.min(seen, NOW) + life
 end
 
--- Whether nobody will act on a flag. An owner that is only slow loses the end of a job that was to stop anyway, so this
+-- Whether no process will act on a flag. An owner that is only slow loses the end of a job that was to stop anyway, so this
 -- also goes by the server's clock, unlike a reclaim.
 local function is_gone(owner, life, until_ms)
   if is_reported(owner) then return true end
@@ -406,7 +406,7 @@ local function finish()
   -- The recorder subtracts it when it deletes the entry.
   if packed then count('outbox_bytes', #packed) end
   for name, by in pairs(counted) do
-    -- Another user may have written what is no number: it starts again, and the audit recounts.
+    -- Another user may have written a value that is not a number: it is reset, and the audit recounts.
     if by ~= 0 and failed(try('HINCRBY', COUNTERS, name, by)) then call('HSET', COUNTERS, name, math.max(0, by)) end
   end
   if packed then append_shared(OUTBOX, '*', 'e', packed) end

@@ -11,7 +11,7 @@ local skipped = {}  -- lanes whose head can never fit this worker, or is left to
 local num_returned = 0  -- those of them in the class of returned jobs
 
 -- Where a pull begins in a class. Jobs of a low class that were returned are no reason for a full worker to interrupt
--- others: it looks at a few of their lanes, each pull at other ones, and goes on to the classes above its own.
+-- others: it looks at a few of their lanes, each pull at other ones, and continues with the classes above its own.
 local function first_of(class)
   if class ~= RETURNED or not request.over then return 0 end
   if num_returned >= LIMITS.MAX_RETURNED_PER_PULL then return nil end
@@ -105,7 +105,7 @@ local function is_due(class)
 end
 
 -- The class to serve next, and the share that each token of its next job adds, or takes. Without ageing, classes are
--- strict. The share is paid when a place is free: it is no reason to interrupt a job.
+-- strict. The share is granted when a place is free: it is not a reason to interrupt a job.
 function best_class()
   if oldest[RETURNED] then return RETURNED, 0 end
   local highest, lower = first_classes()
@@ -184,7 +184,7 @@ local function charge_once(job)
   end
 end
 
--- Wait for a worker with the job's model. This is no attempt.
+-- Wait for a worker with the job's model. This is not an attempt.
 local num_aside = 0
 local function delay_for_model(job, wait_ms)
   leave_waiting(job, false)
@@ -244,7 +244,7 @@ local function hold(lane, entry, parsed)
   if #taken > num_before then is_over = true else has_more = true end
 end
 
--- Whether a full worker leaves this job: it is no reason to interrupt another, or idle workers go first. A returned job
+-- Whether a full worker leaves this job: it is not a reason to interrupt another, or idle workers go first. A returned job
 -- has woken these. Where no other worker lives, none is waited for.
 local function is_left(lane, parsed)
   if not request.over then return false end

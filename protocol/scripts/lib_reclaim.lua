@@ -23,7 +23,7 @@ end
 local num_left = 0  -- jobs that this pull has left with their dead workers
 
 -- If the slice has no room for the job, or one job is held already, it stays with the dead worker. So does a job that
--- is no reason for a full worker to interrupt another.
+-- is not a reason for a full worker to interrupt another.
 local function move_to_me(job, lease, death)
   if request.over and job.class <= request.over then
     num_left = num_left + 1

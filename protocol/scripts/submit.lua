@@ -226,7 +226,7 @@ local function seen_by_key(job)
   local id, state, digest = string.match(value, '^(%S+) (%S+) (.*)$')
   if digest ~= job.digest then return { 'conflict', id or '' } end
   local tenant, suffix = names_of(id)
-  -- Its user may have written any id. An error here would leave the jobs before this one accepted, and nobody told.
+  -- Its user may have written any id. An error here would leave the jobs before this one accepted without an answer.
   local now = tenant == job.tenant and try('HGET', PREFIX .. 'job:' .. suffix, 'state')
   return { 'duplicate', id, type(now) == 'string' and now or state }
 end

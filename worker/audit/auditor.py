@@ -134,27 +134,27 @@ class Auditor:
     # ------------------------------------------------------------ the first pass
 
     def _first_pass(self, side: QueueSide, report: AuditReport) -> Suspicions:
-        found: Suspicions = {}
+        suspicions: Suspicions = {}
         for finding in chain(
             self._existing_jobs(side, report),
             self._referenced(side),
             self._known_elsewhere(side, report),
             _places(side),
         ):
-            if len(found) < MAX_KEPT:
-                found[finding.key] = finding
+            if len(suspicions) < MAX_KEPT:
+                suspicions[finding.key] = finding
             else:
                 report.num_more += 1
         _add_counters(report, side.counts())
-        return found
+        return suspicions
 
     def _existing_jobs(self, side: QueueSide, report: AuditReport) -> Iterator[Finding]:
         for ids in in_slices(side.job_ids()):
             pictures = list(side.pictures(ids))
-            known = self._known(ids)
+            rows = self._known(ids)
             for picture in pictures:
                 report.hashes[picture.state or "foreign"] += picture.trouble != "unknown"
-                yield from self._judge(picture, known.get(picture.id, ()))
+                yield from self._judge(picture, rows.get(picture.id, ()))
 
     def _referenced(self, side: QueueSide) -> Iterator[Finding]:
         """Yield findings on jobs without a hash that leases or sets refer to."""
@@ -176,13 +176,13 @@ class Auditor:
     def _unknown_here(self, side: QueueSide, ids: Sequence[JobId]) -> Iterator[Finding]:
         """Yield findings on those of the ids, open in the history or acknowledged in the journal, that have no hash."""
         unknown = side.unknown(list(ids))
-        known = self._known(unknown)
+        rows = self._known(unknown)
         for picture in side.pictures(unknown):
-            yield from self._elsewhere(picture, known.get(picture.id, ()))
+            yield from self._elsewhere(picture, rows.get(picture.id, ()))
 
     def _elsewhere(self, picture: JobRecords, rows: Sequence[HistoryRow]) -> Iterator[Finding]:
-        known = row_of(picture, rows)
-        finding = with_history(picture, known) or with_journal(picture, known, has_retention=self._timing.has_retention)
+        row = row_of(picture, rows)
+        finding = with_history(picture, row) or with_journal(picture, row, has_retention=self._timing.has_retention)
         yield from filter(None, (finding, with_other_submissions(picture, rows)))
 
     def _lost_settings(self, side: QueueSide) -> Iterator[Finding]:
@@ -240,12 +240,12 @@ class Auditor:
                     yield second
 
     def _jobs_again(self, side: QueueSide, suspected: Sequence[Finding]) -> Iterator[Finding]:
-        ids = list(dict.fromkeys(one.job_id for one in suspected if one.job_id is not None))
-        known = self._known(ids)
+        ids = list(dict.fromkeys(finding.job_id for finding in suspected if finding.job_id is not None))
+        rows_by_id = self._known(ids)
         pictures = {picture.id: picture for picture in side.pictures(ids)}
         for first in suspected:
             assert first.job_id is not None
-            picture, rows = pictures[first.job_id], known.get(first.job_id, ())
+            picture, rows = pictures[first.job_id], rows_by_id.get(first.job_id, ())
             for second in chain(within_queue(picture), self._elsewhere(picture, rows)):
                 if second.key == first.key and is_confirmed(first, second, picture, row_of(picture, rows)):
                     yield second
@@ -253,8 +253,8 @@ class Auditor:
 
 def _without_consequences(findings: list[Finding]) -> list[Finding]:
     """Drop findings on counters while jobs are misplaced, since they follow from these; a repair recounts anyway."""
-    is_misplaced = any(one.kind in _MISPLACED for one in findings)
-    return [one for one in findings if not (is_misplaced and one.kind in (Kind.COUNTER, Kind.EQUATION))]
+    is_misplaced = any(finding.kind in _MISPLACED for finding in findings)
+    return [finding for finding in findings if not (is_misplaced and finding.kind in (Kind.COUNTER, Kind.EQUATION))]
 
 
 def _places(side: QueueSide) -> Iterator[Finding]:

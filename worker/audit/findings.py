@@ -116,7 +116,7 @@ class HistoryRow:
     version: int
     submitted_ms: int = 0
     is_deleted: bool = False
-    """Deleted on request; the history accepts no more events of it."""
+    """Deleted on request; the history ignores further events of it."""
 
     def __str__(self) -> str:
         return f"{self.state} (version {self.version})"
@@ -274,21 +274,21 @@ def with_other_submissions(picture: JobRecords, rows: Sequence[HistoryRow]) -> F
     return None
 
 
-def _unknown_to_queue(picture: JobRecords, known: HistoryRow | None) -> Finding | None:
+def _unknown_to_queue(picture: JobRecords, row: HistoryRow | None) -> Finding | None:
     """Return a finding unless the job has ended, because ended jobs expire from the queue."""
-    if known is None or known.state.is_terminal:
+    if row is None or row.state.is_terminal:
         return None
-    return _between(Kind.FORGOTTEN, picture, known, version=0)
+    return _between(Kind.FORGOTTEN, picture, row, version=0)
 
 
-def _between(kind: Kind, picture: JobRecords, known: HistoryRow | None, *, version: int) -> Finding:
+def _between(kind: Kind, picture: JobRecords, row: HistoryRow | None, *, version: int) -> Finding:
     return Finding(
         kind=kind,
         subject=picture.id,
         job_id=picture.id,
         partition=_partition(picture.id),
         queue=describe(picture),
-        history="no row" if known is None else str(known),
+        history="no row" if row is None else str(row),
         version=version,
     )
 

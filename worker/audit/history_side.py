@@ -31,14 +31,14 @@ class HistorySide:
 
     def known(self, job_ids: Iterable[JobId]) -> dict[JobId, list[HistoryRow]]:
         """Return the rows of these jobs: one for each submission, the newest first."""
-        found: dict[JobId, list[HistoryRow]] = {}
+        rows: dict[JobId, list[HistoryRow]] = {}
         for ids in in_slices(job_ids, ROWS_AT_ONCE):
             columns = (jobs.c.id, jobs.c.state, jobs.c.version, jobs.c.submitted_ms, jobs.c.deleted_ms)
             query = sa.select(*columns).where(jobs.c.id.in_(ids), jobs.c.queue == self._queue)
             with self.engine.connect() as connection:
                 for row in connection.execute(query.order_by(jobs.c.id, jobs.c.submitted_ms.desc())):
-                    found.setdefault(JobId(row.id), []).append(_row(row))
-        return found
+                    rows.setdefault(JobId(row.id), []).append(_row(row))
+        return rows
 
     def reset_versions(self, submissions: Sequence[Submission]) -> None:
         """Let any event change these rows."""

@@ -74,13 +74,13 @@ class FileJobs:
 
     def jobs(self, job_ids: Sequence[JobId]) -> Iterator[tuple[JobId, NewJob | str]]:
         """Yield jobs, as in `LostJobs`. Reads the file once per run of the journal."""
-        wanted = set(job_ids)
+        missing = set(job_ids)
         for run, spec in self.journal.runs.items():
-            for job in self._jobs_of(run, spec) if wanted else ():
-                if job.id in wanted:
-                    wanted.discard(job.id)
+            for job in self._jobs_of(run, spec) if missing else ():
+                if job.id in missing:
+                    missing.discard(job.id)
                     yield job.id, job
-        for job_id in wanted:
+        for job_id in missing:
             yield job_id, f"no line of {self.path.name} becomes this job"
 
     def _jobs_of(self, run: int, spec: BulkSpec) -> Iterator[NewJob]:

@@ -52,9 +52,9 @@ def _job_of(row: JobRow, now_ms: int) -> NewJob | str:
         return "the history does not keep its prompt (keep_prompts is not full, or it was erased)"
     if sha256(row.prompt.encode()).hexdigest() != row.prompt_sha256:
         return "the history's prompt differs from the submitted one: the database refused it, and it was cleaned"
-    asked: Mapping[str, str] = row.asked
-    prompt = _prompt(row.prompt, asked["prompt"])
-    encoded = base64.b64decode(asked["spec"])
+    fields: Mapping[str, str] = row.asked
+    prompt = _prompt(row.prompt, fields["prompt"])
+    encoded = base64.b64decode(fields["spec"])
     spec = decode_spec(encoded)
     return NewJob(
         id=JobId(row.id),
@@ -62,13 +62,13 @@ def _job_of(row: JobRow, now_ms: int) -> NewJob | str:
         payload=encode_prompt(prompt),
         seed=int(row.seed),
         priority=row.priority,
-        prompt_tokens=len(prompt) if asked["prompt"] == "ids" else None,
+        prompt_tokens=len(prompt) if fields["prompt"] == "ids" else None,
         prompt_bytes=_num_bytes(prompt),
         max_tokens=spec.options.planned_tokens,
         is_length_stated=spec.options.max_tokens is not None,
         choices=row.choices,
-        idempotency_key=asked.get("key"),
-        digest=bytes.fromhex(asked["digest"]),
+        idempotency_key=fields.get("key"),
+        digest=bytes.fromhex(fields["digest"]),
         batch=row.batch,
         not_before_ms=row.not_before_ms,
         ttl_ms=None if row.ttl_ms is None else max(1, row.ttl_ms - now_ms),

@@ -211,10 +211,10 @@ class QueueSide:
     def wrong_batches(self) -> Iterator[Finding]:
         """Yield findings on batches whose total is not the number of their ended and open jobs."""
         for batches in in_slices(sorted(self.batches), limits.SLICE_JOBS):
-            for one in run(self._client, audit_batches(self.keys, batches)):
-                if one.stated != one.counted:
-                    finding = _counter(self.keys, one.batch, one.stated, one.counted)
-                    yield replace(finding, kind=Kind.BATCH, batch=one.batch)
+            for count in run(self._client, audit_batches(self.keys, batches)):
+                if count.stated != count.counted:
+                    finding = _counter(self.keys, count.batch, count.stated, count.counted)
+                    yield replace(finding, kind=Kind.BATCH, batch=count.batch)
 
     def oldest_event(self) -> str | None:
         """Return the id of the oldest unrecorded event; None if all are recorded."""
@@ -252,8 +252,8 @@ class QueueSide:
         key = self.keys.key("tenants")
         if self._client.type(key) != b"hash":
             return {}
-        found: dict[bytes, bytes] = self._client.hgetall(key)
-        stated = {one.decode(errors="replace"): text.split()[:3] for one, text in found.items()}
+        fields: dict[bytes, bytes] = self._client.hgetall(key)
+        stated = {name.decode(errors="replace"): text.split()[:3] for name, text in fields.items()}
         numbers = {tenant: tuple(map(read_number, words)) for tenant, words in stated.items()}
         return {tenant: counts for tenant, counts in numbers.items() if any(counts)}
 
@@ -261,9 +261,9 @@ class QueueSide:
         there = {tenant: tuple(numbers) for tenant, *numbers in self.sums.tenants}
         for tenant in sorted({*stated, *there}):
             says, has = stated.get(tenant, (0, 0, 0)), there.get(tenant, (0, 0, 0))
-            for unit, one, other in zip(("jobs", "tokens", "bytes"), says, has, strict=False):
-                if one != other:
-                    yield _counter(self.keys, f"tenant {tenant} {unit}", one, other)
+            for unit, said, counted in zip(("jobs", "tokens", "bytes"), says, has, strict=False):
+                if said != counted:
+                    yield _counter(self.keys, f"tenant {tenant} {unit}", said, counted)
 
 
 def _counter(keys: QueueKeys, name: str, stated: int, there: int) -> Finding:

@@ -62,18 +62,18 @@ class Repair:
 
     def repair(self, side: QueueSide) -> None:
         """Repair one partition, in an order in which no step undoes another."""
-        mine = [one for one in self._report.findings if one.partition == side.keys.partition]
-        self._repair_jobs(side, [one for one in mine if one.kind in _OF_JOBS])
-        self._repair_lanes(side, [one for one in mine if one.kind is Kind.ENTRY_WITHOUT_JOB])
-        self._submit_again(side, [one for one in mine if one.kind in _LOST])
+        mine = [finding for finding in self._report.findings if finding.partition == side.keys.partition]
+        self._repair_jobs(side, [finding for finding in mine if finding.kind in _OF_JOBS])
+        self._repair_lanes(side, [finding for finding in mine if finding.kind is Kind.ENTRY_WITHOUT_JOB])
+        self._submit_again(side, [finding for finding in mine if finding.kind in _LOST])
         for finding in mine:
             if finding.kind in _LEFT:
                 self._note(finding, _LEFT[finding.kind])
-        self._restore_prompts(side, [one for one in mine if one.kind is Kind.PROMPT_GONE])
-        self._republish(side, [one for one in mine if one.kind in _UNRECORDED])
+        self._restore_prompts(side, [finding for finding in mine if finding.kind is Kind.PROMPT_GONE])
+        self._republish(side, [finding for finding in mine if finding.kind in _UNRECORDED])
         self._repair_batches(side, mine)
         if mine:
-            self._repair_counters(side, [one for one in mine if one.kind in _OF_COUNTERS])
+            self._repair_counters(side, [finding for finding in mine if finding.kind in _OF_COUNTERS])
 
     def _run(self, call: Call[Any]) -> Any:  # noqa: ANN401  # replies of several kinds
         return run(self._client, call)
@@ -85,7 +85,7 @@ class Repair:
 
     def _repair_jobs(self, side: QueueSide, findings: Sequence[Finding]) -> None:
         for job_slice in in_slices(findings, limits.SLICE_JOBS):
-            ids = [_job_id(one) for one in job_slice]
+            ids = [_job_id(finding) for finding in job_slice]
             for finding, done in zip(job_slice, self._run(repair_jobs(side.keys, ids)), strict=True):
                 self._note(finding, done or "nothing left to do")
 
@@ -142,7 +142,7 @@ class Repair:
 
     def _with_jobs(self, findings: Sequence[Finding], use: Callable[[NewJob], str], *, otherwise: str) -> None:
         """Call `use` with each finding's job, from the first source that has it."""
-        missing = {_job_id(one): one for one in findings}
+        missing = {_job_id(finding): finding for finding in findings}
         for finding in findings:
             self._note(finding, f"{otherwise}: neither a history with prompts nor a --file has it")
         for source in self._sources:
@@ -157,36 +157,38 @@ class Repair:
     def _republish(self, side: QueueSide, findings: Sequence[Finding]) -> None:
         """Publish the jobs' events again, except for jobs whose end in the history would be undone."""
         republished = [
-            one for one in findings if one.kind is not Kind.QUEUE_WENT_BACK or not self._had_ended(side, one)
+            finding
+            for finding in findings
+            if finding.kind is not Kind.QUEUE_WENT_BACK or not self._had_ended(side, finding)
         ]
-        self._publish_events(side, [_job_id(one) for one in republished], has_rows=True)
+        self._publish_events(side, [_job_id(finding) for finding in republished], has_rows=True)
         for finding in findings:
             self._note(finding, "events republished" if finding in republished else "left: its end is in the history")
 
     def _had_ended(self, side: QueueSide, finding: Finding) -> bool:
         job_id = _job_id(finding)
         (picture,) = side.pictures([job_id])
-        known = row_of(picture, self._known([job_id]).get(job_id, ()))
+        row = row_of(picture, self._known([job_id]).get(job_id, ()))
         is_open = picture.state is not None and not picture.state.is_terminal
-        return known is not None and known.state.is_terminal and is_open
+        return row is not None and row.state.is_terminal and is_open
 
     def _publish_events(self, side: QueueSide, job_ids: Sequence[JobId], *, has_rows: bool = False) -> None:
         """Publish the jobs' events with versions above the history's, which ignores older ones."""
         for job_slice in in_slices(job_ids, limits.SLICE_JOBS):
-            known = self._known(job_slice)
-            found = {picture.id: row_of(picture, known.get(picture.id, ())) for picture in side.pictures(job_slice)}
-            self._reset_forged(found)
-            rows = [(job_id, row.version if row else 0) for job_id, row in found.items()]
+            by_id = self._known(job_slice)
+            newest = {picture.id: row_of(picture, by_id.get(picture.id, ())) for picture in side.pictures(job_slice)}
+            self._reset_forged(newest)
+            rows = [(job_id, row.version if row else 0) for job_id, row in newest.items()]
             rows = rows if has_rows else [(job_id, version) for job_id, version in rows if version > 1]
             if rows:
                 self._run(republish_events(side.keys, rows))
 
-    def _reset_forged(self, found: dict[JobId, HistoryRow | None]) -> None:
+    def _reset_forged(self, rows: dict[JobId, HistoryRow | None]) -> None:
         """Begin again with rows whose version no job reaches: the user that forged it has used up the numbers."""
-        forged = {job_id: row for job_id, row in found.items() if row is not None and row.version > PLAUSIBLE_VERSION}
+        forged = {job_id: row for job_id, row in rows.items() if row is not None and row.version > PLAUSIBLE_VERSION}
         if self._history is not None and forged:
             self._history.reset_versions([(job_id, row.submitted_ms) for job_id, row in forged.items()])
-            found |= {job_id: replace(row, version=0) for job_id, row in forged.items()}
+            rows |= {job_id: replace(row, version=0) for job_id, row in forged.items()}
 
     def _known(self, job_ids: Sequence[JobId]) -> dict[JobId, list[HistoryRow]]:
         return {} if self._history is None else self._history.known(job_ids)

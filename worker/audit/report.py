@@ -39,11 +39,11 @@ def _findings(report: AuditReport) -> Iterator[str]:
         return
     total = len(report.findings) + report.num_more
     yield f"{total} disagreement{'s' if total > 1 else ''}, each seen twice:"
-    by_kind = Counter(one.kind for one in report.findings)
+    by_kind = Counter(finding.kind for finding in report.findings)
     for kind, count in by_kind.items():
         yield f"\n{kind.replace('_', ' ').upper()} ({count}): {WHAT_TO_DO[kind]}"
-        mine = [one for one in report.findings if one.kind == kind]
-        yield from (f"  {_line(one, report)}" for one in mine[:SHOWN])
+        mine = [finding for finding in report.findings if finding.kind == kind]
+        yield from (f"  {_line(finding, report)}" for finding in mine[:SHOWN])
         if count > SHOWN:
             yield f"  and {count - SHOWN} more (--json shows all)"
 
@@ -63,7 +63,7 @@ def json_of(report: AuditReport) -> str:
             "jobs_in_queue": dict(report.hashes),
             "history": report.history,
             "journal": report.num_journal,
-            "disagreements": [_object(one, report) for one in report.findings],
+            "disagreements": [_object(finding, report) for finding in report.findings],
             "beyond": report.num_more,
             "notes": report.notes,
         },

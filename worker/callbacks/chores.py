@@ -29,7 +29,7 @@ MAX_PUT_OFF_S = 15
 """Longest time between two looks for a free slot."""
 
 _ALWAYS = 2**31
-"""A webhook that was put off is no failed one, and is put off as often as necessary."""
+"""A postponed webhook has not failed; it is postponed as often as necessary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +108,7 @@ class HistoryBehind(Exception):
 def export(queue: str, batch: str, folder: str, total: int, began_ms: int | None = None) -> dict[str, object]:
     """Write a batch as JSON lines into the export folder, once the history has all of its ends (`history.export`).
 
-    The last try writes what the history has. Jobs from before `began_ms` are of an earlier batch of the same name.
+    The last try writes what the history has. Jobs from before `began_ms` belong to an earlier batch of that name.
 
     Raises:
         ValueError: `folder` is not the export folder.
@@ -156,9 +156,9 @@ def retain(days: float | None, prompt_days: float | None) -> dict[str, int]:
 def _wait_for_ends(engine: Engine, jobs: BatchJobs, total: int) -> int:
     """Wait briefly for the recorder, and return the number of ends in the history."""
     until_s = monotonic_s() + _settings.get().export_patience_s
-    while (found := num_ended(engine, jobs)) < total and monotonic_s() < until_s:
+    while (number := num_ended(engine, jobs)) < total and monotonic_s() < until_s:
         time.sleep(LOOK_EVERY_S)
-    return found
+    return number
 
 
 def _is_last_try() -> bool:

@@ -44,7 +44,7 @@ def _work(queue: str, settings: CallbackSettings, log: Log) -> None:
     if queue == settings.rq_names.gateway:
         gateway_tasks.bind(settings)
     if queue != settings.rq_names.webhooks:
-        # Its chores wait in rq meanwhile, also while the schema is that of another release.
+        # Its chores wait in rq meanwhile, even while the schema belongs to another release.
         wait_for_history(lambda: check_history(settings), log, threading.Event(), retried=HistoryError)
     client = connect(settings.rq_url, timeout_s=settings.timeout_s + 30)
     logging.getLogger("rq.worker").addFilter(_is_no_outage)
@@ -68,7 +68,7 @@ def _wait_for_rq(client: Client) -> None:
 
 
 def _is_no_outage(record: logging.LogRecord) -> bool:
-    """Return whether a line of rq's log is about something else than its server, whose outages the mover reports."""
+    """Return whether a line of rq's log is not about its server, whose outages the mover reports."""
     facts = record.args if isinstance(record.args, tuple) else ()
     error = record.exc_info[1] if record.exc_info else None
     return not any(isinstance(fact, RedisError) for fact in (error, *facts))
@@ -106,7 +106,7 @@ class WorkerPool:
         self._thread.start()
 
     def close(self) -> None:
-        """Restart no process from now on: who stops the command may have stopped them too. Safe in a signal handler."""
+        """Restart no process from now on: a signal to the group may have stopped them too. Safe in a signal handler."""
         self._closing.set()
 
     def stop(self) -> None:
@@ -131,7 +131,7 @@ class WorkerPool:
         while not self._closing.wait(RESTART_AFTER_S):
             for number, (queue, process) in list(self._processes.items()):
                 if not process.is_alive() and not self._closing.is_set():
-                    # Its server is away, which the mover reports.
+                    # Its server is unreachable, which the mover reports.
                     if process.exitcode != ExitCode.NOT_READY:
                         self._log.warning("rq worker ended; restarting", rq_queue=queue, exit_code=process.exitcode)
                     self._spawn(number, queue)

@@ -1,4 +1,4 @@
-"""Limit how many senders the webhooks of one tenant use at once, so that its slow receivers delay nobody else's.
+"""Limit how many senders the webhooks of one tenant use at once, so that its slow receivers do not delay others.
 
 Each delivery in progress has a member in the tenant's sorted set in rq's Redis, with the time at which it must have
 ended: a sender that was killed leaves its slot then.

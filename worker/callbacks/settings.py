@@ -27,7 +27,7 @@ class RqNames:
 
 
 def rq_job_id(name: str, rq_queue: str) -> str:
-    """Return a job's id in an rq queue: rq's ids are those of a whole Redis, and the queue's name ends uniquely."""
+    """Return a job's id in an rq queue: rq's ids are shared by a whole Redis, and the queue's name ends uniquely."""
     return f"{name}-{rq_queue.rpartition('-')[2]}"
 
 
@@ -84,12 +84,12 @@ class CallbackSettings:
 
     @property
     def rq_names(self) -> RqNames:
-        """The names of its rq queues. Those of processes that work with something else have others.
+        """The names of its rq queues, which differ for processes with other servers or folders.
 
         The names hold the queue and a digest of what the tasks work with. So processes that share rq's Redis never run
         each other's tasks, whose arguments do not have these settings.
         """
-        # Without a Redis of its own, rq is where the queue is, whatever address leads there.
+        # Without its own Redis, rq uses the queue's, by whatever address.
         server = "" if self.rq_url == self.redis_url else self.redis_url
         return RqNames(
             webhooks=self._rq_name("webhooks", server),

@@ -35,7 +35,7 @@ _URL_CHARACTERS = "%/?:@!$&'()*+,;=-._~"
 """Characters of a path and query that are sent as they are; others are sent as the bytes of their UTF-8."""
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _PUBLIC_IPV6 = ipaddress.IPv6Network("2000::/3")
-"""All that has been assigned for the public; `is_global` also holds for addresses of tunnels and routers."""
+"""All publicly assigned networks; `is_global` also includes addresses of tunnels and routers."""
 
 _NEVER_PUBLIC = tuple(
     ipaddress.ip_network(network)
@@ -118,10 +118,10 @@ class Sender:
         """Return the addresses of the host, after checking that all are allowed."""
         assert target.hostname is not None
         try:
-            found = socket.getaddrinfo(target.hostname, _port(target), type=socket.SOCK_STREAM)
+            infos = socket.getaddrinfo(target.hostname, _port(target), type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
             raise WebhookFailed(f"{target.hostname} has no address: {error}") from error
-        addresses = [str(place[0]) for *_, place in found]
+        addresses = [str(place[0]) for *_, place in infos]
         for address in addresses:
             if not is_allowed(address, self.networks):
                 raise WebhookRefused(

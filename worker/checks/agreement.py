@@ -17,7 +17,7 @@ FEATURES = ("logprobs", "choices", "logit_bias", "penalties")
 
 
 def agree_on_queue(client: Client, config: WorkerConfig, served: LoadedModel) -> None:
-    """Configure what the workers of this queue take, unless living workers have promised otherwise.
+    """Configure which jobs the workers of this queue take, unless living workers have announced otherwise.
 
     Raises:
         ConfigError: They have.
@@ -52,10 +52,10 @@ class SettingsMemory:
         Raises:
             RedisError: Redis does not answer.
         """
-        known = self._known.get(keys, KnownSettings())
-        if stamp and stamp == known.stamp:
+        settings = self._known.get(keys, KnownSettings())
+        if stamp and stamp == settings.stamp:
             return ()
-        self._known[keys] = run(client, restore_settings(keys, known))
+        self._known[keys] = run(client, restore_settings(keys, settings))
         return self._known[keys].restored
 
     def targets(self, keys: QueueKeys) -> LatencyTargets:
@@ -67,7 +67,7 @@ class SettingsMemory:
 
 
 def _seconds(milliseconds: str | None) -> float | None:
-    """Return a setting in seconds; None if there is none, it is 0, or another program wrote something else."""
+    """Return a setting in seconds; None if it is absent, 0, or not a number."""
     try:
         value = float(milliseconds or 0) / 1e3
     except ValueError:

@@ -9,7 +9,7 @@ from sluice.worker.errors import ConfigError
 
 
 def check_history(site: Site) -> Iterator[CheckResult]:
-    """Check that the recorder can use the database. One that is away is no error.
+    """Check that the recorder can use the database. An unreachable one is not an error.
 
     Raises:
         ConfigError: it does not exist, refuses this user, cannot be written, or has another schema.

@@ -42,7 +42,7 @@ def _described(device: str) -> str:
 
 
 def check_model(site: Site) -> Iterator[CheckResult]:
-    """Check the model, all but its weights. One that must be downloaded first is checked after that.
+    """Check the model except its weights. A model that must be downloaded is checked after the download.
 
     Raises:
         ConfigError: there is none, its files are wrong, or they do not fit the settings.

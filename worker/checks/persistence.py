@@ -25,11 +25,11 @@ def persistence_results(client: Client) -> Iterator[CheckResult]:
     Raises:
         RedisError: a server does not answer.
     """
-    found = [_read_persistence(shard) for shard in shards_of(client)]
-    for info, persistence in found:
+    shards = [_read_persistence(shard) for shard in shards_of(client)]
+    for info, persistence in shards:
         yield _appending(persistence)
         yield _snapshot(info)
-    servers = [persistence for _, persistence in found]
+    servers = [persistence for _, persistence in shards]
     for level in LEVELS:
         what, objection = f"durability {level}", _objection(servers, level)
         if objection is None:
@@ -93,5 +93,5 @@ def _snapshot(info: Mapping[str, Any]) -> CheckResult:
     return CheckResult(what="redis snapshot", found=found)
 
 
-def _objection(servers: Sequence[Persistence], asked: Durability) -> str | None:
-    return next((objection for one in servers if (objection := one.objection(asked)) is not None), None)
+def _objection(servers: Sequence[Persistence], level: Durability) -> str | None:
+    return next((objection for server in servers if (objection := server.objection(level)) is not None), None)

@@ -1,4 +1,4 @@
-"""Check the queue: that its keys are Sluice's, and that this worker keeps what its live workers have promised."""
+"""Check the queue: that its keys are Sluice's, and that this worker agrees with its live workers."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -58,7 +58,7 @@ def look_at(client: Client, keys: QueueKeys) -> PartitionView:
 
     Raises:
         ConfigError: another program uses its keys, or the server refuses the scripts.
-        RedisError: the server is away, cannot serve now, or refuses this user.
+        RedisError: the server is unreachable, cannot serve now, or refuses this user.
     """
     try:
         # It checks the type of every key of the queue, and changes no more than a heartbeat does.
@@ -70,12 +70,12 @@ def look_at(client: Client, keys: QueueKeys) -> PartitionView:
             raise
         is_foreign = "WRONGTYPE" in str(error)
         advice = " Remove or rename what another program left there." if is_foreign else ""
-        found = f"SLUICE_QUEUE: {keys.prefix} cannot be used: {str(error).rstrip('.')}."
-        raise ConfigError([f"{found}{advice}"]) from error
+        problem = f"SLUICE_QUEUE: {keys.prefix} cannot be used: {str(error).rstrip('.')}."
+        raise ConfigError([f"{problem}{advice}"]) from error
 
 
 def check_compatibility(view: PartitionView, config: WorkerConfig, max_job_tokens: int | None) -> None:
-    """Check that a worker keeps what the live workers of a partition have promised.
+    """Check that a worker agrees with the live workers of a partition.
 
     Args:
         view: The partition.

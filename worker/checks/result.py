@@ -1,4 +1,4 @@
-"""Results of a startup check. What `worker start` must refuse is no result: a check raises `ConfigError` for it."""
+"""Results of a startup check. A reason to refuse `worker start` is not a result: the check raises `ConfigError`."""
 
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,4 +1,4 @@
-"""What startup checks look at: a configuration, and what is opened for it once, for the worker too."""
+"""The inputs of startup checks: a configuration and its connections, opened once and shared with the worker."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -83,7 +83,7 @@ class Site:
         return wait_until_usable(client, self.redis.url, patience_s=self._patience_s, log=self._log)
 
     def ask_redis(self, ask: Callable[[Client], T]) -> T:
-        """Return what `ask` returns; wait while Redis is away or cannot serve, as in a failover.
+        """Return what `ask` returns; wait while Redis is unreachable or cannot serve, as in a failover.
 
         Raises:
             ConfigError: Redis refuses this user.

@@ -1,7 +1,7 @@
 """The list of startup checks. `worker start` runs them before it loads the model; `worker doctor` prints them.
 
 A check yields its results, and raises `ConfigError` or `NotReady` for what `worker start` refuses with that sentence.
-Cheap checks come first. What only the weights can tell (damage in them, lack of memory) shows when they are loaded.
+Cheap checks come first. Damage in the weights and lack of memory show only when they are loaded.
 """
 
 from collections.abc import Callable, Iterator, Sequence

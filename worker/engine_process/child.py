@@ -1,4 +1,4 @@
-"""The engine's side: load the model, then do what is ordered, step by step, and report.
+"""The engine's side: load the model, then carry out orders, step by step, and report.
 
 `serve` is the loop. A thread receives orders, so that the worker never waits for a step to send one.
 """
@@ -135,7 +135,7 @@ class Inbox:
 
 
 def serve(engine: LLMEngine, inbox: Inbox, connection: Connection) -> None:
-    """Do what is ordered, step by step, and report, until the worker has ended.
+    """Carry out orders, step by step, and report, until the worker has ended.
 
     Raises:
         EngineBroken: the device is lost.

@@ -1,4 +1,4 @@
-"""What the worker and the process of its engine send each other: pickles over a socket that only they have.
+"""Messages between the worker and the process of its engine: pickles over a private socket.
 
 | from | message | when |
 |---|---|---|
@@ -7,7 +7,7 @@
 | engine | `EngineFacts`, or `LoadFailed` | then |
 | worker | `Orders` | when there is anything to order |
 | engine | `StepReport` | at first, and after each step |
-| engine | `EngineBroken` | when it cannot go on; then it ends |
+|| engine | `EngineBroken` | when it cannot continue; then it ends ||
 
 Either side ends when the other closes the socket, which the system does for a process that is killed.
 """
@@ -45,7 +45,7 @@ class LoadFailed(NamedTuple):
 
 
 class Orders(NamedTuple):
-    """What the engine is to do before its next step, in this order."""
+    """Orders for the engine before its next step, in this order."""
 
     added: tuple[Request, ...] = ()
     aborted: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ class Orders(NamedTuple):
 PackedDelta = tuple[
     str, int, int, tuple[int, ...], str, tuple[TokenLogprobs, ...] | None, Finish | None, SequenceStats | None
 ]
-"""A `TokenDelta` as a plain tuple, which is pickled faster. The statistics are there in the first and in the last delta
+"""A `TokenDelta` as a plain tuple, which is pickled faster. The statistics are in the first and in the last delta
 of a choice, where the worker reads them."""
 
 _BETWEEN = SequenceStats(num_prompt_tokens=0)
@@ -99,7 +99,7 @@ def receive(connection: Connection, *kinds: type[T]) -> T:
     """
     try:
         message = pickle.loads(connection.recv_bytes())
-    except OSError as error:  # it was killed, perhaps amid a message
+    except OSError as error:  # it was killed, perhaps during a message
         raise EOFError from error
     assert isinstance(message, kinds), f"a message of the kind {type(message).__name__}"
     return message

@@ -25,7 +25,7 @@ class EngineProcess:
     """A process that loads a model and runs its engine. Use as a context manager: it ends with the context."""
 
     def __init__(self, config: WorkerConfig, worker_id: str) -> None:
-        """Start it. It imports what it needs for the model, and waits for `load`."""
+        """Start it. It imports the modules for the model, and waits for `load`."""
         self._socket, theirs = socket.socketpair()
         self.connection = Connection(os.dup(self._socket.fileno()))
         self._is_loaded = False

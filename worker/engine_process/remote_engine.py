@@ -32,7 +32,7 @@ class ReportedSteps(Watchdog):
 class RemoteEngine:
     """The engine of another process. A component: start, stop. One thread owns it, as `LLMEngine`.
 
-    What it tells of the engine is as of the last report that `advance` has taken.
+    Its view of the engine is as of the last report that `advance` has taken.
     """
 
     def __init__(self, process: EngineProcess, steps: ReportedSteps, *, step_tokens: int) -> None:
@@ -100,7 +100,7 @@ class RemoteEngine:
         self._dropped += request_ids
 
     def advance(self) -> list[TokenDelta]:
-        """Send the orders, and return what the reports since the last call bring, nothing if there is none.
+        """Send the orders, and return the deltas of the reports since the last call.
 
         Raises:
             EngineBroken: the process has ended, and all its reports are taken.

@@ -1,4 +1,4 @@
-"""The iterations of a worker on this host, as its metrics server tells them."""
+"""The iterations of a worker on this host, from its metrics server."""
 
 from collections.abc import Generator
 from http.client import HTTPException
@@ -10,7 +10,7 @@ from sluice.worker.config import MetricsConfig
 from sluice.worker.errors import NotReady
 
 QUIET_S = 10.0
-"""A worker that says nothing for so long is gone: it says something every second."""
+"""A worker that is silent for this long has ended: it sends something every second."""
 
 _DIRECT = build_opener(ProxyHandler({}))
 """Asks without the proxies of the environment: the worker is on this host."""

@@ -17,7 +17,7 @@ from sluice.worker.tune.traffic import read_traffic
 def simulated_iterations(
     config: WorkerConfig, traffic: Path, step_time: StepTime, watcher: Callable[[Iteration], None]
 ) -> None:
-    """Replay a file of traffic with the settings of `config`; tell `watcher` each iteration.
+    """Replay a file of traffic with the settings of `config`; pass each iteration to `watcher`.
 
     Raises:
         ConfigError: the file or a setting is wrong, or a request cannot run with these settings.

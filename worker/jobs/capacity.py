@@ -20,7 +20,7 @@ class Capacity:
     """A measurement of a worker's capacity. Changes with each sample.
 
     In a window at whose heartbeats jobs waited for room, the worker was full: its rate is a measurement, and moves the
-    mean. In any other, the rate is only what it got through at least, and can raise the mean but not lower it. Neither
+    mean. In any other, the rate is only a lower bound, and can raise the mean but not lower it. Neither
     moves it at once: many jobs may end in one window.
     """
 

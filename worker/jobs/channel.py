@@ -1,7 +1,7 @@
 """The output of one choice, and how much of it its channel has: deltas in, entries out, and entries in to resume.
 
-What the channel lacks is one slice of the output. So output merges while a round trip is under way or Redis is away,
-and "send again from N" is a slice with another start. Knows no scripts and no engine state.
+What the channel lacks is one slice of the output. So output merges while a round trip is in flight or Redis is
+unreachable, and "send again from N" is a slice with another start. Knows no scripts and no engine state.
 """
 
 from bisect import bisect_right
@@ -21,7 +21,7 @@ PAGE_ENTRIES = 512
 """Entries of a channel to read in one round trip when a job is resumed."""
 
 MAX_ENTRY_TOKENS = 2048
-"""Most tokens in one entry; after a long absence of Redis there are several."""
+"""Maximum tokens in one entry; after a long outage of Redis, several are needed."""
 
 CHECKPOINT_TOKENS = 64
 CHECKPOINT_S = 1.0
@@ -196,7 +196,7 @@ class ChannelOutput:
         self.has_end, self.may_have_end = False, True
 
     def longest_gap_ms(self, now_s: float) -> float | None:
-        """Return the longest time that readers waited in this attempt, if what is unpublished reaches them now."""
+        """Return the longest time that readers waited in this attempt, if the unpublished output reaches them now."""
         waited_s = self.waits.longest_at(now_s) if self.num_next_tokens else self.waits.longest_s
         gaps_ms = self.gaps_ms[self.num_earlier_gaps :]
         return max(gaps_ms if waited_s is None else [*gaps_ms, waited_s * 1000], default=None)
@@ -229,8 +229,10 @@ class ChannelOutput:
         self.end = entry.end
 
 
-def _logprobs(one: request.TokenLogprobs) -> TokenLogprobs:
-    return TokenLogprobs(chosen=one.chosen, top=one.top, token=one.token, top_tokens=one.top_tokens, offset=one.offset)
+def _logprobs(token: request.TokenLogprobs) -> TokenLogprobs:
+    return TokenLogprobs(
+        chosen=token.chosen, top=token.top, token=token.token, top_tokens=token.top_tokens, offset=token.offset
+    )
 
 
 class ChannelLost(Copyable):
@@ -241,7 +243,7 @@ class ChannelLost(Copyable):
         super().__init__(f"channel lost at {offset}")
 
 
-def read_channel(client: Client, key: str, known: ChannelOutput) -> ChannelOutput:
+def read_channel(client: Client, key: str, lease: ChannelOutput) -> ChannelOutput:
     """Read the output of a choice from its channel, page by page. `known` is how much of it the queue has.
 
     From a channel that lost entries it reads up to the first gap: fewer tokens than were published.
@@ -249,8 +251,8 @@ def read_channel(client: Client, key: str, known: ChannelOutput) -> ChannelOutpu
     Raises:
         JobRejected: An entry cannot be read.
     """
-    waits = ReaderWaits(is_streamed=known.waits.is_streamed)
-    output = ChannelOutput(published=known.published, has_end=known.has_end, waits=waits)
+    waits = ReaderWaits(is_streamed=lease.waits.is_streamed)
+    output = ChannelOutput(published=lease.published, has_end=lease.has_end, waits=waits)
     after = "-"
     while True:
         page: list[tuple[bytes, dict[bytes, bytes]]] = client.xrange(key, min=after, count=PAGE_ENTRIES)

@@ -95,7 +95,7 @@ class HeldJob:
         Args:
             leased: The lease, as a pull returned it.
             keys: The partition of the job.
-            spec: What the producer asked for; None if it cannot be read.
+            spec: The producer's request; None if it cannot be read.
             lock: The lock of the `Leases` that hold the job.
         """
         self._leased = leased
@@ -213,7 +213,7 @@ class HeldJob:
     # ------------------------------------------------------------ preparation
 
     def restore(self, choice: int, output: ChannelOutput) -> None:
-        """Set the output of one choice to what earlier attempts published."""
+        """Set the output of one choice to that published by earlier attempts."""
         self._choices[choice] = output
 
     def record_resumption(self, exactness: str) -> None:
@@ -222,7 +222,7 @@ class HeldJob:
         self._measures.exactness = exactness
 
     def record_translation(self, request: Request) -> None:
-        """Store what the engine is asked for, and release the bytes of a long prompt: the engine has its tokens."""
+        """Store the engine's request, and release the bytes of a long prompt: the engine has its tokens."""
         self._measures.prompt_tokens = len(request.prompt_token_ids)
         self._measures.resolved = resolved_of(request.sampling)
         if len(self._leased.payload) > FORGET_PROMPT_BYTES:
@@ -283,15 +283,15 @@ class HeldJob:
 
     def _add_preemptions(self, stats: SequenceStats, now_s: float, now_ms: int) -> None:
         """Add those of a choice that has ended. Their times are from the start of this attempt."""
-        measures, known = self._measures, stats.preemptions
+        measures, preemptions = self._measures, stats.preemptions
         now_ms -= self._leased.pulled_ms
         some: list[tuple[int, int | None]] = list(measures.preemption_times)
-        for begin_s, end_s in known.ended:
+        for begin_s, end_s in preemptions.ended:
             some.append((now_ms - _ms(now_s - begin_s), _ms(end_s - begin_s)))
-        if known.since_s is not None:
-            some.append((now_ms - _ms(now_s - known.since_s), None))
+        if preemptions.since_s is not None:
+            some.append((now_ms - _ms(now_s - preemptions.since_s), None))
         measures.preemptions += stats.num_preemptions
-        measures.preempted_ms += _ms(known.waited_s)
+        measures.preempted_ms += _ms(preemptions.waited_s)
         measures.preemption_times = tuple(sorted(some, key=lambda one: one[0])[:MAX_PREEMPTIONS])
 
     def _end_of(self, finish: Finish) -> End:

@@ -111,7 +111,7 @@ def parts_of(result: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 class _Summary(NamedTuple):
-    """What the ends of a job say of all its choices: made once, however many end together."""
+    """Facts about all choices in the ends of a job: made once, however many end together."""
 
     record: JobRecord
     decisive: End | None = None
@@ -129,7 +129,7 @@ def _summary_of(job: HeldJob, origin: Origin, now_s: float) -> _Summary:
     record = record_of(origin, job.measures, job.choices, finish_reason=None, now_s=now_s)
     if not job.has_ended:
         return _Summary(record)
-    decisive = _worst([one.end for one in job.choices if one.end])
+    decisive = _worst([choice.end for choice in job.choices if choice.end])
     result = result_of(origin, job.measures, job.choices)
     is_too_large = result is None and decisive.state is JobState.DONE
     replacement = _too_large(decisive) if is_too_large else None
@@ -142,7 +142,7 @@ def _first_carrier(choices: Sequence[ChannelOutput]) -> int:
     The queue reads the result with the last end that it takes. That is the end of this choice, or of a later one that
     it may have, and may lack too, because an answer was lost.
     """
-    return max((n for n, one in enumerate(choices) if not (one.has_end or one.may_have_end)), default=0)
+    return max((n for n, choice in enumerate(choices) if not (choice.has_end or choice.may_have_end)), default=0)
 
 
 def _end_call(job: HeldJob, index: int, own_end: End, summary: _Summary) -> EndCall:

@@ -1,6 +1,6 @@
 """How long the readers of one choice wait for its tokens. No I/O, no clock.
 
-What a reader sees is the time between two entries of a channel. Tokens that are generated while Redis is away reach it
+A reader waits from one entry of a channel to the next. Tokens that are generated while Redis is unreachable reach it
 late and all at once, so the times at which tokens are sampled do not show an outage.
 """
 

@@ -1,6 +1,6 @@
 """Whether anybody reads channels, by the reads that the servers count. No I/O, no clock.
 
-A reader writes nothing, and Redis does not tell who waits at a key. But only readers send XREAD, and a server counts
+A reader writes nothing, and Redis does not report who waits at a key. But only readers send XREAD, and a server counts
 those that it has answered. A reader that waits is answered with each entry, so the count rises with what is published
 if, and only if, it is read; also by a reader of another queue on the same server.
 """
@@ -12,7 +12,7 @@ KEPT_S = 1.0
 
 COUNT_EVERY_S = 0.4
 UNREAD_COUNT_EVERY_S = 0.1
-"""How often to count, at most, while readers are there, and while none are."""
+"""How often to count, at most, with and without readers."""
 
 
 class ReaderWatch:
@@ -31,9 +31,9 @@ class ReaderWatch:
         return now_s - self._counted_s >= (COUNT_EVERY_S if self.are_there(now_s) else UNREAD_COUNT_EVERY_S)
 
     def note(self, partition: Hashable, count: int | None, now_s: float) -> None:
-        """Take a partition's count; None if its server does not tell: it may be read."""
+        """Take a partition's count; None if its server does not report it: it may be read."""
         self._counted_s = now_s
-        # A count that fell is that of a server that was restarted: readers come back.
+        # A lower count means that the server was restarted: readers come back.
         if count is None or count != self._counts.get(partition):
             self._seen_s = now_s
         self._counts[partition] = -1 if count is None else count

@@ -100,7 +100,7 @@ def record_of(
     finish_reason: str | None,
     now_s: float,
 ) -> JobRecord:
-    """Make the record of a job; `finish_reason` is that of the end that decides the job's state."""
+    """Make the record of a job; `finish_reason` belongs to the end that decides the job's state."""
     gaps_ms = sorted(gap for choice in choices for gap in choice.gaps_ms)
     gap_ms = longest_gap_ms(choices, now_s)
     earlier_ms = max(choice.waits.earlier_s for choice in choices) * 1000
@@ -129,7 +129,7 @@ def record_of(
 
 
 def longest_gap_ms(choices: Sequence[ChannelOutput], now_s: float) -> float | None:
-    """Return the longest time that readers waited in this attempt, if what is unpublished reaches them now."""
+    """Return the longest time that readers waited in this attempt, if the unpublished output reaches them now."""
     return max((gap for choice in choices if (gap := choice.longest_gap_ms(now_s)) is not None), default=None)
 
 

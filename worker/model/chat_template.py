@@ -106,14 +106,14 @@ def _check_format_method(obj: object, name: object) -> None:
 
 
 def _check_numbers(*arguments: object) -> None:
-    if any(isinstance(one, int) and abs(one) > MAX_PRODUCT for one in arguments):
+    if any(isinstance(argument, int) and abs(argument) > MAX_PRODUCT for argument in arguments):
         raise jinja2.exceptions.SecurityError(f"a number over {MAX_PRODUCT} is too large as an argument")
 
 
 def _bounded(function: Callable[..., object]) -> Callable[..., object]:
     """Return a filter that takes no large number, such as a width, and no large width in a format."""
 
-    # It keeps the mark that tells jinja2 what to pass first.
+    # It keeps jinja2's mark for the first argument.
     @wraps(function)
     def bounded(*args: object, **kwargs: object) -> object:
         _check_numbers(*args[1:], *kwargs.values())

@@ -62,7 +62,7 @@ def _options(folder: Path, engine: EngineConfig, target: ModelOptions) -> ModelO
         block_size=target.block_size,
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
-        # The number is that of the process.
+        # The number of threads belongs to the process.
         num_threads=target.num_threads,
         graphs=False,
         kernels=target.kernels,

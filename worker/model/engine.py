@@ -1,4 +1,4 @@
-"""What a worker needs of an engine, in this process or in one of its own. Knows no weights."""
+"""The interface of an engine, in this process or in its own. Knows no weights."""
 
 from collections.abc import Iterable
 from typing import Protocol

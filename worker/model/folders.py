@@ -1,4 +1,4 @@
-"""Find a model's folder: the one that ships with Sluice, one on this host, or a Hugging Face name to download."""
+"""Find a model's folder: the bundled one, one on this host, or a Hugging Face name to download."""
 
 import json
 from collections.abc import Callable, Generator, Iterable
@@ -77,7 +77,7 @@ def check_name(name: str) -> None:
     """Check that a model of this name can be downloaded.
 
     Raises:
-        ConfigError: there is none, or the network is away.
+        ConfigError: there is none, or the network is unreachable.
     """
     with _downloading(name):
         from huggingface_hub import model_info

@@ -100,11 +100,11 @@ def _explained(model: ModelConfig) -> Generator[None]:
 
 def _names_of_forms(model: ModelConfig) -> str:
     """Name the settings that request other formats for weights, or for keys and values, than the model's own."""
-    asked = {
+    forms = {
         "SLUICE_QUANTIZATION": model.quantization != "none",
         "SLUICE_KV_CACHE_DTYPE": model.kv_cache_dtype != "auto",
     }
-    return " or ".join(name for name, is_asked in asked.items() if is_asked)
+    return " or ".join(name for name, is_asked in forms.items() if is_asked)
 
 
 def _lack_of_memory(model: ModelConfig, error: NotEnoughMemory) -> WorkerError:
@@ -144,9 +144,9 @@ def engine_config(config: WorkerConfig) -> EngineConfig:
 
 
 def _speculation(config: WorkerConfig) -> Literal["off", "suffix"]:
-    asked, discipline = config.batching.speculation, config.batching.discipline
-    if asked != "auto":
-        return asked
+    method, discipline = config.batching.speculation, config.batching.discipline
+    if method != "auto":
+        return method
     may_pay = config.model.device == "cpu" and not is_null(config.model) and discipline == "continuous"
     return "suffix" if may_pay or config.batching.draft_model is not None else "off"
 

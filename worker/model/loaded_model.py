@@ -1,4 +1,4 @@
-"""A model from its preparation to its use: what is known of it, how it reads text, and the engine that runs it."""
+"""A model from its preparation to its use: its facts, how it reads text, and the engine that runs it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,12 +22,12 @@ class ModelText:
     """The tokens that end an output, each with its sources."""
 
     defaults: JobOptions = NOTHING_STATED
-    """Those of the model's generation config, for options that a request does not state."""
+    """Defaults of the model's generation config, for options that a request omits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
-    """What is known of an engine once its weights are loaded."""
+    """Facts about an engine once its weights are loaded."""
 
     limits: ModelLimits
     fingerprint: str

@@ -52,7 +52,7 @@ def _in_our_terms(option: str, value: object) -> object:
 def resolve(
     stated: JobOptions, defaults: JobOptions, end_token_ids: frozenset[int], *, room: int = MAX_TOKENS
 ) -> ResolvedOptions:
-    """Return what a job is sampled with: what its request states, else the model's defaults, else `NEUTRAL`.
+    """Return a job's options: those of its request, else the model's defaults, else `NEUTRAL`.
 
     Args:
         stated: Options of the request.

@@ -122,7 +122,7 @@ class Translator:
         progress = tuple(choice.as_progress() for choice in job.choices)
         prompt_token_ids = tuple(self.token_ids(prompt, spec, now_ms=leased.submitted_ms))
         resolved = self._resolved(job, spec.options, len(prompt_token_ids))
-        has_progress = any(one.token_ids or one.is_finished for one in progress)
+        has_progress = any(part.token_ids or part.is_finished for part in progress)
         return Request(
             id=job.request_id,
             prompt_token_ids=prompt_token_ids,
@@ -143,7 +143,7 @@ class Translator:
         resolved = decode_resolved(job.leased.resolved)
         if options.max_tokens is not None:
             return resolved
-        # That worker may have had more room than this one. What is published stays.
+        # That worker may have had more room than this one. Published output stays.
         room = max(self.max_job_tokens - num_prompt_tokens, 1 + max(choice.published for choice in job.choices))
         return replace(resolved, max_tokens=min(resolved.max_tokens, room))
 
@@ -170,10 +170,10 @@ class Translator:
         if isinstance(prompt, str):
             return self.encode(prompt, add_special_tokens=spec.add_special_tokens)
         if prompt and isinstance(prompt[0], Message):
-            messages = tuple(one for one in prompt if isinstance(one, Message))
+            messages = tuple(part for part in prompt if isinstance(part, Message))
             # Chat templates write the begin-of-sequence token themselves.
             return self.encode(self._render(messages, now_ms), add_special_tokens=False)
-        return tuple(one for one in prompt if isinstance(one, int))
+        return tuple(part for part in prompt if isinstance(part, int))
 
     def _render(self, messages: tuple[Message, ...], now_ms: int) -> str:
         if self.template is None:

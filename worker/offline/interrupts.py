@@ -12,7 +12,7 @@ def interrupts_held() -> Generator[None]:
     """Hold SIGINT back, and call its handler at the end of the block. Does nothing outside the main thread.
 
     The handler is replaced because a signal mask does not suffice: another thread may receive the signal, and Python
-    runs the handler in the main thread all the same.
+    still runs the handler in the main thread.
     """
     handler = signal.getsignal(signal.SIGINT)
     if current_thread() is not main_thread() or not callable(handler):  # Python calls nothing

@@ -97,7 +97,7 @@ class LLM:
     ) -> Iterator[StreamOutput]:
         """Yield the output of one prompt or several as it is generated.
 
-        Steps run while the caller iterates. Leaving the loop drops what is unfinished.
+        Steps run while the caller iterates. Leaving the loop drops unfinished prompts.
 
         Args:
             prompts: As in `generate`.
@@ -185,6 +185,8 @@ def _jobs(
         shared = sampling_params or SamplingParams()
         pairs = ((prompt, shared) for prompt in prompts)
     return (
-        OfflinePrompt(index=index, prompt=prompt, spec=JobSpec(options=one.options, as_chat=as_chat), seed=one.seed)
-        for index, (prompt, one) in enumerate(pairs)
+        OfflinePrompt(
+            index=index, prompt=prompt, spec=JobSpec(options=sampling.options, as_chat=as_chat), seed=sampling.seed
+        )
+        for index, (prompt, sampling) in enumerate(pairs)
     )

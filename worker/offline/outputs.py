@@ -1,4 +1,4 @@
-"""What prompts yield without a queue: plain values. Names of fields are those of vLLM where there is one."""
+"""Outputs of prompts without a queue: plain values. Fields have vLLM's names where it has one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class StreamOutput:
     """What one step added to one choice of one prompt."""
 
     prompt_index: int
-    """Place of the prompt among those of the call."""
+    """Index of the prompt in the call."""
 
     index: int
     """Number of the choice."""
@@ -62,7 +62,7 @@ class CompletionOutput:
             index=last.index,
             text="".join([piece.text for piece in pieces]),
             token_ids=tuple([token_id for piece in pieces for token_id in piece.token_ids]),
-            logprobs=tuple([one for piece in pieces for one in piece.logprobs or ()]) if has_logprobs else None,
+            logprobs=tuple([token for piece in pieces for token in piece.logprobs or ()]) if has_logprobs else None,
             finish_reason=last.finish_reason,
             stop_reason=last.stop_reason,
         )
@@ -77,7 +77,7 @@ class RequestOutput:
     """Empty if the prompt could not be encoded."""
 
     outputs: tuple[CompletionOutput, ...]
-    """One for each of the `n` choices. Those of a prompt that failed have what was generated until then."""
+    """One for each of the `n` choices. Those of a failed prompt have the output until the failure."""
 
     num_cached_tokens: int
     """Prompt tokens that were found in the prefix cache."""

@@ -83,7 +83,7 @@ class _OpenPrompt:
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """One call: its prompts to come, those that are open, and what was not read yet. Mutable."""
+    """One call: its future prompts, open prompts and unread output. Mutable."""
 
     prompts: Iterator[OfflinePrompt]
     open: dict[str, _OpenPrompt] = field(default_factory=dict[str, _OpenPrompt])
@@ -91,7 +91,7 @@ class _Run:
 
     @property
     def num_sequences(self) -> int:
-        return sum(one.num_open for one in self.open.values())
+        return sum(prompt.num_open for prompt in self.open.values())
 
 
 class Runs:
@@ -111,7 +111,7 @@ class Runs:
     def run(self, prompts: Iterator[OfflinePrompt]) -> Generator[StreamOutput]:
         """Generate; yield the output as steps produce it. Prompts are read as there is room for them.
 
-        What is still open when the reader stops is dropped before the next step.
+        Prompts that are open when the reader stops are dropped before the next step.
         """
         run = _Run(prompts)
         try:
@@ -127,23 +127,23 @@ class Runs:
     def _fill(self, run: _Run) -> bool:
         """Open prompts while there is room; return whether any is open."""
         room = self._max_open - run.num_sequences
-        while room > 0 and (asked := next(run.prompts, None)) is not None:
-            self._open(run, asked)
-            room -= asked.spec.options.n
+        while room > 0 and (prompt := next(run.prompts, None)) is not None:
+            self._open(run, prompt)
+            room -= prompt.spec.options.n
         return bool(run.open)
 
-    def _open(self, run: _Run, asked: OfflinePrompt) -> None:
+    def _open(self, run: _Run, prompt: OfflinePrompt) -> None:
         try:
-            request = self._request(asked)
+            request = self._request(prompt)
         except InvalidJob as error:
-            self._reject(run, asked, PromptFailed(INVALID_REQUEST, str(error)))
+            self._reject(run, prompt, PromptFailed(INVALID_REQUEST, str(error)))
         except RequestRejected as error:
-            self._reject(run, asked, PromptFailed(code_of(error), str(error)))
+            self._reject(run, prompt, PromptFailed(code_of(error), str(error)))
         except JobRejected as error:
-            self._reject(run, asked, PromptFailed(error.code, str(error)))
+            self._reject(run, prompt, PromptFailed(error.code, str(error)))
         else:
             with interrupts_held():
-                run.open[request.id] = _OpenPrompt(asked, request.prompt_token_ids)
+                run.open[request.id] = _OpenPrompt(prompt, request.prompt_token_ids)
                 self._by_request[request.id] = run
                 self._engine.add([request])
 
@@ -162,10 +162,10 @@ class Runs:
         self._engine.validate(request)
         return request
 
-    def _reject(self, run: _Run, asked: OfflinePrompt, error: PromptFailed) -> None:
-        rejected = _OpenPrompt(asked, ())
-        for index in range(asked.spec.options.n):
-            piece = StreamOutput(prompt_index=asked.index, index=index, finish_reason=FinishReason.ERROR, error=error)
+    def _reject(self, run: _Run, prompt: OfflinePrompt, error: PromptFailed) -> None:
+        rejected = _OpenPrompt(prompt, ())
+        for index in range(prompt.spec.options.n):
+            piece = StreamOutput(prompt_index=prompt.index, index=index, finish_reason=FinishReason.ERROR, error=error)
             run.pieces.append(rejected.add(piece))
 
     def _advance(self) -> None:

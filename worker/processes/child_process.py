@@ -53,7 +53,7 @@ class ChildSpec:
     """Those of the command `worker` that do the same, for a fork."""
 
     def restarts_after(self, code: int) -> bool:
-        """Return whether to restart it after an exit code that nobody asked for."""
+        """Return whether to restart it after an unexpected exit code."""
         if self.restart == "no" or code == ExitCode.MISUSED:
             return False
         return self.restart == "always" or code != ExitCode.DONE
@@ -115,7 +115,7 @@ class ChildProcess:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the first process has loaded what it needs, or a later one runs."""
+        """Whether the first process has finished loading, or a later one runs."""
         if not self._has_loaded and self._socket is not None:
             with suppress(BlockingIOError, ConnectionError):
                 self._has_loaded = self._socket.recv(1) != b""
@@ -177,7 +177,7 @@ class ChildProcess:
         if now_s - self._began_s >= STEADY_S:
             self._backoff.reset()
             self._dies_often = False
-        # One that has served is missed, and did not die of its settings: the first time it is back at once.
+        # A process that has served did not die of its settings: the first time it is replaced at once.
         is_first, self._dies_often = not self._dies_often, True
         delay_s = 0.0 if self._has_loaded and is_first else self._backoff.next_delay_s()
         self._log.warning(event, **why, retry_in_s=delay_s)

@@ -26,7 +26,7 @@ MAX_DELAY_S = 0.25
 
 
 class DeathReports:
-    """Reports of incarnations whose process has ended. Each connects anew, since they are rare."""
+    """Reports of incarnations whose process has ended. Each opens a new connection, since they are rare."""
 
     def __init__(self, url: str, partitions: Sequence[QueueKeys], log: Log) -> None:
         self._url = url
@@ -36,7 +36,7 @@ class DeathReports:
     def send(self, incarnation: str, was_ready: bool) -> None:
         """Report an incarnation to every partition, on a thread. The process does not end before the thread.
 
-        One that never was ready had no heartbeat and no jobs: no job waits if Redis does not hear of its death.
+        A worker that never was ready had no heartbeat and no jobs, so its death need not be reported.
         """
         try:
             threading.Thread(target=self._send, args=(incarnation, was_ready, RETRY_FOR_S), name="death-report").start()

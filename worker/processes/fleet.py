@@ -1,6 +1,6 @@
 """`worker fleet`: the parent of as many workers as the queue needs, from the least number to the largest.
 
-It starts a worker for each one that is missing, and drains the newest when fewer are enough: that worker takes no more
+It starts each missing worker, and drains the newest when fewer are enough: that worker takes no more
 jobs, finishes those it has, or returns them. Everything else is as in `parent.py`.
 """
 

@@ -96,7 +96,7 @@ class Parent:
 
         Args:
             workers: The workers to run. The parent ends when the last one has ended for good.
-            sidecars: What runs alongside and is stopped after them.
+            sidecars: Processes that run alongside and are stopped after them.
             log: Where to log.
             make_report: Makes the function that reports deaths. Called once the children start, because it imports
                 modules while they load.

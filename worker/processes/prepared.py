@@ -32,7 +32,7 @@ NO_WORKER = -1
 
 
 class ForkedProcess:
-    """A worker that was forked for this process: what `Popen` is to one that it started. Changes once it has ended."""
+    """A worker that was forked for this process, with the interface of `Popen`. Changes once it has ended."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -96,7 +96,7 @@ class PreparedProcess:
 
     @property
     def listened_to(self) -> tuple[socket.socket, ...]:
-        """What becomes readable when it is ready, or has ended."""
+        """A descriptor that becomes readable when it is ready, or has ended."""
         return () if self._socket is None else (self._socket,)
 
     def start_if_due(self) -> None:

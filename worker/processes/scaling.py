@@ -1,4 +1,4 @@
-"""How many workers of a fleet should run: what the queue needs, without following every dip."""
+"""How many workers of a fleet should run: as many as the queue needs, without following every dip."""
 
 from collections import deque
 from collections.abc import Callable
@@ -27,7 +27,7 @@ class FleetPolicy:
     """How long fewer workers must be enough before one is drained."""
 
     jobs_per_worker: int | None = None
-    """Follow the number of jobs instead of the backlog in tokens: one worker for so many."""
+    """Follow the number of jobs instead of the backlog in tokens: one worker for this many."""
 
     def wanted(self, backlog: Backlog) -> int:
         """Return how many workers a backlog needs."""
@@ -44,7 +44,7 @@ class ScaleIn:
         self._seen: deque[tuple[float, int]] = deque()
 
     def next(self, wanted: int, now_s: float) -> int:
-        """Note what is wanted now, and return what should run."""
+        """Note the number that is needed now, and return how many should run."""
         while self._seen and now_s - self._seen[0][0] >= self._after_s:
             self._seen.popleft()
         self._seen.append((now_s, wanted))
@@ -52,7 +52,7 @@ class ScaleIn:
 
 
 class BacklogReader:
-    """The backlog of a queue. Connects anew for each read: a fleet may be idle for hours."""
+    """The backlog of a queue. Opens a new connection for each read: a fleet may be idle for hours."""
 
     def __init__(self, url: str, config: WorkerConfig, log: Log) -> None:
         self._url = url

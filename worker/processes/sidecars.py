@@ -47,11 +47,11 @@ def run_callbacks(config: WorkerConfig, environ: Mapping[str, str], *, until_eof
     from sluice.worker.callbacks.webhooks import parse_networks
 
     configure_logs(config.log)
-    redis_url, asked = redis_url_of(config, environ), config.callbacks
-    if is_cluster(rq_url := asked.redis_url or redis_url):
+    redis_url, settings = redis_url_of(config, environ), config.callbacks
+    if is_cluster(rq_url := settings.redis_url or redis_url):
         raise ConfigError(["SLUICE_CALLBACKS_REDIS_URL: rq needs a single server, and cannot use a Cluster"])
     try:
-        networks = parse_networks(asked.networks or "")
+        networks = parse_networks(settings.networks or "")
     except ValueError as error:
         raise ConfigError([f"SLUICE_CALLBACKS_NETWORKS: {error}"]) from error
     return serve_callbacks(
@@ -62,13 +62,13 @@ def run_callbacks(config: WorkerConfig, environ: Mapping[str, str], *, until_eof
             database_url=database_url_of(config, environ),
             queue=config.queue.name,
             partitions=config.queue.num_partitions,
-            secret=asked.secret,
+            secret=settings.secret,
             networks=networks,
-            webhook_workers=asked.senders,
-            retention_days=asked.retention_days or None,
-            file_retention_days=asked.file_retention_days or None,
-            prompt_retention_days=asked.prompt_retention_days,
-            export_folder=asked.export_folder,
+            webhook_workers=settings.senders,
+            retention_days=settings.retention_days or None,
+            file_retention_days=settings.file_retention_days or None,
+            prompt_retention_days=settings.prompt_retention_days,
+            export_folder=settings.export_folder,
             files_url=files_url_of(config, environ),
             log=config.log,
         ),

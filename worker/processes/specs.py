@@ -88,7 +88,7 @@ def recorder_specs(config: WorkerConfig, environ: Mapping[str, str]) -> list[Chi
 
 
 def sidecar_specs(config: WorkerConfig, environ: Mapping[str, str]) -> list[ChildSpec]:
-    """Specify what runs beside the workers: the recorder, and callbacks.
+    """Specify the processes beside the workers: the recorder and callbacks.
 
     Raises:
         ConfigError: as `recorder_specs`.
@@ -98,11 +98,11 @@ def sidecar_specs(config: WorkerConfig, environ: Mapping[str, str]) -> list[Chil
 
 def callbacks_specs(config: WorkerConfig, environ: Mapping[str, str]) -> list[ChildSpec]:
     """Specify `worker callbacks`, if the configuration wants it. Else the gateway's batches would wait for ever."""
-    wanted = config.history.callbacks
-    if wanted is None:
-        # A deployment with a server of its own runs it where it wants to.
-        wanted = config.redis.url is None and all(map(find_spec, CALLBACKS_NEED))
-    if not wanted:
+    is_enabled = config.history.callbacks
+    if is_enabled is None:
+        # A deployment with its own server decides where to run it.
+        is_enabled = config.redis.url is None and all(map(find_spec, CALLBACKS_NEED))
+    if not is_enabled:
         return []
     environ = _base(config, environ) | environment_of(config, sections=("callbacks",))
     return [ChildSpec(kind="callbacks", command=CALLBACKS, environ=environ, restart="always")]
@@ -121,7 +121,7 @@ def _fleet_spec(
 
 
 def _base(config: WorkerConfig, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a child: this one, with the configuration in place of what it was made from."""
+    """Return the environment of a child: this one, with the configuration in place of its sources."""
     kept = {name: value for name, value in environ.items() if not name.startswith(PREFIX) or name in _KEPT}
     return kept | environment_of(config)
 

@@ -151,7 +151,7 @@ def main(
 ) -> ExitCode:
     """Run `worker migrate`, and report the result or the error through `say`.
 
-    A database that is away is tried again for `wait_s` seconds: it may be starting.
+    An unreachable database is retried for `wait_s` seconds: it may be starting.
     """
     if revision not in _REVISIONS:
         say(f"there is no schema {revision!r}: give {' or '.join(_REVISIONS)}")

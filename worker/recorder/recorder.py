@@ -69,7 +69,7 @@ class RecorderSettings:
     """Consumer name of this recorder, stable across restarts. Empty means the host name."""
 
     keep_prompts: Literal["none", "hash", "full"] = "full"
-    """Upper limit on what is kept of prompts, even if events contain more."""
+    """Upper limit on the kept form of prompts, even if events contain more."""
 
     block_s: float = 0.5
     """Time limit of a blocking read; new events end it at once."""
@@ -216,7 +216,7 @@ class Recorder:
         try:
             return self._folded(outbox, read)
         except Exception:  # noqa: BLE001  # whatever it is, it is the fault of one entry
-            return self._folded(outbox, [one for one in read if self._is_sound(outbox, one)])
+            return self._folded(outbox, [entry for entry in read if self._is_sound(outbox, entry)])
 
     def _folded(self, outbox: PartitionStream, read: Sequence[ReadEntry]) -> tuple[int, list[JobChange]]:
         events = [event for _, of_entry in read for event in of_entry]
@@ -225,11 +225,11 @@ class Recorder:
     def _fold(self, outbox: PartitionStream, events: Sequence[OutboxEvent]) -> dict[Submission, JobChange]:
         return changes_of(outbox.keys.queue, events, keep_prompts=self._settings.keep_prompts)
 
-    def _is_sound(self, outbox: PartitionStream, one: ReadEntry) -> bool:
+    def _is_sound(self, outbox: PartitionStream, entry: ReadEntry) -> bool:
         try:
-            self._folded(outbox, [one])
+            self._folded(outbox, [entry])
         except Exception as error:  # noqa: BLE001  # as above
-            self._discard(outbox, one[0], error)
+            self._discard(outbox, entry[0], error)
             return False
         return True
 

@@ -41,13 +41,13 @@ class Daemon:
         returns: ReturnQueue,
         on_broken: Callable[[], None],
     ) -> None:
-        """Join what the loop needs; `run` starts it.
+        """Join the loop's parts; `run` starts it.
 
         Args:
             engine: Generates.
             exchange: The loop's side of the queue. One of the components too.
             context: The worker's shared state.
-            components: What runs alongside the loop, in the order to start.
+            components: Components that run alongside the loop, in the order to start.
             returns: Takes the jobs to return at shutdown.
             on_broken: Called if the loop ends with an error, before the components stop.
         """
@@ -171,7 +171,7 @@ class Daemon:
         os._exit(ExitCode.BROKEN)
 
     def _on_stop(self, number: int, _frame: FrameType | None) -> None:
-        # A supervisor may signal the whole group, and the parent passes its signal on: SIGTERM counts once.
+        # A supervisor may signal the whole group, and the parent forwards its signal: SIGTERM counts once.
         if number == signal.SIGINT or self._num_stops == 0:
             self.stop()
 

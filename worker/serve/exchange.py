@@ -52,7 +52,7 @@ REST_S = 0.5
 """Longest sleep when there is nothing to publish."""
 
 FLUSH_S = 3.0
-"""No round trip at shutdown begins later; the worker that takes over generates again what was not published."""
+"""No round trip at shutdown begins later; the worker that takes over generates unpublished output again."""
 
 FLUSH_RETRY_S = 0.05
 
@@ -103,7 +103,7 @@ class Exchange:
         return self._mailbox.take_lost()
 
     def publish(self, deltas: Sequence[TokenDelta]) -> None:
-        """Queue the output of a step; returns at once unless the buffer is full because Redis is away."""
+        """Queue the output of a step; returns at once unless the buffer is full because Redis is unreachable."""
         self._mailbox.put_deltas(deltas)
 
     def offer(self, stalled: list[str]) -> None:
@@ -134,7 +134,7 @@ class Exchange:
         self._pulling.resume()
 
     def stop(self) -> None:
-        """Publish what is left, in round trips that begin within `FLUSH_S`, and end both threads."""
+        """Publish the remaining output, in round trips that begin within `FLUSH_S`, and end both threads."""
         self._unavailable.stop()
         self._pulling.stop()
         self._closing.set()
@@ -168,7 +168,7 @@ class Exchange:
         if self._send_updates() is not None:
             return
         if not self._to_publish:
-            # What is buffered belongs to released jobs, or is kept with jobs until their round or checkpoint.
+            # Buffered output belongs to released jobs, or is kept with jobs until their round or checkpoint.
             self._release_buffer()
         if until_round_s > 0:
             self._mailbox.wait(until_round_s, for_urgent=True)
@@ -191,7 +191,7 @@ class Exchange:
         redis = self._context.config.redis
         if self._readers.are_there(now_s):
             return redis.stream_interval_s
-        # What is urgent takes a round with it that would soon need a round trip of its own.
+        # Urgent output takes a round with it that would soon need its own round trip.
         unread_s = redis.unread_interval_s / 2 if self._to_publish else redis.unread_interval_s
         return max(redis.stream_interval_s, unread_s)
 
@@ -240,7 +240,7 @@ class Exchange:
         counts = self._count_reads(calls, sent_s)
         round_trip = self._round_trips.make(calls)
         self._on_replies(round_trip.replies, batches, counts)
-        # Last, because it may raise: what the healthy partitions acknowledged is applied.
+        # Last, because it may raise: acknowledgements of the healthy partitions are applied.
         self._round_trips.mark_partitions(round_trip)
         if round_trip.has_answer:
             # Also the bytes of partitions that did not answer: their output is kept with its jobs until they end.
@@ -252,7 +252,7 @@ class Exchange:
         calls: list[PartitionCall] = []
         batches: dict[int, list[Update]] = {}
         for keys, jobs in self._jobs_to_publish().items():
-            updates = [(job, one) for job in jobs for one in self._updates_of(job, now_s)]
+            updates = [(job, update) for job in jobs for update in self._updates_of(job, now_s)]
             updates, results = move_large_results(updates)
             calls += [call for job, result in results for call in self._put_result(keys, job, result)]
             for batch in batches_of(updates):

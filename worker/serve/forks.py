@@ -28,7 +28,7 @@ def serve_forks(run: Run) -> None:
     Returns in this process at the end of its input. In each worker `run` is called with the arguments of its command.
     """
     _import_all()
-    # What is there now is never collected, so that no collection copies its pages into a worker.
+    # Existing objects are never collected, so that no collection copies their pages into a worker.
     gc.freeze()
     requests = socket.socket(fileno=os.dup(0))
     requests.send(READY)
@@ -89,7 +89,7 @@ def _become(stdin: int, environ: dict[str, str], cores: Sequence[int]) -> None:
     import torch
 
     os.setsid()
-    # Its command line is that of the process that forked it, so that `ps -o comm` tells the two apart.
+    # It has the command line of the process that forked it; `ps -o comm` distinguishes the two.
     Path("/proc/self/comm").write_text(NAME)
     os.dup2(stdin, 0)
     os.close(stdin)
@@ -99,5 +99,5 @@ def _become(stdin: int, environ: dict[str, str], cores: Sequence[int]) -> None:
     if cores:
         os.sched_setaffinity(0, cores)
     # As torch does when it is loaded.
-    asked = environ.get("OMP_NUM_THREADS", "").partition(",")[0]
-    torch.set_num_threads(int(asked) if asked.isdigit() and int(asked) else len(os.sched_getaffinity(0)))
+    stated = environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    torch.set_num_threads(int(stated) if stated.isdigit() and int(stated) else len(os.sched_getaffinity(0)))

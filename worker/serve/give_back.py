@@ -1,7 +1,7 @@
 """Jobs that return to the queue before their end: at a graceful shutdown, or for an idle worker.
 
 A preempted job that waits here while another worker is idle continues there, if that one has a place for it. It leaves
-with its tokens: what its channels lack is published first, and the other worker goes on after that. Since its noise is
+with its tokens: what its channels lack is published first, and the other worker continues after that. As its noise is
 a function of seed and position, the output has no seam.
 """
 
@@ -42,7 +42,7 @@ class IdleWorker:
 
     @classmethod
     def read(cls, incarnation: str, about: Mapping[str, str]) -> Self:
-        """Read a heartbeat. One that does not tell its places is given one job at a time."""
+        """Read a heartbeat. A worker that does not report its places is given one job at a time."""
         places = about.get("places", "")
         kv_tokens = about.get("largest_job_tokens", about.get("kv_tokens_total", ""))
         return cls(
@@ -109,8 +109,8 @@ class ReturnQueue:
 
     def _add_stalled(self, request_ids: Sequence[str]) -> None:
         """Return preempted jobs for one idle worker, as many as fit it; first publish them, if necessary."""
-        found = map(self._context.leases.of_request, request_ids)
-        jobs = [job for job in found if job is not None and job.is_active and not job.has_ended]
+        held = map(self._context.leases.of_request, request_ids)
+        jobs = [job for job in held if job is not None and job.is_active and not job.has_ended]
         reserve_tokens = self._context.config.queue.reserve_tokens
         for keys in dict.fromkeys(job.keys for job in jobs):
             idle = self._idle_worker(keys)

@@ -149,7 +149,7 @@ class Heartbeat:
         num_ready = 0
         for keys, held, reply in zip(partitions, lists, replies, strict=True):
             if isinstance(reply, BaseException):
-                continue  # the replies of other shards count all the same
+                continue  # the replies of other shards still count
             self._context.clock.read(reply.server_ms, sent_s=sent_s, received_s=received_s)
             self._on_reply(held, reply)
             stamps[keys] = reply.settings_stamp

@@ -1,4 +1,4 @@
-"""What the queue changes about held jobs: a flag to end one, a lease that is lost. Called by exchange and heartbeat."""
+"""Changes of held jobs by the queue: a flag to end one, a lost lease. Called by exchange and heartbeat."""
 
 from sluice.protocol.states import JobState
 from sluice.worker.jobs.held_job import HeldJob

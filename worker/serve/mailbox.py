@@ -79,8 +79,8 @@ class Mailbox:
             if not self._cancelled:
                 return []
             untaken = {request.id for request in self._requests}
-            cancelled = [one for one in self._cancelled if one not in untaken]
-            self._cancelled = [one for one in self._cancelled if one in untaken]
+            cancelled = [request_id for request_id in self._cancelled if request_id not in untaken]
+            self._cancelled = [request_id for request_id in self._cancelled if request_id in untaken]
             return cancelled
 
     def take_lost(self) -> list[str]:
@@ -196,7 +196,7 @@ class Mailbox:
         return self._room.is_coming(request_id)
 
     def room(self) -> Room:
-        """Return the room that the engine reported, less what is on its way to it."""
+        """Return the engine's reported room, less the requests on their way to it."""
         with self._exchange_wakes:
             return self._room.free()
 
@@ -250,6 +250,6 @@ def bytes_of(deltas: Sequence[TokenDelta]) -> int:
     total = 0
     for delta in deltas:
         total += _TOKEN_BYTES * (len(delta.token_ids) + 1) + len(delta.text)
-        for one in delta.logprobs or ():
-            total += _LOGPROB_BYTES * (len(one.top) + 1)
+        for token in delta.logprobs or ():
+            total += _LOGPROB_BYTES * (len(token.top) + 1)
     return total

@@ -119,7 +119,7 @@ class Snapshot:
     step_occupancy: float
     loop_busy: float
     device_utilisation: float | None
-    """None if no driver tells it."""
+    """None if no driver reports it."""
 
     tokens_per_second: float
     kv_tokens_total: int
@@ -136,7 +136,7 @@ class Snapshot:
     redis_outages: int = 0
     kernels_replaced: int = 0
     queue: Depth | None = None
-    """None while Redis is away."""
+    """None while Redis is unreachable."""
 
 
 class WorkerCollector(Collector):
@@ -147,7 +147,7 @@ class WorkerCollector(Collector):
         self._meters = meters
 
     def collect(self) -> Iterator[Family]:
-        """Yield all families. One without a value is left out."""
+        """Yield all families that have a value."""
         now = self._snapshot()
         values = {**_of_worker(now), **_of_meters(self._meters), **(_of_queue(now.queue) if now.queue else {})}
         for metric in WORKER:
@@ -174,7 +174,7 @@ def _family(metric: Metric, value: float | Histogram | Mapping[str, int]) -> Fam
 
 
 def _of_worker(now: Snapshot) -> dict[str, Value]:
-    return {one.name: getattr(now, one.name) for one in fields(now) if one.name != "queue"}
+    return {field.name: getattr(now, field.name) for field in fields(now) if field.name != "queue"}
 
 
 def _of_meters(meters: Meters) -> dict[str, Value]:
@@ -282,12 +282,10 @@ class MetricsServer:
             self._log.warning("metrics not served", port=self._config.port, reason="ports are taken")
             return
         self._server = _Server(listener, _handler(self._registry, self._readiness, self._feed))
-        asked = self._config.port
-        if asked not in (self.port, 0, MetricsConfig().port):
-            # Whoever gave it scrapes that port, where another process answers.
-            self._log.warning(
-                "metrics served on another port", asked_port=asked, port=self.port, reason="port is taken"
-            )
+        port = self._config.port
+        if port not in (self.port, 0, MetricsConfig().port):
+            # A configured port is scraped, and there another process would answer.
+            self._log.warning("metrics served on another port", asked_port=port, port=self.port, reason="port is taken")
         self._log.info("metrics served", host=self._config.host, port=self.port)
         threading.Thread(target=self._server.serve_forever, args=(0.1,), name="metrics", daemon=True).start()
 

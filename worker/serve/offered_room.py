@@ -1,4 +1,4 @@
-"""The room that the engine has, less what is on its way to it. Knows no threads: the mailbox has the lock."""
+"""The engine's room, less the requests on their way to it. Knows no threads: the mailbox has the lock."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from sluice.engine.request import NO_ROOM, Room
 
 
 class OfferedRoom:
-    """What the queue may still hand over. Mutable."""
+    """The room that pulls may still use. Mutable."""
 
     def __init__(self) -> None:
         self._stated = NO_ROOM
@@ -49,11 +49,11 @@ class OfferedRoom:
         return request_id in self._coming
 
     def free(self) -> Room:
-        """Return the stated room, less what is on its way."""
+        """Return the stated room, less the requests on their way."""
         stated, coming = self._stated, self._coming.values()
         return Room(
-            kv_tokens=max(0, stated.kv_tokens - sum(one.kv_tokens for one in coming)),
-            prefill_tokens=max(0, stated.prefill_tokens - sum(one.prefill_tokens for one in coming)),
-            sequences=max(0, stated.sequences - sum(one.sequences for one in coming)),
+            kv_tokens=max(0, stated.kv_tokens - sum(request.kv_tokens for request in coming)),
+            prefill_tokens=max(0, stated.prefill_tokens - sum(request.prefill_tokens for request in coming)),
+            sequences=max(0, stated.sequences - sum(request.sequences for request in coming)),
             over_class=stated.over_class,
         )

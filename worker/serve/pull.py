@@ -112,10 +112,10 @@ class Pulling:
     def _turn(self) -> None:
         with self._turning:
             self._returns.turn()
-            asked = self._next_pull()
-            if asked is not None:
-                self._pull(*asked)
-        if asked is None:
+            pull = self._next_pull()
+            if pull is not None:
+                self._pull(*pull)
+        if pull is None:
             self._rest()
 
     def _pull(self, keys: QueueKeys, request: PullRequest) -> None:
@@ -150,7 +150,7 @@ class Pulling:
         room = NO_ROOM if self.is_quiet else self._mailbox.room()
         if room.is_some and room.over_class is not None and now_s >= self._look_s:
             self._look(room.over_class, now_s)
-        asked = self._schedule.next(
+        turn = self._schedule.next(
             room,
             now_s=now_s,
             cache_tokens=self._context.cache_tokens,
@@ -158,9 +158,9 @@ class Pulling:
             may_reclaim=undisturbed_s > beat.life_s,
             holds_oversized=self._holds_oversized(),
         )
-        if asked is None:
+        if turn is None:
             return None
-        keys, request = asked
+        keys, request = turn
         queue = self._context.config.queue
         return keys, replace(
             request,

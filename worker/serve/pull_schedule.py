@@ -35,7 +35,7 @@ class _Turn:
     """Whether the last pull was not answered: repeating its number returns the jobs that it may have leased."""
 
     is_draining: bool = False
-    """Whether a suspect, which runs alone, waits for this worker to be empty. Pulls show that it goes on draining."""
+    """Whether a suspect, which runs alone, waits for this worker to be empty. Pulls show that it continues to drain."""
 
     has_left_higher: bool = False
     """Whether jobs of a higher class may wait that a pull for them did not bring. The next one is at `due_s`."""
@@ -112,8 +112,8 @@ class PullSchedule:
 
     def _next_turn(self, room: Room, now_s: float, *, is_empty: bool) -> _Turn | None:
         there = self._there()
-        due = (one for one in there if one.is_due(room, now_s, is_empty=is_empty) and room.is_some)
-        owed = (one for one in there if one.has_missed or one.woken_by is not None)
+        due = (turn for turn in there if turn.is_due(room, now_s, is_empty=is_empty) and room.is_some)
+        owed = (turn for turn in there if turn.has_missed or turn.woken_by is not None)
         return next(due, None) or next(owed, None)
 
     def _there(self) -> list[_Turn]:

@@ -1,4 +1,4 @@
-"""Pipelined round trips to Redis, and what they show about partitions that do not answer. Knows no jobs."""
+"""Pipelined round trips to Redis, and which partitions did not answer. Knows no jobs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

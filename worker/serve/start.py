@@ -67,7 +67,7 @@ def start(
     quiet = Quiet()
     install_startup_handlers(quiet)
     if until_eof:
-        # The parent process is gone: shut down gracefully.
+        # The parent process has ended: shut down gracefully.
         stop_at_eof(lambda: os.kill(os.getpid(), signal.SIGTERM))
     configure_logs(config.log)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -109,7 +109,7 @@ def _tell_parent() -> None:
 
 
 def _engine_process(config: WorkerConfig, incarnation: str) -> AbstractContextManager[EngineProcess | None]:
-    """Start the process of the engine, if it has one: it imports what it needs while the checks run."""
+    """Start the process of the engine, if it has one: it imports its modules while the checks run."""
     return EngineProcess(config, _worker_id(incarnation)) if config.model.has_engine_process else nullcontext()
 
 
@@ -160,7 +160,7 @@ def _load_remotely(site: Site, process: EngineProcess) -> LoadedModel:
 
 
 def _prepare_history(site: Site) -> None:
-    """Migrate a SQLite history if this worker runs a recorder. An unreachable database is no error.
+    """Migrate a SQLite history if this worker runs a recorder. An unreachable database is not an error.
 
     Raises:
         ConfigError: The schema is not of this release.

@@ -38,7 +38,7 @@ class QueueDepth:
         self._looked_s = float("-inf")
 
     def look(self) -> Depth | None:
-        """Return the depth, at most `QUEUE_VIEW_AGE_S` old; None while Redis is away."""
+        """Return the depth, at most `QUEUE_VIEW_AGE_S` old; None while Redis is unreachable."""
         if self._clock() - self._looked_s > QUEUE_VIEW_AGE_S:
             self._looked_s = self._clock()
             try:

@@ -22,7 +22,7 @@ BATCH_SAMPLES = 12
 
 
 def screen(backlog: Backlog, rows: Sequence[WorkerRow], state: TopState) -> Group:
-    """Draw all of it; `rows` are those that are visible, in order."""
+    """Draw the screen; `rows` are the visible ones, in order."""
     none = Text("no worker matches" if state.pattern else "no living workers")
     table = _table(rows, state) if rows else none
     return Group(_queue_line(backlog), _chart(rows), Text(), table, Text(), _bottom(state))

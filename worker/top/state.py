@@ -48,15 +48,15 @@ class TopState:
 
     def visible(self, rows: Sequence[WorkerRow]) -> list[WorkerRow]:
         """Return the rows that match, in order, and keep the selection among them."""
-        found = [row for row in rows if self.pattern.lower() in _text_of(row)]
-        found.sort(key=ORDERS[self.order])  # pyright: ignore[reportCallIssue,reportArgumentType]  # keys of one order compare
-        if self.selected not in {row.id for row in found}:
-            self.selected = found[0].id if found else None
+        shown = [row for row in rows if self.pattern.lower() in _text_of(row)]
+        shown.sort(key=ORDERS[self.order])  # pyright: ignore[reportCallIssue,reportArgumentType]  # keys of one order compare
+        if self.selected not in {row.id for row in shown}:
+            self.selected = shown[0].id if shown else None
             self.asked = None
-        return found
+        return shown
 
     def press(self, key: str, rows: Sequence[WorkerRow]) -> Action | None:
-        """Take a key. Return an action to carry out on the selected worker; `rows` are those that are visible."""
+        """Take a key. Return an action to carry out on the selected worker; `rows` are the visible ones."""
         if self.is_typing:
             self._type(key)
             return None

@@ -1,1 +1,1 @@
-"""OpenTelemetry traces of ended jobs, made by the recorder from what the history knows."""
+"""OpenTelemetry traces of ended jobs, made by the recorder from the history."""

@@ -1,6 +1,6 @@
 """Export the traces of ended jobs over OTLP, on a thread of its own. The recorder never waits for it.
 
-A collector that is away costs traces, never rows: at most `MAX_WAITING` jobs wait, and what cannot be sent in time is
+An unreachable collector costs traces, never rows: at most `MAX_WAITING` jobs wait, and traces that are late are
 dropped and counted. Headers, certificates and timeouts are those of OpenTelemetry's variables (`OTEL_EXPORTER_OTLP_…`),
 the service's name is `OTEL_SERVICE_NAME`.
 """
@@ -66,7 +66,7 @@ class TraceExporter:
                 self._dropped(1, "more jobs end than can be exported")
 
     def stop(self) -> None:
-        """Send what waits, for at most `FLUSH_S`."""
+        """Send waiting traces, for at most `FLUSH_S`."""
         self._waiting.put(None)
         self._thread.join(FLUSH_S)
         num_lost = self._num_given - self._num_tried
@@ -87,18 +87,18 @@ class TraceExporter:
     def _next(self) -> tuple[list[Submission], bool]:
         """Wait for ended jobs. Return them, and whether more may come."""
         some: list[Submission] = []
-        one = self._waiting.get()
-        while one is not None:
-            some.append(one)
+        job = self._waiting.get()
+        while job is not None:
+            some.append(job)
             if len(some) == MAX_JOBS or self._waiting.empty():
                 return some, True
-            one = self._waiting.get()
+            job = self._waiting.get()
         return some, False
 
     def _export(self, some: Sequence[Submission]) -> None:
         try:
-            found = read_rows(self._engine, some)
-            spans = [self._readable(span) for job, claims in found for span in spans_of(job, claims)]
+            rows = read_rows(self._engine, some)
+            spans = [self._readable(span) for job, claims in rows for span in spans_of(job, claims)]
             is_sent = not spans or self._exporter.export(spans) is SpanExportResult.SUCCESS
         except Exception as error:  # noqa: BLE001  # whatever it is, later traces are exported
             self._dropped(len(some), str(error))
@@ -128,7 +128,7 @@ class TraceExporter:
             parent=None if parent_id is None else context(parent_id, is_remote=span.is_remote_child),
             resource=self._resource,
             attributes=span.attributes,
-            events=[Event(one.name, one.attributes, one.at_ms * _NS) for one in span.events],
+            events=[Event(event.name, event.attributes, event.at_ms * _NS) for event in span.events],
             kind=SpanKind.SERVER if span.name == "llm_request" else SpanKind.INTERNAL,
             instrumentation_scope=self._scope,
             status=Status(StatusCode.ERROR, span.error) if span.error else Status(StatusCode.OK),
@@ -139,10 +139,10 @@ class TraceExporter:
 
 def _resource() -> Resource:
     """Describe this service, by OpenTelemetry's variables where they do."""
-    found = Resource.create({SERVICE_VERSION: installed_version()})
-    if not str(found.attributes[SERVICE_NAME]).startswith("unknown_service"):
-        return found
-    return found.merge(Resource({SERVICE_NAME: "sluice"}))
+    resource = Resource.create({SERVICE_VERSION: installed_version()})
+    if not str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):
+        return resource
+    return resource.merge(Resource({SERVICE_NAME: "sluice"}))
 
 
 def read_rows(engine: Engine, some: Sequence[Submission]) -> list[tuple[Row, list[Row]]]:

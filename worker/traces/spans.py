@@ -85,7 +85,7 @@ def spans_of(job: Row, attempts: Sequence[Row]) -> list[JobSpan]:
 
 
 class _Maker:
-    """A maker of the spans of one job, with what they share."""
+    """A maker of the spans of one job, with their common values."""
 
     def __init__(self, job: Row, attempts: Sequence[Row], context: re.Match[str] | None) -> None:
         self._job, self._attempts = job, attempts
@@ -135,7 +135,7 @@ class _Maker:
         for name, (start_ms, end_ms) in zip(PHASES, pairwise(borders), strict=True):
             if end_ms > start_ms:
                 phase = self._span(name, row["epoch"], (start_ms, end_ms))
-                events = tuple(one for one in preemptions if start_ms <= one.at_ms < end_ms)
+                events = tuple(event for event in preemptions if start_ms <= event.at_ms < end_ms)
                 yield replace(phase, parent_id=whole.span_id, events=events)
 
     def _alive_ms(self, row: Row, started_ms: int, ended_ms: int) -> int:
@@ -172,7 +172,7 @@ class _Maker:
 
     def _id(self, what: str, num_bytes: int = 8) -> int:
         digest = hashlib.sha256(f"{self._identity} {what}".encode()).digest()
-        return int.from_bytes(digest[:num_bytes]) or 1  # 0 is no id
+        return int.from_bytes(digest[:num_bytes]) or 1  # 0 is not an id
 
 
 def _request_attributes(job: Row) -> Attributes:

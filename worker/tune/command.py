@@ -72,9 +72,9 @@ def run_tune(
 
     write(f"tuning for {len(arrivals)} requests of {arrivals[-1].at_s:.0f} s; pauses between them are skipped")
     model = Model(load_with, ComputeClock(), batching, progress)
-    found = search(model, arrivals, options.target, current_choice(config))
-    report = report_of(found, batching.discipline, options.target)
-    return f"{report}\n\n{start_command(config, found.best.choice)}"
+    result = search(model, arrivals, options.target, current_choice(config))
+    report = report_of(result, batching.discipline, options.target)
+    return f"{report}\n\n{start_command(config, result.best.choice)}"
 
 
 def current_choice(config: WorkerConfig) -> Choice:
@@ -130,30 +130,30 @@ def _arrivals(config: WorkerConfig, environ: Mapping[str, str], options: TuneOpt
 
 
 def _check_lengths(arrivals: list[Arrival], max_job_tokens: int) -> None:
-    longest = max(one.num_prompt_tokens + max(one.num_output_tokens, one.max_tokens) for one in arrivals)
+    longest = max(job.num_prompt_tokens + max(job.num_output_tokens, job.max_tokens) for job in arrivals)
     if longest > max_job_tokens:
         raise ConfigError([f"the traffic has a request of {longest} tokens; this worker takes {max_job_tokens}"])
 
 
-def report_of(found: SearchResult, discipline: str, target: Target) -> str:
+def report_of(result: SearchResult, discipline: str, target: Target) -> str:
     """Format a search result. Predicted figures are from virtual time, measured ones from real runs."""
-    fit, candidate = found.fit, found.candidate
+    fit, candidate = result.fit, result.candidate
     lines = [
         f"a step takes {fit.step_time}",
         f"(of {fit.num_steps} steps half are within {fit.median_error:.0%}, all together {fit.total_error:+.0%})",
         *_warning(fit),
         f"target: TTFT <= {target.ttft_s:g} s, TPOT <= {target.tpot_s * 1e3:g} ms; discipline {discipline}; "
-        f"{found.num_tried} choices simulated, these measured:",
+        f"{result.num_tried} choices simulated, these measured:",
         "",
         f"{'':<24}{'target met':>11}{'req/s':>8}{'TTFT p99 s':>12}{'TPOT mean ms':>14}{'p99 ms':>8}",
-        _line("current, predicted", found.current.predicted),
-        _line("current, measured", found.current.measured),
+        _line("current, predicted", result.current.predicted),
+        _line("current, measured", result.current.measured),
     ]
-    if candidate == found.current:
+    if candidate == result.current:
         return "\n".join([*lines, "", "no choice was predicted to be better than the current settings:"])
-    name = "recommended" if found.best == candidate else "rejected"
+    name = "recommended" if result.best == candidate else "rejected"
     lines += [_line(f"{name}, predicted", candidate.predicted), _line(f"{name}, measured", candidate.measured)]
-    if found.best == found.current:
+    if result.best == result.current:
         lines += ["", "the rejected settings did not measure better than the current ones:"]
     return "\n".join(lines)
 

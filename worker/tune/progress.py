@@ -1,4 +1,4 @@
-"""Progress of a search: what runs, how much is done, and an estimate of what is left."""
+"""Progress of a search: the current stage, the share done, and an estimate of the remaining time."""
 
 from collections.abc import Callable
 from time import monotonic

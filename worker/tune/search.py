@@ -78,7 +78,7 @@ class Model:
 
     def predict(self, arrivals: Sequence[Arrival], choice: Choice) -> Replay:
         """Replay `arrivals` in virtual time."""
-        found, limits = self._measured(arrivals, choice.block_size)
+        measured, limits = self._measured(arrivals, choice.block_size)
         cache = NullModelConfig(
             max_model_len=limits.max_model_len,
             num_blocks=limits.num_blocks,
@@ -86,7 +86,7 @@ class Model:
             sliding_window=limits.sliding_window,
             window_groups=limits.window_groups,
         )
-        return simulate(arrivals, found.step_time, choice.within(self.config), cache)
+        return simulate(arrivals, measured.step_time, choice.within(self.config), cache)
 
     def fit(self, arrivals: Sequence[Arrival], block_size: int) -> Fit:
         """Return the model of the step time for a block size, measured at the first call."""
@@ -96,7 +96,7 @@ class Model:
         if block_size not in self._fits:
             probes = list(_probes(arrivals, block_size))
             stage = self.progress.stage(f"measuring steps with blocks of {block_size} tokens", len(probes))
-            runs = [stage.timed(lambda one=one: self.run(*one)) for one in probes]
+            runs = [stage.timed(lambda probe=probe: self.run(*probe)) for probe in probes]
             steps = [(step.work, step.taken_s) for run in runs for step in run.steps]
             self._fits[block_size] = fit(steps), self._executor(block_size).limits
         return self._fits[block_size]
@@ -111,7 +111,7 @@ class Model:
 
 def _probes(arrivals: Sequence[Arrival], block_size: int) -> Iterable[tuple[list[Arrival], Choice]]:
     """Yield bursts of the traffic's prompts with short outputs, at several batch sizes. The first is a warm-up."""
-    burst = [replace(one, at_s=0.0, num_output_tokens=_PROBE_OUTPUT_TOKENS, max_tokens=0) for one in arrivals]
+    burst = [replace(arrival, at_s=0.0, num_output_tokens=_PROBE_OUTPUT_TOKENS, max_tokens=0) for arrival in arrivals]
     for max_num_seqs in (_PROBE_SEQS[0], *_PROBE_SEQS):
         prompts = (burst * max_num_seqs)[: max_num_seqs + max_num_seqs // 2]
         yield prompts, Choice(max_num_seqs=max_num_seqs, max_num_batched_tokens=512, block_size=block_size)
@@ -201,7 +201,7 @@ def _run(
 def _thresholds(model: Model, choice: Choice) -> list[int]:
     if model.config.discipline in WHOLE_PROMPT_DISCIPLINES:
         return [0]
-    return [one for one in THRESHOLDS if one < choice.max_num_batched_tokens]
+    return [threshold for threshold in THRESHOLDS if threshold < choice.max_num_batched_tokens]
 
 
 def _merit(figures: Figures) -> tuple[float, ...]:

@@ -87,7 +87,7 @@ def read_history(url: str, queue: str, *, hours: float, most: int) -> list[Arriv
 
 
 def _summary(path: Path, lines_by_problem: Mapping[str, Sequence[int]]) -> list[str]:
-    """Return one sentence for each of the first kinds of problem, and one for the rest."""
+    """Return one sentence for each of the first kinds of problem, and one for the others."""
     kinds = list(lines_by_problem.items())
     shown = [
         f"{path}:{numbers[0]}{f' and {len(numbers) - 1} more lines' if numbers[1:] else ''}: {problem}"

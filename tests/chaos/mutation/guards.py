@@ -244,7 +244,7 @@ APPENDS = (
     ),
     Guard(
         name="an end without an answer counts as lacking",
-        patches=(Patch("worker/jobs/progress.py", "(one.has_end or one.may_have_end)", "one.has_end"),),
+        patches=(Patch("worker/jobs/progress.py", "(choice.has_end or choice.may_have_end)", "choice.has_end"),),
         tests=("tests/worker/jobs/test_results.py",),
     ),
     Guard(
@@ -310,7 +310,7 @@ WAKEUPS = (
     Guard(
         name="a worker without room keeps its wake-up",
         patches=(
-            Patch("worker/serve/pull_schedule.py", "one.has_missed or one.woken_by is not None", "one.has_missed"),
+            Patch("worker/serve/pull_schedule.py", "turn.has_missed or turn.woken_by is not None", "turn.has_missed"),
         ),
         tests=("tests/worker/serve/test_pull_schedule.py",),
     ),
@@ -1107,7 +1107,7 @@ HOSTILES = (
         name="an entry of changing types stops the recorder",
         patches=(
             Patch("history/rows.py", "value if type(value) is int and abs(value) < 2**63 else None", "value"),
-            Patch("worker/recorder/recorder.py", "if self._is_sound(outbox, one)]", "if one]"),
+            Patch("worker/recorder/recorder.py", "if self._is_sound(outbox, entry)]", "if entry]"),
         ),
         tests=(f"{RECORDER}::TestGivenEventsInTheOutbox",),
     ),
