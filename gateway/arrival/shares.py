@@ -62,7 +62,7 @@ class Shares:
             )
         if share.num_unread_bytes > self.limits.tenant_unread_bytes:
             raise refusal(
-                TENANT_UNREAD_MIB, f"{share.num_unread_bytes} bytes wait to be read by the tenant; read them first"
+                TENANT_UNREAD_MIB, f"the tenant has {share.num_unread_bytes} unread bytes of answers; read them first"
             )
         share.num_requests += 1
         self._by_tenant[tenant] = share

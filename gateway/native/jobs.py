@@ -69,7 +69,7 @@ SHOW_DOC = RouteDoc(
 RESULT_DOC = RouteDoc(
     tag="jobs",
     summary="Return the output of a job that has ended",
-    answers={200: json_answer("Its output; `state` and `error` say whether it is whole.", RESULT)},
+    answers={200: json_answer("Its output; `state` and `error` say whether it is complete.", RESULT)},
     errors=(404, 409, 410),
     parameters=ONE,
 )

@@ -96,8 +96,8 @@ def _with_blocks(plan: LoadPlan, cache_mib: int) -> LoadPlan:
     if num_blocks < 1:
         raise ConfigError(
             [
-                f"SLUICE_DRAFT_CACHE_MIB: {cache_mib} MiB hold no block of {options.block_size} tokens, which takes "
-                f"{limits.block_bytes / 2**20:.1f} MiB"
+                f"SLUICE_DRAFT_CACHE_MIB: {cache_mib} MiB cannot hold a block of {options.block_size} tokens, which "
+                f"takes {limits.block_bytes / 2**20:.1f} MiB"
             ]
         )
     num_blocks = min(num_blocks, options.max_num_seqs * blocks_needed(limits.max_model_len, options.block_size))

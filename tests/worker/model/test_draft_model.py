@@ -63,7 +63,7 @@ class TestGivenADraftModelWithTheSameTokenizer:
     def test_when_the_memory_of_its_cache_holds_no_block_then_the_setting_is_named(self) -> None:
         config = load_config(settings(DRAFT_MODEL=str(SMALL_MODEL), DRAFT_CACHE_MIB="1", BLOCK_SIZE="2048"))
 
-        with pytest.raises(ConfigError, match="SLUICE_DRAFT_CACHE_MIB: 1 MiB hold no block of 2048 tokens"):
+        with pytest.raises(ConfigError, match="SLUICE_DRAFT_CACHE_MIB: 1 MiB cannot hold a block of 2048 tokens"):
             prepare(config)
 
 
