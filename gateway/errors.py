@@ -130,7 +130,7 @@ class HttpError(Copyable):
 def bad_request(
     message: str, *, code: str = "invalid_request", param: str | None = None, status: int = 400
 ) -> HttpError:
-    """Return the error of a request that a retry does not mend."""
+    """Return the error of a request that a retry does not fix."""
     return HttpError(status, CALLER, message, code, param=param)
 
 

@@ -19,7 +19,7 @@ def own_job_id(caller: Caller, text: str) -> JobId:
         text: What the request says.
 
     Raises:
-        HttpError: 404, it is no job id.
+        HttpError: 404, it is not a job id.
     """
     try:
         partition, tenant, _ = split_job_id(text)

@@ -117,7 +117,7 @@ class Queues:
         one queue accepts every name: the job waits there.
 
         Raises:
-            HttpError: 404; the message names the models that are known. Or 400, the model is no text.
+            HttpError: 404; the message names the models that are known. Or 400, the model is not text.
             InvalidSetting: no model of this name is known, and a queue that could not be read may serve it.
             QueueUnreachable: the server does not answer.
         """

@@ -57,7 +57,7 @@ async def unless_left(request: Request, answer: Awaitable[Answer], leave: Callab
 
 
 def forget(waiting: asyncio.Future[Any]) -> None:  # Any: as `Answer`
-    """Take the error of a wait that nobody waits for any more: redis-py may drop its cancellation."""
+    """Take the error of a wait that is no longer awaited: redis-py may drop its cancellation."""
     if not waiting.cancelled():
         waiting.exception()
 

@@ -70,7 +70,7 @@ def parse_json(body: bytes | bytearray) -> object:
     """Parse JSON of a client, within a bounded time: no other request is served meanwhile.
 
     Raises:
-        HttpError: it is no JSON in UTF-8, or has too many values.
+        HttpError: it is not JSON in UTF-8, or has too many values.
     """
     # Two quotes each. Of a text that ends with an escaped backslash, this counts one.
     if body.count(b'"') - body.count(b'\\"') > 2 * BODY_TEXTS.most:

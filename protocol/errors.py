@@ -17,7 +17,7 @@ class Copyable(Exception):
     """An error that pickle and copy make again from its message and attributes, whatever its `__init__` takes.
 
     Exceptions do so by a call with the message alone: a worker process of `multiprocessing` that raises one whose
-    `__init__` takes something else ends its whole pool.
+    `__init__` takes other arguments ends its whole pool.
     """
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -110,7 +110,7 @@ class WaitNotifier:
 
 @dataclass(slots=True, eq=False)
 class Wait:
-    """The wait of one call, used in a `with`. Changes as the call waits and goes on."""
+    """The wait of one call, used in a `with`. Changes as the call waits and continues."""
 
     _waits: WaitNotifier
     _since_s: float = field(default_factory=monotonic)

@@ -4,7 +4,7 @@ There are three headers: `webhook-id` (the id of the event, the same in every at
 duplicates), `webhook-timestamp` (seconds since 1970, of this attempt) and `webhook-signature` (one `v1,<base64>` per
 key). The signature is the HMAC-SHA256 of `<id>.<timestamp>.<body>`.
 
-Whoever can verify with a key can sign with it, too. So each tenant has keys of its own, which derive from those of
+Anyone who can verify with a key can sign with it too. So each tenant has its own keys, which derive from those of
 `worker callbacks`.
 """
 

@@ -95,13 +95,13 @@ def samples_of(text: str) -> tuple[Sample, ...]:
 
 
 def _pid(about: Mapping[str, str]) -> int | None:
-    """Return its process id; None if it is no id that a kernel gives: others mean groups of processes."""
+    """Return its process id; None if it is not an id that a kernel assigns: others mean groups of processes."""
     pid = int(_number(about, "pid"))
     return pid if 0 < pid <= MAX_PID else None
 
 
 def _number(about: Mapping[str, str], name: str) -> float:
-    """Read a field of a heartbeat, which anyone with a worker's rights writes; 0 if it is no count or rate."""
+    """Read a field of a heartbeat, which anyone with a worker's rights writes; 0 if it is not a count or rate."""
     try:
         value = float(about.get(name, "0"))
     except ValueError:

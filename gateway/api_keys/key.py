@@ -1,6 +1,6 @@
 """What an API key is, and what the database keeps of it. No I/O.
 
-A key is `sluice_<id>_<secret>`. The id is no secret: lists show it, and a request's key is looked up by it. The secret
+A key is `sluice_<id>_<secret>`. The id is not secret: lists show it, and a request's key is looked up by it. The secret
 has 256 random bits, so that one pass of SHA-256 hides it as well as a slow hash would.
 """
 
@@ -34,7 +34,7 @@ class ApiKey:
     tenant: str
     scopes: tuple[str, ...] = ("submit", "read")
     rpm: int | None = None
-    """Most requests a minute; None is no limit."""
+    """Most requests a minute; None means no limit."""
 
     tpm: int | None = None
     """Most tokens a minute, of prompts and reserved outputs; None is no limit."""

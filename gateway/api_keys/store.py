@@ -73,7 +73,7 @@ class KeyStore:
     def keys(self, *, tenant: str | None = None) -> list[ApiKey]:
         """Return all keys, oldest first, also those that are revoked or expired.
 
-        A row that is no key is skipped and, the first time, logged.
+        A row that is not a valid key is skipped and, the first time, logged.
         """
         query = sa.select(*api_keys.columns).order_by(api_keys.c.created_ms, api_keys.c.id)
         if tenant is not None:

@@ -26,7 +26,7 @@ UNSENT_BYTES = 64 * 1024
 
 MAX_HEADER_BYTES = HEADER_BYTES.most
 FREE_CHUNKS, BYTES_PER_CHUNK = 256, 64
-"""Chunks of a body that may be of any size; further ones must have so many bytes on average."""
+"""Chunks of a body that may be of any size; further ones must have this many bytes on average."""
 
 TOO_LARGE = 431
 NO_LINGER = struct.pack("ii", 1, 0)
@@ -67,7 +67,7 @@ class Protocol(h11.Connection):
         """Return what arrived.
 
         Raises:
-            RemoteProtocolError: it is no HTTP, or its chunks are small and many.
+            RemoteProtocolError: it is not HTTP, or its chunks are small and many.
         """
         event = super().next_event()
         if isinstance(event, h11.Data):

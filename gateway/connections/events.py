@@ -12,7 +12,7 @@ PASSED_ON = {"cache-control": "no-store", "x-accel-buffering": "no"}
 """What keeps proxies from storing events, and from collecting them until there are some kilobytes, as nginx does."""
 
 SILENCE_S = 15.0
-"""After so long without an event a comment is sent: proxies cut silent connections, many of them after 60 s."""
+"""After this long without an event a comment is sent: proxies cut silent connections, many of them after 60 s."""
 
 COMMENT = b": waiting\n\n"
 

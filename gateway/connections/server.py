@@ -41,7 +41,7 @@ class Server(uvicorn.Server):
 
 
 def allow_connections(num_connections: int) -> None:
-    """Let the process open as many files as so many clients need; many systems start it with 1024."""
+    """Let the process open as many files as this many clients need; many systems start it with 1024."""
     wanted = num_connections + SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if resource.RLIM_INFINITY != soft < wanted:

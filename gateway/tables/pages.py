@@ -86,7 +86,7 @@ def page(
     A row that was deleted has kept its place. The id of another tenant's row is as one that never was.
 
     Raises:
-        HttpError: the cursor is no id, or an old one whose row is gone.
+        HttpError: the cursor is not an id, or its row has been deleted.
     """
     columns = (table.c.created_ms, table.c.id)
     is_own = table.c.tenant == wanted.tenant

@@ -129,7 +129,7 @@ class Incoming:
 
 
 def check_room(connection: sa.Connection, tenant: str, num_bytes: int, max_bytes: int) -> None:
-    """Check that a tenant may store so many bytes more.
+    """Check that a tenant may store this many more bytes.
 
     Raises:
         TooManyBytes: its files and responses would take more than `max_bytes`.

@@ -52,7 +52,7 @@ def bulk_spec_of(written: Mapping[str, Any]) -> BulkSpec:  # Any: JSON
     """Parse the output of `BulkSpec.as_json`.
 
     Raises:
-        KeyError, TypeError, ValueError: it is something else.
+        KeyError, TypeError, ValueError: it is not such an object.
     """
     defaults = dict(written["defaults"])
     for name in ("deadline", "not_before"):

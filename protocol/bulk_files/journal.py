@@ -22,7 +22,7 @@ ASKED = "asked "
 LINE = "line "
 
 _PLAIN = re.compile(r"[A-Za-z0-9-][A-Za-z0-9_.:-]{0,159}")
-"""Names that are kept. What replaces others begins with `_`, so that it is no name that is kept."""
+"""Names that are kept. Replacements of others begin with `_`, so that they differ from all kept names."""
 
 _OTHERS = re.compile(r"[^A-Za-z0-9_-]")
 

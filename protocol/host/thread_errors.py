@@ -1,6 +1,6 @@
 """End a process when an error ends one of its threads.
 
-By default Python prints the error and the other threads go on, so what the thread did is missing in silence.
+By default Python prints the error and the other threads continue, so the thread's work stops silently.
 """
 
 import os

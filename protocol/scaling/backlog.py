@@ -39,7 +39,7 @@ class Backlog:
     """Reserved tokens a second that one worker gets through while it is full: the mean of the living workers."""
 
     rate_source: RateSource
-    """Whether living workers have measured that rate, the last ones have left it, or nobody knows it."""
+    """Whether living workers have measured that rate, the last ones have left it, or it is unknown."""
 
     oldest_age_s: float | None
     """Age of the oldest waiting job."""

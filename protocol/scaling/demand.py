@@ -57,7 +57,7 @@ def wanted_workers(backlog: Backlog, policy: ScalePolicy) -> int:
     """Return how many workers clear a backlog in time.
 
     At least one while there is work, at most one for each job, and the least number without any. Waiting jobs of a
-    paused queue are no work; running ones are. While nobody knows what a worker gets through, the workers that live
+    paused queue do not count; running ones do. While the throughput of a worker is unknown, the living workers
     are enough: they measure it.
     """
     jobs, tokens = backlog.running_jobs, backlog.running_tokens

@@ -40,7 +40,7 @@ _sources: dict[str, str] = {}
 
 
 def register(source: str) -> str:
-    """Make a script that is no file of this folder known by its digest, which is returned."""
+    """Register a script that is not a file of this folder by its digest, which is returned."""
     sha1 = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
     _sources[sha1] = source
     return sha1
