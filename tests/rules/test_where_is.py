@@ -1,4 +1,4 @@
-"""Tables and names in docs/architecture.md: files exist and define their symbols, a step has at most one file."""
+"""The tables of mechanisms and of a job's steps: files exist and define their symbols, a step has at most one file."""
 
 import ast
 import re
@@ -8,12 +8,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "architecture.md"
-PACKAGES = ("engine", "gateway", "history", "producer", "protocol", "worker")
+MECHANISMS = ROOT / "docs" / "reference" / "mechanisms.md"
 MIN_MECHANISMS = 20
 MIN_STEPS = 12
-TYPE = re.compile(r"^(?:class )?([A-Z]\w+)(?:[(:]| =)", re.MULTILINE)
-"""The head of a class, or an alias of a type."""
-
 ROW = re.compile(
     r"^\|\s*(?P<mechanism>[^|]+?)\s*\|\s*\[[^\]]+\]\((?P<path>[^)#]+)[^)]*\)\s*\|\s*(?P<symbols>[^|]+?)\s*\|"
 )
@@ -31,17 +28,11 @@ def steps() -> list[tuple[str, list[str]]]:
     return [(number, re.findall(r"`([\w./]+/[\w./]+)`", cells)) for number, cells in rows]
 
 
-def forms() -> list[str]:
-    """Return the names of types in the section about the forms of a job."""
-    text = section("The life of a job").partition("### Its forms")[2].partition("###")[0]
-    return [name for name in re.findall(r"`(\w+)`", text) if name[0].isupper()]
-
-
 def rows() -> list[tuple[str, Path, str]]:
     """Return mechanism, file and symbol of each row; a row with several symbols gives several."""
-    found = [match for line in section("Where is").splitlines() if (match := ROW.match(line))]
+    found = [match for line in MECHANISMS.read_text().splitlines() if (match := ROW.match(line))]
     return [
-        (match["mechanism"], (PAGE.parent / match["path"]).resolve(), symbol)
+        (match["mechanism"], (MECHANISMS.parent / match["path"]).resolve(), symbol)
         for match in found
         for symbol in re.findall(r"`([^`]+)`", match["symbols"])
     ]
@@ -99,12 +90,6 @@ class TestGivenTheLifeOfAJob:
 
     def test_when_a_step_is_looked_up_then_it_names_at_most_one_file(self) -> None:
         assert [step for step in steps() if len(step[1]) > 1] == []
-
-    def test_when_its_forms_are_listed_then_each_is_a_type_in_the_code(self) -> None:
-        sources = [path.read_text() for name in PACKAGES for path in (ROOT / name).rglob("*.py")]
-        defined = {name for text in sources for name in TYPE.findall(text)}
-
-        assert [name for name in forms() if name not in defined] == []
 
 
 class TestGivenAPythonFile:
