@@ -1,6 +1,6 @@
 """How long tests took, by folder and by test."""
 
-from tests.durations import NUM_SLOWEST, Cost, lines_of
+from tests.durations import BUDGETS_S, NUM_SLOWEST, Cost, lines_of
 
 
 class TestGivenDurationsOfTests:
@@ -22,3 +22,12 @@ class TestGivenDurationsOfTests:
         lines = list(lines_of({f"tests/test_x.py::test_{n}": Cost(float(n)) for n in range(NUM_SLOWEST + 1)}))
 
         assert lines[-1].endswith("::test_1")
+
+    def test_when_a_folder_is_over_its_budget_then_its_line_says_so(self) -> None:
+        folder, budget_s = "tests/gateway", BUDGETS_S["tests/gateway"]
+
+        [_, within, *_] = lines_of({f"{folder}/test_x.py::test_1": Cost(1.0, budget_s, 1)})
+        [_, over, *_] = lines_of({f"{folder}/test_x.py::test_1": Cost(1.0, budget_s + 1, 1)})
+
+        assert within.endswith(folder)
+        assert over.endswith(f"{folder}  OVER ITS BUDGET of {budget_s} processor-s")

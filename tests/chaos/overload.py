@@ -240,7 +240,9 @@ def overloaded(
         url = database_url or f"sqlite:///{folder}/history.db"
         usual = {"RECORDER": "true", "DATABASE_URL": url, "BEAT_EVERY_S": "1", "BEAT_LIFE_S": "4"}
         model = {"MODEL": f"null?step_s={step_s}", "MAX_NUM_SEQS": str(SEQUENCES)}
-        [worker] = stack.enter_context(worker_pool(server.url, folder)).start_all(1, **{**usual, **model, **settings})
+        [worker] = stack.enter_context(worker_pool(server.url, folder, WorkerProcess)).start_all(
+            1, **{**usual, **model, **settings}
+        )
         if "RECORDER" not in settings:
             worker.wait_for_line("recorder started")
         flood = Flood(producer, factor * SEQUENCES / step_s / TOKENS)

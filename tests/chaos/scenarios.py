@@ -6,8 +6,6 @@ Each ends with a queue in which every job has ended; `test_crash_points.py` then
 import os
 import random
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -21,11 +19,11 @@ from sluice.protocol.wire import JobId, JobSpec, encode_spec
 from tests.chaos.crash_points import NUM_JOBS, Case, Scene, Stage, Trip, asks_of
 from tests.chaos.faults.fault_proxy import CLIENT_TIMEOUT_S, FaultProxy, Trap, fault_proxy
 from tests.chaos.victim import STAGE_DEADLINE_S, Order
+from tests.forks import Fork
 from tests.integration.jobs import KEYS, Ask, new_job, num_on_channel, wait_for_ends, wait_until
 from tests.integration.workers import RunningWorker, running_worker
 from tests.servers import RedisServer
 
-ROOT = Path(__file__).parent.parent.parent
 SLOW = "null?step_s=0.003"
 CALLBACK_URL = "https://receiver.example/hook"
 SCRIPTS = ("pull", "advance", "beat", "put_result", "give_back", "timers", "configure", "inspect")
@@ -46,7 +44,7 @@ class Stand:
     database_url: str
     asks: list[Ask]
     submitted: dict[JobId, Ask] = field(default_factory=dict[JobId, Ask])
-    victim: "subprocess.Popen[bytes] | None" = None
+    victim: Fork | None = None
 
     # ------------------------------------------------------------ jobs
 
@@ -91,11 +89,7 @@ class Stand:
             nth=self.nth,
         )
         role = {Scene.RECORDING: "recorder", Scene.MOVING: "mover"}.get(point.scene, "worker")
-        with self.log.open("ab") as log:
-            self.victim = subprocess.Popen(
-                [sys.executable, "-m", "tests.chaos.victim", role, str(order)],
-                cwd=ROOT, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )  # fmt: skip
+        self.victim = Fork(("tests.chaos.victim", role, str(order)), {**os.environ, "OMP_NUM_THREADS": "1"}, self.log)
 
     @property
     def log(self) -> Path:

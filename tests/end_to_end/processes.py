@@ -1,4 +1,4 @@
-"""Worker processes for tests: real ones, started by the command, killed by signals."""
+"""Worker processes for tests, killed by signals: started by the command, or forks that run the same."""
 
 import os
 import re
@@ -6,17 +6,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import ClassVar
 
 import psutil
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.forks import ROOT, Fork, Process
+
 START_TIMEOUT_S = 60.0
-FORK = "sluice-worker"
-"""The name of a worker that was forked: its command line is another's."""
 
 FAST = {
     "SLUICE_MODEL": "null?step_s=0.01",
@@ -43,14 +42,13 @@ class WorkerProcess:
         own = {name for name in os.environ if name.startswith("SLUICE_")}
         environ = {name: value for name, value in os.environ.items() if name not in own}
         self.log = log
-        with log.open("ab") as stream:
-            self.process = subprocess.Popen(
-                [*self.PREFIX, sys.executable, "-P", "-m", "sluice.worker", *self.COMMAND, "--redis-url", url],
-                cwd=ROOT,
-                env={**environ, **FAST, **settings, "OMP_NUM_THREADS": "1"},
-                stderr=stream,
-                stdout=stream,
-            )
+        command = ("sluice.worker", *self.COMMAND, "--redis-url", url)
+        self.process = self._start(command, {**environ, **FAST, **settings, "OMP_NUM_THREADS": "1"})
+
+    def _start(self, command: Sequence[str], environ: Mapping[str, str]) -> Process:
+        whole = [*self.PREFIX, sys.executable, "-P", "-m", *command]
+        with self.log.open("ab") as stream:
+            return subprocess.Popen(whole, cwd=ROOT, env=environ, stderr=stream, stdout=stream)
 
     def wait_until_started(self) -> None:
         """Wait until its log has these words."""
@@ -94,7 +92,8 @@ class WorkerProcess:
         """Processes of a kind, the oldest first."""
         children = psutil.Process(self.parent_pid).children()
         word = "record" if kind == "recorder" else "--incarnation"
-        found = [one for one in children if word in one.cmdline() or (kind, one.name()) == ("worker", FORK)]
+        # The command line of a fork is another's.
+        found = [one for one in children if word in one.cmdline() or one.name() == f"sluice-{kind}"]
         return [one.pid for one in sorted(found, key=lambda one: one.create_time())]
 
     def signal_worker(self, number: signal.Signals) -> None:
@@ -118,18 +117,26 @@ class WorkerProcess:
         self.process.wait()
 
 
+class ForkedWorker(WorkerProcess):
+    """The same as a fork, for tests that need a worker, and not its command line or what it imports."""
+
+    def _start(self, command: Sequence[str], environ: Mapping[str, str]) -> Process:
+        return Fork(command, environ, self.log)
+
+
 class WorkerPool:
     """Starts workers and kills whatever is left of them."""
 
-    def __init__(self, url: str, folder: Path) -> None:
+    def __init__(self, url: str, folder: Path, kind: type[WorkerProcess]) -> None:
         self._url = url
         self._folder = folder
+        self._kind = kind
         self._workers: list[WorkerProcess] = []
 
     def start(self, **settings: str) -> WorkerProcess:
         """Start one, without waiting for it; settings by their environment names without prefix."""
         log = self._folder / f"worker-{len(self._workers)}.log"
-        worker = WorkerProcess(self._url, log, **{f"SLUICE_{name}": value for name, value in settings.items()})
+        worker = self._kind(self._url, log, **{f"SLUICE_{name}": value for name, value in settings.items()})
         self._workers.append(worker)
         return worker
 
@@ -147,9 +154,9 @@ class WorkerPool:
 
 
 @contextmanager
-def worker_pool(url: str, folder: Path) -> Generator[WorkerPool]:
+def worker_pool(url: str, folder: Path, kind: type[WorkerProcess] = ForkedWorker) -> Generator[WorkerPool]:
     """Workers that do not outlive the test."""
-    made = WorkerPool(url, folder)
+    made = WorkerPool(url, folder, kind)
     try:
         yield made
     finally:

@@ -165,7 +165,7 @@ def gateway_port(place: Place) -> Iterator[str]:
     """The port of a gateway of that worker, with tables of its own, which have no keys."""
     url, database_url = embedded.Embedded(place.folder / "state").url, f"sqlite:///{place.folder / 'gateway.db'}"
     place.run(f"worker migrate --database-url {database_url}")
-    with gateway_process(url, database_url=database_url) as gateway:
+    with gateway_process(url, database_url=database_url, is_fork=False) as gateway:
         yield gateway.url.removesuffix("/v1").rpartition(":")[2]
 
 
@@ -301,7 +301,7 @@ def _asks_the_gateway(here: Place, command: str, producer: Producer) -> None:
     url, database_url = embedded.Embedded(here.folder / "state").url, f"sqlite:///{here.folder / 'curl.db'}"
     here.run(f"worker migrate --database-url {database_url}")
     receipt = producer.submit("Once upon a time", max_tokens=4)
-    with gateway_process(url, database_url=database_url) as gateway:
+    with gateway_process(url, database_url=database_url, is_fork=False) as gateway:
         asked = command.replace("http://127.0.0.1:8000", gateway.url.removesuffix("/v1"))
         asked = re.sub(r"0\.default\.\w+…", receipt.id, asked)
         done = subprocess.run(shlex.split(asked), capture_output=True, text=True, timeout=30, check=True)

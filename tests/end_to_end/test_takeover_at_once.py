@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from sluice.protocol.wire import JobId, JobOptions
-from tests.end_to_end.processes import WorkerPool, worker_pool
+from tests.end_to_end.processes import WorkerPool, WorkerProcess, worker_pool
 from tests.grids import fast_only
 from tests.integration.jobs import (
     KEYS,
@@ -37,7 +37,7 @@ def client(valkey: RedisServer) -> Generator[Any]:  # Any: redis-py's clients sh
 
 @pytest.fixture
 def workers(valkey: RedisServer, tmp_path: Path) -> Generator[WorkerPool]:
-    with worker_pool(valkey.url, tmp_path) as made:
+    with worker_pool(valkey.url, tmp_path, WorkerProcess) as made:
         yield made
 
 
@@ -103,7 +103,7 @@ class TestGivenAWorkerAlone:
     def test_when_redis_is_away_at_its_death_then_the_parent_ends_all_the_same(
         self, durable_valkey: RedisServer, tmp_path: Path
     ) -> None:
-        with worker_pool(durable_valkey.url, tmp_path) as workers:
+        with worker_pool(durable_valkey.url, tmp_path, WorkerProcess) as workers:
             worker = workers.start_all(1, **LONG_LIFE)[0]
             durable_valkey.stop()
 
@@ -116,7 +116,7 @@ class TestGivenAWorkerAlone:
     def test_when_redis_stands_still_then_the_parent_waits_for_it_briefly(
         self, durable_valkey: RedisServer, tmp_path: Path
     ) -> None:
-        with worker_pool(durable_valkey.url, tmp_path) as workers:
+        with worker_pool(durable_valkey.url, tmp_path, WorkerProcess) as workers:
             worker = workers.start_all(1, **LONG_LIFE)[0]
             durable_valkey.freeze()
             try:

@@ -11,7 +11,7 @@ import pytest
 from sluice.protocol.states import JobState
 from sluice.protocol.wire import JobOptions
 from sluice.worker.errors import ExitCode
-from tests.end_to_end.processes import WorkerPool, worker_pool
+from tests.end_to_end.processes import WorkerPool, WorkerProcess, worker_pool
 from tests.integration.jobs import (
     KEYS,
     Ask,
@@ -40,7 +40,7 @@ def client(valkey: RedisServer) -> Generator[Any]:
 @pytest.fixture
 def workers(valkey: RedisServer, tmp_path: Path, client: Any) -> Generator[WorkerPool]:
     del client
-    with worker_pool(valkey.url, tmp_path) as made:
+    with worker_pool(valkey.url, tmp_path, WorkerProcess) as made:
         yield made
 
 

@@ -12,7 +12,8 @@ import pytest
 
 from sluice.protocol.states import JobState
 from sluice.protocol.wire import JobOptions
-from tests.end_to_end.processes import FORK, WorkerPool, WorkerProcess, worker_pool
+from sluice.worker.serve.forks import NAME
+from tests.end_to_end.processes import WorkerPool, WorkerProcess, worker_pool
 from tests.integration.jobs import (
     KEYS,
     Ask,
@@ -38,7 +39,7 @@ def client(valkey: RedisServer) -> Generator[Any]:
 @pytest.fixture
 def fleets(valkey: RedisServer, tmp_path: Path, client: Any) -> Generator[WorkerPool]:
     del client
-    with worker_pool(valkey.url, tmp_path) as made:
+    with worker_pool(valkey.url, tmp_path, WorkerProcess) as made:
         yield made
 
 
@@ -109,7 +110,7 @@ class TestGivenTheProcessThatForksTheWorkersOfAFleet:
     ) -> None:
         workers = [psutil.Process(pid) for pid in fleet.pids_of("worker")]
 
-        assert [(one.name(), one.ppid()) for one in workers] == [(FORK, fleet.parent_pid)] * 2
+        assert [(one.name(), one.ppid()) for one in workers] == [(NAME, fleet.parent_pid)] * 2
         assert all(os.getsid(one.pid) == one.pid for one in workers)
         assert len(forkers(fleet)) == 1
         assert {line["name"] for line in lines_of(fleet, "worker started")} == {"cpu0", "cpu1"}
@@ -121,7 +122,7 @@ class TestGivenTheProcessThatForksTheWorkersOfAFleet:
 
         (died,) = lines_of(fleet, "worker process died; restarting")
         assert (died["exit_code"], died["retry_in_s"]) == (-signal.SIGKILL, 0.0)
-        assert psutil.Process(fleet.pid).name() == FORK
+        assert psutil.Process(fleet.pid).name() == NAME
 
     def test_when_it_is_killed_then_workers_stay_and_the_next_are_started_without_it(
         self, fleet: WorkerProcess
@@ -149,7 +150,7 @@ class TestGivenTheProcessThatForksTheWorkersOfAFleet:
 def forkers(fleet: WorkerProcess) -> list[psutil.Process]:
     """The processes that fork its workers."""
     children = psutil.Process(fleet.parent_pid).children()
-    return [one for one in children if "--forks" in one.cmdline() and one.name() != FORK]
+    return [one for one in children if "--forks" in one.cmdline() and one.name() != NAME]
 
 
 def lines_of(fleet: WorkerProcess, event: str) -> list[dict[str, Any]]:
@@ -164,7 +165,7 @@ class TestGivenAFleetWhoseWorkersStillStart:
     @pytest.fixture
     def starting(self, durable_valkey: RedisServer, tmp_path: Path) -> Generator[WorkerProcess]:
         durable_valkey.stop()
-        with worker_pool(durable_valkey.url, tmp_path) as made:
+        with worker_pool(durable_valkey.url, tmp_path, WorkerProcess) as made:
             fleet = made.start(PROCESSES="2")
             wait_until(lambda: fleet.output.count('"event": "waiting for redis"') == 2, "both wait")
             yield fleet

@@ -9,7 +9,7 @@ from typing import Any
 
 from sluice.producer import Producer
 from sluice.protocol.redis import embedded
-from tests.end_to_end.processes import FAST, worker_pool
+from tests.end_to_end.processes import FAST, WorkerProcess, worker_pool
 from tests.integration.jobs import wait_until
 from tests.servers import RedisServer
 
@@ -22,7 +22,7 @@ class TestGivenARedisThatLoadsItsData:
 
     def test_when_a_worker_starts_meanwhile_then_it_waits(self, durable_valkey: RedisServer, tmp_path: Path) -> None:
         client: Any = durable_valkey.client()  # redis-py types it in part
-        with client, worker_pool(durable_valkey.url, tmp_path) as workers:
+        with client, worker_pool(durable_valkey.url, tmp_path, WorkerProcess) as workers:
             for number in range(NUM_KEYS):
                 client.set(f"other:{number}", "x" * 2000)
             # Of a rewritten file the server reads key by key, and answers in between.

@@ -3,8 +3,6 @@
 import json
 import os
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,7 +21,8 @@ from sluice.history.database import open_database
 from sluice.history.tables import api_keys
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.wire import JobSpec, decode_events, decode_spec
-from tests.end_to_end.processes import ROOT, START_TIMEOUT_S
+from tests.end_to_end.processes import START_TIMEOUT_S
+from tests.forks import Process, start
 from tests.servers import RedisServer
 
 
@@ -31,7 +30,7 @@ from tests.servers import RedisServer
 class GatewayProcess:
     """One `producer serve`."""
 
-    process: subprocess.Popen[bytes]
+    process: Process
     url: str
     log: Path
     clients: ExitStack = field(default_factory=ExitStack)
@@ -61,16 +60,15 @@ class GatewayProcess:
 
 @contextmanager
 def gateway_process(
-    redis_url: str, *arguments: str, database_url: str = "sqlite:////nowhere/keys.db"
+    redis_url: str, *arguments: str, database_url: str = "sqlite:////nowhere/keys.db", is_fork: bool = True
 ) -> Generator[GatewayProcess]:
     """A gateway on a free port that does not outlive the test; without `database_url` it has no keys."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
     environ |= {"SLUICE_REDIS_URL": redis_url, "SLUICE_DATABASE_URL": database_url}
-    command = [sys.executable, "-P", "-m", "sluice.producer", "serve", "--port", "0", *arguments]
+    command = ("sluice.producer", "serve", "--port", "0", *arguments)
     with TemporaryDirectory() as folder:
         log = Path(folder, "gateway.log")
-        with log.open("wb") as stderr:
-            process = subprocess.Popen(command, cwd=ROOT, env=environ, stderr=stderr)
+        process = start(command, environ, log, is_fork=is_fork)
         try:
             made = GatewayProcess(process, _url_in(log, process), log)
             with made.clients:
@@ -80,7 +78,7 @@ def gateway_process(
             process.wait()
 
 
-def _url_in(log: Path, process: subprocess.Popen[bytes]) -> str:
+def _url_in(log: Path, process: Process) -> str:
     deadline_s = time.monotonic() + START_TIMEOUT_S
     while (found := re.search(r'"gateway started", "url": "(http[^"]+)"', log.read_text())) is None:
         assert process.poll() is None, log.read_text()

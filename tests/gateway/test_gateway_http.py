@@ -182,7 +182,7 @@ class TestGivenAServerThatIsAway:
 
 class TestGivenSigterm:
     def test_when_no_stream_is_open_then_it_ends_well(self, valkey: RedisServer) -> None:
-        with gateway_process(valkey.url) as gateway:
+        with gateway_process(valkey.url, is_fork=False) as gateway:
             gateway.process.send_signal(signal.SIGTERM)
 
             assert gateway.process.wait(20) == 0

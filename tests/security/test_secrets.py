@@ -13,7 +13,7 @@ import pytest
 from sluice.producer import Producer
 from sluice.protocol.bulk_files.journal import Journal
 from sluice.protocol.wire import JobId
-from tests.end_to_end.processes import ROOT, worker_pool
+from tests.end_to_end.processes import ROOT, WorkerProcess, worker_pool
 from tests.integration.jobs import wait_until
 from tests.servers import RedisServer
 
@@ -88,7 +88,7 @@ class TestGivenAServerWithAPassword:
         with valkey.client() as client:
             client.execute_command("ACL", "SETUSER", "ann", "on", f">{PASSWORD}", "~*", "&*", "+@all")
         history, url = tmp_path / "history.db", f"unix://ann:{PASSWORD}@{valkey.socket_path}"
-        with worker_pool(valkey.url, tmp_path) as workers, Producer(url) as producer:
+        with worker_pool(valkey.url, tmp_path, WorkerProcess) as workers, Producer(url) as producer:
             worker = workers.start(
                 REDIS_URL=url, RECORDER="true", DATABASE_URL=f"sqlite:///{history}", CALLBACKS_SECRET=PASSWORD
             )

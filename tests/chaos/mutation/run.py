@@ -25,6 +25,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing.context import ForkServerContext, SpawnContext
 from pathlib import Path
 
 from tests.chaos.mutation.guards import GUARDS, Guard, Patch
@@ -130,7 +131,7 @@ def run_tests(root: Path, tests: Iterable[str], *, at_a_time: int = 0) -> tuple[
     arguments += ["-k", " and ".join(f"not {one}" for one in OTHER_SERVERS), "--timeout=120"]
     arguments += [f"--numprocesses={at_a_time}", *tests]
     with tempfile.NamedTemporaryFile(prefix="mutation-", suffix=".log") as log:
-        process = _forks.Process(target=_run_pytest, args=(root, arguments, log.name))
+        process = _context().Process(target=_run_pytest, args=(root, arguments, log.name))
         process.start()
         process.join(RUN_TIMEOUT_S)
         if process.exitcode is None:
@@ -140,8 +141,11 @@ def run_tests(root: Path, tests: Iterable[str], *, at_a_time: int = 0) -> tuple[
         return process.exitcode, Path(log.name).read_text()
 
 
-_forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload(list(FROM_OUTSIDE))
+def _context() -> ForkServerContext | SpawnContext:
+    """Return that of `main`; in pytest, whose fork server has this project's modules, that of new interpreters."""
+    if multiprocessing.get_start_method(allow_none=True) == "forkserver":
+        return multiprocessing.get_context("forkserver")
+    return multiprocessing.get_context("spawn")
 
 
 def _run_pytest(root: Path, arguments: list[str], log: str) -> None:
@@ -224,6 +228,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="guards at a time (default: 2)")
     asked = parser.parse_args()
     guards = [one for one in GUARDS if not asked.words or any(word in one.name for word in asked.words)]
+    multiprocessing.set_start_method("forkserver")
+    multiprocessing.set_forkserver_preload(list(FROM_OUTSIDE))
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
         base = Path(folder)
         copy_project(base)

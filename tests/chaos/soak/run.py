@@ -18,10 +18,11 @@ from sluice.protocol.calls import QueueSettings
 from tests.chaos.catalogue import catalogue_of, write_reference
 from tests.chaos.faults.proxies import cutting_proxy
 from tests.chaos.soak.callbacks import SECRET, deliver_all, receiver
-from tests.chaos.soak.fleet import Command, Fleet, fleet, preload
+from tests.chaos.soak.fleet import Command, Fleet, fleet
 from tests.chaos.soak.nemesis import Nemesis, Targets, Weather, is_kill
 from tests.chaos.soak.takeover import Takeovers, measure
-from tests.end_to_end.processes import ROOT, worker_pool
+from tests.end_to_end.processes import worker_pool
+from tests.forks import ROOT
 from tests.integration.jobs import KEYS, wait_until
 from tests.servers import RedisServer, redis_server
 
@@ -67,9 +68,6 @@ class SoakSettings:
     jobs_per_s: float = 80.0
     model: str = "null?step_s=0.003"
     dtype: str = "auto"
-    preloaded: tuple[str, ...] = ("sluice.engine.null_model",)
-    """Modules that workers of this model import."""
-
     catalogue_size: int = 300
     max_tokens: int = 60
     num_workers: int = 6
@@ -137,7 +135,6 @@ class Report:
 def run(settings: SoakSettings, say: Callable[[str], object]) -> Report:
     """Run a soak to its end."""
     settings.folder.mkdir(parents=True, exist_ok=True)
-    preload(*settings.preloaded)
     say(f"soak {settings.name}: seed {settings.seed}, logs and journals in {settings.folder}")
     _write_undisturbed(settings)
     with ExitStack() as stack:

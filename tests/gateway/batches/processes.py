@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack, contextmanager
@@ -18,7 +16,7 @@ from openai.types import Batch
 
 from sluice.history.database import open_database
 from sluice.worker.recorder.migrate import migrate
-from tests.end_to_end.processes import ROOT
+from tests.forks import Fork, Process
 from tests.gateway.gateway_process import GatewayProcess, gateway_process
 
 PATIENCE_S = 60.0
@@ -54,15 +52,14 @@ class Place:
             yield made
 
     @contextmanager
-    def callbacks(self) -> Generator["subprocess.Popen[bytes]"]:
+    def callbacks(self) -> Generator[Fork]:
         """`worker callbacks`, killed with its children at the end."""
-        log = (self.folder / f"callbacks-{time.monotonic_ns()}.log").open("wb")
-        command = [sys.executable, "-P", "-m", "sluice.worker", "callbacks"]
-        with log, subprocess.Popen(command, cwd=ROOT, env=self.environ, stdout=log, stderr=log) as process:
-            try:
-                yield process
-            finally:
-                kill_all(process)
+        log = self.folder / f"callbacks-{time.monotonic_ns()}.log"
+        process = Fork(("sluice.worker", "callbacks"), self.environ, log)
+        try:
+            yield process
+        finally:
+            kill_all(process)
 
 
 class Callbacks:
@@ -91,7 +88,7 @@ def place_in(folder: Path, redis_url: str) -> Place:
     return Place(redis_url, url, (folder / "files").as_uri(), folder)
 
 
-def kill_all(process: "subprocess.Popen[bytes]") -> None:
+def kill_all(process: Process) -> None:
     """Kill a process and its children."""
     if process.poll() is None:
         family = psutil.Process(process.pid).children(recursive=True)

@@ -1,0 +1,160 @@
+"""Commands of this project as forks of one process that has imported everything.
+
+The interpreter and its imports take a second of processor time each start; a fork takes a tenth of it. It runs the same
+module with the same environment, and dies as any other process does. Tests of a command line, or of what is imported
+when, start real processes instead.
+"""
+
+import multiprocessing
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Mapping, Sequence
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+from sluice.worker.processes import child_process
+from sluice.worker.processes.parent import PASSED_ON
+from sluice.worker.processes.prepared import ForkedProcess
+from sluice.worker.serve.forks import NAME
+
+ROOT = Path(__file__).parent.parent
+NAMES = {"start": NAME, "record": "sluice-recorder", "callbacks": "sluice-callback"}
+"""The names of child processes by their command. Their command line is that of the process that forks."""
+
+PRELOADED = [
+    "sluice.engine.null_model",
+    "sluice.gateway.cli.serve",
+    "sluice.gateway.server",
+    "sluice.producer.cli.main",
+    "sluice.producer.client",
+    "sluice.worker.callbacks.command",
+    "sluice.worker.model.load",
+    "sluice.worker.processes.death_report",
+    "sluice.worker.processes.parent",
+    "sluice.worker.processes.sidecars",
+    "sluice.worker.recorder.recorder",
+    "sluice.worker.serve.start",
+    "tests.chaos.catalogue",
+]
+
+_forks = multiprocessing.get_context("forkserver")
+_forks.set_forkserver_preload(PRELOADED)
+
+
+def fork(
+    command: Sequence[str], environ: Mapping[str, str], log: Path, name: str, *, daemon: bool
+) -> ForkServerProcess:
+    """Run `python -m <command>` in a fork, whose child processes are forks too; its output goes to the end of a file.
+
+    A daemonic process ends with this one, but cannot use multiprocessing.
+    """
+    log.touch()
+    process = _forks.Process(target=_run, args=(tuple(command), dict(environ), str(log)), name=name, daemon=daemon)
+    process.start()
+    return process
+
+
+class Fork:
+    """In place of the `Popen` of `python -m <command>`. Changes once it has ended."""
+
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
+        self._process = fork(command, environ, log, command[0], daemon=False)
+        self.pid = self._process.pid or 0
+
+    @property
+    def returncode(self) -> int | None:
+        """See `Popen`."""
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        """See `Popen`."""
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """See `Popen`."""
+        self._process.join(timeout)
+        code = self._process.exitcode
+        if code is None:
+            raise subprocess.TimeoutExpired(self._process.name, timeout or 0.0)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """See `Popen`."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """See `Popen`."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """See `Popen`."""
+        self.send_signal(signal.SIGKILL)
+
+
+Process = Fork | subprocess.Popen[bytes]
+
+
+def start(command: Sequence[str], environ: Mapping[str, str], log: Path, *, is_fork: bool) -> Process:
+    """Run `python -m <command>`, in a fork or as its user does; its output goes to the end of a file."""
+    if is_fork:
+        return Fork(command, environ, log)
+    with log.open("ab") as stream:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", *command], cwd=ROOT, env=dict(environ), stdout=stream, stderr=stream
+        )
+
+
+def _fork_child(command: Sequence[str], *, stdin: int, env: dict[str, str], **_options: object) -> ForkedProcess:
+    """Run the module of a command in a fork of `worker start`, in place of its `Popen`."""
+    # A fork while one of the parent's threads runs would inherit whatever locks it holds.
+    for thread in threading.enumerate():
+        if thread.name in ("kernels", "death-report"):
+            thread.join()
+    module = command[command.index("-m") + 1 :]
+    pid = os.fork()
+    if pid:
+        return ForkedProcess(pid)
+    os.setsid()
+    Path("/proc/self/comm").write_text(NAMES[module[1]])
+    os.dup2(stdin, 0)
+    # Else it would hold the parent's end of its own input.
+    os.closerange(3, 256)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115  # it stays open
+    signal.set_wakeup_fd(-1)
+    for number in PASSED_ON:
+        signal.signal(number, signal.SIG_DFL)
+    os._exit(_code_of(module, env))
+
+
+def _code_of(command: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run `python -m <command>` in this process; return its exit code."""
+    try:
+        _run_module(command, environ)
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:  # noqa: BLE001  # as the interpreter does
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _run(command: Sequence[str], environ: Mapping[str, str], log: str) -> None:
+    stream = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.dup2(stream, 1)
+    os.dup2(stream, 2)
+    setattr(child_process, "Popen", _fork_child)  # noqa: B010  # no hook is in the code under test
+    _run_module(command, environ)
+
+
+def _run_module(command: Sequence[str], environ: Mapping[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environ)
+    os.chdir(ROOT)
+    sys.argv = list(command)
+    runpy.run_module(command[0], run_name="__main__", alter_sys=True)
