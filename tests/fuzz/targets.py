@@ -4,7 +4,7 @@ import io
 import json
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 from sluice.history.rows import changes_of
@@ -18,19 +18,8 @@ from sluice.protocol.job_ids import split_job_id
 from sluice.protocol.jobs import OPTION_NAMES, Options, template
 from sluice.protocol.packing import pack_for_script
 from sluice.protocol.redis import urls
-from sluice.protocol.states import JobState
 from sluice.protocol.wire import (
-    ChoiceResult,
-    End,
     JobId,
-    JobOptions,
-    JobRecord,
-    JobResult,
-    JobSpec,
-    Message,
-    ResolvedOptions,
-    TokenLogprobs,
-    Usage,
     WireError,
     decode_entry,
     decode_events,
@@ -39,15 +28,10 @@ from sluice.protocol.wire import (
     decode_resolved,
     decode_result,
     decode_spec,
-    encode_entry,
-    encode_prompt,
-    encode_record,
-    encode_resolved,
-    encode_result,
-    encode_spec,
 )
 from sluice.worker.model.translate import read_spec
 from tests.fuzz import inputs
+from tests.protocol.wire_examples import golden_bytes
 
 Make = Callable[[random.Random], bytes]
 
@@ -62,43 +46,12 @@ class Target:
     """Errors that say what is wrong with the input."""
 
 
-SPECS = [
-    encode_spec(JobSpec()),
-    encode_spec(
-        JobSpec(
-            options=JobOptions(max_tokens=9, temperature=0.5, stop=("a", "é"), logit_bias={5: 1.5}, logprobs=2, n=2),
-            model="m", metadata={"custom_id": "1"}, callback_url="https://example.com/x", batch="b",
-        )
-    ),
-]  # fmt: skip
-PROMPTS = [
-    encode_prompt("Name three rivers."),
-    encode_prompt((1, 2, 70_000)),
-    encode_prompt((Message(role="user", content="hi", name="me"), Message(role="assistant", content="é"))),
-]
-_USAGE = Usage(prompt_tokens=3, output_tokens=2, cached_tokens=1)
-_LOGPROBS = (TokenLogprobs(chosen=-0.5, top=((1, -0.5), (2, -1.5))),)
-_DESCRIBED = (replace(_LOGPROBS[0], token=b"a", top_tokens=(b"a", b"\xf0"), offset=3),)
-ENTRIES = [
-    encode_entry(start=0, token_ids=(1,), text="a", time_ms=1, logprobs=_LOGPROBS),
-    encode_entry(start=0, token_ids=(1,), text="a", time_ms=1, logprobs=_DESCRIBED),
-    encode_entry(start=5, token_ids=(), text="", time_ms=1, end=End(state=JobState.DONE, usage=_USAGE)),
-]
-RESULTS = [
-    encode_result(
-        JobResult(choices=(ChoiceResult(text="ab", token_ids=(1, 2), finish_reason="stop"),), usage=_USAGE, model="m")
-    ),
-    encode_result(
-        JobResult(
-            choices=(ChoiceResult(text="a", token_ids=(1,), finish_reason="stop", logprobs=_DESCRIBED),), usage=_USAGE
-        )
-    ),
-]
-RESOLVED = ResolvedOptions(
-    max_tokens=9, temperature=0.5, top_p=0.9, top_k=5, min_p=0.0, repetition_penalty=1.1, end_token_ids=(2, 70000)
-)
-RECORDS = [encode_record(JobRecord(model="m", output_tokens=2, itl_p50_ms=1.5, resolved=RESOLVED))]
-_SUBMITTED = {"queue": "q", "priority": 1, "prompt_tokens": 3, "spec": SPECS[1], "seed": "7", "prompt": PROMPTS[0]}
+SPECS = golden_bytes(decode_spec)
+ENTRIES = golden_bytes(decode_entry)
+PROMPTS = golden_bytes(decode_prompt)
+RESULTS = golden_bytes(decode_result)
+RECORDS = golden_bytes(decode_record)
+_SUBMITTED = {"queue": "q", "priority": 1, "prompt_tokens": 3, "spec": SPECS[-1], "seed": "7", "prompt": PROMPTS[0]}
 _ENDED = {"state": "done", "epoch": 1, "attempt": 1, "incarnation": "w", "record": RECORDS[0], "result": RESULTS[0]}
 EVENTS = [
     pack_for_script([["submitted", "0.t.a", 1, 1_800_000_000_000, _SUBMITTED]]),
@@ -179,7 +132,7 @@ TARGETS: Mapping[str, Target] = {
     "stream_entry": Target(inputs.message(ENTRIES), _feed, (WireError,)),
     "result": Target(inputs.message(RESULTS), decode_result, (WireError,)),
     "record": Target(inputs.message(RECORDS), decode_record, (WireError,)),
-    "resolved": Target(inputs.message([encode_resolved(RESOLVED)]), decode_resolved, (WireError,)),
+    "resolved": Target(inputs.message(golden_bytes(decode_resolved)), decode_resolved, (WireError,)),
     "events": Target(inputs.message(EVENTS), decode_events, (WireError,)),
     "history": Target(inputs.message(EVENTS), _history, (WireError,)),
     "line": Target(inputs.line(LINES), _read_line, ()),
