@@ -1,15 +1,8 @@
 """Convert events of the outbox to rows of the history. Plain values: knows no Redis and no SQL.
 
 A job id may be used again once the queue has forgotten it, so a row belongs to a submission: a job id and its submit
-time. Events may arrive in any order, repeatedly, and through several recorders. So every other column belongs to one of
-four groups with a commutative and idempotent merge:
-
-    NEWEST      the values of the event with the highest version, empty ones included
-    SUBMITTED   the values of the `submitted` event
-    LEAST       the minimum
-    GREATEST    the maximum
-
-`merge` merges two rows in memory; `upserts` does the same in SQL.
+time. Events may arrive in any order, repeatedly, and through several recorders. So every other column belongs to a
+`Group` with a commutative and idempotent merge. `merge` merges two rows in memory; `upserts` does the same in SQL.
 """
 
 import base64
@@ -20,7 +13,9 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from sluice.history.results import result_columns
+from sluice.history.tables import Group, attempts, columns_of, jobs
 from sluice.protocol.job_ids import split_job_id
+from sluice.protocol.messages import Measure
 from sluice.protocol.states import JobState
 from sluice.protocol.wire import (
     JobId,
@@ -46,27 +41,12 @@ Submission = tuple[JobId, int]
 
 EventFields = Mapping[str, bytes | int | None]
 
-NEWEST: tuple[str, ...] = (
-    "version", "state", "reason", "error", "error_code", "worker", "finished_ms", "model", "fingerprint",
-    "prompt_tokens", "cached_tokens", "output_tokens", "resumed_tokens", "preemptions", "scheduled_ms",
-    "first_token_ms", "last_token_ms", "itl_p50_s", "itl_p99_s", "itl_max_s", "sampling", "exactness",
-)  # fmt: skip
-SUBMITTED: tuple[str, ...] = (
-    "priority", "choices", "estimated_prompt_tokens", "reserved_tokens", "seed", "batch", "not_before_ms",
-    "deadline_ms", "ttl_ms", "traceparent", "options", "metadata", "prompt_sha256", "prompt", "asked",
-    "custom_id", "line", "endpoint",
-)  # fmt: skip
-LEAST: tuple[str, ...] = ("pulled_ms",)
-GREATEST: tuple[str, ...] = ("attempts", "record_error")
-
+NEWEST, SUBMITTED = columns_of(jobs, Group.NEWEST), columns_of(jobs, Group.SUBMITTED)
+LEAST, GREATEST = columns_of(jobs, Group.LEAST), columns_of(jobs, Group.GREATEST)
 IDENTITY: tuple[str, ...] = ("id", "queue", "partition", "tenant", "submitted_ms")
 
 ATTEMPT_KEY: tuple[str, ...] = ("job_id", "submitted_ms", "epoch")
-STARTED_ATTEMPT: tuple[str, ...] = ("attempt", "incarnation", "started_ms")
-ENDED_ATTEMPT: tuple[str, ...] = (
-    "end_version", "ended_ms", "outcome", "why", "gap_s", "seen_ms", "preempted_s", "preemption_times",
-)  # fmt: skip
-"""Columns of an attempt's end. The first end wins: a requeue of a failed job does not change how its attempt ended."""
+STARTED_ATTEMPT, ENDED_ATTEMPT = columns_of(attempts, Group.STARTED), columns_of(attempts, Group.ENDED)
 
 
 @dataclass(slots=True, eq=False)
@@ -275,35 +255,19 @@ def _message(fields: dict[str, object]) -> dict[str, object]:
 
 
 def _record_columns(record: JobRecord) -> Row:
-    columns: Row = {
-        "model": record.model,
-        "fingerprint": record.fingerprint,
-        "prompt_tokens": record.prompt_tokens,
-        "cached_tokens": record.cached_tokens,
-        "output_tokens": record.output_tokens,
-        "resumed_tokens": record.resumed_tokens,
-        "preemptions": record.preemptions,
-        "itl_p50_s": _seconds(record.itl_p50_ms),
-        "itl_p99_s": _seconds(record.itl_p99_ms),
-        "itl_max_s": _seconds(record.itl_max_ms),
-        "sampling": None if record.resolved is None else _sampling(record.resolved),
-        "exactness": record.exactness,
-    }
-    also = {
-        "worker": record.worker,
-        "reason": record.finish_reason,
-        "scheduled_ms": record.first_scheduled_ms,
-        "first_token_ms": record.first_token_ms,
-        "last_token_ms": record.last_token_ms,
-        "gap_s": _seconds(record.gap_ms),
-        "preempted_s": _seconds(record.preempted_ms) if record.preemption_times else None,
-        "preemption_times": [list(one) for one in record.preemption_times] or None,
-    }
-    return columns | {name: value for name, value in also.items() if value is not None}
+    """Return the columns of a record, those of the attempt too. A value that was not taken leaves the event's."""
+    columns = {measure.column: _column(name, measure, getattr(record, name)) for name, measure in _MEASURES.items()}
+    if not record.preemption_times:
+        columns["preempted_s"] = None
+    return {name: value for name, value in columns.items() if value is not None}
 
 
-def _sampling(resolved: ResolvedOptions) -> Row:
-    return {name: getattr(resolved, name) for name in _RESOLVED}
+def _column(name: str, measure: Measure, value: object) -> object:
+    if isinstance(value, ResolvedOptions):
+        return asdict(value)
+    if isinstance(value, int | float) and name.endswith("_ms") and measure.column.endswith("_s"):
+        return value / 1000
+    return None if value == () else value
 
 
 def _read_result(change: JobChange, row: Row, event: OutboxEvent) -> None:
@@ -339,8 +303,8 @@ def _read_into(row: Row, data: bytes | int | None, read: Callable[[bytes], Row])
 
 _NOTHING_YET = -1
 _OPTIONS = tuple(option.name for option in fields(JobOptions))
-_RESOLVED = tuple(option.name for option in fields(ResolvedOptions))
-_MEASURED_OF_ATTEMPT = ("gap_s", "preempted_s", "preemption_times")
+_MEASURES: Mapping[str, Measure] = {one.name: one.metadata[Measure] for one in fields(JobRecord)}
+_MEASURED_OF_ATTEMPT = tuple(one.column for one in _MEASURES.values() if one.table == "attempts")
 _BLANK: Row = {**dict.fromkeys((*NEWEST, *SUBMITTED, *LEAST, *GREATEST))}
 _BLANK_ATTEMPT: Row = {**dict.fromkeys((*STARTED_ATTEMPT, *ENDED_ATTEMPT))}
 

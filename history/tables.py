@@ -5,14 +5,21 @@
 Times are integer milliseconds of the server's wall clock (`_ms`), durations are seconds (`_s`). The database computes
 durations from times, so a row is correct in whatever order its parts arrive. There are no foreign keys.
 
+What workers measure is declared by `JobRecord`; columns that others set, here.
+
 Each table, view (`views.py`) and column has a comment. `worker migrate` stores the comments in PostgreSQL, and
 `python -m tools.history_pages` writes them into docs/reference/history.md.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from enum import Enum
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
+
+from sluice.protocol.messages import JobRecord, Measure
 
 metadata = sa.MetaData()
 """Tables. Alembic compares the database with these."""
@@ -25,10 +32,54 @@ HOUR_MS = 3_600_000
 Json = sa.JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
 Ms = sa.BigInteger
 Count = sa.BigInteger
+AnyColumn = sa.Column[Any]  # Any: of several types
 
 
-def _seconds(later: str, earlier: str) -> sa.Computed:
-    return sa.Computed(f"({later} - {earlier}) / 1000.0", persisted=True)
+class Group(Enum):
+    """When columns are set. `rows.merge` and `upserts` merge each group in one way, whatever the order of events."""
+
+    NEWEST = "newest event"
+    """The values of the event with the highest version, empty ones included."""
+
+    SUBMITTED = "submit"
+    LEAST = "least seen"
+    GREATEST = "greatest seen"
+    STARTED = "start"
+    ENDED = "end"
+    """The values of an attempt's first end: a requeue of a failed job does not change how its attempt ended."""
+
+
+def columns_of(table: sa.Table, group: Group) -> tuple[str, ...]:
+    """Return the names of the columns of a group."""
+    return tuple(column.name for column in table.columns if column.info.get(Group) is group)
+
+
+def columns_in(view: str) -> tuple[str, ...]:
+    """Return the names of the columns of `jobs` that a view shows, besides those that its query names."""
+    return tuple(column.name for column in jobs.columns if column.info.get("view") == view)
+
+
+def _grouped(group: Group, *columns: AnyColumn) -> tuple[AnyColumn, ...]:
+    for column in columns:
+        column.info[Group] = group
+    return columns
+
+
+def _measured(table: str) -> Iterator[AnyColumn]:
+    """Yield the columns of what workers measure."""
+    kinds: dict[object, Any] = {int: Count, int | None: Count, str | None: sa.Text}  # Any: types of SQL
+    for one in fields(JobRecord):
+        measure: Measure = one.metadata[Measure]
+        if measure.table != table:
+            continue
+        kind = sa.Double if measure.column.endswith("_s") else kinds.get(one.type, Json)
+        kind = sa.Integer if measure.bits == 32 else kind
+        yield sa.Column(measure.column, kind, comment=measure.meaning, info={"view": measure.view, "is_measured": True})
+
+
+def _seconds(name: str, later: str, earlier: str, comment: str) -> AnyColumn:
+    computed = sa.Computed(f"({later} - {earlier}) / 1000.0", persisted=True)
+    return sa.Column(name, sa.Double, computed, comment=comment, info={"view": "hourly_latency"})
 
 
 TPOT_SQL = (
@@ -53,72 +104,66 @@ jobs = sa.Table(
         Ms,
         primary_key=True,
         comment="when it was submitted; with the id the key: an id may be used again",
+        info={"view": "job_times"},
     ),
-    # From the newest event: the group of columns that is updated together with `version`.
-    sa.Column("version", sa.BigInteger, nullable=False, comment="of the newest event; raised at each change of state"),
-    sa.Column("state", sa.Text, nullable=False, comment="queued, running, done, failed, cancelled or expired"),
-    sa.Column("reason", sa.Text, comment="stop or length when done; else why it was cancelled, expired or returned"),
-    sa.Column("error", sa.Text, comment="why it failed, as a sentence; of the last attempt while it waits for a retry"),
-    sa.Column("error_code", sa.Text, comment="the same as a constant word for programs"),
-    sa.Column("worker", sa.Text, comment="host and process of the owner, or its incarnation"),
-    sa.Column("finished_ms", Ms, comment="when its end was on the channel"),
-    sa.Column("model", sa.Text, comment="of the worker that ended it, also by a refusal"),
-    sa.Column("fingerprint", sa.Text, comment="of weights, tokenizer, template, dtype and noise"),
-    sa.Column(
-        "prompt_tokens", Count, comment="exact, once it has ended; none if it was never scheduled: nothing was computed"
+    *_grouped(Group.LEAST, sa.Column("pulled_ms", Ms, comment="first pulled by a worker", info={"view": "job_times"})),
+    *_grouped(
+        Group.GREATEST,
+        sa.Column("attempts", sa.Integer, comment="how often it was started"),
+        sa.Column("record_error", sa.Text, comment="why a part of this row, or its result, is missing or was cleaned"),
     ),
-    sa.Column("cached_tokens", Count, comment="prompt tokens found in the prefix cache"),
-    sa.Column("output_tokens", Count, comment="of all choices"),
-    sa.Column("resumed_tokens", Count, comment="tokens taken over from an earlier attempt"),
+    _seconds("queue_s", "scheduled_ms", "submitted_ms", "from submit to first scheduled"),
+    _seconds("ttft_s", "first_token_ms", "submitted_ms", "from submit to first token on the channel"),
     sa.Column(
-        "preemptions", sa.Integer, comment="how often its last attempt had to wait for blocks after it had begun"
-    ),
-    sa.Column("scheduled_ms", Ms, comment="first scheduled by an engine"),
-    sa.Column("first_token_ms", Ms, comment="first token on the channel"),
-    sa.Column("last_token_ms", Ms, comment="last token computed; none if the last attempt computed none"),
-    sa.Column("itl_p50_s", sa.Double, comment="median gap between two tokens of this job"),
-    sa.Column("itl_p99_s", sa.Double, comment="99th percentile of these gaps"),
-    sa.Column("itl_max_s", sa.Double, comment="longest wait of a reader, with takeovers, outages and preemption"),
-    sa.Column("sampling", Json, comment="values of options that a model may state, as used; and its end tokens"),
-    sa.Column("exactness", sa.Text, comment="undisturbed, same_fingerprint or other_fingerprint"),
-    # From the submit: written once.
-    sa.Column("priority", sa.Integer, comment="its class; a higher one goes first"),
-    sa.Column("choices", sa.Integer, comment="n: completions asked for"),
-    sa.Column("estimated_prompt_tokens", Count, comment="as counted at submit"),
-    sa.Column("reserved_tokens", Count, comment="reserved for it at submit; what it cost is in job_costs"),
-    sa.Column("seed", sa.Text, comment="of its noise: unsigned, 64 bit, decimal"),
-    sa.Column("batch", sa.Text, comment="name that it was submitted under with others"),
-    sa.Column("not_before_ms", Ms, comment="no worker starts it earlier"),
-    sa.Column("deadline_ms", Ms, comment="it expires then, running or not"),
-    sa.Column("ttl_ms", Ms, comment="it expires then unless a worker has started it"),
-    sa.Column("traceparent", sa.Text, comment="W3C trace context of its submit"),
-    sa.Column("options", Json, comment="of its generation, as submitted"),
-    sa.Column("metadata", Json, comment="pairs of text that its producer gave"),
-    sa.Column("prompt_sha256", sa.Text, comment="hex; where the history keeps prompts or their hash"),
-    sa.Column("prompt", sa.Text, comment="text; JSON of messages or token ids; only where the history keeps prompts"),
-    sa.Column("asked", Json, comment="{prompt, spec, digest}: what it takes to submit it again; only with its prompt"),
-    sa.Column("custom_id", sa.Text, comment="of its line in a bulk file; line-N if the line has none"),
-    sa.Column("line", sa.BigInteger, comment="number of that line, from 1"),
-    sa.Column("endpoint", sa.Text, comment="of that line: the response format of its export"),
-    # Independent of the order of events: the least or the greatest value seen.
-    sa.Column("pulled_ms", Ms, comment="first pulled by a worker"),
-    sa.Column("attempts", sa.Integer, comment="how often it was started"),
-    # Written by the history itself.
-    sa.Column("record_error", sa.Text, comment="why a part of this row, or its result, is missing or was cleaned"),
-    sa.Column("deleted_ms", Ms, comment="its data was deleted on request; nothing is written here any more"),
-    # Computed by the database.
-    sa.Column("queue_s", sa.Double, _seconds("scheduled_ms", "submitted_ms"), comment="from submit to first scheduled"),
-    sa.Column(
-        "ttft_s",
+        "tpot_s",
         sa.Double,
-        _seconds("first_token_ms", "submitted_ms"),
-        comment="from submit to first token on the channel",
+        sa.Computed(TPOT_SQL, persisted=True),
+        comment="time of each token after the first",
+        info={"view": "hourly_latency"},
     ),
-    sa.Column("e2e_s", sa.Double, _seconds("finished_ms", "submitted_ms"), comment="from submit to end on the channel"),
-    sa.Column("tpot_s", sa.Double, sa.Computed(TPOT_SQL, persisted=True), comment="time of each token after the first"),
+    *_grouped(
+        Group.NEWEST,
+        sa.Column(
+            "version", sa.BigInteger, nullable=False, comment="of the newest event; raised at each change of state"
+        ),
+        sa.Column("state", sa.Text, nullable=False, comment="queued, running, done, failed, cancelled or expired"),
+        sa.Column(
+            "error", sa.Text, comment="why it failed, as a sentence; of the last attempt while it waits for a retry"
+        ),
+        sa.Column("error_code", sa.Text, comment="the same as a constant word for programs"),
+        *_measured("jobs"),
+        sa.Column("finished_ms", Ms, comment="when its end was on the channel", info={"view": "job_times"}),
+    ),
+    _seconds("e2e_s", "finished_ms", "submitted_ms", "from submit to end on the channel"),
     sa.Column(
         "finished_hour_ms", Ms, sa.Computed(HOUR_SQL, persisted=True), comment="begin of the hour of finished_ms"
     ),
+    *_grouped(
+        Group.SUBMITTED,
+        sa.Column("priority", sa.Integer, comment="its class; a higher one goes first"),
+        sa.Column("choices", sa.Integer, comment="n: completions asked for"),
+        sa.Column("estimated_prompt_tokens", Count, comment="as counted at submit"),
+        sa.Column("reserved_tokens", Count, comment="reserved for it at submit; what it cost is in job_costs"),
+        sa.Column("seed", sa.Text, comment="of its noise: unsigned, 64 bit, decimal"),
+        sa.Column("batch", sa.Text, comment="name that it was submitted under with others"),
+        sa.Column("not_before_ms", Ms, comment="no worker starts it earlier"),
+        sa.Column("deadline_ms", Ms, comment="it expires then, running or not"),
+        sa.Column("ttl_ms", Ms, comment="it expires then unless a worker has started it"),
+        sa.Column("traceparent", sa.Text, comment="W3C trace context of its submit"),
+        sa.Column("options", Json, comment="of its generation, as submitted"),
+        sa.Column("metadata", Json, comment="pairs of text that its producer gave"),
+        sa.Column("prompt_sha256", sa.Text, comment="hex; where the history keeps prompts or their hash"),
+        sa.Column(
+            "prompt", sa.Text, comment="text; JSON of messages or token ids; only where the history keeps prompts"
+        ),
+        sa.Column(
+            "asked", Json, comment="{prompt, spec, digest}: what it takes to submit it again; only with its prompt"
+        ),
+        sa.Column("custom_id", sa.Text, comment="of its line in a bulk file; line-N if the line has none"),
+        sa.Column("line", sa.BigInteger, comment="number of that line, from 1"),
+        sa.Column("endpoint", sa.Text, comment="of that line: the response format of its export"),
+    ),
+    sa.Column("deleted_ms", Ms, comment="its data was deleted on request; nothing is written here any more"),
     sa.Index("jobs_by_state", "state", "submitted_ms"),
     sa.Index("jobs_by_tenant", "tenant", "submitted_ms"),
     sa.Index("jobs_by_queue", "queue", "submitted_ms"),
@@ -146,17 +191,23 @@ attempts = sa.Table(
     sa.Column("job_id", sa.Text, primary_key=True, comment="of the job"),
     sa.Column("submitted_ms", Ms, primary_key=True, comment="when the job was submitted"),
     sa.Column("epoch", sa.BigInteger, primary_key=True, comment="fencing number of the claim"),
-    sa.Column("attempt", sa.Integer, comment="counted from 1"),
-    sa.Column("incarnation", sa.Text, comment="the start of a worker process that had it"),
-    sa.Column("started_ms", Ms, comment="when a worker pulled it"),
-    sa.Column("ended_ms", Ms, comment="when the attempt ended"),
-    sa.Column("outcome", sa.Text, comment="done, failed, cancelled, expired or returned; none while it runs"),
-    sa.Column("why", sa.Text, comment="why it was returned, or the error code"),
-    sa.Column("gap_s", sa.Double, comment="longest wait of a reader in it, from the last token of the one before"),
-    sa.Column("seen_ms", Ms, comment="last heartbeat of its worker, if that died"),
-    sa.Column("preempted_s", sa.Double, comment="the waits of all its preemptions"),
-    sa.Column("preemption_times", Json, comment="of its first 16: [[ms from started_ms, ms until it ran again]]"),
-    sa.Column("end_version", sa.BigInteger, comment="the job's version at this end; the first end of a claim stands"),
+    *_grouped(
+        Group.STARTED,
+        sa.Column("attempt", sa.Integer, comment="counted from 1"),
+        sa.Column("incarnation", sa.Text, comment="the start of a worker process that had it"),
+        sa.Column("started_ms", Ms, comment="when a worker pulled it"),
+    ),
+    *_grouped(
+        Group.ENDED,
+        sa.Column("ended_ms", Ms, comment="when the attempt ended"),
+        sa.Column("outcome", sa.Text, comment="done, failed, cancelled, expired or returned; none while it runs"),
+        sa.Column("why", sa.Text, comment="why it was returned, or the error code"),
+        *_measured("attempts"),
+        sa.Column("seen_ms", Ms, comment="last heartbeat of its worker, if that died"),
+        sa.Column(
+            "end_version", sa.BigInteger, comment="the job's version at this end; the first end of a claim stands"
+        ),
+    ),
     sa.Index("attempts_by_incarnation", "incarnation", "started_ms"),
     comment="one row per claim of a job by a worker",
 )

@@ -2,12 +2,12 @@
 
 import sqlalchemy as sa
 
-from sluice.history.tables import Count, Ms
+from sluice.history.tables import Count, Ms, columns_in, jobs
 
 views = sa.MetaData()
 """Declared for reading only: `queries` has their SQL."""
 
-METRICS = ("queue_s", "ttft_s", "tpot_s", "itl_p50_s", "itl_p99_s", "e2e_s")
+METRICS = columns_in("hourly_latency")
 """The durations of a job whose distribution is shown."""
 
 PERCENTILES = (50, 90, 95, 99)
@@ -17,7 +17,7 @@ hourly_latency = sa.Table(
     views,
     sa.Column("hour_ms", Ms, comment="begin of the hour in which they ended"),
     sa.Column("queue", sa.Text, comment="of the jobs"),
-    sa.Column("metric", sa.Text, comment="queue_s, ttft_s, tpot_s, itl_p50_s, itl_p99_s or e2e_s"),
+    sa.Column("metric", sa.Text, comment=f"{', '.join(METRICS[:-1])} or {METRICS[-1]}"),
     sa.Column("jobs", Count, comment="done in this hour, with this metric"),
     sa.Column("mean_s", sa.Double, comment="mean"),
     sa.Column("p50_s", sa.Double, comment="median"),
@@ -45,15 +45,11 @@ hourly_goodput = sa.Table(
 job_times = sa.Table(
     "job_times",
     views,
-    sa.Column("id", sa.Text, comment="of the job"),
-    sa.Column("queue", sa.Text, comment="of the job"),
-    sa.Column("tenant", sa.Text, comment="of the job"),
-    sa.Column("state", sa.Text, comment="of the job"),
-    sa.Column("submitted_at", sa.Text, comment="submit"),
-    sa.Column("pulled_at", sa.Text, comment="first pulled by a worker"),
-    sa.Column("scheduled_at", sa.Text, comment="first scheduled by an engine"),
-    sa.Column("first_token_at", sa.Text, comment="first token on the channel"),
-    sa.Column("finished_at", sa.Text, comment="end on the channel"),
+    *(sa.Column(name, sa.Text, comment="of the job") for name in ("id", "queue", "tenant", "state")),
+    *(
+        sa.Column(f"{name.removesuffix('_ms')}_at", sa.Text, comment=str(jobs.c[name].comment).split(";")[0])
+        for name in columns_in("job_times")
+    ),
     comment="the times of a job as text: UTC, ISO 8601, milliseconds",
 )
 
@@ -208,8 +204,8 @@ def _iso(ms: str, *, is_sqlite: bool) -> str:
 
 
 def _job_times(*, is_sqlite: bool) -> str:
-    moments = [column.name[:-3] for column in job_times.columns if column.name.endswith("_at")]
-    columns = ", ".join(f"{_iso(f'{moment}_ms', is_sqlite=is_sqlite)} AS {moment}_at" for moment in moments)
+    times = columns_in("job_times")
+    columns = ", ".join(f"{_iso(name, is_sqlite=is_sqlite)} AS {name.removesuffix('_ms')}_at" for name in times)
     return f"SELECT id, queue, tenant, state, {columns} FROM jobs"
 
 

@@ -347,38 +347,77 @@ class JobResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """How the history shows a measurement; in the metadata of its field of `JobRecord`."""
+
+    column: str
+    """A column in seconds (`_s`) has the milliseconds of a field `_ms`."""
+
+    meaning: str
+    """The column's comment."""
+
+    table: Literal["jobs", "attempts"] = "jobs"
+    view: str | None = None
+    """The view that shows it beside its table."""
+
+    bits: int = 64
+    """Of a whole number."""
+
+
+def _measured(column: str, meaning: str, *, default: object = None, **shown: Any) -> Any:  # noqa: ANN401
+    # Any: the field's annotation has the type of its default, and `Measure` the types of the rest.
+    return field(default=default, metadata={Measure: Measure(column=column, meaning=meaning, **shown)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
-    """Measurements of a job for its history row. Times are wall-clock milliseconds of the server."""
+    """Measurements of a job, which its worker sends with its end. Times are wall-clock milliseconds of the server.
 
-    model: str | None = None
-    fingerprint: str | None = None
-    worker: str | None = None
-    """Host and process of the last owner."""
+    This is their one declaration: columns, comments and upserts of the history, its views and its page follow from it.
+    """
 
-    finish_reason: str | None = None
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    output_tokens: int | None = None
-    resumed_tokens: int = 0
-    preemptions: int = 0
-    preempted_ms: int = 0
-    preemption_times: tuple[tuple[int, int | None], ...] = ()  # ms from the attempt's start, ms until it ran again
-    first_scheduled_ms: int | None = None
-    first_token_ms: int | None = None
-    last_token_ms: int | None = None
-    """When the engine had computed it; the end is published after that."""
-
-    itl_p50_ms: float | None = None
-    itl_p99_ms: float | None = None
-    itl_max_ms: float | None = None
-    """What a reader sees: it includes takeovers and outages, in which tokens were late."""
-
-    gap_ms: float | None = None
-    """The same for the last attempt alone, with the time since the last token of the one before."""
-
-    resolved: ResolvedOptions | None = None
-    exactness: str | None = None
-    """Exactness of a resumed job: `undisturbed`, `same_fingerprint` or `other_fingerprint`."""
+    model: str | None = _measured("model", "of the worker that ended it, also by a refusal")
+    fingerprint: str | None = _measured("fingerprint", "of weights, tokenizer, template, dtype and noise")
+    worker: str | None = _measured("worker", "host and process of the owner, or its incarnation")
+    finish_reason: str | None = _measured(
+        "reason", "stop or length when done; else why it was cancelled, expired or returned"
+    )
+    prompt_tokens: int | None = _measured(
+        "prompt_tokens",
+        "exact, once it has ended; none if it was never scheduled: nothing was computed",
+    )
+    cached_tokens: int | None = _measured("cached_tokens", "prompt tokens found in the prefix cache")
+    output_tokens: int | None = _measured("output_tokens", "of all choices")
+    resumed_tokens: int = _measured("resumed_tokens", "tokens taken over from an earlier attempt", default=0)
+    preemptions: int = _measured(
+        "preemptions", "how often its last attempt had to wait for blocks after it had begun", default=0, bits=32
+    )
+    preempted_ms: int = _measured("preempted_s", "the waits of all its preemptions", default=0, table="attempts")
+    preemption_times: tuple[tuple[int, int | None], ...] = _measured(
+        "preemption_times",
+        "of its first 16: [[ms from started_ms, ms until it ran again]]",
+        default=(),
+        table="attempts",
+    )
+    first_scheduled_ms: int | None = _measured("scheduled_ms", "first scheduled by an engine", view="job_times")
+    first_token_ms: int | None = _measured("first_token_ms", "first token on the channel", view="job_times")
+    last_token_ms: int | None = _measured(
+        "last_token_ms", "last token computed; none if the last attempt computed none"
+    )
+    itl_p50_ms: float | None = _measured(
+        "itl_p50_s", "median gap between two tokens of this job", view="hourly_latency"
+    )
+    itl_p99_ms: float | None = _measured("itl_p99_s", "99th percentile of these gaps", view="hourly_latency")
+    itl_max_ms: float | None = _measured(
+        "itl_max_s", "longest wait of a reader, with takeovers, outages and preemption"
+    )
+    gap_ms: float | None = _measured(
+        "gap_s", "longest wait of a reader in it, from the last token of the one before", table="attempts"
+    )
+    resolved: ResolvedOptions | None = _measured(  # noqa: RUF009  # a field, as the others
+        "sampling", "values of options that a model may state, as used; and its end tokens"
+    )
+    exactness: str | None = _measured("exactness", "undisturbed, same_fingerprint or other_fingerprint")
 
 
 EventKind = Literal["submitted", "started", "returned", "ended"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from sluice.history.database_urls import POSTGRES_OPTIONS
-from sluice.history.tables import metadata
+from sluice.history.tables import Group, metadata
 from sluice.history.views import views
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "history.md"
@@ -37,11 +37,22 @@ def _options() -> Iterator[str]:
 
 def _columns(declared: sa.MetaData) -> Iterator[str]:
     for table in declared.tables.values():
-        yield f"### `{table.name}`\n\n{_sentence(table.comment)}.\n\n| column | type | meaning |\n|---|---|---|"
+        has_groups = any(Group in column.info for column in table.columns)
+        head = "| column | type | set by | meaning |" if has_groups else "| column | type | meaning |"
+        yield f"### `{table.name}`\n\n{_sentence(table.comment)}.\n\n{head}\n{re.sub('[^|]+', '---', head)}"
         for column in table.columns:
             key = "key: " if column.primary_key else ""
-            yield f"| `{column.name}` | {_type(column)} | {key}{_escaped(column.comment)} |"
+            set_by = f" {_set_by(column)} |" if has_groups else ""
+            yield f"| `{column.name}` | {_type(column)} |{set_by} {key}{_escaped(column.comment)} |"
         yield ""
+
+
+def _set_by(column: "sa.Column[object]") -> str:
+    if column.info.get("is_measured"):
+        return "end"
+    if (group := column.info.get(Group)) is not None:
+        return group.value
+    return "computed" if column.computed is not None else "deletion" if column.nullable else "any event"
 
 
 def _type(column: "sa.Column[object]") -> str:

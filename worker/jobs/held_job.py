@@ -15,7 +15,7 @@ final state that the queue asks for, is set at most once by `flag`; `was_admitte
 `add_output` takes the lock only with the first output, and reads `generating` without it afterwards. Another thread may
 return or release the job meanwhile. The output is then dropped later: only active jobs are published.
 
-One thread at a time writes outputs and measures: the preparation thread before `admit`, the exchange thread after it.
+One thread at a time writes outputs and the record: the preparation thread before `admit`, the exchange thread after it.
 Other modules call methods and read properties; none of them assigns a field. No I/O, no clock.
 """
 
@@ -30,11 +30,11 @@ from sluice.engine.request import MAX_PREEMPTIONS, Finish, FinishReason, Request
 from sluice.protocol.calls import LeasedJob, Progress
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.states import JobState
-from sluice.protocol.wire import End, JobId, JobSpec
+from sluice.protocol.wire import End, JobId, JobRecord, JobSpec
 from sluice.worker.errors import INVALID_REQUEST
 from sluice.worker.jobs.channel import ChannelOutput
 from sluice.worker.jobs.reader_waits import ReaderWaits
-from sluice.worker.jobs.results import JobMeasures, resolved_of, usage_of
+from sluice.worker.jobs.results import resolved_of, usage_of
 
 _numbers = count(1)
 _has_updates = attrgetter("has_updates")
@@ -71,7 +71,7 @@ _ACTIVE = _UNSTARTED | {_GENERATING}
 
 
 class HeldJob:
-    """One leased job with its outputs and measures. Changes only by its own methods."""
+    """One leased job with its outputs and its record. Changes only by its own methods."""
 
     __slots__ = (
         "_choices",
@@ -80,7 +80,8 @@ class HeldJob:
         "_keys",
         "_leased",
         "_lock",
-        "_measures",
+        "_num_prompt_tokens",
+        "_record",
         "_reported_gap_s",
         "_request_id",
         "_spec",
@@ -109,10 +110,9 @@ class HeldJob:
         self._reported_gap_s = 0.0
         self._is_streamed = spec is not None and spec.stream
         self._request_id = f"{leased.id}#{leased.epoch}.{next(_numbers)}"
-        self._measures = JobMeasures(
-            prompt_tokens=leased.prompt_tokens,
-            first_scheduled_ms=leased.first_scheduled_ms,
-            first_token_ms=leased.first_token_ms,
+        self._num_prompt_tokens = leased.prompt_tokens
+        self._record = JobRecord(
+            cached_tokens=0, first_scheduled_ms=leased.first_scheduled_ms, first_token_ms=leased.first_token_ms
         )
         self._choices = [
             ChannelOutput(published=offset, has_end=ended, waits=ReaderWaits(is_streamed=self._is_streamed))
@@ -218,13 +218,12 @@ class HeldJob:
 
     def record_resumption(self, exactness: str) -> None:
         """Store how exactly the output continues, and how many of its tokens earlier attempts generated."""
-        self._measures.resumed_tokens = self.num_published
-        self._measures.exactness = exactness
+        self._record = replace(self._record, resumed_tokens=self.num_published, exactness=exactness)
 
     def record_translation(self, request: Request) -> None:
         """Store the engine's request, and release the bytes of a long prompt: the engine has its tokens."""
-        self._measures.prompt_tokens = len(request.prompt_token_ids)
-        self._measures.resolved = resolved_of(request.sampling)
+        self._num_prompt_tokens = len(request.prompt_token_ids)
+        self._record = replace(self._record, resolved=resolved_of(request.sampling))
         if len(self._leased.payload) > FORGET_PROMPT_BYTES:
             self._leased = replace(self._leased, payload=b"")
 
@@ -247,7 +246,7 @@ class HeldJob:
         Returns:
             Whether the choice should be published: it is streamed, has ended, or reached a checkpoint.
         """
-        is_first = self._measures.first_token_ms is None
+        is_first = self._record.first_token_ms is None
         if self._state is not _GENERATING:
             if not self._begin():
                 return False
@@ -269,33 +268,37 @@ class HeldJob:
             return self._state is _GENERATING
 
     def _measure(self, delta: TokenDelta, now_s: float, now_ms: int) -> None:
-        measures, stats = self._measures, delta.stats
+        record, stats = self._record, delta.stats
         if delta.token_ids:
-            measures.last_token_ms = now_ms
-            if measures.first_token_ms is None:
-                measures.first_token_ms = now_ms
-        if measures.first_scheduled_ms is None and stats.first_scheduled_s is not None:
-            measures.first_scheduled_ms = now_ms - int((now_s - stats.first_scheduled_s) * 1000)
+            first_ms = now_ms if record.first_token_ms is None else record.first_token_ms
+            record = replace(record, first_token_ms=first_ms, last_token_ms=now_ms)
+        if record.first_scheduled_ms is None and stats.first_scheduled_s is not None:
+            scheduled_ms = now_ms - int((now_s - stats.first_scheduled_s) * 1000)
+            record = replace(record, first_scheduled_ms=scheduled_ms)
         if delta.finish is not None:
             if stats.num_preemptions:
-                self._add_preemptions(stats, now_s, now_ms)
-            measures.cached_tokens = max(measures.cached_tokens, stats.num_cached_tokens)
+                record = self._with_preemptions(record, stats, now_s, now_ms)
+            record = replace(record, cached_tokens=max(record.cached_tokens or 0, stats.num_cached_tokens))
+        self._record = record
 
-    def _add_preemptions(self, stats: SequenceStats, now_s: float, now_ms: int) -> None:
+    def _with_preemptions(self, record: JobRecord, stats: SequenceStats, now_s: float, now_ms: int) -> JobRecord:
         """Add those of a choice that has ended. Their times are from the start of this attempt."""
-        measures, preemptions = self._measures, stats.preemptions
+        preemptions = stats.preemptions
         now_ms -= self._leased.pulled_ms
-        some: list[tuple[int, int | None]] = list(measures.preemption_times)
+        some: list[tuple[int, int | None]] = list(record.preemption_times)
         for begin_s, end_s in preemptions.ended:
             some.append((now_ms - _ms(now_s - begin_s), _ms(end_s - begin_s)))
         if preemptions.since_s is not None:
             some.append((now_ms - _ms(now_s - preemptions.since_s), None))
-        measures.preemptions += stats.num_preemptions
-        measures.preempted_ms += _ms(preemptions.waited_s)
-        measures.preemption_times = tuple(sorted(some, key=lambda one: one[0])[:MAX_PREEMPTIONS])
+        return replace(
+            record,
+            preemptions=record.preemptions + stats.num_preemptions,
+            preempted_ms=record.preempted_ms + _ms(preemptions.waited_s),
+            preemption_times=tuple(sorted(some, key=lambda one: one[0])[:MAX_PREEMPTIONS]),
+        )
 
     def _end_of(self, finish: Finish) -> End:
-        usage = usage_of(self._measures, self._choices)
+        usage = usage_of(self.record, self._choices)
         match finish.reason:
             case FinishReason.STOP | FinishReason.LENGTH:
                 return End(state=JobState.DONE, finish_reason=finish.reason.value, usage=usage)
@@ -335,9 +338,15 @@ class HeldJob:
         return self._choices
 
     @property
-    def measures(self) -> JobMeasures:
-        """Its counts and times. To read."""
-        return self._measures
+    def num_prompt_tokens(self) -> int:
+        """Tokens of its prompt; before its translation, the estimate of its submit."""
+        return self._num_prompt_tokens
+
+    @property
+    def record(self) -> JobRecord:
+        """What is measured so far. One that was never scheduled has no prompt tokens: it cost nothing."""
+        is_scheduled = self._record.first_scheduled_ms is not None or self._record.first_token_ms is not None
+        return replace(self._record, prompt_tokens=self._num_prompt_tokens) if is_scheduled else self._record
 
     @property
     def is_announced(self) -> bool:
@@ -358,7 +367,7 @@ class HeldJob:
     def used_tokens(self) -> int:
         """Tokens of its reservation that are used up: the prompt and the output, once there is any output."""
         output = sum(len(choice.token_ids) for choice in self._choices)
-        return min(self._leased.cost, self._measures.prompt_tokens + output) if output else 0
+        return min(self._leased.cost, self._num_prompt_tokens + output) if output else 0
 
     @property
     def has_ended(self) -> bool:

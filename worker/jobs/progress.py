@@ -76,14 +76,14 @@ def _progress(
 
 def _announced(progress: Progress, job: HeldJob, origin: Origin, now_s: float) -> Progress:
     """Add what the queue learns once per attempt, and again after a long gap."""
-    gap_ms, resolved = longest_gap_ms(job.choices, now_s), job.measures.resolved
+    gap_ms, record = longest_gap_ms(job.choices, now_s), job.record
     return progress._replace(
-        first_scheduled_ms=job.measures.first_scheduled_ms,
-        first_token_ms=job.measures.first_token_ms,
-        prompt_tokens=job.measures.prompt_tokens,
+        first_scheduled_ms=record.first_scheduled_ms,
+        first_token_ms=record.first_token_ms,
+        prompt_tokens=job.num_prompt_tokens,
         fingerprint=origin.fingerprint if job.was_admitted else None,
         gap_ms=None if gap_ms is None else round(gap_ms),
-        resolved=None if resolved is None else encode_resolved(resolved),
+        resolved=None if record.resolved is None else encode_resolved(record.resolved),
     )
 
 
@@ -126,11 +126,11 @@ class _Summary(NamedTuple):
 
 
 def _summary_of(job: HeldJob, origin: Origin, now_s: float) -> _Summary:
-    record = record_of(origin, job.measures, job.choices, finish_reason=None, now_s=now_s)
+    record = record_of(origin, job.record, job.choices, finish_reason=None, now_s=now_s)
     if not job.has_ended:
         return _Summary(record)
     decisive = _worst([choice.end for choice in job.choices if choice.end])
-    result = result_of(origin, job.measures, job.choices)
+    result = result_of(origin, job.record, job.choices)
     is_too_large = result is None and decisive.state is JobState.DONE
     replacement = _too_large(decisive) if is_too_large else None
     return _Summary(record, replacement or decisive, replacement, result, _first_carrier(job.choices))

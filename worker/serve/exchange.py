@@ -388,7 +388,7 @@ class Exchange:
 
     def _report(self, job: HeldJob, end: EndCall) -> None:
         now_ms = self._context.clock.ms(monotonic_s())
-        first_ms = job.measures.first_token_ms
+        first_ms = job.record.first_token_ms
         ttft_s = (first_ms - job.leased.submitted_ms) / 1000 if first_ms is not None else None
         e2e_s = (now_ms - job.leased.submitted_ms) / 1000
         gaps = (gap for choice in job.choices for gap in choice.gaps_ms)

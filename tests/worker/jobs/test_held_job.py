@@ -17,7 +17,7 @@ from sluice.worker.jobs.channel import ChannelOutput
 from sluice.worker.jobs.held_job import HeldJob, HoldState
 from sluice.worker.jobs.leases import Leases
 from sluice.worker.jobs.progress import pending_updates
-from sluice.worker.jobs.results import JobMeasures, Origin
+from sluice.worker.jobs.results import Origin
 
 ORIGIN = Origin(model="m", fingerprint="f", worker="w")
 ROOT = Path(__file__).parents[3]
@@ -66,14 +66,14 @@ class TestGivenTheFieldsOfAHeldJob:
         for name in names:
             with pytest.raises(AttributeError):
                 setattr(job, name, None)
-        assert {"state", "stop", "was_admitted", "is_announced", "leased", "choices", "measures"} <= set(names)
+        assert {"state", "stop", "was_admitted", "is_announced", "leased", "choices", "record"} <= set(names)
         assert all(name.startswith("_") for name in HeldJob.__slots__)
 
     def test_when_the_worker_s_modules_are_read_then_none_assigns_a_job_s_fields(self) -> None:
         names = {
             *HeldJob.__slots__,
             *(name for name, member in vars(HeldJob).items() if isinstance(member, property)),
-            *(one.name for kind in (ChannelOutput, JobMeasures) for one in fields(kind)),
+            *(one.name for one in fields(ChannelOutput)),
         } - {"id", "keys", "state", "_lock", "_state"}  # names of other objects' fields too; a job's are refused above
 
         found = [
@@ -155,8 +155,8 @@ class TestGivenAJobWhoseChoicesWerePreempted:
             delta = TokenDelta("r", choice, 0, (), "", stats, finish=Finish(reason=FinishReason.LENGTH))
             job.add_output(delta, now_s=4.0, now_ms=9000)
 
-        measures = job.measures
-        assert (measures.preemptions, measures.preempted_ms) == (4, 250 + 20 * 50)
-        assert len(measures.preemption_times) == 16
-        assert measures.preemption_times[:2] == ((1000, 50), (1100, 50))
-        assert {(1500, 250), (2000, None)} <= set(measures.preemption_times)
+        record = job.record
+        assert (record.preemptions, record.preempted_ms) == (4, 250 + 20 * 50)
+        assert len(record.preemption_times) == 16
+        assert record.preemption_times[:2] == ((1000, 50), (1100, 50))
+        assert {(1500, 250), (2000, None)} <= set(record.preemption_times)

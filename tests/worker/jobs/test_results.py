@@ -17,6 +17,7 @@ from sluice.protocol.wire import (
     ChannelEntry,
     End,
     JobId,
+    JobRecord,
     JobSpec,
     TokenLogprobs,
     decode_entry,
@@ -28,7 +29,7 @@ from sluice.worker.jobs.channel import ChannelOutput
 from sluice.worker.jobs.held_job import HeldJob
 from sluice.worker.jobs.leases import Leases
 from sluice.worker.jobs.progress import Update, batches_of, move_large_results, pending_updates
-from sluice.worker.jobs.results import JobMeasures, Origin, percentile, result_of
+from sluice.worker.jobs.results import Origin, percentile, result_of
 
 ORIGIN = Origin(model="m", fingerprint="f", worker="w")
 
@@ -207,7 +208,7 @@ class TestGivenAJobThatAnOlderWorkerBegan:
         made.extend(delta, now_s=1.0, now_ms=2)
         made.finish(End(state=JobState.DONE, finish_reason="length"), now_ms=3)
 
-        encoded = result_of(ORIGIN, JobMeasures(prompt_tokens=1), [made])
+        encoded = result_of(ORIGIN, JobRecord(), [made])
 
         assert encoded is not None
         # One id has the same bytes wherever it is.
@@ -227,7 +228,7 @@ class TestGivenAResultAtItsBound:
         made = choice(10, ends=JobState.DONE)
         made.logprobs = [TokenLogprobs(chosen=-1.0, top=((1, -1.0),) * 10)] * 10
 
-        encoded = result_of(ORIGIN, JobMeasures(prompt_tokens=1), [made])
+        encoded = result_of(ORIGIN, JobRecord(), [made])
 
         assert encoded is not None
         kept = decode_result(encoded).choices[0]
