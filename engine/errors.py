@@ -2,7 +2,6 @@
 
 EngineError
 ├── RequestRejected          the caller must act: the request fails and is not retried
-│   ├── InvalidSamplingParams
 │   ├── PromptTooLong
 │   ├── PromptEmpty
 │   ├── UnknownToken         a token id outside the model's vocabulary
@@ -23,10 +22,6 @@ class EngineError(Exception):
 
 class RequestRejected(EngineError):
     """The request cannot run; the message is a sentence for its producer."""
-
-
-class InvalidSamplingParams(RequestRejected):
-    """A sampling parameter is out of its range."""
 
 
 class PromptTooLong(RequestRejected):

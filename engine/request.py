@@ -1,11 +1,11 @@
 """Requests to the engine and their results: plain values. Knows no tensors, no queue, no wire format."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from sluice.engine.errors import InvalidSamplingParams, OutOfMemory
+from sluice.engine.errors import OutOfMemory
+from sluice.engine.sampling import SamplingFields
 
 MAX_LOGPROBS = 20
 """Maximum number of alternatives per token for log-probabilities (as in OpenAI's API)."""
@@ -54,93 +54,14 @@ class FailureKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """How to choose the next token, and when to stop.
+class SamplingParams(SamplingFields):
+    """How to choose the next token, and when to stop. Whoever makes it has checked the values."""
 
-    Raises:
-        InvalidSamplingParams: a value is out of its range.
-    """
-
-    temperature: float = 1.0
-    """0 means greedy. In [0, 10000]."""
-
-    top_p: float = 1.0
-    """Keep the smallest set of tokens whose probabilities sum to at least this. In (0, 1]."""
-
-    top_k: int = 0
-    """Keep this many most likely tokens. 0 keeps all."""
-
-    min_p: float = 0.0
-    """Keep tokens at least this likely relative to the most likely one. In [0, 1]."""
-
-    repetition_penalty: float = 1.0
-    """Divide positive logits (multiply negative ones) of tokens in the prompt or output by this. In [0.001, 1000]; 1
-    disables it.
-    """
-
-    frequency_penalty: float = 0.0
-    """Subtract this times the number of times the token is in the output. In [-2, 2]."""
-
-    presence_penalty: float = 0.0
-    """Subtract this from the logits of tokens that are in the output. In [-2, 2]."""
-
-    logit_bias: Mapping[int, float] = field(default_factory=dict[int, float])
-    """Token id to a number added to its logit. In [-100, 100]."""
-
-    max_tokens: int = 256
-    min_tokens: int = 0
-    """Ban end-of-sequence tokens and ignore stops before this many output tokens."""
-
-    stop: tuple[str, ...] = ()
-    """Strings that end the output; they are not part of the text."""
-
-    stop_token_ids: tuple[int, ...] = ()
     end_token_ids: frozenset[int] | None = None
     """The model's end-of-sequence tokens. None: those of the loaded model."""
 
-    ignore_eos: bool = False
-    logprobs: int | None = None
-    """Log-probabilities to return: of the chosen token and the n most likely ones (0 to 20). None: none."""
-
     seed: int = 0
     """Noise key, an unsigned 64-bit number: the same seed gives the same noise on every worker."""
-
-    skip_special_tokens: bool = True
-
-    def __post_init__(self) -> None:
-        for holds, rule, value in self._rules():
-            if not holds:
-                raise InvalidSamplingParams(f"{rule}, got {value}")
-
-    def _rules(self) -> tuple[tuple[bool, str, object], ...]:
-        """Return (whether it holds, rule, value) for each rule; messages are formatted only for broken rules."""
-        return (
-            (0 <= self.temperature <= 10_000, "temperature must be in [0, 10000], 0 is greedy", self.temperature),
-            (0 < self.top_p <= 1, "top_p must be in (0, 1]", self.top_p),
-            (self.top_k >= 0, "top_k must be 0 (all tokens) or more", self.top_k),
-            (0 <= self.min_p <= 1, "min_p must be in [0, 1]", self.min_p),
-            (
-                0.001 <= self.repetition_penalty <= 1000,
-                "repetition_penalty must be in [0.001, 1000]",
-                self.repetition_penalty,
-            ),
-            (-2 <= self.frequency_penalty <= 2, "frequency_penalty must be in [-2, 2]", self.frequency_penalty),
-            (-2 <= self.presence_penalty <= 2, "presence_penalty must be in [-2, 2]", self.presence_penalty),
-            (
-                all(-100 <= bias <= 100 for bias in self.logit_bias.values()),
-                "each logit_bias must be in [-100, 100]",
-                self.logit_bias,
-            ),
-            (self.max_tokens >= 1, "max_tokens must be 1 or more", self.max_tokens),
-            (0 <= self.min_tokens <= self.max_tokens, "min_tokens must be in [0, max_tokens]", self.min_tokens),
-            (all(self.stop), "a stop string must not be empty", self.stop),
-            (
-                self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS,
-                f"logprobs must be in [0, {MAX_LOGPROBS}]",
-                self.logprobs,
-            ),
-            (0 <= self.seed < 2**64, "seed must be an unsigned 64-bit number", self.seed),
-        )
 
     def eos_token_ids(self, of_model: frozenset[int]) -> frozenset[int]:
         """Return the end-of-sequence tokens that end this output; `of_model` are those of the loaded model."""

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 
 from sluice.engine.errors import (
-    InvalidSamplingParams,
     PromptEmpty,
     PromptTooLong,
     RequestRejected,
@@ -32,7 +31,7 @@ def check_request(request: Request, limits: ModelLimits, *, step_tokens: int = 0
 
 def _check_choices(request: Request) -> None:
     if request.num_choices < 1:
-        raise InvalidSamplingParams(f"a request needs 1 choice or more, got {request.num_choices}")
+        raise RequestRejected(f"a request needs 1 choice or more, got {request.num_choices}")
     if request.progress and len(request.progress) != request.num_choices:
         raise RequestRejected(
             f"a resumed request needs the progress of each of its {request.num_choices} choices, "

@@ -4,8 +4,9 @@ import re
 import secrets
 
 from sluice.protocol import limits
+from sluice.protocol.checks import is_text
 from sluice.protocol.errors import InvalidJob, WireError
-from sluice.protocol.messages import JobId, is_text
+from sluice.protocol.messages import JobId
 
 _JOB_ID = re.compile(
     rf"(0|[1-9][0-9]{{0,3}})\.([a-z0-9_-]{{1,{limits.MAX_TENANT_CHARS}}})\.([A-Za-z0-9_-]{{1,{limits.MAX_JOB_NAME_CHARS}}})"

@@ -9,15 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from hashlib import blake2b
-from typing import Any, TypeAlias, TypedDict, Unpack, cast
+from typing import Any, TypeAlias, Unpack, cast
 from zlib import crc32
 
 from sluice.protocol import limits
 from sluice.protocol.calls import FromNow, NewJob, SourceLine
+from sluice.protocol.checks import is_number, is_text
 from sluice.protocol.errors import InvalidJob, InvalidPrompt, did_you_mean
 from sluice.protocol.job_ids import check_tenant, split_job_id
-from sluice.protocol.messages import is_number, is_text
-from sluice.protocol.wire import JobId, JobOptions, JobSpec, Message, Prompt, WireError, encode_prompt, encode_spec
+from sluice.protocol.sampling import JobOptions, SamplingOptions
+from sluice.protocol.wire import JobId, JobSpec, Message, Prompt, WireError, encode_prompt, encode_spec
 
 PromptLike: TypeAlias = str | Sequence[int] | Sequence[Message | Mapping[str, object]]
 """Text, token ids, or chat messages: `{"role": …, "content": …}`, where the content may be OpenAI's text parts."""
@@ -30,67 +31,6 @@ Identify: TypeAlias = Callable[[bytes], tuple[JobId, int]]
 
 Prepared: TypeAlias = tuple[NewJob | InvalidJob, bool]
 """An encoded job, or the error that replaces it; and whether the caller chose its id."""
-
-
-class SamplingOptions(TypedDict, total=False):
-    """`JobOptions` as keyword arguments: any sequence for a tuple, one string for one stop.
-
-    Declared apart from `JobOptions`, because type checkers read keyword arguments from a literal TypedDict only: none
-    can be derived from a dataclass. The engine must not import the contract and declares its own (`SamplingParams`).
-    A test compares names, types, defaults and bounds of the three declarations.
-    """
-
-    max_tokens: int | None
-    """Most tokens of each choice, 1 to 1000000. Default: the model's, or 256."""
-
-    min_tokens: int
-    """Tokens of each choice before it may end, 0 to `max_tokens`. Default: 0."""
-
-    temperature: float | None
-    """Randomness, 0 (greedy) to 10000. Default: the model's, or 1."""
-
-    top_p: float | None
-    """Sample from the most likely tokens that make up this probability, over 0 and at most 1. Default: the model's,
-    or 1.
-    """
-
-    top_k: int | None
-    """Sample from this many most likely tokens, 0 (all) or more. Default: the model's, or 0."""
-
-    min_p: float | None
-    """Least probability of a token, as a share of that of the most likely one, 0 to 1. Default: the model's, or 0."""
-
-    repetition_penalty: float | None
-    """Over 1 discourages tokens of prompt and output, under 1 encourages them; 0.001 to 1000. Default: the model's, or
-    1.
-    """
-
-    frequency_penalty: float
-    """Subtracted from a token's logit for each time that the output has it, -2 to 2. Default: 0."""
-
-    presence_penalty: float
-    """Subtracted from the logit of each token that the output has, -2 to 2. Default: 0."""
-
-    logit_bias: Mapping[int, float]
-    """Added to the logits of up to 1024 tokens, by id, each -100 to 100. Default: none."""
-
-    stop: str | Sequence[str]
-    """End the output before one of these up to 16 texts of up to 256 characters. Default: none."""
-
-    stop_token_ids: Sequence[int]
-    """End the output at one of these up to 64 tokens. Default: none."""
-
-    ignore_eos: bool
-    """Whether to go on after the model's end-of-sequence token. Default: False."""
-
-    logprobs: int | None
-    """Return the log-probability of each token, and those of this many most likely ones, 0 to 20. Default: None."""
-
-    n: int
-    """Number of choices, 1 to 64. Default: 1."""
-
-    skip_special_tokens: bool
-    """Whether special tokens are left out of the text. Default: True."""
 
 
 class Options(SamplingOptions, total=False):
@@ -281,23 +221,9 @@ def _template(options: Options, partitions: int) -> Template:
         idempotency_key=_key(options.get("idempotency_key")),
         job_id=job_id,
         asked=asked + repr(seed).encode(),
-        features=_features(spec.options),
+        features=spec.options.features,
         partitions=partitions,
     )
-
-
-def _features(options: JobOptions) -> tuple[str, ...]:
-    """Return the features that the options need, by the names that workers declare."""
-    is_penal = (
-        options.repetition_penalty not in (None, 1) or options.frequency_penalty != 0 or options.presence_penalty != 0
-    )
-    asked = (
-        ("logprobs", options.logprobs is not None),
-        ("choices", options.n > 1),
-        ("logit_bias", bool(options.logit_bias)),
-        ("penalties", is_penal),
-    )
-    return tuple(name for name, is_asked in asked if is_asked)
 
 
 def _spec(options: Options) -> JobSpec:

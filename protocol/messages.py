@@ -1,13 +1,13 @@
 """The messages between producer and worker, as values that validate themselves. No encoding, no I/O."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from math import isfinite
-from typing import Any, Literal, NamedTuple, NewType, cast, get_args
+from typing import Any, Literal, NamedTuple, NewType, get_args
 
 from sluice.protocol import callback_urls, limits
-from sluice.protocol.errors import InvalidJob
+from sluice.protocol.checks import Check, is_listing, is_mapping, is_short, is_text, is_token_id, raise_first
+from sluice.protocol.sampling import JobOptions, ResolvedOptions
 from sluice.protocol.states import JobState
 
 JobId = NewType("JobId", str)
@@ -17,10 +17,6 @@ Role = Literal["system", "user", "assistant", "tool", "developer"]
 
 _ROLES = get_args(Role)
 _BATCH = re.compile(rf"[A-Za-z0-9_.:-]{{1,{limits.MAX_BATCH_CHARS}}}")
-_MAX_TOKEN_ID = 2**31 - 1
-
-Check = tuple[bool, str]
-"""Whether a rule holds, and the message if it does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +32,7 @@ class Message:
     name: str | None = None
 
     def __post_init__(self) -> None:
-        _raise_first(
+        raise_first(
             [
                 (self.role in _ROLES, f"role must be one of {', '.join(_ROLES)}, got {self.role!r}"),
                 (is_text(self.content), "a message's content must be text in UTF-8"),
@@ -47,142 +43,6 @@ class Message:
 
 Prompt = str | tuple[Message, ...] | tuple[int, ...]
 """Text, chat messages, or token ids."""
-
-NEUTRAL: Mapping[str, int | float] = {
-    "max_tokens": limits.DEFAULT_MAX_TOKENS,
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-}
-"""Options for which a model may state a default (in its generation_config.json), and their values if neither the
-request nor the model states one.
-"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobOptions:
-    """How to sample. Names, defaults and ranges are those of the engine's SamplingParams; `limits` bounds sizes.
-
-    Those of `NEUTRAL` are None if the request does not state them.
-
-    Raises:
-        InvalidJob: a value is out of its range; the message names it.
-    """
-
-    max_tokens: int | None = None
-    min_tokens: int = 0
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict[int, float])
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    logprobs: int | None = None
-    n: int = 1
-    skip_special_tokens: bool = True
-
-    def __post_init__(self) -> None:
-        # Types first: a range check needs a value of the right type.
-        _raise_first(self._types())
-        _raise_first(self._ranges())
-
-    @property
-    def planned_tokens(self) -> int:
-        """Maximum tokens of each choice, as far as is known without the model."""
-        return max(limits.DEFAULT_MAX_TOKENS, self.min_tokens) if self.max_tokens is None else self.max_tokens
-
-    def _or_neutral(self, name: str) -> Any:  # noqa: ANN401  # its type is checked next
-        value = getattr(self, name)
-        return NEUTRAL.get(name) if value is None else value
-
-    def _types(self) -> Iterator[Check]:
-        for name in ("max_tokens", "min_tokens", "top_k", "n"):
-            value = self._or_neutral(name)
-            yield is_integer(value), f"{name} must be a whole number, got {value!r}"
-        for name in _FLOATS:
-            value = self._or_neutral(name)
-            yield is_number(value), f"{name} must be a finite number, got {value!r}"
-        for name in ("ignore_eos", "skip_special_tokens"):
-            yield isinstance(getattr(self, name), bool), f"{name} must be true or false, got {getattr(self, name)!r}"
-        yield (
-            self.logprobs is None or is_integer(self.logprobs),
-            f"logprobs must be a whole number, got {self.logprobs!r}",
-        )
-        yield is_listing(self.stop, is_text), "stop must be text or a list of texts, in UTF-8"
-        yield is_listing(self.stop_token_ids, is_token_id), "stop_token_ids must be a list of token ids"
-        yield is_bias(self.logit_bias), "logit_bias must map token ids to numbers"
-
-    def _ranges(self) -> Iterator[Check]:
-        max_tokens = limits.MAX_TOKENS if self.max_tokens is None else self.max_tokens
-        yield 1 <= max_tokens <= limits.MAX_TOKENS, f"max_tokens must be in [1, {limits.MAX_TOKENS}], got {max_tokens}"
-        yield (
-            0 <= self.min_tokens <= max_tokens,
-            f"min_tokens must be in [0, max_tokens = {max_tokens}], got {self.min_tokens}",
-        )
-        temperature, top_p, top_k, min_p, repetition = map(self._or_neutral, _DISTRIBUTION)
-        yield 0 <= temperature <= 10_000, f"temperature must be in [0, 10000], 0 is greedy, got {temperature}"
-        yield 0 < top_p <= 1, f"top_p must be in (0, 1], got {top_p}"
-        yield 0 <= top_k <= _MAX_TOKEN_ID, f"top_k must be 0 (all tokens) or more, got {top_k}"
-        yield 0 <= min_p <= 1, f"min_p must be in [0, 1], got {min_p}"
-        yield 0.001 <= repetition <= 1000, f"repetition_penalty must be in [0.001, 1000], got {repetition}"
-        yield -2 <= self.frequency_penalty <= 2, f"frequency_penalty must be in [-2, 2], got {self.frequency_penalty}"
-        yield -2 <= self.presence_penalty <= 2, f"presence_penalty must be in [-2, 2], got {self.presence_penalty}"
-        yield 1 <= self.n <= limits.MAX_CHOICES, f"n must be in [1, {limits.MAX_CHOICES}], got {self.n}"
-        yield (
-            self.logprobs is None or 0 <= self.logprobs <= limits.MAX_LOGPROBS,
-            f"logprobs must be in [0, {limits.MAX_LOGPROBS}], got {self.logprobs}",
-        )
-        yield from self._sizes()
-
-    def _sizes(self) -> Iterator[Check]:
-        longest = max(map(len, self.stop), default=1)
-        yield all(self.stop), "stop must not have an empty string"
-        yield (
-            len(self.stop) <= limits.MAX_STOPS,
-            f"stop may have {limits.MAX_STOPS} strings, got {len(self.stop)}",
-        )
-        yield (
-            longest <= limits.MAX_STOP_CHARS,
-            f"stop strings may have {limits.MAX_STOP_CHARS} characters, got one of {longest}",
-        )
-        yield (
-            len(self.stop_token_ids) <= limits.MAX_STOP_TOKEN_IDS,
-            f"stop_token_ids may have {limits.MAX_STOP_TOKEN_IDS} ids, got {len(self.stop_token_ids)}",
-        )
-        yield (
-            len(self.logit_bias) <= limits.MAX_LOGIT_BIAS,
-            f"logit_bias may name {limits.MAX_LOGIT_BIAS} tokens, got {len(self.logit_bias)}",
-        )
-        yield all(-100 <= b <= 100 for b in self.logit_bias.values()), "logit_bias must have values in [-100, 100]"
-
-
-_FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
-_DISTRIBUTION = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResolvedOptions:
-    """What a job is sampled with where its request leaves the choice to the model.
-
-    The first attempt resolves it from the request, the model's defaults and `NEUTRAL`, in this order. A later attempt
-    uses the same values, whatever its worker's defaults and end tokens are.
-    """
-
-    max_tokens: int
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    repetition_penalty: float
-    end_token_ids: tuple[int, ...]
-    """Tokens that end an output, besides those that the request states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +73,7 @@ class JobSpec:
     """Whether a text prompt is a user message, if the model has a chat template. Without one it stays text."""
 
     def __post_init__(self) -> None:
-        _raise_first(self._checks())
+        raise_first(self._checks())
 
     def _checks(self) -> Iterator[Check]:
         for name in ("stream", "add_special_tokens", "as_chat"):
@@ -448,70 +308,9 @@ def check_prompt(prompt: Prompt) -> None:
         InvalidJob: it is empty, not UTF-8, or of the wrong type.
     """
     if isinstance(prompt, str):
-        _raise_first([(is_text(prompt), "the prompt is not valid UTF-8"), (bool(prompt), "the prompt is empty")])
+        raise_first([(is_text(prompt), "the prompt is not valid UTF-8"), (bool(prompt), "the prompt is empty")])
         return
     is_chat = is_listing(prompt, lambda item: isinstance(item, Message))
     is_known = is_chat or is_listing(prompt, is_token_id)
-    _raise_first([(is_known, "a prompt is text, a list of messages, or a list of token ids")])
-    _raise_first([(len(prompt) > 0, "the prompt is empty")])
-
-
-def is_text(value: object) -> bool:
-    """Return whether a value is a string that can be encoded as UTF-8."""
-    if not isinstance(value, str):
-        return False
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def is_integer(value: object) -> bool:
-    """Return whether a value is an integer and not a bool."""
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def is_number(value: object) -> bool:
-    """Return whether a value is a finite number, as a float, and not a bool."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return False
-    try:
-        return isfinite(value)
-    except OverflowError:  # a whole number beyond the largest float
-        return False
-
-
-def is_token_id(value: object) -> bool:
-    """Return whether a value can be a token id: 0 to 2^31 - 1."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_TOKEN_ID
-
-
-def is_listing(value: object, is_item: Callable[[object], bool]) -> bool:
-    """Return whether a value is a list or tuple of such items; a string is not."""
-    # The cast only states that the items are not checked yet.
-    return isinstance(value, (list, tuple)) and all(map(is_item, cast("Sequence[object]", value)))
-
-
-def is_bias(value: object) -> bool:
-    """Return whether a value maps token ids to numbers."""
-    # The cast only states that keys and values are not checked yet.
-    return isinstance(value, Mapping) and all(
-        is_token_id(key) and is_number(bias) for key, bias in cast("Mapping[object, object]", value).items()
-    )
-
-
-def is_mapping(value: object) -> bool:
-    """Return whether a value is a mapping."""
-    return isinstance(value, Mapping)
-
-
-def is_short(value: object, max_chars: int) -> bool:
-    """Return whether a value is None, or text of 1 to `max_chars` characters."""
-    return value is None or (isinstance(value, str) and is_text(value) and 1 <= len(value) <= max_chars)
-
-
-def _raise_first(checks: Iterable[Check]) -> None:
-    for holds, sentence in checks:
-        if not holds:
-            raise InvalidJob(sentence)
+    raise_first([(is_known, "a prompt is text, a list of messages, or a list of token ids")])
+    raise_first([(len(prompt) > 0, "the prompt is empty")])

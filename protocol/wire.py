@@ -11,27 +11,24 @@ from math import isfinite
 from typing import Any, cast
 
 from sluice.protocol import limits
+from sluice.protocol.checks import is_token_id
 from sluice.protocol.errors import InvalidJob, WireError
 from sluice.protocol.messages import (
-    NEUTRAL,
     ChannelEntry,
     ChoiceResult,
     End,
     EventKind,
     JobId,
-    JobOptions,
     JobRecord,
     JobResult,
     JobSpec,
     Message,
     OutboxEvent,
     Prompt,
-    ResolvedOptions,
     Role,
     TokenLogprobs,
     Usage,
     check_prompt,
-    is_token_id,
 )
 from sluice.protocol.packing import (
     WIRE_VERSION,
@@ -50,6 +47,7 @@ from sluice.protocol.packing import (
     packed,
     unpack_from_script,
 )
+from sluice.protocol.sampling import DEFAULTS, NEUTRAL, JobOptions, ResolvedOptions
 from sluice.protocol.states import JobState
 
 __all__ = [
@@ -173,7 +171,7 @@ def decode_spec(data: bytes) -> JobSpec:
     with Reading("job spec"):
         # Any: the dataclass checks each value.
         options: dict[str, Any] = known_fields(JobOptions, values.get("options", {}))
-        options |= {name: tuple(options[name]) for name in ("stop", "stop_token_ids") if name in options}
+        options |= {name: tuple(value) for name, value in options.items() if isinstance(DEFAULTS[name], tuple)}
         if "logit_bias" in options:
             options["logit_bias"] = dict(options["logit_bias"])
         known = known_fields(JobSpec, values)
@@ -202,9 +200,7 @@ def decode_resolved(data: bytes) -> ResolvedOptions:
 
 def _resolved_parts(resolved: ResolvedOptions) -> list[object]:
     # Whole numbers take fewer bytes. A job's hash takes a third of the memory while no value has more than 64.
-    of_distribution = (resolved.temperature, resolved.top_p, resolved.top_k, resolved.min_p)
-    numbers = (resolved.max_tokens, *of_distribution, resolved.repetition_penalty)
-    return [*map(_shortest, numbers), resolved.end_token_ids]
+    return [*(_shortest(getattr(resolved, name)) for name in NEUTRAL), resolved.end_token_ids]
 
 
 def _shortest(number: float) -> float:
@@ -213,21 +209,18 @@ def _shortest(number: float) -> float:
 
 
 def _read_resolved(parts: object) -> ResolvedOptions:
-    max_tokens, temperature, top_p, top_k, min_p, repetition_penalty, end_token_ids, *_ = as_list(parts)
-    resolved = ResolvedOptions(
-        max_tokens=as_int(max_tokens),
-        temperature=_finite(temperature),
-        top_p=_finite(top_p),
-        top_k=as_int(top_k),
-        min_p=_finite(min_p),
-        repetition_penalty=_finite(repetition_penalty),
-        end_token_ids=as_ints(end_token_ids),
-    )
+    numbers = as_list(parts)[: len(NEUTRAL)]
+    end_token_ids = as_ints(as_list(parts)[len(NEUTRAL)])
+    # Any: numbers of both types. Whole ones stand for both on the wire.
+    values: dict[str, Any] = {
+        name: as_int(number) if isinstance(neutral, int) else _finite(number)
+        for (name, neutral), number in zip(NEUTRAL.items(), numbers, strict=True)
+    }
     # Options check their ranges when they are made. A submitting user may write into its jobs' hashes.
-    JobOptions(**{name: getattr(resolved, name) for name in NEUTRAL})
-    if not all(map(is_token_id, resolved.end_token_ids)):
+    JobOptions(**values)
+    if not all(map(is_token_id, end_token_ids)):
         raise WireError("an end token is not a token id")
-    return resolved
+    return ResolvedOptions(**values, end_token_ids=end_token_ids)
 
 
 def _finite(value: object) -> float:

@@ -15,7 +15,7 @@ from sluice.producer.client import Producer
 from sluice.producer.errors import InvalidSetting
 from sluice.protocol.host.terminal import printable, say
 from sluice.protocol.jobs import OPTION_NAMES, Options
-from sluice.protocol.messages import NEUTRAL, JobOptions
+from sluice.protocol.sampling import DEFAULTS, OPTIONS, Option, sentence_of
 from sluice.protocol.waits import WaitNotice
 
 Command = TypeVar("Command", bound=Callable[..., Any])  # Any: a command's parameters are its options
@@ -86,15 +86,7 @@ def sampling_options(command: Command) -> Command:
     """Add the options of a job. Types and defaults of sampling options are those of the contract."""
     for option in reversed(
         [
-            _sampling_option("max_tokens", "TOKENS", "Stop after this many tokens."),
-            _sampling_option("min_tokens", "TOKENS", "Do not stop before this many tokens."),
-            _sampling_option("temperature", "NUMBER", "Sampling temperature; 0 is greedy."),
-            _sampling_option("top_p", "SHARE", "Sample from the most likely tokens that make up this probability."),
-            _sampling_option("top_k", "COUNT", "Sample from this many most likely tokens; 0 is all."),
-            _sampling_option("min_p", "SHARE", "Least probability of a token, relative to the most likely one."),
-            _sampling_option("repetition_penalty", "FACTOR", "Over 1 discourages tokens of prompt and output."),
-            _sampling_option("frequency_penalty", "NUMBER", "Subtract this for each occurrence in the output."),
-            _sampling_option("presence_penalty", "NUMBER", "Subtract this from tokens that are in the output."),
+            *(_sampling_option(name, option) for name, option in OPTIONS.items() if option.metavar is not None),
             _option("--stop", str, "TEXT", "End the output before this text. May be repeated.", multiple=True),
             _option("--seed", int, "NUMBER", "Seed of the sampling. Default: random."),
             _option("--priority", int, "CLASS", "Priority class, 0 (least urgent) to 9. Default: 0."),
@@ -111,10 +103,9 @@ def sampling_options(command: Command) -> Command:
     return command
 
 
-def _sampling_option(name: str, metavar: str, text: str) -> Callable[[Command], Command]:
-    default: int | float = NEUTRAL[name] if name in NEUTRAL else getattr(JobOptions(), name)
-    source = "the model's, or " if name in NEUTRAL else ""
-    return _option(f"--{name.replace('_', '-')}", type(default), metavar, f"{text} Default: {source}{default:g}.")
+def _sampling_option(name: str, option: Option) -> Callable[[Command], Command]:
+    default: object = DEFAULTS[name] if option.neutral is None else option.neutral
+    return _option(f"--{name.replace('_', '-')}", type(default), option.metavar or "", sentence_of(name))
 
 
 def _option(

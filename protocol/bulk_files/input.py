@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import zstandard
 
+from sluice.protocol.checks import is_listing, is_token_id
 from sluice.protocol.errors import InvalidJob, InvalidSetting, did_you_mean
 from sluice.protocol.jobs import OPTION_NAMES, Options, PromptLike
 from sluice.protocol.limits import MAX_CUSTOM_ID_CHARS, MAX_PROMPT_BYTES
-from sluice.protocol.messages import is_listing, is_token_id
 from sluice.protocol.openai_format.requests import (
     CHAT,
     COMPLETIONS,

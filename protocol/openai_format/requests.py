@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, TypeAlias, cast
 
 from sluice.protocol import limits
+from sluice.protocol.checks import is_short
 from sluice.protocol.errors import Copyable, InvalidJob, InvalidPrompt, did_you_mean
 from sluice.protocol.jobs import OPTION_NAMES, SAMPLING_NAMES, PromptLike, joined_text
-from sluice.protocol.messages import is_short
 
 MAX_TOKEN_ID_DIGITS = 10
 MAX_PARAM_CHARS = 100

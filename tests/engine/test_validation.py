@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from sluice.engine.errors import (
-    InvalidSamplingParams,
     PromptEmpty,
     PromptTooLong,
     RequestRejected,
@@ -36,7 +35,7 @@ class TestGivenARequest:
             (request(sampling={"stop_token_ids": (11,)}), UnknownToken, "stop_token_ids"),
             (request(sampling={"logit_bias": {12: 1.0}}), UnknownToken, "logit_bias"),
             (request(progress=(ChoiceProgress(token_ids=(99,)),)), UnknownToken, "the output so far"),
-            (request(num_choices=0), InvalidSamplingParams, "1 choice or more, got 0"),
+            (request(num_choices=0), RequestRejected, "1 choice or more, got 0"),
             (request(num_choices=2, progress=(ChoiceProgress(),)), RequestRejected, "each of its 2 choices, got 1"),
         ],
     )

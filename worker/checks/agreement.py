@@ -7,13 +7,12 @@ from sluice.engine.request import LatencyTargets
 from sluice.protocol.calls import KnownSettings, QueueSettings, configure, restore_settings
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.redis.execution import run
+from sluice.protocol.sampling import FEATURES
 from sluice.worker.checks.queue_check import check_compatibility, check_left_out, look_at
 from sluice.worker.config import WorkerConfig
 from sluice.worker.connection.clients import Client
 from sluice.worker.endpoints import partitions_of
 from sluice.worker.model.loaded_model import LoadedModel
-
-FEATURES = ("logprobs", "choices", "logit_bias", "penalties")
 
 
 def agree_on_queue(client: Client, config: WorkerConfig, served: LoadedModel) -> None:

@@ -29,12 +29,13 @@ from operator import attrgetter
 from sluice.engine.request import MAX_PREEMPTIONS, Finish, FinishReason, Request, SequenceStats, TokenDelta
 from sluice.protocol.calls import LeasedJob, Progress
 from sluice.protocol.keys import QueueKeys
+from sluice.protocol.sampling import ResolvedOptions
 from sluice.protocol.states import JobState
 from sluice.protocol.wire import End, JobId, JobRecord, JobSpec
 from sluice.worker.errors import INVALID_REQUEST
 from sluice.worker.jobs.channel import ChannelOutput
 from sluice.worker.jobs.reader_waits import ReaderWaits
-from sluice.worker.jobs.results import resolved_of, usage_of
+from sluice.worker.jobs.results import usage_of
 
 _numbers = count(1)
 _has_updates = attrgetter("has_updates")
@@ -220,10 +221,10 @@ class HeldJob:
         """Store how exactly the output continues, and how many of its tokens earlier attempts generated."""
         self._record = replace(self._record, resumed_tokens=self.num_published, exactness=exactness)
 
-    def record_translation(self, request: Request) -> None:
+    def record_translation(self, request: Request, resolved: ResolvedOptions) -> None:
         """Store the engine's request, and release the bytes of a long prompt: the engine has its tokens."""
         self._num_prompt_tokens = len(request.prompt_token_ids)
-        self._record = replace(self._record, resolved=resolved_of(request.sampling))
+        self._record = replace(self._record, resolved=resolved)
         if len(self._leased.payload) > FORGET_PROMPT_BYTES:
             self._leased = replace(self._leased, payload=b"")
 

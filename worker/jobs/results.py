@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from sluice.engine.request import SamplingParams
-from sluice.protocol.wire import ChoiceResult, JobRecord, JobResult, ResolvedOptions, Usage, WireError, encode_result
+from sluice.protocol.wire import ChoiceResult, JobRecord, JobResult, Usage, WireError, encode_result
 from sluice.worker.jobs.channel import ChannelOutput
 
 
@@ -15,19 +14,6 @@ class Origin:
     model: str
     fingerprint: str
     worker: str
-
-
-def resolved_of(sampling: SamplingParams) -> ResolvedOptions:
-    """Return what a request is sampled with, as far as a model may state defaults for it."""
-    return ResolvedOptions(
-        max_tokens=sampling.max_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
-        end_token_ids=tuple(sorted(sampling.end_token_ids or ())),
-    )
 
 
 def usage_of(measured: JobRecord, choices: Sequence[ChannelOutput]) -> Usage:

@@ -5,12 +5,13 @@ state, whatever `do_sample` says.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 from sluice.engine.errors import ModelFolderError
+from sluice.protocol.checks import is_token_id
 from sluice.protocol.errors import InvalidJob
 from sluice.protocol.limits import MAX_TOKENS
-from sluice.protocol.messages import NEUTRAL, is_token_id
-from sluice.protocol.wire import JobOptions, ResolvedOptions
+from sluice.protocol.sampling import NEUTRAL, JobOptions, ResolvedOptions
 
 FIELDS: Mapping[str, str] = {name: "max_new_tokens" if name == "max_tokens" else name for name in NEUTRAL}
 """By option: the field of generation_config.json."""
@@ -60,17 +61,12 @@ def resolve(
         end_token_ids: Those of the model.
         room: Tokens that fit after the prompt. A length that the request does not state is at most this.
     """
-    return ResolvedOptions(
-        max_tokens=_max_tokens(stated, defaults, room),
-        temperature=_first(stated.temperature, defaults.temperature, NEUTRAL["temperature"]),
-        top_p=_first(stated.top_p, defaults.top_p, NEUTRAL["top_p"]),
-        top_k=int(_first(stated.top_k, defaults.top_k, NEUTRAL["top_k"])),
-        min_p=_first(stated.min_p, defaults.min_p, NEUTRAL["min_p"]),
-        repetition_penalty=_first(
-            stated.repetition_penalty, defaults.repetition_penalty, NEUTRAL["repetition_penalty"]
-        ),
-        end_token_ids=tuple(sorted(filter(is_token_id, end_token_ids))),  # some configs have -1 for none
-    )
+    values: dict[str, Any] = {  # Any: numbers of both types
+        name: _first(getattr(stated, name), getattr(defaults, name), neutral) for name, neutral in NEUTRAL.items()
+    }
+    values["max_tokens"] = _max_tokens(stated, defaults, room)
+    # Some configs have -1 for no end token.
+    return ResolvedOptions(**values, end_token_ids=tuple(sorted(filter(is_token_id, end_token_ids))))
 
 
 def _max_tokens(stated: JobOptions, defaults: JobOptions, room: int) -> int:

@@ -6,21 +6,21 @@ and a message for people.
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
-from sluice.engine.errors import InvalidSamplingParams, PromptTooLong, RequestRejected
+from sluice.engine.errors import PromptTooLong, RequestRejected
 from sluice.engine.executor import ModelLimits
 from sluice.engine.request import Request, Room, SamplingParams
+from sluice.engine.sampling import SamplingFields
 from sluice.protocol.job_ids import split_job_id
 from sluice.protocol.limits import MAX_TOKENS
+from sluice.protocol.sampling import NEUTRAL, JobOptions, ResolvedOptions
 from sluice.protocol.wire import (
-    JobOptions,
     JobSpec,
     Message,
     Prompt,
-    ResolvedOptions,
     WireError,
     decode_prompt,
     decode_resolved,
@@ -93,8 +93,8 @@ class Translator:
     max_job_tokens: int = MAX_TOKENS
     """Most tokens of prompt and output together that this worker can run."""
 
-    def request(self, job: HeldJob) -> Request:
-        """Translate a job, including the tokens that earlier attempts published.
+    def translate(self, job: HeldJob) -> tuple[Request, ResolvedOptions]:
+        """Return the request of a job, with the tokens that earlier attempts published, and what it is sampled with.
 
         Raises:
             JobRejected: the job cannot run.
@@ -103,27 +103,27 @@ class Translator:
             raise JobRejected(INVALID_REQUEST, "the job's options cannot be read")
         try:
             self._check_model(job.spec)
-            request = self._request(job, job.spec, decode_prompt(job.leased.payload))
+            request, resolved = self._translated(job, job.spec, decode_prompt(job.leased.payload))
             self.validate(request)
         except WireError as error:
             raise JobRejected(INVALID_REQUEST, f"the job cannot be read: {error}") from error
         except RequestRejected as error:
             raise JobRejected(code_of(error), str(error)) from error
-        return request
+        return request, resolved
 
     def _check_model(self, spec: JobSpec) -> None:
         if spec.model is not None and spec.model != self.model:
             message = f"the job asks for the model {spec.model!r}; this queue serves {self.model!r}"
             raise JobRejected("model_mismatch", message)
 
-    def _request(self, job: HeldJob, spec: JobSpec, prompt: Prompt) -> Request:
+    def _translated(self, job: HeldJob, spec: JobSpec, prompt: Prompt) -> tuple[Request, ResolvedOptions]:
         leased = job.leased
         tenant = split_job_id(job.id)[1]
         progress = tuple(choice.as_progress() for choice in job.choices)
         prompt_token_ids = tuple(self.token_ids(prompt, spec, now_ms=leased.submitted_ms))
         resolved = self._resolved(job, spec.options, len(prompt_token_ids))
         has_progress = any(part.token_ids or part.is_finished for part in progress)
-        return Request(
+        request = Request(
             id=job.request_id,
             prompt_token_ids=prompt_token_ids,
             is_chat=self.is_chat(prompt, spec),
@@ -135,6 +135,7 @@ class Translator:
             cache_salt=tenant,
             progress=progress if has_progress else (),
         )
+        return request, resolved
 
     def _resolved(self, job: HeldJob, options: JobOptions, num_prompt_tokens: int) -> ResolvedOptions:
         """Return what the attempt resolved that published the job's first tokens; without any, resolve it now."""
@@ -192,30 +193,15 @@ def read_spec(spec: bytes) -> JobSpec | None:
 
 
 def sampling_of(options: JobOptions, resolved: ResolvedOptions, seed: int) -> SamplingParams:
-    """Convert a job's options to sampling parameters.
+    """Convert a job's options to those of the engine."""
+    values: dict[str, Any] = {name: getattr(options, name) for name in _SAMPLING}  # Any: of several types
+    values |= {name: getattr(resolved, name) for name in NEUTRAL}
+    # The model's default or the room may be less than the request's least.
+    values["min_tokens"] = min(options.min_tokens, resolved.max_tokens)
+    return SamplingParams(**values, end_token_ids=frozenset(resolved.end_token_ids), seed=seed)
 
-    Raises:
-        InvalidSamplingParams: a value is out of range.
-    """
-    return SamplingParams(
-        temperature=resolved.temperature,
-        top_p=resolved.top_p,
-        top_k=resolved.top_k,
-        min_p=resolved.min_p,
-        repetition_penalty=resolved.repetition_penalty,
-        frequency_penalty=options.frequency_penalty,
-        presence_penalty=options.presence_penalty,
-        logit_bias=options.logit_bias,
-        max_tokens=resolved.max_tokens,
-        min_tokens=min(options.min_tokens, resolved.max_tokens),  # the model's default or the room may be less
-        stop=options.stop,
-        stop_token_ids=options.stop_token_ids,
-        end_token_ids=frozenset(resolved.end_token_ids),
-        ignore_eos=options.ignore_eos,
-        logprobs=options.logprobs,
-        seed=seed,
-        skip_special_tokens=options.skip_special_tokens,
-    )
+
+_SAMPLING = [one.name for one in fields(SamplingFields)]
 
 
 def room_of(job: HeldJob, *, reserve_tokens: int) -> Room:
@@ -232,6 +218,6 @@ def room_of(job: HeldJob, *, reserve_tokens: int) -> Room:
 
 def code_of(error: RequestRejected) -> str:
     """Return the code of a rejection: its class name in snake case, or `invalid_request` for general classes."""
-    if type(error) is RequestRejected or isinstance(error, InvalidSamplingParams):
+    if type(error) is RequestRejected:
         return INVALID_REQUEST
     return re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Unpack
 
-from sluice.protocol.jobs import SamplingOptions, check_seed, sampling_options
-from sluice.protocol.messages import JobOptions
+from sluice.protocol.jobs import check_seed, sampling_options
+from sluice.protocol.sampling import JobOptions, SamplingOptions
 
 
 @dataclass(frozen=True, slots=True, init=False)

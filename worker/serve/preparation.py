@@ -84,7 +84,7 @@ class Preparation:
             self._resume(job)
             self._check_model(job)
             targets = self._context.settings.targets(job.keys)
-            request = replace(self._translator.request(job), targets=targets)
+            request, resolved = self._translator.translate(job)
         except JobRejected as rejection:
             self._reject(job, rejection)
             return None
@@ -94,8 +94,8 @@ class Preparation:
             # Panics of Rust libraries are not `Exception`s, and no signal is handled on this thread.
             self._reject(job, rejection_of(error))
             return None
-        job.record_translation(request)
-        return request
+        job.record_translation(request, resolved)
+        return replace(request, targets=targets)
 
     def _resume(self, job: HeldJob) -> None:
         """Read what earlier attempts published; a job whose partition is unavailable is prepared later."""

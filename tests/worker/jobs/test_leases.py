@@ -6,6 +6,7 @@ from sluice.protocol.keys import QueueKeys
 from sluice.protocol.wire import JobId, JobSpec
 from sluice.worker.jobs.held_job import FORGET_PROMPT_BYTES, HeldJob
 from sluice.worker.jobs.leases import Leases
+from sluice.worker.model.sampling_defaults import NOTHING_STATED, resolve
 from sluice.worker.serve.mailbox import Mailbox
 
 ONE, TWO = QueueKeys("q", 0), QueueKeys("q", 1)
@@ -91,7 +92,9 @@ class TestGivenALongPrompt:
         long, short = job("a", payload=b"x" * (FORGET_PROMPT_BYTES + 1)), job("b", payload=b"x")
 
         for one in (long, short):
-            one.record_translation(Request(id="r", prompt_token_ids=(1,) * 7))
+            one.record_translation(
+                Request(id="r", prompt_token_ids=(1,) * 7), resolve(NOTHING_STATED, NOTHING_STATED, frozenset())
+            )
 
         assert long.leased.payload == b""
         assert short.leased.payload == b"x"

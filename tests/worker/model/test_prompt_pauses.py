@@ -58,7 +58,7 @@ class TestGivenAModelThatReadsAnyLength:
         job, anything = held(LARGEST[kind]), translator(max_model_len=10**9)
 
         # 0.3 s on an idle machine; `Tokenizer.encode` of the library held the GIL for 3 to 11 s.
-        assert longest_pause_s(lambda: anything.request(job)) < 2
+        assert longest_pause_s(lambda: anything.translate(job)[0]) < 2
 
 
 class TestGivenAModelOfTheUsualLength:
@@ -72,9 +72,9 @@ class TestGivenAModelOfTheUsualLength:
         monkeypatch.setattr("sluice.engine.text.tokenizer.Tokenizer.encode", pytest.fail)
 
         with pytest.raises(JobRejected, match="bytes of text; the 4096 tokens that this model reads") as rejection:
-            usual.request(held(LARGEST[kind]))
+            usual.translate(held(LARGEST[kind]))[0]
 
         assert rejection.value.code == "prompt_too_long"
 
     def test_when_it_may_fit_then_its_tokens_decide(self) -> None:
-        assert len(translator(max_model_len=4096).request(held("yes " * 4000)).prompt_token_ids) > 4000
+        assert len(translator(max_model_len=4096).translate(held("yes " * 4000))[0].prompt_token_ids) > 4000

@@ -127,11 +127,11 @@ class TestGivenAFolderWithDefaults:
         environ = {"SLUICE_MODEL": str(folder), "SLUICE_NUM_BLOCKS": "8", "SLUICE_BLOCK_SIZE": "16"}
         loaded = prepare(load_config(environ)).load()
 
-        request = loaded.translator.request(held(published=0))
+        request = loaded.translator.translate(held(published=0))[0]
 
         assert request.sampling.max_tokens == 8 * 16 - len(request.prompt_token_ids)
         with pytest.raises(JobRejected, match="lower max_tokens"):
-            loaded.translator.request(held(published=0, options=JobOptions(max_tokens=200)))
+            loaded.translator.translate(held(published=0, options=JobOptions(max_tokens=200)))[0]
 
     @pytest.mark.parametrize("value", [1.5, "high"])
     def test_when_one_is_impossible_then_the_error_names_it_and_the_way_out(self, folder: Path, value: object) -> None:
@@ -165,7 +165,7 @@ class TestGivenAJobThatAnEarlierAttemptBegan:
     def test_when_it_had_resolved_its_options_then_they_hold_here_too(self) -> None:
         before = resolve(NOTHING_STATED, JobOptions(temperature=0.2, max_tokens=9), frozenset({5}))
 
-        sampling = translator().request(held(published=3, resolved=encode_resolved(before))).sampling
+        sampling = translator().translate(held(published=3, resolved=encode_resolved(before)))[0].sampling
 
         assert (sampling.temperature, sampling.max_tokens, sampling.repetition_penalty) == (0.2, 9, 1.0)
         assert sampling.end_token_ids == {5}
@@ -174,7 +174,7 @@ class TestGivenAJobThatAnEarlierAttemptBegan:
         before = encode_resolved(resolve(NOTHING_STATED, JobOptions(temperature=0.2), frozenset({5})))
 
         for resolved in (None, before):
-            sampling = translator().request(held(published=0, resolved=resolved)).sampling
+            sampling = translator().translate(held(published=0, resolved=resolved))[0].sampling
 
             assert (sampling.temperature, sampling.end_token_ids) == (0.7, ENDS)
 
@@ -184,21 +184,21 @@ class TestGivenAJobThatAnEarlierAttemptBegan:
     ) -> None:
         before = encode_resolved(resolve(NOTHING_STATED, JobOptions(max_tokens=5000), frozenset()))
         job = held(published=published, resolved=before)
-        num_prompt_tokens = len(translator().request(job).prompt_token_ids)
+        num_prompt_tokens = len(translator().translate(job)[0].prompt_token_ids)
         here = replace(translator(), max_job_tokens=num_prompt_tokens + 90)
 
-        assert here.request(job).sampling.max_tokens == most
+        assert here.translate(job)[0].sampling.max_tokens == most
         stated = held(published=published, resolved=before, options=JobOptions(max_tokens=5000))
-        assert here.request(stated).sampling.max_tokens == 5000
+        assert here.translate(stated)[0].sampling.max_tokens == 5000
 
     def test_when_what_it_resolved_is_damaged_then_the_job_is_rejected(self) -> None:
         with pytest.raises(JobRejected, match="resolved options"):
-            translator().request(held(published=3, resolved=b"\x91\x05"))
+            translator().translate(held(published=3, resolved=b"\x91\x05"))[0]
 
     def test_when_a_length_is_stated_then_that_counts_and_not_the_models(self) -> None:
         here = replace(translator(), defaults=JobOptions(max_tokens=9))
 
-        sampling = here.request(held(published=0, options=JobOptions(min_tokens=10, max_tokens=20))).sampling
+        sampling = here.translate(held(published=0, options=JobOptions(min_tokens=10, max_tokens=20)))[0].sampling
 
         assert (sampling.min_tokens, sampling.max_tokens) == (10, 20)
 
@@ -207,6 +207,8 @@ class TestGivenAJobThatAnEarlierAttemptBegan:
         before = resolve(NOTHING_STATED, JobOptions(max_tokens=9), frozenset())
         options = JobOptions(min_tokens=10, max_tokens=stated)
 
-        sampling = translator().request(held(published=3, resolved=encode_resolved(before), options=options)).sampling
+        sampling = (
+            translator().translate(held(published=3, resolved=encode_resolved(before), options=options))[0].sampling
+        )
 
         assert (sampling.min_tokens, sampling.max_tokens) == (9, 9)

@@ -61,12 +61,12 @@ def translator(template: str | None = None) -> Translator:
 
 class TestGivenAPromptOfEachKind:
     def test_when_it_is_text_then_it_gets_special_tokens_unless_disabled(self) -> None:
-        assert translator().request(held("a")).prompt_token_ids == (1, 97)
+        assert translator().translate(held("a"))[0].prompt_token_ids == (1, 97)
         bare = held("a", spec=JobSpec(add_special_tokens=False))
-        assert translator().request(bare).prompt_token_ids == (97,)
+        assert translator().translate(bare)[0].prompt_token_ids == (97,)
 
     def test_when_it_is_token_ids_then_they_pass_through(self) -> None:
-        request = translator().request(held((5, 6, 7)))
+        request = translator().translate(held((5, 6, 7)))[0]
 
         assert (request.prompt_token_ids, request.is_chat) == ((5, 6, 7), False)
 
@@ -74,7 +74,7 @@ class TestGivenAPromptOfEachKind:
         template = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
         chat = (Message(role="system", content="x"), Message(role="user", content="y"))
 
-        request = translator(template).request(held(chat))
+        request = translator(template).translate(held(chat))[0]
 
         assert "".join(map(chr, request.prompt_token_ids)) == "<s>[system]x[user]y"
         assert request.is_chat
@@ -85,7 +85,7 @@ class TestGivenAPromptOfEachKind:
     def test_when_it_is_text_as_a_chat_then_a_model_with_a_template_uses_it(
         self, template: str | None, expected: str
     ) -> None:
-        request = translator(template).request(held("y", spec=JobSpec(as_chat=True)))
+        request = translator(template).translate(held("y", spec=JobSpec(as_chat=True)))[0]
 
         assert "".join(map(chr, request.prompt_token_ids)) == expected
         assert request.is_chat == (template is not None)
@@ -93,7 +93,7 @@ class TestGivenAPromptOfEachKind:
     def test_when_translated_then_identity_seed_priority_and_tenant_travel(self) -> None:
         spec = JobSpec(options=JobOptions(max_tokens=5, temperature=0.5, stop=("x",), logit_bias={3: 1.0}))
 
-        request = translator().request(held("a", spec=spec))
+        request = translator().translate(held("a", spec=spec))[0]
 
         assert request.id.startswith("0.acme.abc#3.")
         assert (request.priority, request.tenant, request.cache_salt) == (2, "acme", "acme")
@@ -107,7 +107,7 @@ class TestGivenAPromptOfEachKind:
         job = held("a")
         job.restore(0, ChannelOutput(token_ids=[7, 8], published=2))
 
-        (progress,) = translator().request(job).progress
+        (progress,) = translator().translate(job)[0].progress
 
         assert (progress.token_ids, progress.is_finished) == ((7, 8), False)
 
@@ -116,7 +116,7 @@ class TestGivenATemplate:
     def test_when_it_asks_for_the_time_then_it_is_when_the_job_was_submitted(self) -> None:
         chat = (Message(role="user", content="y"),)
 
-        request = translator("{{ strftime_now('%Y-%m-%d') }}").request(held(chat))
+        request = translator("{{ strftime_now('%Y-%m-%d') }}").translate(held(chat))[0]
 
         assert "".join(map(chr, request.prompt_token_ids)) == "2023-11-14"
 
@@ -127,7 +127,7 @@ class TestGivenATemplate:
         )
         chat = (Message(role="user", content="<é>"), Message(role="user", content="no"))
 
-        request = translator(template).request(held(chat))
+        request = translator(template).translate(held(chat))[0]
 
         assert "".join(map(chr, request.prompt_token_ids)) == '{"role": "user", "content": "<é>"}'
 
@@ -142,7 +142,7 @@ class TestGivenATemplate:
     )
     def test_when_it_refuses_or_fails_or_reaches_out_then_only_the_job_fails(self, template: str) -> None:
         with pytest.raises(JobRejected) as caught:
-            translator(template).request(held((Message(role="user", content="y"),)))
+            translator(template).translate(held((Message(role="user", content="y"),)))[0]
 
         assert caught.value.code == "invalid_request"
 
@@ -154,26 +154,26 @@ class TestGivenATemplate:
 class TestGivenWhatCannotRun:
     def test_when_the_engine_refuses_then_its_message_and_a_code_are_reported(self) -> None:
         with pytest.raises(JobRejected, match="prompt is 101 tokens") as caught:
-            translator().request(held("x" * 101))
+            translator().translate(held("x" * 101))[0]
 
         assert caught.value.code == "prompt_too_long"
 
     def test_when_there_is_no_template_then_it_says_what_to_send_instead(self) -> None:
         with pytest.raises(JobRejected, match="send text instead") as caught:
-            translator().request(held((Message(role="user", content="y"),)))
+            translator().translate(held((Message(role="user", content="y"),)))[0]
 
         assert caught.value.code == "invalid_request"
 
     def test_when_another_model_is_asked_for_then_both_names_are_reported(self) -> None:
         with pytest.raises(JobRejected, match="'other'; this queue serves 'm'"):
-            translator().request(held("a", spec=JobSpec(model="other")))
+            translator().translate(held("a", spec=JobSpec(model="other")))[0]
 
     def test_when_spec_or_prompt_cannot_be_read_then_only_the_job_fails(self) -> None:
         job = leased("a")
         unreadable = Leases().new_job(job, QueueKeys("q"), None)
 
         with pytest.raises(JobRejected, match="cannot be read"):
-            translator().request(unreadable)
+            translator().translate(unreadable)[0]
 
     def test_when_a_rejection_has_no_kind_of_its_own_then_it_has_a_code_still(self) -> None:
         assert code_of(RequestRejected("no")) == "invalid_request"
