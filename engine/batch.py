@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from sluice.engine.request import SamplingParams, TokenLogprobs
+from sluice.engine.request import Sampling, TokenLogprobs
 
 
 # A named tuple instead of a frozen dataclass: one is made per sequence and step, in 0.25 instead of 1.07 us.
@@ -50,7 +50,7 @@ class Admission(NamedTuple):
     sequence_id: int
     request_id: str
     choice: int
-    sampling: SamplingParams
+    sampling: Sampling
     cache_salt: str
     """Under which its blocks are found; for checks."""
 

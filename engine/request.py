@@ -54,7 +54,7 @@ class FailureKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams(SamplingFields):
+class Sampling(SamplingFields):
     """How to choose the next token, and when to stop. Whoever makes it has checked the values."""
 
     end_token_ids: frozenset[int] | None = None
@@ -101,7 +101,7 @@ class Request:
 
     id: str
     prompt_token_ids: tuple[int, ...]
-    sampling: SamplingParams = field(default_factory=SamplingParams)
+    sampling: Sampling = field(default_factory=Sampling)
     num_choices: int = 1
     is_chat: bool = False
     """Whether the output begins a text of its own. Otherwise it continues the prompt's."""

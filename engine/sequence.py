@@ -9,7 +9,7 @@ from hashlib import blake2b
 from itertools import chain, repeat, zip_longest
 
 from sluice.engine.batch import Admission, Batch, Sampled, ScheduledRow
-from sluice.engine.request import NEVER_PREEMPTED, NO_TARGETS, LatencyTargets, Preemptions, SamplingParams
+from sluice.engine.request import NEVER_PREEMPTED, NO_TARGETS, LatencyTargets, Preemptions, Sampling
 
 _HASH_BYTES = 16
 
@@ -39,7 +39,7 @@ class Sequence:
 
     request_id: str
     choice: int
-    sampling: SamplingParams
+    sampling: Sampling
     priority: int = 0
     arrival_s: float = 0.0
     tenant: str = ""

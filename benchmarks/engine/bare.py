@@ -17,7 +17,7 @@ from sluice.engine.config import EngineConfig
 from sluice.engine.execution.threads import limit_spinning
 from sluice.engine.executor import Executor, Launched
 from sluice.engine.llm_engine import LLMEngine
-from sluice.engine.request import Request, SamplingParams
+from sluice.engine.request import Request, Sampling
 from sluice.engine.text.detokenizer import ByteDetokenizer
 
 if TYPE_CHECKING:
@@ -87,9 +87,7 @@ def run_jobs(executor: Executor, jobs: Sequence[Job], config: EngineConfig, *, t
         Request(
             id=str(number),
             prompt_token_ids=job.prompt,
-            sampling=SamplingParams(
-                temperature=temperature, seed=number, max_tokens=job.num_output_tokens, ignore_eos=True
-            ),
+            sampling=Sampling(temperature=temperature, seed=number, max_tokens=job.num_output_tokens, ignore_eos=True),
         )
         for number, job in enumerate(jobs)
     )

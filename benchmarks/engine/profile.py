@@ -27,7 +27,7 @@ from sluice.engine.execution.model_runner import ModelRunner
 from sluice.engine.execution.options import ModelOptions
 from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.models.inputs import BatchTensors
-from sluice.engine.request import SamplingParams
+from sluice.engine.request import Sampling
 from sluice.engine.sequence import Sequence, batch_of
 from sluice.kernels.decoder_step import DecoderWeights
 from sluice.kernels.linear import Linear
@@ -63,7 +63,7 @@ class Case:
                 id=i,
                 request_id=str(i),
                 choice=0,
-                sampling=SamplingParams(temperature=0),
+                sampling=Sampling(temperature=0),
                 token_ids=[random.randrange(3, VOCAB_SIZE) for _ in range(self.context)],
                 num_prompt_tokens=self.context,
                 tables=[list(range(i * blocks_each, (i + 1) * blocks_each))],

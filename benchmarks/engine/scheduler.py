@@ -16,7 +16,7 @@ from sluice.engine.config import EngineConfig
 from sluice.engine.executor import Computed, TextDecoder
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullModel, NullModelConfig, NullTokenizer
-from sluice.engine.request import Request, SamplingParams
+from sluice.engine.request import Request, Sampling
 from sluice.engine.text.tokenizer import load_tokenizer
 
 SMALL_MODEL = Path(__file__).parents[2] / "worker" / "small_model"
@@ -102,7 +102,7 @@ def _full_engine(
         Request(
             id=f"job {n}",
             prompt_token_ids=tuple((n * 7 + k) % 256 for k in range(_NUM_PROMPT_TOKENS)),
-            sampling=SamplingParams(max_tokens=8000, seed=n, stop=stop),
+            sampling=Sampling(max_tokens=8000, seed=n, stop=stop),
         )
         for n in range(num_running + num_waiting)
     )

@@ -25,7 +25,7 @@ from sluice.engine.models.folder import Weights, open_model_folder
 from sluice.engine.models.inputs import BatchTensors
 from sluice.engine.models.load import WeightForm, load_decoder
 from sluice.engine.null_model import NullTokenizer
-from sluice.engine.request import Request, SamplingParams
+from sluice.engine.request import Request, Sampling
 from sluice.engine.sequence import Sequence as EngineSequence
 from sluice.engine.sequence import batch_of
 from sluice.kernels import chain
@@ -277,7 +277,7 @@ def _sequence(index: int, prompt: Sequence[int], blocks: Sequence[int]) -> Engin
         id=index,
         request_id=str(index),
         choice=0,
-        sampling=SamplingParams(temperature=0),
+        sampling=Sampling(temperature=0),
         token_ids=list(prompt),
         num_prompt_tokens=len(prompt),
         tables=[list(blocks)],
@@ -313,6 +313,6 @@ def generate_greedily(
     )
     config = EngineConfig(max_num_seqs=4, max_num_batched_tokens=64)
     engine = LLMEngine(load_model_runner(options), NullTokenizer(), config)
-    sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    sampling = Sampling(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     requests = [Request(id=str(i), prompt_token_ids=tuple(one), sampling=sampling) for i, one in enumerate(prompts)]
     return list(tokens_of(engine, requests).values()), engine.stats.num_preemptions

@@ -165,14 +165,14 @@ def _serve(runner: "ModelRunner") -> int:
     from benchmarks.engine.bare import Words
     from sluice.engine.config import GPU_STEP, EngineConfig
     from sluice.engine.llm_engine import LLMEngine
-    from sluice.engine.request import Request, SamplingParams
+    from sluice.engine.request import Request, Sampling
 
     options = (
-        SamplingParams(temperature=0.0),
-        SamplingParams(temperature=1.0),
-        SamplingParams(temperature=0.7, top_k=20, top_p=0.9, min_p=0.01, logprobs=3),
-        SamplingParams(temperature=1.0, repetition_penalty=1.2, presence_penalty=0.1, logit_bias={3: -1.0}),
-        SamplingParams(min_tokens=3, temperature=0.0),
+        Sampling(temperature=0.0),
+        Sampling(temperature=1.0),
+        Sampling(temperature=0.7, top_k=20, top_p=0.9, min_p=0.01, logprobs=3),
+        Sampling(temperature=1.0, repetition_penalty=1.2, presence_penalty=0.1, logit_bias={3: -1.0}),
+        Sampling(min_tokens=3, temperature=0.0),
     )
     random, num_steps = Random(3), 0
     config = EngineConfig(max_num_seqs=GPU_STEP.max_num_seqs, max_num_batched_tokens=GPU_STEP.max_num_batched_tokens)

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from sluice.engine.batch import NO_DRAFTS, Admission, Batch, Sampled, ScheduledRow
 from sluice.engine.errors import EngineBroken, OutOfMemory
 from sluice.engine.executor import Executor, Launched
-from sluice.engine.request import FailureKind, Finish, FinishReason, SamplingParams
+from sluice.engine.request import FailureKind, Finish, FinishReason, Sampling
 
 MAX_SHORTAGES = 20
 """Consecutive steps that lack memory, each half as large as the one before, after which their size is not the cause."""
@@ -198,7 +198,7 @@ class IsolatingExecutor:
             sequence_id=-1,
             request_id="",
             choice=0,
-            sampling=SamplingParams(temperature=0, max_tokens=1),
+            sampling=Sampling(temperature=0, max_tokens=1),
             cache_salt="",
             token_ids=(0,),
             num_prompt_tokens=1,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sluice.engine.batch import Admission, Batch, Sampled, ScheduledRow, TableWrite
-from sluice.engine.request import SamplingParams
+from sluice.engine.request import Sampling
 
 
 @dataclass(slots=True, eq=False)
@@ -25,7 +25,7 @@ class Slot:
 
     sequence_id: int
     choice: int
-    sampling: SamplingParams
+    sampling: Sampling
     num_prompt_tokens: int
     token_ids: list[int]
     """Prompt and output, as far as the host knows them."""

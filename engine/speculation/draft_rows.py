@@ -16,13 +16,13 @@ from itertools import count
 from sluice.engine.batch import Admission, Batch, Sampled, ScheduledRow
 from sluice.engine.config import StepLimits
 from sluice.engine.executor import Executor, blocks_needed
-from sluice.engine.request import SamplingParams
+from sluice.engine.request import Sampling
 from sluice.engine.sequence import Sequence
 
 KEPT_FOR = 16
 """Rounds for which a sequence that is not guessed keeps its blocks although others need them."""
 
-_GREEDY = SamplingParams(temperature=0.0)
+_GREEDY = Sampling(temperature=0.0)
 _PLAIN = 4
 """Tokens for each row up to which the time of a step counts as usual: more are a prompt."""
 

@@ -14,7 +14,7 @@ from sluice.engine.config import EngineConfig
 from sluice.engine.execution.options import ModelOptions
 from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.llm_engine import LLMEngine
-from sluice.engine.request import Request, SamplingParams
+from sluice.engine.request import Request, Sampling
 from sluice.engine.text.tokenizer import load_tokenizer
 
 SMALL_MODEL = Path(worker.__file__).parent / "small_model"
@@ -71,7 +71,7 @@ class TestGivenAnEngine:
     def test_when_it_is_marked_then_each_step_has_its_stages(self, lag: Literal[0, 1]) -> None:
         runner = load_model_runner(ModelOptions(path=SMALL_MODEL, num_blocks=8, num_threads=1, lag=lag))
         engine = LLMEngine(runner, load_tokenizer(SMALL_MODEL), EngineConfig())
-        engine.add([Request(id="a", prompt_token_ids=(5, 6), sampling=SamplingParams(max_tokens=6, ignore_eos=True))])
+        engine.add([Request(id="a", prompt_token_ids=(5, 6), sampling=Sampling(max_tokens=6, ignore_eos=True))])
 
         with marked() as bars:
             while not engine.is_idle:

@@ -13,7 +13,7 @@ from sluice.engine.execution.slots import Slot, Slots
 from sluice.engine.executor import Executor, ModelLimits
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullModel, NullModelConfig, NullTokenizer
-from sluice.engine.request import Finish, Request, SamplingParams, TokenDelta
+from sluice.engine.request import Finish, Request, Sampling, TokenDelta
 from sluice.engine.sequence import Sequence
 from sluice.engine.speculation.source import DraftSource, Worth
 from sluice.engine.speculation.verification import verified_rows
@@ -211,7 +211,7 @@ def request(request_id: str, prompt: str | bytes = "hello", **options: Any) -> R
     names = ("num_choices", "priority", "arrival_s", "tenant", "cache_salt", "progress")
     own = {name: options.pop(name) for name in names if name in options}
     prompt_bytes = prompt.encode() if isinstance(prompt, str) else prompt
-    return Request(id=request_id, prompt_token_ids=tuple(prompt_bytes), sampling=SamplingParams(**options), **own)
+    return Request(id=request_id, prompt_token_ids=tuple(prompt_bytes), sampling=Sampling(**options), **own)
 
 
 def checking_model(

@@ -3,7 +3,7 @@
 import pytest
 
 from sluice.engine.batch import Batch, ScheduledRow
-from sluice.engine.request import SamplingParams
+from sluice.engine.request import Sampling
 from sluice.engine.sequence import Sequence, batch_of
 from tests.engine.given import checking_model, lagging
 
@@ -13,7 +13,7 @@ def sequence(number: int, *, blocks: list[int]) -> Sequence:
         id=number,
         request_id=f"r{number}",
         choice=0,
-        sampling=SamplingParams(),
+        sampling=Sampling(),
         token_ids=[number] * 4,
         num_prompt_tokens=4,
         tables=[blocks],

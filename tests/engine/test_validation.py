@@ -12,7 +12,7 @@ from sluice.engine.errors import (
     UnknownToken,
 )
 from sluice.engine.executor import ModelLimits
-from sluice.engine.request import ChoiceProgress, Request, SamplingParams
+from sluice.engine.request import ChoiceProgress, Request, Sampling
 from sluice.engine.validation import check_request
 
 LIMITS = ModelLimits(max_model_len=20, vocab_size=10, eos_token_ids=frozenset(), num_blocks=4, block_size=4)
@@ -20,7 +20,7 @@ LIMITS = ModelLimits(max_model_len=20, vocab_size=10, eos_token_ids=frozenset(),
 
 def request(prompt: tuple[int, ...] = (1, 2), *, sampling: dict[str, Any] | None = None, **options: Any) -> Request:
     asked: dict[str, Any] = {"max_tokens": 4} | (sampling or {})
-    return Request(id="r", prompt_token_ids=prompt, sampling=SamplingParams(**asked), **options)
+    return Request(id="r", prompt_token_ids=prompt, sampling=Sampling(**asked), **options)
 
 
 class TestGivenARequest:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from sluice.engine.request import Request, SamplingParams
+from sluice.engine.request import Request, Sampling
 from tests.oracles.engines import DISTURBED, run
 from tests.oracles.tiny_models import TINY_MODELS
 
@@ -33,7 +33,7 @@ class TestGivenARequestWithBadLogits:
     ) -> None:
         def request(name: str, prompt: tuple[int, ...]) -> Request:
             # The poison is banned from the output: it may come from prompts only.
-            params = SamplingParams(temperature=temperature, max_tokens=6, ignore_eos=True, logit_bias={POISON: -100.0})
+            params = Sampling(temperature=temperature, max_tokens=6, ignore_eos=True, logit_bias={POISON: -100.0})
             return Request(id=name, prompt_token_ids=prompt, sampling=params)
 
         shared = tuple(range(2, 22))

@@ -14,7 +14,7 @@ from sluice.engine.execution.options import ModelOptions
 from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullTokenizer
-from sluice.engine.request import Request, SamplingParams
+from sluice.engine.request import Request, Sampling
 from sluice.kernels.copy_blocks import copy_blocks
 from tests.oracles.engines import EngineRun
 from tests.oracles.tiny_models import TINY_MODELS
@@ -45,7 +45,7 @@ def requests() -> list[Request]:
         Request(
             id=str(number),
             prompt_token_ids=(*SHARED[: 25 if number == 2 else 27], *tail),
-            sampling=SamplingParams(temperature=0.7 * (number % 2), seed=number, max_tokens=12, ignore_eos=True),
+            sampling=Sampling(temperature=0.7 * (number % 2), seed=number, max_tokens=12, ignore_eos=True),
             num_choices=2 if number == 1 else 1,
         )
         for number, tail in enumerate(tails)

@@ -15,7 +15,7 @@ from sluice.engine.models.config import parse_config
 from sluice.engine.models.decoder import Decoder
 from sluice.engine.models.folder import open_model_folder
 from sluice.engine.models.load import WeightForm, load_decoder
-from sluice.engine.request import SamplingParams
+from sluice.engine.request import Sampling
 from sluice.engine.sequence import Sequence
 from sluice.kernels.linear import cpu as linear_cpu
 from sluice.kernels.native import library
@@ -67,7 +67,7 @@ def _logits(decoder: Decoder, prompts: list[list[int]], *, block_size: int, chun
             id=i,
             request_id=str(i),
             choice=0,
-            sampling=SamplingParams(temperature=0),
+            sampling=Sampling(temperature=0),
             token_ids=prompt,
             num_prompt_tokens=len(prompt),
             tables=[blocks[i][: -(-len(prompt) // block_size)]],

@@ -19,7 +19,7 @@ from sluice.engine.models.config import parse_config
 from sluice.engine.models.decoder import Decoder
 from sluice.engine.models.folder import open_model_folder
 from sluice.engine.models.load import WeightForm, load_decoder
-from sluice.engine.request import SamplingParams
+from sluice.engine.request import Sampling
 from sluice.engine.sequence import Sequence as Tokens
 from sluice.kernels.linear import cpu as linear_cpu
 from sluice.kernels.native import library
@@ -84,7 +84,7 @@ def sequences() -> list[Tokens]:
             id=i,
             request_id=str(i),
             choice=0,
-            sampling=SamplingParams(temperature=0),
+            sampling=Sampling(temperature=0),
             token_ids=torch.randint(97, (length,), generator=generator).tolist(),
             num_prompt_tokens=length,
             tables=[list(range(i * 20, i * 20 + -(-length // BLOCK_SIZE)))],

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from sluice.engine.request import Request, SamplingParams
+from sluice.engine.request import Request, Sampling
 from tests.grids import cross_section
 from tests.oracles.engines import DISTURBED, run
 from tests.oracles.tiny_models import TINY_MODELS, VOCAB_SIZE
@@ -41,7 +41,7 @@ def requests() -> list[Request]:
         Request(
             id=str(i),
             prompt_token_ids=tuple(prompt),
-            sampling=SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=i % 2 == 0),
+            sampling=Sampling(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=i % 2 == 0),
         )
         for i, prompt in enumerate(prompts)
     ]

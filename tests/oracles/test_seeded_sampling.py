@@ -7,25 +7,25 @@ from tempfile import mkdtemp
 
 import pytest
 
-from sluice.engine.request import ChoiceProgress, Request, SamplingParams
+from sluice.engine.request import ChoiceProgress, Request, Sampling
 from tests.oracles.engines import CALM, DISTURBED, FAILING, EngineRun, Setting, run
 from tests.oracles.tiny_models import TINY_MODELS
 
 PARAMS = {
-    "plain": SamplingParams(temperature=1.0, seed=1),
-    "cold": SamplingParams(temperature=0.4, seed=2**64 - 1),
-    "top-k": SamplingParams(temperature=0.9, top_k=5, seed=3),
-    "top-p": SamplingParams(temperature=1.3, top_p=0.7, seed=4),
-    "min-p": SamplingParams(min_p=0.05, seed=5),
-    "all": SamplingParams(temperature=1.1, top_k=30, top_p=0.9, min_p=0.01, seed=6),
-    "greedy": SamplingParams(temperature=0, seed=7),
-    "penalties": SamplingParams(
+    "plain": Sampling(temperature=1.0, seed=1),
+    "cold": Sampling(temperature=0.4, seed=2**64 - 1),
+    "top-k": Sampling(temperature=0.9, top_k=5, seed=3),
+    "top-p": Sampling(temperature=1.3, top_p=0.7, seed=4),
+    "min-p": Sampling(min_p=0.05, seed=5),
+    "all": Sampling(temperature=1.1, top_k=30, top_p=0.9, min_p=0.01, seed=6),
+    "greedy": Sampling(temperature=0, seed=7),
+    "penalties": Sampling(
         repetition_penalty=1.4, frequency_penalty=0.7, presence_penalty=-0.3, seed=8, logit_bias={5: 3.0, 9: -100.0}
     ),
-    "greedy, penalties": SamplingParams(temperature=0, repetition_penalty=1.3, frequency_penalty=1.5, min_tokens=12),
-    "logprobs": SamplingParams(logprobs=3, seed=9),
-    "greedy, logprobs": SamplingParams(temperature=0, logprobs=2, frequency_penalty=0.8),
-    "penalties, logprobs": SamplingParams(logprobs=4, repetition_penalty=1.2, top_p=0.9, seed=10),
+    "greedy, penalties": Sampling(temperature=0, repetition_penalty=1.3, frequency_penalty=1.5, min_tokens=12),
+    "logprobs": Sampling(logprobs=3, seed=9),
+    "greedy, logprobs": Sampling(temperature=0, logprobs=2, frequency_penalty=0.8),
+    "penalties, logprobs": Sampling(logprobs=4, repetition_penalty=1.2, top_p=0.9, seed=10),
 }
 LOGPROB_BOUND = 2e-5
 """In fp32: a product of matrices sums in another order when it has other rows, as a prefill of what decodes made has.
@@ -106,9 +106,7 @@ class TestGivenSeeds:
         check_logprobs(outcome, cut)
 
     def test_when_choices_or_seeds_differ_then_so_do_their_tokens(self) -> None:
-        request = Request(
-            id="r", prompt_token_ids=(5, 6), sampling=SamplingParams(seed=1, max_tokens=16), num_choices=3
-        )
+        request = Request(id="r", prompt_token_ids=(5, 6), sampling=Sampling(seed=1, max_tokens=16), num_choices=3)
         other = replace(request, id="other", sampling=replace(request.sampling, seed=2), num_choices=1)
 
         tokens = run(folder(), [request, other]).token_ids
@@ -119,7 +117,7 @@ class TestGivenSeeds:
 class TestGivenPenalties:
     def test_when_they_are_high_then_more_different_tokens_are_drawn(self) -> None:
         calm = Request(
-            id="r", prompt_token_ids=(5, 6, 7), sampling=SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+            id="r", prompt_token_ids=(5, 6, 7), sampling=Sampling(temperature=0, max_tokens=30, ignore_eos=True)
         )
         penalised = replace(
             calm, id="p", sampling=replace(calm.sampling, frequency_penalty=2.0, repetition_penalty=2.0)
@@ -133,7 +131,7 @@ class TestGivenPenalties:
 class TestGivenLogprobs:
     def test_when_greedy_then_the_chosen_token_is_the_first_of_the_top(self) -> None:
         request = Request(
-            id="r", prompt_token_ids=(5, 6, 7), sampling=SamplingParams(temperature=0, max_tokens=8, logprobs=4)
+            id="r", prompt_token_ids=(5, 6, 7), sampling=Sampling(temperature=0, max_tokens=8, logprobs=4)
         )
 
         outcome = run(folder(), [request])
@@ -147,7 +145,7 @@ class TestGivenLogprobs:
         request = Request(
             id="r",
             prompt_token_ids=(5, 6, 7),
-            sampling=SamplingParams(temperature=0, max_tokens=1, logprobs=0, logit_bias={33: 100.0}),
+            sampling=Sampling(temperature=0, max_tokens=1, logprobs=0, logit_bias={33: 100.0}),
         )
 
         outcome = run(folder(), [request])
@@ -160,7 +158,7 @@ class TestGivenLogprobs:
 class TestGivenATokenThatWouldEndTheOutput:
     """The end of the sequence (token 1) and a stop token are all that the model wants to say."""
 
-    params = SamplingParams(temperature=0, max_tokens=10, logit_bias={1: 100.0, 40: 90.0}, stop_token_ids=(40,))
+    params = Sampling(temperature=0, max_tokens=10, logit_bias={1: 100.0, 40: 90.0}, stop_token_ids=(40,))
 
     @pytest.mark.parametrize("min_tokens", [0, 1, 4, 10])
     def test_when_more_tokens_are_asked_for_then_it_is_not_drawn_before(self, min_tokens: int) -> None:

@@ -10,7 +10,7 @@ import pytest
 from sluice.engine.config import StepLimits
 from sluice.engine.execution.options import ModelOptions
 from sluice.engine.execution.start.model_loading import load_model_runner
-from sluice.engine.request import Request, SamplingParams
+from sluice.engine.request import Request, Sampling
 from sluice.engine.speculation.model_drafts import ModelDrafts
 from sluice.engine.speculation.suffix_drafts import SuffixDrafts
 from tests.engine.given import Prophet, Transcript
@@ -40,12 +40,12 @@ def requests() -> list[Request]:
     """Greedy and sampled, with what depends on the tokens before: penalties, bans, ends, log-probabilities."""
     random = Random(3)
     samplings = [
-        SamplingParams(temperature=0, max_tokens=24, ignore_eos=True),
-        SamplingParams(temperature=0, max_tokens=24, frequency_penalty=0.7, presence_penalty=0.3, ignore_eos=True),
-        SamplingParams(temperature=0.3, seed=5, max_tokens=24, repetition_penalty=1.3, logprobs=2),
-        SamplingParams(temperature=0.2, seed=6, max_tokens=24, min_tokens=9, top_k=8, logit_bias={3: 2.0}),
-        SamplingParams(temperature=1, seed=7, max_tokens=17, top_p=0.9, logprobs=0),
-        SamplingParams(temperature=0.5, seed=8, max_tokens=24, stop_token_ids=(5, 9, 11), min_tokens=3),
+        Sampling(temperature=0, max_tokens=24, ignore_eos=True),
+        Sampling(temperature=0, max_tokens=24, frequency_penalty=0.7, presence_penalty=0.3, ignore_eos=True),
+        Sampling(temperature=0.3, seed=5, max_tokens=24, repetition_penalty=1.3, logprobs=2),
+        Sampling(temperature=0.2, seed=6, max_tokens=24, min_tokens=9, top_k=8, logit_bias={3: 2.0}),
+        Sampling(temperature=1, seed=7, max_tokens=17, top_p=0.9, logprobs=0),
+        Sampling(temperature=0.5, seed=8, max_tokens=24, stop_token_ids=(5, 9, 11), min_tokens=3),
     ]
     return [
         Request(

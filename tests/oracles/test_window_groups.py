@@ -12,7 +12,7 @@ import torch
 
 from sluice.engine.execution.options import ModelOptions
 from sluice.engine.execution.start.model_loading import load_model_runner
-from sluice.engine.request import ChoiceProgress, Request, SamplingParams
+from sluice.engine.request import ChoiceProgress, Request, Sampling
 from tests.oracles.engines import EngineRun, Setting, run
 from tests.oracles.tiny_models import TINY_MODELS, VOCAB_SIZE
 
@@ -31,7 +31,7 @@ def requests() -> list[Request]:
     shared = tokens(70)
     prompts = [tokens(count) for count in (7, 3, 12, 5, 9, 2, 123, 64)]
     prompts += [shared + tokens(9), shared + tokens(30), shared]
-    sampling = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
+    sampling = Sampling(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
     return [Request(id=str(i), prompt_token_ids=tuple(prompt), sampling=sampling) for i, prompt in enumerate(prompts)]
 
 

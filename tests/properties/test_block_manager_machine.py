@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from sluice.engine.executor import blocks_needed
-from sluice.engine.request import SamplingParams
+from sluice.engine.request import Sampling
 from sluice.engine.scheduling.blocks.manager import BlockManager, CachedPrefix
 from sluice.engine.scheduling.blocks.windows import WindowSizes
 from sluice.engine.sequence import Sequence
@@ -140,7 +140,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
             id=len(self.sequences),
             request_id="r",
             choice=0,
-            sampling=SamplingParams(),
+            sampling=Sampling(),
             token_ids=list(token_ids),
             num_prompt_tokens=len(token_ids),
             cache_salt=salt,

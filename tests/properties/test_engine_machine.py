@@ -40,7 +40,7 @@ def prompts(draw: st.DrawFn) -> bytes:
 
 @st.composite
 def samplings(draw: st.DrawFn) -> dict[str, Any]:
-    """Parameters of `SamplingParams`: all that ends an output, at the earliest and at the latest."""
+    """Parameters of `Sampling`: all that ends an output, at the earliest and at the latest."""
     max_tokens = draw(st.integers(1, 14))
     return {
         "max_tokens": max_tokens,

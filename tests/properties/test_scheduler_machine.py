@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sluice.engine.batch import Batch, Sampled
 from sluice.engine.config import ADMISSION_NAMES, DISCIPLINE_NAMES, WHOLE_PROMPT_DISCIPLINES, EngineConfig
 from sluice.engine.executor import ModelLimits
-from sluice.engine.request import SamplingParams
+from sluice.engine.request import Sampling
 from sluice.engine.scheduling import policies
 from sluice.engine.scheduling.disciplines import make_scheduler
 from sluice.engine.scheduling.policies import MAX_YIELDS, make_policy
@@ -102,7 +102,7 @@ class Run:
             id=number,
             request_id=f"r{number}",
             choice=0,
-            sampling=SamplingParams(max_tokens=arrival.max_tokens),
+            sampling=Sampling(max_tokens=arrival.max_tokens),
             priority=arrival.priority,
             arrival_s=float(arrival.at_step),
             token_ids=[arrival.token] * arrival.num_prompt_tokens,

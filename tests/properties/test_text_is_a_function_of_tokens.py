@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Backend
 
 from sluice.engine.batch import Sampled
 from sluice.engine.executor import ModelLimits
-from sluice.engine.request import Finish, FinishReason, Request, SamplingParams, TokenDelta
+from sluice.engine.request import Finish, FinishReason, Request, Sampling, TokenDelta
 from sluice.engine.sequence import Sequence
 from sluice.engine.text.detokenizer import Detokenizer, WindowDetokenizer
 from sluice.engine.text.output import ChoiceOutput
@@ -124,7 +124,7 @@ def test_windows_add_up_for_a_decoder_of_another_kind(token_ids: list[int]) -> N
 
 
 def choice_output(tokenizer: Tokenizer, stop: tuple[str, ...], min_tokens: int) -> ChoiceOutput:
-    sampling = SamplingParams(max_tokens=1000, stop=stop, min_tokens=min_tokens)
+    sampling = Sampling(max_tokens=1000, stop=stop, min_tokens=min_tokens)
     limits = ModelLimits(max_model_len=2000, vocab_size=1000, eos_token_ids=frozenset({2}), num_blocks=1, block_size=1)
     sequence = Sequence(id=0, request_id="r", choice=0, sampling=sampling, token_ids=[0], num_prompt_tokens=1)
     stream = tokenizer.stream(skip_special_tokens=True)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice.engine.request import MAX_LOGPROBS, SamplingParams
+from sluice.engine.request import MAX_LOGPROBS, Sampling
 from sluice.protocol import limits
 from sluice.protocol.errors import InvalidJob
 from sluice.protocol.jobs import Options
@@ -107,7 +107,7 @@ class TestGivenTheOptionsOfContractAndEngine:
         params = sampling_of(options, resolve(options, NOTHING_STATED, frozenset({8})), seed=5)
 
         assert CHANGED.keys() == VALUES.keys() - {"n"}
-        assert params == SamplingParams(**CHANGED, end_token_ids=frozenset({8}), seed=5)
+        assert params == Sampling(**CHANGED, end_token_ids=frozenset({8}), seed=5)
 
 
 class TestGivenTheOptionsAsKeywords:

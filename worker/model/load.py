@@ -28,7 +28,7 @@ from sluice.engine.execution.threads import limit_spinning
 from sluice.engine.executor import Executor
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullModel, NullModelConfig, NullTokenizer
-from sluice.engine.request import Request, SamplingParams
+from sluice.engine.request import Request, Sampling
 from sluice.kernels import chain
 from sluice.protocol.wire import JobOptions
 from sluice.worker.config import DEFAULT_BLOCK_SIZE, ModelConfig, WorkerConfig
@@ -283,7 +283,7 @@ def _model_options(config: WorkerConfig, folder: Path) -> ModelOptions:
 
 def _warm_up(engine: LLMEngine) -> None:
     """Run a few steps, so that kernels are compiled and memory is touched before the first job."""
-    sampling = SamplingParams(max_tokens=2, temperature=1.0, top_p=0.9, ignore_eos=True)
+    sampling = Sampling(max_tokens=2, temperature=1.0, top_p=0.9, ignore_eos=True)
     engine.add([Request(id="warm-up", prompt_token_ids=(0,) * 4, sampling=sampling)])
     while not engine.is_idle:
         engine.advance()

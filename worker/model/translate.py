@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from sluice.engine.errors import PromptTooLong, RequestRejected
 from sluice.engine.executor import ModelLimits
-from sluice.engine.request import Request, Room, SamplingParams
+from sluice.engine.request import Request, Room, Sampling
 from sluice.engine.sampling import SamplingFields
 from sluice.protocol.job_ids import split_job_id
 from sluice.protocol.limits import MAX_TOKENS
@@ -192,13 +192,13 @@ def read_spec(spec: bytes) -> JobSpec | None:
         return None
 
 
-def sampling_of(options: JobOptions, resolved: ResolvedOptions, seed: int) -> SamplingParams:
+def sampling_of(options: JobOptions, resolved: ResolvedOptions, seed: int) -> Sampling:
     """Convert a job's options to those of the engine."""
     values: dict[str, Any] = {name: getattr(options, name) for name in _SAMPLING}  # Any: of several types
     values |= {name: getattr(resolved, name) for name in NEUTRAL}
     # The model's default or the room may be less than the request's least.
     values["min_tokens"] = min(options.min_tokens, resolved.max_tokens)
-    return SamplingParams(**values, end_token_ids=frozenset(resolved.end_token_ids), seed=seed)
+    return Sampling(**values, end_token_ids=frozenset(resolved.end_token_ids), seed=seed)
 
 
 _SAMPLING = [one.name for one in fields(SamplingFields)]

@@ -14,7 +14,7 @@ from sluice.engine.config import EngineConfig
 from sluice.engine.executor import Computed, Executor
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullModel, NullModelConfig
-from sluice.engine.request import NO_TARGETS, LatencyTargets, Request, SamplingParams
+from sluice.engine.request import NO_TARGETS, LatencyTargets, Request, Sampling
 from sluice.engine.scheduling.timing.step_time import StepTime, StepWork, work_of
 from sluice.engine.watching import Watcher
 
@@ -267,7 +267,7 @@ def _request(index: int, arrival: Arrival) -> Request:
     return Request(
         id=str(index),
         prompt_token_ids=prompt,
-        sampling=SamplingParams(
+        sampling=Sampling(
             temperature=0,
             max_tokens=max(arrival.max_tokens, arrival.num_output_tokens),
             ignore_eos=True,

@@ -29,7 +29,7 @@ from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.executor import Executor
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullTokenizer
-from sluice.engine.request import Request, SamplingParams
+from sluice.engine.request import Request, Sampling
 from sluice.kernels.copy_blocks import copy_blocks
 
 BLOCK_SIZE = 4
@@ -131,7 +131,7 @@ def make_requests(count: int, *, max_tokens: int) -> list[Request]:
                 *prefix,
                 *(random.randrange(2, 200) for _ in range(random.randint(BLOCK_SIZE, 2 * BLOCK_SIZE))),
             ),
-            sampling=SamplingParams(seed=n, max_tokens=max_tokens, ignore_eos=True, **options[n % len(options)]),  # pyright: ignore[reportArgumentType] - whole numbers where they must be
+            sampling=Sampling(seed=n, max_tokens=max_tokens, ignore_eos=True, **options[n % len(options)]),  # pyright: ignore[reportArgumentType] - whole numbers where they must be
             num_choices=1 + (n % 4 == 1),
         )
         for n in range(count)

@@ -20,7 +20,7 @@ from sluice.engine.batch import Drafts, ScheduledRow
 from sluice.engine.execution.sampling.seen_tokens import SeenTokens
 from sluice.engine.execution.slots import Slot
 from sluice.engine.execution.transfers import to_device
-from sluice.engine.request import SamplingParams
+from sluice.engine.request import Sampling
 from sluice.kernels.penalties import Penalties, apply_penalties
 
 
@@ -128,7 +128,7 @@ def edited_rows(
     )
 
 
-def _biases(params: SamplingParams, eos_token_ids: frozenset[int], *, is_early: bool) -> Iterator[tuple[int, float]]:
+def _biases(params: Sampling, eos_token_ids: frozenset[int], *, is_early: bool) -> Iterator[tuple[int, float]]:
     bans = {*params.stop_token_ids, *params.eos_token_ids(eos_token_ids)} if is_early else frozenset[int]()
     yield from ((token, bias) for token, bias in params.logit_bias.items() if token not in bans)
     yield from ((token, -float("inf")) for token in sorted(bans))

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from sluice.engine.batch import Batch
-from sluice.engine.request import MAX_LOGPROBS, SamplingParams
+from sluice.engine.request import MAX_LOGPROBS, Sampling
 from sluice.engine.sequence import Sequence, batch_of
 
-FILTERED = SamplingParams(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, logprobs=MAX_LOGPROBS)
+FILTERED = Sampling(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, logprobs=MAX_LOGPROBS)
 COSTLIEST = replace(FILTERED, repetition_penalty=1.1, frequency_penalty=0.1, presence_penalty=0.1, logit_bias={0: 1.0})
 
 
@@ -49,7 +49,7 @@ def _with_drafts(batch: Batch, num_drafts: list[int]) -> Batch:
     return replace(batch, drafts=drafts)
 
 
-def meaningless_sequence(index: int, length: int, block_size: int, sampling: SamplingParams) -> Sequence:
+def meaningless_sequence(index: int, length: int, block_size: int, sampling: Sampling) -> Sequence:
     """Return a sequence of zeros that has the first block everywhere."""
     return Sequence(
         id=-2 - index,

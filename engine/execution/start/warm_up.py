@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from sluice.engine.batch import Batch
 from sluice.engine.execution.start.largest_step import COSTLIEST, FILTERED, meaningless_sequence
-from sluice.engine.request import SamplingParams
+from sluice.engine.request import Sampling
 from sluice.engine.sequence import Sequence, batch_of
 
-_GREEDY = SamplingParams(temperature=0.0)
+_GREEDY = Sampling(temperature=0.0)
 _LEAST_CONTEXT = 256
 _PREFIX = 2048
 """Tokens before a prompt that continues: as many keys as a short chunk over a long context sees."""
@@ -27,7 +27,7 @@ def warm_up_batches(
     """Yield the steps: prompts of every length, alone, continued and beside a decode, then decodes of every context."""
     ids = iter(range(10**9))
 
-    def row(num_tokens: int, context: int, sampling: SamplingParams) -> _Part:
+    def row(num_tokens: int, context: int, sampling: Sampling) -> _Part:
         sequence = meaningless_sequence(next(ids), context, block_size, sampling)
         return sequence, context - num_tokens, num_tokens, True
 

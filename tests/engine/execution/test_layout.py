@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sluice.engine.batch import Batch, PaddingRow
 from sluice.engine.execution.transfers import Staging
 from sluice.engine.models.inputs import BatchTensors
-from sluice.engine.request import SamplingParams
+from sluice.engine.request import Sampling
 from sluice.engine.sequence import Sequence
 from tests.engine.layouts import Part, StepLayout
 
@@ -28,7 +28,7 @@ def sequence(number: int, num_tokens: int) -> Sequence:
         id=number,
         request_id=f"r{number}",
         choice=0,
-        sampling=SamplingParams(),
+        sampling=Sampling(),
         token_ids=[10 * number + i for i in range(num_tokens)],
         num_prompt_tokens=num_tokens,
         tables=[[number * 4 + i for i in range(4)]],

@@ -17,7 +17,7 @@ from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.execution.transfers import PendingCopy
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.models.inputs import BatchTensors
-from sluice.engine.request import Request, SamplingParams
+from sluice.engine.request import Request, Sampling
 from sluice.engine.sequence import Sequence, batch_of
 from sluice.engine.text.tokenizer import load_tokenizer
 from tests.engine.given import Transcripts, note
@@ -27,7 +27,7 @@ ASKED = [
     Request(
         id=f"r{n}",
         prompt_token_ids=tuple(range(20 + n, 40 + 3 * n)),
-        sampling=SamplingParams(temperature=0.7, seed=n, max_tokens=12, ignore_eos=True),
+        sampling=Sampling(temperature=0.7, seed=n, max_tokens=12, ignore_eos=True),
     )
     for n in range(6)
 ]
@@ -164,7 +164,7 @@ def chunk_of_a_prompt() -> Batch:
         id=1,
         request_id="r",
         choice=0,
-        sampling=SamplingParams(),
+        sampling=Sampling(),
         token_ids=list(range(20, 60)),
         num_prompt_tokens=40,
         tables=[[0, 1, 2]],

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from sluice.engine.batch import Admission, Batch, Sampled, ScheduledRow, TableWrite
 from sluice.engine.execution.slots import Slots
-from sluice.engine.request import SamplingParams
+from sluice.engine.request import Sampling
 
 
 def admission(slot: int, sequence_id: int, num_tokens: int, blocks: list[int]) -> Admission:
@@ -14,7 +14,7 @@ def admission(slot: int, sequence_id: int, num_tokens: int, blocks: list[int]) -
         sequence_id=sequence_id,
         request_id="",
         choice=0,
-        sampling=SamplingParams(),
+        sampling=Sampling(),
         cache_salt="",
         token_ids=tuple(range(num_tokens)),
         num_prompt_tokens=num_tokens,

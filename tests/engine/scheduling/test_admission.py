@@ -4,7 +4,7 @@ import pytest
 
 from sluice.engine.config import EngineConfig
 from sluice.engine.executor import ModelLimits
-from sluice.engine.request import SamplingParams
+from sluice.engine.request import Sampling
 from sluice.engine.scheduling.admission import Guaranteed, Watermark
 from sluice.engine.sequence import Sequence
 
@@ -18,7 +18,7 @@ def sequence_of(num_held_blocks: int, num_lacking_blocks: int) -> Sequence:
         request_id="r",
         choice=0,
         # The last token of an output needs no slot.
-        sampling=SamplingParams(max_tokens=num_lacking_blocks * LIMITS.block_size + 1),
+        sampling=Sampling(max_tokens=num_lacking_blocks * LIMITS.block_size + 1),
         token_ids=[1] * num_held_blocks * LIMITS.block_size,
         num_prompt_tokens=num_held_blocks * LIMITS.block_size,
         tables=[list(range(num_held_blocks))],

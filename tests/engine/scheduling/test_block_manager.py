@@ -2,7 +2,7 @@
 
 import pytest
 
-from sluice.engine.request import SamplingParams
+from sluice.engine.request import Sampling
 from sluice.engine.scheduling.blocks.manager import BlockManager, blocks_needed
 from sluice.engine.scheduling.blocks.pool import FreeBlocks
 from sluice.engine.sequence import Sequence, block_hash, root_hash
@@ -19,7 +19,7 @@ def sequence_of(token_ids: list[int], *, salt: str = "") -> Sequence:
         id=0,
         request_id="r",
         choice=0,
-        sampling=SamplingParams(),
+        sampling=Sampling(),
         token_ids=token_ids,
         num_prompt_tokens=len(token_ids),
         cache_salt=salt,

@@ -9,7 +9,7 @@ from sluice.engine.batch import Batch, PaddingRow, Sampled
 from sluice.engine.config import DISCIPLINE_NAMES, EngineConfig
 from sluice.engine.executor import ModelLimits
 from sluice.engine.null_model import NullModelConfig
-from sluice.engine.request import Room, SamplingParams
+from sluice.engine.request import Room, Sampling
 from sluice.engine.scheduling.disciplines import make_scheduler
 from sluice.engine.sequence import Sequence
 from tests.engine.given import CheckingModel, Transcripts, checking_model, engine_over, note, request, run
@@ -49,7 +49,7 @@ class Bench:
             id=len(self.sequences),
             request_id=f"r{len(self.sequences)}",
             choice=0,
-            sampling=SamplingParams(max_tokens=max_tokens),
+            sampling=Sampling(max_tokens=max_tokens),
             token_ids=[len(self.sequences)] * num_prompt_tokens,
             num_prompt_tokens=num_prompt_tokens,
         )

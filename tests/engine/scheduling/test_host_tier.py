@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sluice.engine.batch import Batch
 from sluice.engine.null_model import NullModelConfig
-from sluice.engine.request import SamplingParams
+from sluice.engine.request import Sampling
 from sluice.engine.scheduling.blocks import host_tier
 from sluice.engine.scheduling.blocks.host_tier import HostTier
 from sluice.engine.scheduling.blocks.manager import BlockManager
@@ -39,7 +39,7 @@ def joined(manager: BlockManager, token_ids: Iterable[int]) -> Sequence:
         id=0,
         request_id="r",
         choice=0,
-        sampling=SamplingParams(),
+        sampling=Sampling(),
         token_ids=known,
         num_prompt_tokens=len(known),
     )

@@ -1,7 +1,7 @@
 """Who goes first."""
 
 from sluice.engine.config import EngineConfig
-from sluice.engine.request import SamplingParams
+from sluice.engine.request import Sampling
 from sluice.engine.scheduling.policies import MAX_YIELDS, Policy, Priority, make_policy
 from sluice.engine.sequence import Sequence
 
@@ -11,7 +11,7 @@ def sequence_of(sequence_id: int, *, priority: int = 0, arrival_s: float = 0.0) 
         id=sequence_id,
         request_id="r",
         choice=0,
-        sampling=SamplingParams(),
+        sampling=Sampling(),
         priority=priority,
         arrival_s=arrival_s,
         token_ids=[1],

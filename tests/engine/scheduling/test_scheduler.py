@@ -9,7 +9,7 @@ import pytest
 from sluice.engine.batch import Batch, Sampled
 from sluice.engine.config import EngineConfig
 from sluice.engine.executor import ModelLimits
-from sluice.engine.request import NEVER_PREEMPTED, SamplingParams
+from sluice.engine.request import NEVER_PREEMPTED, Sampling
 from sluice.engine.scheduling.blocks.manager import BlockManager, CachedPrefix
 from sluice.engine.scheduling.disciplines import make_scheduler
 from sluice.engine.scheduling.policies import MAX_YIELDS
@@ -42,7 +42,7 @@ def sequence_of(num_tokens: int, *, token: int | None = None, priority: int = 0,
         id=sequence_id,
         request_id=f"r{sequence_id}",
         choice=0,
-        sampling=SamplingParams(),
+        sampling=Sampling(),
         priority=priority,
         arrival_s=arrival_s,
         token_ids=[sequence_id % 256 if token is None else token] * num_tokens,

@@ -3,7 +3,7 @@
 import pytest
 
 from sluice.engine.null_model import NullModelConfig
-from sluice.engine.request import SamplingParams
+from sluice.engine.request import Sampling
 from sluice.engine.scheduling.blocks.manager import BlockManager
 from sluice.engine.scheduling.blocks.windows import WindowSizes
 from sluice.engine.sequence import Sequence
@@ -22,7 +22,7 @@ def sequence_of(token_ids: list[int]) -> Sequence:
         id=0,
         request_id="r",
         choice=0,
-        sampling=SamplingParams(),
+        sampling=Sampling(),
         token_ids=token_ids,
         num_prompt_tokens=len(token_ids),
     )

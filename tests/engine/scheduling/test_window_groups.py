@@ -4,7 +4,7 @@ import pytest
 
 from sluice.engine.executor import ModelLimits
 from sluice.engine.null_model import NullModelConfig
-from sluice.engine.request import SamplingParams
+from sluice.engine.request import Sampling
 from sluice.engine.scheduling.admission import Watermark
 from sluice.engine.scheduling.blocks.manager import BlockManager
 from sluice.engine.scheduling.blocks.windows import WindowSizes
@@ -29,7 +29,7 @@ def sequence_of(token_ids: list[int]) -> Sequence:
         id=0,
         request_id="r",
         choice=0,
-        sampling=SamplingParams(),
+        sampling=Sampling(),
         token_ids=token_ids,
         num_prompt_tokens=len(token_ids),
     )
@@ -219,7 +219,7 @@ class TestGivenLimits:
     def test_when_a_long_sequence_runs_then_an_entry_is_spared(self) -> None:
         manager, limits = manager_with(400), limits_with(400)
         sequence = held(manager, list(range(100)))
-        sequence.sampling = SamplingParams(max_tokens=101)
+        sequence.sampling = Sampling(max_tokens=101)
         compute(manager, sequence, 100)
 
         assert Watermark(limits).num_spare_blocks([sequence]) == 1 + GROUPS

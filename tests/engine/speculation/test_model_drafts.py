@@ -11,7 +11,7 @@ from sluice.engine.errors import EngineBroken
 from sluice.engine.executor import Computed, Launched
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullModel, NullModelConfig, NullTokenizer
-from sluice.engine.request import Request, SamplingParams
+from sluice.engine.request import Request, Sampling
 from sluice.engine.scheduling.timing.step_time import StepTime
 from sluice.engine.sequence import Sequence
 from sluice.engine.speculation.draft_rows import KEPT_FOR, DraftRows
@@ -67,7 +67,7 @@ def sequence_of(token_ids: list[int], number: int = 0) -> Sequence:
         id=number,
         request_id=str(number),
         choice=0,
-        sampling=SamplingParams(),
+        sampling=Sampling(),
         token_ids=list(token_ids),
         num_prompt_tokens=len(token_ids),
     )

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from sluice.engine.request import SamplingParams
+from sluice.engine.request import Sampling
 from sluice.engine.sequence import Sequence
 from sluice.engine.speculation.source import Worth
 from sluice.engine.speculation.suffix_drafts import MAX_SALTS, SuffixDrafts
@@ -15,7 +15,7 @@ def sequence_of(token_ids: list[int], *, number: int = 0, salt: str = "", num_pr
         id=number,
         request_id=str(number),
         choice=0,
-        sampling=SamplingParams(),
+        sampling=Sampling(),
         cache_salt=salt,
         token_ids=list(token_ids),
         num_prompt_tokens=num_prompt_tokens,

@@ -8,7 +8,7 @@ import pytest
 from sluice.engine.batch import Sampled
 from sluice.engine.executor import ModelLimits
 from sluice.engine.null_model import END_OF_SEQUENCE, NullTokenizer
-from sluice.engine.request import FailureKind, Finish, FinishReason, Request, SamplingParams, TokenDelta, TokenLogprobs
+from sluice.engine.request import FailureKind, Finish, FinishReason, Request, Sampling, TokenDelta, TokenLogprobs
 from sluice.engine.sequence import Sequence
 from sluice.engine.text.detokenizer import Detokenizer, PieceDetokenizer
 from sluice.engine.text.output import ChoiceOutput, Outputs
@@ -26,7 +26,7 @@ LOGPROBS = tuple(TokenLogprobs(chosen=-float(n), top=()) for n in range(4))
 
 
 def output(*, detokenizer: Detokenizer | None = None, **sampling: Any) -> ChoiceOutput:
-    request = Request(id="r", prompt_token_ids=(1,), sampling=SamplingParams(**sampling))
+    request = Request(id="r", prompt_token_ids=(1,), sampling=Sampling(**sampling))
     sequence = Sequence(id=0, request_id="r", choice=0, sampling=request.sampling, token_ids=[1], num_prompt_tokens=1)
     return ChoiceOutput(request, sequence, detokenizer or NullTokenizer().stream(skip_special_tokens=True), LIMITS)
 
@@ -57,7 +57,7 @@ class TestGivenARowOfSeveralTokens:
 
 def generated(tokens: bytes, **sampling: Any) -> list[TokenDelta]:
     """What steps of one token say of a choice with log-probabilities."""
-    request = Request(id="r", prompt_token_ids=(1,), sampling=SamplingParams(logprobs=1, **sampling))
+    request = Request(id="r", prompt_token_ids=(1,), sampling=Sampling(logprobs=1, **sampling))
     sequence = Sequence(id=0, request_id="r", choice=0, sampling=request.sampling, token_ids=[1], num_prompt_tokens=1)
     choice = Outputs(NullTokenizer(), LIMITS).make(request, sequence)
     rows = (Sampled((token,), (TokenLogprobs(chosen=-1.0, top=((255, -0.5),)),)) for token in tokens)
@@ -87,7 +87,7 @@ class TestGivenLogprobs:
         assert (last.text, last.logprobs[0].token, last.logprobs[0].offset) == ("", b"c", 2)
 
     def test_when_an_earlier_attempt_is_replayed_then_offsets_go_on(self) -> None:
-        request = Request(id="r", prompt_token_ids=(1,), sampling=SamplingParams(logprobs=0))
+        request = Request(id="r", prompt_token_ids=(1,), sampling=Sampling(logprobs=0))
         sequence = Sequence(
             id=0, request_id="r", choice=0, sampling=request.sampling, token_ids=[1, *b"ab"], num_prompt_tokens=1
         )

@@ -11,7 +11,7 @@ from benchmarks.gpu.checks.determinism import ALONE, COMPANIES, Company, outputs
 from benchmarks.gpu.checks.sameness import make_requests
 from benchmarks.gpu.models import save_small_model, triton_in_place_of_cpu
 from benchmarks.gpu.scale import toy_scale
-from sluice.engine.request import Request, SamplingParams
+from sluice.engine.request import Request, Sampling
 from tests.kernels_triton.invariant.matrix_unit import matrix_unit
 from tests.oracles.tiny_models import GEMMA2, TinyModel
 
@@ -38,7 +38,7 @@ class TestGivenADeterministicEngine:
             Request(
                 id=str(n),
                 prompt_token_ids=prompt,
-                sampling=SamplingParams(seed=n, temperature=temperature, max_tokens=2, ignore_eos=True, logprobs=3),
+                sampling=Sampling(seed=n, temperature=temperature, max_tokens=2, ignore_eos=True, logprobs=3),
             )
             for n, (prompt, temperature) in enumerate(zip(prompts, temperatures, strict=True))
         ]

@@ -30,7 +30,7 @@ from sluice.engine.execution.start.model_loading import load_model_runner, plan_
 from sluice.engine.execution.start.warm_up import warm_up_batches
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullTokenizer
-from sluice.engine.request import Request, SamplingParams
+from sluice.engine.request import Request, Sampling
 from sluice.kernels.chain import OPERATIONS
 from sluice.kernels.trial.cases import cases_of
 from sluice.kernels.trial.compare import WrongResult
@@ -41,11 +41,11 @@ RUNS_COMPILED = True
 
 MAX_NUM_SEQS, MAX_TOKENS, MAX_LEN = 21, 150, 700
 OPTIONS = (
-    SamplingParams(temperature=0.0),
-    SamplingParams(temperature=1.0),
-    SamplingParams(temperature=0.7, top_k=20, top_p=0.9, min_p=0.01, logprobs=3),
-    SamplingParams(repetition_penalty=1.2, presence_penalty=0.1, logit_bias={3: -1.0}),
-    SamplingParams(min_tokens=3, temperature=0.0),
+    Sampling(temperature=0.0),
+    Sampling(temperature=1.0),
+    Sampling(temperature=0.7, top_k=20, top_p=0.9, min_p=0.01, logprobs=3),
+    Sampling(repetition_penalty=1.2, presence_penalty=0.1, logit_bias={3: -1.0}),
+    Sampling(min_tokens=3, temperature=0.0),
 )
 
 

@@ -7,7 +7,7 @@ from tempfile import mkdtemp
 import pytest
 
 from benchmarks.gpu.models import triton_in_place_of_cpu
-from sluice.engine.request import Request, SamplingParams
+from sluice.engine.request import Request, Sampling
 from tests.oracles.engines import Setting, run
 from tests.oracles.tiny_models import TINY_MODELS, VOCAB_SIZE
 
@@ -23,7 +23,7 @@ class TestGivenPromptsLongerThanTheWindow:
             Request(
                 id=str(length),
                 prompt_token_ids=tuple(random.randrange(2, VOCAB_SIZE) for _ in range(length)),
-                sampling=SamplingParams(temperature=0, max_tokens=4, ignore_eos=True),
+                sampling=Sampling(temperature=0, max_tokens=4, ignore_eos=True),
             )
             for length in (25, 5)
         ]

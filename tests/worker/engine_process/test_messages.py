@@ -10,7 +10,7 @@ import pytest
 from sluice.engine.config import EngineConfig
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullModel, NullModelConfig, NullTokenizer
-from sluice.engine.request import ChoiceProgress, Request, SamplingParams, TokenDelta
+from sluice.engine.request import ChoiceProgress, Request, Sampling, TokenDelta
 from sluice.worker.engine_process.messages import StepReport, packed, receive, unpacked
 
 SMALL_CACHE = NullModelConfig(num_blocks=24, block_size=4, max_model_len=64)
@@ -23,7 +23,7 @@ def requests(seed: int) -> list[Request]:
         Request(
             id=f"r{number}",
             prompt_token_ids=tuple(random.randrange(1, 200) for _ in range(random.randrange(1, 12))),
-            sampling=SamplingParams(
+            sampling=Sampling(
                 max_tokens=random.randrange(5, 30), seed=number, logprobs=random.choice([None, 2]), stop=("a",)
             ),
             num_choices=num_choices,

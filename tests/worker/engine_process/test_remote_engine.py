@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from sluice.engine.errors import EngineBroken
-from sluice.engine.request import FinishReason, Request, SamplingParams, TokenDelta
+from sluice.engine.request import FinishReason, Request, Sampling, TokenDelta
 from sluice.engine.watching import Iteration
 from sluice.worker.config import load_config
 from sluice.worker.engine_process.messages import StepReport, receive
@@ -40,7 +40,7 @@ def remote_engine(model: str = "null", *, deadline_s: float = 30.0, **flags: obj
 
 
 def request(name: str, *, max_tokens: int = 20, prompt: str = "hello", num_choices: int = 1) -> Request:
-    sampling = SamplingParams(max_tokens=max_tokens, seed=len(name), ignore_eos=True)
+    sampling = Sampling(max_tokens=max_tokens, seed=len(name), ignore_eos=True)
     return Request(id=name, prompt_token_ids=tuple(prompt.encode()), sampling=sampling, num_choices=num_choices)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.engine.request import Request, SamplingParams
+from sluice.engine.request import Request, Sampling
 from sluice.worker.config import load_config
 from sluice.worker.errors import ConfigError
 from sluice.worker.model.folders import SMALL_MODEL
@@ -37,7 +37,7 @@ def generated(model: LocalModel) -> list[tuple[int, ...]]:
         Request(
             id=str(number),
             prompt_token_ids=tuple(model.encode(f"The river number {number} flows", add_special_tokens=True)),
-            sampling=SamplingParams(temperature=number / 2, seed=number, max_tokens=24, ignore_eos=True),
+            sampling=Sampling(temperature=number / 2, seed=number, max_tokens=24, ignore_eos=True),
         )
         for number in range(4)
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.engine.request import FinishReason, Request, SamplingParams
+from sluice.engine.request import FinishReason, Request, Sampling
 from sluice.protocol.wire import Message
 from sluice.worker.config import load_config
 from sluice.worker.errors import ConfigError
@@ -43,7 +43,7 @@ def answer_of(model: LocalModel) -> FinishReason:
     assert model.text.template is not None
     prompt = model.text.template.render((Message(role="user", content="What is 2 + 2?"),), now_ms=0)
     token_ids = tuple(model.encode(prompt, add_special_tokens=False))
-    sampling = SamplingParams(temperature=0, max_tokens=60)
+    sampling = Sampling(temperature=0, max_tokens=60)
     model.engine.add([Request(id="r", prompt_token_ids=token_ids, sampling=sampling)])
     ends = [delta.finish for _ in range(60) for delta in model.engine.advance() if delta.finish is not None]
     return ends[0].reason

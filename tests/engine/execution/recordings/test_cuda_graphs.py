@@ -29,7 +29,7 @@ from sluice.engine.execution.recordings.cuda_graphs import (
 )
 from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.llm_engine import LLMEngine
-from sluice.engine.request import Request, SamplingParams
+from sluice.engine.request import Request, Sampling
 from sluice.engine.text.tokenizer import load_tokenizer
 from tests.engine.given import Transcripts, note
 
@@ -39,7 +39,7 @@ ASKED = [
     Request(
         id=f"r{n}",
         prompt_token_ids=tuple((7 * n + 13 * i) % 900 for i in range(size)),
-        sampling=SamplingParams(
+        sampling=Sampling(
             temperature=0.8 * (n % 2),
             seed=n,
             max_tokens=5 + 7 * (n % 4),
@@ -218,7 +218,7 @@ class TestGivenStepsThatAreNotRecorded:
     def test_when_a_step_is_wanted_again_and_again_then_it_is_recorded_without_a_pause(self) -> None:
         runner = load(graphs=True)
         assert runner.graphs is not None
-        long = [Request(id="a", prompt_token_ids=(5,) * 20, sampling=SamplingParams(max_tokens=1, ignore_eos=True))]
+        long = [Request(id="a", prompt_token_ids=(5,) * 20, sampling=Sampling(max_tokens=1, ignore_eos=True))]
 
         for n in range(PATIENCE):
             assert runner.graphs.num_replays == 0, n

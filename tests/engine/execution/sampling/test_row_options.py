@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from sluice.engine.execution.sampling.row_options import RowOptions
 from sluice.engine.execution.slots import Slot
-from sluice.engine.request import SamplingParams
+from sluice.engine.request import Sampling
 from sluice.kernels.philox import counter_2
 from sluice.kernels.sample import sample
 
 MAX_ROWS = 6
 VOCAB_SIZE = 50
 PARAMS = st.builds(
-    SamplingParams,
+    Sampling,
     temperature=st.sampled_from([0.0, 1e-9, 0.7, 1.5]),
     top_k=st.integers(0, 100),
     top_p=st.sampled_from([0.25, 0.5, 1.0]),
@@ -26,7 +26,7 @@ PARAMS = st.builds(
 STEPS = st.lists(st.lists(st.tuples(PARAMS, st.integers(0, 3)), min_size=1, max_size=MAX_ROWS), min_size=1, max_size=4)
 
 
-def slot(number: int, params: SamplingParams, choice: int) -> Slot:
+def slot(number: int, params: Sampling, choice: int) -> Slot:
     return Slot(
         index=number,
         sequence_id=number,
@@ -44,9 +44,7 @@ def make_options() -> RowOptions:
 
 class TestGivenRowsThatComeAndGo:
     @given(steps=STEPS)
-    def test_when_they_are_filled_then_each_row_has_its_own(
-        self, steps: list[list[tuple[SamplingParams, int]]]
-    ) -> None:
+    def test_when_they_are_filled_then_each_row_has_its_own(self, steps: list[list[tuple[Sampling, int]]]) -> None:
         rows = make_options()
         for at, step in enumerate(steps):
             slots = [slot(100 * at + n, params, choice) for n, (params, choice) in enumerate(step)]
@@ -72,7 +70,7 @@ class TestGivenRowsThatComeAndGo:
 class TestGivenLogits:
     def test_when_padding_is_drawn_too_then_the_rows_have_the_same_tokens(self) -> None:
         rows = make_options()
-        params = [SamplingParams(temperature=1.0, seed=n, top_k=20) for n in range(3)]
+        params = [Sampling(temperature=1.0, seed=n, top_k=20) for n in range(3)]
         rows.fill([slot(n, one, 0) for n, one in enumerate(params)])[:] = [5, 6, 7]
         rows.send()
         logits = torch.randn(MAX_ROWS, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))

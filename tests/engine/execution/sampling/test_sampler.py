@@ -25,14 +25,14 @@ from sluice.engine.execution.sampling import sampler as module
 from sluice.engine.execution.sampling.edited_rows import NO_TOKENS, LastTokens
 from sluice.engine.execution.sampling.sampler import Sampler
 from sluice.engine.execution.slots import Slot
-from sluice.engine.request import SamplingParams
+from sluice.engine.request import Sampling
 from sluice.kernels.sample import SampleOptions, draws_with
 
 VOCAB_SIZE = 12
 EOS = 1
 TOKENS = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=8)
 PARAMS = st.builds(
-    SamplingParams,
+    Sampling,
     temperature=st.just(0.0),
     repetition_penalty=st.sampled_from([1.0, 1.3, 0.7]),
     frequency_penalty=st.sampled_from([0.0, 0.3, -1.1]),
@@ -45,7 +45,7 @@ PARAMS = st.builds(
 )
 
 
-def slot_with(sequence_id: int, prompt: list[int], params: SamplingParams) -> Slot:
+def slot_with(sequence_id: int, prompt: list[int], params: Sampling) -> Slot:
     return Slot(
         index=sequence_id,
         sequence_id=sequence_id,
@@ -146,7 +146,7 @@ def check_drawn_from(sampler: Sampler, sequences: Items[Slot], seed: int, last: 
 @settings(max_examples=150, deadline=None)
 @given(rows=st.lists(st.tuples(TOKENS, PARAMS), min_size=1, max_size=4), output=TOKENS)
 def test_given_any_rows_when_they_generate_then_each_step_draws_from_what_was_asked(
-    rows: list[tuple[list[int], SamplingParams]], output: list[int]
+    rows: list[tuple[list[int], Sampling]], output: list[int]
 ) -> None:
     sampler = make_sampler()
     sequences = [slot_with(index, prompt, params) for index, (prompt, params) in enumerate(rows)]
@@ -161,7 +161,7 @@ def test_given_any_rows_when_they_generate_then_each_step_draws_from_what_was_as
 @settings(max_examples=150, deadline=None)
 @given(rows=st.lists(st.tuples(TOKENS, PARAMS), min_size=1, max_size=4), output=TOKENS, is_again=st.booleans())
 def test_given_a_device_that_lags_when_rows_generate_then_draws_are_as_asked(
-    rows: list[tuple[list[int], SamplingParams]], output: list[int], is_again: bool
+    rows: list[tuple[list[int], Sampling]], output: list[int], is_again: bool
 ) -> None:
     sampler = make_sampler()
     sequences = [slot_with(index, prompt, params) for index, (prompt, params) in enumerate(rows)]
@@ -177,12 +177,12 @@ def test_given_a_device_that_lags_when_rows_generate_then_draws_are_as_asked(
 
 
 class TestGivenRowsOfEveryKind:
-    penalised = SamplingParams(temperature=0, repetition_penalty=1.3, frequency_penalty=0.3)
-    biased = SamplingParams(temperature=0, logit_bias={EOS: 5.0, 7: -3.0}, min_tokens=2)
+    penalised = Sampling(temperature=0, repetition_penalty=1.3, frequency_penalty=0.3)
+    biased = Sampling(temperature=0, logit_bias={EOS: 5.0, 7: -3.0}, min_tokens=2)
     both = replace(penalised, logit_bias={2: 1.5, 7: -3.0}, min_tokens=1)
 
     def test_when_a_step_is_drawn_then_all_penalties_are_applied_by_one_call(self) -> None:
-        plain = SamplingParams(temperature=0)
+        plain = Sampling(temperature=0)
         sequences = [slot_with(i, [2, 3], p) for i, p in enumerate([plain, self.penalised, self.biased, self.both])]
 
         with patch.object(edited_rows, "apply_penalties", wraps=edited_rows.apply_penalties) as apply:
@@ -204,14 +204,14 @@ class TestGivenRowsOfEveryKind:
         sampler, logits = make_sampler(), torch.zeros(1, VOCAB_SIZE)
         edited = drawn_from(sampler, logits, [slot_with(0, [2, 3], self.both)])
 
-        plain = drawn_from(sampler, logits, [slot_with(0, [2, 3], SamplingParams(temperature=0))])
+        plain = drawn_from(sampler, logits, [slot_with(0, [2, 3], Sampling(temperature=0))])
 
         assert edited is not logits
         assert plain is logits
 
     def test_when_the_bans_of_all_rows_are_over_then_nothing_is_copied(self) -> None:
         sampler = make_sampler()
-        sequence = slot_with(0, [2, 3], SamplingParams(temperature=0, min_tokens=1))
+        sequence = slot_with(0, [2, 3], Sampling(temperature=0, min_tokens=1))
         logits = torch.zeros(1, VOCAB_SIZE)
 
         first = drawn_from(sampler, logits, [sequence])

@@ -7,7 +7,7 @@ import torch
 
 from sluice.engine.execution.sampling.seen_tokens import SeenTokens
 from sluice.engine.execution.slots import Slot
-from sluice.engine.request import SamplingParams
+from sluice.engine.request import Sampling
 
 VOCAB_SIZE = 8
 
@@ -22,7 +22,7 @@ def slot_of(index: int, output: list[int]) -> Slot:
         index=index,
         sequence_id=index,
         choice=0,
-        sampling=SamplingParams(repetition_penalty=1.3),
+        sampling=Sampling(repetition_penalty=1.3),
         num_prompt_tokens=2,
         token_ids=[1, 2, *output],
         num_blocks=1,

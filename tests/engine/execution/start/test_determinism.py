@@ -19,7 +19,7 @@ from sluice.engine.execution.start.kernel_trial import choose, wanted_kernels
 from sluice.engine.execution.start.model_loading import load_model_runner, plan_load
 from sluice.engine.models.config import parse_config
 from sluice.engine.models.folder import open_model_folder
-from sluice.engine.request import Request, SamplingParams
+from sluice.engine.request import Request, Sampling
 from sluice.kernels import chain
 from sluice.kernels.linear import cpu as linear_cpu
 from sluice.kernels.native import library
@@ -62,7 +62,7 @@ class TestGivenAModelInBfloat16:
             Request(
                 id=str(n),
                 prompt_token_ids=tuple(random.randrange(2, 97) for _ in range(random.randrange(1, 40))),
-                sampling=SamplingParams(seed=n, temperature=n % 3 / 2, max_tokens=5, ignore_eos=True, logprobs=3),
+                sampling=Sampling(seed=n, temperature=n % 3 / 2, max_tokens=5, ignore_eos=True, logprobs=3),
             )
             for n in range(6)
         ]

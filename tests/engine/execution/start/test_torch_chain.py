@@ -12,7 +12,7 @@ from sluice.engine.config import EngineConfig
 from sluice.engine.execution.options import ModelOptions
 from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.llm_engine import LLMEngine
-from sluice.engine.request import Request, SamplingParams
+from sluice.engine.request import Request, Sampling
 from sluice.engine.text.tokenizer import load_tokenizer
 from sluice.kernels.chain import HOPPER_PREFILL, OPERATIONS
 from sluice.kernels.chain import Path as Chosen
@@ -25,7 +25,7 @@ REQUESTS = [
     Request(
         id=str(n),
         prompt_token_ids=tuple((7 * n + 13 * i) % 900 for i in range(size)),
-        sampling=SamplingParams(
+        sampling=Sampling(
             temperature=0.9 * (n % 2),
             top_k=30 * (n % 3),
             top_p=0.9,
