@@ -73,7 +73,7 @@ def create_router(settings: GatewaySettings, keyring: Keyring) -> Starlette:
     Raises:
         InvalidSetting: as `create_app`.
     """
-    queues, storage = Queues(settings), Storage(settings.files_url)
+    queues, storage = Queues(settings), Storage(settings.files_url or "file:///nowhere")
     database = Database(settings.database_url, patience_s=SQL_LIMIT_S)
     marks, quota = StorageMarks(queues, storage), Quota(database, settings.tenant_files_mib * MIB)
     rates, records = Rates(queues.first.submitting, queues.first.name), Records(settings.database_url)

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
+from typing import Literal, TypeVar
 
 from sluice.producer.errors import InvalidSetting
 from sluice.protocol.bounds import (
@@ -19,11 +20,15 @@ from sluice.protocol.bounds import (
     TENANT_HELD_MIB,
     TENANT_REQUESTS,
     TENANT_UNREAD_MIB,
+    Bound,
 )
+from sluice.protocol.settings import GATEWAY, PREFIX, TIME, Declared, setting, settings_of
 
 ORIGIN = re.compile(r"https?://(\[[0-9a-f:]+\]|[a-z0-9.-]+)(:[0-9]+)?")
 MAX_DAYS = 3650
 AT_LEAST_1 = [bound for bound in BOUNDS if (bound.set_by or "").startswith("producer serve ")]
+
+T = TypeVar("T")
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
@@ -37,81 +42,128 @@ class ServedQueue:
     """Must be the number of its workers; None takes theirs."""
 
 
+def _own(default: T, name: str, metavar: str, help_text: str) -> T:
+    return setting(default, env=GATEWAY + name, metavar=metavar, help=help_text)
+
+
+def _most(bound: Bound, help_text: str) -> int:
+    name = bound.flag.removeprefix("--").replace("-", "_").upper()
+    return _own(bound.most, name, "MIB" if bound.name.endswith("_mib") else "COUNT", help_text)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySettings:
-    """Where the gateway listens, and which queues it serves.
+    """Where the gateway listens, which queues it serves, and what it bears.
 
     Raises:
         InvalidSetting: a value is out of its range.
     """
 
+    host: str = _own("127.0.0.1", "HOST", "ADDRESS", "Address to listen on.")
+    port: int = _own(8000, "PORT", "PORT", "Port to listen on.")
+    is_key_required: bool = _own(
+        False,
+        "REQUIRE_KEYS",
+        "",
+        "Do not start without an active API key, and serve no request without one. If not given: on loopback"
+        " addresses, requests need a key as soon as one exists.",
+    )
+    tls_cert: str | None = _own(None, "TLS_CERT", "FILE", "Certificate chain, in PEM. Serves plain HTTP if not given.")
+    tls_key: str | None = _own(None, "TLS_KEY", "FILE", "Key of the certificate, in PEM, without a password.")
+    cors_origins: tuple[str, ...] = _own(
+        (), "CORS_ORIGIN", "ORIGIN", "Let pages of this origin read answers. May be repeated."
+    )
+    request_limit_s: float = _own(600.0, "REQUEST_LIMIT_S", TIME, "Cancel the job of a request that takes longer.")
+    response_days: float = _own(
+        30.0,
+        "RESPONSE_DAYS",
+        "DAYS",
+        "Keep responses of /v1/responses for this long. It is also the deadline of those in the background.",
+    )
+    return_limit_s: float = _own(
+        30.0,
+        "RETURN_LIMIT_S",
+        TIME,
+        "Cancel the job of a request with an Idempotency-Key this long after its last client has left.",
+    )
+    read_limit_s: float = _own(
+        60.0,
+        "READ_LIMIT_S",
+        TIME,
+        "Abort the connection of a client that leaves its answer unread for this long.",
+    )
+    arrival_limit_s: float = _own(
+        30.0,
+        "ARRIVAL_LIMIT_S",
+        TIME,
+        "Close the connection of a request that takes longer to arrive, or pauses for longer. Each 16 KiB adds a"
+        " second.",
+    )
+    max_connections: int = _most(
+        CONNECTIONS, "Accept at most this many connections. Further ones get a 503 or are closed."
+    )
+    address_connections: int = _most(
+        ADDRESS_CONNECTIONS, "Accept at most this many connections from one address. Further ones are closed unread."
+    )
+    tenant_requests: int = _most(
+        TENANT_REQUESTS, "Answer 429 to further requests of a tenant while this many are open."
+    )
+    tenant_held_mib: int = _most(
+        TENANT_HELD_MIB, "Answer 429 while bodies of a tenant's requests take this much memory."
+    )
+    tenant_unread_mib: int = _most(
+        TENANT_UNREAD_MIB, "Answer 429 while more than this of a tenant's answers waits to be read."
+    )
+    key_reads: int = _most(KEY_READS, "Answer 429 to a key after this many reads and refused requests in a minute.")
+    trusted_proxies: tuple[str, ...] = _own(
+        (),
+        "TRUSTED_PROXY",
+        "ADDRESS",
+        "Trust the X-Forwarded-For header of this proxy, an address or a network. May be repeated.",
+    )
+    drain_s: float = _own(
+        30.0,
+        "DRAIN_LIMIT_S",
+        TIME,
+        "Wait this long after SIGTERM for open answers to end; the others then end with an error.",
+    )
+    files_url: str | None = setting(
+        None,
+        env="FILES_URL",
+        metavar="URL",
+        help="Where to keep files: file:///FOLDER, or s3://BUCKET for several hosts. Uses the state folder if not"
+        " given.",
+    )
+    max_file_mib: int = _most(FILE_MIB, "Refuse uploads of larger files.")
+    tenant_files_mib: int = _most(
+        TENANT_FILES_MIB,
+        "Refuse uploads, batches and stored responses of a tenant whose files and stored responses take this much.",
+    )
+    tenant_batches: int = _most(
+        TENANT_BATCHES, "Answer 429 to a new batch of a tenant that has this many unfinished batches."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = setting(
+        "info", env="LOG_LEVEL", metavar="LEVEL", help="Each request is logged at info."
+    )
+    log_format: Literal["auto", "plain", "json"] = setting(
+        "auto",
+        env="LOG_FORMAT",
+        metavar="FORMAT",
+        help="Format of the log; auto: plain on a terminal, JSON elsewhere.",
+    )
+
+    # As for other commands of `producer`, whose options these are.
     redis_url: str | None = None
     database_url: str
     """Database with the API keys."""
-
-    is_key_required: bool = False
-    """Whether requests need an API key even while the database has none."""
-
-    files_url: str = "file:///nowhere"
-    """Where files are kept."""
-
-    max_file_mib: int = FILE_MIB.most
-    """Largest file that a client may upload."""
-
-    tenant_batches: int = TENANT_BATCHES.most
-    """Batches of a tenant that are not over."""
-
-    tenant_files_mib: int = TENANT_FILES_MIB.most
-    """What the files of a tenant may take."""
 
     queues: tuple[ServedQueue, ...] = (ServedQueue("default"),)
     model_queues: tuple[tuple[str, str], ...] = ()
     """Models and the queue of each, for those that have no worker yet."""
 
-    host: str = "127.0.0.1"
-    port: int = 8000
-    tls_cert: str | None = None
-    """File of the certificate chain, and in `tls_key` of its key; None serves plain HTTP."""
-
-    tls_key: str | None = None
-    cors_origins: tuple[str, ...] = ()
-    """Origins whose pages may read answers."""
-
-    request_limit_s: float = 600.0
-    """Deadline of a job whose client waits for it."""
-
-    return_limit_s: float = 30.0
-    """How long a job with an idempotency key outlives its last reader, who may come back."""
-
-    response_days: float = 30.0
-    """How long responses are kept, and deadline of those in the background."""
-
     max_body_bytes: int = BODY_BYTES.most
     max_held_bytes: int = HELD_MIB.most * 1024 * 1024
     """Most bytes of bodies that all requests may hold in memory."""
-
-    max_connections: int = CONNECTIONS.most
-    """More are told so with 503, or closed."""
-
-    tenant_held_mib: int = TENANT_HELD_MIB.most
-    tenant_unread_mib: int = TENANT_UNREAD_MIB.most
-    tenant_requests: int = TENANT_REQUESTS.most
-    address_connections: int = ADDRESS_CONNECTIONS.most
-    key_reads: int = KEY_READS.most
-    trusted_proxies: tuple[str, ...] = ()
-    """Addresses and networks whose `X-Forwarded-For` is believed."""
-
-    arrival_limit_s: float = 30.0
-    """Longest time for a request to arrive, and a second for each 16 KiB of it; longest pause on the way."""
-
-    read_limit_s: float = 60.0
-    """How long a client may read nothing of what waits for it. Then its connection is aborted."""
-
-    drain_s: float = 30.0
-    """Longest time that open answers may take to end after SIGTERM. Then they end with an error."""
-
-    log_format: str = "auto"
-    log_level: str = "info"
 
     def __post_init__(self) -> None:
         for message in self._faults():
@@ -157,6 +209,16 @@ class GatewaySettings:
         for model, queue in self.model_queues:
             if queue not in names:
                 yield f"--model {model}={queue} names a queue that is not served; served: {', '.join(names)}"
+
+
+SETTINGS = tuple(settings_of("gateway", GatewaySettings))
+
+DECLARED = Declared(
+    settings=SETTINGS,
+    is_ours=lambda name: name.startswith(PREFIX + GATEWAY),
+    hint="`producer serve --help` lists all",
+    other_sections=None,
+)
 
 
 def is_loopback(host: str) -> bool:

@@ -1,4 +1,4 @@
-"""Write the tables of `docs/reference/settings.md` from the settings that the worker declares.
+"""Write the tables of `docs/reference/settings.md` from the settings that worker and gateway declare.
 
 python -m tools.settings_page
 """
@@ -6,7 +6,9 @@ python -m tools.settings_page
 from collections.abc import Iterator
 from pathlib import Path
 
-from sluice.worker.config import SETTINGS, Setting
+from sluice.gateway import settings as gateway
+from sluice.protocol.settings import Setting
+from sluice.worker.config import SETTINGS
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "settings.md"
 BEGIN, END = "<!-- generated -->\n", "<!-- end -->\n"
@@ -16,7 +18,12 @@ FLAGS = {"DEVICE": "`--gpu`, `--cpu`", "CALLBACKS_SECRET": "none: `ps` shows fla
 
 def row(setting: Setting) -> str:
     """Format one setting as a row of its section's table."""
-    default = "on" if setting.default is True else "" if setting.default is None else f"`{setting.default}`"
+    if setting.default in (True, False) and setting.is_switch:
+        default = "on" if setting.default else "off"
+    elif setting.default is None or setting.is_list:
+        default = ""
+    else:
+        default = f"`{setting.shown_default}`"
     return f"| `{setting.env_name}` | {_flag(setting)} | `{setting.name}` | {default} | {setting.help} |"
 
 
@@ -29,7 +36,7 @@ def page(text: str) -> str:
 
 def _lines() -> Iterator[str]:
     section = ""
-    for setting in SETTINGS:
+    for setting in (*SETTINGS, *gateway.SETTINGS):
         if setting.section != section:
             section = setting.section
             yield f"\n## `[{section}]`\n\n| environment | flag | in a file | default | meaning |\n|---|---|---|---|---|"

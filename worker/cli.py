@@ -13,8 +13,9 @@ from sluice.protocol.errors import InvalidSetting
 from sluice.protocol.host.numbers import Number
 from sluice.protocol.host.optional_packages import without
 from sluice.protocol.host.terminal import say
+from sluice.protocol.settings import config_option, flag_of
 from sluice.version import installed_version
-from sluice.worker.config import CONFIG_FILE_NAME, SETTINGS, Setting, WorkerConfig, load_config
+from sluice.worker.config import SETTINGS, WorkerConfig, load_config
 from sluice.worker.devices import is_device
 from sluice.worker.errors import ConfigError, ExitCode, WorkerError
 
@@ -40,28 +41,10 @@ def _options(*parts: str) -> Callable[[Command], Command]:
     def decorate(command: Command) -> Command:
         for leaf in reversed(SETTINGS):
             if (leaf.section in parts or leaf.key in parts) and leaf.key not in _NO_FLAG:
-                command = _option(leaf)(command)
-        return click.option(
-            "--config",
-            "config_file",
-            type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            metavar="FILE",
-            envvar=CONFIG_FILE_NAME,
-            show_envvar=True,
-            help="TOML file with the same settings, as `[section]` and `name = value`.",
-        )(command)
+                command = flag_of(leaf, leaf.key.replace(".", "__"))(command)
+        return config_option("section")(command)
 
     return decorate
-
-
-def _option(leaf: Setting) -> Callable[[Command], Command]:
-    shown = "" if leaf.default is None or leaf.is_switch else f"; default: {leaf.default}"
-    help_text = f"{leaf.help}  [env var: {leaf.env_name}{shown}]"
-    # `load_config` converts the value, so that it reports all problems of flags, file and environment at once.
-    name = leaf.key.replace(".", "__")
-    if leaf.is_switch:
-        return click.option(f"{leaf.flag}/--no-{leaf.flag[2:]}", name, default=None, help=help_text)
-    return click.option(leaf.flag, name, metavar=leaf.metavar, default=None, help=help_text)
 
 
 def _gpus(_ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:

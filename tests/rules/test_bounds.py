@@ -3,6 +3,7 @@
 import click
 import pytest
 
+from sluice.gateway.settings import SETTINGS
 from sluice.producer.cli.main import cli as producer
 from sluice.protocol.bounds import BOUNDS, Bound
 from sluice.worker.cli import main as worker
@@ -10,12 +11,15 @@ from tests.end_to_end.processes import ROOT
 from tests.rules.commands import below
 from tools.bounds_page import PAGE, page
 
+OF_GATEWAY = {one.flag: one for one in SETTINGS}
 SET = [bound for bound in BOUNDS if bound.set_by is not None]
 
 
 def default_of(bound: Bound) -> object:
-    """The default of the option that sets a bound."""
+    """The default of the option or the setting that sets a bound."""
     assert bound.set_by is not None
+    if bound.flag in OF_GATEWAY:
+        return OF_GATEWAY[bound.flag].default
     program, *names, flag = bound.set_by.split()
     command: click.Command = {"producer": producer, "worker": worker}[program]
     for name in names:

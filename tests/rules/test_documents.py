@@ -15,6 +15,7 @@ from benchmarks.__main__ import BENCHMARKS
 from sluice.engine import errors
 from sluice.engine.errors import RequestRejected
 from sluice.engine.llm_engine import LLMEngine
+from sluice.gateway import settings as gateway
 from sluice.producer.cli.main import cli as producer
 from sluice.protocol.openai_format.bodies import CALLERS_CODES
 from sluice.worker.cli import main as worker
@@ -149,7 +150,8 @@ class TestGivenTheSettingsPage:
         assert cells(written) == cells(page(written)), "run `python -m tools.settings_page` to write the page"
 
     def test_when_it_names_a_flag_then_a_command_has_it(self) -> None:
-        options = [p for command in worker.commands.values() for p in command.params if isinstance(p, click.Option)]
+        commands = (*worker.commands.values(), below(producer)["serve"])
+        options = [p for command in commands for p in command.params if isinstance(p, click.Option)]
         known = {flag for option in options for flag in (*option.opts, *option.secondary_opts)}
 
         named = set(re.findall(r"`(--[a-z-]+)`", PAGE.read_text()))
@@ -166,7 +168,7 @@ class TestGivenTheSettingsPage:
 
 class TestGivenEveryDocument:
     def test_when_it_names_a_setting_then_there_is_one(self) -> None:
-        known = {leaf.env_name for leaf in SETTINGS} | READ_ELSEWHERE
+        known = {one.env_name for one in (*SETTINGS, *gateway.SETTINGS)} | READ_ELSEWHERE
 
         named = {name for page in DOCUMENTS for name in re.findall(r"\bSLUICE_[A-Z_]+[A-Z]", page.read_text())}
 

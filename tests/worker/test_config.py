@@ -51,12 +51,12 @@ class TestGivenAPodOfKubernetes:
     @pytest.mark.parametrize(
         ("name", "value"),
         [
-            ("GATEWAY_SERVICE_HOST", "localhost"),
-            ("GATEWAY_SERVICE_PORT", "http"),
-            ("GATEWAY_PORT", "8000"),
-            ("GATEWAY_PORT_8000_TCP", "10.96.12.7:8000"),
-            ("GATEWAY_PORT_8000_TCP_NAME", "http"),
-            ("GATEWAY_HOST", "10.96.12.7"),
+            ("BROKER_SERVICE_HOST", "localhost"),
+            ("BROKER_SERVICE_PORT", "http"),
+            ("BROKER_PORT", "8000"),
+            ("BROKER_PORT_8000_TCP", "10.96.12.7:8000"),
+            ("BROKER_PORT_8000_TCP_NAME", "http"),
+            ("BROKER_HOST", "10.96.12.7"),
             ("METRICS_PORT", "tcp"),
         ],
     )

@@ -1,6 +1,7 @@
 """The worker's configuration: `schema` declares the settings, `loader` reads them."""
 
-from sluice.worker.config.loader import CONFIG_FILE_NAME, PREFIX, READ_ELSEWHERE, SETTINGS, Setting, load_config
+from sluice.protocol.settings import CONFIG_FILE_NAME, PREFIX, Setting
+from sluice.worker.config.loader import READ_ELSEWHERE, SETTINGS, load_config
 from sluice.worker.config.schema import (
     DEFAULT_BLOCK_SIZE,
     MAX_STREAM_INTERVAL_S,

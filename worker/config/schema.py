@@ -6,7 +6,7 @@ from these declarations. Secrets are left out of every `repr`.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from typing import Literal
 
 from sluice.engine.config import (
     CPU_CACHE_BYTES,
@@ -20,24 +20,11 @@ from sluice.engine.config import (
     StepTargets,
 )
 from sluice.protocol import limits
+from sluice.protocol.settings import setting
 from sluice.protocol.webhooks import signing_keys
 from sluice.worker.devices import is_device
 
-T = TypeVar("T")
-
 DEFAULT_BLOCK_SIZE = 16
-
-
-def setting(
-    default: T,
-    *,
-    env: str,
-    metavar: str,
-    help: str,
-    secret: bool = False,
-) -> T:
-    """Declare a setting. `env` names it in the environment (SLUICE_<env>) and, in lower case, on the command line."""
-    return field(default=default, repr=not secret, metadata={"env": env, "metavar": metavar, "help": help})
 
 
 MAX_STREAM_INTERVAL_S = 1.0
@@ -49,28 +36,39 @@ class RedisConfig:
     """Where the queue is."""
 
     url: str | None = setting(
-        None, env="REDIS_URL", metavar="URL", secret=True,
+        None,
+        env="REDIS_URL",
+        metavar="URL",
+        secret=True,
         help="Redis or Valkey: redis, rediss, unix, redis+sentinel or redis+cluster URL. Starts one if not given.",
-    )  # fmt: skip
+    )
     timeout_s: float = setting(
-        5.0, env="REDIS_TIMEOUT_S", metavar="SECONDS",
+        5.0,
+        env="REDIS_TIMEOUT_S",
+        metavar="SECONDS",
         help="Treat Redis as unreachable if it does not answer for this long.",
-    )  # fmt: skip
+    )
     patience_s: float = setting(
         30.0, env="REDIS_PATIENCE_S", metavar="SECONDS", help="Wait this long for Redis at startup."
     )
     buffer_mib: int = setting(
-        64, env="BUFFER_MIB", metavar="MIB",
+        64,
+        env="BUFFER_MIB",
+        metavar="MIB",
         help="Buffer this much output while Redis is unreachable, then pause generation.",
-    )  # fmt: skip
+    )
     stream_interval_s: float = setting(
-        0.02, env="STREAM_INTERVAL_S", metavar="SECONDS",
+        0.02,
+        env="STREAM_INTERVAL_S",
+        metavar="SECONDS",
         help="Publish tokens at most this often; first tokens and ends are published at once. 0 publishes every step.",
-    )  # fmt: skip
+    )
     unread_interval_s: float = setting(
-        0.2, env="UNREAD_INTERVAL_S", metavar="SECONDS",
+        0.2,
+        env="UNREAD_INTERVAL_S",
+        metavar="SECONDS",
         help="The same interval while no channel on the server is being read. 0: no difference.",
-    )  # fmt: skip
+    )
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield each field that is wrong, with the reason."""
@@ -90,27 +88,36 @@ class HistoryConfig:
     """The history of jobs in SQL."""
 
     database_url: str | None = setting(
-        None, env="DATABASE_URL", metavar="URL", secret=True,
+        None,
+        env="DATABASE_URL",
+        metavar="URL",
+        secret=True,
         help="SQLAlchemy URL of the job history (SQLite or PostgreSQL). Uses a local SQLite file if not given.",
-    )  # fmt: skip
-    recorder: bool = setting(True, env="RECORDER", metavar="", help="Run `worker record` as a child process.")
+    )
+    recorder: bool = setting(True, env="RECORDER", help="Run `worker record` as a child process.")
     callbacks: bool | None = setting(
-        None, env="CALLBACKS", metavar="",
+        None,
+        env="CALLBACKS",
         help="Run `worker callbacks` as a child process. If not given: with an embedded server, if the extra gateway "
         "is installed.",
-    )  # fmt: skip
+    )
     keep_prompts: Literal["none", "hash", "full"] | None = setting(
-        None, env="KEEP_PROMPTS", metavar="WHAT",
+        None,
+        env="KEEP_PROMPTS",
+        metavar="WHAT",
         help="Prompts in the history: none, hash or full. Keeps the queue's setting if not given.",
-    )  # fmt: skip
+    )
     keep_results: bool | None = setting(
-        None, env="KEEP_RESULTS", metavar="",
+        None,
+        env="KEEP_RESULTS",
         help="Keep results in the history. Keeps the queue's setting if not given.",
-    )  # fmt: skip
+    )
     otlp_traces_endpoint: str | None = setting(
-        None, env="OTLP_TRACES_ENDPOINT", metavar="URL",
+        None,
+        env="OTLP_TRACES_ENDPOINT",
+        metavar="URL",
         help="Export a trace of each ended job to this URL (OTLP over HTTP). Needs the extra otel.",
-    )  # fmt: skip
+    )
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield each field that is wrong, with the reason."""
@@ -126,21 +133,29 @@ class QueueConfig:
 
     name: str = setting("default", env="QUEUE", metavar="NAME", help="Name of the queue.")
     partitions: int | None = setting(
-        None, env="PARTITIONS", metavar="COUNT",
+        None,
+        env="PARTITIONS",
+        metavar="COUNT",
         help="Number of partitions of the queue; 1 if not given. Only audit, status and top ask the workers for it.",
-    )  # fmt: skip
+    )
     reserve_tokens: int = setting(
-        256, env="RESERVE_TOKENS", metavar="TOKENS",
+        256,
+        env="RESERVE_TOKENS",
+        metavar="TOKENS",
         help="Reserve at most this many output tokens for a job when deciding whether it fits.",
-    )  # fmt: skip
+    )
     on_model_change: Literal["wait", "continue", "fail"] = setting(
-        "continue", env="ON_MODEL_CHANGE", metavar="WHAT",
+        "continue",
+        env="ON_MODEL_CHANGE",
+        metavar="WHAT",
         help="For a job that another model started: wait for that model, continue with this one, or fail it.",
-    )  # fmt: skip
+    )
     model_wait_s: float = setting(
-        10.0, env="MODEL_WAIT_S", metavar="SECONDS",
+        10.0,
+        env="MODEL_WAIT_S",
+        metavar="SECONDS",
         help="With --on-model-change wait: set such a job aside for this long before a worker looks at it again.",
-    )  # fmt: skip
+    )
 
     @property
     def num_partitions(self) -> int:
@@ -159,36 +174,50 @@ class ModelConfig:
     """The model, its device, and the memory of its KV cache."""
 
     path: str | None = setting(
-        None, env="MODEL", metavar="PATH_OR_NAME",
+        None,
+        env="MODEL",
+        metavar="PATH_OR_NAME",
         help="Model folder or Hugging Face name. Uses the small model that ships with Sluice if not given.",
-    )  # fmt: skip
+    )
     device: str = setting(
-        "cpu", env="DEVICE", metavar="DEVICE",
+        "cpu",
+        env="DEVICE",
+        metavar="DEVICE",
         help="cpu, or cuda:N for GPU N. cuda:0,2 or cuda:all starts one process per GPU.",
-    )  # fmt: skip
+    )
     processes: int = setting(
-        1, env="PROCESSES", metavar="COUNT",
+        1,
+        env="PROCESSES",
+        metavar="COUNT",
         help="Worker processes on the CPU, which share its cores and memory. A GPU runs one.",
-    )  # fmt: skip
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
         "auto", env="DTYPE", metavar="DTYPE", help="auto (the folder's dtype), float32, bfloat16 or float16."
     )
     quantization: Literal["none", "int8"] = setting(
-        "none", env="QUANTIZATION", metavar="HOW",
+        "none",
+        env="QUANTIZATION",
+        metavar="HOW",
         help="none, or int8: weights take half the memory and half the bandwidth, at some loss of quality.",
-    )  # fmt: skip
+    )
     kv_cache_dtype: Literal["auto", "fp8"] = setting(
-        "auto", env="KV_CACHE_DTYPE", metavar="HOW",
+        "auto",
+        env="KV_CACHE_DTYPE",
+        metavar="HOW",
         help="auto (the model's dtype), or fp8: keys and values take half the memory. Needs a GPU of 2022 or later.",
-    )  # fmt: skip
+    )
     generation_config: Literal["auto", "none"] = setting(
-        "auto", env="GENERATION_CONFIG", metavar="WHAT",
+        "auto",
+        env="GENERATION_CONFIG",
+        metavar="WHAT",
         help="auto: sampling options that a request omits come from generation_config.json. none: they do not.",
-    )  # fmt: skip
+    )
     block_size: int | None = setting(
-        None, env="BLOCK_SIZE", metavar="TOKENS",
+        None,
+        env="BLOCK_SIZE",
+        metavar="TOKENS",
         help=f"Token slots per block of the KV cache. {DEFAULT_BLOCK_SIZE} if not given.",
-    )  # fmt: skip
+    )
     num_blocks: int | None = setting(
         None, env="NUM_BLOCKS", metavar="BLOCKS", help="Blocks of the KV cache. As many as fit if not given."
     )
@@ -201,36 +230,45 @@ class ModelConfig:
         "or what the running sequences can fill.",
     )
     host_cache_mib: int | None = setting(
-        None, env="HOST_CACHE_MIB", metavar="MIB",
+        None,
+        env="HOST_CACHE_MIB",
+        metavar="MIB",
         help="Host memory for blocks that a GPU's KV cache lacks room for and that may be needed again. "
         "Unused by models with a sliding window. None if not given.",
-    )  # fmt: skip
-    max_model_len: int | None = setting(
-        None, env="MAX_MODEL_LEN", metavar="TOKENS",
-        help="Longest prompt and output together. The model's own limit if not given.",
-    )  # fmt: skip
-    graphs: bool = setting(
-        True, env="GRAPHS", metavar="", help="On a GPU, capture steps as CUDA graphs and replay them."
     )
+    max_model_len: int | None = setting(
+        None,
+        env="MAX_MODEL_LEN",
+        metavar="TOKENS",
+        help="Longest prompt and output together. The model's own limit if not given.",
+    )
+    graphs: bool = setting(True, env="GRAPHS", help="On a GPU, capture steps as CUDA graphs and replay them.")
     kernels: Literal["auto", "triton", "torch"] = setting(
-        "auto", env="KERNELS", metavar="WHICH",
+        "auto",
+        env="KERNELS",
+        metavar="WHICH",
         help="On a GPU: auto tries each kernel and replaces what does not work, triton replaces none, torch uses none.",
-    )  # fmt: skip
+    )
     deterministic: bool = setting(
-        False, env="DETERMINISTIC", metavar="",
+        False,
+        env="DETERMINISTIC",
         help="Compute each token to the same bits whatever else is in a step. On a GPU it takes other kernels; on the "
         "CPU it needs bfloat16.",
-    )  # fmt: skip
+    )
     engine_process: Literal["auto", "on", "off"] = setting(
-        "auto", env="ENGINE_PROCESS", metavar="WHICH",
+        "auto",
+        env="ENGINE_PROCESS",
+        metavar="WHICH",
         help="Whether the engine has a process of its own, so that serving the queue takes none of its time. auto: on "
         "a GPU.",
-    )  # fmt: skip
+    )
     num_threads: int | None = setting(
-        None, env="NUM_THREADS", metavar="THREADS",
+        None,
+        env="NUM_THREADS",
+        metavar="THREADS",
         help="Compute threads on the CPU. If not given: one for a small model, otherwise one per core, within the "
         "quota of a container or unit.",
-    )  # fmt: skip
+    )
 
     @property
     def has_engine_process(self) -> bool:
@@ -266,65 +304,91 @@ class BatchingConfig:
     """How the engine batches."""
 
     max_num_seqs: int | None = setting(
-        None, env="MAX_NUM_SEQS", metavar="SEQUENCES",
+        None,
+        env="MAX_NUM_SEQS",
+        metavar="SEQUENCES",
         help="Maximum number of sequences running at once. "
         f"{GPU_STEP.max_num_seqs} on a GPU, {CPU_STEP.max_num_seqs} on a CPU if not given.",
-    )  # fmt: skip
+    )
     max_num_batched_tokens: int | None = setting(
-        None, env="MAX_NUM_BATCHED_TOKENS", metavar="TOKENS",
+        None,
+        env="MAX_NUM_BATCHED_TOKENS",
+        metavar="TOKENS",
         help="Maximum number of tokens computed in one step, prefill and decode together. "
         f"{GPU_STEP.max_num_batched_tokens} on a GPU, {CPU_STEP.max_num_batched_tokens} on a CPU if not given.",
-    )  # fmt: skip
+    )
     mixed_step_s: float = setting(
-        MIXED_STEP_S, env="MIXED_STEP_S", metavar="SECONDS",
+        MIXED_STEP_S,
+        env="MIXED_STEP_S",
+        metavar="SECONDS",
         help="Add prompts to a step with decodes until it takes this long, or 1.5 times its decodes alone. "
         "0 sets no limit. Not used with a target.",
-    )  # fmt: skip
+    )
     ttft_target_s: float | None = setting(
-        None, env="TTFT_TARGET_S", metavar="SECONDS",
+        None,
+        env="TTFT_TARGET_S",
+        metavar="SECONDS",
         help="Target for the time to the first token: a step with decodes takes at most half as long.",
-    )  # fmt: skip
+    )
     tpot_target_s: float | None = setting(
-        None, env="TPOT_TARGET_S", metavar="SECONDS",
+        None,
+        env="TPOT_TARGET_S",
+        metavar="SECONDS",
         help="Target for the time per further token: a step with decodes takes at most this long.",
-    )  # fmt: skip
+    )
     long_prefill_token_threshold: int = setting(
-        0, env="LONG_PREFILL_TOKEN_THRESHOLD", metavar="TOKENS",
+        0,
+        env="LONG_PREFILL_TOKEN_THRESHOLD",
+        metavar="TOKENS",
         help="Maximum number of prompt tokens of one sequence in a step while others run. 0 sets no limit.",
-    )  # fmt: skip
+    )
     enable_prefix_caching: bool = setting(
-        True, env="ENABLE_PREFIX_CACHING", metavar="", help="Share KV blocks between prompts with a common prefix."
+        True, env="ENABLE_PREFIX_CACHING", help="Share KV blocks between prompts with a common prefix."
     )
     policy: str = setting(
-        "priority", env="POLICY", metavar="NAME",
+        "priority",
+        env="POLICY",
+        metavar="NAME",
         help="Order in the engine: priority (a higher class takes places and blocks of lower ones) or fcfs.",
-    )  # fmt: skip
+    )
     admission: str = setting(
-        "watermark", env="ADMISSION", metavar="NAME",
+        "watermark",
+        env="ADMISSION",
+        metavar="NAME",
         help="What a job reserves of the KV cache when it starts: watermark (its known tokens) or guaranteed (its "
         "longest output).",
-    )  # fmt: skip
+    )
     discipline: str = setting(
-        "continuous", env="DISCIPLINE", metavar="NAME",
+        "continuous",
+        env="DISCIPLINE",
+        metavar="NAME",
         help=f"Batching discipline: {', '.join(DISCIPLINE_NAMES)}. All but the first are for comparison.",
-    )  # fmt: skip
+    )
     batch_window_s: float = setting(
-        0.1, env="BATCH_WINDOW_S", metavar="SECONDS",
+        0.1,
+        env="BATCH_WINDOW_S",
+        metavar="SECONDS",
         help="With --discipline dynamic: start a partial batch this long after its first sequence arrived.",
-    )  # fmt: skip
+    )
     speculation: Literal["auto", "off", "suffix"] = setting(
-        "auto", env="SPECULATION", metavar="MODE",
+        "auto",
+        env="SPECULATION",
+        metavar="MODE",
         help="Guess tokens to be verified in one step: suffix (from what followed the same tokens in the job's text or "
         "recent outputs of its tenant) or off. The output is the same. auto is suffix on a CPU, off on a GPU.",
-    )  # fmt: skip
+    )
     draft_model: str | None = setting(
-        None, env="DRAFT_MODEL", metavar="PATH_OR_NAME",
+        None,
+        env="DRAFT_MODEL",
+        metavar="PATH_OR_NAME",
         help="With speculation: guess with this smaller model of the same tokenizer where earlier text gives no guess.",
-    )  # fmt: skip
+    )
     draft_cache_mib: int = setting(
-        256, env="DRAFT_CACHE_MIB", metavar="MIB",
+        256,
+        env="DRAFT_CACHE_MIB",
+        metavar="MIB",
         help="Memory for the KV cache of the draft model. Jobs that do not fit get no guesses from it.",
-    )  # fmt: skip
+    )
 
     @property
     def step_targets(self) -> StepTargets | None:
@@ -352,13 +416,17 @@ class BeatConfig:
         limits.BEAT_EVERY_S, env="BEAT_EVERY_S", metavar="SECONDS", help="Send a heartbeat this often."
     )
     life_s: float = setting(
-        limits.HEARTBEAT_LIFETIME_S, env="BEAT_LIFE_S", metavar="SECONDS",
+        limits.HEARTBEAT_LIFETIME_S,
+        env="BEAT_LIFE_S",
+        metavar="SECONDS",
         help="Consider a worker dead after this long without a heartbeat, and take over its jobs.",
-    )  # fmt: skip
+    )
     step_deadline_s: float = setting(
-        30.0, env="STEP_DEADLINE_S", metavar="SECONDS",
+        30.0,
+        env="STEP_DEADLINE_S",
+        metavar="SECONDS",
         help="Consider a step hung if it takes longer than this and than five times the slowest step so far.",
-    )  # fmt: skip
+    )
 
     @property
     def answer_within_s(self) -> float:
@@ -377,9 +445,11 @@ class DrainConfig:
     """Graceful shutdown on SIGTERM."""
 
     mode: Literal["finish", "hand-over"] = setting(
-        "finish", env="DRAIN", metavar="MODE",
+        "finish",
+        env="DRAIN",
+        metavar="MODE",
         help="On SIGTERM, finish running jobs within the timeout, or return them at their next token.",
-    )  # fmt: skip
+    )
     timeout_s: float = setting(
         30.0, env="DRAIN_TIMEOUT_S", metavar="SECONDS", help="Hand over jobs that still run this long after SIGTERM."
     )
@@ -394,7 +464,7 @@ class DrainConfig:
 class MetricsConfig:
     """The HTTP server of /metrics, /healthz and /readyz."""
 
-    enabled: bool = setting(True, env="METRICS", metavar="", help="Serve /metrics, /healthz and /readyz.")
+    enabled: bool = setting(True, env="METRICS", help="Serve /metrics, /healthz and /readyz.")
     host: str = setting("127.0.0.1", env="METRICS_HOST", metavar="ADDRESS", help="Address to serve metrics on.")
     port: int = setting(
         9400,
@@ -414,9 +484,11 @@ class LogConfig:
     """Logging."""
 
     name: str | None = setting(
-        None, env="NAME", metavar="NAME",
+        None,
+        env="NAME",
+        metavar="NAME",
         help="Name of this worker in its log lines and in `worker status`. A fleet names its processes.",
-    )  # fmt: skip
+    )
     level: Literal["debug", "info", "warning", "error"] = setting(
         "info", env="LOG_LEVEL", metavar="LEVEL", help="debug, info, warning or error."
     )
@@ -430,17 +502,25 @@ class CallbacksConfig:
     """Webhooks, exports and retention, run by rq."""
 
     redis_url: str | None = setting(
-        None, env="CALLBACKS_REDIS_URL", metavar="URL", secret=True,
+        None,
+        env="CALLBACKS_REDIS_URL",
+        metavar="URL",
+        secret=True,
         help="Redis for rq. Uses the queue's Redis if not given.",
-    )  # fmt: skip
+    )
     secret: str | None = setting(
-        None, env="CALLBACKS_SECRET", metavar="SECRET", secret=True,
+        None,
+        env="CALLBACKS_SECRET",
+        metavar="SECRET",
+        secret=True,
         help="Keys from which tenants' webhook secrets derive, separated by spaces. Without one, webhooks are refused.",
-    )  # fmt: skip
+    )
     networks: str | None = setting(
-        None, env="CALLBACKS_NETWORKS", metavar="NETWORKS",
+        None,
+        env="CALLBACKS_NETWORKS",
+        metavar="NETWORKS",
         help="Private networks that webhooks may reach, separated by commas.",
-    )  # fmt: skip
+    )
     senders: int = setting(
         3,
         env="CALLBACKS_SENDERS",
@@ -448,25 +528,36 @@ class CallbacksConfig:
         help="Processes that send webhooks; one tenant uses at most all but one.",
     )
     export_folder: str | None = setting(
-        None, env="EXPORT_FOLDER", metavar="FOLDER",
+        None,
+        env="EXPORT_FOLDER",
+        metavar="FOLDER",
         help="Write each completed batch here as JSON lines. Writes none if not given.",
-    )  # fmt: skip
+    )
     files_url: str | None = setting(
-        None, env="FILES_URL", metavar="URL", secret=True,
+        None,
+        env="FILES_URL",
+        metavar="URL",
+        secret=True,
         help="Where the HTTP gateway keeps files: file:///FOLDER or s3://BUCKET. Uses the state folder if not given.",
-    )  # fmt: skip
+    )
     prompt_retention_days: float | None = setting(
-        None, env="PROMPT_RETENTION_DAYS", metavar="DAYS",
+        None,
+        env="PROMPT_RETENTION_DAYS",
+        metavar="DAYS",
         help="Delete prompts from the history after this many days. Keeps them with their rows if not given.",
-    )  # fmt: skip
+    )
     retention_days: float = setting(
-        365.0, env="RETENTION_DAYS", metavar="DAYS",
+        365.0,
+        env="RETENTION_DAYS",
+        metavar="DAYS",
         help="Delete history rows of jobs that ended this many days ago. 0 keeps all rows.",
-    )  # fmt: skip
+    )
     file_retention_days: float = setting(
-        30.0, env="FILE_RETENTION_DAYS", metavar="DAYS",
+        30.0,
+        env="FILE_RETENTION_DAYS",
+        metavar="DAYS",
         help="Delete the HTTP gateway's files after this many days, unless an open batch reads them. 0 keeps all.",
-    )  # fmt: skip
+    )
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield each field that is wrong, with the reason."""

@@ -5,13 +5,18 @@ from collections.abc import Iterator
 import click
 import pytest
 
+from sluice.gateway.settings import SETTINGS
 from sluice.producer.cli.durations import duration_s, duration_with_unit_s
 from sluice.producer.cli.main import cli
+from sluice.protocol.settings import TIME
 from tests.producer.commands import Run
 from tests.rules.commands import below
 
 IN_SECONDS = {"--ttft-target", "--tpot-target"}
 """Of fractions of a second."""
+
+OF_GATEWAY = {one.flag for one in SETTINGS if one.metavar == TIME}
+"""`Declared.read` converts their text."""
 
 
 def times(command: click.Command) -> Iterator[click.Option]:
@@ -44,7 +49,7 @@ class TestGivenAllOptionsThatAreATime:
         parsers = (duration_s, duration_with_unit_s)
         taken = {option.opts[0]: getattr(option.type, "func", None) for option in times(cli)}
 
-        assert {name for name, parser in taken.items() if parser not in parsers} == IN_SECONDS
+        assert {name for name, parser in taken.items() if parser not in parsers} == IN_SECONDS | OF_GATEWAY
 
     def test_when_one_is_wrong_then_one_sentence_says_so(self, run: Run) -> None:
         ended = run("ask", "hi", "--timeout", "soon")
