@@ -36,7 +36,6 @@ PRELOADED = [
     "sluice.worker.model.load",
     "sluice.worker.processes.death_report",
     "sluice.worker.processes.parent",
-    "sluice.worker.processes.sidecars",
     "sluice.worker.recorder.recorder",
     "sluice.worker.serve.start",
     "tests.chaos.catalogue",

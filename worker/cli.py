@@ -4,8 +4,9 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
+from functools import wraps
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 import click
 
@@ -25,11 +26,14 @@ _WORKER = ("redis", "history", "queue", "model", "batching", "beat", "drain", "m
 _HISTORY = ("history.database_url",)
 _QUEUE = ("redis.url", "queue.name", "queue.partitions")
 _TUNED = (
-    "queue.name", "model.dtype", "model.quantization", "model.kv_cache_dtype", "model.num_blocks",
-    "model.memory_fraction", "model.max_model_len", "model.num_threads",
-    "batching.discipline", "batching.batch_window_s",
-)  # fmt: skip
+    *("queue.name", "model.dtype", "model.quantization", "model.kv_cache_dtype", "model.num_blocks"),
+    *("model.memory_fraction", "model.max_model_len", "model.num_threads"),
+    *("batching.discipline", "batching.batch_window_s"),
+)
 """Flags of `worker tune`. It searches the engine's other settings itself."""
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_POSITIVE = Number(0, min_open=True)
 
 _NO_FLAG = frozenset({"model.device", "callbacks.secret"})
 """--gpu and --cpu set the first. The second is a secret, and `ps` shows command lines to all users."""
@@ -55,22 +59,36 @@ def _gpus(_ctx: click.Context, param: click.Parameter, value: str | None) -> str
 
 
 def _device_options(command: Command) -> Command:
-    command = click.option("--cpu", is_flag=True, help="Run on the CPU. This is the default.")(command)
-    return click.option(
-        "--gpu", metavar="NUMBER", callback=_gpus, help="Run on this GPU. 0,2 or all starts one worker process per GPU."
-    )(command)
+    """Add --gpu and --cpu, which set the device."""
+
+    @wraps(command)
+    def with_device(*, gpu: str | None, cpu: bool, **given: Any) -> Any:  # noqa: ANN401  # as click passes them
+        if gpu is not None and cpu:
+            raise click.UsageError("--gpu and --cpu exclude each other")
+        return command(model__device=gpu or ("cpu" if cpu else None), **given)
+
+    with_cpu = click.option("--cpu", is_flag=True, help="Run on the CPU. This is the default.")(with_device)
+    gpu_help = "Run on this GPU. 0,2 or all starts one worker process per GPU."
+    with_gpu = click.option("--gpu", metavar="NUMBER", callback=_gpus, help=gpu_help)(with_cpu)
+    return cast("Command", with_gpu)  # `wraps` keeps what click needs
 
 
-def _device_of(gpu: str | None, *, cpu: bool) -> str | None:
-    if gpu is not None and cpu:
-        raise click.UsageError("--gpu and --cpu exclude each other")
-    return gpu or ("cpu" if cpu else None)
+def _value(
+    flag: str, name: str, kind: object, metavar: str, text: str, default: float | None = None
+) -> Callable[[Command], Command]:
+    """Return an option with a value; the help shows its default, if there is one."""
+    has_default = default is not None
+    return click.option(flag, name, type=kind, metavar=metavar, default=default, show_default=has_default, help=text)
 
 
 def _config_of(config_file: Path | None, given: Mapping[str, object], **own: object) -> WorkerConfig:
-    flags = {name.replace("__", "."): value for name, value in given.items() if value is not None}
-    flags |= {name.replace("__", "."): value for name, value in own.items() if value is not None}
+    flags = {name.replace("__", "."): value for name, value in {**given, **own}.items() if value is not None}
     return load_config(os.environ, file=config_file, flags=flags)
+
+
+def _taken(given: dict[str, Any], options: type) -> dict[str, Any]:  # Any: as click passes them
+    """Remove from the values of a command the fields of a class, and return them."""
+    return {name: given.pop(name) for name in list(given) if name in options.__annotations__}
 
 
 class _Commands(click.Group):
@@ -114,8 +132,6 @@ def main() -> None:
 @_device_options
 @_options(*_WORKER)
 def start(
-    gpu: str | None,
-    cpu: bool,
     until_eof: bool,
     forks: bool,
     incarnation: str | None,
@@ -157,7 +173,7 @@ def start(
 
         serve_forks(lambda arguments: main.main(list(arguments), prog_name="worker"))
         sys.exit(ExitCode.DONE)
-    config = _config_of(config_file, given, model__device=_device_of(gpu, cpu=cpu))
+    config = _config_of(config_file, given)
     if until_eof:
         from sluice.worker.serve.start import start as start_worker
 
@@ -169,20 +185,34 @@ def start(
 
 @main.command()
 @click.option("--scale-to-backlog", is_flag=True, help="Follow the backlog in tokens.")
-@click.option("--scale-to-jobs", "jobs_per_worker", type=click.IntRange(1), metavar="JOBS",
-              help="Follow the number of jobs instead, whatever their size: one worker for this many.")  # fmt: skip
-@click.option("--min", "min_workers", type=click.IntRange(0), metavar="COUNT", default=0, show_default=True,
-              help="Run at least this many workers.")  # fmt: skip
-@click.option("--within", "within_s", type=Number(0, min_open=True), metavar="SECONDS", default=300.0,
-              show_default=True, help="Time to clear the backlog.")  # fmt: skip
-@click.option("--scale-in-after", "scale_in_after_s", type=Number(0), metavar="SECONDS", default=60.0,
-              show_default=True, help="Drain a worker when fewer have been enough for this long.")  # fmt: skip
+@_value(
+    "--scale-to-jobs",
+    "jobs_per_worker",
+    click.IntRange(1),
+    "JOBS",
+    "Follow the number of jobs instead, whatever their size: one worker for this many.",
+)
+@_value("--min", "min_workers", click.IntRange(0), "COUNT", "Run at least this many workers.", default=0)
+@_value("--within", "within_s", _POSITIVE, "SECONDS", "Time to clear the backlog.", default=300.0)
+@_value(
+    "--scale-in-after",
+    "scale_in_after_s",
+    Number(0),
+    "SECONDS",
+    "Drain a worker when fewer have been enough for this long.",
+    default=60.0,
+)
 @_device_options
 @_options(*_WORKER)
 def fleet(
-    gpu: str | None, cpu: bool, scale_to_backlog: bool, jobs_per_worker: int | None, min_workers: int, within_s: float,
-    scale_in_after_s: float, config_file: Path | None, **given: object,
-) -> NoReturn:  # fmt: skip
+    scale_to_backlog: bool,
+    jobs_per_worker: int | None,
+    min_workers: int,
+    within_s: float,
+    scale_in_after_s: float,
+    config_file: Path | None,
+    **given: object,
+) -> NoReturn:
     """Run as many workers as the queue needs, on this machine.
 
     Starts and drains worker processes: at most one for each GPU (--gpu all), or --processes on the CPU, and at least
@@ -195,10 +225,9 @@ def fleet(
     """
     if scale_to_backlog == (jobs_per_worker is not None):
         raise click.UsageError("give one of --scale-to-backlog and --scale-to-jobs")
-    config = _config_of(config_file, given, model__device=_device_of(gpu, cpu=cpu))
+    config = _config_of(config_file, given)
     from sluice.protocol.scaling.demand import MAX_WORKERS, ScalePolicy
-    from sluice.worker.processes.fleet import start_fleet
-    from sluice.worker.processes.scaling import FleetPolicy
+    from sluice.worker.processes.fleet import FleetPolicy, start_fleet
 
     try:
         scale = ScalePolicy(within_s=within_s, min_workers=min_workers, max_workers=MAX_WORKERS)
@@ -211,7 +240,7 @@ def fleet(
 @main.command()
 @_device_options
 @_options(*_WORKER)
-def doctor(gpu: str | None, cpu: bool, config_file: Path | None, **given: object) -> NoReturn:
+def doctor(config_file: Path | None, **given: object) -> NoReturn:
     """Run the checks of `worker start`, and print what to do.
 
     \b
@@ -228,14 +257,12 @@ def doctor(gpu: str | None, cpu: bool, config_file: Path | None, **given: object
     Example:
         worker doctor --gpu 0 --model ./Qwen3-0.6B --redis-url redis://queue:6379/0
     """
-    from sluice.worker.checks.result import CheckLevel
-    from sluice.worker.checks.site import Site
+    from sluice.worker.checks.site import CheckLevel, Site
     from sluice.worker.checks.startup import examine
     from sluice.worker.log import get_log
 
-    device = _device_of(gpu, cpu=cpu)
     try:
-        config = _config_of(config_file, given, model__device=device)
+        config = _config_of(config_file, given)
     except ConfigError as error:
         say(str(error))
         sys.exit(ExitCode.BROKEN)
@@ -250,22 +277,22 @@ def doctor(gpu: str | None, cpu: bool, config_file: Path | None, **given: object
 
 @main.command()
 @click.argument("model", metavar="MODEL")
-@click.argument(
-    "traffic", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="[TRAFFIC.jsonl]"
+@click.argument("traffic", required=False, type=_FILE, metavar="[TRAFFIC.jsonl]")
+@_value("--ttft-target", "ttft_s", _POSITIVE, "SECONDS", "Target for the first token of a request.", default=1.0)
+@_value("--tpot-target", "tpot_s", _POSITIVE, "SECONDS", "Target for the mean time per further token.", default=0.1)
+@_value("--rate", "rate", _POSITIVE, "PER_SECOND", "Arrival rate of requests without at_s in the file.", default=1.0)
+@_value("--requests", "requests", click.IntRange(1), "COUNT", "Use at most this many requests.", default=100)
+@_value(
+    "--hours",
+    "hours",
+    _POSITIVE,
+    "HOURS",
+    "Without a file, read this much of the history, back from the newest job.",
+    default=24.0,
 )
-@click.option("--ttft-target", "ttft_s", type=Number(min=0, min_open=True), metavar="SECONDS", default=1.0,
-              show_default=True, help="Target for the first token of a request.")  # fmt: skip
-@click.option("--tpot-target", "tpot_s", type=Number(min=0, min_open=True), metavar="SECONDS", default=0.1,
-              show_default=True, help="Target for the mean time per further token.")  # fmt: skip
-@click.option("--rate", type=Number(min=0, min_open=True), metavar="PER_SECOND", default=1.0,
-              show_default=True, help="Arrival rate of requests without at_s in the file.")  # fmt: skip
-@click.option("--requests", type=click.IntRange(min=1), metavar="COUNT", default=100, show_default=True,
-              help="Use at most this many requests.")  # fmt: skip
-@click.option("--hours", type=Number(min=0, min_open=True), metavar="HOURS", default=24.0, show_default=True,
-              help="Without a file, read this much of the history, back from the newest job.")  # fmt: skip
 @_device_options
 @_options(*_TUNED, *_HISTORY)
-def tune(model: str, gpu: str | None, cpu: bool, config_file: Path | None, **given: Any) -> None:  # noqa: ANN401  # as click passes them
+def tune(model: str, config_file: Path | None, **given: Any) -> None:  # noqa: ANN401  # as click passes them
     """Find the best batching settings for MODEL and your traffic on this machine.
 
     Measures the step time and replays the traffic in virtual time with each candidate. If one is predicted to be better
@@ -284,19 +311,18 @@ def tune(model: str, gpu: str | None, cpu: bool, config_file: Path | None, **giv
     """
     from sluice.worker.tune.command import TuneOptions, run_tune
 
-    options = TuneOptions(**{name: given.pop(name) for name in list(given) if name in TuneOptions.__annotations__})
-    config = _config_of(config_file, given, model__path=model, model__device=_device_of(gpu, cpu=cpu))
+    options = TuneOptions(**_taken(given, TuneOptions))
+    config = _config_of(config_file, given, model__path=model)
     say(run_tune(config, os.environ, options, lambda line: say(line, err=True)))
 
 
 @main.command()
 @click.option("--iterations", "has_all", is_flag=True, help="Print every iteration, including those without a change.")
-@click.option("--simulate", "traffic", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
-              help="Replay this traffic in virtual time instead, with the given settings.")  # fmt: skip
-@click.option("--step-ms", type=Number(0, min_open=True), metavar="MS", default=10.0, show_default=True,
-              help="With --simulate: duration of a step without its tokens.")  # fmt: skip
-@click.option("--token-ms", type=Number(0), metavar="MS", default=0.1, show_default=True,
-              help="With --simulate: time that each token adds.")  # fmt: skip
+@_value("--simulate", "traffic", _FILE, "FILE", "Replay this traffic in virtual time instead, with the given settings.")
+@_value(
+    "--step-ms", "step_ms", _POSITIVE, "MS", "With --simulate: duration of a step without its tokens.", default=10.0
+)
+@_value("--token-ms", "token_ms", Number(0), "MS", "With --simulate: time that each token adds.", default=0.1)
 @_options("metrics.host", "metrics.port", "batching", "model.num_blocks", "model.block_size", "model.max_model_len")
 def trace(
     has_all: bool, traffic: Path | None, step_ms: float, token_ms: float, config_file: Path | None, **given: object
@@ -337,8 +363,7 @@ def trace(
 
 
 @main.command()
-@click.option("--every", "every_s", type=Number(0.1, 60), metavar="SECONDS", default=1.0, show_default=True,
-              help="Read the queue this often.")  # fmt: skip
+@_value("--every", "every_s", Number(0.1, 60), "SECONDS", "Read the queue this often.", default=1.0)
 @click.option("--once", "is_once", is_flag=True, help="Print the state once, without keys.")
 @_options(*_QUEUE, "redis.timeout_s")
 def top(every_s: float, is_once: bool, config_file: Path | None, **given: object) -> None:
@@ -380,25 +405,17 @@ def status(as_json: bool, config_file: Path | None, **given: object) -> None:
 @main.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON with every disagreement.")
 @click.option("--repair", is_flag=True, help="Repair what can be repaired, and report it.")
-@click.option(
+@_value(
     "--journal",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Look up every job that this journal of `producer submit` lists as acknowledged.",
+    "journal",
+    _FILE,
+    "FILE",
+    "Look up every job that this journal of `producer submit` lists as acknowledged.",
 )
-@click.option(
-    "--file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="The bulk file of the journal. --repair submits lost jobs from it again.",
-)
+@_value("--file", "file", _FILE, "FILE", "The bulk file of the journal. --repair submits lost jobs from it again.")
 @click.option("--history/--no-history", "has_history", default=True, help="Compare with the history. Default: yes.")
-@click.option(
-    "--pause-s", type=float, metavar="SECONDS", default=2.0, show_default=True, help="Pause between the two passes."
-)
-@click.option(
-    "--history-s", type=float, metavar="SECONDS", default=30.0, show_default=True, help="Time to wait for the recorder."
-)
+@_value("--pause-s", "pause_s", click.FLOAT, "SECONDS", "Pause between the two passes.", default=2.0)
+@_value("--history-s", "history_s", click.FLOAT, "SECONDS", "Time to wait for the recorder.", default=30.0)
 @_options(*_QUEUE, "redis.timeout_s", *_HISTORY, "callbacks.retention_days")
 def audit(as_json: bool, config_file: Path | None, **given: Any) -> NoReturn:  # noqa: ANN401  # as click passes them
     """Check that submitted = done + failed + cancelled + expired + queued + running, on a live queue.
@@ -423,7 +440,7 @@ def audit(as_json: bool, config_file: Path | None, **given: Any) -> NoReturn:  #
     from sluice.worker.audit.command import AuditOptions, run_audit
     from sluice.worker.audit.report import json_of, table_of
 
-    options = AuditOptions(**{name: given.pop(name) for name in list(given) if name in AuditOptions.__annotations__})
+    options = AuditOptions(**_taken(given, AuditOptions))
     report = run_audit(_config_of(config_file, given), os.environ, options)
     say(json_of(report) if as_json else table_of(report))
     sys.exit(ExitCode.BROKEN if report.findings else ExitCode.DONE)
@@ -431,14 +448,13 @@ def audit(as_json: bool, config_file: Path | None, **given: Any) -> NoReturn:  #
 
 @main.command()
 @click.option("--to", "revision", metavar="REVISION", help="Revision to migrate to. Default: the newest.")
-@click.option(
+@_value(
     "--wait",
     "wait_s",
-    metavar="SECONDS",
-    type=Number(0, 86_400),
+    Number(0, 86_400),
+    "SECONDS",
+    "Wait for a database that does not answer, at most this long.",
     default=60.0,
-    show_default=True,
-    help="Wait for a database that does not answer, at most this long.",
 )
 @_options(*_HISTORY)
 def migrate(revision: str | None, wait_s: float, config_file: Path | None, **given: object) -> NoReturn:
@@ -473,7 +489,7 @@ def record(until_eof: bool, config_file: Path | None, **given: object) -> NoRetu
     Example:
         worker record --redis-url redis://queue:6379/0 --database-url postgresql+psycopg://sluice@db/sluice
     """
-    from sluice.worker.processes.sidecars import run_recorder
+    from sluice.worker.recorder.recorder import run_recorder
 
     sys.exit(run_recorder(_config_of(config_file, given), os.environ, until_eof=until_eof))
 
@@ -495,7 +511,7 @@ def callbacks(until_eof: bool, config_file: Path | None, **given: object) -> NoR
     Example:
         worker callbacks --redis-url redis://queue:6379/0 --retention-days 30
     """
-    from sluice.worker.processes.sidecars import run_callbacks
+    from sluice.worker.callbacks.command import run_callbacks
 
     sys.exit(run_callbacks(_config_of(config_file, given), os.environ, until_eof=until_eof))
 

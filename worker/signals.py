@@ -1,4 +1,6 @@
-"""Signals that arrive while a worker process starts. None is lost and none ends the process.
+"""Signals: handlers for a while, Ctrl-C held back, and those that arrive while a worker process starts.
+
+At a start none is lost and none ends the process.
 
 SIGUSR1 ends a process without a handler. The kernel drops SIGTSTP for a process that is alone in its session (an
 orphaned process group), as a fleet's processes are. A parent therefore starts workers with both signals blocked, and
@@ -6,32 +8,23 @@ the worker unblocks them when its handlers are installed, long before its model 
 """
 
 import signal
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import current_thread, main_thread
 from types import FrameType
+
+Handler = Callable[[int, FrameType | None], object]
 
 STARTUP_SIGNALS = frozenset({signal.SIGTSTP, signal.SIGUSR1})
 """Signals that are blocked at startup. SIGCONT is not among them: the kernel discards a pending SIGTSTP with it."""
 
 
+@dataclass(slots=True, eq=False)
 class Quiet:
     """Whether the worker must stop pulling jobs. Changes with each SIGTSTP and SIGCONT."""
 
-    def __init__(self) -> None:
-        self._is_asked = False
-
-    @property
-    def is_asked(self) -> bool:
-        """Whether the worker must stop pulling."""
-        return self._is_asked
-
-    def set(self) -> None:
-        """Ask the worker to stop pulling."""
-        self._is_asked = True
-
-    def clear(self) -> None:
-        """Let the worker pull again."""
-        self._is_asked = False
+    is_asked: bool = False
 
 
 @contextmanager
@@ -44,6 +37,17 @@ def block_startup_signals() -> Generator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+@contextmanager
+def handling(handlers: Mapping[int, Handler]) -> Generator[None]:
+    """Handle these signals inside the context. Enter it in the main thread."""
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def install_startup_handlers(quiet: Quiet) -> None:
     """Handle the startup signals, pending ones included, until the daemon installs its own handlers.
 
@@ -51,11 +55,30 @@ def install_startup_handlers(quiet: Quiet) -> None:
     """
 
     def handle(number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGTSTP:
-            quiet.set()
-        elif number == signal.SIGCONT:  # at SIGUSR1 there is no sequence to log yet
-            quiet.clear()
+        if number != signal.SIGUSR1:  # there is no sequence to log yet
+            quiet.is_asked = number == signal.SIGTSTP
 
     for number in (*STARTUP_SIGNALS, signal.SIGCONT):
         signal.signal(number, handle)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STARTUP_SIGNALS)
+
+
+@contextmanager
+def interrupts_held() -> Generator[None]:
+    """Hold SIGINT back, and call its handler at the end of the block. Does nothing outside the main thread.
+
+    The handler is replaced because a signal mask does not suffice: another thread may receive the signal, and Python
+    still runs the handler in the main thread.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if current_thread() is not main_thread() or not callable(handler):  # Python calls nothing
+        yield
+        return
+    held: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: held.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if held:
+            handler(*held[-1])

@@ -2,32 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 
-from redis.exceptions import RedisError
-
 from sluice.protocol.redis.surveys import pages_of_workers
-from sluice.protocol.redis.urls import redacted
 from sluice.worker.checks.queue_check import TWO_MODELS_ADVICE, models_of, two_models
 from sluice.worker.config import WorkerConfig
 from sluice.worker.connection.clients import connect
-from sluice.worker.connection.server_checks import raise_if_refused
+from sluice.worker.connection.server_checks import expecting_answers
 from sluice.worker.endpoints import stated_partitions_of
-from sluice.worker.errors import NotReady
 
 COLUMNS = (
-    "worker",
-    "name",
-    "host",
-    "pid",
-    "device",
-    "model",
-    "discipline",
-    "state",
-    "held",
-    "places",
-    "running",
-    "waiting",
-    "loop_busy",
-    "tokens_per_s",
+    *("worker", "name", "host", "pid", "device", "model", "discipline", "state"),
+    *("held", "places", "running", "waiting", "loop_busy", "tokens_per_s"),
 )
 
 
@@ -39,15 +23,12 @@ def living_workers(config: WorkerConfig, url: str) -> list[dict[str, str]]:
         NotReady: Redis does not answer.
     """
     client = connect(url, timeout_s=config.redis.timeout_s)
-    workers: dict[str, dict[str, str]] = {}
-    try:
+    found: dict[str, dict[str, str]] = {}
+    with expecting_answers(url):
         for keys in stated_partitions_of(client, config):
             for page in pages_of_workers(client, keys):
-                workers |= {incarnation: {"worker": incarnation, **about} for incarnation, about in page.items()}
-    except (RedisError, OSError) as error:
-        raise_if_refused(error, url)
-        raise NotReady(f"redis at {redacted(url)} does not answer: {error}") from error
-    return list(workers.values())
+                found |= {incarnation: {"worker": incarnation, **about} for incarnation, about in page.items()}
+    return list(found.values())
 
 
 def table_of(workers: Sequence[Mapping[str, str]], where: str) -> str:

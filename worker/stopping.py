@@ -5,9 +5,11 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import FrameType
-from typing import Any
+
+from sluice.worker.signals import handling
 
 FINISH_S = 5.0
 """For at most this long a recorder that is told to stop drains the outboxes."""
@@ -16,21 +18,13 @@ FLUSH_S = 5.0
 """For at most this long it then exports the traces that wait."""
 
 
-@contextlib.contextmanager
-def stopped_by_signals(stop: Callable[[], None]) -> Generator[None]:
+def stopped_by_signals(stop: Callable[[], None]) -> AbstractContextManager[None]:
     """Call `stop` on SIGTERM and SIGINT inside the context."""
 
     def handle(_number: int, _frame: FrameType | None) -> None:
         stop()
 
-    before: dict[signal.Signals, Any] = {  # Any: a handler of any kind
-        number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return handling({signal.SIGTERM: handle, signal.SIGINT: handle})
 
 
 def stop_at_eof(stop: Callable[[], None]) -> None:

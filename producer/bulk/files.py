@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import IO, NamedTuple, Self
 
 from sluice.producer.bulk.output import encoded
@@ -58,9 +57,7 @@ class LineFile:
                 on_failure.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         if self._file is not None:
             self._file.close()
 

@@ -363,8 +363,8 @@ class BulkRun:
         bad = [line for line in kept if isinstance(line, BadLine)]
         if bad:
             self.first_bad = bad
-            raise BadFile(f"{len(bad)} lines are bad and nothing was submitted (--strict). The first: "
-                          f"line {bad[0].number}: {bad[0].message}")  # fmt: skip
+            first = f"The first: line {bad[0].number}: {bad[0].message}"
+            raise BadFile(f"{len(bad)} lines are bad and nothing was submitted (--strict). {first}")
         return kept
 
     def _looked_at(self, line: Line | BadLine) -> Line | BadLine:

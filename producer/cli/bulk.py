@@ -99,8 +99,10 @@ def submit(file: str, **values: object) -> None:
         run = _carried_out(producer, settings, listener)
     _report(run, settings, duration_s=time.monotonic() - begin_s)
     if not has_url:
-        note(f"Queue {producer.target.name!r} is on the embedded server at {Embedded(state_dir()).url}: neither "
-             "--redis-url nor SLUICE_REDIS_URL is given")  # fmt: skip
+        note(
+            f"Queue {producer.target.name!r} is on the embedded server at {Embedded(state_dir()).url}: neither "
+            "--redis-url nor SLUICE_REDIS_URL is given"
+        )
     sys.exit(1 if run.counts.bad or run.summary.failed or run.summary.missing else 0)
 
 
@@ -128,8 +130,10 @@ def _journal(producer: Producer, batch: str) -> Path:
     folder = state_dir() / "journals"
     path = folder / journal_path(producer.run(server_id(producer.target)), producer.target.name, batch)
     if not path.exists() and any(folder.glob(f"*/{path.parent.name}/{path.name}")):
-        note(f"Batch {batch} was submitted to another server, or this one has lost its data: every line is submitted "
-             "whose result is not in the output.")  # fmt: skip
+        note(
+            f"Batch {batch} was submitted to another server, or this one has lost its data: every line is submitted "
+            "whose result is not in the output."
+        )
     return path
 
 
@@ -204,22 +208,30 @@ def _report_files(run: BulkRun, settings: BulkSettings) -> None:
 
 
 def _report_how_to_retry(run: BulkRun, settings: BulkSettings) -> None:
-    note("To try again, correct the lines and run the same command: it submits the corrected lines only, and then the "
-         "file of errors has only what still fails.")  # fmt: skip
+    note(
+        "To try again, correct the lines and run the same command: it submits the corrected lines only, and then the "
+        "file of errors has only what still fails."
+    )
     if not run.summary.failed:
         return
     requeue = suggested("producer requeue", "--batch", settings.batch, "--yes")
-    note(f"If the lines are right, first send their jobs back: {requeue}. To run every line as a new job, add --again, "
-         "which overwrites these files.")  # fmt: skip
+    note(
+        f"If the lines are right, first send their jobs back: {requeue}. To run every line as a new job, add --again, "
+        "which overwrites these files."
+    )
 
 
 def _report_missing(run: BulkRun) -> None:
     problem = f" ({run.history_problem})" if run.history_problem else ""
     keep = suggested("producer queues set", "--result-ttl", "TIME")
-    note(f"{run.summary.missing} results are missing, for example {run.summary.missing_example}: their data has "
-         f"expired from the queue, and the history does not have them{problem}.")  # fmt: skip
-    note("To look in another history, run the same command with --database-url. To run every line as a new job, add "
-         f"--again. To keep results longer: {keep}.")  # fmt: skip
+    note(
+        f"{run.summary.missing} results are missing, for example {run.summary.missing_example}: their data has "
+        f"expired from the queue, and the history does not have them{problem}."
+    )
+    note(
+        "To look in another history, run the same command with --database-url. To run every line as a new job, add "
+        f"--again. To keep results longer: {keep}."
+    )
 
 
 def _check_files(settings: BulkSettings) -> None:

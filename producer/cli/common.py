@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from sluice.producer.cli.durations import duration_s
+from sluice.producer.cli.durations import TIME
 from sluice.producer.client import Producer
 from sluice.producer.errors import InvalidSetting
 from sluice.protocol.host.terminal import printable, say
@@ -36,45 +36,52 @@ Exit codes:
 """
 
 
+def option(
+    flag: str, kind: object, metavar: str | None, text: str, *, name: str | None = None, **more: object
+) -> Callable[[Command], Command]:
+    """Return an option with a value; the help shows its default, if there is one. `metavar` None names its type."""
+    names = [flag] if name is None else [flag, name]
+    has_default, has_variable = "default" in more, "envvar" in more
+    return click.option(
+        *names,
+        cls=click.Option,
+        type=kind,
+        metavar=metavar,
+        help=text,
+        show_default=has_default,
+        show_envvar=has_variable,
+        **more,
+    )
+
+
 def connection_options(command: Command) -> Command:
     """Add the options that locate the queue."""
-    queue = click.option(
-        "--queue", metavar="NAME", default="default", show_default=True, envvar="SLUICE_QUEUE", show_envvar=True,
-        help="Name of the queue.",
-    )  # fmt: skip
+    queue = option("--queue", str, "NAME", "Name of the queue.", default="default", envvar="SLUICE_QUEUE")
     return server_option(queue(partitions_option(command)))
 
 
 def partitions_option(command: Command) -> Command:
     """Add the option of a queue's number of partitions."""
-    return click.option(
-        "--partitions", metavar="COUNT", type=click.IntRange(1), envvar="SLUICE_PARTITIONS", show_envvar=True,
-        help="Number of partitions of the queue. Default: that of its workers.",
-    )(command)  # fmt: skip
+    text = "Number of partitions of the queue. Default: that of its workers."
+    return option("--partitions", click.IntRange(1), "COUNT", text, envvar="SLUICE_PARTITIONS")(command)
 
 
 def server_option(command: Command) -> Command:
     """Add the option that locates the server of the queues."""
-    return click.option(
-        "--redis-url", "url", metavar="URL", envvar="SLUICE_REDIS_URL", show_envvar=True,
-        help="Server: redis, rediss, unix, redis+sentinel or redis+cluster URL. Default: the embedded server.",
-    )(command)  # fmt: skip
+    text = "Server: redis, rediss, unix, redis+sentinel or redis+cluster URL. Default: the embedded server."
+    return option("--redis-url", str, "URL", text, name="url", envvar="SLUICE_REDIS_URL")(command)
 
 
 def database_option(command: Command) -> Command:
     """Add the option that locates the job history."""
-    return click.option(
-        "--database-url", metavar="URL", envvar="SLUICE_DATABASE_URL", show_envvar=True,
-        help="Job history: sqlite:///FILE or postgresql://… Default: SQLite next to the embedded server.",
-    )(command)  # fmt: skip
+    text = "Job history: sqlite:///FILE or postgresql://… Default: SQLite next to the embedded server."
+    return option("--database-url", str, "URL", text, envvar="SLUICE_DATABASE_URL")(command)
 
 
 def durability_option(command: Command) -> Command:
     """Add the option of the durability of a submit."""
-    return click.option(
-        "--durability", metavar="LEVEL",
-        help="Durability of accepted jobs: memory, aof, fsync or replica:N. Default: that of the queue.",
-    )(command)  # fmt: skip
+    text = "Durability of accepted jobs: memory, aof, fsync or replica:N. Default: that of the queue."
+    return option("--durability", str, "LEVEL", text)(command)
 
 
 def json_option(command: Command) -> Command:
@@ -84,34 +91,28 @@ def json_option(command: Command) -> Command:
 
 def sampling_options(command: Command) -> Command:
     """Add the options of a job. Types and defaults of sampling options are those of the contract."""
-    for option in reversed(
+    for add in reversed(
         [
-            *(_sampling_option(name, option) for name, option in OPTIONS.items() if option.metavar is not None),
-            _option("--stop", str, "TEXT", "End the output before this text. May be repeated.", multiple=True),
-            _option("--seed", int, "NUMBER", "Seed of the sampling. Default: random."),
-            _option("--priority", int, "CLASS", "Priority class, 0 (least urgent) to 9. Default: 0."),
-            _option("--tenant", str, "NAME", "Tenant of the job. Default: default."),
-            _option(
-                "--ttl", duration_s, "TIME", "Expire if not started within this time. Default: never.", name="ttl_s"
+            *(_sampling_option(name, one) for name, one in OPTIONS.items() if one.metavar is not None),
+            click.option(
+                "--stop", multiple=True, metavar="TEXT", help="End the output before this text. May be repeated."
             ),
-            _option("--deadline", duration_s, "TIME", "Expire if not ended within this time. Default: never."),
-            _option("--not-before", duration_s, "TIME", "Start no sooner than after this time. Default: at once."),
-            _option("--callback-url", str, "URL", "POST the end of each job to this URL."),
+            option("--seed", int, "NUMBER", "Seed of the sampling. Default: random."),
+            option("--priority", int, "CLASS", "Priority class, 0 (least urgent) to 9. Default: 0."),
+            option("--tenant", str, "NAME", "Tenant of the job. Default: default."),
+            option("--ttl", TIME, None, "Expire if not started within this time. Default: never.", name="ttl_s"),
+            option("--deadline", TIME, None, "Expire if not ended within this time. Default: never."),
+            option("--not-before", TIME, None, "Start no sooner than after this time. Default: at once."),
+            option("--callback-url", str, "URL", "POST the end of each job to this URL."),
         ]
     ):
-        command = option(command)
+        command = add(command)
     return command
 
 
-def _sampling_option(name: str, option: Option) -> Callable[[Command], Command]:
-    default: object = DEFAULTS[name] if option.neutral is None else option.neutral
-    return _option(f"--{name.replace('_', '-')}", type(default), option.metavar or "", sentence_of(name))
-
-
-def _option(
-    flag: str, kind: Callable[..., object], metavar: str, text: str, *, multiple: bool = False, name: str | None = None
-) -> Callable[[Command], Command]:
-    return click.option(flag, *([name] if name else []), type=kind, metavar=metavar, multiple=multiple, help=text)
+def _sampling_option(name: str, sampling: Option) -> Callable[[Command], Command]:
+    default: object = DEFAULTS[name] if sampling.neutral is None else sampling.neutral
+    return option(f"--{name.replace('_', '-')}", type(default), sampling.metavar, sentence_of(name))
 
 
 def options_of(values: Values) -> Options:
@@ -164,6 +165,22 @@ def _plain(value: object) -> object:
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     return str(value)
+
+
+def show_facts(facts: Mapping[str, object], *, as_json: bool) -> None:
+    """Print names with their values, as JSON or as a table."""
+    if as_json:
+        show_json(facts)
+    else:
+        show_table(("what", "value"), facts.items())
+
+
+def show_rows(headers: Sequence[str], rows: Sequence[Mapping[str, object]], *, as_json: bool) -> None:
+    """Print rows, whole as JSON, or in a table the columns of `headers`."""
+    if as_json:
+        show_json(rows)
+    else:
+        show_table(headers, [[row[header] for header in headers] for row in rows])
 
 
 def show_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

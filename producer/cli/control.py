@@ -13,13 +13,15 @@ from sluice.producer.cli.common import (
     connection_options,
     json_option,
     note,
+    option,
     producer_of,
     show_answers,
+    show_facts,
     show_json,
     show_table,
     when,
 )
-from sluice.producer.cli.durations import duration_s
+from sluice.producer.cli.durations import TIME
 from sluice.producer.operations.batches import known_batch
 from sluice.producer.operations.dead import DeadFilter
 from sluice.protocol.calls import BatchView, JobView
@@ -63,20 +65,8 @@ def cancel(job_ids: tuple[str, ...], *, batch: str | None, reason: str | None, *
 @click.option("--error-code", metavar="CODE", help="Select dead jobs with this error code.")
 @click.option("--tenant", metavar="NAME", help="Select dead jobs of this tenant.")
 @click.option("--batch", metavar="NAME", help="Select dead jobs of this batch.")
-@click.option(
-    "--min-age",
-    "min_age_s",
-    metavar="TIME",
-    type=duration_s,
-    help="Select jobs that failed at least this long ago.",
-)
-@click.option(
-    "--max-age",
-    "max_age_s",
-    metavar="TIME",
-    type=duration_s,
-    help="Select jobs that failed at most this long ago.",
-)
+@option("--min-age", TIME, None, "Select jobs that failed at least this long ago.", name="min_age_s")
+@option("--max-age", TIME, None, "Select jobs that failed at most this long ago.", name="max_age_s")
 @click.option("--yes", "is_sure", is_flag=True, help="Requeue the selected jobs instead of listing them.")
 @json_option
 @connection_options
@@ -145,10 +135,16 @@ def _show_dead(filter_: DeadFilter, values: Values, *, as_json: bool) -> None:
 def _dead_facts(view: JobView) -> Values:
     deaths = " ".join(f"{death.incarnation}({'apart' if death.is_apart else death.mates})" for death in view.deaths)
     return {
-        "id": view.id, "error_code": view.error_code, "attempt": view.attempt, "failures": view.failures,
-        "deaths": deaths or None, "ended": when(view.ended_ms), "error": view.error, "batch": view.batch,
+        "id": view.id,
+        "error_code": view.error_code,
+        "attempt": view.attempt,
+        "failures": view.failures,
+        "deaths": deaths or None,
+        "ended": when(view.ended_ms),
+        "error": view.error,
+        "batch": view.batch,
         "requeues": view.requeues,
-    }  # fmt: skip
+    }
 
 
 # ---------------------------------------------------------------- batches
@@ -192,7 +188,7 @@ def close_batch(name: str, *, callback_url: str | None, as_json: bool, **values:
 
 @batches.command("expire")
 @click.argument("name")
-@click.option("--in", "in_s", metavar="TIME", type=duration_s, required=True, help="Time until the deadline.")
+@click.option("--in", "in_s", type=TIME, required=True, help="Time until the deadline.")
 @json_option
 @connection_options
 def expire_batch(name: str, *, in_s: float, as_json: bool, **values: object) -> None:
@@ -207,8 +203,6 @@ def expire_batch(name: str, *, in_s: float, as_json: bool, **values: object) -> 
 
 
 def _show(view: BatchView, *, as_json: bool) -> None:
-    facts = {**asdict(view), "completed_ms": when(view.completed_ms), "deadline_ms": when(view.deadline_ms)}
-    if as_json:
-        show_json(view)
-    else:
-        show_table(("what", "value"), [(name.removesuffix("_ms"), value) for name, value in facts.items()])
+    times = {"completed_ms": when(view.completed_ms), "deadline_ms": when(view.deadline_ms)}
+    facts = {name.removesuffix("_ms"): value for name, value in {**asdict(view), **times}.items()}
+    show_facts(asdict(view) if as_json else facts, as_json=as_json)

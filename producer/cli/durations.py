@@ -17,6 +17,10 @@ def duration_s(text: str) -> float:
         raise click.BadParameter(str(error)) from error
 
 
+TIME = click.types.FuncParamType(duration_s)
+TIME.name = "time"
+
+
 def duration_with_unit_s(text: str) -> float:
     """Return the seconds of a time that names its unit, where a bare number would be mistaken: 90 is not 90 days.
 

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field
 
 import click
 
-from sluice.producer.cli.common import connection_options, is_watched, json_option, note, producer_of
-from sluice.producer.cli.durations import duration_s
+from sluice.producer.cli.common import connection_options, is_watched, json_option, note, option, producer_of
+from sluice.producer.cli.durations import TIME
 from sluice.producer.cli.hints import suggested
 from sluice.producer.operations.batches import known_batch
 from sluice.protocol.calls import BatchView
@@ -39,9 +39,8 @@ class BatchProgress:
     def line(self) -> str:
         """Write it as a line."""
         batch = self.batch
-        states = [(batch.done, "done"), (batch.failed, "failed"), (batch.cancelled, "cancelled"),
-                  (batch.expired, "expired")]  # fmt: skip
-        parts = [f"{batch.ended}/{batch.total}", *(f"{count} {name}" for count, name in states if count)]
+        counts = {name: getattr(batch, name) for name in ("done", "failed", "cancelled", "expired")}
+        parts = [f"{batch.ended}/{batch.total}", *(f"{count} {name}" for name, count in counts.items() if count)]
         if self.per_s:
             parts.append(f"{self.per_s:.1f}/s")
         if self.left_s:
@@ -88,10 +87,14 @@ class BatchEnd:
 
 @click.command()
 @click.argument("batch")
-@click.option(
-    "--more-within", "more_within_s", metavar="TIME", type=duration_s, default=MORE_WITHIN, show_default=True,
-    help="Wait this long for more jobs of an open batch after all its jobs have ended.",
-)  # fmt: skip
+@option(
+    "--more-within",
+    TIME,
+    None,
+    "Wait this long for more jobs of an open batch after all its jobs have ended.",
+    name="more_within_s",
+    default=MORE_WITHIN,
+)
 @json_option
 @connection_options
 def follow(batch: str, *, more_within_s: float, as_json: bool, **values: object) -> None:

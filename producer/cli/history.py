@@ -17,13 +17,16 @@ from sluice.producer.cli.common import (
     database_option,
     json_option,
     note,
+    option,
     producer_of,
     show_answers,
+    show_facts,
     show_json,
+    show_rows,
     show_table,
     when,
 )
-from sluice.producer.cli.durations import duration_s
+from sluice.producer.cli.durations import TIME
 from sluice.producer.client import Producer
 from sluice.producer.errors import HistoryUnavailable, JobNotFound, ProducerError, QueueUnreachable
 from sluice.producer.operations.batches import known_batch
@@ -35,6 +38,7 @@ from sluice.protocol.states import JobState
 from sluice.protocol.wire import JobId
 
 if TYPE_CHECKING:
+    from sluice.history.filters import JobFilter
     from sluice.history.queries import AttemptRow, Forgotten, JobRow, TimelineRow
     from sluice.producer.timeline.picture import Times
 
@@ -47,12 +51,11 @@ NAMES_IN_HISTORY = {"attempt": "attempts", "owner": "worker"}
 
 ATTEMPT_HEADERS = ("attempt", "incarnation", "started", "ended", "outcome", "why", "gap_s")
 STATES = [state.value for state in JobState]
+LATENCY_HEADERS = ("metric", "jobs", "mean_s", "p50_s", "p90_s", "p95_s", "p99_s", "max_s")
 LIST_HEADERS = ("id", "state", "attempts", "submitted", "queue_s", "ttft_s", "e2e_s", "output_tokens", "reason")
 
 
-_since_option = click.option(
-    "--since", "since_s", metavar="TIME", type=duration_s, help="Include only jobs submitted within this time."
-)
+_since_option = option("--since", TIME, None, "Include only jobs submitted within this time.", name="since_s")
 
 
 @click.group()
@@ -65,9 +68,7 @@ def jobs() -> None:
 @click.option("--state", type=click.Choice(STATES), help="Include only jobs in this state.")
 @click.option("--tenant", metavar="NAME", help="Include only jobs of this tenant.")
 @_since_option
-@click.option(
-    "--limit", metavar="COUNT", type=click.IntRange(1), default=50, show_default=True, help="Maximum number of jobs."
-)
+@option("--limit", click.IntRange(1), "COUNT", "Maximum number of jobs.", default=50)
 @json_option
 @database_option
 @connection_options
@@ -95,19 +96,20 @@ def list_jobs(*, as_json: bool, limit: int, **values: object) -> None:
 
 
 def _listed(values: Values, limit: int) -> "list[JobRow]":
-    from sluice.history.filters import JobFilter
     from sluice.history.queries import History
 
-    since_s = values["since_s"]
-    filter_ = JobFilter(
-        queue=values["queue"],
-        batch=values["batch"],
-        state=values["state"],
-        tenant=values["tenant"],
-        since_ms=None if since_s is None else round((time.time() - since_s) * 1000),
-    )
     with History(config.database_url(values["database_url"])) as history:
-        return history.jobs(filter_, limit=limit)
+        return history.jobs(_filter_of(values), limit=limit)
+
+
+def _filter_of(values: Values) -> "JobFilter":
+    from sluice.history.filters import JobFilter
+
+    since_s = values["since_s"]
+    return JobFilter(
+        since_ms=None if since_s is None else round((time.time() - since_s) * 1000),
+        **{name: values[name] for name in ("queue", "batch", "tenant", "state") if name in values},
+    )
 
 
 def _cells(row: "JobRow") -> list[object]:
@@ -122,11 +124,9 @@ def _show_batch(values: Values, *, as_json: bool) -> None:
         del values[name]
     with producer_of(values) as producer:
         totals = producer.run(known_batch(producer.target, batch))
-    if as_json:
-        show_json(totals)
-    else:
+    if not as_json:
         note("there is no history; these are the queue's own totals")
-        show_table(("what", "value"), list(asdict(totals).items()))
+    show_facts(asdict(totals), as_json=as_json)
 
 
 @jobs.command("show")
@@ -204,9 +204,12 @@ def _moments(times: "Times | None") -> Values:
     if times is None:
         return {}
     moments = {
-        "submitted": times.submitted_ms, "started": times.tries[0].start_ms if times.tries else None,
-        "scheduled": times.scheduled_ms, "first_token": times.first_token_ms, "ended": times.ended_ms,
-    }  # fmt: skip
+        "submitted": times.submitted_ms,
+        "started": times.tries[0].start_ms if times.tries else None,
+        "scheduled": times.scheduled_ms,
+        "first_token": times.first_token_ms,
+        "ended": times.ended_ms,
+    }
     return {name: when(at_ms) for name, at_ms in moments.items() if at_ms is not None}
 
 
@@ -291,23 +294,11 @@ def latency(*, as_json: bool, **values: object) -> None:
     Example:
         producer jobs latency --batch prompts-1f0c6a
     """
-    from sluice.history.filters import JobFilter
     from sluice.history.queries import History
 
-    since_s = cast("float | None", values["since_s"])
-    filter_ = JobFilter(
-        queue=cast("str", values["queue"]),
-        batch=cast("str | None", values["batch"]),
-        tenant=cast("str | None", values["tenant"]),
-        since_ms=None if since_s is None else round((time.time() - since_s) * 1000),
-    )
     with History(config.database_url(cast("str | None", values["database_url"]))) as history:
-        rows = [asdict(row) for row in history.latency(filter_)]
-    if as_json:
-        show_json(rows)
-    else:
-        headers = ("metric", "jobs", "mean_s", "p50_s", "p90_s", "p95_s", "p99_s", "max_s")
-        show_table(headers, [[row[header] for header in headers] for row in rows])
+        rows = [asdict(row) for row in history.latency(_filter_of(values))]
+    show_rows(LATENCY_HEADERS, rows, as_json=as_json)
 
 
 @click.command()

@@ -17,12 +17,13 @@ from sluice.producer.cli.common import (
     is_watched,
     json_option,
     note,
+    option,
     options_of,
     producer_of,
     sampling_options,
     show_json,
 )
-from sluice.producer.cli.durations import duration_s
+from sluice.producer.cli.durations import TIME
 from sluice.producer.cli.hints import suggested
 from sluice.producer.client import Producer
 from sluice.producer.errors import (
@@ -108,18 +109,8 @@ def cli() -> None:
 )
 @click.option("--system", metavar="TEXT", help="Put a system message before the prompt; implies --chat.")
 @click.option("--model", metavar="NAME", help="Model that the workers must serve.")
-@click.option(
-    "--timeout", "timeout_s", metavar="TIME", type=duration_s, help="Cancel the job after this time. Default: never."
-)
-@click.option(
-    "--block",
-    "block_s",
-    metavar="TIME",
-    type=duration_s,
-    default="0",
-    show_default=True,
-    help="Wait up to this time if the queue is full.",
-)
+@option("--timeout", TIME, None, "Cancel the job after this time. Default: never.", name="timeout_s")
+@option("--block", TIME, None, "Wait up to this time if the queue is full.", name="block_s", default="0")
 @json_option
 @sampling_options
 @connection_options
@@ -222,11 +213,7 @@ def stream(job: str, *, offset: str, choice: int, as_json: bool, **values: objec
 @cli.command()
 @click.argument("job")
 @click.option(
-    "--timeout",
-    "timeout_s",
-    metavar="TIME",
-    type=duration_s,
-    help="Stop waiting after this time; the job continues. Default: wait forever.",
+    "--timeout", "timeout_s", type=TIME, help="Stop waiting after this time; the job continues. Default: wait forever."
 )
 @json_option
 @database_option

@@ -14,12 +14,15 @@ from sluice.producer.cli.common import (
     connection_options,
     json_option,
     note,
+    option,
     producer_of,
+    show_facts,
     show_json,
+    show_rows,
     show_table,
     when,
 )
-from sluice.producer.cli.durations import duration_s
+from sluice.producer.cli.durations import TIME
 from sluice.producer.client import Producer
 from sluice.producer.errors import ProducerError
 from sluice.producer.operations.totals import queue_totals
@@ -36,8 +39,19 @@ from sluice.protocol.scaling.demand import ScalePolicy, scale_of
 from sluice.protocol.workers import workers_of
 
 HEADERS = ("queue", "waiting", "tokens", "running", "oldest_s", "dead", "workers", "paused")
-WORKER_HEADERS = ("id", "name", "host", "pid", "device", "model", "state", "places", "running", "waiting",
-                  "tokens_per_s")  # fmt: skip
+WORKER_HEADERS = (
+    "id",
+    "name",
+    "host",
+    "pid",
+    "device",
+    "model",
+    "state",
+    "places",
+    "running",
+    "waiting",
+    "tokens_per_s",
+)
 UNUSED = "queue {!r} has had no job or worker on this server"
 
 
@@ -67,10 +81,7 @@ def list_queues(*, as_json: bool, **values: object) -> None:
     for name, partitions in sorted(names.items()):
         with Producer(url, queue=name, partitions=partitions) as producer:
             rows.append(_totals(name, producer.queue()))
-    if as_json:
-        show_json(rows)
-    else:
-        show_table(HEADERS, [[row[header] for header in HEADERS] for row in rows])
+    show_rows(HEADERS, rows, as_json=as_json)
 
 
 @queues.command("show")
@@ -126,14 +137,9 @@ def _totals(name: str, views: Sequence[QueueView]) -> Values:
 
 
 @queues.command()
-@click.option(
-    "--within", "within_s", metavar="TIME", type=duration_s, default="5m", show_default=True,
-    help="Time to clear the backlog: 30s, 5m, 1h.",
-)  # fmt: skip
-@click.option("--min", "min_workers", metavar="COUNT", type=int, default=0, show_default=True,
-              help="Want at least this many workers.")  # fmt: skip
-@click.option("--max", "max_workers", metavar="COUNT", type=int, default=100, show_default=True,
-              help="Want at most this many workers.")  # fmt: skip
+@option("--within", TIME, None, "Time to clear the backlog: 30s, 5m, 1h.", name="within_s", default="5m")
+@option("--min", int, "COUNT", "Want at least this many workers.", name="min_workers", default=0)
+@option("--max", int, "COUNT", "Want at most this many workers.", name="max_workers", default=100)
 @json_option
 @connection_options
 def scale(*, within_s: float, min_workers: int, max_workers: int, as_json: bool, **values: object) -> None:
@@ -147,10 +153,7 @@ def scale(*, within_s: float, min_workers: int, max_workers: int, as_json: bool,
     name = str(values["queue"])
     with producer_of(values) as producer:
         facts = asdict(scale_of(backlog_of(name, producer.queue()), policy))
-    if as_json:
-        show_json(facts)
-    else:
-        show_table(("what", "value"), list(facts.items()))
+    show_facts(facts, as_json=as_json)
 
 
 @queues.command()
@@ -202,63 +205,39 @@ def purge(*, tenant: str | None, is_sure: bool, **values: object) -> None:
 
 
 DIVIDED = ", in equal parts by partition."
-"""End of the help of a bound."""
+FOR_OWN = ", in place of their own setting; 0: their own."
+TENANT_SHARE_HELP = "Refuse submits of a tenant above this share of what others leave of these limits."
+AGE_STEP_HELP = "Raise a job by one class, among those below the highest, after this waiting time; 0: strict classes."
+WEIGHT_HELP = "Weight of a tenant in mode fair, from 0.001 to 1000. May be repeated."
 
 
 @queues.command("set")
-@click.option(
-    "--max-waiting-jobs", metavar="JOBS", type=click.IntRange(0), help=f"Refuse submits above this many{DIVIDED}"
-)
-@click.option("--max-waiting-tokens", metavar="TOKENS", type=click.IntRange(0),
-              help=f"Refuse submits above this many{DIVIDED}")  # fmt: skip
-@click.option("--max-waiting-bytes", metavar="BYTES", type=click.IntRange(0),
-              help=f"Refuse submits above this size{DIVIDED}")  # fmt: skip
-@click.option("--max-outbox-entries", metavar="COUNT", type=click.IntRange(1),
-              help=f"Refuse submits above this many{DIVIDED}")  # fmt: skip
-@click.option("--max-outbox-bytes", metavar="BYTES", type=click.IntRange(1),
-              help=f"Refuse submits above this size{DIVIDED}")  # fmt: skip
-@click.option(TENANT_SHARE.flag, metavar="PERCENT", type=click.IntRange(1, 100),
-              help="Refuse submits of a tenant above this share of what others leave of these limits.")  # fmt: skip
-@click.option("--durability", metavar="LEVEL", help="Default durability of submits: memory, aof, fsync or replica:N.")
-@click.option(
-    "--max-failures", metavar="COUNT", type=click.IntRange(1), help="Fail a job after this many retryable failures."
-)
+@option("--max-waiting-jobs", click.IntRange(0), "JOBS", f"Refuse submits above this many{DIVIDED}")
+@option("--max-waiting-tokens", click.IntRange(0), "TOKENS", f"Refuse submits above this many{DIVIDED}")
+@option("--max-waiting-bytes", click.IntRange(0), "BYTES", f"Refuse submits above this size{DIVIDED}")
+@option("--max-outbox-entries", click.IntRange(1), "COUNT", f"Refuse submits above this many{DIVIDED}")
+@option("--max-outbox-bytes", click.IntRange(1), "BYTES", f"Refuse submits above this size{DIVIDED}")
+@option(TENANT_SHARE.flag, click.IntRange(1, 100), "PERCENT", TENANT_SHARE_HELP)
+@option("--durability", str, "LEVEL", "Default durability of submits: memory, aof, fsync or replica:N.")
+@option("--max-failures", click.IntRange(1), "COUNT", "Fail a job after this many retryable failures.")
 @click.option("--mode", type=click.Choice(["fifo", "fair", "deadline"]), help="Order of jobs within a priority class.")
-@click.option(
-    "--age-step",
-    "age_step_s",
-    metavar="TIME",
-    type=duration_s,
-    help="Raise a job by one class, among those below the highest, after this waiting time; 0: strict classes.",
-)
-@click.option(
-    "--weight",
-    "weights",
-    metavar="TENANT=WEIGHT",
-    multiple=True,
-    help="Weight of a tenant in mode fair, from 0.001 to 1000. May be repeated.",
-)
-@click.option(
-    "--channel-ttl",
-    "channel_ttl_s",
-    metavar="TIME",
-    type=duration_s,
-    help="Keep a channel this long after its job has ended.",
-)
-@click.option("--result-ttl", "result_ttl_s", metavar="TIME", type=duration_s, help="Keep results this long.")
-@click.option(
+@option("--age-step", TIME, None, AGE_STEP_HELP, name="age_step_s")
+@click.option("--weight", "weights", metavar="TENANT=WEIGHT", multiple=True, help=WEIGHT_HELP)
+@option("--channel-ttl", TIME, None, "Keep a channel this long after its job has ended.", name="channel_ttl_s")
+@option("--result-ttl", TIME, None, "Keep results this long.", name="result_ttl_s")
+@option(
     "--ttft-target",
-    "ttft_target_s",
-    metavar="SECONDS",
-    type=Number(0),
-    help="Target of workers for the time to the first token, in place of their own setting; 0: their own.",
+    Number(0),
+    "SECONDS",
+    f"Target of workers for the time to the first token{FOR_OWN}",
+    name="ttft_target_s",
 )
-@click.option(
+@option(
     "--tpot-target",
-    "tpot_target_s",
-    metavar="SECONDS",
-    type=Number(0),
-    help="Target of workers for the time per further token, in place of their own setting; 0: their own.",
+    Number(0),
+    "SECONDS",
+    f"Target of workers for the time per further token{FOR_OWN}",
+    name="tpot_target_s",
 )
 @click.option("--keep-prompts", type=click.Choice(["none", "hash", "full"]), help="Form of prompts in the history.")
 @click.option("--keep-results/--no-keep-results", default=None, help="Keep outputs in the history.")
@@ -278,15 +257,12 @@ def set_queue(**values: object) -> None:
 
 
 def _settings(values: Values) -> QueueSettings:
-    given = {name: value for name, value in values.items() if name not in ("url", "queue", "partitions")}
-    for name in given:
-        del values[name]
-    for name in ("age_step_s", "channel_ttl_s", "result_ttl_s"):
-        seconds = given.pop(name)
-        given[f"{name.removesuffix('_s')}_ms"] = None if seconds is None else round(seconds * 1000)
-    for name in ("ttft_target_s", "tpot_target_s"):
-        seconds = given.pop(name)
-        given[f"{name.removesuffix('_s')}_ms"] = None if seconds is None else seconds * 1000
+    given = {name: values.pop(name) for name in list(values) if name not in ("url", "queue", "partitions")}
+    for name in ("age_step", "channel_ttl", "result_ttl", "ttft_target", "tpot_target"):
+        seconds = given.pop(f"{name}_s")
+        # Targets may be parts of a millisecond.
+        ms = None if seconds is None else seconds * 1000
+        given[f"{name}_ms"] = ms if ms is None or name.endswith("target") else round(ms)
     if given["durability"] is not None:
         given["durability"] = str(read_durability(given["durability"]))
     given["weights"] = dict(map(_weight, given.pop("weights"))) or None
@@ -322,14 +298,17 @@ def server_status(*, as_json: bool) -> None:
     """
     own = embedded.Embedded(state_dir())
     facts: Values = {
-        "url": own.url, "runs": embedded.answers(own), "state": embedded.state_of(own), "used": embedded.has_users(own),
-        "stays": own.stay_path.exists(), "free_mib": _free_mib(own.folder), "folder": str(own.folder),
-        "history": str(own.history_path), "log": str(own.log_path),
-    }  # fmt: skip
-    if as_json:
-        show_json(facts)
-    else:
-        show_table(("what", "value"), list(facts.items()))
+        "url": own.url,
+        "runs": embedded.answers(own),
+        "state": embedded.state_of(own),
+        "used": embedded.has_users(own),
+        "stays": own.stay_path.exists(),
+        "free_mib": _free_mib(own.folder),
+        "folder": str(own.folder),
+        "history": str(own.history_path),
+        "log": str(own.log_path),
+    }
+    show_facts(facts, as_json=as_json)
 
 
 def _free_mib(folder: Path) -> int | None:

@@ -29,7 +29,7 @@ from sluice.worker.connection.clients import Client, connect
 from sluice.worker.jobs import progress as advance
 from sluice.worker.log import get_log
 from sluice.worker.recorder import recorder
-from sluice.worker.serve.exchange import Exchange
+from sluice.worker.serve.mailbox import Mailbox
 from sluice.worker.serve.preparation import Preparation
 from sluice.worker.serve.start import start
 from tests.chaos.faults.fault_proxy import CLIENT_TIMEOUT_S, Fault, Moment
@@ -40,7 +40,7 @@ STAGES: Mapping[str, tuple[type, str]] = {
     "schedule": (Scheduler, "schedule"),
     "execute": (NullModel, "launch"),
     "commit": (Scheduler, "commit"),
-    "publish": (Exchange, "publish"),
+    "publish": (Mailbox, "publish"),
     "release blocks": (BlockManager, "release"),
     "sql transaction": (HistoryWriter, "_write_all"),
 }

@@ -15,8 +15,8 @@ from sluice.history.export import BatchJobs, export_batch
 from sluice.history.retention import forget_before
 from sluice.history.tables import SCHEMA_REVISION, jobs
 from sluice.history.writer import HistoryWriter
-from sluice.worker.checks.history_check import check_history
 from sluice.worker.checks.site import Site
+from sluice.worker.checks.startup import check_history
 from sluice.worker.config import load_config
 from sluice.worker.errors import ExitCode
 from sluice.worker.log import get_log

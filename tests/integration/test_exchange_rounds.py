@@ -31,7 +31,6 @@ from sluice.worker.jobs.leases import Leases
 from sluice.worker.jobs.reader_watch import KEPT_S
 from sluice.worker.jobs.results import Origin
 from sluice.worker.log import get_log
-from sluice.worker.serve import lease_changes
 from sluice.worker.serve import round_trips as trips
 from sluice.worker.serve.context import WorkerContext
 from sluice.worker.serve.exchange import Exchange
@@ -101,8 +100,8 @@ class Running:
         self.listener = NotificationListener(self.connections.open(), mailbox.wake, mailbox.fail)
         uplink = self.connections.uplink
         self.returns = ReturnQueue(uplink.puller, self.context)
-        pulling = Pulling(uplink, self.listener, self.context, self.returns, self._admit)
-        self.exchange = Exchange(uplink.client, self.context, pulling)
+        self.pulling = Pulling(uplink, self.listener, self.context, self.returns, self._admit)
+        self.exchange = Exchange(uplink.client, self.context, self.pulling)
 
     def _admit(self, jobs: list[HeldJob]) -> None:
         for job in jobs:
@@ -111,7 +110,7 @@ class Running:
 
     def start(self) -> None:
         """With an engine that has room."""
-        self.context.mailbox.take_requests(ROOM, wait_s=0)
+        self.context.mailbox.new_requests(ROOM, wait_s=0)
         self.listener.start()
         self._beat_for_long()
         self.exchange.start()
@@ -175,7 +174,7 @@ class TestGivenAJobWithMoreToSayThanATurnTakes:
         running.start()
         submit_all(client, [Ask()] * 2)
         wait_until(lambda: len(running.taken) == 2, "both are held")
-        running.exchange.quiet()
+        running.pulling.quiet()
         return running.taken
 
     @staticmethod
@@ -183,7 +182,7 @@ class TestGivenAJobWithMoreToSayThanATurnTakes:
         token_ids = (1,) * (200 * MAX_ENTRY_TOKENS)
         stats = SequenceStats(num_prompt_tokens=PROMPT_TOKENS)
         delta = TokenDelta(request_id=job.request_id, choice=0, start=0, token_ids=token_ids, text="x", stats=stats)
-        running.context.mailbox.put_deltas([delta])
+        running.context.mailbox.publish([delta])
         wait_until(lambda: job.num_published, "it is published")
 
     def test_when_drained_then_what_has_not_begun_goes_back_at_once(
@@ -243,7 +242,7 @@ class TestGivenARoundTripUnderWay:
     ) -> None:
         pull = self._pull_under_way(running, client, monkeypatch)
 
-        running.context.mailbox.put_deltas([self._delta(running.taken[0])])
+        running.context.mailbox.publish([self._delta(running.taken[0])])
 
         wait_until(lambda: running.taken[0].num_published, "it is published")
         assert len(running.taken) == 1
@@ -255,8 +254,8 @@ class TestGivenARoundTripUnderWay:
     ) -> None:
         pull = self._pull_under_way(running, client, monkeypatch)
 
-        running.exchange.quiet()
-        waiting = threading.Thread(target=running.exchange.wait_for_pull, daemon=True)
+        running.pulling.quiet()
+        waiting = threading.Thread(target=running.pulling.wait_for_pull, daemon=True)
         waiting.start()
         waiting.join(0.1)
         assert waiting.is_alive()
@@ -276,7 +275,7 @@ class TestGivenARoundTripUnderWay:
         submit_all(client, [Ask()])
         wait_until(lambda: running.taken, "it is held")
         word = HeldUp(monkeypatch, "advance")
-        running.context.mailbox.put_deltas([self._delta(running.taken[0])])
+        running.context.mailbox.publish([self._delta(running.taken[0])])
         assert word.has_come.wait(20)
 
         submit_all(client, [Ask()])
@@ -293,7 +292,7 @@ class TestGivenARoundTripUnderWay:
         wait_until(lambda: running.taken, "it is held")
         older = running.taken[0]
         word = HeldUp(monkeypatch, "advance")
-        running.context.mailbox.put_deltas([self._delta(older)])
+        running.context.mailbox.publish([self._delta(older)])
         assert word.has_come.wait(20)
 
         newer = running.context.leases.new_job(older.leased, older.keys, older.spec)
@@ -302,7 +301,7 @@ class TestGivenARoundTripUnderWay:
         word.is_lost = True
         word.may_go.set()
         wait_until(lambda: not word.is_lost, "it is lost")
-        running.context.mailbox.put_deltas([self._delta(newer)])
+        running.context.mailbox.publish([self._delta(newer)])
 
         wait_until(lambda: newer.num_published, "the newer one is published")
         assert word.num_made == 2
@@ -335,7 +334,7 @@ def say(running: Running, job: HeldJob, start: int, finish: Finish | None = None
     delta = TokenDelta(
         request_id=job.request_id, choice=0, start=start, token_ids=(1,), text="x", stats=stats, finish=finish
     )
-    running.context.mailbox.put_deltas([delta])
+    running.context.mailbox.publish([delta])
 
 
 def num_ended(running: Running) -> dict[str, int]:
@@ -481,7 +480,7 @@ class TestGivenTwoPartitions:
         wait_until(lambda: len(running.taken) == 2, "both are held")
         self._break_advances(monkeypatch, error)
         stats, finish = SequenceStats(num_prompt_tokens=PROMPT_TOKENS), Finish(reason=FinishReason.STOP)
-        running.context.mailbox.put_deltas(
+        running.context.mailbox.publish(
             [
                 TokenDelta(
                     request_id=job.request_id, choice=0, start=0, token_ids=(1,), text="x", stats=stats, finish=finish
@@ -491,7 +490,7 @@ class TestGivenTwoPartitions:
         )
 
         with pytest.raises(WorkerBroken):
-            wait_until(lambda: running.context.mailbox.take_requests(ROOM, wait_s=1), "the worker breaks")
+            wait_until(lambda: running.context.mailbox.new_requests(ROOM, wait_s=1), "the worker breaks")
 
         assert num_ended(running) == {"done": 1}
         assert [job.keys for job in running.context.leases.all()] == [self.OTHER]
@@ -522,7 +521,7 @@ class TestGivenAJobWithChoices:
             Finish(reason=FinishReason.ERROR, error="it broke", failure=final),
             Finish(reason=FinishReason.STOP),
         )
-        running.context.mailbox.put_deltas(
+        running.context.mailbox.publish(
             [
                 TokenDelta(
                     request_id=running.taken[0].request_id, choice=choice, start=0, token_ids=(), text="", stats=stats,
@@ -532,7 +531,7 @@ class TestGivenAJobWithChoices:
             ]
         )  # fmt: skip
 
-        wait_until(lambda: running.exchange.is_drained, "it has ended")
+        wait_until(lambda: not len(running.context.leases), "it has ended")
 
         wait_until(lambda: num_ended(running), "it is counted")
         assert num_ended(running) == {"failed": 1}
@@ -547,13 +546,13 @@ class TestGivenAJobWithChoices:
         request_id = running.taken[0].request_id
         stats = SequenceStats(num_prompt_tokens=PROMPT_TOKENS)
         finish = Finish(reason=FinishReason.ERROR, error="it broke", failure=FailureKind.STEP)
-        running.context.mailbox.put_deltas(
+        running.context.mailbox.publish(
             [TokenDelta(request_id=request_id, choice=0, start=0, token_ids=(), text="", stats=stats, finish=finish)]
         )
 
-        wait_until(lambda: running.exchange.is_drained, "it goes back")
+        wait_until(lambda: not len(running.context.leases), "it goes back")
 
-        assert running.context.mailbox.take_lost() == [request_id]
+        assert running.context.mailbox.lost() == [request_id]
 
     def test_when_its_result_is_larger_than_can_be_kept_then_it_fails_and_says_so(
         self, running: Running, client: Any, monkeypatch: pytest.MonkeyPatch
@@ -563,7 +562,7 @@ class TestGivenAJobWithChoices:
         submit_all(client, [Ask()])
         wait_until(lambda: running.taken, "it is held")
         job, stats = running.taken[0], SequenceStats(num_prompt_tokens=PROMPT_TOKENS)
-        running.context.mailbox.put_deltas(
+        running.context.mailbox.publish(
             [
                 TokenDelta(
                     request_id=job.request_id, choice=0, start=0, token_ids=(1,), text="x" * 1000, stats=stats,
@@ -595,14 +594,14 @@ class TestGivenAJobWhoseOutputCannotBeEncoded:
         bad, good = sorted(running.taken, key=lambda job: -job.leased.choices)
         stats = SequenceStats(num_prompt_tokens=PROMPT_TOKENS)
         delta = TokenDelta(request_id=bad.request_id, choice=1, start=0, token_ids=(1,), text="x", stats=stats)
-        running.context.mailbox.put_deltas([delta])
+        running.context.mailbox.publish([delta])
         wait_until(lambda: bad.num_published == 1, "a token of it is published")
 
         with capture_logs() as lines:
-            running.context.mailbox.put_deltas([delta._replace(choice=0, text="\ud800" + "x" * 9000)])
+            running.context.mailbox.publish([delta._replace(choice=0, text="\ud800" + "x" * 9000)])
             wait_until(lambda: len(lines) == 2, "both lines are there")
         say(running, good, 0, Finish(reason=FinishReason.LENGTH))
-        wait_until(lambda: running.exchange.is_drained, "the other has ended")
+        wait_until(lambda: not len(running.context.leases), "the other has ended")
 
         view = Queue(client, KEYS).view(bad.id)
         assert (view.state, view.error_code) == (JobState.FAILED, "output_not_encoded")
@@ -611,7 +610,7 @@ class TestGivenAJobWhoseOutputCannotBeEncoded:
         assert "utf-8" in (view.error or "")
         assert len(view.error or "") <= 500
         assert state_of(client, good.id) is JobState.DONE
-        assert running.context.mailbox.take_lost() == [bad.request_id]
+        assert running.context.mailbox.lost() == [bad.request_id]
         assert [line["event"] for line in lines] == ["output not encoded", "job ended"]
         assert (lines[1]["error_code"], lines[1]["error"]) == (view.error_code, view.error)
 
@@ -655,7 +654,7 @@ class TestGivenARedisThatStandsStill:
         be_up_for_long(running, queue)
         running.start()
         wait_until(lambda: running.context.meters.num_round_trips, "it has pulled")
-        running.exchange.quiet()
+        running.pulling.quiet()
         other = queue.worker("other")
         other.beat(expiry_ms=250)
         client.delete(KEYS.key("clock"))  # no worker beats: the lifetime expires by the server's clock
@@ -664,7 +663,7 @@ class TestGivenARedisThatStandsStill:
 
         stood_s = monotonic_s() + 0.3
         client.execute_command("CLIENT", "PAUSE", 300, "ALL")
-        running.exchange.resume()
+        running.pulling.resume()
         wait_until(lambda: running.context.health.stalled_s > 0, "it notices that its answer was late")
         # It rings: else the next pull would come too late to see anything.
         queue.add("b")
@@ -681,13 +680,13 @@ class TestGivenABufferAtItsBoundWithWordsOfAJobThatIsLost:
         running.start()
         submit_all(client, [Ask()])
         wait_until(lambda: running.taken, "it is held")
-        running.exchange.quiet()
+        running.pulling.quiet()
         (job,) = running.taken
-        lease_changes.lose(running.context, job, "replaced")
+        running.context.lose(job, "replaced")
         stats = SequenceStats(num_prompt_tokens=PROMPT_TOKENS)
         delta = TokenDelta(request_id=job.request_id, choice=0, start=0, token_ids=(1,), text="x", stats=stats)
 
-        loop = threading.Thread(target=running.context.mailbox.put_deltas, args=([delta],), daemon=True)
+        loop = threading.Thread(target=running.context.mailbox.publish, args=([delta],), daemon=True)
         loop.start()
         loop.join(5)
 

@@ -15,7 +15,7 @@ from sluice.producer.errors import InvalidSetting, JobFailed
 from sluice.protocol.calls import QueueSettings, configure, inspect
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.redis.execution import run
-from sluice.worker.checks.agreement import agree_on_queue
+from sluice.worker.checks.queue_check import agree_on_queue
 from sluice.worker.cli import main
 from sluice.worker.config import load_config
 from sluice.worker.connection.clients import Client, connect

@@ -21,13 +21,13 @@ from sluice.protocol.states import JobState
 from sluice.protocol.wire import JobId, JobOptions, JobSpec, encode_prompt
 from sluice.worker.audit.command import AuditOptions, run_audit
 from sluice.worker.audit.findings import Kind
+from sluice.worker.callbacks.command import run_callbacks
 from sluice.worker.config import load_config
 from sluice.worker.connection.clients import connect
 from sluice.worker.errors import ConfigError
 from sluice.worker.jobs.held_job import HeldJob
 from sluice.worker.jobs.leases import Leases
 from sluice.worker.model.translate import Translator
-from sluice.worker.processes.sidecars import run_callbacks
 from sluice.worker.recorder.migrate import migrate
 from sluice.worker.recorder.recorder import Recorder, RecorderSettings
 from sluice.worker.serve.give_back import ReturnQueue
@@ -209,7 +209,7 @@ class TestGivenAShardThatStandsStill:
         taken: list[Request] = []
 
         def ready() -> list[str]:
-            taken.extend(context.mailbox.take_requests(ROOM, wait_s=0))
+            taken.extend(context.mailbox.new_requests(ROOM, wait_s=0))
             return [request.id for request in taken]
 
         shard = queue.cluster.shard_of(jobs[0].keys)

@@ -75,25 +75,6 @@ class AuditReport:
     """What the repair did, by the finding's key."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditTiming:
-    """The waits of an audit, and the retention of the history."""
-
-    pause_s: float = 2.0
-    """Pause between the two passes."""
-
-    history_s: float = 30.0
-    """Maximum wait for the recorder to write what the first pass saw."""
-
-    retention_ms: float | None = None
-    """Age of ended jobs whose rows may be deleted."""
-
-    @property
-    def has_retention(self) -> bool:
-        """Whether rows are deleted."""
-        return self.retention_ms is not None
-
-
 class Auditor:
     """One audit of one queue."""
 
@@ -102,12 +83,25 @@ class Auditor:
         sides: Sequence[QueueSide],
         history: HistorySide | None,
         journal: JournalIds | None,
-        timing: AuditTiming,
+        *,
+        pause_s: float,
+        history_s: float,
+        retention_ms: float | None,
     ) -> None:
+        """Audit nothing yet.
+
+        Args:
+            sides: The partitions.
+            history: The history, if it is compared.
+            journal: The jobs that a producer's journal has, if there is one.
+            pause_s: Pause between the two passes.
+            history_s: Maximum wait for the recorder to write what the first pass saw.
+            retention_ms: Age of ended jobs whose rows may be deleted; None if rows are kept.
+        """
         self._sides = sides
         self._history = history
         self._journal = journal
-        self._timing = timing
+        self._pause_s, self._history_s, self._retention_ms = pause_s, history_s, retention_ms
 
     def audit(self) -> AuditReport:
         """Compare all sources twice, and report what both passes see.
@@ -119,7 +113,7 @@ class Auditor:
         first = {side.keys.partition: self._first_pass(side, report) for side in self._sides}
         without_settings = [side for side in self._sides if list(self._lost_settings(side))]
         marks = [(side, side.counts().stamp) for side in self._sides]
-        time.sleep(self._timing.pause_s)
+        time.sleep(self._pause_s)
         behind = self._wait_for_history(marks)
         for side in self._sides:
             suspected = first[side.keys.partition]
@@ -181,8 +175,8 @@ class Auditor:
             yield from self._elsewhere(picture, rows.get(picture.id, ()))
 
     def _elsewhere(self, picture: JobRecords, rows: Sequence[HistoryRow]) -> Iterator[Finding]:
-        row = row_of(picture, rows)
-        finding = with_history(picture, row) or with_journal(picture, row, has_retention=self._timing.has_retention)
+        row, has_retention = row_of(picture, rows), self._retention_ms is not None
+        finding = with_history(picture, row) or with_journal(picture, row, has_retention=has_retention)
         yield from filter(None, (finding, with_other_submissions(picture, rows)))
 
     def _lost_settings(self, side: QueueSide) -> Iterator[Finding]:
@@ -206,7 +200,7 @@ class Auditor:
             yield from filter(None, (finding, with_other_submissions(picture, rows)))
 
     def _is_past_retention(self, picture: JobRecords) -> bool:
-        keep_ms = self._timing.retention_ms
+        keep_ms = self._retention_ms
         if keep_ms is None or picture.ended_ms is None:
             return False
         return picture.seen_ms - picture.ended_ms > keep_ms - RETENTION_SLACK_MS
@@ -218,7 +212,7 @@ class Auditor:
 
     def _wait_for_history(self, marks: Sequence[tuple[QueueSide, str]]) -> dict[int, Finding]:
         """Wait until everything up to the marks is recorded. Return a finding for each partition that is late."""
-        until_s = time.monotonic() + self._timing.history_s
+        until_s = time.monotonic() + self._history_s
         late: dict[int, Finding] = {}
         for side, mark in marks if self._history is not None else ():
             while _is_before(oldest := side.oldest_event(), mark) and time.monotonic() < until_s:

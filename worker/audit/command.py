@@ -1,24 +1,21 @@
 """The command `worker audit`: from a configuration to a report."""
 
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from redis.exceptions import RedisError
-
-from sluice.protocol.redis.urls import redacted
-from sluice.worker.audit.auditor import Auditor, AuditReport, AuditTiming, JournalIds
+from sluice.worker.audit.auditor import Auditor, AuditReport
 from sluice.worker.audit.history_side import HistorySide, opened_history
-from sluice.worker.audit.journal_side import FileJobs, JournalFile
-from sluice.worker.audit.lost_jobs import HistoryJobs, LostJobs
+from sluice.worker.audit.journal_side import JournalFile, jobs_of_file
+from sluice.worker.audit.lost_jobs import LostJobs, jobs_of_history
 from sluice.worker.audit.queue_side import QueueSide
 from sluice.worker.audit.repair import Repair
 from sluice.worker.config import WorkerConfig
 from sluice.worker.connection.clients import Client, connect
-from sluice.worker.connection.server_checks import raise_if_refused
+from sluice.worker.connection.server_checks import expecting_answers
 from sluice.worker.endpoints import database_url_of, redis_url_of, stated_partitions_of
-from sluice.worker.errors import ConfigError, NotReady
+from sluice.worker.errors import ConfigError
 
 DAY_MS = 86_400_000
 
@@ -63,41 +60,33 @@ def run_audit(config: WorkerConfig, environ: Mapping[str, str], options: AuditOp
     options.check()
     url = redis_url_of(config, environ)
     client = connect(url, timeout_s=config.redis.timeout_s)
-    with _history(config, environ, options) as history:
-        try:
-            return _audited(client, history, config, options)
-        except (RedisError, OSError) as error:
-            raise_if_refused(error, url)
-            raise NotReady(f"redis at {redacted(url)} does not answer: {error}") from error
-
-
-@contextmanager
-def _history(config: WorkerConfig, environ: Mapping[str, str], options: AuditOptions) -> Generator[HistorySide | None]:
     if not options.has_history:
-        yield None
-        return
-    with opened_history(database_url_of(config, environ), config.queue.name) as history:
-        yield history
+        with expecting_answers(url):
+            return _audited(client, None, config, options)
+    with opened_history(database_url_of(config, environ), config.queue.name) as history, expecting_answers(url):
+        return _audited(client, history, config, options)
 
 
 def _audited(client: Client, history: HistorySide | None, config: WorkerConfig, options: AuditOptions) -> AuditReport:
     sides = [QueueSide(client, keys) for keys in stated_partitions_of(client, config)]
     journal = None if options.journal is None else JournalFile.opened(options.journal)
-    ids: JournalIds | None = None if journal is None else journal.ids
-    report = Auditor(sides, history, ids, _timing(config, options)).audit()
+    days = config.callbacks.retention_days or None
+    report = Auditor(
+        sides,
+        history,
+        None if journal is None else journal.ids,
+        pause_s=options.pause_s,
+        history_s=options.history_s,
+        retention_ms=None if days is None else days * DAY_MS,
+    ).audit()
     if options.repair and report.findings:
-        sources: list[LostJobs] = [] if history is None else [HistoryJobs(history.engine, config.queue.name)]
+        sources: list[LostJobs] = (
+            [] if history is None else [partial(jobs_of_history, history.engine, config.queue.name)]
+        )
         if journal is not None and options.file is not None:
-            sources.append(FileJobs(options.file, journal))
+            sources.append(partial(jobs_of_file, options.file, journal))
         repair = Repair(client, history, sources, report)
         for side in sides:
             repair.repair(side)
         report.notes.append("repaired as listed; run the audit again to check that all sources agree")
     return report
-
-
-def _timing(config: WorkerConfig, options: AuditOptions) -> AuditTiming:
-    days = config.callbacks.retention_days or None
-    return AuditTiming(
-        pause_s=options.pause_s, history_s=options.history_s, retention_ms=None if days is None else days * DAY_MS
-    )

@@ -95,7 +95,6 @@ class Finding:
     job_id: JobId | None = None
     lane: str | None = None
     entry: str | None = None
-    batch: str | None = None
     version: int = 0
     """Version that the other source must have reached at the second pass."""
 

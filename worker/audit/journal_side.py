@@ -65,34 +65,28 @@ def _runs(path: Path) -> Iterator[tuple[int, BulkSpec]]:
                     continue  # truncated by a crash; the next run writes it again
 
 
-@dataclass(frozen=True, slots=True)
-class FileJobs:
-    """The jobs of a bulk file, made again as in the journal's runs."""
+def jobs_of_file(path: Path, journal: JournalFile, job_ids: Sequence[JobId]) -> Iterator[tuple[JobId, NewJob | str]]:
+    """Yield jobs of a bulk file, made again as in each run of its journal, or why a job is none of them."""
+    missing = set(job_ids)
+    for run, spec in journal.runs.items():
+        for job in _jobs_of(path, run, spec) if missing else ():
+            if job.id in missing:
+                missing.discard(job.id)
+                yield job.id, job
+    for job_id in missing:
+        yield job_id, f"no line of {path.name} becomes this job"
 
-    path: Path
-    journal: JournalFile
 
-    def jobs(self, job_ids: Sequence[JobId]) -> Iterator[tuple[JobId, NewJob | str]]:
-        """Yield jobs, as in `LostJobs`. Reads the file once per run of the journal."""
-        missing = set(job_ids)
-        for run, spec in self.journal.runs.items():
-            for job in self._jobs_of(run, spec) if missing else ():
-                if job.id in missing:
-                    missing.discard(job.id)
-                    yield job.id, job
-        for job_id in missing:
-            yield job_id, f"no line of {self.path.name} becomes this job"
-
-    def _jobs_of(self, run: int, spec: BulkSpec) -> Iterator[NewJob]:
-        reader = LineReader(endpoint=spec.endpoint, model=spec.model, defaults=spec.defaults)
-        made = LineJobs(spec, run=run)
-        try:
-            with opened(str(self.path)) as file:
-                for line in (reader.read(number, text) for number, text in lines(file)):
-                    if isinstance(line, Line) and (job := _job(made, line)) is not None:
-                        yield job
-        except (OSError, InvalidSetting) as error:
-            raise ConfigError([f"--file cannot be read: {error}"]) from error
+def _jobs_of(path: Path, run: int, spec: BulkSpec) -> Iterator[NewJob]:
+    reader = LineReader(endpoint=spec.endpoint, model=spec.model, defaults=spec.defaults)
+    made = LineJobs(spec, run=run)
+    try:
+        with opened(str(path)) as file:
+            for line in (reader.read(number, text) for number, text in lines(file)):
+                if isinstance(line, Line) and (job := _job(made, line)) is not None:
+                    yield job
+    except (OSError, InvalidSetting) as error:
+        raise ConfigError([f"--file cannot be read: {error}"]) from error
 
 
 def _job(made: LineJobs, line: Line) -> NewJob | None:

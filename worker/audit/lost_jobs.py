@@ -2,10 +2,9 @@
 
 import base64
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine, Row
@@ -21,30 +20,19 @@ from sluice.worker.audit.queue_side import in_slices
 JobRow = Row[*tuple[Any, ...]]  # Any: columns of several types
 
 
-class LostJobs(Protocol):
-    """A source of lost jobs."""
-
-    def jobs(self, job_ids: Sequence[JobId]) -> Iterator[tuple[JobId, NewJob | str]]:
-        """Yield each known job as it was submitted, or the reason why it cannot be rebuilt."""
-        ...
+LostJobs = Callable[[Sequence[JobId]], Iterator[tuple[JobId, NewJob | str]]]
+"""A source of lost jobs: yields each that it knows as it was submitted, or the reason why it cannot be rebuilt."""
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryJobs:
-    """The jobs of a history. Its times are absolute, so a rebuilt job keeps its remaining delay and time to live."""
-
-    engine: Engine
-    queue: str
-
-    def jobs(self, job_ids: Sequence[JobId]) -> Iterator[tuple[JobId, NewJob | str]]:
-        """Yield jobs, as in `LostJobs`."""
-        for ids in in_slices(job_ids, limits.SLICE_JOBS):
-            query = sa.select(jobs).where(jobs.c.id.in_(ids), jobs.c.queue == self.queue)
-            with self.engine.connect() as connection:
-                # The newest submission of each job, and before it one that has not ended.
-                order = (jobs.c.state.in_(OPEN_STATES), jobs.c.submitted_ms)
-                rows = {JobId(row.id): row for row in connection.execute(query.order_by(*order))}
-            yield from ((job_id, _job_of(row, wall_ms())) for job_id, row in rows.items())
+def jobs_of_history(engine: Engine, queue: str, job_ids: Sequence[JobId]) -> Iterator[tuple[JobId, NewJob | str]]:
+    """Yield jobs of a history. Its times are absolute, so a job keeps its remaining delay and time to live."""
+    for ids in in_slices(job_ids, limits.SLICE_JOBS):
+        query = sa.select(jobs).where(jobs.c.id.in_(ids), jobs.c.queue == queue)
+        with engine.connect() as connection:
+            # The newest submission of each job, and before it one that has not ended.
+            order = (jobs.c.state.in_(OPEN_STATES), jobs.c.submitted_ms)
+            rows = {JobId(row.id): row for row in connection.execute(query.order_by(*order))}
+        yield from ((job_id, _job_of(row, wall_ms())) for job_id, row in rows.items())
 
 
 def _job_of(row: JobRow, now_ms: int) -> NewJob | str:

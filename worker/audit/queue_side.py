@@ -211,10 +211,10 @@ class QueueSide:
     def wrong_batches(self) -> Iterator[Finding]:
         """Yield findings on batches whose total is not the number of their ended and open jobs."""
         for batches in in_slices(sorted(self.batches), limits.SLICE_JOBS):
-            for count in run(self._client, audit_batches(self.keys, batches)):
-                if count.stated != count.counted:
-                    finding = _counter(self.keys, count.batch, count.stated, count.counted)
-                    yield replace(finding, kind=Kind.BATCH, batch=count.batch)
+            for one in run(self._client, audit_batches(self.keys, batches)):
+                if one.stated != one.counted:
+                    finding = _counter(self.keys, one.batch, one.stated, one.counted)
+                    yield replace(finding, kind=Kind.BATCH)
 
     def oldest_event(self) -> str | None:
         """Return the id of the oldest unrecorded event; None if all are recorded."""

@@ -146,7 +146,7 @@ class Repair:
         for finding in findings:
             self._note(finding, f"{otherwise}: neither a history with prompts nor a --file has it")
         for source in self._sources:
-            for job_id, job in source.jobs(list(missing)):
+            for job_id, job in source(list(missing)):
                 if isinstance(job, NewJob):
                     self._note(missing.pop(job_id), use(job))
                 else:

@@ -6,7 +6,6 @@ before it starts to work.
 
 import time
 from contextvars import ContextVar
-from dataclasses import dataclass
 from pathlib import Path
 
 from rq import Retry, get_current_job
@@ -18,7 +17,8 @@ from sluice.history.retention import erase_prompts_before, forget_before
 from sluice.protocol.clock import wall_ms
 from sluice.worker.callbacks.events import owner_of
 from sluice.worker.callbacks.sender_slots import SenderSlots
-from sluice.worker.callbacks.webhooks import Sender, WebhookRefused
+from sluice.worker.callbacks.settings import CallbackSettings
+from sluice.worker.callbacks.webhooks import WebhookRefused
 from sluice.worker.clock import monotonic_s
 from sluice.worker.log import get_log
 
@@ -32,38 +32,13 @@ _ALWAYS = 2**31
 """A postponed webhook has not failed; it is postponed as often as necessary."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChoreSettings:
-    """Settings of chores that are not in their arguments."""
-
-    database_url: str
-    queue: str = "default"
-    """The only queue whose rows are deleted."""
-
-    sender: Sender | None = None
-    """None disables webhooks."""
-
-    export_folder: str | None = None
-    """The only folder to which exports are written."""
-
-    export_patience_s: float = 5.0
-    """How long one try of an export waits for the recorder."""
-
-    slots: int = 1
-    """Senders that the webhooks of one tenant may use at once."""
-
-    def __repr__(self) -> str:
-        return f"ChoreSettings(sender={self.sender!r})"
-
-
-_settings: ContextVar[ChoreSettings] = ContextVar("chore settings")
-
+_settings: ContextVar[CallbackSettings] = ContextVar("chore settings")
 
 REFUSED_KEPT_S = 86_400
 """How long rq keeps a webhook that was refused, and does not enqueue it again. It is in the log, and takes 5 KB."""
 
 
-def bind(settings: ChoreSettings) -> None:
+def bind(settings: CallbackSettings) -> None:
     """Set the settings of this process's chores."""
     _settings.set(settings)
 

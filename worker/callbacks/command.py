@@ -1,16 +1,59 @@
 """The command `worker callbacks`: a mover in this process, and rq workers in child processes."""
 
+from collections.abc import Mapping
+
 from sluice.history.database import HistoryError, HistoryUnreachable
-from sluice.protocol.redis.urls import redacted
+from sluice.protocol.redis.urls import is_cluster, redacted
 from sluice.worker.callbacks.gateway_tasks import is_installed
 from sluice.worker.callbacks.mover import Mover
-from sluice.worker.callbacks.rq_workers import WorkerPool, check_history
+from sluice.worker.callbacks.rq_workers import WorkerPool
 from sluice.worker.callbacks.settings import CallbackSettings
+from sluice.worker.callbacks.webhooks import parse_networks
+from sluice.worker.config import WorkerConfig
 from sluice.worker.connection.clients import connect
 from sluice.worker.connection.server_checks import wait_for_redis
-from sluice.worker.errors import ExitCode
-from sluice.worker.log import Log, ended_by_threads, get_log
+from sluice.worker.endpoints import database_url_of, files_url_of, redis_url_of
+from sluice.worker.errors import ConfigError, ExitCode
+from sluice.worker.log import Log, configure_logs, ended_by_threads, get_log
+from sluice.worker.recorder.migrate import prepare_at
 from sluice.worker.stopping import stop_at_eof, stopped_by_signals
+
+
+def run_callbacks(config: WorkerConfig, environ: Mapping[str, str], *, until_eof: bool = False) -> ExitCode:
+    """Run `worker callbacks`.
+
+    Raises:
+        ConfigError: no URL is given and no server can be started on this host, a network is malformed, or rq's Redis is
+            a Cluster.
+    """
+    configure_logs(config.log)
+    redis_url, settings = redis_url_of(config, environ), config.callbacks
+    if is_cluster(rq_url := settings.redis_url or redis_url):
+        raise ConfigError(["SLUICE_CALLBACKS_REDIS_URL: rq needs a single server, and cannot use a Cluster"])
+    try:
+        networks = parse_networks(settings.networks or "")
+    except ValueError as error:
+        raise ConfigError([f"SLUICE_CALLBACKS_NETWORKS: {error}"]) from error
+    return main(
+        CallbackSettings(
+            redis_url=redis_url,
+            rq_url=rq_url,
+            redis_patience_s=config.redis.patience_s,
+            database_url=database_url_of(config, environ),
+            queue=config.queue.name,
+            partitions=config.queue.num_partitions,
+            secret=settings.secret,
+            networks=networks,
+            webhook_workers=settings.senders,
+            retention_days=settings.retention_days or None,
+            file_retention_days=settings.file_retention_days or None,
+            prompt_retention_days=settings.prompt_retention_days,
+            export_folder=settings.export_folder,
+            files_url=files_url_of(config, environ),
+            log=config.log,
+        ),
+        until_eof=until_eof,
+    )
 
 
 def main(settings: CallbackSettings, *, until_eof: bool = False) -> ExitCode:
@@ -22,7 +65,7 @@ def main(settings: CallbackSettings, *, until_eof: bool = False) -> ExitCode:
     """
     log = get_log(queue=settings.queue)
     try:
-        check_history(settings)
+        prepare_at(settings.database_url)
     except HistoryUnreachable as error:
         log.warning("history database unreachable; exports and retention wait", error=str(error))
     except HistoryError as error:

@@ -72,6 +72,10 @@ class Sweeps:
             return
         with contextlib.suppress(DuplicateJobError):
             self._queue.enqueue(
-                SWEEP, job_id=rq_job_id(f"sweep-{moment}", self._queue.name), unique=True, job_timeout=SWEEP_TIMEOUT_S,
-                result_ttl=SWEEP_KEPT_S, failure_ttl=SWEEP_KEPT_S,
-            )  # fmt: skip
+                SWEEP,
+                job_id=rq_job_id(f"sweep-{moment}", self._queue.name),
+                unique=True,
+                job_timeout=SWEEP_TIMEOUT_S,
+                result_ttl=SWEEP_KEPT_S,
+                failure_ttl=SWEEP_KEPT_S,
+            )

@@ -254,6 +254,12 @@ def _enqueue_once(
     half_typed: Any = queue  # Any: rq is partly untyped
     with contextlib.suppress(DuplicateJobError):
         half_typed.enqueue(
-            chore, args=arguments, job_id=rq_job_id(name, queue.name), unique=True, job_timeout=timeout_s, retry=retry,
-            result_ttl=KEPT_S, failure_ttl=7 * KEPT_S,
-        )  # fmt: skip
+            chore,
+            args=arguments,
+            job_id=rq_job_id(name, queue.name),
+            unique=True,
+            job_timeout=timeout_s,
+            retry=retry,
+            result_ttl=KEPT_S,
+            failure_ttl=7 * KEPT_S,
+        )

@@ -15,7 +15,7 @@ from multiprocessing.process import BaseProcess
 
 from redis.exceptions import RedisError
 
-from sluice.history.database import HistoryError, open_database
+from sluice.history.database import HistoryError
 from sluice.protocol.redis.backoff import Backoff
 from sluice.worker.callbacks import chores, gateway_tasks
 from sluice.worker.callbacks.chore_jobs import rq_worker
@@ -24,7 +24,7 @@ from sluice.worker.connection.clients import Client, connect
 from sluice.worker.connection.outage import FIRST_RETRY_S, LONGEST_RETRY_S
 from sluice.worker.errors import ExitCode
 from sluice.worker.log import Log, configure_logs, ended_by_threads, get_log
-from sluice.worker.recorder.migrate import prepare, wait_for_history
+from sluice.worker.recorder.migrate import prepare_at, wait_for_history
 
 RESTART_AFTER_S = 1.0
 STOP_TIMEOUT_S = 30.0
@@ -40,12 +40,12 @@ def work(queue: str, settings: CallbackSettings) -> None:
 
 def _work(queue: str, settings: CallbackSettings, log: Log) -> None:
     _end_with_parent()
-    chores.bind(settings.chores)
+    chores.bind(settings)
     if queue == settings.rq_names.gateway:
         gateway_tasks.bind(settings)
     if queue != settings.rq_names.webhooks:
-        # Its chores wait in rq meanwhile, even while the schema belongs to another release.
-        wait_for_history(lambda: check_history(settings), log, threading.Event(), retried=HistoryError)
+        # Its chores wait in rq meanwhile, also while the schema is that of another release.
+        wait_for_history(lambda: prepare_at(settings.database_url), log, threading.Event(), retried=HistoryError)
     client = connect(settings.rq_url, timeout_s=settings.timeout_s + 30)
     logging.getLogger("rq.worker").addFilter(_is_no_outage)
     _wait_for_rq(client)
@@ -135,16 +135,3 @@ class WorkerPool:
                     if process.exitcode != ExitCode.NOT_READY:
                         self._log.warning("rq worker ended; restarting", rq_queue=queue, exit_code=process.exitcode)
                     self._spawn(number, queue)
-
-
-def check_history(settings: CallbackSettings) -> None:
-    """Migrate or check the history's schema, as at a worker's start.
-
-    Raises:
-        HistoryError: the database is unreachable, or its schema does not match this release.
-    """
-    engine = open_database(settings.database_url, is_writer=True)
-    try:
-        prepare(engine)
-    finally:
-        engine.dispose()

@@ -4,9 +4,9 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from sluice.protocol.redis.urls import redacted
-from sluice.worker.callbacks.chores import ChoreSettings
 from sluice.worker.callbacks.webhooks import IpNetwork, Sender
 from sluice.worker.config import LogConfig
 
@@ -17,8 +17,7 @@ EXPORT_AFTER_S = (5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600, 3600, 3600)
 """Delays between tries of an export while the history is incomplete or unreachable, four hours in total."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RqNames:
+class RqNames(NamedTuple):
     """Names of the rq queues of one `worker callbacks`."""
 
     webhooks: str
@@ -111,13 +110,6 @@ class CallbackSettings:
         return Sender(secrets=self.secret, timeout_s=self.timeout_s, networks=self.networks)
 
     @property
-    def chores(self) -> ChoreSettings:
-        """The settings of the chores."""
-        return ChoreSettings(
-            database_url=self.database_url,
-            queue=self.queue,
-            sender=self.sender,
-            export_folder=self.export_folder,
-            export_patience_s=self.export_patience_s,
-            slots=max(1, self.webhook_workers - 1),
-        )
+    def slots(self) -> int:
+        """Senders that the webhooks of one tenant may use at once."""
+        return max(1, self.webhook_workers - 1)

@@ -4,19 +4,28 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from redis.exceptions import ResponseError
 
-from sluice.protocol.calls import PartitionView, fire_timers, inspect
+from sluice.protocol.calls import (
+    KnownSettings,
+    PartitionView,
+    QueueSettings,
+    configure,
+    fire_timers,
+    inspect,
+    restore_settings,
+)
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.redis.error_kinds import ErrorKind, classify
 from sluice.protocol.redis.execution import run
-from sluice.worker.checks.persistence import durability_results
-from sluice.worker.checks.result import CheckResult, warning
-from sluice.worker.checks.site import Site
+from sluice.protocol.sampling import FEATURES
+from sluice.worker.checks.redis_check import durability_results
+from sluice.worker.checks.site import CheckResult, Site, warning
 from sluice.worker.config import WorkerConfig
 from sluice.worker.connection.availability import is_away
 from sluice.worker.connection.clients import Client
 from sluice.worker.endpoints import partitions_of
 from sluice.worker.errors import ConfigError
 from sluice.worker.model.folders import must_download
+from sluice.worker.model.loaded_model import LoadedModel
 
 
 def check_queue(site: Site) -> Iterator[CheckResult]:
@@ -36,7 +45,7 @@ def check_queue(site: Site) -> Iterator[CheckResult]:
     site.ask_redis(lambda client: check_left_out(client, site.config))
     if len(models) > 1:
         yield warning("queue models", two_models(models), TWO_MODELS_ADVICE)
-    yield CheckResult(what="queue", found=f"{site.config.queue.name!r} agrees with these settings")
+    yield CheckResult("queue", f"{site.config.queue.name!r} agrees with these settings")
     yield from site.ask_redis(lambda client: list(durability_results(client, partitions[0])))
 
 
@@ -128,3 +137,27 @@ def _clock_results(client: Client, keys: QueueKeys) -> Iterator[CheckResult]:
         if value is not None:
             found = f"{name} is {value.decode(errors='replace')}: the queue's time is not the server's"
             yield warning("queue clock", found, f"It is for tests only. Remove it: HDEL {config} {name}")
+
+
+def agree_on_queue(client: Client, config: WorkerConfig, served: LoadedModel) -> None:
+    """Configure which jobs the workers of this queue take, unless living workers have announced otherwise.
+
+    Raises:
+        ConfigError: They have.
+    """
+    for keys in partitions_of(config):
+        # Notes when the settings of a new queue began, before the first one is written.
+        run(client, restore_settings(keys, KnownSettings()))
+        view = look_at(client, keys)
+        check_compatibility(view, config, served.max_job_tokens)
+        is_first = not view.num_workers or not view.settings.get("max_job_tokens")
+        settings = QueueSettings(
+            max_job_tokens=served.max_job_tokens if is_first else None,
+            features=FEATURES if is_first else None,
+            partitions=config.queue.num_partitions,
+            # The operator's retention settings apply whether or not other workers are alive.
+            keep_prompts=config.history.keep_prompts,
+            keep_results=config.history.keep_results,
+        )
+        run(client, configure(keys, settings))
+    check_left_out(client, config)

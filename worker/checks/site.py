@@ -1,7 +1,11 @@
-"""The inputs of startup checks: a configuration and its connections, opened once and shared with the worker."""
+"""The inputs of startup checks, opened once and shared with the worker, and their results.
+
+A reason to refuse `worker start` is not a result: the check raises `ConfigError`.
+"""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import cached_property
 from typing import TypeVar
 
@@ -18,8 +22,37 @@ from sluice.worker.model.loaded_model import PreparedModel
 T = TypeVar("T")
 
 
+class CheckLevel(StrEnum):
+    """What a result means; the value is what `worker doctor` prints."""
+
+    OK = "ok"
+    NOTE = "note"
+    """A fact that is right or wrong only for some uses."""
+
+    WARNING = "warn"
+    """A worker starts, but someone should look at it."""
+
+    WRONG = "WRONG"
+    """`worker start` ends with this sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """One result of a check, with advice if something should be done."""
+
+    what: str
+    found: str
+    level: CheckLevel = CheckLevel.OK
+    advice: str | None = None
+
+
+def warning(what: str, found: str, advice: str | None = None) -> CheckResult:
+    """Return a result that warns."""
+    return CheckResult(what, found, CheckLevel.WARNING, advice)
+
+
 class Site:
-    """A configuration on this host. Each thing is opened at its first use and kept."""
+    """A configuration on this host. What is opened for it is opened at its first use, and kept for the worker too."""
 
     def __init__(self, config: WorkerConfig, environ: Mapping[str, str], log: Log, *, patience_s: float) -> None:
         """Open nothing yet.

@@ -1,7 +1,8 @@
 """Check that a Redis server is safe for jobs, and wait for one that is away. Changes nothing."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -146,6 +147,21 @@ def _not_ready(error: BaseException, url: str, patience_s: float) -> NotReady:
     found = f"did not answer within {patience_s:g} s" if patience_s else "does not answer"
     how = tls.HOW if tls.may_be_refused(error, url) else "Check the URL and that the server runs."
     return NotReady(f"redis at {redacted(url)} {found}: {why}. {how}")
+
+
+@contextmanager
+def expecting_answers(url: str) -> Generator[None]:
+    """Translate the errors of a command that reads a queue once, and waits for nothing.
+
+    Raises:
+        ConfigError: the server refuses this user.
+        NotReady: it does not answer.
+    """
+    try:
+        yield
+    except (RedisError, OSError) as error:
+        raise_if_refused(error, url)
+        raise NotReady(f"redis at {redacted(url)} does not answer: {error}") from error
 
 
 def raise_if_refused(error: BaseException, url: str) -> None:

@@ -12,13 +12,8 @@ from sluice.engine import request
 from sluice.engine.request import ChoiceProgress, TokenDelta
 from sluice.protocol.errors import Copyable
 from sluice.protocol.states import JobState
-from sluice.protocol.wire import ChannelEntry, End, TokenLogprobs, WireError, decode_entry, encode_entry
-from sluice.worker.connection.clients import Client
-from sluice.worker.errors import JobRejected
+from sluice.protocol.wire import ChannelEntry, End, TokenLogprobs, encode_entry
 from sluice.worker.jobs.reader_waits import ReaderWaits
-
-PAGE_ENTRIES = 512
-"""Entries of a channel to read in one round trip when a job is resumed."""
 
 MAX_ENTRY_TOKENS = 2048
 """Maximum tokens in one entry; after a long outage of Redis, several are needed."""
@@ -241,28 +236,3 @@ class ChannelLost(Copyable):
     def __init__(self, offset: int) -> None:
         self.offset = offset
         super().__init__(f"channel lost at {offset}")
-
-
-def read_channel(client: Client, key: str, lease: ChannelOutput) -> ChannelOutput:
-    """Read the output of a choice from its channel, page by page. `known` is how much of it the queue has.
-
-    From a channel that lost entries it reads up to the first gap: fewer tokens than were published.
-
-    Raises:
-        JobRejected: An entry cannot be read.
-    """
-    waits = ReaderWaits(is_streamed=lease.waits.is_streamed)
-    output = ChannelOutput(published=lease.published, has_end=lease.has_end, waits=waits)
-    after = "-"
-    while True:
-        page: list[tuple[bytes, dict[bytes, bytes]]] = client.xrange(key, min=after, count=PAGE_ENTRIES)
-        try:
-            for _, fields in page:
-                output.replay(decode_entry(next(iter(fields.values()))))
-        except ChannelLost:
-            return output
-        except WireError as error:
-            raise JobRejected("channel_damaged", f"its channel has an entry that cannot be read: {error}") from error
-        if len(page) < PAGE_ENTRIES:
-            return output
-        after = "(" + page[-1][0].decode()

@@ -4,38 +4,16 @@ As vLLM does, they are those of generation_config.json (else config.json) and th
 joins them: a fine-tune may end its answers with `<|im_end|>` while all its configs still name the base model's end.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 from sluice.engine.errors import ModelFolderError
 from sluice.engine.models.folder import ModelFolder
 from sluice.engine.text.tokenizer import Tokenizer
 from sluice.worker.model.chat_template import ChatTemplate
 
 
-@dataclass(frozen=True, slots=True)
-class EndTokens:
-    """End tokens and their sources."""
-
-    sources: Mapping[int, tuple[str, ...]]
-    """By token id: which parts of the folder name it."""
-
-    @property
-    def ids(self) -> frozenset[int]:
-        """The ids."""
-        return frozenset(self.sources)
-
-    def described(self, tokenizer: Tokenizer) -> list[str]:
-        """Return a line for each, such as `<|im_end|> (2: tokenizer, chat template)`."""
-        return [
-            f"{tokenizer.token(token_id)} ({token_id}: {', '.join(names)})" for token_id, names in self.sources.items()
-        ]
-
-
 def end_tokens_of(
     folder: ModelFolder, tokenizer: Tokenizer, template: ChatTemplate | None, *, vocab_size: int
-) -> EndTokens:
-    """Merge the end tokens of a folder's configs, its tokenizer and its chat template.
+) -> dict[int, tuple[str, ...]]:
+    """Return the end tokens of a folder, each with the parts that name it: configs, tokenizer, chat template.
 
     Raises:
         ModelFolderError: the model has no embedding for an end token, or for one that the template writes.
@@ -58,7 +36,7 @@ def end_tokens_of(
     for token_id, name in named:
         if token_id is not None:
             sources[token_id] = (*sources.get(token_id, ()), name)
-    return EndTokens(sources)
+    return sources
 
 
 def _without_embedding(what: str, token_id: int, tokenizer: Tokenizer, vocab_size: int) -> ModelFolderError:

@@ -131,12 +131,9 @@ def _indexed(index: Path) -> set[str]:
 def _downloading(name: str, setting: str = "SLUICE_MODEL") -> Generator[None]:
     try:
         yield
-    except ImportError as error:
-        raise ConfigError(
-            [f"{setting}: {name} is not a folder on this host; `pip install huggingface_hub` to download it"]
-        ) from error
     except Exception as error:  # it passes on errors of its network stack
-        raise ConfigError(
-            [f"{setting}: {name} is not a folder on this host and could not be downloaded ({type(error).__name__}): "
-             f"check the name and the network, or give a folder"]
-        ) from error  # fmt: skip
+        absent = f"{setting}: {name} is not a folder on this host"
+        if isinstance(error, ImportError):
+            raise ConfigError([f"{absent}; `pip install huggingface_hub` to download it"]) from error
+        why = f"could not be downloaded ({type(error).__name__})"
+        raise ConfigError([f"{absent} and {why}: check the name and the network, or give a folder"]) from error

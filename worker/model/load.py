@@ -169,29 +169,26 @@ def _prepare_null(config: WorkerConfig) -> PreparedModel:
         raise ConfigError(["SLUICE_DRAFT_MODEL: the null model has no tokenizer that another model could share"])
     options = dict(parse_qsl((config.model.path or "").partition("?")[2]))
     obeys_prompts = options.pop("obey_prompts", "0") == "1"
-    null = _null_config(config.model, options)
+    null, batching, tokenizer = NullModel(_null_config(config.model, options)), engine_config(config), NullTokenizer()
+    text = ModelText(tokenizer=tokenizer, template=compile_template(_NULL_TEMPLATE, {}))
+
+    def load_null() -> LocalModel:
+        executor: Executor = null
+        if obeys_prompts:
+            # For tests only.
+            from sluice.engine.testing.fault_injection import ChaoticExecutor
+
+            executor = ChaoticExecutor(null, read_prompt=partial(tokenizer.decode, skip_special_tokens=True))
+        engine = LLMEngine(executor, tokenizer, batching)
+        return LocalModel(name=NULL, text=text, engine=engine, executor=executor, facts=_facts_of(executor))
+
     return PreparedModel(
         name=NULL,
         description="the null model, which computes nothing",
-        text=ModelText(tokenizer=NullTokenizer(), template=compile_template(_NULL_TEMPLATE, {})),
-        max_job_tokens=NullModel(null).limits.longest_request(engine_config(config).max_num_batched_tokens),
-        load=partial(_load_null, config, null, obeys_prompts=obeys_prompts),
+        text=text,
+        max_job_tokens=null.limits.longest_request(batching.max_num_batched_tokens),
+        load=load_null,
     )
-
-
-def _load_null(config: WorkerConfig, null: NullModelConfig, *, obeys_prompts: bool) -> LocalModel:
-    tokenizer = NullTokenizer()
-    executor: Executor = NullModel(null)
-    if obeys_prompts:
-        # For tests only.
-        from sluice.engine.testing.fault_injection import ChaoticExecutor
-
-        read_prompt = partial(tokenizer.decode, skip_special_tokens=True)
-        executor = ChaoticExecutor(executor, read_prompt=read_prompt)
-
-    engine = LLMEngine(executor, tokenizer, engine_config(config))
-    text = ModelText(tokenizer=tokenizer, template=compile_template(_NULL_TEMPLATE, {}))
-    return LocalModel(name=NULL, text=text, engine=engine, executor=executor, facts=_facts_of(executor))
 
 
 def _null_config(model: ModelConfig, asked: Mapping[str, str]) -> NullModelConfig:
@@ -225,11 +222,11 @@ def _prepare_folder(config: WorkerConfig, folder: Path) -> PreparedModel:
     plan = guarded(lambda: plan_load(options))
     ends = end_tokens_of(plan.folder, tokenizer, template, vocab_size=plan.limits.vocab_size)
     defaults = _defaults_of(config.model, plan.folder.generation_config)
-    plan = replace(plan, options=replace(options, end_token_ids=ends.ids))
+    plan = replace(plan, options=replace(options, end_token_ids=frozenset(ends)))
     batching = engine_config(config)
     load_draft_model = prepare_draft_model(config.batching, batching, plan, tokenizer)
     name = name_of(config.model.path, folder)
-    end_tokens = tuple(ends.described(tokenizer))
+    end_tokens = tuple(f"{tokenizer.token(one)} ({one}: {', '.join(names)})" for one, names in ends.items())
     text = ModelText(tokenizer=tokenizer, template=template, end_tokens=end_tokens, defaults=defaults)
 
     def load_weights() -> LocalModel:

@@ -3,7 +3,6 @@
 import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
-from types import TracebackType
 from typing import TypeAlias, cast
 
 from sluice.protocol.errors import did_you_mean
@@ -126,9 +125,7 @@ class LLM:
     def __enter__(self) -> "LLM":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def _outputs(

@@ -22,8 +22,8 @@ from sluice.worker.clock import monotonic_s
 from sluice.worker.errors import INVALID_REQUEST, JobRejected
 from sluice.worker.model.loaded_model import LocalModel
 from sluice.worker.model.translate import code_of, sampling_of
-from sluice.worker.offline.interrupts import interrupts_held
 from sluice.worker.offline.outputs import CompletionOutput, PromptFailed, RequestOutput, StreamOutput
+from sluice.worker.signals import interrupts_held
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

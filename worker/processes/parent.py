@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
 from sluice.kernels.native import build_ahead
@@ -24,6 +24,7 @@ from sluice.worker.model.folders import is_null
 from sluice.worker.processes.child_process import ChildProcess, ChildSpec, OnEnd
 from sluice.worker.processes.prepared import PreparedProcess
 from sluice.worker.processes.specs import prepared_process, sidecar_specs, worker_specs
+from sluice.worker.signals import handling
 
 LOOK_EVERY_S = 1.0
 """Interval of polls for workers that are ready, and for ended processes, which SIGCHLD reports at once."""
@@ -209,23 +210,16 @@ class Parent:
     @contextmanager
     def _signals(self) -> Generator[None]:
         before_fd = signal.set_wakeup_fd(self._signals_written)
-        before = {number: signal.signal(number, _ignore) for number in (*PASSED_ON, signal.SIGCHLD)}
         try:
-            yield
+            with handling(dict.fromkeys((*PASSED_ON, signal.SIGCHLD), _ignore)):
+                yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
             signal.set_wakeup_fd(before_fd)
 
 
-@contextmanager
-def ending_at_once() -> Generator[None]:
+def ending_at_once() -> AbstractContextManager[None]:
     """End the process at SIGTERM: process 1 of a container ignores it as long as it has no handler."""
-    before = signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(ExitCode.DONE))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    return handling({signal.SIGTERM: lambda _number, _frame: sys.exit(ExitCode.DONE)})
 
 
 def _ignore(_number: int, _frame: FrameType | None) -> None:

@@ -129,9 +129,10 @@ def _base(config: WorkerConfig, environ: Mapping[str, str]) -> dict[str, str]:
 def environment_of(config: WorkerConfig, *, sections: Container[str] = _OF_WORKERS) -> dict[str, str]:
     """Return the environment from which `load_config` builds `config` again, without settings of other sections."""
     values = {
-        leaf.env_name: getattr(getattr(config, leaf.section), leaf.name)
-        for leaf in SETTINGS
-        if leaf.section in sections
+        one.env_name: getattr(getattr(config, one.section), one.name) for one in SETTINGS if one.section in sections
     }
-    return {name: str(value).lower() if value in (True, False) and isinstance(value, bool) else str(value)
-            for name, value in values.items() if value is not None}  # fmt: skip
+    return {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in values.items()
+        if value is not None
+    }

@@ -44,6 +44,7 @@ __all__ = [
     "main",
     "migrate",
     "prepare",
+    "prepare_at",
     "wait_for_history",
 ]
 
@@ -71,6 +72,19 @@ def prepare(engine: Engine) -> None:
         return
     with _reached(engine), engine.connect() as connection:
         check_schema(connection)
+
+
+def prepare_at(url: str) -> None:
+    """Prepare the history at a URL.
+
+    Raises:
+        HistoryError: as `prepare`.
+    """
+    engine = open_database(url, is_writer=True)
+    try:
+        prepare(engine)
+    finally:
+        engine.dispose()
 
 
 def wait_for_history(

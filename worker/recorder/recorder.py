@@ -29,12 +29,14 @@ from sluice.protocol.keys import QueueKeys
 from sluice.protocol.redis.urls import redacted
 from sluice.protocol.states import JobState
 from sluice.protocol.wire import OutboxEvent, WireError, decode_events
+from sluice.worker.config import WorkerConfig
 from sluice.worker.connection.clients import Client, connect
 from sluice.worker.connection.outage import Outage
 from sluice.worker.connection.partitioned_reader import PartitionedReader, PartitionStream, ReaderSettings
 from sluice.worker.connection.stream_group import Entry, keep_garbage
+from sluice.worker.endpoints import database_url_of, redis_url_of, traces_endpoint_of
 from sluice.worker.errors import ExitCode
-from sluice.worker.log import Log, ended_by_threads, get_log
+from sluice.worker.log import Log, configure_logs, ended_by_threads, get_log
 from sluice.worker.recorder.migrate import prepare, wait_for_history
 from sluice.worker.stopping import FINISH_S, stop_at_eof, stopped_by_signals
 
@@ -171,14 +173,18 @@ class Recorder:
     def _write(self, outbox: PartitionStream, entries: Sequence[Entry]) -> bool:
         """Write entries, retrying while the database is unreachable. Return False if stopped before."""
         read = [(entry, self._events_of(outbox, entry)) for entry in entries]
-        events = [event for _, of_entry in read for event in of_entry]
-        num_events, changes = self._changes_of(outbox, read)
+        try:
+            changes = self._fold(outbox, _events_in(read))
+        except Exception:  # noqa: BLE001  # whatever it is, it is the fault of one entry, which goes to the garbage
+            read = [entry for entry in read if self._is_sound(outbox, entry)]
+            changes = self._fold(outbox, _events_in(read))
         if not self._write_changes(changes):
             return False
+        events = _events_in(read)
         for event in events:
             if "result_bytes" in event.fields and not self._write_result(outbox, event):
                 return False
-        self.num_recorded += num_events
+        self.num_recorded += len(events)
         self._has_written = True
         if self._on_ended is not None:
             self._on_ended([change.submission for change in changes if change.job["state"] in _ENDED])
@@ -190,14 +196,14 @@ class Recorder:
         if data is None or len(data) != event.fields["result_bytes"]:
             return self._miss_result(outbox, event)
         whole = replace(event, fields={**event.fields, "result": data})
-        return self._write_changes(list(self._fold(outbox, [whole]).values()))
+        return self._write_changes(self._fold(outbox, [whole]))
 
     def _miss_result(self, outbox: PartitionStream, event: OutboxEvent) -> bool:
         """Report a result that was deleted before it was read, in the log, in the row and in a counter."""
         size_bytes = event.fields["result_bytes"]
         advice = "record sooner, or raise --result-ttl"
         self._log.warning("result is missing from the queue", job_id=event.job_id, bytes=size_bytes, advice=advice)
-        changes = list(self._fold(outbox, [event]).values())
+        changes = self._fold(outbox, [event])
         for change in changes:
             change.job["record_error"] = f"its result of {size_bytes} bytes was deleted in the queue before it was read"
         with suppress(redis.ResponseError):  # any user who submits may damage the counters
@@ -211,23 +217,12 @@ class Recorder:
             self._log.warning("row cleaned", job_id=job_id, error=reason)
         return cleaned is not None
 
-    def _changes_of(self, outbox: PartitionStream, read: Sequence[ReadEntry]) -> tuple[int, list[JobChange]]:
-        """Return the number of events and what they change. An entry that cannot be folded goes to the garbage."""
-        try:
-            return self._folded(outbox, read)
-        except Exception:  # noqa: BLE001  # whatever it is, it is the fault of one entry
-            return self._folded(outbox, [entry for entry in read if self._is_sound(outbox, entry)])
-
-    def _folded(self, outbox: PartitionStream, read: Sequence[ReadEntry]) -> tuple[int, list[JobChange]]:
-        events = [event for _, of_entry in read for event in of_entry]
-        return len(events), list(self._fold(outbox, events).values())
-
-    def _fold(self, outbox: PartitionStream, events: Sequence[OutboxEvent]) -> dict[Submission, JobChange]:
-        return changes_of(outbox.keys.queue, events, keep_prompts=self._settings.keep_prompts)
+    def _fold(self, outbox: PartitionStream, events: Sequence[OutboxEvent]) -> list[JobChange]:
+        return list(changes_of(outbox.keys.queue, events, keep_prompts=self._settings.keep_prompts).values())
 
     def _is_sound(self, outbox: PartitionStream, entry: ReadEntry) -> bool:
         try:
-            self._folded(outbox, [entry])
+            self._fold(outbox, entry[1])
         except Exception as error:  # noqa: BLE001  # as above
             self._discard(outbox, entry[0], error)
             return False
@@ -309,6 +304,10 @@ def _portions(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
         yield portion
 
 
+def _events_in(read: Sequence[ReadEntry]) -> list[OutboxEvent]:
+    return [event for _, events in read for event in events]
+
+
 def _data_of(fields: Mapping[bytes, bytes]) -> bytes:
     return fields.get(ENTRY_FIELD, b" ".join(fields.values()))
 
@@ -335,6 +334,23 @@ _FINAL = tuple(state.encode() for state in _ENDED)
 
 
 # ---------------------------------------------------------------- the process
+
+
+def run_recorder(config: WorkerConfig, environ: Mapping[str, str], *, until_eof: bool) -> ExitCode:
+    """Run `worker record`.
+
+    Raises:
+        ConfigError: no URL is given and no server can be started on this host.
+    """
+    configure_logs(config.log)
+    settings = RecorderSettings(
+        queue=config.queue.name,
+        partitions=config.queue.num_partitions,
+        keep_prompts=config.history.keep_prompts or "full",
+        otlp_traces_endpoint=traces_endpoint_of(config),
+    )
+    urls = {"redis_url": redis_url_of(config, environ), "database_url": database_url_of(config, environ)}
+    return main(**urls, settings=settings, until_eof=until_eof)
 
 
 def main(*, redis_url: str, database_url: str, settings: RecorderSettings, until_eof: bool = False) -> ExitCode:

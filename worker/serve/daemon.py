@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Protocol
 
@@ -15,8 +15,9 @@ from sluice.engine.errors import EngineBroken
 from sluice.worker.errors import ComponentDied, ExitCode, NotReady, WorkerBroken
 from sluice.worker.model.engine import Engine
 from sluice.worker.serve.context import WorkerContext
-from sluice.worker.serve.exchange import Exchange
 from sluice.worker.serve.give_back import ReturnQueue
+from sluice.worker.serve.pull import Pulling
+from sluice.worker.signals import handling
 
 END_WITHIN_S = 20.0
 """Time to hand jobs back and end, after the drain's timeout. Then the process ends, and others take its jobs."""
@@ -30,12 +31,12 @@ class Component(Protocol):
 
 
 class Daemon:
-    """One worker process: an engine, an exchange, and the components around them."""
+    """One worker process: an engine, the mailbox through which it exchanges with the queue, and the components."""
 
     def __init__(
         self,
         engine: Engine,
-        exchange: Exchange,
+        pulling: Pulling,
         context: WorkerContext,
         components: Sequence[Component],
         returns: ReturnQueue,
@@ -45,14 +46,14 @@ class Daemon:
 
         Args:
             engine: Generates.
-            exchange: The loop's side of the queue. One of the components too.
+            pulling: Pulls jobs. The exchange, one of the components, starts and stops it.
             context: The worker's shared state.
             components: Components that run alongside the loop, in the order to start.
             returns: Takes the jobs to return at shutdown.
             on_broken: Called if the loop ends with an error, before the components stop.
         """
         self._engine = engine
-        self._exchange = exchange
+        self._pulling = pulling
         self._components = tuple(components)
         self._context = context
         self._returns = returns
@@ -71,7 +72,7 @@ class Daemon:
         try:
             with self._signals(), self._components_running():
                 self._log.info("worker started")
-                if self._exchange.is_quiet:
+                if self._pulling.is_quiet:
                     self._log.info("quiet: pulling no more")
                 self._loop(until=lambda: self._num_stops > 0)
                 self._drain()
@@ -95,7 +96,7 @@ class Daemon:
             self._log.error("worker broken", error=str(error))
 
     def _loop(self, until: Callable[[], bool]) -> None:
-        engine, exchange, watchdog = self._engine, self._exchange, self._context.watchdog
+        engine, exchange, watchdog = self._engine, self._context.mailbox, self._context.watchdog
         while not until():
             requests = exchange.new_requests(engine.room(), num_uncounted=engine.num_uncounted, wait_s=engine.idle_s)
             with watchdog:
@@ -110,14 +111,14 @@ class Daemon:
         """Shut down gracefully: stop pulling, return unstarted jobs, finish the others within the timeout."""
         config = self._context.config.drain
         self._log.info("draining", mode=config.mode, timeout_s=config.timeout_s)
-        self._exchange.quiet()
+        self._pulling.quiet()
         self._returns.add_unstarted()
         if config.mode == "finish":
             over = threading.Event()
-            timer = threading.Timer(config.timeout_s, lambda: (over.set(), self._exchange.interrupt()))
+            timer = threading.Timer(config.timeout_s, lambda: (over.set(), self._context.mailbox.interrupt()))
             timer.daemon = True
             timer.start()
-            self._loop(until=lambda: self._exchange.is_drained or self._num_stops > 1 or over.is_set())
+            self._loop(until=lambda: not len(self._context.leases) or self._num_stops > 1 or over.is_set())
             timer.cancel()
 
     @contextmanager
@@ -137,31 +138,25 @@ class Daemon:
 
     # ------------------------------------------------------------ signals
 
-    @contextmanager
-    def _signals(self) -> Generator[None]:
-        handlers = {
-            signal.SIGTERM: self._on_stop,
-            signal.SIGINT: self._on_stop,
-            signal.SIGTSTP: self._on_quiet,
-            signal.SIGCONT: self._on_resume,
-            signal.SIGUSR1: self._on_describe,
-        }
+    def _signals(self) -> AbstractContextManager[None]:
         if threading.current_thread() is not threading.main_thread():
-            yield  # signals need the main thread; tests call `stop`
-            return
-        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            return nullcontext()  # signals need the main thread; tests call `stop`
+        return handling(
+            {
+                signal.SIGTERM: self._on_stop,
+                signal.SIGINT: self._on_stop,
+                signal.SIGTSTP: self._on_quiet,
+                signal.SIGCONT: self._on_resume,
+                signal.SIGUSR1: self._on_describe,
+            }
+        )
 
     def stop(self) -> None:
         """Request a graceful shutdown; a second call returns all jobs at once. Safe from threads and handlers."""
         self._num_stops += 1
         if self._num_stops == 1:
             self._limit.start()
-        self._exchange.interrupt()
+        self._context.mailbox.interrupt()
 
     def _end_at_once(self) -> None:
         # The log may be what hangs.
@@ -176,16 +171,16 @@ class Daemon:
             self.stop()
 
     def _on_quiet(self, _number: int, _frame: FrameType | None) -> None:
-        self._exchange.quiet()
+        self._pulling.quiet()
         threading.Thread(target=self._log_quiet, daemon=True).start()
 
     def _log_quiet(self) -> None:
-        self._exchange.wait_for_pull()
+        self._pulling.wait_for_pull()
         self._log.info("quiet: pulling no more")
 
     def _on_resume(self, _number: int, _frame: FrameType | None) -> None:
-        if self._num_stops == 0 and self._exchange.is_quiet:
-            self._exchange.resume()
+        if self._num_stops == 0 and self._pulling.is_quiet:
+            self._pulling.resume()
             self._log_later("pulling again")
 
     def _on_describe(self, _number: int, _frame: FrameType | None) -> None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sluice.engine.request import Request, Room, TokenDelta
+from sluice.engine.request import TokenDelta
 from sluice.protocol.calls import (
     AdvanceAnswer,
     Already,
@@ -31,7 +31,6 @@ from sluice.protocol.states import JobState
 from sluice.protocol.wire import End
 from sluice.worker.clock import monotonic_s
 from sluice.worker.connection.clients import Client
-from sluice.worker.errors import ComponentDied
 from sluice.worker.jobs.held_job import HeldJob
 from sluice.worker.jobs.progress import (
     Update,
@@ -42,7 +41,6 @@ from sluice.worker.jobs.progress import (
     pending_updates,
 )
 from sluice.worker.jobs.reader_watch import ReaderWatch
-from sluice.worker.serve import lease_changes
 from sluice.worker.serve.context import WorkerContext
 from sluice.worker.serve.mailbox import is_urgent
 from sluice.worker.serve.pull import Pulling
@@ -58,7 +56,7 @@ FLUSH_RETRY_S = 0.05
 
 
 class Exchange:
-    """The loop's side of the queue. A component: start, stop."""
+    """The thread that publishes, and that which pulls. A component: start, stop."""
 
     def __init__(self, client: Client, context: WorkerContext, pulling: Pulling) -> None:
         """Prepare the thread; `start` runs it and the one that pulls. `client` belongs to this thread alone."""
@@ -68,7 +66,7 @@ class Exchange:
         self._unavailable = context.unavailable
         self._round_trips = RoundTrips(client, context)
         self._pulling = pulling
-        self._thread = threading.Thread(target=self._run, name="exchange", daemon=True)
+        self._thread = self._mailbox.thread("exchange", self._run)
         self._closing = threading.Event()
         self._to_publish: dict[str, HeldJob] = {}
         """Jobs with something to publish now, by request id."""
@@ -82,56 +80,12 @@ class Exchange:
         self._readers = ReaderWatch()
         self._unreleased_bytes = 0
 
-    # ------------------------------------------------------------ called by the loop
-
-    def new_requests(self, room: Room, *, num_uncounted: int, wait_s: float) -> list[Request]:
-        """Return the requests that are ready, for an engine with this much room; wait up to `wait_s` for an event.
-
-        The room does not count the last `num_uncounted` requests returned.
-
-        Raises:
-            WorkerBroken: A thread that the loop depends on has ended.
-        """
-        return self._mailbox.take_requests(room, num_uncounted=num_uncounted, wait_s=wait_s)
-
-    def cancelled(self) -> list[str]:
-        """Return the requests to abort: their ends are published."""
-        return self._mailbox.take_cancelled()
-
-    def lost(self) -> list[str]:
-        """Return the requests to drop: their leases are lost, so their output is not published."""
-        return self._mailbox.take_lost()
-
-    def publish(self, deltas: Sequence[TokenDelta]) -> None:
-        """Queue the output of a step; returns at once unless the buffer is full because Redis is unreachable."""
-        self._mailbox.put_deltas(deltas)
-
-    def offer(self, stalled: list[str]) -> None:
-        """State the requests that another worker may have, if it is idle."""
-        self._mailbox.state_stalled(stalled)
-
-    def interrupt(self) -> None:
-        """Let a waiting loop return once. Safe from any thread and from a signal handler."""
-        self._mailbox.interrupt()
-
     # ------------------------------------------------------------ called as a component
 
     def start(self) -> None:
         """Start both threads."""
         self._thread.start()
         self._pulling.start()
-
-    def quiet(self) -> None:
-        """Stop pulling."""
-        self._pulling.quiet()
-
-    def wait_for_pull(self) -> None:
-        """Wait until the pull under way, if there is one, has been answered."""
-        self._pulling.wait_for_pull()
-
-    def resume(self) -> None:
-        """Pull again."""
-        self._pulling.resume()
 
     def stop(self) -> None:
         """Publish the remaining output, in round trips that begin within `FLUSH_S`, and end both threads."""
@@ -142,25 +96,12 @@ class Exchange:
         if self._thread.ident is not None:
             self._thread.join()
 
-    @property
-    def is_quiet(self) -> bool:
-        """Whether it does not pull."""
-        return self._pulling.is_quiet
-
-    @property
-    def is_drained(self) -> bool:
-        """Whether no job is held."""
-        return not len(self._leases)
-
     # ------------------------------------------------------------ the thread
 
     def _run(self) -> None:
-        try:
-            while not self._closing.is_set():
-                self._turn()
-            self._flush()
-        except Exception as error:  # noqa: BLE001  # the loop must end whatever the error is
-            self._mailbox.fail(ComponentDied("exchange", error))
+        while not self._closing.is_set():
+            self._turn()
+        self._flush()
 
     def _turn(self) -> None:
         self._drain_engine_output()
@@ -325,7 +266,7 @@ class Exchange:
             case Ok(stop) | Already(stop):
                 self._acknowledge(job, progress, now_s)
                 if stop is not None and not job.is_finished:
-                    lease_changes.flag(self._context, job, stop)
+                    self._context.flag(job, stop)
             case SendFrom(offset):
                 self._resend_from(job, progress.choice, offset)
             case Replaced():
@@ -353,7 +294,7 @@ class Exchange:
 
     def _lose(self, job: HeldJob, why: str) -> bool:
         self._to_publish.pop(job.request_id, None)
-        return lease_changes.lose(self._context, job, why)
+        return self._context.lose(job, why)
 
     def _on_retried(self, job: HeldJob, progress: Progress) -> None:
         """Release a job that failed here: the queue starts it again later, on any worker."""
@@ -380,9 +321,9 @@ class Exchange:
         elif was_held:
             # One choice ended the job; the engine may still run the others.
             self._mailbox.lose([job.request_id])
-        if self.is_drained:
+        if not len(self._leases):
             self._mailbox.wake()  # suspects are leased to an empty worker only
-            if self.is_quiet:
+            if self._pulling.is_quiet:
                 self._mailbox.interrupt()
         return was_held
 

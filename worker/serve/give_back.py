@@ -8,7 +8,7 @@ a function of seed and position, the output has no seam.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Self
+from typing import Literal, Self
 
 from redis.exceptions import RedisError
 
@@ -20,13 +20,14 @@ from sluice.protocol.redis.surveys import pages_of_workers
 from sluice.worker.clock import monotonic_s
 from sluice.worker.connection.clients import Client
 from sluice.worker.jobs.held_job import HeldJob
-from sluice.worker.jobs.leases import Leases
 from sluice.worker.model.translate import room_of
 from sluice.worker.serve.context import WorkerContext
 
 LOOK_EVERY_S = 1.0
 """How often a worker with such jobs looks for an idle one."""
 
+Leaving = Literal["clean", "broken"]
+"""How an incarnation ends."""
 
 IDLE_FIELDS = ("state", "held", "running", "fingerprint", "places", "largest_job_tokens", "kv_tokens_total")
 """Fields of a heartbeat that say whether a worker is idle, and what fits it."""
@@ -163,44 +164,32 @@ class ReturnQueue:
             self._context.mailbox.interrupt()
 
     def _return_of(self, keys: QueueKeys, due: _Due) -> None:
-        leases, unavailable = self._context.leases, self._context.unavailable
+        unavailable = self._context.unavailable
         jobs = [job for job in due.jobs if job.keys == keys and job.is_held]
         if not jobs or keys in unavailable:
             return
         try:
-            return_jobs(self._client, keys, self._context.incarnation, leases, jobs)
+            return_jobs(self._client, keys, self._context, jobs)
         except (RedisError, OSError) as error:
             unavailable.failed(keys, error)
         else:
             self._context.log.info("jobs handed back", count=len(jobs), **due.why)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deregistration:
-    """The end of an incarnation, sent with the last jobs that it returns."""
-
-    is_broken: bool
-    """Whether the worker broke: the returned jobs may be the cause, and the queue counts a death."""
-
-
 def return_jobs(
-    client: Client,
-    keys: QueueKeys,
-    incarnation: str,
-    leases: Leases,
-    jobs: Sequence[HeldJob],
-    deregistration: Deregistration | None = None,
+    client: Client, keys: QueueKeys, context: WorkerContext, jobs: Sequence[HeldJob], *, leaves: Leaving | None = None
 ) -> None:
-    """Return held jobs of one partition to the queue, in slices; the last slice carries the deregistration, if any.
+    """Return held jobs of one partition to the queue, in slices; the last slice deregisters a worker that leaves.
+
+    One that leaves broken has perhaps been broken by one of these jobs, and the queue counts a death.
 
     Raises:
         RedisError: The queue did not answer. Jobs that were not returned are reclaimed by other workers.
     """
-    slices = [jobs[at : at + SLICE_JOBS] for at in range(0, len(jobs), SLICE_JOBS)] or ([[]] if deregistration else [])
+    slices = [jobs[at : at + SLICE_JOBS] for at in range(0, len(jobs), SLICE_JOBS)] or ([[]] if leaves else [])
     for number, part in enumerate(slices, start=1):
         returned = [Returned(job_id=job.id, epoch=job.leased.epoch) for job in part]
-        is_last = deregistration is not None and number == len(slices)
-        is_broken = deregistration is not None and deregistration.is_broken
-        run(client, give_back(keys, incarnation, returned, deregister=is_last, broken=is_broken))
+        is_last = leaves is not None and number == len(slices)
+        run(client, give_back(keys, context.incarnation, returned, deregister=is_last, broken=leaves == "broken"))
         for job in part:
-            leases.remove(job)
+            context.leases.remove(job)

@@ -19,12 +19,11 @@ from sluice.protocol.states import JobState
 from sluice.worker.clock import monotonic_s
 from sluice.worker.connection.availability import RetryPolicy
 from sluice.worker.connection.clients import Client
-from sluice.worker.errors import ComponentDied, ExitCode, NotReady
+from sluice.worker.errors import ExitCode, NotReady
 from sluice.worker.jobs.held_job import HeldJob
 from sluice.worker.jobs.leases import HeldList
-from sluice.worker.serve import lease_changes
 from sluice.worker.serve.context import WorkerContext
-from sluice.worker.serve.give_back import Deregistration, return_jobs
+from sluice.worker.serve.give_back import return_jobs
 
 
 class Heartbeat:
@@ -47,7 +46,7 @@ class Heartbeat:
         self._health = context.health
         self._log = context.log
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._thread = context.mailbox.thread("heartbeat", self._run)
         self._retries = RetryPolicy()
         self._silent_ticks = 0
         self._last_s = float("-inf")
@@ -84,13 +83,10 @@ class Heartbeat:
             self._deregister()
 
     def _run(self) -> None:
-        try:
-            is_answered = True
-            # A heartbeat that was not answered has used up its interval: retry without a pause.
-            while not self._closing.wait(self._config.every_s if is_answered else 0):
-                is_answered = self._tick()
-        except Exception as error:  # noqa: BLE001  # the loop must end whatever the error is
-            self._context.mailbox.fail(ComponentDied("heartbeat", error))
+        is_answered = True
+        # A heartbeat that was not answered has used up its interval: retry without a pause.
+        while not self._closing.wait(self._config.every_s if is_answered else 0):
+            is_answered = self._tick()
 
     def _tick(self) -> bool:
         """Send a heartbeat, unless the loop hangs; return False if one was not answered."""
@@ -109,7 +105,7 @@ class Heartbeat:
         for job in self._leases.all():
             deadline_ms = job.leased.deadline_ms
             if deadline_ms is not None and deadline_ms <= now_ms:
-                lease_changes.flag(self._context, job, JobState.EXPIRED)
+                self._context.flag(job, JobState.EXPIRED)
 
     def _try_beat(self) -> bool:
         try:
@@ -181,10 +177,10 @@ class Heartbeat:
         with self._leases.lock:
             for job_id, state in reply.stops:
                 if (job := self._same_lease(held, job_id)) is not None:
-                    lease_changes.flag(self._context, job, state)
+                    self._context.flag(job, state)
             for job_id in reply.lost:
                 if (job := self._same_lease(held, job_id)) is not None:
-                    lease_changes.lose(self._context, job, "replaced")
+                    self._context.lose(job, "replaced")
 
     def _same_lease(self, held: HeldList, job_id: str) -> HeldJob | None:
         """Return the held job, unless it was leased again after the heartbeat was sent: the reply is not about it."""
@@ -192,11 +188,10 @@ class Heartbeat:
         return job if job is not None and held.requests.get(job.id) == job.request_id else None
 
     def _deregister(self) -> None:
-        deregistration = Deregistration(is_broken=self._has_broken)
         for keys in self._context.partitions:
             jobs = [job for job in self._leases.all() if job.keys == keys]
             try:
-                return_jobs(self._client, keys, self._context.incarnation, self._leases, jobs, deregistration)
+                return_jobs(self._client, keys, self._context, jobs, leaves="broken" if self._has_broken else "clean")
             except (RedisError, OSError) as error:
                 facts = {"error": str(error), "partition": keys.partition, "held": len(jobs)}
                 self._log.warning("deregistration not answered", **facts)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from sluice.engine.request import Request, Room, TokenDelta
 from sluice.worker.clock import monotonic_s
+from sluice.worker.errors import ComponentDied
 from sluice.worker.serve.offered_room import OfferedRoom
 
 MAX_WAIT_S = 0.5
@@ -22,10 +23,9 @@ _LOGPROB_BYTES = 130
 
 
 class Mailbox:
-    """The queues and the wake-ups between the loop and the other threads. Changes under its own lock."""
+    """The loop's side of the exchange: what it takes and what it publishes. Changes under its own lock."""
 
-    def __init__(self, *, max_buffered_bytes: int, clock: Callable[[], float] = monotonic_s) -> None:
-        self._clock = clock
+    def __init__(self, *, max_buffered_bytes: int) -> None:
         self._max_buffered_bytes = max_buffered_bytes
         lock = threading.RLock()
         self._loop_wakes = threading.Condition(lock)
@@ -50,7 +50,7 @@ class Mailbox:
 
     # ------------------------------------------------------------ called by the loop
 
-    def take_requests(self, room: Room, *, num_uncounted: int = 0, wait_s: float) -> list[Request]:
+    def new_requests(self, room: Room, *, num_uncounted: int = 0, wait_s: float) -> list[Request]:
         """Set the engine's room, and take the requests that are ready; wait up to `wait_s` for an event.
 
         It may return earlier, with nothing. The room does not count the last `num_uncounted` requests taken.
@@ -73,7 +73,7 @@ class Mailbox:
         is_woken = self._is_interrupted or self._has_reports
         return bool(self._requests or self._cancelled or self._lost or is_woken or self._failure)
 
-    def take_cancelled(self) -> list[str]:
+    def cancelled(self) -> list[str]:
         """Take the request ids to abort; those that the loop has not taken yet come later, when an abort finds them."""
         with self._loop_wakes:
             if not self._cancelled:
@@ -83,13 +83,13 @@ class Mailbox:
             self._cancelled = [request_id for request_id in self._cancelled if request_id in untaken]
             return cancelled
 
-    def take_lost(self) -> list[str]:
+    def lost(self) -> list[str]:
         """Take the request ids to drop: their leases are lost."""
         with self._loop_wakes:
             lost, self._lost = self._lost, []
             return lost
 
-    def put_deltas(self, deltas: Sequence[TokenDelta]) -> None:
+    def publish(self, deltas: Sequence[TokenDelta]) -> None:
         """Queue the output of a step; block while the buffer is full, which needs a long absence of Redis.
 
         Raises:
@@ -97,7 +97,7 @@ class Mailbox:
         """
         if deltas:
             with self._exchange_wakes:
-                self._steps.append((self._clock(), deltas))
+                self._steps.append((monotonic_s(), deltas))
                 num_bytes = bytes_of(deltas)
                 self._steps_bytes += num_bytes
                 self._buffered_bytes += num_bytes
@@ -108,7 +108,7 @@ class Mailbox:
                     self._loop_wakes.wait(MAX_WAIT_S)
         self._raise_failure()
 
-    def state_stalled(self, request_ids: list[str]) -> None:
+    def offer(self, request_ids: list[str]) -> None:
         """State the requests that another worker may have, if it is idle."""
         self._stalled = request_ids
 
@@ -232,6 +232,17 @@ class Mailbox:
         with self._loop_wakes:
             self._buffered_bytes = max(0, self._buffered_bytes - num_bytes)
             self._loop_wakes.notify()
+
+    def thread(self, name: str, run: Callable[[], None]) -> threading.Thread:
+        """Return a thread that the loop depends on: an error that ends it is raised from the loop's next call."""
+
+        def guarded() -> None:
+            try:
+                run()
+            except Exception as error:  # noqa: BLE001  # the loop must end whatever the error is
+                self.fail(ComponentDied(name, error))
+
+        return threading.Thread(target=guarded, name=name, daemon=True)
 
     def fail(self, failure: BaseException) -> None:
         """Raise `failure` from the loop's next call: a thread that it depends on has ended."""

@@ -8,11 +8,11 @@ import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -29,8 +29,6 @@ from sluice.worker.iteration_feed import IterationFeed
 from sluice.worker.log import Log
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-
-
 _END_STATES = [state.value for state in JobState if state.is_terminal]
 
 
@@ -87,77 +85,24 @@ class Meters:
             self.itl.observe(gap_ms / 1000)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Depth:
-    """The depth of a queue, all partitions together."""
-
-    jobs: int
-    tokens: int
-    oldest_s: float | None
-    """Age of the oldest waiting job; None when none waits."""
-
-    outbox: int = 0
-    callbacks: int = 0
-    dead: int = 0
-    suspects: int = 0
-    worker_deaths: int = 0
-    """Since the queue was created; likewise the next field."""
-
-    results_missed: int = 0
-
-    is_paused: bool = False
-    """Whether any partition is paused."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """The state of engine, loop and queue at one moment."""
-
-    places: int
-    places_used: int
-    engine_waiting: int
-    step_occupancy: float
-    loop_busy: float
-    device_utilisation: float | None
-    """None if no driver reports it."""
-
-    tokens_per_second: float
-    kv_tokens_total: int
-    kv_tokens_used: int
-    preemptions: int
-    steps: int
-    prompt_tokens: int
-    cached_tokens: int
-    loaded_tokens: int
-    output_tokens: int
-    failed_steps: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
-    redis_outages: int = 0
-    kernels_replaced: int = 0
-    queue: Depth | None = None
-    """None while Redis is unreachable."""
+Value = float | Histogram | Mapping[str, int] | None
+"""A number; or by state. None is left out."""
 
 
 class WorkerCollector(Collector):
-    """A collector of metric families from a snapshot and the meters."""
+    """A collector of metric families: the meters, and what `read` returns by metric name at each scrape."""
 
-    def __init__(self, snapshot: Callable[[], Snapshot], meters: Meters) -> None:
-        self._snapshot = snapshot
+    def __init__(self, read: Callable[[], Mapping[str, Value]], meters: Meters) -> None:
+        self._read = read
         self._meters = meters
 
     def collect(self) -> Iterator[Family]:
-        """Yield all families that have a value."""
-        now = self._snapshot()
-        values = {**_of_worker(now), **_of_meters(self._meters), **(_of_queue(now.queue) if now.queue else {})}
+        """Yield all families. One without a value is left out."""
+        values = {**self._read(), **_of_meters(self._meters)}
         for metric in WORKER:
             value = values.get(metric.name)
             if value is not None:
                 yield _family(metric, value)
-
-
-Value = float | Histogram | Mapping[str, int] | None
-"""A number; or by state."""
 
 
 def _family(metric: Metric, value: float | Histogram | Mapping[str, int]) -> Family:
@@ -171,10 +116,6 @@ def _family(metric: Metric, value: float | Histogram | Mapping[str, int]) -> Fam
         return family
     kind = GaugeMetricFamily if metric.kind == "gauge" else CounterMetricFamily
     return kind(name, metric.about, value=value)
-
-
-def _of_worker(now: Snapshot) -> dict[str, Value]:
-    return {field.name: getattr(now, field.name) for field in fields(now) if field.name != "queue"}
 
 
 def _of_meters(meters: Meters) -> dict[str, Value]:
@@ -191,55 +132,27 @@ def _of_meters(meters: Meters) -> dict[str, Value]:
     }
 
 
-def _of_queue(queue: Depth) -> dict[str, Value]:
-    return {
-        "queue_depth_jobs": queue.jobs,
-        "queue_depth_tokens": queue.tokens,
-        "queue_oldest_age_seconds": queue.oldest_s,
-        "queue_outbox": queue.outbox,
-        "queue_callbacks": queue.callbacks,
-        "queue_dead": queue.dead,
-        "queue_suspects": queue.suspects,
-        "queue_paused": queue.is_paused,
-        "queue_worker_deaths": queue.worker_deaths,
-        "queue_results_missed": queue.results_missed,
-    }
-
-
-class Totals(NamedTuple):
-    """Counts since the start, from which rates are made."""
-
-    tokens: int = 0
-    """Output tokens."""
-
-    steps: int = 0
-    rows: int = 0
-    """Sequences that these steps computed, added up."""
-
-    busy_s: float = 0.0
-
-
 class SampledRates:
     """What happened between one sample and the next. Mutable."""
 
     def __init__(self, clock: Callable[[], float] = monotonic_s) -> None:
         self._clock = clock
         self._at_s = clock()
-        self._totals = Totals()
+        self._before = (0, 0, 0, 0.0)
         self.tokens_per_s = 0.0
         self.rows_per_step = 0.0
         """0 if there was no step."""
 
         self.loop_busy = 0.0
 
-    def sample(self, totals: Totals) -> None:
-        """Update the rates from the present counts."""
-        now_s, before = self._clock(), self._totals
+    def sample(self, *, tokens: int, steps: int, rows: int, busy_s: float) -> None:
+        """Update the rates from the counts since the start: output tokens, steps, their sequences added up, time."""
+        now_s, before = self._clock(), self._before
         elapsed_s = max(now_s - self._at_s, 1e-6)
-        self.tokens_per_s = (totals.tokens - before.tokens) / elapsed_s
-        self.rows_per_step = (totals.rows - before.rows) / max(1, totals.steps - before.steps)
-        self.loop_busy = min(1.0, (totals.busy_s - before.busy_s) / elapsed_s)
-        self._at_s, self._totals = now_s, totals
+        self.tokens_per_s = (tokens - before[0]) / elapsed_s
+        self.rows_per_step = (rows - before[2]) / max(1, steps - before[1])
+        self.loop_busy = min(1.0, (busy_s - before[3]) / elapsed_s)
+        self._at_s, self._before = now_s, (tokens, steps, rows, busy_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

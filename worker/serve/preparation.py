@@ -11,16 +11,20 @@ from redis.exceptions import RedisError
 
 from sluice.engine.request import Request
 from sluice.protocol.states import JobState
-from sluice.protocol.wire import End
+from sluice.protocol.wire import End, WireError, decode_entry
 from sluice.worker.clock import monotonic_s
 from sluice.worker.connection.availability import RetryPolicy, is_away
 from sluice.worker.connection.clients import Client
-from sluice.worker.errors import ComponentDied, JobRejected
-from sluice.worker.jobs.channel import read_channel
+from sluice.worker.errors import JobRejected
+from sluice.worker.jobs.channel import ChannelLost, ChannelOutput
 from sluice.worker.jobs.held_job import HeldJob
+from sluice.worker.jobs.reader_waits import ReaderWaits
 from sluice.worker.jobs.retries import rejection_of
 from sluice.worker.model.translate import Translator
 from sluice.worker.serve.context import WorkerContext
+
+PAGE_ENTRIES = 512
+"""Entries of a channel to read in one round trip when a job is resumed."""
 
 FLUSH_AFTER_S = 0.001
 """Ready requests are delivered before the next job if one took longer than this to prepare."""
@@ -42,7 +46,7 @@ class Preparation:
         self._translator = translator
         self._jobs: queue.SimpleQueue[list[HeldJob] | None] = queue.SimpleQueue()
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="preparation", daemon=True)
+        self._thread = context.mailbox.thread("preparation", self._run)
 
     def start(self) -> None:
         """Start to take jobs."""
@@ -60,11 +64,8 @@ class Preparation:
         self._jobs.put(jobs)
 
     def _run(self) -> None:
-        try:
-            while (jobs := self._jobs.get()) is not None and not self._closing.is_set():
-                self._prepare_all(jobs)
-        except Exception as error:  # noqa: BLE001  # the loop must end whatever the error is
-            self._context.mailbox.fail(ComponentDied("preparation", error))
+        while (jobs := self._jobs.get()) is not None and not self._closing.is_set():
+            self._prepare_all(jobs)
 
     def _prepare_all(self, jobs: list[HeldJob]) -> None:
         ready: list[tuple[HeldJob, Request]] = []
@@ -109,7 +110,7 @@ class Preparation:
                     raise _NotPrepared
                 try:
                     key = job.keys.channel(job.id, index)
-                    output = read_channel(self._client, key, choice)
+                    output = _read_channel(self._client, key, choice)
                 except (RedisError, OSError) as error:
                     delay_s = retries.delay_after(error)
                     if is_away(error):
@@ -178,3 +179,28 @@ class Preparation:
 
 class _NotPrepared(Exception):
     """The job is not for this engine now: it is released or waits, or the worker stops."""
+
+
+def _read_channel(client: Client, key: str, lease: ChannelOutput) -> ChannelOutput:
+    """Read the output of a choice from its channel, page by page. `lease` is how much of it the queue has.
+
+    From a channel that lost entries it reads up to the first gap: fewer tokens than were published.
+
+    Raises:
+        JobRejected: An entry cannot be read.
+    """
+    waits = ReaderWaits(is_streamed=lease.waits.is_streamed)
+    output = ChannelOutput(published=lease.published, has_end=lease.has_end, waits=waits)
+    after = "-"
+    while True:
+        page: list[tuple[bytes, dict[bytes, bytes]]] = client.xrange(key, min=after, count=PAGE_ENTRIES)
+        try:
+            for _, fields in page:
+                output.replay(decode_entry(next(iter(fields.values()))))
+        except ChannelLost:
+            return output
+        except WireError as error:
+            raise JobRejected("channel_damaged", f"its channel has an entry that cannot be read: {error}") from error
+        if len(page) < PAGE_ENTRIES:
+            return output
+        after = "(" + page[-1][0].decode()

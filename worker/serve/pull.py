@@ -17,7 +17,6 @@ from sluice.protocol.keys import QueueKeys
 from sluice.worker.clock import monotonic_s
 from sluice.worker.connection.clients import Uplink
 from sluice.worker.connection.listeners import WakeupListener
-from sluice.worker.errors import ComponentDied
 from sluice.worker.jobs.held_job import HeldJob
 from sluice.worker.model.translate import read_spec, room_of
 from sluice.worker.serve.context import WorkerContext
@@ -65,14 +64,14 @@ class Pulling:
         self._look_s = 0.0
         """When a full worker looks for jobs of a higher class again."""
 
-        self._thread = threading.Thread(target=self._run, name="pulling", daemon=True)
+        self._thread = self._mailbox.thread("pulling", self._run)
         self._closing = threading.Event()
         self._turning = threading.Lock()
         self._quiet = context.quiet
 
     def quiet(self) -> None:
         """Stop pulling."""
-        self._quiet.set()
+        self._quiet.is_asked = True
         self._mailbox.wake()
 
     def wait_for_pull(self) -> None:
@@ -82,7 +81,7 @@ class Pulling:
 
     def resume(self) -> None:
         """Pull again."""
-        self._quiet.clear()
+        self._quiet.is_asked = False
         self._mailbox.wake()
 
     @property
@@ -103,11 +102,8 @@ class Pulling:
             self._thread.join()
 
     def _run(self) -> None:
-        try:
-            while not self._closing.is_set():
-                self._turn()
-        except Exception as error:  # noqa: BLE001  # the loop must end whatever the error is
-            self._mailbox.fail(ComponentDied("pulling", error))
+        while not self._closing.is_set():
+            self._turn()
 
     def _turn(self) -> None:
         with self._turning:

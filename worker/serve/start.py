@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 
-from sluice.worker.checks.agreement import agree_on_queue
+from sluice.worker.checks.queue_check import agree_on_queue
 from sluice.worker.checks.site import Site
 from sluice.worker.checks.startup import MODEL_CHECKS, SERVER_CHECKS, require
 from sluice.worker.clock import ServerClock, monotonic_s
@@ -168,13 +168,11 @@ def _prepare_history(site: Site) -> None:
     if not site.config.history.recorder:
         return
     # Imported here because a worker without recorder does not need it.
-    from sluice.history.database import HistoryError, HistoryUnreachable, open_database
-    from sluice.worker.recorder.migrate import prepare
+    from sluice.history.database import HistoryError, HistoryUnreachable
+    from sluice.worker.recorder.migrate import prepare_at
 
     try:
-        engine = open_database(database_url_of(site.config, site.environ), is_writer=True)
-        prepare(engine)
-        engine.dispose()
+        prepare_at(database_url_of(site.config, site.environ))
     except HistoryUnreachable:
         return  # the check has warned, and the recorder waits for it
     except HistoryError as error:
@@ -211,14 +209,14 @@ def build(
     status = StatusReporter(context, served, connections.open())
     heartbeat = Heartbeat(connections.open(timeout_s=config.beat.answer_within_s), context, status.report)
     readiness = Readiness(sick=status.sick, unready=status.unready)
-    collector = WorkerCollector(status.snapshot, context.meters)
+    collector = WorkerCollector(status.metrics, context.meters)
     feed = IterationFeed(served.engine.watch)
     metrics = MetricsServer(config.metrics, collector, readiness, feed, context.log)
     components = [metrics, *sidecars, preparation, heartbeat, listener, exchange]
     if isinstance(served.engine, RemoteEngine):
         served.engine.wake_with(mailbox.announce_report)
         components.insert(0, served.engine)
-    return Daemon(served.engine, exchange, context, components, returns, heartbeat.mark_broken)
+    return Daemon(served.engine, pulling, context, components, returns, heartbeat.mark_broken)
 
 
 def _context(

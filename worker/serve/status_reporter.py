@@ -19,7 +19,7 @@ from sluice.worker.connection.clients import Client
 from sluice.worker.device_driver import utilisation_of
 from sluice.worker.model.loaded_model import LoadedModel
 from sluice.worker.serve.context import WorkerContext
-from sluice.worker.serve.metrics import Depth, SampledRates, Snapshot, Totals
+from sluice.worker.serve.metrics import SampledRates, Value
 
 QUEUE_VIEW_AGE_S = 1.0
 """Least time between two reads of the queue's depth."""
@@ -34,34 +34,34 @@ class QueueDepth:
         self._client = client
         self._partitions = partitions
         self._clock = clock
-        self._depth: Depth | None = None
+        self._depth: dict[str, Value] = {}
         self._looked_s = float("-inf")
 
-    def look(self) -> Depth | None:
-        """Return the depth, at most `QUEUE_VIEW_AGE_S` old; None while Redis is unreachable."""
+    def look(self) -> dict[str, Value]:
+        """Return the depth by metric name, at most `QUEUE_VIEW_AGE_S` old; nothing while Redis is away."""
         if self._clock() - self._looked_s > QUEUE_VIEW_AGE_S:
             self._looked_s = self._clock()
             try:
                 self._depth = _depth_of([run(self._client, inspect(keys)) for keys in self._partitions])
             except (RedisError, OSError):
-                self._depth = None
+                self._depth = {}
         return self._depth
 
 
-def _depth_of(views: Sequence[PartitionView]) -> Depth:
+def _depth_of(views: Sequence[PartitionView]) -> dict[str, Value]:
     ages_ms = [view.server_ms - view.oldest_ms for view in views if view.oldest_ms is not None]
-    return Depth(
-        jobs=sum(view.waiting_jobs for view in views),
-        tokens=sum(view.waiting_tokens for view in views),
-        oldest_s=max(ages_ms) / 1000 if ages_ms else None,
-        outbox=sum(view.outbox_entries for view in views),
-        callbacks=sum(view.callback_entries for view in views),
-        dead=sum(view.dead for view in views),
-        suspects=sum(view.suspects for view in views),
-        worker_deaths=sum(view.worker_deaths for view in views),
-        results_missed=sum(view.results_missed for view in views),
-        is_paused=any(view.is_paused for view in views),
-    )
+    return {
+        "queue_depth_jobs": sum(view.waiting_jobs for view in views),
+        "queue_depth_tokens": sum(view.waiting_tokens for view in views),
+        "queue_oldest_age_seconds": max(ages_ms) / 1000 if ages_ms else None,
+        "queue_outbox": sum(view.outbox_entries for view in views),
+        "queue_callbacks": sum(view.callback_entries for view in views),
+        "queue_dead": sum(view.dead for view in views),
+        "queue_suspects": sum(view.suspects for view in views),
+        "queue_paused": any(view.is_paused for view in views),
+        "queue_worker_deaths": sum(view.worker_deaths for view in views),
+        "queue_results_missed": sum(view.results_missed for view in views),
+    }
 
 
 class Recent:
@@ -145,12 +145,10 @@ class StatusReporter:
             self._last_failure = stats.last_failure
             self._context.log.warning("step failed", error=stats.last_failure, failed_steps=stats.num_failed_attempts)
         self._rates.sample(
-            Totals(
-                tokens=stats.num_output_tokens,
-                steps=stats.num_steps,
-                rows=stats.num_rows,
-                busy_s=self._context.watchdog.busy_s,
-            )
+            tokens=stats.num_output_tokens,
+            steps=stats.num_steps,
+            rows=stats.num_rows,
+            busy_s=self._context.watchdog.busy_s,
         )
         self._device_utilisation = self._read_device()
         self._recent.sample(
@@ -160,32 +158,32 @@ class StatusReporter:
             tokens=(stats.num_prompt_tokens, stats.num_output_tokens),
         )
 
-    def snapshot(self) -> Snapshot:
-        """Return the values for a scrape."""
+    def metrics(self) -> dict[str, Value]:
+        """Return the values for a scrape, by metric name."""
         stats = self._served.engine.stats
-        return Snapshot(
-            places=stats.num_places,
-            places_used=stats.num_running,
-            engine_waiting=stats.num_waiting,
-            step_occupancy=self._rates.rows_per_step / stats.num_places,
-            loop_busy=self._rates.loop_busy,
-            device_utilisation=self._device_utilisation,
-            tokens_per_second=self._rates.tokens_per_s,
-            kv_tokens_total=stats.kv_tokens_total,
-            kv_tokens_used=stats.kv_tokens_used,
-            preemptions=stats.num_preemptions,
-            steps=stats.num_steps,
-            failed_steps=stats.num_failed_attempts,
-            prompt_tokens=stats.num_prompt_tokens,
-            cached_tokens=stats.num_cached_tokens,
-            loaded_tokens=stats.num_loaded_tokens,
-            output_tokens=stats.num_output_tokens,
-            drafted_tokens=stats.num_drafted_tokens,
-            accepted_tokens=stats.num_accepted_tokens,
-            redis_outages=self._context.health.num_outages,
-            kernels_replaced=len(self._served.facts.stepped_down),
-            queue=self._depth.look(),
-        )
+        return {
+            "places": stats.num_places,
+            "places_used": stats.num_running,
+            "engine_waiting": stats.num_waiting,
+            "step_occupancy": self._rates.rows_per_step / stats.num_places,
+            "loop_busy": self._rates.loop_busy,
+            "device_utilisation": self._device_utilisation,
+            "tokens_per_second": self._rates.tokens_per_s,
+            "kv_tokens_total": stats.kv_tokens_total,
+            "kv_tokens_used": stats.kv_tokens_used,
+            "preemptions": stats.num_preemptions,
+            "steps": stats.num_steps,
+            "failed_steps": stats.num_failed_attempts,
+            "prompt_tokens": stats.num_prompt_tokens,
+            "cached_tokens": stats.num_cached_tokens,
+            "loaded_tokens": stats.num_loaded_tokens,
+            "output_tokens": stats.num_output_tokens,
+            "drafted_tokens": stats.num_drafted_tokens,
+            "accepted_tokens": stats.num_accepted_tokens,
+            "redis_outages": self._context.health.num_outages,
+            "kernels_replaced": len(self._served.facts.stepped_down),
+            **self._depth.look(),
+        }
 
     def sick(self) -> str | None:
         """Return why the process should be restarted; None if it should not."""

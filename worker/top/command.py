@@ -4,22 +4,19 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import psutil
-from redis.exceptions import RedisError
 from rich.console import Console
 from rich.live import Live
 
 from sluice.protocol.redis.surveys import survey
-from sluice.protocol.redis.urls import redacted
 from sluice.protocol.scaling.backlog import Backlog, backlog_of
 from sluice.protocol.workers import WorkerRow, workers_of
 from sluice.worker.clock import monotonic_s
 from sluice.worker.config import WorkerConfig
 from sluice.worker.connection.clients import connect
-from sluice.worker.connection.server_checks import raise_if_refused
+from sluice.worker.connection.server_checks import expecting_answers
 from sluice.worker.endpoints import redis_url_of, stated_partitions_of
 from sluice.worker.errors import NotReady
 from sluice.worker.top.screen import screen
@@ -27,14 +24,6 @@ from sluice.worker.top.state import Action, TopState
 from sluice.worker.top.terminal import Keys, raw_keys
 
 SIGNALS = {Action.QUIET: signal.SIGTSTP, Action.RESUME: signal.SIGCONT, Action.DRAIN: signal.SIGTERM}
-
-
-@dataclass(frozen=True, slots=True)
-class QueueSnapshot:
-    """The queue at one moment."""
-
-    backlog: Backlog
-    rows: Sequence[WorkerRow]
 
 
 class QueueReader:
@@ -45,19 +34,16 @@ class QueueReader:
         self._client = connect(self._url, timeout_s=config.redis.timeout_s)
         self._config, self._name = config, config.queue.name
 
-    def look(self) -> QueueSnapshot:
+    def look(self) -> tuple[Backlog, list[WorkerRow]]:
         """Read the queue.
 
         Raises:
             NotReady: Redis does not answer.
             ConfigError: the settings name another number of partitions than the workers serve.
         """
-        try:
+        with expecting_answers(self._url):
             views = [survey(self._client, keys) for keys in stated_partitions_of(self._client, self._config)]
-        except (RedisError, OSError) as error:
-            raise_if_refused(error, self._url)
-            raise NotReady(f"redis at {redacted(self._url)} does not answer: {error}") from error
-        return QueueSnapshot(backlog_of(self._name, views), list(workers_of(self._name, views)))
+        return backlog_of(self._name, views), list(workers_of(self._name, views))
 
 
 def run_top(config: WorkerConfig, environ: Mapping[str, str], *, every_s: float, is_once: bool) -> None:
@@ -67,20 +53,21 @@ def run_top(config: WorkerConfig, environ: Mapping[str, str], *, every_s: float,
         NotReady: Redis does not answer at first.
     """
     reader, console = QueueReader(config, environ), Console()
-    first = reader.look()
+    backlog, rows = first = reader.look()
     if is_once or not sys.stdin.isatty() or not console.is_terminal:
         state = TopState()
-        console.print(screen(first.backlog, state.visible(first.rows), state))
+        console.print(screen(backlog, state.visible(rows), state))
         return
     with raw_keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
         _show(reader, first, keys, live, every_s)
 
 
-def _show(reader: QueueReader, look: QueueSnapshot, keys: Keys, live: Live, every_s: float) -> None:
+def _show(reader: QueueReader, first: tuple[Backlog, list[WorkerRow]], keys: Keys, live: Live, every_s: float) -> None:
     state, next_s = TopState(), monotonic_s() + every_s
+    backlog, workers = first
     while not state.is_over:
-        rows = state.visible(look.rows)
-        live.update(screen(look.backlog, rows, state), refresh=True)
+        rows = state.visible(workers)
+        live.update(screen(backlog, rows, state), refresh=True)
         key = keys.next(max(0.0, next_s - monotonic_s()))
         if key is not None:
             action = state.press(key, rows)
@@ -89,7 +76,7 @@ def _show(reader: QueueReader, look: QueueSnapshot, keys: Keys, live: Live, ever
         elif (now_s := monotonic_s()) >= next_s:
             next_s = now_s + every_s
             try:
-                look = reader.look()
+                backlog, workers = reader.look()
             except NotReady as error:
                 state.message = str(error)
 

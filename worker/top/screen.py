@@ -73,10 +73,9 @@ def _table(rows: Sequence[WorkerRow], state: TopState) -> Table:
 def _cells(row: WorkerRow) -> tuple[str, ...]:
     batch = [sample.running for sample in row.samples[-BATCH_SAMPLES:]]
     places = f"{row.running:,}/{row.places:,}" if row.places else f"{row.running:,}"
-    return (
-        row.id[:8], row.host, row.name, row.model, row.device, row.state, places, f"{row.waiting:,}",
-        f"{row.kv_share:.0%}", f"{row.tokens_per_s:,.0f}", sparkline(batch, max(batch, default=0)),
-    )  # fmt: skip
+    names = (row.id[:8], row.host, row.name, row.model, row.device, row.state)
+    figures = (places, f"{row.waiting:,}", f"{row.kv_share:.0%}", f"{row.tokens_per_s:,.0f}")
+    return (*names, *figures, sparkline(batch, max(batch, default=0)))
 
 
 def _bottom(state: TopState) -> Text:

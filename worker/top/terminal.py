@@ -10,9 +10,12 @@ from contextlib import contextmanager
 
 _ESCAPE = b"\x1b"
 _NAMED = {
-    b"\x1b[A": "up", b"\x1b[B": "down", b"\x1bOA": "up", b"\x1bOB": "down", b"\r": "enter", b"\n": "enter",
-    b"\x7f": "backspace", b"\x08": "backspace", _ESCAPE: "escape",
-}  # fmt: skip
+    **dict.fromkeys((b"\x1b[A", b"\x1bOA"), "up"),
+    **dict.fromkeys((b"\x1b[B", b"\x1bOB"), "down"),
+    **dict.fromkeys((b"\r", b"\n"), "enter"),
+    **dict.fromkeys((b"\x7f", b"\x08"), "backspace"),
+    _ESCAPE: "escape",
+}
 
 
 class Keys:

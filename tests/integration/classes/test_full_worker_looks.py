@@ -23,7 +23,7 @@ class TestGivenAFullWorkerWhoseLooksAreNotAnswered:
             cutting_proxy(Path(folder) / "proxy.sock", valkey.socket_path, lambda data: LOOK in data) as proxy,
         ):
             worker = Running(proxy.url)
-            worker.context.mailbox.take_requests(FULL, wait_s=0)
+            worker.context.mailbox.new_requests(FULL, wait_s=0)
             worker.exchange.start()
             try:
                 wait_until(lambda: proxy.num_cuts, "it looks")

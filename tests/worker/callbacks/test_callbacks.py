@@ -113,7 +113,7 @@ def try_now(queue: Queue) -> None:
 
 def work(client: Client, settings: CallbackSettings, queue: Queue | None = None) -> None:
     """Let an rq worker do all that is enqueued in a queue, usually that of webhooks, in this process."""
-    chores.bind(settings.chores)
+    chores.bind(settings)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         rq_worker((queue or webhooks_of(settings, client)).name, client).work(burst=True, logging_level="CRITICAL")

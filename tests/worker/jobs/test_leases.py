@@ -70,8 +70,8 @@ class TestGivenAJobThatComesBack:
         mailbox.lose([one.request_id for one in leases.take(ONE, 2, [newer])])
         mailbox.deliver([Request(id=newer.request_id, prompt_token_ids=(1,))])
 
-        added = mailbox.take_requests(Room(kv_tokens=1, prefill_tokens=1, sequences=1), wait_s=0)
-        dropped = mailbox.take_lost()
+        added = mailbox.new_requests(Room(kv_tokens=1, prefill_tokens=1, sequences=1), wait_s=0)
+        dropped = mailbox.lost()
 
         assert [one.id for one in added if one.id not in dropped] == [newer.request_id]
         assert leases.of_request(older.request_id) is None, "its late deltas have no lease"

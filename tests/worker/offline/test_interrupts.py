@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from sluice.worker.offline.interrupts import interrupts_held
+from sluice.worker.signals import interrupts_held
 
 
 def interrupt(steps: list[str]) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.worker.errors import ExitCode
-from sluice.worker.processes.scaling import ScaleIn
+from sluice.worker.processes.fleet import ScaleIn
 from tests.integration.jobs import wait_until
 from tests.worker.processes.test_parent import REST, ROOT, SAYS, STAYS
 
@@ -24,7 +24,7 @@ from sluice.worker.config import LogConfig
 from sluice.worker.log import configure_logs, get_log
 from sluice.worker.processes import fleet, parent
 from sluice.worker.processes.child_process import ChildSpec
-from sluice.worker.processes.scaling import FleetPolicy
+from sluice.worker.processes.fleet import FleetPolicy
 
 configure_logs(LogConfig(format="json"))
 parent.LOOK_EVERY_S = fleet.READ_EVERY_S = 0.01

@@ -13,6 +13,7 @@ from sluice.worker.errors import ExitCode
 from sluice.worker.log import configure_logs
 from sluice.worker.serve.exchange import Exchange
 from sluice.worker.serve.heartbeat import Heartbeat
+from sluice.worker.serve.mailbox import Mailbox
 from sluice.worker.serve.pull import Pulling
 from tests.integration.jobs import wait_until
 from tests.integration.workers import running_worker
@@ -70,7 +71,7 @@ class TestGivenALoopThatEndsWithAnErrorOfNoKnownKind:
     def test_when_it_ends_then_a_line_says_so_and_the_worker_asks_for_a_restart(
         self, valkey: RedisServer, output: io.StringIO, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(Exchange, "offer", fail)
+        monkeypatch.setattr(Mailbox, "offer", fail)
 
         code, line = end_of_worker(valkey.url, output)
 

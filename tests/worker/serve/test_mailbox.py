@@ -36,37 +36,37 @@ class TestGivenJobsOnTheirWay:
     """Room was stated; jobs were pulled into it."""
 
     def test_when_pulled_then_the_room_shrinks_until_the_engine_counts_them_itself(self, mailbox: Mailbox) -> None:
-        mailbox.take_requests(room(100), wait_s=0)
+        mailbox.new_requests(room(100), wait_s=0)
 
         mailbox.expect([("a", room(30)), ("b", room(20))])
         assert mailbox.room() == room(50)
 
         mailbox.deliver([request("a")])
-        assert [one.id for one in mailbox.take_requests(room(100), wait_s=0)] == ["a"]
+        assert [one.id for one in mailbox.new_requests(room(100), wait_s=0)] == ["a"]
         # The room just stated does not know of `a` yet.
         assert mailbox.room() == room(50)
 
-        mailbox.take_requests(room(70), wait_s=0)
+        mailbox.new_requests(room(70), wait_s=0)
         assert mailbox.room() == room(50)
 
     def test_when_the_engine_has_not_counted_all_then_the_last_ones_stay_subtracted(self, mailbox: Mailbox) -> None:
-        mailbox.take_requests(room(100), wait_s=0)
+        mailbox.new_requests(room(100), wait_s=0)
         mailbox.expect([("a", room(30)), ("b", room(20)), ("c", room(10))])
         mailbox.deliver([request("a"), request("b")])
-        mailbox.take_requests(room(100), wait_s=0)
+        mailbox.new_requests(room(100), wait_s=0)
         mailbox.deliver([request("c")])
 
-        mailbox.take_requests(room(100), num_uncounted=2, wait_s=0)
+        mailbox.new_requests(room(100), num_uncounted=2, wait_s=0)
         assert mailbox.room() == room(40)
 
-        mailbox.take_requests(room(70), num_uncounted=2, wait_s=0)
+        mailbox.new_requests(room(70), num_uncounted=2, wait_s=0)
         assert mailbox.room() == room(40), "it has counted the first"
 
-        mailbox.take_requests(room(40), num_uncounted=0, wait_s=0)
+        mailbox.new_requests(room(40), num_uncounted=0, wait_s=0)
         assert mailbox.room() == room(40)
 
     def test_when_one_never_reaches_the_engine_then_its_room_is_free_again(self, mailbox: Mailbox) -> None:
-        mailbox.take_requests(room(100), wait_s=0)
+        mailbox.new_requests(room(100), wait_s=0)
         mailbox.expect([("a", room(30)), ("b", room(20))])
 
         mailbox.lose(["a"])
@@ -79,21 +79,21 @@ class TestGivenJobsOnTheirWay:
 
         mailbox.lose(["a"])
 
-        assert [one.id for one in mailbox.take_requests(room(1), wait_s=0)] == ["b"]
-        assert mailbox.take_lost() == ["a"]
+        assert [one.id for one in mailbox.new_requests(room(1), wait_s=0)] == ["b"]
+        assert mailbox.lost() == ["a"]
 
     def test_when_one_is_delivered_and_cancelled_between_polls_then_it_is_aborted_later(self, mailbox: Mailbox) -> None:
-        mailbox.take_requests(room(1), wait_s=0)
+        mailbox.new_requests(room(1), wait_s=0)
         mailbox.deliver([request("a")])
         mailbox.cancel(["a", "b"])
 
-        assert mailbox.take_cancelled() == ["b"]
-        assert [one.id for one in mailbox.take_requests(room(1), wait_s=inf)] == ["a"]
-        assert mailbox.take_cancelled() == ["a"]
-        assert mailbox.take_cancelled() == []
+        assert mailbox.cancelled() == ["b"]
+        assert [one.id for one in mailbox.new_requests(room(1), wait_s=inf)] == ["a"]
+        assert mailbox.cancelled() == ["a"]
+        assert mailbox.cancelled() == []
 
     def test_when_more_is_on_its_way_than_fits_then_there_is_no_room(self, mailbox: Mailbox) -> None:
-        mailbox.take_requests(room(10), wait_s=0)
+        mailbox.new_requests(room(10), wait_s=0)
         mailbox.expect([("a", room(30))])
 
         assert mailbox.room() == room(0)
@@ -119,7 +119,7 @@ class TestGivenAPullThreadThatSleeps:
     def test_when_the_room_changes_then_it_wakes_for_what_it_could_not_know(
         self, mailbox: Mailbox, before: Room, after: Room, is_woken: bool
     ) -> None:
-        mailbox.take_requests(before, wait_s=0)
+        mailbox.new_requests(before, wait_s=0)
         mailbox.wait_to_pull(0)
         woken = threading.Event()
 
@@ -129,28 +129,28 @@ class TestGivenAPullThreadThatSleeps:
 
         thread = threading.Thread(target=sleep, daemon=True)
         thread.start()
-        mailbox.take_requests(after, wait_s=0)
+        mailbox.new_requests(after, wait_s=0)
 
         assert woken.wait(5 if is_woken else 0.1) is is_woken
         mailbox.wake()
         thread.join()
 
     def test_when_a_job_is_on_its_way_then_less_would_be_given_up(self, mailbox: Mailbox) -> None:
-        mailbox.take_requests(self.GIVEN_UP, wait_s=0)
+        mailbox.new_requests(self.GIVEN_UP, wait_s=0)
         mailbox.expect([("a", room(2))])
 
         assert mailbox.room() == Room(kv_tokens=7, prefill_tokens=7, sequences=7, over_class=0)
 
 
 class TestGivenAnIdleLoop:
-    """It waits in `take_requests`."""
+    """It waits in `new_requests`."""
 
     @pytest.mark.parametrize("what", ["deliver", "cancel", "lose", "report", "interrupt"])
     def test_when_something_comes_then_it_wakes(self, mailbox: Mailbox, what: str) -> None:
         woken = threading.Event()
 
         def loop() -> None:
-            mailbox.take_requests(room(1), wait_s=inf)
+            mailbox.new_requests(room(1), wait_s=inf)
             woken.set()
 
         thread = threading.Thread(target=loop, daemon=True)
@@ -171,13 +171,13 @@ class TestGivenAnIdleLoop:
         thread.join()
 
     def test_when_nothing_comes_in_the_time_given_then_it_comes_back_without(self, mailbox: Mailbox) -> None:
-        assert mailbox.take_requests(room(1), wait_s=0.01) == []
+        assert mailbox.new_requests(room(1), wait_s=0.01) == []
 
     def test_when_a_part_dies_then_the_loop_hears_it(self, mailbox: Mailbox) -> None:
         threading.Timer(0.01, lambda: mailbox.fail(ComponentDied("exchange", ValueError("no")))).start()
 
         with pytest.raises(ComponentDied, match="the exchange ended with ValueError: no"):
-            mailbox.take_requests(room(1), wait_s=inf)
+            mailbox.new_requests(room(1), wait_s=inf)
 
     @pytest.mark.timeout(10)
     def test_when_a_handler_runs_between_check_and_sleep_then_it_still_returns(
@@ -195,15 +195,15 @@ class TestGivenAnIdleLoop:
 
         monkeypatch.setattr(mailbox, "_has_mail", look_and_be_interrupted)
 
-        assert mailbox.take_requests(room(1), wait_s=inf) == []
+        assert mailbox.new_requests(room(1), wait_s=inf) == []
         assert looks == [False, True]
 
     def test_when_interrupted_once_then_it_returns_once(self, mailbox: Mailbox) -> None:
         mailbox.interrupt()
-        assert mailbox.take_requests(room(1), wait_s=inf) == []
+        assert mailbox.new_requests(room(1), wait_s=inf) == []
 
         threading.Timer(0.01, lambda: mailbox.deliver([request("a")])).start()
-        assert [one.id for one in mailbox.take_requests(room(1), wait_s=inf)] == ["a"]
+        assert [one.id for one in mailbox.new_requests(room(1), wait_s=inf)] == ["a"]
 
 
 class TestGivenAnExchangeThatWaitsForTheNextRound:
@@ -229,7 +229,7 @@ class TestGivenAnExchangeThatWaitsForTheNextRound:
     def test_when_something_urgent_is_said_then_it_wakes(
         self, mailbox: Mailbox, woken: threading.Event, urgent: TokenDelta
     ) -> None:
-        mailbox.put_deltas([delta("b", 3), urgent])
+        mailbox.publish([delta("b", 3), urgent])
 
         assert woken.wait(5)
 
@@ -241,21 +241,21 @@ class TestGivenAnExchangeThatWaitsForTheNextRound:
     def test_when_a_token_between_them_is_said_then_it_sleeps_on_and_finds_it_later(
         self, mailbox: Mailbox, woken: threading.Event
     ) -> None:
-        mailbox.put_deltas([delta("a", 1)])
+        mailbox.publish([delta("a", 1)])
 
         assert not woken.wait(0.1)
         steps, _ = mailbox.take_steps()
         assert [one.start for _, deltas in steps for one in deltas] == [1]
 
     def test_when_it_was_said_before_the_sleep_then_only_what_is_urgent_keeps_it_awake(self, mailbox: Mailbox) -> None:
-        mailbox.put_deltas([delta("a", 1)])
+        mailbox.publish([delta("a", 1)])
         began_s = time.monotonic()
         mailbox.wait(0.2, for_urgent=True)
         assert time.monotonic() - began_s >= 0.19
 
-        mailbox.put_deltas([delta("b")])
+        mailbox.publish([delta("b")])
         mailbox.wait(inf, for_urgent=True)
-        mailbox.put_deltas([delta("a", 2)])
+        mailbox.publish([delta("a", 2)])
         mailbox.wait(inf)
 
 
@@ -265,11 +265,11 @@ class TestGivenABufferAtItsBound:
     def test_when_the_loop_says_more_then_it_stands_still_until_redis_took_it(self) -> None:
         deltas = [delta("a")]
         mailbox = Mailbox(max_buffered_bytes=bytes_of(deltas))
-        mailbox.put_deltas(deltas)
+        mailbox.publish(deltas)
         stood = threading.Event()
 
         def loop() -> None:
-            mailbox.put_deltas(deltas)
+            mailbox.publish(deltas)
             stood.set()
 
         thread = threading.Thread(target=loop, daemon=True)
@@ -285,7 +285,7 @@ class TestGivenABufferAtItsBound:
         deltas = [delta("a")]
         mailbox = Mailbox(max_buffered_bytes=0)
         stood = threading.Event()
-        thread = threading.Thread(target=lambda: (mailbox.put_deltas(deltas), stood.set()), daemon=True)
+        thread = threading.Thread(target=lambda: (mailbox.publish(deltas), stood.set()), daemon=True)
         thread.start()
 
         mailbox.announce_report()
@@ -300,7 +300,7 @@ class TestGivenABufferAtItsBound:
         mailbox = Mailbox(max_buffered_bytes=0)
         threading.Timer(0.01, mailbox.interrupt).start()
 
-        mailbox.put_deltas(deltas)
+        mailbox.publish(deltas)
 
         assert len(mailbox.take_steps()[0]) == 1
 

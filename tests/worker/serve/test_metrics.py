@@ -16,16 +16,29 @@ from sluice.worker.serve.metrics import (
     MetricsServer,
     Readiness,
     SampledRates,
-    Snapshot,
-    Totals,
+    Value,
     WorkerCollector,
 )
 
-SNAPSHOT = Snapshot(
-    places=64, places_used=3, engine_waiting=1, step_occupancy=0.03125, loop_busy=0.5, device_utilisation=None,
-    tokens_per_second=120.0, kv_tokens_total=1000, kv_tokens_used=250, preemptions=2, steps=10, prompt_tokens=5,
-    cached_tokens=1, loaded_tokens=4, output_tokens=7, kernels_replaced=2, failed_steps=6,
-)  # fmt: skip
+VALUES: dict[str, Value] = {
+    "places": 64,
+    "places_used": 3,
+    "engine_waiting": 1,
+    "step_occupancy": 0.03125,
+    "loop_busy": 0.5,
+    "device_utilisation": None,
+    "tokens_per_second": 120.0,
+    "kv_tokens_total": 1000,
+    "kv_tokens_used": 250,
+    "preemptions": 2,
+    "steps": 10,
+    "prompt_tokens": 5,
+    "cached_tokens": 1,
+    "loaded_tokens": 4,
+    "output_tokens": 7,
+    "kernels_replaced": 2,
+    "failed_steps": 6,
+}
 
 
 class Health:
@@ -47,7 +60,7 @@ def meters() -> Meters:
 
 def server_on(port: int, health: Health, meters: Meters) -> MetricsServer:
     readiness = Readiness(sick=lambda: health.sick, unready=lambda: health.unready)
-    collector = WorkerCollector(lambda: SNAPSHOT, meters)
+    collector = WorkerCollector(lambda: VALUES, meters)
     return MetricsServer(MetricsConfig(port=port), collector, readiness, IterationFeed(lambda _: None), get_log())
 
 
@@ -212,11 +225,11 @@ class TestGivenRates:
         rates = SampledRates(lambda: now[0])
 
         now[0] = 2.0
-        rates.sample(Totals(tokens=100, steps=10, rows=30, busy_s=1.0))
+        rates.sample(tokens=100, steps=10, rows=30, busy_s=1.0)
         assert (rates.tokens_per_s, rates.rows_per_step, rates.loop_busy) == (50.0, 3.0, 0.5)
         now[0] = 3.0
-        rates.sample(Totals(tokens=140, steps=20, rows=70, busy_s=1.5))
+        rates.sample(tokens=140, steps=20, rows=70, busy_s=1.5)
         assert (rates.tokens_per_s, rates.rows_per_step, rates.loop_busy) == (40.0, 4.0, 0.5)
         now[0] = 4.0
-        rates.sample(Totals(tokens=140, steps=20, rows=70, busy_s=1.5))
+        rates.sample(tokens=140, steps=20, rows=70, busy_s=1.5)
         assert (rates.tokens_per_s, rates.rows_per_step, rates.loop_busy) == (0.0, 0.0, 0.0)

@@ -1,0 +1,45 @@
+"""The settings of a queue, as a worker remembers them.
+
+Redis may lose them (FLUSHALL, a restart without its file). Each worker writes them again.
+"""
+
+from sluice.engine.request import LatencyTargets
+from sluice.protocol.calls import KnownSettings, restore_settings
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.redis.execution import run
+from sluice.worker.connection.clients import Client
+
+
+class SettingsMemory:
+    """What a worker knows of the settings of each partition. Changes as one thread reads them; any may ask."""
+
+    def __init__(self) -> None:
+        self._known: dict[QueueKeys, KnownSettings] = {}
+
+    def update(self, client: Client, keys: QueueKeys, stamp: str) -> tuple[str, ...]:
+        """Read the settings if `stamp` is not that of the known ones; return the names of those written again.
+
+        Raises:
+            RedisError: Redis does not answer.
+        """
+        settings = self._known.get(keys, KnownSettings())
+        if stamp and stamp == settings.stamp:
+            return ()
+        self._known[keys] = run(client, restore_settings(keys, settings))
+        return self._known[keys].restored
+
+    def targets(self, keys: QueueKeys) -> LatencyTargets:
+        """Return the latency that a partition's settings ask for, as last read."""
+        values = self._known.get(keys, KnownSettings()).values
+        return LatencyTargets(
+            ttft_s=_seconds(values.get("ttft_target_ms")), tpot_s=_seconds(values.get("tpot_target_ms"))
+        )
+
+
+def _seconds(milliseconds: str | None) -> float | None:
+    """Return a setting in seconds; None if it is absent, 0, or not a number."""
+    try:
+        value = float(milliseconds or 0) / 1e3
+    except ValueError:
+        return None
+    return value if 0 < value < float("inf") else None
