@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from itertools import chain
 from typing import cast
 
@@ -13,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp
 
@@ -24,31 +23,34 @@ from sluice.gateway.batches.routes import BatchRoutes
 from sluice.gateway.batches.store import BatchStore
 from sluice.gateway.connections.drain import Drain, Draining
 from sluice.gateway.errors import METHOD_NOT_ALLOWED, SERVER, HttpError, error_of
-from sluice.gateway.files.hosts import StorageMarks, lacks_callbacks, without_callbacks
+from sluice.gateway.files.hosts import StorageMarks
 from sluice.gateway.files.routes import FileRoutes
 from sluice.gateway.files.storage import Storage
 from sluice.gateway.files.store import FileStore
 from sluice.gateway.generation import GenerationRoutes
 from sluice.gateway.keyring import Keyring
 from sluice.gateway.log.requests import REQUEST_ID, RequestLog
+from sluice.gateway.native.events import EventRoute
+from sluice.gateway.native.jobs import JobRoutes
+from sluice.gateway.native.queues import QueueRoutes
 from sluice.gateway.native.records import Records
-from sluice.gateway.native.routes import native_routes
-from sluice.gateway.openapi.document import document_route
-from sluice.gateway.openapi.openai_docs import LIVE, MODEL, MODELS, READY, generation_doc
-from sluice.gateway.openapi.routes import ApiRoute
-from sluice.gateway.queues import Queues, unknown_model
+from sluice.gateway.native.scale import ScaleRoutes
+from sluice.gateway.native.submit import SubmitRoute
+from sluice.gateway.openapi.routes import routes_of
+from sluice.gateway.queues import Queues
 from sluice.gateway.rates import RATE_HEADERS, Rates
 from sluice.gateway.refusals import count
-from sluice.gateway.responses.routes import response_routes
+from sluice.gateway.responses.routes import ResponseRoutes
+from sluice.gateway.responses.store import ResponseStore
 from sluice.gateway.settings import GatewaySettings, is_loopback
+from sluice.gateway.status import StatusRoutes
 from sluice.gateway.tables.database import Database
 from sluice.gateway.tables.quota import Quota
 from sluice.gateway.tables.threads import SQL, SQL_LIMIT_S
 from sluice.gateway.ui.app import Parts, page_routes
 from sluice.producer.errors import HistoryUnavailable, ProducerError, QueueFull
 from sluice.protocol.bounds import TENANT_SHARE
-from sluice.protocol.openai_format.bodies import Object
-from sluice.protocol.openai_format.requests import ENDPOINTS, RequestRefused
+from sluice.protocol.openai_format.requests import RequestRefused
 
 ANSWERED = (HTTPException, HttpError, RequestRefused, ProducerError)
 """Errors that clients read."""
@@ -90,13 +92,20 @@ def create_router(settings: GatewaySettings, keyring: Keyring) -> Starlette:
         await asyncio.to_thread(keyring.close)
         await asyncio.to_thread(records.close)
 
+    files = FileStore(database)
     routes = [
-        document_route(),
-        *_status(keyring, queues, marks),
-        *_stored(settings, queues, storage, database, quota),
-        *response_routes(queues, rates, settings, database, quota),
-        *native_routes(queues, rates, records, settings),
-        *_generate(GenerationRoutes(queues, rates, settings)),
+        *routes_of(
+            StatusRoutes(keyring, queues, marks),
+            GenerationRoutes(queues, rates, settings),
+            ResponseRoutes(queues, rates, settings, ResponseStore(database), quota),
+            FileRoutes(files, storage, settings.max_file_mib * MIB, quota),
+            BatchRoutes(BatchStore(database), files, storage, queues, quota, max_open=settings.tenant_batches),
+            SubmitRoute(queues, rates, settings),
+            JobRoutes(queues, records),
+            EventRoute(queues),
+            QueueRoutes(queues),
+            ScaleRoutes(queues),
+        ),
         *page_routes(Parts(keyring, queues, rates, records, database, storage)),
     ]
     return Starlette(
@@ -125,50 +134,6 @@ def _share_limits(settings: GatewaySettings) -> ShareLimits:
     )
 
 
-def _status(keyring: Keyring, queues: Queues, marks: StorageMarks) -> Iterator[ApiRoute]:
-    """Yield the routes that say whether the gateway works, and what it serves."""
-
-    async def list_models(_request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": list(map(_model, await queues.models()))})
-
-    async def show_model(request: Request) -> Response:
-        name, names = request.path_params["model"], await queues.models()
-        if name not in names:
-            raise unknown_model(name, names)
-        return JSONResponse(_model(name))
-
-    async def live(_request: Request) -> Response:
-        return JSONResponse({"status": "ok"})
-
-    async def ready(_request: Request) -> Response:
-        if keyring.is_required:
-            keyring.check()
-        await queues.check_ready()
-        await marks.check()
-        missing = [without_callbacks(one.name) for one in queues if await lacks_callbacks(one)]
-        return JSONResponse({"status": "ok", **({"warnings": missing} if missing else {})})
-
-    yield ApiRoute("GET", "/livez", live, LIVE, scope=None)
-    yield ApiRoute("GET", "/readyz", ready, READY, scope=None)
-    yield ApiRoute("GET", "/v1/models", list_models, MODELS, scope="read")
-    # Names may have slashes.
-    yield ApiRoute("GET", "/v1/models/{model:path}", show_model, MODEL, scope="read")
-
-
-def _model(name: str) -> Object:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "sluice"}
-
-
-def _stored(
-    settings: GatewaySettings, queues: Queues, storage: Storage, database: Database, quota: Quota
-) -> Iterator[ApiRoute]:
-    """Yield the routes of what is kept in SQL and in files."""
-    files = FileStore(database)
-    yield from FileRoutes(files, storage, settings.max_file_mib * MIB, quota).routes()
-    batches = BatchStore(database)
-    yield from BatchRoutes(batches, files, storage, queues, quota, max_open=settings.tenant_batches).routes()
-
-
 def _cors(settings: GatewaySettings) -> Iterator[Middleware]:
     """Yield the middleware that lets pages of other sites read answers, if it is asked for. They need a key as well."""
     if settings.cors_origins:
@@ -179,13 +144,6 @@ def _cors(settings: GatewaySettings) -> Iterator[Middleware]:
             allow_headers=("*",),
             expose_headers=("retry-after", REQUEST_ID, *RATE_HEADERS),
         )
-
-
-def _generate(generation: GenerationRoutes) -> Iterator[ApiRoute]:
-    """Yield the routes that generate text."""
-    for endpoint in ENDPOINTS:
-        handler = partial(generation.answer, endpoint)
-        yield ApiRoute("POST", endpoint, handler, generation_doc(endpoint), scope="submit")
 
 
 async def _warn_without(database: Database) -> None:

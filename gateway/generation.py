@@ -14,6 +14,9 @@ from sluice.gateway.errors import NO_NAMES, error_of, named
 from sluice.gateway.openai.chunks import Chunks
 from sluice.gateway.openai.encoded import EncodedChunks, server_sent
 from sluice.gateway.openai.encoded_bodies import encoded_result
+from sluice.gateway.openapi.options import CONTENT, KEY, TOKEN_ID, options_schema
+from sluice.gateway.openapi.routes import EVENT, EVENTS, JSON, Answer, route
+from sluice.gateway.openapi.schemas import FLAG, NUMBER, TEXT, Schema, list_of, object_schema, or_null
 from sluice.gateway.queues import QueueClients, Queues
 from sluice.gateway.rates import Rates
 from sluice.gateway.readers import forget, unless_left
@@ -23,12 +26,93 @@ from sluice.producer.errors import ProducerError
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.results import packed_result
 from sluice.protocol.jobs import Options
-from sluice.protocol.openai_format.requests import Endpoint
+from sluice.protocol.openai_format.requests import CHAT, COMPLETIONS, ROLES, SAME, Endpoint
 from sluice.protocol.wire import JobId
 
 DONE = b"data: [DONE]\n\n"
 FIRST_EVENT_S = 1.0
 """The headers of a stream wait this long for its first event."""
+
+# ---------------------------------------------------------------- schemas
+
+FINISH: Schema = {"enum": ["stop", "length", None]}
+LOGPROBS: Schema = {"type": ["object", "null"]}
+
+USAGE = object_schema(
+    "CompletionUsage",
+    prompt_tokens=NUMBER,
+    completion_tokens=NUMBER,
+    total_tokens=NUMBER,
+    prompt_tokens_details=object_schema(cached_tokens=NUMBER),
+)
+CHAT_CHOICE = object_schema(
+    "ChatChoice",
+    index=NUMBER,
+    message=object_schema(role={"const": "assistant"}, content=TEXT, refusal={"type": "null"}),
+    logprobs=LOGPROBS,
+    finish_reason=FINISH,
+)
+TEXT_CHOICE = object_schema("TextChoice", index=NUMBER, text=TEXT, logprobs=LOGPROBS, finish_reason=FINISH)
+CHAT_PIECE = object_schema(
+    "ChatPiece",
+    index=NUMBER,
+    delta=object_schema(role=TEXT, content=TEXT, optional=("role", "content")),
+    logprobs=LOGPROBS,
+    finish_reason=FINISH,
+)
+CHAT_MESSAGE = object_schema("ChatMessage", role={"enum": [*ROLES]}, content=CONTENT, name=TEXT, optional=("name",))
+TEXT_PROMPT: Schema = {"anyOf": [{**TEXT, "minLength": 1}, {**list_of(TOKEN_ID), "minItems": 1}]}
+
+
+def _envelope(title: str, kind: str, choice: Schema, usage: Schema, *, has_usage: bool) -> Schema:
+    return object_schema(
+        title,
+        optional=() if has_usage else ("usage",),
+        id=TEXT,
+        object={"const": kind},
+        created=NUMBER,
+        model=TEXT,
+        choices=list_of(choice),
+        usage=usage,
+    )
+
+
+def _answer_schema(whole: tuple[str, str, Schema], chunk: tuple[str, str, Schema]) -> Answer:
+    return Answer(
+        description="The output: whole, or with `stream` as events. The last is `[DONE]`, or an error.",
+        content={JSON: _envelope(*whole, USAGE, has_usage=True), EVENTS: EVENT},
+        events={"": _envelope(*chunk, or_null(USAGE), has_usage=False)},
+    )
+
+
+CHAT_ANSWER = _answer_schema(
+    ("ChatCompletion", "chat.completion", CHAT_CHOICE), ("ChatChunk", "chat.completion.chunk", CHAT_PIECE)
+)
+TEXT_ANSWER = _answer_schema(
+    ("Completion", "text_completion", TEXT_CHOICE), ("CompletionChunk", "text_completion", TEXT_CHOICE)
+)
+
+
+OPTIONS = options_schema(SAME | {"logit_bias", "logprobs"})
+
+
+def _request(title: str, prompt: Mapping[str, Schema], own: Mapping[str, Schema]) -> Mapping[str, Schema]:
+    """Return the schema of a request: what the queue takes, by OpenAI's names."""
+    stream = {"stream": FLAG, "stream_options": object_schema(include_usage=FLAG, optional=("include_usage",))}
+    optional = {**OPTIONS, **own, **stream}
+    return {JSON: object_schema(title, optional=tuple(optional), **prompt, **optional)}
+
+
+CHAT_REQUEST = _request(
+    "ChatRequest",
+    {"messages": {**list_of(CHAT_MESSAGE), "minItems": 1}},
+    {"max_completion_tokens": OPTIONS["max_tokens"], "logprobs": FLAG, "top_logprobs": OPTIONS["logprobs"]},
+)
+TEXT_REQUEST = _request("CompletionRequest", {"prompt": TEXT_PROMPT}, {})
+
+ERRORS = (404, 409, 422, 504)
+
+# ---------------------------------------------------------------- routes
 
 
 class GenerationRoutes:
@@ -37,14 +121,34 @@ class GenerationRoutes:
     def __init__(self, queues: Queues, rates: Rates, settings: GatewaySettings) -> None:
         self._queues, self._rates, self._settings = queues, rates, settings
 
-    async def answer(self, endpoint: Endpoint, request: Request) -> Response:
+    @route(
+        f"POST {CHAT}", CHAT_ANSWER, tag="openai", scope="submit", errors=ERRORS, parameters=(KEY,), body=CHAT_REQUEST
+    )
+    async def chat(self, request: Request) -> Response:
+        """Answer a chat."""
+        return await self._answer(CHAT, request)
+
+    @route(
+        f"POST {COMPLETIONS}",
+        TEXT_ANSWER,
+        tag="openai",
+        scope="submit",
+        errors=ERRORS,
+        parameters=(KEY,),
+        body=TEXT_REQUEST,
+    )
+    async def complete(self, request: Request) -> Response:
+        """Continue a text."""
+        return await self._answer(COMPLETIONS, request)
+
+    async def _answer(self, endpoint: Endpoint, request: Request) -> Response:
         """Submit the job of a request, and answer with its output.
 
         Raises:
             HttpError, RequestRefused, ProducerError: the request is refused, or its job ended badly.
         """
         body = await read_json(request, self._settings.max_body_bytes)
-        asked = read_generation(endpoint, body, request.headers.get("idempotency-key"))
+        asked = read_generation(endpoint, body, KEY.read(request))
         queue = await self._queues.of_model(asked.model)
         own = Options(deadline=timedelta(seconds=self._settings.request_limit_s), traceparent=traceparent_of(request))
         with named(asked.names):

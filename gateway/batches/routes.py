@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import cast
 
 from starlette.requests import Request
@@ -17,12 +17,12 @@ from sluice.gateway.files.routes import not_found
 from sluice.gateway.files.storage import Storage
 from sluice.gateway.files.store import INPUT, File, FileStore
 from sluice.gateway.files.threads import FILES
-from sluice.gateway.openapi import batch_docs
-from sluice.gateway.openapi.routes import ApiRoute
+from sluice.gateway.openapi.routes import JSON, json_answer, route
+from sluice.gateway.openapi.schemas import METADATA, NUMBER, TEXT, Schema, list_of, object_schema, or_null
 from sluice.gateway.queues import QueueClients, Queues
 from sluice.gateway.refusals import refusal
 from sluice.gateway.requests import read_json
-from sluice.gateway.tables.pages import SHORT_PAGE, list_body, new_name, read_page
+from sluice.gateway.tables.pages import AFTER, ORDER, SHORT_LIMIT, list_body, new_name, page_schema, read_page
 from sluice.gateway.tables.quota import Quota
 from sluice.gateway.tables.threads import SQL
 from sluice.producer.errors import InvalidSetting
@@ -39,6 +39,44 @@ MAX_BODY_BYTES = 256 * 1024
 FIELDS = ("input_file_id", "endpoint", "completion_window", "metadata")
 
 
+OPTIONAL_TIME: Schema = or_null(NUMBER)
+FAULT = object_schema("BatchError", code=TEXT, message=TEXT, param=or_null(TEXT), line=or_null(NUMBER))
+BATCH = object_schema(
+    "Batch",
+    optional=("warning",),
+    id=TEXT,
+    object={"const": "batch"},
+    endpoint={"enum": list(ENDPOINTS)},
+    model=or_null(TEXT),
+    errors=or_null(object_schema(object={"const": "list"}, data=list_of(FAULT))),
+    input_file_id=TEXT,
+    completion_window=TEXT,
+    status=TEXT,
+    output_file_id=or_null(TEXT),
+    error_file_id=or_null(TEXT),
+    created_at=NUMBER,
+    expires_at=NUMBER,
+    in_progress_at=OPTIONAL_TIME,
+    finalizing_at=OPTIONAL_TIME,
+    completed_at=OPTIONAL_TIME,
+    failed_at=OPTIONAL_TIME,
+    expired_at=OPTIONAL_TIME,
+    cancelling_at=OPTIONAL_TIME,
+    cancelled_at=OPTIONAL_TIME,
+    request_counts=object_schema(total=NUMBER, completed=NUMBER, failed=NUMBER),
+    metadata=or_null(METADATA),
+    warning={"type": "string", "description": "What is missing for the batch to go on."},
+)
+NEW_BATCH = object_schema(
+    "NewBatch",
+    optional=("metadata",),
+    input_file_id=TEXT,
+    endpoint={"enum": list(ENDPOINTS)},
+    completion_window={"type": "string", "description": "A number of hours or days, such as 24h or 7d."},
+    metadata=METADATA,
+)
+
+
 class BatchRoutes:
     """The routes of batches. SQL and storage are used on threads."""
 
@@ -49,17 +87,16 @@ class BatchRoutes:
         self._batches, self._files, self._storage = batches, files, storage
         self._queues, self._quota, self._max_open = queues, quota, max_open
 
-    def routes(self) -> Sequence[ApiRoute]:
-        """Return the routes, each with the scope that it needs."""
-        path = "/v1/batches/{batch_id}"
-        return (
-            ApiRoute("POST", "/v1/batches", self._create, batch_docs.CREATE, scope="submit"),
-            ApiRoute("GET", "/v1/batches", self._list, batch_docs.LIST, scope="read"),
-            ApiRoute("GET", path, self._retrieve, batch_docs.RETRIEVE, scope="read"),
-            ApiRoute("POST", f"{path}/cancel", self._cancel, batch_docs.CANCEL, scope="control"),
-        )
-
-    async def _create(self, request: Request) -> Response:
+    @route(
+        "POST /v1/batches",
+        json_answer("The batch.", BATCH),
+        tag="batches",
+        scope="submit",
+        errors=(404,),
+        body={JSON: NEW_BATCH},
+    )
+    async def create(self, request: Request) -> Response:
+        """Create a batch."""
         given = _fields(await read_json(request, MAX_BODY_BYTES))
         tenant = caller_of(request).tenant
         await self._quota.check(tenant)  # its outputs will be stored, too
@@ -123,19 +160,37 @@ class BatchRoutes:
             raise bad_request(f"the file {file.id} has the purpose {file.purpose!r}, not {INPUT!r}", param=FIELDS[0])
         return file
 
-    async def _list(self, request: Request) -> Response:
-        query = read_page(request, caller_of(request).tenant, SHORT_PAGE)
+    @route(
+        "GET /v1/batches",
+        json_answer("One page.", page_schema("Batches", BATCH)),
+        tag="batches",
+        scope="read",
+        parameters=(AFTER, SHORT_LIMIT, ORDER),
+    )
+    async def list_batches(self, request: Request) -> Response:
+        """List batches."""
+        query = read_page(request, caller_of(request).tenant, SHORT_LIMIT)
         batches, has_more = await SQL.run(self._batches.page, query)
         return JSONResponse(list_body([batch.body for batch in batches], has_more=has_more))
 
-    async def _retrieve(self, request: Request) -> Response:
+    @route("GET /v1/batches/{batch_id}", json_answer("The batch.", BATCH), tag="batches", scope="read")
+    async def retrieve(self, request: Request) -> Response:
+        """Describe a batch."""
         batch_id = request.path_params["batch_id"]
         batch = await SQL.run(self._batches.get, batch_id, caller_of(request).tenant)
         if batch is None:
             raise not_found("batch", batch_id)
         return JSONResponse(await self._body(batch))
 
-    async def _cancel(self, request: Request) -> Response:
+    @route(
+        "POST /v1/batches/{batch_id}/cancel",
+        json_answer("The batch.", BATCH),
+        tag="batches",
+        scope="control",
+        errors=(409,),
+    )
+    async def cancel(self, request: Request) -> Response:
+        """Cancel a batch."""
         batch_id = request.path_params["batch_id"]
         batch = await SQL.run(self._batches.cancel, batch_id, caller_of(request).tenant)
         if batch is None:

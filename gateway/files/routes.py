@@ -1,6 +1,6 @@
 """The routes of files: /v1/files."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -12,12 +12,26 @@ from sluice.gateway.files.storage import Storage
 from sluice.gateway.files.store import INPUT, PREFIX, UPLOADS, File, FileStore, Stored, new_file_id
 from sluice.gateway.files.threads import FILES
 from sluice.gateway.files.upload import announced_bytes, receive
-from sluice.gateway.openapi import file_docs
-from sluice.gateway.openapi.routes import ApiRoute
-from sluice.gateway.tables.pages import FILES_PAGE, PageRequest, list_body, read_page
+from sluice.gateway.openapi.routes import Answer, json_answer, route, text
+from sluice.gateway.openapi.schemas import NUMBER, TEXT, object_schema
+from sluice.gateway.tables.pages import AFTER, FILES_LIMIT, ORDER, list_body, page_schema, read_page
 from sluice.gateway.tables.quota import Incoming, Quota
 from sluice.gateway.tables.threads import SQL
 from sluice.protocol.clock import wall_ms
+
+FILE = object_schema(
+    "File",
+    id=TEXT,
+    object={"const": "file"},
+    bytes=NUMBER,
+    created_at=NUMBER,
+    filename=TEXT,
+    purpose=TEXT,
+    status={"const": "processed"},
+)
+FORM = object_schema("Upload", file={"type": "string", "format": "binary"}, purpose={"const": "batch"})
+DELETED = object_schema("DeletedFile", id=TEXT, object={"const": "file"}, deleted={"const": True})
+PURPOSE = text("purpose", "Only files with this purpose.")
 
 
 class FileRoutes:
@@ -26,18 +40,15 @@ class FileRoutes:
     def __init__(self, store: FileStore, storage: Storage, max_file_bytes: int, quota: Quota) -> None:
         self._store, self._storage, self._max_file_bytes, self._quota = store, storage, max_file_bytes, quota
 
-    def routes(self) -> Sequence[ApiRoute]:
-        """Return the routes, each with the scope that it needs."""
-        one = "/v1/files/{file_id}"
-        return (
-            ApiRoute("POST", "/v1/files", self._upload, file_docs.UPLOAD, scope="submit"),
-            ApiRoute("GET", "/v1/files", self._list, file_docs.LIST, scope="read"),
-            ApiRoute("GET", one, self._retrieve, file_docs.RETRIEVE, scope="read"),
-            ApiRoute("DELETE", one, self._delete, file_docs.DELETE, scope="control"),
-            ApiRoute("GET", f"{one}/content", self._content, file_docs.CONTENT, scope="read"),
-        )
-
-    async def _upload(self, request: Request) -> Response:
+    @route(
+        "POST /v1/files",
+        json_answer("The file.", FILE),
+        tag="batches",
+        scope="submit",
+        body={"multipart/form-data": FORM},
+    )
+    async def upload(self, request: Request) -> Response:
+        """Store a file."""
         with self._quota.receiving(caller_of(request).tenant) as incoming:
             await incoming.announce(announced_bytes(request))
             return JSONResponse((await self._store_upload(request, incoming)).body)
@@ -64,18 +75,32 @@ class FileRoutes:
             raise
         return file
 
-    async def _list(self, request: Request) -> Response:
-        wanted = read_page(request, caller_of(request).tenant, FILES_PAGE)
-        found, has_more = await self._page(wanted, request.query_params.get("purpose", "").replace("\0", "?") or None)
+    @route(
+        "GET /v1/files",
+        json_answer("One page.", page_schema("Files", FILE)),
+        tag="batches",
+        scope="read",
+        parameters=(AFTER, FILES_LIMIT, ORDER, PURPOSE),
+    )
+    async def list_files(self, request: Request) -> Response:
+        """List files."""
+        wanted, purpose = read_page(request, caller_of(request).tenant, FILES_LIMIT), PURPOSE.read(request) or None
+        found, has_more = await SQL.run(self._store.page, wanted, purpose)
         return JSONResponse(list_body([file.body for file in found], has_more=has_more))
 
-    async def _page(self, wanted: PageRequest, purpose: str | None) -> tuple[list[File], bool]:
-        return await SQL.run(self._store.page, wanted, purpose)
-
-    async def _retrieve(self, request: Request) -> Response:
+    @route("GET /v1/files/{file_id}", json_answer("The file.", FILE), tag="batches", scope="read")
+    async def retrieve(self, request: Request) -> Response:
+        """Describe a file."""
         return JSONResponse((await self._file(request)).body)
 
-    async def _content(self, request: Request) -> Response:
+    @route(
+        "GET /v1/files/{file_id}/content",
+        Answer(description="Its content.", content={"application/octet-stream": {}}),
+        tag="batches",
+        scope="read",
+    )
+    async def content(self, request: Request) -> Response:
+        """Download a file."""
         file = await self._file(request)
         share_of(request).reserve(self._storage.buffer_bytes)
         pieces = self._pieces(file)
@@ -95,7 +120,15 @@ class FileRoutes:
             while piece := await FILES.run(next, pieces, b""):
                 yield piece
 
-    async def _delete(self, request: Request) -> Response:
+    @route(
+        "DELETE /v1/files/{file_id}",
+        json_answer("It is deleted.", DELETED),
+        tag="batches",
+        scope="control",
+        errors=(409,),
+    )
+    async def delete(self, request: Request) -> Response:
+        """Delete a file."""
         file_id = request.path_params["file_id"]
         file = await SQL.run(self._store.delete, file_id, caller_of(request).tenant)
         if file is None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any
 
-from sluice.gateway.openapi.schemas import Schema, list_of, object_schema, or_null, schema_of
+from sluice.gateway.openapi.schemas import FLAG, NUMBER, TEXT, Schema, list_of, object_schema, or_null, schema_of
 from sluice.history.queries import AttemptRow, JobRow, TimelineRow
 from sluice.producer.errors import JobNotDone
 from sluice.producer.operations.submission import Receipt
@@ -14,7 +14,6 @@ from sluice.protocol.openai_format.logprobs import logprobs_to_json
 from sluice.protocol.states import JobState
 from sluice.protocol.wire import ChoiceResult, JobResult, Usage
 
-TEXT: Schema = {"type": "string"}
 STATE: Schema = schema_of(JobState)
 
 HIDDEN = frozenset({"id", "state", "owner", "deaths", "spec", "waits_for", "worker", "incarnation", "fingerprint"})
@@ -36,12 +35,12 @@ def _shown(value: Any) -> Object:  # noqa: ANN401  # a dataclass
 def choice_schema(kind: type[ChoiceResult]) -> Schema:
     """Return the schema of one choice of a result."""
     schema = schema_of(kind)
-    properties = {"index": {"type": "integer"}, **schema["properties"]}
+    properties = {"index": NUMBER, **schema["properties"]}
     return {"title": "Choice", "type": "object", "properties": properties, "required": list(properties)}
 
 
 NOW, RECORD = _titled("JobInQueue", JobStatus), _titled("JobInHistory", JobRow)
-NOW["properties"]["seed"] = {"type": "string", "description": "An unsigned 64-bit number, in decimal."}
+NOW["properties"]["seed"] = {**TEXT, "description": "An unsigned 64-bit number, in decimal."}
 LISTED = object_schema("ListedJob", id=TEXT, state=STATE, **RECORD["properties"])
 FAILURE = object_schema("JobError", code=or_null(TEXT), message=TEXT)
 EVENT_OF_JOB, ATTEMPT = _titled("TimelineEvent", TimelineRow), _titled("Attempt", AttemptRow)
@@ -66,11 +65,11 @@ SUBMITTED = object_schema(
     id=TEXT,
     queue=TEXT,
     state=STATE,
-    is_duplicate={"type": "boolean", "description": "Whether the queue already had the job."},
+    is_duplicate={**FLAG, "description": "Whether the queue already had the job."},
     ahead_jobs=schema_of(int | None),
     ahead_tokens=schema_of(int | None),
     is_less_durable={
-        "type": "boolean",
+        **FLAG,
         "description": "Whether the server has not confirmed the durability that the queue requires.",
     },
 )
@@ -84,7 +83,7 @@ RESULT = object_schema(
     usage=or_null(schema_of(Usage)),
 )
 CHANGED = object_schema(
-    "Changed", id=TEXT, state={"type": "string", "description": "The state reached; `asked`: its worker will stop it."}
+    "Changed", id=TEXT, state={**TEXT, "description": "The state reached; `asked`: its worker will stop it."}
 )
 
 

@@ -12,11 +12,11 @@ from starlette.responses import Response
 
 from sluice.gateway.connections.events import EventStream
 from sluice.gateway.errors import HttpError, bad_request, error_of
-from sluice.gateway.native.bodies import TEXT
-from sluice.gateway.native.search import JOB_ID, QUEUE, Found, Search
+from sluice.gateway.native.search import QUEUE, Found, find_job
 from sluice.gateway.openapi.document import ERROR
-from sluice.gateway.openapi.routes import EVENT, EVENTS, Answer, ApiRoute, Parameter, RouteDoc
-from sluice.gateway.openapi.schemas import Schema, list_of, object_schema, or_null, schema_of
+from sluice.gateway.openapi.routes import EVENT, EVENTS, Answer, route, text
+from sluice.gateway.openapi.schemas import NUMBER, TEXT, list_of, object_schema, or_null, schema_of
+from sluice.gateway.queues import Queues
 from sluice.producer.errors import BadOffset, JobNotDone, ProducerError
 from sluice.producer.operations.follow import Cursor, Reader, StreamEvent, cursor_at
 from sluice.producer.operations.queue import Queue
@@ -28,7 +28,6 @@ from sluice.protocol.wire import End, JobResult, Usage
 OVER = "end"
 """Id of the last event. A browser that has it is told not to come back."""
 
-NUMBER: Schema = {"type": "integer"}
 OUTPUT = object_schema(
     "Output",
     choice=NUMBER,
@@ -45,46 +44,40 @@ LAST = object_schema(
     choices=list_of(object_schema(index=NUMBER, finish_reason=or_null(TEXT))),
     usage=schema_of(Usage),
 )
-DOC = RouteDoc(
-    tag="jobs",
-    summary="Stream the output of a job as server-sent events",
-    answers={
-        200: Answer(
-            description="Events `output`, then one `end`; or `error`, if the job ended badly or cannot be followed.",
-            content={EVENTS: EVENT},
-            events={"output": OUTPUT, "end": LAST, "error": ERROR},
-        ),
-        204: Answer(description="The client already has the last event."),
-    },
-    errors=(404, 410),
-    parameters=(
-        JOB_ID,
-        QUEUE,
-        Parameter(name="Last-Event-ID", place="header", description="Id of the last event that the client received."),
-        Parameter(name="after", place="query", description="The same, for a client that cannot set headers."),
-    ),
-)
+LAST_ID = text("Last-Event-ID", "Id of the last event that the client received.", place="header")
+AFTER = text("after", "The same, for a client that cannot set headers.")
 
 
 class EventRoute:
     """The route of a job's events. The job goes on when its reader leaves."""
 
-    def __init__(self, search: Search) -> None:
-        self._search = search
+    def __init__(self, queues: Queues) -> None:
+        self._queues = queues
 
-    def route(self) -> ApiRoute:
-        """Return the route."""
-        return ApiRoute("GET", "/jobs/{job_id}/events", self.answer, DOC, scope="read")
-
+    @route(
+        "GET /jobs/{job_id}/events",
+        {
+            200: Answer(
+                description="Events `output`, then one `end`; `error` if the job ended badly or cannot be followed.",
+                content={EVENTS: EVENT},
+                events={"output": OUTPUT, "end": LAST, "error": ERROR},
+            ),
+            204: Answer(description="The client already has the last event."),
+        },
+        tag="jobs",
+        scope="read",
+        errors=(410,),
+        parameters=(QUEUE, LAST_ID, AFTER),
+    )
     async def answer(self, request: Request) -> Response:
-        """Stream the output of a job from where the client is.
+        """Stream the output of a job as server-sent events.
 
         Raises:
             HttpError: 404, no queue has it; 400, the position does not belong to this job.
             QueueUnreachable: the server does not answer.
         """
-        found = await self._search.find(request)
-        last = request.headers.get("last-event-id") or request.query_params.get("after") or ""
+        found = await find_job(self._queues, request)
+        last = LAST_ID.read(request) or AFTER.read(request) or ""
         if last == OVER:
             return Response(status_code=204)
         cursors = _cursors(found, last)

@@ -1,7 +1,7 @@
 """Show jobs and their results, cancel and requeue them."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -14,12 +14,12 @@ from sluice.gateway.access import Caller, caller_of
 from sluice.gateway.connections.encoding import encoded_answer
 from sluice.gateway.errors import HttpError, bad_request
 from sluice.gateway.native.bodies import CHANGED, JOB, JOBS, RESULT, Record, job_body, listed_body, result_body
-from sluice.gateway.native.query import read_number, read_seconds, read_text
 from sluice.gateway.native.records import Records
-from sluice.gateway.native.search import JOB_ID, QUEUE, Found, Search
+from sluice.gateway.native.search import QUEUE, Found, asked_id, asked_queues, find_job
 from sluice.gateway.openai.encoded_bodies import encoded
-from sluice.gateway.openapi.routes import ApiRoute, Parameter, RouteDoc, json_answer
+from sluice.gateway.openapi.routes import choice, json_answer, route, seconds, text, whole_number
 from sluice.gateway.ownership import own_batch, shown_batch, unknown_job
+from sluice.gateway.queues import Queues
 from sluice.history.filters import JobFilter, JobPlace
 from sluice.history.queries import History, JobRow
 from sluice.producer.bulk.recorded import recorded_outcome
@@ -30,64 +30,11 @@ from sluice.producer.operations.views import JobStatus
 from sluice.protocol.states import JobState
 from sluice.protocol.wire import JobId
 
-MAX_LISTED, LISTED = 1000, 50
-FILTERS = (
-    QUEUE,
-    Parameter(name="batch", place="query", description="Only jobs of this batch."),
-    Parameter(
-        name="state", place="query", description="Only jobs in this state.", schema={"enum": [*map(str, JobState)]}
-    ),
-    Parameter(
-        name="since",
-        place="query",
-        description="Only jobs submitted within this many seconds.",
-        schema={"type": "number", "minimum": 0},
-    ),
-    Parameter(
-        name="limit",
-        place="query",
-        description="Maximum number of jobs on a page.",
-        schema={"type": "integer", "minimum": 1, "maximum": MAX_LISTED, "default": LISTED},
-    ),
-    Parameter(name="after", place="query", description="The `next` of the previous page."),
-)
-ONE = (JOB_ID, QUEUE)
-LIST_DOC = RouteDoc(
-    tag="jobs",
-    summary="List the tenant's jobs, newest first, from the history",
-    answers={200: json_answer("One page.", JOBS)},
-    errors=(404,),
-    parameters=FILTERS,
-)
-SHOW_DOC = RouteDoc(
-    tag="jobs",
-    summary="Show a job: its state now, and its timeline",
-    answers={200: json_answer("The job.", JOB)},
-    errors=(404,),
-    parameters=ONE,
-)
-RESULT_DOC = RouteDoc(
-    tag="jobs",
-    summary="Return the output of a job that has ended",
-    answers={200: json_answer("Its output; `state` and `error` say whether it is complete.", RESULT)},
-    errors=(404, 409, 410),
-    parameters=ONE,
-)
-CANCEL_DOC = RouteDoc(
-    tag="jobs",
-    summary="Cancel a job",
-    answers={200: json_answer("The state that it has reached.", CHANGED)},
-    errors=(404,),
-    parameters=ONE,
-)
-REQUEUE_DOC = RouteDoc(
-    tag="jobs",
-    summary="Requeue a failed job, which resumes after its last token",
-    answers={200: json_answer("It waits again.", CHANGED)},
-    errors=(404, 409),
-    parameters=ONE,
-)
-
+BATCH = text("batch", "Only jobs of this batch.")
+STATE = choice("state", "Only jobs in this state.", tuple(JobState), default=None)
+SINCE = seconds("since", "Only jobs submitted within this many seconds.", default=None)
+LIMIT = whole_number("limit", "Maximum number of jobs on a page.", default=50, least=1, most=1000)
+AFTER = text("after", "The `next` of the previous page.")
 
 Facts = TypeVar("Facts", JobRow, JobStatus)
 """What is known of a job."""
@@ -97,28 +44,28 @@ class JobRoutes:
     """The routes of jobs.
 
     Args:
-        search: Finds them in their queues.
-        records: Finds them in the history.
+        queues: Where they are.
+        records: The history.
     """
 
-    def __init__(self, search: Search, records: Records) -> None:
-        self._search, self._records = search, records
+    def __init__(self, queues: Queues, records: Records) -> None:
+        self._queues, self._records = queues, records
 
-    def routes(self) -> Iterator[ApiRoute]:
-        """Yield the routes."""
-        yield ApiRoute("GET", "/jobs", self.list_jobs, LIST_DOC, scope="read")
-        yield ApiRoute("GET", "/jobs/{job_id}", self.show, SHOW_DOC, scope="read")
-        yield ApiRoute("GET", "/jobs/{job_id}/result", self.result, RESULT_DOC, scope="read")
-        yield ApiRoute("POST", "/jobs/{job_id}/cancel", self.cancel, CANCEL_DOC, scope="control")
-        yield ApiRoute("POST", "/jobs/{job_id}/requeue", self.requeue, REQUEUE_DOC, scope="control")
-
+    @route(
+        "GET /jobs",
+        json_answer("One page.", JOBS),
+        tag="jobs",
+        scope="read",
+        errors=(404,),
+        parameters=(QUEUE, BATCH, STATE, SINCE, LIMIT, AFTER),
+    )
     async def list_jobs(self, request: Request) -> Response:
-        """List jobs from the history.
+        """List the tenant's jobs, newest first, from the history.
 
         Raises:
             HttpError: a filter is wrong, or the history cannot be read.
         """
-        wanted, limit = self._filter(request), read_number(request, "limit", LISTED, least=1, most=MAX_LISTED)
+        wanted, limit = self._filter(request), LIMIT.read(request)
         rows = await self._records.read(lambda history: history.jobs(wanted, limit=limit + 1))
         page = rows[:limit]
         following = None if len(rows) <= limit else str(JobPlace(page[-1].submitted_ms or 0, page[-1].id))
@@ -126,28 +73,26 @@ class JobRoutes:
         return JSONResponse({"data": data, "next": following})
 
     def _filter(self, request: Request) -> JobFilter:
-        state = request.query_params.get("state")
-        if state is not None and state not in list(JobState):
-            raise bad_request(f"state must be one of {', '.join(JobState)}", param="state")
-        since_s, caller, batch = read_seconds(request, "since"), caller_of(request), read_text(request, "batch")
+        since_s, caller, batch = SINCE.read(request), caller_of(request), BATCH.read(request)
         return JobFilter(
-            queue=[queue.name for queue in self._search.asked_queues(request)],
+            queue=[queue.name for queue in asked_queues(self._queues, request)],
             # A backend of the tenant's may have submitted under the name itself.
             batch=None if batch is None else (batch, own_batch(caller, batch)),
-            state=state,
+            state=STATE.read(request),
             tenant=caller.tenant,
             since_ms=None if since_s is None else round((time.time() - since_s) * 1000),
-            after=_place(read_text(request, "after")),
+            after=_place(AFTER.read(request)),
         )
 
+    @route("GET /jobs/{job_id}", json_answer("The job.", JOB), tag="jobs", scope="read", parameters=(QUEUE,))
     async def show(self, request: Request) -> Response:
-        """Show one job: from its queue, and from the history if it has one.
+        """Show a job: its state now, and its timeline.
 
         Raises:
             HttpError: 404, neither has it.
             QueueUnreachable: the server does not answer.
         """
-        job_id, queues, caller = self._search.asked_id(request), self._search.asked_queues(request), caller_of(request)
+        job_id, queues, caller = asked_id(request), asked_queues(self._queues, request), caller_of(request)
         now, names = None, [queue.name for queue in queues]
         for queue in queues:
             with suppress(JobNotFound):
@@ -161,20 +106,28 @@ class JobRoutes:
             raise unknown_job()
         return JSONResponse(job_body(job_id, names[0], now, record))
 
+    @route(
+        "GET /jobs/{job_id}/result",
+        json_answer("Its output; `state` and `error` say whether it is whole.", RESULT),
+        tag="jobs",
+        scope="read",
+        errors=(409, 410),
+        parameters=(QUEUE,),
+    )
     async def result(self, request: Request) -> Response:
-        """Return the output of a job: from its queue, else from the history if that keeps it.
+        """Return the output of a job that has ended.
 
         Raises:
             HttpError: 404 unknown, 409 it has not ended, 410 its output has expired.
             QueueUnreachable: the server does not answer.
         """
         try:
-            found = await self._search.find(request)
+            found = await find_job(self._queues, request)
         except HttpError as error:
             if error.code != "job_not_found":
                 raise
-            names = [queue.name for queue in self._search.asked_queues(request)]
-            return await self._kept(names, self._search.asked_id(request), error)
+            names = [queue.name for queue in asked_queues(self._queues, request)]
+            return await self._kept(names, asked_id(request), error)
         try:
             packed = await found.queue.submitting.run(packed_result(Queue(found.queue.name), found.id, timeout_s=0))
             return await encoded_answer(packed.num_bytes, partial(_encoded, packed))
@@ -191,28 +144,43 @@ class JobRoutes:
             raise otherwise
         return Response(found, media_type="application/json")
 
+    @route(
+        "POST /jobs/{job_id}/cancel",
+        json_answer("The state that it has reached.", CHANGED),
+        tag="jobs",
+        scope="control",
+        parameters=(QUEUE,),
+    )
     async def cancel(self, request: Request) -> Response:
-        """Cancel a job; one that has ended stays as it is.
+        """Cancel a job.
 
         Raises:
             HttpError: 404, no queue has it.
             QueueUnreachable: the server does not answer.
         """
-        found = await self._search.find(request)
+        found = await find_job(self._queues, request)
         try:
             state = await found.queue.submitting.cancel(found.id)
         except JobNotFound as error:
             raise unknown_job() from error
         return JSONResponse({"id": found.id, "state": state})
 
+    @route(
+        "POST /jobs/{job_id}/requeue",
+        json_answer("It waits again.", CHANGED),
+        tag="jobs",
+        scope="control",
+        errors=(409,),
+        parameters=(QUEUE,),
+    )
     async def requeue(self, request: Request) -> Response:
-        """Requeue a failed job.
+        """Requeue a failed job, which resumes after its last token.
 
         Raises:
             HttpError: 404, no queue has it; 409, it has not failed or cannot run again.
             QueueUnreachable: the server does not answer.
         """
-        found = await self._search.find(request)
+        found = await find_job(self._queues, request)
         [is_requeued] = await found.queue.submitting.requeue([found.id])
         if not is_requeued:
             raise _not_requeued(found)

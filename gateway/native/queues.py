@@ -1,70 +1,49 @@
 """Show queues, and the shares of tenants in them."""
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import asdict
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from sluice.gateway.native.search import QUEUE, Search
-from sluice.gateway.openapi.routes import ApiRoute, Parameter, RouteDoc, json_answer
-from sluice.gateway.openapi.schemas import Schema, list_of, object_schema, schema_of
+from sluice.gateway.native.search import QUEUE, asked_queues, queue_named
+from sluice.gateway.openapi.routes import json_answer, route
+from sluice.gateway.openapi.schemas import NUMBER, TEXT, Schema, list_of, object_schema, schema_of
+from sluice.gateway.queues import Queues
 from sluice.producer.operations.totals import QueueTotals, TenantTotals, queue_totals, tenant_totals
 from sluice.protocol.calls import QueueView
 
 TOTALS, TENANT = schema_of(QueueTotals), schema_of(TenantTotals)
 PARTITION = schema_of(QueueView)
-LANE = object_schema(
-    "Lane", priority={"type": "string"}, tenant={"type": "string"}, jobs={"type": "integer"}, tokens={"type": "integer"}
-)
+LANE = object_schema("Lane", priority=TEXT, tenant=TEXT, jobs=NUMBER, tokens=NUMBER)
 HELD = object_schema(
     "TenantWaiting",
-    tenant={"type": "string"},
-    jobs={"type": "integer"},
-    tokens={"type": "integer"},
-    bytes={"type": "integer"},
+    tenant=TEXT,
+    jobs=NUMBER,
+    tokens=NUMBER,
+    bytes=NUMBER,
 )
 PARTITION_BODY: Schema = {
     **PARTITION,
     "properties": {**PARTITION["properties"], "lanes": list_of(LANE), "tenants": list_of(HELD)},
 }
 QUEUE_BODY = object_schema("Queue", **TOTALS["properties"], partitions=list_of(PARTITION_BODY))
-LIST_DOC = RouteDoc(
-    tag="queues",
-    summary="List the queues that the gateway serves",
-    answers={200: json_answer("All of them.", object_schema("Queues", data=list_of(TOTALS)))},
-)
-SHOW_DOC = RouteDoc(
-    tag="queues",
-    summary="Show one queue: totals, lanes, workers and settings",
-    answers={200: json_answer("The queue.", QUEUE_BODY)},
-    errors=(404,),
-    parameters=(Parameter(name="queue", place="path", description="Name of a queue."),),
-)
-TENANTS_DOC = RouteDoc(
-    tag="queues",
-    summary="List tenants that wait or have a weight, with their shares",
-    answers={200: json_answer("By queue and name.", object_schema("Tenants", data=list_of(TENANT)))},
-    errors=(404,),
-    parameters=(QUEUE,),
-)
 
 
 class QueueRoutes:
     """The routes of queues and tenants."""
 
-    def __init__(self, search: Search) -> None:
-        self._search = search
+    def __init__(self, queues: Queues) -> None:
+        self._queues = queues
 
-    def routes(self) -> Iterator[ApiRoute]:
-        """Yield the routes."""
-        yield ApiRoute("GET", "/queues", self.list_queues, LIST_DOC, scope="admin")
-        yield ApiRoute("GET", "/queues/{queue}", self.show, SHOW_DOC, scope="admin")
-        yield ApiRoute("GET", "/tenants", self.tenants, TENANTS_DOC, scope="admin")
-
+    @route(
+        "GET /queues",
+        json_answer("All of them.", object_schema("Queues", data=list_of(TOTALS))),
+        tag="queues",
+        scope="admin",
+    )
     async def list_queues(self, request: Request) -> Response:
-        """List the queues.
+        """List the queues that the gateway serves.
 
         Raises:
             QueueUnreachable: the server does not answer.
@@ -72,14 +51,15 @@ class QueueRoutes:
         found = await self._views(request)
         return JSONResponse({"data": [asdict(queue_totals(name, views)) for name, views in found]})
 
+    @route("GET /queues/{queue}", json_answer("The queue.", QUEUE_BODY), tag="queues", scope="admin")
     async def show(self, request: Request) -> Response:
-        """Show one queue.
+        """Show one queue: totals, lanes, workers and settings.
 
         Raises:
             HttpError: 404, the gateway does not serve this queue.
             QueueUnreachable: the server does not answer.
         """
-        queue = self._search.queue(request.path_params["queue"])
+        queue = queue_named(self._queues, request.path_params["queue"])
         views = await queue.submitting.queue()
         partitions = [
             {
@@ -91,8 +71,16 @@ class QueueRoutes:
         ]
         return JSONResponse({**asdict(queue_totals(queue.name, views)), "partitions": partitions})
 
+    @route(
+        "GET /tenants",
+        json_answer("By queue and name.", object_schema("Tenants", data=list_of(TENANT))),
+        tag="queues",
+        scope="admin",
+        errors=(404,),
+        parameters=(QUEUE,),
+    )
     async def tenants(self, request: Request) -> Response:
-        """List the tenants of the queues, or of one.
+        """List tenants that wait or have a weight, with their shares.
 
         Raises:
             HttpError: 404, the gateway does not serve this queue.
@@ -102,7 +90,7 @@ class QueueRoutes:
         return JSONResponse({"data": [asdict(one) for name, views in found for one in tenant_totals(name, views)]})
 
     async def _views(self, request: Request) -> list[tuple[str, list[QueueView]]]:
-        queues = self._search.asked_queues(request)
+        queues = asked_queues(self._queues, request)
         views = await asyncio.gather(*(queue.submitting.queue() for queue in queues))
         return [(queue.name, view) for queue, view in zip(queues, views, strict=True)]
 

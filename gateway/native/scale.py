@@ -11,11 +11,10 @@ from starlette.responses import JSONResponse, Response
 from sluice.gateway.access import caller_of
 from sluice.gateway.errors import bad_request
 from sluice.gateway.log.answers import ANSWERED
-from sluice.gateway.native.query import read_number, read_seconds
-from sluice.gateway.native.search import Search
-from sluice.gateway.openapi.routes import Answer, ApiRoute, Parameter, RouteDoc, json_answer
-from sluice.gateway.openapi.schemas import schema_of
-from sluice.gateway.queues import QueueClients
+from sluice.gateway.native.search import queue_named
+from sluice.gateway.openapi.routes import Answer, json_answer, route, seconds, whole_number
+from sluice.gateway.openapi.schemas import TEXT, schema_of
+from sluice.gateway.queues import QueueClients, Queues
 from sluice.gateway.refusals import refusal_lines
 from sluice.producer.errors import InvalidSetting
 from sluice.producer.operations.totals import TenantTotals, tenant_totals
@@ -25,35 +24,15 @@ from sluice.protocol.scaling.demand import DEFAULT_WITHIN_S, MAX_WORKERS, Demand
 
 SCOPE = "metrics"
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-COUNT = {"type": "integer", "minimum": 0, "maximum": MAX_WORKERS}
-POLICY = (
-    Parameter(
-        name="within_s",
-        place="query",
-        description=f"Time to clear the backlog, in seconds. Default: {DEFAULT_WITHIN_S:g}.",
-        schema={"type": "number", "exclusiveMinimum": 0},
-    ),
-    Parameter(name="min", place="query", description="Least number of workers. Default: 0.", schema=COUNT),
-    Parameter(name="max", place="query", description="Largest number of workers. Default: 100.", schema=COUNT),
+WITHIN = seconds(
+    "within_s",
+    f"Time to clear the backlog, in seconds. Default: {DEFAULT_WITHIN_S:g}.",
+    default=DEFAULT_WITHIN_S,
+    is_positive=True,
 )
-SCALE_DOC = RouteDoc(
-    tag="queues",
-    summary="Show the backlog of a queue in tokens, and how many workers it needs",
-    answers={200: json_answer("Both.", schema_of(Demand))},
-    errors=(404,),
-    parameters=(Parameter(name="queue", place="path", description="Name of a queue."), *POLICY),
-)
-METRICS_DOC = RouteDoc(
-    tag="gateway",
-    summary="Show the same of every queue and what waits for its tenants as metrics, and requests of this gateway",
-    answers={
-        200: Answer(
-            description="For Prometheus, in its text format.",
-            content={"text/plain": {"type": "string"}},
-        )
-    },
-    parameters=POLICY,
-)
+MIN = whole_number("min", "Least number of workers.", default=0, most=MAX_WORKERS)
+MAX = whole_number("max", "Largest number of workers.", default=100, most=MAX_WORKERS)
+POLICY = (WITHIN, MIN, MAX)
 FIELDS = {
     "scale_backlog_jobs": "backlog_jobs",
     "scale_backlog_tokens": "backlog_tokens",
@@ -72,33 +51,42 @@ FIELDS = {
 class ScaleRoutes:
     """The routes of the number of workers."""
 
-    def __init__(self, search: Search) -> None:
-        self._search = search
+    def __init__(self, queues: Queues) -> None:
+        self._queues = queues
 
-    def routes(self) -> Iterator[ApiRoute]:
-        """Yield the routes."""
-        yield ApiRoute("GET", "/queues/{queue}/scale", self.scale, SCALE_DOC, scope=SCOPE)
-        yield ApiRoute("GET", "/metrics", self.metrics, METRICS_DOC, scope=SCOPE)
-
+    @route(
+        "GET /queues/{queue}/scale",
+        json_answer("Both.", schema_of(Demand)),
+        tag="queues",
+        scope=SCOPE,
+        parameters=POLICY,
+    )
     async def scale(self, request: Request) -> Response:
-        """Show one queue.
+        """Show the backlog of a queue in tokens, and how many workers it needs.
 
         Raises:
             HttpError: 404, the gateway does not serve this queue. 400, a parameter is wrong.
             QueueUnreachable: the server does not answer.
         """
         policy = read_policy(request)
-        return JSONResponse(asdict(await _scale_of(self._search.queue(request.path_params["queue"]), policy)))
+        return JSONResponse(asdict(await _scale_of(queue_named(self._queues, request.path_params["queue"]), policy)))
 
+    @route(
+        "GET /metrics",
+        Answer(description="For Prometheus, in its text format.", content={"text/plain": TEXT}),
+        tag="gateway",
+        scope=SCOPE,
+        parameters=POLICY,
+    )
     async def metrics(self, request: Request) -> Response:
-        """Show all queues; the names of tenants only to a caller that may list them.
+        """Show the same of every queue and what waits for its tenants as metrics, and requests of this gateway.
 
         Raises:
             HttpError: 400, a parameter is wrong.
             QueueUnreachable: the server does not answer.
         """
         policy = read_policy(request)
-        queues, shows_tenants = self._search.all_queues(), caller_of(request).may("admin")
+        queues, shows_tenants = list(self._queues), caller_of(request).may("admin")
         found = await asyncio.gather(*(queue.partitions.surveys(has_lanes=shows_tenants) for queue in queues))
         views = {queue.name: some for queue, some in zip(queues, found, strict=True)}
         scales = [scale_of(backlog_of(name, some), policy) for name, some in views.items()]
@@ -113,13 +101,8 @@ def read_policy(request: Request) -> ScalePolicy:
     Raises:
         HttpError: 400, a parameter is wrong.
     """
-    within_s = read_seconds(request, "within_s")
     try:
-        return ScalePolicy(
-            within_s=DEFAULT_WITHIN_S if within_s is None else within_s,
-            min_workers=read_number(request, "min", 0, least=0, most=MAX_WORKERS),
-            max_workers=read_number(request, "max", 100, least=0, most=MAX_WORKERS),
-        )
+        return ScalePolicy(within_s=WITHIN.read(request), min_workers=MIN.read(request), max_workers=MAX.read(request))
     except InvalidSetting as error:
         raise bad_request(str(error)) from error
 

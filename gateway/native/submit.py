@@ -11,16 +11,16 @@ from starlette.responses import JSONResponse, Response
 
 from sluice.gateway.access import Caller, caller_of
 from sluice.gateway.errors import bad_request, named
-from sluice.gateway.native.bodies import SUBMITTED, TEXT, receipt_body
-from sluice.gateway.native.search import QUEUE, Search
-from sluice.gateway.openapi.routes import JSON, ApiRoute, Parameter, RouteDoc, json_answer
-from sluice.gateway.openapi.schemas import Schema, list_of, object_schema, schema_of
+from sluice.gateway.native.bodies import SUBMITTED, receipt_body
+from sluice.gateway.native.search import QUEUE, queue_named
+from sluice.gateway.openapi.options import CONTENT, KEY, TOKEN_ID, options_schema
+from sluice.gateway.openapi.routes import JSON, json_answer, route
+from sluice.gateway.openapi.schemas import TEXT, Schema, list_of, object_schema
 from sluice.gateway.ownership import own_batch
 from sluice.gateway.queues import Queues
 from sluice.gateway.rates import Rates
 from sluice.gateway.requests import read_json, traceparent_of
 from sluice.gateway.settings import GatewaySettings
-from sluice.protocol import limits
 from sluice.protocol.errors import InvalidJob, did_you_mean
 from sluice.protocol.jobs import OPTION_NAMES, Job, Moment, Options, only_prompt
 from sluice.protocol.messages import Role
@@ -30,67 +30,6 @@ PROMPTS = ("prompt", "messages", "token_ids")
 MOMENTS = ("deadline", "not_before")
 MAX_MOMENT_S = 10**9
 ALLOWED = OPTION_NAMES - {"tenant"}
-BOUNDS: Mapping[str, tuple[float, float]] = {
-    "max_tokens": (1, limits.MAX_TOKENS),
-    "n": (1, limits.MAX_CHOICES),
-    "logprobs": (0, limits.MAX_LOGPROBS),
-    "priority": (0, limits.MAX_PRIORITY),
-    "min_p": (0, 1),
-    "frequency_penalty": (-2, 2),
-    "presence_penalty": (-2, 2),
-    "min_tokens": (0, limits.MAX_TOKENS),
-    "temperature": (0, 10_000),
-    "top_k": (0, 2**31 - 1),
-    "repetition_penalty": (0.001, 1000),
-    "seed": (0, 2**64 - 1),
-}
-
-
-def _short(most: int, least: int = 1) -> Schema:
-    return {"minLength": least, "maxLength": most}
-
-
-_STOP: Schema = {**TEXT, **_short(limits.MAX_STOP_CHARS)}
-TOKEN_ID: Schema = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
-SHAPES: Mapping[str, Schema] = {
-    "top_p": {"exclusiveMinimum": 0, "maximum": 1},
-    "ttl_s": {"exclusiveMinimum": 0, "exclusiveMaximum": limits.MAX_TTL_S},
-    "stop": {"anyOf": [_STOP, {**list_of(_STOP), "maxItems": limits.MAX_STOPS}]},
-    "stop_token_ids": {"items": TOKEN_ID, "maxItems": limits.MAX_STOP_TOKEN_IDS},
-    "logit_bias": {
-        "propertyNames": {"pattern": "^[0-9]{1,9}$"},
-        "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
-        "maxProperties": limits.MAX_LOGIT_BIAS,
-    },
-    "model": _short(limits.MAX_MODEL_CHARS),
-    "metadata": {
-        "propertyNames": _short(limits.MAX_METADATA_KEY_CHARS),
-        "additionalProperties": {**TEXT, **_short(limits.MAX_METADATA_VALUE_CHARS, 0)},
-        "maxProperties": limits.MAX_METADATA_PAIRS,
-    },
-    "idempotency_key": _short(limits.MAX_IDEMPOTENCY_KEY_CHARS),
-    "traceparent": _short(limits.MAX_TRACEPARENT_CHARS),
-    "batch": {"pattern": f"^[A-Za-z0-9_.:-]{{1,{limits.MAX_BATCH_CHARS}}}$"},
-    "callback_url": {"pattern": "^https?://", "maxLength": limits.MAX_URL_CHARS},
-}
-"""Bounds of what is no single number."""
-
-KEY = Parameter(
-    name="Idempotency-Key", place="header", description="A second request with the same key returns the first's job."
-)
-
-
-def options_schema() -> Schema:
-    """Return the schema of the options that a request may have."""
-    properties: Schema = {name: schema for name, schema in schema_of(Options)["properties"].items() if name in ALLOWED}
-    for name, (least, most) in BOUNDS.items():
-        properties[name] = {**properties[name], "minimum": least, "maximum": most}
-    for name, shape in SHAPES.items():
-        properties[name] = {**properties[name], **shape}
-    return properties
-
-
-CONTENT: Schema = {"anyOf": [TEXT, list_of(object_schema("TextPart", type={"const": "text"}, text=TEXT))]}
 MESSAGE = object_schema("Message", role={"enum": [*get_args(Role)]}, content=CONTENT, name=TEXT, optional=("name",))
 BODY: Schema = {
     **object_schema(
@@ -99,46 +38,42 @@ BODY: Schema = {
         prompt={**TEXT, "minLength": 1},
         messages={**list_of(MESSAGE), "minItems": 1},
         token_ids={**list_of(TOKEN_ID), "minItems": 1},
-        **options_schema(),
+        **options_schema(ALLOWED),
     ),
     "oneOf": [{"required": [name]} for name in PROMPTS],
     "additionalProperties": False,
 }
-DOC = RouteDoc(
-    tag="jobs",
-    summary="Submit a job",
-    answers={
-        201: json_answer("The queue has the job.", SUBMITTED),
-        200: json_answer("The queue already had the job.", SUBMITTED),
-    },
-    errors=(404, 409, 422),
-    parameters=(QUEUE, KEY),
-    body={JSON: BODY},
-)
 
 
 class SubmitRoute:
     """The route that submits jobs. They go on when their client leaves."""
 
-    def __init__(self, queues: Queues, search: Search, rates: Rates, settings: GatewaySettings) -> None:
-        self._queues, self._search, self._rates = queues, search, rates
-        self._max_bytes = settings.max_body_bytes
+    def __init__(self, queues: Queues, rates: Rates, settings: GatewaySettings) -> None:
+        self._queues, self._rates, self._max_bytes = queues, rates, settings.max_body_bytes
 
-    def route(self) -> ApiRoute:
-        """Return the route."""
-        return ApiRoute("POST", "/jobs", self.answer, DOC, scope="submit")
-
-    async def answer(self, request: Request) -> Response:
-        """Submit a job in the name of the caller's tenant.
+    @route(
+        "POST /jobs",
+        {
+            201: json_answer("The queue has the job.", SUBMITTED),
+            200: json_answer("The queue already had the job.", SUBMITTED),
+        },
+        tag="jobs",
+        scope="submit",
+        errors=(404, 409, 422),
+        parameters=(QUEUE, KEY),
+        body={JSON: BODY},
+    )
+    async def submit(self, request: Request) -> Response:
+        """Submit a job.
 
         Raises:
             HttpError, RequestRefused, ProducerError: the request is refused.
         """
         body = await read_json(request, self._max_bytes)
-        job = read_job(body, caller_of(request), request.headers.get("idempotency-key"))
+        job = read_job(body, caller_of(request), KEY.read(request))
         asked = replace(job, options={"traceparent": traceparent_of(request), **job.options})
-        name, model = request.query_params.get("queue"), asked.options.get("model")
-        queue = await self._queues.of_model(model) if name is None else self._search.queue(name)
+        name, model = QUEUE.read(request), asked.options.get("model")
+        queue = await self._queues.of_model(model) if name is None else queue_named(self._queues, name)
         with named({PROMPT: prompt_name(cast("dict[str, object]", body))}):
             receipt, rates = await self._rates.submit(queue, caller_of(request), asked)
         request.state.job_id = receipt.id

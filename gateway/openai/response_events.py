@@ -6,9 +6,14 @@ channel or from a table, finds the same numbers. A client that comes back after 
 character once; its first delta may be the end of one that was longer.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from sluice.gateway.openai.responses import (
+    ANY_OBJECT,
+    MESSAGE,
+    OUTPUT_TEXT,
+    RESPONSE,
     ResponseEnd,
     ResponseInfo,
     message_item,
@@ -16,6 +21,7 @@ from sluice.gateway.openai.responses import (
     response_object,
     text_part,
 )
+from sluice.gateway.openapi.schemas import NUMBER, TEXT, Schema, list_of, or_null
 from sluice.protocol.openai_format.bodies import Object
 
 STRIDE = 8
@@ -29,6 +35,25 @@ DELTA = 0
 
 TEXT_DONE, PART_DONE, ITEM_DONE, ENDED = range(4, 8)
 """Indices of the events after the last character."""
+
+
+def _event_schema(kind: str, fields: dict[str, Schema]) -> Schema:
+    properties = {"type": {"const": kind}, "sequence_number": NUMBER, **fields}
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+_PLACE: Schema = {"item_id": TEXT, "output_index": NUMBER, "content_index": NUMBER}
+_OF_EVENTS: dict[str, dict[str, Schema]] = {
+    **{f"response.{kind}": {"response": RESPONSE} for kind in ("created", "in_progress")},
+    **{f"response.output_item.{kind}": {"output_index": NUMBER, "item": MESSAGE} for kind in ("added", "done")},
+    **{f"response.content_part.{kind}": {**_PLACE, "part": OUTPUT_TEXT} for kind in ("added", "done")},
+    "response.output_text.delta": {**_PLACE, "delta": TEXT, "logprobs": list_of({})},
+    "response.output_text.done": {**_PLACE, "text": TEXT, "logprobs": list_of({})},
+    **{f"response.{kind}": {"response": RESPONSE} for kind in ("completed", "incomplete", "failed")},
+    "error": {"message": TEXT, "code": or_null(TEXT), "param": or_null(TEXT), "error": ANY_OBJECT},
+}
+SCHEMAS: Mapping[str, Schema] = {kind: _event_schema(kind, fields) for kind, fields in _OF_EVENTS.items()}
+"""Schema of each event, by its kind."""
 
 
 class OutputChanged(Exception):

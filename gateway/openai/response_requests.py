@@ -5,8 +5,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+from sluice.gateway.openapi.options import options_schema
+from sluice.gateway.openapi.schemas import FLAG, TEXT, Schema, list_of, object_schema
 from sluice.protocol.openai_format.requests import (
     PROMPT,
+    ROLES,
     SAME,
     Harmless,
     RequestRefused,
@@ -183,3 +186,30 @@ def _part_text(value: object, param: str) -> str:
             "unsupported", f"content of type {json.dumps(kind)[:80]} is not supported: give text", param
         )
     return text
+
+
+# ---------------------------------------------------------------- its schema
+
+_OPTIONS = options_schema(_PASSED | {"max_tokens", "logit_bias"})
+_MAX_TOKENS = _OPTIONS.pop("max_tokens")
+_ITEM = object_schema(
+    "NewItem",
+    optional=("type", "id", "status", "phase"),
+    type={"const": "message"},
+    role={"enum": [*ROLES]},
+    content={"anyOf": [TEXT, list_of(object_schema(None, type={"enum": [*PART_TYPES]}, text=TEXT))]},
+    id=TEXT,
+    status=TEXT,
+    phase=TEXT,
+)
+_INPUT: Schema = {"anyOf": [{**TEXT, "minLength": 1}, {**list_of(_ITEM), "minItems": 1}]}
+_OPTIONAL: dict[str, Schema] = {
+    **_OPTIONS,
+    "instructions": TEXT,
+    "max_output_tokens": _MAX_TOKENS,
+    "previous_response_id": TEXT,
+    "background": FLAG,
+    "store": FLAG,
+    "stream": FLAG,
+}
+NEW_RESPONSE = object_schema("NewResponse", optional=tuple(_OPTIONAL), input=_INPUT, **_OPTIONAL)

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from sluice.gateway.openapi.schemas import FLAG, METADATA, NUMBER, TEXT, Schema, list_of, object_schema, or_null
 from sluice.protocol.job_ids import split_job_id
 from sluice.protocol.openai_format.bodies import CALLERS_CODES, Object
+from sluice.protocol.openai_format.requests import ROLES
 from sluice.protocol.states import JobState
 from sluice.protocol.wire import JobId, Usage
 
@@ -35,6 +37,74 @@ DEFAULTS: Object = {
     "user": None,
 }
 """Fields of a response that repeat the request, as they are if it lacks them. The gateway does not know a model's."""
+
+
+# ---------------------------------------------------------------- schemas
+
+ANY_OBJECT: Schema = {"type": "object"}
+FRACTION: Schema = {"type": "number"}
+OUTPUT_TEXT = object_schema(
+    "OutputText", type={"const": "output_text"}, text=TEXT, annotations=list_of({}), logprobs=list_of({})
+)
+INPUT_TEXT = object_schema("InputText", type={"const": "input_text"}, text=TEXT)
+ROLE: Schema = {"enum": [*ROLES]}
+STATUS: Schema = {"enum": ["in_progress", "completed", "incomplete"]}
+MESSAGE = object_schema(
+    "OutputMessage",
+    id=TEXT,
+    type={"const": "message"},
+    role={"const": "assistant"},
+    status=STATUS,
+    content=list_of(OUTPUT_TEXT),
+)
+INPUT_ITEM = object_schema(
+    "InputItem",
+    id=TEXT,
+    type={"const": "message"},
+    role=ROLE,
+    status=STATUS,
+    content=list_of({"anyOf": [INPUT_TEXT, OUTPUT_TEXT]}),
+)
+USAGE = object_schema(
+    "ResponseUsage",
+    input_tokens=NUMBER,
+    input_tokens_details=object_schema(cached_tokens=NUMBER, cache_write_tokens=NUMBER),
+    output_tokens=NUMBER,
+    output_tokens_details=object_schema(reasoning_tokens=NUMBER),
+    total_tokens=NUMBER,
+)
+RESPONSE = object_schema(
+    "Response",
+    optional=("prompt_cache_key", "safety_identifier"),
+    id=TEXT,
+    object={"const": "response"},
+    created_at=NUMBER,
+    status={"enum": ["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]},
+    background=FLAG,
+    error=or_null(object_schema(code={"enum": ["server_error", "invalid_prompt"]}, message=TEXT)),
+    incomplete_details=or_null(object_schema(reason={"const": "max_output_tokens"})),
+    model=TEXT,
+    output=list_of(MESSAGE),
+    previous_response_id=or_null(TEXT),
+    store=FLAG,
+    usage=or_null(USAGE),
+    instructions=or_null(TEXT),
+    max_output_tokens=or_null(NUMBER),
+    metadata=METADATA,
+    parallel_tool_calls=FLAG,
+    reasoning=ANY_OBJECT,
+    temperature=or_null(FRACTION),
+    text=ANY_OBJECT,
+    tool_choice=TEXT,
+    tools=list_of({}),
+    top_p=or_null(FRACTION),
+    truncation={"const": "disabled"},
+    user=or_null(TEXT),
+    prompt_cache_key=TEXT,
+    safety_identifier=TEXT,
+)
+
+# ---------------------------------------------------------------- objects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,20 +1,16 @@
-"""Build the OpenAPI document of the routes, and serve it."""
+"""Build the OpenAPI document of the routes."""
 
-from collections.abc import Iterable, Mapping
-from typing import cast
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, cast
 
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.convertors import PathConvertor
 from starlette.routing import BaseRoute
 
 from sluice.gateway.access import PUBLIC
-from sluice.gateway.openapi.routes import Answer, ApiRoute, RouteDoc, json_answer
-from sluice.gateway.openapi.schemas import Schema, object_schema, or_null
+from sluice.gateway.openapi.routes import Answer, ApiRoute, Parameter, json_answer
+from sluice.gateway.openapi.schemas import TEXT, Schema, object_schema, or_null
 from sluice.version import installed_version
 
-PATH = "/openapi.json"
-TEXT: Schema = {"type": "string"}
 ERROR = object_schema(
     "Error",
     error=object_schema(
@@ -42,20 +38,6 @@ MEANINGS: Mapping[int, str] = {
 }
 OF_ALL = (400, 401, 429, 431, 503)
 OF_BODIES = (408, 413, 415)
-DOC = RouteDoc(
-    tag="gateway",
-    summary="Describe the gateway's routes",
-    answers={200: json_answer("This document.", {"type": "object"})},
-)
-
-
-def document_route() -> ApiRoute:
-    """Return the route that serves the document."""
-
-    async def show(request: Request) -> Response:
-        return JSONResponse(document(cast("Starlette", request.app).routes))
-
-    return ApiRoute("GET", PATH, show, DOC, scope=None)
 
 
 def document(routes: Iterable[BaseRoute]) -> Schema:
@@ -78,40 +60,43 @@ def document(routes: Iterable[BaseRoute]) -> Schema:
 
 
 def _operation(route: ApiRoute, components: dict[str, Schema]) -> Schema:
-    doc = route.doc
+    described = route.description
     name = "_".join(part.strip("{}").replace(".", "_") for part in route.path_format.split("/") if part)
-    needs = "" if route.scope is None else f"Needs the scope `{route.scope}`."
-    made: Schema = {
-        "operationId": f"{route.method.lower()}_{name}",
-        "tags": [doc.tag],
-        "summary": doc.summary,
-        "responses": _responses(route, components),
+    parameters = [*_in_path(route), *map(_parameter, described.parameters)]
+    optional = {
+        "description": f"Needs the scope `{described.scope}`." if described.scope else None,
+        "security": [] if route.path in PUBLIC else None,
+        "parameters": parameters or None,
+        "requestBody": {"required": True, "content": _content(described.body, components)} if described.body else None,
     }
-    if needs:
-        made["description"] = needs
-    if route.path in PUBLIC:
-        made["security"] = []
-    if doc.parameters:
-        made["parameters"] = [
-            {
-                "name": one.name,
-                "in": one.place,
-                "description": one.description,
-                "required": one.place == "path",
-                "schema": one.schema,
-            }
-            for one in doc.parameters
-        ]
-    if doc.body:
-        made["requestBody"] = {"required": not doc.is_body_optional, "content": _content(doc.body, components)}
-    return made
+    return {
+        "operationId": f"{route.method.lower()}_{name}",
+        "tags": [described.tag],
+        "summary": route.summary,
+        "responses": _responses(route, components),
+        **{name: value for name, value in optional.items() if value is not None},
+    }
+
+
+def _in_path(route: ApiRoute) -> Iterator[Schema]:
+    """Describe the parameters of a path: ids, and names."""
+    for name, convertor in route.param_convertors.items():
+        what = f"Id of a {name.removesuffix('_id')}" if name.endswith("_id") else f"Name of a {name}"
+        description = f"{what}; it may have slashes." if isinstance(convertor, PathConvertor) else f"{what}."
+        yield {"name": name, "in": "path", "description": description, "required": True, "schema": TEXT}
+
+
+def _parameter(one: Parameter[Any]) -> Schema:  # Any: of any kind
+    return {"name": one.name, "in": one.place, "description": one.description, "required": False, "schema": one.schema}
 
 
 def _responses(route: ApiRoute, components: dict[str, Schema]) -> Schema:
-    doc = route.doc
-    scoped = (403,) if route.scope else ()
-    errors = {*doc.errors, *OF_ALL, *scoped, *(OF_BODIES if doc.body else ())}
-    found = {status: _response(answer, components) for status, answer in doc.answers.items()}
+    described = route.description
+    errors = {*described.errors, *OF_ALL, *(OF_BODIES if described.body else ())}
+    errors |= {403} if described.scope else set()
+    errors |= {404} if route.param_convertors else set()
+    answers = {200: described.answers} if isinstance(described.answers, Answer) else described.answers
+    found = {status: _response(answer, components) for status, answer in answers.items()}
     found |= {status: _response(json_answer(MEANINGS[status], ERROR), components) for status in errors}
     return {str(status): found[status] for status in sorted(found)}
 

@@ -14,11 +14,16 @@ from typing import Any, Literal, NewType, Union, cast, get_args, get_origin, get
 Schema = dict[str, Any]
 """A JSON Schema. One with a `title` becomes a component of the document, of that name."""
 
+TEXT: Schema = {"type": "string"}
+NUMBER: Schema = {"type": "integer"}
+FLAG: Schema = {"type": "boolean"}
+METADATA: Schema = {"type": "object", "additionalProperties": TEXT}
+
 PLAIN: Mapping[object, Schema] = {
-    str: {"type": "string"},
-    int: {"type": "integer"},
+    str: TEXT,
+    int: NUMBER,
     float: {"type": "number"},
-    bool: {"type": "boolean"},
+    bool: FLAG,
     type(None): {"type": "null"},
     # Text; a list of bytes if they are not all text.
     bytes: {"type": ["string", "array"], "items": {"type": "integer", "minimum": 0, "maximum": 255}},

@@ -10,8 +10,11 @@ from starlette.responses import JSONResponse, Response
 from sluice.gateway.access import caller_of
 from sluice.gateway.connections.events import EventStream
 from sluice.gateway.errors import HttpError, bad_request, named
-from sluice.gateway.openai.response_requests import NAMES, read_response_request
+from sluice.gateway.openai.response_events import SCHEMAS
+from sluice.gateway.openai.response_requests import NAMES, NEW_RESPONSE, read_response_request
 from sluice.gateway.openai.responses import (
+    INPUT_ITEM,
+    RESPONSE,
     Item,
     ResponseEnd,
     ResponseInfo,
@@ -21,8 +24,9 @@ from sluice.gateway.openai.responses import (
     response_end,
     response_object,
 )
-from sluice.gateway.openapi import response_docs
-from sluice.gateway.openapi.routes import ApiRoute
+from sluice.gateway.openapi.options import KEY
+from sluice.gateway.openapi.routes import EVENT, EVENTS, JSON, Answer, flag, json_answer, route, whole_number
+from sluice.gateway.openapi.schemas import TEXT, object_schema
 from sluice.gateway.queues import Queues
 from sluice.gateway.rates import Rates
 from sluice.gateway.readers import unless_left
@@ -32,8 +36,16 @@ from sluice.gateway.responses.ends import settle
 from sluice.gateway.responses.store import LOST, ResponseStore, StoredResponse
 from sluice.gateway.responses.streams import ResponseStream, check_place, keep_end
 from sluice.gateway.settings import GatewaySettings
-from sluice.gateway.tables.database import Database
-from sluice.gateway.tables.pages import SHORT_PAGE, PageRequest, list_body, read_page, unknown_cursor
+from sluice.gateway.tables.pages import (
+    AFTER,
+    ORDER,
+    SHORT_LIMIT,
+    PageRequest,
+    list_body,
+    page_schema,
+    read_page,
+    unknown_cursor,
+)
 from sluice.gateway.tables.quota import Quota
 from sluice.gateway.tables.threads import SQL
 from sluice.producer.errors import JobNotDone, JobNotFound, ResultExpired, ResultTimeout
@@ -47,34 +59,38 @@ CANCEL_WAIT_S = 5.0
 MAX_NUMBER_DIGITS = 18
 
 
-def response_routes(
-    queues: Queues, rates: Rates, settings: GatewaySettings, database: Database, quota: Quota
-) -> list[ApiRoute]:
-    """Return the routes."""
-    store = ResponseStore(database)
-    made = ResponseRoutes(Creation(queues, rates, settings, store, quota), queues, settings, store)
-    all_of_them, one = "/v1/responses", "/v1/responses/{response_id}"
-    return [
-        ApiRoute("POST", all_of_them, made.create, response_docs.CREATE, scope="submit"),
-        ApiRoute("GET", one, made.retrieve, response_docs.RETRIEVE, scope="read"),
-        ApiRoute("DELETE", one, made.delete, response_docs.DELETE, scope="control"),
-        ApiRoute("POST", f"{one}/cancel", made.cancel, response_docs.CANCEL, scope="control"),
-        ApiRoute("GET", f"{one}/input_items", made.input_items, response_docs.INPUT_ITEMS, scope="read"),
-    ]
+STREAM = Answer(
+    description="The response; with `stream` its events.", content={JSON: RESPONSE, EVENTS: EVENT}, events=SCHEMAS
+)
+DELETED = object_schema("DeletedResponse", id=TEXT, object={"const": "response"}, deleted={"const": True})
+IS_STREAM = flag("stream", "Whether to answer with events.")
+STARTING_AFTER = whole_number("starting_after", "Number of the last event that is known.", default=-1)
 
 
 class ResponseRoutes:
     """What the routes do. Each raises HttpError, RequestRefused or ProducerError for a request that it refuses."""
 
-    def __init__(self, creation: Creation, queues: Queues, settings: GatewaySettings, store: ResponseStore) -> None:
-        self._creation, self._queues, self._settings, self._store = creation, queues, settings, store
+    def __init__(
+        self, queues: Queues, rates: Rates, settings: GatewaySettings, store: ResponseStore, quota: Quota
+    ) -> None:
+        self._creation = Creation(queues, rates, settings, store, quota)
+        self._queues, self._settings, self._store = queues, settings, store
 
+    @route(
+        "POST /v1/responses",
+        STREAM,
+        tag="responses",
+        scope="submit",
+        errors=(404, 409, 422, 504),
+        parameters=(KEY,),
+        body={JSON: NEW_RESPONSE},
+    )
     async def create(self, request: Request) -> Response:
-        """Create a response; answer at once, with its events, or when it has ended."""
+        """Create a response."""
         body = await read_json(request, self._settings.max_body_bytes)
         asked = read_response_request(body)
         asked = replace(asked, options={**asked.options, "traceparent": traceparent_of(request)})
-        key = request.headers.get("idempotency-key")
+        key = KEY.read(request)
         # read_response_request accepts nothing else
         with named(NAMES):
             created = await self._creation.create(asked, caller_of(request), cast("dict[str, object]", body), key)
@@ -90,12 +106,15 @@ class ResponseRoutes:
         answer.headers.update(created.rates)
         return answer
 
+    @route(
+        "GET /v1/responses/{response_id}", STREAM, tag="responses", scope="read", parameters=(IS_STREAM, STARTING_AFTER)
+    )
     async def retrieve(self, request: Request) -> Response:
-        """Answer with a response as it is now, or with its events from a number on."""
+        """Describe a response, or stream its events."""
         response = await self._own(request)
-        if not _is_stream(request):
+        if not IS_STREAM.read(request):
             return await self._current(response)
-        after = _starting_after(request)
+        after = STARTING_AFTER.read(request)
         if after >= 0:
             response = await self._settled(response)
             check_place(response, after)
@@ -103,8 +122,14 @@ class ResponseRoutes:
         stream = ResponseStream(response, queue, self._store, after=after)
         return EventStream(stream.events())
 
+    @route(
+        "POST /v1/responses/{response_id}/cancel",
+        json_answer("The response.", RESPONSE),
+        tag="responses",
+        scope="control",
+    )
     async def cancel(self, request: Request) -> Response:
-        """Cancel a response in the background, and answer with what became of it."""
+        """Cancel a response in the background."""
         response = await self._own(request)
         if not response.info.is_background:
             raise bad_request("only a response with background: true can be cancelled", code="not_cancellable")
@@ -112,8 +137,11 @@ class ResponseRoutes:
             await self._cancel(response)
         return await self._current(response)
 
+    @route(
+        "DELETE /v1/responses/{response_id}", json_answer("It is deleted.", DELETED), tag="responses", scope="control"
+    )
     async def delete(self, request: Request) -> Response:
-        """Delete a response, with the data of its job, which is cancelled if it runs."""
+        """Delete a response."""
         response = await self._own(request)
         if response.end is None:
             await self._cancel(response)
@@ -122,13 +150,20 @@ class ResponseRoutes:
         await SQL.run(self._store.delete, response.info.id)
         return JSONResponse({"id": response.info.id, "object": "response", "deleted": True})
 
+    @route(
+        "GET /v1/responses/{response_id}/input_items",
+        json_answer("One page.", page_schema("InputItems", INPUT_ITEM)),
+        tag="responses",
+        scope="read",
+        parameters=(AFTER, SHORT_LIMIT, ORDER),
+    )
     async def input_items(self, request: Request) -> Response:
-        """Answer with a page of the input."""
+        """List the input of a response."""
         response = await self._own(request)
         messages = await SQL.run(self._store.input_of, response.info.id, response.tenant)
         if messages is None:
             raise _unknown()
-        wanted = read_page(request, response.tenant, SHORT_PAGE)
+        wanted = read_page(request, response.tenant, SHORT_LIMIT)
         items, has_more = _page(response.info, messages, wanted)
         return JSONResponse(list_body(items, has_more=has_more))
 
@@ -214,20 +249,6 @@ def _answer(response: StoredResponse, status: Status, end: ResponseEnd | None = 
 def _unknown() -> HttpError:
     # The same for another tenant's: it must not tell which there are.
     return bad_request("there is no such response", code="response_not_found", param="response_id", status=404)
-
-
-def _is_stream(request: Request) -> bool:
-    text = request.query_params.get("stream", "false")
-    if text not in ("true", "false"):
-        raise bad_request(f"stream must be true or false, got {text[:80]!r}", param="stream")
-    return text == "true"
-
-
-def _starting_after(request: Request) -> int:
-    text = request.query_params.get("starting_after", "")
-    if text and not (text.isascii() and text.isdecimal() and len(text) <= MAX_NUMBER_DIGITS):
-        raise bad_request(f"starting_after must be a whole number, got {text[:80]!r}", param="starting_after")
-    return int(text or -1)
 
 
 def _page(info: ResponseInfo, messages: Sequence[Item], wanted: PageRequest) -> tuple[Sequence[Object], bool]:

@@ -15,6 +15,8 @@ from sqlalchemy.engine import RowMapping
 from starlette.requests import Request
 
 from sluice.gateway.errors import HttpError, bad_request
+from sluice.gateway.openapi.routes import Parameter, choice, text, whole_number
+from sluice.gateway.openapi.schemas import FLAG, TEXT, Schema, list_of, object_schema, or_null
 from sluice.protocol.openai_format.bodies import Object
 
 ID = re.compile(r"[a-z]+[-_](?P<created_ms>[0-9a-f]{12})[0-9a-f]{20}")
@@ -24,14 +26,12 @@ OLD_ID = re.compile(r"[a-z]+[-_][0-9a-f]{24}")
 Order = Literal["asc", "desc"]
 
 
-class PageSize(NamedTuple):
-    """How many rows a page has: if its request does not say, and at most."""
+ORDERS: tuple[Order, Order] = ("asc", "desc")
 
-    default: int
-    most: int
-
-
-FILES_PAGE, SHORT_PAGE = PageSize(100, 10_000), PageSize(20, 100)
+AFTER = text("after", "Id of the last item of the previous page.")
+ORDER: Parameter[Order] = choice("order", "By time of creation.", ORDERS, default="desc")
+FILES_LIMIT = whole_number("limit", "Maximum number of items on a page.", default=100, least=1, most=10_000)
+SHORT_LIMIT = whole_number("limit", "Maximum number of items on a page.", default=20, least=1, most=100)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,19 +46,13 @@ class PageRequest:
     order: Order = "desc"
 
 
-def read_page(request: Request, tenant: str, size: PageSize) -> PageRequest:
+def read_page(request: Request, tenant: str, limit: Parameter[int]) -> PageRequest:
     """Read the page that a request asks for.
 
     Raises:
         HttpError: `limit` or `order` is wrong.
     """
-    asked = request.query_params
-    limit, order = asked.get("limit", str(size.default)), asked.get("order", "desc")
-    if not (limit.isascii() and limit.isdecimal() and len(limit) < 10 and 1 <= int(limit) <= size.most):
-        raise bad_request(f"limit must be a whole number in [1, {size.most}], got {limit[:64]!r}", param="limit")
-    if order not in ("asc", "desc"):
-        raise bad_request(f"order must be asc or desc, got {order[:64]!r}", param="order")
-    return PageRequest(tenant=tenant, after=asked.get("after"), limit=int(limit), order=order)
+    return PageRequest(tenant=tenant, after=AFTER.read(request), limit=limit.read(request), order=ORDER.read(request))
 
 
 def new_name(created_ms: int) -> str:
@@ -124,3 +118,15 @@ def list_body(items: Sequence[Object], *, has_more: bool) -> Object:
     """Format a page."""
     first, last = (items[0]["id"], items[-1]["id"]) if items else (None, None)
     return {"object": "list", "data": list(items), "first_id": first, "last_id": last, "has_more": has_more}
+
+
+def page_schema(title: str, item: Schema) -> Schema:
+    """Return the schema of a page."""
+    return object_schema(
+        title,
+        object={"const": "list"},
+        data=list_of(item),
+        first_id=or_null(TEXT),
+        last_id=or_null(TEXT),
+        has_more=FLAG,
+    )

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from sluice.gateway.errors import bad_request
-from sluice.gateway.native.search import unknown_queue
+from sluice.gateway.native.search import queue_named
 from sluice.gateway.queues import QueueClients, Queues
 from sluice.gateway.ui.audit import AuditLog, Entry
 from sluice.gateway.ui.frame import SAID, Form, Frame, after, render
@@ -72,10 +72,7 @@ class DeadPage:
 
     async def _change(self, request: Request, visitor: Visitor, form: Form) -> Response:
         chosen = _chosen(form)
-        try:
-            queue = self._queues[chosen.queue]
-        except KeyError as error:
-            raise unknown_queue() from error
+        queue = queue_named(self._queues, chosen.queue)
         jobs = await self._selected(visitor, queue, chosen)
         if not jobs:
             return after(PATH, "dead_none")

@@ -18,7 +18,7 @@ from sluice.gateway.files.store import INPUT, File, insert_file, new_file_id
 from sluice.gateway.queues import Queues
 from sluice.gateway.settings import GatewaySettings
 from sluice.gateway.tables.database import Database
-from sluice.gateway.tables.pages import FILES_PAGE
+from sluice.gateway.tables.pages import FILES_LIMIT
 from tests.gateway.batches.processes import ENDPOINT, Place, begun, kept_objects, numbered, place_in, until
 from tests.gateway.gateway_process import GatewayProcess, new_key
 from tests.servers import RedisServer
@@ -139,14 +139,18 @@ class TestGivenTheFilesOfATenant:
         self, keyed: Place, keyed_gateway: GatewayProcess, keys: dict[str, str]
     ) -> None:
         with Database(keyed.database_url) as database, database.transaction() as connection:
-            for created_ms in range(FILES_PAGE.default + 1):
+            for created_ms in range(FILES_LIMIT.default + 1):
                 insert_file(connection, file_of("many", new_file_id(created_ms), created_ms))
 
         with keyed_gateway.client(keys["many"]) as client:
             first = client.files.list()
             all_of_them = list(first)
 
-        assert (len(first.data), first.has_more, len(all_of_them)) == (FILES_PAGE.default, True, FILES_PAGE.default + 1)
+        assert (len(first.data), first.has_more, len(all_of_them)) == (
+            FILES_LIMIT.default,
+            True,
+            FILES_LIMIT.default + 1,
+        )
 
     @pytest.mark.parametrize("path", ["/v1/files", "/v1/batches"])
     @pytest.mark.parametrize("after", ["nothing", f"file-{'0' * 24}", "file-%00", f"file-{'g' * 32}", ""])

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from sluice.gateway.access import is_page
 from sluice.gateway.app import create_router
 from sluice.gateway.keyring import Keyring
-from sluice.gateway.native.submit import BOUNDS
+from sluice.gateway.openapi.options import BOUNDS
 from sluice.gateway.settings import GatewaySettings
 from sluice.protocol.errors import InvalidJob
 from sluice.protocol.jobs import template
