@@ -17,7 +17,7 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp
 
 from sluice.gateway.access import Access
-from sluice.gateway.arrival.requests import Arrival
+from sluice.gateway.arrival.requests import RequestBounds
 from sluice.gateway.arrival.shares import ShareLimits, Shares
 from sluice.gateway.batches.routes import BatchRoutes
 from sluice.gateway.batches.store import BatchStore
@@ -38,7 +38,7 @@ from sluice.gateway.native.scale import ScaleRoutes
 from sluice.gateway.native.submit import SubmitRoute
 from sluice.gateway.openapi.routes import routes_of
 from sluice.gateway.queues import Queues
-from sluice.gateway.rates import RATE_HEADERS, Rates
+from sluice.gateway.rates import RATE_HEADERS, KeyRates
 from sluice.gateway.refusals import count
 from sluice.gateway.responses.routes import ResponseRoutes
 from sluice.gateway.responses.store import ResponseStore
@@ -46,8 +46,8 @@ from sluice.gateway.settings import GatewaySettings, is_loopback
 from sluice.gateway.status import StatusRoutes
 from sluice.gateway.tables.database import Database
 from sluice.gateway.tables.quota import Quota
-from sluice.gateway.tables.threads import SQL, SQL_LIMIT_S
-from sluice.gateway.ui.app import Parts, page_routes
+from sluice.gateway.threads import SQL, SQL_LIMIT_S
+from sluice.gateway.ui.app import SharedParts, page_routes
 from sluice.producer.errors import HistoryUnavailable, ProducerError, QueueFull
 from sluice.protocol.bounds import TENANT_SHARE
 from sluice.protocol.openai_format.requests import RequestRefused
@@ -78,7 +78,7 @@ def create_router(settings: GatewaySettings, keyring: Keyring) -> Starlette:
     queues, storage = Queues(settings), Storage(settings.files_url or "file:///nowhere")
     database = Database(settings.database_url, patience_s=SQL_LIMIT_S)
     marks, quota = StorageMarks(queues, storage), Quota(database, settings.tenant_files_mib * MIB)
-    rates, records = Rates(queues.first.submitting, queues.first.name), Records(settings.database_url)
+    rates, records = KeyRates(queues.first.submitting, queues.first.name), Records(settings.database_url)
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncGenerator[None]:
@@ -106,12 +106,12 @@ def create_router(settings: GatewaySettings, keyring: Keyring) -> Starlette:
             QueueRoutes(queues),
             ScaleRoutes(queues),
         ),
-        *page_routes(Parts(keyring, queues, rates, records, database, storage)),
+        *page_routes(SharedParts(keyring, queues, rates, records, database, storage)),
     ]
     return Starlette(
         routes=routes,
         middleware=[
-            Middleware(Arrival, shares=Shares(_share_limits(settings))),
+            Middleware(RequestBounds, shares=Shares(_share_limits(settings))),
             *_cors(settings),
             Middleware(Access, keyring=keyring, is_loopback=is_loopback(settings.host)),
         ],

@@ -8,8 +8,7 @@ from math import ceil
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from sluice.gateway.files.faults import FileInUse, StorageUnavailable
-from sluice.gateway.tables.faults import TablesMissing
+from sluice.gateway.faults import FileOfOpenBatch, StorageUnavailable, TablesMissing
 from sluice.producer.errors import (
     BadOffset,
     BatchClosed,
@@ -57,7 +56,7 @@ KINDS: dict[type, tuple[int, str, str | None]] = {
     HistoryUnavailable: (503, SERVER, "database_unavailable"),
     TablesMissing: (503, SERVER, "history_missing"),
     StorageUnavailable: (503, SERVER, "storage_unavailable"),
-    FileInUse: (409, CALLER, "file_in_use"),
+    FileOfOpenBatch: (409, CALLER, "file_in_use"),
     QueueUnreachable: (503, SERVER, "queue_unreachable"),
     EmbeddedServerError: (503, SERVER, "queue_unreachable"),
     LessDurable: (503, SERVER, "less_durable"),

@@ -11,14 +11,14 @@ from sluice.gateway.access import caller_of
 from sluice.gateway.connections.encoding import encoded_answer
 from sluice.gateway.connections.events import EventStream
 from sluice.gateway.errors import NO_NAMES, error_of, named
-from sluice.gateway.openai.chunks import Chunks
+from sluice.gateway.openai.chunks import StreamChunks
 from sluice.gateway.openai.encoded import EncodedChunks, server_sent
 from sluice.gateway.openai.encoded_bodies import encoded_result
 from sluice.gateway.openapi.options import CONTENT, KEY, TOKEN_ID, options_schema
 from sluice.gateway.openapi.routes import EVENT, EVENTS, JSON, Answer, route
 from sluice.gateway.openapi.schemas import FLAG, NUMBER, TEXT, Schema, list_of, object_schema, or_null
 from sluice.gateway.queues import QueueClients, Queues
-from sluice.gateway.rates import Rates
+from sluice.gateway.rates import KeyRates
 from sluice.gateway.readers import forget, unless_left
 from sluice.gateway.requests import Generation, read_generation, read_json, traceparent_of
 from sluice.gateway.settings import GatewaySettings
@@ -118,7 +118,7 @@ ERRORS = (404, 409, 422, 504)
 class GenerationRoutes:
     """The routes of generation requests. A job whose clients have left is cancelled."""
 
-    def __init__(self, queues: Queues, rates: Rates, settings: GatewaySettings) -> None:
+    def __init__(self, queues: Queues, rates: KeyRates, settings: GatewaySettings) -> None:
         self._queues, self._rates, self._settings = queues, rates, settings
 
     @route(
@@ -173,7 +173,7 @@ class GenerationRoutes:
             ProducerError: the job ended badly.
         """
         model = asked.model or await self._queues.model_of(queue)
-        chunks = EncodedChunks(Chunks(asked.endpoint, job_id, model, asked.has_usage))
+        chunks = EncodedChunks(StreamChunks(asked.endpoint, job_id, model, asked.has_usage))
         is_over = False
         try:
             async for events in queue.following.stream_groups(job_id, asked.num_choices):

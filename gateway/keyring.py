@@ -12,7 +12,7 @@ from time import monotonic
 from sluice.gateway.api_keys.key import ApiKey, is_secret_of, split_key
 from sluice.gateway.api_keys.store import KeyStore, NoKeyTable
 from sluice.gateway.errors import SERVER, HttpError
-from sluice.gateway.tables.threads import SQL_LIMIT_S
+from sluice.gateway.threads import SQL_LIMIT_S
 from sluice.producer.errors import ProducerError
 from sluice.protocol.clock import wall_ms
 

@@ -61,7 +61,7 @@ SCRIPT_SHA1 = register(SCRIPT)
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
+class LimitState:
     """One limit of a key, after a request."""
 
     name: str
@@ -97,7 +97,7 @@ class Asked(Protocol):
         ...
 
 
-class Rates:
+class KeyRates:
     """The counts of all requests.
 
     Args:
@@ -168,12 +168,12 @@ class Rates:
             return _headers((await self._count(key, -1, -_tokens_of(asked)))[1])
         return {}
 
-    async def _count(self, key: ApiKey, requests: int, tokens: int) -> tuple[bool, list[Bucket]]:
+    async def _count(self, key: ApiKey, requests: int, tokens: int) -> tuple[bool, list[LimitState]]:
         name = self._keys.key("rate", key.id)
         has_room, *counts = await self._producer.run(_script(name, key, requests, tokens))
         held, waits_ms = counts[:2], counts[2:]
         buckets = [
-            Bucket(name, most, held[i], waits_ms[i])
+            LimitState(name, most, held[i], waits_ms[i])
             for i, (name, most) in enumerate((("requests", key.rpm), ("tokens", key.tpm)))
             if most is not None
         ]
@@ -187,7 +187,7 @@ def _script(name: str, key: ApiKey, requests: int, tokens: int) -> Operation[lis
     return cast("list[int]", reply)
 
 
-def _headers(buckets: Iterable[Bucket]) -> Mapping[str, str]:
+def _headers(buckets: Iterable[LimitState]) -> Mapping[str, str]:
     return {name: value for bucket in buckets for name, value in bucket.headers.items()}
 
 
@@ -210,7 +210,7 @@ def _tokens_of(asked: Asked) -> int:
     return (estimate if num_tokens is None else num_tokens) + job.choices * job.max_tokens
 
 
-def _limited(bucket: Bucket, headers: Mapping[str, str]) -> HttpError:
+def _limited(bucket: LimitState, headers: Mapping[str, str]) -> HttpError:
     wait_s = max(1, ceil(bucket.wait_ms / 1000))
     bound = REQUESTS_PER_MINUTE if bucket.name == "requests" else TOKENS_PER_MINUTE
     message = f"the API key's limit of {bucket.most} {bucket.name} a minute is reached; try again in {wait_s} s"

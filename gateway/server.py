@@ -1,20 +1,23 @@
 """Run the gateway in a process of its own."""
 
+import asyncio
 import logging
+import resource
 import signal
 import socket
 import ssl
 import sys
 from collections.abc import Callable
+from functools import partial
+from math import ceil
+from typing import cast
 
 import uvicorn
 
 from sluice.gateway.app import create_app
 from sluice.gateway.arrival.addresses import Addresses
-from sluice.gateway.arrival.connection import ArrivingConnection
-from sluice.gateway.connections.connection import Connection
+from sluice.gateway.connections.connection import ClientConnection, ConnectionLimits
 from sluice.gateway.connections.drain import Drain
-from sluice.gateway.connections.server import Server, allow_connections
 from sluice.gateway.keyring import Keyring
 from sluice.gateway.log.lines import configure_log, log_event
 from sluice.gateway.settings import GatewaySettings, is_loopback
@@ -24,11 +27,37 @@ from sluice.protocol.host.thread_errors import ended_by_thread_errors
 LOG = logging.getLogger(__name__)
 KEEP_ALIVE_S = 75
 BACKLOG = 2048
+ERROR_S = 2.0
+"""How long errors may take to be sent after the drain."""
+
+SPARE_FILES = 200
+"""Open files beside those of clients: Redis, the database, stored files."""
+
 SWITCH_S = 0.001
 """How long the event loop waits for a thread that makes a large answer, each time that it has something to do."""
 
 MAX_DIGITS = 640
 """Of an integer in JSON: thousands with Python's 4300 digits take the event loop for 100 ms. It allows no fewer."""
+
+
+class DrainingServer(uvicorn.Server):
+    """A server whose open answers get `drain_s` to end after SIGTERM, then an error, then a reset."""
+
+    def __init__(self, config: uvicorn.Config, drain: Drain, drain_s: float) -> None:
+        super().__init__(config)
+        self.config.timeout_graceful_shutdown = ceil(drain_s + ERROR_S)
+        self._drain, self._drain_s = drain, drain_s
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop accepting, and end what is open."""
+        self._drain.start()
+        ending = asyncio.get_running_loop().call_later(self._drain_s, self._drain.end)
+        await super().shutdown(sockets)
+        ending.cancel()
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, ClientConnection):
+                connection.abort()
+        await asyncio.sleep(0)  # sockets are closed in the next turn of the loop
 
 
 def serve(settings: GatewaySettings, report: Callable[[str, bool], None], how_to_create_a_key: str) -> None:
@@ -48,9 +77,9 @@ def serve(settings: GatewaySettings, report: Callable[[str, bool], None], how_to
     sys.setswitchinterval(SWITCH_S)
     _check_certificate(settings)
     keyring = _read_keys(settings, how_to_create_a_key)
-    allow_connections(settings.max_connections)
+    _allow_connections(settings.max_connections)
     drain = Drain()
-    server = Server(_config(settings, keyring, drain), drain, settings.drain_s)
+    server = DrainingServer(_config(settings, keyring, drain), drain, settings.drain_s)
     with ended_by_thread_errors(_log_thread_error), open_port(settings) as listening:
         # Also before uvicorn installs its handlers, and when it raises the signal again after it has stopped.
         signal.signal(signal.SIGTERM, server.handle_exit)
@@ -95,22 +124,13 @@ def _read_keys(settings: GatewaySettings, how_to_create: str) -> Keyring:
     return keyring
 
 
-def _connection_class(settings: GatewaySettings) -> type[ArrivingConnection]:
-    """Return the class of connections; uvicorn gives it no settings."""
-
-    class BoundedConnection(ArrivingConnection, Connection):
-        """A connection of this gateway."""
-
-        arrival_limit_s, read_limit_s = settings.arrival_limit_s, settings.read_limit_s
-        addresses = Addresses(settings.address_connections, settings.trusted_proxies)
-
-    return BoundedConnection
-
-
 def _config(settings: GatewaySettings, keyring: Keyring, drain: Drain) -> uvicorn.Config:
+    addresses = Addresses(settings.address_connections, settings.trusted_proxies)
+    limits = ConnectionLimits(settings.arrival_limit_s, settings.read_limit_s, addresses)
     return uvicorn.Config(
         create_app(settings, keyring, drain),
-        http=_connection_class(settings),
+        # uvicorn only calls it.
+        http=cast("type[asyncio.Protocol]", partial(ClientConnection, limits)),
         ws="none",
         limit_concurrency=settings.max_connections,
         timeout_keep_alive=KEEP_ALIVE_S,
@@ -140,3 +160,14 @@ def open_port(settings: GatewaySettings) -> socket.socket:
     # delayed acknowledgements of the client.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listening
+
+
+def _allow_connections(num_connections: int) -> None:
+    """Let the process open as many files as so many clients need; many systems start it with 1024."""
+    wanted = num_connections + SPARE_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY != soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        if most < wanted:
+            LOG.warning("Only %d open files are allowed, for up to %d clients: raise ulimit -n.", most, num_connections)

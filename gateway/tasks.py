@@ -101,7 +101,7 @@ class TaskSettings:
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class SweepPlace:
     """Where the next sweep of responses goes on. Changes with each."""
 
     after: str = ""
@@ -109,7 +109,7 @@ class Place:
 
 _settings: ContextVar[TaskSettings] = ContextVar("gateway task settings")
 _outages: ContextVar[Outages] = ContextVar("gateway task outages")
-_responses: ContextVar[Place] = ContextVar("gateway responses")
+_responses: ContextVar[SweepPlace] = ContextVar("gateway responses")
 _turns: ContextVar[Turns] = ContextVar("gateway batch turns")
 
 
@@ -126,7 +126,7 @@ def bind(
     )
     _settings.set(settings)
     _outages.set(Outages())
-    _responses.set(Place())
+    _responses.set(SweepPlace())
     _turns.set(Turns())
 
 

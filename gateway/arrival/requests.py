@@ -14,7 +14,7 @@ TEXT = (b"application/json", b"text/html")
 CALLERS_FAULT, OUR_FAULT = 400, 500
 
 
-class Arrival:
+class RequestBounds:
     """Middleware that checks the headers of each request, and counts what is held of its body.
 
     Args:

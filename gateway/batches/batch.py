@@ -35,7 +35,7 @@ def window_of(text: str) -> timedelta | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class BatchParts:
     """The objects with the lines of ended requests, in the order in which they were written."""
 
     output: tuple[Stored, ...] = ()
@@ -60,7 +60,7 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class StoredBatch:
     """A batch of a tenant. The fields are described in `contract/tables.py`."""
 
     id: str
@@ -89,7 +89,7 @@ class Batch:
     expired: int = 0
     collected: bytes | None = None
     looked_at: int = 0
-    parts: Parts = field(default_factory=Parts)
+    parts: BatchParts = field(default_factory=BatchParts)
     written_ms: int | None = None
     epoch: int = 0
     due_ms: int = 0
@@ -135,13 +135,15 @@ class Batch:
 FOLDER = "batches"
 
 
-def batch_of(row: RowMapping) -> Batch:
+def batch_of(row: RowMapping) -> StoredBatch:
     """Read a row."""
     values: dict[str, Any] = {str(name): value for name, value in row.items()}  # Any: as the columns say
     written = values["parts"]
     # Batches of an earlier release have no slices.
-    values["parts"] = Parts(*(tuple(map(stored_of, written.get(kind, ()))) for kind in ("output", "error", "checked")))
-    return Batch(**values)
+    values["parts"] = BatchParts(
+        *(tuple(map(stored_of, written.get(kind, ()))) for kind in ("output", "error", "checked"))
+    )
+    return StoredBatch(**values)
 
 
 def error_of_line(bad: BadLine) -> Object:

@@ -11,7 +11,7 @@ from itertools import chain, islice
 from secrets import token_hex
 from time import monotonic
 
-from sluice.gateway.batches.batch import Batch, Parts
+from sluice.gateway.batches.batch import BatchParts, StoredBatch
 from sluice.gateway.batches.lines import Names, Tick, identity_of
 from sluice.gateway.files.storage import Storage
 from sluice.gateway.files.store import Stored
@@ -94,19 +94,19 @@ class Part:
         error = line["error"]
         self.num_expired += error is not None and error["code"] == UNSENT["expired"]["code"]
 
-    def write(self, storage: Storage, batch: Batch) -> Parts:
+    def write(self, storage: Storage, batch: StoredBatch) -> BatchParts:
         """Write it to the storage; return the parts of the batch with it.
 
         Raises:
             StorageUnavailable: it cannot be written.
         """
-        return Parts(
+        return BatchParts(
             batch.parts.output + _stored(storage, batch, "output", len(batch.parts.output), self.output),
             batch.parts.error + _stored(storage, batch, "error", len(batch.parts.error), self.error),
         )
 
 
-def _stored(storage: Storage, batch: Batch, kind: str, number: int, texts: Sequence[str]) -> tuple[Stored, ...]:
+def _stored(storage: Storage, batch: StoredBatch, kind: str, number: int, texts: Sequence[str]) -> tuple[Stored, ...]:
     if not texts:
         return ()
     # Random, so that a task that was considered dead cannot replace the part of its successor.
@@ -117,7 +117,7 @@ def _stored(storage: Storage, batch: Batch, kind: str, number: int, texts: Seque
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class EndedSearch:
     """What a look for ended jobs is for."""
 
     end: int
@@ -149,14 +149,14 @@ class Collector:
         recorded: The history, for results that the queue no longer has.
     """
 
-    def __init__(self, producer: Producer, batch: Batch, names: Names, recorded: RecordedOutcomes) -> None:
+    def __init__(self, producer: Producer, batch: StoredBatch, names: Names, recorded: RecordedOutcomes) -> None:
         self._producer, self._batch, self._recorded = producer, batch, recorded
         self.names = names
         self.bits = Bits(batch.collected, batch.total)
         self.place = batch.looked_at
         """Where the next look begins."""
 
-    def ended(self, part: Part, tick: Tick, look: Look) -> int | None:
+    def ended(self, part: Part, tick: Tick, look: EndedSearch) -> int | None:
         """Add outcomes to a part, until it is full, all lines were looked at once, or time is up.
 
         Returns the place of a line that is to be submitted again, if the queue has lost one; then others behind it may
@@ -183,7 +183,7 @@ class Collector:
             part.add(place, line, is_done=False)
             self.bits.add(place)
 
-    def _look_at(self, part: Part, places: Sequence[int], look: Look) -> list[int]:
+    def _look_at(self, part: Part, places: Sequence[int], look: EndedSearch) -> list[int]:
         lost: list[int] = []
         by_id = {identity_of(self._batch, self.names.number(place))[0]: place for place in places}
         for outcome in self._producer.results(by_id, is_waiting=False):
@@ -197,7 +197,7 @@ class Collector:
                 self.bits.add(place)
         return lost
 
-    def _add(self, part: Part, place: int, outcome: Outcome, look: Look) -> bool:
+    def _add(self, part: Part, place: int, outcome: Outcome, look: EndedSearch) -> bool:
         """Add the outcome of a line; return False if the line is to be submitted again."""
         # Lines that were never submitted are not looked up: a cancelled batch may have very many.
         was_sent = look.unsent is None or place < self._batch.submitted
@@ -218,7 +218,7 @@ class Collector:
         self.bits.add(place)
         return True
 
-    def _error_line(self, outcome: Outcome, custom_id: str, look: Look) -> Object:
+    def _error_line(self, outcome: Outcome, custom_id: str, look: EndedSearch) -> Object:
         job_id, error = outcome.job_id, outcome.error
         # The jobs of a batch that is given up are cancelled.
         is_given_up = look.is_last and look.unsent == "expired" and isinstance(error, JobCancelled)

@@ -4,7 +4,7 @@ import threading
 from types import TracebackType
 from typing import Self
 
-from sluice.gateway.batches.batch import CANCELLING, Batch
+from sluice.gateway.batches.batch import CANCELLING, StoredBatch
 from sluice.gateway.batches.store import TAKEN_MS, BatchLost, BatchStore
 from sluice.producer.errors import HistoryUnavailable
 
@@ -14,7 +14,7 @@ RENEW_S = TAKEN_MS / 1000 / 4
 class Hold:
     """The hold of a task on its batch. Changes when the batch is lost or cancelled. Use it in a `with`."""
 
-    def __init__(self, batches: BatchStore, batch: Batch) -> None:
+    def __init__(self, batches: BatchStore, batch: StoredBatch) -> None:
         self._batches, self._batch = batches, batch
         self._is_lost = False
         self._stopping = threading.Event()

@@ -12,7 +12,7 @@ from itertools import islice
 from time import monotonic
 from typing import BinaryIO
 
-from sluice.gateway.batches.batch import Batch
+from sluice.gateway.batches.batch import StoredBatch
 from sluice.producer.errors import InvalidJob, InvalidSetting
 from sluice.protocol.bulk_files.input import BadLine, Line, LineReader, lines
 from sluice.protocol.bulk_files.jobs import NAME_BYTES, BulkSpec, LineJobs
@@ -62,7 +62,7 @@ def names_of(data: bytes) -> Names:
 class LineJobsOfBatch:
     """The builder of the jobs of one batch."""
 
-    def __init__(self, batch: Batch, seen: Iterable[str] = ()) -> None:
+    def __init__(self, batch: StoredBatch, seen: Iterable[str] = ()) -> None:
         """Begin after lines with these custom ids."""
         self._batch = batch
         self._jobs = LineJobs(BulkSpec(queue=batch.queue, batch=batch.id, partitions=batch.partitions))
@@ -84,7 +84,7 @@ class LineJobsOfBatch:
         return template.new_job(line.prompt, lambda _digest: identity_of(self._batch, line.number), source)
 
 
-def identity_of(batch: Batch, number: int) -> tuple[JobId, int]:
+def identity_of(batch: StoredBatch, number: int) -> tuple[JobId, int]:
     """Return the id and the seed of the job of a line."""
     drawn = blake2b(f"{batch.id}\n{number}".encode(), digest_size=NAME_BYTES + 8).digest()
     name = drawn[:NAME_BYTES].hex()
@@ -92,7 +92,7 @@ def identity_of(batch: Batch, number: int) -> tuple[JobId, int]:
     return JobId(f"{partition}.{batch.tenant}.{name}"), int.from_bytes(drawn[NAME_BYTES:])
 
 
-class Check:
+class FileCheck:
     """The check of a whole file, which may be done in slices. Changes with each line.
 
     Args:
@@ -103,7 +103,7 @@ class Check:
         ValueError: a slice is not valid, or was cut short.
     """
 
-    def __init__(self, batch: Batch, slices: Sequence[bytes] = ()) -> None:
+    def __init__(self, batch: StoredBatch, slices: Sequence[bytes] = ()) -> None:
         self._batch = batch
         self._custom_ids: list[str] = []
         self._numbers: list[int] = []
@@ -222,7 +222,7 @@ class RawLine:
             return line.refused(error)
 
 
-def lines_from(batch: Batch, names: Names, file: BinaryIO) -> Iterator[RawLine]:
+def lines_from(batch: StoredBatch, names: Names, file: BinaryIO) -> Iterator[RawLine]:
     """Yield the lines of a checked file that the batch has not submitted."""
     first, num_before, num_skipped = batch.submitted, 0, batch.submitted
     if batch.file_offset:
@@ -246,7 +246,7 @@ class _Model:
         return name == self.name
 
 
-def _checked(batch: Batch, jobs: LineJobsOfBatch, model: _Model, line: Line | BadLine) -> Line | BadLine:
+def _checked(batch: StoredBatch, jobs: LineJobsOfBatch, model: _Model, line: Line | BadLine) -> Line | BadLine:
     if isinstance(line, BadLine):
         return line
     named = line.options.get("model")

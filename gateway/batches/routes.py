@@ -9,14 +9,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from sluice.gateway.access import caller_of
-from sluice.gateway.batches.batch import CANCELLED, CANCELLING, OPEN, Batch, printable, window_of
+from sluice.gateway.batches.batch import CANCELLED, CANCELLING, OPEN, StoredBatch, printable, window_of
 from sluice.gateway.batches.store import BatchStore, TooManyBatches
 from sluice.gateway.errors import HttpError, bad_request
 from sluice.gateway.files.hosts import lacks_callbacks, without_callbacks
 from sluice.gateway.files.routes import not_found
 from sluice.gateway.files.storage import Storage
 from sluice.gateway.files.store import INPUT, File, FileStore
-from sluice.gateway.files.threads import FILES
 from sluice.gateway.openapi.routes import JSON, json_answer, route
 from sluice.gateway.openapi.schemas import METADATA, NUMBER, TEXT, Schema, list_of, object_schema, or_null
 from sluice.gateway.queues import QueueClients, Queues
@@ -24,7 +23,7 @@ from sluice.gateway.refusals import refusal
 from sluice.gateway.requests import read_json
 from sluice.gateway.tables.pages import AFTER, ORDER, SHORT_LIMIT, list_body, new_name, page_schema, read_page
 from sluice.gateway.tables.quota import Quota
-from sluice.gateway.tables.threads import SQL
+from sluice.gateway.threads import FILES, SQL
 from sluice.producer.errors import InvalidSetting
 from sluice.protocol.bounds import TENANT_BATCHES
 from sluice.protocol.bulk_files.input import lines
@@ -111,7 +110,7 @@ class BatchRoutes:
         clients = await self._queue_of(model)
         queue = clients.submitting.target
         created_ms = wall_ms()
-        batch = Batch(
+        batch = StoredBatch(
             id=f"batch_{new_name(created_ms)}",
             tenant=tenant,
             queue=queue.name,
@@ -130,14 +129,14 @@ class BatchRoutes:
             LOG.warning("A batch was created, but %s.", body["warning"])
         return JSONResponse(body)
 
-    async def _body(self, batch: Batch) -> Object:
+    async def _body(self, batch: StoredBatch) -> Object:
         """Return a batch as clients read it, with a warning if no process continues it."""
         queue = next((clients for clients in self._queues if clients.name == batch.queue), None)
         if batch.status not in OPEN or queue is None or not await lacks_callbacks(queue):
             return batch.body
         return {**batch.body, "warning": without_callbacks(queue.name)}
 
-    async def _add(self, batch: Batch) -> None:
+    async def _add(self, batch: StoredBatch) -> None:
         try:
             is_added = await SQL.run(self._batches.add, batch, max_open=self._max_open)
         except TooManyBatches as error:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 
 import sqlalchemy as sa
 
-from sluice.gateway.batches.batch import CANCELLING, IN_PROGRESS, OPEN, VALIDATING, Batch, batch_of
+from sluice.gateway.batches.batch import CANCELLING, IN_PROGRESS, OPEN, VALIDATING, StoredBatch, batch_of
 from sluice.gateway.files.store import INPUT, OUTPUT, File, insert_file
 from sluice.gateway.tables.database import Database, lock_tenant
 from sluice.gateway.tables.pages import PageRequest, is_id, page
@@ -48,7 +48,7 @@ class BatchStore:
 
     # ------------------------------------------------------------ clients
 
-    def add(self, batch: Batch, *, max_open: int | None = None) -> bool:
+    def add(self, batch: StoredBatch, *, max_open: int | None = None) -> bool:
         """Add a batch; return False if its tenant has no such input file.
 
         Raises:
@@ -64,17 +64,17 @@ class BatchStore:
             connection.execute(gateway_batches.insert().values(**_row(batch)))
         return True
 
-    def get(self, batch_id: str, tenant: str) -> Batch | None:
+    def get(self, batch_id: str, tenant: str) -> StoredBatch | None:
         """Return a tenant's batch; None if it has none of this id."""
         return None if not is_id(batch_id) else self._one(T.id == batch_id, T.tenant == tenant)
 
-    def page(self, wanted: PageRequest) -> tuple[list[Batch], bool]:
+    def page(self, wanted: PageRequest) -> tuple[list[StoredBatch], bool]:
         """Return some batches, and whether there are more."""
         with self._database.reading() as connection:
             rows, has_more = page(connection, gateway_batches, wanted)
         return [batch_of(row) for row in rows], has_more
 
-    def cancel(self, batch_id: str, tenant: str) -> Batch | None:
+    def cancel(self, batch_id: str, tenant: str) -> StoredBatch | None:
         """Begin to cancel a batch that is validated or in progress, and return it; None if there is none."""
         if not is_id(batch_id):
             return None
@@ -102,7 +102,7 @@ class BatchStore:
             rows = connection.execute(query.order_by(first.c.due_ms).limit(MAX_DUE)).all()
         return [Due(*row) for row in rows]
 
-    def take(self, batch_id: str, epoch: int) -> Batch | None:
+    def take(self, batch_id: str, epoch: int) -> StoredBatch | None:
         """Take a batch if no other task has taken it since this epoch."""
         is_it = (T.id == batch_id, T.epoch == epoch, T.status.in_(OPEN), T.due_ms <= wall_ms())
         taken = gateway_batches.update().where(*is_it).values(epoch=epoch + 1, due_ms=wall_ms() + TAKEN_MS)
@@ -111,20 +111,20 @@ class BatchStore:
                 return None
         return self._one(T.id == batch_id, T.epoch == epoch + 1)
 
-    def renew(self, batch: Batch) -> str | None:
+    def renew(self, batch: StoredBatch) -> str | None:
         """Keep a batch for longer and return its status; None if another task has it."""
         mine = (T.id == batch.id, T.epoch == batch.epoch)
         renewed = gateway_batches.update().where(*mine).values(due_ms=wall_ms() + TAKEN_MS)
         with self._database.transaction() as connection:
             return connection.execute(renewed.returning(T.status)).scalar()
 
-    def release(self, batch: Batch, pause_ms: int) -> bool:
+    def release(self, batch: StoredBatch, pause_ms: int) -> bool:
         """Give a batch back, to be continued after a pause; return whether it was still this task's."""
         mine = (T.id == batch.id, T.epoch == batch.epoch)
         with self._database.transaction() as connection:
             return _has_changed(connection, gateway_batches.update().where(*mine).values(due_ms=wall_ms() + pause_ms))
 
-    def change(self, batch: Batch, *, new_files: Sequence[File] = (), **values: object) -> Batch:
+    def change(self, batch: StoredBatch, *, new_files: Sequence[File] = (), **values: object) -> StoredBatch:
         """Write fields of a batch, and add files, in one transaction; return the batch as it is now.
 
         Raises:
@@ -142,7 +142,7 @@ class BatchStore:
                 insert_file(connection, file)
         return changed
 
-    def move(self, batch: Batch, status: str, *, new_files: Sequence[File] = (), **values: object) -> Batch:
+    def move(self, batch: StoredBatch, status: str, *, new_files: Sequence[File] = (), **values: object) -> StoredBatch:
         """Change the status of a batch, with other fields, as `change` does.
 
         Raises:
@@ -164,7 +164,7 @@ class BatchStore:
                 keys |= {key for key, *_ in objects}
         return keys
 
-    def _one(self, *conditions: sa.ColumnElement[bool]) -> Batch | None:
+    def _one(self, *conditions: sa.ColumnElement[bool]) -> StoredBatch | None:
         with self._database.reading() as connection:
             row = connection.execute(_all().where(*conditions)).mappings().one_or_none()
         return None if row is None else batch_of(row)
@@ -186,5 +186,5 @@ def _has_changed(connection: sa.Connection, update: sa.Update) -> bool:
     return connection.execute(update.returning(T.id)).first() is not None
 
 
-def _row(batch: Batch) -> Mapping[str, Any]:  # Any: as the columns say
+def _row(batch: StoredBatch) -> Mapping[str, Any]:  # Any: as the columns say
     return asdict(batch) | {"parts": batch.parts.as_json()}

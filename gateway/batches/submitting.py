@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import BinaryIO
 
-from sluice.gateway.batches.batch import Batch
+from sluice.gateway.batches.batch import StoredBatch
 from sluice.gateway.batches.collecting import Bits
 from sluice.gateway.batches.lines import LineJobsOfBatch, Names, RawLine, Tick, identity_of, lines_from
 from sluice.producer.bulk.output import bad_line, error_line
@@ -40,7 +40,7 @@ class Submitted:
     """The queue's batch accepts no more: its deadline has passed, or it was cancelled there."""
 
     @classmethod
-    def of(cls, batch: Batch) -> "Submitted":
+    def of(cls, batch: StoredBatch) -> "Submitted":
         """Return what a batch has reached."""
         return cls(batch.submitted, batch.file_offset)
 
@@ -69,7 +69,7 @@ class Submission:
         until_s: When to stop, by the monotonic clock.
     """
 
-    def __init__(self, batch: Batch, names: Names, collected: Bits, tick: Tick, until_s: float) -> None:
+    def __init__(self, batch: StoredBatch, names: Names, collected: Bits, tick: Tick, until_s: float) -> None:
         self._batch, self._names, self._collected = batch, names, collected
         self._tick, self._until_s = tick, until_s
         self._pending: deque[tuple[RawLine, NewJob | BadLine]] = deque()

@@ -20,17 +20,17 @@ from sluice.gateway.batches.batch import (
     FINALIZING,
     IN_PROGRESS,
     VALIDATING,
-    Batch,
-    Parts,
+    BatchParts,
+    StoredBatch,
     error_of_line,
     printable,
 )
-from sluice.gateway.batches.collecting import PART_LINES, Collector, Look, Part
+from sluice.gateway.batches.collecting import PART_LINES, Collector, EndedSearch, Part
 from sluice.gateway.batches.hold import Hold
-from sluice.gateway.batches.lines import Check, Names, Tick, names_of
+from sluice.gateway.batches.lines import FileCheck, Names, Tick, names_of
 from sluice.gateway.batches.store import BatchLost, BatchStore
 from sluice.gateway.batches.submitting import Submission, Submitted
-from sluice.gateway.files.faults import ContentMissing, StorageUnavailable
+from sluice.gateway.faults import ContentMissing, StorageUnavailable
 from sluice.gateway.files.storage import Storage
 from sluice.gateway.files.store import OUTPUT, File, FileStore, Stored, new_file_id
 from sluice.gateway.tables.database import Database
@@ -121,7 +121,7 @@ def advance(workshop: Workshop, batch_id: str, epoch: int) -> None:
 class _Run:
     """The work of one task on its batch. Changes as the batch does."""
 
-    def __init__(self, workshop: Workshop, batch: Batch, tick: Tick) -> None:
+    def __init__(self, workshop: Workshop, batch: StoredBatch, tick: Tick) -> None:
         self._workshop, self._batch, self._tick = workshop, batch, tick
         self._storage, self._batches = workshop.storage, workshop.batches
         self._until_s = monotonic()
@@ -174,14 +174,14 @@ class _Run:
             self._keep_slice(check)
         return is_over
 
-    def _check(self) -> Check:
+    def _check(self) -> FileCheck:
         """Continue the check, or start it again if its results are lost."""
         with suppress(ContentMissing, ValueError):
-            return Check(self._batch, [self._storage.get(part.key) for part in self._batch.parts.checked])
-        self._batch = self._batches.change(self._batch, parts=Parts())
-        return Check(self._batch)
+            return FileCheck(self._batch, [self._storage.get(part.key) for part in self._batch.parts.checked])
+        self._batch = self._batches.change(self._batch, parts=BatchParts())
+        return FileCheck(self._batch)
 
-    def _keep_slice(self, check: Check) -> None:
+    def _keep_slice(self, check: FileCheck) -> None:
         """Keep a slice in one object with those before it that are no larger: so there are few, and each grows."""
         kept = [*self._batch.parts.checked]
         while kept and kept[-1].num_lines <= check.num_lines(since=len(kept)):
@@ -192,10 +192,10 @@ class _Run:
         key = f"{self._batch.folder}/checked-{since:05d}-{token_hex(6)}"
         self._storage.put(key, data)
         new = Stored(key=key, num_bytes=len(data), num_lines=check.num_lines(since))
-        self._batch = self._batches.change(self._batch, parts=Parts(checked=(*kept, new)))
+        self._batch = self._batches.change(self._batch, parts=BatchParts(checked=(*kept, new)))
         self._delete(*(part.key for part in replaced))
 
-    def _end_check(self, check: Check) -> None:
+    def _end_check(self, check: FileCheck) -> None:
         batch, model = self._batch, check.model and printable(check.model)
         if check.errors:
             self._fail(*map(error_of_line, check.errors))
@@ -205,11 +205,11 @@ class _Run:
         else:
             names = check.names
             total, key = len(names.custom_ids), self._put_names(names)
-            self._batch = self._batches.move(batch, IN_PROGRESS, total=total, names=key, parts=Parts())
+            self._batch = self._batches.move(batch, IN_PROGRESS, total=total, names=key, parts=BatchParts())
         self._delete(*(part.key for part in batch.parts.checked))
 
     def _fail(self, *errors: Object) -> None:
-        self._batch = self._batches.move(self._batch, FAILED, errors=list(errors), parts=Parts())
+        self._batch = self._batches.move(self._batch, FAILED, errors=list(errors), parts=BatchParts())
 
     def _delete(self, *keys: str) -> None:
         """Delete objects that are not needed any more."""
@@ -243,7 +243,7 @@ class _Run:
         return names
 
     def _names_in_file(self) -> Names:
-        check = Check(self._batch)
+        check = FileCheck(self._batch)
         with self._input() as file:
             check.run(file, self._tick)
         names = check.names
@@ -330,9 +330,9 @@ class _Run:
             is_overdue=self._is_overdue,
         )
 
-    def _look(self, state: "_State", sent: Submitted) -> Look:
+    def _look(self, state: "_State", sent: Submitted) -> EndedSearch:
         is_any = state.is_over or not state.is_whole
-        return Look(
+        return EndedSearch(
             end=self._batch.total if state.is_over else sent.end,
             unsent=state.why_unsent,
             most=None if is_any else self._num_new(state.view.ended),

@@ -1,11 +1,16 @@
-"""A connection that is aborted when its client does not read.
+"""A connection of a client: its requests must arrive in time, and it is aborted when its client does not read.
 
 What waits for a slow client is bounded: nothing more is produced while something waits, and the kernel takes little.
+uvicorn bounds only the time between two requests, and h11 only the size of headers, after it has taken them apart.
 """
 
 import asyncio
+import logging
 import socket
 import struct
+import sys
+from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 import h11
@@ -14,9 +19,27 @@ from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from sluice.gateway.arrival.addresses import Addresses
 from sluice.gateway.arrival.shares import RequestShare, share_in
-from sluice.gateway.refusals import count
-from sluice.protocol.bounds import HEADER_BYTES, HEADERS, TENANT_UNREAD_MIB
+from sluice.gateway.errors import CALLER, HttpError
+from sluice.gateway.log.answers import count_answer
+from sluice.gateway.log.lines import log_event
+from sluice.gateway.log.requests import REQUEST_ID, new_request_id
+from sluice.gateway.refusals import count, refusal
+from sluice.protocol.bounds import ADDRESS_CONNECTIONS, HEADER_BYTES, HEADERS, TENANT_UNREAD_MIB
+
+LEAST_BYTES_PER_S = 16 * 1024
+"""Least rate of a request beyond the limit: so many bytes give a second, of which at most the limit is saved up."""
+
+LINGER_S = 1.0
+"""How long the rest of a body is read after its answer. A reset at once could lose the answer."""
+
+SPARE_CONNECTIONS = 256
+"""Connections beyond the limit that are told so with 503. Further ones are closed unread."""
+
+TOO_SLOW = HttpError(408, CALLER, "the request took too long to arrive", "request_timeout")
+MALFORMED = HttpError(400, CALLER, "the request is not valid HTTP/1.1", "malformed_request")
+
 
 LOOKS_PER_LIMIT = 4
 """How often a waiting connection is looked at: it is aborted at most this share of the limit late."""
@@ -30,6 +53,7 @@ FREE_CHUNKS, BYTES_PER_CHUNK = 256, 64
 
 TOO_LARGE = 431
 NO_LINGER = struct.pack("ii", 1, 0)
+LOG = logging.getLogger(__name__)
 
 
 class HeaderBuffer(ReceiveBuffer):
@@ -92,14 +116,26 @@ class Protocol(h11.Connection):
         return b"".join(pieces)
 
 
-class Connection(H11Protocol):
-    """uvicorn's connection. Changes as its client reads."""
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """What a connection may take."""
 
-    read_limit_s = 60.0
+    arrival_limit_s: float
+    """Longest time from a connection, or the first byte of a request, to its last one, and longest pause in it."""
+
+    read_limit_s: float
     """How long a client may read nothing of what waits for it."""
+
+    addresses: Addresses
+    """Those of all connections."""
+
+
+class ClientConnection(H11Protocol):
+    """uvicorn's connection. Changes as requests arrive, and as its client reads."""
 
     def __init__(
         self,
+        limits: ConnectionLimits,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],  # Any: as uvicorn has it
@@ -108,18 +144,132 @@ class Connection(H11Protocol):
         # Each request of this connection may end it so.
         super().__init__(config, server_state, {**app_state, "abort": self.abort}, _loop)
         self.conn = Protocol(MAX_HEADER_BYTES)
+        self._limits = limits
+        self._address = ""
+        self._arrival: asyncio.TimerHandle | None = None
+        self._until_s = 0.0
+        self._num_bytes = 0
         self._look: asyncio.TimerHandle | None = None
         self._share: RequestShare | None = None
         self._num_waiting_bytes = self._num_looks = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] (as uvicorn's)
-        """Bound what may wait in the process and in the kernel."""
+        """Bound what may wait in the process and in the kernel, and begin to wait for a request."""
         super().connection_made(transport)
         # What the kernel does not take counts as waiting. Not 0: asyncio's TLS would pause although nothing waits.
         transport.set_write_buffer_limits(high=1)
         sock = transport.get_extra_info("socket")
         if hasattr(socket, "TCP_NOTSENT_LOWAT"):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+        if self._is_too_much():
+            transport.abort()
+        else:
+            self._begin_arrival()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop waiting and looking."""
+        self._finish_arrival()
+        self._limits.addresses.remove(self._address)
+        self._stop_looking()
+        super().connection_lost(exc)
+
+    def abort(self) -> None:
+        """End the connection with a reset, which no client takes for the end of an answer."""
+        self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
+        self.transport.abort()
+
+    def _is_too_much(self) -> bool:
+        """Count the connection; return whether it is one too many."""
+        self._address = self.client[0] if self.client else ""
+        is_too_much = self._limits.addresses.add(self._address)
+        if is_too_much:
+            count(ADDRESS_CONNECTIONS)
+        most = self.limit_concurrency
+        return is_too_much or (most is not None and len(self.connections) > most + SPARE_CONNECTIONS)
+
+    # ------------------------------------------------------------ requests that arrive
+
+    def data_received(self, data: bytes) -> None:
+        """Count what arrives of a request."""
+        super().data_received(data)
+        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+            self._finish_arrival()
+            return
+        if self._arrival is None:
+            self._begin_arrival()
+        self._num_bytes += len(data)
+        most_s = self.loop.time() + self._limits.arrival_limit_s
+        self._until_s = min(most_s, self._until_s + len(data) / LEAST_BYTES_PER_S)
+
+    def on_response_complete(self) -> None:
+        """Read no further for long if the answer came before the end of its request."""
+        super().on_response_complete()
+        if self.conn.their_state is h11.SEND_BODY:
+            self.loop.call_later(LINGER_S, self._drop_rest)
+        elif self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:
+            self._begin_arrival()  # a part of the next request came with the last one
+            self._num_bytes = 1
+
+    def _begin_arrival(self) -> None:
+        self._until_s, self._num_bytes = self.loop.time() + self._limits.arrival_limit_s, 0
+        self._arrival = self.loop.call_later(self._limits.arrival_limit_s, self._check_arrival)
+
+    def _finish_arrival(self) -> None:
+        if self._arrival is not None:
+            self._arrival.cancel()
+            self._arrival = None
+
+    def _check_arrival(self) -> None:
+        if self.flow.read_paused:  # the handler is slow, and not the client
+            self._begin_arrival()
+            return
+        spare_s = self._until_s - self.loop.time()
+        if spare_s > 0:
+            self._arrival = self.loop.call_later(spare_s, self._check_arrival)
+        else:
+            self._refuse()
+
+    def _refuse(self) -> None:
+        self._arrival = None
+        if self._num_bytes:
+            self._answer(TOO_SLOW)
+        self._drop()
+
+    def send_400_response(self, msg: str) -> None:  # uvicorn's text; clients read an object
+        """Answer what h11 cannot read, and close the connection."""
+        error = sys.exc_info()[1]  # uvicorn calls this while it handles h11's error
+        is_too_large = isinstance(error, h11.RemoteProtocolError) and error.error_status_hint == TOO_LARGE
+        self._answer(_too_large(str(error)) if is_too_large else MALFORMED)
+        self.transport.close()
+
+    def _answer(self, error: HttpError) -> None:
+        """Answer a request that does not reach the application, unless its answer has begun."""
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            return
+        request_id, body = new_request_id(), bytes(error.response.body)
+        headers = [
+            ("content-type", "application/json"),
+            ("content-length", str(len(body))),
+            ("connection", "close"),
+            (REQUEST_ID, request_id),
+        ]
+        start = h11.Response(status_code=error.status, headers=headers, reason=HTTPStatus(error.status).phrase)
+        for event in (start, h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        count_answer(error.status)
+        log_event(LOG, "request answered", {"request_id": request_id, "status": error.status, "code": error.code})
+
+    def _drop_rest(self) -> None:
+        if self.conn.their_state is h11.SEND_BODY:
+            self._drop()
+
+    def _drop(self) -> None:
+        if self.cycle and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self.transport.close()
+
+    # ------------------------------------------------------------ answers that are read
 
     def pause_writing(self) -> None:
         """Begin to look at how the client reads."""
@@ -137,18 +287,8 @@ class Connection(H11Protocol):
         super().resume_writing()
         self._stop_looking()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Stop looking."""
-        self._stop_looking()
-        super().connection_lost(exc)
-
-    def abort(self) -> None:
-        """End the connection with a reset, which no client takes for the end of an answer."""
-        self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
-        self.transport.abort()
-
     def _plan_look(self) -> None:
-        self._look = self.loop.call_later(self.read_limit_s / LOOKS_PER_LIMIT, self._check)
+        self._look = self.loop.call_later(self._limits.read_limit_s / LOOKS_PER_LIMIT, self._check)
 
     def _check(self) -> None:
         num_waiting = self.transport.get_write_buffer_size()
@@ -167,3 +307,9 @@ class Connection(H11Protocol):
         if self._share is not None:
             self._share.wait_for_reader(0)
             self._share = None
+
+
+def _too_large(why: str) -> HttpError:
+    if why == HEADERS.name:
+        return refusal(HEADERS, f"there are more than {HEADERS.most} lines of headers")
+    return refusal(HEADER_BYTES, f"headers are larger than {MAX_HEADER_BYTES} bytes")

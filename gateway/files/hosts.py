@@ -10,10 +10,10 @@ from typing import cast
 
 from sluice.gateway.errors import SERVER, HttpError
 from sluice.gateway.essential import essential_task
-from sluice.gateway.files.faults import StorageUnavailable
+from sluice.gateway.faults import StorageUnavailable
 from sluice.gateway.files.storage import Storage
-from sluice.gateway.files.threads import IDENTITY
 from sluice.gateway.queues import QueueClients, Queues
+from sluice.gateway.threads import IDENTITY
 from sluice.producer.errors import ProducerError, QueueUnreachable
 from sluice.producer.operations.operation import Ask, Operation
 from sluice.protocol.clock import wall_ms

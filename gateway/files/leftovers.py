@@ -8,7 +8,7 @@ from itertools import islice
 
 from sluice.gateway.batches.batch import FOLDER
 from sluice.gateway.batches.store import BatchStore
-from sluice.gateway.files.faults import FileInUse
+from sluice.gateway.faults import FileOfOpenBatch
 from sluice.gateway.files.storage import Storage
 from sluice.gateway.files.store import PREFIX, UPLOADS, File, FileStore
 
@@ -76,7 +76,7 @@ def remove_old_files(storage: Storage, files: FileStore, *, before_ms: int, for_
     while found := files.old(before_ms, AT_ONCE):
         gone: list[File] = []
         for file_id, tenant in found:
-            with suppress(FileInUse):  # a batch of it has just begun
+            with suppress(FileOfOpenBatch):  # a batch of it has just begun
                 gone += filter(None, (files.delete(file_id, tenant),))
         storage.delete([part.key for file in gone for part in file.objects])
         num_deleted += len(gone)

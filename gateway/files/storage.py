@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import fsspec  # pyright: ignore[reportMissingTypeStubs]  # it has no types
 
-from sluice.gateway.files.faults import ContentMissing, StorageUnavailable
+from sluice.gateway.faults import ContentMissing, StorageUnavailable
 from sluice.producer.errors import InvalidSetting
 
 PIECE_BYTES = 1024 * 1024

@@ -7,7 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import RowMapping
 
-from sluice.gateway.files.faults import FileInUse
+from sluice.gateway.faults import FileOfOpenBatch
 from sluice.gateway.tables.database import Database, lock_tenant
 from sluice.gateway.tables.pages import PageRequest, is_id, new_name, page
 from sluice.gateway.tables.quota import MIN_FILE_BYTES, check_room
@@ -137,7 +137,7 @@ class FileStore:
                 return None
             batch = connection.execute(reads.limit(1)).scalar()
             if batch is not None:
-                raise FileInUse(f"the batch {batch} reads the file {file_id}: cancel it first")
+                raise FileOfOpenBatch(f"the batch {batch} reads the file {file_id}: cancel it first")
             connection.execute(files.delete().where(*is_it))
         return _file(row)
 

@@ -12,9 +12,9 @@ from starlette.requests import Request
 from sluice.gateway.arrival.shares import share_of
 from sluice.gateway.errors import bad_request
 from sluice.gateway.files.storage import PIECE_BYTES, ObjectWriter, Storage
-from sluice.gateway.files.threads import FILES
 from sluice.gateway.refusals import refusal
 from sluice.gateway.tables.quota import Incoming
+from sluice.gateway.threads import FILES
 from sluice.protocol.bounds import FILE_MIB
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from sluice.gateway.errors import SERVER, HttpError
-from sluice.gateway.tables.threads import HISTORY, SQL_LIMIT_S
+from sluice.gateway.threads import HISTORY, SQL_LIMIT_S
 from sluice.history.queries import History
 from sluice.producer.errors import HistoryUnavailable
 

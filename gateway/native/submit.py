@@ -18,7 +18,7 @@ from sluice.gateway.openapi.routes import JSON, json_answer, route
 from sluice.gateway.openapi.schemas import TEXT, Schema, list_of, object_schema
 from sluice.gateway.ownership import own_batch
 from sluice.gateway.queues import Queues
-from sluice.gateway.rates import Rates
+from sluice.gateway.rates import KeyRates
 from sluice.gateway.requests import read_json, traceparent_of
 from sluice.gateway.settings import GatewaySettings
 from sluice.protocol.errors import InvalidJob, did_you_mean
@@ -48,7 +48,7 @@ BODY: Schema = {
 class SubmitRoute:
     """The route that submits jobs. They go on when their client leaves."""
 
-    def __init__(self, queues: Queues, rates: Rates, settings: GatewaySettings) -> None:
+    def __init__(self, queues: Queues, rates: KeyRates, settings: GatewaySettings) -> None:
         self._queues, self._rates, self._max_bytes = queues, rates, settings.max_body_bytes
 
     @route(

@@ -11,7 +11,7 @@ from sluice.protocol.wire import JobId, Usage
 
 
 @dataclass(slots=True, eq=False)
-class Chunks:
+class StreamChunks:
     """The chunks of one stream. Holds which choices have begun and the usage of those that have ended.
 
     A chat's role travels with its first text: benchmarks take the first chunk for the time to the first token.

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, field
 from json.encoder import encode_basestring_ascii
 
-from sluice.gateway.openai.chunks import Chunks
+from sluice.gateway.openai.chunks import StreamChunks
 from sluice.producer.operations.follow import StreamEvent
 from sluice.protocol.openai_format.bodies import Object
 
@@ -24,11 +24,11 @@ def server_sent(value: Object) -> bytes:
 class EncodedChunks:
     """The encoded chunks of one stream. Holds what is around the text of each choice."""
 
-    chunks: Chunks
+    chunks: StreamChunks
     _around: dict[int, tuple[bytes, bytes]] = field(default_factory=dict[int, tuple[bytes, bytes]])
 
     def of(self, event: StreamEvent) -> bytes:
-        """Return the chunks of an event, as `Chunks.of`."""
+        """Return the chunks of an event, as `StreamChunks.of`."""
         around = self._around.get(event.choice)
         if around is not None and event.text and event.end is None and not event.logprobs:
             return around[0] + encode_basestring_ascii(event.text).encode() + around[1]

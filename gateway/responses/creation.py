@@ -18,13 +18,13 @@ from sluice.gateway.errors import HttpError, bad_request
 from sluice.gateway.openai.response_requests import ResponseRequest
 from sluice.gateway.openai.responses import ResponseEnd, ResponseInfo, conversation_messages
 from sluice.gateway.queues import QueueClients, Queues
-from sluice.gateway.rates import Rates, as_charged
+from sluice.gateway.rates import KeyRates, as_charged
 from sluice.gateway.readers import may_be_accepted
 from sluice.gateway.responses.ends import settle
 from sluice.gateway.responses.store import LOST, MAX_DEPTH, ResponseStore, StoredResponse
 from sluice.gateway.settings import GatewaySettings
 from sluice.gateway.tables.quota import Quota
-from sluice.gateway.tables.threads import SQL
+from sluice.gateway.threads import SQL
 from sluice.producer.errors import IdempotencyConflict, ProducerError
 from sluice.protocol import limits
 from sluice.protocol.clock import wall_ms
@@ -63,7 +63,7 @@ class Creation:
     """Creates responses."""
 
     def __init__(
-        self, queues: Queues, rates: Rates, settings: GatewaySettings, store: ResponseStore, quota: Quota
+        self, queues: Queues, rates: KeyRates, settings: GatewaySettings, store: ResponseStore, quota: Quota
     ) -> None:
         self._queues, self._rates, self._settings, self._store, self._quota = queues, rates, settings, store, quota
 

@@ -9,7 +9,7 @@ from typing import cast
 
 from sluice.gateway.openai.responses import ResponseEnd, response_end
 from sluice.gateway.responses.store import LOST, ResponseStore, StoredResponse
-from sluice.gateway.tables.threads import SQL
+from sluice.gateway.threads import SQL
 from sluice.producer.aio import AsyncProducer
 from sluice.producer.operations.operation import Ask, Operation, Reply, channel_rows
 from sluice.producer.operations.queue import Queue

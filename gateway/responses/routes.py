@@ -28,7 +28,7 @@ from sluice.gateway.openapi.options import KEY
 from sluice.gateway.openapi.routes import EVENT, EVENTS, JSON, Answer, flag, json_answer, route, whole_number
 from sluice.gateway.openapi.schemas import TEXT, object_schema
 from sluice.gateway.queues import Queues
-from sluice.gateway.rates import Rates
+from sluice.gateway.rates import KeyRates
 from sluice.gateway.readers import unless_left
 from sluice.gateway.requests import read_json, traceparent_of
 from sluice.gateway.responses.creation import Created, Creation, served
@@ -47,7 +47,7 @@ from sluice.gateway.tables.pages import (
     unknown_cursor,
 )
 from sluice.gateway.tables.quota import Quota
-from sluice.gateway.tables.threads import SQL
+from sluice.gateway.threads import SQL
 from sluice.producer.errors import JobNotDone, JobNotFound, ResultExpired, ResultTimeout
 from sluice.protocol.openai_format.bodies import Object
 from sluice.protocol.states import JobState
@@ -71,7 +71,7 @@ class ResponseRoutes:
     """What the routes do. Each raises HttpError, RequestRefused or ProducerError for a request that it refuses."""
 
     def __init__(
-        self, queues: Queues, rates: Rates, settings: GatewaySettings, store: ResponseStore, quota: Quota
+        self, queues: Queues, rates: KeyRates, settings: GatewaySettings, store: ResponseStore, quota: Quota
     ) -> None:
         self._creation = Creation(queues, rates, settings, store, quota)
         self._queues, self._settings, self._store = queues, settings, store

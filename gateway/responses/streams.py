@@ -9,7 +9,7 @@ from sluice.gateway.openai.responses import ResponseEnd, response_end
 from sluice.gateway.queues import QueueClients
 from sluice.gateway.responses.ends import settle
 from sluice.gateway.responses.store import ResponseStore, StoredResponse
-from sluice.gateway.tables.threads import SQL
+from sluice.gateway.threads import SQL
 from sluice.producer.errors import ChannelExpired, HistoryUnavailable, JobNotFound, ProducerError, ResultExpired
 from sluice.protocol.openai_format.bodies import Object
 from sluice.protocol.states import JobState

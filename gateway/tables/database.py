@@ -9,7 +9,7 @@ from typing import Self
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from sluice.gateway.tables.faults import TablesMissing
+from sluice.gateway.faults import TablesMissing
 from sluice.history.database import READ_ONLY, HistoryError, check_schema, nothing_at, open_database, why
 from sluice.producer.errors import HistoryUnavailable
 

@@ -65,7 +65,7 @@ def is_id(text: str) -> bool:
     return ID.fullmatch(text) is not None or OLD_ID.fullmatch(text) is not None
 
 
-class Place(NamedTuple):
+class RowPlace(NamedTuple):
     """The place of a row in a list."""
 
     created_ms: int
@@ -95,18 +95,18 @@ def page(
     return rows[: wanted.limit], len(rows) > wanted.limit
 
 
-def _place_of(row_id: str) -> Place | None:
+def _place_of(row_id: str) -> RowPlace | None:
     found = ID.fullmatch(row_id)
-    return None if found is None else Place(int(found["created_ms"], 16), row_id)
+    return None if found is None else RowPlace(int(found["created_ms"], 16), row_id)
 
 
-def _place_of_old(connection: sa.Connection, table: sa.Table, wanted: PageRequest) -> Place:
+def _place_of_old(connection: sa.Connection, table: sa.Table, wanted: PageRequest) -> RowPlace:
     is_it = (table.c.tenant == wanted.tenant, table.c.id == wanted.after)
     query = sa.select(table.c.created_ms, table.c.id).where(*is_it)
     row = connection.execute(query).one_or_none() if is_id(wanted.after or "") else None
     if row is None:
         raise unknown_cursor()
-    return Place(row.created_ms, row.id)
+    return RowPlace(row.created_ms, row.id)
 
 
 def unknown_cursor() -> HttpError:

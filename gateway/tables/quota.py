@@ -8,10 +8,10 @@ from typing import TypeVar
 import sqlalchemy as sa
 
 from sluice.gateway.errors import HttpError
+from sluice.gateway.faults import TooManyBytes
 from sluice.gateway.refusals import refusal
 from sluice.gateway.tables.database import Database
-from sluice.gateway.tables.faults import TooManyBytes
-from sluice.gateway.tables.threads import SQL
+from sluice.gateway.threads import SQL
 from sluice.history.tables import files, responses
 from sluice.protocol.bounds import TENANT_FILES_MIB
 

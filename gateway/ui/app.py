@@ -14,7 +14,7 @@ from sluice.gateway.files.storage import Storage
 from sluice.gateway.keyring import Keyring
 from sluice.gateway.native.records import Records
 from sluice.gateway.queues import Queues
-from sluice.gateway.rates import Rates
+from sluice.gateway.rates import KeyRates
 from sluice.gateway.tables.database import Database
 from sluice.gateway.ui.audit import AuditLog
 from sluice.gateway.ui.frame import HEADERS, Frame
@@ -45,12 +45,12 @@ class Assets(StaticFiles):
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class SharedParts:
     """The parts that the page shares with the other routes of its gateway."""
 
     keyring: Keyring
     queues: Queues
-    rates: Rates
+    rates: KeyRates
     records: Records
     database: Database
     """Where sign-ins and the audit log are, and the history."""
@@ -58,7 +58,7 @@ class Parts:
     storage: Storage
 
 
-def page_routes(parts: Parts) -> Iterator[BaseRoute]:
+def page_routes(parts: SharedParts) -> Iterator[BaseRoute]:
     """Yield the routes."""
     keyring, queues, database = parts.keyring, parts.queues, parts.database
     sessions, audit = Sessions(database), AuditLog(database)

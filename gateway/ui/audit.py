@@ -10,7 +10,7 @@ from time import monotonic
 from sluice.gateway.access import Caller
 from sluice.gateway.errors import HttpError
 from sluice.gateway.tables.database import Database
-from sluice.gateway.tables.threads import SQL
+from sluice.gateway.threads import SQL
 from sluice.history.tables import audit_log
 from sluice.producer.errors import HistoryUnavailable
 from sluice.protocol.clock import wall_ms

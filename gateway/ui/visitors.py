@@ -14,7 +14,7 @@ from starlette.requests import Request
 from sluice.gateway.access import Caller
 from sluice.gateway.errors import CALLER, HttpError
 from sluice.gateway.keyring import Keyring
-from sluice.gateway.tables.threads import SQL
+from sluice.gateway.threads import SQL
 from sluice.gateway.ui.sessions import Sessions
 from sluice.producer.errors import HistoryUnavailable
 

@@ -8,7 +8,7 @@ import pytest
 
 from sluice.gateway.api_keys.key import ApiKey
 from sluice.gateway.errors import HttpError
-from sluice.gateway.rates import Rates
+from sluice.gateway.rates import KeyRates
 from sluice.gateway.requests import read_generation
 from sluice.producer import AsyncProducer, InvalidJob
 from sluice.protocol.openai_format.requests import COMPLETIONS
@@ -20,13 +20,13 @@ def key_of(key_id: str, *, rpm: int | None = None, tpm: int | None = None) -> Ap
     return ApiKey(id=key_id, digest="", tenant="acme", created_ms=0, rpm=rpm, tpm=tpm)
 
 
-async def charge(rates: Rates, key: ApiKey | None, **fields: Any) -> Mapping[str, str]:
+async def charge(rates: KeyRates, key: ApiKey | None, **fields: Any) -> Mapping[str, str]:
     """Count one request of 4 bytes and, without other fields, of 9 tokens of output: 10 tokens."""
     body = {"prompt": "four", "max_tokens": 9, **fields}
     return await rates.charge(key, read_generation(COMPLETIONS, body))
 
 
-async def refusal(rates: Rates, key: ApiKey, **fields: Any) -> HttpError:
+async def refusal(rates: KeyRates, key: ApiKey, **fields: Any) -> HttpError:
     """The error of one request that is over a limit."""
     with pytest.raises(HttpError) as raised:
         await charge(rates, key, **fields)
@@ -41,13 +41,13 @@ async def client(valkey: RedisServer) -> AsyncIterator[AsyncProducer]:
 
 
 @pytest.fixture
-def rates(client: AsyncProducer) -> Rates:
+def rates(client: AsyncProducer) -> KeyRates:
     """What is tested."""
-    return Rates(client, "default")
+    return KeyRates(client, "default")
 
 
 class TestGivenALimitOfRequests:
-    async def test_when_it_is_reached_then_the_next_waits_for_its_share_of_the_minute(self, rates: Rates) -> None:
+    async def test_when_it_is_reached_then_the_next_waits_for_its_share_of_the_minute(self, rates: KeyRates) -> None:
         key = key_of("a", rpm=3)
 
         left = [(await charge(rates, key))["x-ratelimit-remaining-requests"] for _ in range(3)]
@@ -59,23 +59,23 @@ class TestGivenALimitOfRequests:
         assert "x-ratelimit-limit-tokens" not in refused.headers
 
     async def test_when_another_gateway_counts_then_both_count_the_same(
-        self, rates: Rates, valkey: RedisServer
+        self, rates: KeyRates, valkey: RedisServer
     ) -> None:
         key = key_of("b", rpm=2)
 
         async with AsyncProducer(valkey.url) as other:
             await charge(rates, key)
-            await charge(Rates(other, "default"), key)
+            await charge(KeyRates(other, "default"), key)
 
             assert (await refusal(rates, key)).status == 429
-            assert (await refusal(Rates(other, "default"), key)).status == 429
+            assert (await refusal(KeyRates(other, "default"), key)).status == 429
 
-    async def test_when_another_key_is_used_then_it_has_its_own(self, rates: Rates) -> None:
+    async def test_when_another_key_is_used_then_it_has_its_own(self, rates: KeyRates) -> None:
         await charge(rates, key_of("c", rpm=1))
 
         assert (await charge(rates, key_of("d", rpm=1)))["x-ratelimit-remaining-requests"] == "0"
 
-    async def test_when_a_request_is_invalid_then_it_does_not_count(self, rates: Rates) -> None:
+    async def test_when_a_request_is_invalid_then_it_does_not_count(self, rates: KeyRates) -> None:
         key = key_of("e", rpm=1)
 
         with pytest.raises(InvalidJob):
@@ -85,7 +85,7 @@ class TestGivenALimitOfRequests:
 
 
 class TestGivenALimitOfTokens:
-    async def test_when_prompt_and_output_are_counted_then_every_choice_counts(self, rates: Rates) -> None:
+    async def test_when_prompt_and_output_are_counted_then_every_choice_counts(self, rates: KeyRates) -> None:
         key = key_of("f", tpm=1000)
 
         headers = await charge(rates, key, n=3)
@@ -95,7 +95,7 @@ class TestGivenALimitOfTokens:
         assert headers["x-ratelimit-reset-tokens"] == "1.68s"
         assert "x-ratelimit-limit-requests" not in headers
 
-    async def test_when_a_refused_request_waits_as_told_then_it_is_accepted(self, rates: Rates) -> None:
+    async def test_when_a_refused_request_waits_as_told_then_it_is_accepted(self, rates: KeyRates) -> None:
         key = key_of("g", tpm=600)
         await charge(rates, key, max_tokens=599)
         began_s = time.monotonic()
@@ -111,13 +111,13 @@ class TestGivenALimitOfTokens:
         assert int(refused.headers["x-ratelimit-remaining-tokens"]) < 10
         assert time.monotonic() - began_s > 0.8  # ten tokens at ten a second
 
-    async def test_when_a_request_is_larger_than_the_limit_then_a_retry_is_not_advised(self, rates: Rates) -> None:
+    async def test_when_a_request_is_larger_than_the_limit_then_a_retry_is_not_advised(self, rates: KeyRates) -> None:
         refused = await refusal(rates, key_of("h", rpm=1, tpm=9))
 
         assert (refused.status, refused.code, refused.param) == (400, "request_too_large", "max_tokens")
         assert (await charge(rates, key_of("h", rpm=1, tpm=10)))["x-ratelimit-remaining-requests"] == "0"
 
-    async def test_when_requests_are_refused_for_tokens_then_they_do_not_count(self, rates: Rates) -> None:
+    async def test_when_requests_are_refused_for_tokens_then_they_do_not_count(self, rates: KeyRates) -> None:
         key = key_of("i", rpm=2, tpm=15)
         await charge(rates, key)
 
@@ -126,7 +126,7 @@ class TestGivenALimitOfTokens:
 
 
 class TestGivenARequestThatIsGivenBack:
-    async def test_when_the_next_is_counted_then_it_is_as_the_first(self, rates: Rates, valkey: RedisServer) -> None:
+    async def test_when_the_next_is_counted_then_it_is_as_the_first(self, rates: KeyRates, valkey: RedisServer) -> None:
         key, asked = key_of("m", rpm=3, tpm=1000), read_generation(COMPLETIONS, {"prompt": "four", "max_tokens": 9})
         first = await rates.charge(key, asked)
 
@@ -135,7 +135,7 @@ class TestGivenARequestThatIsGivenBack:
         assert remaining(back) == ("3", "1000")
         assert remaining(await rates.charge(key, asked)) == remaining(first) == ("2", "990")
 
-    async def test_when_the_count_is_gone_then_there_is_no_more_room_than_the_limit(self, rates: Rates) -> None:
+    async def test_when_the_count_is_gone_then_there_is_no_more_room_than_the_limit(self, rates: KeyRates) -> None:
         key, asked = key_of("n", rpm=3, tpm=1000), read_generation(COMPLETIONS, {"prompt": "four", "max_tokens": 9})
 
         assert remaining(await rates.give_back(key, asked)) == ("3", "1000")
@@ -145,7 +145,7 @@ class TestGivenARequestThatIsGivenBack:
         asked = read_generation(COMPLETIONS, {"prompt": "four", "max_tokens": 9})
 
         async with AsyncProducer("redis://127.0.0.1:1", patience_s=0.1) as client:
-            assert await Rates(client, "default").give_back(key_of("o", rpm=3), asked) == {}
+            assert await KeyRates(client, "default").give_back(key_of("o", rpm=3), asked) == {}
 
 
 def remaining(headers: Mapping[str, str]) -> tuple[str, str]:
@@ -154,13 +154,17 @@ def remaining(headers: Mapping[str, str]) -> tuple[str, str]:
 
 
 class TestGivenNoLimit:
-    async def test_when_requests_are_counted_then_redis_has_no_count(self, rates: Rates, valkey: RedisServer) -> None:
+    async def test_when_requests_are_counted_then_redis_has_no_count(
+        self, rates: KeyRates, valkey: RedisServer
+    ) -> None:
         assert await charge(rates, None) == await charge(rates, key_of("j")) == {}
 
         with valkey.client() as redis:
             assert redis.keys("*:rate:*") == []
 
-    async def test_when_a_count_is_kept_then_it_is_gone_after_a_minute(self, rates: Rates, valkey: RedisServer) -> None:
+    async def test_when_a_count_is_kept_then_it_is_gone_after_a_minute(
+        self, rates: KeyRates, valkey: RedisServer
+    ) -> None:
         await charge(rates, key_of("k", rpm=1))
 
         with valkey.client() as redis:

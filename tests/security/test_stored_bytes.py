@@ -14,11 +14,11 @@ import openai
 import pytest
 from openai.types import FileObject
 
+from sluice.gateway.faults import TooManyBytes
 from sluice.gateway.files.store import INPUT, File, FileStore, Stored, new_file_id
 from sluice.gateway.openai.responses import ResponseEnd, ResponseInfo
 from sluice.gateway.responses.store import ResponseStore, StoredResponse
 from sluice.gateway.tables.database import Database
-from sluice.gateway.tables.faults import TooManyBytes
 from sluice.gateway.tables.quota import MIN_FILE_BYTES, RESPONSE_BYTES, stored_bytes
 from sluice.protocol.clock import wall_ms
 from sluice.protocol.wire import JobId

@@ -9,7 +9,7 @@ import pytest
 
 from sluice.gateway.access import Caller
 from sluice.gateway.queues import Queues
-from sluice.gateway.rates import Rates
+from sluice.gateway.rates import KeyRates
 from sluice.gateway.readers import Abandoned
 from sluice.gateway.settings import GatewaySettings, ServedQueue
 from sluice.producer import AsyncProducer, Producer
@@ -160,7 +160,7 @@ class TestGivenAGateway:
     async def test_when_a_shard_is_away_then_models_are_known_and_jobs_go_to_the_others(
         self, cluster: Cluster, queue: str, queues: Queues, partition: int
     ) -> None:
-        rates = Rates(queues.first.submitting, queue)
+        rates = KeyRates(queues.first.submitting, queue)
 
         with away(cluster, queue, partition):
             assert await queues.models() == ("m",)

@@ -9,9 +9,9 @@ from starlette.routing import Route
 
 from sluice.gateway.errors import HttpError, bad_request
 from sluice.gateway.queues import Queues
-from sluice.gateway.rates import Rates
+from sluice.gateway.rates import KeyRates
 from sluice.gateway.tables.database import Database
-from sluice.gateway.tables.threads import HISTORY
+from sluice.gateway.threads import HISTORY
 from sluice.gateway.ui.audit import AuditLog
 from sluice.gateway.ui.frame import Form, Frame, readable, render
 from sluice.gateway.ui.read.joblist import JobLine, Wanted, page_of_jobs
@@ -65,7 +65,7 @@ class Question:
 class AskPage:
     """The form. Its job continues when the visitor leaves, and its page shows all of the answer at any time."""
 
-    def __init__(self, frame: Frame, queues: Queues, rates: Rates, database: Database, audit: AuditLog) -> None:
+    def __init__(self, frame: Frame, queues: Queues, rates: KeyRates, database: Database, audit: AuditLog) -> None:
         self._frame, self._queues, self._rates = frame, queues, rates
         self._database, self._audit = database, audit
 

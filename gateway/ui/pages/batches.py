@@ -10,10 +10,9 @@ from sluice.gateway.files.hosts import lacks_callbacks
 from sluice.gateway.files.routes import not_found
 from sluice.gateway.files.storage import Storage
 from sluice.gateway.files.store import File, FileStore
-from sluice.gateway.files.threads import FILES
 from sluice.gateway.queues import Queues
 from sluice.gateway.tables.database import Database
-from sluice.gateway.tables.threads import HISTORY, SQL
+from sluice.gateway.threads import FILES, HISTORY, SQL
 from sluice.gateway.ui.frame import Frame, render
 from sluice.gateway.ui.live import Live, Parts
 from sluice.gateway.ui.read.batches import errors_of, one_batch, tenant_of_batch

@@ -9,7 +9,7 @@ from starlette.routing import Route
 
 from sluice.gateway.queues import Queues
 from sluice.gateway.tables.database import Database
-from sluice.gateway.tables.threads import HISTORY
+from sluice.gateway.threads import HISTORY
 from sluice.gateway.ui.frame import Frame, render
 from sluice.gateway.ui.read.joblist import SPANS, page_of_jobs, wanted_of
 from sluice.gateway.ui.visitors import Visitor

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from sluice.gateway.files.hosts import lacks_callbacks
 from sluice.gateway.queues import Queues
 from sluice.gateway.tables.database import Database
-from sluice.gateway.tables.threads import HISTORY
+from sluice.gateway.threads import HISTORY
 from sluice.gateway.ui.frame import Frame, render
 from sluice.gateway.ui.latest import Latest
 from sluice.gateway.ui.live import Live, Parts

@@ -10,7 +10,7 @@ from starlette.routing import Route
 from sluice.gateway.access import Caller
 from sluice.gateway.api_keys.key import ID_BYTES, split_key
 from sluice.gateway.keyring import Keyring
-from sluice.gateway.tables.threads import SQL
+from sluice.gateway.threads import SQL
 from sluice.gateway.ui.audit import AuditLog
 from sluice.gateway.ui.frame import SIGN_IN, Form, Frame, is_own_path, read_form, render
 from sluice.gateway.ui.sessions import LIFE_S, Sessions

@@ -14,13 +14,13 @@ from sluice.gateway.errors import bad_request
 from sluice.gateway.keyring import Keyring
 from sluice.gateway.queues import Queues
 from sluice.gateway.tables.database import Database
-from sluice.gateway.tables.threads import HISTORY, SQL
+from sluice.gateway.threads import HISTORY, SQL
 from sluice.gateway.ui.audit import AuditLog
 from sluice.gateway.ui.frame import SAID, Form, Frame, after, render
 from sluice.gateway.ui.read.day import DayUsage
 from sluice.gateway.ui.read.overview import Latency
 from sluice.gateway.ui.read.surveys import Surveys
-from sluice.gateway.ui.read.usage import Price, Usage, prices_now, set_price, ttft_by_tenant
+from sluice.gateway.ui.read.usage import Price, TenantUsage, prices_now, set_price, ttft_by_tenant
 from sluice.gateway.ui.visitors import Visitor
 from sluice.producer.errors import ProducerError
 from sluice.producer.operations.totals import TenantTotals, tenant_totals
@@ -41,7 +41,7 @@ class TenantLine:
     name: str
     waiting: int
     weight: float
-    usage: Usage
+    usage: TenantUsage
     token_share: float | None
     """Its part of all tokens of the last day, and in `weight_share` of all weights of the tenants listed."""
 
@@ -80,7 +80,7 @@ class TenantsPage:
             HISTORY.run(prices_now, self._database),
         )
         if own is not None:
-            usage = {own: usage.get(own, Usage())}
+            usage = {own: usage.get(own, TenantUsage())}
         totals = await self._totals() if own is None else []
         named = {*usage, *(total.tenant for total in totals)}
         lines = _lines(sorted(named), totals, usage, ttft, self._keyring)
@@ -89,7 +89,7 @@ class TenantsPage:
             "tenants.html",
             tenants=lines,
             prices=prices,
-            unpriced=sum(usage.values(), Usage()).unpriced,
+            unpriced=sum(usage.values(), TenantUsage()).unpriced,
             is_all=own is None,
             hours_left=hours_left,
         )
@@ -139,7 +139,7 @@ def _amount(name: str, text: str) -> float:
 def _lines(
     names: Sequence[str],
     totals: Sequence[TenantTotals],
-    usage: Mapping[str, Usage],
+    usage: Mapping[str, TenantUsage],
     ttft: Mapping[str, Latency],
     keyring: Keyring,
 ) -> list[TenantLine]:
@@ -152,8 +152,8 @@ def _lines(
             name=name,
             waiting=sum(figures.waiting for figures in totals if figures.tenant == name),
             weight=weights[name],
-            usage=usage.get(name, Usage()),
-            token_share=usage.get(name, Usage()).tokens / tokens if tokens else None,
+            usage=usage.get(name, TenantUsage()),
+            token_share=usage.get(name, TenantUsage()).tokens / tokens if tokens else None,
             weight_share=weights[name] / sum(weights.values()),
             ttft=ttft.get(name, Latency()),
             limits=_limits(keyring, name),

@@ -95,7 +95,7 @@ def one_batch(database: Database, queue: str, batch_id: str, tenant: str | None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ErrorKind:
+class ErrorGroup:
     """Jobs of a batch that ended in the same way."""
 
     name: str
@@ -105,7 +105,7 @@ class ErrorKind:
     """What the name is: of an error, or of a state if the jobs have no error. The list of jobs filters by it."""
 
 
-def errors_of(database: Database, queue: str, batch_id: str, tenant: str | None) -> list[ErrorKind]:
+def errors_of(database: Database, queue: str, batch_id: str, tenant: str | None) -> list[ErrorGroup]:
     """Return each kind of error, the most frequent first."""
     name, has_code = sa.func.coalesce(jobs.c.error_code, jobs.c.state), jobs.c.error_code.is_not(None)
     conditions = (*_of(queue, batch_id, tenant), jobs.c.state.in_(("failed", "expired", "cancelled")))
@@ -114,7 +114,7 @@ def errors_of(database: Database, queue: str, batch_id: str, tenant: str | None)
     with database.reading() as connection:
         rows = connection.execute(query.order_by(sa.func.count().desc()).limit(LISTED)).all()
     return [
-        ErrorKind(name=str(name), jobs=int(number), example=str(text), column="error" if has_code else "state")
+        ErrorGroup(name=str(name), jobs=int(number), example=str(text), column="error" if has_code else "state")
         for name, number, text, has_code in rows
     ]
 

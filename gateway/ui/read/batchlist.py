@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from sluice.gateway.tables.database import Database
-from sluice.gateway.tables.threads import HISTORY
+from sluice.gateway.threads import HISTORY
 from sluice.gateway.ui.read.batches import LISTED, STATES, BatchLine
 from sluice.history.tables import batches, gateway_batches, jobs
 from sluice.producer.errors import HistoryUnavailable

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from time import monotonic
 
 from sluice.gateway.tables.database import Database
-from sluice.gateway.tables.threads import HISTORY
-from sluice.gateway.ui.read.usage import Usage, usage_in_hour
+from sluice.gateway.threads import HISTORY
+from sluice.gateway.ui.read.usage import TenantUsage, usage_in_hour
 from sluice.history.tables import HOUR_MS
 from sluice.protocol.clock import wall_ms
 
@@ -23,7 +23,7 @@ RECENT_EVERY_S, OLD_EVERY_S = 5.0, 3600.0
 class Counted:
     """The usage of one hour, and when it was read."""
 
-    usage: Mapping[str, Usage]
+    usage: Mapping[str, TenantUsage]
     read_s: float
 
 
@@ -35,7 +35,7 @@ class DayUsage:
         self._hours: dict[int, Counted] = {}
         self._reading: asyncio.Task[None] | None = None
 
-    async def get(self, wait_s: float = WAIT_S) -> tuple[Mapping[str, Usage], int]:
+    async def get(self, wait_s: float = WAIT_S) -> tuple[Mapping[str, TenantUsage], int]:
         """Return the usage by tenant, and the number of hours that are not in it yet.
 
         Raises:
@@ -46,11 +46,11 @@ class DayUsage:
         await asyncio.wait((self._reading,), timeout=wait_s)
         if self._reading.done():
             self._reading.result()
-        total: dict[str, Usage] = {}
+        total: dict[str, TenantUsage] = {}
         counted = [self._hours[hour_ms] for hour_ms in _hours() if hour_ms in self._hours]
         for hour in counted:
             for tenant, usage in hour.usage.items():
-                total[tenant] = total.get(tenant, Usage()) + usage
+                total[tenant] = total.get(tenant, TenantUsage()) + usage
         return total, HOURS - len(counted)
 
     async def _read(self) -> None:

@@ -19,7 +19,7 @@ Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class TenantUsage:
     """What a tenant used."""
 
     jobs: int = 0
@@ -42,9 +42,9 @@ class Usage:
         """Tokens of models without a price."""
         return sum(tokens for _, tokens in self.unpriced)
 
-    def __add__(self, other: "Usage") -> "Usage":
+    def __add__(self, other: "TenantUsage") -> "TenantUsage":
         """Return both together."""
-        return Usage(
+        return TenantUsage(
             jobs=self.jobs + other.jobs,
             prompt_tokens=self.prompt_tokens + other.prompt_tokens,
             cached_tokens=self.cached_tokens + other.cached_tokens,
@@ -66,23 +66,23 @@ class Price:
     currency: str
 
 
-def usage_in_hour(database: Database, queues: Sequence[str], hour_ms: int) -> Mapping[str, Usage]:
+def usage_in_hour(database: Database, queues: Sequence[str], hour_ms: int) -> Mapping[str, TenantUsage]:
     """Return what each tenant used in an hour."""
     u = hourly_usage.c
     names = ("jobs", "prompt_tokens", "cached_tokens", "output_tokens", "cost")
     groups = (u.tenant, u.model, u.currency)
     query = sa.select(*groups, *(sa.func.sum(u[name]).label(name) for name in names))
     query = query.where(u.hour_ms == hour_ms, u.queue.in_(queues)).group_by(*groups)
-    usage: dict[str, Usage] = {}
+    usage: dict[str, TenantUsage] = {}
     with database.reading() as connection:
         for row in connection.execute(query).mappings():
             name = str(row["tenant"])
-            usage[name] = usage.get(name, Usage()) + _usage_in(row)
+            usage[name] = usage.get(name, TenantUsage()) + _usage_in(row)
     return usage
 
 
-def _usage_in(row: sa.RowMapping) -> Usage:
-    usage = Usage(
+def _usage_in(row: sa.RowMapping) -> TenantUsage:
+    usage = TenantUsage(
         jobs=int(row["jobs"]),
         prompt_tokens=int(row["prompt_tokens"]),
         cached_tokens=int(row["cached_tokens"]),

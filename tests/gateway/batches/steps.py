@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from sluice.gateway.batches.batch import Batch
+from sluice.gateway.batches.batch import StoredBatch
 from sluice.gateway.batches.task import Workshop, advance
 from sluice.gateway.files.store import INPUT, File, Stored, new_file_id
 from sluice.gateway.tables.pages import new_name
@@ -18,7 +18,7 @@ DAY_MS = 86_400_000
 Lines = list[dict[str, Any]]  # Any: JSON
 
 
-def added(workshop: Workshop, content: bytes, **fields: Any) -> Batch:  # Any: a batch's fields
+def added(workshop: Workshop, content: bytes, **fields: Any) -> StoredBatch:  # Any: a batch's fields
     """Upload a file and create its batch, as the gateway does."""
     created_ms = wall_ms()
     file_id = new_file_id(created_ms)
@@ -33,19 +33,19 @@ def added(workshop: Workshop, content: bytes, **fields: Any) -> Batch:  # Any: a
         "endpoint": ENDPOINT, "model": "null", "input_file": file_id, "window": "24h", "created_ms": created_ms,
         "expires_ms": created_ms + DAY_MS,
     }  # fmt: skip
-    batch = Batch(**known | fields)
+    batch = StoredBatch(**known | fields)
     assert workshop.batches.add(batch)
     return batch
 
 
-def current(workshop: Workshop, batch: Batch) -> Batch:
+def current(workshop: Workshop, batch: StoredBatch) -> StoredBatch:
     """The batch as the database has it."""
     found = workshop.batches.get(batch.id, "acme")
     assert found is not None
     return found
 
 
-def go_on(workshop: Workshop, batch: Batch) -> Batch:
+def go_on(workshop: Workshop, batch: StoredBatch) -> StoredBatch:
     """Run one task of a batch, as if it were due."""
     found = current(workshop, batch)
     workshop.batches.release(found, 0)
@@ -53,7 +53,7 @@ def go_on(workshop: Workshop, batch: Batch) -> Batch:
     return current(workshop, batch)
 
 
-def until(workshop: Workshop, batch: Batch, is_right: Callable[[Batch], bool]) -> Batch:
+def until(workshop: Workshop, batch: StoredBatch, is_right: Callable[[StoredBatch], bool]) -> StoredBatch:
     """Run tasks until a batch is as expected."""
     deadline_s = time.monotonic() + 20
     while not is_right(found := go_on(workshop, batch)):
@@ -61,7 +61,7 @@ def until(workshop: Workshop, batch: Batch, is_right: Callable[[Batch], bool]) -
     return found
 
 
-def let_window_pass(workshop: Workshop, producer: Producer, batch: Batch) -> None:
+def let_window_pass(workshop: Workshop, producer: Producer, batch: StoredBatch) -> None:
     """Let the deadline of a batch pass, for its tasks and for the queue."""
     producer.expire_batch(batch.id, timedelta(0))
     workshop.batches.change(current(workshop, batch), expires_ms=wall_ms())

@@ -17,8 +17,8 @@ from sqlalchemy.exc import OperationalError
 
 from sluice.gateway import tasks
 from sluice.gateway.batches import task
-from sluice.gateway.batches.batch import COMPLETED, Batch, Parts
-from sluice.gateway.batches.collecting import Bits, Collector, Look, Part
+from sluice.gateway.batches.batch import COMPLETED, BatchParts, StoredBatch
+from sluice.gateway.batches.collecting import Bits, Collector, EndedSearch, Part
 from sluice.gateway.batches.lines import identity_of, names_of
 from sluice.gateway.batches.submitting import Submission
 from sluice.gateway.batches.task import OVERDUE_MS, Workshop
@@ -94,7 +94,7 @@ class TestGivenABatchThatFinishesWhileObjectsAreSwept:
 
 class TestGivenADatabaseThatIsBeingWritten:
     def test_when_a_file_is_read_then_it_does_not_wait(self, workshop: Workshop) -> None:
-        batch: Batch = added(workshop, numbered(1))
+        batch: StoredBatch = added(workshop, numbered(1))
 
         with workshop.database.transaction():
             file = workshop.files.get(batch.input_file, "acme")
@@ -218,7 +218,7 @@ class TestGivenManyJobsOfWhichFewHaveEnded:
         assert batch.names is not None
         found = names_of(workshop.storage.get(batch.names))
         collector = Collector(producer, batch, found, RecordedOutcomes(None, batch.queue))
-        look = Look(end=600, until_s=time.monotonic() - 1)
+        look = EndedSearch(end=600, until_s=time.monotonic() - 1)
 
         places: list[int] = []
         for _ in range(3):
@@ -339,7 +339,7 @@ class TestGivenAFileThatIsCheckedInSlices:
         batch = added(workshop, numbered(3))
         between = go_on(workshop, batch)
         parts = tuple(replace(part, num_lines=0) for part in between.parts.checked)
-        workshop.batches.change(between, parts=Parts(checked=parts))
+        workshop.batches.change(between, parts=BatchParts(checked=parts))
 
         again = go_on(workshop, batch)
         ended = until(workshop, batch, lambda found: found.status != "validating")
@@ -447,7 +447,7 @@ class TestGivenABatchWhoseTaskFailsInAWayNobodyExpected:
 
 
 @contextmanager
-def damaged(workshop: Workshop, batch: Batch) -> Generator[Callable[[], None]]:
+def damaged(workshop: Workshop, batch: StoredBatch) -> Generator[Callable[[], None]]:
     """Write into a batch's row what no release writes, until the end; yield what lets the batch be due."""
     is_it = gateway_batches.c.id == batch.id
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from sluice.gateway.batches.batch import Batch
+from sluice.gateway.batches.batch import StoredBatch
 from sluice.gateway.batches.collecting import Part
-from sluice.gateway.batches.lines import Check
+from sluice.gateway.batches.lines import FileCheck
 from sluice.gateway.batches.store import BatchLost
 from sluice.gateway.batches.task import Workshop
 from sluice.gateway.errors import HttpError
@@ -125,7 +125,7 @@ class TestGivenABatchOfManyLines:
         batch = added(workshop, numbered(8))
         seen: list[int] = []
 
-        def is_over(found: Batch) -> bool:
+        def is_over(found: StoredBatch) -> bool:
             seen.append(found.submitted)
             for job in worker.pull():
                 worker.generate(job)
@@ -169,7 +169,7 @@ class TestGivenACheckedFileOfWhichThisReleaseRefusesALine:
         producer.configure(QueueSettings(max_waiting_jobs=most))
         batch = checked_then_replaced(workshop, place, chat_line(f"c-{place}", no_such_option=1))
 
-        def is_over(found: Batch) -> bool:
+        def is_over(found: StoredBatch) -> bool:
             for job in worker.pull():
                 worker.generate(job)
             return found.status == "completed"
@@ -197,11 +197,11 @@ class TestGivenACheckedFileOfWhichThisReleaseRefusesALine:
         assert (ended.status, ended.completed, ended.failed) == ("completed", 4, 1)
 
 
-def checked_then_replaced(workshop: Workshop, place: int, line: dict[str, Any]) -> Batch:  # Any: JSON
+def checked_then_replaced(workshop: Workshop, place: int, line: dict[str, Any]) -> StoredBatch:  # Any: JSON
     """A batch of five lines whose file was checked before one of them was replaced."""
     lines = [chat_line(f"c-{number}") for number in range(5)]
     batch = added(workshop, encoded(lines))
-    check = Check(batch)
+    check = FileCheck(batch)
     with workshop.storage.reading(f"files/{batch.input_file.removeprefix('file-')}") as file:
         assert check.run(file, lambda: None)
     workshop.storage.put("names", check.names.encoded())

@@ -7,15 +7,15 @@ from typing import BinaryIO
 
 import pytest
 
-from sluice.gateway.batches.batch import Batch, window_of
-from sluice.gateway.batches.lines import MAX_ERRORS, Check, LineJobsOfBatch, Names, lines_from
+from sluice.gateway.batches.batch import StoredBatch, window_of
+from sluice.gateway.batches.lines import MAX_ERRORS, FileCheck, LineJobsOfBatch, Names, lines_from
 from sluice.protocol.calls import NewJob
 from tests.gateway.batches.processes import ENDPOINT, chat_line, encoded, numbered
 
 
-def batch_of() -> Batch:
+def batch_of() -> StoredBatch:
     """A batch of two partitions."""
-    return Batch(
+    return StoredBatch(
         id="batch_0123456789abcdef01234567",
         tenant="acme",
         queue="default",
@@ -32,14 +32,14 @@ def no_tick() -> None:
     """Renew nothing."""
 
 
-def checked(batch: Batch, file: BinaryIO) -> Check:
+def checked(batch: StoredBatch, file: BinaryIO) -> FileCheck:
     """The check of a whole file."""
-    check = Check(batch)
+    check = FileCheck(batch)
     assert check.run(file, no_tick)
     return check
 
 
-def jobs_from(batch: Batch, names: Names, content: bytes) -> list[NewJob]:
+def jobs_from(batch: StoredBatch, names: Names, content: bytes) -> list[NewJob]:
     """The jobs of the lines that the batch has not submitted."""
     jobs = LineJobsOfBatch(batch)
     found = [line.job(jobs) for line in lines_from(batch, names, io.BytesIO(content))]
@@ -157,7 +157,7 @@ class TestGivenACheckInSlices:
         whole = checked(batch_of(), io.BytesIO(content))
         slices: list[bytes] = []
 
-        while not (check := Check(batch_of(), slices)).run(io.BytesIO(content), no_tick, for_s=0):
+        while not (check := FileCheck(batch_of(), slices)).run(io.BytesIO(content), no_tick, for_s=0):
             slices.append(check.new_lines())
 
         assert len(slices) == sum(bool(line.strip()) for line in content.splitlines())
@@ -168,16 +168,16 @@ class TestGivenACheckInSlices:
         batch, whole = batch_of(), checked(batch_of(), io.BytesIO(content))
         slices: list[bytes] = []
 
-        while not (check := Check(batch, slices)).run(io.BytesIO(content), no_tick, for_s=0):
+        while not (check := FileCheck(batch, slices)).run(io.BytesIO(content), no_tick, for_s=0):
             slices = [*slices[:1], check.new_lines(since=min(1, len(slices)))]
 
         assert len(slices) == 2
         assert (check.names, check.errors, check.model) == (whole.names, whole.errors, whole.model)
 
     def test_when_a_slice_is_cut_short_then_it_is_refused(self) -> None:
-        check = Check(batch_of())
+        check = FileCheck(batch_of())
         check.run(io.BytesIO(numbered(2)), no_tick, for_s=0)
 
         for data in (check.new_lines()[:-9], b"{}", b"[]"):
             with pytest.raises(ValueError, match=r".*"):
-                Check(batch_of(), [data])
+                FileCheck(batch_of(), [data])

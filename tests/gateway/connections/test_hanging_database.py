@@ -12,7 +12,7 @@ import httpx
 import psutil
 import pytest
 
-from sluice.gateway.tables.threads import Threads
+from sluice.gateway.threads import Threads
 from sluice.history.database import open_database
 from sluice.producer.errors import HistoryUnavailable
 from sluice.worker.recorder.migrate import migrate

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.gateway.openai.chunks import Chunks
+from sluice.gateway.openai.chunks import StreamChunks
 from sluice.gateway.openai.encoded import EncodedChunks
 from sluice.producer.operations.follow import Cursor, StreamEvent
 from sluice.protocol.openai_format.requests import ENDPOINTS, Endpoint
@@ -35,7 +35,7 @@ EVENTS = st.builds(
 )
 
 
-def plain(chunks: Chunks, events: list[StreamEvent]) -> bytes:
+def plain(chunks: StreamChunks, events: list[StreamEvent]) -> bytes:
     """The chunks, each encoded for itself."""
     found = [chunk for event in events for chunk in chunks.of(event)] + chunks.usage()
     return b"".join(b"data: " + json.dumps(chunk, separators=(",", ":")).encode() + b"\n\n" for chunk in found)
@@ -46,7 +46,7 @@ class TestGivenChoicesWhoseEndsAreReadInAnyOrder:
 
     @pytest.mark.parametrize("counts", [(2, 7), (7, 2)])
     def test_when_usage_is_asked_for_then_all_tokens_are_counted(self, counts: tuple[int, int]) -> None:
-        chunks = Chunks(ENDPOINTS[0], JobId("0.t.a"), "m", has_usage=True)
+        chunks = StreamChunks(ENDPOINTS[0], JobId("0.t.a"), "m", has_usage=True)
 
         for choice, count in enumerate(counts):
             usage = Usage(prompt_tokens=1, output_tokens=count)
@@ -74,7 +74,7 @@ class TestGivenTheEventsOfAStream:
     def test_when_they_are_encoded_then_the_bytes_are_those_of_the_plain_form(
         self, endpoint: Endpoint, events: list[StreamEvent], model: str, has_usage: bool
     ) -> None:
-        chunks = Chunks(endpoint, JobId("0.t.a"), model, has_usage)
+        chunks = StreamChunks(endpoint, JobId("0.t.a"), model, has_usage)
         encoded = EncodedChunks(replace(chunks, _begun=set[int]()))
 
         found = b"".join(map(encoded.of, events)) + encoded.usage()

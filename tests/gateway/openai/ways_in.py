@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from sluice.gateway.batches.batch import Batch, error_of_line
+from sluice.gateway.batches.batch import StoredBatch, error_of_line
 from sluice.gateway.batches.lines import LineJobsOfBatch
 from sluice.gateway.errors import HttpError, error_of, named
 from sluice.gateway.requests import parse_json, read_generation
@@ -181,7 +181,7 @@ def over_http(asked: Asked) -> Verdict:
 
 def in_batch(endpoint: Endpoint, line: bytes) -> Verdict:
     """Return what a batch says."""
-    batch = Batch(
+    batch = StoredBatch(
         id="b",
         tenant="t",
         queue="q",

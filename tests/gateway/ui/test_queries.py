@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from sluice.gateway.tables.database import Database
-from sluice.gateway.ui.read.batches import ErrorKind, errors_of, one_batch
+from sluice.gateway.ui.read.batches import ErrorGroup, errors_of, one_batch
 from sluice.gateway.ui.read.batchlist import BatchList
 from sluice.gateway.ui.read.day import HOURS, DayUsage
 from sluice.gateway.ui.read.joblist import Wanted, page_of_jobs
@@ -76,7 +76,7 @@ class TestGivenJobsOfTwoTenants:
         figures = {name: (one.jobs, one.tokens, one.costs, one.unpriced) for name, one in usage.items()}
         assert figures["a"] == (2, 4_000_000, (("EUR", 6.0),), ())
         assert (batch.size, batch.ended, batch.share) == (2, 2, 1.0)
-        assert errors_of(database, queue, "b", "a") == [ErrorKind(name="broken", jobs=1, example="no", column="error")]
+        assert errors_of(database, queue, "b", "a") == [ErrorGroup(name="broken", jobs=1, example="no", column="error")]
         assert errors_of(database, queue, "b", "z") == []
         assert one_batch(database, queue, "b", "nobody") is None
         assert counts_of_tenant(database, "a", [queue]) == {"done": 1, "failed": 1}

@@ -17,12 +17,12 @@ from sluice.gateway.ui.pages.dead import Chosen
 from sluice.gateway.ui.pages.jobstream import job_parts
 from sluice.gateway.ui.pages.overview import OwnFigures
 from sluice.gateway.ui.pages.tenants import TenantLine
-from sluice.gateway.ui.read.batches import BatchLine, ErrorKind
+from sluice.gateway.ui.read.batches import BatchLine, ErrorGroup
 from sluice.gateway.ui.read.deadset import groups_of
 from sluice.gateway.ui.read.joblist import JobLine, Wanted
 from sluice.gateway.ui.read.jobs import JobFacts
 from sluice.gateway.ui.read.overview import Latency, Memory, Trends, overview
-from sluice.gateway.ui.read.usage import Price, Usage
+from sluice.gateway.ui.read.usage import Price, TenantUsage
 from sluice.gateway.ui.templates import HERE, fragment
 from sluice.gateway.ui.visitors import Visitor
 from sluice.history.queries import AttemptRow, JobRow
@@ -130,7 +130,7 @@ def group(code: str | None = None) -> Chosen:
 
 def tenant() -> TenantLine:
     """A tenant."""
-    usage = filled(Usage, costs=(("EUR", 2.0), ("USD", 0.01)), unpriced=((HOSTILE, 9),))
+    usage = filled(TenantUsage, costs=(("EUR", 2.0), ("USD", 0.01)), unpriced=((HOSTILE, 9),))
     return filled(TenantLine, weight=1.0, usage=usage, ttft=LATENCY)
 
 
@@ -185,7 +185,7 @@ CASES: Mapping[str, list[dict[str, Any]]] = {
     "parts/batch.html": [
         {"batch": batch, "errors": errors, "is_stalled": bool(errors)}
         for batch in batches()
-        for errors in ([], [filled(ErrorKind, column="error")])
+        for errors in ([], [filled(ErrorGroup, column="error")])
     ],
 }
 """What each template is rendered with."""

@@ -11,6 +11,7 @@ from functools import partial
 from threading import Condition, Thread
 from typing import Any, ParamSpec, TypeVar
 
+from sluice.gateway.faults import StorageUnavailable
 from sluice.producer.errors import HistoryUnavailable, ProducerError
 
 Parameters = ParamSpec("Parameters")
@@ -98,3 +99,9 @@ SQL = Threads("the database", HistoryUnavailable, num_threads=8, max_waiting=200
 
 HISTORY = Threads("the job history", HistoryUnavailable, num_threads=4, max_waiting=100, limit_s=SQL_LIMIT_S)
 """For the job history, whose queries may be slow."""
+
+FILES = Threads("the files", StorageUnavailable, num_threads=8, max_waiting=200, limit_s=30.0)
+"""For what requests read and write. A call sends or reads up to 8 MiB."""
+
+IDENTITY = Threads("the files", StorageUnavailable, num_threads=1, max_waiting=20, limit_s=2.0)
+"""For the storage's identity, which `/readyz` reads: it waits for no request."""
