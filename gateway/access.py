@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -10,9 +11,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sluice.gateway.api_keys.key import PREFIX, ApiKey
 from sluice.gateway.arrival.shares import share_in
-from sluice.gateway.errors import CALLER, HttpError
-from sluice.gateway.guard import check_loopback
+from sluice.gateway.errors import CALLER, HttpError, bad_request
 from sluice.gateway.keyring import Keyring
+from sluice.gateway.settings import is_loopback
 
 PUBLIC = ("/livez", "/readyz")
 """Paths that need no key."""
@@ -84,7 +85,7 @@ class Access:
         headers = Headers(scope=scope)
         is_open = self._is_loopback and not self._keyring.is_required
         if is_open:
-            check_loopback(headers)
+            _check_loopback(headers)
         if scope["path"] in PUBLIC:
             return Caller()
         if is_open:
@@ -150,3 +151,25 @@ def _invalid() -> HttpError:
 
 def _unauthorized(message: str, code: str) -> HttpError:
     return HttpError(401, CALLER, message, code, headers={"www-authenticate": "Bearer"})
+
+
+def _check_loopback(headers: Headers) -> None:
+    """Check that Host, and Origin if there is one, are loopback names: a page that the user opens must not call.
+
+    It reaches a loopback server through its own host name (DNS rebinding), or from a foreign origin.
+
+    Raises:
+        HttpError: one is not.
+    """
+    host, origin = headers.get("host", ""), headers.get("origin")
+    if not is_loopback(_host_of(f"//{host}")):
+        raise bad_request(f"Host must be a loopback name, got {host!r}", code="host_refused", status=421)
+    if origin is not None and not is_loopback(_host_of(origin)):
+        raise bad_request(f"requests from {origin!r} are refused", code="origin_refused", status=403)
+
+
+def _host_of(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""

@@ -56,7 +56,7 @@ class DrainingServer(uvicorn.Server):
         ending.cancel()
         for connection in list(self.server_state.connections):
             if isinstance(connection, ClientConnection):
-                connection.abort()
+                connection.abort()  # pyright: ignore[reportUnknownMemberType] (the other classes of uvicorn have none)
         await asyncio.sleep(0)  # sockets are closed in the next turn of the loop
 
 

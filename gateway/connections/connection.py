@@ -22,9 +22,8 @@ from uvicorn.server import ServerState
 from sluice.gateway.arrival.addresses import Addresses
 from sluice.gateway.arrival.shares import RequestShare, share_in
 from sluice.gateway.errors import CALLER, HttpError
-from sluice.gateway.log.answers import count_answer
 from sluice.gateway.log.lines import log_event
-from sluice.gateway.log.requests import REQUEST_ID, new_request_id
+from sluice.gateway.log.requests import REQUEST_ID, count_answer, new_request_id
 from sluice.gateway.refusals import count, refusal
 from sluice.protocol.bounds import ADDRESS_CONNECTIONS, HEADER_BYTES, HEADERS, TENANT_UNREAD_MIB
 

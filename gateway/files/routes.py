@@ -102,7 +102,7 @@ class FileRoutes:
         """Download a file."""
         file = await self._file(request)
         share_of(request).reserve(self._storage.buffer_bytes)
-        pieces = self._pieces(file)
+        pieces = pieces_of(self._storage, file)
         first = await anext(pieces, b"")  # a storage that is away is an error, not a response that is cut short
 
         async def content() -> AsyncIterator[bytes]:
@@ -112,12 +112,6 @@ class FileRoutes:
 
         headers = {"content-length": str(file.num_bytes)}
         return StreamingResponse(content(), headers=headers, media_type="application/octet-stream")
-
-    async def _pieces(self, file: File) -> AsyncIterator[bytes]:
-        for part in file.objects:
-            pieces = self._storage.pieces(part.key)
-            while piece := await FILES.run(next, pieces, b""):
-                yield piece
 
     @route(
         "DELETE /v1/files/{file_id}",
@@ -141,6 +135,14 @@ class FileRoutes:
         if file is None:
             raise not_found("file", file_id)
         return file
+
+
+async def pieces_of(storage: Storage, file: File) -> AsyncIterator[bytes]:
+    """Yield what a file holds."""
+    for part in file.objects:
+        pieces = storage.pieces(part.key)
+        while piece := await FILES.run(next, pieces, b""):
+            yield piece
 
 
 def not_found(what: str, name: str) -> HttpError:

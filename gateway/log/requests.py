@@ -1,14 +1,14 @@
-"""Give each request an id, and log its end."""
+"""Give each request an id, log its end, and count it for the metrics of this gateway process."""
 
 import logging
 import re
+from collections import Counter
 from time import monotonic
 from uuid import uuid4
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sluice.gateway.log.answers import count_answer
 from sluice.gateway.log.lines import log_event
 
 REQUEST_ID = "x-request-id"
@@ -21,7 +21,15 @@ PROBES = ("/livez", "/readyz")
 FACTS = ("tenant", "key_id", "job_id")
 """What handlers may add to a request's state for the log."""
 
+ANSWERED: Counter[str] = Counter()
+"""Answered requests by the status, as text; `none` for a client that left before its answer began."""
+
 LOG = logging.getLogger(__name__)
+
+
+def count_answer(status: int | None) -> None:
+    """Count an answered request."""
+    ANSWERED["none" if status is None else str(int(status))] += 1
 
 
 def new_request_id() -> str:

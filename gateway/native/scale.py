@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from sluice.gateway.access import caller_of
 from sluice.gateway.errors import bad_request
-from sluice.gateway.log.answers import ANSWERED
+from sluice.gateway.log.requests import ANSWERED
 from sluice.gateway.native.search import queue_named
 from sluice.gateway.openapi.routes import Answer, json_answer, route, seconds, whole_number
 from sluice.gateway.openapi.schemas import TEXT, schema_of

@@ -3,9 +3,9 @@
 A handler is a method with `@route`. What it reads of the query is declared once, with its bounds and its error.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from math import isfinite
 from typing import Any, Generic, TypeVar
 
 from starlette.requests import Request
@@ -20,6 +20,9 @@ EVENT = object_schema("ServerSentEvent", optional=("event", "id"), event=TEXT, i
 """One event of a stream. `Answer.events` describes the JSON in its data."""
 
 MAX_SECONDS = 10**9
+DECIMAL = re.compile(r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+"""A number as JSON has it."""
+
 MAX_DIGITS = 18
 MAX_SHOWN_CHARS = 64
 MARK = "description_of_route"
@@ -95,8 +98,8 @@ def seconds(
     """Declare a number of seconds."""
 
     def parse(given: str) -> float | Default:
-        value = float(given)
-        if not (isfinite(value) and 0 <= value <= MAX_SECONDS) or (is_positive and not value):
+        value = float(given) if DECIMAL.fullmatch(given) else -1.0
+        if not 0 <= value <= MAX_SECONDS or (is_positive and not value):
             raise ValueError
         return value
 

@@ -7,12 +7,12 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from sluice.gateway.files.hosts import lacks_callbacks
-from sluice.gateway.files.routes import not_found
+from sluice.gateway.files.routes import not_found, pieces_of
 from sluice.gateway.files.storage import Storage
-from sluice.gateway.files.store import File, FileStore
+from sluice.gateway.files.store import FileStore
 from sluice.gateway.queues import Queues
 from sluice.gateway.tables.database import Database
-from sluice.gateway.threads import FILES, HISTORY, SQL
+from sluice.gateway.threads import HISTORY, SQL
 from sluice.gateway.ui.frame import Frame, render
 from sluice.gateway.ui.live import Live, Parts
 from sluice.gateway.ui.read.batches import errors_of, one_batch, tenant_of_batch
@@ -77,16 +77,10 @@ class BatchPages:
             raise not_found("file", f"{kind}.jsonl")
         name = f'attachment; filename="{file.id}.jsonl"'
         headers = {"content-length": str(file.num_bytes), "content-disposition": name}
-        return StreamingResponse(self._pieces(file), headers=headers, media_type="application/jsonl")
+        return StreamingResponse(pieces_of(self._storage, file), headers=headers, media_type="application/jsonl")
 
     async def _tenant_of(self, batch_id: str) -> str:
         return await SQL.run(tenant_of_batch, self._database, batch_id) or ""
-
-    async def _pieces(self, file: File) -> AsyncIterator[bytes]:
-        for part in file.objects:
-            pieces = self._storage.pieces(part.key)
-            while piece := await FILES.run(next, pieces, b""):
-                yield piece
 
     def _asked(self, request: Request) -> tuple[str, str]:
         queue, batch_id = request.path_params["queue"], request.path_params["batch"]

@@ -1,18 +1,24 @@
 """The OpenAPI document is that of the routes, and real answers are as it says."""
 
 import json
+import re
+from collections.abc import Sequence
 from typing import Any, cast
+from urllib.parse import urlencode
 from uuid import uuid4
 
 import pytest
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
+from starlette.requests import Request
 from starlette.routing import Route
 
 from sluice.gateway.access import is_page
 from sluice.gateway.app import create_router
+from sluice.gateway.errors import HttpError
 from sluice.gateway.keyring import Keyring
 from sluice.gateway.openapi.options import BOUNDS
+from sluice.gateway.openapi.routes import ApiRoute, Parameter
 from sluice.gateway.settings import GatewaySettings
 from sluice.protocol.errors import InvalidJob
 from sluice.protocol.jobs import template
@@ -23,6 +29,60 @@ from tests.gateway.native.test_native_jobs import EVERY_OPTION
 NOWHERE = "sqlite:////nowhere/keys.db"
 
 Json = dict[str, Any]
+
+TEXTS = (
+    *("", "x", "0", "1", "-1", "007", "19", "20", "100", "101", "1000", "1001", "10000", "10001", str(10**9), "1" * 19),
+    *(
+        "0.5",
+        "1.",
+        "5e-1",
+        "1e3",
+        "1e10",
+        "nan",
+        "inf",
+        "true",
+        "false",
+        "True",
+        "asc",
+        "desc",
+        "done",
+        "queued",
+        "ASC",
+        "\u0663",
+        "1_0",
+        " 1",
+    ),
+)
+
+
+def parameters_of(route: ApiRoute) -> Sequence[Parameter[Any]]:
+    """What a route reads of the query and of headers."""
+    return route.description.parameters
+
+
+def takes(parameter: Parameter[Any], text: str) -> bool:
+    """Whether a request may have it so."""
+    field = (parameter.name.lower().encode(), text.encode())
+    is_header = parameter.place == "header"
+    query = b"" if is_header else urlencode({parameter.name: text}).encode()
+    scope = {"type": "http", "headers": [field] if is_header else [], "query_string": query}
+    try:
+        parameter.read(Request(scope))
+    except HttpError as error:
+        return (error.status, error.param) != (400, parameter.name)
+    return True
+
+
+def accepts(parameter: Parameter[Any], text: str) -> bool:
+    """Whether the schema accepts what the text is in JSON."""
+    kinds = {"integer": r"[0-9]{1,18}", "number": r"[0-9]+(\.[0-9]+)?(e-?[0-9]+)?", "boolean": "true|false"}
+    pattern = kinds.get(parameter.schema.get("type", ""))
+    value: object = text
+    if pattern is not None:
+        if not re.fullmatch(pattern, text):
+            return False
+        value = {"true": True, "false": False}.get(text) if text in ("true", "false") else float(text)
+    return Draft202012Validator(parameter.schema).is_valid(value)  # pyright: ignore[reportUnknownMemberType]
 
 
 class Document:
@@ -91,6 +151,19 @@ class TestGivenTheApplication:
     @pytest.mark.long
     def test_when_the_document_is_checked_then_it_is_openapi(self, document: Document) -> None:
         validate(document.json)
+
+    def test_when_a_parameter_is_read_then_it_takes_what_its_schema_accepts(self) -> None:
+        app = create_router(GatewaySettings(redis_url="redis://127.0.0.1:1", database_url=NOWHERE), Keyring(NOWHERE))
+        parameters = {
+            id(one): one for route in app.routes if isinstance(route, ApiRoute) for one in parameters_of(route)
+        }
+
+        differing = [
+            (one.name, text) for one in parameters.values() for text in TEXTS if takes(one, text) != accepts(one, text)
+        ]
+
+        assert len(parameters) >= 15
+        assert differing == []
 
     @pytest.mark.parametrize(("name", "bounds"), BOUNDS.items())
     def test_when_an_option_has_bounds_then_the_queue_has_the_same(
