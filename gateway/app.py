@@ -36,7 +36,7 @@ from sluice.gateway.native.queues import QueueRoutes
 from sluice.gateway.native.records import Records
 from sluice.gateway.native.scale import ScaleRoutes
 from sluice.gateway.native.submit import SubmitRoute
-from sluice.gateway.openapi.routes import routes_of
+from sluice.gateway.openapi.routes import ApiRoute, routes_of
 from sluice.gateway.queues import Queues
 from sluice.gateway.rates import RATE_HEADERS, KeyRates
 from sluice.gateway.refusals import count
@@ -77,7 +77,7 @@ def create_router(settings: GatewaySettings, keyring: Keyring) -> Starlette:
     """
     queues, storage = Queues(settings), Storage(settings.files_url or "file:///nowhere")
     database = Database(settings.database_url, patience_s=SQL_LIMIT_S)
-    marks, quota = StorageMarks(queues, storage), Quota(database, settings.tenant_files_mib * MIB)
+    marks = StorageMarks(queues, storage)
     rates, records = KeyRates(queues.first.submitting, queues.first.name), Records(settings.database_url)
 
     @asynccontextmanager
@@ -92,24 +92,9 @@ def create_router(settings: GatewaySettings, keyring: Keyring) -> Starlette:
         await asyncio.to_thread(keyring.close)
         await asyncio.to_thread(records.close)
 
-    files = FileStore(database)
-    routes = [
-        *routes_of(
-            StatusRoutes(keyring, queues, marks),
-            GenerationRoutes(queues, rates, settings),
-            ResponseRoutes(queues, rates, settings, ResponseStore(database), quota),
-            FileRoutes(files, storage, settings.max_file_mib * MIB, quota),
-            BatchRoutes(BatchStore(database), files, storage, queues, quota, max_open=settings.tenant_batches),
-            SubmitRoute(queues, rates, settings),
-            JobRoutes(queues, records),
-            EventRoute(queues),
-            QueueRoutes(queues),
-            ScaleRoutes(queues),
-        ),
-        *page_routes(SharedParts(keyring, queues, rates, records, database, storage)),
-    ]
+    shared = SharedParts(keyring, queues, rates, records, database, storage)
     return Starlette(
-        routes=routes,
+        routes=[*_api_routes(shared, settings, marks), *page_routes(shared)],
         middleware=[
             Middleware(RequestBounds, shares=Shares(_share_limits(settings))),
             *_cors(settings),
@@ -121,6 +106,23 @@ def create_router(settings: GatewaySettings, keyring: Keyring) -> Starlette:
             Exception: _answer_broken,
         },
         lifespan=lifespan,
+    )
+
+
+def _api_routes(shared: SharedParts, settings: GatewaySettings, marks: StorageMarks) -> Iterator[ApiRoute]:
+    queues, rates, database = shared.queues, shared.rates, shared.database
+    quota, files = Quota(database, settings.tenant_files_mib * MIB), FileStore(database)
+    return routes_of(
+        StatusRoutes(shared.keyring, queues, marks),
+        GenerationRoutes(queues, rates, settings),
+        ResponseRoutes(queues, rates, settings, ResponseStore(database), quota),
+        FileRoutes(files, shared.storage, settings.max_file_mib * MIB, quota),
+        BatchRoutes(BatchStore(database), files, shared.storage, queues, quota, max_open=settings.tenant_batches),
+        SubmitRoute(queues, rates, settings),
+        JobRoutes(queues, shared.records),
+        EventRoute(queues),
+        QueueRoutes(queues),
+        ScaleRoutes(queues),
     )
 
 

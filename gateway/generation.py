@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 
 from starlette.requests import Request
@@ -20,13 +21,21 @@ from sluice.gateway.openapi.schemas import FLAG, NUMBER, TEXT, Schema, list_of, 
 from sluice.gateway.queues import QueueClients, Queues
 from sluice.gateway.rates import KeyRates
 from sluice.gateway.readers import forget, unless_left
-from sluice.gateway.requests import Generation, read_generation, read_json, traceparent_of
+from sluice.gateway.requests import read_json, traceparent_of
 from sluice.gateway.settings import GatewaySettings
 from sluice.producer.errors import ProducerError
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.results import packed_result
 from sluice.protocol.jobs import Options
-from sluice.protocol.openai_format.requests import CHAT, COMPLETIONS, ROLES, SAME, Endpoint
+from sluice.protocol.openai_format.requests import (
+    CHAT,
+    COMPLETIONS,
+    ROLES,
+    SAME,
+    Endpoint,
+    ReadRequest,
+    read_request,
+)
 from sluice.protocol.wire import JobId
 
 DONE = b"data: [DONE]\n\n"
@@ -148,13 +157,16 @@ class GenerationRoutes:
             HttpError, RequestRefused, ProducerError: the request is refused, or its job ended badly.
         """
         body = await read_json(request, self._settings.max_body_bytes)
-        asked = read_generation(endpoint, body, KEY.read(request))
+        asked = read_request(endpoint, body)
+        asked = replace(
+            asked, options={**asked.options, "stream": asked.is_stream, "idempotency_key": KEY.read(request)}
+        )
         queue = await self._queues.of_model(asked.model)
         own = Options(deadline=timedelta(seconds=self._settings.request_limit_s), traceparent=traceparent_of(request))
         with named(asked.names):
             return await self._generate(queue, asked, own, request)
 
-    async def _generate(self, queue: QueueClients, asked: Generation, own: Options, request: Request) -> Response:
+    async def _generate(self, queue: QueueClients, asked: ReadRequest, own: Options, request: Request) -> Response:
         receipt, rates = await self._rates.submit(queue, caller_of(request), asked, own)
         request.state.job_id = receipt.id
         if asked.is_shared:
@@ -166,7 +178,7 @@ class GenerationRoutes:
         answer.headers.update(rates)
         return answer
 
-    async def _stream(self, queue: QueueClients, job_id: JobId, asked: Generation) -> AsyncGenerator[bytes]:
+    async def _stream(self, queue: QueueClients, job_id: JobId, asked: ReadRequest) -> AsyncGenerator[bytes]:
         """Yield the events of a job as server-sent events.
 
         Raises:
@@ -231,7 +243,7 @@ async def _followed(
         yield server_sent(error_of(error, names).body)
 
 
-async def _whole(queue: QueueClients, job_id: JobId, asked: Generation, request: Request) -> Response:
+async def _whole(queue: QueueClients, job_id: JobId, asked: ReadRequest, request: Request) -> Response:
     def leave() -> None:
         queue.readers.leave(job_id, is_shared=asked.is_shared)
 
@@ -239,7 +251,7 @@ async def _whole(queue: QueueClients, job_id: JobId, asked: Generation, request:
     return Response(status_code=499) if answer is None else answer  # None: nobody reads it
 
 
-async def _answer(queue: QueueClients, job_id: JobId, asked: Generation) -> Response:
+async def _answer(queue: QueueClients, job_id: JobId, asked: ReadRequest) -> Response:
     client = queue.following
     packed = await client.run(packed_result(Queue(queue.name), job_id, waits=client.waits))
 

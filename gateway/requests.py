@@ -1,9 +1,6 @@
-"""Read a generation request: its JSON, and what the HTTP response needs beside the job."""
+"""Read the JSON of requests, and what their headers say of a job."""
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import cast
 
 from starlette.requests import Request
 
@@ -11,44 +8,13 @@ from sluice.gateway.arrival.shares import share_of
 from sluice.gateway.errors import error_of
 from sluice.gateway.refusals import refusal
 from sluice.protocol.bounds import BODY_BYTES, BODY_TEXTS, BODY_VALUES
-from sluice.protocol.jobs import Options, PromptLike
-from sluice.protocol.openai_format.requests import Endpoint, RequestRefused, decoded_json, read_request
+from sluice.protocol.openai_format.requests import RequestRefused, decoded_json
 
 MAX_CONTAINERS = 200_000
 """Most brackets and braces that open."""
 
 TRACEPARENT = re.compile("00(-[0-9a-f]{32})(-[0-9a-f]{16})(-[0-9a-f]{2})")
 """A W3C trace context."""
-
-
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """A request for text, streamed or whole."""
-
-    endpoint: Endpoint
-    prompt: PromptLike
-    options: Options
-    is_stream: bool
-    has_usage: bool
-    """Whether a stream ends with a chunk that counts tokens."""
-
-    names: Mapping[str, str]
-    """The client's names of the prompt, and of options that it calls otherwise."""
-
-    @property
-    def model(self) -> str | None:
-        """The model that the request names."""
-        return self.options.get("model")
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether other requests may read the same job: they have its idempotency key."""
-        return self.options.get("idempotency_key") is not None
-
-    @property
-    def num_choices(self) -> int:
-        """The number of outputs."""
-        return self.options.get("n", 1)
 
 
 async def read_json(request: Request, max_bytes: int) -> object:
@@ -87,19 +53,3 @@ def traceparent_of(request: Request) -> str | None:
     """Return the trace context of a request; None if it has none that is valid."""
     header = request.headers.get("traceparent", "")
     return header if TRACEPARENT.fullmatch(header) else None
-
-
-def read_generation(endpoint: Endpoint, body: object, idempotency_key: str | None = None) -> Generation:
-    """Check a request.
-
-    Args:
-        endpoint: Its path.
-        body: Its JSON.
-        idempotency_key: A second request with the same key reads the job of the first.
-
-    Raises:
-        RequestRefused: a parameter is unknown, not supported or of the wrong type.
-    """
-    read = read_request(endpoint, body)
-    options = {**read.options, "stream": read.is_stream, "idempotency_key": idempotency_key}
-    return Generation(endpoint, read.prompt, cast("Options", options), read.is_stream, read.has_usage, read.names)

@@ -248,9 +248,9 @@ class LineReader:
         try:
             fields = _parsed(line)
             custom_id = self._custom_id(fields)
-            endpoint, request = self._request(fields)
-            options = cast("Options", {**self._defaults, **self._with_model(request.options)})
-            return Line(number, custom_id, endpoint, request.prompt, options, request.names)
+            request = self._request(fields)
+            options: Options = {**self._defaults, **self._with_model(request.options)}
+            return Line(number, custom_id, request.endpoint, request.prompt, options, request.names)
         except RequestRefused as refused:
             return BadLine(number, custom_id, refused.code, refused.message, refused.param)
         except RecursionError:
@@ -272,15 +272,14 @@ class LineReader:
         self._seen.add(custom_id)
         return custom_id
 
-    def _request(self, fields: dict[str, Any]) -> tuple[Endpoint, ReadRequest]:
+    def _request(self, fields: dict[str, Any]) -> ReadRequest:
         if "body" in fields:
-            endpoint = self._url(fields)
-            return endpoint, read_request(endpoint, fields["body"])
+            return read_request(self._url(fields), fields["body"])
         if self._of_batch is not None:
             raise RequestRefused("missing_body", "body is missing", "body")
         rest = {name: value for name, value in fields.items() if name != "custom_id"}
         if self._endpoint is not None:
-            return self._endpoint, read_request(self._endpoint, rest)
+            return read_request(self._endpoint, rest)
         return read_plain(rest)
 
     def _url(self, fields: dict[str, Any]) -> Endpoint:
@@ -298,7 +297,7 @@ class LineReader:
             raise RequestRefused("missing_url", "url is missing; give it in the line or as --endpoint", "url")
         raise _invalid_url(url)
 
-    def _with_model(self, options: dict[str, Any]) -> dict[str, Any]:
+    def _with_model(self, options: Options) -> Options:
         asked = options.get("model")
         if self._model is None or asked in (None, self._model):
             return options if self._model is None else {**options, "model": self._model}
@@ -336,7 +335,7 @@ OWN = OPTION_NAMES - SAME - TRANSLATED - {"stream", "job_id", "batch"}
 """Options of plain lines beside the parameters of requests."""
 
 
-def read_plain(given: Mapping[str, Any]) -> tuple[Endpoint, ReadRequest]:
+def read_plain(given: Mapping[str, Any]) -> ReadRequest:
     """Read a plain line: the parameters of a request, whose kind of prompt says which, and options of jobs.
 
     Raises:
@@ -348,11 +347,10 @@ def read_plain(given: Mapping[str, Any]) -> tuple[Endpoint, ReadRequest]:
         message = "a line has one of prompt, messages, token_ids, or an OpenAI body"
         raise RequestRefused("invalid_request", message, "prompt")
     own = {name: fields.pop(name) for name in OWN & fields.keys()}
-    endpoint: Endpoint = CHAT if prompts == ["messages"] else COMPLETIONS
-    request = _read_as(endpoint, prompts[0], fields)
+    request = _read_as(CHAT if prompts == ["messages"] else COMPLETIONS, prompts[0], fields)
     for name in {"deadline", "not_before"} & own.keys():
         own[name] = _moment(name, own[name])
-    return endpoint, replace(request, options={**own, **request.options})
+    return replace(request, options=cast("Options", {**own, **request.options}))
 
 
 def _read_as(endpoint: Endpoint, name: str, fields: dict[str, Any]) -> ReadRequest:

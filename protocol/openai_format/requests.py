@@ -12,7 +12,7 @@ from typing import Any, Literal, NoReturn, TypeAlias, cast
 from sluice.protocol import limits
 from sluice.protocol.checks import is_short
 from sluice.protocol.errors import Copyable, InvalidJob, InvalidPrompt, did_you_mean
-from sluice.protocol.jobs import OPTION_NAMES, SAMPLING_NAMES, PromptLike, joined_text
+from sluice.protocol.jobs import OPTION_NAMES, SAMPLING_NAMES, Options, PromptLike, joined_text
 
 MAX_TOKEN_ID_DIGITS = 10
 MAX_PARAM_CHARS = 100
@@ -45,8 +45,9 @@ PROMPT = "prompt"
 class ReadRequest:
     """A request whose parameters are known and of the right types. The values of options are checked as a job's."""
 
+    endpoint: Endpoint
     prompt: PromptLike
-    options: dict[str, Any]
+    options: Options
     """Options of the job, without `stream`."""
 
     is_stream: bool = False
@@ -55,6 +56,21 @@ class ReadRequest:
 
     names: Mapping[str, str]
     """The client's names of the prompt, and of options that it calls otherwise."""
+
+    @property
+    def model(self) -> str | None:
+        """The model that it names."""
+        return self.options.get("model")
+
+    @property
+    def num_choices(self) -> int:
+        """The number of outputs."""
+        return self.options.get("n", 1)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other requests may read the same job: they have its idempotency key."""
+        return self.options.get("idempotency_key") is not None
 
 
 def read_request(endpoint: Endpoint, body: object) -> ReadRequest:
@@ -68,7 +84,12 @@ def read_request(endpoint: Endpoint, body: object) -> ReadRequest:
     options = _options(endpoint, given)
     is_stream, has_usage = _stream(given)
     return ReadRequest(
-        prompt=prompt, options=options, is_stream=is_stream, has_usage=has_usage, names=_names(endpoint, given)
+        endpoint=endpoint,
+        prompt=prompt,
+        options=cast("Options", options),
+        is_stream=is_stream,
+        has_usage=has_usage,
+        names=_names(endpoint, given),
     )
 
 

@@ -9,9 +9,8 @@ import pytest
 from sluice.gateway.api_keys.key import ApiKey
 from sluice.gateway.errors import HttpError
 from sluice.gateway.rates import KeyRates
-from sluice.gateway.requests import read_generation
 from sluice.producer import AsyncProducer, InvalidJob
-from sluice.protocol.openai_format.requests import COMPLETIONS
+from sluice.protocol.openai_format.requests import COMPLETIONS, read_request
 from tests.servers import RedisServer
 
 
@@ -23,7 +22,7 @@ def key_of(key_id: str, *, rpm: int | None = None, tpm: int | None = None) -> Ap
 async def charge(rates: KeyRates, key: ApiKey | None, **fields: Any) -> Mapping[str, str]:
     """Count one request of 4 bytes and, without other fields, of 9 tokens of output: 10 tokens."""
     body = {"prompt": "four", "max_tokens": 9, **fields}
-    return await rates.charge(key, read_generation(COMPLETIONS, body))
+    return await rates.charge(key, read_request(COMPLETIONS, body))
 
 
 async def refusal(rates: KeyRates, key: ApiKey, **fields: Any) -> HttpError:
@@ -127,7 +126,7 @@ class TestGivenALimitOfTokens:
 
 class TestGivenARequestThatIsGivenBack:
     async def test_when_the_next_is_counted_then_it_is_as_the_first(self, rates: KeyRates, valkey: RedisServer) -> None:
-        key, asked = key_of("m", rpm=3, tpm=1000), read_generation(COMPLETIONS, {"prompt": "four", "max_tokens": 9})
+        key, asked = key_of("m", rpm=3, tpm=1000), read_request(COMPLETIONS, {"prompt": "four", "max_tokens": 9})
         first = await rates.charge(key, asked)
 
         back = await rates.give_back(key, asked)
@@ -136,13 +135,13 @@ class TestGivenARequestThatIsGivenBack:
         assert remaining(await rates.charge(key, asked)) == remaining(first) == ("2", "990")
 
     async def test_when_the_count_is_gone_then_there_is_no_more_room_than_the_limit(self, rates: KeyRates) -> None:
-        key, asked = key_of("n", rpm=3, tpm=1000), read_generation(COMPLETIONS, {"prompt": "four", "max_tokens": 9})
+        key, asked = key_of("n", rpm=3, tpm=1000), read_request(COMPLETIONS, {"prompt": "four", "max_tokens": 9})
 
         assert remaining(await rates.give_back(key, asked)) == ("3", "1000")
         assert remaining(await rates.charge(key, asked)) == ("2", "990")
 
     async def test_when_the_server_is_away_then_nothing_is_raised(self) -> None:
-        asked = read_generation(COMPLETIONS, {"prompt": "four", "max_tokens": 9})
+        asked = read_request(COMPLETIONS, {"prompt": "four", "max_tokens": 9})
 
         async with AsyncProducer("redis://127.0.0.1:1", patience_s=0.1) as client:
             assert await KeyRates(client, "default").give_back(key_of("o", rpm=3), asked) == {}

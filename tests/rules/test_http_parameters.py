@@ -11,6 +11,7 @@ from openai.resources.chat.completions import Completions as ChatCompletions
 from openai.resources.completions import Completions
 
 from sluice.protocol.bulk_files.input import OWN
+from sluice.protocol.jobs import Options
 from sluice.protocol.openai_format import requests
 from sluice.protocol.openai_format.requests import CHAT, COMPLETIONS, Endpoint, RequestRefused, read_request
 from tests.end_to_end.processes import ROOT
@@ -49,7 +50,7 @@ def rows() -> Iterator[Row]:
 ROWS = list(rows())
 
 
-def options_of(endpoint: Endpoint, **parameters: Any) -> dict[str, Any]:
+def options_of(endpoint: Endpoint, **parameters: Any) -> Options:
     return read_request(endpoint, {**BODIES[endpoint], **parameters}).options
 
 

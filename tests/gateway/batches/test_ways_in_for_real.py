@@ -49,7 +49,7 @@ def is_short(one: Asked) -> bool:
         options = read_request(one.endpoint, json.loads(one.data)).options
     except RequestRefused:
         return False
-    return options.get("max_tokens", 256) <= 8 and options.get("n", 1) <= 2
+    return (options.get("max_tokens") or 256) <= 8 and (options.get("n") or 1) <= 2
 
 
 def envelopes(requests: list[Asked]) -> bytes:

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 from sluice.gateway.batches.batch import StoredBatch, error_of_line
 from sluice.gateway.batches.lines import LineJobsOfBatch
 from sluice.gateway.errors import HttpError, error_of, named
-from sluice.gateway.requests import parse_json, read_generation
+from sluice.gateway.requests import parse_json
 from sluice.protocol.bulk_files.input import OWN, PROMPTS, BadLine, LineReader
 from sluice.protocol.bulk_files.jobs import BulkSpec, LineJobs
 from sluice.protocol.errors import InvalidJob
 from sluice.protocol.jobs import Options, PromptLike, template
-from sluice.protocol.openai_format.requests import CHAT, COMPLETIONS, ENDPOINTS, Endpoint, RequestRefused
+from sluice.protocol.openai_format.requests import CHAT, COMPLETIONS, ENDPOINTS, Endpoint, RequestRefused, read_request
 from tests.end_to_end.processes import ROOT
 
 Json = dict[str, Any]  # Any: JSON
@@ -169,7 +169,7 @@ def _is_plain(asked: Asked) -> bool:
 def over_http(asked: Asked) -> Verdict:
     """Return what the gateway says."""
     try:
-        read = read_generation(asked.endpoint, parse_json(asked.data))
+        read = read_request(asked.endpoint, parse_json(asked.data))
         with named(read.names):
             return Verdict(_digest(read.prompt, read.options))
     except HttpError as error:
