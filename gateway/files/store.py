@@ -122,7 +122,7 @@ class FileStore:
         """Delete a tenant's file and return what it was; its objects are left to the caller.
 
         Raises:
-            FileInUse: a batch reads it.
+            FileOfOpenBatch: a batch reads it.
         """
         if not is_id(file_id):
             return None
