@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sluice.engine.execution import launched, model_runner
+from sluice.engine.execution import model_runner
 from sluice.engine.execution.sampling.sampler import Sampler
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.scheduling import scheduler
@@ -47,7 +47,7 @@ PLACES = (
     Place(model_runner.GraphedDecoder, "forward", "forward"),
     Place(model_runner.ModelRunner, "forward", "forward"),
     Place(Sampler, "sample", "sample"),
-    Place(launched.LaunchedStep, "collect", "wait"),
+    Place(model_runner.LaunchedStep, "collect", "wait"),
     Place(scheduler.Scheduler, "commit", "commit"),
     Place(Outputs, "read", "text"),
 )
