@@ -10,10 +10,9 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 import pytest
-from sluice.gateway.arrival.connection import SPARE_CONNECTIONS
 
 from sluice.gateway.app import create_router
-from sluice.gateway.connections.connection import MAX_HEADER_BYTES
+from sluice.gateway.connections.connection import MAX_HEADER_BYTES, SPARE_CONNECTIONS
 from sluice.gateway.keyring import Keyring
 from sluice.gateway.settings import GatewaySettings
 from sluice.protocol.bounds import HEADERS, PARAMETERS
