@@ -17,11 +17,11 @@ from sluice.gateway.access import is_page
 from sluice.gateway.app import create_router
 from sluice.gateway.errors import HttpError
 from sluice.gateway.keyring import Keyring
-from sluice.gateway.openapi.options import BOUNDS
+from sluice.gateway.openapi.options import options_schema
 from sluice.gateway.openapi.routes import ApiRoute, Parameter
 from sluice.gateway.settings import GatewaySettings
 from sluice.protocol.errors import InvalidJob
-from sluice.protocol.jobs import template
+from sluice.protocol.jobs import OPTION_NAMES, template
 from tests.gateway.native.conftest import Native
 from tests.gateway.native.jobs import ended, events_of, recorded, submitted, unknown_to
 from tests.gateway.native.test_native_jobs import EVERY_OPTION
@@ -165,7 +165,14 @@ class TestGivenTheApplication:
         assert len(parameters) >= 15
         assert differing == []
 
-    @pytest.mark.parametrize(("name", "bounds"), BOUNDS.items())
+    @pytest.mark.parametrize(
+        ("name", "bounds"),
+        [
+            (name, (schema["minimum"], schema["maximum"]))
+            for name, schema in options_schema(OPTION_NAMES).items()
+            if {"minimum", "maximum"} <= schema.keys()
+        ],
+    )
     def test_when_an_option_has_bounds_then_the_queue_has_the_same(
         self, name: str, bounds: tuple[float, float]
     ) -> None:
