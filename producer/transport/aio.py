@@ -79,7 +79,7 @@ class AsyncRunner:
                     group = []
                 try:
                     result = await self.perform(step)
-                except BaseException as error:  # noqa: BLE001  # as above
+                except BaseException as error:  # noqa: BLE001  # thrown into the operation, which decides
                     found = operation.throw(error)
                 else:
                     found = operation.send(result)
@@ -108,7 +108,7 @@ class AsyncRunner:
             while running:
                 yield await self.run(running.popleft(), await pipe.receive())
 
-    async def perform(self, step: Step) -> Any:  # noqa: ANN401  # as above
+    async def perform(self, step: Step) -> Any:  # noqa: ANN401  # what the kind of step gives
         """Carry out one step."""
         match step:
             case Ask():
@@ -133,7 +133,7 @@ class AsyncRunner:
             return [await self._read_all(replace(ask, commands=tuple(reads)), block_s(ask.commands[0]))]
         return await self._ask(ask)
 
-    async def read(self, read: Read) -> Any:  # noqa: ANN401  # as above
+    async def read(self, read: Read) -> Any:  # noqa: ANN401  # what the operation asked for
         """Read channels."""
         [reply] = await self.ask(read.ask)
         return list(channel_entries(reply))

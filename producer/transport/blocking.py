@@ -81,7 +81,7 @@ class Runner:
                     group = []
                 try:
                     result = self.perform(step)
-                except BaseException as error:  # noqa: BLE001  # as above
+                except BaseException as error:  # noqa: BLE001  # thrown into the operation, which decides
                     found = operation.throw(error)
                 else:
                     found = operation.send(result)
@@ -110,7 +110,7 @@ class Runner:
             while running:
                 yield self.run(running.popleft(), pipe.receive())
 
-    def perform(self, step: Step) -> Any:  # noqa: ANN401  # as above
+    def perform(self, step: Step) -> Any:  # noqa: ANN401  # what the kind of step gives
         """Carry out one step."""
         match step:
             case Ask():
@@ -135,7 +135,7 @@ class Runner:
             return [self._read_all(replace(ask, commands=tuple(reads)), block_s(ask.commands[0]))]
         return self._ask(ask)
 
-    def read(self, read: Read) -> Any:  # noqa: ANN401  # as above
+    def read(self, read: Read) -> Any:  # noqa: ANN401  # what the operation asked for
         """Read channels."""
         [reply] = self.ask(read.ask)
         return list(channel_entries(reply))
