@@ -19,14 +19,14 @@ from sluice.gateway.openapi.options import CONTENT, KEY, TOKEN_ID, options_schem
 from sluice.gateway.openapi.routes import EVENT, EVENTS, JSON, Answer, route
 from sluice.gateway.openapi.schemas import FLAG, NUMBER, TEXT, Schema, list_of, object_schema, or_null
 from sluice.gateway.queues import QueueClients, Queues
-from sluice.gateway.rates import KeyRates
+from sluice.gateway.rates import KeyRates, callers_job
 from sluice.gateway.readers import forget, unless_left
 from sluice.gateway.requests import read_json, traceparent_of
 from sluice.gateway.settings import GatewaySettings
 from sluice.producer.errors import ProducerError
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.results import packed_result
-from sluice.protocol.jobs import Options
+from sluice.protocol.jobs import CheckedJob, Options
 from sluice.protocol.openai_format.requests import (
     CHAT,
     COMPLETIONS,
@@ -164,10 +164,11 @@ class GenerationRoutes:
         queue = await self._queues.of_model(asked.model)
         own = Options(deadline=timedelta(seconds=self._settings.request_limit_s), traceparent=traceparent_of(request))
         with named(asked.names):
-            return await self._generate(queue, asked, own, request)
+            job = callers_job(caller_of(request), asked.prompt, {**asked.options, **own})
+            return await self._generate(queue, asked, job, request)
 
-    async def _generate(self, queue: QueueClients, asked: ReadRequest, own: Options, request: Request) -> Response:
-        receipt, rates = await self._rates.submit(queue, caller_of(request), asked, own)
+    async def _generate(self, queue: QueueClients, asked: ReadRequest, job: CheckedJob, request: Request) -> Response:
+        receipt, rates = await self._rates.submit(queue, caller_of(request), job)
         request.state.job_id = receipt.id
         if asked.is_shared:
             await queue.readers.join(receipt.id, is_submitter=not receipt.is_duplicate)

@@ -14,7 +14,7 @@ from sluice.producer.operations.scripts import ask_calls
 from sluice.producer.operations.surveys import survey_all
 from sluice.protocol import calls
 from sluice.protocol.calls import QueueView
-from sluice.protocol.jobs import Options, partition_of
+from sluice.protocol.jobs import CheckedJob, partition_of
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.redis.urls import is_cluster
 from sluice.protocol.scaling.backlog import BACKLOG_FIELDS
@@ -92,24 +92,19 @@ class Partitions:
         partition = partition_of(name, self._queue.partitions)
         return answering[partition_of(name, len(answering))] if partition in self._away and answering else partition
 
-    def placed(self, options: Options) -> Options:
-        """Return the options of a new job with an id on a partition that answers, if one does not.
+    def placed(self, job: CheckedJob) -> CheckedJob:
+        """Return a new job with an id on a partition that answers, if one does not.
 
         An id or an idempotency key says where the job is: it may be there already.
         """
-        if not self._away or not is_open(options):
-            return options
+        if not self._away or not job.is_open:
+            return job
         name = token_hex(12)
-        return {**options, "job_id": JobId(f"{self.choose(name)}.{options.get('tenant', 'default')}.{name}")}
+        return job.with_id(JobId(f"{self.choose(name)}.{job.template.tenant}.{name}"))
 
 
 def _of_all(queue: Queue, read: Callable[[Sequence[QueueKeys]], Operation[list[Result]]]) -> Operation[list[Result]]:
     return (yield from read((yield from queue.all_keys())))
-
-
-def is_open(options: Options) -> bool:
-    """Return whether neither an id nor a key says which job a submit is for."""
-    return options.get("job_id") is None and options.get("idempotency_key") is None
 
 
 async def _answer(client: AsyncProducer, operation: Operation[Result]) -> Result | None:

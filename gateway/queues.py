@@ -9,13 +9,13 @@ from time import monotonic
 from typing import cast
 
 from sluice.gateway.errors import SERVER, HttpError, bad_request
-from sluice.gateway.partitions import Partitions, is_open
+from sluice.gateway.partitions import Partitions
 from sluice.gateway.readers import Abandoned, Readers, may_be_accepted
 from sluice.gateway.settings import GatewaySettings, ServedQueue
 from sluice.producer.aio import AsyncProducer
 from sluice.producer.errors import InvalidSetting, LessDurable, QueueUnreachable
 from sluice.producer.operations.submission import Receipt
-from sluice.protocol.jobs import Options, PromptLike
+from sluice.protocol.jobs import CheckedJob
 
 SUBMIT_PATIENCE_S = 1.0
 """A request is answered with 503 when Redis cannot be reached for this long, or is silent for three seconds."""
@@ -47,19 +47,19 @@ class QueueClients:
     abandoned: Abandoned
     partitions: Partitions
 
-    async def submit(self, prompt: PromptLike, options: Options) -> Receipt:
+    async def submit(self, job: CheckedJob) -> Receipt:
         """Submit a job. One that the queue has, but less durable than it asks, is served all the same.
 
         An error would let clients submit it again, as another job. So after an answer that did not come in time, the
         job is cancelled, unless its id or key lets them find it.
 
         Raises:
-            ProducerError: as `AsyncProducer.submit`, except for LessDurable.
+            ProducerError: as `AsyncProducer.submit_checked`, except for LessDurable.
         """
         try:
-            return await self.submitting.submit(prompt, **self.partitions.placed(options))
+            return await self.submitting.submit_checked(self.partitions.placed(job))
         except QueueUnreachable as error:
-            if error.job_id is not None and may_be_accepted(error) and is_open(options):
+            if error.job_id is not None and may_be_accepted(error) and job.is_open:
                 self.abandoned.add(error.job_id)
             raise
         except LessDurable as error:

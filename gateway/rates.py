@@ -7,9 +7,9 @@ one that adds no job to the queue is given back. (Limits of tenants in the queue
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
-from typing import Protocol, cast
+from typing import cast
 
 from sluice.gateway.access import Caller
 from sluice.gateway.api_keys.key import ApiKey
@@ -22,7 +22,7 @@ from sluice.producer.operations.operation import Ask, Operation
 from sluice.producer.operations.submission import Receipt
 from sluice.protocol import limits
 from sluice.protocol.bounds import REQUESTS_PER_MINUTE, TOKENS_PER_MINUTE
-from sluice.protocol.jobs import Options, PromptLike, encoded_prompt, template
+from sluice.protocol.jobs import CheckedJob, Options, PromptLike, checked_job, template
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.scripts import register
 
@@ -83,20 +83,6 @@ class LimitState:
         }
 
 
-class Asked(Protocol):
-    """A job that a request asks for."""
-
-    @property
-    def prompt(self) -> PromptLike:
-        """Its prompt."""
-        ...
-
-    @property
-    def options(self) -> Options:
-        """Its options, without those that the gateway adds."""
-        ...
-
-
 class KeyRates:
     """The counts of all requests.
 
@@ -108,43 +94,33 @@ class KeyRates:
     def __init__(self, producer: AsyncProducer, queue: str) -> None:
         self._producer, self._keys = producer, QueueKeys(queue)
 
-    async def submit(
-        self, queue: QueueClients, caller: Caller, asked: Asked, own: Options | None = None
-    ) -> tuple[Receipt, Mapping[str, str]]:
-        """Submit a job for a caller, and return with it what its key has left. What adds no job costs nothing.
-
-        Args:
-            queue: Its queue.
-            caller: Its tenant owns the job.
-            asked: What the request asks for.
-            own: Options that the route adds.
+    async def submit(self, queue: QueueClients, caller: Caller, job: CheckedJob) -> tuple[Receipt, Mapping[str, str]]:
+        """Submit a job of `callers_job`, and return with it what its key has left. What adds no job costs nothing.
 
         Raises:
             HttpError: as `charge`.
             ProducerError: as `QueueClients.submit`.
         """
-        rates = await self.charge(caller.key, asked)
-        options: Options = {**as_charged(caller.key, asked.options), **(own or {}), "tenant": caller.tenant}
+        rates = await self.charge(caller.key, job)
         try:
-            receipt = await queue.submit(asked.prompt, options)
+            receipt = await queue.submit(job)
         except ProducerError:
-            await self.give_back(caller.key, asked)
+            await self.give_back(caller.key, job)
             raise
         if receipt.is_duplicate:
-            rates = await self.give_back(caller.key, asked) or rates
+            rates = await self.give_back(caller.key, job) or rates
         return receipt, rates
 
-    async def charge(self, key: ApiKey | None, asked: Asked) -> Mapping[str, str]:
-        """Count a request against the limits of its key; return the headers that say what is left.
+    async def charge(self, key: ApiKey | None, job: CheckedJob) -> Mapping[str, str]:
+        """Count a job against the limits of its key; return the headers that say what is left.
 
         Raises:
             HttpError: 429, a limit is reached; or 400, the request is larger than the limit.
-            InvalidJob: the request is invalid.
             QueueUnreachable: the server does not answer.
         """
         if key is None or (key.rpm is None and key.tpm is None):
             return {}
-        tokens = _tokens_of(asked)
+        tokens = _tokens_of(job)
         if key.tpm is not None and tokens > key.tpm:
             raise bad_request(
                 f"prompt and max_tokens are {tokens} tokens, and the API key's limit is {key.tpm} a minute",
@@ -157,7 +133,7 @@ class KeyRates:
             raise _limited(max(found, key=lambda bucket: bucket.wait_ms), headers)
         return headers
 
-    async def give_back(self, key: ApiKey | None, asked: Asked) -> Mapping[str, str]:
+    async def give_back(self, key: ApiKey | None, job: CheckedJob) -> Mapping[str, str]:
         """Undo `charge`, for a request that added no job; return the headers that say what is left.
 
         While the server is away, the request stays counted, for up to a minute, and there are no headers.
@@ -165,7 +141,7 @@ class KeyRates:
         if key is None or (key.rpm is None and key.tpm is None):
             return {}
         with suppress(ProducerError):
-            return _headers((await self._count(key, -1, -_tokens_of(asked)))[1])
+            return _headers((await self._count(key, -1, -_tokens_of(job)))[1])
         return {}
 
     async def _count(self, key: ApiKey, requests: int, tokens: int) -> tuple[bool, list[LimitState]]:
@@ -191,23 +167,26 @@ def _headers(buckets: Iterable[LimitState]) -> Mapping[str, str]:
     return {name: value for bucket in buckets for name, value in bucket.headers.items()}
 
 
-def as_charged(key: ApiKey | None, options: Options) -> Options:
-    """Return options with the `max_tokens` that a limit of tokens counts: the model's default may be larger.
+def callers_job(caller: Caller, prompt: PromptLike, options: Options) -> CheckedJob:
+    """Check and encode a job of a caller. A key with a limit of tokens states the `max_tokens` that it counts.
 
     Raises:
-        InvalidJob: an option is wrong.
+        InvalidJob: a value is wrong.
     """
-    if key is None or key.tpm is None or options.get("max_tokens") is not None:
-        return options
-    return {**options, "max_tokens": template(options).max_tokens}
+    own: Options = {**options, "tenant": caller.tenant}
+    job = checked_job(prompt, own)
+    if caller.key is None or caller.key.tpm is None or job.template.is_length_stated:
+        return job
+    # The model's default may be larger.
+    return replace(job, template=template({**own, "max_tokens": job.template.max_tokens}))
 
 
-def _tokens_of(asked: Asked) -> int:
-    """Return the tokens that a request may take: an estimate for a prompt of text, and all that it may generate."""
-    job = template(asked.options)
-    _, num_bytes, num_tokens = encoded_prompt(asked.prompt)
-    estimate = ceil(num_bytes / limits.DEFAULT_BYTES_PER_TOKEN)
-    return (estimate if num_tokens is None else num_tokens) + job.choices * job.max_tokens
+def _tokens_of(job: CheckedJob) -> int:
+    """Return the tokens that a job may take: an estimate for a prompt of text, and all that it may generate."""
+    num_tokens = job.prompt.num_tokens
+    if num_tokens is None:
+        num_tokens = ceil(job.prompt.num_bytes / limits.DEFAULT_BYTES_PER_TOKEN)
+    return num_tokens + job.template.choices * job.template.max_tokens
 
 
 def _limited(bucket: LimitState, headers: Mapping[str, str]) -> HttpError:

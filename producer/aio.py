@@ -39,7 +39,17 @@ from sluice.producer.operations.submission import Packer, Receipt, SubmitAnswer
 from sluice.producer.operations.views import JobStatus
 from sluice.producer.transport.links import AsyncLink
 from sluice.protocol.calls import BatchView, JobView, QueueSettings, QueueView
-from sluice.protocol.jobs import Job, JobEncoder, Moment, Options, Prepared, PromptLike, only_prompt
+from sluice.protocol.jobs import (
+    CheckedJob,
+    Job,
+    JobEncoder,
+    Moment,
+    Options,
+    Prepared,
+    PromptLike,
+    checked_job,
+    only_prompt,
+)
 from sluice.protocol.waits import OnWait, WaitNotifier
 from sluice.protocol.wire import JobId, JobResult
 
@@ -144,15 +154,18 @@ class AsyncProducer:
             IdempotencyConflict: the key belongs to a job with another prompt or options.
             QueueUnreachable, QueueRefused: the server is unreachable, or refuses.
         """
-        only = only_prompt(prompt, messages, token_ids)
+        job = checked_job(only_prompt(prompt, messages, token_ids), options)
+        return await self.submit_checked(job, durability=durability, wait_s=wait_s)
+
+    async def submit_checked(self, job: CheckedJob, *, durability: str | None = None, wait_s: float = 0.0) -> Receipt:
+        """Submit a job that is already checked, as `submit` does."""
         made, durability_check = await self._link.run(
-            submission.prepare(self._queue, self._durability, only, durability, options)
+            submission.prepare(self._queue, self._durability, job, durability)
         )
-        is_chosen = options.get("job_id") is not None
         return await self._link.run(
             submit_within(
                 wait_s,
-                lambda: submission.submit(self._queue, made, durability_check, is_chosen=is_chosen),
+                lambda: submission.submit(self._queue, made, durability_check, is_chosen=job.is_chosen),
                 self.waits,
             )
         )

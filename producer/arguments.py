@@ -1,6 +1,5 @@
 """What a client is given, and what it makes of it: jobs, options, and the server that it uses."""
 
-import sys
 from collections.abc import Iterable
 from typing import TypeVar
 
@@ -74,7 +73,7 @@ def check_options(options: Options, durability: str | None) -> None:
     Raises:
         InvalidJob: a value is wrong.
     """
-    template(options, partitions=sys.maxsize)  # how many the queue has is known later
+    template(options)
     if durability is not None:
         read_durability(durability)
 

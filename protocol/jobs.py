@@ -105,6 +105,18 @@ def job(prompt: PromptLike, **options: Unpack[Options]) -> Job:
 
 
 @dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """A prompt as the queue keeps it."""
+
+    payload: bytes
+    num_bytes: int
+    """Bytes of its text; 0 if it is token ids."""
+
+    num_tokens: int | None
+    """None if only a tokenizer can tell."""
+
+
+@dataclass(frozen=True, slots=True)
 class Template:
     """Checked and encoded options, from which jobs are built."""
 
@@ -128,9 +140,14 @@ class Template:
     features: tuple[str, ...]
     """Features that a worker needs for these jobs."""
 
-    partitions: int
-
-    def new_job(self, prompt: PromptLike, identify: Identify | None = None, source: SourceLine | None = None) -> NewJob:
+    def new_job(
+        self,
+        prompt: PromptLike | EncodedPrompt,
+        identify: Identify | None = None,
+        source: SourceLine | None = None,
+        *,
+        partitions: int = 1,
+    ) -> NewJob:
         """Build a job for this prompt.
 
         Args:
@@ -138,21 +155,23 @@ class Template:
             identify: Source of its id and seed. Default: the id of the options, or a random one; and a random seed.
                 A seed in the options takes precedence.
             source: The line of a bulk file that the prompt is from.
+            partitions: Partitions of the queue. `identify` chooses one itself.
 
         Raises:
             InvalidPrompt: the prompt is empty, too large, not UTF-8 or of an unknown kind.
+            InvalidJob: the id of the options names a partition that the queue does not have.
         """
-        payload, num_bytes, num_tokens = encoded_prompt(prompt)
-        digest = blake2b(payload + self.asked, digest_size=16).digest()
-        job_id, seed = self._random_identity() if identify is None else identify(digest)
+        encoded = prompt if isinstance(prompt, EncodedPrompt) else encoded_prompt(prompt)
+        digest = blake2b(encoded.payload + self.asked, digest_size=16).digest()
+        job_id, seed = self._random_identity(partitions) if identify is None else identify(digest)
         return NewJob(
             id=job_id,
             spec=self.spec,
-            payload=payload,
+            payload=encoded.payload,
             seed=seed if self.seed is None else self.seed,
             priority=self.priority,
-            prompt_tokens=num_tokens,
-            prompt_bytes=num_bytes,
+            prompt_tokens=encoded.num_tokens,
+            prompt_bytes=encoded.num_bytes,
             max_tokens=self.max_tokens,
             is_length_stated=self.is_length_stated,
             choices=self.choices,
@@ -167,17 +186,61 @@ class Template:
             source=source,
         )
 
-    def _random_identity(self) -> tuple[JobId, int]:
+    def _random_identity(self, partitions: int) -> tuple[JobId, int]:
         drawn = os.urandom(20)
-        return self.job_id or self._new_id(drawn[:12].hex()), int.from_bytes(drawn[12:])
+        if self.job_id is None:
+            job_id = self._new_id(drawn[:12].hex(), partitions)
+        else:
+            job_id = self.job_id
+            _check_partition(job_id, partitions)
+        return job_id, int.from_bytes(drawn[12:])
 
-    def _new_id(self, name: str) -> JobId:
+    def _new_id(self, name: str, partitions: int) -> JobId:
         # Equal idempotency keys must map to the same partition, where the first job is.
         spread = name if self.idempotency_key is None else self.idempotency_key
-        return JobId(f"{partition_of(spread, self.partitions)}.{self.tenant}.{name}")
+        return JobId(f"{partition_of(spread, partitions)}.{self.tenant}.{name}")
 
 
-def template(options: Options, *, partitions: int = 1) -> Template:
+@dataclass(frozen=True, slots=True)
+class CheckedJob:
+    """A job that is checked and encoded. Only its id, which names a partition, and its seed are still to be drawn."""
+
+    template: Template
+    prompt: EncodedPrompt
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether the caller chose its id."""
+        return self.template.job_id is not None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether neither an id nor an idempotency key says which job a submit is for."""
+        return self.template.job_id is None and self.template.idempotency_key is None
+
+    def with_id(self, job_id: JobId) -> "CheckedJob":
+        """Return the job with an id of its tenant."""
+        return replace(self, template=replace(self.template, job_id=job_id))
+
+    def new_job(self, partitions: int) -> NewJob:
+        """Build the job for a queue with this number of partitions.
+
+        Raises:
+            InvalidJob: its id names another partition.
+        """
+        return self.template.new_job(self.prompt, partitions=partitions)
+
+
+def checked_job(prompt: PromptLike, options: Options) -> CheckedJob:
+    """Check and encode a job.
+
+    Raises:
+        InvalidJob: a name is unknown or a value is out of its range; the message names it.
+    """
+    return CheckedJob(template(options), encoded_prompt(prompt))
+
+
+def template(options: Options) -> Template:
     """Check and encode options.
 
     Raises:
@@ -185,7 +248,7 @@ def template(options: Options, *, partitions: int = 1) -> Template:
     """
     _check_names(options, OPTION_NAMES)
     try:
-        return _template(options, partitions)
+        return _template(options)
     except InvalidJob:
         raise
     except WireError as error:
@@ -194,7 +257,7 @@ def template(options: Options, *, partitions: int = 1) -> Template:
         raise InvalidJob(f"an option cannot be read: {error}") from error
 
 
-def _template(options: Options, partitions: int) -> Template:
+def _template(options: Options) -> Template:
     spec = _spec(options)
     asked = encode_spec(replace(spec, traceparent=None, stream=True))
     seed = options.get("seed")
@@ -204,7 +267,7 @@ def _template(options: Options, partitions: int) -> Template:
         check_seed(seed)
     _check_whole("priority", priority, limits.MAX_PRIORITY)
     if (job_id := options.get("job_id")) is not None:
-        _check_job_id(job_id, tenant, partitions)
+        _check_owner(job_id, tenant)
     return Template(
         spec=encode_spec(spec),
         seed=seed,
@@ -222,7 +285,6 @@ def _template(options: Options, partitions: int) -> Template:
         job_id=job_id,
         asked=asked + repr(seed).encode(),
         features=spec.options.features,
-        partitions=partitions,
     )
 
 
@@ -255,15 +317,15 @@ def _check_names(options: Mapping[str, object], known: frozenset[str]) -> None:
         raise InvalidJob(f"unknown option {min(unknown)!r}{hint} Options are: {', '.join(sorted(known))}.")
 
 
-def encoded_prompt(prompt: PromptLike) -> tuple[bytes, int, int | None]:
-    """Return the encoded prompt, its bytes of text, and its number of tokens if known.
+def encoded_prompt(prompt: PromptLike) -> EncodedPrompt:
+    """Check and encode a prompt.
 
     Raises:
         InvalidPrompt: it is empty, too large, not UTF-8 or of an unknown kind.
     """
     try:
         plain = as_prompt(prompt)
-        return encode_prompt(plain), *_size(plain)
+        return EncodedPrompt(encode_prompt(plain), *_size(plain))
     except (InvalidJob, WireError) as error:
         raise InvalidPrompt(str(error)) from error
 
@@ -338,10 +400,13 @@ def _check_whole(name: str, value: object, most: int) -> None:
         raise InvalidJob(f"{name} must be a whole number in [0, {most}], got {value!r}")
 
 
-def _check_job_id(job_id: str, tenant: str, partitions: int) -> None:
-    partition, owner, _ = split_job_id(job_id)
-    if owner != tenant:
+def _check_owner(job_id: str, tenant: str) -> None:
+    if split_job_id(job_id)[1] != tenant:
         raise InvalidJob(f"job_id {job_id!r} belongs to another tenant than {tenant!r}")
+
+
+def _check_partition(job_id: str, partitions: int) -> None:
+    partition = split_job_id(job_id)[0]
     if partition >= partitions:
         raise InvalidJob(f"job_id {job_id!r} names partition {partition}; this queue has {partitions}, counted from 0")
 
@@ -399,14 +464,14 @@ class JobEncoder:
     def __init__(self, options: Options, *, partitions: int) -> None:
         self._options = options
         self._partitions = partitions
-        self._shared = template(options, partitions=partitions)
+        self._shared = template(options)
 
     def prepare(self, item: PromptLike | Job) -> Prepared:
         """Encode a job, or return the error that replaces it."""
         try:
             if not isinstance(item, Job):
-                return self._shared.new_job(item), self._shared.job_id is not None
-            own = template({**self._options, **item.options}, partitions=self._partitions)
-            return own.new_job(item.prompt), own.job_id is not None
+                return self._shared.new_job(item, partitions=self._partitions), self._shared.job_id is not None
+            own = checked_job(item.prompt, {**self._options, **item.options})
+            return own.new_job(self._partitions), own.is_chosen
         except InvalidJob as error:
             return error, False

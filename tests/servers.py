@@ -143,6 +143,14 @@ class RedisServer:
         """Send SIGTERM, and wait."""
         self._signal(signal.SIGTERM)
 
+    def wait_until_written(self) -> None:
+        """Wait until the kernel has every write: while a slow disk syncs, the server keeps them in its own memory."""
+        deadline_s = time.monotonic() + 60
+        with self.client() as client:
+            while client.info("persistence")["aof_buffer_length"]:
+                assert time.monotonic() < deadline_s, "the server still has writes in its memory"
+                time.sleep(0.01)
+
     def kill(self) -> None:
         """Send SIGKILL, and wait."""
         self._signal(signal.SIGKILL)

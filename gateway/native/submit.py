@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, cast, get_args
 
@@ -18,7 +17,7 @@ from sluice.gateway.openapi.routes import JSON, json_answer, route
 from sluice.gateway.openapi.schemas import TEXT, Schema, list_of, object_schema
 from sluice.gateway.ownership import own_batch
 from sluice.gateway.queues import Queues
-from sluice.gateway.rates import KeyRates
+from sluice.gateway.rates import KeyRates, callers_job
 from sluice.gateway.requests import read_json, traceparent_of
 from sluice.gateway.settings import GatewaySettings
 from sluice.protocol.errors import InvalidJob, did_you_mean
@@ -70,12 +69,13 @@ class SubmitRoute:
             HttpError, RequestRefused, ProducerError: the request is refused.
         """
         body = await read_json(request, self._max_bytes)
-        job = read_job(body, caller_of(request), KEY.read(request))
-        asked = replace(job, options={"traceparent": traceparent_of(request), **job.options})
+        caller = caller_of(request)
+        asked = read_job(body, caller, KEY.read(request))
         name, model = QUEUE.read(request), asked.options.get("model")
         queue = await self._queues.of_model(model) if name is None else queue_named(self._queues, name)
         with named({PROMPT: prompt_name(cast("dict[str, object]", body))}):
-            receipt, rates = await self._rates.submit(queue, caller_of(request), asked)
+            job = callers_job(caller, asked.prompt, {"traceparent": traceparent_of(request), **asked.options})
+            receipt, rates = await self._rates.submit(queue, caller, job)
         request.state.job_id = receipt.id
         return JSONResponse(
             receipt_body(receipt, queue.name),

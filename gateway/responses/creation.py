@@ -18,7 +18,7 @@ from sluice.gateway.errors import HttpError, bad_request
 from sluice.gateway.openai.response_requests import ResponseRequest
 from sluice.gateway.openai.responses import ResponseEnd, ResponseInfo, conversation_messages
 from sluice.gateway.queues import QueueClients, Queues
-from sluice.gateway.rates import KeyRates, as_charged
+from sluice.gateway.rates import KeyRates, callers_job
 from sluice.gateway.readers import may_be_accepted
 from sluice.gateway.responses.ends import settle
 from sluice.gateway.responses.store import LOST, MAX_DEPTH, ResponseStore, StoredResponse
@@ -28,7 +28,7 @@ from sluice.gateway.threads import SQL
 from sluice.producer.errors import IdempotencyConflict, ProducerError
 from sluice.protocol import limits
 from sluice.protocol.clock import wall_ms
-from sluice.protocol.jobs import Options, PromptLike, template
+from sluice.protocol.jobs import CheckedJob, Options
 from sluice.protocol.wire import JobId
 
 DAY_S = 86_400
@@ -49,11 +49,10 @@ class Created:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A request with all that its job needs."""
+    """A request with its job."""
 
     request: ResponseRequest
-    prompt: PromptLike
-    options: Options
+    job: CheckedJob
     idempotency_key: str | None
     digest: str
     depth: int
@@ -126,25 +125,25 @@ class Creation:
         key: str | None,
         body: Mapping[str, object],
     ) -> _Asked:
-        """Return what the job needs.
+        """Return the request with its job, which is checked before anything is written.
 
         Raises:
-            InvalidJob: it would be no valid job.
+            InvalidJob: a value is wrong.
         """
         turns = [(one.input, one.end.text) for one in earlier if one.end is not None]
         prompt = conversation_messages(request.instructions, turns, request.input)
         limit_s = self._settings.response_days * DAY_S if request.is_background else self._settings.request_limit_s
         own = Options(
-            tenant=caller.tenant,
             deadline=timedelta(seconds=limit_s),
             # One in the background may be streamed later.
             stream=request.is_stream or request.is_background,
+            # A stored response is found by its own key, and its job has an id of its own.
+            idempotency_key=None if request.is_stored else key,
         )
         # How the answer is read may differ.
         same = json.dumps({**body, "stream": None}, sort_keys=True).encode()
-        options = as_charged(caller.key, cast("Options", {**request.options, **own}))
-        template(options).new_job(prompt)  # refuses what is no valid job, before anything is written
-        return _Asked(request, prompt, options, key, hashlib.sha256(same).hexdigest(), len(earlier))
+        job = callers_job(caller, prompt, cast("Options", {**request.options, **own}))
+        return _Asked(request, job, key, hashlib.sha256(same).hexdigest(), len(earlier))
 
     def _response(self, asked: _Asked, queue: QueueClients, caller: Caller, model: str) -> StoredResponse:
         request, name, created_ms = asked.request, token_hex(24), wall_ms()
@@ -171,7 +170,7 @@ class Creation:
 
     async def _add(self, new: StoredResponse, queue: QueueClients, caller: Caller, asked: _Asked) -> Created:
         """Write the row and submit the job, unless an earlier request with the same idempotency key did."""
-        rates = await self._rates.charge(caller.key, asked)
+        rates = await self._rates.charge(caller.key, asked.job)
         try:
             known = await self._quota.add(self._store.add, new)
             if known is None:
@@ -179,14 +178,14 @@ class Creation:
                 return Created(new, queue, rates, is_shared=False)
             queue = await self._repeat(known, asked)
         except (ProducerError, HttpError):
-            await self._rates.give_back(caller.key, asked)
+            await self._rates.give_back(caller.key, asked.job)
             raise
         known = replace(known, end=None) if known.end == LOST else known
-        return Created(known, queue, await self._rates.give_back(caller.key, asked) or rates, is_shared=False)
+        return Created(known, queue, await self._rates.give_back(caller.key, asked.job) or rates, is_shared=False)
 
     async def _submit(self, new: StoredResponse, queue: QueueClients, asked: _Asked) -> None:
         try:
-            await queue.submit(asked.prompt, {**asked.options, "job_id": new.info.job_id})
+            await queue.submit(asked.job.with_id(new.info.job_id))
         except ProducerError as error:
             if not may_be_accepted(error):
                 await SQL.run(self._store.withdraw, new)
@@ -198,7 +197,7 @@ class Creation:
         self, new: StoredResponse, queue: QueueClients, caller: Caller, asked: _Asked
     ) -> Created:
         is_shared = asked.idempotency_key is not None
-        receipt, rates = await self._rates.submit(queue, caller, asked, Options(idempotency_key=asked.idempotency_key))
+        receipt, rates = await self._rates.submit(queue, caller, asked.job)
         if is_shared:
             await queue.readers.join(receipt.id, is_submitter=not receipt.is_duplicate)
         response = replace(new, info=replace(new.info, job_id=receipt.id))
@@ -214,7 +213,7 @@ class Creation:
             raise IdempotencyConflict(known.info.job_id)
         queue = served(self._queues, known.queue)
         if known.end is None or known.end == LOST:
-            await queue.submit(asked.prompt, {**asked.options, "job_id": known.info.job_id})
+            await queue.submit(asked.job.with_id(known.info.job_id))
             # The sweep may have found it lost just now, and looks at open ones only.
             await SQL.run(self._store.reopen, known.info.id)
         return queue

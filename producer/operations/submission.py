@@ -24,7 +24,7 @@ from sluice.producer.operations.surveys import survey_one
 from sluice.protocol import calls, limits
 from sluice.protocol.calls import Accepted, Call, Conflict, Duplicate, NewJob, Refused
 from sluice.protocol.durability import NOTHING_ASKED, Durability, DurabilityCheck
-from sluice.protocol.jobs import Options, Prepared, PromptLike, template
+from sluice.protocol.jobs import CheckedJob, Prepared
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.redis.execution import command_of
 from sluice.protocol.states import JobState
@@ -160,21 +160,21 @@ def _doubted(answer: SubmitAnswer, asked: Durability, doubt: str) -> SubmitAnswe
 
 
 def prepare(
-    queue: Queue, policy: DurabilityPolicy, prompt: PromptLike, durability: str | None, options: Options
+    queue: Queue, policy: DurabilityPolicy, job: CheckedJob, durability: str | None
 ) -> Operation[tuple[NewJob, DurabilityCheck]]:
-    """Make a job on a partition that the workers serve, and find out what the server must confirm after it.
+    """Build a job on a partition that the workers serve, and find out what the server must confirm after it.
 
     Raises:
-        InvalidJob: a value is wrong.
+        InvalidJob: its id names a partition that the queue does not have.
         InvalidSetting, DurabilityRefused: as `DurabilityPolicy.resolve`.
     """
     if not queue.is_known:
         yield from queue.read()
     partitions = queue.partitions
-    made = template(options, partitions=partitions).new_job(prompt)
+    made = job.new_job(partitions)
     durability_check = yield from policy.resolve(queue, durability, queue.keys_of(made.id).partition)
     if queue.partitions != partitions:  # the workers have changed it
-        made = template(options, partitions=queue.partitions).new_job(prompt)
+        made = job.new_job(queue.partitions)
     return made, durability_check
 
 

@@ -120,5 +120,5 @@ class LineJobs:
             if len(self._templates) >= MAX_TEMPLATES:
                 self._templates.clear()
             options = {"stream": False, **options, "batch": self._spec.batch}
-            found = self._templates[key] = template(options, partitions=self._spec.partitions)
+            found = self._templates[key] = template(options)
         return found

@@ -76,9 +76,7 @@ class TestGivenLevelAof:
         with redis_server(flavor, is_durable=True) as server:
             with Producer(server.url, durability="aof") as producer:
                 receipts = [producer.submit(f"prompt {i}") for i in range(100)]
-            # While a slow disk syncs, the server keeps writes in its own memory.
-            with server.client() as client:
-                wait_until(lambda: client.info("persistence")["aof_buffer_length"] == 0, "all is written")
+            server.wait_until_written()
             server.restart(crash=True)
 
             assert all(known(server.url, receipts))

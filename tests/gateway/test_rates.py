@@ -1,15 +1,22 @@
 """Limits of keys, counted on a real server."""
 
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import pytest
 
+from sluice.gateway.access import Caller
 from sluice.gateway.api_keys.key import ApiKey
 from sluice.gateway.errors import HttpError
-from sluice.gateway.rates import KeyRates
+from sluice.gateway.queues import Queues
+from sluice.gateway.rates import KeyRates, callers_job
+from sluice.gateway.settings import GatewaySettings
 from sluice.producer import AsyncProducer, InvalidJob
+from sluice.protocol import jobs
+from sluice.protocol.jobs import CheckedJob
+from sluice.protocol.limits import DEFAULT_MAX_TOKENS
 from sluice.protocol.openai_format.requests import COMPLETIONS, read_request
 from tests.servers import RedisServer
 
@@ -20,9 +27,14 @@ def key_of(key_id: str, *, rpm: int | None = None, tpm: int | None = None) -> Ap
 
 
 async def charge(rates: KeyRates, key: ApiKey | None, **fields: Any) -> Mapping[str, str]:
-    """Count one request of 4 bytes and, without other fields, of 9 tokens of output: 10 tokens."""
-    body = {"prompt": "four", "max_tokens": 9, **fields}
-    return await rates.charge(key, read_request(COMPLETIONS, body))
+    """Count one request of `job_of`."""
+    return await rates.charge(key, job_of(**fields))
+
+
+def job_of(**fields: Any) -> CheckedJob:
+    """A job of 4 bytes and, without other fields, of 9 tokens of output: 10 tokens."""
+    asked = read_request(COMPLETIONS, {"prompt": "four", "max_tokens": 9, **fields})
+    return callers_job(Caller(), asked.prompt, asked.options)
 
 
 async def refusal(rates: KeyRates, key: ApiKey, **fields: Any) -> HttpError:
@@ -126,30 +138,63 @@ class TestGivenALimitOfTokens:
 
 class TestGivenARequestThatIsGivenBack:
     async def test_when_the_next_is_counted_then_it_is_as_the_first(self, rates: KeyRates, valkey: RedisServer) -> None:
-        key, asked = key_of("m", rpm=3, tpm=1000), read_request(COMPLETIONS, {"prompt": "four", "max_tokens": 9})
-        first = await rates.charge(key, asked)
+        key, job = key_of("m", rpm=3, tpm=1000), job_of()
+        first = await rates.charge(key, job)
 
-        back = await rates.give_back(key, asked)
+        back = await rates.give_back(key, job)
 
         assert remaining(back) == ("3", "1000")
-        assert remaining(await rates.charge(key, asked)) == remaining(first) == ("2", "990")
+        assert remaining(await rates.charge(key, job)) == remaining(first) == ("2", "990")
 
     async def test_when_the_count_is_gone_then_there_is_no_more_room_than_the_limit(self, rates: KeyRates) -> None:
-        key, asked = key_of("n", rpm=3, tpm=1000), read_request(COMPLETIONS, {"prompt": "four", "max_tokens": 9})
+        key, job = key_of("n", rpm=3, tpm=1000), job_of()
 
-        assert remaining(await rates.give_back(key, asked)) == ("3", "1000")
-        assert remaining(await rates.charge(key, asked)) == ("2", "990")
+        assert remaining(await rates.give_back(key, job)) == ("3", "1000")
+        assert remaining(await rates.charge(key, job)) == ("2", "990")
 
     async def test_when_the_server_is_away_then_nothing_is_raised(self) -> None:
-        asked = read_request(COMPLETIONS, {"prompt": "four", "max_tokens": 9})
-
         async with AsyncProducer("redis://127.0.0.1:1", patience_s=0.1) as client:
-            assert await KeyRates(client, "default").give_back(key_of("o", rpm=3), asked) == {}
+            assert await KeyRates(client, "default").give_back(key_of("o", rpm=3), job_of()) == {}
 
 
 def remaining(headers: Mapping[str, str]) -> tuple[str, str]:
     """The requests and the tokens that are left."""
     return headers["x-ratelimit-remaining-requests"], headers["x-ratelimit-remaining-tokens"]
+
+
+class TestGivenAKeyWithLimits:
+    async def test_when_its_job_is_submitted_then_it_is_checked_and_encoded_once(
+        self, rates: KeyRates, valkey: RedisServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        counts: Counter[str] = Counter()
+        for name in ("encode_prompt", "encode_spec", "as_prompt", "JobSpec"):
+            monkeypatch.setattr(jobs, name, counted(counts, name, getattr(jobs, name)))
+        settings = GatewaySettings(redis_url=valkey.url, database_url="sqlite:////nowhere/history.db")
+        caller = Caller(key_of("p", rpm=1, tpm=1000))
+
+        async with Queues(settings) as queues:
+            job = callers_job(caller, "four", {"max_tokens": 9})
+            _, headers = await rates.submit(queues.first, caller, job)
+
+        assert remaining(headers) == ("0", "990")
+        # The digest covers the options without trace context and streaming, which is an encoding of its own.
+        assert counts == {"encode_prompt": 1, "as_prompt": 1, "JobSpec": 1, "encode_spec": 2}
+
+    async def test_when_no_length_is_stated_then_the_job_states_the_one_that_is_counted(self) -> None:
+        limited, other = (callers_job(Caller(key_of("q", tpm=tpm)), "four", {}) for tpm in (1000, None))
+
+        assert (limited.template.max_tokens, limited.template.is_length_stated) == (DEFAULT_MAX_TOKENS, True)
+        assert not other.template.is_length_stated
+
+
+def counted(counts: Counter[str], name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which counts its calls."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:  # whatever the function takes
+        counts[name] += 1
+        return function(*args, **kwargs)
+
+    return call
 
 
 class TestGivenNoLimit:

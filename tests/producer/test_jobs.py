@@ -204,7 +204,7 @@ class TestGivenTheSameQuestionTwice:
 class TestGivenPartitions:
     @given(key=st.text(min_size=1, max_size=20), partitions=st.integers(1, 16))
     def test_when_the_key_is_the_same_then_so_is_the_partition(self, key: str, partitions: int) -> None:
-        jobs = [template(Options(idempotency_key=key), partitions=partitions).new_job("hi") for _ in range(3)]
+        jobs = [template(Options(idempotency_key=key)).new_job("hi", partitions=partitions) for _ in range(3)]
 
         found = {split_job_id(new.id)[0] for new in jobs}
 
@@ -212,11 +212,11 @@ class TestGivenPartitions:
         assert max(found) < partitions
 
     def test_when_there_are_many_jobs_then_every_partition_gets_its_share(self) -> None:
-        shared = template(Options(), partitions=4)
+        shared = template(Options())
 
         counts = [0] * 4
         for _ in range(2000):
-            counts[split_job_id(shared.new_job("hi").id)[0]] += 1
+            counts[split_job_id(shared.new_job("hi", partitions=4).id)[0]] += 1
 
         assert min(counts) > 400
 

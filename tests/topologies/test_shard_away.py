@@ -16,7 +16,7 @@ from sluice.producer import AsyncProducer, Producer
 from sluice.producer.errors import QueueUnreachable
 from sluice.producer.operations.follow import StreamEvent
 from sluice.protocol import calls
-from sluice.protocol.jobs import Job, Options
+from sluice.protocol.jobs import checked_job
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.redis.execution import run
 from sluice.protocol.states import JobState
@@ -46,6 +46,7 @@ def away(cluster: Cluster, queue: str, *partitions: int) -> Generator[None]:
     """Kill the shards of partitions, and start them again."""
     shards = [cluster.shard_of(QueueKeys(queue, partition)) for partition in partitions]
     for shard in shards:
+        shard.wait_until_written()
         shard.kill()
     try:
         yield
@@ -164,7 +165,8 @@ class TestGivenAGateway:
 
         with away(cluster, queue, partition):
             assert await queues.models() == ("m",)
-            receipts = [(await rates.submit(queues.first, Caller(), Job("hello")))[0] for _ in range(20)]
+            jobs = [checked_job("hello", {}) for _ in range(20)]
+            receipts = [(await rates.submit(queues.first, Caller(), job))[0] for job in jobs]
 
         assert {int(receipt.id[0]) for receipt in receipts} == {*range(PARTITIONS)} - {partition}
         assert not any(receipt.is_duplicate for receipt in receipts)
@@ -172,22 +174,22 @@ class TestGivenAGateway:
     async def test_when_it_returns_then_it_gets_jobs_again(self, cluster: Cluster, queue: str, queues: Queues) -> None:
         with away(cluster, queue, 1):
             await queues.look()
-            placed = queues.first.partitions.placed(Options())
+            placed = queues.first.partitions.placed(checked_job("hello", {}))
         await queues.look()
 
-        assert placed.get("job_id") is not None
-        assert queues.first.partitions.placed(Options()) == {}
+        assert placed.is_chosen
+        assert not queues.first.partitions.placed(checked_job("hello", {})).is_chosen
 
     async def test_when_an_id_or_key_is_given_then_the_job_stays_where_it_may_be(
         self, cluster: Cluster, queue: str, queues: Queues
     ) -> None:
-        asked = [Options(job_id=id_on(1)), Options(idempotency_key="k")]
+        jobs = [checked_job("hello", {"job_id": id_on(1)}), checked_job("hello", {"idempotency_key": "k"})]
 
         with away(cluster, queue, 1):
             await queues.look()
-            placed = [queues.first.partitions.placed(options) for options in asked]
+            placed = [queues.first.partitions.placed(job) for job in jobs]
 
-        assert placed == asked
+        assert placed == jobs
 
     async def test_when_all_are_away_then_it_is_unreachable(self, cluster: Cluster, queue: str, queues: Queues) -> None:
         with away(cluster, queue, *range(PARTITIONS)), pytest.raises(QueueUnreachable):

@@ -9,7 +9,7 @@ from starlette.routing import Route
 
 from sluice.gateway.errors import HttpError, bad_request
 from sluice.gateway.queues import Queues
-from sluice.gateway.rates import KeyRates
+from sluice.gateway.rates import KeyRates, callers_job
 from sluice.gateway.tables.database import Database
 from sluice.gateway.threads import HISTORY
 from sluice.gateway.ui.audit import AuditLog
@@ -17,7 +17,7 @@ from sluice.gateway.ui.frame import Form, Frame, readable, render
 from sluice.gateway.ui.read.joblist import JobLine, Wanted, page_of_jobs
 from sluice.gateway.ui.visitors import Visitor
 from sluice.producer.errors import HistoryUnavailable, ProducerError
-from sluice.protocol.jobs import Job, Options
+from sluice.protocol.jobs import Options
 from sluice.protocol.limits import MAX_TOKENS
 from sluice.protocol.openai_format.requests import RequestRefused
 from sluice.protocol.wire import JobId
@@ -44,7 +44,7 @@ class Question:
         """Read a form; missing fields are empty."""
         return cls(**{name: form.get(name, [""])[0] for name in cls.__slots__})
 
-    def options(self, tenant: str) -> Options:
+    def options(self) -> Options:
         """Return the options of its job.
 
         Raises:
@@ -57,7 +57,6 @@ class Question:
             "temperature": _number("temperature", self.temperature, 0, MAX_TEMPERATURE),
             "as_chat": True,
             "batch": BATCH,
-            "tenant": tenant,
         }
         return {**options, "model": self.model} if self.model else options
 
@@ -107,10 +106,11 @@ class AskPage:
         return RedirectResponse(f"/ui/jobs/{job_id}", 303)
 
     async def _submit(self, visitor: Visitor, question: Question) -> JobId:
-        options, model = question.options(visitor.caller.tenant), question.model or None
+        options, model = question.options(), question.model or None
         queue = await self._queues.of_model(model)
         async with self._audit.action(visitor.caller, "submit", model or "any model", queue.name) as entry:
-            receipt, _ = await self._rates.submit(queue, visitor.caller, Job(question.prompt, options))
+            job = callers_job(visitor.caller, question.prompt, options)
+            receipt, _ = await self._rates.submit(queue, visitor.caller, job)
             entry.outcome = receipt.id
         return receipt.id
 

@@ -12,6 +12,7 @@ from sluice.gateway.readers import Abandoned
 from sluice.gateway.settings import GatewaySettings, ServedQueue
 from sluice.producer import AsyncProducer
 from sluice.producer.errors import AccessDenied
+from sluice.protocol.jobs import checked_job
 from sluice.protocol.states import JobState
 from tests.integration.jobs import wait_until
 from tests.servers import RedisServer, redis_server
@@ -55,7 +56,7 @@ class TestGivenAUserWithoutRights:
 
         async with Queues(settings) as queues:
             with pytest.raises(AccessDenied):
-                await queues.first.submit("hello", {"tenant": "t"})
+                await queues.first.submit(checked_job("hello", {"tenant": "t"}))
 
             assert len(queues.first.abandoned) == 0
 
