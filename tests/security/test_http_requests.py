@@ -178,12 +178,15 @@ class TestGivenARequestThatIsTooMuch:
 
         def cost_s(request: bytes) -> float:
             before_s = sum(own.cpu_times()[:2])
-            for _ in range(100):
+            for _ in range(50):
                 answers(gateway, request)
             return sum(own.cpu_times()[:2]) - before_s
 
-        # Without bounds 100 of them take 1 to 2 s, others 0.1.
-        assert cost_s(data) < 2 * cost_s(GET + b"connection: close\r\n\r\n") + 0.3
+        def least_s(request: bytes) -> float:
+            return min(cost_s(request) for _ in range(3))  # other processes share caches and cores
+
+        # Without bounds 50 of them take 0.5 to 1 s, others 0.05.
+        assert least_s(data) < 2 * least_s(GET + b"connection: close\r\n\r\n") + 0.15
 
     @pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd", "gzip, identity", "x"])
     def test_when_its_body_is_compressed_then_it_is_415(self, gateway: GatewayProcess, coding: str) -> None:
