@@ -139,10 +139,7 @@ def batch_of(row: RowMapping) -> StoredBatch:
     """Read a row."""
     values: dict[str, Any] = {str(name): value for name, value in row.items()}  # Any: as the columns say
     written = values["parts"]
-    # Batches of an earlier release have no slices.
-    values["parts"] = BatchParts(
-        *(tuple(map(stored_of, written.get(kind, ()))) for kind in ("output", "error", "checked"))
-    )
+    values["parts"] = BatchParts(*(tuple(map(stored_of, written[kind])) for kind in ("output", "error", "checked")))
     return StoredBatch(**values)
 
 

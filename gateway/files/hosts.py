@@ -61,7 +61,6 @@ def _has_no_callbacks(queue: str) -> Operation[bool]:
 
 
 def _callbacks_key(queue: str) -> str:
-    # Not among the storages: a gateway of an older version would take it for one.
     return QueueKeys(queue).key("storages", "callbacks")
 
 

@@ -20,8 +20,6 @@ from sluice.gateway.openapi.schemas import FLAG, TEXT, Schema, list_of, object_s
 from sluice.protocol.openai_format.bodies import Object
 
 ID = re.compile(r"[a-z]+[-_](?P<created_ms>[0-9a-f]{12})[0-9a-f]{20}")
-OLD_ID = re.compile(r"[a-z]+[-_][0-9a-f]{24}")
-"""Ids of earlier releases are random as a whole."""
 
 Order = Literal["asc", "desc"]
 
@@ -62,7 +60,7 @@ def new_name(created_ms: int) -> str:
 
 def is_id(text: str) -> bool:
     """Return whether a text looks like an id of ours. Others are not looked up: databases refuse some texts."""
-    return ID.fullmatch(text) is not None or OLD_ID.fullmatch(text) is not None
+    return ID.fullmatch(text) is not None
 
 
 class RowPlace(NamedTuple):
@@ -80,13 +78,13 @@ def page(
     A row that was deleted has kept its place. The id of another tenant's row is as one that never was.
 
     Raises:
-        HttpError: the cursor is not an id, or its row has been deleted.
+        HttpError: the cursor is not an id.
     """
     columns = (table.c.created_ms, table.c.id)
     is_own = table.c.tenant == wanted.tenant
     query = sa.select(*table.columns).where(is_own, *also)
     if wanted.after is not None:
-        at = _place_of(wanted.after) or _place_of_old(connection, table, wanted)
+        at = _place_of(wanted.after)
         # Any: SQLAlchemy's comparison of tuples takes a tuple
         place, bound = sa.tuple_(*columns), cast("Any", sa.tuple_(*map(sa.literal, at)))
         query = query.where(place < bound if wanted.order == "desc" else place > bound)
@@ -95,18 +93,11 @@ def page(
     return rows[: wanted.limit], len(rows) > wanted.limit
 
 
-def _place_of(row_id: str) -> RowPlace | None:
-    found = ID.fullmatch(row_id)
-    return None if found is None else RowPlace(int(found["created_ms"], 16), row_id)
-
-
-def _place_of_old(connection: sa.Connection, table: sa.Table, wanted: PageRequest) -> RowPlace:
-    is_it = (table.c.tenant == wanted.tenant, table.c.id == wanted.after)
-    query = sa.select(table.c.created_ms, table.c.id).where(*is_it)
-    row = connection.execute(query).one_or_none() if is_id(wanted.after or "") else None
-    if row is None:
+def _place_of(row_id: str) -> RowPlace:
+    match = ID.fullmatch(row_id)
+    if match is None:
         raise unknown_cursor()
-    return RowPlace(row.created_ms, row.id)
+    return RowPlace(int(match["created_ms"], 16), row_id)
 
 
 def unknown_cursor() -> HttpError:

@@ -41,18 +41,6 @@ local function write_one(name, value)
   if not tenant then SETTINGS[name] = value ~= '' and value or nil end
 end
 
--- Earlier releases keep weights among the settings; one found there was set after the one that stands here.
-local function move_old_weights()
-  for name, value in pairs(SETTINGS) do
-    local tenant = tenant_of_weight(name)
-    if tenant then
-      call('HSET', WEIGHTS, tenant, value)
-      call('HDEL', KEYS[1], name)
-      SETTINGS[name] = nil
-    end
-  end
-end
-
 -- Another order: every waiting lane gets a new score. The only operation whose cost grows with the number of lanes.
 local function rescore(class)
   local heads = call('ZRANGE', PREFIX .. 'heads:' .. class, 0, -1)
@@ -80,7 +68,6 @@ end
 
 -- Write checked settings: name, value, name, value …
 local function write_settings(pairs)
-  move_old_weights()
   local before = order()
   for i = 1, #pairs, 2 do write_one(pairs[i], pairs[i + 1]) end
   MODE = SETTINGS.mode or DEFAULT_MODE

@@ -13,7 +13,6 @@ if #ARGV % 2 ~= 1 then return wrong_arguments() end
 local _, began, number = read_stamp(SETTINGS.stamp)
 local _, known_began, known_number = read_stamp(ARGV[1])
 
-move_old_weights()
 local function is_known(name)
   local tenant = tenant_of_weight(name)
   if tenant then return call('HEXISTS', WEIGHTS, tenant) == 1 end

@@ -16,9 +16,7 @@ local function unpacked(row)
     id = row[1], spec = row[2], payload = row[3], seed = row[4], class = row[5], prompt = row[6], prompt_bytes = row[7],
     max_tokens = row[8], choices = row[9], key = row[10], digest = row[11], batch = row[12], not_before = row[13],
     ttl = row[14], deadline = row[15], callback = row[16], features = row[17], custom_id = row[18], line = row[19],
-    endpoint = row[20],
-    not_before_in = row[21], deadline_in = row[22],  -- of clients that send times from now; older ones do not
-    submitted = row[23], is_open = row[24] == 1,
+    endpoint = row[20], not_before_in = row[21], deadline_in = row[22], submitted = row[23], is_open = row[24] == 1,
   }
 end
 
@@ -160,8 +158,6 @@ end
 -- of it while no other has used the queue lately, and one job in any case.
 function refusal_of_share(job)
   local held = waiting_of(job.tenant)
-  -- Workers of an earlier release do not subtract what they take: no tenant holds more than the queue.
-  for _, unit in ipairs(UNITS) do held[unit] = math.min(held[unit], waiting[unit]) end
   if SHARE_PERCENT >= 100 or held.jobs == 0 or is_alone(held) then return nil end
   if held.jobs + 1 <= share_of(held, 'jobs') and held.tokens + job.cost <= share_of(held, 'tokens')
     and held.bytes + job.bytes <= share_of(held, 'bytes') then

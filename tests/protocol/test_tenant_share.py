@@ -129,19 +129,6 @@ class TestGivenATenantAmongOthers:
         assert shared.look().tenants == (("acme", 10, 300, 10 * NUM_BYTES),)
 
 
-class TestGivenAWorkerOfAnEarlierRelease:
-    """Its scripts do not subtract from a tenant what they take."""
-
-    def test_when_it_has_taken_all_then_a_tenant_holds_no_more_than_the_queue(self, shared: Queue) -> None:
-        fill(shared, "acme", 5)
-        stated = shared.client.hgetall(shared.keys.key("tenants"))
-        shared.worker("old").pull()
-        shared.client.hset(shared.keys.key("tenants"), mapping=stated)
-
-        assert num_accepted(fill(shared, "acme", 6, "b")) == 5
-        check(shared)
-
-
 class TestGivenSeveralPartitions:
     def test_when_a_bound_is_set_then_each_takes_its_part(self, queue: Queue) -> None:
         queue.configure(max_waiting_jobs=10, partitions=4)

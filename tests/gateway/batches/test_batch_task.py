@@ -12,7 +12,6 @@ from sluice.gateway.batches.store import BatchLost
 from sluice.gateway.batches.task import Workshop
 from sluice.gateway.errors import HttpError
 from sluice.gateway.files.leftovers import remove_leftovers
-from sluice.gateway.files.store import INPUT, File
 from sluice.gateway.tables.pages import PageRequest
 from sluice.producer.client import Producer
 from sluice.protocol.calls import QueueSettings
@@ -342,22 +341,6 @@ class TestGivenTextThatPostgresqlRefuses:
         assert workshop.files.delete("file-\0", "acme") is None
         assert workshop.batches.get("batch_\0", "acme") is None
         assert workshop.batches.cancel("batch_\0", "acme") is None
-        with pytest.raises(HttpError, match="after"):
-            workshop.files.page(wanted)
-
-
-class TestGivenFilesWithIdsOfAnEarlierRelease:
-    def test_when_one_is_the_cursor_then_only_its_row_has_the_place(self, workshop: Workshop) -> None:
-        for number in (1, 2, 3):
-            workshop.files.add(
-                File(id=f"file-{number:024x}", tenant="old", purpose=INPUT, filename="a", objects=(), created_ms=number)
-            )
-        wanted = PageRequest(tenant="old", after=f"file-{2:024x}", limit=5)
-
-        found, has_more = workshop.files.page(wanted)
-
-        assert ([file.created_ms for file in found], has_more) == ([1], False)
-        workshop.files.delete(f"file-{2:024x}", "old")
         with pytest.raises(HttpError, match="after"):
             workshop.files.page(wanted)
 

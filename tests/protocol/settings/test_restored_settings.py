@@ -58,17 +58,6 @@ class TestGivenSettingsThatAWorkerHasRead:
 
 
 class TestGivenWeights:
-    def test_when_an_earlier_release_kept_them_among_the_settings_then_a_worker_moves_them(self, queue: Queue) -> None:
-        queue.client.hset(queue.keys.key("config"), mapping={"weight:a": "2.0", "weight:b": "3.0", "mode": "fair"})
-        # What stands among the settings was set later: whatever writes here moves those first.
-        queue.client.hset(queue.keys.key("weights"), mapping={"b": "4.0", "c": "4.0"})
-
-        known = read(queue)
-
-        assert known.values.items() >= {"weight:a": "2.0", "weight:b": "3.0", "weight:c": "4.0"}.items()
-        assert queue.hash_of("config").keys() == {"mode", "stamp", "test_clock_ms"}
-        assert queue.hash_of("weights") == {"a": "2.0", "b": "3.0", "c": "4.0"}
-
     def test_when_one_is_removed_then_it_is_gone(self, queue: Queue) -> None:
         queue.configure(weights={"a": 2.0, "b": 3.0})
 
