@@ -54,6 +54,9 @@ class Option:
     """The value in the help of `producer`'s flag; None: there is no flag."""
 
     feature: Feature | None = None
+    in_responses: str | None = ""
+    """Its name in OpenAI's Responses API; empty: its own, None: that API does not take it. Completions take all."""
+
     shape: Mapping[str, object] = field(default_factory=dict[str, object])
     """The bounds of what is not one number, as a JSON schema."""
 
@@ -116,6 +119,7 @@ class JobOptions:
         most=limits.MAX_TOKENS,
         neutral=limits.DEFAULT_MAX_TOKENS,
         metavar="TOKENS",
+        in_responses="max_output_tokens",
     )
     min_tokens: int = _option(
         "Tokens of each choice before it may end, 0 to `max_tokens`",
@@ -195,8 +199,11 @@ class JobOptions:
         least=0,
         most=limits.MAX_LOGPROBS,
         feature="logprobs",
+        in_responses=None,
     )
-    n: int = _option("Number of choices", default=1, least=1, most=limits.MAX_CHOICES, feature="choices")
+    n: int = _option(
+        "Number of choices", default=1, least=1, most=limits.MAX_CHOICES, feature="choices", in_responses=None
+    )
     skip_special_tokens: bool = _option("Whether special tokens are left out of the text", default=True)
 
     def __post_init__(self) -> None:

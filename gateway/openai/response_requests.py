@@ -20,8 +20,10 @@ from sluice.protocol.openai_format.requests import (
     read_parameters,
     refuse_unless_harmless,
 )
+from sluice.protocol.sampling import OPTIONS
 
-NAMES = {PROMPT: "input", "max_tokens": "max_output_tokens"}
+RENAMED = {name: option.in_responses for name, option in OPTIONS.items() if option.in_responses}
+NAMES = {PROMPT: "input", **RENAMED}
 """A client's names of the prompt, and of options that it calls otherwise."""
 
 PART_TYPES = ("input_text", "output_text", "text")
@@ -79,7 +81,7 @@ def read_response_request(body: object) -> ResponseRequest:
 
 # ---------------------------------------------------------------- parameters
 
-_PASSED = SAME - {"n", "max_tokens"}
+_PASSED = SAME - {name for name, option in OPTIONS.items() if option.in_responses != ""}
 """Parameters passed on unchanged: OpenAI's and those that open servers add."""
 
 _SHOWN = (
@@ -88,8 +90,7 @@ _SHOWN = (
 )
 
 _READ = frozenset(
-    {"input", "instructions", "background", "store", "stream", "previous_response_id", "max_output_tokens"}
-    | {"logit_bias"}
+    {"input", "instructions", "background", "store", "stream", "previous_response_id", "logit_bias", *RENAMED.values()}
 )
 """Parameters that are read elsewhere."""
 
@@ -126,8 +127,7 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
     options = {name: given[name] for name in given if name in _PASSED}
     for name in given.keys() - _PASSED - _READ - _IGNORED:
         refuse_unless_harmless(name, given[name], _HARMLESS, _PASSED | _READ)
-    if "max_output_tokens" in given:
-        options["max_tokens"] = given["max_output_tokens"]
+    options |= {name: given[renamed] for name, renamed in RENAMED.items() if renamed in given}
     for name in _TEXTS:
         _text(given, name)
     if "\0" in given.get("model", ""):  # PostgreSQL cannot store it as text
@@ -190,8 +190,9 @@ def _part_text(value: object, param: str) -> str:
 
 # ---------------------------------------------------------------- its schema
 
-_OPTIONS = options_schema(_PASSED | {"max_tokens", "logit_bias"})
-_MAX_TOKENS = _OPTIONS.pop("max_tokens")
+_OPTIONS = {
+    NAMES.get(name, name): schema for name, schema in options_schema({*_PASSED, *RENAMED, "logit_bias"}).items()
+}
 _ITEM = object_schema(
     "NewItem",
     optional=("type", "id", "status", "phase"),
@@ -206,7 +207,6 @@ _INPUT: Schema = {"anyOf": [{**TEXT, "minLength": 1}, {**list_of(_ITEM), "minIte
 _OPTIONAL: dict[str, Schema] = {
     **_OPTIONS,
     "instructions": TEXT,
-    "max_output_tokens": _MAX_TOKENS,
     "previous_response_id": TEXT,
     "background": FLAG,
     "store": FLAG,
