@@ -16,12 +16,13 @@ from sluice.gateway.files.hosts import lacks_callbacks, without_callbacks
 from sluice.gateway.files.routes import not_found
 from sluice.gateway.files.storage import Storage
 from sluice.gateway.files.store import INPUT, File, FileStore
+from sluice.gateway.listing import AFTER, ORDER, SHORT_LIMIT, list_body, page_schema, read_page
 from sluice.gateway.openapi.routes import JSON, json_answer, route
 from sluice.gateway.openapi.schemas import METADATA, NUMBER, TEXT, Schema, list_of, object_schema, or_null
 from sluice.gateway.queues import QueueClients, Queues
 from sluice.gateway.refusals import refusal
 from sluice.gateway.requests import read_json
-from sluice.gateway.tables.pages import AFTER, ORDER, SHORT_LIMIT, list_body, new_name, page_schema, read_page
+from sluice.gateway.tables.pages import new_name
 from sluice.gateway.tables.quota import Quota
 from sluice.gateway.threads import FILES, SQL
 from sluice.producer.errors import InvalidSetting

@@ -11,9 +11,9 @@ from sluice.gateway.errors import HttpError, bad_request
 from sluice.gateway.files.storage import Storage
 from sluice.gateway.files.store import INPUT, PREFIX, UPLOADS, File, FileStore, Stored, new_file_id
 from sluice.gateway.files.upload import announced_bytes, receive
+from sluice.gateway.listing import AFTER, FILES_LIMIT, ORDER, list_body, page_schema, read_page
 from sluice.gateway.openapi.routes import Answer, json_answer, route, text
 from sluice.gateway.openapi.schemas import NUMBER, TEXT, object_schema
-from sluice.gateway.tables.pages import AFTER, FILES_LIMIT, ORDER, list_body, page_schema, read_page
 from sluice.gateway.tables.quota import Incoming, Quota
 from sluice.gateway.threads import FILES, SQL
 from sluice.protocol.clock import wall_ms

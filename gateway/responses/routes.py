@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 from sluice.gateway.access import caller_of
 from sluice.gateway.connections.events import EventStream
 from sluice.gateway.errors import HttpError, bad_request, named
+from sluice.gateway.listing import AFTER, ORDER, SHORT_LIMIT, list_body, page_schema, read_page
 from sluice.gateway.openai.response_events import SCHEMAS
 from sluice.gateway.openai.response_requests import NAMES, NEW_RESPONSE, read_response_request
 from sluice.gateway.openai.responses import (
@@ -36,16 +37,7 @@ from sluice.gateway.responses.ends import settle
 from sluice.gateway.responses.store import LOST, ResponseStore, StoredResponse
 from sluice.gateway.responses.streams import ResponseStream, check_place, keep_end
 from sluice.gateway.settings import GatewaySettings
-from sluice.gateway.tables.pages import (
-    AFTER,
-    ORDER,
-    SHORT_LIMIT,
-    PageRequest,
-    list_body,
-    page_schema,
-    read_page,
-    unknown_cursor,
-)
+from sluice.gateway.tables.pages import PageRequest, unknown_cursor
 from sluice.gateway.tables.quota import Quota
 from sluice.gateway.threads import SQL
 from sluice.producer.errors import JobNotDone, JobNotFound, ResultExpired, ResultTimeout
@@ -255,7 +247,7 @@ def _page(info: ResponseInfo, messages: Sequence[Item], wanted: PageRequest) -> 
     """Return the items of a page alone, and whether there are more. An item is never deleted before the others.
 
     Raises:
-        HttpError: the cursor is the id of no item.
+        RequestRefused: the cursor is the id of no item.
     """
     places = range(len(messages)) if wanted.order == "asc" else range(len(messages) - 1, -1, -1)
     begin = 0

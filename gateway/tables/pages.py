@@ -1,35 +1,22 @@
-"""Pages of rows, newest first or oldest first, from a cursor on: `after`, `limit` and `order` of OpenAI's lists.
+"""Pages of rows, newest first or oldest first, from a cursor on.
 
 Clients send the id of the last row that they have, which may be deleted by then. So an id has the time of its row, and
 with it its place in the list.
 """
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any, Literal, NamedTuple, cast
 
 import sqlalchemy as sa
 from sqlalchemy.engine import RowMapping
-from starlette.requests import Request
 
-from sluice.gateway.errors import HttpError, bad_request
-from sluice.gateway.openapi.routes import Parameter, choice, text, whole_number
-from sluice.gateway.openapi.schemas import FLAG, TEXT, Schema, list_of, object_schema, or_null
-from sluice.protocol.openai_format.bodies import Object
+from sluice.protocol.openai_format.requests import RequestRefused
 
 ID = re.compile(r"[a-z]+[-_](?P<created_ms>[0-9a-f]{12})[0-9a-f]{20}")
 
 Order = Literal["asc", "desc"]
-
-
-ORDERS: tuple[Order, Order] = ("asc", "desc")
-
-AFTER = text("after", "Id of the last item of the previous page.")
-ORDER: Parameter[Order] = choice("order", "By time of creation.", ORDERS, default="desc")
-FILES_LIMIT = whole_number("limit", "Maximum number of items on a page.", default=100, least=1, most=10_000)
-SHORT_LIMIT = whole_number("limit", "Maximum number of items on a page.", default=20, least=1, most=100)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,15 +29,6 @@ class PageRequest:
 
     limit: int
     order: Order = "desc"
-
-
-def read_page(request: Request, tenant: str, limit: Parameter[int]) -> PageRequest:
-    """Read the page that a request asks for.
-
-    Raises:
-        HttpError: `limit` or `order` is wrong.
-    """
-    return PageRequest(tenant=tenant, after=AFTER.read(request), limit=limit.read(request), order=ORDER.read(request))
 
 
 def new_name(created_ms: int) -> str:
@@ -78,7 +56,7 @@ def page(
     A row that was deleted has kept its place. The id of another tenant's row is as one that never was.
 
     Raises:
-        HttpError: the cursor is not an id.
+        RequestRefused: the cursor is not an id.
     """
     columns = (table.c.created_ms, table.c.id)
     is_own = table.c.tenant == wanted.tenant
@@ -100,24 +78,7 @@ def _place_of(row_id: str) -> RowPlace:
     return RowPlace(int(match["created_ms"], 16), row_id)
 
 
-def unknown_cursor() -> HttpError:
+def unknown_cursor() -> RequestRefused:
     """Return the error for an `after` that has no place in the list: an empty page would look like its end."""
-    return bad_request("after must be the id of the last item of the previous page", param="after")
-
-
-def list_body(items: Sequence[Object], *, has_more: bool) -> Object:
-    """Format a page."""
-    first, last = (items[0]["id"], items[-1]["id"]) if items else (None, None)
-    return {"object": "list", "data": list(items), "first_id": first, "last_id": last, "has_more": has_more}
-
-
-def page_schema(title: str, item: Schema) -> Schema:
-    """Return the schema of a page."""
-    return object_schema(
-        title,
-        object={"const": "list"},
-        data=list_of(item),
-        first_id=or_null(TEXT),
-        last_id=or_null(TEXT),
-        has_more=FLAG,
-    )
+    message = "after must be the id of the last item of the previous page"
+    return RequestRefused("invalid_request", message, "after")

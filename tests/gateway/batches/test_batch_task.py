@@ -10,13 +10,13 @@ from sluice.gateway.batches.collecting import Part
 from sluice.gateway.batches.lines import FileCheck
 from sluice.gateway.batches.store import BatchLost
 from sluice.gateway.batches.task import Workshop
-from sluice.gateway.errors import HttpError
 from sluice.gateway.files.leftovers import remove_leftovers
 from sluice.gateway.tables.pages import PageRequest
 from sluice.producer.client import Producer
 from sluice.protocol.calls import QueueSettings
 from sluice.protocol.clock import wall_ms
 from sluice.protocol.keys import QueueKeys
+from sluice.protocol.openai_format.requests import RequestRefused
 from sluice.protocol.states import JobState
 from tests.gateway.batches.processes import chat_line, encoded, numbered
 from tests.gateway.batches.steps import added, current, custom_ids, go_on, let_window_pass, lines_of, names, until
@@ -341,7 +341,7 @@ class TestGivenTextThatPostgresqlRefuses:
         assert workshop.files.delete("file-\0", "acme") is None
         assert workshop.batches.get("batch_\0", "acme") is None
         assert workshop.batches.cancel("batch_\0", "acme") is None
-        with pytest.raises(HttpError, match="after"):
+        with pytest.raises(RequestRefused, match="after"):
             workshop.files.page(wanted)
 
 

@@ -15,10 +15,10 @@ from sluice.gateway.errors import HttpError
 from sluice.gateway.files.hosts import LIFE_MS, StorageMarks, lacks_callbacks, mark, mark_callbacks
 from sluice.gateway.files.storage import Storage
 from sluice.gateway.files.store import INPUT, File, insert_file, new_file_id
+from sluice.gateway.listing import FILES_LIMIT
 from sluice.gateway.queues import Queues
 from sluice.gateway.settings import GatewaySettings
 from sluice.gateway.tables.database import Database
-from sluice.gateway.tables.pages import FILES_LIMIT
 from tests.gateway.batches.processes import ENDPOINT, Place, begun, kept_objects, numbered, place_in, until
 from tests.gateway.gateway_process import GatewayProcess, new_key
 from tests.servers import RedisServer
