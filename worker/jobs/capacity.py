@@ -1,4 +1,4 @@
-"""What this worker gets through while it is full, in the tokens that jobs reserve. No I/O, no clock.
+"""The throughput of this worker while it is full, in the tokens that jobs reserve. No I/O, no clock.
 
 The unit is that of the backlog (`protocol/scaling`). A job counts with what it uses as it uses it, and when it
 is done with the rest of its reservation too, so that in all it has counted with its cost.
@@ -36,7 +36,7 @@ class Capacity:
 
     def end(self, job: HeldJob, state: JobState) -> None:
         """Count a job that has ended here: one that is done with all that it reserved."""
-        self._ended_tokens += job.cost if state is JobState.DONE else job.used_tokens
+        self._ended_tokens += job.leased.cost if state is JobState.DONE else job.used_tokens
 
     def note_backlog(self, *, has_backlog: bool) -> None:
         """Note whether jobs wait although this worker pulls, as the last heartbeat says."""

@@ -16,11 +16,10 @@ final state that the queue asks for, is set at most once by `flag`; `was_admitte
 return or release the job meanwhile. The output is then dropped later: only active jobs are published.
 
 One thread at a time writes outputs and the record: the preparation thread before `admit`, the exchange thread after it.
-Other modules call methods and read properties; none of them assigns a field. No I/O, no clock.
+Other modules call methods and read attributes; none of them assigns one. No I/O, no clock.
 """
 
 import threading
-from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
 from itertools import count
@@ -75,20 +74,21 @@ class HeldJob:
     """One leased job with its outputs and its record. Changes only by its own methods."""
 
     __slots__ = (
-        "_choices",
-        "_is_announced",
         "_is_streamed",
-        "_keys",
-        "_leased",
         "_lock",
-        "_num_prompt_tokens",
         "_record",
         "_reported_gap_s",
-        "_request_id",
-        "_spec",
-        "_state",
-        "_stop",
-        "_was_admitted",
+        "choices",
+        "id",
+        "is_announced",
+        "keys",
+        "leased",
+        "num_prompt_tokens",
+        "request_id",
+        "spec",
+        "state",
+        "stop",
+        "was_admitted",
     )
 
     def __init__(self, *, leased: LeasedJob, keys: QueueKeys, spec: JobSpec | None, lock: threading.RLock) -> None:
@@ -97,100 +97,71 @@ class HeldJob:
         Args:
             leased: The lease, as a pull returned it.
             keys: The partition of the job.
-            spec: The producer's request; None if it cannot be read.
+            spec: The producer's options; None if they cannot be read.
             lock: The lock of the `Leases` that hold the job.
         """
-        self._leased = leased
-        self._keys = keys
-        self._spec = spec
         self._lock = lock
-        self._state = HoldState.PREPARING
-        self._stop: JobState | None = None
-        self._was_admitted = False
-        self._is_announced = False
-        self._reported_gap_s = 0.0
+        self.id: JobId = leased.id
+        self.keys = keys
+        self.spec = spec
+        self.leased = leased
+        """The lease; without its payload once a long prompt is translated."""
+
+        # A Redis that lost its last second may grant the same epoch twice, so the epoch alone is not unique.
+        self.request_id = f"{leased.id}#{leased.epoch}.{next(_numbers)}"
+        """The engine's id for it, unique per lease."""
+
+        self.state = HoldState.PREPARING
+        """As of now: another thread may change it unless you hold the lock of `Leases`."""
+
+        self.stop: JobState | None = None
+        """The final state that the queue asks for, if it asks for one."""
+
+        self.was_admitted = False
+        """Whether the engine was given its request at any time."""
+
+        self.is_announced = False
+        """Whether the queue has its first times, its prompt tokens, its fingerprint and its longest gap."""
+
+        self.num_prompt_tokens = leased.prompt_tokens
+        """Tokens of its prompt; before its translation, the estimate of its submit."""
+
         self._is_streamed = spec is not None and spec.stream
-        self._request_id = f"{leased.id}#{leased.epoch}.{next(_numbers)}"
-        self._num_prompt_tokens = leased.prompt_tokens
-        self._record = JobRecord(
-            cached_tokens=0, first_scheduled_ms=leased.first_scheduled_ms, first_token_ms=leased.first_token_ms
-        )
-        self._choices = [
+        self.choices = [
             ChannelOutput(published=offset, has_end=ended, waits=ReaderWaits(is_streamed=self._is_streamed))
             for offset, ended in zip(leased.published, leased.ended, strict=True)
         ]
-
-    # ------------------------------------------------------------ identity
-
-    @property
-    def leased(self) -> LeasedJob:
-        """The lease; without its payload once a long prompt is translated."""
-        return self._leased
-
-    @property
-    def keys(self) -> QueueKeys:
-        """The keys of its partition."""
-        return self._keys
-
-    @property
-    def spec(self) -> JobSpec | None:
-        """The producer's options; None if they cannot be read."""
-        return self._spec
-
-    @property
-    def id(self) -> JobId:
-        """The job's id in the queue."""
-        return self._leased.id
-
-    @property
-    def request_id(self) -> str:
-        """The engine's id for it, unique per lease.
-
-        A Redis that lost its last second may grant the same epoch twice, so the epoch alone is not unique.
-        """
-        return self._request_id
+        self._reported_gap_s = 0.0
+        self._record = JobRecord(
+            cached_tokens=0, first_scheduled_ms=leased.first_scheduled_ms, first_token_ms=leased.first_token_ms
+        )
 
     # ------------------------------------------------------------ state
 
     @property
-    def state(self) -> HoldState:
-        """The state, as of now: another thread may change it unless you hold the lock of `Leases`."""
-        return self._state
-
-    @property
-    def stop(self) -> JobState | None:
-        """The final state that the queue asks for, if it asks for one."""
-        return self._stop
-
-    @property
-    def was_admitted(self) -> bool:
-        """Whether the engine was given its request at any time."""
-        return self._was_admitted
-
-    @property
     def is_active(self) -> bool:
         """Whether its output is still published: it is neither returning nor released."""
-        return self._state in _ACTIVE
+        return self.state in _ACTIVE
 
     @property
     def is_held(self) -> bool:
         """Whether it is not released."""
-        return self._state is not HoldState.RELEASED
+        return self.state is not HoldState.RELEASED
 
     def admit(self) -> None:
         """Enter `admitted`. The caller holds the lock of `Leases` until it has delivered the request."""
         with self._lock:
-            assert self._state is HoldState.PREPARING, f"admitted while {self._state.value}"
-            assert self._stop is None, "admitted after it was flagged"
-            self._state = HoldState.ADMITTED
-            self._was_admitted = True
+            assert self.state is HoldState.PREPARING, f"admitted while {self.state.value}"
+            assert self.stop is None, "admitted after it was flagged"
+            self.state = HoldState.ADMITTED
+            self.was_admitted = True
 
     def flag(self, state: JobState) -> bool:
         """Store the final state that the queue asks for; False if one is stored already or the job is released."""
         with self._lock:
-            if self._stop is not None or self._state is HoldState.RELEASED:
+            if self.stop is not None or self.state is HoldState.RELEASED:
                 return False
-            self._stop = state
+            self.stop = state
             return True
 
     def give_back(self, *, with_output: bool = False) -> bool:
@@ -199,23 +170,23 @@ class HeldJob:
         `with_output`: also with output, if all of it is published.
         """
         with self._lock:
-            if self._state not in (_ACTIVE if with_output else _UNSTARTED) or self.has_ended:
+            if self.state not in (_ACTIVE if with_output else _UNSTARTED) or self.has_ended:
                 return False
             if with_output and self.has_updates:
                 return False
-            self._state = HoldState.RETURNING
+            self.state = HoldState.RETURNING
             return True
 
     def release(self) -> None:
         """Enter `released`, from any state. Called by `Leases.remove` alone."""
         with self._lock:
-            self._state = HoldState.RELEASED
+            self.state = HoldState.RELEASED
 
     # ------------------------------------------------------------ preparation
 
     def restore(self, choice: int, output: ChannelOutput) -> None:
         """Set the output of one choice to that published by earlier attempts."""
-        self._choices[choice] = output
+        self.choices[choice] = output
 
     def record_resumption(self, exactness: str) -> None:
         """Store how exactly the output continues, and how many of its tokens earlier attempts generated."""
@@ -223,14 +194,14 @@ class HeldJob:
 
     def record_translation(self, request: Request, resolved: ResolvedOptions) -> None:
         """Store the engine's request, and release the bytes of a long prompt: the engine has its tokens."""
-        self._num_prompt_tokens = len(request.prompt_token_ids)
+        self.num_prompt_tokens = len(request.prompt_token_ids)
         self._record = replace(self._record, resolved=resolved)
-        if len(self._leased.payload) > FORGET_PROMPT_BYTES:
-            self._leased = replace(self._leased, payload=b"")
+        if len(self.leased.payload) > FORGET_PROMPT_BYTES:
+            self.leased = replace(self.leased, payload=b"")
 
     def end_all(self, end: End, *, now_ms: int) -> None:
         """End every choice that has not ended, without the engine."""
-        for choice in self._choices:
+        for choice in self.choices:
             if not choice.has_end:
                 choice.close(end, now_ms=now_ms)
 
@@ -248,11 +219,11 @@ class HeldJob:
             Whether the choice should be published: it is streamed, has ended, or reached a checkpoint.
         """
         is_first = self._record.first_token_ms is None
-        if self._state is not _GENERATING:
+        if self.state is not _GENERATING:
             if not self._begin():
                 return False
             is_first = True
-        choice = self._choices[delta.choice]
+        choice = self.choices[delta.choice]
         choice.extend(delta, now_s=now_s, now_ms=now_ms)
         if delta.finish is not None:
             self._measure(delta, now_s, now_ms)
@@ -263,10 +234,10 @@ class HeldJob:
 
     def _begin(self) -> bool:
         with self._lock:
-            if self._state is HoldState.ADMITTED:
-                self._state = _GENERATING
-            assert self._state is not HoldState.PREPARING, "output before it was admitted"
-            return self._state is _GENERATING
+            if self.state is HoldState.ADMITTED:
+                self.state = _GENERATING
+            assert self.state is not HoldState.PREPARING, "output before it was admitted"
+            return self.state is _GENERATING
 
     def _measure(self, delta: TokenDelta, now_s: float, now_ms: int) -> None:
         record, stats = self._record, delta.stats
@@ -285,26 +256,26 @@ class HeldJob:
     def _with_preemptions(self, record: JobRecord, stats: SequenceStats, now_s: float, now_ms: int) -> JobRecord:
         """Add those of a choice that has ended. Their times are from the start of this attempt."""
         preemptions = stats.preemptions
-        now_ms -= self._leased.pulled_ms
-        some: list[tuple[int, int | None]] = list(record.preemption_times)
+        now_ms -= self.leased.pulled_ms
+        times: list[tuple[int, int | None]] = list(record.preemption_times)
         for begin_s, end_s in preemptions.ended:
-            some.append((now_ms - _ms(now_s - begin_s), _ms(end_s - begin_s)))
+            times.append((now_ms - _ms(now_s - begin_s), _ms(end_s - begin_s)))
         if preemptions.since_s is not None:
-            some.append((now_ms - _ms(now_s - preemptions.since_s), None))
+            times.append((now_ms - _ms(now_s - preemptions.since_s), None))
         return replace(
             record,
             preemptions=record.preemptions + stats.num_preemptions,
             preempted_ms=record.preempted_ms + _ms(preemptions.waited_s),
-            preemption_times=tuple(sorted(some, key=lambda one: one[0])[:MAX_PREEMPTIONS]),
+            preemption_times=tuple(sorted(times, key=lambda pair: pair[0])[:MAX_PREEMPTIONS]),
         )
 
     def _end_of(self, finish: Finish) -> End:
-        usage = usage_of(self.record, self._choices)
+        usage = usage_of(self.record, self.choices)
         match finish.reason:
             case FinishReason.STOP | FinishReason.LENGTH:
                 return End(state=JobState.DONE, finish_reason=finish.reason.value, usage=usage)
             case FinishReason.ABORTED:
-                return End(state=self._stop or JobState.CANCELLED, usage=usage)
+                return End(state=self.stop or JobState.CANCELLED, usage=usage)
             case FinishReason.ERROR:
                 code = INVALID_REQUEST if finish.is_rejection else finish.failure.value
                 return End(state=JobState.FAILED, error=finish.error, error_code=code, usage=usage)
@@ -313,14 +284,14 @@ class HeldJob:
 
     def acknowledge(self, progress: Progress, *, now_s: float) -> None:
         """Record that the queue has all that `progress` carried; `now_s` is when it answered."""
-        choice = self._choices[progress.choice]
+        choice = self.choices[progress.choice]
         choice.acknowledge(progress.start + progress.num_tokens, has_end=progress.end is not None, now_s=now_s)
         if progress.first_token_ms is not None:
-            self._is_announced = True
+            self.is_announced = True
             self._reported_gap_s = (progress.gap_ms or 0) / 1000
         longest_s = choice.waits.longest_s
         if longest_s is not None and longest_s > self._reported_gap_s + REPORT_GAP_S:
-            self._is_announced = False
+            self.is_announced = False
 
     def resend_from(self, choice: int, offset: int) -> None:
         """Set where the next entry of a choice starts: the queue's channel ends at `offset`.
@@ -328,62 +299,42 @@ class HeldJob:
         A channel that is shorter than was acknowledged means that Redis lost its last writes. The ends that it
         acknowledged may be lost too, so all choices send theirs again.
         """
-        if offset < self._choices[choice].published:
-            for other in self._choices:
+        if offset < self.choices[choice].published:
+            for other in self.choices:
                 other.doubt_end()
-        self._choices[choice].resend_from(offset)
-
-    @property
-    def choices(self) -> Sequence[ChannelOutput]:
-        """The output of each choice."""
-        return self._choices
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens of its prompt; before its translation, the estimate of its submit."""
-        return self._num_prompt_tokens
+        self.choices[choice].resend_from(offset)
 
     @property
     def record(self) -> JobRecord:
-        """What is measured so far. One that was never scheduled has no prompt tokens: it cost nothing."""
+        """The measurements so far. A job that was never scheduled has no prompt tokens: it cost nothing."""
         is_scheduled = self._record.first_scheduled_ms is not None or self._record.first_token_ms is not None
-        return replace(self._record, prompt_tokens=self._num_prompt_tokens) if is_scheduled else self._record
-
-    @property
-    def is_announced(self) -> bool:
-        """Whether the queue has its first times, its prompt tokens, its fingerprint and its longest gap."""
-        return self._is_announced
+        return replace(self._record, prompt_tokens=self.num_prompt_tokens) if is_scheduled else self._record
 
     @property
     def num_published(self) -> int:
         """Tokens on its channels, all choices."""
-        return sum(choice.published for choice in self._choices)
-
-    @property
-    def cost(self) -> int:
-        """Tokens that it reserved while it waited."""
-        return self._leased.cost
+        return sum(choice.published for choice in self.choices)
 
     @property
     def used_tokens(self) -> int:
         """Tokens of its reservation that are used up: the prompt and the output, once there is any output."""
-        output = sum(len(choice.token_ids) for choice in self._choices)
-        return min(self._leased.cost, self._num_prompt_tokens + output) if output else 0
+        output = sum(len(choice.token_ids) for choice in self.choices)
+        return min(self.leased.cost, self.num_prompt_tokens + output) if output else 0
 
     @property
     def has_ended(self) -> bool:
         """Whether every choice has its end, published or not."""
-        return all(choice.end is not None or choice.has_end for choice in self._choices)
+        return all(choice.end is not None or choice.has_end for choice in self.choices)
 
     @property
     def is_finished(self) -> bool:
         """Whether the queue has acknowledged every end."""
-        return all(choice.has_end for choice in self._choices)
+        return all(choice.has_end for choice in self.choices)
 
     @property
     def has_updates(self) -> bool:
         """Whether its channels lack tokens or ends."""
-        return any(map(_has_updates, self._choices))
+        return any(map(_has_updates, self.choices))
 
 
 def _ms(duration_s: float) -> int:

@@ -1,4 +1,4 @@
-"""What the channels of held jobs lack, as `Progress` values, cut into calls that fit. No I/O, no clock."""
+"""The updates that channels of held jobs lack, as `Progress` values, cut into calls that fit. No I/O, no clock."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -27,7 +27,7 @@ Update = tuple[HeldJob, Progress]
 
 
 def pending_updates(job: HeldJob, origin: Origin, *, now_s: float) -> Iterator[Progress]:
-    """Yield what the job's channels lack: one Progress for each choice that lacks something."""
+    """Yield the updates that the job's channels lack: one Progress for each choice that lacks something."""
     summary: _Summary | None = None
     for index, choice in enumerate(job.choices):
         if not choice.has_updates:

@@ -65,7 +65,7 @@ def _depth_of(views: Sequence[PartitionView]) -> dict[str, Value]:
 
 
 class Recent:
-    """What a worker did in the last minutes, in samples of ten seconds. Changes with each heartbeat."""
+    """The last minutes of a worker, in samples of ten seconds. Changes with each heartbeat."""
 
     def __init__(self, *, clock: Callable[[], float] = monotonic_s) -> None:
         self._clock = clock
@@ -123,7 +123,7 @@ class StatusReporter:
             "fingerprint": self._context.origin.fingerprint,
             "started_ms": str(self._started_ms),
             "held": str(len(held)),
-            HELD_TOKENS_FIELD: str(sum(job.cost - job.used_tokens for job in held)),
+            HELD_TOKENS_FIELD: str(sum(job.leased.cost - job.used_tokens for job in held)),
             "places": str(stats.num_places),
             "running": str(stats.num_running),
             "waiting": str(stats.num_waiting),
