@@ -31,12 +31,23 @@ CONFIG_FILE_NAME = "SLUICE_CONFIG"
 TIME = "TIME"
 """The metavar of seconds that may have a unit: 90d, 12h, 30m, 45s or 45."""
 
+UNITS = {"s": "SECONDS", "mib": "MIB", "tokens": "TOKENS", "days": "DAYS"}
+"""The metavars of the units that end names."""
+
 UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 MAX_TIME_S = 100 * 366 * UNITS_S["d"]
 
 
-def setting(default: T, *, env: str, metavar: str = "", help: str, secret: bool = False) -> T:
-    """Declare a setting. `env` names it in the environment (SLUICE_<env>) and, in lower case, on the command line."""
+def setting(default: T, *, env: str = "", metavar: str = "", help: str, secret: bool = False) -> T:
+    """Declare a setting.
+
+    Args:
+        default: Its value if no source gives one.
+        env: Its name in the environment (SLUICE_<env>) and, in lower case, on the command line. Default: the field's.
+        metavar: Names its value in the help. Default: the unit that ends the field's name.
+        help: What it sets, as a sentence.
+        secret: Whether to leave it out of every `repr`.
+    """
     return field(default=default, repr=not secret, metadata={"env": env, "metavar": metavar, "help": help})
 
 
@@ -101,8 +112,10 @@ def settings_of(section: str, kind: Any) -> Iterator[Setting]:  # noqa: ANN401  
     """Yield the settings that a dataclass declares."""
     hints = get_type_hints(kind)
     for one in dataclasses.fields(kind):
-        if "env" in one.metadata:
-            yield Setting(section, one.name, hints[one.name], one.default, **one.metadata)
+        if about := one.metadata:
+            metavar = about["metavar"] or UNITS.get(one.name.rpartition("_")[2], "")
+            env = about["env"] or one.name.upper()
+            yield Setting(section, one.name, hints[one.name], one.default, env, metavar, about["help"])
 
 
 @dataclass(slots=True, eq=False)

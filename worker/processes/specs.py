@@ -5,7 +5,8 @@ from collections.abc import Container, Mapping
 from importlib.util import find_spec
 
 from sluice.engine.execution.cgroups import num_usable_cores
-from sluice.worker.config import CONFIG_FILE_NAME, PREFIX, READ_ELSEWHERE, SETTINGS, WorkerConfig
+from sluice.protocol.settings import CONFIG_FILE_NAME, PREFIX
+from sluice.worker.config import READ_ELSEWHERE, SETTINGS, WorkerConfig
 from sluice.worker.devices import devices_of, is_several
 from sluice.worker.endpoints import traces_endpoint_of
 from sluice.worker.log import Log

@@ -1,12 +1,14 @@
-"""The worker's settings: a frozen tree of dataclasses. Reads no file and no environment; `loader` does.
+"""The worker's settings: a frozen tree of dataclasses, which `load_config` builds from file, environment and flags.
 
 Each setting is declared once, with its default, names, unit and help. Flags, environment names and `--help` are derived
 from these declarations. Secrets are left out of every `repr`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, Literal, get_type_hints
 
 from sluice.engine.config import (
     CPU_CACHE_BYTES,
@@ -20,12 +22,21 @@ from sluice.engine.config import (
     StepTargets,
 )
 from sluice.protocol import limits
-from sluice.protocol.settings import setting
+from sluice.protocol.settings import (
+    CONFIG_FILE_NAME,
+    GATEWAY,
+    PREFIX,
+    Declared,
+    GivenSettings,
+    Setting,
+    setting,
+    settings_of,
+)
 from sluice.protocol.webhooks import signing_keys
 from sluice.worker.devices import is_device
+from sluice.worker.errors import ConfigError
 
 DEFAULT_BLOCK_SIZE = 16
-
 
 MAX_STREAM_INTERVAL_S = 1.0
 """Jobs without readers are published at this interval too (`channel.CHECKPOINT_S`)."""
@@ -43,31 +54,16 @@ class RedisConfig:
         help="Redis or Valkey: redis, rediss, unix, redis+sentinel or redis+cluster URL. Starts one if not given.",
     )
     timeout_s: float = setting(
-        5.0,
-        env="REDIS_TIMEOUT_S",
-        metavar="SECONDS",
-        help="Treat Redis as unreachable if it does not answer for this long.",
+        5.0, env="REDIS_TIMEOUT_S", help="Treat Redis as unreachable if it does not answer for this long."
     )
-    patience_s: float = setting(
-        30.0, env="REDIS_PATIENCE_S", metavar="SECONDS", help="Wait this long for Redis at startup."
-    )
-    buffer_mib: int = setting(
-        64,
-        env="BUFFER_MIB",
-        metavar="MIB",
-        help="Buffer this much output while Redis is unreachable, then pause generation.",
-    )
+    patience_s: float = setting(30.0, env="REDIS_PATIENCE_S", help="Wait this long for Redis at startup.")
+    buffer_mib: int = setting(64, help="Buffer this much output while Redis is unreachable, then pause generation.")
     stream_interval_s: float = setting(
         0.02,
-        env="STREAM_INTERVAL_S",
-        metavar="SECONDS",
         help="Publish tokens at most this often; first tokens and ends are published at once. 0 publishes every step.",
     )
     unread_interval_s: float = setting(
-        0.2,
-        env="UNREAD_INTERVAL_S",
-        metavar="SECONDS",
-        help="The same interval while no channel on the server is being read. 0: no difference.",
+        0.2, help="The same interval while no channel on the server is being read. 0: no difference."
     )
 
     def problems(self) -> Iterator[tuple[str, str]]:
@@ -89,34 +85,24 @@ class HistoryConfig:
 
     database_url: str | None = setting(
         None,
-        env="DATABASE_URL",
         metavar="URL",
         secret=True,
         help="SQLAlchemy URL of the job history (SQLite or PostgreSQL). Uses a local SQLite file if not given.",
     )
-    recorder: bool = setting(True, env="RECORDER", help="Run `worker record` as a child process.")
+    recorder: bool = setting(True, help="Run `worker record` as a child process.")
     callbacks: bool | None = setting(
         None,
-        env="CALLBACKS",
         help="Run `worker callbacks` as a child process. If not given: with an embedded server, if the extra gateway "
         "is installed.",
     )
     keep_prompts: Literal["none", "hash", "full"] | None = setting(
-        None,
-        env="KEEP_PROMPTS",
-        metavar="WHAT",
-        help="Prompts in the history: none, hash or full. Keeps the queue's setting if not given.",
+        None, metavar="WHAT", help="Prompts in the history: none, hash or full. Keeps the queue's setting if not given."
     )
     keep_results: bool | None = setting(
-        None,
-        env="KEEP_RESULTS",
-        help="Keep results in the history. Keeps the queue's setting if not given.",
+        None, help="Keep results in the history. Keeps the queue's setting if not given."
     )
     otlp_traces_endpoint: str | None = setting(
-        None,
-        env="OTLP_TRACES_ENDPOINT",
-        metavar="URL",
-        help="Export a trace of each ended job to this URL (OTLP over HTTP). Needs the extra otel.",
+        None, metavar="URL", help="Export a trace of each ended job to this URL (OTLP over HTTP). Needs the extra otel."
     )
 
     def problems(self) -> Iterator[tuple[str, str]]:
@@ -134,27 +120,19 @@ class QueueConfig:
     name: str = setting("default", env="QUEUE", metavar="NAME", help="Name of the queue.")
     partitions: int | None = setting(
         None,
-        env="PARTITIONS",
         metavar="COUNT",
         help="Number of partitions of the queue; 1 if not given. Only audit, status and top ask the workers for it.",
     )
     reserve_tokens: int = setting(
-        256,
-        env="RESERVE_TOKENS",
-        metavar="TOKENS",
-        help="Reserve at most this many output tokens for a job when deciding whether it fits.",
+        256, help="Reserve at most this many output tokens for a job when deciding whether it fits."
     )
     on_model_change: Literal["wait", "continue", "fail"] = setting(
         "continue",
-        env="ON_MODEL_CHANGE",
         metavar="WHAT",
         help="For a job that another model started: wait for that model, continue with this one, or fail it.",
     )
     model_wait_s: float = setting(
-        10.0,
-        env="MODEL_WAIT_S",
-        metavar="SECONDS",
-        help="With --on-model-change wait: set such a job aside for this long before a worker looks at it again.",
+        10.0, help="With --on-model-change wait: set such a job aside for this long before a worker looks at it again."
     )
 
     @property
@@ -180,50 +158,37 @@ class ModelConfig:
         help="Model folder or Hugging Face name. Uses the small model that ships with Sluice if not given.",
     )
     device: str = setting(
-        "cpu",
-        env="DEVICE",
-        metavar="DEVICE",
-        help="cpu, or cuda:N for GPU N. cuda:0,2 or cuda:all starts one process per GPU.",
+        "cpu", metavar="DEVICE", help="cpu, or cuda:N for GPU N. cuda:0,2 or cuda:all starts one process per GPU."
     )
     processes: int = setting(
-        1,
-        env="PROCESSES",
-        metavar="COUNT",
-        help="Worker processes on the CPU, which share its cores and memory. A GPU runs one.",
+        1, metavar="COUNT", help="Worker processes on the CPU, which share its cores and memory. A GPU runs one."
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
-        "auto", env="DTYPE", metavar="DTYPE", help="auto (the folder's dtype), float32, bfloat16 or float16."
+        "auto", metavar="DTYPE", help="auto (the folder's dtype), float32, bfloat16 or float16."
     )
     quantization: Literal["none", "int8"] = setting(
         "none",
-        env="QUANTIZATION",
         metavar="HOW",
         help="none, or int8: weights take half the memory and half the bandwidth, at some loss of quality.",
     )
     kv_cache_dtype: Literal["auto", "fp8"] = setting(
         "auto",
-        env="KV_CACHE_DTYPE",
         metavar="HOW",
         help="auto (the model's dtype), or fp8: keys and values take half the memory. Needs a GPU of 2022 or later.",
     )
     generation_config: Literal["auto", "none"] = setting(
         "auto",
-        env="GENERATION_CONFIG",
         metavar="WHAT",
         help="auto: sampling options that a request omits come from generation_config.json. none: they do not.",
     )
     block_size: int | None = setting(
-        None,
-        env="BLOCK_SIZE",
-        metavar="TOKENS",
-        help=f"Token slots per block of the KV cache. {DEFAULT_BLOCK_SIZE} if not given.",
+        None, metavar="TOKENS", help=f"Token slots per block of the KV cache. {DEFAULT_BLOCK_SIZE} if not given."
     )
     num_blocks: int | None = setting(
-        None, env="NUM_BLOCKS", metavar="BLOCKS", help="Blocks of the KV cache. As many as fit if not given."
+        None, metavar="BLOCKS", help="Blocks of the KV cache. As many as fit if not given."
     )
     memory_fraction: float | None = setting(
         None,
-        env="MEMORY_FRACTION",
         metavar="FRACTION",
         help="Share of the memory left by the weights that the KV cache and a GPU's largest step use. If not given: "
         f"{GPU_MEMORY_FRACTION} on a GPU; {CPU_MEMORY_FRACTION} on a CPU, and of that {CPU_CACHE_BYTES // 2**30} GiB "
@@ -231,40 +196,31 @@ class ModelConfig:
     )
     host_cache_mib: int | None = setting(
         None,
-        env="HOST_CACHE_MIB",
-        metavar="MIB",
         help="Host memory for blocks that a GPU's KV cache lacks room for and that may be needed again. "
         "Unused by models with a sliding window. None if not given.",
     )
     max_model_len: int | None = setting(
-        None,
-        env="MAX_MODEL_LEN",
-        metavar="TOKENS",
-        help="Longest prompt and output together. The model's own limit if not given.",
+        None, metavar="TOKENS", help="Longest prompt and output together. The model's own limit if not given."
     )
-    graphs: bool = setting(True, env="GRAPHS", help="On a GPU, capture steps as CUDA graphs and replay them.")
+    graphs: bool = setting(True, help="On a GPU, capture steps as CUDA graphs and replay them.")
     kernels: Literal["auto", "triton", "torch"] = setting(
         "auto",
-        env="KERNELS",
         metavar="WHICH",
         help="On a GPU: auto tries each kernel and replaces what does not work, triton replaces none, torch uses none.",
     )
     deterministic: bool = setting(
         False,
-        env="DETERMINISTIC",
         help="Compute each token to the same bits whatever else is in a step. On a GPU it takes other kernels; on the "
         "CPU it needs bfloat16.",
     )
     engine_process: Literal["auto", "on", "off"] = setting(
         "auto",
-        env="ENGINE_PROCESS",
         metavar="WHICH",
         help="Whether the engine has a process of its own, so that serving the queue takes none of its time. auto: on "
         "a GPU.",
     )
     num_threads: int | None = setting(
         None,
-        env="NUM_THREADS",
         metavar="THREADS",
         help="Compute threads on the CPU. If not given: one for a small model, otherwise one per core, within the "
         "quota of a container or unit.",
@@ -305,89 +261,64 @@ class BatchingConfig:
 
     max_num_seqs: int | None = setting(
         None,
-        env="MAX_NUM_SEQS",
         metavar="SEQUENCES",
         help="Maximum number of sequences running at once. "
         f"{GPU_STEP.max_num_seqs} on a GPU, {CPU_STEP.max_num_seqs} on a CPU if not given.",
     )
     max_num_batched_tokens: int | None = setting(
         None,
-        env="MAX_NUM_BATCHED_TOKENS",
-        metavar="TOKENS",
         help="Maximum number of tokens computed in one step, prefill and decode together. "
         f"{GPU_STEP.max_num_batched_tokens} on a GPU, {CPU_STEP.max_num_batched_tokens} on a CPU if not given.",
     )
     mixed_step_s: float = setting(
         MIXED_STEP_S,
-        env="MIXED_STEP_S",
-        metavar="SECONDS",
         help="Add prompts to a step with decodes until it takes this long, or 1.5 times its decodes alone. "
         "0 sets no limit. Not used with a target.",
     )
     ttft_target_s: float | None = setting(
-        None,
-        env="TTFT_TARGET_S",
-        metavar="SECONDS",
-        help="Target for the time to the first token: a step with decodes takes at most half as long.",
+        None, help="Target for the time to the first token: a step with decodes takes at most half as long."
     )
     tpot_target_s: float | None = setting(
-        None,
-        env="TPOT_TARGET_S",
-        metavar="SECONDS",
-        help="Target for the time per further token: a step with decodes takes at most this long.",
+        None, help="Target for the time per further token: a step with decodes takes at most this long."
     )
     long_prefill_token_threshold: int = setting(
         0,
-        env="LONG_PREFILL_TOKEN_THRESHOLD",
         metavar="TOKENS",
         help="Maximum number of prompt tokens of one sequence in a step while others run. 0 sets no limit.",
     )
-    enable_prefix_caching: bool = setting(
-        True, env="ENABLE_PREFIX_CACHING", help="Share KV blocks between prompts with a common prefix."
-    )
+    enable_prefix_caching: bool = setting(True, help="Share KV blocks between prompts with a common prefix.")
     policy: str = setting(
         "priority",
-        env="POLICY",
         metavar="NAME",
         help="Order in the engine: priority (a higher class takes places and blocks of lower ones) or fcfs.",
     )
     admission: str = setting(
         "watermark",
-        env="ADMISSION",
         metavar="NAME",
         help="What a job reserves of the KV cache when it starts: watermark (its known tokens) or guaranteed (its "
         "longest output).",
     )
     discipline: str = setting(
         "continuous",
-        env="DISCIPLINE",
         metavar="NAME",
         help=f"Batching discipline: {', '.join(DISCIPLINE_NAMES)}. All but the first are for comparison.",
     )
     batch_window_s: float = setting(
-        0.1,
-        env="BATCH_WINDOW_S",
-        metavar="SECONDS",
-        help="With --discipline dynamic: start a partial batch this long after its first sequence arrived.",
+        0.1, help="With --discipline dynamic: start a partial batch this long after its first sequence arrived."
     )
     speculation: Literal["auto", "off", "suffix"] = setting(
         "auto",
-        env="SPECULATION",
         metavar="MODE",
         help="Guess tokens to be verified in one step: suffix (from what followed the same tokens in the job's text or "
         "recent outputs of its tenant) or off. The output is the same. auto is suffix on a CPU, off on a GPU.",
     )
     draft_model: str | None = setting(
         None,
-        env="DRAFT_MODEL",
         metavar="PATH_OR_NAME",
         help="With speculation: guess with this smaller model of the same tokenizer where earlier text gives no guess.",
     )
     draft_cache_mib: int = setting(
-        256,
-        env="DRAFT_CACHE_MIB",
-        metavar="MIB",
-        help="Memory for the KV cache of the draft model. Jobs that do not fit get no guesses from it.",
+        256, help="Memory for the KV cache of the draft model. Jobs that do not fit get no guesses from it."
     )
 
     @property
@@ -412,20 +343,14 @@ class BatchingConfig:
 class BeatConfig:
     """Heartbeats and the watchdog."""
 
-    every_s: float = setting(
-        limits.BEAT_EVERY_S, env="BEAT_EVERY_S", metavar="SECONDS", help="Send a heartbeat this often."
-    )
+    every_s: float = setting(limits.BEAT_EVERY_S, env="BEAT_EVERY_S", help="Send a heartbeat this often.")
     life_s: float = setting(
         limits.HEARTBEAT_LIFETIME_S,
         env="BEAT_LIFE_S",
-        metavar="SECONDS",
         help="Consider a worker dead after this long without a heartbeat, and take over its jobs.",
     )
     step_deadline_s: float = setting(
-        30.0,
-        env="STEP_DEADLINE_S",
-        metavar="SECONDS",
-        help="Consider a step hung if it takes longer than this and than five times the slowest step so far.",
+        30.0, help="Consider a step hung if it takes longer than this and than five times the slowest step so far."
     )
 
     @property
@@ -451,7 +376,7 @@ class DrainConfig:
         help="On SIGTERM, finish running jobs within the timeout, or return them at their next token.",
     )
     timeout_s: float = setting(
-        30.0, env="DRAIN_TIMEOUT_S", metavar="SECONDS", help="Hand over jobs that still run this long after SIGTERM."
+        30.0, env="DRAIN_TIMEOUT_S", help="Hand over jobs that still run this long after SIGTERM."
     )
 
     def problems(self) -> Iterator[tuple[str, str]]:
@@ -485,7 +410,6 @@ class LogConfig:
 
     name: str | None = setting(
         None,
-        env="NAME",
         metavar="NAME",
         help="Name of this worker in its log lines and in `worker status`. A fleet names its processes.",
     )
@@ -528,35 +452,22 @@ class CallbacksConfig:
         help="Processes that send webhooks; one tenant uses at most all but one.",
     )
     export_folder: str | None = setting(
-        None,
-        env="EXPORT_FOLDER",
-        metavar="FOLDER",
-        help="Write each completed batch here as JSON lines. Writes none if not given.",
+        None, metavar="FOLDER", help="Write each completed batch here as JSON lines. Writes none if not given."
     )
     files_url: str | None = setting(
         None,
-        env="FILES_URL",
         metavar="URL",
         secret=True,
         help="Where the HTTP gateway keeps files: file:///FOLDER or s3://BUCKET. Uses the state folder if not given.",
     )
     prompt_retention_days: float | None = setting(
-        None,
-        env="PROMPT_RETENTION_DAYS",
-        metavar="DAYS",
-        help="Delete prompts from the history after this many days. Keeps them with their rows if not given.",
+        None, help="Delete prompts from the history after this many days. Keeps them with their rows if not given."
     )
     retention_days: float = setting(
-        365.0,
-        env="RETENTION_DAYS",
-        metavar="DAYS",
-        help="Delete history rows of jobs that ended this many days ago. 0 keeps all rows.",
+        365.0, help="Delete history rows of jobs that ended this many days ago. 0 keeps all rows."
     )
     file_retention_days: float = setting(
-        30.0,
-        env="FILE_RETENTION_DAYS",
-        metavar="DAYS",
-        help="Delete the HTTP gateway's files after this many days, unless an open batch reads them. 0 keeps all.",
+        30.0, help="Delete the HTTP gateway's files after this many days, unless an open batch reads them. 0 keeps all."
     )
 
     def problems(self) -> Iterator[tuple[str, str]]:
@@ -603,3 +514,48 @@ def _positive(section: object, *names: str) -> Iterator[tuple[str, str]]:
         value = getattr(section, name)
         if value is not None and value <= 0:
             yield name, f"must be over 0, got {value:g}"
+
+
+# ---------------------------------------------------------------- reading
+
+READ_ELSEWHERE = frozenset({CONFIG_FILE_NAME, "SLUICE_STATE_DIR", "SLUICE_API_KEY"})
+"""Names with the prefix that others read, such as the gateway's clients; they are not errors here."""
+
+
+_SECTIONS: dict[str, Any] = get_type_hints(WorkerConfig)  # Any: dataclasses without a common base
+
+SETTINGS: tuple[Setting, ...] = tuple(one for name, kind in _SECTIONS.items() for one in settings_of(name, kind))
+
+_DECLARED = Declared(
+    settings=SETTINGS,
+    is_ours=lambda name: name not in READ_ELSEWHERE and not name.startswith(PREFIX + GATEWAY),
+    hint="`worker start --help` lists all",
+    other_sections=("gateway",),
+)
+
+
+def load_config(
+    environ: Mapping[str, str],
+    *,
+    file: Path | None = None,
+    flags: Mapping[str, object] | None = None,
+    named: Callable[[Setting], str] = attrgetter("flag"),
+) -> WorkerConfig:
+    """Build the configuration. `flags` maps `section.name` to a value; problems name such a setting as `named` does.
+
+    Raises:
+        ConfigError: settings are wrong; each is named as it was given.
+    """
+    given = _DECLARED.read(environ, file=file, flags=flags, named=named)
+    config = WorkerConfig(**{section: kind(**given.of(section)) for section, kind in _SECTIONS.items()})
+    if problems := [*given.problems, *_problems(config, given)]:
+        raise ConfigError(problems)
+    return config
+
+
+def _problems(config: WorkerConfig, given: GivenSettings) -> Iterator[str]:
+    names = {one.key: one.env_name for one in SETTINGS} | given.names
+    for section in [one for one in _SECTIONS if one not in given.unread]:
+        part = getattr(config, section)
+        for name, problem in part.problems() if hasattr(part, "problems") else ():
+            yield f"{names[f'{section}.{name}']}: {problem}"
