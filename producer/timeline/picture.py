@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from sluice.history.phases import phases_of
 from sluice.producer.timeline.durations import seconds
 
 LANE_PX, AXIS_PX = 44, 26
@@ -168,40 +169,30 @@ def _waits(times: Times, scale: TimeScale, now_ms: int) -> Iterator[Bar]:
 
 
 def _bars_of(times: Times, one: Try, end_ms: int, lane: int, scale: TimeScale) -> Iterator[Bar]:
-    """Yield what an attempt did, what interrupted that, and the time in which its worker was dead."""
-    lost_ms = _lost_ms(times, one, end_ms)
-    yield from _phases(times, one, lost_ms, lane, scale)
+    """Yield the phases of an attempt, its preemptions, and the time in which its worker was dead."""
+    phases = phases_of(
+        one.start_ms,
+        end_ms,
+        # Unknown while the job has no token: an attempt that runs is drawn as computing its prompt.
+        scheduled_ms=one.start_ms if times.scheduled_ms is None else times.scheduled_ms,
+        first_token_ms=times.first_token_ms,
+        last_token_ms=None,
+        seen_ms=one.seen_ms,
+    )
+    if phases.pulled_ms > one.start_ms:
+        yield _bar(scale, one.start_ms, phases.pulled_ms, lane, "queue", "Waited in its worker")
+    has_prefill = phases.prefilled_ms > phases.pulled_ms
+    if has_prefill or phases.alive_ms == one.start_ms:
+        yield _bar(scale, phases.pulled_ms, phases.prefilled_ms, lane, "prefill", "Computed the prompt")
+    if phases.alive_ms > phases.prefilled_ms:
+        what = "Generated" if has_prefill else "Resumed after the last token"
+        yield _bar(scale, phases.prefilled_ms, phases.alive_ms, lane, "decode", what)
     for begin_ms, again_ms in one.preemptions:
-        if begin_ms < lost_ms:
-            until_ms = min(lost_ms, again_ms or lost_ms)
+        if begin_ms < phases.alive_ms:
+            until_ms = min(phases.alive_ms, again_ms or phases.alive_ms)
             yield _bar(scale, max(begin_ms, one.start_ms), until_ms, lane, "preempted", "Preempted")
-    if lost_ms < end_ms:
-        yield _bar(scale, lost_ms, end_ms, lane, "lost", "Its worker was lost")
-
-
-def _lost_ms(times: Times, one: Try, end_ms: int) -> int:
-    """Return until when an attempt ran, as far as is known: a worker that dies sends no more heartbeats."""
-    if one.seen_ms is None:
-        return end_ms
-    first_ms = times.first_token_ms
-    known = [one.start_ms, one.seen_ms, *([first_ms] if first_ms is not None and first_ms < end_ms else [])]
-    return min(end_ms, max(known))
-
-
-def _phases(times: Times, one: Try, end_ms: int, lane: int, scale: TimeScale) -> Iterator[Bar]:
-    """Yield what an attempt did: it waited in its worker, computed the prompt, and generated."""
-    scheduled_ms, first_ms = times.scheduled_ms, times.first_token_ms
-    begin_ms = one.start_ms
-    if one.number == 1 and scheduled_ms is not None and begin_ms < scheduled_ms <= end_ms:
-        yield _bar(scale, begin_ms, scheduled_ms, lane, "queue", "Waited in its worker")
-        begin_ms = scheduled_ms
-    if first_ms is None or first_ms >= end_ms:
-        yield _bar(scale, begin_ms, end_ms, lane, "prefill", "Computed the prompt")
-    elif first_ms > begin_ms:
-        yield _bar(scale, begin_ms, first_ms, lane, "prefill", "Computed the prompt")
-        yield _bar(scale, first_ms, end_ms, lane, "decode", "Generated")
-    else:
-        yield _bar(scale, begin_ms, end_ms, lane, "decode", "Resumed after the last token")
+    if phases.alive_ms < end_ms:
+        yield _bar(scale, phases.alive_ms, end_ms, lane, "lost", "Its worker was lost")
 
 
 def _bar(scale: TimeScale, begin_ms: int, end_ms: int, lane: int, kind: str, what: str) -> Bar:

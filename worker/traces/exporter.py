@@ -19,11 +19,12 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 from sqlalchemy.engine import Engine
 
+from sluice.history.rows import Submission
 from sluice.history.tables import attempts, jobs, of_submissions
 from sluice.version import installed_version
 from sluice.worker.log import Log
 from sluice.worker.stopping import FLUSH_S
-from sluice.worker.traces.spans import JobSpan, Row, Submission, spans_of
+from sluice.worker.traces.spans import JobSpan, Row, spans_of
 
 MAX_WAITING = 10_000
 """Ended jobs whose spans are not made yet."""
@@ -79,32 +80,32 @@ class TraceExporter:
     def _run(self) -> None:
         is_open = True
         while is_open:
-            some, is_open = self._next()
-            if some:
-                self._export(some)
-                self._num_tried += len(some)
+            submissions, is_open = self._next()
+            if submissions:
+                self._export(submissions)
+                self._num_tried += len(submissions)
 
     def _next(self) -> tuple[list[Submission], bool]:
         """Wait for ended jobs. Return them, and whether more may come."""
-        some: list[Submission] = []
+        submissions: list[Submission] = []
         job = self._waiting.get()
         while job is not None:
-            some.append(job)
-            if len(some) == MAX_JOBS or self._waiting.empty():
-                return some, True
+            submissions.append(job)
+            if len(submissions) == MAX_JOBS or self._waiting.empty():
+                return submissions, True
             job = self._waiting.get()
-        return some, False
+        return submissions, False
 
-    def _export(self, some: Sequence[Submission]) -> None:
+    def _export(self, submissions: Sequence[Submission]) -> None:
         try:
-            rows = read_rows(self._engine, some)
+            rows = read_rows(self._engine, submissions)
             spans = [self._readable(span) for job, claims in rows for span in spans_of(job, claims)]
             is_sent = not spans or self._exporter.export(spans) is SpanExportResult.SUCCESS
         except Exception as error:  # noqa: BLE001  # whatever it is, later traces are exported
-            self._dropped(len(some), str(error))
+            self._dropped(len(submissions), str(error))
             return
         if not is_sent:
-            self._dropped(len(some), "the collector does not take them")
+            self._dropped(len(submissions), "the collector does not take them")
         elif self._is_failing:
             self._is_failing = False
             self._log.info("traces are sent again", dropped=self.num_dropped)
@@ -145,12 +146,12 @@ def _resource() -> Resource:
     return resource.merge(Resource({SERVICE_NAME: "sluice"}))
 
 
-def read_rows(engine: Engine, some: Sequence[Submission]) -> list[tuple[Row, list[Row]]]:
+def read_rows(engine: Engine, submissions: Sequence[Submission]) -> list[tuple[Row, list[Row]]]:
     """Read the rows of jobs and of their attempts."""
     claims: defaultdict[Submission, list[Row]] = defaultdict(list)
     with engine.connect() as connection:
-        of_jobs = connection.execute(sa.select(*_COLUMNS).where(of_submissions(jobs, some)))
+        of_jobs = connection.execute(sa.select(*_COLUMNS).where(of_submissions(jobs, submissions)))
         rows: list[Mapping[str, object]] = [dict(row) for row in of_jobs.mappings()]
-        for row in connection.execute(sa.select(attempts).where(of_submissions(attempts, some))).mappings():
+        for row in connection.execute(sa.select(attempts).where(of_submissions(attempts, submissions))).mappings():
             claims[row["job_id"], row["submitted_ms"]].append(dict(row))
     return [(row, claims[row["id"], row["submitted_ms"]]) for row in rows]  # pyright: ignore[reportArgumentType]  # columns of a table

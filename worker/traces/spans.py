@@ -24,13 +24,10 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple, cast
 
-from sluice.protocol.wire import JobId
+from sluice.history.phases import Phases, phases_of
 
 Row = Mapping[str, object]
 """Of `jobs` or `attempts`, by column."""
-
-Submission = tuple[JobId, int]
-"""A job id and its submit time: the key of a row."""
 
 Attributes = dict[str, str | bool | int | float | tuple[str, ...]]
 
@@ -129,35 +126,23 @@ class _Maker:
         error = None if row["outcome"] == "done" else str(row["why"] or row["outcome"] or "no end is known")
         whole = self._span("sluice_attempt", row["epoch"], times)
         yield replace(whole, attributes=_attempt_attributes(row), error=error)
-        alive_ms = self._alive_ms(row, *times)
-        borders = (times[0], *self._borders(row, times[0], alive_ms), alive_ms, times[1])
-        preemptions = list(_preemptions(row, times[0], alive_ms))
-        for name, (start_ms, end_ms) in zip(PHASES, pairwise(borders), strict=True):
+        phases = self._phases(row, times)
+        preemptions = list(_preemptions(row, times[0], phases.alive_ms))
+        for name, (start_ms, end_ms) in zip(PHASES, pairwise((times[0], *phases, times[1])), strict=True):
             if end_ms > start_ms:
                 phase = self._span(name, row["epoch"], (start_ms, end_ms))
                 events = tuple(event for event in preemptions if start_ms <= event.at_ms < end_ms)
                 yield replace(phase, parent_id=whole.span_id, events=events)
 
-    def _alive_ms(self, row: Row, started_ms: int, ended_ms: int) -> int:
-        """Return until when its worker was alive, as far as is known: it sent a heartbeat, or the first token."""
-        seen_ms, first_ms = _ms(row["seen_ms"]), _ms(self._job["first_token_ms"])
-        if seen_ms is None:
-            return ended_ms
-        if first_ms is not None and first_ms <= ended_ms:
-            seen_ms = max(seen_ms, first_ms)
-        return _within(seen_ms, started_ms, ended_ms)
-
-    def _borders(self, row: Row, started_ms: int, ended_ms: int) -> tuple[int, int, int]:
-        """Return when pull, prefill and decode of an attempt ended.
-
-        The history has the first schedule and the first token of the job, and the last token of its last attempt. An
-        attempt that resumes has no borders of its own: its decode begins with its prefill.
-        """
-        scheduled_ms, first_ms = _ms(self._job["scheduled_ms"]), _ms(self._job["first_token_ms"])
-        last_ms = _ms(self._job["last_token_ms"]) if row is self._attempts[-1] else None
-        pulled_ms = ended_ms if scheduled_ms is None else _within(scheduled_ms, started_ms, ended_ms)
-        filled_ms = ended_ms if first_ms is None else _within(first_ms, pulled_ms, ended_ms)
-        return pulled_ms, filled_ms, ended_ms if last_ms is None else _within(last_ms, filled_ms, ended_ms)
+    def _phases(self, row: Row, times: Interval) -> Phases:
+        job = self._job
+        return phases_of(
+            *times,
+            scheduled_ms=_ms(job["scheduled_ms"]),
+            first_token_ms=_ms(job["first_token_ms"]),
+            last_token_ms=_ms(job["last_token_ms"]) if row is self._attempts[-1] else None,
+            seen_ms=_ms(row["seen_ms"]),
+        )
 
     def _span(self, name: str, epoch: object, times: Interval) -> JobSpan:
         start_ms, end_ms = times
@@ -222,7 +207,7 @@ def _attempt_attributes(row: Row) -> Attributes:
 def _preemptions(row: Row, started_ms: int, ended_ms: int) -> Iterator[SpanEvent]:
     for at_ms, wait_ms in cast("Sequence[tuple[int, int | None]]", row["preemption_times"] or ()):
         attributes = {"sluice.wait_ms": wait_ms, "sluice.worker": row["incarnation"]}
-        yield SpanEvent("preempted", _within(started_ms + at_ms, started_ms, ended_ms), _known(attributes))
+        yield SpanEvent("preempted", max(started_ms, min(started_ms + at_ms, ended_ms)), _known(attributes))
 
 
 def _known(values: Mapping[str, object]) -> Attributes:
@@ -231,7 +216,3 @@ def _known(values: Mapping[str, object]) -> Attributes:
 
 def _ms(value: object) -> int | None:
     return value if isinstance(value, int) and 0 <= value <= MAX_MS else None
-
-
-def _within(value: int, low: int, high: int) -> int:
-    return min(max(value, low), high)

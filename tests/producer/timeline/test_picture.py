@@ -65,6 +65,18 @@ class TestGivenAJob:
             ("lost", 30, 30),
         ]
 
+    def test_when_its_first_worker_died_before_it_was_scheduled_then_that_attempt_only_waited(self) -> None:
+        tries = (attempt(1, 0, 400, "returned"), attempt(2, 400, 1000, "done"))
+
+        drawn = picture(times(tries=tries, scheduled_ms=500, first_token_ms=600), now_ms=9999)
+
+        assert [(bar.lane, bar.kind, bar.start, bar.width) for bar in drawn.bars] == [
+            (1, "queue", 0, 40),
+            (2, "queue", 40, 10),
+            (2, "prefill", 50, 10),
+            (2, "decode", 60, 40),
+        ]
+
     def test_when_it_was_preempted_then_each_wait_lies_over_what_it_interrupted(self) -> None:
         preempted = replace(attempt(1, 0, 1000, "done"), preemptions=((400, 500), (800, None)))
 

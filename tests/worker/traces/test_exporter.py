@@ -10,12 +10,12 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.event import listen
 from structlog.testing import capture_logs
 
+from sluice.history.rows import Submission
 from sluice.history.writer import HistoryWriter
 from sluice.worker.log import get_log
 from sluice.worker.recorder.recorder import Recorder, RecorderSettings
 from sluice.worker.traces import exporter as exporting
 from sluice.worker.traces.exporter import TraceExporter
-from sluice.worker.traces.spans import Submission
 from tests.history import events as e
 from tests.history.test_recorder import add, client_of, states
 from tests.servers import RedisServer
