@@ -16,17 +16,17 @@ from typing import Any, TextIO
 from urllib.parse import quote
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Engine, Row
+from sqlalchemy.engine import Engine
 
-from sluice.history.tables import jobs, results
-from sluice.protocol.openai_format.logprobs import chat_logprobs, completion_logprobs, logprobs_from_json
+from sluice.history.results import result_of
+from sluice.history.tables import AnyRow, jobs, results
+from sluice.protocol.openai_format.bodies import chat_body, completion_body
 
 CHAT_ENDPOINT = "/v1/chat/completions"
 ROWS_AT_ONCE = 20
 """Rows in memory. Each may have a large result."""
 
 Object = dict[str, Any]  # Any: JSON
-JobRow = Row[*tuple[Any, ...]]  # Any: columns of several types
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class BatchJobs:
         return [jobs.c.queue == self.queue, jobs.c.batch == self.batch, jobs.c.submitted_ms >= since_ms]
 
 
-def export_batch(engine: Engine, wanted: BatchJobs, folder: Path) -> Exported:
+def export_batch(engine: Engine, batch_jobs: BatchJobs, folder: Path) -> Exported:
     """Write `<batch>.output.jsonl` and `<batch>.errors.jsonl` into `folder`, in the order of submission.
 
     Of a job that was submitted to the batch more than once, the newest submission is written.
@@ -66,11 +66,11 @@ def export_batch(engine: Engine, wanted: BatchJobs, folder: Path) -> Exported:
     """
     folder.mkdir(parents=True, exist_ok=True)
     # Quoted, so that a batch's name cannot leave the folder and no two names collide.
-    name = quote(wanted.batch, safe="")
+    name = quote(batch_jobs.batch, safe="")
     output_path, error_path = folder / f"{name}.output.jsonl", folder / f"{name}.errors.jsonl"
     counts = {"done": 0, "failed": 0, "open": 0}
     with _whole(output_path) as output, _whole(error_path) as errors, engine.connect() as connection:
-        rows = connection.execution_options(yield_per=ROWS_AT_ONCE).execute(_jobs_of(wanted))
+        rows = connection.execution_options(yield_per=ROWS_AT_ONCE).execute(_jobs_of(batch_jobs))
         for row in rows:
             counts[_write(row, output, errors)] += 1
     return Exported(
@@ -82,14 +82,14 @@ def export_batch(engine: Engine, wanted: BatchJobs, folder: Path) -> Exported:
     )
 
 
-def num_ended(engine: Engine, wanted: BatchJobs) -> int:
+def num_ended(engine: Engine, batch_jobs: BatchJobs) -> int:
     """Count the ended jobs of a batch in the history."""
-    query = sa.select(sa.func.count()).where(*wanted.clauses(), jobs.c.state.not_in(("queued", "running")))
+    query = sa.select(sa.func.count()).where(*batch_jobs.clauses(), jobs.c.state.not_in(("queued", "running")))
     with engine.connect() as connection:
         return connection.execute(query).scalar_one()
 
 
-def _jobs_of(wanted: BatchJobs) -> sa.Select[*tuple[Any, ...]]:  # Any: as above
+def _jobs_of(batch_jobs: BatchJobs) -> sa.Select[*tuple[Any, ...]]:  # Any: as above
     columns = (jobs.c.id, jobs.c.state, jobs.c.reason, jobs.c.error, jobs.c.error_code, jobs.c.model, jobs.c.metadata)
     columns += (jobs.c.record_error,)
     line = (jobs.c.custom_id, jobs.c.line, jobs.c.endpoint)
@@ -97,17 +97,17 @@ def _jobs_of(wanted: BatchJobs) -> sa.Select[*tuple[Any, ...]]:  # Any: as above
     with_results = jobs.outerjoin(results, is_of_job)
     later = jobs.alias("later")
     # An expression in place of the column: with the index by batch, SQLite would look at each other job of the batch.
-    is_in_queue = later.c.queue.concat("") == wanted.queue
+    is_in_queue = later.c.queue.concat("") == batch_jobs.queue
     is_later = sa.and_(is_in_queue, later.c.id == jobs.c.id, later.c.submitted_ms > jobs.c.submitted_ms)
     return (
         sa.select(*columns, *line, jobs.c.finished_ms, results.c.choices, results.c.usage)
         .select_from(with_results)
-        .where(*wanted.clauses(), ~sa.exists().where(is_later, later.c.batch == wanted.batch))
+        .where(*batch_jobs.clauses(), ~sa.exists().where(is_later, later.c.batch == batch_jobs.batch))
         .order_by(jobs.c.submitted_ms, jobs.c.id)
     )
 
 
-def _write(row: JobRow, output: TextIO, errors: TextIO) -> str:
+def _write(row: AnyRow, output: TextIO, errors: TextIO) -> str:
     if row.state in ("queued", "running"):
         return "open"
     if row.state == "done" and row.choices is not None:
@@ -117,14 +117,14 @@ def _write(row: JobRow, output: TextIO, errors: TextIO) -> str:
     return "failed"
 
 
-def _line(file: TextIO, row: JobRow, *, response: Object | None, error: Object | None) -> None:
+def _line(file: TextIO, row: AnyRow, *, response: Object | None, error: Object | None) -> None:
     custom_id = row.custom_id or _metadata(row).get("custom_id", row.id)
     line = {"id": f"batch_req_{row.id}", "custom_id": custom_id, "line": row.line}
     json.dump({**line, "response": response, "error": error}, file, ensure_ascii=False, separators=(",", ":"))
     file.write("\n")
 
 
-def _error(row: JobRow) -> Object:
+def _error(row: AnyRow) -> Object:
     if row.state == "done":
         why = row.record_error or "the history does not keep results"
         return {"code": "result_not_kept", "message": f"The job is done, but {why}."}
@@ -132,33 +132,14 @@ def _error(row: JobRow) -> Object:
     return {"code": code, "message": row.error or row.reason or f"The job was {row.state}."}
 
 
-def _body(row: JobRow) -> Object:
+def _body(row: AnyRow) -> Object:
     is_chat = (row.endpoint or _metadata(row).get("endpoint")) == CHAT_ENDPOINT
-    usage = row.usage
-    return {
-        "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{row.id}",
-        "object": "chat.completion" if is_chat else "text_completion",
-        "created": row.finished_ms // 1000,
-        "model": row.model or "",
-        "choices": [_choice(index, choice, is_chat=is_chat) for index, choice in enumerate(row.choices)],
-        "usage": {
-            "prompt_tokens": usage["prompt_tokens"],
-            "completion_tokens": usage["output_tokens"],
-            "total_tokens": usage["prompt_tokens"] + usage["output_tokens"],
-            "prompt_tokens_details": {"cached_tokens": usage["cached_tokens"]},
-        },
-    }
+    format_body = chat_body if is_chat else completion_body
+    result = result_of(row.choices, row.usage, model=row.model)
+    return format_body(row.id, result, row.model or "") | {"created": row.finished_ms // 1000}
 
 
-def _choice(index: int, choice: Mapping[str, Any], *, is_chat: bool) -> Object:  # Any: JSON
-    text = choice["text"]
-    said = {"message": {"role": "assistant", "content": text, "refusal": None}} if is_chat else {"text": text}
-    shown = chat_logprobs if is_chat else completion_logprobs
-    logprobs = shown(choice.get("token_ids", ()), logprobs_from_json(choice.get("logprobs")))
-    return {"index": index, **said, "logprobs": logprobs, "finish_reason": choice.get("finish_reason")}
-
-
-def _metadata(row: JobRow) -> Mapping[str, str]:
+def _metadata(row: AnyRow) -> Mapping[str, str]:
     return row.metadata or {}
 
 

@@ -1,16 +1,17 @@
-"""Convert encoded results to columns of the table `results`.
+"""Convert encoded results to columns of the table `results`, and these to results.
 
 As objects, a result takes twenty times its bytes, and one may have 64 MiB. So a large one is converted position by
 position, straight to JSON.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from math import isfinite
+from typing import Any
 
 from sluice.history.database import JsonText
-from sluice.protocol.openai_format.logprobs import logprobs_to_json
+from sluice.protocol.openai_format.logprobs import logprobs_from_json, logprobs_to_json
 from sluice.protocol.packing import (
     Reading,
     as_int,
@@ -82,6 +83,20 @@ def large_result_columns(data: bytes, *, has_logprobs: bool = True) -> Row:
     return {"choices": JsonText(written.decode("ascii")), "usage": _fields_of(counts)}
 
 
+def result_of(choices: Sequence[Mapping[str, Any]], usage: Mapping[str, int], *, model: str | None) -> JobResult:
+    """Return the result whose columns these are."""
+    return JobResult(choices=tuple(map(_choice_of, choices)), usage=Usage(**usage), model=model)
+
+
+def _choice_of(written: Mapping[str, Any]) -> ChoiceResult:
+    return ChoiceResult(
+        text=written["text"],
+        token_ids=tuple(written["token_ids"]),
+        finish_reason=written.get("finish_reason"),
+        logprobs=logprobs_from_json(written.get("logprobs")),
+    )
+
+
 class _TooLong(Exception):
     """The JSON of a result has more than `MAX_JSON_BYTES`."""
 
@@ -109,13 +124,13 @@ def _choice_parts(choice: memoryview, *, has_logprobs: bool) -> Iterator[str]:
 
 
 def _position(at: TokenLogprobs) -> str:
-    found = logprobs_to_json([at])
-    assert found is not None, "there is one"
+    written = logprobs_to_json([at])
+    assert written is not None, "there is one"
     try:
-        return _encode(found[0])
+        return _encode(written[0])
     except ValueError:  # JSON has no infinity
         top = [[token_id, _finite(logprob)] for token_id, logprob in at.top]
-        return _encode({**found[0], "chosen": _finite(at.chosen), "top": top})
+        return _encode({**written[0], "chosen": _finite(at.chosen), "top": top})
 
 
 def _finite(number: float) -> float | None:

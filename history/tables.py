@@ -33,6 +33,7 @@ Json = sa.JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgr
 Ms = sa.BigInteger
 Count = sa.BigInteger
 AnyColumn = sa.Column[Any]  # Any: of several types
+AnyRow = sa.Row[*tuple[Any, ...]]  # Any: as the columns
 
 
 class Group(Enum):
@@ -418,6 +419,6 @@ def of_submissions(
     Asks for the ids as well, for their index: SQLite scans the table for pairs alone.
     """
     job_id, submitted_ms, *_ = table.primary_key.columns
-    known = ids if isinstance(submissions, sa.BindParameter) else [one for one, _ in submissions]
-    assert known is not None, "a parameter of submissions needs one of their ids"
-    return sa.and_(job_id.in_(known), sa.tuple_(job_id, submitted_ms).in_(submissions))
+    job_ids = ids if isinstance(submissions, sa.BindParameter) else [each for each, _ in submissions]
+    assert job_ids is not None, "a parameter of submissions needs one of their ids"
+    return sa.and_(job_id.in_(job_ids), sa.tuple_(job_id, submitted_ms).in_(submissions))

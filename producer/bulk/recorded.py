@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from sluice.producer.errors import ENDS_BADLY, HistoryUnavailable
 from sluice.producer.operations.results import Outcome
-from sluice.protocol.openai_format.logprobs import logprobs_from_json
 from sluice.protocol.states import JobState
-from sluice.protocol.wire import ChoiceResult, JobId, JobResult, Usage
+from sluice.protocol.wire import JobId
 
 if TYPE_CHECKING:
     from sluice.history.queries import History, JobRow
@@ -73,15 +72,7 @@ def _outcome(job_id: JobId, row: "JobRow", output: Mapping[str, Any] | None) -> 
         return Outcome(job_id=job_id, view=None, result=None, error=error)
     if output is None:
         return None
-    choices = tuple(_choice(choice) for choice in output["choices"])
-    result = JobResult(choices=choices, usage=Usage(**output["usage"]), model=row.model)
+    from sluice.history.results import result_of
+
+    result = result_of(output["choices"], output["usage"], model=row.model)
     return Outcome(job_id=job_id, view=None, result=result, error=None)
-
-
-def _choice(written: Mapping[str, Any]) -> ChoiceResult:  # Any: JSON
-    return ChoiceResult(
-        text=written["text"],
-        token_ids=tuple(written["token_ids"]),
-        finish_reason=written.get("finish_reason"),
-        logprobs=logprobs_from_json(written.get("logprobs")),
-    )
