@@ -14,7 +14,6 @@ gateway's sweep every second likewise.
 
 import contextlib
 import hashlib
-import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
@@ -59,56 +58,27 @@ LOCK_LIFE_S = 10.0
 """For one round of due retries. A mover that is killed in a round delays the next one by this."""
 
 
-class Mover:
+class Mover(PartitionedReader):
     """A mover of ends of jobs and batches from the queue to rq, one partition after the other."""
 
     def __init__(self, client: Client, rq_client: Client, settings: CallbackSettings) -> None:
-        self._client = client
         self._settings = settings
-        self._log = get_log(queue=settings.queue)
         self._all_keys = [QueueKeys(settings.queue, partition) for partition in range(settings.partitions)]
+        timing = ReaderSettings(
+            group=GROUP, name=settings.name, claim_after_s=settings.claim_after_s, block_s=settings.block_s
+        )
+        log = get_log(queue=settings.queue)
+        super().__init__(client, {keys: keys.callbacks for keys in self._all_keys}, timing, log)
         names = settings.rq_names
         self._webhooks = rq_queue(names.webhooks, rq_client)
         self._chores = rq_queue(names.chores, rq_client)
         self._sweeps = Sweeps(rq_queue(names.gateway, rq_client)) if is_installed() else None
         self._retries = _Retries(rq_client, (self._webhooks, self._chores))
-        self._rq_outage = Outage("rq's redis", self._log)
-        self._stopping = threading.Event()
-        self._reader = self._open()
+        self._rq_outage = Outage("rq's redis", log)
         self._retained_hour = -1
 
-    def _open(self) -> PartitionedReader:
-        settings = self._settings
-        return PartitionedReader(
-            self._client,
-            {keys: keys.callbacks for keys in self._all_keys},
-            ReaderSettings(
-                group=GROUP, name=settings.name, claim_after_s=settings.claim_after_s, block_s=settings.block_s
-            ),
-            self.turn,
-            log=self._log,
-            stopping=self._stopping,
-        )
-
-    def run(self) -> None:
-        """Move ends until `stop`."""
-        self._reader.run()
-
-    def stop(self) -> None:
-        """Make `run` return. May be called repeatedly and from a signal handler."""
-        self._stopping.set()
-
-    def drain(self) -> int:
-        """Move all entries and return their number."""
-        return self._reader.drain()
-
     def turn(self, source: PartitionStream, *, block_s: float) -> int:
-        """Move one page of entries from a partition to rq, then enqueue what is due. Return the number of entries.
-
-        Raises:
-            OtherServerAway: rq's server does not answer. Nothing is lost.
-            redis.RedisError, OSError: the queue's server does not answer. Nothing is lost.
-        """
+        """Move one page of entries from a partition to rq, then enqueue what is due."""
         if not source.has_answered:
             self._configure(source.keys)
         entries = source.stream.read(block_s=block_s, max_bytes=limits.MAX_CALL_BYTES, max_pages=1)

@@ -6,9 +6,9 @@ The recorder and the mover of callbacks read in this way; each has its own turn.
 import socket
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
@@ -53,12 +53,6 @@ class PartitionStream:
     """Whether a turn has succeeded since the last error. A restarted server may have lost what was set before."""
 
 
-class Turn(Protocol):
-    """A read of some entries, their use and their acknowledgement. Returns their number."""
-
-    def __call__(self, source: PartitionStream, /, *, block_s: float) -> int: ...
-
-
 class OtherServerAway(Copyable, RedisConnectionError):
     """Another server than the partition's does not answer, which the turn has reported."""
 
@@ -68,29 +62,28 @@ class OtherServerAway(Copyable, RedisConnectionError):
         self.wait_s = wait_s
 
 
-class PartitionedReader:
-    """A loop of turns over the streams of all partitions. The outage of one does not delay the others.
-
-    Args:
-        client: Reads and acknowledges.
-        streams: The key of each partition's stream.
-        settings: The consumer, and timing.
-        turn: What to do with a stream.
-        log: Logs outages.
-        stopping: Ends `run`.
-    """
+class PartitionedReader(ABC):
+    """A loop of turns over the streams of all partitions. The outage of one does not delay the others."""
 
     def __init__(
         self,
         client: Client,
         streams: Mapping[QueueKeys, str],
         settings: ReaderSettings,
-        turn: Turn,
-        *,
         log: Log,
-        stopping: threading.Event,
+        stopping: threading.Event | None = None,
     ) -> None:
+        """Read nothing yet.
+
+        Args:
+            client: Reads and acknowledges.
+            streams: The key of each partition's stream.
+            settings: The consumer, and timing.
+            log: Logs outages.
+            stopping: Set to end `run`.
+        """
         name, claim_after_s = settings.name or socket.gethostname(), settings.claim_after_s
+        self._client = client
         self._sources = [
             PartitionStream(
                 keys,
@@ -99,18 +92,30 @@ class PartitionedReader:
             )
             for keys, key in streams.items()
         ]
-        self._settings = settings
-        self._turn = turn
-        self._stopping = stopping
+        self._block_s, self._linger_s = settings.block_s / len(streams), settings.linger_s / len(streams)
+        self._log = log
+        self._stopping = stopping or threading.Event()
+
+    @abstractmethod
+    def turn(self, source: PartitionStream, *, block_s: float) -> int:
+        """Read some entries of a stream, use and acknowledge them. Return their number.
+
+        Raises:
+            OtherServerAway: another server does not answer. Nothing is lost.
+            redis.RedisError, OSError: the partition's server does not answer. Nothing is lost.
+        """
 
     def run(self) -> None:
-        """Take turns until stopped. A partition whose turn failed is skipped until its next try is due."""
-        block_s = self._settings.block_s / len(self._sources)
+        """Take turns until `stop`. A partition whose turn failed is skipped until its next try is due."""
         while not self._stopping.is_set():
             for source in self._sources:
                 if not source.outage.wait_s:
-                    self._try_turn(source, block_s=block_s)
+                    self._try_turn(source, block_s=self._block_s)
             self._stopping.wait(min(source.outage.wait_s for source in self._sources))
+
+    def stop(self) -> None:
+        """Make `run` return. May be called repeatedly and from a signal handler."""
+        self._stopping.set()
 
     def drain(self) -> int:
         """Take turns until all streams are empty and return the number of entries.
@@ -128,7 +133,7 @@ class PartitionedReader:
                 pass
 
     def _take_turn(self, source: PartitionStream, *, block_s: float) -> int:
-        num_entries = self._turn(source, block_s=block_s)
+        num_entries = self.turn(source, block_s=block_s)
         source.has_answered = True
         return num_entries
 
@@ -147,5 +152,5 @@ class PartitionedReader:
             return 0
         source.outage.recovered(key=source.stream.key)
         if 0 < num_entries < PAGE_ENTRIES:
-            self._stopping.wait(self._settings.linger_s / len(self._sources))
+            self._stopping.wait(self._linger_s)
         return num_entries

@@ -34,7 +34,7 @@ from sluice.worker.connection.clients import Client, connect
 from sluice.worker.connection.outage import Outage
 from sluice.worker.connection.partitioned_reader import PartitionedReader, PartitionStream, ReaderSettings
 from sluice.worker.connection.stream_group import Entry, keep_garbage
-from sluice.worker.endpoints import database_url_of, redis_url_of, traces_endpoint_of
+from sluice.worker.endpoints import database_url_of, find_redis, traces_endpoint_of
 from sluice.worker.errors import ExitCode
 from sluice.worker.log import Log, configure_logs, ended_by_threads, get_log
 from sluice.worker.recorder.migrate import prepare, wait_for_history
@@ -87,7 +87,7 @@ class RecorderSettings:
     """URL that takes traces of ended jobs; none are exported if it is None."""
 
 
-class Recorder:
+class Recorder(PartitionedReader):
     """A writer of events from the outboxes of one queue to one database."""
 
     def __init__(
@@ -109,14 +109,20 @@ class Recorder:
             on_ended: Called after the ends of these jobs are in the history, perhaps repeatedly. Must not block.
         """
         name = settings.name or socket.gethostname()
-        self._client = client
+        all_keys = [QueueKeys(settings.queue, partition) for partition in range(settings.partitions)]
+        timing = ReaderSettings(
+            group=GROUP,
+            name=name,
+            claim_after_s=settings.claim_after_s,
+            block_s=settings.block_s,
+            linger_s=settings.linger_s,
+        )
+        log = get_log(queue=settings.queue, recorder=name)
+        super().__init__(client, {keys: keys.outbox for keys in all_keys}, timing, log, stopping)
         self._writer = writer
         self._settings = settings
-        self._log = get_log(queue=settings.queue, recorder=name)
-        self._database_outage = Outage("history database", self._log)
-        self._stopping = stopping or threading.Event()
+        self._database_outage = Outage("history database", log)
         self._on_ended = on_ended
-        self._reader = self._open(name)
         self._to_count: list[BatchName] = []
         # The previous process may have ended before it counted its last rows.
         self._has_written = True
@@ -124,48 +130,18 @@ class Recorder:
         self.num_recorded = 0
         """Events written so far."""
 
-    def _open(self, name: str) -> PartitionedReader:
-        settings = self._settings
-        all_keys = [QueueKeys(settings.queue, partition) for partition in range(settings.partitions)]
-        return PartitionedReader(
-            self._client,
-            {keys: keys.outbox for keys in all_keys},
-            ReaderSettings(
-                group=GROUP,
-                name=name,
-                claim_after_s=settings.claim_after_s,
-                block_s=settings.block_s,
-                linger_s=settings.linger_s,
-            ),
-            self.turn,
-            log=self._log,
-            stopping=self._stopping,
-        )
-
     def run(self) -> None:
         """Record until `stop`, then drain the outboxes for at most `FINISH_S`."""
-        self._reader.run()
-        self._reader.drain_for(FINISH_S)
+        super().run()
+        self.drain_for(FINISH_S)
 
-    def stop(self) -> None:
-        """Make `run` drain and return. May be called repeatedly and from a signal handler."""
-        self._stopping.set()
-
-    def drain(self) -> int:
-        """Record all entries of the outboxes and return their number."""
-        return self._reader.drain()
-
-    def turn(self, outbox: PartitionStream, *, block_s: float) -> int:
-        """Read, write and acknowledge some entries of one outbox. Return the number recorded.
-
-        Raises:
-            redis.RedisError, OSError: Redis does not answer. Nothing is lost.
-        """
+    def turn(self, source: PartitionStream, *, block_s: float) -> int:
+        """Read, write and acknowledge some entries of one outbox."""
         num_written = 0
-        for entries in _portions(outbox.stream.read(block_s=block_s, max_bytes=TURN_BYTES, max_pages=PAGES_PER_TURN)):
-            if not self._write(outbox, entries):
+        for entries in _portions(source.stream.read(block_s=block_s, max_bytes=TURN_BYTES, max_pages=PAGES_PER_TURN)):
+            if not self._write(source, entries):
                 break
-            outbox.stream.acknowledge_counted(entries, outbox.keys.key("counters"))
+            source.stream.acknowledge_counted(entries, source.keys.key("counters"))
             num_written += len(entries)
         self._count_batches()
         return num_written
@@ -349,7 +325,7 @@ def run_recorder(config: WorkerConfig, environ: Mapping[str, str], *, until_eof:
         keep_prompts=config.history.keep_prompts or "full",
         otlp_traces_endpoint=traces_endpoint_of(config),
     )
-    urls = {"redis_url": redis_url_of(config, environ), "database_url": database_url_of(config, environ)}
+    urls = {"redis_url": find_redis(config, environ).url, "database_url": database_url_of(config, environ)}
     return main(**urls, settings=settings, until_eof=until_eof)
 
 

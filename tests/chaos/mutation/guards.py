@@ -252,8 +252,8 @@ APPENDS = (
         patches=(
             Patch(
                 "worker/jobs/held_job.py",
-                "self._choices[choice].resend_from(offset)",
-                "self._choices[choice].resend_from(max(offset, self._choices[choice].published))",
+                "self.choices[choice].resend_from(offset)",
+                "self.choices[choice].resend_from(max(offset, self.choices[choice].published))",
             ),
         ),
         tests=(f"{RESUMES}::TestGivenARedisThatLosesItsLastSeconds",),
@@ -739,10 +739,10 @@ HISTORY = (
         patches=(
             Patch(
                 "worker/recorder/recorder.py",
-                "            if not self._write(outbox, entries):\n                break\n"
-                '            outbox.stream.acknowledge_counted(entries, outbox.keys.key("counters"))\n',
-                '            outbox.stream.acknowledge_counted(entries, outbox.keys.key("counters"))\n'
-                "            if not self._write(outbox, entries):\n                break\n",
+                "            if not self._write(source, entries):\n                break\n"
+                '            source.stream.acknowledge_counted(entries, source.keys.key("counters"))\n',
+                '            source.stream.acknowledge_counted(entries, source.keys.key("counters"))\n'
+                "            if not self._write(source, entries):\n                break\n",
             ),
         ),
         tests=(f"{RECORDER}::TestGivenADatabaseThatGoesAway",),
