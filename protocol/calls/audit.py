@@ -21,7 +21,7 @@ class JobRecords:
     """The records of one job in its hash and in every other key, at one instant."""
 
     id: JobId
-    trouble: str | None
+    problem: str | None
     """Why there is no job: `unknown`, or `wrong type` and `not a job: <field>` if another program wrote its keys."""
 
     state: JobState | None
@@ -74,16 +74,16 @@ def audit_jobs(keys: QueueKeys, job_ids: Sequence[JobId]) -> Call[list[JobRecord
 
     def read(reply: Raw) -> list[JobRecords]:
         now, rows = reply
-        return [_read_picture(job_id, row, now) for job_id, row in zip(job_ids, rows, strict=True)]
+        return [_read_records(job_id, row, now) for job_id, row in zip(job_ids, rows, strict=True)]
 
     return Call("audit_jobs", keys.fixed(), (pack_for_script(job_ids),), read)
 
 
-def _read_picture(job_id: JobId, row: Raw, now: int) -> JobRecords:
+def _read_records(job_id: JobId, row: Raw, now: int) -> JobRecords:
     """Parse one job; the fields are in the order of `picture_of` in audit_jobs.lua."""
     return JobRecords(
         id=job_id,
-        trouble=read_text(row[0]),
+        problem=read_text(row[0]),
         state=None if row[1] is None else JobState(row[1].decode()),
         version=row[2],
         cost=row[3],

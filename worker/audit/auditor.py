@@ -72,7 +72,7 @@ class AuditReport:
     num_journal: int | None = None
     notes: list[str] = field(default_factory=list[str])
     done: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
-    """What the repair did, by the finding's key."""
+    """The repair of each finding, by its key."""
 
 
 class Auditor:
@@ -144,17 +144,17 @@ class Auditor:
 
     def _existing_jobs(self, side: QueueSide, report: AuditReport) -> Iterator[Finding]:
         for ids in in_slices(side.job_ids()):
-            pictures = list(side.pictures(ids))
-            rows = self._known(ids)
-            for picture in pictures:
-                report.hashes[picture.state or "foreign"] += picture.trouble != "unknown"
-                yield from self._judge(picture, rows.get(picture.id, ()))
+            all_records = list(side.records_of(ids))
+            rows = self._rows_of(ids)
+            for records in all_records:
+                report.hashes[records.state or "foreign"] += records.problem != "unknown"
+                yield from self._judge(records, rows.get(records.id, ()))
 
     def _referenced(self, side: QueueSide) -> Iterator[Finding]:
         """Yield findings on jobs without a hash that leases or sets refer to."""
-        for picture in side.pictures(side.referenced_jobs()):
-            if picture.state is None:
-                yield from within_queue(picture)
+        for records in side.records_of(side.referenced_jobs()):
+            if records.state is None:
+                yield from within_queue(records)
 
     def _known_elsewhere(self, side: QueueSide, report: AuditReport) -> Iterator[Finding]:
         partition = side.keys.partition
@@ -170,14 +170,14 @@ class Auditor:
     def _unknown_here(self, side: QueueSide, ids: Sequence[JobId]) -> Iterator[Finding]:
         """Yield findings on those of the ids, open in the history or acknowledged in the journal, that have no hash."""
         unknown = side.unknown(list(ids))
-        rows = self._known(unknown)
-        for picture in side.pictures(unknown):
-            yield from self._elsewhere(picture, rows.get(picture.id, ()))
+        rows = self._rows_of(unknown)
+        for records in side.records_of(unknown):
+            yield from self._elsewhere(records, rows.get(records.id, ()))
 
-    def _elsewhere(self, picture: JobRecords, rows: Sequence[HistoryRow]) -> Iterator[Finding]:
-        row, has_retention = row_of(picture, rows), self._retention_ms is not None
-        finding = with_history(picture, row) or with_journal(picture, row, has_retention=has_retention)
-        yield from filter(None, (finding, with_other_submissions(picture, rows)))
+    def _elsewhere(self, records: JobRecords, rows: Sequence[HistoryRow]) -> Iterator[Finding]:
+        row, has_retention = row_of(records, rows), self._retention_ms is not None
+        finding = with_history(records, row) or with_journal(records, row, has_retention=has_retention)
+        yield from filter(None, (finding, with_other_submissions(records, rows)))
 
     def _lost_settings(self, side: QueueSide) -> Iterator[Finding]:
         """Yield a finding if a worker served the partition before its settings began."""
@@ -193,20 +193,20 @@ class Auditor:
                 history=f"a worker served it at {pulled_ms}",
             )
 
-    def _judge(self, picture: JobRecords, rows: Sequence[HistoryRow]) -> Iterator[Finding]:
-        yield from within_queue(picture)
-        if self._history is not None and not self._is_past_retention(picture):
-            finding = with_history(picture, row_of(picture, rows))
-            yield from filter(None, (finding, with_other_submissions(picture, rows)))
+    def _judge(self, records: JobRecords, rows: Sequence[HistoryRow]) -> Iterator[Finding]:
+        yield from within_queue(records)
+        if self._history is not None and not self._is_past_retention(records):
+            finding = with_history(records, row_of(records, rows))
+            yield from filter(None, (finding, with_other_submissions(records, rows)))
 
-    def _is_past_retention(self, picture: JobRecords) -> bool:
+    def _is_past_retention(self, records: JobRecords) -> bool:
         keep_ms = self._retention_ms
-        if keep_ms is None or picture.ended_ms is None:
+        if keep_ms is None or records.ended_ms is None:
             return False
-        return picture.seen_ms - picture.ended_ms > keep_ms - RETENTION_SLACK_MS
+        return records.seen_ms - records.ended_ms > keep_ms - RETENTION_SLACK_MS
 
-    def _known(self, ids: Sequence[JobId]) -> Mapping[JobId, Sequence[HistoryRow]]:
-        return {} if self._history is None else self._history.known(ids)
+    def _rows_of(self, ids: Sequence[JobId]) -> Mapping[JobId, Sequence[HistoryRow]]:
+        return {} if self._history is None else self._history.rows_of(ids)
 
     # ------------------------------------------------------------ between the passes
 
@@ -235,13 +235,13 @@ class Auditor:
 
     def _jobs_again(self, side: QueueSide, suspected: Sequence[Finding]) -> Iterator[Finding]:
         ids = list(dict.fromkeys(finding.job_id for finding in suspected if finding.job_id is not None))
-        rows_by_id = self._known(ids)
-        pictures = {picture.id: picture for picture in side.pictures(ids)}
+        rows_by_id = self._rows_of(ids)
+        all_records = {records.id: records for records in side.records_of(ids)}
         for first in suspected:
             assert first.job_id is not None
-            picture, rows = pictures[first.job_id], rows_by_id.get(first.job_id, ())
-            for second in chain(within_queue(picture), self._elsewhere(picture, rows)):
-                if second.key == first.key and is_confirmed(first, second, picture, row_of(picture, rows)):
+            records, rows = all_records[first.job_id], rows_by_id.get(first.job_id, ())
+            for second in chain(within_queue(records), self._elsewhere(records, rows)):
+                if second.key == first.key and is_confirmed(first, second, records, row_of(records, rows)):
                     yield second
 
 

@@ -14,7 +14,7 @@ from sluice.worker.audit.repair import Repair
 from sluice.worker.config import WorkerConfig
 from sluice.worker.connection.clients import Client, connect
 from sluice.worker.connection.server_checks import expecting_answers
-from sluice.worker.endpoints import database_url_of, redis_url_of, stated_partitions_of
+from sluice.worker.endpoints import database_url_of, find_redis, stated_partitions_of
 from sluice.worker.errors import ConfigError
 
 DAY_MS = 86_400_000
@@ -58,7 +58,7 @@ def run_audit(config: WorkerConfig, environ: Mapping[str, str], options: AuditOp
         NotReady: Redis or the database does not answer.
     """
     options.check()
-    url = redis_url_of(config, environ)
+    url = find_redis(config, environ).url
     client = connect(url, timeout_s=config.redis.timeout_s)
     if not options.has_history:
         with expecting_answers(url):

@@ -2,22 +2,20 @@
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Engine, Row
+from sqlalchemy.engine import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from sluice.history.database import HistoryError, HistoryMissing, check_schema, open_database, why
 from sluice.history.rows import Submission
-from sluice.history.tables import jobs, of_submissions
+from sluice.history.tables import AnyRow, jobs, of_submissions
 from sluice.protocol.states import JobState
 from sluice.protocol.wire import JobId
 from sluice.worker.audit.findings import HistoryRow
 from sluice.worker.audit.queue_side import in_slices
 from sluice.worker.errors import ConfigError, NotReady
 
-JobRow = Row[*tuple[Any, ...]]  # Any: columns of several types
 OPEN_STATES = (JobState.QUEUED, JobState.RUNNING)
 ROWS_AT_ONCE = 500
 
@@ -29,7 +27,7 @@ class HistorySide:
         self.engine = engine
         self._queue = queue
 
-    def known(self, job_ids: Iterable[JobId]) -> dict[JobId, list[HistoryRow]]:
+    def rows_of(self, job_ids: Iterable[JobId]) -> dict[JobId, list[HistoryRow]]:
         """Return the rows of these jobs: one for each submission, the newest first."""
         rows: dict[JobId, list[HistoryRow]] = {}
         for ids in in_slices(job_ids, ROWS_AT_ONCE):
@@ -71,7 +69,7 @@ class HistorySide:
             return {str(state): int(count) for state, count in connection.execute(query)}
 
 
-def _row(row: JobRow) -> HistoryRow:
+def _row(row: AnyRow) -> HistoryRow:
     return HistoryRow(
         state=JobState(row.state),
         version=row.version,

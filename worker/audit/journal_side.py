@@ -66,7 +66,7 @@ def _runs(path: Path) -> Iterator[tuple[int, BulkSpec]]:
 
 
 def jobs_of_file(path: Path, journal: JournalFile, job_ids: Sequence[JobId]) -> Iterator[tuple[JobId, NewJob | str]]:
-    """Yield jobs of a bulk file, made again as in each run of its journal, or why a job is none of them."""
+    """Yield jobs of a bulk file, made again as in each run of its journal, or the reason why a job cannot be made."""
     missing = set(job_ids)
     for run, spec in journal.runs.items():
         for job in _jobs_of(path, run, spec) if missing else ():

@@ -7,18 +7,15 @@ from hashlib import sha256
 from typing import Any, cast
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Engine, Row
+from sqlalchemy.engine import Engine
 
-from sluice.history.tables import jobs
+from sluice.history.tables import AnyRow, jobs
 from sluice.protocol import limits
 from sluice.protocol.calls import NewJob, SourceLine
 from sluice.protocol.clock import wall_ms
 from sluice.protocol.wire import JobId, Message, Prompt, decode_spec, encode_prompt
 from sluice.worker.audit.history_side import OPEN_STATES
 from sluice.worker.audit.queue_side import in_slices
-
-JobRow = Row[*tuple[Any, ...]]  # Any: columns of several types
-
 
 LostJobs = Callable[[Sequence[JobId]], Iterator[tuple[JobId, NewJob | str]]]
 """A source of lost jobs: yields each that it knows as it was submitted, or the reason why it cannot be rebuilt."""
@@ -35,7 +32,7 @@ def jobs_of_history(engine: Engine, queue: str, job_ids: Sequence[JobId]) -> Ite
         yield from ((job_id, _job_of(row, wall_ms())) for job_id, row in rows.items())
 
 
-def _job_of(row: JobRow, now_ms: int) -> NewJob | str:
+def _job_of(row: AnyRow, now_ms: int) -> NewJob | str:
     if row.prompt is None or row.asked is None:
         return "the history does not keep its prompt (keep_prompts is not full, or it was erased)"
     if sha256(row.prompt.encode()).hexdigest() != row.prompt_sha256:
@@ -67,7 +64,7 @@ def _job_of(row: JobRow, now_ms: int) -> NewJob | str:
     )
 
 
-def _source(row: JobRow) -> SourceLine | None:
+def _source(row: AnyRow) -> SourceLine | None:
     if row.line is None:
         return None
     return SourceLine(custom_id=row.custom_id, number=row.line, endpoint=row.endpoint)

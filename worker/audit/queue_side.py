@@ -1,8 +1,9 @@
 """Read a partition in slices, so that no command blocks the server longer than a pull does. Knows no SQL."""
 
 import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import islice
 from typing import Any, TypeVar, cast
 
@@ -46,25 +47,6 @@ def in_slices(items: Iterable[Item], size: int = READ_AT_ONCE) -> Iterator[list[
     rest = iter(items)
     while part := list(islice(rest, size)):
         yield part
-
-
-@dataclass(slots=True, eq=False)
-class Waiting:
-    """Sums over all waiting jobs. Changes as they are read."""
-
-    tokens: int = 0
-    bytes: int = 0
-
-    tenants: dict[str, tuple[int, int, int]] = field(default_factory=dict[str, tuple[int, int, int]])
-    """Jobs, tokens and bytes of each tenant."""
-
-    def add(self, tenant: str, jobs: int, tokens: int, num_bytes: int) -> None:
-        """Add waiting jobs of a tenant."""
-        self.tokens += tokens
-        self.bytes += num_bytes
-        if jobs:
-            before = self.tenants.get(tenant, (0, 0, 0))
-            self.tenants[tenant] = (before[0] + jobs, before[1] + tokens, before[2] + num_bytes)
 
 
 class QueueSide:
@@ -112,7 +94,7 @@ class QueueSide:
             return None
         return JobId(text)
 
-    def pictures(self, job_ids: Iterable[JobId]) -> Iterator[JobRecords]:
+    def records_of(self, job_ids: Iterable[JobId]) -> Iterator[JobRecords]:
         """Yield the state of each job, each read atomically."""
         for ids in in_slices(job_ids):
             calls = [audit_jobs(self.keys, job_slice) for job_slice in in_slices(ids, AUDIT_SLICE_JOBS)]
@@ -122,7 +104,7 @@ class QueueSide:
                 yield from cast("list[JobRecords]", answer)
 
     def unknown(self, job_ids: list[JobId]) -> list[JobId]:
-        """Return the jobs that have no hash. Cheaper than `pictures`."""
+        """Return the jobs that have no hash. Cheaper than `records_of`."""
         replies = run_commands(self._client, [("EXISTS", self.keys.job(job_id)) for job_id in job_ids])
         if error := next((reply for reply in replies if isinstance(reply, Exception)), None):
             raise error
@@ -134,31 +116,37 @@ class QueueSide:
         """Check every entry of every lane against its job, and sum waiting jobs if nothing changes meanwhile."""
         named = [name.decode(errors="replace") for name in self._client.hkeys(self.keys.key("depth"))]
         self.lanes |= {name for name in named if _LANE.fullmatch(name)}
-        before, waiting = self.counts(), Waiting()
+        before, waiting = self.counts(), defaultdict[str, Counter[str]](Counter)
         sums: list[tuple[str, str, int]] = []
         for lane in sorted(self.lanes):
             yield from self._walk_lane(lane, waiting, sums)
         for name in ("delayed", "suspects"):
-            for picture in self.pictures(self._members(name, "zscan_iter")):
-                waiting.add(split_job_id(picture.id)[1], 1, picture.cost, picture.bytes)
+            for records in self.records_of(self._members(name, "zscan_iter")):
+                waiting[split_job_id(records.id)[1]].update(jobs=1, tokens=records.cost, bytes=records.bytes)
         stated = self._stated_tenants()
         is_still = self.counts().stamp == before.stamp
         self.sums = Sums(
             stamp=before.stamp if is_still else "",
-            tokens=waiting.tokens,
-            bytes=waiting.bytes,
+            tokens=sum(total["tokens"] for total in waiting.values()),
+            bytes=sum(total["bytes"] for total in waiting.values()),
             lanes=tuple(sums),
-            tenants=tuple((tenant, *numbers) for tenant, numbers in waiting.tenants.items()),
+            tenants=tuple(
+                (tenant, total["jobs"], total["tokens"], total["bytes"]) for tenant, total in waiting.items()
+            ),
         )
         if is_still:
             yield from self._wrong_sums(before)
             yield from self._wrong_tenants(stated)
 
-    def _walk_lane(self, lane: str, waiting: Waiting, sums: list[tuple[str, str, int]]) -> Iterator[Finding]:
+    def _walk_lane(
+        self, lane: str, waiting: Mapping[str, Counter[str]], sums: list[tuple[str, str, int]]
+    ) -> Iterator[Finding]:
         before, tokens = self._depth(lane), 0
         for view in self._views(lane):
             tokens += view.tokens
-            waiting.add(lane.partition(":")[2], view.jobs, view.job_tokens, view.job_bytes)
+            if view.jobs:
+                total = waiting[lane.partition(":")[2]]
+                total.update(jobs=view.jobs, tokens=view.job_tokens, bytes=view.job_bytes)
             yield from (self._entry_without_job(lane, stray) for stray in view.strays)
         stated = read_number([*before.split(), "0", "0"][1])
         if stated != tokens and self._is_as_walked(lane, before, tokens):
@@ -260,10 +248,10 @@ class QueueSide:
     def _wrong_tenants(self, stated: Mapping[str, tuple[int, ...]]) -> Iterator[Finding]:
         there = {tenant: tuple(numbers) for tenant, *numbers in self.sums.tenants}
         for tenant in sorted({*stated, *there}):
-            says, has = stated.get(tenant, (0, 0, 0)), there.get(tenant, (0, 0, 0))
-            for unit, said, counted in zip(("jobs", "tokens", "bytes"), says, has, strict=False):
-                if said != counted:
-                    yield _counter(self.keys, f"tenant {tenant} {unit}", said, counted)
+            stated_counts, real_counts = stated.get(tenant, (0, 0, 0)), there.get(tenant, (0, 0, 0))
+            for unit, count, real in zip(("jobs", "tokens", "bytes"), stated_counts, real_counts, strict=False):
+                if count != real:
+                    yield _counter(self.keys, f"tenant {tenant} {unit}", count, real)
 
 
 def _counter(keys: QueueKeys, name: str, stated: int, there: int) -> Finding:

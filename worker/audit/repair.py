@@ -167,16 +167,16 @@ class Repair:
 
     def _had_ended(self, side: QueueSide, finding: Finding) -> bool:
         job_id = _job_id(finding)
-        (picture,) = side.pictures([job_id])
-        row = row_of(picture, self._known([job_id]).get(job_id, ()))
-        is_open = picture.state is not None and not picture.state.is_terminal
+        (records,) = side.records_of([job_id])
+        row = row_of(records, self._rows_of([job_id]).get(job_id, ()))
+        is_open = records.state is not None and not records.state.is_terminal
         return row is not None and row.state.is_terminal and is_open
 
     def _publish_events(self, side: QueueSide, job_ids: Sequence[JobId], *, has_rows: bool = False) -> None:
         """Publish the jobs' events with versions above the history's, which ignores older ones."""
         for job_slice in in_slices(job_ids, limits.SLICE_JOBS):
-            by_id = self._known(job_slice)
-            newest = {picture.id: row_of(picture, by_id.get(picture.id, ())) for picture in side.pictures(job_slice)}
+            by_id = self._rows_of(job_slice)
+            newest = {records.id: row_of(records, by_id.get(records.id, ())) for records in side.records_of(job_slice)}
             self._reset_forged(newest)
             rows = [(job_id, row.version if row else 0) for job_id, row in newest.items()]
             rows = rows if has_rows else [(job_id, version) for job_id, version in rows if version > 1]
@@ -190,8 +190,8 @@ class Repair:
             self._history.reset_versions([(job_id, row.submitted_ms) for job_id, row in forged.items()])
             rows |= {job_id: replace(row, version=0) for job_id, row in forged.items()}
 
-    def _known(self, job_ids: Sequence[JobId]) -> dict[JobId, list[HistoryRow]]:
-        return {} if self._history is None else self._history.known(job_ids)
+    def _rows_of(self, job_ids: Sequence[JobId]) -> dict[JobId, list[HistoryRow]]:
+        return {} if self._history is None else self._history.rows_of(job_ids)
 
 
 def _job_id(finding: Finding) -> JobId:

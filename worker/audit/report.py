@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from sluice.worker.audit.auditor import AuditReport
-from sluice.worker.audit.findings import WHAT_TO_DO, Finding
+from sluice.worker.audit.findings import Finding
 
 STATES = ("done", "failed", "cancelled", "expired", "queued", "running")
 SHOWN = 50
@@ -41,7 +41,7 @@ def _findings(report: AuditReport) -> Iterator[str]:
     yield f"{total} disagreement{'s' if total > 1 else ''}, each seen twice:"
     by_kind = Counter(finding.kind for finding in report.findings)
     for kind, count in by_kind.items():
-        yield f"\n{kind.replace('_', ' ').upper()} ({count}): {WHAT_TO_DO[kind]}"
+        yield f"\n{kind.replace('_', ' ').upper()} ({count}): {kind.advice}"
         mine = [finding for finding in report.findings if finding.kind == kind]
         yield from (f"  {_line(finding, report)}" for finding in mine[:SHOWN])
         if count > SHOWN:
@@ -80,6 +80,6 @@ def _object(finding: Finding, report: AuditReport) -> dict[str, object]:
         "queue": finding.queue,
         "history": finding.history,
         "journal": finding.journal,
-        "what_to_do": WHAT_TO_DO[finding.kind],
+        "what_to_do": finding.kind.advice,
         "repair": report.done.get(finding.key),
     }

@@ -20,11 +20,11 @@ from sluice.worker.audit.findings import (
 ID = JobId("0.t.one")
 
 
-def picture(state: JobState | None = JobState.QUEUED, **changes: Any) -> JobRecords:  # Any: the fields of JobRecords
+def records(state: JobState | None = JobState.QUEUED, **changes: Any) -> JobRecords:  # Any: the fields of JobRecords
     """A sound job."""
     is_queued, is_running = state is JobState.QUEUED, state is JobState.RUNNING
     known: dict[str, Any] = {
-        "id": ID, "trouble": None if state else "unknown", "state": state, "version": 1, "cost": 3, "bytes": 4,
+        "id": ID, "problem": None if state else "unknown", "state": state, "version": 1, "cost": 3, "bytes": 4,
         "epoch": 1, "entry": "1-1" if is_queued else None, "lane": "0:t" if is_queued else None,
         "has_entry": is_queued, "is_delayed": False, "is_suspect": False, "has_timer": False,
         "owner": "w" if is_running else None, "lease_epoch": 1, "is_held": is_running, "is_owner_listed": is_running,
@@ -53,7 +53,7 @@ class TestGivenTwoLooksAtAJobThatGoesOn:
     def test_when_both_differ_but_what_was_seen_has_arrived_then_it_is_no_disagreement(
         self, first: tuple[int, int | None], second: tuple[int, int | None]
     ) -> None:
-        sides = [(picture(version=queue), row(history)) for queue, history in (first, second)]
+        sides = [(records(version=queue), row(history)) for queue, history in (first, second)]
         one, other = (seen(*side) for side in sides)
 
         assert not is_confirmed(one, other, *sides[1])
@@ -69,7 +69,7 @@ class TestGivenTwoLooksAtAJobThatGoesOn:
     def test_when_it_has_not_arrived_then_it_is_one(
         self, first: tuple[int, int | None], second: tuple[int, int | None]
     ) -> None:
-        sides = [(picture(version=queue), row(history)) for queue, history in (first, second)]
+        sides = [(records(version=queue), row(history)) for queue, history in (first, second)]
         one, other = (seen(*side) for side in sides)
 
         assert is_confirmed(one, other, *sides[1])
@@ -89,16 +89,16 @@ def row(version: int | None) -> HistoryRow | None:
 class TestGivenOneLook:
     @pytest.mark.parametrize("state", [JobState.QUEUED, JobState.RUNNING, JobState.DONE, None])
     def test_when_all_is_sound_then_nothing_is_found(self, state: JobState | None) -> None:
-        assert list(within_queue(picture(state, is_held=state is JobState.RUNNING))) == []
+        assert list(within_queue(records(state, is_held=state is JobState.RUNNING))) == []
 
     def test_when_a_dead_member_is_past_its_time_then_it_only_waits_to_be_swept(self) -> None:
         fourteen_days_ms = 14 * 86_400_000
 
-        (found,) = within_queue(picture(None, dead_ms=10.0, seen_ms=fourteen_days_ms))
+        (found,) = within_queue(records(None, dead_ms=10.0, seen_ms=fourteen_days_ms))
         assert found.kind is Kind.NO_SUCH_JOB
-        assert list(within_queue(picture(None, dead_ms=10.0, seen_ms=fourteen_days_ms + 11))) == []
+        assert list(within_queue(records(None, dead_ms=10.0, seen_ms=fourteen_days_ms + 11))) == []
 
     def test_when_an_ended_job_is_gone_from_the_queue_then_it_was_forgotten_in_time(self) -> None:
-        assert with_history(picture(None), HistoryRow(state=JobState.DONE, version=3)) is None
-        assert seen(picture(None), HistoryRow(state=JobState.RUNNING, version=3)).kind is Kind.FORGOTTEN
-        assert seen(picture(None), None).kind is Kind.UNKNOWN_TO_ALL
+        assert with_history(records(None), HistoryRow(state=JobState.DONE, version=3)) is None
+        assert seen(records(None), HistoryRow(state=JobState.RUNNING, version=3)).kind is Kind.FORGOTTEN
+        assert seen(records(None), None).kind is Kind.UNKNOWN_TO_ALL
