@@ -50,7 +50,7 @@ _REFUSED = re.compile(
     r"|(?:root certificate|certificate|private key) file .*|could not (?:read|load) (?:root )?certificate .*"
     r"|server does not support SSL.*|SSL error: certificate verify failed|server certificate for .* does not match.*)"
 )
-"""How PostgreSQL, its library and PgBouncer refuse for good. There is no SQLSTATE for a connection that is not made."""
+"""How PostgreSQL, its library and PgBouncer refuse for good. A connection that fails has no SQLSTATE."""
 
 _EXISTS = re.compile(r"((?:relation|table|index|view) \S+ already exists|there is already an? \w+ named \S+)")
 
@@ -99,18 +99,6 @@ class SchemaTooNew(HistoryError):
     """The tables are newer than this program."""
 
 
-def database_url(text: str) -> URL:
-    """Parse a database URL, as `parse_database_url` does.
-
-    Raises:
-        BadDatabaseUrl: another kind of database, an option that is not supported, or not a URL.
-    """
-    try:
-        return parse_database_url(text)
-    except BadUrl as error:
-        raise BadDatabaseUrl(f"the database URL cannot be used: {error}") from error
-
-
 def open_database(text: str, *, is_writer: bool = False, patience_s: float | None = None) -> Engine:
     """Open a database by URL; connects at the first use.
 
@@ -123,13 +111,15 @@ def open_database(text: str, *, is_writer: bool = False, patience_s: float | Non
             10 s for a connection, and without a limit for others.
 
     Raises:
-        BadDatabaseUrl: see `database_url`.
+        BadDatabaseUrl: another kind of database, an option that is not supported, or not a URL.
     """
-    url = database_url(text)
-    if url.get_backend_name() == "sqlite":
-        return _open_sqlite(url, is_writer=is_writer)
     try:
+        url = parse_database_url(text)
+        if url.get_backend_name() == "sqlite":
+            return _open_sqlite(url, is_writer=is_writer)
         return _open_postgres(url, patience_s)
+    except BadUrl as error:
+        raise BadDatabaseUrl(f"the database URL cannot be used: {error}") from error
     except ImportError as error:
         raise BadDatabaseUrl(f"PostgreSQL needs its driver ({error}): pip install 'psycopg[binary]'") from error
 
@@ -222,19 +212,19 @@ def check_schema(connection: Connection, *, may_be_missing: bool = False) -> str
     Raises:
         HistoryMissing, SchemaTooOld, SchemaTooNew: it is not; the message states what to do.
     """
-    found = schema_revision(connection)
-    if found is None:
+    revision = schema_revision(connection)
+    if revision is None:
         if may_be_missing:
             return None
         raise HistoryMissing("the database has no history yet; run `worker migrate` with this --database-url")
-    if found < SCHEMA_REVISION:
+    if revision < SCHEMA_REVISION:
         raise SchemaTooOld(
-            f"the history has schema {found} of a development version, which cannot be migrated to {SCHEMA_REVISION}:"
-            " use an empty database"
+            f"the history has schema {revision} of a development version, which cannot be migrated to"
+            f" {SCHEMA_REVISION}: use an empty database"
         )
-    if found > SCHEMA_REVISION:
-        raise SchemaTooNew(f"the history has schema {found}; this release knows {SCHEMA_REVISION}: update it")
-    return found
+    if revision > SCHEMA_REVISION:
+        raise SchemaTooNew(f"the history has schema {revision}; this release knows {SCHEMA_REVISION}: update it")
+    return revision
 
 
 def _open_postgres(url: URL, patience_s: float | None) -> Engine:

@@ -22,7 +22,7 @@ class BadUrl(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class UrlOption:
+class PostgresOption:
     """An option of a PostgreSQL URL, after the `?`."""
 
     meaning: str
@@ -33,29 +33,29 @@ class UrlOption:
     """Whether a value is one of them."""
 
 
-def _text(meaning: str) -> UrlOption:
-    return UrlOption(meaning, "text", bool)
+def _text(meaning: str) -> PostgresOption:
+    return PostgresOption(meaning, "text", bool)
 
 
-def _one_of(meaning: str, *values: str) -> UrlOption:
-    return UrlOption(meaning, ", ".join(f"`{value}`" for value in values), values.__contains__)
+def _one_of(meaning: str, *values: str) -> PostgresOption:
+    return PostgresOption(meaning, ", ".join(f"`{value}`" for value in values), values.__contains__)
 
 
-def _whole(meaning: str, least: int, most: int) -> UrlOption:
+def _whole(meaning: str, least: int, most: int) -> PostgresOption:
     def takes(value: str) -> bool:
         return value.isascii() and value.isdigit() and len(value) < 10 and least <= int(value) <= most
 
-    return UrlOption(meaning, f"{least} to {most}", takes)
+    return PostgresOption(meaning, f"{least} to {most}", takes)
 
 
 _SESSION = re.compile(r"-c ?search_path=[\w,\"$]+|(endpoint|project)=[\w.-]+")
 _PORTS = re.compile(r"[0-9]{1,5}(,[0-9]{1,5})*")
 _TLS = ("TLSv1.2", "TLSv1.3")
 
-POSTGRES_OPTIONS: Mapping[str, UrlOption] = {
+POSTGRES_OPTIONS: Mapping[str, PostgresOption] = {
     "host": _text("a host, or host:port, or the folder of a socket; give it several times for several hosts"),
     "hostaddr": _text("its address, to skip the look-up of the name"),
-    "port": UrlOption(
+    "port": PostgresOption(
         "its port, or one for each host", "numbers with commas", lambda value: _PORTS.fullmatch(value) is not None
     ),
     "target_session_attrs": _one_of("which of several hosts to use", "any", "read-write", "primary"),
@@ -85,7 +85,7 @@ POSTGRES_OPTIONS: Mapping[str, UrlOption] = {
     "krbsrvname": _text("name of the Kerberos service"),
     "passfile": _text("file of passwords"),
     "service": _text("section of the service file, with further parameters"),
-    "options": UrlOption(
+    "options": PostgresOption(
         "a schema of its own, or the project at a hosted server; poolers refuse a schema here: `ALTER ROLE … SET` it",
         "`-csearch_path=SCHEMA`, `endpoint=ID`, `project=ID`",
         lambda value: _SESSION.fullmatch(value) is not None,

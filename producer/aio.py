@@ -35,7 +35,7 @@ from sluice.producer.operations.follow import Place, Reader, StreamEvent, choice
 from sluice.producer.operations.operation import Operation, Reply, Step
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.results import Outcome, outcomes
-from sluice.producer.operations.submission import Packer, Receipt, SubmitAnswer
+from sluice.producer.operations.submission import JobPacker, Receipt, SubmitAnswer
 from sluice.producer.operations.views import JobStatus
 from sluice.producer.transport.links import AsyncLink
 from sluice.protocol.calls import BatchView, JobView, QueueSettings, QueueView
@@ -207,7 +207,7 @@ class AsyncProducer:
     ) -> AsyncGenerator[SubmitAnswer]:
         """Submit jobs that are already encoded, as `submit_many` does. Lazy, too."""
         durability_check = await self._link.run(self._durability.resolve(self._queue, durability))
-        packed = _packed(jobs, Packer(durability_check))
+        packed = _packed(jobs, JobPacker(durability_check))
         operations = (submit_estimated(self._queue, some, durability_check) async for some in packed)
         async with aclosing(self._link.run_ahead(operations)) as groups:
             async for answers in groups:
@@ -422,7 +422,7 @@ class AsyncProducer:
                     yield event
 
 
-async def _packed(jobs: Many[Prepared], packer: Packer) -> AsyncIterator[Sequence[Prepared]]:
+async def _packed(jobs: Many[Prepared], packer: JobPacker) -> AsyncIterator[Sequence[Prepared]]:
     """Yield the jobs of each round trip."""
     async for prepared in _each(jobs):
         if full := packer.add(prepared):

@@ -36,7 +36,7 @@ from sluice.producer.operations.follow import Place, Reader, StreamEvent, choice
 from sluice.producer.operations.operation import Operation, Reply, Step
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.results import Outcome, outcomes
-from sluice.producer.operations.submission import Packer, Receipt, SubmitAnswer
+from sluice.producer.operations.submission import JobPacker, Receipt, SubmitAnswer
 from sluice.producer.operations.views import JobStatus
 from sluice.producer.transport.links import Link
 from sluice.protocol.calls import BatchView, JobView, QueueSettings, QueueView
@@ -203,7 +203,7 @@ class Producer:
     def submit_prepared(self, jobs: Many[Prepared], *, durability: str | None = None) -> Generator[SubmitAnswer]:
         """Submit jobs that are already encoded, as `submit_many` does. Lazy, too."""
         durability_check = self._link.run(self._durability.resolve(self._queue, durability))
-        packed = _packed(jobs, Packer(durability_check))
+        packed = _packed(jobs, JobPacker(durability_check))
         operations = (submit_estimated(self._queue, some, durability_check) for some in packed)
         with closing(self._link.run_ahead(operations)) as groups:
             for answers in groups:
@@ -414,7 +414,7 @@ class Producer:
                 yield from events
 
 
-def _packed(jobs: Many[Prepared], packer: Packer) -> Iterator[Sequence[Prepared]]:
+def _packed(jobs: Many[Prepared], packer: JobPacker) -> Iterator[Sequence[Prepared]]:
     """Yield the jobs of each round trip."""
     for prepared in _each(jobs):
         if full := packer.add(prepared):

@@ -392,11 +392,11 @@ def status(as_json: bool, config_file: Path | None, **given: object) -> None:
         worker status --queue default --json
     """
     from sluice.protocol.redis.urls import redacted
-    from sluice.worker.endpoints import redis_url_of
+    from sluice.worker.endpoints import find_redis
     from sluice.worker.status import living_workers, table_of
 
     config = _config_of(config_file, given)
-    url = redis_url_of(config, os.environ)
+    url = find_redis(config, os.environ).url
     workers = living_workers(config, url)
     where = f"queue {config.queue.name!r} at {redacted(url)}"
     say(json.dumps(workers, indent=2) if as_json else table_of(workers, where))

@@ -36,15 +36,6 @@ def find_redis(config: WorkerConfig, environ: Mapping[str, str]) -> RedisEndpoin
     return RedisEndpoint(use.url, use)
 
 
-def redis_url_of(config: WorkerConfig, environ: Mapping[str, str]) -> str:
-    """Return the URL of `find_redis`.
-
-    Raises:
-        ConfigError: no URL is given and no server can be started on this host.
-    """
-    return find_redis(config, environ).url
-
-
 def database_url_of(config: WorkerConfig, environ: Mapping[str, str]) -> str:
     """Return the configured database URL, or that of a SQLite file in the state folder, which is created.
 

@@ -64,7 +64,7 @@ SubmitCall: TypeAlias = tuple[Call[list[calls.SubmitReply]], list[int]]
 """A call, and the indices of its jobs in their round trip."""
 
 
-class Packer:
+class JobPacker:
     """A packer of jobs into round trips: one call each, or several when the submit waits for disk or replicas."""
 
     def __init__(self, durability_check: DurabilityCheck = NOTHING_ASKED) -> None:
@@ -103,7 +103,7 @@ def _size(job: NewJob) -> int:
 def submit_jobs(
     queue: Queue, jobs: Sequence[Prepared], durability_check: DurabilityCheck = NOTHING_ASKED
 ) -> Operation[list[SubmitAnswer]]:
-    """Submit the jobs of one round trip, as `Packer` cuts them; return the result of each, in their order.
+    """Submit the jobs of one round trip, as `JobPacker` cuts them; return the result of each, in their order.
 
     Raises:
         QueueRefused, AccessDenied: the server refuses the call itself.

@@ -12,7 +12,7 @@ from sluice.worker.callbacks.webhooks import parse_networks
 from sluice.worker.config import WorkerConfig
 from sluice.worker.connection.clients import connect
 from sluice.worker.connection.server_checks import wait_for_redis
-from sluice.worker.endpoints import database_url_of, files_url_of, redis_url_of
+from sluice.worker.endpoints import database_url_of, files_url_of, find_redis
 from sluice.worker.errors import ConfigError, ExitCode
 from sluice.worker.log import Log, configure_logs, ended_by_threads, get_log
 from sluice.worker.recorder.migrate import prepare_at
@@ -27,7 +27,7 @@ def run_callbacks(config: WorkerConfig, environ: Mapping[str, str], *, until_eof
             a Cluster.
     """
     configure_logs(config.log)
-    redis_url, settings = redis_url_of(config, environ), config.callbacks
+    redis_url, settings = find_redis(config, environ).url, config.callbacks
     if is_cluster(rq_url := settings.redis_url or redis_url):
         raise ConfigError(["SLUICE_CALLBACKS_REDIS_URL: rq needs a single server, and cannot use a Cluster"])
     try:

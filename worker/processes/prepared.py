@@ -113,7 +113,7 @@ class PreparedProcess:
             become_subreaper()
         except OSError as error:  # out of memory or processes
             self._log.warning("process that forks workers cannot be started", error=str(error))
-            self._end()
+            self.stop()
 
     def look(self) -> None:
         """See whether it is ready, or has ended."""
@@ -130,7 +130,7 @@ class PreparedProcess:
             self._backoff.reset()
         else:
             self._log.warning("process that forks workers ended; they are started without it")
-            self._end()
+            self.stop()
 
     def fork(
         self, arguments: Sequence[str], environ: Mapping[str, str], cores: Sequence[int], stdin: int
@@ -155,17 +155,14 @@ class PreparedProcess:
             answer = self._socket.recv(64)
             self._socket.setblocking(False)
         except OSError:
-            self._end()
+            self.stop()
             raise
         if not answer or int(answer) == NO_WORKER:
             raise OSError("the process that forks workers cannot fork")
         return ForkedProcess(int(answer))
 
     def stop(self) -> None:
-        """End the process. Workers that it forked stay."""
-        self._end()
-
-    def _end(self) -> None:
+        """End the process. Workers that it forked stay; it may be started again after a pause."""
         self._is_ready = False
         self._due_s = monotonic_s() + self._backoff.next_delay_s()
         if self._socket is not None:

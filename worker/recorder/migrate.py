@@ -17,11 +17,7 @@ from sqlalchemy.schema import SetColumnComment
 from sluice import migrations
 from sluice.history.database import (
     HistoryError,
-    HistoryMissing,
-    HistoryRefused,
     HistoryUnreachable,
-    SchemaTooNew,
-    SchemaTooOld,
     check_schema,
     failure_of,
     open_database,
@@ -33,20 +29,6 @@ from sluice.protocol.redis.backoff import Backoff
 from sluice.worker.connection.outage import FIRST_RETRY_S, Outage
 from sluice.worker.errors import ExitCode
 from sluice.worker.log import Log
-
-__all__ = [
-    "HistoryError",
-    "HistoryMissing",
-    "HistoryRefused",
-    "HistoryUnreachable",
-    "SchemaTooNew",
-    "SchemaTooOld",
-    "main",
-    "migrate",
-    "prepare",
-    "prepare_at",
-    "wait_for_history",
-]
 
 # A number that all releases share, so that two migrations of one PostgreSQL database cannot run at once.
 _POSTGRES_LOCK = 0x51_1C_E0

@@ -17,7 +17,7 @@ from sluice.worker.clock import monotonic_s
 from sluice.worker.config import WorkerConfig
 from sluice.worker.connection.clients import connect
 from sluice.worker.connection.server_checks import expecting_answers
-from sluice.worker.endpoints import redis_url_of, stated_partitions_of
+from sluice.worker.endpoints import find_redis, stated_partitions_of
 from sluice.worker.errors import NotReady
 from sluice.worker.top.screen import screen
 from sluice.worker.top.state import Action, TopState
@@ -30,7 +30,7 @@ class QueueReader:
     """A reader of one queue. Keeps its connection."""
 
     def __init__(self, config: WorkerConfig, environ: Mapping[str, str]) -> None:
-        self._url = redis_url_of(config, environ)
+        self._url = find_redis(config, environ).url
         self._client = connect(self._url, timeout_s=config.redis.timeout_s)
         self._config, self._name = config, config.queue.name
 

@@ -118,7 +118,7 @@ def _probes(arrivals: Sequence[Arrival], block_size: int) -> Iterable[tuple[list
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class MeasuredChoice:
     """Predicted and measured figures of one choice."""
 
     choice: Choice
@@ -130,15 +130,15 @@ class Trial:
 class SearchResult:
     """The current settings, and the ones that are predicted to be best; the same if none is better."""
 
-    current: Trial
-    candidate: Trial
+    current: MeasuredChoice
+    candidate: MeasuredChoice
     fit: Fit
     """Step time with the block size of the candidate."""
 
     num_tried: int
 
     @property
-    def best(self) -> Trial:
+    def best(self) -> MeasuredChoice:
         """The candidate if it measured better than the current settings, else these."""
         is_better = _merit(self.candidate.measured) > _merit(self.current.measured)
         return self.candidate if is_better else self.current
@@ -184,12 +184,12 @@ def search(model: Model, arrivals: Sequence[Arrival], target: Target, current: C
 
 def _run(
     model: Model, arrivals: Sequence[Arrival], target: Target, predicted: Mapping[Choice, Figures]
-) -> dict[Choice, Trial]:
+) -> dict[Choice, MeasuredChoice]:
     """Run choices for real. They compute for as long as predicted; pauses between arrivals are skipped."""
     estimate_s = sum(figures.busy_s for figures in predicted.values())
     stage = model.progress.stage("running settings for real", len(predicted), estimate_s=estimate_s)
     return {
-        choice: Trial(
+        choice: MeasuredChoice(
             choice=choice,
             predicted=figures,
             measured=summarise(stage.timed(lambda choice=choice: model.run(arrivals, choice)), target),
