@@ -9,9 +9,8 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
-from sluice.history.tables import jobs
+from sluice.history.tables import AnyColumn, jobs
 
-AnyColumn = sa.Column[Any]  # Any: as below
 AnyQuery = sa.Select[*tuple[Any, ...]]  # Any: a row's values are as its columns say
 
 QueueNames: TypeAlias = str | Sequence[str]
@@ -28,7 +27,7 @@ class JobPlace(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> Self | None:
-        """Parse a place; None if it is none."""
+        """Parse a place; None if the text is not one."""
         at_ms, _, job_id = text.partition(":")
         is_time = at_ms.isascii() and at_ms.isdigit() and len(at_ms) <= _MAX_TIME_DIGITS
         return cls(int(at_ms), job_id) if is_time else None
@@ -91,8 +90,8 @@ class JobFilter:
             kinds = {_NotIndexed(column): value for column, value in kinds.items()}
         elif self._is_selective:
             queue = _NotIndexed(queue)
-        wanted = ((queue, self.queue), (jobs.c.batch, self.batch), (jobs.c.priority, self.priority), *kinds.items())
-        clauses = [is_in(column, value) for column, value in wanted if value is not None]
+        conditions = ((queue, self.queue), (jobs.c.batch, self.batch), (jobs.c.priority, self.priority), *kinds.items())
+        clauses = [is_in(column, value) for column, value in conditions if value is not None]
         if self.since_ms is not None:
             clauses.append(jobs.c.submitted_ms >= self.since_ms)
         return [*clauses, *(self.after.clauses if self.after is not None else ())]
@@ -110,6 +109,6 @@ class JobFilter:
         return sa.select(*columns).where(*self.clauses()).order_by(time.desc(), jobs.c.id)
 
 
-def is_in(column: sa.ColumnElement[Any], wanted: str | int | Sequence[str]) -> sa.ColumnElement[bool]:  # Any: a type
+def is_in(column: sa.ColumnElement[Any], values: str | int | Sequence[str]) -> sa.ColumnElement[bool]:  # Any: a type
     """Return the condition that a column has a value, or one of several."""
-    return column == wanted if isinstance(wanted, (str, int)) else column.in_(wanted)
+    return column == values if isinstance(values, (str, int)) else column.in_(values)

@@ -59,12 +59,12 @@ def _ended_before(queue: str, hour_ms: int) -> sa.ColumnElement[bool]:
 def _delete_slice(engine: Engine, queue: str, hour_ms: int) -> int:
     with engine.begin() as connection:
         old = sa.select(jobs.c.id, jobs.c.submitted_ms).where(_ended_before(queue, hour_ms)).limit(SLICE_JOBS)
-        found = [(job_id, submitted_ms) for job_id, submitted_ms in connection.execute(old)]
+        submissions = [(job_id, submitted_ms) for job_id, submitted_ms in connection.execute(old)]
         # Jobs first, as in the recorder: the same lock order prevents deadlocks.
         for table in (jobs, attempts, results):
-            if found:
-                connection.execute(table.delete().where(of_submissions(table, found)))
-    return len(found)
+            if submissions:
+                connection.execute(table.delete().where(of_submissions(table, submissions)))
+    return len(submissions)
 
 
 def _forget_empty_batches(engine: Engine, queue: str, before_ms: int) -> None:

@@ -326,8 +326,8 @@ def _merge_attempt_into(change: JobChange, event: OutboxEvent, columns: Row) -> 
         return
     key: Row = {"job_id": event.job_id, "submitted_ms": change.job["submitted_ms"], "epoch": epoch}
     row = _BLANK_ATTEMPT | key | columns
-    known = change.attempts.get(epoch)
-    change.attempts[epoch] = row if known is None else merge_attempt(known, row)
+    before = change.attempts.get(epoch)
+    change.attempts[epoch] = row if before is None else merge_attempt(before, row)
 
 
 def _pick(choose: Callable[[Any, Any], Any], old: object, new: object) -> object:  # Any: numbers or texts

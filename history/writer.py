@@ -110,10 +110,10 @@ class HistoryWriter:
         Raises:
             HistoryAway: the database does not answer.
         """
-        found = sa.select(batches.c.queue, batches.c.id).where(batches.c.completed_ms.is_(None))
+        query = sa.select(batches.c.queue, batches.c.id).where(batches.c.completed_ms.is_(None))
         try:
             with self._engine.connect() as connection:
-                return [(str(row.queue), str(row.id)) for row in connection.execute(found)]
+                return [(str(row.queue), str(row.id)) for row in connection.execute(query)]
         except DBAPIError as error:
             raise HistoryAway(_reason(error)) from error
 

@@ -71,6 +71,6 @@ def driver_of(device: str) -> DeviceDriver | None:
 
 
 def utilisation_of(device: str) -> Utilisation:
-    """Return what reads the utilisation of a device; of a CPU, or without the library, it knows nothing."""
+    """Return a function that reads the utilisation of a device; it returns None for a CPU, or without the library."""
     driver = driver_of(device)
     return driver.utilisation if driver is not None else lambda: None

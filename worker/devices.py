@@ -43,8 +43,8 @@ def num_gpus() -> int:
     """
     done = subprocess.run([sys.executable, "-P", "-c", _COUNT], capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        said = done.stderr.strip().splitlines()[-1:] or ["no output"]
-        raise ConfigError([f"SLUICE_DEVICE: torch cannot count GPUs: {said[0]}"])
+        last_line = done.stderr.strip().splitlines()[-1:] or ["no output"]
+        raise ConfigError([f"SLUICE_DEVICE: torch cannot count GPUs: {last_line[0]}"])
     count, *built_for = done.stdout.split()
     if int(count) == 0:
         build = "" if built_for else "; this torch is built without CUDA"

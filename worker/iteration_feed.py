@@ -25,7 +25,7 @@ class IterationFeed:
 
     @contextmanager
     def follow(self) -> Generator[Callable[[], Iteration | None]]:
-        """Yield what returns the next iteration, or None if there was none for `LOOK_S`."""
+        """Yield a function that returns the next iteration, or None if there is none for `LOOK_S`."""
         queue: Queue[Iteration] = Queue(MAX_KEPT)
         self._change(lambda: self._followers.append(queue))
         try:

@@ -23,12 +23,12 @@ def living_workers(config: WorkerConfig, url: str) -> list[dict[str, str]]:
         NotReady: Redis does not answer.
     """
     client = connect(url, timeout_s=config.redis.timeout_s)
-    found: dict[str, dict[str, str]] = {}
+    workers: dict[str, dict[str, str]] = {}
     with expecting_answers(url):
         for keys in stated_partitions_of(client, config):
             for page in pages_of_workers(client, keys):
-                found |= {incarnation: {"worker": incarnation, **about} for incarnation, about in page.items()}
-    return list(found.values())
+                workers |= {incarnation: {"worker": incarnation, **about} for incarnation, about in page.items()}
+    return list(workers.values())
 
 
 def table_of(workers: Sequence[Mapping[str, str]], where: str) -> str:

@@ -1,4 +1,4 @@
-"""What stops a command: SIGTERM, SIGINT, or the end of standard input, which comes when the parent process ends."""
+"""Stop a command: at SIGTERM, SIGINT, or the end of standard input, which comes when the parent process ends."""
 
 import contextlib
 import os

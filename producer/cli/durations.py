@@ -9,7 +9,7 @@ def duration_s(text: str) -> float:
     """Return the seconds of a time such as 90d, 12h, 30m, 45s or 45.
 
     Raises:
-        click.BadParameter: it is none, or over a century.
+        click.BadParameter: it is not a time, or over a century.
     """
     try:
         return seconds(text)

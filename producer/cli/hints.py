@@ -10,7 +10,7 @@ from click.core import ParameterSource
 from sluice.protocol.redis.urls import redacted
 
 CONNECTION = ("url", "queue", "partitions")
-"""What `connection_options` adds, by the names of its parameters."""
+"""The parameters that `connection_options` adds."""
 
 MAY_HAVE_PASSWORDS = ("url", "database_url")
 

@@ -194,8 +194,8 @@ def _newest(record: "_Record | None", status: JobStatus | None) -> Values:
     facts = [asdict(row) if row else {}, {name: value for name, value in now.items() if name not in HIDDEN}]
     return {
         NAMES_IN_HISTORY.get(name, name): value
-        for some in facts
-        for name, value in some.items()
+        for source in facts
+        for name, value in source.items()
         if value not in (None, {}, (), b"") and not name.endswith("_ms")
     }
 

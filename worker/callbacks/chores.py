@@ -94,14 +94,14 @@ def export(queue: str, batch: str, folder: str, total: int, began_ms: int | None
     log, jobs = get_log(batch=batch), BatchJobs(queue, batch, began_ms)
     engine = open_database(_settings.get().database_url)
     try:
-        found = _wait_for_ends(engine, jobs, total)
-        if found < total and not _is_last_try():
-            raise HistoryBehind(f"the history has {found} of the {total} ends of batch {batch}")
+        num_ended_jobs = _wait_for_ends(engine, jobs, total)
+        if num_ended_jobs < total and not _is_last_try():
+            raise HistoryBehind(f"the history has {num_ended_jobs} of the {total} ends of batch {batch}")
         written = export_batch(engine, jobs, Path(folder))
     finally:
         engine.dispose()
-    if found < total:
-        log.warning("batch exported incompletely", found=found, total=total)
+    if num_ended_jobs < total:
+        log.warning("batch exported incompletely", found=num_ended_jobs, total=total)
     log.info("batch exported", done=written.num_done, failed=written.num_failed)
     return {
         "output": str(written.output_path),

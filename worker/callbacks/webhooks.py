@@ -214,7 +214,7 @@ class _PinnedHttps(_PinnedHttp):
 
 @dataclass(frozen=True, slots=True)
 class _TimedSocket:
-    """What `http.client` uses of a socket. All calls together end at one time, however slowly the other end sends."""
+    """The methods of a socket that `http.client` uses. All calls end at one time, however slow the other end is."""
 
     sock: socket.socket
     until_s: float

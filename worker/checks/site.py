@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class CheckLevel(StrEnum):
-    """What a result means; the value is what `worker doctor` prints."""
+    """The meaning of a result; the value is what `worker doctor` prints."""
 
     OK = "ok"
     NOTE = "note"

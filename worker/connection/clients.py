@@ -87,7 +87,7 @@ class ClusterClient(CoreCommands, Cluster, RoundTripper):
 
 @cache
 def _parsers() -> dict[str, Callable[..., Any]]:  # Any: redis-py types no reply
-    """Return what redis-py makes of the replies to commands, by their names."""
+    """Return redis-py's parsers of replies, by the names of the commands."""
     return cast("dict[str, Callable[..., Any]]", redis.Redis(protocol=2).response_callbacks)  # as above
 
 
@@ -151,7 +151,7 @@ class Uplink:
 
         def note() -> None:
             nonlocal is_first
-            # A client's first connection is no reconnection when the other client is already connected.
+            # A client's first connection is not a reconnection when the other client is already connected.
             if not is_first or self.since_s == inf:
                 self._note(monotonic_s())
             is_first = False

@@ -114,13 +114,13 @@ class NotificationListener:
 
     def _receive(self) -> dict[QueueKeys, Notification]:
         try:
-            found = self._read() or self._take_over()
+            received = self._read() or self._take_over()
         except ResponseError as error:
             if not str(error).startswith("NOGROUP"):
                 raise
             self._make_groups()
             return {}
-        new = {keys: self._sort_out(keys, notifications) for keys, notifications in found.items()}
+        new = {keys: self._sort_out(keys, notifications) for keys, notifications in received.items()}
         return {keys: notification for keys, notification in new.items() if notification is not None}
 
     def _read(self) -> dict[QueueKeys, list[Notification]]:
@@ -131,15 +131,15 @@ class NotificationListener:
 
     def _take_over(self) -> dict[QueueKeys, list[Notification]]:
         """Return the notifications that no pull has acknowledged in time."""
-        found: dict[QueueKeys, list[Notification]] = {}
+        unacknowledged: dict[QueueKeys, list[Notification]] = {}
         for keys in self._after:
             ids = self._client.xautoclaim(keys.notifications, GROUP, CONSUMER, ACKNOWLEDGED_WITHIN_MS, justid=True)
-            found[keys] = [Notification(one.decode(), one.decode()) for one in ids]
-        return found
+            unacknowledged[keys] = [Notification(entry_id.decode(), entry_id.decode()) for entry_id in ids]
+        return unacknowledged
 
-    def _sort_out(self, keys: QueueKeys, found: Iterable[Notification]) -> Notification | None:
+    def _sort_out(self, keys: QueueKeys, notifications: Iterable[Notification]) -> Notification | None:
         """Return the newest notification, if a pull is needed for it. Acknowledge the others."""
-        rest = sorted(found, key=lambda one: read_stream_id(one.chain))
+        rest = sorted(notifications, key=lambda one: read_stream_id(one.chain))
         newest = rest.pop() if rest and read_stream_id(rest[-1].chain) > read_stream_id(self._after[keys]) else None
         if rest:
             self._client.xack(keys.notifications, GROUP, *(one.id for one in rest))

@@ -74,7 +74,7 @@ end
 return forgotten
 """
 CONSUMER_KEPT_S = 3600.0
-"""How long the name of a reader is kept that reads no more and has left nothing unacknowledged."""
+"""How long to keep the name of a reader that has stopped reading and has nothing unacknowledged."""
 
 
 class StreamGroup:
@@ -143,14 +143,14 @@ class StreamGroup:
 
     def _claim(self) -> list[Entry]:
         idle_ms = int(self._claim_after_s * 1000)
-        self._claim_cursor, found, *_ = self._client.xautoclaim(
+        self._claim_cursor, claimed, *_ = self._client.xautoclaim(
             self.key, self._group, self._name, idle_ms, self._claim_cursor, count=PAGE_ENTRIES
         )
         if self._claim_cursor == b"0-0":
             self._claim_at_s = time.monotonic() + self._claim_after_s / 2
             self._client.eval(_FORGET_IDLE, 1, self.key, self._group, self._name, self._consumer_kept_ms)
         # Redis before 7.0 returns nil for an entry that is pending but deleted.
-        return [(entry_id, fields or {}) for entry_id, fields in found if entry_id is not None]
+        return [(entry_id, fields or {}) for entry_id, fields in claimed if entry_id is not None]
 
     def _read_new(self, block_s: float, max_bytes: int, max_pages: int) -> list[Entry]:
         entries: list[Entry] = []

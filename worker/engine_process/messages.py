@@ -64,7 +64,7 @@ _BETWEEN = SequenceStats(num_prompt_tokens=0)
 
 
 class StepReport(NamedTuple):
-    """What a step did, and the state of the engine after it."""
+    """The output of a step, and the state of the engine after it."""
 
     deltas: list[PackedDelta]
     room: Room
@@ -106,7 +106,7 @@ def receive(connection: Connection, *kinds: type[T]) -> T:
 
 
 def packed(delta: TokenDelta) -> PackedDelta:
-    """Return what `unpacked` takes."""
+    """Pack a delta as a plain tuple; `unpacked` reverses it."""
     request_id, choice, start, token_ids, text, stats, logprobs, finish = delta
     is_between = finish is None and start != stats.num_resumed_tokens
     return request_id, choice, start, token_ids, text, logprobs, finish, None if is_between else stats

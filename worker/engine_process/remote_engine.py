@@ -20,7 +20,7 @@ waits for a full buffer towards Redis."""
 
 
 class ReportedSteps(Watchdog):
-    """A watchdog of steps that begin and end with reports; the turns of the loop that takes the reports are none."""
+    """A watchdog of steps that begin and end with reports. The loop only takes reports, so its turns are not timed."""
 
     def __enter__(self) -> None:
         """Begin nothing."""

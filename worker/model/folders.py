@@ -33,7 +33,7 @@ def find_folder(path: str | None, *, setting: str = "SLUICE_MODEL") -> Path:
         setting: which errors name.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the folder does not exist, or the model cannot be downloaded.
     """
     if path is None:
         if not (SMALL_MODEL / "config.json").is_file():
@@ -59,7 +59,7 @@ def name_of(path: str | None, folder: Path) -> str:
     """Return the name by which producers request a model: its Hugging Face name, or that of its folder or link."""
     if path is not None and is_name(path):
         return path
-    # A link keeps its name; dots are none.
+    # A link keeps its name; dots are not a name.
     return folder.resolve().name if folder.name in ("", "..") else folder.name
 
 
@@ -77,7 +77,7 @@ def check_name(name: str) -> None:
     """Check that a model of this name can be downloaded.
 
     Raises:
-        ConfigError: there is none, or the network is unreachable.
+        ConfigError: there is no such model, or the network is unreachable.
     """
     with _downloading(name):
         from huggingface_hub import model_info

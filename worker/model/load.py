@@ -191,10 +191,10 @@ def _prepare_null(config: WorkerConfig) -> PreparedModel:
     )
 
 
-def _null_config(model: ModelConfig, asked: Mapping[str, str]) -> NullModelConfig:
+def _null_config(model: ModelConfig, given: Mapping[str, str]) -> NullModelConfig:
     kinds: dict[str, type[Any]] = {field.name: type(field.default) for field in fields(NullModelConfig)}  # int, float
     options: dict[str, Any] = {}  # int or float, as the field's default
-    for name, text in asked.items():
+    for name, text in given.items():
         try:
             options[name] = kinds[name](text)
         except (KeyError, ValueError):

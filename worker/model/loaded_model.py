@@ -49,12 +49,12 @@ class LoadedModel:
 
     @property
     def encode(self) -> Encoder:
-        """What turns text into tokens."""
+        """The encoder of text, bounded by the model's context."""
         return bounded_encoder(self.text.tokenizer, self.facts.limits)
 
     @property
     def translator(self) -> Translator:
-        """What makes requests of jobs for this model."""
+        """The translator of jobs into requests of this model."""
         return Translator(
             encode=self.encode,
             template=self.text.template,

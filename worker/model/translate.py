@@ -138,7 +138,7 @@ class Translator:
         return request, resolved
 
     def _resolved(self, job: HeldJob, options: JobOptions, num_prompt_tokens: int) -> ResolvedOptions:
-        """Return what the attempt resolved that published the job's first tokens; without any, resolve it now."""
+        """Return the options under which an earlier attempt published tokens; without one, resolve them now."""
         if not job.num_published or job.leased.resolved is None:
             return self.resolve(options, num_prompt_tokens)
         resolved = decode_resolved(job.leased.resolved)
@@ -149,7 +149,7 @@ class Translator:
         return replace(resolved, max_tokens=min(resolved.max_tokens, room))
 
     def resolve(self, options: JobOptions, num_prompt_tokens: int) -> ResolvedOptions:
-        """Return what a new request with these options and a prompt of this length is sampled with."""
+        """Return the sampling options of a new request with a prompt of this length."""
         room = self.max_job_tokens - num_prompt_tokens
         return resolve(options, self.defaults, self.end_token_ids, room=room)
 

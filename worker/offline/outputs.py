@@ -18,7 +18,7 @@ class PromptFailed(Copyable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOutput:
-    """What one step added to one choice of one prompt."""
+    """The output that one step added to one choice of one prompt."""
 
     prompt_index: int
     """Index of the prompt in the call."""

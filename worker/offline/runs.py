@@ -39,10 +39,10 @@ class OfflinePrompt:
 class _OpenPrompt:
     """A prompt and its output so far. Mutable."""
 
-    def __init__(self, asked: OfflinePrompt, token_ids: tuple[int, ...]) -> None:
-        self.num_open = asked.spec.options.n
+    def __init__(self, prompt: OfflinePrompt, token_ids: tuple[int, ...]) -> None:
+        self.num_open = prompt.spec.options.n
         self.num_cached_tokens = 0
-        self._asked = asked
+        self._prompt = prompt
         self._token_ids = token_ids
         self._choices: list[list[StreamOutput]] = [[] for _ in range(self.num_open)]
         self._error: PromptFailed | None = None
@@ -58,7 +58,7 @@ class _OpenPrompt:
 
     def _output(self) -> RequestOutput:
         return RequestOutput(
-            prompt=self._asked.prompt,
+            prompt=self._prompt.prompt,
             prompt_token_ids=self._token_ids,
             outputs=tuple(map(CompletionOutput.of, self._choices)),
             num_cached_tokens=self.num_cached_tokens,
@@ -69,7 +69,7 @@ class _OpenPrompt:
         """Translate what the engine yielded for this prompt."""
         self.num_cached_tokens = delta.stats.num_cached_tokens
         piece = StreamOutput(
-            prompt_index=self._asked.index,
+            prompt_index=self._prompt.index,
             index=delta.choice,
             text=delta.text,
             token_ids=delta.token_ids,
@@ -147,15 +147,15 @@ class Runs:
                 self._by_request[request.id] = run
                 self._engine.add([request])
 
-    def _request(self, asked: OfflinePrompt) -> Request:
-        prompt = as_prompt(asked.prompt)
-        check_prompt(prompt)
-        options, token_ids = asked.spec.options, self._translator.token_ids(prompt, asked.spec, now_ms=wall_ms())
+    def _request(self, prompt: OfflinePrompt) -> Request:
+        content = as_prompt(prompt.prompt)
+        check_prompt(content)
+        options, token_ids = prompt.spec.options, self._translator.token_ids(content, prompt.spec, now_ms=wall_ms())
         request = Request(
             id=str(next(self._ids)),
             prompt_token_ids=tuple(token_ids),
-            is_chat=self._translator.is_chat(prompt, asked.spec),
-            sampling=sampling_of(options, self._translator.resolve(options, len(token_ids)), _seed_of(asked)),
+            is_chat=self._translator.is_chat(content, prompt.spec),
+            sampling=sampling_of(options, self._translator.resolve(options, len(token_ids)), _seed_of(prompt)),
             num_choices=options.n,
             arrival_s=monotonic_s(),
         )
@@ -191,5 +191,5 @@ class Runs:
                 del self._by_request[request_id]
 
 
-def _seed_of(asked: OfflinePrompt) -> int:
-    return int.from_bytes(os.urandom(8)) if asked.seed is None else asked.seed
+def _seed_of(prompt: OfflinePrompt) -> int:
+    return int.from_bytes(os.urandom(8)) if prompt.seed is None else prompt.seed

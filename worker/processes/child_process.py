@@ -50,7 +50,7 @@ class ChildSpec:
     """Cores to pin it to. Empty means any."""
 
     arguments: tuple[str, ...] = ()
-    """Those of the command `worker` that do the same, for a fork."""
+    """Arguments of the command `worker` for a fork, with the same effect as `command`."""
 
     def restarts_after(self, code: int) -> bool:
         """Return whether to restart it after an unexpected exit code."""

@@ -34,7 +34,7 @@ TIMEOUT_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetPolicy:
-    """What a fleet follows."""
+    """How a fleet scales."""
 
     scale: ScalePolicy
     scale_in_after_s: float

@@ -72,7 +72,7 @@ def server_of_children(config: WorkerConfig, environ: Mapping[str, str], log: Lo
 
 
 def reporter(url: str, config: WorkerConfig, log: Log) -> Callable[[], Report]:
-    """Return what makes the function that reports deaths to the queue."""
+    """Return a function that makes the one that reports deaths to the queue."""
 
     def make_report() -> Report:
         from sluice.worker.processes.death_report import DeathReports

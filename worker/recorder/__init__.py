@@ -1,1 +1,1 @@
-"""What writes the outbox into the history, and the schema that it needs."""
+"""The recorder, which writes the outbox into the history, and the migration of the history's schema."""

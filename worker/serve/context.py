@@ -1,4 +1,4 @@
-"""What all components of one worker share: its identity, its held jobs, and the objects between its threads."""
+"""The state that all components of one worker share: its identity, its held jobs, and the queues of its threads."""
 
 from dataclasses import dataclass, field
 

@@ -173,7 +173,7 @@ class Exchange:
     # ------------------------------------------------------------ updates to the queue
 
     def _send_updates(self) -> RoundTrip | None:
-        """Publish in one round trip what the channels lack; return None if there is nothing to send."""
+        """Publish the updates that channels lack in one round trip; return None if there is nothing to send."""
         sent_s = monotonic_s()
         calls, batches = self._pending_calls(sent_s)
         if not calls:
@@ -202,7 +202,7 @@ class Exchange:
         return calls, batches
 
     def _updates_of(self, job: HeldJob, now_s: float) -> Iterable[Progress]:
-        """Return what the channels of a job lack; if that cannot be encoded, its ends with the error."""
+        """Return the updates that the channels of a job lack; if they cannot be encoded, its ends with the error."""
         context = self._context
         try:
             return list(pending_updates(job, context.origin, now_s=now_s))

@@ -133,7 +133,7 @@ def _of_meters(meters: Meters) -> dict[str, Value]:
 
 
 class SampledRates:
-    """What happened between one sample and the next. Mutable."""
+    """Rates between one sample and the next. Mutable."""
 
     def __init__(self, clock: Callable[[], float] = monotonic_s) -> None:
         self._clock = clock

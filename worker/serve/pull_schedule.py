@@ -136,7 +136,7 @@ class PullSchedule:
         self._turns.append(turn)
 
     def on_look(self, keys: QueueKeys, *, is_waiting: bool, now_s: float) -> None:
-        """Take whether jobs of a class over the room's wait: pull for them now, unless the last pull left them."""
+        """Note whether jobs of a class over the room's wait: pull for them now, unless the last pull left them."""
         turn = self._turn_of(keys)
         turn.has_left_higher = turn.has_left_higher and is_waiting
         if is_waiting and not turn.has_left_higher:

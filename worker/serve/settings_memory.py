@@ -11,7 +11,7 @@ from sluice.worker.connection.clients import Client
 
 
 class SettingsMemory:
-    """What a worker knows of the settings of each partition. Changes as one thread reads them; any may ask."""
+    """The settings of each partition, as a worker last read them. One thread updates them; any thread may ask."""
 
     def __init__(self) -> None:
         self._known: dict[QueueKeys, KnownSettings] = {}

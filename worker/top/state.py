@@ -1,4 +1,4 @@
-"""What `worker top` shows, and how keys change it. No I/O."""
+"""The state of `worker top`, and how keys change it. No I/O."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ ORDERS: Mapping[str, Order] = {
 
 
 class Action(Enum):
-    """What a key asks of the selected worker. The value is its name for people."""
+    """An action that a key requests of the selected worker. The value is its name for people."""
 
     QUIET = "quiet"
     RESUME = "resume"

@@ -1,4 +1,4 @@
-"""Send arrivals through the real engine when they are due, in real or virtual time, and record what became of them.
+"""Send arrivals through the real engine when they are due, in real or virtual time, and record their times.
 
 In virtual time nothing is computed: a clock advances by the duration of each step, as it was measured.
 """
