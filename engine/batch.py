@@ -38,9 +38,11 @@ class ScheduledRow(NamedTuple):
     samples: bool
     """Whether the step reaches the sequence's last known token and so samples a new one."""
 
-    def first(self, num_tokens: int) -> "ScheduledRow":
-        """Return the row that computes only the first of its tokens."""
-        return self if num_tokens == self.num_tokens else self._replace(num_tokens=num_tokens, samples=False)
+    def first(self, num_tokens: int) -> "ScheduledRow | None":
+        """Return the row that computes only the first of its tokens; None if these are none."""
+        if num_tokens == self.num_tokens:
+            return self
+        return self._replace(num_tokens=num_tokens, samples=False) if num_tokens else None
 
 
 class Admission(NamedTuple):

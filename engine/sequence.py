@@ -193,9 +193,13 @@ class Sequence:
         """Note what fills its blocks before its next step computes."""
         self.cow_sources, self.loads = cow_sources, list(loads)
 
-    def note_published(self, num_published: int, num_passed: int) -> None:
-        """Note which of its entries are in the prefix cache, and which it has given back."""
-        self.num_published_blocks, self.num_passed_blocks = num_published, num_passed
+    def note_published(self, num_entries: int) -> None:
+        """Note that its first entries are in the prefix cache."""
+        self.num_published_blocks = num_entries
+
+    def note_passed(self, num_entries: int) -> None:
+        """Note that it has given back its first entries, which are before the sliding window."""
+        self.num_passed_blocks = num_entries
 
     def drop_blocks(self) -> None:
         """Hold no blocks."""

@@ -92,13 +92,12 @@ class ContinuousScheduler(YieldingScheduler):
         running, tokens_left = self.running, self.max_tokens
         # A victim is always the last running sequence: it is taken from the end that the loop has not reached.
         for sequence in running:
-            if (row := sequence.owed()) is None:
-                continue
-            if row.num_tokens > 1:
+            row = sequence.owed()
+            if row is not None and row.num_tokens > 1:
                 num_behind = len(running) - len(rows) - 1
                 row = row.first(self._chunk(row.start, row.num_tokens, tokens_left - num_behind))
-                if not row.num_tokens:
-                    continue
+            if row is None:
+                continue
             end = row.start + row.num_tokens
             if end <= sequence.num_slots or self._grow(sequence, end):
                 rows.append(row)
@@ -115,12 +114,12 @@ class ContinuousScheduler(YieldingScheduler):
             if self.blocks.num_free_blocks <= self._admission.num_spare_blocks(self.running):
                 break  # whatever is cached of it, the next one needs a block of its own
             sequence = self.waiting.head
-            found = self.blocks.lookup(sequence)
-            if sharing.is_better_held_back(sequence, found):
+            prefix = self.blocks.lookup(sequence)
+            if sharing.is_better_held_back(sequence, prefix):
                 sharing.hold_back(self.waiting.pop())
                 continue
-            num_tokens = self._chunk(found.num_tokens, sequence.num_tokens - found.num_tokens, tokens_left)
-            row = self._try_join(sequence, found, num_tokens) if num_tokens else None
+            num_tokens = self._chunk(prefix.num_tokens, sequence.num_tokens - prefix.num_tokens, tokens_left)
+            row = self._try_join(sequence, prefix, num_tokens) if num_tokens else None
             if row is None:
                 break  # keep the order: no sequence overtakes one that only lacks room or time
             self.waiting.pop()

@@ -159,7 +159,7 @@ class Drafting:
         proposed = self._source.propose([sequence for sequence, _ in decodes], room=room, worth=self._worth.worth)
         self._draft_s = self._clock() - began_s
         # Sequences whose drafts are in flight will have drafts in the next step, too.
-        num_in_flight = sum(one.num_launched_drafts for one in running) if self._overlaps else 0
+        num_in_flight = sum(sequence.num_launched_drafts for sequence in running) if self._overlaps else 0
         now, later = _Offers(room), _Offers(room - num_in_flight, num_in_flight)
         for (sequence, is_known), guesses in zip(decodes, proposed, strict=True):
             offers = now if is_known else later

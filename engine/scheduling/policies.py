@@ -68,13 +68,13 @@ class Priority(Policy):
 
     def victim(self, sequence: Sequence, running: list[Sequence]) -> Sequence | None:
         """See `Policy.victim`."""
-        lower = takewhile(lambda one: one.priority < sequence.priority, reversed(running))
-        return next((one for one in lower if one.num_yields < MAX_YIELDS), None)
+        lower = takewhile(lambda other: other.priority < sequence.priority, reversed(running))
+        return next((other for other in lower if other.num_yields < MAX_YIELDS), None)
 
     def yielding(self, running: list[Sequence]) -> list[Sequence]:
         """See `Policy.yielding`."""
-        able = [one for one in running if one.num_yields < MAX_YIELDS]
-        return [one for one in able if one.priority == able[-1].priority]
+        able = [other for other in running if other.num_yields < MAX_YIELDS]
+        return [other for other in able if other.priority == able[-1].priority]
 
 
 def make_policy(config: EngineConfig) -> Policy:

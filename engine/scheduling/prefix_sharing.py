@@ -39,14 +39,14 @@ class PrefixSharing:
             other.num_overtaken < _MOST_OVERTAKEN for other in self.held_back
         )
 
-    def is_better_held_back(self, sequence: Sequence, found: CachedPrefix) -> bool:
+    def is_better_held_back(self, sequence: Sequence, prefix: CachedPrefix) -> bool:
         """Whether another sequence is computing at least half of what `sequence` would compute, to be shared."""
-        key = self._next_hash(sequence, found.num_blocks) if self._coming else None
+        key = self._next_hash(sequence, prefix.num_blocks) if self._coming else None
         other = self._coming.get(key) if key is not None else None
         if other is None:
             return False
-        num_coming = self._num_common_tokens(sequence, found.num_blocks, other)
-        return num_coming >= max(_LEAST_SHARED_TOKENS, (sequence.num_tokens - found.num_tokens) / 2)
+        num_coming = self._num_common_tokens(sequence, prefix.num_blocks, other)
+        return num_coming >= max(_LEAST_SHARED_TOKENS, (sequence.num_tokens - prefix.num_tokens) / 2)
 
     def hold_back(self, sequence: Sequence) -> None:
         """Skip `sequence` in this step."""
@@ -58,21 +58,21 @@ class PrefixSharing:
         for other in self.held_back:
             other.note_overtaken()
 
-    def _next_hash(self, sequence: Sequence, num_found: int) -> int | None:
-        """Return the hash of the full block of `sequence` after its first `num_found`; None if there is none.
+    def _next_hash(self, sequence: Sequence, num_cached: int) -> int | None:
+        """Return the hash of the full block of `sequence` after its first `num_cached`; None if there is none.
 
         For a waiting sequence it is the first block that it lacks; for one that holds blocks, the first that it will
         publish.
         """
         num_full = min(len(sequence.block_hashes), (sequence.num_tokens - 1) // self._block_size)
-        return sequence.block_hashes[num_found] if num_found < num_full else None
+        return sequence.block_hashes[num_cached] if num_cached < num_full else None
 
-    def _num_common_tokens(self, sequence: Sequence, num_found: int, other: Sequence) -> int:
-        """Return the tokens that `sequence`, which has found some blocks, will find once `other` is computed.
+    def _num_common_tokens(self, sequence: Sequence, num_cached: int, other: Sequence) -> int:
+        """Return how many more tokens of `sequence`, with `num_cached` blocks, are cached once `other` is computed.
 
         Both have the same `_next_hash`.
         """
-        lacking = sequence.block_hashes[num_found:]
+        lacking = sequence.block_hashes[num_cached:]
         coming = other.block_hashes[other.num_published_blocks :]
         # Hashes are chained: equal hashes mean equal prefixes.
         return sum(mine == theirs for mine, theirs in zip(lacking, coming, strict=False)) * self._block_size

@@ -41,7 +41,7 @@ class RoomEstimate:
 
         `num_owed` prompt tokens are computed before those of the class.
         """
-        num_blocks = self._blocks.num_free_blocks + sum([len(one.held_blocks) for one in yielding])
+        num_blocks = self._blocks.num_free_blocks + sum([len(sequence.held_blocks) for sequence in yielding])
         num_blocks = min(num_blocks, self._limits.num_blocks) - self._admission.num_spare_blocks(running)
         return Room(
             kv_tokens=max(0, self._num_tokens_in(num_blocks, running)),

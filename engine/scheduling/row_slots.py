@@ -63,22 +63,23 @@ class RowSlots:
             if (num_sent := self._num_sent[slot]) == 0:
                 admissions.append(sequence.admission(slot))
             else:
-                block_ids, *windowed = [tuple(table[num_sent : sequence.num_entries]) for table in sequence.tables]
+                num_entries = len(sequence.tables[-1])
+                block_ids, *windowed = [tuple(table[num_sent:num_entries]) for table in sequence.tables]
                 writes.append(TableWrite(slot, sequence.id, num_sent, block_ids, tuple(windowed)))
         return batch.with_writes(tuple(admissions), tuple(writes))
 
     def confirm(self, batch: Batch) -> None:
         """Note that a step has succeeded, and so the executor has the writes of `batch`."""
-        for one in batch.admissions:
-            self._confirm(one.slot, one.sequence_id, len(one.block_ids))
+        for admission in batch.admissions:
+            self._confirm(admission.slot, admission.sequence_id, len(admission.block_ids))
         for slot, sequence_id, first, block_ids, _ in batch.table_writes:
             self._confirm(slot, sequence_id, first + len(block_ids))
 
     def _confirm(self, slot: int, sequence_id: int, num_blocks: int) -> None:
         sequence = self._stale.get(slot)
-        if sequence is not None and sequence.id == sequence_id:
-            self._num_sent[slot] = max(self._num_sent[slot], num_blocks)
-            if self._num_sent[slot] == sequence.num_entries:
+        if sequence is not None and sequence.id == sequence_id and num_blocks > self._num_sent[slot]:
+            self._num_sent[slot] = num_blocks
+            if num_blocks == len(sequence.tables[-1]):
                 del self._stale[slot]
 
     def check_invariants(self, holders: list[Sequence]) -> None:
@@ -89,12 +90,10 @@ class RowSlots:
         """
         held = {sequence.slot: sequence for sequence in holders}
         assert len(held) == len(holders), "two sequences have the same slot"
-        assert {slot: one for slot, one in enumerate(self._sequences) if one is not None} == held, (
-            "slots and sequences do not match"
-        )
-        assert sorted(self._free) == [slot for slot, one in enumerate(self._sequences) if one is None], (
-            "a slot is neither free nor held"
-        )
+        assigned = {slot: sequence for slot, sequence in enumerate(self._sequences) if sequence is not None}
+        assert assigned == held, "slots and sequences do not match"
+        assert {*self._free, *assigned} == set(range(len(self._sequences))), "a slot is neither free nor held"
+        assert len(self._free) + len(assigned) == len(self._sequences), "a slot is free twice, or free and held"
         for slot, sequence in held.items():
             is_known = self._num_sent[slot] == sequence.num_entries
             assert is_known or slot in self._stale, "the executor will never get a block table"

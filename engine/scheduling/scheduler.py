@@ -141,7 +141,7 @@ class Scheduler(ABC):
             self.blocks.publish(sequence)
         if batch.drafts:
             self.counters.num_drafted_tokens += batch.num_drafts
-            self.counters.num_accepted_tokens += sum(len(one.token_ids) - 1 for one in sampled if one.token_ids)
+            self.counters.num_accepted_tokens += sum(len(row.token_ids) - 1 for row in sampled if row.token_ids)
 
     def note_time(self, batch: Batch, taken_s: float) -> None:
         """Note how long a step took that has succeeded as it was launched."""
@@ -197,8 +197,10 @@ class Scheduler(ABC):
             return []
         latest_s = self._clock() - for_s
         preempted = sorted(self._preempted.values(), key=self._policy.order)
-        stalled = dict.fromkeys(one.request_id for one in preempted if (one.preemptions.since_s or 0.0) <= latest_s)
-        active = {one.request_id for one in chain(self.running, self.leaving)}
+        stalled = dict.fromkeys(
+            sequence.request_id for sequence in preempted if (sequence.preemptions.since_s or 0.0) <= latest_s
+        )
+        active = {sequence.request_id for sequence in chain(self.running, self.leaving)}
         return [request_id for request_id in stalled if request_id not in active]
 
     @property
@@ -255,7 +257,8 @@ class Scheduler(ABC):
         for sequence in self.leaving:
             assert sequence.status in (SequenceStatus.LEAVING, SequenceStatus.FINISHED)
             assert sequence.num_launched_tokens, "a leaving sequence is in no step in flight"
-        preempted = {one.id: one for one in self.waiting.in_order() if one.preemptions.since_s is not None}
+        waiting = self.waiting.in_order()
+        preempted = {sequence.id: sequence for sequence in waiting if sequence.preemptions.since_s is not None}
         assert preempted == self._preempted, "preempted sequences are not those that wait"
         for sequence in self.waiting.in_order():
             assert sequence.status is SequenceStatus.WAITING
@@ -275,29 +278,29 @@ class Scheduler(ABC):
 
     # ------------------------------------------------------------ transitions
 
-    def _try_join(self, sequence: Sequence, found: CachedPrefix, num_tokens: int) -> ScheduledRow | None:
+    def _try_join(self, sequence: Sequence, prefix: CachedPrefix, num_tokens: int) -> ScheduledRow | None:
         """Let the head of the queue run, and compute `num_tokens`; None if there are not enough blocks for it.
 
         Args:
             sequence: popped from the queue by the caller if it joins.
-            found: what `self.blocks` has cached of it.
+            prefix: what `self.blocks` has cached of it.
             num_tokens: 1 or more.
         """
         num_held = self._admission.num_held_tokens(sequence)
         num_spare = self._admission.num_spare_blocks(self.running)
-        if not self.blocks.try_hold(sequence, found, num_spare=num_spare, num_held=num_held):
+        if not self.blocks.try_hold(sequence, prefix, num_spare=num_spare, num_held=num_held):
             return None
         insort(self.running, sequence, key=self._policy.order)
         self.num_changes += 1
-        sequence.join(self._slots.assign(sequence), found.num_tokens, self._clock())
-        self.counters.num_loaded_tokens += len(found.host_ids) * self.blocks.block_size
+        sequence.join(self._slots.assign(sequence), prefix.num_tokens, self._clock())
+        self.counters.num_loaded_tokens += len(prefix.host_ids) * self.blocks.block_size
         if sequence.num_preemptions:
             del self._preempted[sequence.id]
         else:
             self.counters.num_prompt_tokens += sequence.num_prompt_tokens
             self.counters.num_cached_tokens += sequence.num_cached_tokens
-        num_owed = len(sequence.token_ids) - found.num_tokens
-        return ScheduledRow(sequence.slot, sequence.id, found.num_tokens, num_tokens, num_tokens == num_owed)
+        num_owed = len(sequence.token_ids) - prefix.num_tokens
+        return ScheduledRow(sequence.slot, sequence.id, prefix.num_tokens, num_tokens, num_tokens == num_owed)
 
     def _grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Get `sequence` blocks for `num_tokens`, preempting from the end of the order if necessary.

@@ -44,25 +44,27 @@ class YieldingScheduler(Scheduler):
             sequence = self.waiting.head
             if self._is_full and self._policy.victim(sequence, self.running) is None:
                 return
-            found = self.blocks.lookup(sequence)
-            computing = [one for one in self.running if max(one.num_uncomputed_tokens, one.num_launched_tokens) > 1]
-            if PrefixSharing(self.blocks.block_size, computing).is_better_held_back(sequence, found):
+            prefix = self.blocks.lookup(sequence)
+            computing = [
+                other for other in self.running if max(other.num_uncomputed_tokens, other.num_launched_tokens) > 1
+            ]
+            if PrefixSharing(self.blocks.block_size, computing).is_better_held_back(sequence, prefix):
                 return
-            if self._displace(sequence, found):
-                found = self.blocks.lookup(sequence)  # a victim may have published more of it
+            if self._displace(sequence, prefix):
+                prefix = self.blocks.lookup(sequence)  # a victim may have published more of it
             # Its first tokens are scheduled with those of the running ones.
-            if self._is_full or self._try_join(sequence, found, 1) is None:
+            if self._is_full or self._try_join(sequence, prefix, 1) is None:
                 return
             self.waiting.pop()
 
-    def _displace(self, sequence: Sequence, found: CachedPrefix) -> bool:
+    def _displace(self, sequence: Sequence, prefix: CachedPrefix) -> bool:
         """Preempt the victims that `sequence` needs to join; return False if it needs none, or all would not do."""
         victims: list[Sequence] = []
-        while not self._would_join(sequence, found, victims):
+        while not self._would_join(sequence, prefix, victims):
             victim = self._policy.victim(sequence, self.running)
             if victim is None:
-                for one in victims:
-                    insort(self.running, one, key=self._policy.order)
+                for spared in victims:
+                    insort(self.running, spared, key=self._policy.order)
                 return False
             self.running.remove(victim)
             victims.append(victim)
@@ -70,19 +72,19 @@ class YieldingScheduler(Scheduler):
             self._preempt(victim, sequence)
         return bool(victims)
 
-    def _would_join(self, sequence: Sequence, found: CachedPrefix, victims: list[Sequence]) -> bool:
+    def _would_join(self, sequence: Sequence, prefix: CachedPrefix, victims: list[Sequence]) -> bool:
         """Return whether `sequence` has a place and blocks once `victims`, not in `running` any more, are gone."""
         if self._is_full:
             return False
         num_lacking = self.blocks.num_lacking(
             sequence,
-            found,
+            prefix,
             num_spare=self._admission.num_spare_blocks(self.running),
             num_held=self._admission.num_held_tokens(sequence),
         )
         # Sequences that are leaving release blocks when their step lands: wait for these.
         is_coming = bool(self.leaving) and not victims
-        return num_lacking <= 0 or is_coming or num_lacking <= self.blocks.num_released_by(victims, found)
+        return num_lacking <= 0 or is_coming or num_lacking <= self.blocks.num_released_by(victims, prefix)
 
     def _yielded_room(self) -> Room | None:
         """Return what the lowest class would give up; None while one waits that would take it.
@@ -97,7 +99,8 @@ class YieldingScheduler(Scheduler):
             return None
         # Prompts of a higher class go before those of lower ones, and are before them in the order.
         lowest = yielding[0].priority
-        num_owed = [one.num_uncomputed_tokens for one in takewhile(lambda one: one.priority > lowest, self.running)]
+        higher = takewhile(lambda other: other.priority > lowest, self.running)
+        num_owed = [other.num_uncomputed_tokens for other in higher]
         self._offer = self._room.given_up(self.running, yielding, sum(num_owed))
         self._num_offers_left, self._offered_at = _OFFER_FOR * (max(num_owed, default=1) == 1), self.num_changes
         return self._offer

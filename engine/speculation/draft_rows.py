@@ -42,7 +42,7 @@ class _Held:
     """The round in which it was guessed last."""
 
     block_table: list[int] = field(default_factory=list[int])
-    num_computed_tokens: int = 0
+    num_read_tokens: int = 0
     """Leading tokens of the sequence that its blocks have."""
 
 
@@ -105,7 +105,7 @@ class DraftRows:
     def note(self, sequence: Sequence, num_computed_tokens: int) -> None:
         """Note that so many leading tokens of `sequence` are in its blocks, if it has any: some are right guesses."""
         if (held := self._held.get(sequence.id)) is not None:
-            held.num_computed_tokens = num_computed_tokens
+            held.num_read_tokens = num_computed_tokens
 
     def release(self, sequence: Sequence) -> None:
         """Free the slot and the blocks of `sequence`, if it has any."""
@@ -134,7 +134,7 @@ class DraftRows:
     def _try_hold(self, sequence: Sequence, num_tokens: int) -> bool:
         """Get `sequence` a slot, and blocks for `num_tokens`; False if there are none, or the model cannot read it."""
         limits, held = self._executor.limits, self._held.get(sequence.id)
-        num_computed = held.num_computed_tokens if held else 0
+        num_computed = held.num_read_tokens if held else 0
         if num_tokens > limits.max_model_len or max(sequence.token_ids[num_computed:], default=0) >= limits.vocab_size:
             return False
         num_needed = blocks_needed(num_tokens, limits.block_size)
@@ -187,13 +187,13 @@ class DraftRows:
             if row.samples:
                 drafting.append((row, sequence, depth))
             num_left -= num_tokens
-            held.num_computed_tokens = start + num_tokens
+            held.num_read_tokens = start + num_tokens
         return Batch(tuple(rows), admissions=tuple(admissions)), drafting
 
     def _num_lacking(self, wanted: tuple[Sequence, int]) -> int:
         """Return how many tokens are to be computed: at least the last, after which the first guess is drawn."""
         sequence, _ = wanted
-        return max(1, len(sequence.token_ids) - self._held[sequence.id].num_computed_tokens)
+        return max(1, len(sequence.token_ids) - self._held[sequence.id].num_read_tokens)
 
     def _compute(self, batch: Batch) -> list[Sampled]:
         began_s = self._clock()

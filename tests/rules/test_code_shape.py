@@ -130,6 +130,38 @@ class TestGivenEveryModule:
         assert found == {}
 
 
+def _writes(path: Path, fields: set[str]) -> Iterator[str]:
+    """Statements of a module that write one of these fields, or an element of it, of another object than `self`."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        targets: list[ast.expr] = []
+        if isinstance(node, ast.Assign | ast.Delete):
+            targets = node.targets
+        elif isinstance(node, ast.AugAssign | ast.AnnAssign):
+            targets = [node.target]
+        for target in (part for one in targets for part in (one.elts if isinstance(one, ast.Tuple) else [one])):
+            field = target.value if isinstance(target, ast.Subscript) else target
+            if isinstance(field, ast.Attribute) and field.attr in fields:
+                owner = ast.unparse(field.value)
+                if owner.split(".")[-1] not in ("self", "counters"):
+                    yield f"{_name(path)}: {ast.unparse(node)}"
+
+
+class TestGivenTheFieldsOfASequence:
+    def test_when_the_scheduler_and_drafts_are_read_then_only_its_own_module_writes_them(self) -> None:
+        [sequence] = [
+            one for one in _classes(ast.parse((ROOT / "engine/sequence.py").read_text())) if one.name == "Sequence"
+        ]
+        annotated = [node.target for node in sequence.body if isinstance(node, ast.AnnAssign)]
+        fields = {target.id for target in annotated if isinstance(target, ast.Name)}
+
+        importing = [
+            path for path in (ROOT / "engine").rglob("*.py") if "from sluice.engine.sequence import" in path.read_text()
+        ]
+
+        assert len(fields) > 20
+        assert [write for path in sorted(importing) for write in _writes(path, fields)] == []
+
+
 class TestGivenAFreshInterpreter:
     @pytest.mark.slow
     @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ and for which no save is left, is not saved.
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Set
-from itertools import count, islice
+from itertools import count, islice, takewhile
 from typing import NamedTuple
 
 from sluice.engine.batch import BlockSave
@@ -72,13 +72,7 @@ class HostTier:
 
     def leading(self, keys: Iterable[int]) -> list[int]:
         """Return the blocks of the first of `keys`, up to one that is not here."""
-        found: list[int] = []
-        for key in keys:
-            block = self._blocks.get(key)
-            if block is None:
-                break
-            found.append(block)
-        return found
+        return [self._blocks[key] for key in takewhile(self._blocks.__contains__, keys)]
 
     def save(self, key: int, block_id: int) -> None:
         """Plan to save `block_id` of the device, which has the contents of `key` and is about to lose them."""

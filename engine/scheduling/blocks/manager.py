@@ -25,11 +25,8 @@ from sluice.engine.scheduling.blocks.host_tier import HostTier
 from sluice.engine.scheduling.blocks.pool import BlockPool
 from sluice.engine.scheduling.blocks.prefix_index import Entry
 from sluice.engine.scheduling.blocks.shared_tails import SharedTail
-from sluice.engine.scheduling.blocks.windows import WindowSizes, table_groups
+from sluice.engine.scheduling.blocks.windows import TableGroups, WindowSizes
 from sluice.engine.sequence import Sequence, held_blocks
-
-_ROOM_TO_COPY = 2
-"""Free blocks required to copy a free tail instead of reusing it: the copy, and one block to grow into."""
 
 
 class CachedPrefix(NamedTuple):
@@ -86,9 +83,8 @@ class BlockManager:
         self.block_size = block_size
         self.host = HostTier(num_host_blocks if window is None else 0)
         self._is_caching = enable_prefix_caching
-        self._groups = table_groups(block_size, window)
-        self._num_tables = sum(group.num_tables for group in self._groups)
-        self._pool = BlockPool(num_blocks, len(self._groups), self.host)
+        self._groups = TableGroups(block_size, window)
+        self._pool = BlockPool(num_blocks, self._groups.tables, self.host)
         self.num_pending_copies = 0
         """Sequences with pending copies or loads."""
 
@@ -100,61 +96,68 @@ class BlockManager:
     def lookup(self, sequence: Sequence) -> CachedPrefix:
         """Return the cached blocks that a waiting `sequence` begins with; its last token must yield logits."""
         if not self._is_caching:
-            return CachedPrefix([[] for _ in range(self._num_tables)])
+            return CachedPrefix([[] for _ in range(self._groups.num_tables)])
         size, num_full = self.block_size, (sequence.num_tokens - 1) // self.block_size
         sequence.extend_hashes(num_full, size)
-        found = self._full_blocks(sequence.block_hashes[:num_full])
-        num_tokens = found.num_tokens
-        if host_ids := self.host.leading(sequence.block_hashes[found.num_blocks : num_full]):
+        keys = sequence.block_hashes[:num_full]
+        tables = self._groups.cached(keys, self._pool.index)
+        num_blocks, num_tokens = len(tables[0]), len(tables[0]) * size
+        prefix = CachedPrefix(tables, num_tokens, self._groups.num_passed(num_tokens))
+        if host_ids := self.host.leading(keys[num_blocks:]):
             # No tail follows: a load could take it, and it may be a full block of the device.
-            return found._replace(host_ids=host_ids, num_tokens=num_tokens + len(host_ids) * size)
-        tail = self._pool.tails.after(sequence.block_hashes[found.num_blocks - 1]) if found.num_blocks else None
+            return prefix._replace(host_ids=host_ids, num_tokens=num_tokens + len(host_ids) * size)
+        tail = self._pool.tails.after(keys[num_blocks - 1]) if num_blocks else None
         # Blocks of a tail of which only some are held can neither be reused nor just be copied.
         if tail is None or len(set(map(self._pool.is_free, tail.block_ids))) > 1:
-            return found
+            return prefix
         end = min(num_tokens + size, sequence.num_tokens - 1)
         num_shared = tail.num_common(sequence.token_ids[num_tokens:end])
-        return found._replace(tail=tail, num_tokens=num_tokens + num_shared) if num_shared else found
+        return prefix._replace(tail=tail, num_tokens=num_tokens + num_shared) if num_shared else prefix
 
-    def num_lacking(self, sequence: Sequence, found: CachedPrefix, *, num_spare: int, num_held: int = 0) -> int:
+    def num_lacking(self, sequence: Sequence, prefix: CachedPrefix, *, num_spare: int, num_held: int = 0) -> int:
         """Return how many free blocks `try_hold` lacks; 0 or less if it would succeed."""
-        num_new = sum(num_entries - found.num_blocks for num_entries in self._lengths(sequence, found, num_held))
-        num_idle = sum(map(self._pool.is_free, found.held_blocks))
+        lengths = self._groups.lengths(max(sequence.num_tokens, num_held), prefix.num_tokens)
+        num_new = sum(lengths) - len(lengths) * prefix.num_blocks
+        num_idle = sum(map(self._pool.is_free, prefix.held_blocks))
         return num_new + num_idle + num_spare - self._pool.num_free
 
-    def num_released_by(self, holders: Items[Sequence], found: CachedPrefix) -> int:
-        """Return how many blocks would be free without `holders`, other than those of `found`."""
-        held = Counter(block_id for one in holders for block_id in (*one.held_blocks, *one.cow_sources))
-        for block_id in found.held_blocks:
+    def num_released_by(self, holders: Items[Sequence], prefix: CachedPrefix) -> int:
+        """Return how many blocks would be free without `holders`, other than those of `prefix`."""
+        held = Counter(block_id for holder in holders for block_id in (*holder.held_blocks, *holder.cow_sources))
+        for block_id in prefix.held_blocks:
             held.pop(block_id, None)
         return sum(self._pool.num_references(block_id) == count for block_id, count in held.items())
 
-    def try_hold(self, sequence: Sequence, found: CachedPrefix, *, num_spare: int, num_held: int = 0) -> bool:
+    def try_hold(self, sequence: Sequence, prefix: CachedPrefix, *, num_spare: int, num_held: int = 0) -> bool:
         """Give a sequence without blocks all blocks that its known tokens need, or change nothing and return False.
 
         Args:
             sequence: waiting.
-            found: of `lookup`, since which no block was taken or released.
+            prefix: of `lookup`, since which no block was taken or released.
             num_spare: blocks that must stay free afterwards.
             num_held: tokens to reserve blocks for, if more than the sequence has: its longest possible output.
         """
-        num_left = -self.num_lacking(sequence, found, num_spare=num_spare, num_held=num_held)
+        num_left = -self.num_lacking(sequence, prefix, num_spare=num_spare, num_held=num_held)
         if num_left < 0:
             return False
-        for block_id in (held := found.held_blocks):
+        for block_id in (held := prefix.held_blocks):
             self._pool.hold(block_id)
         self._pool.want(held)
-        keys = sequence.block_hashes[found.num_blocks : found.num_blocks + len(found.host_ids)]
+        keys = sequence.block_hashes[prefix.num_blocks : prefix.num_blocks + len(prefix.host_ids)]
         # First: a block that is taken may be saved, and must not replace one of these.
-        self.host.begin_load(keys, found.host_ids)
-        loaded = [self._pool.take() for _ in found.host_ids]
-        sources, copies = self._continue_in(found.tail, found.num_tokens, num_left) if found.tail else ((), ())
-        sequence.plan_copies(sources, list(zip(found.host_ids, loaded, strict=True)))
-        tables = [[*table, *loaded, *copies[number : number + 1]] for number, table in enumerate(found.tables)]
-        for table, num_entries in zip(tables, self._lengths(sequence, found, num_held), strict=True):
+        self.host.begin_load(keys, prefix.host_ids)
+        loaded = [self._pool.take() for _ in prefix.host_ids]
+        sources, blocks = ((), ())
+        if prefix.tail is not None:
+            num_shared = prefix.num_tokens % self.block_size or self.block_size
+            sources, blocks = self._pool.continue_in(prefix.tail, num_shared, num_left)
+        sequence.plan_copies(sources, list(zip(prefix.host_ids, loaded, strict=True)))
+        tables = [[*table, *loaded, *blocks[number : number + 1]] for number, table in enumerate(prefix.tables)]
+        lengths = self._groups.lengths(max(sequence.num_tokens, num_held), prefix.num_tokens)
+        for table, num_entries in zip(tables, lengths, strict=True):
             table += [self._pool.take() for _ in range(num_entries - len(table))]
-        num_published = found.num_blocks if loaded else found.num_tokens // self.block_size
-        sequence.hold(tables, self.block_size, num_passed=found.num_passed, num_published=num_published)
+        num_published = prefix.num_blocks if loaded else prefix.num_tokens // self.block_size
+        sequence.hold(tables, self.block_size, num_passed=prefix.num_passed, num_published=num_published)
         self.num_pending_copies += sequence.has_pending_copies
         return True
 
@@ -168,17 +171,18 @@ class BlockManager:
 
     def publish(self, sequence: Sequence) -> None:
         """Index the full computed blocks of `sequence`. Call only after the step that computed them has succeeded."""
-        num_full = sequence.num_computed_tokens // self.block_size
+        num_full, num_more = divmod(sequence.num_computed_tokens, self.block_size)
         if self._is_caching:
             sequence.extend_hashes(num_full, self.block_size)
             for index in range(sequence.num_published_blocks, num_full):
-                self._publish_full(sequence, index)
-        first, num_passed = sequence.num_passed_blocks, self._groups[-1].num_passed(sequence.num_computed_tokens)
-        sequence.note_published(num_full, max(first, num_passed))
-        self._publish_tail(sequence)
-        for index in range(first, num_passed):
-            for table in sequence.tables[self._groups[-1].tables]:
-                self._pool.let_go(table[index])
+                block_ids = sequence.blocks_at(index)
+                if self._pool.index.add(sequence.block_hashes[index], block_ids) and index:
+                    self._put_tail(sequence, block_ids, index, self.block_size)
+        sequence.note_published(num_full)
+        if num_more:
+            self._publish_tail(sequence)
+        if self._groups.has_window:
+            self._give_back_passed(sequence)
 
     def end_copy(self, sequence: Sequence) -> None:
         """Release what `sequence` copies from. Call only after a step with its copies and loads has succeeded."""
@@ -191,12 +195,10 @@ class BlockManager:
     def retract(self, sequence: Sequence) -> None:
         """Remove what has the contents of `sequence` from the prefix cache: it may be wrong."""
         for key in sequence.block_hashes:
-            entries = [self._pool.index.find(key, group.number) for group in self._groups]
             tail = self._pool.tails.after(key)
-            for block_ids in (*entries, tail and tail.block_ids):
-                if block_ids is not None:
-                    self._pool.forget(block_ids[0])
-        sequence.note_published(0, sequence.num_passed_blocks)
+            for block_ids in (*self._pool.index.of_all_groups(key), *([tail.block_ids] if tail else [])):
+                self._pool.forget(block_ids[0])
+        sequence.note_published(0)
         self.host.forget(sequence.block_hashes)
 
     def release(self, sequence: Sequence, *, comes_back: bool = False) -> None:
@@ -225,64 +227,24 @@ class BlockManager:
         """
         holders = list(holders)
         held = [0] * self.num_blocks
-        for block_id in (block_id for one in holders for block_id in (*one.held_blocks, *one.cow_sources)):
+        for block_id in (block_id for holder in holders for block_id in (*holder.held_blocks, *holder.cow_sources)):
             held[block_id] += 1
         self._pool.check_invariants(held, self.block_size)
-        self.host.check_invariants(Counter(block for one in holders for block, _ in one.loads))
-        num_pending = sum(one.has_pending_copies for one in holders)
+        self.host.check_invariants(Counter(block for holder in holders for block, _ in holder.loads))
+        num_pending = sum(holder.has_pending_copies for holder in holders)
         assert num_pending == self.num_pending_copies, "the number of pending copies is wrong"
-        for sequence in (one for one in holders if one.cow_sources):
+        for sequence in filter(lambda holder: holder.cow_sources, holders):
             for copy in sequence.blocks_at(sequence.num_computed_tokens // self.block_size):
                 assert held[copy] == 1, "the destination of a pending copy has two holders"
                 assert not self._pool.is_findable(copy), "the destination of a pending copy is indexed"
 
-    def _lengths(self, sequence: Sequence, found: CachedPrefix, num_held: int) -> list[int]:
-        """Return how many entries each block table of `sequence` has when it joins with `found`."""
-        num_tokens = max(sequence.num_tokens, num_held)
-        return [
-            group.num_entries(num_tokens, found.num_tokens) for group in self._groups for _ in range(group.num_tables)
-        ]
-
-    def _full_blocks(self, keys: list[int]) -> CachedPrefix:
-        """Return the longest cached prefix of `keys`, in full blocks of the device."""
-        found: list[list[Entry]] = []
-        for group in self._groups:
-            found.append(group.cached(keys, self._pool.index))
-            keys = keys[: len(found[-1])]
-        tables = [
-            [entry[place] for entry in entries[: len(keys)]]
-            for group, entries in zip(self._groups, found, strict=True)
-            for place in range(group.num_tables)
-        ]
-        num_tokens = len(keys) * self.block_size
-        return CachedPrefix(tables, num_tokens, self._groups[-1].num_passed(num_tokens))
-
-    def _continue_in(self, tail: SharedTail, num_cached_tokens: int, num_left: int) -> tuple[Entry, Entry]:
-        """Return the blocks to copy, and those in which a sequence continues: copies of `tail`, or the tail itself.
-
-        The tail is reused in place if it is free and none of its tokens are lost, or if there is no room to keep it.
-        """
-        block_ids, num_shared = tail.block_ids, num_cached_tokens % self.block_size or self.block_size
-        is_over = not any(map(self._pool.index.has, block_ids)) and num_shared == len(tail.token_ids)
-        has_room = num_left >= _ROOM_TO_COPY * len(block_ids)
-        is_reused = self._pool.is_free(block_ids[0]) and (is_over or not has_room)
-        for block_id in block_ids:
-            self._pool.hold(block_id)
-        if not is_reused:
-            return block_ids, tuple([self._pool.take() for _ in block_ids])
-        for block_id in block_ids:
-            self._pool.forget_full(block_id)
-        self._pool.tails.shorten(block_ids[0], num_shared)
-        return (), block_ids
-
-    def _publish_full(self, sequence: Sequence, index: int) -> None:
-        """Index entry `index` of `sequence` by its hash, and as the tail of the one before it."""
-        block_ids, key = sequence.blocks_at(index), sequence.block_hashes[index]
-        is_new = True
-        for group in self._groups:
-            is_new &= self._pool.index.add(key, block_ids[group.tables], group.number)
-        if is_new and index:
-            self._put_tail(sequence, block_ids, index, self.block_size)
+    def _give_back_passed(self, sequence: Sequence) -> None:
+        """Take back the blocks of `sequence` that left the sliding window of the tokens that it has yet to compute."""
+        first, num_passed = sequence.num_passed_blocks, self._groups.num_passed(sequence.num_computed_tokens)
+        for index in range(first, num_passed):
+            for table in sequence.tables[self._groups.tables[-1]]:
+                self._pool.let_go(table[index])
+        sequence.note_passed(max(first, num_passed))
 
     def _publish_tail(self, sequence: Sequence) -> None:
         """Index the last, partially filled block of `sequence` as the tail of the block before it.

@@ -11,6 +11,9 @@ from sluice.engine.scheduling.blocks.host_tier import HostTier
 from sluice.engine.scheduling.blocks.prefix_index import Entry, PrefixIndex
 from sluice.engine.scheduling.blocks.shared_tails import SharedTail, SharedTails
 
+_ROOM_TO_COPY = 2
+"""Free blocks required to copy a free tail instead of reusing it: the copy, and one block to grow into."""
+
 
 class FreeBlocks:
     """Block ids in order of reuse: an intrusive doubly linked list, every change O(1)."""
@@ -65,9 +68,9 @@ class BlockPool:
     A block without a reference keeps its contents until it is taken for others.
     """
 
-    def __init__(self, num_blocks: int, num_groups: int, host: HostTier) -> None:
+    def __init__(self, num_blocks: int, tables_of_groups: Iterable[slice], host: HostTier) -> None:
         """Create a pool of free blocks; contents that were needed again go to `host` when their block is taken."""
-        self.index = PrefixIndex(num_blocks, num_groups)
+        self.index = PrefixIndex(num_blocks, tables_of_groups)
         self.tails = SharedTails(num_blocks)
         self._host = host
         self._ref_counts = [0] * num_blocks
@@ -96,7 +99,8 @@ class BlockPool:
             self._is_wanted[block_id] = False
             if (key := self.index.key_of(block_id)) is not None:
                 self._host.save(key, block_id)
-        self.forget(block_id)
+        self.tails.forget(block_id)
+        self.forget_full(block_id)
         return block_id
 
     def hold(self, block_id: int) -> None:
@@ -122,6 +126,29 @@ class BlockPool:
             self._free.push_back(block_id)
         else:
             self._free.push_front(block_id)
+
+    def continue_in(self, tail: SharedTail, num_shared: int, num_left: int) -> tuple[Entry, Entry]:
+        """Return the blocks to copy, and those in which a sequence continues: copies of `tail`, or the tail itself.
+
+        The tail is reused in place if it is free and none of its tokens are lost, or if there is no room to keep it.
+
+        Args:
+            tail: found after the sequence's full blocks.
+            num_shared: its first tokens, which the sequence has; the others will be overwritten.
+            num_left: free blocks that nothing else needs.
+        """
+        block_ids = tail.block_ids
+        is_over = not any(map(self.index.has, block_ids)) and num_shared == len(tail.token_ids)
+        has_room = num_left >= _ROOM_TO_COPY * len(block_ids)
+        is_reused = self.is_free(block_ids[0]) and (is_over or not has_room)
+        for block_id in block_ids:
+            self.hold(block_id)
+        if not is_reused:
+            return block_ids, tuple([self.take() for _ in block_ids])
+        for block_id in block_ids:
+            self.forget_full(block_id)
+        self.tails.shorten(block_ids[0], num_shared)
+        return (), block_ids
 
     def put_tail(self, key: int, tail: SharedTail) -> None:
         """Let `tail` be found after the blocks with hash `key`, instead of any other."""

@@ -5,6 +5,7 @@ and its later prefix cache).
 """
 
 from collections.abc import Iterable
+from itertools import takewhile
 
 Entry = tuple[int, ...]
 """The blocks of one entry of the tables of a group: they have the keys and values of the same tokens."""
@@ -17,8 +18,10 @@ class PrefixIndex:
     contents; then the first is indexed.
     """
 
-    def __init__(self, num_blocks: int, num_groups: int = 1) -> None:
-        self._entries: list[dict[int, Entry]] = [{} for _ in range(num_groups)]
+    def __init__(self, num_blocks: int, tables_of_groups: Iterable[slice]) -> None:
+        """Create an empty index; `tables_of_groups` say which of a sequence's tables belong to each group."""
+        self._tables = tuple(tables_of_groups)
+        self._entries: list[dict[int, Entry]] = [{} for _ in self._tables]
         """By group, then by hash."""
 
         self._of_blocks: list[tuple[int, int, Entry] | None] = [None] * num_blocks
@@ -37,25 +40,29 @@ class PrefixIndex:
         """Return the blocks of a group with the contents of `key`."""
         return self._entries[group].get(key)
 
+    def of_all_groups(self, key: int) -> list[Entry]:
+        """Return the blocks with the contents of `key`, an entry for each group that has it."""
+        return [entries[key] for entries in self._entries if key in entries]
+
     def leading(self, keys: Iterable[int], group: int = 0) -> list[Entry]:
         """Return the blocks of the first of `keys`, up to one that is not indexed."""
-        entries, found = self._entries[group], list[Entry]()
-        for key in keys:
-            entry = entries.get(key)
-            if entry is None:
-                break
-            found.append(entry)
-        return found
+        entries = self._entries[group]
+        return [entries[key] for key in takewhile(entries.__contains__, keys)]
 
-    def add(self, key: int, block_ids: Entry, group: int = 0) -> bool:
-        """Index `block_ids`, which are not indexed; return False if other blocks have their contents."""
-        if key in self._entries[group]:
-            return False
-        self._entries[group][key] = block_ids
-        indexed = (group, key, block_ids)
-        for block_id in block_ids:
-            self._of_blocks[block_id] = indexed
-        return True
+    def add(self, key: int, block_ids: Entry) -> bool:
+        """Index an entry of all tables, which is not indexed, by its hash.
+
+        Return False if other blocks of a group have its contents: then these stay indexed.
+        """
+        is_new = True
+        for group, (tables, entries) in enumerate(zip(self._tables, self._entries, strict=True)):
+            if key in entries:
+                is_new = False
+                continue
+            entry = entries[key] = block_ids[tables]
+            for block_id in entry:
+                self._of_blocks[block_id] = (group, key, entry)
+        return is_new
 
     def forget(self, block_id: int) -> Entry:
         """Remove the entry that `block_id` belongs to, if it is indexed, and return its blocks."""
@@ -80,6 +87,5 @@ class PrefixIndex:
             for key, entry in entries.items()
             for block_id in entry
         }
-        assert indexed == {block_id: one for block_id, one in enumerate(self._of_blocks) if one is not None}, (
-            "the prefix index and the blocks' hashes differ"
-        )
+        of_blocks = {block_id: indexed for block_id, indexed in enumerate(self._of_blocks) if indexed is not None}
+        assert indexed == of_blocks, "the prefix index and the blocks' hashes differ"

@@ -85,11 +85,40 @@ class WindowedGroup(TableGroup):
         return passed + index.leading(keys[num_passed:num_cached], self.number)
 
 
-def table_groups(block_size: int, window: WindowSizes | None) -> tuple[TableGroup, ...]:
-    """Return the groups of a model with this window, the one whose sequences hold the fewest entries last."""
-    if window is None:
-        return (TableGroup(0, slice(1), 1, block_size),)
-    if not window.num_groups:
-        return (WindowedGroup(0, slice(1), 1, block_size, window),)
-    windowed = WindowedGroup(1, slice(1, None), window.num_groups, block_size, window)
-    return (TableGroup(0, slice(1), 1, block_size), windowed)
+class TableGroups:
+    """The groups of a model's block tables. Of the last, a sequence holds the fewest entries."""
+
+    def __init__(self, block_size: int, window: WindowSizes | None) -> None:
+        if window is None:
+            self._groups = (TableGroup(0, slice(1), 1, block_size),)
+        elif not window.num_groups:
+            self._groups = (WindowedGroup(0, slice(1), 1, block_size, window),)
+        else:
+            windowed = WindowedGroup(1, slice(1, None), window.num_groups, block_size, window)
+            self._groups = (TableGroup(0, slice(1), 1, block_size), windowed)
+        self.has_window = window is not None
+        self.num_tables = sum(group.num_tables for group in self._groups)
+        self.tables = tuple(group.tables for group in self._groups)
+        """Of each group: which of a sequence's tables belong to it."""
+
+        self.num_passed = self._groups[-1].num_passed
+        """See `TableGroup.num_passed`; of the last group."""
+
+    def lengths(self, num_tokens: int, num_cached_tokens: int) -> list[int]:
+        """Return how many entries each table of a sequence that joins has; see `TableGroup.num_entries`."""
+        return [
+            group.num_entries(num_tokens, num_cached_tokens) for group in self._groups for _ in range(group.num_tables)
+        ]
+
+    def cached(self, keys: list[int], index: PrefixIndex) -> list[list[int]]:
+        """Return tables of one length for the longest prefix of `keys` that `index` has; see `TableGroup.cached`."""
+        entries_of_groups: list[list[Entry]] = []
+        for group in self._groups:
+            entries = group.cached(keys, index)
+            entries_of_groups.append(entries)
+            keys = keys[: len(entries)]
+        return [
+            [entry[place] for entry in entries[: len(keys)]]
+            for group, entries in zip(self._groups, entries_of_groups, strict=True)
+            for place in range(group.num_tables)
+        ]

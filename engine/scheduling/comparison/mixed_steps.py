@@ -41,11 +41,11 @@ class ComparisonScheduler(Scheduler):
         most = min(self._config.max_num_seqs, self.max_tokens)
         while self.waiting and tokens_left > 0 and len(self.running) < most:
             sequence = self.waiting.head
-            found = self.blocks.lookup(sequence)
-            num_owed = sequence.num_tokens - found.num_tokens
+            prefix = self.blocks.lookup(sequence)
+            num_owed = sequence.num_tokens - prefix.num_tokens
             # If no sequence runs, waiting does not free more budget.
             num_tokens = cut(num_owed, tokens_left) or (0 if self.running else min(num_owed, tokens_left))
-            row = self._try_join(sequence, found, num_tokens) if num_tokens else None
+            row = self._try_join(sequence, prefix, num_tokens) if num_tokens else None
             if row is None:
                 break
             self.waiting.pop()
@@ -65,7 +65,7 @@ class PrefillFirst(ComparisonScheduler):
     """Two kinds of step: prefill while a sequence can join, decode otherwise."""
 
     def _plan(self) -> Batch:
-        prompts = self._schedule_running([one for one in self.running if one.num_uncomputed_tokens > 1])
+        prompts = self._schedule_running([sequence for sequence in self.running if sequence.num_uncomputed_tokens > 1])
         joined = self._schedule_waiting(_tokens_left(self.max_tokens, prompts), self._whole)
         scheduled = (*prompts, *joined) or self._schedule_running(self.running)
         return Batch(tuple(scheduled), num_joined=len(joined))

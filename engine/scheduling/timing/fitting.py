@@ -47,16 +47,16 @@ class StepMoments:
 
     def step_time(self) -> StepTime:
         """Return the step time that fits best. Where a term would be negative, the most negative one is left out."""
-        found = [0.0] * _NUM_TERMS
+        terms = [0.0] * _NUM_TERMS
         used = [term for term in range(_NUM_TERMS) if self._products[term][term] > 0]
         while used:
             part = self._solve(used)
             if min(part.values()) >= 0:
                 for term, share in part.items():
-                    found[term] = share / self._size(term)
+                    terms[term] = share / self._size(term)
                 break
             used.remove(min(part, key=part.__getitem__))
-        fixed_s, token_s, kv_token_s, pair_s, row_s = found
+        fixed_s, token_s, kv_token_s, pair_s, row_s = terms
         return StepTime(fixed_s=fixed_s, token_s=token_s, kv_token_s=kv_token_s, pair_s=pair_s, row_s=row_s)
 
     def _size(self, term: int) -> float:
@@ -69,9 +69,9 @@ class StepMoments:
         """
         sizes = [self._size(term) for term in used]
         rows = [
-            [self._products[one][other] / (size * other_size) for other, other_size in zip(used, sizes, strict=True)]
-            + [self._sums[one] / size]
-            for one, size in zip(used, sizes, strict=True)
+            [self._products[term][other] / (size * other_size) for other, other_size in zip(used, sizes, strict=True)]
+            + [self._sums[term] / size]
+            for term, size in zip(used, sizes, strict=True)
         ]
         for index, term in enumerate(used):
             rows[index][index] += _RIDGES[term]
@@ -108,11 +108,11 @@ def fit(steps: Sequence[tuple[StepWork, float]]) -> Fit:
         raise ValueError(f"a fit needs 10 steps or more, got {len(steps)}")
     errors = _errors(steps, _fit(steps))
     most = quantiles(errors, n=10, method="inclusive")[-1]
-    found = _fit(step for step, error in zip(steps, errors, strict=True) if error <= most)
+    step_time = _fit(step for step, error in zip(steps, errors, strict=True) if error <= most)
     return Fit(
-        step_time=found,
-        median_error=median(_errors(steps, found)),
-        total_error=sum(found.of(work) for work, _ in steps) / sum(taken_s for _, taken_s in steps) - 1,
+        step_time=step_time,
+        median_error=median(_errors(steps, step_time)),
+        total_error=sum(step_time.of(work) for work, _ in steps) / sum(taken_s for _, taken_s in steps) - 1,
         num_steps=len(steps),
     )
 
@@ -124,5 +124,5 @@ def _fit(steps: Iterable[tuple[StepWork, float]]) -> StepTime:
     return moments.step_time()
 
 
-def _errors(steps: Sequence[tuple[StepWork, float]], found: StepTime) -> list[float]:
-    return [abs(found.of(work) / taken_s - 1) for work, taken_s in steps]
+def _errors(steps: Sequence[tuple[StepWork, float]], step_time: StepTime) -> list[float]:
+    return [abs(step_time.of(work) / taken_s - 1) for work, taken_s in steps]

@@ -12,15 +12,13 @@ _KEEP = 0.98
 """Share of earlier steps that a measured one leaves: about the last fifty count."""
 
 _EVERY = 32
-"""One in so many steps that only decode is measured."""
+"""Every 32nd step that only decodes is measured."""
 
 _FIT_EVERY = 8
-"""One in so many measured steps leads to another fit."""
+"""Every 8th measured step leads to another fit."""
 
 _FEW = 32
-"""Up to so many measured steps, one in `_FIT_EVERY` of those that only decode is measured, and each leads to another
-fit.
-"""
+"""Until this many steps are measured, every `_FIT_EVERY`th that only decodes is, and each leads to another fit."""
 
 
 class MeasuredSteps:

@@ -29,7 +29,7 @@ _SLOWER_BY = 1.5
 """A mixed step may take this many times as long as its decodes alone, even if that is over the limit."""
 
 _GROWTH = 2
-"""A mixed step computes at most so many times the tokens of the largest step that was measured."""
+"""Limit of a mixed step's tokens, as a multiple of the largest step that was measured."""
 
 
 class TimeBudget:
@@ -77,21 +77,21 @@ class TimeBudget:
     def _open(self, running: Iterable[Sequence]) -> None:
         """Find what the decodes leave."""
         self._is_open = True
-        decodes = [one for one in running if one.num_uncomputed_tokens == 1]
+        decodes = [sequence for sequence in running if sequence.num_uncomputed_tokens == 1]
         if not decodes:
             self._left_s = inf
             return
-        num_decodes, num_kv_tokens = len(decodes), sum(one.num_tokens for one in decodes)
+        num_decodes, num_kv_tokens = len(decodes), sum(sequence.num_tokens for sequence in decodes)
         decodes_s = self._steps.step_time.of(StepWork(num_decodes, num_kv_tokens, 0, num_decodes))
-        self._left_s = self._limit_s(decodes_s, {one.targets for one in decodes}) - decodes_s
+        self._left_s = self._limit_s(decodes_s, {sequence.targets for sequence in decodes}) - decodes_s
         self._least = LEAST_CHUNK
         self._most = max(0, _GROWTH * self._steps.max_tokens - num_decodes)
 
-    def _limit_s(self, decodes_s: float, asked: Set[LatencyTargets]) -> float:
-        """Return how long a step may take with decodes that ask for these targets."""
+    def _limit_s(self, decodes_s: float, requested: Set[LatencyTargets]) -> float:
+        """Return how long a step may take with decodes whose requests have these targets."""
         own = self._targets
-        tpot_s = min(one.tpot_s or own.tpot_s or inf for one in asked)
-        ttft_s = min(one.ttft_s or own.ttft_s or inf for one in asked)
+        tpot_s = min(targets.tpot_s or own.tpot_s or inf for targets in requested)
+        ttft_s = min(targets.ttft_s or own.ttft_s or inf for targets in requested)
         if tpot_s == ttft_s == inf:
             return max(own.mixed_step_s, _SLOWER_BY * decodes_s)
         return min(tpot_s, ttft_s / 2)
