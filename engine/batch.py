@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from sluice.engine.request import Sampling, TokenLogprobs
+from sluice.engine.request import SampledLogprobs, Sampling
 
 
 # A named tuple instead of a frozen dataclass: one is made per sequence and step, in 0.25 instead of 1.07 us.
@@ -200,6 +200,6 @@ class Sampled(NamedTuple):
     token_ids: tuple[int, ...]
     """One token, after the drafts that equal what was sampled in their places. Empty if `error` is set."""
 
-    logprobs: tuple[TokenLogprobs, ...] | None = None
+    logprobs: tuple[SampledLogprobs, ...] | None = None
     error: str | None = None
     """Why this row failed (NaN or all-masked logits), in a sentence for the producer of the request."""

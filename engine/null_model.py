@@ -16,7 +16,7 @@ from math import log
 
 from sluice.engine.batch import Admission, Batch, Sampled, ScheduledRow
 from sluice.engine.executor import Computed, ModelLimits
-from sluice.engine.request import TokenLogprobs
+from sluice.engine.request import SampledLogprobs
 from sluice.engine.speculation.verification import verified_rows
 from sluice.engine.text.detokenizer import ByteDetokenizer
 
@@ -163,7 +163,7 @@ class NullModel:
         chosen = _LOGPROBS.get(token_id)
         if chosen is None:
             chosen = -log(self.config.mean_output_tokens)
-        return row._replace(logprobs=(TokenLogprobs(chosen=chosen, top=_LIKELIEST[:num_asked]),))
+        return row._replace(logprobs=(SampledLogprobs(chosen=chosen, top=_LIKELIEST[:num_asked]),))
 
 
 def _key(admission: Admission) -> int:

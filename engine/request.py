@@ -124,7 +124,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenLogprobs:
+class SampledLogprobs:
     """Log-probabilities at one output token, from the raw distribution (before temperature and filters)."""
 
     chosen: float
@@ -219,7 +219,7 @@ class TokenDelta(NamedTuple):
     """Newly visible text. It may lag behind the tokens (possible stop strings, incomplete characters) until the end."""
 
     stats: SequenceStats
-    logprobs: tuple[TokenLogprobs, ...] | None = None
+    logprobs: tuple[SampledLogprobs, ...] | None = None
     """One per token of `token_ids`, if requested."""
 
     finish: Finish | None = None

@@ -11,52 +11,35 @@ window comes back only when a step in flight has landed, and a shared one when i
 no queue.
 """
 
-from typing import Protocol
-
 from sluice.engine.executor import ModelLimits
 from sluice.engine.sequence import Sequence
 
 
-class AdmissionMode(Protocol):
-    """What joining takes."""
-
-    def num_held_tokens(self, sequence: Sequence) -> int:
-        """Return the tokens that `sequence` gets blocks for when it joins: at least its own."""
-        ...
-
-    def num_spare_blocks(self, running: list[Sequence]) -> int:
-        """Return the blocks that must stay free beside `running` when a sequence joins."""
-        ...
-
-
-class Watermark:
-    """Admit what fits now; leave one entry for each running sequence, so that the join causes no preemption."""
-
-    def __init__(self, limits: ModelLimits) -> None:
-        self._blocks_per_entry = limits.blocks_per_entry
-
-    def num_held_tokens(self, sequence: Sequence) -> int:
-        """See `AdmissionMode`."""
-        return len(sequence.token_ids)
-
-    def num_spare_blocks(self, running: list[Sequence]) -> int:
-        """See `AdmissionMode`."""
-        return len(running) * self._blocks_per_entry
-
-
-class Guaranteed:
-    """Reserve the longest possible output."""
+class AdmissionMode:
+    """The mode `guaranteed`: reserve the longest possible output."""
 
     def __init__(self, limits: ModelLimits) -> None:
         self._limits = limits
 
     def num_held_tokens(self, sequence: Sequence) -> int:
-        """See `AdmissionMode`."""
+        """Return the tokens that `sequence` gets blocks for when it joins: at least its own."""
         return num_longest_tokens(sequence, self._limits)
 
     def num_spare_blocks(self, running: list[Sequence]) -> int:
-        """See `AdmissionMode`."""
+        """Return the blocks that must stay free beside `running` when a sequence joins."""
         return 0
+
+
+class Watermark(AdmissionMode):
+    """The mode `watermark`: admit what fits now, and leave one entry for each running sequence to grow into."""
+
+    def num_held_tokens(self, sequence: Sequence) -> int:
+        """See `AdmissionMode.num_held_tokens`."""
+        return len(sequence.token_ids)
+
+    def num_spare_blocks(self, running: list[Sequence]) -> int:
+        """See `AdmissionMode.num_spare_blocks`."""
+        return len(running) * self._limits.blocks_per_entry
 
 
 def num_longest_tokens(sequence: Sequence, limits: ModelLimits) -> int:
@@ -67,4 +50,4 @@ def num_longest_tokens(sequence: Sequence, limits: ModelLimits) -> int:
 
 def make_admission(name: str, limits: ModelLimits) -> AdmissionMode:
     """Make the mode `name`, one of `config.ADMISSION_NAMES`."""
-    return Watermark(limits) if name == "watermark" else Guaranteed(limits)
+    return Watermark(limits) if name == "watermark" else AdmissionMode(limits)

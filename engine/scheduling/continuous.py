@@ -80,29 +80,12 @@ class ContinuousScheduler(YieldingScheduler):
         self._time_budget.begin()
         num_preemptions = self.counters.num_preemptions
         self._join_higher()
-        running = self._schedule_running()
+        running = self._schedule_running(self.running)
         # Blocks that were taken from one sequence are not for a newcomer.
         if not self.waiting or self.counters.num_preemptions > num_preemptions:
             return Batch(tuple(running))
         joined = self._schedule_waiting(running)
         return Batch((*running, *joined), num_joined=len(joined))
-
-    def _schedule_running(self) -> list[ScheduledRow]:
-        rows: list[ScheduledRow] = []
-        running, tokens_left = self.running, self.max_tokens
-        # A victim is always the last running sequence: it is taken from the end that the loop has not reached.
-        for sequence in running:
-            row = sequence.owed()
-            if row is not None and row.num_tokens > 1:
-                num_behind = len(running) - len(rows) - 1
-                row = row.first(self._chunk(row.start, row.num_tokens, tokens_left - num_behind))
-            if row is None:
-                continue
-            end = row.start + row.num_tokens
-            if end <= sequence.num_slots or self._grow(sequence, end):
-                rows.append(row)
-                tokens_left -= row.num_tokens
-        return rows
 
     def _schedule_waiting(self, running: list[ScheduledRow]) -> list[ScheduledRow]:
         joined: list[ScheduledRow] = []
@@ -131,7 +114,7 @@ class ContinuousScheduler(YieldingScheduler):
         return joined
 
     def _chunk(self, start: int, num_owed: int, tokens_left: int) -> int:
-        """Return how many of its owed tokens a sequence computes when `tokens_left` are left of the step's budget."""
+        """See `Scheduler._chunk`."""
         threshold = self._config.long_prefill_token_threshold
         if threshold and len(self.running) + len(self.waiting) > 1:
             tokens_left = min(tokens_left, threshold)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from sluice.engine.config import EngineConfig
 from sluice.engine.executor import ModelLimits
 from sluice.engine.scheduling.comparison.fixed_batches import FixedBatches
-from sluice.engine.scheduling.comparison.mixed_steps import Orca, PrefillFirst, Slots
+from sluice.engine.scheduling.comparison.mixed_steps import EqualSlots, Orca, PrefillFirst
 from sluice.engine.scheduling.continuous import ContinuousScheduler
 from sluice.engine.scheduling.scheduler import Scheduler
 from sluice.engine.speculation.source import DraftSource
@@ -26,5 +26,5 @@ def make_scheduler(
         return FixedBatches(config, limits, clock, window_s=0.0)
     if config.discipline == "dynamic":
         return FixedBatches(config, limits, clock, window_s=config.batch_window_s)
-    kinds = {"prefill-first": PrefillFirst, "slots": Slots, "orca": Orca}
+    kinds = {"prefill-first": PrefillFirst, "slots": EqualSlots, "orca": Orca}
     return kinds[config.discipline](config, limits, clock)

@@ -276,6 +276,33 @@ class Scheduler(ABC):
         """Make the admission mode."""
         return make_admission(self._config.admission, self._limits)
 
+    def _chunk(self, start: int, num_owed: int, tokens_left: int) -> int:
+        """Return how many of its owed tokens, from `start` on, a sequence computes now.
+
+        `tokens_left` are left of the step's budget.
+        """
+        return min(num_owed, tokens_left)
+
+    def _schedule_running(self, sequences: Iterable[Sequence]) -> list[ScheduledRow]:
+        """Schedule running sequences, read from `self.running` one by one; one that lacks a block takes it from others.
+
+        A victim is always the last in the order: it leaves the end that is not read yet.
+        """
+        rows: list[ScheduledRow] = []
+        tokens_left = self.max_tokens
+        for sequence in sequences:
+            row = sequence.owed()
+            if row is not None and row.num_tokens > 1:
+                num_behind = len(self.running) - len(rows) - 1
+                row = row.first(self._chunk(row.start, row.num_tokens, tokens_left - num_behind))
+            if row is None:
+                continue
+            end = row.start + row.num_tokens
+            if end <= sequence.num_slots or self._grow(sequence, end):
+                rows.append(row)
+                tokens_left -= row.num_tokens
+        return rows
+
     # ------------------------------------------------------------ transitions
 
     def _try_join(self, sequence: Sequence, prefix: CachedPrefix, num_tokens: int) -> ScheduledRow | None:

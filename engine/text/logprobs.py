@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 from sluice.engine.executor import TextDecoder
-from sluice.engine.request import TokenLogprobs
+from sluice.engine.request import SampledLogprobs
 from sluice.engine.text.detokenizer import Detokenizer
 
 TokenBytes = Callable[[int], bytes | None]
@@ -49,15 +49,15 @@ class PlacedDetokenizer:
         return self._detokenizer.flush()
 
     def describe(
-        self, start: int, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
-    ) -> tuple[TokenLogprobs, ...]:
+        self, start: int, token_ids: Sequence[int], logprobs: Sequence[SampledLogprobs]
+    ) -> tuple[SampledLogprobs, ...]:
         """Return the log-probabilities of tokens from position `start` on with their bytes and offsets.
 
         A token that ends the output is not detokenized; its text would begin after all others.
         """
         read, offsets = self._token_bytes, self._offsets[start:]
         return tuple(
-            TokenLogprobs(
+            SampledLogprobs(
                 chosen=one.chosen,
                 top=one.top,
                 token=read(token_id),

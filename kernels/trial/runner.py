@@ -114,7 +114,7 @@ class _Process:
         self._process.communicate()
 
 
-class Trial:
+class KernelTrial:
     """A trial of all operations of a model on one device."""
 
     def __init__(

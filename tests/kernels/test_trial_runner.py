@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from sluice.kernels.trial import runner
-from sluice.kernels.trial.runner import Task, Trial, Verdict, tasks_of
+from sluice.kernels.trial.runner import KernelTrial, Task, Verdict, tasks_of
 from tests.kernels_triton.load.test_trial_cases import SIZES
 
 CHILD = """
@@ -30,7 +30,7 @@ for line in sys.stdin:
 def tried(*tasks: tuple[str, int], num_processes: int = 2, mode: str = "open") -> Verdict:
     """The verdict on these cases."""
     command = (sys.executable, "-c", CHILD, mode)
-    return Trial(SIZES, "cpu", [Task(*task) for task in tasks], command=command).run(num_processes)
+    return KernelTrial(SIZES, "cpu", [Task(*task) for task in tasks], command=command).run(num_processes)
 
 
 class TestGivenProcessesThatTryCases:
@@ -59,7 +59,7 @@ class TestGivenProcessesThatTryCases:
 
     def test_when_it_is_stopped_then_a_case_that_runs_is_not_waited_for(self) -> None:
         command = (sys.executable, "-c", CHILD, "open")
-        trial = Trial(SIZES, "cpu", [Task("linear", 0), Task("write_kv", 0), Task("linear", 1)], command=command)
+        trial = KernelTrial(SIZES, "cpu", [Task("linear", 0), Task("write_kv", 0), Task("linear", 1)], command=command)
         with ThreadPoolExecutor(1) as thread:
             began_s, running = time.monotonic(), thread.submit(trial.run, 1)
             while trial.num_waiting > 1:
@@ -87,6 +87,6 @@ class TestGivenARealProcess:
         """They are the CPU's there: what is tested is the process."""
         tasks = [task for task in tasks_of(SIZES, "cpu") if task.operation in ("rms_norm", "prepare_batch")]
 
-        verdict = Trial(SIZES, "cpu", tasks).run(1)
+        verdict = KernelTrial(SIZES, "cpu", tasks).run(1)
 
         assert (verdict.problems, verdict.untried, verdict.num_cases) == ({}, {}, 4)

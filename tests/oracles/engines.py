@@ -13,7 +13,7 @@ from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.executor import Executor, Launched
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullTokenizer
-from sluice.engine.request import Request, TokenDelta, TokenLogprobs
+from sluice.engine.request import Request, SampledLogprobs, TokenDelta
 from sluice.engine.speculation.source import DraftSource
 from tests.engine.lagging import on_late_device
 
@@ -120,8 +120,8 @@ class EngineRun:
     """What a run said, by (request, choice)."""
 
     token_ids: dict[tuple[str, int], list[int]] = field(default_factory=dict[tuple[str, int], list[int]])
-    logprobs: dict[tuple[str, int], list[TokenLogprobs]] = field(
-        default_factory=dict[tuple[str, int], list[TokenLogprobs]]
+    logprobs: dict[tuple[str, int], list[SampledLogprobs]] = field(
+        default_factory=dict[tuple[str, int], list[SampledLogprobs]]
     )
     errors: dict[tuple[str, int], str] = field(default_factory=dict[tuple[str, int], str])
     num_preemptions: int = 0

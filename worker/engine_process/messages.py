@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from typing import NamedTuple, TypeVar
 
 from sluice.engine.llm_engine import EngineStats
-from sluice.engine.request import Finish, Request, Room, SequenceStats, TokenDelta, TokenLogprobs
+from sluice.engine.request import Finish, Request, Room, SampledLogprobs, SequenceStats, TokenDelta
 from sluice.engine.watching import Iteration
 from sluice.worker.config import WorkerConfig
 
@@ -55,7 +55,7 @@ class Orders(NamedTuple):
 
 
 PackedDelta = tuple[
-    str, int, int, tuple[int, ...], str, tuple[TokenLogprobs, ...] | None, Finish | None, SequenceStats | None
+    str, int, int, tuple[int, ...], str, tuple[SampledLogprobs, ...] | None, Finish | None, SequenceStats | None
 ]
 """A `TokenDelta` as a plain tuple, which is pickled faster. The statistics are in the first and in the last delta
 of a choice, where the worker reads them."""

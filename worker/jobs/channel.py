@@ -224,7 +224,7 @@ class ChannelOutput:
         self.end = entry.end
 
 
-def _logprobs(token: request.TokenLogprobs) -> TokenLogprobs:
+def _logprobs(token: request.SampledLogprobs) -> TokenLogprobs:
     return TokenLogprobs(
         chosen=token.chosen, top=token.top, token=token.token, top_tokens=token.top_tokens, offset=token.offset
     )

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sluice.engine.request import FinishReason, TokenLogprobs
+from sluice.engine.request import FinishReason, SampledLogprobs
 from sluice.protocol.errors import Copyable
 from sluice.protocol.jobs import PromptLike
 
@@ -30,7 +30,7 @@ class StreamOutput:
     """Newly visible text. It may lag behind the tokens (possible stop strings, incomplete characters)."""
 
     token_ids: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprobs, ...] | None = None
+    logprobs: tuple[SampledLogprobs, ...] | None = None
     finish_reason: FinishReason | None = None
     """`stop`, `length` or `error`, in the last piece of the choice."""
 
@@ -49,7 +49,7 @@ class CompletionOutput:
     index: int
     text: str
     token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...] | None
+    logprobs: tuple[SampledLogprobs, ...] | None
     finish_reason: FinishReason | None
     stop_reason: int | str | None
 

@@ -34,7 +34,7 @@ from sluice.engine.execution.sampling.row_options import RowOptions
 from sluice.engine.execution.sampling.seen_tokens import SeenTokens
 from sluice.engine.execution.slots import Slot
 from sluice.engine.execution.transfers import PendingCopy, to_device
-from sluice.engine.request import TokenLogprobs
+from sluice.engine.request import SampledLogprobs
 from sluice.kernels.logprobs import logprobs
 from sluice.kernels.sample import draws_with
 
@@ -129,12 +129,12 @@ class Drawn:
 
 def _logprobs(
     num_asked: dict[int, int], chosen: Tensor, values: Tensor, token_ids: Tensor
-) -> dict[int, tuple[TokenLogprobs]]:
+) -> dict[int, tuple[SampledLogprobs]]:
     """Return the log-probabilities of each requested row, from `[A, 1]`, `[A, K]` and `[A, K]`."""
     of_chosen: list[list[float]] = chosen.tolist()
     pairs = zip(num_asked.items(), of_chosen, values.tolist(), token_ids.tolist(), strict=True)
     return {
-        row: (TokenLogprobs(chosen=value[0], top=tuple(zip(ids[:number], likeliest, strict=False))),)
+        row: (SampledLogprobs(chosen=value[0], top=tuple(zip(ids[:number], likeliest, strict=False))),)
         for (row, number), value, likeliest, ids in pairs
     }
 

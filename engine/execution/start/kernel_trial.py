@@ -17,7 +17,7 @@ from sluice.engine.execution.memory import free_memory_bytes
 from sluice.engine.execution.options import ModelOptions
 from sluice.engine.models.config import DecoderConfig
 from sluice.kernels import chain
-from sluice.kernels.trial.runner import Trial, Verdict, tasks_of
+from sluice.kernels.trial.runner import KernelTrial, Verdict, tasks_of
 from sluice.kernels.trial.sizes import ModelSizes
 
 Wanted = Literal["auto", "triton", "torch"]
@@ -97,7 +97,7 @@ def kernels_tried(sizes: ModelSizes, device: str, wanted: Wanted, processes: int
         yield
         return
     with ThreadPoolExecutor(1, thread_name_prefix="trial") as background:
-        trial = Trial(sizes, device, tasks_of(sizes, device))
+        trial = KernelTrial(sizes, device, tasks_of(sizes, device))
         verdict = background.submit(trial.run, processes)
         try:
             yield

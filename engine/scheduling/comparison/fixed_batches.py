@@ -5,7 +5,6 @@ from collections.abc import Callable
 from sluice.engine.batch import Batch, PaddingRow, ScheduledRow
 from sluice.engine.config import EngineConfig
 from sluice.engine.executor import ModelLimits
-from sluice.engine.scheduling.admission import AdmissionMode, Guaranteed
 from sluice.engine.scheduling.comparison.mixed_steps import ComparisonScheduler
 
 
@@ -48,9 +47,6 @@ class FixedBatches(ComparisonScheduler):
         now_s = self._clock()
         first_seen_s = now_s if self._first_seen_s is None else self._first_seen_s
         return max(0.0, first_seen_s + self._window_s - now_s)
-
-    def _make_admission(self) -> AdmissionMode:
-        return Guaranteed(self._limits)
 
     def _padding(self, rows: list[ScheduledRow]) -> tuple[PaddingRow, ...]:
         """Return the padding that completes the rectangle of `rows` and of the sequences that have ended."""

@@ -5,7 +5,7 @@ import pytest
 from sluice.engine.config import EngineConfig
 from sluice.engine.executor import ModelLimits
 from sluice.engine.request import Sampling
-from sluice.engine.scheduling.admission import Guaranteed, Watermark
+from sluice.engine.scheduling.admission import AdmissionMode, Watermark
 from sluice.engine.sequence import Sequence
 
 LIMITS = ModelLimits(max_model_len=1024, vocab_size=9, eos_token_ids=frozenset(), num_blocks=64, block_size=4)
@@ -30,7 +30,7 @@ class TestGivenRunningSequences:
         assert Watermark(LIMITS).num_spare_blocks([sequence_of(1, 6)] * 3) == 3
 
     def test_when_all_is_guaranteed_then_a_sequence_holds_its_longest_output(self) -> None:
-        mode = Guaranteed(LIMITS)
+        mode = AdmissionMode(LIMITS)
 
         assert mode.num_held_tokens(sequence_of(2, 5)) == 7 * LIMITS.block_size
         assert mode.num_spare_blocks([sequence_of(1, 6)] * 3) == 0

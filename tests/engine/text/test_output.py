@@ -8,7 +8,7 @@ import pytest
 from sluice.engine.batch import Sampled
 from sluice.engine.executor import ModelLimits
 from sluice.engine.null_model import END_OF_SEQUENCE, NullTokenizer
-from sluice.engine.request import FailureKind, Finish, FinishReason, Request, Sampling, TokenDelta, TokenLogprobs
+from sluice.engine.request import FailureKind, Finish, FinishReason, Request, SampledLogprobs, Sampling, TokenDelta
 from sluice.engine.sequence import Sequence
 from sluice.engine.text.detokenizer import Detokenizer, PieceDetokenizer
 from sluice.engine.text.output import ChoiceOutput, Outputs
@@ -22,7 +22,7 @@ LIMITS = ModelLimits(
     num_blocks=8,
     block_size=4,
 )
-LOGPROBS = tuple(TokenLogprobs(chosen=-float(n), top=()) for n in range(4))
+LOGPROBS = tuple(SampledLogprobs(chosen=-float(n), top=()) for n in range(4))
 
 
 def output(*, detokenizer: Detokenizer | None = None, **sampling: Any) -> ChoiceOutput:
@@ -60,7 +60,7 @@ def generated(tokens: bytes, **sampling: Any) -> list[TokenDelta]:
     request = Request(id="r", prompt_token_ids=(1,), sampling=Sampling(logprobs=1, **sampling))
     sequence = Sequence(id=0, request_id="r", choice=0, sampling=request.sampling, token_ids=[1], num_prompt_tokens=1)
     choice = Outputs(NullTokenizer(), LIMITS).make(request, sequence)
-    rows = (Sampled((token,), (TokenLogprobs(chosen=-1.0, top=((255, -0.5),)),)) for token in tokens)
+    rows = (Sampled((token,), (SampledLogprobs(chosen=-1.0, top=((255, -0.5),)),)) for token in tokens)
     return [choice.accept(row) for row in rows]
 
 

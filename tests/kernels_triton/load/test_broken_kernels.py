@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu.start import DRILLS, break_kernel
-from sluice.kernels.trial.runner import Task, Trial
+from sluice.kernels.trial.runner import KernelTrial, Task
 from tests.grids import fast_only
 from tests.kernels_triton.load.test_trial_cases import SIZES
 
@@ -37,7 +37,7 @@ def test_when_a_kernel_is_broken_then_its_operation_fails_and_another_passes(
     monkeypatch.chdir(tmp_path)
     tasks = [Task(operation, 0), Task("prepare_batch", 0)]
 
-    verdict = Trial(SIZES, "cpu", tasks, command=(sys.executable, "-c", CHILD)).run(1)
+    verdict = KernelTrial(SIZES, "cpu", tasks, command=(sys.executable, "-c", CHILD)).run(1)
 
     assert list(verdict.problems) == [operation]
     assert SAID[name] in verdict.problems[operation]

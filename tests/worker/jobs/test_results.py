@@ -217,9 +217,9 @@ class TestGivenAJobThatAnOlderWorkerBegan:
         assert decode_entry(made.encode_next()).logprobs == (seen, new)
 
 
-def drawn(one: TokenLogprobs) -> request.TokenLogprobs:
+def drawn(one: TokenLogprobs) -> request.SampledLogprobs:
     """The same, as the engine says it."""
-    return request.TokenLogprobs(chosen=one.chosen, top=one.top, token=one.token, offset=one.offset)
+    return request.SampledLogprobs(chosen=one.chosen, top=one.top, token=one.token, offset=one.offset)
 
 
 class TestGivenAResultAtItsBound:

@@ -133,7 +133,7 @@ def never(_device: torch.device) -> bool:
 
 class TestGivenALoadThatFails:
     def test_when_its_error_is_raised_then_the_trial_is_stopped(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(kernel_trial, "Trial", WaitingTrial)
+        monkeypatch.setattr(kernel_trial, "KernelTrial", WaitingTrial)
         monkeypatch.setattr(config, "has_hopper_kernel", never)
         plan = plan_load(ModelOptions(path=FOLDER))
         sizes = sizes_of(plan.config, plan.dtype, plan.options, plan.max_model_len)
