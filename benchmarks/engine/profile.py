@@ -26,10 +26,9 @@ from sluice.engine.batch import Batch
 from sluice.engine.execution.model_runner import ModelRunner
 from sluice.engine.execution.options import ModelOptions
 from sluice.engine.execution.start.model_loading import load_model_runner
-from sluice.engine.models.inputs import BatchTensors
 from sluice.engine.request import Sampling
 from sluice.engine.sequence import Sequence, batch_of
-from sluice.kernels.decoder_step import DecoderWeights
+from sluice.kernels.decoder_step import DecoderWeights, StepInputs
 from sluice.kernels.linear import Linear
 from sluice.kernels.linear.native import NativeLinear
 
@@ -133,7 +132,7 @@ def bounds_us(runner: ModelRunner, case: Case, roof: Roof) -> dict[str, float]:
     return by_name | {"output": output_us, "attention": 1e6 * attention_s}
 
 
-def phases_us(runner: ModelRunner, tensors: BatchTensors) -> dict[str, float]:
+def phases_us(runner: ModelRunner, tensors: StepInputs) -> dict[str, float]:
     """Return the phases of the run with the median total."""
     runs = sorted((runner.time_phases(tensors) for _ in range(REPEATS)), key=lambda run: sum(run.values()))
     return {name: 1e6 * seconds for name, seconds in runs[len(runs) // 2].items()}

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
@@ -22,7 +21,6 @@ from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.models.config import DecoderConfig, parse_config
 from sluice.engine.models.decoder import Decoder
 from sluice.engine.models.folder import Weights, open_model_folder
-from sluice.engine.models.inputs import BatchTensors
 from sluice.engine.models.load import WeightForm, load_decoder
 from sluice.engine.null_model import NullTokenizer
 from sluice.engine.request import Request, Sampling
@@ -30,6 +28,7 @@ from sluice.engine.sequence import Sequence as EngineSequence
 from sluice.engine.sequence import batch_of
 from sluice.kernels import chain
 from sluice.kernels.copy_blocks import BlockRuns
+from sluice.kernels.decoder_step import StepInputs
 from tests.oracles.block_copies import on_device
 
 SHAPES: dict[str, dict[str, object]] = {
@@ -87,12 +86,12 @@ def cache_bytes_per_token(config: DecoderConfig, element_bytes: int) -> int:
     return 2 * config.num_layers * config.num_kv_heads * config.head_size * element_bytes
 
 
-def decode_tensors(batch_size: int, context_len: int, block_size: int, device: torch.device) -> BatchTensors:
+def decode_tensors(batch_size: int, context_len: int, block_size: int, device: torch.device) -> StepInputs:
     """Return a decode step of equal sequences."""
     return step_tensors([1] * batch_size, [context_len] * batch_size, block_size, device)
 
 
-def step_tensors(query_lens: list[int], context_lens: list[int], block_size: int, device: torch.device) -> BatchTensors:
+def step_tensors(query_lens: list[int], context_lens: list[int], block_size: int, device: torch.device) -> StepInputs:
     """Return a step in which every sequence samples, with blocks assigned at random."""
     blocks_each = [-(-length // block_size) for length in context_lens]
     dealt = torch.randperm(sum(blocks_each), generator=torch.Generator().manual_seed(0)).split(blocks_each)
@@ -102,7 +101,7 @@ def step_tensors(query_lens: list[int], context_lens: list[int], block_size: int
     positions = torch.cat([torch.arange(context_len - query_len, context_len) for query_len, context_len in lens])
     rows = torch.arange(len(query_lens)).repeat_interleave(torch.tensor(query_lens))
     slots = tables[rows, positions // block_size] * block_size + positions % block_size
-    return BatchTensors(
+    return StepInputs(
         input_ids=(torch.arange(len(positions)) % 256).to(device),
         positions=positions.to(device),
         slot_mapping=slots.to(device),
@@ -110,6 +109,8 @@ def step_tensors(query_lens: list[int], context_lens: list[int], block_size: int
         query_start_locs=ends.to(device, torch.int32),
         context_lens=torch.tensor(context_lens, dtype=torch.int32, device=device),
         logit_rows=(ends[1:] - 1).to(device),
+        window_slots=None,
+        window_tables=None,
         max_query_len=max(query_lens),
         max_context_len=max(context_lens),
     )
@@ -266,7 +267,7 @@ def logits_of_prompts(
         slots.write(batch)
         tensors = layout.lay_out(batch)
         every_row = torch.arange(tensors.input_ids.shape[0], device=device)
-        rows = decoder.forward(replace(tensors, logit_rows=every_row), caches)
+        rows = decoder.forward(tensors._replace(logit_rows=every_row), caches)
         for row, logits in zip(batch.rows, rows.split([row.num_tokens for row in batch.rows]), strict=True):
             parts[row.sequence_id].append(logits)
     return [torch.cat(chunks) for chunks in parts]

@@ -20,7 +20,7 @@ from torch import Tensor
 from sluice.engine.batch import Batch, Drafts, ScheduledRow
 from sluice.engine.execution.slots import Slot, Slots
 from sluice.engine.execution.transfers import Staging
-from sluice.engine.models.inputs import BatchTensors
+from sluice.kernels.decoder_step import StepInputs
 from sluice.kernels.prepare_batch import PADDING, PreparedTokens, StepPlan, prepare_batch
 
 ALIGNED_COLUMNS = 4
@@ -70,22 +70,23 @@ class _Decodes:
         self.slots = np.empty(num_sequences, dtype=np.int64)
         self.window_slots = np.empty((num_windowed, num_sequences), dtype=np.int64)
         self.context_lens = np.empty(num_sequences, dtype=np.int32)
-        self._tensors = {
-            "input_ids": torch.from_numpy(self.input_ids),
-            "positions": torch.from_numpy(self.positions),
-            "slot_mapping": torch.from_numpy(self.slots),
-            "block_tables": torch.from_numpy(tables),
-            "query_start_locs": torch.arange(num_sequences + 1, dtype=torch.int32),
-            "context_lens": torch.from_numpy(self.context_lens),
-            "logit_rows": torch.arange(num_sequences),
-        }
-        if num_windowed:
-            self._tensors["window_slots"] = torch.from_numpy(self.window_slots)
-            self._tensors["window_tables"] = torch.from_numpy(window_tables)
+        self._inputs = StepInputs(
+            input_ids=torch.from_numpy(self.input_ids),
+            positions=torch.from_numpy(self.positions),
+            slot_mapping=torch.from_numpy(self.slots),
+            block_tables=torch.from_numpy(tables),
+            query_start_locs=torch.arange(num_sequences + 1, dtype=torch.int32),
+            context_lens=torch.from_numpy(self.context_lens),
+            logit_rows=torch.arange(num_sequences),
+            window_slots=torch.from_numpy(self.window_slots) if num_windowed else None,
+            window_tables=torch.from_numpy(window_tables) if num_windowed else None,
+            max_query_len=1,
+            max_context_len=0,
+        )
 
-    def tensors(self, max_context_len: int) -> BatchTensors:
-        """Return the tensors with their current contents."""
-        return BatchTensors(**self._tensors, max_query_len=1, max_context_len=max_context_len)
+    def inputs(self, max_context_len: int) -> StepInputs:
+        """Return the tensors, which have their current contents."""
+        return self._inputs._replace(max_context_len=max_context_len)
 
 
 class BatchLayout:
@@ -111,7 +112,7 @@ class BatchLayout:
 
     def lay_out(
         self, batch: Batch, drawn_rows: Mapping[int, int] | None = None, drawn_ids: Tensor | None = None
-    ) -> BatchTensors:
+    ) -> StepInputs:
         """Return the tensors of `batch`, valid until the next call.
 
         Args:
@@ -173,7 +174,7 @@ class BatchLayout:
             max_context_len=max_context_len,
         )
 
-    def _lay_out_decodes(self, rows: tuple[ScheduledRow, ...], slots: list[Slot]) -> BatchTensors:
+    def _lay_out_decodes(self, rows: tuple[ScheduledRow, ...], slots: list[Slot]) -> StepInputs:
         """Lay out decodes whose tokens the host knows, in preallocated memory and in plain Python.
 
         A dozen operations over arrays of a few numbers take a tenth of such a step, because the weights evict numpy's
@@ -192,7 +193,7 @@ class BatchLayout:
         ]
         for table, window_slots in zip(window_tables, self._decodes.window_slots, strict=True):
             window_slots[:] = [table.item(row, start // size) * size + start % size for row, start in enumerate(starts)]
-        return self._decodes.tensors(max(starts) + 1)
+        return self._decodes.inputs(max(starts) + 1)
 
     def _used_tables(
         self, rows: tuple[ScheduledRow, ...], slots: list[Slot], num_padding: int, num_columns: int
@@ -267,9 +268,9 @@ def step_plan(parts: Sequence[Tensor]) -> tuple[StepPlan, Tensor]:
 
 def tensors_of(
     plan: StepPlan, tokens: PreparedTokens, logit_rows: Tensor, max_query_len: int, max_context_len: int
-) -> BatchTensors:
+) -> StepInputs:
     """Return the model's inputs: the plan, and what was prepared of it."""
-    return BatchTensors(
+    return StepInputs(
         input_ids=tokens.input_ids,
         positions=tokens.positions,
         slot_mapping=tokens.slot_mapping,

@@ -14,7 +14,7 @@ from sluice.engine.execution.layout import BatchLayout, columns_of
 from sluice.engine.execution.memory import give_memory_back
 from sluice.engine.execution.options import ModelOptions
 from sluice.engine.execution.recordings.buckets import Bucket, Buckets, nothing, pad
-from sluice.engine.execution.recordings.cuda_graphs import CudaGraphRecorder, EagerGraphRecorder, GraphedDecoder
+from sluice.engine.execution.recordings.cuda_graphs import CudaGraphRecorder, GraphedDecoder, record_eagerly
 from sluice.engine.execution.recordings.inputs import RecordedInputs
 from sluice.engine.execution.sampling.edited_rows import NO_TOKENS, LastTokens, first_rows
 from sluice.engine.execution.sampling.sampler import PreparedRows, Sampler, with_drafts
@@ -22,10 +22,10 @@ from sluice.engine.execution.slots import Slots
 from sluice.engine.execution.transfers import PendingCopy
 from sluice.engine.executor import Launched, ModelLimits
 from sluice.engine.models.decoder import Decoder
-from sluice.engine.models.inputs import BatchTensors
 from sluice.engine.speculation.verification import verified_rows
 from sluice.kernels import chain
 from sluice.kernels.copy_blocks import block_runs, copy_blocks
+from sluice.kernels.decoder_step import StepInputs
 
 
 class LaunchedStep(NamedTuple):
@@ -195,8 +195,8 @@ class ModelRunner:
             max_drawn=len(self._sampler.options.drawn),
             device=device,
         )
-        recorder = CudaGraphRecorder(device) if device.type == "cuda" else EagerGraphRecorder()
-        return GraphedDecoder(self.forward, self._sampler.options.draw, recorder, inputs, max_rows=max_rows)
+        record = CudaGraphRecorder(device).record if device.type == "cuda" else record_eagerly
+        return GraphedDecoder(self.forward, self._sampler.options.draw, record, inputs, max_rows=max_rows)
 
     @property
     def graphs(self) -> GraphedDecoder | None:
@@ -240,12 +240,12 @@ class ModelRunner:
             self._fill(self._graphs.inputs, nothing(bucket), bucket)
             self._graphs.record(bucket)
 
-    def lay_out(self, batch: Batch) -> BatchTensors:
+    def lay_out(self, batch: Batch) -> StepInputs:
         """Run the first part of `launch`: return the model's inputs, valid until the next call."""
         self._slots.write(batch)
         return self._lay_out(batch)
 
-    def _lay_out(self, batch: Batch) -> BatchTensors:
+    def _lay_out(self, batch: Batch) -> StepInputs:
         return self._layout.lay_out(batch, self._last.rows, self._last.token_ids)
 
     def _fill(self, inputs: RecordedInputs, batch: Batch, bucket: Bucket) -> None:
@@ -253,11 +253,11 @@ class ModelRunner:
         plan = self._layout.plan(batch, self._last.rows, num_columns=inputs.sent_columns(bucket))
         inputs.fill(plan, bucket, self._last.token_ids)
 
-    def forward(self, tensors: BatchTensors) -> Tensor:
+    def forward(self, tensors: StepInputs) -> Tensor:
         """Run the second part of `launch`: return the logits `[R, V]`, valid until the next call."""
         return self._decoder.forward(tensors, self._caches)
 
-    def time_phases(self, tensors: BatchTensors) -> dict[str, float]:
+    def time_phases(self, tensors: StepInputs) -> dict[str, float]:
         """Return seconds per phase of a native step, which is run; for measurements."""
         return self._decoder.time_phases(tensors, self._caches)
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from sluice.engine.models.config import DecoderConfig
-from sluice.engine.models.inputs import BatchTensors
 from sluice.kernels.decoder_step import DecoderWeights, LayerWeights, StepInputs
 from sluice.kernels.paged_attention import KVCache, Layout, paged_attention
 from sluice.kernels.rms_norm import add_rms_norm, rms_norm
@@ -61,22 +60,22 @@ class Decoder:
         """Whether a step is one native call."""
         return self._step is not None
 
-    def forward(self, tensors: BatchTensors, caches: list[KVCache]) -> Tensor:
+    def forward(self, tensors: StepInputs, caches: list[KVCache]) -> Tensor:
         """Compute every token of the step, writing keys and values; return logits `[R, V]` of `tensors.logit_rows`.
 
         The logits are valid until the next call.
         """
         # The native step reads only its own cache layout, which fp8 caches do not have.
         if self._step is not None and caches[0].layout is Layout.PACKED:
-            return self._step.run(_step_inputs(tensors), caches)
+            return self._step.run(tensors, caches)
         return self.forward_by_operations(tensors, caches)
 
-    def time_phases(self, tensors: BatchTensors, caches: list[KVCache]) -> dict[str, float]:
+    def time_phases(self, tensors: StepInputs, caches: list[KVCache]) -> dict[str, float]:
         """Compute a native step; return the seconds of its phases, for measurements."""
         assert self._step is not None, "check has_native_step first"
-        return self._step.time_phases(_step_inputs(tensors), caches)
+        return self._step.time_phases(tensors, caches)
 
-    def forward_by_operations(self, tensors: BatchTensors, caches: list[KVCache]) -> Tensor:
+    def forward_by_operations(self, tensors: StepInputs, caches: list[KVCache]) -> Tensor:
         """Run `forward` one operation after another: the fallback without a native step, and its reference."""
         weights = self._weights
         eps, offset = weights.rms_norm_eps, weights.norm_offset
@@ -89,7 +88,7 @@ class Decoder:
 
         rms_norm(residual, weights.layers[0].attention_norm, eps=eps, weight_offset=offset, out=normed)
         add_norm = partial(add_rms_norm, eps=eps, weight_offset=offset)
-        tables = _tables(tensors)
+        tables = tensors.tables
         for index, layer in enumerate(weights.layers):
             slot_mapping, block_tables = tables[caches[index].table]
             query = self._write_kv(layer, normed, tensors.positions, slot_mapping, caches[index])
@@ -120,7 +119,7 @@ class Decoder:
         )
 
     def _attend(
-        self, layer: LayerWeights, query: Tensor, tensors: BatchTensors, block_tables: Tensor, cache: KVCache
+        self, layer: LayerWeights, query: Tensor, tensors: StepInputs, block_tables: Tensor, cache: KVCache
     ) -> Tensor:
         """Attend: queries `[T, H, D]` to `[T, H * D]`."""
         num_tokens = query.shape[0]
@@ -157,25 +156,3 @@ def _native_step(weights: DecoderWeights, max_tokens: int) -> "DecoderStep | Non
     if not can_step([*products, weights.output], weights.head_size):
         return None
     return DecoderStep(weights, max_tokens)
-
-
-def _tables(tensors: BatchTensors) -> list[tuple[Tensor, Tensor]]:
-    """Return the slot mapping and the block tables for each table of the sequences (`KVCache.table`)."""
-    tables = [(tensors.slot_mapping, tensors.block_tables)]
-    if tensors.window_slots is not None and tensors.window_tables is not None:
-        tables += zip(tensors.window_slots.unbind(), tensors.window_tables.unbind(), strict=True)
-    return tables
-
-
-def _step_inputs(tensors: BatchTensors) -> StepInputs:
-    return StepInputs(
-        input_ids=tensors.input_ids,
-        positions=tensors.positions,
-        slot_mapping=tensors.slot_mapping,
-        block_tables=tensors.block_tables,
-        query_start_locs=tensors.query_start_locs,
-        context_lens=tensors.context_lens,
-        logit_rows=tensors.logit_rows,
-        window_slots=tensors.window_slots,
-        window_tables=tensors.window_tables,
-    )

@@ -87,17 +87,42 @@ class DecoderWeights:
 
 
 class StepInputs(NamedTuple):
-    """T tokens of S sequences, as for `paged_attention` and `write_kv`; `logit_rows` `[R]` ascends."""
+    """One step: T tokens of S sequences, R of which sample a token. The next layout may reuse the memory."""
 
     input_ids: Tensor
-    positions: Tensor
-    slot_mapping: Tensor
-    block_tables: Tensor
-    query_start_locs: Tensor
-    context_lens: Tensor
-    logit_rows: Tensor
-    window_slots: Tensor | None = None
-    """`[W, T]`: slot mappings of layers whose `KVCache.table` is 1 to W; None if there are none."""
+    """`[T]` int64."""
 
-    window_tables: Tensor | None = None
-    """`[W, S, max_blocks]`: their block tables."""
+    positions: Tensor
+    """`[T]` int64."""
+
+    slot_mapping: Tensor
+    """`[T]` int64: slot that each token's key and value are written to."""
+
+    block_tables: Tensor
+    """`[S, max_blocks]` int32."""
+
+    query_start_locs: Tensor
+    """`[S + 1]` int32."""
+
+    context_lens: Tensor
+    """`[S]` int32: context lengths including this step's tokens."""
+
+    logit_rows: Tensor
+    """`[R]` int64: rows of T whose logits are needed, in ascending order; those of padding last."""
+
+    window_slots: Tensor | None
+    """`[W, T]` int64: slot mappings of layers whose `KVCache.table` is 1 to W; None if there are none."""
+
+    window_tables: Tensor | None
+    """`[W, S, max_blocks]` int32: their block tables."""
+
+    max_query_len: int
+    max_context_len: int
+
+    @property
+    def tables(self) -> list[tuple[Tensor, Tensor]]:
+        """The slot mapping and the block tables of layers, by `KVCache.table`."""
+        tables = [(self.slot_mapping, self.block_tables)]
+        if self.window_slots is not None and self.window_tables is not None:
+            tables += zip(self.window_slots.unbind(), self.window_tables.unbind(), strict=True)
+        return tables

@@ -30,6 +30,9 @@ _LINE = 32
 """Padding between rows, one cache line in elements: rows a power of two apart would share few cache sets."""
 
 _STEP_BYTES = 64
+_NUM_TENSORS = StepInputs._fields.index("max_query_len")
+"""Fields of `StepInputs` that are tensors, which come first."""
+
 _PHASES = (
     "start",
     "embed",
@@ -114,8 +117,8 @@ class DecoderStep:
         self._max_tokens = max_tokens
         self._room = _Room(model, max_tokens)
         self._model = _model(model, self._layers, self._output, self._room)
-        self._inputs: StepInputs | None = None
-        """The last step's inputs and the structures made from them."""
+        self._inputs: tuple[object, ...] | None = None
+        """The last step's tensors; `_step` and `_rows` are made from them."""
 
         self._step, self._rows = _Step(), self._logits
 
@@ -127,8 +130,7 @@ class DecoderStep:
                 moved: it is not checked again.
             caches: one per layer. The list of the previous step must hold the same caches.
             seconds: `[len(_PHASES) + 1]` float64, for measurements: the duration of each phase is added to it; the
-                first
-                phase includes the time since the timestamp in the last element.
+                first phase includes the time since the timestamp in the last element.
 
         Returns:
             Logits `[R, V]` bfloat16 of `logit_rows`, valid until the next call.
@@ -139,7 +141,7 @@ class DecoderStep:
         if caches is not self._caches:
             self._use(caches)
         # Most steps reuse the memory of the previous one. Each tensor access is costly while the caches hold weights.
-        if self._inputs is None or any(map(is_not, inputs, self._inputs)):
+        if self._inputs is None or any(map(is_not, inputs[:_NUM_TENSORS], self._inputs)):
             self._take(inputs)
         self._step.seconds = None if seconds is None else seconds.data_ptr()
         self._native(ctypes.addressof(self._model), ctypes.addressof(self._step), torch.get_num_threads())
@@ -180,7 +182,7 @@ class DecoderStep:
             0 if slots is None else slots.stride(0),
             *((0, 0) if tables is None else tables.stride()[:2]),
         )
-        self._inputs, self._rows = inputs, self._logits[:num_rows]
+        self._inputs, self._rows = inputs[:_NUM_TENSORS], self._logits[:num_rows]
 
     def time_phases(self, inputs: StepInputs, caches: list[KVCache]) -> dict[str, float]:
         """Return seconds of each phase of a step, which is computed as by `run`."""

@@ -8,8 +8,8 @@ from torch import Tensor
 from sluice.engine.batch import Batch
 from sluice.engine.execution.layout import BatchLayout
 from sluice.engine.execution.slots import Slots
-from sluice.engine.models.inputs import BatchTensors
 from sluice.engine.sequence import Sequence, batch_of
+from sluice.kernels.decoder_step import StepInputs
 
 Part = tuple[Sequence, int, int, bool]
 """A sequence, with `start`, `num_tokens` and `samples` of its row."""
@@ -38,13 +38,13 @@ class StepLayout:
 
     def lay_out(
         self, parts: Iterable[Part], drawn_rows: Mapping[int, int] | None = None, drawn_ids: Tensor | None = None
-    ) -> BatchTensors:
+    ) -> StepInputs:
         """The tensors of a step of `parts`."""
         return self.lay_out_batch(batch_of(parts), drawn_rows, drawn_ids)
 
     def lay_out_batch(
         self, batch: Batch, drawn_rows: Mapping[int, int] | None = None, drawn_ids: Tensor | None = None
-    ) -> BatchTensors:
+    ) -> StepInputs:
         """The tensors of `batch`, after its writes."""
         self.slots.write(batch)
         return self.layout.lay_out(batch, drawn_rows, drawn_ids)

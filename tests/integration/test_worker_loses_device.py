@@ -10,7 +10,7 @@ import torch
 
 from sluice import worker
 from sluice.engine.execution.model_runner import ModelRunner
-from sluice.engine.models.inputs import BatchTensors
+from sluice.kernels.decoder_step import StepInputs
 from sluice.kernels.paged_attention import KVCache
 from sluice.protocol.states import JobState
 from sluice.protocol.wire import JobOptions
@@ -37,7 +37,7 @@ def dying(served: LocalModel) -> LocalModel:
     assert isinstance(runner, ModelRunner)
     compute, num_steps = runner.decoder.forward, 0
 
-    def forward(tensors: BatchTensors, caches: list[KVCache]) -> torch.Tensor:
+    def forward(tensors: StepInputs, caches: list[KVCache]) -> torch.Tensor:
         nonlocal num_steps
         num_steps += 1
         if num_steps > STEPS_TO_LIVE:

@@ -80,7 +80,7 @@ def _logits(decoder: Decoder, prompts: list[list[int]], *, block_size: int, chun
         tensors = layout.lay_out(scheduled)
         every_row = torch.arange(tensors.input_ids.shape[0])
         # A native step writes its logits to the same memory each time.
-        logits = decoder.forward(replace(tensors, logit_rows=every_row), caches).clone()
+        logits = decoder.forward(tensors._replace(logit_rows=every_row), caches).clone()
         rows = logits.split([size for _, _, size, _ in scheduled])
         for (sequence, *_), own in zip(scheduled, rows, strict=True):
             parts[sequence.id].append(own)

@@ -268,9 +268,9 @@ class TestGivenGroupsOfLayersWithAWindow:
         assert tensors.window_slots is not None
 
         with pytest.raises(ValueError, match=rf"caches are of {1 + groups} tables, got 1"):
-            decoder.forward(replace(tensors, window_slots=None, window_tables=None), caches)
+            decoder.forward(tensors._replace(window_slots=None, window_tables=None), caches)
         with pytest.raises(ValueError, match=r"window_slots must be \[W, 209\]"):
-            decoder.forward(replace(tensors, window_slots=tensors.window_slots[:, 1:]), caches)
+            decoder.forward(tensors._replace(window_slots=tensors.window_slots[:, 1:]), caches)
 
 
 class TestGivenTwoDecoders:
@@ -362,4 +362,4 @@ class TestGivenABatchThatNativeCodeWouldMisread:
         tensors = layout_of(5).lay_out([whole(sequence) for sequence in sequences()])
 
         with pytest.raises(ValueError, match=problem):
-            decoder.forward(replace(tensors, **{name: wrong}), caches_of(decoder))
+            decoder.forward(tensors._replace(**{name: wrong}), caches_of(decoder))

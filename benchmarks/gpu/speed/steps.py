@@ -20,7 +20,7 @@ from benchmarks.gpu.scale import Call, Scale
 from sluice.engine.execution.kv_cache import make_caches
 from sluice.engine.models.config import DecoderConfig
 from sluice.engine.models.decoder import Decoder
-from sluice.engine.models.inputs import BatchTensors
+from sluice.kernels.decoder_step import StepInputs
 from sluice.kernels.sample.kernel import sample_triton
 from tests.oracles.kernel_cases import make_options
 
@@ -75,7 +75,7 @@ def _step(scale: Scale, shape: str, decoder: Decoder, batch: int, context_len: i
     return Line(f"{shape}, {batch} x {context_len}", figures)
 
 
-def stepping(scale: Scale, decoder: Decoder, tensors: BatchTensors) -> Call:
+def stepping(scale: Scale, decoder: Decoder, tensors: StepInputs) -> Call:
     """Return a step over a cache of its own: forward and greedy sampling."""
     num_rows, num_blocks = len(tensors.logit_rows), tensors.block_tables.numel()
     caches = make_caches(

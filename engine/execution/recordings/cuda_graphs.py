@@ -3,8 +3,8 @@
 A recording reads its inputs at fixed addresses (`inputs`). Its logits stay valid until the next replay of any
 recording. All recordings share one memory pool: they never run concurrently.
 
-A `GraphRecorder` makes recordings: CUDA graphs on a GPU. `EagerGraphRecorder` recomputes over the same buffers, so that
-everything except the capture is tested on a CPU.
+`CudaGraphRecorder` makes recordings on a GPU. `record_eagerly` recomputes over the same buffers, so that everything
+except the capture is tested on a CPU.
 
 Hot: `GraphedDecoder.forward`; no loop over sequences.
 """
@@ -15,8 +15,6 @@ Hot: `GraphedDecoder.forward`; no loop over sequences.
 import logging
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -25,13 +23,23 @@ from sluice.engine.errors import OutOfMemory
 from sluice.engine.execution.device_errors import loss_of, translated
 from sluice.engine.execution.recordings.buckets import Bucket
 from sluice.engine.execution.recordings.inputs import RecordedInputs
-from sluice.engine.models.inputs import BatchTensors
+from sluice.kernels.decoder_step import StepInputs
 
-Compute = Callable[[BatchTensors], Tensor]
-"""A model's forward: `BatchTensors` to logits `[R, V]`."""
+Compute = Callable[[StepInputs], Tensor]
+"""A model's forward: `StepInputs` to logits `[R, V]`."""
 
 Draw = Callable[[Tensor], None]
-"""A draw from logits `[R, V]`; what it returns lies at fixed addresses too."""
+"""A draw from logits `[R, V]`, to fixed addresses too."""
+
+Recording = Callable[[], Tensor]
+"""Start computing a recorded step, over the same memory. The logits are valid until the next replay of any recording.
+"""
+
+Record = Callable[[Callable[[], Tensor]], Recording]
+"""Compute a step once and record it. Results lie where a replay writes them.
+
+Raises `CaptureFailed` if no further step can be recorded; another error leaves the device usable.
+"""
 
 log = logging.getLogger(__name__)
 
@@ -54,59 +62,11 @@ class CaptureFailed(RuntimeError):
     """A capture failed after it began: torch's state is undefined, so no further capture is started."""
 
 
-class Recording(Protocol):
-    """A step that can be recomputed over the same memory."""
-
-    def replay(self) -> Tensor:
-        """Start computing the step. The logits are valid until the next replay of any recording."""
-        ...
-
-
-class GraphRecorder(Protocol):
-    """A maker of recordings."""
-
-    def record(self, compute: Callable[[], Tensor]) -> Recording:
-        """Compute once and record the step. Results lie where a replay writes them.
-
-        Raises:
-            RuntimeError: the step cannot be recorded; the device is usable.
-            CaptureFailed: no further step can be recorded.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class EagerRecording:
-    """A recording that recomputes eagerly."""
-
-    compute: Callable[[], Tensor]
-
-    def replay(self) -> Tensor:
-        """See `Recording.replay`."""
-        return self.compute()
-
-
-class EagerGraphRecorder:
-    """A recorder whose recordings recompute eagerly, on any device."""
-
-    def record(self, compute: Callable[[], Tensor]) -> EagerRecording:
-        """See `GraphRecorder.record`."""
-        # As CUDA capture does: whatever is initialised on first use is initialised here.
-        compute()
-        return EagerRecording(compute)
-
-
-@dataclass(frozen=True, slots=True)
-class CudaRecording:
-    """A CUDA graph and its output logits."""
-
-    graph: "torch.cuda.CUDAGraph"
-    logits: Tensor
-
-    def replay(self) -> Tensor:
-        """See `Recording.replay`."""
-        self.graph.replay()
-        return self.logits
+def record_eagerly(compute: Callable[[], Tensor]) -> Recording:
+    """Return `compute`, which recomputes the step, on any device; see `Record`."""
+    # As CUDA capture does: whatever is initialised on first use is initialised here.
+    compute()
+    return compute
 
 
 class CudaGraphRecorder:
@@ -117,8 +77,8 @@ class CudaGraphRecorder:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)
 
-    def record(self, compute: Callable[[], Tensor]) -> CudaRecording:
-        """See `GraphRecorder.record`."""
+    def record(self, compute: Callable[[], Tensor]) -> Recording:
+        """See `Record`."""
         # Run once first: kernel compilation and library workspaces cannot happen during a capture.
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
@@ -126,7 +86,7 @@ class CudaGraphRecorder:
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
         return self._captured(compute)
 
-    def _captured(self, compute: Callable[[], Tensor]) -> CudaRecording:
+    def _captured(self, compute: Callable[[], Tensor]) -> Recording:
         graph = torch.cuda.CUDAGraph()
         before = torch.cuda.current_stream(self._device)
         try:
@@ -137,19 +97,22 @@ class CudaGraphRecorder:
             # A capture that cannot be ended leaves its stream current.
             torch.cuda.set_stream(before)
             raise CaptureFailed(f"{type(error).__name__}: {error}") from error
-        return CudaRecording(graph, logits)
+
+        def replay() -> Tensor:
+            graph.replay()
+            return logits
+
+        return replay
 
 
 class GraphedDecoder:
     """A model's forward and the draw from its logits, recorded by bucket. Mutable: recordings are added."""
 
-    def __init__(
-        self, compute: Compute, draw: Draw, recorder: GraphRecorder, inputs: RecordedInputs, *, max_rows: int
-    ) -> None:
+    def __init__(self, compute: Compute, draw: Draw, record: Record, inputs: RecordedInputs, *, max_rows: int) -> None:
         self.inputs = inputs
         self._compute = compute
         self._draw = draw
-        self._recorder = recorder
+        self._record = record
         self._max_rows = max_rows
         self._logits: Tensor | None = None
         """`[max_rows, V]`, allocated with the first recording, outside the pool: a tensor kept in the pool would
@@ -177,8 +140,8 @@ class GraphedDecoder:
         """The unrecorded bucket that steps used most often; None if there is none."""
         if not self._may_record or len(self._recordings) >= MAX_RECORDINGS:
             return None
-        wanted = [bucket for bucket, count in self._uses.items() if count > 0]
-        return max(wanted, key=self._uses.__getitem__, default=None)
+        used = [bucket for bucket, count in self._uses.items() if count > 0]
+        return max(used, key=self._uses.__getitem__, default=None)
 
     def has(self, bucket: Bucket) -> bool:
         """Whether `bucket` is replayed."""
@@ -200,7 +163,7 @@ class GraphedDecoder:
         recording = self._recordings[bucket]
         assert recording is not None, "call has(bucket) first"
         self.num_replays += 1
-        return recording.replay()
+        return recording()
 
     def record(self, bucket: Bucket) -> bool:
         """Record `bucket` with the step in `inputs`, which has its sizes and is computed at least once.
@@ -214,7 +177,7 @@ class GraphedDecoder:
         if not self._may_record:
             return False
         try:
-            self._recordings[bucket] = self._recorder.record(lambda: self._computed(bucket))
+            self._recordings[bucket] = self._record(lambda: self._computed(bucket))
         except Exception as error:
             # A step that cannot be recorded is launched kernel by kernel: the engine keeps working.
             if loss_of(error) is not None:

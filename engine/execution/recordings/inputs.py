@@ -17,7 +17,7 @@ from sluice.engine.execution.layout import HostPlan, columns_of, step_plan, tens
 from sluice.engine.execution.recordings.buckets import Bucket
 from sluice.engine.execution.transfers import Staging, places, views
 from sluice.engine.executor import ModelLimits
-from sluice.engine.models.inputs import BatchTensors
+from sluice.kernels.decoder_step import StepInputs
 from sluice.kernels.prepare_batch import prepare_batch
 
 DENSE_COLUMNS = 128
@@ -79,7 +79,7 @@ class RecordedInputs:
         if last_ids is not None:
             self._last_ids[: len(last_ids)].copy_(last_ids)
 
-    def tensors(self, bucket: Bucket) -> BatchTensors:
+    def tensors(self, bucket: Bucket) -> StepInputs:
         """Compute the model's inputs of the step that was filled in; may be recorded."""
         plan, logit_rows = step_plan(views(self._words, self._shapes(bucket)))
         block_size = self._limits.block_size

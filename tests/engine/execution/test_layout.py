@@ -3,8 +3,6 @@
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
-from dataclasses import fields
-
 import numpy as np
 import pytest
 import torch
@@ -13,9 +11,9 @@ from hypothesis import strategies as st
 
 from sluice.engine.batch import Batch, PaddingRow
 from sluice.engine.execution.transfers import Staging
-from sluice.engine.models.inputs import BatchTensors
 from sluice.engine.request import Sampling
 from sluice.engine.sequence import Sequence
+from sluice.kernels.decoder_step import StepInputs
 from tests.engine.layouts import Part, StepLayout
 
 BLOCK_SIZE = 4
@@ -39,7 +37,7 @@ def layout_of(*, num_blocks: int = 32) -> StepLayout:
     return StepLayout(max_num_seqs=4, max_blocks_per_seq=4, num_blocks=num_blocks, block_size=BLOCK_SIZE)
 
 
-def lay_out(*parts: Part, drawn_rows: dict[int, int]) -> BatchTensors:
+def lay_out(*parts: Part, drawn_rows: dict[int, int]) -> StepInputs:
     return layout_of().lay_out(parts, drawn_rows, DRAWN_IDS)
 
 
@@ -101,7 +99,7 @@ class TestGivenStepsOfDecodesAlone:
             actual = own.lay_out(parts)
 
             expected = general.lay_out(parts, {-1: 0}, DRAWN_IDS)
-            for name in (field.name for field in fields(BatchTensors)):
+            for name in StepInputs._fields:
                 one, other = getattr(actual, name), getattr(expected, name)
                 if name == "block_tables":
                     # The general layout has only the columns that the step uses.

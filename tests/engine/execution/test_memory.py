@@ -20,7 +20,7 @@ from sluice.engine.execution.start import model_loading
 from sluice.engine.execution.start.largest_step import largest_batches
 from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.models.decoder import Decoder
-from sluice.engine.models.inputs import BatchTensors
+from sluice.kernels.decoder_step import StepInputs
 from sluice.kernels.paged_attention import KVCache
 
 FOLDER = Path(worker.__file__).parent / "small_model"
@@ -253,7 +253,7 @@ class TestGivenAModelWhoseStepsAreMeasured:
         num_logits: list[int] = []
         forward = Decoder.forward
 
-        def counted(decoder: Decoder, tensors: BatchTensors, caches: list[KVCache]) -> torch.Tensor:
+        def counted(decoder: Decoder, tensors: StepInputs, caches: list[KVCache]) -> torch.Tensor:
             num_logits.append(len(tensors.logit_rows))
             return forward(decoder, tensors, caches)
 

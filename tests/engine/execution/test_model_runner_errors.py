@@ -16,10 +16,10 @@ from sluice.engine.execution.options import ModelOptions
 from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.execution.transfers import PendingCopy
 from sluice.engine.llm_engine import LLMEngine
-from sluice.engine.models.inputs import BatchTensors
 from sluice.engine.request import Request, Sampling
 from sluice.engine.sequence import Sequence, batch_of
 from sluice.engine.text.tokenizer import load_tokenizer
+from sluice.kernels.decoder_step import StepInputs
 from tests.engine.given import Transcripts, note
 
 FOLDER = Path(worker.__file__).parent / "small_model"
@@ -50,11 +50,11 @@ def tokens_of(runner: ModelRunner, *, max_num_batched_tokens: int = 256) -> dict
     return {request_id: transcript.token_ids for (request_id, _), transcript in transcripts.items()}
 
 
-def break_at(monkeypatch: pytest.MonkeyPatch, runner: ModelRunner, raises: Callable[[BatchTensors], None]) -> None:
+def break_at(monkeypatch: pytest.MonkeyPatch, runner: ModelRunner, raises: Callable[[StepInputs], None]) -> None:
     """Let `raises` look at each step before it is computed."""
     compute = runner.decoder.forward
 
-    def forward(tensors: BatchTensors, caches: list[Any]) -> torch.Tensor:
+    def forward(tensors: StepInputs, caches: list[Any]) -> torch.Tensor:
         raises(tensors)
         return compute(tensors, caches)
 
@@ -69,7 +69,7 @@ class TestGivenADeviceWithMemoryForSmallStepsOnly:
         expected = tokens_of(runner)
         num_failures = 0
 
-        def raises(tensors: BatchTensors) -> None:
+        def raises(tensors: StepInputs) -> None:
             nonlocal num_failures
             if tensors.input_ids.shape[0] > room:
                 num_failures += 1
@@ -104,7 +104,7 @@ class TestGivenStepsThatAreLaunchedAhead:
         layout = ahead._layout  # pyright: ignore[reportPrivateUsage]
         lay_out, strays = layout.lay_out, list[int]()
 
-        def look_and_lay_out(batch: Any, drawn_rows: dict[int, int], drawn_ids: torch.Tensor | None) -> BatchTensors:
+        def look_and_lay_out(batch: Any, drawn_rows: dict[int, int], drawn_ids: torch.Tensor | None) -> StepInputs:
             num_drawn = 0 if drawn_ids is None else drawn_ids.shape[0]
             strays.extend(row for row in drawn_rows.values() if row >= num_drawn)
             return lay_out(batch, drawn_rows, drawn_ids)
@@ -133,7 +133,7 @@ class TestGivenADeviceThatIsLost:
     ) -> None:
         num_steps = 0
 
-        def raises(_tensors: BatchTensors) -> None:
+        def raises(_tensors: StepInputs) -> None:
             nonlocal num_steps
             num_steps += 1
             if num_steps >= 3:

@@ -5,7 +5,6 @@
 # pyright: reportMissingTypeStubs=false
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,8 +15,8 @@ from triton.runtime.jit import JITFunction
 from benchmarks.gpu.models import FAMILIES, SMALL, decode_tensors, triton_in_place_of_cpu
 from sluice.engine.models.config import DecoderConfig, parse_config
 from sluice.engine.models.decoder import Decoder
-from sluice.engine.models.inputs import BatchTensors
 from sluice.engine.models.load import WeightForm, load_decoder
+from sluice.kernels.decoder_step import StepInputs
 from sluice.kernels.paged_attention import FP8, KVCache
 from sluice.kernels.paged_attention.kernel import allocate_cuda
 from sluice.kernels.sample.kernel import sample_triton
@@ -104,7 +103,7 @@ class TestGivenTheLaunchersOfACard:
         monkeypatch.setattr(JITFunction, "run", launch)
         decoder = decoder_of(family, is_int8=is_narrow)
         caches = caches_of(decoder.config, FP8 if is_narrow else torch.bfloat16)
-        inputs = replace(decode_tensors(5, 100, 16, META), max_query_len=max_query_len)
+        inputs = decode_tensors(5, 100, 16, META)._replace(max_query_len=max_query_len)
         options = make_options([{"temperature": 0}, {"top_p": 0.9}, {"top_k": 3}, {}, {"min_p": 0.1}], META)
 
         with triton_in_place_of_cpu(), NoSynchronisation():
@@ -122,9 +121,9 @@ class TestGivenACard:
         runner = load(graphs=True, device="cuda:0")
         assert runner.graphs is not None
         compute = runner.graphs._compute  # pyright: ignore[reportPrivateUsage]
-        computed = list[BatchTensors]()
+        computed = list[StepInputs]()
 
-        def strictly(inputs: BatchTensors) -> Tensor:
+        def strictly(inputs: StepInputs) -> Tensor:
             computed.append(inputs)
             with NoSynchronisation():
                 return compute(inputs)

@@ -5,7 +5,6 @@
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -24,8 +23,8 @@ from sluice.engine.execution.recordings.cuda_graphs import (
     PATIENCE,
     CaptureFailed,
     CudaGraphRecorder,
-    EagerGraphRecorder,
-    EagerRecording,
+    Recording,
+    record_eagerly,
 )
 from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.llm_engine import LLMEngine
@@ -99,7 +98,7 @@ def pad_as(runner: ModelRunner, other: ModelRunner, monkeypatch: pytest.MonkeyPa
         laid = runner.lay_out(pad(batch, bucket))
         rows = torch.zeros_like(laid.context_lens, dtype=laid.logit_rows.dtype)
         rows[: len(laid.logit_rows)] = laid.logit_rows
-        return runner.forward(replace(laid, logit_rows=rows))[: len(laid.logit_rows)], None
+        return runner.forward(laid._replace(logit_rows=rows))[: len(laid.logit_rows)], None
 
     monkeypatch.setattr(runner, "_computed", computed)
 
@@ -244,27 +243,27 @@ class TestGivenStepsThatAreNotRecorded:
         assert engine.idle_s == float("inf")
 
 
-class FailingGraphRecorder(EagerGraphRecorder):
+class FailingGraphRecorder:
     """Records nothing: says why."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error
         self.num_asked = 0
 
-    def record(self, compute: Callable[[], Tensor]) -> EagerRecording:
+    def record(self, compute: Callable[[], Tensor]) -> Recording:
         self.num_asked += 1
         raise self._error
 
 
-class LateFailingGraphRecorder(EagerGraphRecorder):
+class LateFailingGraphRecorder:
     """Computes once, as a capture does first, and then fails: from the second size of decodes on."""
 
     def __init__(self) -> None:
         self.num_failures = 0
 
-    def record(self, compute: Callable[[], Tensor]) -> EagerRecording:
-        recording = super().record(compute)
-        if recording.replay().shape[0] not in (1, 9):
+    def record(self, compute: Callable[[], Tensor]) -> Recording:
+        recording = record_eagerly(compute)
+        if recording().shape[0] not in (1, 9):
             self.num_failures += 1
             raise RuntimeError("CUDA error: out of memory")
         return recording
@@ -276,7 +275,7 @@ class TestGivenStepsAheadOfTheirResults:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         failing = LateFailingGraphRecorder()
-        monkeypatch.setattr("sluice.engine.execution.model_runner.EagerGraphRecorder", lambda: failing)
+        monkeypatch.setattr("sluice.engine.execution.model_runner.record_eagerly", failing.record)
         monkeypatch.setattr("sluice.engine.execution.recordings.cuda_graphs.PATIENCE", 2)
         runner = load(graphs=True, dtype="float32", lag=1)
         num_before = failing.num_failures
@@ -294,7 +293,7 @@ class TestGivenADeviceThatCannotRecord:
         failing = FailingGraphRecorder(
             RuntimeError("CUDA error: operation not permitted when stream is capturing\nhint")
         )
-        monkeypatch.setattr("sluice.engine.execution.model_runner.EagerGraphRecorder", lambda: failing)
+        monkeypatch.setattr("sluice.engine.execution.model_runner.record_eagerly", failing.record)
         runner = load(graphs=True)
 
         assert run(runner, ASKED) == run(load_plain(monkeypatch), ASKED)
@@ -311,7 +310,7 @@ class TestGivenADeviceThatCannotRecord:
         failing = FailingGraphRecorder(
             CaptureFailed("RuntimeError: CUDA error: operation failed due to a previous error")
         )
-        monkeypatch.setattr("sluice.engine.execution.model_runner.EagerGraphRecorder", lambda: failing)
+        monkeypatch.setattr("sluice.engine.execution.model_runner.record_eagerly", failing.record)
         runner = load(graphs=True)
 
         for _ in range(PATIENCE):
@@ -328,21 +327,21 @@ class TestGivenADeviceThatCannotRecord:
 
     def test_when_the_device_is_lost_meanwhile_then_the_engine_is_broken(self, monkeypatch: pytest.MonkeyPatch) -> None:
         lost = FailingGraphRecorder(torch.AcceleratorError("CUDA error: an illegal memory access was encountered"))
-        monkeypatch.setattr("sluice.engine.execution.model_runner.EagerGraphRecorder", lambda: lost)
+        monkeypatch.setattr("sluice.engine.execution.model_runner.record_eagerly", lost.record)
 
         with pytest.raises(EngineBroken, match="the device is lost"):
             load(graphs=True)
 
 
-class BrieflyFailingGraphRecorder(EagerGraphRecorder):
+class BrieflyFailingGraphRecorder:
     """Lacks memory while `is_short`."""
 
     is_short = True
 
-    def record(self, compute: Callable[[], Tensor]) -> EagerRecording:
+    def record(self, compute: Callable[[], Tensor]) -> Recording:
         if self.is_short:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 MiB")
-        return super().record(compute)
+        return record_eagerly(compute)
 
 
 class TestGivenADeviceThatLacksMemoryForAMoment:
@@ -350,7 +349,7 @@ class TestGivenADeviceThatLacksMemoryForAMoment:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         brief = BrieflyFailingGraphRecorder()
-        monkeypatch.setattr("sluice.engine.execution.model_runner.EagerGraphRecorder", lambda: brief)
+        monkeypatch.setattr("sluice.engine.execution.model_runner.record_eagerly", brief.record)
         monkeypatch.setattr("sluice.engine.execution.recordings.cuda_graphs.PATIENCE_WITHOUT_MEMORY", 12)
         runner = load(graphs=True)
         graphs = runner.graphs
