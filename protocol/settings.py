@@ -6,7 +6,6 @@ This knows no setting: worker and gateway declare their own. Neither file nor en
 
 import dataclasses
 import re
-import tomllib
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -199,6 +198,9 @@ class Declared:
 
 
 def _file_values(path: Path, problems: list[str]) -> Iterator[tuple[str, object]]:
+    # Imported here because the client's commands import this module, and read no file.
+    import tomllib
+
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -2,10 +2,8 @@
 
 import time
 
-
-def monotonic_s() -> float:
-    """Return the monotonic clock in seconds, comparable with the engine's clock."""
-    return time.monotonic()
+monotonic_s = time.monotonic
+"""The monotonic clock in seconds, comparable with the engine's clock."""
 
 
 class ServerClock:
@@ -34,8 +32,3 @@ class ServerClock:
     def ms(self, at_s: float) -> int:
         """Return the server's wall clock, in milliseconds, at `at_s` of the monotonic clock."""
         return int(at_s * 1000 + self._offset_ms)
-
-    @property
-    def skew_s(self) -> float:
-        """Seconds by which this host's wall clock is ahead of the server's."""
-        return time.time() - (monotonic_s() * 1000 + self._offset_ms) / 1000

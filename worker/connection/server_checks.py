@@ -31,7 +31,6 @@ class ServerFacts:
     maxmemory: int
     maxmemory_policy: str
     is_replica: bool
-    uptime_s: int
 
     def problems(self) -> list[str]:
         """List why jobs are not safe on this server, each with what to do."""
@@ -62,7 +61,6 @@ def read_facts(client: Client) -> ServerFacts:
         maxmemory=int(info.get("maxmemory", 0)),
         maxmemory_policy=str(info.get("maxmemory_policy", "unknown")),
         is_replica=info.get("role") == "slave",
-        uptime_s=int(info.get("uptime_in_seconds", 0)),
     )
 
 
@@ -76,7 +74,7 @@ def wait_until_usable(client: Client, url: str, *, patience_s: float, log: Log) 
     facts = when_answered(
         lambda: [_facts_of_primary(shard) for shard in shards_of(client)], url, patience_s=patience_s, log=log
     )
-    if problems := [problem for one in facts for problem in one.problems()]:
+    if problems := [problem for shard in facts for problem in shard.problems()]:
         raise ConfigError([f"redis at {redacted(url)}: {problem}" for problem in problems])
     return facts[0]
 
