@@ -139,7 +139,7 @@ def _finite(number: float) -> float | None:
 
 def _fields_of(value: ChoiceResult | Usage) -> Row:
     """Return the fields as they are: `asdict` copies each token of an output."""
-    return {one.name: getattr(value, one.name) for one in fields(value)}
+    return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
 def _known(columns: Row) -> Row:

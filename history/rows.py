@@ -303,8 +303,8 @@ def _read_into(row: Row, data: bytes | int | None, read: Callable[[bytes], Row])
 
 _NOTHING_YET = -1
 _OPTIONS = tuple(option.name for option in fields(JobOptions))
-_MEASURES: Mapping[str, Measure] = {one.name: one.metadata[Measure] for one in fields(JobRecord)}
-_MEASURED_OF_ATTEMPT = tuple(one.column for one in _MEASURES.values() if one.table == "attempts")
+_MEASURES: Mapping[str, Measure] = {measured.name: measured.metadata[Measure] for measured in fields(JobRecord)}
+_MEASURED_OF_ATTEMPT = tuple(measure.column for measure in _MEASURES.values() if measure.table == "attempts")
 _BLANK: Row = {**dict.fromkeys((*NEWEST, *SUBMITTED, *LEAST, *GREATEST))}
 _BLANK_ATTEMPT: Row = {**dict.fromkeys((*STARTED_ATTEMPT, *ENDED_ATTEMPT))}
 

@@ -69,11 +69,11 @@ def _grouped(group: Group, *columns: AnyColumn) -> tuple[AnyColumn, ...]:
 def _measured(table: str) -> Iterator[AnyColumn]:
     """Yield the columns of what workers measure."""
     kinds: dict[object, Any] = {int: Count, int | None: Count, str | None: sa.Text}  # Any: types of SQL
-    for one in fields(JobRecord):
-        measure: Measure = one.metadata[Measure]
+    for field in fields(JobRecord):
+        measure: Measure = field.metadata[Measure]
         if measure.table != table:
             continue
-        kind = sa.Double if measure.column.endswith("_s") else kinds.get(one.type, Json)
+        kind = sa.Double if measure.column.endswith("_s") else kinds.get(field.type, Json)
         kind = sa.Integer if measure.bits == 32 else kind
         yield sa.Column(measure.column, kind, comment=measure.meaning, info={"view": measure.view, "is_measured": True})
 

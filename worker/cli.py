@@ -359,7 +359,9 @@ def trace(
     from sluice.worker.iterations.simulated import simulated_iterations
 
     step_time = StepTime(fixed_s=step_ms / 1e3, token_s=token_ms / 1e3)
-    simulated_iterations(config, traffic, step_time, lambda one: say(str(one)) if has_all or one.has_changes else None)
+    simulated_iterations(
+        config, traffic, step_time, lambda step: say(str(step)) if has_all or step.has_changes else None
+    )
 
 
 @main.command()

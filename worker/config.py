@@ -524,7 +524,7 @@ READ_ELSEWHERE = frozenset({CONFIG_FILE_NAME, "SLUICE_STATE_DIR", "SLUICE_API_KE
 
 _SECTIONS: dict[str, Any] = get_type_hints(WorkerConfig)  # Any: dataclasses without a common base
 
-SETTINGS: tuple[Setting, ...] = tuple(one for name, kind in _SECTIONS.items() for one in settings_of(name, kind))
+SETTINGS: tuple[Setting, ...] = tuple(leaf for name, kind in _SECTIONS.items() for leaf in settings_of(name, kind))
 
 _DECLARED = Declared(
     settings=SETTINGS,
@@ -554,8 +554,8 @@ def load_config(
 
 
 def _problems(config: WorkerConfig, given: GivenSettings) -> Iterator[str]:
-    names = {one.key: one.env_name for one in SETTINGS} | given.names
-    for section in [one for one in _SECTIONS if one not in given.unread]:
+    names = {leaf.key: leaf.env_name for leaf in SETTINGS} | given.names
+    for section in [name for name in _SECTIONS if name not in given.unread]:
         part = getattr(config, section)
         for name, problem in part.problems() if hasattr(part, "problems") else ():
             yield f"{names[f'{section}.{name}']}: {problem}"

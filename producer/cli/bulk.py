@@ -254,9 +254,9 @@ def _check_files(settings: BulkSettings) -> None:
         raise click.UsageError("the input, -o and --errors need different files.")
 
 
-def _is_same_file(one: Path, other: Path) -> bool:
-    are_there = one.exists() and other.exists()
-    return one.samefile(other) if are_there else one.resolve() == other.resolve()
+def _is_same_file(path: Path, other: Path) -> bool:
+    are_there = path.exists() and other.exists()
+    return path.samefile(other) if are_there else path.resolve() == other.resolve()
 
 
 @contextmanager

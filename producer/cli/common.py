@@ -93,7 +93,7 @@ def sampling_options(command: Command) -> Command:
     """Add the options of a job. Types and defaults of sampling options are those of the contract."""
     for add in reversed(
         [
-            *(_sampling_option(name, one) for name, one in OPTIONS.items() if one.metavar is not None),
+            *(_sampling_option(name, about) for name, about in OPTIONS.items() if about.metavar is not None),
             click.option(
                 "--stop", multiple=True, metavar="TEXT", help="End the output before this text. May be repeated."
             ),
@@ -208,7 +208,7 @@ def shown(value: object) -> str:
         value = asdict(value)
     if isinstance(value, Mapping):
         pairs = cast("Mapping[object, object]", value).items()
-        return " ".join(f"{name}={_within(one)}" for name, one in pairs if one is not None)
+        return " ".join(f"{name}={_within(part)}" for name, part in pairs if part is not None)
     if isinstance(value, (list, tuple)):
         return ", ".join(map(shown, cast("Sequence[object]", value)))
     return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -205,7 +205,7 @@ def _moments(times: "Times | None") -> Values:
         return {}
     moments = {
         "submitted": times.submitted_ms,
-        "started": times.tries[0].start_ms if times.tries else None,
+        "started": times.attempts[0].start_ms if times.attempts else None,
         "scheduled": times.scheduled_ms,
         "first_token": times.first_token_ms,
         "ended": times.ended_ms,

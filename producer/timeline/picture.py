@@ -69,7 +69,7 @@ class TimelinePicture:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Try:
+class Attempt:
     """One attempt of a job."""
 
     number: int
@@ -98,7 +98,7 @@ class Times:
     scheduled_ms: int | None
     first_token_ms: int | None
     ended_ms: int | None
-    tries: tuple[Try, ...]
+    attempts: tuple[Attempt, ...]
     preemptions: int
 
 
@@ -126,71 +126,73 @@ class TimeScale:
 
 def picture(times: Times, now_ms: int) -> TimelinePicture:
     """Draw the moments of a job."""
-    latest_ms = max([one.end_ms or one.start_ms for one in times.tries], default=times.submitted_ms)
+    latest_ms = max([attempt.end_ms or attempt.start_ms for attempt in times.attempts], default=times.submitted_ms)
     scale = TimeScale(times.submitted_ms, max(times.ended_ms or now_ms, latest_ms, times.submitted_ms + 1))
     is_over = times.ended_ms is not None
     bars, marks = [*_waits(times, scale, now_ms)], list[Mark]()
-    for lane, one in enumerate(times.tries, start=1):
-        following_ms = times.tries[lane].start_ms if lane < len(times.tries) else None
-        end_ms = one.end_ms or following_ms or times.ended_ms or now_ms
-        bars += _bars_of(times, one, end_ms, lane, scale)
-        if one.outcome == "returned" or following_ms is not None:
-            title = f"Handed over: {one.reason or WHYS['death']}"
+    for lane, attempt in enumerate(times.attempts, start=1):
+        following_ms = times.attempts[lane].start_ms if lane < len(times.attempts) else None
+        end_ms = attempt.end_ms or following_ms or times.ended_ms or now_ms
+        bars += _bars_of(times, attempt, end_ms, lane, scale)
+        if attempt.outcome == "returned" or following_ms is not None:
+            title = f"Handed over: {attempt.reason or WHYS['death']}"
             marks.append(Mark(lane=lane, at=scale.at(end_ms), kind="death", title=title))
     if is_over:
         kind = "end-done" if times.state == "done" else "end-bad"
-        marks.append(Mark(lane=len(times.tries), at=scale.at(times.ended_ms or now_ms), kind=kind, title=times.state))
+        marks.append(
+            Mark(lane=len(times.attempts), at=scale.at(times.ended_ms or now_ms), kind=kind, title=times.state)
+        )
     return TimelinePicture(lanes=tuple(_names(times)), bars=tuple(bars), marks=tuple(marks), ticks=tuple(scale.ticks()))
 
 
 def _names(times: Times) -> Iterator[str]:
     yield "Queue"
-    for one in times.tries:
+    for attempt in times.attempts:
         note = ""
-        if one is times.tries[-1] and times.preemptions:
+        if attempt is times.attempts[-1] and times.preemptions:
             note = f", preempted {'once' if times.preemptions == 1 else f'{times.preemptions} times'}"
-        yield f"Attempt {one.number}{note}"
+        yield f"Attempt {attempt.number}{note}"
 
 
 def _waits(times: Times, scale: TimeScale, now_ms: int) -> Iterator[Bar]:
     begin_ms = times.submitted_ms
-    for number, one in enumerate(times.tries):
-        if one.start_ms > begin_ms:
+    for number, attempt in enumerate(times.attempts):
+        if attempt.start_ms > begin_ms:
             title = "Waited" if number == 0 else "Waited for another worker"
-            yield _bar(scale, begin_ms, one.start_ms, 0, "queue", title)
-        begin_ms = one.end_ms or one.start_ms
-        if one.end_ms is None and one is not times.tries[-1]:
-            begin_ms = times.tries[number + 1].start_ms
-    is_waiting = times.state == "queued" or not times.tries
+            yield _bar(scale, begin_ms, attempt.start_ms, 0, "queue", title)
+        begin_ms = attempt.end_ms or attempt.start_ms
+        if attempt.end_ms is None and attempt is not times.attempts[-1]:
+            begin_ms = times.attempts[number + 1].start_ms
+    is_waiting = times.state == "queued" or not times.attempts
     if is_waiting and (times.ended_ms or now_ms) > begin_ms:
         yield _bar(
             scale, begin_ms, times.ended_ms or now_ms, 0, "queue", "Waits" if times.ended_ms is None else "Waited"
         )
 
 
-def _bars_of(times: Times, one: Try, end_ms: int, lane: int, scale: TimeScale) -> Iterator[Bar]:
+def _bars_of(times: Times, attempt: Attempt, end_ms: int, lane: int, scale: TimeScale) -> Iterator[Bar]:
     """Yield the phases of an attempt, its preemptions, and the time in which its worker was dead."""
     phases = phases_of(
-        one.start_ms,
+        attempt.start_ms,
         end_ms,
         # Unknown while the job has no token: an attempt that runs is drawn as computing its prompt.
-        scheduled_ms=one.start_ms if times.scheduled_ms is None else times.scheduled_ms,
+        scheduled_ms=attempt.start_ms if times.scheduled_ms is None else times.scheduled_ms,
         first_token_ms=times.first_token_ms,
         last_token_ms=None,
-        seen_ms=one.seen_ms,
+        seen_ms=attempt.seen_ms,
     )
-    if phases.pulled_ms > one.start_ms:
-        yield _bar(scale, one.start_ms, phases.pulled_ms, lane, "queue", "Waited in its worker")
+    if phases.pulled_ms > attempt.start_ms:
+        yield _bar(scale, attempt.start_ms, phases.pulled_ms, lane, "queue", "Waited in its worker")
     has_prefill = phases.prefilled_ms > phases.pulled_ms
-    if has_prefill or phases.alive_ms == one.start_ms:
+    if has_prefill or phases.alive_ms == attempt.start_ms:
         yield _bar(scale, phases.pulled_ms, phases.prefilled_ms, lane, "prefill", "Computed the prompt")
     if phases.alive_ms > phases.prefilled_ms:
         what = "Generated" if has_prefill else "Resumed after the last token"
         yield _bar(scale, phases.prefilled_ms, phases.alive_ms, lane, "decode", what)
-    for begin_ms, again_ms in one.preemptions:
+    for begin_ms, again_ms in attempt.preemptions:
         if begin_ms < phases.alive_ms:
             until_ms = min(phases.alive_ms, again_ms or phases.alive_ms)
-            yield _bar(scale, max(begin_ms, one.start_ms), until_ms, lane, "preempted", "Preempted")
+            yield _bar(scale, max(begin_ms, attempt.start_ms), until_ms, lane, "preempted", "Preempted")
     if phases.alive_ms < end_ms:
         yield _bar(scale, phases.alive_ms, end_ms, lane, "lost", "Its worker was lost")
 
@@ -211,7 +213,7 @@ def _next_step(step_s: float) -> float:
     """Return the next larger one of 1, 2, 5, 10, 20 and so on."""
     size = 0.001
     while True:
-        for one in STEPS:
-            if one * size > step_s * 1.01:
-                return one * size
+        for step in STEPS:
+            if step * size > step_s * 1.01:
+                return step * size
         size *= 10

@@ -26,7 +26,7 @@ def lines_of(drawn: TimelinePicture, times: Times, *, width: int) -> Iterator[st
     """
     names = [name.split(",")[0].lower() for name in drawn.lanes]
     margin = max(map(len, names)) + 1
-    ends = ["", *(_end_of(times, number) for number in range(len(times.tries)))]
+    ends = ["", *(_end_of(times, number) for number in range(len(times.attempts)))]
     columns = max(LEAST_COLUMNS, width - margin - max(map(len, ends)) - 1)
     for lane, (name, end) in enumerate(zip(names, ends, strict=True)):
         yield f"{name:<{margin}}{_lane(drawn, lane, columns)} {end}".rstrip()
@@ -65,7 +65,7 @@ def _scale(drawn: TimelinePicture, columns: int) -> str:
 
 
 def _end_of(times: Times, number: int) -> str:
-    one = times.tries[number]
-    end_ms = one.end_ms or times.ended_ms
-    took = "" if end_ms is None else f" {seconds((end_ms - one.start_ms) / 1000)}"
-    return f"{one.reason or one.outcome or times.state}{took}"
+    attempt = times.attempts[number]
+    end_ms = attempt.end_ms or times.ended_ms
+    took = "" if end_ms is None else f" {seconds((end_ms - attempt.start_ms) / 1000)}"
+    return f"{attempt.reason or attempt.outcome or times.state}{took}"

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from sluice.history.queries import AttemptRow, JobRow
 from sluice.producer.operations.views import JobStatus
-from sluice.producer.timeline.picture import Times, Try
+from sluice.producer.timeline.picture import Attempt, Times
 
 
 def times_of(now: JobStatus | None, row: JobRow | None, attempts: Sequence[AttemptRow]) -> Times | None:
@@ -26,15 +26,15 @@ def times_of(now: JobStatus | None, row: JobRow | None, attempts: Sequence[Attem
         scheduled_ms=_first(now and now.first_scheduled_ms, row and row.scheduled_ms),
         first_token_ms=_first(now and now.first_token_ms, row and row.first_token_ms),
         ended_ms=_first(now and now.ended_ms, row and row.finished_ms if now is None else None),
-        tries=tuple(_tries(attempts, now)),
+        attempts=tuple(_attempts(attempts, now)),
         preemptions=(row.preemptions or 0) if row is not None else 0,
     )
 
 
-def _tries(rows: Sequence[AttemptRow], now: JobStatus | None) -> Iterator[Try]:
+def _attempts(rows: Sequence[AttemptRow], now: JobStatus | None) -> Iterator[Attempt]:
     number = 0
     for number, row in enumerate((row for row in rows if row.started_ms is not None), start=1):
-        yield Try(
+        yield Attempt(
             number=row.attempt or number,
             start_ms=row.started_ms or 0,
             end_ms=row.ended_ms,
@@ -44,7 +44,7 @@ def _tries(rows: Sequence[AttemptRow], now: JobStatus | None) -> Iterator[Try]:
             preemptions=tuple(_preemptions(row)),
         )
     if now is not None and now.started_ms is not None and now.attempt > number:
-        yield Try(number=now.attempt, start_ms=now.started_ms, end_ms=now.ended_ms, outcome=None, why=None)
+        yield Attempt(number=now.attempt, start_ms=now.started_ms, end_ms=now.ended_ms, outcome=None, why=None)
 
 
 def _preemptions(row: AttemptRow) -> Iterator[tuple[int, int | None]]:

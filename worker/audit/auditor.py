@@ -118,7 +118,7 @@ class Auditor:
         for side in self._sides:
             suspected = first[side.keys.partition]
             if side.keys.partition in behind:
-                suspected = {key: one for key, one in suspected.items() if one.kind not in _NEED_HISTORY}
+                suspected = {key: finding for key, finding in suspected.items() if finding.kind not in _NEED_HISTORY}
                 report.findings.append(behind[side.keys.partition])
             report.findings += _without_consequences(list(self._second_pass(side, suspected)))
         report.findings += [finding for side in without_settings for finding in self._lost_settings(side)]
@@ -224,10 +224,10 @@ class Auditor:
     # ------------------------------------------------------------ the second pass
 
     def _second_pass(self, side: QueueSide, suspected: Suspicions) -> Iterator[Finding]:
-        jobs = [one for one in suspected.values() if one.job_id is not None]
+        jobs = [finding for finding in suspected.values() if finding.job_id is not None]
         for job_slice in in_slices(jobs):
             yield from self._jobs_again(side, job_slice)
-        if any(one.kind in _OF_PARTITION for one in suspected.values()):
+        if any(finding.kind in _OF_PARTITION for finding in suspected.values()):
             for second in _places(side):
                 first = suspected.get(second.key)
                 if first is not None and is_confirmed(first, second, None, None):

@@ -199,9 +199,9 @@ class QueueSide:
     def wrong_batches(self) -> Iterator[Finding]:
         """Yield findings on batches whose total is not the number of their ended and open jobs."""
         for batches in in_slices(sorted(self.batches), limits.SLICE_JOBS):
-            for one in run(self._client, audit_batches(self.keys, batches)):
-                if one.stated != one.counted:
-                    finding = _counter(self.keys, one.batch, one.stated, one.counted)
+            for batch in run(self._client, audit_batches(self.keys, batches)):
+                if batch.stated != batch.counted:
+                    finding = _counter(self.keys, batch.batch, batch.stated, batch.counted)
                     yield replace(finding, kind=Kind.BATCH)
 
     def oldest_event(self) -> str | None:

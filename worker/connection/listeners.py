@@ -139,10 +139,10 @@ class NotificationListener:
 
     def _sort_out(self, keys: QueueKeys, notifications: Iterable[Notification]) -> Notification | None:
         """Return the newest notification, if a pull is needed for it. Acknowledge the others."""
-        rest = sorted(notifications, key=lambda one: read_stream_id(one.chain))
+        rest = sorted(notifications, key=lambda notification: read_stream_id(notification.chain))
         newest = rest.pop() if rest and read_stream_id(rest[-1].chain) > read_stream_id(self._after[keys]) else None
         if rest:
-            self._client.xack(keys.notifications, GROUP, *(one.id for one in rest))
+            self._client.xack(keys.notifications, GROUP, *(notification.id for notification in rest))
         return newest
 
     def _make_groups(self) -> None:
@@ -187,7 +187,7 @@ class PartitionListeners:
 
     def take_notified(self) -> list[tuple[QueueKeys, Notification]]:
         """As `NotificationListener.take_notified`."""
-        return [one for listener in self._listeners.values() for one in listener.take_notified()]
+        return [pair for listener in self._listeners.values() for pair in listener.take_notified()]
 
 
 def make_listener(

@@ -226,7 +226,7 @@ def _prepare_folder(config: WorkerConfig, folder: Path) -> PreparedModel:
     batching = engine_config(config)
     load_draft_model = prepare_draft_model(config.batching, batching, plan, tokenizer)
     name = name_of(config.model.path, folder)
-    end_tokens = tuple(f"{tokenizer.token(one)} ({one}: {', '.join(names)})" for one, names in ends.items())
+    end_tokens = tuple(f"{tokenizer.token(end)} ({end}: {', '.join(names)})" for end, names in ends.items())
     text = ModelText(tokenizer=tokenizer, template=template, end_tokens=end_tokens, defaults=defaults)
 
     def load_weights() -> LocalModel:

@@ -201,7 +201,7 @@ def sampling_of(options: JobOptions, resolved: ResolvedOptions, seed: int) -> Sa
     return Sampling(**values, end_token_ids=frozenset(resolved.end_token_ids), seed=seed)
 
 
-_SAMPLING = [one.name for one in fields(SamplingFields)]
+_SAMPLING = [field.name for field in fields(SamplingFields)]
 
 
 def room_of(job: HeldJob, *, reserve_tokens: int) -> Room:

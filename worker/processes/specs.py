@@ -129,9 +129,8 @@ def _base(config: WorkerConfig, environ: Mapping[str, str]) -> dict[str, str]:
 
 def environment_of(config: WorkerConfig, *, sections: Container[str] = _OF_WORKERS) -> dict[str, str]:
     """Return the environment from which `load_config` builds `config` again, without settings of other sections."""
-    values = {
-        one.env_name: getattr(getattr(config, one.section), one.name) for one in SETTINGS if one.section in sections
-    }
+    stated = [leaf for leaf in SETTINGS if leaf.section in sections]
+    values = {leaf.env_name: getattr(getattr(config, leaf.section), leaf.name) for leaf in stated}
     return {
         name: str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in values.items()

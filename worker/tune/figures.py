@@ -39,12 +39,12 @@ class Figures:
 def summarise(replay: Replay, target: Target) -> Figures:
     """Compute the figures of `replay`, which must have completed at least one request."""
     completed = replay.completed
-    duration_s = max(one.end_s for one in completed) - min(one.arrival.at_s for one in completed)
-    tpots_s = sorted(one.tpot_s for one in completed)
+    duration_s = max(request.end_s for request in completed) - min(request.arrival.at_s for request in completed)
+    tpots_s = sorted(request.tpot_s for request in completed)
     return Figures(
-        attainment=sum(target.is_met_by(one) for one in completed) / len(completed),
+        attainment=sum(target.is_met_by(request) for request in completed) / len(completed),
         requests_per_s=len(completed) / duration_s,
-        ttft_p99_s=percentile(sorted(one.ttft_s for one in completed), 99),
+        ttft_p99_s=percentile(sorted(request.ttft_s for request in completed), 99),
         tpot_mean_s=fmean(tpots_s),
         tpot_p99_s=percentile(tpots_s, 99),
         busy_s=sum(step.taken_s for step in replay.steps),

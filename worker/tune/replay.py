@@ -226,7 +226,7 @@ def replay(
     recording = RecordingExecutor(executor, clock, arrivals)
     engine = LLMEngine(recording, _Silent(), config, clock=clock.now_s)
     engine.watch(watcher)
-    coming = deque(sorted(enumerate(arrivals), key=lambda one: one[1].at_s))
+    coming = deque(sorted(enumerate(arrivals), key=lambda numbered: numbered[1].at_s))
     completed = [CompletedRequest(arrival) for arrival in arrivals]
     while coming or not engine.is_idle:
         now_s = clock.now_s() - began_s
@@ -254,11 +254,11 @@ def _note(engine: LLMEngine, completed: list[CompletedRequest], clock: Clock, be
     for delta in deltas:
         if delta.finish is not None and delta.finish.error is not None:
             raise RuntimeError(f"request {delta.request_id} failed: {delta.finish.error}")
-        one = completed[int(delta.request_id)]
-        if not one.token_times_s:
-            one.scheduled_s = (delta.stats.first_scheduled_s or 0.0) - began_s
-        one.token_times_s += [now_s] * len(delta.token_ids)
-        one.token_ids += delta.token_ids
+        request = completed[int(delta.request_id)]
+        if not request.token_times_s:
+            request.scheduled_s = (delta.stats.first_scheduled_s or 0.0) - began_s
+        request.token_times_s += [now_s] * len(delta.token_ids)
+        request.token_ids += delta.token_ids
 
 
 def _request(index: int, arrival: Arrival) -> Request:

@@ -169,11 +169,11 @@ def search(model: Model, arrivals: Sequence[Arrival], target: Target, current: C
         return max(choices, key=lambda choice: _worth(predicted(choice), choice))
 
     choice = best(pairs)
-    choice = best(replace(choice, long_prefill_token_threshold=one) for one in _thresholds(model, choice))
-    choice = best(replace(choice, block_size=one) for one in BLOCK_SIZES)
+    choice = best(replace(choice, long_prefill_token_threshold=threshold) for threshold in _thresholds(model, choice))
+    choice = best(replace(choice, block_size=size) for size in BLOCK_SIZES)
     if _merit(predicted(choice)) <= _merit(predicted(current)):
         choice = current
-    trials = _run(model, arrivals, target, {one: predicted(one) for one in (current, choice)})
+    trials = _run(model, arrivals, target, {each: predicted(each) for each in (current, choice)})
     return SearchResult(
         current=trials[current],
         candidate=trials[choice],

@@ -4,10 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from sluice.producer.timeline.picture import Times, Try, picture
+from sluice.producer.timeline.picture import Attempt, Times, picture
 
 
-def times(state: str = "done", ended_ms: int | None = 1000, tries: tuple[Try, ...] = (), **known: int | None) -> Times:
+def times(
+    state: str = "done", ended_ms: int | None = 1000, attempts: tuple[Attempt, ...] = (), **known: int | None
+) -> Times:
     """A job that was submitted at 0."""
     moments: dict[str, int | None] = {"scheduled_ms": None, "first_token_ms": None, **known}
     return Times(
@@ -16,14 +18,14 @@ def times(state: str = "done", ended_ms: int | None = 1000, tries: tuple[Try, ..
         scheduled_ms=moments["scheduled_ms"],
         first_token_ms=moments["first_token_ms"],
         ended_ms=ended_ms,
-        tries=tries,
+        attempts=attempts,
         preemptions=0,
     )
 
 
-def attempt(number: int, start_ms: int, end_ms: int | None, outcome: str | None = None) -> Try:
+def attempt(number: int, start_ms: int, end_ms: int | None, outcome: str | None = None) -> Attempt:
     """An attempt."""
-    return Try(number=number, start_ms=start_ms, end_ms=end_ms, outcome=outcome, why=None)
+    return Attempt(number=number, start_ms=start_ms, end_ms=end_ms, outcome=outcome, why=None)
 
 
 class TestGivenAJob:
@@ -34,7 +36,7 @@ class TestGivenAJob:
         assert drawn.marks == ()
 
     def test_when_it_is_done_then_the_bars_are_in_proportion_to_time(self) -> None:
-        done = times(tries=(attempt(1, 100, 1000, "done"),), scheduled_ms=100, first_token_ms=300)
+        done = times(attempts=(attempt(1, 100, 1000, "done"),), scheduled_ms=100, first_token_ms=300)
 
         drawn = picture(done, now_ms=9999)
 
@@ -46,9 +48,9 @@ class TestGivenAJob:
         assert [(mark.kind, mark.at, mark.lane) for mark in drawn.marks] == [("end-done", 100, 1)]
 
     def test_when_its_worker_died_then_the_hand_over_is_marked_and_the_next_goes_on(self) -> None:
-        tries = (attempt(1, 0, 400, "returned"), attempt(2, 600, 1000, "done"))
+        attempts = (attempt(1, 0, 400, "returned"), attempt(2, 600, 1000, "done"))
 
-        drawn = picture(times(tries=tries, first_token_ms=100), now_ms=9999)
+        drawn = picture(times(attempts=attempts, first_token_ms=100), now_ms=9999)
 
         assert [(mark.kind, mark.at, mark.lane) for mark in drawn.marks] == [("death", 40, 1), ("end-done", 100, 2)]
         assert [(bar.kind, bar.start, bar.width) for bar in drawn.bars if bar.lane == 2] == [("decode", 60, 40)]
@@ -57,7 +59,7 @@ class TestGivenAJob:
     def test_when_its_worker_was_silent_before_then_that_time_is_not_drawn_as_generating(self) -> None:
         lost = replace(attempt(1, 0, 600, "returned"), seen_ms=300)
 
-        drawn = picture(times(tries=(lost, attempt(2, 600, 1000, "done")), first_token_ms=100), now_ms=9999)
+        drawn = picture(times(attempts=(lost, attempt(2, 600, 1000, "done")), first_token_ms=100), now_ms=9999)
 
         assert [(bar.kind, bar.start, bar.width) for bar in drawn.bars if bar.lane == 1] == [
             ("prefill", 0, 10),
@@ -66,9 +68,9 @@ class TestGivenAJob:
         ]
 
     def test_when_its_first_worker_died_before_it_was_scheduled_then_that_attempt_only_waited(self) -> None:
-        tries = (attempt(1, 0, 400, "returned"), attempt(2, 400, 1000, "done"))
+        attempts = (attempt(1, 0, 400, "returned"), attempt(2, 400, 1000, "done"))
 
-        drawn = picture(times(tries=tries, scheduled_ms=500, first_token_ms=600), now_ms=9999)
+        drawn = picture(times(attempts=attempts, scheduled_ms=500, first_token_ms=600), now_ms=9999)
 
         assert [(bar.lane, bar.kind, bar.start, bar.width) for bar in drawn.bars] == [
             (1, "queue", 0, 40),
@@ -80,7 +82,7 @@ class TestGivenAJob:
     def test_when_it_was_preempted_then_each_wait_lies_over_what_it_interrupted(self) -> None:
         preempted = replace(attempt(1, 0, 1000, "done"), preemptions=((400, 500), (800, None)))
 
-        drawn = picture(times(tries=(preempted,), first_token_ms=100), now_ms=9999)
+        drawn = picture(times(attempts=(preempted,), first_token_ms=100), now_ms=9999)
 
         assert [(bar.kind, bar.start, bar.width, bar.title) for bar in drawn.bars][-2:] == [
             ("preempted", 40, 10, "Preempted: 100 ms"),
@@ -89,14 +91,14 @@ class TestGivenAJob:
 
     @pytest.mark.parametrize(("count", "note"), [(0, ""), (1, ", preempted once"), (3, ", preempted 3 times")])
     def test_when_it_was_preempted_then_its_lane_says_how_often(self, count: int, note: str) -> None:
-        done = replace(times(tries=(attempt(1, 0, 1000, "done"),)), preemptions=count)
+        done = replace(times(attempts=(attempt(1, 0, 1000, "done"),)), preemptions=count)
 
         assert picture(done, now_ms=9999).lanes == ("Queue", f"Attempt 1{note}")
 
     def test_when_the_end_of_an_attempt_is_not_recorded_yet_then_it_ends_with_the_next(self) -> None:
-        tries = (attempt(1, 0, None), attempt(2, 600, None))
+        attempts = (attempt(1, 0, None), attempt(2, 600, None))
 
-        drawn = picture(times("running", None, tries, first_token_ms=100), now_ms=1000)
+        drawn = picture(times("running", None, attempts, first_token_ms=100), now_ms=1000)
 
         assert [(bar.lane, bar.start, bar.width) for bar in drawn.bars if bar.kind == "decode"] == [
             (1, 10, 50),

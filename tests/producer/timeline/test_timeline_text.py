@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.producer.timeline.picture import Try, picture
+from sluice.producer.timeline.picture import Attempt, picture
 from sluice.producer.timeline.text import LEGEND, lines_of
 from tests.producer.timeline.test_picture import attempt, times
 
@@ -11,8 +11,8 @@ from tests.producer.timeline.test_picture import attempt, times
 class TestGivenAJobWhoseWorkerDied:
     def test_when_it_is_drawn_then_each_attempt_is_a_line_with_its_end(self) -> None:
         job = times(
-            tries=(
-                Try(number=1, start_ms=100, end_ms=400, outcome="returned", why="death"),
+            attempts=(
+                Attempt(number=1, start_ms=100, end_ms=400, outcome="returned", why="death"),
                 attempt(2, 600, 1000, "done"),
             ),
             scheduled_ms=100,
@@ -32,10 +32,10 @@ class TestGivenAJobWhoseWorkerDied:
 
 class TestGivenAPreemptedJobWhoseWorkerWasLost:
     def test_when_it_is_drawn_then_both_are_seen(self) -> None:
-        first = Try(
+        first = Attempt(
             number=1, start_ms=0, end_ms=600, outcome="returned", why="death", seen_ms=400, preemptions=((100, 200),)
         )
-        job = times(tries=(first, attempt(2, 600, 1000, "done")), first_token_ms=0)
+        job = times(attempts=(first, attempt(2, 600, 1000, "done")), first_token_ms=0)
 
         lines = list(lines_of(picture(job, now_ms=0), job, width=76))
 
@@ -51,14 +51,14 @@ class TestGivenAnyJob:
     def test_when_it_is_drawn_then_no_line_is_wider_than_the_terminal(
         self, moments: list[int], is_over: bool, width: int
     ) -> None:
-        tries = (
+        attempts = (
             attempt(1, moments[0], moments[3], "returned"),
             attempt(2, moments[4], moments[5] if is_over else None, "done" if is_over else None),
         )
         job = times(
             "done" if is_over else "running",
             moments[5] if is_over else None,
-            tries,
+            attempts,
             scheduled_ms=moments[1],
             first_token_ms=moments[2],
         )
