@@ -1,4 +1,4 @@
-"""Who may send a request: the bearer of an API key; on loopback without any keys, everybody on this machine."""
+"""Authentication: requests need an API key, except from this machine while the gateway has no keys."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -26,30 +26,30 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sent a request."""
+    """The sender of a request."""
 
     key: ApiKey | None = None
-    """None without keys."""
+    """None if the gateway has no keys."""
 
     @property
     def tenant(self) -> str:
-        """The tenant in whose name its jobs are submitted."""
+        """The tenant of the caller's jobs."""
         return "default" if self.key is None else self.key.tenant
 
     @property
     def facts(self) -> dict[str, str]:
-        """What the log says of it."""
+        """Fields for log lines."""
         return {} if self.key is None else {"tenant": self.key.tenant, "key_id": self.key.id}
 
     def may(self, scope: str) -> bool:
-        """Return whether it may do something. Without keys, everybody may."""
+        """Return whether the caller has a scope. If the gateway has no keys, every caller has all scopes."""
         return self.key is None or scope in self.key.scopes
 
     def check_scope(self, scope: str) -> None:
-        """Check that it may do something.
+        """Check that the caller has a scope.
 
         Raises:
-            HttpError: 403, its key lacks the scope.
+            HttpError: 403, the key lacks the scope.
         """
         if not self.may(scope):
             raise HttpError(403, CALLER, f"the API key lacks the scope {scope!r}", "missing_scope")
@@ -61,7 +61,7 @@ class Access:
     Args:
         app: The application behind it.
         keyring: The keys.
-        is_loopback: Whether everybody may call until the first key is found.
+        is_loopback: Whether requests need no key until the first key is found.
     """
 
     def __init__(self, app: ASGIApp, keyring: Keyring, *, is_loopback: bool) -> None:
@@ -81,7 +81,7 @@ class Access:
         await answer(scope, receive, send)
 
     def _caller(self, scope: Scope) -> Caller | None:
-        """Return who sent a request; None: the page finds out itself."""
+        """Return the sender of a request; None for the page, which has its own sign-in."""
         headers = Headers(scope=scope)
         is_open = self._is_loopback and not self._keyring.is_required
         if is_open:
@@ -101,10 +101,10 @@ class Access:
 
 
 def _count(scope: Scope, caller: Caller) -> None:
-    """Count a request to its key and tenant.
+    """Count a request towards the bounds of its key and tenant.
 
     Raises:
-        HttpError: 429, the tenant holds too much, or the key has read too much.
+        HttpError: 429, the tenant uses too much memory, or the key has read too much.
     """
     share = share_in(scope)
     if share is not None and caller.key is not None:
@@ -132,8 +132,8 @@ def needs(scope: str, handler: Handler) -> Handler:
 
 
 def _bearer(headers: Headers) -> str:
-    given = headers.getlist("authorization")
-    kind, _, text = given[0].partition(" ") if len(given) == 1 else ("", "", "")
+    values = headers.getlist("authorization")
+    kind, _, text = values[0].partition(" ") if len(values) == 1 else ("", "", "")
     if kind.lower() != "bearer" or not text.strip():
         raise _unauthorized("give an API key: Authorization: Bearer KEY", "missing_api_key")
     return text.strip()
@@ -145,7 +145,7 @@ def _has_our_key(headers: Headers) -> bool:
 
 
 def _invalid() -> HttpError:
-    # One message for all cases: it must not tell which keys there are.
+    # One message for all cases, so that it does not reveal which keys exist.
     return _unauthorized("the API key is unknown, revoked or expired", "invalid_api_key")
 
 
@@ -159,7 +159,7 @@ def _check_loopback(headers: Headers) -> None:
     It reaches a loopback server through its own host name (DNS rebinding), or from a foreign origin.
 
     Raises:
-        HttpError: one is not.
+        HttpError: one of them is not.
     """
     host, origin = headers.get("host", ""), headers.get("origin")
     if not is_loopback(_host_of(f"//{host}")):

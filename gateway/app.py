@@ -60,17 +60,17 @@ LOG = logging.getLogger(__name__)
 
 
 def create_app(settings: GatewaySettings, keyring: Keyring, drain: Drain) -> ASGIApp:
-    """Build the application. It connects when it starts.
+    """Build the application. It connects to Redis when it starts.
 
     Raises:
         InvalidSetting: the Redis URL or the name of a queue is wrong.
     """
-    # The log is outside of everything, so that answers to refused and failed requests have an id too.
+    # The log is the outermost middleware, so that responses to refused and failed requests have an id, too.
     return RequestLog(Draining(create_router(settings, keyring), drain))
 
 
 def create_router(settings: GatewaySettings, keyring: Keyring) -> Starlette:
-    """Build the routes, and what surrounds all of them but the log.
+    """Build the routes, with all middleware but the log.
 
     Raises:
         InvalidSetting: as `create_app`.
@@ -137,7 +137,7 @@ def _share_limits(settings: GatewaySettings) -> ShareLimits:
 
 
 def _cors(settings: GatewaySettings) -> Iterator[Middleware]:
-    """Yield the middleware that lets pages of other sites read answers, if it is asked for. They need a key as well."""
+    """Yield the CORS middleware if the settings allow other origins. Their requests need a key as well."""
     if settings.cors_origins:
         yield Middleware(
             CORSMiddleware,
@@ -166,10 +166,10 @@ async def _answer_with(request: Request, error: Exception) -> Response:
 
 
 def _methods(request: Request) -> Sequence[str]:
-    """Return the methods that a path has: a route of the API has one, and HEAD with GET."""
+    """Return the methods that a path allows: a route of the API has one, and HEAD with GET."""
     routes = (route for route in cast("Starlette", request.app).routes if isinstance(route, Route))
-    found = (route.methods or () for route in routes if route.matches(request.scope)[0] is not Match.NONE)
-    return sorted(chain.from_iterable(found))
+    methods = (route.methods or () for route in routes if route.matches(request.scope)[0] is not Match.NONE)
+    return sorted(chain.from_iterable(methods))
 
 
 async def _answer_nobody(_request: Request, _error: Exception) -> Response:
@@ -177,5 +177,5 @@ async def _answer_nobody(_request: Request, _error: Exception) -> Response:
 
 
 async def _answer_broken(_request: Request, _error: Exception) -> Response:
-    # The server logs the error, which it gets as well.
+    # Starlette also raises the error to the server, which logs it.
     return HttpError(500, SERVER, "the gateway failed; its log has the cause", "internal_error").response

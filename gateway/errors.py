@@ -83,7 +83,7 @@ PRIVATE: dict[type, str | None] = {
     TablesMissing: "the gateway's database lacks the tables of this release, or does not exist: run `worker migrate`",
     StorageUnavailable: "the storage of files does not answer now; try again",
 }
-"""What clients read in place of texts that may name addresses of servers; None: the text itself."""
+"""Messages that clients read instead of an error's text, which may contain server addresses; None: the text itself."""
 
 LOG = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ class HttpError(Copyable):
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        # It may quote the request.
+        # A message may quote the request.
         message, param = message[:MAX_MESSAGE_CHARS], None if param is None else param[:MAX_PARAM_CHARS]
         super().__init__(message)
         self.status, self.kind, self.message, self.code, self.param = status, kind, message, code, param
@@ -117,7 +117,7 @@ class HttpError(Copyable):
 
     @property
     def body(self) -> Object:
-        """The object that the client reads; a stream sends it as its last event."""
+        """The JSON object of the error; a stream sends it as its last event."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
     @property
@@ -129,7 +129,7 @@ class HttpError(Copyable):
 def bad_request(
     message: str, *, code: str = "invalid_request", param: str | None = None, status: int = 400
 ) -> HttpError:
-    """Return the error of a request that a retry does not fix."""
+    """Return the error of a request that must not be retried unchanged."""
     return HttpError(status, CALLER, message, code, param=param)
 
 
@@ -137,11 +137,11 @@ NO_NAMES: Mapping[str, str] = {}
 
 
 def error_of(error: ProducerError | RequestRefused | HTTPException, names: Mapping[str, str] = NO_NAMES) -> HttpError:
-    """Return the error that a client reads for one of the queue's client, of a request's check or of the router.
+    """Return the HTTP error for an error of the queue's client, of a request's validation or of the router.
 
     Args:
         error: The error.
-        names: The client's names of the prompt, and of options that it calls otherwise.
+        names: The API's names of the prompt and of renamed options, by ours.
     """
     if isinstance(error, RequestRefused):
         return bad_request(error.message, code=error.code, param=error.param)
@@ -169,7 +169,7 @@ def error_of(error: ProducerError | RequestRefused | HTTPException, names: Mappi
 
 @contextmanager
 def named(names: Mapping[str, str]) -> Generator[None]:
-    """Name what is wrong with a request, whose job is refused or fails for it, as its client does."""
+    """Raise errors of the body with the API's names of the parameters."""
     try:
         yield
     except (InvalidJob, JobFailed) as error:
@@ -194,7 +194,7 @@ def _when_to_retry(error: ProducerError) -> dict[str, str]:
 
 
 def _room(error: QueueFull) -> dict[str, str]:
-    """Return the room of a full queue in the headers that clients know from limits of keys."""
+    """Return the room of a full queue in the rate limit headers of OpenAI's API."""
     waiting = {"full_jobs": ("requests", error.waiting_jobs), "full_tokens": ("tokens", error.waiting_tokens)}
     if error.reason not in waiting:
         return {}

@@ -1,4 +1,4 @@
-"""Tasks whose work the gateway cannot do without: an unexpected error in one ends the process, as in a thread."""
+"""Essential tasks of the gateway: an unexpected error in one ends the process."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ LOG = logging.getLogger(__name__)
 
 
 def essential_task(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:  # Any: what asyncio sends
-    """Start a task; an error that it does not handle is logged, and ends the process with code 1."""
+    """Start a task; an unhandled error is logged, and ends the process with exit code 1."""
     task = asyncio.create_task(work, name=name)
     task.add_done_callback(_check)
     return task

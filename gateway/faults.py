@@ -1,8 +1,8 @@
-"""What can go wrong with the gateway's tables and files, besides a database that does not answer.
+"""Errors of the gateway's tables and files, besides a database that does not answer.
 
 StorageUnavailable    temporary: the files cannot be read or written now
 └── ContentMissing    the content of a file is gone
-FileOfOpenBatch       caller: a batch that is not over reads the file
+FileOfOpenBatch       caller: an open batch reads the file
 TooManyBytes          caller: the files and responses of the tenant would take more than they may
 TablesMissing         an operator must act: no database, or not the tables of this release
 """
@@ -15,11 +15,11 @@ class StorageUnavailable(ProducerError):
 
 
 class ContentMissing(StorageUnavailable):
-    """There is no such object."""
+    """The object does not exist."""
 
 
 class FileOfOpenBatch(ProducerError):
-    """A batch that is not over reads the file."""
+    """An open batch reads the file."""
 
 
 class TooManyBytes(Exception):

@@ -106,7 +106,7 @@ OPTIONS = options_schema(SAME | {"logit_bias", "logprobs"})
 
 
 def _request(title: str, prompt: Mapping[str, Schema], own: Mapping[str, Schema]) -> Mapping[str, Schema]:
-    """Return the schema of a request: what the queue takes, by OpenAI's names."""
+    """Return the schema of a request: the queue's options by OpenAI's names."""
     stream = {"stream": FLAG, "stream_options": object_schema(include_usage=FLAG, optional=("include_usage",))}
     optional = {**OPTIONS, **own, **stream}
     return {JSON: object_schema(title, optional=tuple(optional), **prompt, **optional)}
@@ -157,39 +157,39 @@ class GenerationRoutes:
             HttpError, RequestRefused, ProducerError: the request is refused, or its job ended badly.
         """
         body = await read_json(request, self._settings.max_body_bytes)
-        asked = read_request(endpoint, body)
-        asked = replace(
-            asked, options={**asked.options, "stream": asked.is_stream, "idempotency_key": KEY.read(request)}
+        parsed = read_request(endpoint, body)
+        parsed = replace(
+            parsed, options={**parsed.options, "stream": parsed.is_stream, "idempotency_key": KEY.read(request)}
         )
-        queue = await self._queues.of_model(asked.model)
+        queue = await self._queues.of_model(parsed.model)
         own = Options(deadline=timedelta(seconds=self._settings.request_limit_s), traceparent=traceparent_of(request))
-        with named(asked.names):
-            job = callers_job(caller_of(request), asked.prompt, {**asked.options, **own})
-            return await self._generate(queue, asked, job, request)
+        with named(parsed.names):
+            job = callers_job(caller_of(request), parsed.prompt, {**parsed.options, **own})
+            return await self._generate(queue, parsed, job, request)
 
-    async def _generate(self, queue: QueueClients, asked: ReadRequest, job: CheckedJob, request: Request) -> Response:
+    async def _generate(self, queue: QueueClients, parsed: ReadRequest, job: CheckedJob, request: Request) -> Response:
         receipt, rates = await self._rates.submit(queue, caller_of(request), job)
         request.state.job_id = receipt.id
-        if asked.is_shared:
+        if parsed.is_shared:
             await queue.readers.join(receipt.id, is_submitter=not receipt.is_duplicate)
-        if asked.is_stream:
-            events = await begun(self._stream(queue, receipt.id, asked), asked.names)
+        if parsed.is_stream:
+            events = await begun(self._stream(queue, receipt.id, parsed), parsed.names)
             return EventStream(events, rates)
-        answer = await _whole(queue, receipt.id, asked, request)
+        answer = await _whole(queue, receipt.id, parsed, request)
         answer.headers.update(rates)
         return answer
 
-    async def _stream(self, queue: QueueClients, job_id: JobId, asked: ReadRequest) -> AsyncGenerator[bytes]:
+    async def _stream(self, queue: QueueClients, job_id: JobId, parsed: ReadRequest) -> AsyncGenerator[bytes]:
         """Yield the events of a job as server-sent events.
 
         Raises:
             ProducerError: the job ended badly.
         """
-        model = asked.model or await self._queues.model_of(queue)
-        chunks = EncodedChunks(StreamChunks(asked.endpoint, job_id, model, asked.has_usage))
+        model = parsed.model or await self._queues.model_of(queue)
+        chunks = EncodedChunks(StreamChunks(parsed.endpoint, job_id, model, parsed.has_usage))
         is_over = False
         try:
-            async for events in queue.following.stream_groups(job_id, asked.num_choices):
+            async for events in queue.following.stream_groups(job_id, parsed.num_choices):
                 if encoded := b"".join(map(chunks.of, events)):
                     yield encoded
             yield chunks.usage() + DONE
@@ -199,15 +199,15 @@ class GenerationRoutes:
             raise
         finally:
             if not is_over:
-                queue.readers.leave(job_id, is_shared=asked.is_shared)
+                queue.readers.leave(job_id, is_shared=parsed.is_shared)
 
 
 async def begun(events: AsyncGenerator[bytes], names: Mapping[str, str] = NO_NAMES) -> AsyncIterator[bytes]:
-    """Return the events, once there is one: a job that is refused at once is answered with a status, not with events.
+    """Wait briefly for the first event, so that a job that is refused at once gets an error status; return the events.
 
     Args:
         events: The events.
-        names: As `error_of` takes them.
+        names: The API's names of parameters, as for `error_of`.
 
     Raises:
         ProducerError: the job has ended badly.
@@ -224,18 +224,18 @@ async def begun(events: AsyncGenerator[bytes], names: Mapping[str, str] = NO_NAM
 
 
 async def _end(first: asyncio.Future[bytes], events: AsyncGenerator[bytes]) -> None:
-    """End events whose first one is not waited for any more, so that their reader leaves now."""
+    """Close the events without waiting for the first one, so that the job counts as left now."""
     first.cancel()
     first.add_done_callback(forget)
     await asyncio.wait((first,), timeout=FIRST_EVENT_S)
-    if first.done():  # the events go on if redis-py dropped the cancellation
+    if first.done():  # not done: redis-py dropped the cancellation, and the events continue
         await events.aclose()
 
 
 async def _followed(
     first: Awaitable[bytes], others: AsyncIterator[bytes], names: Mapping[str, str]
 ) -> AsyncIterator[bytes]:
-    """Yield all events. A job that ends badly ends with an error, not `[DONE]`."""
+    """Yield all events; the last one of a job that ends badly is an error, not `[DONE]`."""
     try:
         yield await first
         async for event in others:
@@ -244,20 +244,20 @@ async def _followed(
         yield server_sent(error_of(error, names).body)
 
 
-async def _whole(queue: QueueClients, job_id: JobId, asked: ReadRequest, request: Request) -> Response:
+async def _whole(queue: QueueClients, job_id: JobId, parsed: ReadRequest, request: Request) -> Response:
     def leave() -> None:
-        queue.readers.leave(job_id, is_shared=asked.is_shared)
+        queue.readers.leave(job_id, is_shared=parsed.is_shared)
 
-    answer = await unless_left(request, _answer(queue, job_id, asked), leave)
-    return Response(status_code=499) if answer is None else answer  # None: nobody reads it
+    answer = await unless_left(request, _answer(queue, job_id, parsed), leave)
+    return Response(status_code=499) if answer is None else answer  # None: the client has left
 
 
-async def _answer(queue: QueueClients, job_id: JobId, asked: ReadRequest) -> Response:
+async def _answer(queue: QueueClients, job_id: JobId, parsed: ReadRequest) -> Response:
     client = queue.following
     packed = await client.run(packed_result(Queue(queue.name), job_id, waits=client.waits))
 
     def encode() -> bytes:
         result = packed.unpack()
-        return encoded_result(asked.endpoint, job_id, result, result.model or asked.model or "")
+        return encoded_result(parsed.endpoint, job_id, result, result.model or parsed.model or "")
 
     return await encoded_answer(packed.num_bytes, encode)

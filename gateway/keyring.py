@@ -1,6 +1,6 @@
-"""The API keys that a gateway accepts: a copy of the table, read again twice a second on a thread of its own.
+"""The API keys that a gateway accepts: a copy of the table, refreshed twice a second on a thread of its own.
 
-Requests only look at the copy: neither a slow database nor many requests with wrong keys hold them up.
+Requests read only the copy, so a slow database or many requests with wrong keys do not delay them.
 """
 
 import logging
@@ -17,13 +17,13 @@ from sluice.producer.errors import ProducerError
 from sluice.protocol.clock import wall_ms
 
 READ_EVERY_S = 0.5
-"""A revoked key is refused after at most this time and that of one query."""
+"""Time between refreshes. A revoked key is refused after at most this time and that of one query."""
 
 MAX_AGE_S = 60.0
-"""Keys are accepted for this long while the database is away."""
+"""How long keys are accepted while the database is unreachable."""
 
 NOTE_EVERY_S = 5.0
-"""How often uses of keys are recorded."""
+"""Time between updates of when keys were last used."""
 
 CLOSE_S = 1.0
 NO_DIGEST = "0" * 64
@@ -31,11 +31,11 @@ LOG = logging.getLogger(__name__)
 
 
 class Keyring:
-    """The keys of one database. Changes at each read; requests note the keys that they use.
+    """The keys of one database. Changes at each refresh; requests record the keys that they use.
 
     Args:
         url: `sqlite:///FILE` or `postgresql://…`.
-        is_required: Whether requests need a key even while there is none.
+        is_required: Whether requests need a key even while no key exists.
     """
 
     def __init__(self, url: str, *, is_required: bool = False) -> None:
@@ -51,36 +51,36 @@ class Keyring:
 
     @property
     def is_required(self) -> bool:
-        """Whether requests need a key: once one was found, they do until the process ends."""
+        """Whether requests need a key. Once a key was found, they do until the process ends."""
         return self._is_required
 
     @property
     def has_active_keys(self) -> bool:
-        """Whether a key is neither revoked nor expired."""
+        """Whether any key is neither revoked nor expired."""
         return any(key.is_active(wall_ms()) for key in self._keys.values())
 
     def read(self) -> None:
-        """Read the keys.
+        """Refresh the copy.
 
         Raises:
             HistoryUnavailable: the database cannot be used.
         """
         began_s = monotonic()
         try:
-            found = self._store.keys()
+            keys = self._store.keys()
         except NoKeyTable:
             if self._keys:
                 raise
-            found = []
-        # Before the keys: a request in between must not find neither.
-        self._is_required = self._is_required or bool(found) or self._store.has_unreadable
-        self._keys, self._read_s = {key.id: key for key in found}, began_s
+            keys = []
+        # Set before the keys: a request in between must not pass without a key.
+        self._is_required = self._is_required or bool(keys) or self._store.has_unreadable
+        self._keys, self._read_s = {key.id: key for key in keys}, began_s
 
     def check(self) -> None:
-        """Check that the keys are known.
+        """Check that the copy is recent enough.
 
         Raises:
-            HttpError: 503, the database has been away for too long.
+            HttpError: 503, the database has been unreachable for too long.
         """
         if monotonic() - self._read_s > MAX_AGE_S:
             raise HttpError(
@@ -88,7 +88,7 @@ class Keyring:
             )
 
     def key_of(self, text: str) -> ApiKey | None:
-        """Return the active key of this text, and note that it is used; None if there is none.
+        """Return the active key with this text, and record its use; None if it does not exist or is not active.
 
         Raises:
             HttpError: as `check`.
@@ -96,7 +96,7 @@ class Keyring:
         self.check()
         key_id, secret = split_key(text)
         key = self._keys.get(key_id)
-        # Also without such a key, so that the answer takes as long.
+        # Computed for an unknown id, too, so that the response takes as long.
         is_right = is_secret_of(secret, NO_DIGEST if key is None else key.digest)
         now_ms = wall_ms()
         if key is None or not is_right or not key.is_active(now_ms):
@@ -106,7 +106,7 @@ class Keyring:
         return key
 
     def active_key(self, key_id: str) -> ApiKey | None:
-        """Return the active key of this id, which has signed in before; None if there is none.
+        """Return the active key with this id, for a session that began with it; None if it is not active.
 
         Raises:
             HttpError: as `check`.
@@ -127,11 +127,11 @@ class Keyring:
     # ------------------------------------------------------------ the thread
 
     def start(self) -> None:
-        """Begin to read the keys again and again."""
+        """Start to refresh the copy."""
         self._thread.start()
 
     def close(self) -> None:
-        """Record the last uses, and end."""
+        """Record the last uses, and stop."""
         self._stopping.set()
         self._thread.join(CLOSE_S)
 
@@ -148,7 +148,7 @@ class Keyring:
 
     @contextmanager
     def _logged(self, what: str, task: str) -> Generator[None]:
-        """Log when something begins to fail, and when it works again."""
+        """Log when a task starts to fail, and when it works again."""
         try:
             yield
         except ProducerError as error:

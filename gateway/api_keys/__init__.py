@@ -1,1 +1,1 @@
-"""API keys of the gateway: each lets its bearer act in the name of one tenant. The database keeps only their hashes."""
+"""API keys of the gateway: each belongs to one tenant. The database stores only their hashes."""

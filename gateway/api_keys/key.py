@@ -1,6 +1,6 @@
-"""What an API key is, and what the database keeps of it. No I/O.
+"""API keys: their format, and the values that the database stores. No I/O.
 
-A key is `sluice_<id>_<secret>`. The id is not secret: lists show it, and a request's key is looked up by it. The secret
+A key is `sluice_<id>_<secret>`. The id is not secret: lists show it, and keys are looked up by it. The secret
 has 256 random bits, so that one pass of SHA-256 hides it as well as a slow hash would.
 """
 
@@ -34,10 +34,10 @@ class ApiKey:
     tenant: str
     scopes: tuple[str, ...] = ("submit", "read")
     rpm: int | None = None
-    """Most requests a minute; None means no limit."""
+    """Most requests a minute; None: no limit."""
 
     tpm: int | None = None
-    """Most tokens a minute, of prompts and reserved outputs; None is no limit."""
+    """Most tokens a minute, of prompts and reserved outputs; None: no limit."""
 
     created_ms: int
     expires_ms: int | None = None
@@ -53,25 +53,25 @@ class ApiKey:
                 raise InvalidSetting(f"{name} must be in [1, {MAX_LIMIT}], got {limit}")
 
     def is_active(self, now_ms: int) -> bool:
-        """Return whether it is neither revoked nor expired."""
+        """Return whether the key is neither revoked nor expired."""
         return self.revoked_ms is None and (self.expires_ms is None or now_ms < self.expires_ms)
 
 
 def new_secret() -> tuple[str, str, str]:
-    """Draw a key; return its text, which is shown once, its id and its digest."""
+    """Create a random key; return its text, its id and the digest of its secret."""
     key_id, secret = secrets.token_hex(ID_BYTES), secrets.token_urlsafe(SECRET_BYTES)
     return f"{PREFIX}_{key_id}_{secret}", key_id, _digest(secret)
 
 
 def split_key(text: str) -> tuple[str, str]:
-    """Return the id and the secret of a key's text; both are empty if it is none."""
+    """Return the id and the secret of a key's text; both are empty if the text is not a key."""
     prefix, _, rest = text.partition("_")
     key_id, _, secret = rest.partition("_")
     return (key_id, secret) if prefix == PREFIX else ("", "")
 
 
 def is_secret_of(secret: str, digest: str) -> bool:
-    """Return whether a secret has this digest, in a time that tells nothing of either."""
+    """Return whether a secret has this digest. The time that this takes depends on neither."""
     return hmac.compare_digest(_digest(secret), digest)
 
 

@@ -28,15 +28,15 @@ LOG = logging.getLogger(__name__)
 
 
 class NoKeyTable(HistoryUnavailable):
-    """The database has no table of keys yet, and so no key."""
+    """The database has no table of keys yet."""
 
 
 class KeyStore:
-    """The keys in a database. Threads may share it. Use it in a `with`.
+    """The API keys in a database. Thread-safe. Use it in a `with` statement.
 
     Args:
         url: `sqlite:///FILE` or `postgresql://…`.
-        is_writer: Commits reach the disk.
+        is_writer: Whether commits must reach the disk.
         patience_s: As of `open_database`.
 
     Raises:
@@ -50,7 +50,7 @@ class KeyStore:
         self._is_checked = False
         self._unreadable: frozenset[str] = frozenset()
         self._known: dict[str, tuple[Mapping[str, Any], ApiKey]] = {}
-        """Rows and their keys, so that only a row that has changed is read again."""
+        """Rows and the keys made of them, by id, so that only a row that has changed is validated again."""
 
     def __enter__(self) -> Self:
         return self
@@ -62,7 +62,7 @@ class KeyStore:
 
     @property
     def has_unreadable(self) -> bool:
-        """Whether the last `keys` skipped a row."""
+        """Whether the last call of `keys` skipped an invalid row."""
         return bool(self._unreadable)
 
     def add(self, key: ApiKey) -> None:
@@ -71,9 +71,9 @@ class KeyStore:
             connection.execute(api_keys.insert().values(**_row(key)))
 
     def keys(self, *, tenant: str | None = None) -> list[ApiKey]:
-        """Return all keys, oldest first, also those that are revoked or expired.
+        """Return all keys, including revoked and expired ones, oldest first.
 
-        A row that is not a valid key is skipped and, the first time, logged.
+        An invalid row is skipped, and logged the first time.
         """
         query = sa.select(*api_keys.columns).order_by(api_keys.c.created_ms, api_keys.c.id)
         if tenant is not None:
@@ -83,13 +83,13 @@ class KeyStore:
         return self._keys_in(rows)
 
     def revoke(self, key_ids: Sequence[str], now_ms: int) -> set[str]:
-        """Revoke keys, and return those that exist. A key that was revoked before keeps its time."""
-        wanted = api_keys.c.id.in_(key_ids)
+        """Revoke keys; return the ids that exist. A key that is already revoked keeps its time."""
+        has_id = api_keys.c.id.in_(key_ids)
         with self._connection() as connection:
             connection.execute(
-                api_keys.update().where(wanted, api_keys.c.revoked_ms.is_(None)).values(revoked_ms=now_ms)
+                api_keys.update().where(has_id, api_keys.c.revoked_ms.is_(None)).values(revoked_ms=now_ms)
             )
-            return {*connection.execute(sa.select(api_keys.c.id).where(wanted)).scalars()}
+            return {*connection.execute(sa.select(api_keys.c.id).where(has_id)).scalars()}
 
     def note_use(self, times_ms: Mapping[str, int]) -> None:
         """Record when keys, by id, were last used."""
@@ -100,22 +100,22 @@ class KeyStore:
             connection.execute(update.values(last_used_ms=sa.bindparam("at")), changes)
 
     def _keys_in(self, rows: Sequence[Mapping[str, Any]]) -> list[ApiKey]:  # Any: as in `_key`
-        found: list[ApiKey] = []
+        keys: list[ApiKey] = []
         unreadable: set[str] = set()
-        known: dict[str, tuple[Mapping[str, Any], ApiKey]] = {}
+        by_id: dict[str, tuple[Mapping[str, Any], ApiKey]] = {}
         for row in rows:
             try:
                 before = self._known.get(str(row["id"]))
                 key = before[1] if before is not None and before[0] == row else _key(row)
-                found.append(key)
-                known[key.id] = (row, key)
+                keys.append(key)
+                by_id[key.id] = (row, key)
             except (ProducerError, TypeError, ValueError) as error:
                 key_id = str(row["id"])
                 unreadable.add(key_id)
                 if key_id not in self._unreadable:
                     LOG.warning("An API key in the database is not valid and is ignored: key %s: %s", key_id, error)
-        self._unreadable, self._known = frozenset(unreadable), known
-        return found
+        self._unreadable, self._known = frozenset(unreadable), by_id
+        return keys
 
     @contextmanager
     def _connection(self) -> Generator[sa.Connection]:

@@ -1,1 +1,1 @@
-"""Bounds on how requests arrive: their time, headers, encodings, connections, and the memory that bodies take."""
+"""Bounds on incoming requests: arrival time, headers, encodings, connections, and memory of bodies."""

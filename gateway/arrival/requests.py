@@ -1,4 +1,4 @@
-"""Middleware that refuses requests which another program on the way may read differently, or that take too much."""
+"""Middleware that refuses ambiguous requests, which a proxy may parse differently, and those that exceed a bound."""
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -9,17 +9,17 @@ from sluice.gateway.refusals import refusal
 from sluice.protocol.bounds import PARAMETERS
 
 TEXT = (b"application/json", b"text/html")
-"""Answers that take time to make: others are files, or events that take theirs."""
+"""Media types whose size counts towards the cost of a read; others are files or event streams."""
 
 CALLERS_FAULT, OUR_FAULT = 400, 500
 
 
 class RequestBounds:
-    """Middleware that checks the headers of each request, and counts what is held of its body.
+    """Middleware that checks the headers of each request, and counts the memory that its body uses.
 
     Args:
         app: The application behind it.
-        shares: What all requests hold.
+        shares: The memory that all requests use.
     """
 
     def __init__(self, app: ASGIApp, shares: Shares) -> None:
@@ -46,7 +46,7 @@ class RequestBounds:
 
 
 class _Answer:
-    """An answer that is being sent. Changes with each part of it."""
+    """A response that is being sent. Changes with each part."""
 
     def __init__(self, scope: Scope, send: Send, share: RequestShare) -> None:
         self._is_read = scope["method"] != "POST"
@@ -56,7 +56,7 @@ class _Answer:
     async def send(self, message: Message) -> None:
         """Send a part."""
         if message["type"] == "http.response.start":
-            self._share.give_back()  # the body has been used
+            self._share.give_back()  # the request's body is no longer needed
             self._status = message["status"]
             self._is_text = any(
                 name == b"content-type" and value.startswith(TEXT) for name, value in message["headers"]
@@ -66,14 +66,14 @@ class _Answer:
         await self._send(message)
 
     def charge(self) -> None:
-        """Count a read, and a request that was refused, which no limit of the queue counts."""
+        """Count the request as a read if it is one or was refused: no limit of the queue counts these."""
         is_refused = CALLERS_FAULT <= self._status < OUR_FAULT
         if is_refused or self._is_read:
             self._share.charge(self._num_bytes)
 
 
 def _fault(scope: Scope) -> HttpError | None:
-    """Return why a request is refused: after it, the connection is closed."""
+    """Return the error of a request that must be refused, or None. The connection is closed after it."""
     headers = Headers(scope=scope)
     message = code = ""
     status = 400
@@ -82,7 +82,7 @@ def _fault(scope: Scope) -> HttpError | None:
     if scope["http_version"] not in ("1.0", "1.1"):
         message, code, status = "the version of HTTP is not supported", "version_not_supported", 505
     elif "content-length" in headers and "transfer-encoding" in headers:
-        # A proxy that goes by the length would take the rest of the body for another request.
+        # A proxy that trusts the length would take the rest of the body for another request (request smuggling).
         message, code = "give Content-Length or Transfer-Encoding, not both", "ambiguous_length"
     elif headers.get("content-encoding", "identity").lower() != "identity":
         message, code, status = "bodies must not be compressed", "encoding_not_supported", 415

@@ -1,4 +1,4 @@
-"""What requests hold of the gateway's memory, in all and by tenant: bodies, unread answers, and themselves."""
+"""Memory that requests use, in all and by tenant: bodies, unread responses, and the number of open requests."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,15 +12,15 @@ from sluice.gateway.refusals import refusal
 from sluice.protocol.bounds import HELD_MIB, TENANT_HELD_MIB, TENANT_REQUESTS, TENANT_UNREAD_MIB
 
 HELD = "held"
-"""Field of a request's state: what it holds."""
+"""Field of a request's state that has its `RequestShare`."""
 
 FREE_BYTES = 16 * 1024
-"""So much of a body is not counted: small requests are served whatever others hold."""
+"""The first bytes of a body that are not counted, so that small requests are served however much others use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareLimits:
-    """The most that may be held."""
+    """The limits of all requests, of a tenant, and of a key."""
 
     held_bytes: int
     """Bodies of all requests."""
@@ -33,7 +33,7 @@ class ShareLimits:
 
 @dataclass(slots=True, eq=False)
 class Share:
-    """What the requests of a tenant hold. Changes with them."""
+    """The memory that the requests of a tenant use. Changes with them."""
 
     num_requests: int = 0
     num_held_bytes: int = 0
@@ -41,7 +41,7 @@ class Share:
 
 
 class Shares:
-    """What is held. Changes as requests come, are answered and are read."""
+    """The memory that all requests use. Changes as requests arrive, are answered and read."""
 
     def __init__(self, limits: ShareLimits) -> None:
         self.limits = limits
@@ -53,7 +53,7 @@ class Shares:
         """Count a request of a tenant; return its share.
 
         Raises:
-            HttpError: 429, the tenant holds too much.
+            HttpError: 429, the tenant uses too much memory or has too many open requests.
         """
         share = self._by_tenant.get(tenant) or Share()
         if share.num_requests >= self.limits.tenant_requests:
@@ -69,14 +69,14 @@ class Shares:
         return share
 
     def drop_unused(self, tenant: str) -> None:
-        """Forget the share of a tenant that holds nothing."""
+        """Forget the share of a tenant without open requests and unread responses."""
         share = self._by_tenant.get(tenant)
         if share is not None and share.num_requests == share.num_unread_bytes == 0:
             del self._by_tenant[tenant]
 
 
 class RequestShare:
-    """What one request holds. Changes as its body arrives, and as its answer is read."""
+    """The memory that one request uses. Changes as its body arrives, and as its response is read."""
 
     def __init__(self, shares: Shares) -> None:
         self._shares = shares
@@ -86,17 +86,17 @@ class RequestShare:
         self._num_received = 0
 
     def belong_to(self, key: ApiKey) -> None:
-        """Count it to a key and its tenant, from now on.
+        """Count the request towards the bounds of a key and its tenant from now on.
 
         Raises:
-            HttpError: 429, the tenant holds too much, or the key has read too much.
+            HttpError: 429, the tenant uses too much memory, or the key has read too much.
         """
         self._shares.reads.check(key.id)
         self._share = self._shares.join(key.tenant)
         self._tenant, self._key_id = key.tenant, key.id
 
     def charge(self, num_bytes: int) -> None:
-        """Count it as a read of so many bytes, and of its body."""
+        """Count the request as a read of this many bytes and of its body."""
         if self._key_id is not None:
             self._shares.reads.add(self._key_id, num_bytes + self._num_received)
 
@@ -104,7 +104,7 @@ class RequestShare:
         """Count a piece of its body.
 
         Raises:
-            HttpError: 503, all requests hold too much; or 429, those of its tenant do.
+            HttpError: 503, all requests together use too much memory; or 429, those of its tenant do.
         """
         self._num_received += num_bytes
         self._num_bytes += num_bytes
@@ -115,7 +115,7 @@ class RequestShare:
             self._num_counted += added
 
     def reserve(self, num_bytes: int) -> None:
-        """Count what it needs beside its body until it is over.
+        """Count memory that the request needs besides its body, until it ends.
 
         Raises:
             HttpError: as `take`.
@@ -125,19 +125,19 @@ class RequestShare:
         self._num_reserved += num_bytes
 
     def give_back(self) -> None:
-        """Count its body as no longer held."""
+        """Release the memory of the body."""
         self._count(-self._num_counted)
         self._num_bytes = self._num_counted = 0
 
     def end(self) -> None:
-        """Count it as over. What its client has not read yet counts until then."""
+        """Count the request as ended. The unread part of its response counts until the client has read it."""
         self.give_back()
         self._count(-self._num_reserved)
         self._share.num_requests -= 1
         self._shares.drop_unused(self._tenant)
 
     def wait_for_reader(self, num_bytes: int) -> bool:
-        """Note how much of its answer waits to be read; return whether its tenant has too much of that."""
+        """Set the number of unread bytes of the response; return whether the tenant has too many."""
         num_others = self._share.num_unread_bytes - self._num_unread
         self._share.num_unread_bytes = num_others + num_bytes
         self._num_unread = num_bytes
@@ -157,10 +157,10 @@ class RequestShare:
 
 
 def share_of(request: Request) -> RequestShare:
-    """Return what a request holds."""
+    """Return the share of a request."""
     return request.state[HELD]
 
 
 def share_in(scope: Mapping[str, Any]) -> RequestShare | None:  # Any: as ASGI has it
-    """Return what the request of a scope holds; None if it did not reach the application."""
+    """Return the share of the request of a scope; None if it did not reach the application."""
     return cast("RequestShare | None", scope.get("state", {}).get(HELD))

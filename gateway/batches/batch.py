@@ -1,4 +1,4 @@
-"""A batch, as the database keeps it and as clients read it. No I/O."""
+"""A batch, as it is stored and as clients read it. No I/O."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ OPEN = (VALIDATING, IN_PROGRESS, FINALIZING, CANCELLING)
 assert not {*OPEN} & {*OVER}
 
 TIMES = (IN_PROGRESS, FINALIZING, COMPLETED, FAILED, EXPIRED, CANCELLING, CANCELLED)
-"""Statuses whose time clients read, as `<status>_at`."""
+"""Statuses that clients read the time of, as `<status>_at`."""
 
 WINDOW = re.compile(r"([1-9][0-9]{0,3})([hd])")
 HOURS = {"h": 1, "d": 24}
@@ -28,7 +28,7 @@ MAX_TEXT_CHARS = 500
 
 
 def window_of(text: str) -> timedelta | None:
-    """Read a completion window, such as 24h or 7d; None if it is none, or longer than a year."""
+    """Read a completion window, such as 24h or 7d; None if the text is not one, or it is longer than a year."""
     match = WINDOW.fullmatch(text)
     hours = int(match[1]) * HOURS[match[2]] if match else 0
     return timedelta(hours=hours) if 0 < hours <= MAX_WINDOW_H else None
@@ -36,25 +36,25 @@ def window_of(text: str) -> timedelta | None:
 
 @dataclass(frozen=True, slots=True)
 class BatchParts:
-    """The objects with the lines of ended requests, in the order in which they were written."""
+    """Stored objects with the lines of ended requests, in the order in which they were written."""
 
     output: tuple[Stored, ...] = ()
     error: tuple[Stored, ...] = ()
     checked: tuple[Stored, ...] = ()
-    """Those with what the slices of the file's check found, until it is over."""
+    """Objects with the results of the slices of the file's check, until the check is over."""
 
     @property
     def num_done(self) -> int:
-        """Lines of requests that are done."""
+        """Number of requests that are done."""
         return sum(part.num_lines for part in self.output)
 
     @property
     def num_failed(self) -> int:
-        """Lines of other requests."""
+        """Number of requests that ended otherwise."""
         return sum(part.num_lines for part in self.error)
 
     def as_json(self) -> Object:
-        """Return them as the database keeps them."""
+        """Return the parts as they are stored."""
         kinds = {"output": self.output, "error": self.error, "checked": self.checked}
         return {kind: [part.as_json() for part in parts] for kind, parts in kinds.items()}
 
@@ -96,22 +96,22 @@ class StoredBatch:
 
     @property
     def deadline(self) -> datetime:
-        """When it expires."""
+        """The time at which the batch expires."""
         return datetime.fromtimestamp(self.expires_ms / 1000, UTC)
 
     @property
     def num_collected(self) -> int:
-        """Lines whose outcome is in a part."""
+        """Number of lines whose outcome is in a part."""
         return self.parts.num_done + self.parts.num_failed
 
     @property
     def folder(self) -> str:
-        """Where its objects are."""
+        """The folder of the batch's objects in the storage."""
         return f"{FOLDER}/{self.id.removeprefix('batch_')}"
 
     @property
     def body(self) -> Object:
-        """What clients read."""
+        """The batch as OpenAI's clients read it."""
         times = {f"{name}_at": at_ms // 1000 if (at_ms := self.times.get(name)) else None for name in TIMES}
         return {
             "id": self.id,
@@ -136,7 +136,7 @@ FOLDER = "batches"
 
 
 def batch_of(row: RowMapping) -> StoredBatch:
-    """Read a row."""
+    """Return the batch of a row."""
     values: dict[str, Any] = {str(name): value for name, value in row.items()}  # Any: as the columns say
     written = values["parts"]
     values["parts"] = BatchParts(*(tuple(map(stored_of, written[kind])) for kind in ("output", "error", "checked")))
@@ -150,5 +150,5 @@ def error_of_line(bad: BadLine) -> Object:
 
 
 def printable(text: str) -> str:
-    """Return the beginning of a text of a user, as every database can keep it."""
+    """Return the beginning of a user's text, with characters that every database can store."""
     return text[:MAX_TEXT_CHARS].replace("\0", "\ufffd")

@@ -34,7 +34,7 @@ from sluice.protocol.wire import JobId
 PART_LINES = 1000
 PART_BYTES = 8 * 1024 * 1024
 ASKED = 256
-"""Jobs in one look."""
+"""Jobs that are looked up at once."""
 
 LOST = {"code": "result_lost", "message": "The queue no longer has this request."}
 UNSENT = {
@@ -44,7 +44,7 @@ UNSENT = {
 
 
 class Bits:
-    """A set of places, as the database keeps it. Changes as places are added."""
+    """A set of places, stored as a bitmap. Changes as places are added."""
 
     def __init__(self, data: bytes | None, total: int) -> None:
         self._data = bytearray(data or bytes((total + 7) // 8))
@@ -54,11 +54,11 @@ class Bits:
         self._data[place >> 3] |= 1 << (place & 7)
 
     def __contains__(self, place: int) -> bool:
-        """Return whether it has a place."""
+        """Return whether a place is in the set."""
         return bool(self._data[place >> 3] >> (place & 7) & 1)
 
     def missing(self, begin: int, end: int) -> Iterator[int]:
-        """Yield the places from `begin` to before `end` that it lacks."""
+        """Yield the places in [begin, end) that are not in the set."""
         for at in range(begin >> 3, (end + 7) >> 3):
             if self._data[at] != 0xFF:
                 for place in range(max(begin, at * 8), min(at * 8 + 8, end)):
@@ -66,13 +66,13 @@ class Bits:
                         yield place
 
     def __bytes__(self) -> bytes:
-        """Return it as the database keeps it."""
+        """Return the bitmap as it is stored."""
         return bytes(self._data)
 
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """Lines that are not written yet. Changes as they are added."""
+    """Lines that are not written yet. Changes as lines are added."""
 
     places: list[int] = field(default_factory=list[int])
     output: list[str] = field(default_factory=list[str])
@@ -82,7 +82,7 @@ class Part:
 
     @property
     def is_full(self) -> bool:
-        """Whether it is to be written."""
+        """Whether the part must be written now."""
         return len(self.places) >= PART_LINES or self.num_bytes >= PART_BYTES
 
     def add(self, place: int, line: Object, *, is_done: bool) -> None:
@@ -95,10 +95,10 @@ class Part:
         self.num_expired += error is not None and error["code"] == UNSENT["expired"]["code"]
 
     def write(self, storage: Storage, batch: StoredBatch) -> BatchParts:
-        """Write it to the storage; return the parts of the batch with it.
+        """Write the part to the storage; return the parts of the batch with it.
 
         Raises:
-            StorageUnavailable: it cannot be written.
+            StorageUnavailable: the part cannot be written.
         """
         return BatchParts(
             batch.parts.output + _stored(storage, batch, "output", len(batch.parts.output), self.output),
@@ -118,34 +118,34 @@ def _stored(storage: Storage, batch: StoredBatch, kind: str, number: int, texts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedSearch:
-    """What a look for ended jobs is for."""
+    """A search for ended jobs of a batch."""
 
     end: int
-    """Place before which lines may have ended."""
+    """Place behind the last line that may have ended."""
 
     unsent: str | None = None
-    """Why lines that the queue does not know have no outcome; None: the queue had them."""
+    """Error of lines that the queue does not know, a key of `UNSENT`; None: the queue had all of them."""
 
     most: int | None = None
-    """How many have ended; None: any number."""
+    """Stop after this many ended jobs; None: no limit."""
 
     until_s: float
-    """When to stop, by the monotonic clock."""
+    """Stop at this time of the monotonic clock."""
 
     can_submit: bool = False
-    """Whether lines that are lost can be submitted again."""
+    """Whether lost lines can be submitted again."""
 
     is_last: bool = False
-    """Whether lines that have not ended are given up, because of `unsent`."""
+    """Whether lines that have not ended get the error `unsent`."""
 
 
 class Collector:
-    """The outcomes of one batch. Changes as lines are collected.
+    """The collection of one batch's outcomes. Changes as lines are collected.
 
     Args:
-        producer: A client of its queue.
+        producer: A client of the batch's queue.
         batch: The batch.
-        names: Its custom ids.
+        names: The custom ids of its lines.
         recorded: The history, for results that the queue no longer has.
     """
 
@@ -154,13 +154,13 @@ class Collector:
         self.names = names
         self.bits = Bits(batch.collected, batch.total)
         self.place = batch.looked_at
-        """Where the next look begins."""
+        """Place at which the next search begins."""
 
     def ended(self, part: Part, tick: Tick, look: EndedSearch) -> int | None:
-        """Add outcomes to a part, until it is full, all lines were looked at once, or time is up.
+        """Add outcomes to a part until it is full, all lines have been looked up once, or time is up.
 
-        Returns the place of a line that is to be submitted again, if the queue has lost one; then others behind it may
-        be lost too.
+        Returns the place of the first line that the queue has lost and that must be submitted again, if any; lines
+        behind it may be lost, too.
 
         Raises:
             HistoryUnavailable: an outcome may be in the history, which cannot be read now.
@@ -178,7 +178,7 @@ class Collector:
         return None
 
     def add_refused(self, part: Part, refused: dict[int, Object]) -> None:
-        """Add the lines that the queue refused."""
+        """Add lines that the queue refused."""
         for place, line in refused.items():
             part.add(place, line, is_done=False)
             self.bits.add(place)
@@ -198,7 +198,7 @@ class Collector:
         return lost
 
     def _add(self, part: Part, place: int, outcome: Outcome, look: EndedSearch) -> bool:
-        """Add the outcome of a line; return False if the line is to be submitted again."""
+        """Add the outcome of a line; return False if the line must be submitted again."""
         # Lines that were never submitted are not looked up: a cancelled batch may have very many.
         was_sent = look.unsent is None or place < self._batch.submitted
         is_recorded = isinstance(outcome.error, ResultExpired) or (was_sent and isinstance(outcome.error, JobNotFound))

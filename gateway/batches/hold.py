@@ -1,4 +1,4 @@
-"""Keep a batch for one task while it works, on a thread: a slow storage or a long line must not lose it."""
+"""The lease of a task on its batch, renewed on a thread, so that a slow storage or a long line does not lose it."""
 
 import threading
 from types import TracebackType
@@ -12,7 +12,7 @@ RENEW_S = TAKEN_MS / 1000 / 4
 
 
 class Hold:
-    """The hold of a task on its batch. Changes when the batch is lost or cancelled. Use it in a `with`."""
+    """The lease of a task on its batch. Changes when the batch is lost or cancelled. Use it in a `with` statement."""
 
     def __init__(self, batches: BatchStore, batch: StoredBatch) -> None:
         self._batches, self._batch = batches, batch
@@ -34,7 +34,7 @@ class Hold:
         """Check that the work may continue.
 
         Raises:
-            BatchLost: another task has the batch, or it has been cancelled meanwhile.
+            BatchLost: another task has the batch, or it was cancelled in the meantime.
         """
         if self._is_lost:
             raise BatchLost(self._batch.id)

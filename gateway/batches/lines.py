@@ -21,11 +21,11 @@ from sluice.protocol.jobs import Options, partition_of
 from sluice.protocol.wire import JobId
 
 MAX_ERRORS = 100
-"""Bad lines that a batch lists."""
+"""Most invalid lines that a batch lists."""
 
 MAX_LINES = 1_000_000
 Tick = Callable[[], None]
-"""A callback for each line: it raises to end the work."""
+"""Callback before each line; it raises to stop the work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +37,19 @@ class Names:
     """None if they are 1, 2, 3 and so on."""
 
     def number(self, place: int) -> int:
-        """Return the number of a line, by its place among those that are not blank."""
+        """Return the number of a line from its place among the lines that are not blank."""
         return place + 1 if self.numbers is None else self.numbers[place]
 
     def encoded(self) -> bytes:
-        """Encode them as JSON."""
+        """Encode the names as JSON."""
         return json.dumps({"custom_ids": self.custom_ids, "numbers": self.numbers}, separators=(",", ":")).encode()
 
 
 def names_of(data: bytes) -> Names:
-    """Read what `Names.encoded` wrote.
+    """Decode the output of `Names.encoded`.
 
     Raises:
-        ValueError: it is not such an object, or was cut short.
+        ValueError: the data is not valid, or was cut short.
     """
     try:
         content = json.loads(data)
@@ -62,12 +62,12 @@ def names_of(data: bytes) -> Names:
 class LineJobsOfBatch:
     """The builder of the jobs of one batch."""
 
-    def __init__(self, batch: StoredBatch, seen: Iterable[str] = ()) -> None:
-        """Begin after lines with these custom ids."""
+    def __init__(self, batch: StoredBatch, seen_ids: Iterable[str] = ()) -> None:
+        """Start after lines with these custom ids."""
         self._batch = batch
         self._jobs = LineJobs(BulkSpec(queue=batch.queue, batch=batch.id, partitions=batch.partitions))
         defaults = Options(tenant=batch.tenant)
-        self._reader = LineReader(endpoint=None, model=None, defaults=defaults, of_batch=batch.endpoint, seen=seen)
+        self._reader = LineReader(endpoint=None, model=None, defaults=defaults, of_batch=batch.endpoint, seen=seen_ids)
 
     def read(self, number: int, line: bytes | None) -> Line | BadLine:
         """Parse a line."""
@@ -93,11 +93,11 @@ def identity_of(batch: StoredBatch, number: int) -> tuple[JobId, int]:
 
 
 class FileCheck:
-    """The check of a whole file, which may be done in slices. Changes with each line.
+    """The check of a whole file, in one go or in slices. Changes with each line.
 
     Args:
-        batch: Its batch.
-        slices: What `new_lines` returned after each of the slices so far, in order.
+        batch: The batch of the file.
+        slices: The output of `new_lines` for each slice so far, in order.
 
     Raises:
         ValueError: a slice is not valid, or was cut short.
@@ -110,10 +110,10 @@ class FileCheck:
         self._bad: list[BadLine] = []
         self._number, self._model = 0, _Model()
         self.offset = 0
-        """Bytes of the file that are checked."""
+        """Number of bytes of the file that are checked."""
 
         self._begins: list[tuple[int, int]] = []
-        """Of each slice, and of what this object checks itself: the custom ids and bad lines before it."""
+        """Number of custom ids and of invalid lines before each slice, the last of which this object checks itself."""
 
         for data in slices:
             self._begin()
@@ -123,13 +123,13 @@ class FileCheck:
 
     @property
     def names(self) -> Names:
-        """The custom ids of the lines so far."""
+        """The custom ids of the valid lines so far."""
         are_plain = self._numbers == list(range(1, len(self._numbers) + 1))
         return Names(tuple(self._custom_ids), None if are_plain else tuple(self._numbers))
 
     @property
     def errors(self) -> Sequence[BadLine]:
-        """The first bad lines so far."""
+        """The invalid lines so far, at most `MAX_ERRORS`."""
         return self._bad
 
     @property
@@ -138,11 +138,11 @@ class FileCheck:
         return self._model.name
 
     def num_lines(self, since: int) -> int:
-        """Return how many lines were checked in the slices from the number `since` on, without blank ones."""
+        """Return the number of lines, without blank ones, that were checked from slice `since` on."""
         return len(self._custom_ids) + len(self._bad) - sum(self._begins[since])
 
     def run(self, file: BinaryIO, tick: Tick, for_s: float = float("inf")) -> bool:
-        """Check lines until the end of the file, or for a time from the first line on; return whether all are."""
+        """Check lines until the end of the file, or for `for_s` from the first line on; return whether that was all."""
         file.seek(self.offset)
         until_s: float | None = None
         try:
@@ -155,7 +155,7 @@ class FileCheck:
                     break
                 if monotonic() > until_s:
                     return False
-        except InvalidSetting as error:  # a line, or blank ones, without an end
+        except InvalidSetting as error:  # a line, or a run of blank lines, is too long
             self._bad.append(BadLine(0, None, "invalid_file", str(error)))
         if len(self._custom_ids) > MAX_LINES:
             message = f"a batch has at most {MAX_LINES} requests"
@@ -165,7 +165,7 @@ class FileCheck:
         return True
 
     def new_lines(self, since: int | None = None) -> bytes:
-        """Encode what this object has checked itself, with the slices from the number `since` on, as one slice."""
+        """Encode the lines that this object has checked, merged with the slices from `since` on, as one slice."""
         first, first_bad = self._begins[-1 if since is None else since]
         content = {
             "custom_ids": self._custom_ids[first:],
@@ -204,15 +204,15 @@ class RawLine:
     """A line of a checked file."""
 
     place: int
-    """Among those that are not blank, from 0."""
+    """Place among the lines that are not blank, from 0."""
 
     number: int
     data: bytes | None
     end: int
-    """Bytes of the file up to its end."""
+    """Offset of the line's end in the file, in bytes."""
 
     def job(self, jobs: LineJobsOfBatch) -> NewJob | BadLine:
-        """Return its job, or why it has none: another release may have checked the file, and accepted more."""
+        """Return the job of the line, or why it has none: a release that accepted more may have checked the file."""
         line = jobs.read(self.number, self.data)
         if isinstance(line, BadLine):
             return line
@@ -223,7 +223,7 @@ class RawLine:
 
 
 def lines_from(batch: StoredBatch, names: Names, file: BinaryIO) -> Iterator[RawLine]:
-    """Yield the lines of a checked file that the batch has not submitted."""
+    """Yield the lines of a checked file that the batch has not submitted yet."""
     first, num_before, num_skipped = batch.submitted, 0, batch.submitted
     if batch.file_offset:
         file.seek(batch.file_offset)

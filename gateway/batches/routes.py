@@ -83,7 +83,7 @@ class BatchRoutes:
     def __init__(
         self, batches: BatchStore, files: FileStore, storage: Storage, queues: Queues, quota: Quota, *, max_open: int
     ) -> None:
-        """Serve batches of `queues`. `max_open`: batches of a tenant that are not over."""
+        """Serve the batches of `queues`. `max_open`: most open batches of a tenant."""
         self._batches, self._files, self._storage = batches, files, storage
         self._queues, self._quota, self._max_open = queues, quota, max_open
 
@@ -97,11 +97,11 @@ class BatchRoutes:
     )
     async def create(self, request: Request) -> Response:
         """Create a batch."""
-        given = _fields(await read_json(request, MAX_BODY_BYTES))
+        fields = _fields(await read_json(request, MAX_BODY_BYTES))
         tenant = caller_of(request).tenant
-        await self._quota.check(tenant)  # its outputs will be stored, too
-        file = await self._input(_text(given, "input_file_id"), tenant)
-        endpoint, window = _endpoint(given), _text(given, "completion_window")
+        await self._quota.check(tenant)  # the outputs of the batch will be stored, too
+        file = await self._input(_text(fields, "input_file_id"), tenant)
+        endpoint, window = _endpoint(fields), _text(fields, "completion_window")
         length = window_of(window)
         if length is None:
             raise bad_request(
@@ -120,7 +120,7 @@ class BatchRoutes:
             model=model,
             input_file=file.id,
             window=window,
-            metadata=_metadata(given.get("metadata")),
+            metadata=_metadata(fields.get("metadata")),
             created_ms=created_ms,
             expires_ms=created_ms + round(length.total_seconds() * 1000),
         )
@@ -131,7 +131,7 @@ class BatchRoutes:
         return JSONResponse(body)
 
     async def _body(self, batch: StoredBatch) -> Object:
-        """Return a batch as clients read it, with a warning if no process continues it."""
+        """Return a batch as clients read it, with a warning if no callbacks process continues it."""
         queue = next((clients for clients in self._queues if clients.name == batch.queue), None)
         if batch.status not in OPEN or queue is None or not await lacks_callbacks(queue):
             return batch.body
@@ -253,12 +253,12 @@ def _no_file(file_id: str) -> HttpError:
 
 
 def _first_model(storage: Storage, file: File) -> str | None:
-    """Return the model that the first request of a file names, if it does. A bad one fails the batch later."""
+    """Return the model of the first request of a file, if it names one. An invalid request fails the batch later."""
     try:
         with storage.reading(file.objects[0].key) as opened:
             _, line = next(lines(opened))
-        found: Object = json.loads(line or b"")
-        model = found["body"]["model"]
+        first: Object = json.loads(line or b"")
+        model = first["body"]["model"]
     except (StopIteration, InvalidSetting, ValueError, KeyError, TypeError, RecursionError):
         return None
     return printable(model) if isinstance(model, str) else None

@@ -1,7 +1,7 @@
 """The table of batches.
 
-One task at a time works on a batch: `take` gives it the batch for a while, with a higher epoch, and each of its writes
-names that epoch. So a task that was taken for dead writes nothing more.
+One task at a time works on a batch: `take` leases the batch to the task with a higher epoch, and each of the task's
+writes is fenced by that epoch. So a task that was considered dead cannot write any more.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,14 +18,14 @@ from sluice.history.tables import files, gateway_batches
 from sluice.protocol.clock import wall_ms
 
 TAKEN_MS = 6000
-"""How long a task has a batch without renewing. After a kill, another task continues after this time."""
+"""Duration of the lease on a batch. After a kill, another task continues after this time."""
 
 MAX_DUE = 200
 T = gateway_batches.c
 
 
 class Due(NamedTuple):
-    """A batch that is to be continued."""
+    """A batch that must be continued."""
 
     id: str
     epoch: int
@@ -33,15 +33,15 @@ class Due(NamedTuple):
 
 
 class TooManyBatches(Exception):
-    """The tenant has as many batches that are not over as it may have."""
+    """The tenant has the most open batches that it may have."""
 
 
 class BatchLost(Exception):
-    """Another task has the batch now, or its status has changed: what this one knows is old."""
+    """Another task has the batch now, or its status has changed, so this task's copy is outdated."""
 
 
 class BatchStore:
-    """The batches in a database. Every method raises HistoryUnavailable while it cannot be used."""
+    """The batches in a database. Every method raises HistoryUnavailable while the database cannot be used."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -52,11 +52,11 @@ class BatchStore:
         """Add a batch; return False if its tenant has no such input file.
 
         Raises:
-            TooManyBatches: the tenant has `max_open` batches that are not over.
+            TooManyBatches: the tenant has `max_open` open batches.
         """
         is_input = (files.c.id == batch.input_file, files.c.tenant == batch.tenant, files.c.purpose == INPUT)
         with self._database.transaction() as connection:
-            # Locked, so that it is not deleted in between.
+            # Locked, so that the file is not deleted in between.
             if connection.execute(sa.select(files.c.id).where(*is_input).with_for_update()).first() is None:
                 return False
             if max_open is not None:
@@ -65,17 +65,17 @@ class BatchStore:
         return True
 
     def get(self, batch_id: str, tenant: str) -> StoredBatch | None:
-        """Return a tenant's batch; None if it has none of this id."""
+        """Return a tenant's batch; None if it does not exist."""
         return None if not is_id(batch_id) else self._one(T.id == batch_id, T.tenant == tenant)
 
-    def page(self, wanted: PageRequest) -> tuple[list[StoredBatch], bool]:
-        """Return some batches, and whether there are more."""
+    def page(self, request: PageRequest) -> tuple[list[StoredBatch], bool]:
+        """Return a page of batches, and whether there are more."""
         with self._database.reading() as connection:
-            rows, has_more = page(connection, gateway_batches, wanted)
+            rows, has_more = page(connection, gateway_batches, request)
         return [batch_of(row) for row in rows], has_more
 
     def cancel(self, batch_id: str, tenant: str) -> StoredBatch | None:
-        """Begin to cancel a batch that is validated or in progress, and return it; None if there is none."""
+        """Begin to cancel a batch that is validating or in progress; return the batch, or None if it does not exist."""
         if not is_id(batch_id):
             return None
         is_it = (T.id == batch_id, T.tenant == tenant)
@@ -93,7 +93,7 @@ class BatchStore:
     # ------------------------------------------------------------ tasks
 
     def due(self, queue: str) -> list[Due]:
-        """Return the batches of a queue that are due and that no task has: the first of each tenant, in order."""
+        """Return the due batches of a queue that no task has: the first of each tenant, in order."""
         place = sa.func.row_number().over(partition_by=T.tenant, order_by=(T.due_ms, T.id)).label("place")
         is_due = (T.status.in_(OPEN), T.queue == queue, T.due_ms <= wall_ms())
         first = sa.select(T.id, T.epoch, T.tenant, T.due_ms, place).where(*is_due).subquery()
@@ -103,32 +103,32 @@ class BatchStore:
         return [Due(*row) for row in rows]
 
     def take(self, batch_id: str, epoch: int) -> StoredBatch | None:
-        """Take a batch if no other task has taken it since this epoch."""
+        """Lease a batch if no other task has taken it since this epoch; return it, or None."""
         is_it = (T.id == batch_id, T.epoch == epoch, T.status.in_(OPEN), T.due_ms <= wall_ms())
-        taken = gateway_batches.update().where(*is_it).values(epoch=epoch + 1, due_ms=wall_ms() + TAKEN_MS)
+        lease = gateway_batches.update().where(*is_it).values(epoch=epoch + 1, due_ms=wall_ms() + TAKEN_MS)
         with self._database.transaction() as connection:
-            if not _has_changed(connection, taken):
+            if not _has_changed(connection, lease):
                 return None
         return self._one(T.id == batch_id, T.epoch == epoch + 1)
 
     def renew(self, batch: StoredBatch) -> str | None:
-        """Keep a batch for longer and return its status; None if another task has it."""
+        """Renew the lease and return the status of the batch; None if another task has it."""
         mine = (T.id == batch.id, T.epoch == batch.epoch)
         renewed = gateway_batches.update().where(*mine).values(due_ms=wall_ms() + TAKEN_MS)
         with self._database.transaction() as connection:
             return connection.execute(renewed.returning(T.status)).scalar()
 
     def release(self, batch: StoredBatch, pause_ms: int) -> bool:
-        """Give a batch back, to be continued after a pause; return whether it was still this task's."""
+        """End the lease; the batch is due again after a pause. Return whether the lease was still valid."""
         mine = (T.id == batch.id, T.epoch == batch.epoch)
         with self._database.transaction() as connection:
             return _has_changed(connection, gateway_batches.update().where(*mine).values(due_ms=wall_ms() + pause_ms))
 
     def change(self, batch: StoredBatch, *, new_files: Sequence[File] = (), **values: object) -> StoredBatch:
-        """Write fields of a batch, and add files, in one transaction; return the batch as it is now.
+        """Change fields of a batch and add files, in one transaction; return the changed batch.
 
         Raises:
-            BatchLost: another task has it, or its status has changed.
+            BatchLost: another task has the batch, or its status has changed.
         """
         mine = (T.id == batch.id, T.epoch == batch.epoch, T.status == batch.status)
         # Any: each is as its column says
@@ -146,18 +146,18 @@ class BatchStore:
         """Change the status of a batch, with other fields, as `change` does.
 
         Raises:
-            BatchLost: another task has it, or its status has changed.
+            BatchLost: another task has the batch, or its status has changed.
         """
         times = {**batch.times, status: wall_ms()}
         return self.change(batch, new_files=new_files, status=status, times=times, **values)
 
     def named_objects(self) -> set[str]:
-        """Return the keys of all objects of batches that rows name: of unfinished batches, and of their files."""
+        """Return the keys of all objects that rows refer to: those of unfinished batches and of batches' files."""
         own = sa.select(T.names, T.parts).where(T.status.in_(OPEN))
         theirs = sa.select(files.c.objects).where(files.c.purpose == OUTPUT)
         keys = set[str]()
         with self._database.reading() as connection:
-            # The batches first: the objects of one that finishes in between are those of its files.
+            # Batches before files: if a batch finishes in between, its objects are those of its files.
             for names, parts in connection.execute(own):
                 keys |= {names} | {key for objects in parts.values() for key, *_ in objects}
             for objects in connection.execute(theirs).scalars():

@@ -1,4 +1,4 @@
-"""Submit the lines of a batch, from the place on that the batch has reached."""
+"""Submit the lines of a batch, from its first unsubmitted line on."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -19,21 +19,21 @@ from sluice.protocol.jobs import Prepared
 from sluice.protocol.openai_format.bodies import Object
 
 LEAST_S = 2.0
-"""How long lines are submitted from the first one on, also if time was up before: some are in each run."""
+"""Least time for which each run submits lines, from its first line on, so that every run makes progress."""
 
 
 @dataclass(slots=True, eq=False)
 class Submitted:
-    """What became of some lines. Changes with each answer."""
+    """Progress of a submission. Changes with each answer of the queue."""
 
     end: int
-    """Place of the first line that the queue has not answered for."""
+    """Place of the first line without an answer."""
 
     file_offset: int
-    """Bytes of the file before it; 0: unknown."""
+    """Offset of that line in the file, in bytes; 0: unknown."""
 
     refused: dict[int, Object] = field(default_factory=dict[int, Object])
-    """Lines of the error file for requests that the queue refuses for good, by their place."""
+    """Lines of the error file for requests that the queue refused for good, by their place."""
 
     is_full: bool = False
     is_closed: bool = False
@@ -41,30 +41,30 @@ class Submitted:
 
     @classmethod
     def of(cls, batch: StoredBatch) -> "Submitted":
-        """Return what a batch has reached."""
+        """Return the progress that a batch has stored."""
         return cls(batch.submitted, batch.file_offset)
 
     @property
     def is_over(self) -> bool:
-        """Whether the queue takes no more now."""
+        """Whether the queue accepts no more jobs now."""
         return self.is_full or self.is_closed
 
     def go_back(self, place: int) -> None:
-        """Note that a line is to be submitted again, and maybe some behind it."""
+        """Continue from this line again: it is lost, and lines behind it may be, too."""
         self.end, self.file_offset = place, 0
 
     def go_behind(self, line: RawLine) -> None:
-        """Note that a line is finished."""
+        """Continue behind this line."""
         self.end, self.file_offset = line.place + 1, line.end
 
 
 class Submission:
-    """One run over a file. Changes with each answer.
+    """One run over a file. Changes with each answer of the queue.
 
     Args:
         batch: The batch.
-        names: Its custom ids.
-        collected: Places of lines that have an outcome: they are not submitted.
+        names: The custom ids of its lines.
+        collected: Places of lines that have an outcome already and are not submitted.
         tick: Called for each line.
         until_s: When to stop, by the monotonic clock.
     """
@@ -73,13 +73,13 @@ class Submission:
         self._batch, self._names, self._collected = batch, names, collected
         self._tick, self._until_s = tick, until_s
         self._pending: deque[tuple[RawLine, NewJob | BadLine]] = deque()
-        """Lines that were read and have no outcome here yet, in order."""
+        """Lines that were read and wait for an answer, in order."""
 
         self._found = Submitted.of(batch)
         self._skipped: RawLine | None = None
 
     def run(self, producer: Producer, file: BinaryIO) -> Submitted:
-        """Submit what there is room and time for.
+        """Submit lines while there is room in the queue and time.
 
         Raises:
             QueueUnreachable, QueueRefused, LessDurable: the queue does not accept jobs now; try again later.
@@ -108,7 +108,7 @@ class Submission:
                 yield job, True
 
     def _refuse_bad(self) -> None:
-        """Refuse the bad lines before the next job, unless all wait: then they are read again with those."""
+        """Refuse the invalid lines before the next job, unless the run is over: then the next run reads them again."""
         while self._pending and isinstance(bad := self._pending[0][1], BadLine):
             line, _ = self._pending.popleft()
             if not self._found.is_over:
@@ -133,6 +133,6 @@ class Submission:
             )
         elif isinstance(answer, ProducerError):
             raise answer
-        # After the first job that has to wait, all wait: what the queue took of them, it knows when they come again.
+        # Once a job has to wait, the next run submits it and all behind it again; the queue recognises those it has.
         if not self._found.is_over:
             self._found.go_behind(line)

@@ -1,7 +1,7 @@
-"""Continue a batch as far as it goes now: check its file, submit its lines, collect outcomes, finish it.
+"""Continue a batch as far as possible now: check its file, submit its lines, collect outcomes, finish it.
 
-A task works for some seconds and keeps what it reached in the database, so it may be killed anywhere: the next one goes
-on from there. Only while the file is checked does the task own the deadline; then the queue's timer of the batch does.
+A task works for some seconds and stores its progress in the database, so it may be killed at any point: the next task
+continues from there. While the file is checked, the task enforces the batch's deadline; then the queue's timer does.
 """
 
 from collections.abc import Generator
@@ -45,23 +45,23 @@ from sluice.protocol.clock import wall_ms
 from sluice.protocol.openai_format.bodies import Object
 
 SLICE_S = 1.0
-"""How long a task works once it has read what it goes on from; then other tenants' batches have their turn."""
+"""How long a task works after it has read the stored progress; then other tenants' batches have their turn."""
 
 WORK_PER_READ = 1.0
-"""It works at least this many times as long as that reading took: with a slow storage, too, half its time is work."""
+"""Least ratio of work to reading: with a slow storage, too, half of the time is spent on work."""
 
 MAX_WORK_S = 10.0
 
 PATIENCE_S = 5.0
 PART_MS = 30_000
-"""Ended requests wait at most about this long for their part, unless more end."""
+"""Most time, about, until ended requests are written to a part that is not full."""
 
 CLOCKS_MS = 60_000
-"""Most by which the clocks of the queue's server and of this host are apart."""
+"""Greatest difference that is expected between the clocks of the queue's server and of this host."""
 
 OVERDUE_MS = 300_000
-"""How long after its window, or after it was cancelled, a batch waits for jobs that run. Then it ends without them:
-the worker of one may be dead, and no other there to find that."""
+"""How long an expired or cancelled batch waits for running jobs. Then it ends without them: their worker may be dead,
+with no other worker to detect it."""
 
 MIN_PAUSE_MS, MAX_PAUSE_MS = 500, 5000
 """A batch that waits for its jobs is looked at again after a twentieth of its age, within these bounds."""
@@ -69,7 +69,7 @@ MIN_PAUSE_MS, MAX_PAUSE_MS = 500, 5000
 
 @dataclass(frozen=True, slots=True)
 class Workshop:
-    """What tasks work with. Leaving the context closes it."""
+    """The resources of a task. Leaving the context closes them."""
 
     redis_url: str = field(repr=False)
     database_url: str = field(repr=False)
@@ -78,7 +78,7 @@ class Workshop:
 
     @classmethod
     def open(cls, redis_url: str, database_url: str, files_url: str) -> Self:
-        """Open it; it connects at the first use.
+        """Open the resources; they connect at the first use.
 
         Raises:
             HistoryUnavailable, InvalidSetting: a URL is wrong.
@@ -93,12 +93,12 @@ class Workshop:
 
     @property
     def batches(self) -> BatchStore:
-        """The batches."""
+        """The table of batches."""
         return BatchStore(self.database)
 
     @property
     def files(self) -> FileStore:
-        """The files."""
+        """The table of files."""
         return FileStore(self.database)
 
 
@@ -112,7 +112,7 @@ def advance(workshop: Workshop, batch_id: str, epoch: int) -> None:
     if batch is None:
         return
     pause_ms = 0
-    # It is cancelled, which another task does at once; or one has it already.
+    # Lost: it was cancelled, and another task ends it at once; or another task has it already.
     with suppress(BatchLost), Hold(workshop.batches, batch) as hold:
         pause_ms = _Run(workshop, batch, hold.check).advance()
     workshop.batches.release(batch, pause_ms)
@@ -128,7 +128,7 @@ class _Run:
         self._num_ended = 0
 
     def advance(self) -> int:
-        """Continue until there is nothing to do or time is up; return after how many ms to look again.
+        """Continue until there is nothing to do or time is up; return the pause until the next task, in ms.
 
         Raises:
             BatchLost: another task has the batch, or its status has changed.
@@ -140,8 +140,8 @@ class _Run:
             return 0
         batch, began_s = self._batch, monotonic()
         with (
-            # It takes the workers' number of partitions: that of the batch is in the ids of its jobs only, and the
-            # workers may have changed theirs since.
+            # Without the batch's number of partitions, which only the ids of its jobs need: the workers may have
+            # changed theirs since.
             Producer(self._workshop.redis_url, queue=batch.queue, patience_s=PATIENCE_S) as producer,
             RecordedOutcomes(self._workshop.database_url, batch.queue) as recorded,
         ):
@@ -159,7 +159,7 @@ class _Run:
     # ------------------------------------------------------------ checking the file
 
     def _validate(self) -> bool:
-        """Check a slice of the file; return whether that was the last one, and the batch has its next status."""
+        """Check a slice of the file; return whether it was the last one, so that the batch has its next status."""
         began_s = monotonic()
         check = self._check()
         try:
@@ -175,14 +175,14 @@ class _Run:
         return is_over
 
     def _check(self) -> FileCheck:
-        """Continue the check, or start it again if its results are lost."""
+        """Return the check as far as it was done; start again if stored results are lost."""
         with suppress(ContentMissing, ValueError):
             return FileCheck(self._batch, [self._storage.get(part.key) for part in self._batch.parts.checked])
         self._batch = self._batches.change(self._batch, parts=BatchParts())
         return FileCheck(self._batch)
 
     def _keep_slice(self, check: FileCheck) -> None:
-        """Keep a slice in one object with those before it that are no larger: so there are few, and each grows."""
+        """Store a slice, merged with those before it that are not larger, so that the number of objects stays small."""
         kept = [*self._batch.parts.checked]
         while kept and kept[-1].num_lines <= check.num_lines(since=len(kept)):
             kept.pop()
@@ -212,7 +212,7 @@ class _Run:
         self._batch = self._batches.move(self._batch, FAILED, errors=list(errors), parts=BatchParts())
 
     def _delete(self, *keys: str) -> None:
-        """Delete objects that are not needed any more."""
+        """Delete objects that are no longer needed."""
         with suppress(StorageUnavailable):  # a sweep deletes them
             self._storage.delete(list(keys))
 
@@ -223,7 +223,7 @@ class _Run:
         return key
 
     def _names(self, producer: Producer) -> Names | None:
-        """Read the custom ids, or find them again in the file; return None if the batch has ended without them.
+        """Read the custom ids, from the file if they are lost; return None if the batch was ended without them.
 
         Raises:
             StorageUnavailable: neither can be read now.
@@ -268,7 +268,7 @@ class _Run:
             yield opened
 
     def _is_over_without_jobs(self) -> bool:
-        """Finish a batch that was cancelled, or expired, before its file was checked."""
+        """Finish a batch that was cancelled or expired before its file was checked; return whether it was."""
         if self._batch.total:
             return False
         self._batches.move(self._batch, CANCELLED if self._batch.status == CANCELLING else EXPIRED)
@@ -280,21 +280,21 @@ class _Run:
 
     @property
     def _why_unsent(self) -> str | None:
-        """Why lines that were not submitted will not be; None if they will."""
+        """Error of lines that will not be submitted any more, a key of `UNSENT`; None while lines are submitted."""
         if self._batch.status == CANCELLING:
             return "cancelled"
         return "expired" if self._is_late else None
 
     @property
     def _is_overdue(self) -> bool:
-        """Whether running jobs are no longer waited for."""
+        """Whether the batch ends without the jobs that still run."""
         since_ms = self._batch.times.get(CANCELLING, self._batch.expires_ms)
         return self._why_unsent is not None and wall_ms() >= since_ms + OVERDUE_MS
 
     # ------------------------------------------------------------ running it
 
     def _step(self, producer: Producer, collector: Collector) -> bool:
-        """Submit what there is room for, and collect a part; return whether it may continue at once."""
+        """Submit lines while there is room, and collect a part; return whether to continue at once."""
         self._tick()
         part = Part()
         sent = self._send(producer, collector)
@@ -347,7 +347,7 @@ class _Run:
             with suppress(BatchNotFound):
                 producer.cancel_batch(batch.id, reason="the batch was cancelled")
         elif self._is_late:
-            # The worker's scripts fire timers; without workers nothing else would.
+            # Workers fire timers; without a worker, nothing else would.
             producer.run(_fire_timers(producer.target))
         elif batch.submitted < batch.total:
             producer.expire_batch(batch.id, batch.deadline, is_new=True)
@@ -362,11 +362,11 @@ class _Run:
         return num_new >= PART_LINES or (num_new > 0 and since_ms > PART_MS)
 
     def _num_new(self, num_ended: int) -> int:
-        """Return how many jobs have ended whose outcomes are not collected."""
+        """Return the number of ended jobs whose outcomes are not collected yet."""
         return num_ended - (self._batch.num_collected - self._batch.refused)
 
     def _keep(self, part: Part, collector: Collector, sent: Submitted, view: calls.BatchView) -> None:
-        """Write a part, and how far the batch is."""
+        """Write a part and the progress of the batch."""
         batch = self._batch
         refused = batch.refused + len(sent.refused)
         num_failed = view.failed + view.cancelled + view.expired + refused
@@ -383,7 +383,7 @@ class _Run:
             self._batch = self._batches.change(batch, **changes)
 
     def _finish(self) -> None:
-        """Make the files of a batch and give it its last status, in one transaction."""
+        """Create the files of a batch and set its final status, in one transaction."""
         if self._batch.status == IN_PROGRESS:
             self._batch = self._batches.move(self._batch, FINALIZING)
         batch = self._batch
@@ -425,38 +425,38 @@ class _State:
 
     view: calls.BatchView
     why_unsent: str | None
-    """Why lines that were not submitted will not be; None if they will."""
+    """Error of lines that will not be submitted any more, a key of `UNSENT`; None while lines are submitted."""
 
     is_sent: bool
-    """Whether no more lines are submitted."""
+    """Whether no more lines will be submitted."""
 
     is_whole: bool
-    """Whether the queue has all lines that it took; otherwise its server came back without the last ones."""
+    """Whether the queue has all lines that it accepted; otherwise its server was restored without the last ones."""
 
     is_overdue: bool
 
     @property
     def is_to_be_closed(self) -> bool:
-        """Whether the queue's batch gets no more jobs, and does not know it."""
+        """Whether the queue's batch must be closed because no more jobs follow."""
         return self.is_sent and self.is_whole and not self.view.is_closed
 
     @property
     def is_over(self) -> bool:
-        """Whether all its jobs have ended, or are no longer waited for."""
+        """Whether all jobs of the batch have ended, or it ends without those that still run."""
         return self.is_overdue or (self.is_sent and self.is_whole and self.view.ended >= self.view.total)
 
     @property
     def can_submit(self) -> bool:
-        """Whether the queue takes lines that it has lost."""
+        """Whether lost lines can be submitted again."""
         return self.why_unsent is None and not self.view.is_closed and not self.is_to_be_closed
 
 
 def _work_s(began_s: float) -> float:
-    """Return how long to work after reading that began at a moment of the monotonic clock."""
+    """Return how long to work after reading that began at this time of the monotonic clock, in seconds."""
     return max(SLICE_S, min(MAX_WORK_S, WORK_PER_READ * (monotonic() - began_s)))
 
 
 def _fire_timers(queue: Queue) -> Operation[None]:
-    """Fire due timers, of which each call does a slice."""
+    """Fire due timers; each call fires a slice of them."""
     for keys in (yield from queue.all_keys()):
         yield from ask_calls([calls.fire_timers(keys)] * SLICES_PER_TRIP)

@@ -1,4 +1,4 @@
-"""Which batch is continued next: tenants take turns, however many batches each has. No I/O."""
+"""Choice of the batch to continue next: round robin between tenants, however many batches each has. No I/O."""
 
 from collections.abc import Sequence
 
@@ -9,17 +9,17 @@ MAX_KNOWN = 10_000
 
 
 class Turns:
-    """The turns of one process. Changes with each."""
+    """The turns of one process. Changes with each turn."""
 
     def __init__(self) -> None:
         self._last: dict[str, int] = {}
-        """The number of each tenant's last turn, in this order."""
+        """Number of each tenant's last turn, in ascending order."""
 
         self._number = 0
 
     def next(self, due: Sequence[Due]) -> Due | None:
-        """Return the batch of the tenant whose last turn is longest ago, the first one of several; None without any."""
-        turn = min(due, key=lambda one: self._last.get(one.tenant, 0), default=None)
+        """Return the first batch of the tenant whose last turn is the longest ago; None if no batch is due."""
+        turn = min(due, key=lambda candidate: self._last.get(candidate.tenant, 0), default=None)
         if turn is not None:
             self._number += 1
             self._last.pop(turn.tenant, None)

@@ -28,7 +28,7 @@ HEADERS = ("id", "tenant", "scopes", "rpm", "tpm", "state", "created", "expires"
 
 
 class KeyNotFound(ProducerError):
-    """There is no key of an id."""
+    """No key has this id."""
 
 
 @click.group()
@@ -115,12 +115,12 @@ def revoke(*, key_ids: tuple[str, ...], database_url: str | None) -> None:
         producer keys revoke 3f9a1c2b7d4e
     """
     with _store(database_url) as store:
-        known = store.revoke(key_ids, wall_ms())
+        existing = store.revoke(key_ids, wall_ms())
     for key_id in key_ids:
-        if key_id in known:
+        if key_id in existing:
             say(f"{key_id}\trevoked")
-    if unknown := [key_id for key_id in key_ids if key_id not in known]:
-        # A whole key may have been given by mistake, which must not be printed.
+    if unknown := [key_id for key_id in key_ids if key_id not in existing]:
+        # Not as given: it may be a whole key, which must not be printed.
         shown = ", ".join(key_id if re.fullmatch("[0-9a-f]{1,12}", key_id) else "(not an id)" for key_id in unknown)
         raise KeyNotFound(f"no such key: {shown}. See: producer keys list")
 

@@ -1,4 +1,4 @@
-"""The commands `producer prices …`: what tokens of models cost."""
+"""The commands `producer prices …`: prices of tokens, by model."""
 
 import re
 
@@ -76,9 +76,9 @@ def list_all(*, as_json: bool, database_url: str | None) -> None:
     from sluice.gateway.ui.read.usage import prices_now
 
     with Database(config.database_url(database_url)) as database:
-        found = prices_now(database)
+        current = prices_now(database)
     if as_json:
-        show_json(found)
+        show_json(current)
     else:
-        rows = [(one.model, one.input, one.cached, one.output, one.currency, when(one.since_ms)) for one in found]
+        rows = [(row.model, row.input, row.cached, row.output, row.currency, when(row.since_ms)) for row in current]
         show_table(HEADERS, rows)

@@ -15,9 +15,9 @@ from sluice.protocol.settings import FC, config_option, flag_of
 
 
 def own_options(command: FC) -> FC:
-    """Add a flag for each setting that only the gateway has, and the file that may have them."""
-    for one in reversed(SETTINGS):
-        command = flag_of(one, one.name)(command)
+    """Add a flag for each setting that only the gateway has, and one for the configuration file."""
+    for setting in reversed(SETTINGS):
+        command = flag_of(setting, setting.name)(command)
     return config_option("gateway")(command)
 
 
@@ -69,14 +69,14 @@ def serve(
         raise InvalidSetting(
             f"{error.name} is missing; install the gateway: pip install 'sluice-llm[gateway]'"
         ) from error
-    given = DECLARED.read(
+    given_settings = DECLARED.read(
         os.environ,
         file=config_file,
         flags={f"gateway.{name}": value for name, value in flags.items() if value not in (None, ())},
     )
-    if given.problems:
-        raise InvalidSetting("; ".join(given.problems))
-    values = given.of("gateway")
+    if given_settings.problems:
+        raise InvalidSetting("; ".join(given_settings.problems))
+    values = given_settings.of("gateway")
     values["files_url"] = find_files_url(values.get("files_url"))
     settings = GatewaySettings(
         redis_url=url,
@@ -88,14 +88,14 @@ def serve(
 
     def report(url: str, has_keys: bool) -> None:
         names = ", ".join(repr(name) for name in queues)
-        what = f"queue {names}" if len(queues) == 1 else f"queues {names}"
-        note(f"producer: serving {what} {'with' if has_keys else 'without'} API keys on {url}")
+        served = f"queue {names}" if len(queues) == 1 else f"queues {names}"
+        note(f"producer: serving {served} {'with' if has_keys else 'without'} API keys on {url}")
 
     run(settings, report, suggested("producer keys create", "--tenant", "NAME", keep="database_url".__eq__))
 
 
 def _model_queue(text: str) -> tuple[str, str]:
-    model, _, queue = text.rpartition("=")  # a model's name may have one too
+    model, _, queue = text.rpartition("=")  # a model's name may have an equals sign, too
     if not model or not queue:
         raise InvalidSetting(f"--model must be MODEL=QUEUE, got {text!r}")
     return model, queue

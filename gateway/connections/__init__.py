@@ -1,1 +1,1 @@
-"""How answers reach clients: large ones hold up no others, and none that is cut short ends as if it were whole."""
+"""Delivery of responses: a large one does not delay others, and a truncated one never looks complete."""

@@ -1,7 +1,7 @@
-"""A connection of a client: its requests must arrive in time, and it is aborted when its client does not read.
+"""A client's connection: requests must arrive in time, and it is aborted if the client does not read its responses.
 
-What waits for a slow client is bounded: nothing more is produced while something waits, and the kernel takes little.
-uvicorn bounds only the time between two requests, and h11 only the size of headers, after it has taken them apart.
+Unsent data of a slow client is bounded (backpressure): a response is not continued while data waits, and the kernel
+buffers little. uvicorn bounds only the time between two requests; h11 only the size of headers, after parsing them.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from http import HTTPStatus
 from typing import Any
 
 import h11
-from h11._receivebuffer import ReceiveBuffer, blank_line_regex  # where headers are bounded before they are parsed
+from h11._receivebuffer import ReceiveBuffer, blank_line_regex  # so that headers are bounded before they are parsed
 from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
@@ -28,27 +28,27 @@ from sluice.gateway.refusals import count, refusal
 from sluice.protocol.bounds import ADDRESS_CONNECTIONS, HEADER_BYTES, HEADERS, TENANT_UNREAD_MIB
 
 LEAST_BYTES_PER_S = 16 * 1024
-"""Least rate of a request beyond the limit: so many bytes give a second, of which at most the limit is saved up."""
+"""Least rate of a request that takes longer than the limit: this many bytes extend it by a second, up to the limit."""
 
 LINGER_S = 1.0
-"""How long the rest of a body is read after its answer. A reset at once could lose the answer."""
+"""How long the rest of a body is read after its response. An immediate reset could destroy the response."""
 
 SPARE_CONNECTIONS = 256
-"""Connections beyond the limit that are told so with 503. Further ones are closed unread."""
+"""Connections beyond the limit that get a 503. Further ones are closed unread."""
 
 TOO_SLOW = HttpError(408, CALLER, "the request took too long to arrive", "request_timeout")
 MALFORMED = HttpError(400, CALLER, "the request is not valid HTTP/1.1", "malformed_request")
 
 
 LOOKS_PER_LIMIT = 4
-"""How often a waiting connection is looked at: it is aborted at most this share of the limit late."""
+"""Checks of a stalled connection per limit: it is aborted at most 1/4 of the limit late."""
 
 UNSENT_BYTES = 64 * 1024
-"""What the kernel takes beyond what the client has room for."""
+"""Most bytes that the kernel buffers beyond the client's receive window."""
 
 MAX_HEADER_BYTES = HEADER_BYTES.most
 FREE_CHUNKS, BYTES_PER_CHUNK = 256, 64
-"""Chunks of a body that may be of any size; further ones must have this many bytes on average."""
+"""Number of chunks of a body that may have any size; further ones must have this many bytes on average."""
 
 TOO_LARGE = 431
 NO_LINGER = struct.pack("ii", 1, 0)
@@ -56,19 +56,19 @@ LOG = logging.getLogger(__name__)
 
 
 class HeaderBuffer(ReceiveBuffer):
-    """h11's buffer. Refuses many or large headers before they are taken apart, which costs 10 us for each."""
+    """h11's buffer. Refuses too many or too large headers before they are parsed, which costs 10 us a header."""
 
     def maybe_extract_lines(self) -> list[bytearray] | None:
-        """Return the lines of headers or trailers, once all are there.
+        """Return the lines of headers or trailers once all have arrived.
 
         Raises:
             RemoteProtocolError: there are too many, or they are too large.
         """
         data = self._data
         if len(data) > MAX_HEADER_BYTES or data.count(b"\n") > HEADERS.most:
-            found = blank_line_regex.search(data)
-            end = len(data) if found is None else found.end()
-            if data.count(b"\n", 0, end) > HEADERS.most + 2:  # the first line and the blank one
+            blank_line = blank_line_regex.search(data)
+            end = len(data) if blank_line is None else blank_line.end()
+            if data.count(b"\n", 0, end) > HEADERS.most + 2:  # 2: the request line and the blank line
                 raise h11.RemoteProtocolError(HEADERS.name, error_status_hint=TOO_LARGE)
             if end > MAX_HEADER_BYTES:
                 raise h11.RemoteProtocolError(HEADER_BYTES.name, error_status_hint=TOO_LARGE)
@@ -76,9 +76,9 @@ class HeaderBuffer(ReceiveBuffer):
 
 
 class Protocol(h11.Connection):
-    """h11's state machine, without a turn of it for each piece of a body, which changes no state.
+    """h11's state machine, which is skipped for each piece of a response's body: these do not change its state.
 
-    Changes with each event: it counts the chunks of a body.
+    Changes with each event; counts the chunks of a request's body.
     """
 
     def __init__(self, max_header_bytes: int) -> None:
@@ -87,10 +87,10 @@ class Protocol(h11.Connection):
         self._num_chunks = self._num_chunk_bytes = 0
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-        """Return what arrived.
+        """Return the next event.
 
         Raises:
-            RemoteProtocolError: it is not HTTP, or its chunks are small and many.
+            RemoteProtocolError: the data is not HTTP, or it has too many small chunks.
         """
         event = super().next_event()
         if isinstance(event, h11.Data):
@@ -117,16 +117,16 @@ class Protocol(h11.Connection):
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """What a connection may take."""
+    """The limits of a connection."""
 
     arrival_limit_s: float
-    """Longest time from a connection, or the first byte of a request, to its last one, and longest pause in it."""
+    """Longest time from the connection, or a request's first byte, to the last byte, and longest pause in between."""
 
     read_limit_s: float
-    """How long a client may read nothing of what waits for it."""
+    """Longest time in which a client reads nothing although data waits for it."""
 
     addresses: Addresses
-    """Those of all connections."""
+    """The number of open connections of each client address."""
 
 
 class ClientConnection(H11Protocol):
@@ -140,7 +140,7 @@ class ClientConnection(H11Protocol):
         app_state: dict[str, Any],  # Any: as uvicorn has it
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        # Each request of this connection may end it so.
+        # Each request of this connection may abort it.
         super().__init__(config, server_state, {**app_state, "abort": self.abort}, _loop)
         self.conn = Protocol(MAX_HEADER_BYTES)
         self._limits = limits
@@ -153,9 +153,9 @@ class ClientConnection(H11Protocol):
         self._num_waiting_bytes = self._num_looks = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] (as uvicorn's)
-        """Bound what may wait in the process and in the kernel, and begin to wait for a request."""
+        """Bound unsent data in the process and in the kernel, and start to wait for a request."""
         super().connection_made(transport)
-        # What the kernel does not take counts as waiting. Not 0: asyncio's TLS would pause although nothing waits.
+        # Data that the kernel does not take counts as unsent. Not 0: asyncio's TLS would pause without unsent data.
         transport.set_write_buffer_limits(high=1)
         sock = transport.get_extra_info("socket")
         if hasattr(socket, "TCP_NOTSENT_LOWAT"):
@@ -166,19 +166,19 @@ class ClientConnection(H11Protocol):
             self._begin_arrival()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop waiting and looking."""
+        """Stop all timers of the connection."""
         self._finish_arrival()
         self._limits.addresses.remove(self._address)
         self._stop_looking()
         super().connection_lost(exc)
 
     def abort(self) -> None:
-        """End the connection with a reset, which no client takes for the end of an answer."""
+        """End the connection with a reset, which no client mistakes for the end of a response."""
         self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
         self.transport.abort()
 
     def _is_too_much(self) -> bool:
-        """Count the connection; return whether it is one too many."""
+        """Count the connection; return whether there are too many."""
         self._address = self.client[0] if self.client else ""
         is_too_much = self._limits.addresses.add(self._address)
         if is_too_much:
@@ -186,10 +186,10 @@ class ClientConnection(H11Protocol):
         most = self.limit_concurrency
         return is_too_much or (most is not None and len(self.connections) > most + SPARE_CONNECTIONS)
 
-    # ------------------------------------------------------------ requests that arrive
+    # ------------------------------------------------------------ arrival of requests
 
     def data_received(self, data: bytes) -> None:
-        """Count what arrives of a request."""
+        """Receive a part of a request, and extend the time that the rest has."""
         super().data_received(data)
         if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
             self._finish_arrival()
@@ -201,7 +201,7 @@ class ClientConnection(H11Protocol):
         self._until_s = min(most_s, self._until_s + len(data) / LEAST_BYTES_PER_S)
 
     def on_response_complete(self) -> None:
-        """Read no further for long if the answer came before the end of its request."""
+        """Limit how long the rest of the request is read, if the response ended before the request."""
         super().on_response_complete()
         if self.conn.their_state is h11.SEND_BODY:
             self.loop.call_later(LINGER_S, self._drop_rest)
@@ -219,7 +219,7 @@ class ClientConnection(H11Protocol):
             self._arrival = None
 
     def _check_arrival(self) -> None:
-        if self.flow.read_paused:  # the handler is slow, and not the client
+        if self.flow.read_paused:  # the handler is slow, not the client
             self._begin_arrival()
             return
         spare_s = self._until_s - self.loop.time()
@@ -234,15 +234,15 @@ class ClientConnection(H11Protocol):
             self._answer(TOO_SLOW)
         self._drop()
 
-    def send_400_response(self, msg: str) -> None:  # uvicorn's text; clients read an object
-        """Answer what h11 cannot read, and close the connection."""
+    def send_400_response(self, msg: str) -> None:  # `msg`: uvicorn's text; clients expect an object
+        """Answer a request that h11 cannot parse, and close the connection."""
         error = sys.exc_info()[1]  # uvicorn calls this while it handles h11's error
         is_too_large = isinstance(error, h11.RemoteProtocolError) and error.error_status_hint == TOO_LARGE
         self._answer(_too_large(str(error)) if is_too_large else MALFORMED)
         self.transport.close()
 
     def _answer(self, error: HttpError) -> None:
-        """Answer a request that does not reach the application, unless its answer has begun."""
+        """Answer a request that does not reach the application, unless its response has begun."""
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return
         request_id, body = new_request_id(), bytes(error.response.body)
@@ -268,21 +268,21 @@ class ClientConnection(H11Protocol):
             self.cycle.message_event.set()
         self.transport.close()
 
-    # ------------------------------------------------------------ answers that are read
+    # ------------------------------------------------------------ delivery of responses
 
     def pause_writing(self) -> None:
-        """Begin to look at how the client reads."""
+        """Start to check whether the client reads."""
         super().pause_writing()
         self._num_waiting_bytes, self._num_looks = self.transport.get_write_buffer_size(), 0
         self._share = share_in(self.cycle.scope) if self.cycle else None
         if self._share is not None and self._share.wait_for_reader(self._num_waiting_bytes):
             count(TENANT_UNREAD_MIB)
-            # Not at once: uvicorn is writing.
+            # Not immediately: uvicorn is in the middle of a write.
             self.loop.call_soon(self.abort)
         self._plan_look()
 
     def resume_writing(self) -> None:
-        """Stop looking: the client has read."""
+        """Stop the checks: the client has read all data."""
         super().resume_writing()
         self._stop_looking()
 

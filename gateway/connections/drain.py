@@ -1,4 +1,4 @@
-"""The end of a gateway: answers that are not over in time end with an error, never as if they were whole."""
+"""Graceful shutdown: a response that does not end in time ends with an error and never looks complete."""
 
 import asyncio
 import json
@@ -20,37 +20,37 @@ SHUTTING_DOWN = HttpError(
 
 
 class Drain:
-    """The open answers of a gateway. Changes as requests come and go."""
+    """The open responses of a gateway. Changes as requests start and end."""
 
     def __init__(self) -> None:
         self._open: set[_Answer] = set()
         self.has_begun = False
 
     def start(self) -> None:
-        """Note that the gateway stops: streams that have no end by themselves end now."""
+        """Begin the shutdown: streams without an end of their own stop now."""
         self.has_begun = True
 
     def begin(self, answer: "_Answer") -> None:
-        """Add an answer."""
+        """Add an open response."""
         self._open.add(answer)
 
     def finish(self, answer: "_Answer") -> None:
-        """Remove an answer that is over."""
+        """Remove a response that has ended."""
         self._open.discard(answer)
 
     def end(self) -> None:
-        """Interrupt those that are still open."""
+        """Interrupt all open responses."""
         for answer in self._open:
             answer.interrupt()
 
 
 def is_draining(request: Request) -> bool:
-    """Return whether the gateway of a request stops."""
+    """Return whether the gateway of a request is shutting down."""
     return cast("Drain", request.state[DRAIN]).has_begun
 
 
 class Draining:
-    """Middleware that ends interrupted answers with an error."""
+    """Middleware that ends interrupted responses with an error."""
 
     def __init__(self, app: ASGIApp, drain: Drain) -> None:
         self._app, self._drain = app, drain
@@ -74,17 +74,17 @@ class Draining:
 
 
 class _Answer:
-    """One answer. Changes as it is sent."""
+    """One response. Changes as it is sent."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self._task = cast("asyncio.Task[None]", asyncio.current_task())  # of its request
+        self._task = cast("asyncio.Task[None]", asyncio.current_task())  # the task of the request
         self._start: Message | None = None
         self._is_complete = False
         self.is_interrupted = False
 
     async def send(self, message: Message) -> None:
-        """Send a part of it."""
+        """Send a part of the response."""
         if message["type"] == "http.response.start":
             self._start = message
         else:
@@ -92,13 +92,13 @@ class _Answer:
         await self._send(message)
 
     def interrupt(self) -> None:
-        """Interrupt what produces it."""
+        """Cancel the request's task, unless the response is complete."""
         if not self._is_complete:
             self.is_interrupted = True
             self._task.cancel()
 
     async def fail(self, scope: Scope, receive: Receive) -> None:
-        """Send an error: instead of the answer, or as the last event of a stream. Another answer is aborted."""
+        """Send an error: in place of the response, or as a stream's last event. Abort any other response."""
         self._task.uncancel()
         if self._start is None:
             await SHUTTING_DOWN.response(scope, receive, self._send)

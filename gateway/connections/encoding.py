@@ -1,4 +1,4 @@
-"""Answers of JSON: large ones are made on threads, so that streams and probes go on meanwhile."""
+"""Encoding of JSON responses: large ones are encoded on threads, so that they do not block the event loop."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,17 +7,17 @@ from concurrent.futures import ThreadPoolExecutor
 from starlette.responses import Response
 
 LARGE_BYTES = 64 * 1024
-"""Packed output of which an answer takes about 10 ms."""
+"""Size of packed output that takes about 10 ms to encode."""
 
 THREADS = ThreadPoolExecutor(2, thread_name_prefix="answers")
-"""Few, because each that computes delays the event loop by up to 5 ms at a time."""
+"""Few threads, because each running one delays the event loop by up to 5 ms at a time."""
 
 
 async def encoded_answer(num_bytes: int, encode: Callable[[], bytes]) -> Response:
-    """Return the answer that `encode` makes of this many bytes.
+    """Return the response with the body of `encode`, on a thread if `num_bytes` of packed output are large.
 
     Raises:
-        Exception: from `encode`.
+        Exception: any error of `encode`.
     """
     if num_bytes < LARGE_BYTES:
         content = encode()

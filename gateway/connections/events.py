@@ -9,10 +9,10 @@ from starlette.types import Message, Send
 from sluice.gateway.openapi.routes import EVENTS
 
 PASSED_ON = {"cache-control": "no-store", "x-accel-buffering": "no"}
-"""What keeps proxies from storing events, and from collecting them until there are some kilobytes, as nginx does."""
+"""Headers that keep proxies from storing events, and from buffering some kilobytes of them, as nginx does."""
 
 SILENCE_S = 15.0
-"""After this long without an event a comment is sent: proxies cut silent connections, many of them after 60 s."""
+"""Time without an event after which a comment is sent: many proxies close connections that are silent for 60 s."""
 
 COMMENT = b": waiting\n\n"
 
@@ -29,7 +29,7 @@ class EventStream(StreamingResponse):
         super().__init__(events, headers={**PASSED_ON, **(headers or {})}, media_type=EVENTS)
 
     async def stream_response(self, send: Send) -> None:
-        """Send the events, and a comment after each silence, which clients ignore."""
+        """Send the events, and after each silence a comment, which clients ignore."""
         clock = asyncio.get_running_loop().time
         sent_s = clock()
 
@@ -51,5 +51,5 @@ class EventStream(StreamingResponse):
             await super().stream_response(send_now)
         finally:
             commenting.cancel()
-            # An error of its connection ends the events as well.
+            # A connection error ends the events as well.
             await asyncio.gather(commenting, return_exceptions=True)

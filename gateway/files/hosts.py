@@ -1,7 +1,7 @@
-"""Which storages the gateways and tasks of a queue use: a marker in Redis for each, which lives for a minute.
+"""The storages that the gateways and tasks of a queue use: one marker each in Redis, which expires after a minute.
 
-A folder serves one host. If two storages are marked, files of one process are missing for another, and no gateway of
-the queue is ready. A key beside them says that a callbacks process serves the queue: without one no batch goes on.
+A folder serves one host. With markers of two storages, one process lacks the files of another, and no gateway of
+the queue is ready. Another key marks that a callbacks process serves the queue: without one, batches make no progress.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ MARK_EVERY_S = 10.0
 
 
 def mark(queue: str, identity: str) -> Operation[set[str]]:
-    """Mark a storage as used now; return all storages that are used."""
+    """Mark a storage as in use; return all storages in use."""
     key, now = QueueKeys(queue).key("storages"), wall_ms()
     replies = yield Ask(
         (
@@ -38,12 +38,12 @@ def mark(queue: str, identity: str) -> Operation[set[str]]:
 
 
 def mark_callbacks(queue: str) -> Operation[None]:
-    """Say that a callbacks process serves a queue now."""
+    """Mark that a callbacks process serves a queue."""
     yield Ask((("SET", _callbacks_key(queue), wall_ms(), "PX", LIFE_MS),))
 
 
 async def lacks_callbacks(queue: QueueClients) -> bool:
-    """Return whether no callbacks process has served a queue for a minute; False if that is unknown."""
+    """Return whether no callbacks process has served a queue for a minute; False if this is unknown."""
     try:
         return await queue.submitting.run(_has_no_callbacks(queue.name))
     except ProducerError:
@@ -51,7 +51,7 @@ async def lacks_callbacks(queue: QueueClients) -> bool:
 
 
 def without_callbacks(queue: str) -> str:
-    """Say what is missing where `lacks_callbacks` holds."""
+    """Return the warning for a queue that lacks a callbacks process."""
     return f"batches wait: no `worker callbacks` has served queue {queue!r} for a minute. Start one with its settings"
 
 
@@ -72,18 +72,18 @@ async def _marked(queue: QueueClients, identity: str) -> set[str]:
 
 
 class StorageMarks:
-    """The markers of one gateway, written again and again between `start` and `stop`."""
+    """The markers of one gateway, renewed every `MARK_EVERY_S` between `start` and `stop`."""
 
     def __init__(self, queues: Queues, storage: Storage) -> None:
         self._queues, self._storage = queues, storage
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to write the markers."""
+        """Start to write the markers."""
         self._task = essential_task(self._run(), "storage marks")
 
     async def stop(self) -> None:
-        """End it."""
+        """Stop writing the markers."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait((self._task,))
@@ -92,12 +92,12 @@ class StorageMarks:
         """Check that all processes of each queue use this storage.
 
         Raises:
-            HttpError: 503, they do not.
+            HttpError: 503, a process uses another storage.
         """
         try:
             identity = await IDENTITY.run(self._storage.identity)
         except StorageUnavailable:
-            return  # requests for files say so; all others can be served
+            return  # requests for files report this; all others can be served
         for queue in self._queues:
             if len(await _marked(queue, identity)) > 1:
                 raise HttpError(

@@ -1,4 +1,4 @@
-"""Delete objects that no row names: those of uploads and tasks that were killed, and of deleted files."""
+"""Delete objects without a row: those of killed uploads and tasks, and of deleted files."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -13,22 +13,22 @@ from sluice.gateway.files.storage import Storage
 from sluice.gateway.files.store import PREFIX, UPLOADS, File, FileStore
 
 MIN_AGE_S = 86_400.0
-"""An upload, or a task between its part and its row, takes less."""
+"""Longer than any upload takes, and any task from a part to its row."""
 
 AT_ONCE = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Cleaned:
-    """What a run has done."""
+    """The result of a run."""
 
     num_deleted: int
     rest: str | None = None
-    """Where the next run goes on if time was up; None if all was looked at."""
+    """Where the next run continues if time was up; None if the run is complete."""
 
     @property
     def is_over(self) -> bool:
-        """Whether all was looked at."""
+        """Whether the run is complete."""
         return self.rest is None
 
 
@@ -41,15 +41,15 @@ def remove_leftovers(
     after: str = "",
     for_s: float = float("inf"),
 ) -> Cleaned:
-    """Delete objects without a row that are older than an age.
+    """Delete objects without a row that are older than `min_age_s`.
 
     Args:
-        storage: Has the objects.
-        files: Names those of uploads.
-        batches: Names those of batches.
-        min_age_s: The age.
-        after: The key behind which the run begins.
-        for_s: How long it works; at least as long as it took to list the keys.
+        storage: The objects.
+        files: The table that names the objects of uploads.
+        batches: The table that names the objects of batches.
+        min_age_s: Least age of a deleted object.
+        after: The run starts behind this key.
+        for_s: Stop after this time, but work at least as long as it took to list the keys.
 
     Raises:
         HistoryUnavailable, StorageUnavailable: try again later.
@@ -58,29 +58,29 @@ def remove_leftovers(
     rows, num_deleted = _Rows(files, batches), 0
     for keys in _old_keys(storage, time.time() - min_age_s, after):
         until_s = until_s or time.monotonic() + max(for_s, time.monotonic() - began_s)
-        gone = rows.lack(keys)
-        storage.delete(gone)
-        num_deleted += len(gone)
+        without_row = rows.lack(keys)
+        storage.delete(without_row)
+        num_deleted += len(without_row)
         if time.monotonic() > until_s:
             return Cleaned(num_deleted, keys[-1])
     return Cleaned(num_deleted)
 
 
 def remove_old_files(storage: Storage, files: FileStore, *, before_ms: int, for_s: float = float("inf")) -> Cleaned:
-    """Delete files from before a time that no open batch reads, for about so long.
+    """Delete files created before a time that no open batch reads; stop after about `for_s`.
 
     Raises:
         HistoryUnavailable, StorageUnavailable: try again later.
     """
     num_deleted, until_s = 0, time.monotonic() + for_s
-    while found := files.old(before_ms, AT_ONCE):
-        gone: list[File] = []
-        for file_id, tenant in found:
-            with suppress(FileOfOpenBatch):  # a batch of it has just begun
-                gone += filter(None, (files.delete(file_id, tenant),))
-        storage.delete([part.key for file in gone for part in file.objects])
-        num_deleted += len(gone)
-        if not gone:
+    while old := files.old(before_ms, AT_ONCE):
+        deleted: list[File] = []
+        for file_id, tenant in old:
+            with suppress(FileOfOpenBatch):  # a batch of the file has just begun
+                deleted += filter(None, (files.delete(file_id, tenant),))
+        storage.delete([part.key for file in deleted for part in file.objects])
+        num_deleted += len(deleted)
+        if not deleted:
             break
         if time.monotonic() > until_s:
             return Cleaned(num_deleted, "")
@@ -88,26 +88,26 @@ def remove_old_files(storage: Storage, files: FileStore, *, before_ms: int, for_
 
 
 class _Rows:
-    """The rows that name objects. Those of batches are read once, when the first object of one is looked at."""
+    """The rows that name objects. Those of batches are read once, at the first object of a batch."""
 
     def __init__(self, files: FileStore, batches: BatchStore) -> None:
         self._files, self._batches = files, batches
         self._named: set[str] | None = None
 
     def lack(self, keys: Sequence[str]) -> list[str]:
-        """Return those of the keys of one folder that no row names."""
+        """Return the keys, all of one folder, that no row names."""
         if keys[0].startswith(f"{UPLOADS}/"):
-            known = self._files.known([_file_of(key) for key in keys])
-            return [key for key in keys if _file_of(key) not in known]
+            existing = self._files.known([_file_of(key) for key in keys])
+            return [key for key in keys if _file_of(key) not in existing]
         if self._named is None:
             self._named = self._batches.named_objects()
         return [key for key in keys if key not in self._named]
 
 
 def _old_keys(storage: Storage, before_s: float, after: str) -> Iterator[list[str]]:
-    """Yield some keys of one folder at a time, in order, from behind one on."""
+    """Yield groups of keys of one folder, in order, from behind `after` on."""
     for folder in sorted((UPLOADS, FOLDER)):
-        if after < f"{folder}0":  # behind all of its keys
+        if after < f"{folder}0":  # "0" follows "/": unless `after` is behind all keys of the folder
             rest = iter(sorted(key for key in storage.old_keys(folder, before_s) if key > after))
             while group := list(islice(rest, AT_ONCE)):
                 yield group

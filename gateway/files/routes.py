@@ -67,7 +67,7 @@ class FileRoutes:
         )
         try:
             _check(uploaded.fields)
-            # If the database fails, the row may have been written: a sweep deletes the object if there is none.
+            # If the database fails, the row may have been written; if not, a sweep deletes the object.
             await self._quota.add(self._store.add, file)
         except HttpError:
             await FILES.run(self._storage.delete, [key])
@@ -83,9 +83,9 @@ class FileRoutes:
     )
     async def list_files(self, request: Request) -> Response:
         """List files."""
-        wanted, purpose = read_page(request, caller_of(request).tenant, FILES_LIMIT), PURPOSE.read(request) or None
-        found, has_more = await SQL.run(self._store.page, wanted, purpose)
-        return JSONResponse(list_body([file.body for file in found], has_more=has_more))
+        page, purpose = read_page(request, caller_of(request).tenant, FILES_LIMIT), PURPOSE.read(request) or None
+        files, has_more = await SQL.run(self._store.page, page, purpose)
+        return JSONResponse(list_body([file.body for file in files], has_more=has_more))
 
     @route("GET /v1/files/{file_id}", json_answer("The file.", FILE), tag="batches", scope="read")
     async def retrieve(self, request: Request) -> Response:
@@ -103,7 +103,7 @@ class FileRoutes:
         file = await self._file(request)
         share_of(request).reserve(self._storage.buffer_bytes)
         pieces = pieces_of(self._storage, file)
-        first = await anext(pieces, b"")  # a storage that is away is an error, not a response that is cut short
+        first = await anext(pieces, b"")  # an unreachable storage is an error, not a truncated response
 
         async def content() -> AsyncIterator[bytes]:
             yield first
@@ -138,7 +138,7 @@ class FileRoutes:
 
 
 async def pieces_of(storage: Storage, file: File) -> AsyncIterator[bytes]:
-    """Yield what a file holds."""
+    """Yield the content of a file."""
     for part in file.objects:
         pieces = storage.pieces(part.key)
         while piece := await FILES.run(next, pieces, b""):
@@ -154,7 +154,7 @@ def _check(fields: dict[str, str]) -> None:
     """Check the fields of an upload.
 
     Raises:
-        HttpError: the purpose is another, or a field is unknown.
+        HttpError: the purpose is not supported, or a field is unknown.
     """
     if fields.get("purpose") != INPUT:
         raise bad_request(f"purpose must be {INPUT!r}, got {fields.get('purpose', '')[:64]!r}", param="purpose")

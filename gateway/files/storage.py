@@ -1,6 +1,6 @@
 """Objects at an fsspec URL: a folder (`file://`), or a bucket (`s3://`). Keys are made of random ids only.
 
-An object counts once a row in SQL names it. What was written in part is deleted, at the latest by a sweep.
+An object is valid once a row in SQL names it. Incomplete objects are deleted, at the latest by a sweep.
 """
 
 import io
@@ -20,21 +20,21 @@ from sluice.producer.errors import InvalidSetting
 
 PIECE_BYTES = 1024 * 1024
 DOWNLOAD_BYTES = 64 * 1024
-"""A client that does not read holds twice as much."""
+"""Bytes that are read at once. A client that does not read its response keeps twice as much in memory."""
 
 BLOCK_BYTES = 8 * 1024 * 1024
-"""What is sent to or read from a bucket at once; a folder is read as its system does."""
+"""Bytes that are sent to or read from a bucket at once; folders use the buffers of the file system."""
 
 IDENTITY_FILE = ".sluice-files"
 S3_PACKAGES = ("aiobotocore", "aiohttp", "botocore", "s3fs")
-"""Packages whose errors, if they reach us, are those of a bucket. s3fs translates most to OSError."""
+"""Packages whose errors mean that a bucket failed. s3fs translates most of them to OSError."""
 
 
 class Storage:
-    """Objects by their keys. Threads may share it.
+    """A store of objects by key. Thread-safe.
 
     Args:
-        url: Where they are.
+        url: The fsspec URL of the folder or bucket.
 
     Raises:
         InvalidSetting: the URL has an unknown scheme, or its package is not installed.
@@ -55,19 +55,19 @@ class Storage:
 
     @property
     def is_folder(self) -> bool:
-        """Whether only this host reaches it."""
+        """Whether the storage is a folder, which only this host can read."""
         return self._is_folder
 
     @property
     def buffer_bytes(self) -> int:
-        """What an object that is being written or read may hold in memory."""
+        """Memory that an object needs while it is written or read."""
         return 0 if self._is_folder else BLOCK_BYTES
 
     def identity(self) -> str:
-        """Return what tells this storage from others: of a folder, what a file in it says.
+        """Return an id that distinguishes this storage from others; for a folder, it is stored in a file there.
 
         Raises:
-            StorageUnavailable: it cannot be written.
+            StorageUnavailable: the storage cannot be written.
         """
         if not self._is_folder:
             return blake2b(self._url.encode(), digest_size=12).hexdigest()
@@ -83,10 +83,10 @@ class Storage:
             return path.read_text()
 
     def create(self, key: str) -> "ObjectWriter":
-        """Begin an object.
+        """Start to write an object.
 
         Raises:
-            StorageUnavailable: it cannot be written.
+            StorageUnavailable: the storage cannot be written.
         """
         path = self._path(key)
         with _explained():
@@ -98,7 +98,7 @@ class Storage:
         """Write a whole object.
 
         Raises:
-            StorageUnavailable: it cannot be written.
+            StorageUnavailable: the storage cannot be written.
         """
         writer = self.create(key)
         try:
@@ -112,7 +112,7 @@ class Storage:
         """Read a whole object.
 
         Raises:
-            StorageUnavailable: it cannot be read.
+            StorageUnavailable: the object cannot be read.
         """
         with _explained(), self._fs.open(self._path(key), "rb", block_size=BLOCK_BYTES) as file:
             return file.read()
@@ -122,7 +122,7 @@ class Storage:
         """Open an object for reading.
 
         Raises:
-            StorageUnavailable: it cannot be read.
+            StorageUnavailable: the object cannot be read.
         """
         with _explained(), self._fs.open(self._path(key), "rb", block_size=BLOCK_BYTES) as file:
             yield cast("BinaryIO", io.BufferedReader(file, PIECE_BYTES))
@@ -131,14 +131,14 @@ class Storage:
         """Yield the content of an object.
 
         Raises:
-            StorageUnavailable: it cannot be read.
+            StorageUnavailable: the object cannot be read.
         """
         with _explained(), self._fs.open(self._path(key), "rb", block_size=BLOCK_BYTES) as file:
             while piece := file.read(DOWNLOAD_BYTES):
                 yield piece
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete objects that exist.
+        """Delete objects; keys without an object are ignored.
 
         Raises:
             StorageUnavailable: they cannot be deleted.
@@ -148,15 +148,15 @@ class Storage:
                 self._fs.rm_file(self._path(key))
 
     def old_keys(self, folder: str, before_s: float) -> Iterator[str]:
-        """Yield the keys in a folder that were written before a moment of the clock.
+        """Yield the keys of a folder's objects that were written before this wall-clock time.
 
         Raises:
             StorageUnavailable: they cannot be listed.
         """
         with _explained():
             self._fs.invalidate_cache()
-            found: dict[str, dict[str, Any]] = self._fs.find(self._path(folder), detail=True)
-        for path, about in found.items():
+            objects: dict[str, dict[str, Any]] = self._fs.find(self._path(folder), detail=True)
+        for path, about in objects.items():
             written = about.get("mtime") or about.get("LastModified")
             at_s = written if isinstance(written, int | float) else written.timestamp() if written else before_s
             if at_s < before_s:
@@ -167,26 +167,26 @@ class Storage:
 
 
 class ObjectWriter:
-    """An object that is being written. It ends with `close`, or `abandon`, which may be called twice."""
+    """An object that is being written. End it with `close` or `abandon`, each of which may be called twice."""
 
     def __init__(self, fs: Any, path: str, *, is_folder: bool) -> None:  # noqa: ANN401  # fsspec is untyped
         self._fs, self._path, self._is_folder = fs, path, is_folder
         self._file = fs.open(path, "wb", block_size=BLOCK_BYTES)
 
     def write(self, data: bytes | bytearray) -> None:
-        """Append.
+        """Append data.
 
         Raises:
-            StorageUnavailable: it cannot be written.
+            StorageUnavailable: the storage cannot be written.
         """
         with _explained():
             self._file.write(data)
 
     def close(self) -> None:
-        """Finish the object: it is on disk, or the server has it.
+        """Finish the object: afterwards it is on disk, or on the server.
 
         Raises:
-            StorageUnavailable: it cannot be written.
+            StorageUnavailable: the storage cannot be written.
         """
         with _explained():
             if self._is_folder:
@@ -195,8 +195,8 @@ class ObjectWriter:
             self._file.close()
 
     def abandon(self) -> None:
-        """Delete what was written. What cannot be deleted now, a sweep deletes."""
-        with suppress(Exception):  # of whatever package the URL needs
+        """Delete the incomplete object; if this fails, a sweep deletes it."""
+        with suppress(Exception):  # any error of the package that the URL needs
             if self._is_folder:
                 self._file.close()
                 self._fs.rm_file(self._path)

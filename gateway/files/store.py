@@ -17,10 +17,10 @@ from sluice.protocol.openai_format.bodies import Object
 INPUT, OUTPUT = "batch", "batch_output"
 PREFIX = "file-"
 UPLOADS = "files"
-"""Folder of uploaded objects; each is named for its file."""
+"""Folder of uploaded objects; each has the name of its file."""
 
 OVER = ("completed", "failed", "expired", "cancelled")
-"""Statuses of batches that need their input no more."""
+"""Final statuses of batches, which no longer need their input."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,18 +32,18 @@ class Stored:
     num_lines: int = 0
 
     def as_json(self) -> list[object]:
-        """Return it as the database keeps it."""
+        """Return the object as it is stored in the database."""
         return [self.key, self.num_bytes, self.num_lines]
 
 
 def stored_of(written: Sequence[Any]) -> Stored:  # Any: JSON
-    """Read what `Stored.as_json` wrote."""
+    """Decode the output of `Stored.as_json`."""
     key, num_bytes, num_lines = written
     return Stored(key=key, num_bytes=num_bytes, num_lines=num_lines)
 
 
 def new_file_id(created_ms: int) -> str:
-    """Draw the id of a file."""
+    """Return a new random id of a file."""
     return f"{PREFIX}{new_name(created_ms)}"
 
 
@@ -57,16 +57,16 @@ class File:
     filename: str
     objects: tuple[Stored, ...]
     created_ms: int
-    """The time in its id."""
+    """The time of creation, which the id contains."""
 
     @property
     def num_bytes(self) -> int:
-        """Its size."""
+        """The size of the file."""
         return sum(part.num_bytes for part in self.objects)
 
     @property
     def body(self) -> Object:
-        """What clients read."""
+        """The file as OpenAI's clients read it."""
         return {
             "id": self.id,
             "object": "file",
@@ -85,13 +85,13 @@ def insert_file(connection: sa.Connection, file: File) -> None:
 
 
 class FileStore:
-    """The files in a database. Every method raises HistoryUnavailable while it cannot be used."""
+    """The files in a database. Every method raises HistoryUnavailable while the database cannot be used."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def add(self, file: File, max_bytes: int | None = None) -> None:
-        """Add a file. Of uploads at the same time, exactly those that fit are added.
+        """Add a file. Of concurrent uploads, exactly those that fit are added.
 
         Raises:
             TooManyBytes: the files and responses of its tenant would take more than `max_bytes`.
@@ -103,7 +103,7 @@ class FileStore:
             insert_file(connection, file)
 
     def get(self, file_id: str, tenant: str) -> File | None:
-        """Return a tenant's file; None if it has none of this id."""
+        """Return a tenant's file; None if it does not exist."""
         if not is_id(file_id):
             return None
         query = sa.select(*files.columns).where(files.c.id == file_id, files.c.tenant == tenant)
@@ -111,18 +111,18 @@ class FileStore:
             row = connection.execute(query).mappings().one_or_none()
         return None if row is None else _file(row)
 
-    def page(self, wanted: PageRequest, purpose: str | None = None) -> tuple[list[File], bool]:
-        """Return some files, and whether there are more."""
+    def page(self, request: PageRequest, purpose: str | None = None) -> tuple[list[File], bool]:
+        """Return a page of files, and whether there are more."""
         also = () if purpose is None else (files.c.purpose == purpose,)
         with self._database.reading() as connection:
-            rows, has_more = page(connection, files, wanted, *also)
+            rows, has_more = page(connection, files, request, *also)
         return [_file(row) for row in rows], has_more
 
     def delete(self, file_id: str, tenant: str) -> File | None:
-        """Delete a tenant's file and return what it was; its objects are left to the caller.
+        """Delete a tenant's file and return it; the caller must delete its objects. Return None if it does not exist.
 
         Raises:
-            FileOfOpenBatch: a batch reads it.
+            FileOfOpenBatch: an open batch reads it.
         """
         if not is_id(file_id):
             return None
@@ -131,7 +131,7 @@ class FileStore:
             gateway_batches.c.input_file == file_id, gateway_batches.c.status.not_in(OVER)
         )
         with self._database.transaction() as connection:
-            # Locked, so that no batch of it begins.
+            # Locked, so that no new batch can use it.
             row = connection.execute(sa.select(*files.columns).where(*is_it).with_for_update()).mappings().one_or_none()
             if row is None:
                 return None
@@ -142,7 +142,7 @@ class FileStore:
         return _file(row)
 
     def old(self, before_ms: int, limit: int) -> list[tuple[str, str]]:
-        """Return ids and tenants of some files from before a time that no open batch reads."""
+        """Return ids and tenants of at most `limit` files from before a time that no open batch reads."""
         reads = sa.select(gateway_batches.c.id).where(
             gateway_batches.c.input_file == files.c.id, gateway_batches.c.status.not_in(OVER)
         )
@@ -152,7 +152,7 @@ class FileStore:
         return [(row.id, row.tenant) for row in rows]
 
     def known(self, file_ids: Sequence[str]) -> set[str]:
-        """Return those of these ids that have a row, of any tenant."""
+        """Return the ids that have a row, of any tenant."""
         with self._database.reading() as connection:
             return {*connection.execute(sa.select(files.c.id).where(files.c.id.in_(file_ids))).scalars()}
 

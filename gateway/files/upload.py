@@ -1,4 +1,4 @@
-"""Read an upload: `multipart/form-data` with one file, which goes to the storage in pieces, never whole in memory."""
+"""Read an upload: `multipart/form-data` with one file, which is streamed to the storage and never whole in memory."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -24,20 +24,20 @@ FILE = "file"
 MAX_FIELD_BYTES = 4096
 MAX_TYPE_CHARS = 1000
 MAX_BOUNDARY_BYTES = 70
-"""As RFC 2046 has it."""
+"""The limit of RFC 2046."""
 
 MAX_PARTS = 16
 MAX_DIGITS = 18
-"""Of a stated length."""
+"""Most digits of a Content-Length."""
 
 MAX_NAME_CHARS = 512
 FORM_BYTES = 64 * 1024
-"""What a form may have beside its file."""
+"""Most bytes that a form may have besides its file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Uploaded:
-    """A form whose file is in the storage."""
+    """A received form whose file is in the storage."""
 
     fields: dict[str, str]
     filename: str
@@ -48,9 +48,9 @@ async def receive(request: Request, storage: Storage, key: str, max_bytes: int, 
     """Store the file of a form under a key. Nothing is left of an upload that fails or whose client leaves.
 
     Raises:
-        HttpError: it is too large, its tenant has no room, or it is no form with one file.
-        HistoryUnavailable: what the tenant has stored cannot be read.
-        StorageUnavailable: it cannot be written.
+        HttpError: the file is too large, the tenant has no room, or the body is not a form with one file.
+        HistoryUnavailable: the tenant's stored bytes cannot be read.
+        StorageUnavailable: the file cannot be written.
         ClientDisconnect: the client left.
     """
     boundary = _boundary(request.headers.get("content-type", ""))
@@ -82,7 +82,7 @@ async def receive(request: Request, storage: Storage, key: str, max_bytes: int, 
 
 
 def announced_bytes(request: Request) -> int:
-    """Return about how large the file of a form is, by the length of the request; 1 if it states none."""
+    """Return the approximate size of a form's file from the request's Content-Length; 1 without one."""
     declared = request.headers.get("content-length", "")
     return max(1, int(declared) - FORM_BYTES) if declared.isdecimal() and len(declared) < MAX_DIGITS else 1
 
@@ -103,7 +103,7 @@ async def _finish(work: Awaitable[None]) -> None:
 
 
 class _Form:
-    """A form as it arrives. `pending` is what of its file is to be written next. Changes with each piece."""
+    """A form that is being received. `pending` is the part of its file to write next. Changes with each piece."""
 
     def __init__(self, boundary: bytes, max_bytes: int) -> None:
         self.pending = bytearray()
@@ -129,7 +129,7 @@ class _Form:
         """Read a piece of the body.
 
         Raises:
-            HttpError: it is no form, or too large.
+            HttpError: the body is not a form, or too large.
         """
         if self._is_over:
             self._num_bytes_after += len(piece)
@@ -141,10 +141,10 @@ class _Form:
             raise bad_request(f"the body is not a form: {error}") from error
 
     def result(self) -> Uploaded:
-        """Return the whole form.
+        """Return the complete form.
 
         Raises:
-            HttpError: it ends early, or has no file.
+            HttpError: the form ends early, or has no file.
         """
         if not self._is_over:
             raise bad_request("the form ends early")
@@ -172,14 +172,14 @@ class _Form:
     def _headers_end(self) -> None:
         _, options = parse_options_header(self._headers.get(b"content-disposition", b""))
         name = options.get(b"name", b"").decode(errors="replace")
-        # Some clients give a name beyond ASCII as filename*, which the parser leaves out.
+        # Some clients send a non-ASCII name as filename*, which the parser drops.
         if name != FILE and b"filename" not in options:
             self._add = self._adder_of(self._fields.setdefault(name, bytearray()), name)
             return
         if name != FILE or self._filename is not None:
             raise bad_request("the form must have one file, named 'file'", param=FILE)
-        given = options.get(b"filename", b"").decode(errors="replace").replace("\0", "")
-        self._filename = given[:MAX_NAME_CHARS] or "upload.jsonl"
+        filename = options.get(b"filename", b"").decode(errors="replace").replace("\0", "")
+        self._filename = filename[:MAX_NAME_CHARS] or "upload.jsonl"
         self._add = self._add_to_file
 
     def _adder_of(self, field: bytearray, name: str) -> Callable[[bytes], None]:

@@ -13,16 +13,16 @@ from sluice.gateway.log.lines import log_event
 
 REQUEST_ID = "x-request-id"
 SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
-"""Ids of clients that are kept; any other is replaced."""
+"""Valid request ids of clients; others are replaced."""
 
 PROBES = ("/livez", "/readyz")
 """Paths that are logged only if they fail."""
 
 FACTS = ("tenant", "key_id", "job_id")
-"""What handlers may add to a request's state for the log."""
+"""Fields of a request's state that its log line has, if a handler set them."""
 
 ANSWERED: Counter[str] = Counter()
-"""Answered requests by the status, as text; `none` for a client that left before its answer began."""
+"""Number of answered requests by status, as text; `none`: the client left before the response began."""
 
 LOG = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def new_request_id() -> str:
 
 
 class RequestLog:
-    """Middleware that gives each request an id, which its answer and its line in the log have."""
+    """Middleware that gives each request an id, in its response and in its log line."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -48,8 +48,8 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get(REQUEST_ID, "")
-        request = LoggedRequest(scope, given if SANE_ID.fullmatch(given) else new_request_id(), send)
+        request_id = Headers(scope=scope).get(REQUEST_ID, "")
+        request = LoggedRequest(scope, request_id if SANE_ID.fullmatch(request_id) else new_request_id(), send)
         try:
             await self._app(scope, receive, request.send)
         finally:
@@ -57,7 +57,7 @@ class RequestLog:
 
 
 class LoggedRequest:
-    """One request. Changes as its answer is sent."""
+    """One request. Changes as its response is sent."""
 
     def __init__(self, scope: Scope, request_id: str, send: Send) -> None:
         self._scope, self._id, self._send = scope, request_id, send
@@ -67,7 +67,7 @@ class LoggedRequest:
         self._is_complete = False
 
     async def send(self, message: Message) -> None:
-        """Send a part of the answer; its headers with the request's id."""
+        """Send a part of the response; its headers get the request's id."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
             MutableHeaders(scope=message)[REQUEST_ID] = self._id
@@ -75,7 +75,7 @@ class LoggedRequest:
         self._is_complete = message["type"] == "http.response.body" and not message.get("more_body", False)
 
     def log(self) -> None:
-        """Count it, and log its end; probes that succeed are not logged."""
+        """Count the request and log its end; successful probes are not logged."""
         count_answer(self._status)
         path: str = self._scope["path"]
         if path in PROBES and self._status == 200:
