@@ -147,18 +147,18 @@ class Keyring:
             self._note_use()
 
     @contextmanager
-    def _logged(self, what: str, task: str) -> Generator[None]:
+    def _logged(self, subject: str, task: str) -> Generator[None]:
         """Log when a task starts to fail, and when it works again."""
         try:
             yield
         except ProducerError as error:
-            if what not in self._failing:
-                LOG.warning("%s cannot %s: %s", what, task, error)
-                self._failing.add(what)
+            if subject not in self._failing:
+                LOG.warning("%s cannot %s: %s", subject, task, error)
+                self._failing.add(subject)
         else:
-            if what in self._failing:
-                LOG.warning("%s can %s again.", what, task)
-                self._failing.remove(what)
+            if subject in self._failing:
+                LOG.warning("%s can %s again.", subject, task)
+                self._failing.remove(subject)
 
     def _note_use(self) -> None:
         with self._using:

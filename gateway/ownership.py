@@ -1,4 +1,4 @@
-"""Which jobs and batches are a caller's: those of its tenant. Those of others must look as if they did not exist."""
+"""Ownership: a caller sees the jobs and batches of its tenant. Those of others must look as if they did not exist."""
 
 from secrets import token_hex
 
@@ -9,17 +9,17 @@ from sluice.protocol.wire import JobId, WireError
 
 
 def own_job_id(caller: Caller, text: str) -> JobId:
-    """Return the id of a job to look for in the caller's name.
+    """Return the id of the job to look up for a caller.
 
-    For a job of another tenant, it is an id that no job has. So whatever is done with it takes as long, and answers the
+    For a job of another tenant, it is an id that no job has, so that each operation takes as long, and answers the
     same, as for an unknown job.
 
     Args:
-        caller: Who asks.
-        text: What the request says.
+        caller: The sender of the request.
+        text: The job id in the request.
 
     Raises:
-        HttpError: 404, it is not a job id.
+        HttpError: 404, the text is not a job id.
     """
     try:
         partition, tenant, _ = split_job_id(text)
@@ -29,15 +29,15 @@ def own_job_id(caller: Caller, text: str) -> JobId:
 
 
 def own_batch(caller: Caller, name: str) -> str:
-    """Return the queue's name of a batch that a caller names: other tenants may choose the same name.
+    """Return the queue's name for a batch that a caller names, because other tenants may use the same name.
 
-    Without keys it is the same name. No tenant's name has a colon.
+    If the gateway has no keys, it is the same name. Tenants' names have no colon.
     """
     return f"{_scope_of(caller)}{name}"
 
 
 def shown_batch(caller: Caller, name: str | None) -> str | None:
-    """Return the caller's name of a batch of its jobs; one that was not submitted here has the queue's name."""
+    """Return the caller's name for a batch of its jobs; a batch that was not submitted here keeps the queue's name."""
     return None if name is None else name.removeprefix(_scope_of(caller))
 
 

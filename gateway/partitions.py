@@ -1,4 +1,4 @@
-"""Which partitions of a queue answer: in a Cluster, those of a shard that is away do not, and the others go on."""
+"""Availability of a queue's partitions: in a Cluster, those of an unreachable shard fail, and the others work."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -21,15 +21,15 @@ from sluice.protocol.scaling.backlog import BACKLOG_FIELDS
 from sluice.protocol.wire import JobId
 
 SURVEY_LIMIT_S = 1.0
-"""A partition that takes longer counts as away."""
+"""A partition that takes longer counts as unavailable."""
 
 
 class Partitions:
     """The partitions of one queue. Changes with each reading of their state.
 
     Args:
-        url: Of its server.
-        client: Of the queue. Gives up soon while the server is away.
+        url: The URL of the queue's server.
+        client: A client of the queue that fails soon while the server is unreachable.
     """
 
     def __init__(self, url: str | None, client: AsyncProducer) -> None:
@@ -39,23 +39,23 @@ class Partitions:
         self._eager = _eager(self._queue, url)
 
     async def close(self) -> None:
-        """Close what it opened."""
+        """Close the client that this object opened."""
         if self._eager is not None:
             await self._eager.close()
 
     async def surveys(self, *, has_lanes: bool = False) -> list[QueueView]:
-        """Read the state of the partitions that answer, and what all workers tell of their capacity.
+        """Read the state of the available partitions, and the reported capacity of all workers.
 
-        `has_lanes`: also what waits for each tenant.
+        `has_lanes`: also the waiting jobs of each tenant.
 
         Raises:
-            QueueUnreachable: none does.
-            InvalidSetting: the workers serve another number than the settings name.
+            QueueUnreachable: no partition is available.
+            InvalidSetting: the workers serve another number of partitions than the settings name.
         """
         return await self._read(lambda keys: survey_all(keys, fields=BACKLOG_FIELDS, has_lanes=has_lanes))
 
     async def models(self) -> set[str]:
-        """Read which models the workers of the partitions that answer serve.
+        """Read which models the workers of the available partitions serve.
 
         Raises:
             QueueUnreachable, InvalidSetting: as `surveys`.
@@ -66,36 +66,36 @@ class Partitions:
     async def _read(self, read: Callable[[Sequence[QueueKeys]], Operation[list[Result]]]) -> list[Result]:
         if self._eager is None:
             return await self._client.run(_of_all(self._queue, read))
-        asked = [read([self._queue.keys(partition)]) for partition in range(self._queue.partitions)]
-        answers = asyncio.gather(*(_answer(self._eager, operation) for operation in asked))
-        _, found = await asyncio.gather(_answer(self._eager, self._queue.read()), answers)
-        if answered := [one for ones in found for one in ones or ()]:
-            self._away = frozenset(partition for partition, ones in enumerate(found) if ones is None)
-            return answered
+        operations = [read([self._queue.keys(partition)]) for partition in range(self._queue.partitions)]
+        reading = asyncio.gather(*(_answer(self._eager, operation) for operation in operations))
+        _, answers = await asyncio.gather(_answer(self._eager, self._queue.read()), reading)
+        if results := [result for answer in answers for result in answer or ()]:
+            self._away = frozenset(partition for partition, answer in enumerate(answers) if answer is None)
+            return results
         return await self._client.run(_of_all(self._queue, read))
 
     async def check(self) -> None:
-        """Check that the queue accepts jobs of this number of partitions; not while no server says it.
+        """Check that the queue accepts jobs with this number of partitions; pass while no server is reachable.
 
-        What the servers said is cached for some seconds, as for submits.
+        The servers' answers are cached for some seconds, as for submits.
 
         Raises:
-            InvalidSetting: the workers serve another number, or the queue's durability is wrong.
+            InvalidSetting: the workers serve another number of partitions, or the queue's durability is wrong.
             DurabilityRefused: the server cannot guarantee that durability.
         """
         with suppress(QueueUnreachable):
             await (self._eager or self._client).run(self._durability.resolve(self._queue, None))
 
     def choose(self, name: str) -> int:
-        """Return the partition of a new job, by the last part of its id: one that answered last."""
+        """Return the partition of a new job from the last part of its id; an available one, if there is any."""
         answering = [partition for partition in range(self._queue.partitions) if partition not in self._away]
         partition = partition_of(name, self._queue.partitions)
         return answering[partition_of(name, len(answering))] if partition in self._away and answering else partition
 
     def placed(self, job: CheckedJob) -> CheckedJob:
-        """Return a new job with an id on a partition that answers, if one does not.
+        """Return a new job, with an id on an available partition if any partition is unavailable.
 
-        An id or an idempotency key says where the job is: it may be there already.
+        A job with an id or an idempotency key is unchanged: its partition is fixed, and may have the job already.
         """
         if not self._away or not job.is_open:
             return job
@@ -116,7 +116,7 @@ async def _answer(client: AsyncProducer, operation: Operation[Result]) -> Result
 
 
 def _eager(queue: Queue, url: str | None) -> AsyncProducer | None:
-    """Return a client that does not wait for a shard to return; None if all partitions are on one server."""
+    """Return a client that does not wait for an unreachable shard; None if all partitions are on one server."""
     if url is None or not is_cluster(url) or queue.asked_partitions == 1:
         return None
     return AsyncProducer(url, queue=queue.name, partitions=queue.asked_partitions, patience_s=0)

@@ -1,4 +1,4 @@
-"""The queues that the gateway serves, and the one that serves a model."""
+"""The queues that the gateway serves, and the choice of the queue for a model."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ SUBMIT_PATIENCE_S = 1.0
 """A request is answered with 503 when Redis cannot be reached for this long, or is silent for three seconds."""
 
 READY_LIMIT_S = 2.5
-"""How long the gateway looks whether it is ready."""
+"""Time limit of the readiness check."""
 
 FOLLOW_PATIENCE_S = 60.0
 """Streams of accepted jobs wait this long for Redis to return."""
@@ -38,20 +38,20 @@ class QueueClients:
 
     name: str
     submitting: AsyncProducer
-    """Gives up soon while Redis is away."""
+    """Fails soon while Redis is unreachable."""
 
     following: AsyncProducer
-    """Waits for Redis to return: for the jobs that the queue has."""
+    """Waits for Redis to return. For jobs that the queue has."""
 
     readers: Readers
     abandoned: Abandoned
     partitions: Partitions
 
     async def submit(self, job: CheckedJob) -> Receipt:
-        """Submit a job. One that the queue has, but less durable than it asks, is served all the same.
+        """Submit a job. A job that is less durable than its queue requires is served all the same.
 
-        An error would let clients submit it again, as another job. So after an answer that did not come in time, the
-        job is cancelled, unless its id or key lets them find it.
+        An error would make clients submit it again, as another job. For the same reason, a job whose submit was not
+        answered in time is cancelled, unless clients can find it by its id or key.
 
         Raises:
             ProducerError: as `AsyncProducer.submit_checked`, except for LessDurable.
@@ -64,15 +64,15 @@ class QueueClients:
             raise
         except LessDurable as error:
             LOG.warning("A job is less durable than its queue requires", extra={"fields": {"why": str(error)}})
-            return cast("Receipt", error.receipt)  # the class cannot name its type
+            return cast("Receipt", error.receipt)  # typed as object: the class cannot import Receipt
 
 
 class Queues:
-    """The queues of a gateway. Changes as workers come and go.
+    """The queues of a gateway. Changes as workers start and stop.
 
     Args:
-        settings: Names the queues.
-        look_every_s: Heartbeats are read at most this often.
+        settings: The settings with the queues.
+        look_every_s: Least time between two reads of the heartbeats, in seconds.
 
     Raises:
         InvalidSetting: the Redis URL or the name of a queue is wrong.
@@ -111,25 +111,25 @@ class Queues:
         return next(iter(self))
 
     async def of_model(self, model: object) -> QueueClients:
-        """Return the queue whose workers serve a model: of several, the one that was given first.
+        """Return the queue whose workers serve a model; of several, the first in the settings.
 
-        The settings may name the queue of a model that has no worker yet. While no model at all is known, a gateway of
-        one queue accepts every name: the job waits there.
+        The settings may name the queue of a model that has no worker yet. While no model is known, a gateway with one
+        queue accepts every name: the job waits there.
 
         Raises:
-            HttpError: 404; the message names the models that are known. Or 400, the model is not text.
-            InvalidSetting: no model of this name is known, and a queue that could not be read may serve it.
+            HttpError: 404, the model is unknown; the message lists those that are known. 400, the model is not text.
+            InvalidSetting: the model is unknown, and a queue that could not be read may serve it.
             QueueUnreachable: the server does not answer.
         """
         if model is not None and not isinstance(model, str):
             raise bad_request("model must be text", param="model")
-        known = await self._known()
-        if model is None or (not known and len(self._clients) == 1):
+        by_model = await self._by_model()
+        if model is None or (not by_model and len(self._clients) == 1):
             return self.first
-        if model not in known:
+        if model not in by_model:
             self._check_wrong()
-            raise unknown_model(model, known)
-        return self._clients[known[model]]
+            raise unknown_model(model, by_model)
+        return self._clients[by_model[model]]
 
     async def models(self) -> tuple[str, ...]:
         """Return the models that living workers or the settings name, in alphabetical order.
@@ -142,27 +142,27 @@ class Queues:
         return tuple(sorted({*living, *self._configured}))
 
     async def model_of(self, clients: QueueClients) -> str:
-        """Return the name of a model that a queue's workers serve; empty if none is known."""
-        return min((name for name, queue in (await self._known()).items() if queue == clients.name), default="")
+        """Return the name of a model that a queue's workers serve; "" if none is known."""
+        return min((name for name, queue in (await self._by_model()).items() if queue == clients.name), default="")
 
     async def look(self) -> None:
-        """Read the heartbeats of all queues, unless they were read just now.
+        """Read the heartbeats of all queues, unless they were read less than `look_every_s` ago.
 
-        A queue whose settings do not fit counts as one without workers, unless no other is left.
+        A queue whose settings do not match counts as one without workers, unless this is true of all queues.
 
         Raises:
-            InvalidSetting: the settings of no queue fit.
+            InvalidSetting: the settings match no queue.
             QueueUnreachable: the server does not answer.
         """
         if monotonic() - self._looked_s >= self._look_every_s:
             if self._looking is None or self._looking.done():
                 self._looking = asyncio.create_task(self._look())
-            await asyncio.shield(self._looking)  # of all requests that wait for it
+            await asyncio.shield(self._looking)  # shared by all requests that wait for it
         if len(self._wrong) == len(self._clients):
             self._check_wrong()
 
     async def check_ready(self) -> None:
-        """Check that the settings fit those of the queues, and that a server answers, within `READY_LIMIT_S`.
+        """Check that the settings match those of the queues, and that a server answers, within `READY_LIMIT_S`.
 
         Raises:
             HttpError, QueueRefused: as `check`.
@@ -176,10 +176,10 @@ class Queues:
             raise QueueUnreachable(f"no server answered within {READY_LIMIT_S:g} s") from error
 
     async def check(self) -> None:
-        """Check that the settings fit those of the queues.
+        """Check that the settings match those of the queues.
 
         Raises:
-            HttpError: 503, a queue has another number of partitions, or a setting that is wrong.
+            HttpError: 503, a queue has another number of partitions, or a wrong setting.
             QueueRefused: a server does not accept jobs.
         """
         for clients in self:
@@ -192,33 +192,33 @@ class Queues:
     async def _look(self) -> None:
         served = await asyncio.gather(*(_served(clients.partitions) for clients in self))
         self._looked_s = now_s = monotonic()
-        found = dict(zip(self._clients, served, strict=True))
-        self._wrong = {name: models for name, models in found.items() if isinstance(models, InvalidSetting)}
-        if len(self._wrong) < len(found):  # otherwise each request fails, and its error is logged
+        by_queue = dict(zip(self._clients, served, strict=True))
+        self._wrong = {name: models for name, models in by_queue.items() if isinstance(models, InvalidSetting)}
+        if len(self._wrong) < len(by_queue):  # otherwise each request fails, and its error is logged
             for error in self._wrong.values():
                 LOG.warning("The gateway does not serve a queue: %s", error)
-        for name, models in found.items():
+        for name, models in by_queue.items():
             new = () if isinstance(models, InvalidSetting) else models
             seen_s = self._seen_s[name] | dict.fromkeys(new, now_s)
             self._seen_s[name] = {model: at_s for model, at_s in seen_s.items() if now_s - at_s < KNOWN_FOR_S}
 
     def _check_wrong(self) -> None:
-        """Raise the error of a queue that could not be read, if there is one.
+        """Raise the error of the first queue whose settings do not match, if there is one.
 
         Raises:
-            InvalidSetting: its settings do not fit.
+            InvalidSetting: the settings do not match.
         """
         for error in self._wrong.values():
             raise InvalidSetting(str(error))
 
-    async def _known(self) -> Mapping[str, str]:
-        """Return the queue of each model: living workers first, then those of before, then the settings."""
+    async def _by_model(self) -> Mapping[str, str]:
+        """Return the queue of each model: from living workers first, then from earlier ones, then from the settings."""
         await self.look()
-        known = dict(self._configured)
+        by_model = dict(self._configured)
         for is_new in (False, True):
             for queue, seen_s in reversed(self._seen_s.items()):
-                known |= {name: queue for name, at_s in seen_s.items() if self._is_new(at_s) == is_new}
-        return known
+                by_model |= {name: queue for name, at_s in seen_s.items() if self._is_new(at_s) == is_new}
+        return by_model
 
     def _is_new(self, at_s: float) -> bool:
         return at_s == self._looked_s

@@ -1,8 +1,8 @@
-"""Limits of API keys: requests and tokens a minute, counted in Redis over all gateways.
+"""Rate limits of API keys: requests and tokens a minute, counted in Redis over all gateways.
 
-They are kept with the keys of the gateway's first queue: gateways with the same first queue share them. Each count is a
-leaky bucket: it holds at most the limit, and a minute empties it. A request over a limit is refused and costs nothing;
-one that adds no job to the queue is given back. (Limits of tenants in the queue delay jobs instead.)
+The counts are stored under the Redis keys of the gateway's first queue; gateways with the same first queue share them.
+Each count is a leaky bucket that holds at most the limit and drains in a minute. A request over a limit is refused and
+costs nothing; one that adds no job is refunded. (Rate limits of tenants in the queue delay jobs instead.)
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,7 +28,7 @@ from sluice.protocol.scripts import register
 
 WINDOW_MS = 60_000
 RATE_HEADERS = tuple(
-    f"x-ratelimit-{what}-{name}" for what in ("limit", "remaining", "reset") for name in ("requests", "tokens")
+    f"x-ratelimit-{field}-{name}" for field in ("limit", "remaining", "reset") for name in ("requests", "tokens")
 )
 
 SCRIPT = """
@@ -65,16 +65,16 @@ class LimitState:
     """One limit of a key, after a request."""
 
     name: str
-    """requests or tokens."""
+    """`requests` or `tokens`."""
 
     most: int
     held: int
     wait_ms: int
-    """Time until the request has room; 0 if it has."""
+    """Time until there is room for the request, in ms; 0: now."""
 
     @property
     def headers(self) -> dict[str, str]:
-        """What it adds to a response, as OpenAI's API does."""
+        """The rate limit headers of OpenAI's API."""
         empty_ms = ceil(self.held * WINDOW_MS / self.most)
         return {
             f"x-ratelimit-limit-{self.name}": str(self.most),
@@ -84,10 +84,10 @@ class LimitState:
 
 
 class KeyRates:
-    """The counts of all requests.
+    """The rate limits of all keys.
 
     Args:
-        producer: A client of the queue whose keys they are kept with.
+        producer: A client of the queue that stores the counts.
         queue: The name of that queue.
     """
 
@@ -95,7 +95,7 @@ class KeyRates:
         self._producer, self._keys = producer, QueueKeys(queue)
 
     async def submit(self, queue: QueueClients, caller: Caller, job: CheckedJob) -> tuple[Receipt, Mapping[str, str]]:
-        """Submit a job of `callers_job`, and return with it what its key has left. What adds no job costs nothing.
+        """Submit a job of `callers_job`; return its receipt and the rate limit headers. A duplicate costs nothing.
 
         Raises:
             HttpError: as `charge`.
@@ -112,10 +112,10 @@ class KeyRates:
         return receipt, rates
 
     async def charge(self, key: ApiKey | None, job: CheckedJob) -> Mapping[str, str]:
-        """Count a job against the limits of its key; return the headers that say what is left.
+        """Count a job against the rate limits of its key; return the rate limit headers.
 
         Raises:
-            HttpError: 429, a limit is reached; or 400, the request is larger than the limit.
+            HttpError: 429, a limit is reached; 400, the request is larger than the limit.
             QueueUnreachable: the server does not answer.
         """
         if key is None or (key.rpm is None and key.tpm is None):
@@ -127,16 +127,16 @@ class KeyRates:
                 code="request_too_large",
                 param="max_tokens",
             )
-        has_room, found = await self._count(key, 1, tokens)
-        headers = _headers(found)
+        has_room, buckets = await self._count(key, 1, tokens)
+        headers = _headers(buckets)
         if not has_room:
-            raise _limited(max(found, key=lambda bucket: bucket.wait_ms), headers)
+            raise _limited(max(buckets, key=lambda bucket: bucket.wait_ms), headers)
         return headers
 
     async def give_back(self, key: ApiKey | None, job: CheckedJob) -> Mapping[str, str]:
-        """Undo `charge`, for a request that added no job; return the headers that say what is left.
+        """Undo `charge` for a request that added no job; return the rate limit headers.
 
-        While the server is away, the request stays counted, for up to a minute, and there are no headers.
+        While the server is unreachable, the request stays counted, for up to a minute, and there are no headers.
         """
         if key is None or (key.rpm is None and key.tpm is None):
             return {}
@@ -158,7 +158,7 @@ class KeyRates:
 
 def _script(name: str, key: ApiKey, requests: int, tokens: int) -> Operation[list[int]]:
     call = ("EVALSHA", SCRIPT_SHA1, 1, name, key.rpm or 0, requests, key.tpm or 0, tokens, WINDOW_MS)
-    # Given back once: twice would give the room of another request.
+    # A refund is not repeated: twice, it would free the room of another request.
     [reply] = yield Ask((call,), is_repeatable=requests > 0)
     return cast("list[int]", reply)
 
@@ -168,7 +168,7 @@ def _headers(buckets: Iterable[LimitState]) -> Mapping[str, str]:
 
 
 def callers_job(caller: Caller, prompt: PromptLike, options: Options) -> CheckedJob:
-    """Check and encode a job of a caller. A key with a limit of tokens states the `max_tokens` that it counts.
+    """Check and encode a job of a caller. With a token limit, the job states the `max_tokens` that are counted.
 
     Raises:
         InvalidJob: a value is wrong.
@@ -177,12 +177,12 @@ def callers_job(caller: Caller, prompt: PromptLike, options: Options) -> Checked
     job = checked_job(prompt, own)
     if caller.key is None or caller.key.tpm is None or job.template.is_length_stated:
         return job
-    # The model's default may be larger.
+    # Stated, because the model's default may be larger.
     return replace(job, template=template({**own, "max_tokens": job.template.max_tokens}))
 
 
 def _tokens_of(job: CheckedJob) -> int:
-    """Return the tokens that a job may take: an estimate for a prompt of text, and all that it may generate."""
+    """Return the tokens that a job may use: those of its prompt, estimated for text, and all that it may generate."""
     num_tokens = job.prompt.num_tokens
     if num_tokens is None:
         num_tokens = ceil(job.prompt.num_bytes / limits.DEFAULT_BYTES_PER_TOKEN)

@@ -1,9 +1,10 @@
-"""What becomes of a job whose reader leaves: it is cancelled, at once or, if it may be retried, after a while.
+"""Cancellation of jobs whose readers have left: at once or, if the request may be retried, after a delay.
 
-Requests with an Idempotency-Key share a job, at any gateway. So Redis has how many read it, who left last, and whether
-a gateway submitted it: the one that was left last waits, and cancels the job if nobody has come back. If it is killed
-meanwhile, the job's deadline ends it. A job that another client of the queue submitted is never cancelled: its owner
-may not read it yet. A job whose submit was not answered in time has no reader either: nobody knows its id.
+Requests with the same Idempotency-Key share a job, at any gateway. So Redis stores the number of its readers, which one
+left last, and whether a gateway submitted it. The gateway whose reader left last waits, and cancels the job if no
+reader has returned. If that gateway is killed, the job's deadline ends the job. A job that another client of the queue
+submitted is never cancelled: its owner may not read it yet. A job whose submit was not answered in time has no reader
+either, because no client knows its id.
 """
 
 import asyncio
@@ -31,10 +32,10 @@ NOT_ANSWERED = "its submit was not answered in time"
 CANCEL_EVERY_S = 1.0
 MAX_ABANDONED = 10_000
 NUM_LOOKS = 2
-"""A submit may still lie in a socket of the server when it answers the first cancel."""
+"""Attempts to cancel an unknown job: its submit may still be in a socket of the server at the first one."""
 
 COUNT_SPARE_S = 60.0
-"""How long a count outlives the deadline of its job and the wait for its readers."""
+"""How long a count of readers is kept after the job's deadline and the wait for readers to return."""
 
 LOG = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ Answer = TypeVar("Answer")
 
 
 async def unless_left(request: Request, answer: Awaitable[Answer], leave: Callable[[], None]) -> Answer | None:
-    """Wait for an answer while the client does; if it leaves, call `leave`, and return None."""
+    """Wait for an answer while the client is connected; if it leaves, call `leave` and return None."""
     waiting = asyncio.ensure_future(answer)
     leaving = asyncio.ensure_future(_client_left(request))
     try:
@@ -57,13 +58,13 @@ async def unless_left(request: Request, answer: Awaitable[Answer], leave: Callab
 
 
 def forget(waiting: asyncio.Future[Any]) -> None:  # Any: as `Answer`
-    """Take the error of a wait that is no longer awaited: redis-py may drop its cancellation."""
+    """Retrieve the error of a future that is no longer awaited: redis-py may drop its cancellation."""
     if not waiting.cancelled():
         waiting.exception()
 
 
 async def _client_left(request: Request) -> None:
-    # Its body has been read: the next message is that it left.
+    # The body has been read, so the next message is the disconnection.
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -79,33 +80,33 @@ class Readers:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def join(self, job_id: JobId, *, is_submitter: bool) -> None:
-        """Count a reader of a job that others may read too; `is_submitter`: its request submitted the job."""
+        """Count a reader of a job that others may read, too; `is_submitter`: its request submitted the job."""
         name = self._name(job_id)
         mark = (("HSET", name, "submitted", 1),) if is_submitter else ()
         await self._producer.run(_ask(("HINCRBY", name, "readers", 1), *mark, ("PEXPIRE", name, self._life_ms)))
 
     def leave(self, job_id: JobId, *, is_shared: bool) -> None:
-        """End a job without readers, in a task of its own because that of its request is being cancelled."""
+        """Cancel a job without readers, in a separate task, because the request's task is being cancelled."""
         task = asyncio.create_task(_quietly(self._leave_shared(job_id) if is_shared else self._cancel(job_id)))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Finish the cancellations that were begun; wait no longer for clients to come back."""
+        """Finish the pending cancellations without waiting longer for clients to return."""
         self._closing.set()
         await asyncio.gather(*self._tasks)
 
     async def _leave_shared(self, job_id: JobId) -> None:
         name, own = self._name(job_id), token_hex(8)
-        # Sent once: if it counted twice, the job would end under another reader.
+        # Not repeated: if it were counted twice, the job would be cancelled under another reader.
         left = (("HINCRBY", name, "readers", -1), ("HSET", name, "last", own), ("PEXPIRE", name, self._life_ms))
         await self._producer.run(_ask(*left, is_repeatable=False))
         with suppress(TimeoutError):
             async with asyncio.timeout(self._return_limit_s):
                 await self._closing.wait()
                 return
-        [found] = await self._producer.run(_ask(("HMGET", name, "readers", "last", "submitted")))
-        num_readers, last, submitted = cast("list[bytes | None]", found)
+        [fields] = await self._producer.run(_ask(("HMGET", name, "readers", "last", "submitted")))
+        num_readers, last, submitted = cast("list[bytes | None]", fields)
         is_last = num_readers is not None and int(num_readers) <= 0 and last == own.encode()
         if is_last and submitted is not None:
             await self._cancel(job_id)
@@ -130,23 +131,23 @@ async def _quietly(work: Coroutine[Any, Any, None]) -> None:  # Any: what asynci
 
 
 def may_be_accepted(error: ProducerError) -> bool:
-    """Return whether a queue may have the job of a submit that failed so: an outage, as opposed to a refusal."""
+    """Return whether the queue may have the job although its submit failed: after an outage, but not a refusal."""
     return isinstance(error, QueueUnreachable) and not isinstance(error, (AccessDenied, CertificateRefused, NotAQueue))
 
 
 @dataclass(slots=True, eq=False)
 class _Left:
-    """What is left to do for one job. Changes with each answer."""
+    """The remaining attempts for one job. Changes with each answer."""
 
     until_s: float
     num_looks: int = NUM_LOOKS
 
 
 class Abandoned:
-    """The jobs of one queue that are to be cancelled. Changes as submits fail and the server answers.
+    """The jobs of one queue that must be cancelled. Changes as submits fail and the server answers.
 
     Args:
-        client: Of the queue. Gives up soon while the server is away.
+        client: A client of the queue that fails soon while the server is unreachable.
         limit_s: How long to try for each job.
     """
 
@@ -158,11 +159,11 @@ class Abandoned:
         self._has_failed = False
 
     def __len__(self) -> int:
-        """Return how many jobs are to be cancelled."""
+        """Return the number of jobs to cancel."""
         return len(self._jobs)
 
     def add(self, job_id: JobId) -> None:
-        """Cancel a job once the server answers, unless there are too many."""
+        """Cancel a job once the server answers, unless too many jobs wait for that."""
         if len(self._jobs) >= MAX_ABANDONED:
             _log_drop([job_id], f"{MAX_ABANDONED} others wait")
             return
@@ -171,7 +172,7 @@ class Abandoned:
             self._task = essential_task(self._run(), "abandoned jobs")
 
     async def close(self) -> None:
-        """Try a last time."""
+        """Try once more, then give up."""
         self._closing.set()
         if self._task is not None:
             await self._task
@@ -189,7 +190,7 @@ class Abandoned:
             self._drop(overdue, f"the server did not answer for {self._limit_s:g} s")
 
     async def _cancel_all(self) -> None:
-        """Try each partition on its own: that of a shard that is away does not hold up the others."""
+        """Try each partition separately, so that one on an unreachable shard does not delay the others."""
         by_partition: dict[int, list[JobId]] = {}
         for job_id in self._jobs:
             by_partition.setdefault(partition_in(job_id), []).append(job_id)

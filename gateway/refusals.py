@@ -14,7 +14,7 @@ KINDS = {HTTPStatus.TOO_MANY_REQUESTS: LIMIT, HTTPStatus.SERVICE_UNAVAILABLE: SE
 
 
 def count(bound: Bound) -> None:
-    """Count a refusal that has no answer."""
+    """Count a refusal without a response."""
     REFUSED[bound.name] += 1
 
 

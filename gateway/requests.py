@@ -1,4 +1,4 @@
-"""Read the JSON of requests, and what their headers say of a job."""
+"""Read the JSON body and the trace context of requests."""
 
 import re
 
@@ -11,7 +11,7 @@ from sluice.protocol.bounds import BODY_BYTES, BODY_TEXTS, BODY_VALUES
 from sluice.protocol.openai_format.requests import RequestRefused, decoded_json
 
 MAX_CONTAINERS = 200_000
-"""Most brackets and braces that open."""
+"""Most opening brackets and braces in a body."""
 
 TRACEPARENT = re.compile("00(-[0-9a-f]{32})(-[0-9a-f]{16})(-[0-9a-f]{2})")
 """A W3C trace context."""
@@ -21,7 +21,7 @@ async def read_json(request: Request, max_bytes: int) -> object:
     """Read the body of a request.
 
     Raises:
-        HttpError: it is larger than `max_bytes`, or no JSON in UTF-8; or all requests hold too much.
+        HttpError: the body is larger than `max_bytes`, or not JSON in UTF-8; or all requests use too much memory.
     """
     body, held = bytearray(), share_of(request)
     async for piece in request.stream():
@@ -33,12 +33,12 @@ async def read_json(request: Request, max_bytes: int) -> object:
 
 
 def parse_json(body: bytes | bytearray) -> object:
-    """Parse JSON of a client, within a bounded time: no other request is served meanwhile.
+    """Parse a client's JSON within a bounded time, because no other request is served meanwhile.
 
     Raises:
-        HttpError: it is not JSON in UTF-8, or has too many values.
+        HttpError: the body is not JSON in UTF-8, or has too many values.
     """
-    # Two quotes each. Of a text that ends with an escaped backslash, this counts one.
+    # Two quotes a text, but only one is counted of a text that ends with an escaped backslash.
     if body.count(b'"') - body.count(b'\\"') > 2 * BODY_TEXTS.most:
         raise refusal(BODY_TEXTS, f"the body has more than {BODY_TEXTS.most} names and texts")
     if sum(map(body.count, b"[{")) > MAX_CONTAINERS or body.count(b",") > BODY_VALUES.most:
@@ -50,6 +50,6 @@ def parse_json(body: bytes | bytearray) -> object:
 
 
 def traceparent_of(request: Request) -> str | None:
-    """Return the trace context of a request; None if it has none that is valid."""
+    """Return the trace context of a request; None if it is missing or not valid."""
     header = request.headers.get("traceparent", "")
     return header if TRACEPARENT.fullmatch(header) else None

@@ -28,20 +28,21 @@ LOG = logging.getLogger(__name__)
 KEEP_ALIVE_S = 75
 BACKLOG = 2048
 ERROR_S = 2.0
-"""How long errors may take to be sent after the drain."""
+"""How long errors may take to be sent after the drain, in seconds."""
 
 SPARE_FILES = 200
-"""Open files beside those of clients: Redis, the database, stored files."""
+"""Open files besides those of clients: Redis, the database, stored files."""
 
 SWITCH_S = 0.001
-"""How long the event loop waits for a thread that makes a large answer, each time that it has something to do."""
+"""Interpreter switch interval: how long a thread that encodes a large response delays the event loop at a time."""
 
 MAX_DIGITS = 640
-"""Of an integer in JSON: thousands with Python's 4300 digits take the event loop for 100 ms. It allows no fewer."""
+"""Most digits of an integer in JSON, the least that Python allows. Thousands with its default, 4300 digits, block the
+event loop for 100 ms."""
 
 
 class DrainingServer(uvicorn.Server):
-    """A server whose open answers get `drain_s` to end after SIGTERM, then an error, then a reset."""
+    """A server whose open responses have `drain_s` to end after SIGTERM; then they get an error, then a reset."""
 
     def __init__(self, config: uvicorn.Config, drain: Drain, drain_s: float) -> None:
         super().__init__(config)
@@ -49,7 +50,7 @@ class DrainingServer(uvicorn.Server):
         self._drain, self._drain_s = drain, drain_s
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop accepting, and end what is open."""
+        """Stop accepting connections, and end open responses."""
         self._drain.start()
         ending = asyncio.get_running_loop().call_later(self._drain_s, self._drain.end)
         await super().shutdown(sockets)
@@ -57,18 +58,18 @@ class DrainingServer(uvicorn.Server):
         for connection in list(self.server_state.connections):
             if isinstance(connection, ClientConnection):
                 connection.abort()  # pyright: ignore[reportUnknownMemberType] (the other classes of uvicorn have none)
-        await asyncio.sleep(0)  # sockets are closed in the next turn of the loop
+        await asyncio.sleep(0)  # sockets are closed in the next iteration of the loop
 
 
 def serve(settings: GatewaySettings, report: Callable[[str, bool], None], how_to_create_a_key: str) -> None:
-    """Serve until SIGTERM or SIGINT, then let open streams end for up to `drain_s`.
+    """Serve until SIGTERM or SIGINT, then wait up to `drain_s` for open streams to end.
 
     `report` is called with the base URL once the port is open, and with whether requests need an API key; if the log
-    is JSON, a line of it says so instead.
-    `how_to_create_a_key` is the command that does.
+    is JSON, this is a log line instead.
+    `how_to_create_a_key` is the command that creates a key.
 
     Raises:
-        InvalidSetting: the Redis URL is wrong, the address cannot be used, it needs a key and there is none, or the
+        InvalidSetting: the Redis URL is wrong, the address cannot be used, it needs a key and none exists, or the
             certificate cannot be used.
         HistoryUnavailable: the database with the keys cannot be used.
     """
@@ -81,7 +82,7 @@ def serve(settings: GatewaySettings, report: Callable[[str, bool], None], how_to
     drain = Drain()
     server = DrainingServer(_config(settings, keyring, drain), drain, settings.drain_s)
     with ended_by_thread_errors(_log_thread_error), open_port(settings) as listening:
-        # Also before uvicorn installs its handlers, and when it raises the signal again after it has stopped.
+        # For signals before uvicorn installs its handlers, and when it raises the signal again after it has stopped.
         signal.signal(signal.SIGTERM, server.handle_exit)
         host, port = listening.getsockname()[:2]
         scheme = "http" if settings.tls_cert is None else "https"
@@ -102,7 +103,7 @@ def _check_certificate(settings: GatewaySettings) -> None:
     if settings.tls_cert is None:
         return
     try:
-        # Without a password, OpenSSL would ask for that of the key on the terminal.
+        # Without a password, OpenSSL would prompt for the key's password on the terminal.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_cert, settings.tls_key, password="")
     except OSError as error:
         raise InvalidSetting(
@@ -129,7 +130,7 @@ def _config(settings: GatewaySettings, keyring: Keyring, drain: Drain) -> uvicor
     limits = ConnectionLimits(settings.arrival_limit_s, settings.read_limit_s, addresses)
     return uvicorn.Config(
         create_app(settings, keyring, drain),
-        # uvicorn only calls it.
+        # uvicorn only calls the class.
         http=cast("type[asyncio.Protocol]", partial(ClientConnection, limits)),
         ws="none",
         limit_concurrency=settings.max_connections,
@@ -137,7 +138,7 @@ def _config(settings: GatewaySettings, keyring: Keyring, drain: Drain) -> uvicor
         log_config=None,
         access_log=False,
         server_header=False,
-        # By default uvicorn believes what 127.0.0.1 says of its clients.
+        # By default, uvicorn trusts forwarded headers from 127.0.0.1.
         proxy_headers=bool(settings.trusted_proxies),
         forwarded_allow_ips=list(settings.trusted_proxies),
         ssl_certfile=settings.tls_cert,
@@ -149,25 +150,25 @@ def open_port(settings: GatewaySettings) -> socket.socket:
     """Listen at the address of the settings.
 
     Raises:
-        InvalidSetting: it cannot be used.
+        InvalidSetting: the address cannot be used.
     """
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
         listening = socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)
     except OSError as error:
         raise InvalidSetting(f"cannot listen on {settings.host} port {settings.port}: {error.strerror}") from error
-    # Accepted connections inherit it. asyncio does not set it, as this socket names no protocol: tokens would wait for
+    # Accepted connections inherit it. asyncio does not set it, as this socket has no protocol: tokens would wait for
     # delayed acknowledgements of the client.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listening
 
 
 def _allow_connections(num_connections: int) -> None:
-    """Let the process open as many files as so many clients need; many systems start it with 1024."""
-    wanted = num_connections + SPARE_FILES
+    """Raise the limit of open files to what this many connections need; the default is often 1024."""
+    num_files = num_connections + SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if resource.RLIM_INFINITY != soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if resource.RLIM_INFINITY != soft < num_files:
+        most = num_files if hard == resource.RLIM_INFINITY else min(num_files, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-        if most < wanted:
+        if most < num_files:
             LOG.warning("Only %d open files are allowed, for up to %d clients: raise ulimit -n.", most, num_connections)

@@ -39,7 +39,7 @@ class ServedQueue:
 
     name: str
     partitions: int | None = None
-    """Must be the number of its workers; None takes theirs."""
+    """Must be the workers' number of partitions; None: use theirs."""
 
 
 def _own(default: T, name: str, metavar: str, help_text: str) -> T:
@@ -53,7 +53,7 @@ def _most(bound: Bound, help_text: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySettings:
-    """Where the gateway listens, which queues it serves, and what it bears.
+    """The address on which the gateway listens, the queues that it serves, and its limits.
 
     Raises:
         InvalidSetting: a value is out of its range.
@@ -152,18 +152,18 @@ class GatewaySettings:
         help="Format of the log; auto: plain on a terminal, JSON elsewhere.",
     )
 
-    # As for other commands of `producer`, whose options these are.
+    # Shared with the other commands of `producer`, which declare these options.
     redis_url: str | None = None
     database_url: str
     """Database with the API keys."""
 
     queues: tuple[ServedQueue, ...] = (ServedQueue("default"),)
     model_queues: tuple[tuple[str, str], ...] = ()
-    """Models and the queue of each, for those that have no worker yet."""
+    """Pairs of model and queue, for models that have no worker yet."""
 
     max_body_bytes: int = BODY_BYTES.most
     max_held_bytes: int = HELD_MIB.most * 1024 * 1024
-    """Most bytes of bodies that all requests may hold in memory."""
+    """Most memory that the bodies of all requests may use."""
 
     def __post_init__(self) -> None:
         for message in self._faults():
@@ -222,7 +222,7 @@ DECLARED = Declared(
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host name or address is this machine's own."""
+    """Return whether a host name or address is a loopback one."""
     try:
         return host in LOOPBACK_NAMES or ip_address(host).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""The routes that say whether the gateway works, and what it serves."""
+"""Routes for health checks, the OpenAPI document and the served models."""
 
 from typing import cast
 
@@ -49,7 +49,7 @@ class StatusRoutes:
             self._keyring.check()
         await self._queues.check_ready()
         await self._marks.check()
-        missing = [without_callbacks(one.name) for one in self._queues if await lacks_callbacks(one)]
+        missing = [without_callbacks(queue.name) for queue in self._queues if await lacks_callbacks(queue)]
         return JSONResponse({"status": "ok", **({"warnings": missing} if missing else {})})
 
     @route("GET /v1/models", json_answer("All of them.", MODELS), tag="openai", scope="read")

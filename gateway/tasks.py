@@ -1,6 +1,6 @@
-"""The gateway's tasks, which `worker callbacks` runs with rq. Arguments are JSON; secrets are in the bound settings.
+"""The gateway's background tasks, which `worker callbacks` runs with rq. Arguments are JSON; secrets are in settings.
 
-A sweep finds what is to be done in the database and enqueues it. So nothing depends on rq's Redis keeping it.
+A sweep reads the due work from the database and enqueues it, so no work is lost with rq's Redis.
 """
 
 import logging
@@ -34,46 +34,46 @@ KEPT_S = 60
 HOUR_S = 3600
 DAY_MS = 86_400_000
 CONTINUE_S = 10.0
-"""How long batches are continued before sweeps that wait have their turn."""
+"""How long batches are continued before waiting sweeps have their turn."""
 
 CLEAN_S = 5.0
-"""How long old files are deleted, and then leftovers, before batches have their turn."""
+"""How long old files, and then leftovers, are deleted before batches have their turn."""
 
 LOG = logging.getLogger(__name__)
 
 
 class Outages:
-    """What cannot be done now: logged when that begins and when it ends. Changes with each task."""
+    """Tasks that fail now, each logged when that begins and when it ends. Changes with each task."""
 
     def __init__(self) -> None:
         self._failing: set[str] = set()
 
     @contextmanager
-    def logged(self, what: str) -> Generator[None]:
-        """Log an error of a server instead of raising it: a later task tries again."""
+    def logged(self, task: str) -> Generator[None]:
+        """Log a server's error instead of raising it, because a later task tries again."""
         try:
             yield
         except ProducerError as error:
-            if what not in self._failing:
-                LOG.warning("The gateway's task %s waits: %s", what, error)
-                self._failing.add(what)
+            if task not in self._failing:
+                LOG.warning("The gateway's task %s waits: %s", task, error)
+                self._failing.add(task)
         else:
-            if what in self._failing:
-                LOG.warning("The gateway's task %s continues.", what)
-                self._failing.remove(what)
+            if task in self._failing:
+                LOG.warning("The gateway's task %s continues.", task)
+                self._failing.remove(task)
 
     @contextmanager
-    def kept_apart(self, what: str) -> Generator[None]:
-        """Log as `logged` does, and any other error, too: it must not end a run that other tenants share."""
+    def kept_apart(self, task: str) -> Generator[None]:
+        """Log any error, not only a server's: it must not end a run that other tenants share."""
         try:
-            with self.logged(what):
+            with self.logged(task):
                 yield
-        except BaseTimeoutException:  # of rq, which ends the run
+        except BaseTimeoutException:  # rq's, which must end the run
             raise
         except Exception:
-            if what not in self._failing:
-                LOG.exception("The gateway's task %s failed; it is tried again", what)
-                self._failing.add(what)
+            if task not in self._failing:
+                LOG.exception("The gateway's task %s failed; it is tried again", task)
+                self._failing.add(task)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,13 +86,13 @@ class TaskSettings:
     queue: str
     database_url: str = field(repr=False)
     files_url: str = field(repr=False)
-    """Where files are kept."""
+    """Where files are stored."""
 
     file_retention_days: float | None = None
-    """How long. None keeps them until clients delete them."""
+    """How long files are kept; None: until clients delete them."""
 
     def workshop(self) -> Workshop:
-        """Open what tasks work with.
+        """Open the resources of a task.
 
         Raises:
             HistoryUnavailable, InvalidSetting: a URL is wrong.
@@ -102,7 +102,7 @@ class TaskSettings:
 
 @dataclass(slots=True, eq=False)
 class SweepPlace:
-    """Where the next sweep of responses goes on. Changes with each."""
+    """Where the next sweep of responses continues. Changes with each sweep."""
 
     after: str = ""
 
@@ -131,7 +131,7 @@ def bind(
 
 
 def continue_batches() -> None:
-    """Continue the batches that are due for some seconds, in turn by tenant."""
+    """Continue due batches for some seconds, with tenants in turn."""
     queue, turns, until_s = _settings.get().queue, _turns.get(), time.monotonic() + CONTINUE_S
     with _outages.get().logged("continue_batches"), _settings.get().workshop() as workshop:
         while time.monotonic() < until_s and (due := turns.next(workshop.batches.due(queue))) is not None:
@@ -140,11 +140,11 @@ def continue_batches() -> None:
 
 
 def clean_files(after: str = "", until_s: float = 0) -> None:
-    """Delete files that are too old, and objects that no row names, for some seconds.
+    """Delete old files, and objects without a row, for some seconds.
 
     Args:
-        after: Where to go on: a key of an object.
-        until_s: Until this moment of the clock, a task behind those that wait does what is left; then the next hour's.
+        after: Continue after this object's key.
+        until_s: Until this wall-clock time, the rest is enqueued as another task; later, it is left to the next hour's.
     """
     with _outages.get().logged("clean_files"), _settings.get().workshop() as workshop:
         rest = _clean(workshop, after)
@@ -181,7 +181,7 @@ def _queue_of(settings: TaskSettings) -> Producer:
 def _enqueue_batches(settings: TaskSettings) -> None:
     with settings.workshop() as workshop:
         if workshop.batches.due(settings.queue):
-            # The second, because each task goes on with what another leaves, and rq can lose one whose id it knows.
+            # A new id each second, because a task continues the work of others, and rq can lose one whose id it has.
             _enqueue(continue_batches, name=f"continue-{int(time.time())}")
 
 
@@ -196,20 +196,20 @@ def _sweep_responses(settings: TaskSettings) -> None:
 
 
 STEPS: tuple[Callable[[TaskSettings], None], ...] = (
-    _mark_process,  # first, and without a storage: a gateway warns while it is missing
+    _mark_process,  # first, and without the storage: gateways warn while the mark is missing
     _enqueue_batches,
     _sweep_responses,
     _mark_storage,
     _clean_hourly,
 )
-"""What a sweep does, one after the other. Each is short, and does no harm if it is repeated."""
+"""The steps of a sweep, in order. Each is short and idempotent."""
 
 
 def sweep() -> None:
-    """Do what is due, every few seconds.
+    """Start the due work; called every few seconds.
 
     Raises:
-        ExceptionGroup: steps failed; the others were done.
+        ExceptionGroup: some steps failed; the others are done.
     """
     errors: list[Exception] = []
     for step in STEPS:
@@ -223,11 +223,11 @@ def sweep() -> None:
 
 
 TASKS: Mapping[str, Callable[..., object]] = {task.__name__: task for task in (sweep, continue_batches, clean_files)}
-"""All that rq may call here, by name."""
+"""The tasks that rq may call here, by name."""
 
 
 def _enqueue(task: Callable[..., object], *arguments: object, name: str, kept_s: int = KEPT_S) -> None:
-    """Enqueue a task behind the one that runs, unless rq knows its id: the name, and the end of the queue's name."""
+    """Enqueue a task, unless rq has its id, which is the name and the end of the queue's name."""
     job = rq.get_current_job()
     assert job is not None, "sweeps are run by rq"
     queue: Any = rq.Queue(job.origin, connection=job.connection, serializer=JSONSerializer)  # Any: partly untyped

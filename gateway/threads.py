@@ -1,6 +1,6 @@
-"""Threads for calls that block: a server that hangs holds up neither the event loop, nor calls of others, nor the end.
+"""Threads for blocking calls: a server that hangs blocks neither the event loop, nor calls to others, nor the exit.
 
-`asyncio.to_thread` shares a few threads between all calls, waits without a limit, and joins its threads at exit.
+`asyncio.to_thread` would share a few threads between all calls, wait without a limit, and join its threads at exit.
 """
 
 import asyncio
@@ -17,18 +17,18 @@ from sluice.producer.errors import HistoryUnavailable, ProducerError
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 SQL_LIMIT_S = 5.0
-"""How long a request waits for the database."""
+"""How long a request waits for the database, in seconds."""
 
 
 class Threads:
-    """Threads for the calls of one server. They start at their first use, and end with the process. Changes with calls.
+    """Threads for calls to one server. They start on demand, and end with the process. Changes with calls.
 
     Args:
-        name: What the threads are for.
-        failure: The error of calls that are too late or too many.
-        num_threads: Calls that run at a time. One that is too late keeps its thread until it ends.
-        max_waiting: Calls that may wait for a thread.
-        limit_s: How long a call may take, with its wait.
+        name: The name of the server, for errors and thread names.
+        failure: The error of calls that take too long or are too many.
+        num_threads: Calls that run at a time. A call that takes too long keeps its thread until it ends.
+        max_waiting: Most calls that wait for a thread.
+        limit_s: Time limit of a call, including its wait.
     """
 
     def __init__(
@@ -43,10 +43,10 @@ class Threads:
     async def run(
         self, call: Callable[Parameters, Result], *args: Parameters.args, **options: Parameters.kwargs
     ) -> Result:
-        """Run a call on a thread. One that is too late may still end, and what it changes may be stored.
+        """Run a call on a thread. A call that takes too long may still complete, and its changes may be stored.
 
         Raises:
-            ProducerError: the `failure`, it is too late or too many wait; and what the call raises.
+            ProducerError: the `failure`, if it takes too long or too many wait; and any error of the call.
         """
         future: Future[Result] = Future()
         self._add(future, partial(copy_context().run, call, *args, **options))
@@ -69,7 +69,7 @@ class Threads:
             self._waiting[future] = call
             if self._num_started < self._num_threads and self._num_idle < len(self._waiting):
                 self._num_started += 1
-                # A daemon: a thread that hangs must not keep the process from its end.
+                # A daemon, so that a thread that hangs does not prevent the exit.
                 Thread(target=self._work, name=self._name, daemon=True).start()
             self._changed.notify()
 
@@ -95,13 +95,13 @@ class Threads:
 
 
 SQL = Threads("the database", HistoryUnavailable, num_threads=8, max_waiting=200, limit_s=SQL_LIMIT_S)
-"""For the gateway's tables."""
+"""Threads for the gateway's tables."""
 
 HISTORY = Threads("the job history", HistoryUnavailable, num_threads=4, max_waiting=100, limit_s=SQL_LIMIT_S)
-"""For the job history, whose queries may be slow."""
+"""Threads for the job history, whose queries may be slow."""
 
 FILES = Threads("the files", StorageUnavailable, num_threads=8, max_waiting=200, limit_s=30.0)
-"""For what requests read and write. A call sends or reads up to 8 MiB."""
+"""Threads for the contents of files. A call sends or reads up to 8 MiB."""
 
 IDENTITY = Threads("the files", StorageUnavailable, num_threads=1, max_waiting=20, limit_s=2.0)
-"""For the storage's identity, which `/readyz` reads: it waits for no request."""
+"""A thread for the storage's identity, which `/readyz` reads without waiting for other requests."""

@@ -145,9 +145,9 @@ async def pieces_of(storage: Storage, file: File) -> AsyncIterator[bytes]:
             yield piece
 
 
-def not_found(what: str, name: str) -> HttpError:
+def not_found(kind: str, name: str) -> HttpError:
     """Return the error for an id that this tenant does not have."""
-    return bad_request(f"there is no {what} {name[:64]!r}", code="not_found", param="id", status=404)
+    return bad_request(f"there is no {kind} {name[:64]!r}", code="not_found", param="id", status=404)
 
 
 def _check(fields: dict[str, str]) -> None:

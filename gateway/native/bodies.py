@@ -1,4 +1,4 @@
-"""What the native routes answer with: JSON of jobs, and its schemas. No I/O."""
+"""Responses of the native routes: JSON of jobs, and its schemas. No I/O."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
@@ -17,7 +17,7 @@ from sluice.protocol.wire import ChoiceResult, JobResult, Usage
 STATE: Schema = schema_of(JobState)
 
 HIDDEN = frozenset({"id", "state", "owner", "deaths", "spec", "waits_for", "worker", "incarnation", "fingerprint"})
-"""Fields that stay out of answers: names of the machines that serve, and what is said elsewhere."""
+"""Fields that responses leave out: they name machines, or are shown elsewhere."""
 
 
 def _titled(title: str, kind: Any) -> Schema:  # noqa: ANN401  # a dataclass
@@ -88,7 +88,7 @@ CHANGED = object_schema(
 
 
 def job_body(job_id: str, queue: str, now: JobStatus | None, record: "Record | None") -> Object:
-    """Format what is known of a job by the queue, the history or both."""
+    """Format the facts about a job from the queue, the history or both."""
     row = None if record is None else record[0]
     state = now.state if now is not None else row.state if row is not None else None
     return {
@@ -117,18 +117,18 @@ def listed_body(row: JobRow) -> Object:
 
 
 def receipt_body(receipt: Receipt, queue: str) -> Object:
-    """Format the answer to a submit."""
+    """Format the response to a submit."""
     return {**{field.name: getattr(receipt, field.name) for field in fields(receipt)}, "queue": queue}
 
 
 def result_body(job_id: str, result: JobResult | None, ended: JobNotDone | None = None) -> Object:
-    """Format the output of a job; `ended` says how, if it is not done."""
+    """Format the output of a job; `ended`: how it ended if it is not done."""
     return {
         "id": job_id,
         "state": JobState.DONE if ended is None else ended.state,
         "error": None if ended is None else {"code": ended.code, "message": ended.reason},
         "model": None if result is None else result.model,
-        "choices": [] if result is None else [_choice(index, one) for index, one in enumerate(result.choices)],
+        "choices": [] if result is None else [_choice(index, choice) for index, choice in enumerate(result.choices)],
         "usage": None if result is None else asdict(result.usage),
     }
 

@@ -1,6 +1,6 @@
-"""The events of a job as server-sent events, which `Last-Event-ID` resumes exactly, at any gateway.
+"""The events of a job as server-sent events, which any gateway resumes exactly after a `Last-Event-ID`.
 
-The id of an event is the positions of all choices after it, with commas between; that of the last event is `end`.
+The id of an event is the position of each choice after it, separated by commas; the id of the last event is `end`.
 """
 
 import json
@@ -26,7 +26,7 @@ from sluice.protocol.states import JobState
 from sluice.protocol.wire import End, JobResult, Usage
 
 OVER = "end"
-"""Id of the last event. A browser that has it is told not to come back."""
+"""Id of the last event. A browser that reconnects with it gets a 204, which stops it."""
 
 OUTPUT = object_schema(
     "Output",
@@ -49,7 +49,7 @@ AFTER = text("after", "The same, for a client that cannot set headers.")
 
 
 class EventRoute:
-    """The route of a job's events. The job goes on when its reader leaves."""
+    """The route of a job's events. The job continues if its reader leaves."""
 
     def __init__(self, queues: Queues) -> None:
         self._queues = queues
@@ -73,28 +73,28 @@ class EventRoute:
         """Stream the output of a job as server-sent events.
 
         Raises:
-            HttpError: 404, no queue has it; 400, the position does not belong to this job.
+            HttpError: 404, no queue has the job; 400, the position does not belong to it.
             QueueUnreachable: the server does not answer.
         """
-        found = await find_job(self._queues, request)
+        job = await find_job(self._queues, request)
         last = LAST_ID.read(request) or AFTER.read(request) or ""
         if last == OVER:
             return Response(status_code=204)
-        cursors = _cursors(found, last)
-        return EventStream(_events(found, cursors))
+        cursors = _cursors(job, last)
+        return EventStream(_events(job, cursors))
 
 
-def _cursors(found: Found, last: str) -> list[Cursor]:
+def _cursors(job: Found, last: str) -> list[Cursor]:
     """Read an event's id: the position in each choice."""
-    num_choices = found.view.choices
+    num_choices = job.view.choices
     parts = last.split(",") if last else ["0"] * num_choices
     try:
         cursors = [cursor_at(part) for part in parts]
         for choice, cursor in enumerate(cursors):
-            Reader(Queue(found.queue.name), found.id, cursor, choice).check(found.view)
+            Reader(Queue(job.queue.name), job.id, cursor, choice).check(job.view)
     except BadOffset as error:
         raise _bad_position() from error
-    was_requeued = not found.view.state.is_terminal and all(cursor.is_end for cursor in cursors)
+    was_requeued = not job.view.state.is_terminal and all(cursor.is_end for cursor in cursors)
     if len(cursors) != num_choices or was_requeued:
         raise _bad_position()
     return cursors
@@ -105,16 +105,16 @@ def _bad_position() -> HttpError:
     return bad_request(message, code="bad_position", param="Last-Event-ID")
 
 
-async def _events(found: Found, cursors: list[Cursor]) -> AsyncIterator[bytes]:
-    """Yield the events after these positions. What ends badly ends with an error, never with `end`."""
+async def _events(job: Found, cursors: list[Cursor]) -> AsyncIterator[bytes]:
+    """Yield the events after these positions. The last event is `end`, or `error` if the job or the stream failed."""
     ends: list[End | None] = [None] * len(cursors)
-    follower = found.queue.following
+    follower = job.queue.following
     try:
-        async for event in follower.stream_choices(found.id, len(cursors), cursors):
+        async for event in follower.stream_choices(job.id, len(cursors), cursors):
             cursors[event.choice] = event.position
             ends[event.choice] = event.end
             yield _event("output", ",".join(map(str, cursors)), _output(event))
-        last = _last_of_ends(ends) or _last_of_result(await follower.result(found.id))
+        last = _last_of_ends(ends) or _last_of_result(await follower.result(job.id))
         yield _event("end", OVER, last)
     except JobNotDone as error:
         yield _event("error", OVER, error_of(error).body)
@@ -135,13 +135,13 @@ def _output(event: StreamEvent) -> Object:
 
 
 def _last_of_ends(ends: Sequence[End | None]) -> Object | None:
-    """Format the end of a job whose choices have all ended well; None if the reader did not see each of them end."""
-    known = [end for end in ends if end is not None and end.state is JobState.DONE]
-    usages = [end.usage for end in known if end.usage is not None]
-    if len(known) < len(ends) or not usages:
+    """Format the end of a job whose choices are all done; None if the stream did not contain the end of each."""
+    done = [end for end in ends if end is not None and end.state is JobState.DONE]
+    usages = [end.usage for end in done if end.usage is not None]
+    if len(done) < len(ends) or not usages:
         return None
-    # Each end counts the tokens until then.
-    return _last([end.finish_reason for end in known], max(usages, key=lambda usage: usage.output_tokens))
+    # Each end counts the job's tokens up to it, so the largest count is the total.
+    return _last([end.finish_reason for end in done], max(usages, key=lambda usage: usage.output_tokens))
 
 
 def _last_of_result(result: JobResult) -> Object:
@@ -154,7 +154,7 @@ def _last(finish_reasons: Sequence[str | None], usage: Usage) -> Object:
 
 
 def _event(kind: str, position: str | None, data: Object) -> bytes:
-    """Encode one event. ASCII and without line ends in its data, because some clients split at U+2028."""
+    """Encode one event. Its data are ASCII without line ends, because some clients treat U+2028 as one."""
     lines = [
         f"event: {kind}",
         *([] if position is None else [f"id: {position}"]),

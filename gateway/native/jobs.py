@@ -37,15 +37,15 @@ LIMIT = whole_number("limit", "Maximum number of jobs on a page.", default=50, l
 AFTER = text("after", "The `next` of the previous page.")
 
 Facts = TypeVar("Facts", JobRow, JobStatus)
-"""What is known of a job."""
+"""Facts about a job."""
 
 
 class JobRoutes:
     """The routes of jobs.
 
     Args:
-        queues: Where they are.
-        records: The history.
+        queues: The queues of the gateway.
+        records: The job history.
     """
 
     def __init__(self, queues: Queues, records: Records) -> None:
@@ -65,8 +65,8 @@ class JobRoutes:
         Raises:
             HttpError: a filter is wrong, or the history cannot be read.
         """
-        wanted, limit = self._filter(request), LIMIT.read(request)
-        rows = await self._records.read(lambda history: history.jobs(wanted, limit=limit + 1))
+        job_filter, limit = self._filter(request), LIMIT.read(request)
+        rows = await self._records.read(lambda history: history.jobs(job_filter, limit=limit + 1))
         page = rows[:limit]
         following = None if len(rows) <= limit else str(JobPlace(page[-1].submitted_ms or 0, page[-1].id))
         data = [listed_body(_shown(row, caller_of(request))) for row in page]
@@ -76,7 +76,7 @@ class JobRoutes:
         since_s, caller, batch = SINCE.read(request), caller_of(request), BATCH.read(request)
         return JobFilter(
             queue=[queue.name for queue in asked_queues(self._queues, request)],
-            # A backend of the tenant's may have submitted under the name itself.
+            # The tenant may also have submitted to the queue directly, under the plain name.
             batch=None if batch is None else (batch, own_batch(caller, batch)),
             state=STATE.read(request),
             tenant=caller.tenant,
@@ -89,7 +89,7 @@ class JobRoutes:
         """Show a job: its state now, and its timeline.
 
         Raises:
-            HttpError: 404, neither has it.
+            HttpError: 404, neither the queue nor the history has the job.
             QueueUnreachable: the server does not answer.
         """
         job_id, queues, caller = asked_id(request), asked_queues(self._queues, request), caller_of(request)
@@ -118,31 +118,31 @@ class JobRoutes:
         """Return the output of a job that has ended.
 
         Raises:
-            HttpError: 404 unknown, 409 it has not ended, 410 its output has expired.
+            HttpError: 404, the job is unknown; 409, it has not ended; 410, its output has expired.
             QueueUnreachable: the server does not answer.
         """
         try:
-            found = await find_job(self._queues, request)
+            job = await find_job(self._queues, request)
         except HttpError as error:
             if error.code != "job_not_found":
                 raise
             names = [queue.name for queue in asked_queues(self._queues, request)]
             return await self._kept(names, asked_id(request), error)
         try:
-            packed = await found.queue.submitting.run(packed_result(Queue(found.queue.name), found.id, timeout_s=0))
+            packed = await job.queue.submitting.run(packed_result(Queue(job.queue.name), job.id, timeout_s=0))
             return await encoded_answer(packed.num_bytes, partial(_encoded, packed))
         except ResultTimeout as error:
-            state = found.view.state
+            state = job.view.state
             raise bad_request(f"the job has not ended: it is {state}", code="job_not_ended", status=409) from error
         except ResultExpired:
             expired = bad_request("the output of the job has expired", code="result_expired", status=410)
-            return await self._kept([found.queue.name], found.id, expired)
+            return await self._kept([job.queue.name], job.id, expired)
 
     async def _kept(self, queues: Sequence[str], job_id: JobId, otherwise: HttpError) -> Response:
-        found = await self._records.read_if_possible(lambda history: _encoded_record(history, queues, job_id))
-        if found is None:
+        body = await self._records.read_if_possible(lambda history: _encoded_record(history, queues, job_id))
+        if body is None:
             raise otherwise
-        return Response(found, media_type="application/json")
+        return Response(body, media_type="application/json")
 
     @route(
         "POST /jobs/{job_id}/cancel",
@@ -155,15 +155,15 @@ class JobRoutes:
         """Cancel a job.
 
         Raises:
-            HttpError: 404, no queue has it.
+            HttpError: 404, no queue has the job.
             QueueUnreachable: the server does not answer.
         """
-        found = await find_job(self._queues, request)
+        job = await find_job(self._queues, request)
         try:
-            state = await found.queue.submitting.cancel(found.id)
+            state = await job.queue.submitting.cancel(job.id)
         except JobNotFound as error:
             raise unknown_job() from error
-        return JSONResponse({"id": found.id, "state": state})
+        return JSONResponse({"id": job.id, "state": state})
 
     @route(
         "POST /jobs/{job_id}/requeue",
@@ -177,14 +177,14 @@ class JobRoutes:
         """Requeue a failed job, which resumes after its last token.
 
         Raises:
-            HttpError: 404, no queue has it; 409, it has not failed or cannot run again.
+            HttpError: 404, no queue has the job; 409, the job has not failed or cannot run again.
             QueueUnreachable: the server does not answer.
         """
-        found = await find_job(self._queues, request)
-        [is_requeued] = await found.queue.submitting.requeue([found.id])
+        job = await find_job(self._queues, request)
+        [is_requeued] = await job.queue.submitting.requeue([job.id])
         if not is_requeued:
-            raise _not_requeued(found)
-        return JSONResponse({"id": found.id, "state": JobState.QUEUED})
+            raise _not_requeued(job)
+        return JSONResponse({"id": job.id, "state": JobState.QUEUED})
 
 
 def _encoded(packed: PackedResult) -> bytes:
@@ -218,9 +218,9 @@ def _place(text: str | None) -> JobPlace | None:
     return place
 
 
-def _not_requeued(found: Found) -> HttpError:
+def _not_requeued(job: Found) -> HttpError:
     return bad_request(
-        f"the job is {found.view.state}: only a failed job can be requeued, while the queue has its prompt and no "
+        f"the job is {job.view.state}: only a failed job can be requeued, while the queue has its prompt and no "
         "newer job has its idempotency key",
         code="not_requeued",
         status=409,

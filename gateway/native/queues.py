@@ -48,8 +48,8 @@ class QueueRoutes:
         Raises:
             QueueUnreachable: the server does not answer.
         """
-        found = await self._views(request)
-        return JSONResponse({"data": [asdict(queue_totals(name, views)) for name, views in found]})
+        by_queue = await self._views(request)
+        return JSONResponse({"data": [asdict(queue_totals(name, views)) for name, views in by_queue]})
 
     @route("GET /queues/{queue}", json_answer("The queue.", QUEUE_BODY), tag="queues", scope="admin")
     async def show(self, request: Request) -> Response:
@@ -80,14 +80,15 @@ class QueueRoutes:
         parameters=(QUEUE,),
     )
     async def tenants(self, request: Request) -> Response:
-        """List tenants that wait or have a weight, with their shares.
+        """List tenants with waiting jobs or a weight, with their shares.
 
         Raises:
             HttpError: 404, the gateway does not serve this queue.
             QueueUnreachable: the server does not answer.
         """
-        found = await self._views(request)
-        return JSONResponse({"data": [asdict(one) for name, views in found for one in tenant_totals(name, views)]})
+        by_queue = await self._views(request)
+        totals = [tenant for name, views in by_queue for tenant in tenant_totals(name, views)]
+        return JSONResponse({"data": list(map(asdict, totals))})
 
     async def _views(self, request: Request) -> list[tuple[str, list[QueueView]]]:
         queues = asked_queues(self._queues, request)

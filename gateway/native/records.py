@@ -1,4 +1,4 @@
-"""The job history, for requests."""
+"""Access of requests to the job history."""
 
 import threading
 from collections.abc import Callable
@@ -28,15 +28,17 @@ class Records:
         """Run a query on a thread.
 
         Raises:
-            HttpError: 503; the history cannot be read in time, or too many wait for it.
+            HttpError: 503, the history cannot be read in time, or too many requests wait for it.
         """
         try:
             return await HISTORY.run(self._read, query)
         except HistoryUnavailable as error:
-            raise _unavailable("the job history cannot be read") from error  # its own message names the database
+            raise _unavailable(
+                "the job history cannot be read"
+            ) from error  # its own message contains the database's address
 
     async def read_if_possible(self, query: Callable[[History], Result]) -> Result | None:
-        """Do as `read`; None if the history cannot be read."""
+        """Run a query as `read` does; return None if the history cannot be read."""
         try:
             return await self.read(query)
         except HttpError:

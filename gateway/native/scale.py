@@ -45,7 +45,7 @@ FIELDS = {
     "scale_paused": "is_paused",
     "scale_wanted_workers": "wanted_workers",
 }
-"""Field of `Demand` by metric. A field without a value is left out."""
+"""Field of `Demand` by metric. A metric without a value is left out."""
 
 
 class ScaleRoutes:
@@ -87,16 +87,16 @@ class ScaleRoutes:
         """
         policy = read_policy(request)
         queues, shows_tenants = list(self._queues), caller_of(request).may("admin")
-        found = await asyncio.gather(*(queue.partitions.surveys(has_lanes=shows_tenants) for queue in queues))
-        views = {queue.name: some for queue, some in zip(queues, found, strict=True)}
-        scales = [scale_of(backlog_of(name, some), policy) for name, some in views.items()]
-        tenants = [one for name, some in views.items() for one in tenant_totals(name, some) if shows_tenants]
+        surveys = await asyncio.gather(*(queue.partitions.surveys(has_lanes=shows_tenants) for queue in queues))
+        by_queue = {queue.name: views for queue, views in zip(queues, surveys, strict=True)}
+        scales = [scale_of(backlog_of(name, views), policy) for name, views in by_queue.items()]
+        tenants = [tenant for name, views in by_queue.items() for tenant in tenant_totals(name, views) if shows_tenants]
         lines = chain(lines_of(scales), _tenant_lines(tenants), _answer_lines(), refusal_lines())
         return Response("".join(lines), media_type=MEDIA_TYPE)
 
 
 def read_policy(request: Request) -> ScalePolicy:
-    """Return what a query says of the number of workers.
+    """Read the scaling policy from a request's query.
 
     Raises:
         HttpError: 400, a parameter is wrong.
@@ -109,16 +109,16 @@ def read_policy(request: Request) -> ScalePolicy:
 
 def lines_of(scales: Iterable[Demand]) -> Iterator[str]:
     """Yield the lines of the metrics, in the text format of Prometheus."""
-    found = list(scales)
+    demands = list(scales)
     for name, field in FIELDS.items():
-        values: list[tuple[str, float | None]] = [(scale.queue, getattr(scale, field)) for scale in found]
+        values: list[tuple[str, float | None]] = [(scale.queue, getattr(scale, field)) for scale in demands]
         yield from text_of(METRICS[name], [((queue,), value) for queue, value in values if value is not None])
 
 
 def _tenant_lines(tenants: Iterable[TenantTotals]) -> Iterator[str]:
-    found = list(tenants)
-    yield from text_of(METRICS["tenant_waiting_jobs"], [((one.queue, one.tenant), one.waiting) for one in found])
-    yield from text_of(METRICS["tenant_waiting_tokens"], [((one.queue, one.tenant), one.tokens) for one in found])
+    totals = list(tenants)
+    yield from text_of(METRICS["tenant_waiting_jobs"], [((row.queue, row.tenant), row.waiting) for row in totals])
+    yield from text_of(METRICS["tenant_waiting_tokens"], [((row.queue, row.tenant), row.tokens) for row in totals])
 
 
 def _answer_lines() -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Find the job that a request names: in the queues that the gateway serves, and for its caller only."""
+"""Search for the job that a request names, in the queues that the gateway serves, for its caller only."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ QUEUE = text("queue", "Queue of the job. Default: any that the gateway serves.")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A job of the caller's that a queue has."""
+    """A job of the caller, and the queue that has it."""
 
     id: JobId
     queue: QueueClients
@@ -60,7 +60,7 @@ async def find_job(queues: Queues, request: Request) -> Found:
     """Find the job of a request.
 
     Raises:
-        HttpError: 404, no queue has it, or it belongs to another tenant.
+        HttpError: 404, no queue has the job, or it belongs to another tenant.
         QueueUnreachable: the server does not answer.
     """
     job_id = asked_id(request)

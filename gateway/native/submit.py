@@ -45,7 +45,7 @@ BODY: Schema = {
 
 
 class SubmitRoute:
-    """The route that submits jobs. They go on when their client leaves."""
+    """The route that submits jobs. They continue if their client leaves."""
 
     def __init__(self, queues: Queues, rates: KeyRates, settings: GatewaySettings) -> None:
         self._queues, self._rates, self._max_bytes = queues, rates, settings.max_body_bytes
@@ -70,11 +70,13 @@ class SubmitRoute:
         """
         body = await read_json(request, self._max_bytes)
         caller = caller_of(request)
-        asked = read_job(body, caller, KEY.read(request))
-        name, model = QUEUE.read(request), asked.options.get("model")
+        job_request = read_job(body, caller, KEY.read(request))
+        name, model = QUEUE.read(request), job_request.options.get("model")
         queue = await self._queues.of_model(model) if name is None else queue_named(self._queues, name)
         with named({PROMPT: prompt_name(cast("dict[str, object]", body))}):
-            job = callers_job(caller, asked.prompt, {"traceparent": traceparent_of(request), **asked.options})
+            job = callers_job(
+                caller, job_request.prompt, {"traceparent": traceparent_of(request), **job_request.options}
+            )
             receipt, rates = await self._rates.submit(queue, caller, job)
         request.state.job_id = receipt.id
         return JSONResponse(
@@ -85,35 +87,35 @@ class SubmitRoute:
 
 
 def read_job(body: object, caller: Caller, idempotency_key: str | None = None) -> Job:
-    """Return the job that a caller asks for; the client checks the values of its options.
+    """Return the job of a request's body; the queue's client checks the values of its options.
 
     Raises:
-        HttpError, RequestRefused: a field is unknown, a time is none, or there is not one prompt.
+        HttpError, RequestRefused: a field is unknown, a time is not valid, or there is not exactly one prompt.
     """
     if not isinstance(body, dict):
         raise bad_request("the body must be an object", param="body")
     # A null field counts as absent.
-    given = {name: value for name, value in cast("dict[str, Any]", body).items() if value is not None}
-    for name in given:
+    fields = {name: value for name, value in cast("dict[str, Any]", body).items() if value is not None}
+    for name in fields:
         _check_name(name)
-    options: dict[str, Any] = {name: value for name, value in given.items() if name not in PROMPTS}
+    options: dict[str, Any] = {name: value for name, value in fields.items() if name not in PROMPTS}
     options["tenant"] = caller.tenant
     if isinstance(name := options.get("batch"), str) and name:
         options["batch"] = own_batch(caller, name)
-    options |= read_bias(given) | {name: _moment(name, given[name]) for name in MOMENTS if name in given}
+    options |= read_bias(fields) | {name: _moment(name, fields[name]) for name in MOMENTS if name in fields}
     if idempotency_key is not None:
-        if given.get("idempotency_key", idempotency_key) != idempotency_key:
+        if fields.get("idempotency_key", idempotency_key) != idempotency_key:
             raise bad_request("header and body have different idempotency keys", param="idempotency_key")
         options["idempotency_key"] = idempotency_key
     try:
-        prompt = only_prompt(*(given.get(name) for name in PROMPTS))
+        prompt = only_prompt(*(fields.get(name) for name in PROMPTS))
     except InvalidJob as error:
         raise RequestRefused("invalid_request", str(error), PROMPT) from error
     return Job(prompt, cast("Options", options))
 
 
 def prompt_name(body: Mapping[str, object]) -> str:
-    """Return the name that a valid request has its prompt under."""
+    """Return the name of the field that has the prompt of a valid request."""
     return next(name for name in PROMPTS if body.get(name) is not None)
 
 
@@ -126,17 +128,17 @@ def _check_name(name: str) -> None:
 
 
 def _moment(name: str, value: object) -> Moment:
-    """Read a time: seconds from now, or ISO 8601 with a zone."""
+    """Parse a time: seconds from now, or ISO 8601 with a time zone."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         if math.isfinite(value) and 0 <= value <= MAX_MOMENT_S:
             return timedelta(seconds=value)
     elif isinstance(value, str) and len(value) <= 64:
         try:
-            found = datetime.fromisoformat(value)
+            moment = datetime.fromisoformat(value)
         except ValueError as error:
             raise _no_moment(name) from error
-        if found.tzinfo is not None:
-            return found
+        if moment.tzinfo is not None:
+            return moment
     raise _no_moment(name)
 
 

@@ -12,9 +12,9 @@ from sluice.protocol.wire import JobId, Usage
 
 @dataclass(slots=True, eq=False)
 class StreamChunks:
-    """The chunks of one stream. Holds which choices have begun and the usage of those that have ended.
+    """The chunks of one stream. Tracks which choices have begun, and the usage so far.
 
-    A chat's role travels with its first text: benchmarks take the first chunk for the time to the first token.
+    A chat's role is sent with its first text: benchmarks measure the time to the first token by the first chunk.
     """
 
     endpoint: Endpoint
@@ -39,12 +39,12 @@ class StreamChunks:
         return chunks
 
     def _note(self, usage: Usage | None) -> None:
-        # Each end counts the tokens of all choices up to it, and ends are read in any order.
+        # Each end counts the tokens of all choices up to it, and ends arrive in any order.
         if usage is not None and (self._usage is None or usage.output_tokens >= self._usage.output_tokens):
             self._usage = usage
 
     def usage(self) -> list[Object]:
-        """Return the chunk that counts tokens, if the client asked for it."""
+        """Return the chunk with the usage, if the client asked for it."""
         if not self.has_usage or self._usage is None:
             return []
         return [{**self._envelope([]), "usage": usage_object(self._usage)}]

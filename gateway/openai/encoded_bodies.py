@@ -1,7 +1,7 @@
 """Encode the bodies of responses as JSON, choice by choice. No I/O.
 
-One call of Python's encoder lets no other thread run. Most of a large body is the log-probabilities of a chat: for each
-token up to 20 others. What is around each number is encoded once per token.
+One call of Python's encoder blocks all other threads. Most of a large body is the log-probabilities of a chat: for
+each token up to 20 others. The JSON around each number is encoded once per token.
 """
 
 import json
@@ -14,7 +14,7 @@ from sluice.protocol.openai_format.logprobs import LEAST, chat_token, completion
 from sluice.protocol.openai_format.requests import CHAT, Endpoint
 from sluice.protocol.wire import ChoiceResult, JobResult
 
-# Quotes inside of a text have backslashes: these are found as names only.
+# Quotes inside a text are escaped, so these match names only.
 CHOICES, LOGPROBS, LOGPROB = '"choices":[', '"logprobs":', '"logprob":'
 
 
@@ -49,16 +49,16 @@ def _completion_logprobs(choice: ChoiceResult) -> str:
 
 
 class _ChatTokens(dict[int | bytes, tuple[str, str]]):
-    """What is before and after the number of each token, by its bytes; by its id where they are unknown."""
+    """The JSON before and after a token's log-probability, by the token's bytes, or by its id if they are unknown."""
 
     def __missing__(self, key: int | bytes) -> tuple[str, str]:
         token = chat_token(key, None, 0.0) if isinstance(key, int) else chat_token(0, key, 0.0)
         before, name, after = _json(token).partition(LOGPROB)
-        found = self[key] = before + name, after.removeprefix("0.0").removesuffix("}")
-        return found
+        pair = self[key] = before + name, after.removeprefix("0.0").removesuffix("}")
+        return pair
 
     def logprobs(self, choice: ChoiceResult) -> str:
-        """Encode what `chat_logprobs` formats."""
+        """Encode the log-probabilities of a choice as `chat_logprobs` formats them."""
         content: list[str] = []
         for token_id, at in zip(choice.token_ids, choice.logprobs or (), strict=False):
             others = [

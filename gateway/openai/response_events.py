@@ -1,9 +1,9 @@
 """Fold the raw output text of a job into the events of OpenAI's Responses API. No I/O.
 
-The `sequence_number` of an event is 8 x the characters of output up to and with it, plus the index of its kind. So it
-depends on the text alone, not on how the text was cut: whoever reads the same text again, in other pieces, from the
-channel or from a table, finds the same numbers. A client that comes back after any number gets the rest, each
-character once; its first delta may be the end of one that was longer.
+The `sequence_number` of an event is 8 x the number of output characters up to and including it, plus the index of its
+kind. So it depends on the text alone, not on how the text was split: a reader of the same text in other pieces, from
+the channel or from a table, gets the same numbers. A client that resumes after any number gets each further character
+once; its first delta may be the end of a longer one.
 """
 
 from collections.abc import Mapping
@@ -25,13 +25,13 @@ from sluice.gateway.openapi.schemas import NUMBER, TEXT, Schema, list_of, or_nul
 from sluice.protocol.openai_format.bodies import Object
 
 STRIDE = 8
-"""Numbers for each place in the text: one for each index of a kind."""
+"""Sequence numbers for each place in the text: one for each kind of event."""
 
 CREATED, IN_PROGRESS, ITEM_ADDED, PART_ADDED = range(4)
 """Indices of the events before the first character."""
 
 DELTA = 0
-"""The index of a delta. It ends after a character, where there is no `response.created`."""
+"""The index of a delta; the same as `CREATED`, which occurs only before the first character."""
 
 TEXT_DONE, PART_DONE, ITEM_DONE, ENDED = range(4, 8)
 """Indices of the events after the last character."""
@@ -57,7 +57,7 @@ SCHEMAS: Mapping[str, Schema] = {kind: _event_schema(kind, fields) for kind, fie
 
 
 class OutputChanged(Exception):
-    """The output of an ended response does not begin with what was sent of it."""
+    """The output of an ended response does not begin with the text that was already sent."""
 
 
 @dataclass(slots=True, eq=False)
@@ -66,16 +66,16 @@ class ResponseEvents:
 
     Args:
         info: The response.
-        after: The number of the last event that the reader has; -1 for none.
+        after: The number of the last event that the reader has; -1: none.
     """
 
     info: ResponseInfo
     after: int = -1
     last: int = -1
-    """The number of the last event, whether the reader had it or not."""
+    """The number of the last event, even if the reader already had it."""
 
     num_chars: int = 0
-    """Characters of output so far."""
+    """Number of characters of output so far."""
 
     _pieces: list[str] = field(default_factory=list[str])
 
@@ -96,16 +96,16 @@ class ResponseEvents:
         if not text:
             return []
         opening = self._open() if self.num_chars == 0 else []
-        known = min(max(0, self.after // STRIDE - self.num_chars), len(text))
+        num_sent = min(max(0, self.after // STRIDE - self.num_chars), len(text))
         self._pieces.append(text)
         self.num_chars += len(text)
-        return opening + self._part_event(DELTA, "output_text.delta", delta=text[known:], logprobs=[])
+        return opening + self._part_event(DELTA, "output_text.delta", delta=text[num_sent:], logprobs=[])
 
     def finish(self, end: ResponseEnd) -> list[Object]:
-        """Return the events of the end, after those of the output that is still missing.
+        """Return the events of the remaining output and of the end.
 
         Raises:
-            OutputChanged: the output so far is not the beginning of that of the end.
+            OutputChanged: the final output does not begin with the output so far.
         """
         is_whole, so_far = end.status in ("completed", "incomplete"), self.text
         if not is_whole and not end.text:
@@ -116,9 +116,9 @@ class ResponseEvents:
         return rest + (self._close(end) if is_whole else []) + self._ended(end)
 
     def _fail(self, end: ResponseEnd) -> list[Object]:
-        """Return the last event of one that failed without output, or whose output nobody kept.
+        """Return the last event of a response that failed without output, or whose output was not kept.
 
-        Its number is the one that it has after the output that the reader has.
+        Its number is the one that follows the output that the reader has.
         """
         self.num_chars = max(self.num_chars, self.after // STRIDE)
         return self._ended(end)
@@ -148,7 +148,7 @@ class ResponseEvents:
         return self._event(index, kind, **place, **fields)
 
     def _event(self, index: int, kind: str, **fields: object) -> list[Object]:
-        """Return one event, or none if the reader has it."""
+        """Return a list of one event; empty if the reader already has it."""
         self.last = STRIDE * self.num_chars + index
         if self.last <= self.after:
             return []

@@ -24,7 +24,7 @@ from sluice.protocol.sampling import OPTIONS
 
 RENAMED = {name: option.in_responses for name, option in OPTIONS.items() if option.in_responses}
 NAMES = {PROMPT: "input", **RENAMED}
-"""A client's names of the prompt, and of options that it calls otherwise."""
+"""The API's names of the prompt and of renamed options, by ours."""
 
 PART_TYPES = ("input_text", "output_text", "text")
 
@@ -49,7 +49,7 @@ class ResponseRequest:
 
     @property
     def model(self) -> str | None:
-        """The model that it names."""
+        """The requested model."""
         return self.options.get("model")
 
     @property
@@ -59,21 +59,21 @@ class ResponseRequest:
 
 
 def read_response_request(body: object) -> ResponseRequest:
-    """Check a request.
+    """Check and parse a request.
 
     Raises:
         RequestRefused: a parameter is unknown, not supported or of the wrong type.
     """
-    given = read_parameters(body)
-    is_background, is_stored = read_flag(given, "background"), read_flag(given, "store", is_default=True)
+    parameters = read_parameters(body)
+    is_background, is_stored = read_flag(parameters, "background"), read_flag(parameters, "store", is_default=True)
     if is_background and not is_stored:
         raise RequestRefused("invalid_request", "background: true needs store: true", "background")
     return ResponseRequest(
-        input=tuple(_input(given.get("input"))),
-        options=_options(given),
-        shown={name: given[name] for name in _SHOWN if name in given},
-        previous_id=_text(given, "previous_response_id"),
-        is_stream=read_flag(given, "stream"),
+        input=tuple(_input(parameters.get("input"))),
+        options=_options(parameters),
+        shown={name: parameters[name] for name in _SHOWN if name in parameters},
+        previous_id=_text(parameters, "previous_response_id"),
+        is_stream=read_flag(parameters, "stream"),
         is_background=is_background,
         is_stored=is_stored,
     )
@@ -123,20 +123,20 @@ def _is_plain_text(value: object) -> bool:
     return all(name in _PLAIN_TEXT and field in (None, _PLAIN_TEXT[name]) for name, field in fields)
 
 
-def _options(given: Mapping[str, Any]) -> dict[str, Any]:
-    options = {name: given[name] for name in given if name in _PASSED}
-    for name in given.keys() - _PASSED - _READ - _IGNORED:
-        refuse_unless_harmless(name, given[name], _HARMLESS, _PASSED | _READ)
-    options |= {name: given[renamed] for name, renamed in RENAMED.items() if renamed in given}
+def _options(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    options = {name: parameters[name] for name in parameters if name in _PASSED}
+    for name in parameters.keys() - _PASSED - _READ - _IGNORED:
+        refuse_unless_harmless(name, parameters[name], _HARMLESS, _PASSED | _READ)
+    options |= {name: parameters[renamed] for name, renamed in RENAMED.items() if renamed in parameters}
     for name in _TEXTS:
-        _text(given, name)
-    if "\0" in given.get("model", ""):  # PostgreSQL cannot store it as text
+        _text(parameters, name)
+    if "\0" in parameters.get("model", ""):  # PostgreSQL cannot store it as text
         raise RequestRefused("invalid_request", "model must not contain NUL", "model")
-    return options | read_bias(given)
+    return options | read_bias(parameters)
 
 
-def _text(given: Mapping[str, Any], name: str) -> str | None:
-    value = given.get(name)
+def _text(parameters: Mapping[str, Any], name: str) -> str | None:
+    value = parameters.get(name)
     if value is not None and not isinstance(value, str):
         raise RequestRefused("invalid_request", f"{name} must be text", name)
     return value
@@ -163,7 +163,7 @@ def _item(at: str, value: object) -> dict[str, Any]:
         message = f"input items of type {json.dumps(kind)[:80]} are not supported"
         raise RequestRefused("unsupported", message, f"{at}.type")
     check_role(role, f"{at}.role")
-    # What else items of an earlier output have says nothing to a model.
+    # Further fields that items of an earlier output have; they mean nothing to a model.
     if unsupported := item.keys() - {"type", "role", "content", "id", "status", "phase"}:
         name = min(unsupported)
         raise RequestRefused("unsupported", f"{name} in a message is not supported here", f"{at}.{name}")

@@ -1,6 +1,6 @@
 """Format responses as the objects of OpenAI's Responses API. No I/O.
 
-All ids derive from the job, so everybody who formats a response gives the same ones.
+All ids derive from the job, so every gateway formats a response with the same ids.
 """
 
 from collections.abc import Iterable, Mapping
@@ -36,7 +36,8 @@ DEFAULTS: Object = {
     "truncation": "disabled",
     "user": None,
 }
-"""Fields of a response that repeat the request, as they are if it lacks them. The gateway does not know a model's."""
+"""Fields of a response that repeat the request, and their values if the request lacks them. The gateway does not know a
+model's defaults."""
 
 
 # ---------------------------------------------------------------- schemas
@@ -113,7 +114,7 @@ class ResponseEnd:
 
     status: EndStatus
     text: str = ""
-    """All of its raw output, also of one that failed."""
+    """The whole raw output, also of a response that failed."""
 
     usage: Object | None = None
     error: Object | None = None
@@ -121,13 +122,13 @@ class ResponseEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseInfo:
-    """What a response is beside its output."""
+    """The facts about a response, without its output."""
 
     job_id: JobId
     created_ms: int
     model: str
     options: Object
-    """The fields of `DEFAULTS` that its request gave."""
+    """The fields of `DEFAULTS` that the request gave."""
 
     previous_id: str | None = None
     is_background: bool = False
@@ -140,12 +141,12 @@ class ResponseInfo:
 
     @property
     def item_id(self) -> str:
-        """The id of its output message."""
+        """The id of the output message."""
         return f"msg_{_name_of(self.job_id)}"
 
     @property
     def first_status(self) -> Status:
-        """The status that it is created with."""
+        """The status at creation."""
         return "queued" if self.is_background else "in_progress"
 
 
@@ -156,7 +157,7 @@ def _name_of(job_id: JobId) -> str:
 def response_end(
     state: JobState, finish_reason: str | None, text: str, usage: Usage | None, failure: tuple[str | None, str | None]
 ) -> ResponseEnd:
-    """Return the end of a response for that of its job; `failure` is the job's error code and its error."""
+    """Return the end of a response from the end of its job; `failure`: the job's error code and error."""
     if state is JobState.CANCELLED:
         return ResponseEnd(status="cancelled", text=text)
     if state is not JobState.DONE:
@@ -220,10 +221,10 @@ def response_usage(usage: Usage) -> Object:
 def conversation_messages(
     instructions: str | None, turns: Iterable[tuple[Iterable[Item], str]], new: Iterable[Item]
 ) -> list[Item]:
-    """Return the prompt of a response: its instructions, the input and output of those it continues, and its input."""
+    """Return the prompt of a response: instructions, input and output of the responses it continues, and its input."""
     messages = [] if instructions is None else [{"role": "system", "content": instructions}]
-    for asked, answer in turns:
-        messages += [*asked, {"role": "assistant", "content": answer}]
+    for turn_input, answer in turns:
+        messages += [*turn_input, {"role": "assistant", "content": answer}]
     return [*messages, *new]
 
 

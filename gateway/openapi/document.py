@@ -41,7 +41,7 @@ OF_BODIES = (408, 413, 415)
 
 
 def document(routes: Iterable[BaseRoute]) -> Schema:
-    """Return the OpenAPI document of those routes that are described."""
+    """Return the OpenAPI document of the described routes."""
     components: dict[str, Schema] = {}
     paths: dict[str, Schema] = {}
     for route in routes:
@@ -81,13 +81,14 @@ def _operation(route: ApiRoute, components: dict[str, Schema]) -> Schema:
 def _in_path(route: ApiRoute) -> Iterator[Schema]:
     """Describe the parameters of a path: ids, and names."""
     for name, convertor in route.param_convertors.items():
-        what = f"Id of a {name.removesuffix('_id')}" if name.endswith("_id") else f"Name of a {name}"
-        description = f"{what}; it may have slashes." if isinstance(convertor, PathConvertor) else f"{what}."
+        meaning = f"Id of a {name.removesuffix('_id')}" if name.endswith("_id") else f"Name of a {name}"
+        description = f"{meaning}; it may have slashes." if isinstance(convertor, PathConvertor) else f"{meaning}."
         yield {"name": name, "in": "path", "description": description, "required": True, "schema": TEXT}
 
 
-def _parameter(one: Parameter[Any]) -> Schema:  # Any: of any kind
-    return {"name": one.name, "in": one.place, "description": one.description, "required": False, "schema": one.schema}
+def _parameter(parameter: Parameter[Any]) -> Schema:  # Any: of any kind
+    described = {"description": parameter.description, "required": False, "schema": parameter.schema}
+    return {"name": parameter.name, "in": parameter.place, **described}
 
 
 def _responses(route: ApiRoute, components: dict[str, Schema]) -> Schema:
@@ -96,18 +97,18 @@ def _responses(route: ApiRoute, components: dict[str, Schema]) -> Schema:
     errors |= {403} if described.scope else set()
     errors |= {404} if route.param_convertors else set()
     answers = {200: described.answers} if isinstance(described.answers, Answer) else described.answers
-    found = {status: _response(answer, components) for status, answer in answers.items()}
-    found |= {status: _response(json_answer(MEANINGS[status], ERROR), components) for status in errors}
-    return {str(status): found[status] for status in sorted(found)}
+    responses = {status: _response(answer, components) for status, answer in answers.items()}
+    responses |= {status: _response(json_answer(MEANINGS[status], ERROR), components) for status in errors}
+    return {str(status): responses[status] for status in sorted(responses)}
 
 
 def _response(answer: Answer, components: dict[str, Schema]) -> Schema:
-    made: Schema = {"description": answer.description}
+    response: Schema = {"description": answer.description}
     if answer.content:
-        made["content"] = _content(answer.content, components)
+        response["content"] = _content(answer.content, components)
     if answer.events:
-        made["x-events"] = {name: _hoisted(schema, components) for name, schema in answer.events.items()}
-    return made
+        response["x-events"] = {name: _hoisted(schema, components) for name, schema in answer.events.items()}
+    return response
 
 
 def _content(content: Mapping[str, Schema], components: dict[str, Schema]) -> Schema:
@@ -115,9 +116,9 @@ def _content(content: Mapping[str, Schema], components: dict[str, Schema]) -> Sc
 
 
 def _hoisted(part: object, components: dict[str, Schema]) -> object:
-    """Return a schema with references in place of those that have a title, which become components."""
+    """Return a schema in which each schema with a title is replaced by a reference to a new component."""
     if isinstance(part, list):
-        return [_hoisted(one, components) for one in cast("list[object]", part)]
+        return [_hoisted(item, components) for item in cast("list[object]", part)]
     if not isinstance(part, dict):
         return part
     schema = cast("Schema", part)

@@ -29,7 +29,7 @@ SHAPES: Mapping[str, Schema] = {
     "batch": {"pattern": f"^[A-Za-z0-9_.:-]{{1,{limits.MAX_BATCH_CHARS}}}$"},
     "callback_url": {"pattern": "^https?://", "maxLength": limits.MAX_URL_CHARS},
 }
-"""Bounds of the options of jobs that are not those of sampling."""
+"""Schemas of the jobs' options that are not sampling options."""
 
 TOKEN_ID: Schema = dict(OPTION_TOKEN_ID)
 KEY = text("Idempotency-Key", "A second request with the same key returns the first's job.", place="header")
@@ -38,7 +38,7 @@ CONTENT: Schema = {"anyOf": [TEXT, list_of(object_schema("TextPart", type={"cons
 
 
 def options_schema(names: Collection[str]) -> dict[str, Schema]:
-    """Return the schemas of those options of jobs that a request may have."""
+    """Return the schemas of the named options of jobs."""
     properties: dict[str, Schema] = schema_of(Options)["properties"]
     bounds = {**{name: option.schema for name, option in OPTIONS.items()}, **SHAPES}
     return {name: {**schema, **bounds.get(name, {})} for name, schema in properties.items() if name in names}

@@ -1,6 +1,6 @@
-"""Routes that describe themselves where they are handled: by that, requests are read and the document is built.
+"""Routes that are described where they are handled: requests are read, and the OpenAPI document built, from that.
 
-A handler is a method with `@route`. What it reads of the query is declared once, with its bounds and its error.
+A handler is a method with `@route`. Each query parameter is declared once, with its bounds and its error.
 """
 
 import re
@@ -21,7 +21,7 @@ EVENT = object_schema("ServerSentEvent", optional=("event", "id"), event=TEXT, i
 
 MAX_SECONDS = 10**9
 DECIMAL = re.compile(r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
-"""A number as JSON has it."""
+"""A JSON number that is not negative."""
 
 MAX_DIGITS = 18
 MAX_SHOWN_CHARS = 64
@@ -35,42 +35,42 @@ AnyHandler = TypeVar("AnyHandler", bound=Callable[..., object])
 
 @dataclass(frozen=True, slots=True)
 class Parameter(Generic[Value]):
-    """A parameter in the query or a header, which reads itself."""
+    """A parameter in the query or a header, with its parser."""
 
     name: str
     description: str
     schema: Schema
     parse: Callable[[str], Value]
-    """Raises ValueError or KeyError for a text that is not what it must be."""
+    """Parser of the text; raises ValueError or KeyError if it is not valid."""
 
-    wanted: str
-    """What it must be, for its error."""
+    expected: str
+    """Description of valid values, for the error."""
 
     default: Value
     place: str = "query"
-    """query or header."""
+    """Where the parameter is: query or header."""
 
     def read(self, request: Request) -> Value:
-        """Return its value in a request.
+        """Return the parameter's value in a request.
 
         Raises:
-            HttpError: 400, it is not what it must be.
+            HttpError: 400, the value is not valid.
         """
-        given = (request.headers if self.place == "header" else request.query_params).get(self.name)
-        if given is None:
+        value = (request.headers if self.place == "header" else request.query_params).get(self.name)
+        if value is None:
             return self.default
         try:
-            return self.parse(given)
+            return self.parse(value)
         except (ValueError, KeyError) as error:
-            message = f"{self.name} must be {self.wanted}, got {given[:MAX_SHOWN_CHARS]!r}"
+            message = f"{self.name} must be {self.expected}, got {value[:MAX_SHOWN_CHARS]!r}"
             raise bad_request(message, param=self.name) from error
 
 
 def text(name: str, description: str, *, place: str = "query") -> Parameter[str | None]:
-    """Declare a text. Databases refuse NUL, which none of their names has."""
+    """Declare a text. NUL, which databases refuse and no name has, is replaced."""
 
-    def parse(given: str) -> str | None:
-        return given.replace("\0", "?")
+    def parse(value: str) -> str | None:
+        return value.replace("\0", "?")
 
     return Parameter(name, description, TEXT, parse, "text", None, place)
 
@@ -78,18 +78,18 @@ def text(name: str, description: str, *, place: str = "query") -> Parameter[str 
 def whole_number(
     name: str, description: str, *, default: int, least: int = 0, most: int | None = None
 ) -> Parameter[int]:
-    """Declare a whole number; a default below the least one stands for none."""
+    """Declare a whole number; a default below `least` means that there is none."""
 
-    def parse(given: str) -> int:
-        value = int(given) if given.isascii() and given.isdecimal() and len(given) <= MAX_DIGITS else least - 1
+    def parse(digits: str) -> int:
+        value = int(digits) if digits.isascii() and digits.isdecimal() and len(digits) <= MAX_DIGITS else least - 1
         if value < least or (most is not None and value > most):
             raise ValueError
         return value
 
     bounds = {"minimum": least, "maximum": most, "default": None if default < least else default}
     schema: Schema = {**NUMBER, **{name: value for name, value in bounds.items() if value is not None}}
-    wanted = "a whole number" if most is None else f"a whole number in [{least}, {most}]"
-    return Parameter(name, description, schema, parse, wanted, default)
+    expected = "a whole number" if most is None else f"a whole number in [{least}, {most}]"
+    return Parameter(name, description, schema, parse, expected, default)
 
 
 def seconds(
@@ -97,28 +97,28 @@ def seconds(
 ) -> "Parameter[float | Default]":
     """Declare a number of seconds."""
 
-    def parse(given: str) -> float | Default:
-        value = float(given) if DECIMAL.fullmatch(given) else -1.0
+    def parse(number: str) -> float | Default:
+        value = float(number) if DECIMAL.fullmatch(number) else -1.0
         if not 0 <= value <= MAX_SECONDS or (is_positive and not value):
             raise ValueError
         return value
 
     least = "exclusiveMinimum" if is_positive else "minimum"
     schema: Schema = {"type": "number", least: 0, "maximum": MAX_SECONDS}
-    wanted = f"a number of seconds in {'(' if is_positive else '['}0, {MAX_SECONDS}]"
-    return Parameter(name, description, schema, parse, wanted, default)
+    expected = f"a number of seconds in {'(' if is_positive else '['}0, {MAX_SECONDS}]"
+    return Parameter(name, description, schema, parse, expected, default)
 
 
 def choice(name: str, description: str, values: Sequence[Value], *, default: Value) -> Parameter[Value]:
-    """Declare a choice between texts; None stands for no choice."""
+    """Declare a choice between texts; the default None means that there is none."""
     by_name = {str(value): value for value in values}
     schema: Schema = {"enum": list(by_name), **({} if default is None else {"default": str(default)})}
-    wanted = " or ".join(by_name) if len(by_name) == 2 else f"one of {', '.join(by_name)}"
-    return Parameter(name, description, schema, by_name.__getitem__, wanted, default)
+    expected = " or ".join(by_name) if len(by_name) == 2 else f"one of {', '.join(by_name)}"
+    return Parameter(name, description, schema, by_name.__getitem__, expected, default)
 
 
 def flag(name: str, description: str) -> Parameter[bool]:
-    """Declare what is true, or false as by default."""
+    """Declare a flag: true, or false, the default."""
     values = {"true": True, "false": False}
     return Parameter(name, description, FLAG, values.__getitem__, "true or false", default=False)
 
@@ -128,7 +128,7 @@ def flag(name: str, description: str) -> Parameter[bool]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a status means, and the content that comes with it."""
+    """A response: the meaning of its status, and its content."""
 
     description: str
     content: Mapping[str, Schema] = field(default_factory=dict[str, Schema])
@@ -139,31 +139,31 @@ class Answer:
 
 
 def json_answer(description: str, schema: Schema) -> Answer:
-    """Describe an answer in JSON."""
+    """Describe a JSON response."""
     return Answer(description=description, content={JSON: schema})
 
 
 @dataclass(frozen=True, slots=True)
 class RouteDescription:
-    """What a route serves: a decorator of the method that handles it, whose docstring is the summary."""
+    """The description of a route, as a decorator of the method that handles it, whose docstring is the summary."""
 
     method_and_path: str
     answers: Answer | Mapping[int, Answer]
-    """By status; one alone has the status 200."""
+    """Responses by status; a single one has the status 200."""
 
     _: KW_ONLY
     tag: str
-    """Group of routes."""
+    """The group of routes in the document."""
 
     scope: str | None
-    """What a key needs; None lets every caller in."""
+    """Scope that the API key needs; None: any caller is allowed."""
 
     errors: Sequence[int] = ()
-    """Statuses of errors that it can answer with, besides those that follow from its form."""
+    """Statuses of possible errors, besides those that follow from the rest of the description."""
 
     parameters: Sequence[Parameter[Any]] = ()  # Any: each reads its own kind
     body: Mapping[str, Schema] = field(default_factory=dict[str, Schema])
-    """Media type to schema; empty: it has none."""
+    """Media type to schema; empty: the request has no body."""
 
     def __call__(self, handler: AnyHandler) -> AnyHandler:
         """Describe a handler."""
@@ -185,8 +185,8 @@ class ApiRoute(Route):
 
 
 def routes_of(*handlers: object) -> Iterator[ApiRoute]:
-    """Yield the routes whose methods these objects have."""
-    for one in handlers:
-        for name, method in vars(type(one)).items():
+    """Yield the routes of the decorated methods of these objects."""
+    for handler in handlers:
+        for name, method in vars(type(handler)).items():
             if (description := getattr(method, MARK, None)) is not None:
-                yield ApiRoute(description, getattr(one, name))
+                yield ApiRoute(description, getattr(handler, name))

@@ -1,4 +1,4 @@
-"""JSON Schemas of the types that requests and responses consist of. No I/O."""
+"""JSON Schemas of the types in requests and responses. No I/O."""
 
 import ast
 import inspect
@@ -12,7 +12,7 @@ from types import UnionType
 from typing import Any, Literal, NewType, Union, cast, get_args, get_origin, get_type_hints, is_typeddict
 
 Schema = dict[str, Any]
-"""A JSON Schema. One with a `title` becomes a component of the document, of that name."""
+"""A JSON Schema. One with a `title` becomes a component of the document with that name."""
 
 TEXT: Schema = {"type": "string"}
 NUMBER: Schema = {"type": "integer"}
@@ -25,7 +25,7 @@ PLAIN: Mapping[object, Schema] = {
     float: {"type": "number"},
     bool: FLAG,
     type(None): {"type": "null"},
-    # Text; a list of bytes if they are not all text.
+    # Text, or a list of bytes if they are not valid UTF-8.
     bytes: {"type": ["string", "array"], "items": {"type": "integer", "minimum": 0, "maximum": 255}},
     datetime: {"type": "string", "format": "date-time", "description": "A point in time, with its zone."},
     timedelta: {"type": "number", "minimum": 0, "description": "Seconds from now."},
@@ -41,7 +41,7 @@ def schema_of(kind: Any) -> Schema:  # noqa: ANN401  # a type, or what typing ma
     if is_dataclass(kind) or is_typeddict(kind):
         return _schema_of_class(kind)
     if isinstance(kind, type) and issubclass(kind, StrEnum):
-        return {"type": "string", "enum": [one.value for one in kind]}
+        return {"type": "string", "enum": [member.value for member in kind]}
     return _schema_of_generic(kind)
 
 
@@ -81,29 +81,31 @@ def _schema_of_generic(kind: Any) -> Schema:  # noqa: ANN401  # as above
 def _schema_of_class(kind: type) -> Schema:
     name, docs = kind.__name__, _docs_of(kind)
     schemas = {name: schema_of(hint) for name, hint in get_type_hints(kind).items()}
-    # What has a title is described where it is declared.
-    properties = {name: made if "title" in made else {**made, **docs.get(name, {})} for name, made in schemas.items()}
+    # A schema with a title is described where it is declared.
+    properties = {
+        name: schema if "title" in schema else {**schema, **docs.get(name, {})} for name, schema in schemas.items()
+    }
     required = [field.name for field in fields(kind)] if is_dataclass(kind) else []
     return {"title": name, "type": "object", "properties": properties, "required": required}
 
 
 @cache
 def _classes_of(module: str) -> Mapping[str, ast.ClassDef]:
-    """Return the classes in the source of a module. `inspect.getsource(kind)` parses all of it for each class."""
+    """Return the classes of a module's source. Cached: `inspect.getsource(kind)` parses the module for each class."""
     parsed = ast.parse(inspect.getsource(sys.modules[module]))
-    return {one.name: one for one in parsed.body if isinstance(one, ast.ClassDef)}
+    return {node.name: node for node in parsed.body if isinstance(node, ast.ClassDef)}
 
 
 def _docs_of(kind: type) -> Mapping[str, Schema]:
-    """Return the descriptions of a class's attributes: the strings that follow them."""
-    found: dict[str, Schema] = {}
-    made = _classes_of(kind.__module__)[kind.__name__]
-    for base in made.bases:  # a TypedDict does not know those that it was made of
-        named = getattr(sys.modules[kind.__module__], base.id, None) if isinstance(base, ast.Name) else None
-        if is_dataclass(named) or is_typeddict(named):
-            found |= _docs_of(cast("type", named))
-    for before, after in zip(made.body, made.body[1:], strict=False):
+    """Return the descriptions of a class's attributes, which are the strings that follow them."""
+    docs: dict[str, Schema] = {}
+    definition = _classes_of(kind.__module__)[kind.__name__]
+    for base in definition.bases:  # from the source: a TypedDict does not know its bases
+        base_class = getattr(sys.modules[kind.__module__], base.id, None) if isinstance(base, ast.Name) else None
+        if is_dataclass(base_class) or is_typeddict(base_class):
+            docs |= _docs_of(cast("type", base_class))
+    for before, after in zip(definition.body, definition.body[1:], strict=False):
         if isinstance(before, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
             assert isinstance(before.target, ast.Name)
-            found[before.target.id] = {"description": inspect.cleandoc(str(after.value.value))}
-    return found
+            docs[before.target.id] = {"description": inspect.cleandoc(str(after.value.value))}
+    return docs

@@ -1,1 +1,1 @@
-"""/v1/responses: responses that are kept, may run in the background, and whose streams can be rejoined anywhere."""
+"""/v1/responses: stored responses, which may run in the background and whose streams any gateway resumes."""

@@ -1,8 +1,8 @@
 """Create responses: the row first, then the job.
 
-A gateway that is killed in between leaves a row without a job. No client knows its id, but one that sends the same
-Idempotency-Key again finds it and submits the same job; a job of the same id is accepted only once. Without such a
-client, the sweep ends it as lost. Nor may a row go whose job a second request has submitted meanwhile.
+A gateway that is killed in between leaves a row without a job. No client knows its id, but a client that repeats the
+Idempotency-Key finds the row and submits the same job; a job id is accepted only once. Without such a client, the
+sweep ends the response as lost. A row must not be deleted if a second request has submitted its job in the meantime.
 """
 
 import hashlib
@@ -41,14 +41,14 @@ class Created:
     response: StoredResponse
     queue: QueueClients
     rates: Mapping[str, str]
-    """Headers that say what its key has left."""
+    """Rate limit headers."""
 
     is_shared: bool
-    """Whether other requests may read its job, which is not stored: they have its idempotency key."""
+    """Whether requests with the same idempotency key may read the job of this response, which is not stored."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _PreparedRequest:
     """A request with its job."""
 
     request: ResponseRequest
@@ -69,20 +69,20 @@ class Creation:
     async def create(
         self, request: ResponseRequest, caller: Caller, body: Mapping[str, object], key: str | None
     ) -> Created:
-        """Create a response, or find that of an earlier request with the same idempotency key.
+        """Create a response, or return that of an earlier request with the same idempotency key.
 
         Raises:
-            HttpError, ProducerError: it is refused.
+            HttpError, ProducerError: the request is refused.
         """
         if key is not None and not 0 < len(key) <= limits.MAX_IDEMPOTENCY_KEY_CHARS:
             raise bad_request(f"Idempotency-Key must be 1 to {limits.MAX_IDEMPOTENCY_KEY_CHARS} characters")
         queue = await self._queues.of_model(request.model)
         earlier = await self._earlier(request.previous_id, caller.tenant)
-        asked = self._asked(request, earlier, caller, key, body)
-        new = self._response(asked, queue, caller, request.model or await self._queues.model_of(queue))
+        prepared = self._prepared(request, earlier, caller, key, body)
+        new = self._response(prepared, queue, caller, request.model or await self._queues.model_of(queue))
         if not request.is_stored:
-            return await self._submit_unstored(new, queue, caller, asked)
-        return await self._add(new, queue, caller, asked)
+            return await self._submit_unstored(new, queue, caller, prepared)
+        return await self._add(new, queue, caller, prepared)
 
     # ------------------------------------------------------------ the conversation
 
@@ -90,63 +90,67 @@ class Creation:
         """Return the responses that a new one continues.
 
         Raises:
-            HttpError: they are unknown, not another tenant's to continue, unfinished, failed or too many.
+            HttpError: one is unknown, of another tenant, unfinished or failed, or there are too many.
         """
         if previous_id is None:
             return []
-        found = await SQL.run(self._store.conversation, previous_id, tenant)
-        if not found or found[-1].info.id != previous_id or len(found) != found[-1].depth + 1:
+        conversation = await SQL.run(self._store.conversation, previous_id, tenant)
+        if (
+            not conversation
+            or conversation[-1].info.id != previous_id
+            or len(conversation) != conversation[-1].depth + 1
+        ):
             raise _bad_previous(
                 f"there is no response {previous_id[:80]!r}, or an earlier response of its conversation was deleted",
                 "not_found",
                 404,
             )
-        if len(found) > MAX_DEPTH:
+        if len(conversation) > MAX_DEPTH:
             raise _bad_previous(f"a conversation may have {MAX_DEPTH} responses before its newest", "too_deep")
-        end = found[-1].end or await self._end_of(found[-1])
+        end = conversation[-1].end or await self._end_of(conversation[-1])
         if end is None:
             raise _bad_previous("the previous response is unfinished", "unfinished")
         if end.status not in ("completed", "incomplete"):
             raise _bad_previous(f"the previous response is {end.status}", "failed")
-        return [*found[:-1], replace(found[-1], end=end)]
+        return [*conversation[:-1], replace(conversation[-1], end=end)]
 
     async def _end_of(self, response: StoredResponse) -> ResponseEnd | None:
-        found = await settle(served(self._queues, response.queue).submitting, self._store, [response])
-        end = found[response.info.id]
+        settled = await settle(served(self._queues, response.queue).submitting, self._store, [response])
+        end = settled[response.info.id]
         return end if isinstance(end, ResponseEnd) else None
 
     # ------------------------------------------------------------ the row and the job
 
-    def _asked(
+    def _prepared(
         self,
         request: ResponseRequest,
         earlier: Sequence[StoredResponse],
         caller: Caller,
         key: str | None,
         body: Mapping[str, object],
-    ) -> _Asked:
-        """Return the request with its job, which is checked before anything is written.
+    ) -> _PreparedRequest:
+        """Return the request with its job, which is checked before the row is written.
 
         Raises:
             InvalidJob: a value is wrong.
         """
-        turns = [(one.input, one.end.text) for one in earlier if one.end is not None]
+        turns = [(response.input, response.end.text) for response in earlier if response.end is not None]
         prompt = conversation_messages(request.instructions, turns, request.input)
         limit_s = self._settings.response_days * DAY_S if request.is_background else self._settings.request_limit_s
         own = Options(
             deadline=timedelta(seconds=limit_s),
-            # One in the background may be streamed later.
+            # A response in the background may be streamed later.
             stream=request.is_stream or request.is_background,
-            # A stored response is found by its own key, and its job has an id of its own.
+            # A stored response is found by the key in its row, and its job by its id.
             idempotency_key=None if request.is_stored else key,
         )
-        # How the answer is read may differ.
+        # A repeated request may differ in `stream`.
         same = json.dumps({**body, "stream": None}, sort_keys=True).encode()
         job = callers_job(caller, prompt, cast("Options", {**request.options, **own}))
-        return _Asked(request, job, key, hashlib.sha256(same).hexdigest(), len(earlier))
+        return _PreparedRequest(request, job, key, hashlib.sha256(same).hexdigest(), len(earlier))
 
-    def _response(self, asked: _Asked, queue: QueueClients, caller: Caller, model: str) -> StoredResponse:
-        request, name, created_ms = asked.request, token_hex(24), wall_ms()
+    def _response(self, prepared: _PreparedRequest, queue: QueueClients, caller: Caller, model: str) -> StoredResponse:
+        request, name, created_ms = prepared.request, token_hex(24), wall_ms()
         partition = queue.partitions.choose(name)
         info = ResponseInfo(
             job_id=JobId(f"{partition}.{caller.tenant}.{name}"),
@@ -163,59 +167,61 @@ class Creation:
             queue=queue.name,
             expires_ms=created_ms + round(self._settings.response_days * DAY_S * 1000),
             input=request.input,
-            depth=asked.depth,
-            idempotency_key=asked.idempotency_key,
-            digest=asked.digest,
+            depth=prepared.depth,
+            idempotency_key=prepared.idempotency_key,
+            digest=prepared.digest,
         )
 
-    async def _add(self, new: StoredResponse, queue: QueueClients, caller: Caller, asked: _Asked) -> Created:
-        """Write the row and submit the job, unless an earlier request with the same idempotency key did."""
-        rates = await self._rates.charge(caller.key, asked.job)
+    async def _add(
+        self, new: StoredResponse, queue: QueueClients, caller: Caller, prepared: _PreparedRequest
+    ) -> Created:
+        """Write the row and submit the job, unless an earlier request with the same idempotency key did so."""
+        rates = await self._rates.charge(caller.key, prepared.job)
         try:
-            known = await self._quota.add(self._store.add, new)
-            if known is None:
-                await self._submit(new, queue, asked)
+            existing = await self._quota.add(self._store.add, new)
+            if existing is None:
+                await self._submit(new, queue, prepared)
                 return Created(new, queue, rates, is_shared=False)
-            queue = await self._repeat(known, asked)
+            queue = await self._repeat(existing, prepared)
         except (ProducerError, HttpError):
-            await self._rates.give_back(caller.key, asked.job)
+            await self._rates.give_back(caller.key, prepared.job)
             raise
-        known = replace(known, end=None) if known.end == LOST else known
-        return Created(known, queue, await self._rates.give_back(caller.key, asked.job) or rates, is_shared=False)
+        existing = replace(existing, end=None) if existing.end == LOST else existing
+        return Created(existing, queue, await self._rates.give_back(caller.key, prepared.job) or rates, is_shared=False)
 
-    async def _submit(self, new: StoredResponse, queue: QueueClients, asked: _Asked) -> None:
+    async def _submit(self, new: StoredResponse, queue: QueueClients, prepared: _PreparedRequest) -> None:
         try:
-            await queue.submit(asked.job.with_id(new.info.job_id))
+            await queue.submit(prepared.job.with_id(new.info.job_id))
         except ProducerError as error:
             if not may_be_accepted(error):
                 await SQL.run(self._store.withdraw, new)
-            elif asked.idempotency_key is None:
+            elif prepared.idempotency_key is None:
                 queue.abandoned.add(new.info.job_id)
             raise
 
     async def _submit_unstored(
-        self, new: StoredResponse, queue: QueueClients, caller: Caller, asked: _Asked
+        self, new: StoredResponse, queue: QueueClients, caller: Caller, prepared: _PreparedRequest
     ) -> Created:
-        is_shared = asked.idempotency_key is not None
-        receipt, rates = await self._rates.submit(queue, caller, asked.job)
+        is_shared = prepared.idempotency_key is not None
+        receipt, rates = await self._rates.submit(queue, caller, prepared.job)
         if is_shared:
             await queue.readers.join(receipt.id, is_submitter=not receipt.is_duplicate)
         response = replace(new, info=replace(new.info, job_id=receipt.id))
         return Created(response, queue, rates, is_shared)
 
-    async def _repeat(self, known: StoredResponse, asked: _Asked) -> QueueClients:
-        """Submit the job of an earlier request again, if it has not ended or is lost, and return its queue.
+    async def _repeat(self, existing: StoredResponse, prepared: _PreparedRequest) -> QueueClients:
+        """Submit the job of an earlier request again unless it has ended; return its queue.
 
         Raises:
-            IdempotencyConflict: the earlier request asked for something else.
+            IdempotencyConflict: the earlier request was different.
         """
-        if known.digest != asked.digest:
-            raise IdempotencyConflict(known.info.job_id)
-        queue = served(self._queues, known.queue)
-        if known.end is None or known.end == LOST:
-            await queue.submit(asked.job.with_id(known.info.job_id))
-            # The sweep may have found it lost just now, and looks at open ones only.
-            await SQL.run(self._store.reopen, known.info.id)
+        if existing.digest != prepared.digest:
+            raise IdempotencyConflict(existing.info.job_id)
+        queue = served(self._queues, existing.queue)
+        if existing.end is None or existing.end == LOST:
+            await queue.submit(prepared.job.with_id(existing.info.job_id))
+            # The sweep may just have ended it as lost, and looks at open responses only.
+            await SQL.run(self._store.reopen, existing.info.id)
         return queue
 
 
@@ -223,7 +229,7 @@ def served(queues: Queues, name: str) -> QueueClients:
     """Return a queue by its name.
 
     Raises:
-        HttpError: 503, this gateway does not serve it.
+        HttpError: 503, this gateway does not serve the queue.
     """
     try:
         return queues[name]

@@ -1,7 +1,7 @@
-"""Find out how responses ended, and store it.
+"""Look up how responses ended, and store it.
 
-The queue is asked first. What it has forgotten, the history may have. A response whose job nobody knows is lost, unless
-it is so new that its job may be on the way to the queue.
+The queue is asked first, then the history for jobs that the queue has forgotten. A response whose job neither knows is
+lost, unless it is so new that its job may still be on the way to the queue.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,58 +20,60 @@ from sluice.protocol.states import JobState
 from sluice.protocol.wire import JobId, WireError, decode_entry, decode_result
 
 GRACE_MS = 60_000
-"""A response without a job is lost after this long. A submit takes a second at most, while its gateway runs."""
+"""Time after which a response without a job is lost. A submit takes at most a second while its gateway runs."""
 
 
 async def settle(
     producer: AsyncProducer, store: ResponseStore, open_ones: Sequence[StoredResponse]
 ) -> dict[str, ResponseEnd | JobState]:
-    """Store the ends of those responses of one queue that have ended; return by id their ends, or the states of others.
+    """Store the ends of a queue's responses that have ended; return the end, or the job's state, of each by id.
 
     Raises:
-        QueueUnreachable, HistoryUnavailable: nothing is known, or not all is stored.
+        QueueUnreachable, HistoryUnavailable: the ends cannot be read, or not be stored.
     """
     if not open_ones:
         return {}
-    queue, job_ids = Queue(open_ones[0].queue), [one.info.job_id for one in open_ones]
-    found = await producer.run(_look(queue, job_ids))
-    missing = [job_id for job_id in job_ids if found[job_id] is None]
+    queue, job_ids = Queue(open_ones[0].queue), [response.info.job_id for response in open_ones]
+    ends_or_states = await producer.run(_look(queue, job_ids))
+    missing = [job_id for job_id in job_ids if ends_or_states[job_id] is None]
     recorded = await SQL.run(store.recorded, queue.name, missing) if missing else {}
-    settled = {one.info.id: found[one.info.job_id] or _missing(one, recorded) for one in open_ones}
+    settled = {
+        response.info.id: ends_or_states[response.info.job_id] or _missing(response, recorded) for response in open_ones
+    }
     ends = {name: end for name, end in settled.items() if isinstance(end, ResponseEnd)}
     if ends:
         await SQL.run(store.finish, ends)
     return settled
 
 
-def _missing(one: StoredResponse, recorded: Mapping[JobId, ResponseEnd]) -> ResponseEnd | JobState:
-    """Return what is known of a response that the queue does not know, or whose output it has no longer."""
-    if one.info.job_id in recorded:
-        return recorded[one.info.job_id]
-    return LOST if one.info.created_ms < wall_ms() - GRACE_MS else JobState.QUEUED
+def _missing(response: StoredResponse, recorded: Mapping[JobId, ResponseEnd]) -> ResponseEnd | JobState:
+    """Return the end or state of a response whose job, or its output, the queue no longer has."""
+    if response.info.job_id in recorded:
+        return recorded[response.info.job_id]
+    return LOST if response.info.created_ms < wall_ms() - GRACE_MS else JobState.QUEUED
 
 
 def _look(queue: Queue, job_ids: Sequence[JobId]) -> Operation[dict[JobId, ResponseEnd | JobState | None]]:
-    """Read how jobs ended, or their states; None for those that are unknown or whose output has expired."""
-    known = dict(zip(job_ids, (yield from views(queue, job_ids)), strict=True))
-    ended = {job_id: view for job_id, view in known.items() if view is not None and view.state.is_terminal}
-    found: dict[JobId, ResponseEnd | JobState | None] = {
-        job_id: None if view is None or view.state.is_terminal else view.state for job_id, view in known.items()
+    """Read the ends, or else the states, of jobs; None if a job is unknown or its output has expired."""
+    by_id = dict(zip(job_ids, (yield from views(queue, job_ids)), strict=True))
+    ended = {job_id: view for job_id, view in by_id.items() if view is not None and view.state.is_terminal}
+    ends_or_states: dict[JobId, ResponseEnd | JobState | None] = {
+        job_id: None if view is None or view.state.is_terminal else view.state for job_id, view in by_id.items()
     }
     if not ended:
-        return found
+        return ends_or_states
     replies = yield Ask(tuple(("GET", queue.keys_of(job_id).result(job_id)) for job_id in ended))
     unread: list[JobView] = []
     for (job_id, view), data in zip(ended.items(), replies, strict=True):
         if data is not None:
-            found[job_id] = _end_of(view, cast("bytes", data))
+            ends_or_states[job_id] = _end_of(view, cast("bytes", data))
         elif view.state is not JobState.DONE:
             unread.append(view)
-    return found | (yield from _partial(queue, unread))
+    return ends_or_states | (yield from _partial(queue, unread))
 
 
 def _partial(queue: Queue, jobs: Sequence[JobView]) -> Operation[dict[JobId, ResponseEnd | JobState | None]]:
-    """Read the ends of jobs that are not done and have no result; their channels may have output."""
+    """Read the ends of jobs that are not done and have no result; their output may be in their channels."""
     if not jobs:
         return {}
     replies = yield Ask(tuple(("XRANGE", queue.keys_of(job.id).channel(job.id), "-", "+") for job in jobs))
@@ -79,7 +81,7 @@ def _partial(queue: Queue, jobs: Sequence[JobView]) -> Operation[dict[JobId, Res
 
 
 def _partial_end_of(view: JobView, reply: Reply) -> ResponseEnd | JobState:
-    """Return the end of a job without a result; its state if its channel is of a newer release: it stays open."""
+    """Return the end of a job without a result; its state if a newer release wrote the channel: it stays open."""
     try:
         text = _text(reply)
     except WireError:
@@ -94,7 +96,7 @@ def _text(reply: Reply) -> str:
 
 
 def _end_of(view: JobView, data: bytes) -> ResponseEnd | JobState:
-    """Return the end of a job that has a result; its state if the result is of a newer release: it stays open."""
+    """Return the end of a job with a result; its state if a newer release wrote the result: it stays open."""
     try:
         result = decode_result(data)
     except WireError:

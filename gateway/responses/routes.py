@@ -45,7 +45,7 @@ from sluice.protocol.openai_format.bodies import Object
 from sluice.protocol.states import JobState
 
 CANCEL_WAIT_S = 5.0
-"""How long a cancel waits for the worker to stop."""
+"""How long a cancel waits for the worker to stop the job."""
 
 
 MAX_NUMBER_DIGITS = 18
@@ -60,7 +60,7 @@ STARTING_AFTER = whole_number("starting_after", "Number of the last event that i
 
 
 class ResponseRoutes:
-    """What the routes do. Each raises HttpError, RequestRefused or ProducerError for a request that it refuses."""
+    """The handlers. Each raises HttpError, RequestRefused or ProducerError for a request that it refuses."""
 
     def __init__(
         self, queues: Queues, rates: KeyRates, settings: GatewaySettings, store: ResponseStore, quota: Quota
@@ -80,17 +80,17 @@ class ResponseRoutes:
     async def create(self, request: Request) -> Response:
         """Create a response."""
         body = await read_json(request, self._settings.max_body_bytes)
-        asked = read_response_request(body)
-        asked = replace(asked, options={**asked.options, "traceparent": traceparent_of(request)})
+        parsed = read_response_request(body)
+        parsed = replace(parsed, options={**parsed.options, "traceparent": traceparent_of(request)})
         key = KEY.read(request)
-        # read_response_request accepts nothing else
+        # the cast: read_response_request accepts only objects
         with named(NAMES):
-            created = await self._creation.create(asked, caller_of(request), cast("dict[str, object]", body), key)
+            created = await self._creation.create(parsed, caller_of(request), cast("dict[str, object]", body), key)
         response = created.response
         request.state.job_id = response.info.job_id
-        if asked.is_stream:
+        if parsed.is_stream:
             return EventStream(self._stream(created), created.rates)
-        if response.end is not None or asked.is_background:
+        if response.end is not None or parsed.is_background:
             answer = _answer(response, response.end.status if response.end else "queued", response.end)
         else:
             with named(NAMES):
@@ -137,7 +137,7 @@ class ResponseRoutes:
         response = await self._own(request)
         if response.end is None:
             await self._cancel(response)
-        # The row last: a client that is told of a failure can try again.
+        # The row is deleted last, so that a client can try again after a failure.
         await served(self._queues, response.queue).submitting.delete([response.info.job_id])
         await SQL.run(self._store.delete, response.info.id)
         return JSONResponse({"id": response.info.id, "object": "response", "deleted": True})
@@ -155,39 +155,39 @@ class ResponseRoutes:
         messages = await SQL.run(self._store.input_of, response.info.id, response.tenant)
         if messages is None:
             raise _unknown()
-        wanted = read_page(request, response.tenant, SHORT_LIMIT)
-        items, has_more = _page(response.info, messages, wanted)
+        page = read_page(request, response.tenant, SHORT_LIMIT)
+        items, has_more = _page(response.info, messages, page)
         return JSONResponse(list_body(items, has_more=has_more))
 
     # ------------------------------------------------------------ one response
 
     async def _own(self, request: Request) -> StoredResponse:
-        """Return the response that a request names, if it is the caller's.
+        """Return the response that a request names, if it belongs to the caller.
 
         Raises:
-            HttpError: 404, there is none.
+            HttpError: 404, there is no such response of the caller.
         """
-        wanted, tenant = request.path_params["response_id"], caller_of(request).tenant
-        found = await SQL.run(self._store.get, wanted, tenant)
-        if found is None:
+        response_id, tenant = request.path_params["response_id"], caller_of(request).tenant
+        response = await SQL.run(self._store.get, response_id, tenant)
+        if response is None:
             raise _unknown()
-        request.state.job_id = found.info.job_id
-        # Its job may have turned up: clocks of gateways differ, and a server may be restored.
-        return replace(found, end=None) if found.end == LOST else found
+        request.state.job_id = response.info.job_id
+        # A lost job may have reappeared: clocks of gateways differ, and a server may be restored.
+        return replace(response, end=None) if response.end == LOST else response
 
     async def _settled(self, response: StoredResponse) -> StoredResponse:
-        """Return a response with its end, if it has one by now."""
+        """Return a response with its end, if it has ended by now."""
         if response.end is not None:
             return response
-        found = await settle(served(self._queues, response.queue).submitting, self._store, [response])
-        end = found[response.info.id]
+        settled = await settle(served(self._queues, response.queue).submitting, self._store, [response])
+        end = settled[response.info.id]
         return replace(response, end=end) if isinstance(end, ResponseEnd) else response
 
     async def _current(self, response: StoredResponse) -> Response:
         if response.end is not None:
             return _answer(response, response.end.status, response.end)
-        found = await settle(served(self._queues, response.queue).submitting, self._store, [response])
-        now = found[response.info.id]
+        settled = await settle(served(self._queues, response.queue).submitting, self._store, [response])
+        now = settled[response.info.id]
         if isinstance(now, ResponseEnd):
             return _answer(response, now.status, now)
         return _answer(response, "queued" if now is JobState.QUEUED else "in_progress")
@@ -216,7 +216,7 @@ class ResponseRoutes:
                 await settle(queue.submitting, self._store, [response])
             raise
         if result is None:
-            return Response(status_code=499)  # nobody reads it
+            return Response(status_code=499)  # the client has left
         reason = result.choices[0].finish_reason if result.choices else None
         end = response_end(JobState.DONE, reason, result.text, result.usage, (None, None))
         if info.is_stored:
@@ -239,21 +239,21 @@ def _answer(response: StoredResponse, status: Status, end: ResponseEnd | None = 
 
 
 def _unknown() -> HttpError:
-    # The same for another tenant's: it must not tell which there are.
+    # The same for another tenant's response, so that it does not reveal which exist.
     return bad_request("there is no such response", code="response_not_found", param="response_id", status=404)
 
 
-def _page(info: ResponseInfo, messages: Sequence[Item], wanted: PageRequest) -> tuple[Sequence[Object], bool]:
-    """Return the items of a page alone, and whether there are more. An item is never deleted before the others.
+def _page(info: ResponseInfo, messages: Sequence[Item], request: PageRequest) -> tuple[Sequence[Object], bool]:
+    """Return the items of a page, and whether there are more. Items are only deleted together.
 
     Raises:
-        RequestRefused: the cursor is the id of no item.
+        RequestRefused: the cursor is not the id of an item.
     """
-    places = range(len(messages)) if wanted.order == "asc" else range(len(messages) - 1, -1, -1)
+    places = range(len(messages)) if request.order == "asc" else range(len(messages) - 1, -1, -1)
     begin = 0
-    if wanted.after is not None:
-        begin = places.index(_place_of(info, wanted.after, len(messages))) + 1
-    end = begin + wanted.limit
+    if request.after is not None:
+        begin = places.index(_place_of(info, request.after, len(messages))) + 1
+    end = begin + request.limit
     return [input_item(info, place, messages[place]) for place in places[begin:end]], end < len(places)
 
 

@@ -1,9 +1,9 @@
 """The table of responses.
 
-A row is written before its job is submitted. It is open until somebody who sees the end of the job stores it: a gateway
-that follows the job, one that is asked for the response, or the sweep. The first end is kept. `lost` is the end of a
-job that the queue does not know; if an end of it turns up later, that one is kept instead. The row of a job that the
-queue refused is deleted, unless a second request with its idempotency key has it too.
+A row is written before its job is submitted. It is open until the end of the job is stored: by a gateway that follows
+the job, by one that is asked for the response, or by the sweep. The first end is kept. `lost` is the end of a job that
+the queue does not know; if the job's end is found later, it replaces `lost`. The row of a job that the queue refused
+is deleted, unless a second request with its idempotency key uses it, too.
 """
 
 import re
@@ -38,41 +38,41 @@ _ID = re.compile(r"resp_[A-Za-z0-9_-]{1,64}")
 _OPEN, _LOST = "open", "lost"
 
 _COLUMNS = tuple(column for column in responses.columns if column.name != "input")
-"""All but the input, which may be megabytes."""
+"""All columns but the input, which may have megabytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredResponse:
-    """A row."""
+    """A row of the table."""
 
     info: ResponseInfo
     tenant: str
     queue: str
     expires_ms: int
     input: Sequence[Item] = ()
-    """Empty where it was not asked for."""
+    """Empty if it was not read."""
 
     depth: int = 0
     idempotency_key: str | None = None
     digest: str = ""
     end: ResponseEnd | None = None
-    """None while it is open."""
+    """None while the response is open."""
 
 
 class ResponseStore:
-    """The responses in a database. Threads may share it.
+    """The responses in a database. Thread-safe.
 
     Args:
-        database: Every method raises HistoryUnavailable while it cannot be used.
+        database: The database. Every method raises HistoryUnavailable while it cannot be used.
     """
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def add(self, new: StoredResponse, max_bytes: int | None = None) -> StoredResponse | None:
-        """Add a row, or return that of an earlier request with the same idempotency key, unless it has expired.
+        """Add a row; or return the row of an earlier request with the same idempotency key that has not expired.
 
-        Requests at the same time may together exceed `max_bytes` by what they hold, and outputs come on top.
+        Concurrent requests may together exceed `max_bytes` by their size, and outputs are not counted in advance.
 
         Raises:
             TooManyBytes: the files and responses of its tenant would take more than `max_bytes`.
@@ -81,41 +81,41 @@ class ResponseStore:
         if max_bytes is not None:
             self._check_room(new, values["bytes"], max_bytes)
         with self._database.transaction() as connection:
-            if new.idempotency_key is not None:  # else it would be every expired row without a key
+            if new.idempotency_key is not None:  # otherwise this would delete every expired row without a key
                 connection.execute(responses.delete().where(*_same(new), responses.c.expires_ms <= wall_ms()))
             kind = postgresql if connection.dialect.name == "postgresql" else sqlite
             insert = kind.insert(responses).values(values)
-            # Whoever added the row sees that it is not alone with it, and `withdraw` leaves it.
-            found = insert.on_conflict_do_update(
+            # The changed time of expiry makes `withdraw` keep the row for this request.
+            upsert = insert.on_conflict_do_update(
                 index_elements=["tenant", "idempotency_key"], set_={"expires_ms": responses.c.expires_ms + 1}
             )
-            row = connection.execute(found.returning(*_COLUMNS)).mappings().one()
+            row = connection.execute(upsert.returning(*_COLUMNS)).mappings().one()
             return None if row["id"] == new.info.id else _response(row)
 
     def _check_room(self, new: StoredResponse, num_bytes: int, max_bytes: int) -> None:
-        """Check that there is room for a row that is not there. Apart from the write: on SQLite all others wait for it.
+        """Check that there is room for a new row, outside the write's transaction, for which all others wait on SQLite.
 
         Raises:
-            TooManyBytes: there is none.
+            TooManyBytes: there is no room.
         """
         with self._database.reading() as connection:
             if not _is_known(connection, new):
                 check_room(connection, new.tenant, num_bytes, max_bytes)
 
     def withdraw(self, new: StoredResponse) -> None:
-        """Delete a row that was added, unless another request with the same idempotency key found it."""
+        """Delete a row that was added, unless another request with the same idempotency key has found it."""
         is_same = (responses.c.id == new.info.id, responses.c.expires_ms == new.expires_ms)
         with self._database.transaction() as connection:
             connection.execute(responses.delete().where(*is_same))
 
     def reopen(self, response_id: str) -> None:
-        """Open a lost response again, whose job was submitted once more."""
+        """Reopen a lost response whose job was submitted again."""
         is_lost = (responses.c.id == response_id, responses.c.status == _LOST)
         with self._database.transaction() as connection:
             connection.execute(responses.update().where(*is_lost).values(status=_OPEN, ended_ms=None, error=None))
 
     def get(self, response_id: str, tenant: str) -> StoredResponse | None:
-        """Return a response of a tenant; None if there is none."""
+        """Return a tenant's response; None if it does not exist."""
         if not _ID.fullmatch(response_id):
             return None
         with self._database.reading() as connection:
@@ -123,14 +123,14 @@ class ResponseStore:
         return None if row is None else _response(row)
 
     def input_of(self, response_id: str, tenant: str) -> Sequence[Item] | None:
-        """Return the input of a response of a tenant; None if there is none."""
+        """Return the input of a tenant's response; None if it does not exist."""
         if not _ID.fullmatch(response_id):
             return None
         with self._database.reading() as connection:
             return connection.execute(sa.select(responses.c.input).where(*_own(response_id, tenant))).scalar()
 
     def conversation(self, response_id: str, tenant: str) -> list[StoredResponse]:
-        """Return a response of a tenant and all that it continues, the oldest first; without those gone."""
+        """Return a tenant's response and all existing responses that it continues, the oldest first."""
         if not _ID.fullmatch(response_id):
             return []
         first = sa.select(responses.c.id, responses.c.previous_id).where(*_own(response_id, tenant))
@@ -143,7 +143,7 @@ class ResponseStore:
             return [_response(row) for row in connection.execute(query).mappings()]
 
     def finish(self, ends: Mapping[str, ResponseEnd]) -> None:
-        """Store the ends of responses, by id, unless they have one. `LOST` gives way to any other."""
+        """Store the ends of responses, by id, unless they have one. Any other end replaces `LOST`."""
         with self._database.transaction() as connection:
             for response_id, end in ends.items():
                 is_lost = end is LOST
@@ -159,26 +159,26 @@ class ResponseStore:
             connection.execute(responses.delete().where(responses.c.id == response_id))
 
     def open_after(self, queue: str, response_id: str, limit: int) -> list[StoredResponse]:
-        """Return open responses of all tenants of a queue whose id comes after this one, in the order of ids."""
-        # As text, so that the partial index is used.
+        """Return open responses of all tenants of a queue with ids after this one, ordered by id."""
+        # As text and not a parameter, so that the partial index is used.
         is_next = (sa.text("status = 'open'"), responses.c.queue == queue, responses.c.id > response_id)
         query = sa.select(*_COLUMNS).where(*is_next).order_by(responses.c.id).limit(limit)
         with self._database.reading() as connection:
             return [_response(row) for row in connection.execute(query).mappings()]
 
     def recorded(self, queue: str, job_ids: Sequence[JobId]) -> dict[JobId, ResponseEnd]:
-        """Return the ends that the history has; of jobs that are done, only with their output."""
+        """Return the ends of jobs in the history; those of done jobs only if it has their output."""
         columns = (jobs.c.id, jobs.c.state, jobs.c.error_code, jobs.c.error, results.c.choices, results.c.usage)
         is_same = (results.c.job_id == jobs.c.id) & (results.c.submitted_ms == jobs.c.submitted_ms)
         is_one = (queue_of_id == queue, jobs.c.id.in_(job_ids))
         query = sa.select(*columns).select_from(jobs.outerjoin(results, is_same)).where(*is_one)
         with self._database.reading() as connection:
             rows = connection.execute(query).mappings().all()
-        found = ((JobId(row["id"]), _recorded_end(row)) for row in rows)
-        return {job_id: end for job_id, end in found if end is not None}
+        ends = ((JobId(row["id"]), _recorded_end(row)) for row in rows)
+        return {job_id: end for job_id, end in ends if end is not None}
 
     def delete_expired(self, limit: int) -> int:
-        """Delete responses whose time is over; return how many."""
+        """Delete expired responses; return how many."""
         expired = sa.select(responses.c.id).where(responses.c.expires_ms <= wall_ms()).limit(limit)
         with self._database.transaction() as connection:
             return connection.execute(responses.delete().where(responses.c.id.in_(expired))).rowcount
@@ -202,7 +202,7 @@ def _is_known(connection: sa.Connection, new: StoredResponse) -> bool:
 
 
 def _json_bytes(value: object) -> int:
-    """Return how many bytes a value takes in a column of JSON."""
+    """Return the size of a value in a JSON column, in bytes."""
     return len(compact_json(value).encode())
 
 

@@ -1,4 +1,4 @@
-"""Send the events of a response to a reader, from the beginning or from any number on."""
+"""Stream the events of a response to a reader, from the beginning or after any event."""
 
 import json
 from collections.abc import AsyncIterator, Iterable
@@ -20,9 +20,9 @@ class ResponseStream:
     """The stream of one response to one reader. Changes as events are sent.
 
     Args:
-        response: As it was when the reader came.
-        queue: The queue of its job; None for a response that has ended.
-        store: Gets the end.
+        response: The response at the time of the request.
+        queue: The queue of its job; None if the response has ended.
+        store: The table in which the end is stored.
         after: The number of the last event that the reader has.
     """
 
@@ -33,10 +33,10 @@ class ResponseStream:
         self._events = ResponseEvents(response.info, after)
         self._end = response.end
         self.is_over = False
-        """Whether the last event was sent, which may be an error."""
+        """Whether the last event, which may be an error, was sent."""
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Yield server-sent events. A stream that cannot go on ends with an error."""
+        """Yield server-sent events. A stream that cannot continue ends with an error."""
         try:
             for event in self._events.begin():
                 yield _sse(event)
@@ -54,7 +54,7 @@ class ResponseStream:
         self.is_over = True
 
     async def _output(self) -> AsyncIterator[Iterable[Object]]:
-        """Yield the events of the output as it comes, and read the end, unless it is known."""
+        """Yield the events of new output, and read the end, unless it is known."""
         if self._end is not None or self._queue is None:
             return
         try:
@@ -63,23 +63,23 @@ class ResponseStream:
                 if entry.end is not None:
                     self._end = self._end_of(entry.end)
         except (JobNotFound, ResultExpired, ChannelExpired):
-            return  # the table may have it
+            return  # the table may have the end
 
     def _end_of(self, end: End) -> ResponseEnd:
         failure = (end.error_code, end.error)
         return response_end(end.state, end.finish_reason, self._events.text, end.usage, failure)
 
     async def _stored_end(self) -> ResponseEnd:
-        """Return the end, and store it first: whoever has read it finds it.
+        """Return the end, after it was stored: a client that has read it can retrieve the response.
 
         Raises:
-            HttpError: the queue lost the rest of the output, or the job, and nobody knows the end yet.
+            HttpError: the queue lost the rest of the output, or the job, and the end is not known yet.
         """
         is_new, info = self._response.end is None, self._response.info
         if self._end is None and self._queue is not None and info.is_stored:
             settled = await settle(self._queue.submitting, self._store, [self._response])
-            found = settled[info.id]
-            self._end, is_new = (None if isinstance(found, JobState) else found), False
+            end = settled[info.id]
+            self._end, is_new = (None if isinstance(end, JobState) else end), False
         if self._end is None:
             message = "the output cannot be followed: retrieve the response later"
             raise HttpError(503, SERVER, message, "output_unavailable")
@@ -88,17 +88,17 @@ class ResponseStream:
         return self._end
 
     def _error(self, error: HttpError) -> bytes:
-        """Return the event of an error. Its `error` makes clients raise, which take an end for a complete answer."""
+        """Return the event of an error. Its field `error` makes clients raise, so they do not accept the output."""
         about = error.body["error"]
         number = max(self._events.after, self._events.last)
         return _sse({**about, "type": "error", "sequence_number": number, "error": about})
 
 
 def check_place(response: StoredResponse, after: int) -> None:
-    """Check that a response which has ended has the event that its reader has.
+    """Check that an ended response has the event after which its reader resumes.
 
     Raises:
-        HttpError: it has fewer.
+        HttpError: it has fewer events.
     """
     if response.end is None:
         return
@@ -110,7 +110,7 @@ def check_place(response: StoredResponse, after: int) -> None:
 
 
 async def keep_end(store: ResponseStore, response_id: str, end: ResponseEnd) -> None:
-    """Store an end if the database can be used; if it cannot, the sweep does it later."""
+    """Store an end if the database can be used; otherwise the sweep does so later."""
     try:
         await SQL.run(store.finish, {response_id: end})
     except HistoryUnavailable:
@@ -124,5 +124,5 @@ def _too_far(events: ResponseEvents) -> HttpError:
 
 
 def _sse(event: Object) -> bytes:
-    """Encode one event. ASCII, because httpx takes U+2028 for the end of a line."""
+    """Encode one event, in ASCII, because httpx treats U+2028 as a line end."""
     return f"event: {event['type']}\ndata: {json.dumps(event, separators=(',', ':'))}\n\n".encode()

@@ -1,6 +1,6 @@
-"""Store the ends of responses that nobody followed to the end, and delete those whose time is over.
+"""Store the ends of responses that no client followed to the end, and delete expired responses.
 
-The table is the list of what is to be done, so a sweep may be killed anywhere, and any number may run.
+The table is the work list, so a sweep may be killed at any point, and any number of sweeps may run at once.
 """
 
 import asyncio
@@ -15,21 +15,21 @@ from sluice.producer.aio import AsyncProducer
 from sluice.producer.errors import HistoryUnavailable, ProducerError
 
 PAGE = 100
-"""Responses that are looked at in one round trip: their outputs are in memory at once."""
+"""Responses that are settled in one round trip, with their outputs in memory."""
 
 DELETED_AT_ONCE = 1000
 FOR_S = 0.5
-"""How long a sweep works; it looks at one page at least. One runs each second, and batches wait for it."""
+"""How long a sweep works, but it settles at least one page. It runs each second, and batches wait for it."""
 
 PATIENCE_S = 5.0
 LOG = logging.getLogger(__name__)
 
 
 def sweep_responses(redis_url: str, queue: str, database_url: str, *, after: str = "", for_s: float = FOR_S) -> str:
-    """Look at the open responses of a queue, and delete expired ones of all. Without the tables, there are none.
+    """Settle the open responses of a queue, and delete the expired ones of all queues. Do nothing without the tables.
 
-    Only of one queue, because others may be on other servers: here, their jobs would seem lost. Returns the id after
-    which the next sweep goes on if time is up; "" if all were looked at.
+    Only of one queue, because the jobs of others may be on other servers, and would seem lost. Returns the id after
+    which the next sweep continues if time is up; "" if all responses were settled.
 
     Raises:
         ProducerError: the queue's server cannot be used; the next sweep tries again.
@@ -37,7 +37,7 @@ def sweep_responses(redis_url: str, queue: str, database_url: str, *, after: str
     with Database(database_url) as database:
         store, until_s = ResponseStore(database), monotonic() + for_s
         try:
-            # First: what cannot be settled must not keep them.
+            # First, because an error in settling must not prevent it.
             while store.delete_expired(DELETED_AT_ONCE) == DELETED_AT_ONCE and monotonic() < until_s:
                 pass
             return asyncio.run(_settle(redis_url, queue, store, after, until_s))
@@ -55,15 +55,15 @@ async def _settle(redis_url: str, queue: str, store: ResponseStore, after: str, 
     return ""
 
 
-async def _settle_each(client: AsyncProducer, store: ResponseStore, found: Sequence[StoredResponse]) -> None:
-    """Settle responses of one queue; one that cannot be read keeps none of the others open."""
+async def _settle_each(client: AsyncProducer, store: ResponseStore, page: Sequence[StoredResponse]) -> None:
+    """Settle responses of one queue; one that cannot be read does not keep the others open."""
     try:
-        await settle(client, store, found)
+        await settle(client, store, page)
     except ProducerError:
         raise
     except Exception:
-        if len(found) == 1:
-            LOG.exception("the response %s cannot be settled; the next sweep tries again", found[0].info.id)
+        if len(page) == 1:
+            LOG.exception("the response %s cannot be settled; the next sweep tries again", page[0].info.id)
             return
-        for one in found:
-            await _settle_each(client, store, [one])
+        for response in page:
+            await _settle_each(client, store, [response])

@@ -15,7 +15,7 @@ from sluice.producer.errors import HistoryUnavailable
 
 
 class Database:
-    """A database that is written. Threads may share it. Leaving the context closes its connections.
+    """A writable database. Thread-safe. Leaving the context closes its connections.
 
     Args:
         url: `sqlite:///FILE` or `postgresql://…`.
@@ -44,10 +44,10 @@ class Database:
         self._engine.dispose()
 
     def check(self) -> None:
-        """Check that its tables can be read.
+        """Check that the gateway's tables can be read.
 
         Raises:
-            HistoryUnavailable: they cannot now.
+            HistoryUnavailable: they cannot be read now.
         """
         with self.reading():
             return
@@ -85,9 +85,9 @@ class Database:
 
 
 def lock_tenant(connection: sa.Connection, tenant: str) -> None:
-    """Let no other transaction lock this tenant until this one ends, so that what it counts stays true.
+    """Lock a tenant until the transaction ends, so that its stored bytes do not change after they were counted.
 
-    On SQLite a transaction that writes is alone anyway.
+    On SQLite, only one transaction writes at a time anyway.
     """
     if connection.dialect.name == "postgresql":
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtextextended(f"sluice {tenant}", 0))))

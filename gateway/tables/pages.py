@@ -1,7 +1,7 @@
-"""Pages of rows, newest first or oldest first, from a cursor on.
+"""Pages of rows, newest or oldest first, after a cursor.
 
-Clients send the id of the last row that they have, which may be deleted by then. So an id has the time of its row, and
-with it its place in the list.
+The cursor is the id of the last row that the client has, which may have been deleted since. So an id contains the time
+of its row, and thereby its place in the list.
 """
 
 import re
@@ -21,23 +21,23 @@ Order = Literal["asc", "desc"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageRequest:
-    """A page."""
+    """A request for one page of a tenant's rows."""
 
     tenant: str
     after: str | None = None
-    """Id of the last row of the page before."""
+    """Id of the last row of the previous page."""
 
     limit: int
     order: Order = "desc"
 
 
 def new_name(created_ms: int) -> str:
-    """Draw what follows the prefix of the id of a row: its time and 80 random bits."""
+    """Return the part of a new row's id after its prefix: its time and 80 random bits."""
     return f"{created_ms:012x}{token_hex(10)}"
 
 
 def is_id(text: str) -> bool:
-    """Return whether a text looks like an id of ours. Others are not looked up: databases refuse some texts."""
+    """Return whether a text has the form of an id. Others are not looked up, because databases refuse some texts."""
     return ID.fullmatch(text) is not None
 
 
@@ -49,26 +49,26 @@ class RowPlace(NamedTuple):
 
 
 def page(
-    connection: sa.Connection, table: sa.Table, wanted: PageRequest, *also: sa.ColumnElement[bool]
+    connection: sa.Connection, table: sa.Table, request: PageRequest, *also: sa.ColumnElement[bool]
 ) -> tuple[list[RowMapping], bool]:
-    """Return the rows of a page, and whether there are more. The table has tenant, created_ms and id.
+    """Return the rows of a page, and whether there are more. The table must have tenant, created_ms and id.
 
-    A row that was deleted has kept its place. The id of another tenant's row is as one that never was.
+    The id of a deleted row is a valid cursor. The id of another tenant's row has the same effect as an unknown id.
 
     Raises:
         RequestRefused: the cursor is not an id.
     """
     columns = (table.c.created_ms, table.c.id)
-    is_own = table.c.tenant == wanted.tenant
+    is_own = table.c.tenant == request.tenant
     query = sa.select(*table.columns).where(is_own, *also)
-    if wanted.after is not None:
-        at = _place_of(wanted.after)
+    if request.after is not None:
+        at = _place_of(request.after)
         # Any: SQLAlchemy's comparison of tuples takes a tuple
         place, bound = sa.tuple_(*columns), cast("Any", sa.tuple_(*map(sa.literal, at)))
-        query = query.where(place < bound if wanted.order == "desc" else place > bound)
-    ordered = query.order_by(*(column.desc() if wanted.order == "desc" else column for column in columns))
-    rows = list(connection.execute(ordered.limit(wanted.limit + 1)).mappings())
-    return rows[: wanted.limit], len(rows) > wanted.limit
+        query = query.where(place < bound if request.order == "desc" else place > bound)
+    ordered = query.order_by(*(column.desc() if request.order == "desc" else column for column in columns))
+    rows = list(connection.execute(ordered.limit(request.limit + 1)).mappings())
+    return rows[: request.limit], len(rows) > request.limit
 
 
 def _place_of(row_id: str) -> RowPlace:
@@ -79,6 +79,6 @@ def _place_of(row_id: str) -> RowPlace:
 
 
 def unknown_cursor() -> RequestRefused:
-    """Return the error for an `after` that has no place in the list: an empty page would look like its end."""
+    """Return the error for an invalid `after`: an empty page would look like the end of the list."""
     message = "after must be the id of the last item of the previous page"
     return RequestRefused("invalid_request", message, "after")

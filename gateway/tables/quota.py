@@ -1,4 +1,4 @@
-"""The bound on what the files and responses of a tenant take, and what is answered beyond it."""
+"""The storage quota of a tenant's files and responses, and the error for requests that exceed it."""
 
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
@@ -19,37 +19,37 @@ Row = TypeVar("Row")
 Result = TypeVar("Result")
 
 MIN_FILE_BYTES = 4096
-"""What a small file counts, for its row and its place on a disk."""
+"""Least number of bytes that a file counts, for its row and its space on a disk."""
 
 RESPONSE_BYTES = 1024
-"""What a response counts besides its input, options and output, for its row and its entries in indexes."""
+"""Bytes that a response counts besides its input, options and output, for its row and its index entries."""
 
 
 class Quota:
-    """The bound for each tenant.
+    """The storage quota of each tenant.
 
     Args:
-        database: Has the files and responses of all gateways.
-        max_bytes: The bound.
+        database: The database with the files and responses of all gateways.
+        max_bytes: The quota of a tenant.
     """
 
     def __init__(self, database: Database, max_bytes: int) -> None:
         self._database, self._max_bytes = database, max_bytes
         self._incoming: dict[str, int] = {}
-        """Bytes of each tenant's uploads that this process receives and that have no row yet."""
+        """Bytes of uploads that this process is receiving and that have no row yet, by tenant."""
 
     async def check(self, tenant: str, num_bytes: int = 1) -> None:
-        """Check before a batch that there is room.
+        """Check that there is room before a batch.
 
         Raises:
-            HttpError: there is none.
+            HttpError: there is no room.
         """
         if await self._stored(tenant) + num_bytes > self._max_bytes:
             raise self._refusal()
 
     @contextmanager
     def receiving(self, tenant: str) -> Generator["Incoming"]:
-        """Count an upload of a tenant until it has its row or has failed."""
+        """Count an upload of a tenant until its row exists or it has failed."""
         incoming = Incoming(partial(self._reserve, tenant))
         try:
             yield incoming
@@ -58,7 +58,7 @@ class Quota:
 
     async def _reserve(self, tenant: str, num_bytes: int) -> None:
         stored = await self._stored(tenant)
-        # Nothing waits from here on, so of uploads at the same time those that fit are counted.
+        # No await from here on, so that exactly those concurrent uploads are counted that fit.
         if stored + self._incoming.get(tenant, 0) + num_bytes > self._max_bytes:
             raise self._refusal()
         self._count(tenant, num_bytes)
@@ -69,10 +69,10 @@ class Quota:
             self._incoming[tenant] = left
 
     async def add(self, add: Callable[[Row, int], Result], row: Row) -> Result:
-        """Call a method of a store that adds a row if there is room within a number of bytes.
+        """Add a row by a store's method, which checks that there is room within a number of bytes.
 
         Raises:
-            HttpError: there is none.
+            HttpError: there is no room.
         """
         try:
             return await SQL.run(add, row, self._max_bytes)
@@ -93,20 +93,20 @@ class Quota:
 
 
 class Incoming:
-    """What one upload takes of its tenant's room while it is received. Changes as it arrives.
+    """The part of the quota that one upload uses while it is received. Changes as it arrives.
 
     Args:
-        reserve: Counts bytes, or raises.
+        reserve: Counts bytes, or raises HttpError.
     """
 
     def __init__(self, reserve: Callable[[int], Awaitable[None]]) -> None:
         self._reserve = reserve
         self._num_received = 0
         self.num_counted = 0
-        """What was announced, or has been received if that is more."""
+        """Announced or received bytes, whichever is more."""
 
     async def announce(self, num_bytes: int) -> None:
-        """Count what a client says it will send, so that what must be refused is not received.
+        """Count the announced size, so that an upload that must be refused is not received.
 
         Raises:
             HttpError: there is no room.
@@ -114,7 +114,7 @@ class Incoming:
         await self._count_up_to(max(num_bytes, MIN_FILE_BYTES))
 
     async def receive(self, num_bytes: int) -> None:
-        """Count what has arrived, before it is stored.
+        """Count received bytes before they are stored.
 
         Raises:
             HttpError: there is no room.
@@ -139,9 +139,9 @@ def check_room(connection: sa.Connection, tenant: str, num_bytes: int, max_bytes
 
 
 def stored_bytes(connection: sa.Connection, tenant: str) -> int:
-    """Return what the files and responses of a tenant take. Of responses it reads an index only."""
+    """Return the bytes that count for a tenant's files and responses. For responses, only an index is read."""
     sizes = sa.case((files.c.bytes < MIN_FILE_BYTES, MIN_FILE_BYTES), else_=files.c.bytes)
     of_files = sa.select(sa.func.sum(sizes)).where(files.c.tenant == tenant)
     of_responses = sa.select(sa.func.sum(responses.c.bytes)).where(responses.c.tenant == tenant)
     sums = connection.execute(sa.select(of_files.scalar_subquery(), of_responses.scalar_subquery())).one()
-    return sum(int(found or 0) for found in sums)
+    return sum(int(num_bytes or 0) for num_bytes in sums)

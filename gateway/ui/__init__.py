@@ -1,1 +1,1 @@
-"""The page of the gateway at /ui: what operators and tenants see and change in a browser."""
+"""The gateway's web page at /ui, for operators and tenants."""

@@ -35,10 +35,10 @@ from sluice.gateway.ui.visitors import Visitors
 
 
 class Assets(StaticFiles):
-    """Scripts, styles and icons. Their addresses change with their content."""
+    """Scripts, styles and icons. Their URLs change with their content."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
-        """Return a file, which browsers keep."""
+        """Return a file, which browsers may cache."""
         response = await super().get_response(path, scope)
         response.headers.update({**HEADERS, "cache-control": "public, max-age=31536000, immutable"})
         return response
@@ -53,7 +53,7 @@ class SharedParts:
     rates: KeyRates
     records: Records
     database: Database
-    """Where sign-ins and the audit log are, and the history."""
+    """The database with sign-ins, the audit log and the history."""
 
     storage: Storage
 

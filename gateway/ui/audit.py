@@ -1,4 +1,4 @@
-"""The log of changes made on the page: who, what, when, and how it ended."""
+"""The audit log of changes made on the page: caller, action, target, time and outcome."""
 
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -16,11 +16,11 @@ from sluice.producer.errors import HistoryUnavailable
 from sluice.protocol.clock import wall_ms
 
 MAX_TARGET_BYTES = 1000
-"""An index of PostgreSQL takes at most 2,704."""
+"""Most bytes of a target; an index entry of PostgreSQL has at most 2,704."""
 
 ROWS_AT_ONCE = 500
 MAX_REFUSALS = 10
-"""Failed sign-ins that a gateway writes down in a minute: everybody may send them."""
+"""Most failed sign-ins that a gateway records in a minute, because anyone may send them."""
 
 MINUTE_S = 60.0
 LOG = logging.getLogger(__name__)
@@ -28,15 +28,15 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One change that is being made. Changes: its outcome is set when it is known."""
+    """One action in progress. Changes when its outcome is known."""
 
     outcome: str = "done"
     outcomes: dict[str, str] = field(default_factory=dict[str, str])
-    """Of targets that ended otherwise."""
+    """Outcomes of targets that differ from `outcome`."""
 
 
 class AuditLog:
-    """The log, in SQL: a row for each target of a change. Changes: it counts failed sign-ins."""
+    """The log, in SQL: one row for each target of an action. Changes: it counts failed sign-ins."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -46,12 +46,12 @@ class AuditLog:
     async def action(
         self, caller: Caller, action: str, targets: str | Sequence[str], queue: str | None = None
     ) -> AsyncGenerator[Entry]:
-        """Write that a change begins, before the body makes it; then its outcome, or the error that it ended with.
+        """Record an action before the body performs it, and afterwards its outcome or error.
 
-        A change that was made is answered also if its outcome cannot be written: then the gateway's log has it.
+        If only the outcome cannot be recorded, the action still succeeds, and the gateway's log has the outcome.
 
         Raises:
-            HistoryUnavailable: the change cannot be written down, so it is not made.
+            HistoryUnavailable: the action cannot be recorded, so it is not performed.
         """
         entry, named = Entry(), (targets,) if isinstance(targets, str) else targets
         ids = {target: token_hex(12) for target in named}
@@ -70,7 +70,7 @@ class AuditLog:
                 LOG.error("The outcome of a change is not in the audit log (%s): %s %s %s %s", error, *facts)  # noqa: TRY400  # expected
 
     async def refused_sign_in(self, address: str, key_id: str | None) -> None:
-        """Write down a failed sign-in, if there were not many in this minute. A failure to do so is only logged."""
+        """Record a failed sign-in, up to `MAX_REFUSALS` a minute. A failure to do so is only logged."""
         if monotonic() - self._minute_s >= MINUTE_S:
             self._minute_s, self._num_refusals = monotonic(), 0
         self._num_refusals += 1
@@ -94,12 +94,12 @@ class AuditLog:
         with self._database.transaction() as connection:
             for outcome, row_ids in by_outcome.items():
                 for at in range(0, len(row_ids), ROWS_AT_ONCE):
-                    some = audit_log.c.id.in_(row_ids[at : at + ROWS_AT_ONCE])
-                    connection.execute(audit_log.update().where(some).values(outcome=outcome))
+                    is_in_slice = audit_log.c.id.in_(row_ids[at : at + ROWS_AT_ONCE])
+                    connection.execute(audit_log.update().where(is_in_slice).values(outcome=outcome))
 
 
 def _facts(caller: Caller) -> Mapping[str, object]:
-    """Return the time and the visitor."""
+    """Return the columns with the time and the caller."""
     key_id, tenant = (None, None) if caller.key is None else (caller.key.id, caller.key.tenant)
     return {"at_ms": wall_ms(), "key_id": key_id, "tenant": tenant}
 

@@ -1,4 +1,4 @@
-"""How pages write numbers, times and text. No I/O."""
+"""Formatting of numbers, times and text on pages. No I/O."""
 
 import json
 import time
@@ -8,10 +8,10 @@ from sluice.producer.timeline.durations import DASH, UNITS
 
 PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
 UNSEEN = (*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-"""Control characters without a picture, and those that turn the direction of the text around them."""
+"""Control characters without a Unicode picture, and those that change the direction of text."""
 
 SHOWN = PICTURES | dict.fromkeys(UNSEEN, 0xFFFD)
-"""Characters that act, and the visible ones that stand for them."""
+"""Replacements of control characters by visible characters."""
 
 
 def count(value: float | None) -> str:
@@ -72,9 +72,9 @@ def sentence(text: str) -> str:
 
 
 def visible(value: object) -> object:
-    """Return a text with its control characters made visible, so that none of them acts; anything else as it is.
+    """Return a text with its control characters replaced by visible ones; return any other value unchanged.
 
-    Markup is not text: values inserted into it have passed here.
+    Markup is returned unchanged, too: the values in it have been replaced already.
     """
     return value.translate(SHOWN) if isinstance(value, str) and not hasattr(value, "__html__") else value
 

@@ -1,4 +1,4 @@
-"""What all pages share: sign-in, scopes, protection of forms, security headers, and errors that people read."""
+"""The common frame of all pages: sign-in, scopes, CSRF protection, security headers and error pages."""
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
@@ -21,7 +21,7 @@ HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; font-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
     "x-content-type-options": "nosniff",
-    # Browsers send the origin of a form only to a site to which they may send a referrer.
+    # Browsers send a form's Origin only to a site that may get a Referer.
     "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
@@ -65,13 +65,13 @@ NAVIGATION = (
 
 
 class Frame:
-    """What surrounds each page."""
+    """The frame of each page: authentication, error handling and headers."""
 
     def __init__(self, visitors: Visitors) -> None:
         self._visitors = visitors
 
     def page(self, path: str, handler: Page, *, scope: str = "read") -> Route:
-        """Return the route of a page that is only looked at."""
+        """Return the route of a page without changes."""
 
         async def answer(request: Request) -> Response:
             visitor = await self._visitors.of(request)
@@ -84,7 +84,7 @@ class Frame:
         return Route(path, self._guarded(answer), methods=["GET"])
 
     def action(self, path: str, handler: Action, *, scope: str | None) -> Route:
-        """Return the route of a form that changes something; without a scope, every visitor may send it."""
+        """Return the route of a form that makes changes. `scope`: None: every visitor may send it."""
 
         async def answer(request: Request) -> Response:
             visitor = await self._visitors.of(request)
@@ -104,7 +104,7 @@ class Frame:
         return Route(path, self._guarded(handler), methods=[method])
 
     def is_still_in(self, visitor: Visitor) -> bool:
-        """Return whether a visitor may continue to watch."""
+        """Return whether a visitor may continue to read a live stream."""
         return self._visitors.is_still_in(visitor)
 
     async def has_session(self, visitor: Visitor) -> bool:
@@ -116,7 +116,7 @@ class Frame:
             try:
                 response = await answer(request)
             except ClientDisconnect:
-                raise  # an answer would not be read
+                raise  # no client would read a response
             except HistoryUnavailable:
                 response = render(request, "no_history.html", status=503)
             except (HTTPException, HttpError, RequestRefused, ProducerError) as error:
@@ -132,7 +132,7 @@ class Frame:
 
 
 def render(request: Request, template: str, *, status: int = 200, **values: object) -> Response:
-    """Render a page for its visitor."""
+    """Render a page for the visitor of a request."""
     visitor: Visitor | None = getattr(request.state, "visitor", None)
     links = [link for link in NAVIGATION if visitor is not None and visitor.may(link.scope)]
     here = max((link.path for link in links if request.url.path.startswith(link.path)), key=len, default="")
@@ -143,11 +143,11 @@ def render(request: Request, template: str, *, status: int = 200, **values: obje
 
 
 SAID: dict[str, tuple[str, str]] = {}
-"""What a page says after a change, by the word in its address: kind and sentence."""
+"""Confirmations of changes: kind and sentence, by the word in the page's URL."""
 
 
 def after(path: str, said: str) -> Response:
-    """Go to a page after a change, which it confirms."""
+    """Redirect to a page after a change, which the page confirms."""
     return RedirectResponse(f"{path}{'&' if '?' in path else '?'}said={said}", 303)
 
 
@@ -155,7 +155,7 @@ async def read_form(request: Request, max_bytes: int = MAX_FORM_BYTES) -> Form:
     """Read the fields of a form.
 
     Raises:
-        HttpError: it is too large, or no form; or all requests hold too much.
+        HttpError: the body is too large, or not a form; or all requests use too much memory.
     """
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
         raise bad_request("a form is expected", status=415)
@@ -175,15 +175,15 @@ async def read_form(request: Request, max_bytes: int = MAX_FORM_BYTES) -> Form:
 
 
 def is_own_path(path: str) -> bool:
-    """Return whether an address is one of our pages."""
+    """Return whether a path is one of our pages."""
     return path.startswith("/ui/") and path.isascii() and path.isprintable() and "\\" not in path and "//" not in path
 
 
 def _begin(request: Request, visitor: Visitor) -> None:
-    """Count a request of a visitor who is signed in.
+    """Count a request of a signed-in visitor towards the bounds of its key and tenant.
 
     Raises:
-        HttpError: 429, the visitor's tenant holds too much.
+        HttpError: 429, the visitor's tenant uses too much memory, or the key has read too much.
     """
     request.state.visitor = visitor
     if visitor.caller.key is not None:
@@ -199,7 +199,7 @@ def _to_sign_in(request: Request) -> Response:
 
 
 def readable(error: Refusal) -> HttpError:
-    """Return an error with its status, and a message for people that names no address of a server."""
+    """Return an error with its status, and a message without server addresses."""
     return error if isinstance(error, HttpError) else error_of(error)
 
 

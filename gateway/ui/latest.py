@@ -1,4 +1,4 @@
-"""A reading that all open pages share, so that its cost does not grow with them."""
+"""A cached reading that all open pages share, so that its cost does not grow with their number."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -9,7 +9,7 @@ Found = TypeVar("Found")
 
 
 class Latest(Generic[Found]):
-    """A value that all open pages share: it is read at most so often. Changes with each read."""
+    """A cached value that all open pages share, read at most every `every_s`. Changes with each read."""
 
     def __init__(self, read: Callable[[], Awaitable[Found]], every_s: float) -> None:
         self._read, self._every_s = read, every_s
@@ -17,7 +17,7 @@ class Latest(Generic[Found]):
         self._read_s = float("-inf")
 
     async def get(self) -> Found:
-        """Return the value, read again if it is old."""
+        """Return the value; read it again if it is too old."""
         is_old = monotonic() - self._read_s >= self._every_s
         if self._reading is None or (self._reading.done() and (is_old or self._reading.exception() is not None)):
             self._read_s = monotonic()

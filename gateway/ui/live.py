@@ -1,4 +1,4 @@
-"""Live streams of pages: server-sent events, until the reader leaves or is signed out, or the gateway stops."""
+"""Live streams of pages: server-sent events until the reader leaves or is signed out, or the gateway stops."""
 
 import asyncio
 import json
@@ -19,27 +19,27 @@ from sluice.gateway.ui.visitors import Visitor
 from sluice.producer.errors import ProducerError
 
 BEAT_S = 0.5
-"""How often a stream checks whether it may continue."""
+"""Time between two checks whether a stream may continue, in seconds."""
 
 MAX_STREAMS = 30
-"""Live streams that one API key may have open at a gateway: each costs a few commands a second."""
+"""Most open streams of one API key at a gateway: each costs a few commands a second."""
 
 RETRY_S = 10
 Parts = Mapping[str, str]
-"""HTML by the id of the element that shows it."""
+"""HTML by the id of its element."""
 
 Handler = Callable[[Request, Visitor], Awaitable[AsyncIterator[bytes]]]
 
 
 class LiveResponse(StreamingResponse):
-    """A stream that counts as open while it is sent. Asked for with HEAD, it is only its headers."""
+    """A stream that counts as open while it is sent. The response to HEAD has only its headers."""
 
     def __init__(self, events: AsyncIterator[bytes], open_streams: Counter[str], name: str) -> None:
         super().__init__(events, headers={**HEADERS, "x-accel-buffering": "no"}, media_type=EVENTS)
         self._open, self._name = open_streams, name
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
+        """Send the stream."""
         if scope["method"] == "HEAD":
             await Response(headers=dict(self.headers))(scope, receive, send)
             return
@@ -51,14 +51,14 @@ class LiveResponse(StreamingResponse):
 
 
 class Live:
-    """The source of live streams. Changes: it counts the open ones."""
+    """The live streams. Changes: it counts the open ones."""
 
     def __init__(self, frame: Frame) -> None:
         self._frame = frame
         self._open: Counter[str] = Counter()
 
     def route(self, path: str, handler: Handler) -> Route:
-        """Return the route of a stream: the handler returns its events. A key with too many open ones gets a 429."""
+        """Return the route of a stream; the handler returns its events. A key with too many open streams gets a 429."""
 
         async def answer(request: Request, visitor: Visitor) -> Response:
             name = "" if visitor.caller.key is None else visitor.caller.key.id
@@ -70,7 +70,7 @@ class Live:
         return self._frame.page(path, answer)
 
     def may_go_on(self, request: Request, visitor: Visitor) -> bool:
-        """Return whether a stream continues: the key is active, and the gateway does not stop."""
+        """Return whether a stream may continue: the key is active, and the gateway is not stopping."""
         try:
             return self._frame.is_still_in(visitor) and not is_draining(request)
         except HttpError:  # keys have been unreadable for too long
@@ -94,7 +94,7 @@ class Live:
                 return
 
     async def wait(self, request: Request, visitor: Visitor, wait_s: float, woken: asyncio.Event | None = None) -> bool:
-        """Wait, at most until an event is set, which is cleared; and return whether the stream continues."""
+        """Wait for `wait_s` or until the event `woken` is set; clear it. Return whether the stream may continue."""
         until_s, woken = monotonic() + wait_s, woken or asyncio.Event()
         while not woken.is_set() and (left_s := until_s - monotonic()) > 0:
             if not self.may_go_on(request, visitor):
@@ -107,6 +107,6 @@ class Live:
 
 
 def event(kind: str, data: object, position: str | None = None) -> bytes:
-    """Encode one event, in ASCII: some readers take U+2028 for the end of a line."""
+    """Encode one event, in ASCII, because some readers treat U+2028 as a line end."""
     place = "" if position is None else f"id: {position}\n"
     return f"event: {kind}\n{place}data: {json.dumps(data, separators=(',', ':'))}\n\n".encode("ascii")

@@ -1,4 +1,4 @@
-"""The templates. Everything that they insert is escaped, and its control characters are shown as pictures."""
+"""The templates. Inserted values are escaped, and their control characters shown as pictures."""
 
 from functools import cache
 from hashlib import sha256
@@ -29,7 +29,7 @@ FILTERS = (
 @cache
 def environment() -> Environment:
     """Return the templates with their filters."""
-    made = Environment(
+    templates = Environment(
         loader=FileSystemLoader(HERE / "templates"),
         autoescape=True,
         finalize=formats.visible,
@@ -38,13 +38,13 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     # Any: filters and globals are of any type; the type checker infers those of jinja2's own.
-    cast("dict[str, Any]", made.filters).update({function.__name__: function for function in FILTERS})
-    cast("dict[str, Any]", made.globals).update(static=static_url)
-    return made
+    cast("dict[str, Any]", templates.filters).update({function.__name__: function for function in FILTERS})
+    cast("dict[str, Any]", templates.globals).update(static=static_url)
+    return templates
 
 
 def static_url(name: str) -> str:
-    """Return the address of a static file. It changes with the files, so that browsers may keep them."""
+    """Return the URL of a static file. It changes with the files, so that browsers may cache them."""
     return f"/ui/static/{name}?v={_stamp()}"
 
 

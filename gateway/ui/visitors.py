@@ -1,6 +1,6 @@
-"""Who looks at a page: the bearer of a session of an API key; without keys, everybody on this machine.
+"""Visitors of the page: those with a session of an API key; if the gateway has no keys, anyone on this machine.
 
-A session lives as long as its key: each request, and each beat of a live stream, asks the keyring.
+A session is valid only while its key is active: each request, and each check of a live stream, asks the keyring.
 """
 
 import hmac
@@ -24,18 +24,18 @@ MAX_TOKEN_CHARS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visitor:
-    """Who looks at a page."""
+    """A visitor of a page."""
 
     caller: Caller
     csrf: str
-    """What forms must send with each change."""
+    """The CSRF token that forms must send with each change."""
 
     token: str | None = None
-    """Of the session; None without keys."""
+    """The token of the session; None if the gateway has no keys."""
 
     @property
     def tenant(self) -> str | None:
-        """The only tenant whose jobs and batches are shown; None without keys: all of them."""
+        """The only tenant whose jobs and batches are shown; None, if the gateway has no keys: all of them."""
         return None if self.caller.key is None else self.caller.key.tenant
 
     def may(self, scope: str) -> bool:
@@ -48,7 +48,7 @@ class Visitors:
 
     Args:
         keyring: The keys.
-        sessions: Who is signed in.
+        sessions: The sign-ins.
     """
 
     def __init__(self, keyring: Keyring, sessions: Sessions) -> None:
@@ -56,7 +56,7 @@ class Visitors:
         self._open_csrf = token_urlsafe(32)
 
     async def of(self, request: Request) -> Visitor | None:
-        """Return who sent a request; None if they are not signed in.
+        """Return the sender of a request; None if not signed in.
 
         Raises:
             HttpError, HistoryUnavailable: 503, keys or sessions cannot be read.
@@ -79,9 +79,9 @@ class Visitors:
         return self._keyring.active_key(key.id) is not None
 
     async def has_session(self, visitor: Visitor) -> bool:
-        """Return whether a visitor has neither signed out nor been signed in for too long.
+        """Return whether the visitor's session exists and has not expired.
 
-        While the database is unreachable it counts as signed in, as long as the keyring accepts keys without it.
+        While the database is unreachable, it counts as valid as long as the keyring accepts keys.
         """
         if visitor.token is None:
             return True
@@ -91,24 +91,24 @@ class Visitors:
             return True
 
 
-def check_form(request: Request, visitor: Visitor, given: str) -> None:
-    """Check that a change was asked for on a page of ours.
+def check_form(request: Request, visitor: Visitor, token: str) -> None:
+    """Check that a change was requested from one of our pages.
 
     Raises:
-        HttpError: 403, it comes from another site, or its token does not belong to the session.
+        HttpError: 403, the form comes from another site, or its token does not belong to the session.
     """
     check_origin(request)
-    if not hmac.compare_digest(given.encode(), visitor.csrf.encode()):
+    if not hmac.compare_digest(token.encode(), visitor.csrf.encode()):
         raise HttpError(
             403, CALLER, "the form does not belong to this session: go back, reload the page and try again", "csrf"
         )
 
 
 def check_origin(request: Request) -> None:
-    """Check that a browser sent a form from a page of ours: all of them name the origin of a POST.
+    """Check that a form was sent from one of our pages: all browsers send the Origin of a POST.
 
     Raises:
-        HttpError: 403, it comes from elsewhere.
+        HttpError: 403, the form comes from another site.
     """
     origin, host = request.headers.get("origin", ""), request.headers.get("host", "")
     try:
@@ -120,5 +120,5 @@ def check_origin(request: Request) -> None:
 
 
 def _csrf_of(token: str) -> str:
-    """Return the token of a session's forms, which does not reveal the cookie."""
+    """Return the CSRF token of a session, which does not reveal the cookie."""
     return hmac.new(token.encode(errors="replace"), b"csrf", sha256).hexdigest()

@@ -1,4 +1,4 @@
-"""Try it: ask a model, watch the answer, leave, and rejoin."""
+"""Try it: send a prompt to a model, watch the output, leave, and return."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from sluice.protocol.wire import JobId
 
 PATH = "/ui/try"
 BATCH = "page"
-"""The batch of questions from the page, by which they are found again."""
+"""The batch of all jobs from the page, by which they are found again."""
 
 LISTED = 8
 MAX_TEMPERATURE = 2.0
@@ -32,7 +32,7 @@ MAX_TEMPERATURE = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """The form as it was written: when it is refused, it is shown again."""
+    """The values of the form, which is shown again if it is refused."""
 
     prompt: str = ""
     model: str = ""
@@ -45,7 +45,7 @@ class Question:
         return cls(**{name: form.get(name, [""])[0] for name in cls.__slots__})
 
     def options(self) -> Options:
-        """Return the options of its job.
+        """Return the options of the job.
 
         Raises:
             HttpError: 400, a field is missing or out of its range.
@@ -62,7 +62,7 @@ class Question:
 
 
 class AskPage:
-    """The form. Its job continues when the visitor leaves, and its page shows all of the answer at any time."""
+    """The form. Its job continues when the visitor leaves; the job's page shows the whole output at any time."""
 
     def __init__(self, frame: Frame, queues: Queues, rates: KeyRates, database: Database, audit: AuditLog) -> None:
         self._frame, self._queues, self._rates = frame, queues, rates
@@ -115,7 +115,7 @@ class AskPage:
         return receipt.id
 
     async def _models(self, question: Question) -> Sequence[str]:
-        """Return the models to choose from; if none is known now, the requested one."""
+        """Return the models to choose from; only the chosen one if no model is known now."""
         try:
             return await self._queues.models() or (question.model,)
         except ProducerError:

@@ -1,4 +1,4 @@
-"""The dead set: jobs that failed for good, in groups of the same error; requeue or delete them by selection."""
+"""The dead set: jobs that failed for good, grouped by error; selected jobs can be requeued or deleted."""
 
 import asyncio
 import re
@@ -33,19 +33,19 @@ SAID.update(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """What a form asks for: the jobs that were ticked, or all of a group as the page showed it."""
+    """The selection in a form: ticked jobs, or all jobs of a group as the page showed it."""
 
     action: str
     queue: str
     ticked: frozenset[str]
     code: str | None
-    """The error of the group; None: only the ticked jobs."""
+    """The error of the selected group; None: only the ticked jobs."""
 
     until_ms: int
-    """When the newest job of the group had failed. Those that failed since then were not seen."""
+    """When the newest job of the shown group failed. Jobs that failed later were not seen, and are not selected."""
 
     def has(self, view: JobView) -> bool:
-        """Return whether a dead job is one of them."""
+        """Return whether a dead job is selected."""
         if self.code is None:
             return view.id in self.ticked
         return code_of(view) == self.code and (view.ended_ms or 0) <= self.until_ms
@@ -85,7 +85,7 @@ class DeadPage:
         return after(PATH, f"dead_{word}" if num_changed == len(ids) else "dead_partly")
 
     async def _selected(self, visitor: Visitor, queue: QueueClients, chosen: Chosen) -> list[JobView]:
-        """Return the chosen jobs that are dead and that the visitor may see."""
+        """Return the selected jobs that are dead and that the visitor may see."""
         return [view for view in await queue.submitting.dead(DeadFilter(tenant=visitor.tenant)) if chosen.has(view)]
 
 
@@ -98,20 +98,20 @@ def _chosen(form: Form) -> Chosen:
         action=action,
         queue=form.get("queue", [""])[0],
         ticked=frozenset(ticked),
-        # Without scripts, "all" stays ticked beside jobs.
+        # Without JavaScript, "all" may be ticked together with jobs.
         code=form.get("code", [""])[0] if form.get("all") and not ticked else None,
         until_ms=int(until) if re.fullmatch("[0-9]{1,15}", until) else 0,
     )
 
 
 async def _apply(queue: QueueClients, action: str, ids: Sequence[JobId], entry: Entry) -> int:
-    """Requeue or delete jobs, and return how many were."""
+    """Requeue or delete jobs; return how many were changed."""
     total = 0
     for at in range(0, len(ids), SLICE_JOBS):
-        some, producer = ids[at : at + SLICE_JOBS], queue.submitting
-        changed = await (producer.requeue(some) if action == "requeue" else producer.delete(some))
-        # Of each, so that they are right if a later slice fails.
-        for job_id, is_changed in zip(some, changed, strict=True):
+        job_ids, producer = ids[at : at + SLICE_JOBS], queue.submitting
+        changed = await (producer.requeue(job_ids) if action == "requeue" else producer.delete(job_ids))
+        # Set after each slice, so that the outcomes are right if a later slice fails.
+        for job_id, is_changed in zip(job_ids, changed, strict=True):
             entry.outcomes[job_id] = "done" if is_changed else "refused"
         total += sum(changed)
     return total

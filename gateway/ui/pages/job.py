@@ -1,4 +1,4 @@
-"""One job: its timeline, its output, its options and usage; cancel and requeue it."""
+"""One job: timeline, output, options and usage; buttons to cancel and requeue it."""
 
 from collections.abc import Iterator
 
@@ -21,7 +21,7 @@ from sluice.protocol.wire import JobId, Prompt
 
 KINDS = ("sh", "py")
 MAX_SHOWN_CHARS = 20_000
-"""Of a prompt, and of a call: a page with all of a long one would be slow."""
+"""Most characters shown of a prompt, and of a call: a page with all of a long one would be slow."""
 
 SAID.update(
     cancelled=("good", "The job is cancelled."),
@@ -66,7 +66,7 @@ class JobPage:
         )
 
     async def _call(self, request: Request, visitor: Visitor) -> Response:
-        """Answer with a whole call, as a file."""
+        """Return a whole call as a file."""
         kind, facts = request.path_params["kind"], await self._reader.find(self._id(request, visitor))
         if kind not in KINDS:
             raise unknown_job()
@@ -100,7 +100,7 @@ class JobPage:
 
 
 def _call_in(kind: str, request: Request, visitor: Visitor, facts: JobFacts, prompt: Prompt | None) -> str:
-    """Return a job as a call that asks for it again."""
+    """Return a call that submits the job again."""
     if kind == "py":
         return as_python(facts.queue, prompt, facts.options)
     base_url, options = str(request.base_url).rstrip("/"), facts.options

@@ -20,7 +20,7 @@ PATH = "/ui/jobs"
 
 
 class JobsPage:
-    """The list. It comes from the history, so a job is in it once it was recorded."""
+    """The list of jobs. It is read from the history, so a job is in it once it was recorded."""
 
     def __init__(self, frame: Frame, queues: Queues, database: Database) -> None:
         self._frame, self._queues, self._database = frame, queues, database

@@ -22,7 +22,7 @@ from sluice.protocol.clock import wall_ms
 from sluice.protocol.wire import JobId
 
 PUSH_EVERY_S, RECORD_EVERY_S = 2.0, 0.5
-"""How often a job is looked at: while it has not ended, and until the history has its end. Its text comes at once."""
+"""Time between two reads of a job: while it runs, and until the history has its end. Text is sent at once."""
 
 LOG = logging.getLogger(__name__)
 
@@ -38,23 +38,23 @@ def job_parts(facts: JobFacts, visitor: Visitor) -> Parts:
 
 
 class TextFeed:
-    """The text of a job on its way to a page. Changes: events are put into `sent`."""
+    """The output text of a job, sent to a page. Changes: events are put into `sent`."""
 
     def __init__(self, queue: QueueClients, job_id: JobId, cursors: list[Cursor]) -> None:
         self.sent: asyncio.Queue[bytes | None] = asyncio.Queue(maxsize=100)
         self.turned = asyncio.Event()
-        """Set when the text begins, and when it ends: the state of the job has changed."""
+        """Set when the text begins and when it ends, because the state of the job has changed then."""
 
         self.is_over = False
         self._queue, self._job_id, self._cursors = queue, job_id, cursors
 
     async def send(self) -> None:
-        """Send the text, which also ends if the job ends badly."""
+        """Send the text until it ends, in whatever way."""
         try:
             await self._send()
         except JobNotDone:
             pass
-        except QueueUnreachable:  # for longer than this waits: the page asks again, from its position
+        except QueueUnreachable:  # for longer than the client waits: the page reconnects from its position
             await self.sent.put(event("over", {}))
             await self.sent.put(None)
         except ProducerError:
@@ -75,23 +75,24 @@ class TextFeed:
 
 
 class JobStream:
-    """Where the streams of jobs come from."""
+    """The source of the jobs' streams."""
 
     def __init__(self, live: Live, reader: JobReader, queues: Queues) -> None:
         self._live, self._reader, self._queues = live, reader, queues
 
     async def events(self, request: Request, visitor: Visitor) -> AsyncIterator[bytes]:
-        """Return the events of the job that a request names, from its position on.
+        """Return the events of the job that a request names, after the request's position.
 
         Raises:
-            HttpError: 404, no queue has the job. 400, the position does not belong to it.
+            HttpError: 404, no queue has the job. 400, the position does not belong to the job.
         """
         facts = await self._reader.find(self._reader.id_of(visitor, request.path_params["job_id"]))
         if facts.now is None:
             raise unknown_job()
         try:
-            given = request.headers.get("last-event-id") or request.query_params.get("after") or ""
-            cursors = [cursor_at(part) for part in given.split(",")] if given else [cursor_at(0)] * facts.num_choices
+            last_id = request.headers.get("last-event-id") or request.query_params.get("after") or ""
+            parts = last_id.split(",") if last_id else ["0"] * facts.num_choices
+            cursors = [cursor_at(part) for part in parts]
         except BadOffset:
             cursors = []
         if len(cursors) != facts.num_choices:
@@ -101,7 +102,7 @@ class JobStream:
         return self._both(request, visitor, watched, text)
 
     async def _both(self, request: Request, visitor: Visitor, watched: Watched, text: TextFeed) -> AsyncIterator[bytes]:
-        """Yield the text as it comes, and what changes of the page meanwhile."""
+        """Yield new text, and the parts of the page that change meanwhile."""
         tasks = [asyncio.create_task(text.send()), asyncio.create_task(self._rest(request, visitor, watched, text))]
         try:
             while (part := await text.sent.get()) is not None:
@@ -112,7 +113,7 @@ class JobStream:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _rest(self, request: Request, visitor: Visitor, watched: Watched, text: TextFeed) -> None:
-        """Send what changes of the page, then how the stream ends, whatever ends it."""
+        """Send the changed parts of the page, then the last event, after errors, too."""
         last = event("over", {})
         try:
             if await self._watch(request, visitor, watched, text):
@@ -125,7 +126,7 @@ class JobStream:
         await text.sent.put(None)
 
     async def _watch(self, request: Request, visitor: Visitor, watched: Watched, text: TextFeed) -> bool:
-        """Send what changes until nothing more will: return whether that is so, or the stream must end before."""
+        """Send the changed parts; return True once no more will change, False if the stream must end earlier."""
         shown: dict[str, str] = {}
         while True:
             parts = job_parts(watched.facts, visitor)

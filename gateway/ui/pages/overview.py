@@ -64,7 +64,7 @@ class OverviewPage:
         return self._live.parts(request, visitor, self._parts_for(visitor).get, PUSH_EVERY_S)
 
     def _parts_for(self, visitor: Visitor) -> Latest[Parts]:
-        """Return what all visitors that may see the same share."""
+        """Return the parts, which all visitors with the same rights share."""
         if visitor.may("admin"):
             return self._latest
         tenant = visitor.caller.tenant
@@ -117,7 +117,7 @@ class OverviewPage:
         try:
             return await self._queues.first.submitting.run(_look_at_memory())
         except (ProducerError, ValueError):
-            return None  # a user that may not ask, or a server that does not say
+            return None  # the user lacks the right to read it, or the server does not report it
 
 
 def _look_at_memory() -> Operation[Memory]:

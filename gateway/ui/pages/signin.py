@@ -20,11 +20,11 @@ HOME = "/ui/"
 KEY_ID = re.compile(f"[0-9a-f]{{{2 * ID_BYTES}}}")
 MAX_KEY_CHARS = 500
 MAX_FORM_BYTES = 16 * 1024
-"""Everybody may send this form, and it is decoded on the event loop."""
+"""Anyone may send this form, and it is decoded on the event loop."""
 
 
 class SignIn:
-    """The form that takes a key, and the button that forgets it."""
+    """The form that takes a key, and the button to sign out."""
 
     def __init__(self, frame: Frame, visitors: Visitors, keyring: Keyring, sessions: Sessions, audit: AuditLog) -> None:
         self._frame, self._visitors, self._keyring = frame, visitors, keyring
@@ -52,7 +52,7 @@ class SignIn:
         async with self._audit.action(Caller(key), "sign_in", key.id):
             token = await SQL.run(self._sessions.begin, key.id)
         response = RedirectResponse(back if is_own_path(back) else HOME, 303)
-        # As the browser sees it: a proxy in front may end TLS, and the origin was checked.
+        # From the origin, which was checked, because a proxy in front may terminate TLS.
         is_secure = request.headers["origin"].lower().startswith("https:")
         response.set_cookie(
             COOKIE, token, max_age=LIFE_S, path="/ui", secure=is_secure, httponly=True, samesite="strict"

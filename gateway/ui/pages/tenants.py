@@ -1,4 +1,4 @@
-"""Tenants: their share against their weight, tokens, latency, limits and cost; and the prices of models."""
+"""Tenants: share and weight, tokens, latency, limits and cost; and the prices of models."""
 
 import asyncio
 import math
@@ -43,7 +43,7 @@ class TenantLine:
     weight: float
     usage: TenantUsage
     token_share: float | None
-    """Its part of all tokens of the last day, and in `weight_share` of all weights of the tenants listed."""
+    """Fraction of all tokens of the last day; in `weight_share`, of all weights of the listed tenants."""
 
     weight_share: float
     ttft: Latency
@@ -111,18 +111,18 @@ class TenantsPage:
         return after(PATH, "price_set")
 
 
-def price_of(given: Mapping[str, str]) -> Price:
+def price_of(form: Mapping[str, str]) -> Price:
     """Read a price from a form.
 
     Raises:
         HttpError: 400, a field is missing or out of its range.
     """
-    model, currency = given.get("model", "").strip(), given.get("currency", "").strip().upper()
+    model, currency = form.get("model", "").strip(), form.get("currency", "").strip().upper()
     if not 0 < len(model) <= MAX_MODEL_CHARS or "\0" in model:
         raise bad_request("give the name of a model")
     if not CURRENCY.fullmatch(currency):
         raise bad_request("give a currency of three letters, such as USD or EUR")
-    amounts = {name: _amount(name, given.get(name, "")) for name in ("input", "cached", "output")}
+    amounts = {name: _amount(name, form.get(name, "")) for name in ("input", "cached", "output")}
     return Price(model=model, since_ms=wall_ms(), currency=currency, **amounts)
 
 

@@ -1,1 +1,1 @@
-"""What pages show, read from Redis and SQL. Knows no HTML."""
+"""The data of the pages, read from Redis and SQL. No HTML."""

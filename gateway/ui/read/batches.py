@@ -29,10 +29,10 @@ class BatchLine:
     output_tokens: int = 0
     finished_ms: int | None = None
     total: int | None = None
-    """Lines of its file, of a batch of the gateway; None: as many as there are jobs."""
+    """Lines of the input file of a batch of the gateway; None for other batches, which have only jobs."""
 
     status: str | None = None
-    """Of a batch of the gateway; so are the next two, ids of files."""
+    """Status of a batch of the gateway. The next two are the ids of its files."""
 
     output_file: str | None = None
     error_file: str | None = None
@@ -41,49 +41,49 @@ class BatchLine:
 
     @property
     def is_open(self) -> bool:
-        """Whether the gateway has more to do for it."""
+        """Whether the gateway still works on it."""
         return self.status in OPEN
 
     @property
     def size(self) -> int:
-        """How many jobs it has, or will have."""
+        """Number of jobs that it has, or will have."""
         return max(self.total or 0, sum(self.counts.values()))
 
     @property
     def ended(self) -> int:
-        """How many of them have ended."""
+        """Number of jobs that have ended."""
         return sum(self.counts.get(state, 0) for state in ENDED)
 
     @property
     def share(self) -> float:
-        """The part that has ended."""
+        """Fraction of jobs that have ended."""
         return self.ended / self.size if self.size else 0.0
 
     @property
     def is_over(self) -> bool:
-        """Whether all have ended."""
+        """Whether all jobs have ended."""
         return self.size > 0 and self.ended >= self.size
 
     @property
     def rate(self) -> float:
-        """Jobs that end in a second, over the last minute."""
+        """Jobs that end a second, over the last minute."""
         return self.recent / min(RATE_S, max(1.0, time.time() - self.created_ms / 1000))
 
     @property
     def eta_s(self) -> float | None:
-        """When the others will have ended at this rate; None if nothing ends."""
+        """Estimated time until all jobs have ended at this rate, in seconds; None if no job ends."""
         return (self.size - self.ended) / self.rate if self.rate and not self.is_over else None
 
     @property
     def mean_eta_s(self) -> float | None:
-        """The same at the average rate since its begin."""
+        """The same estimate at the average rate since the begin."""
         if self.is_over or not self.ended:
             return None
         return (self.size - self.ended) * max(1.0, time.time() - self.created_ms / 1000) / self.ended
 
 
 def one_batch(database: Database, queue: str, batch_id: str, tenant: str | None) -> BatchLine | None:
-    """Return a batch; None if there is none, or a tenant has no job in it."""
+    """Return a batch; None if it does not exist, or the tenant has no job in it."""
     own = sa.select(gateway_batches).where(gateway_batches.c.queue == queue, gateway_batches.c.id == batch_id)
     if tenant is not None:
         own = own.where(gateway_batches.c.tenant == tenant)
@@ -102,7 +102,7 @@ class ErrorGroup:
     jobs: int
     example: str
     column: str
-    """What the name is: of an error, or of a state if the jobs have no error. The list of jobs filters by it."""
+    """The filter of the job list that takes the name: `error`, or `state` if the jobs have no error."""
 
 
 def errors_of(database: Database, queue: str, batch_id: str, tenant: str | None) -> list[ErrorGroup]:
@@ -159,7 +159,7 @@ def _of(queue: str, batch_id: str, tenant: str | None) -> list[sa.ColumnElement[
 
 
 def queues_with_open_batches(database: Database, queues: Sequence[str]) -> set[str]:
-    """Return those queues that have batches of the gateway which are not over."""
+    """Return the queues that have open batches of the gateway."""
     columns, is_open = gateway_batches.c, gateway_batches.c.status.in_(OPEN)
     query = sa.select(columns.queue).where(is_open, columns.queue.in_(queues)).distinct()
     with database.reading() as connection:
@@ -167,7 +167,7 @@ def queues_with_open_batches(database: Database, queues: Sequence[str]) -> set[s
 
 
 def tenant_of_batch(database: Database, batch_id: str) -> str | None:
-    """Return the tenant of a batch of the gateway; None if it has none of this id."""
+    """Return the tenant of a batch of the gateway; None if it does not exist."""
     with database.reading() as connection:
         query = sa.select(gateway_batches.c.tenant).where(gateway_batches.c.id == batch_id)
         return connection.execute(query).scalar_one_or_none()

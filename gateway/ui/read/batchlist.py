@@ -1,7 +1,7 @@
-"""The list of batches: from the counters that the recorder keeps, and for a tenant from counts that are kept here.
+"""The list of batches: from the recorder's counters, and for a tenant from counts that are cached here.
 
-A name may be shared by several tenants, whose jobs the counters do not tell apart. So a batch is counted by tenant when
-its counters have changed, and a page waits for that only briefly.
+Several tenants may use the same name, and the counters do not distinguish their jobs. So a batch is counted by tenant
+when its counters have changed, and a page waits only briefly for that.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from sluice.history.tables import batches, gateway_batches, jobs
 from sluice.producer.errors import HistoryUnavailable
 
 SEARCHED = 200
-"""Newest batches among which a tenant's are found; its batches of the gateway are found among all."""
+"""Number of newest batches that are searched for a tenant's; its batches of the gateway are always found."""
 
 WAIT_S = 0.08
 Key = tuple[str, str]
@@ -30,7 +30,7 @@ Counts = Mapping[str, Mapping[str, int]]
 
 
 class BatchList:
-    """The newest batches. Changes with each reading: the counts of a batch are kept until its jobs change."""
+    """The newest batches. Changes with each reading: the counts of a batch are cached until its jobs change."""
 
     def __init__(self, database: Database, queues: Sequence[str]) -> None:
         self._database, self._queues = database, queues
@@ -38,7 +38,7 @@ class BatchList:
         self._counting: asyncio.Task[None] | None = None
 
     async def get(self, tenant: str | None, wait_s: float = WAIT_S) -> tuple[list[BatchLine], int]:
-        """Return the newest batches of a tenant, or of all, and how many are not counted yet.
+        """Return the newest batches of a tenant, or of all tenants, and how many are not counted yet.
 
         Raises:
             HistoryUnavailable: the database does not answer.
@@ -61,7 +61,7 @@ class BatchList:
                 yield _line(row, counts[tenant])
 
     async def _count(self, rows: Sequence[Row], wait_s: float) -> None:
-        """Count what has changed, and wait briefly. One batch is counted at a time, the newest first."""
+        """Count the changed batches, one at a time, the newest first; wait up to `wait_s`."""
         if self._counting is None or self._counting.done():
             self._counting = asyncio.create_task(self._count_all(rows))
         await asyncio.wait((self._counting,), timeout=wait_s)
@@ -75,7 +75,7 @@ class BatchList:
             try:
                 self._counted[key] = refreshed_ms, await HISTORY.run(_counts, self._database, key)
             except HistoryUnavailable:
-                continue  # it has too many jobs for now; others may not
+                continue  # the batch has too many jobs for one query now; others may not
 
 
 def _newest(database: Database, queues: Sequence[str], tenant: str | None) -> tuple[list[Row], list[Row]]:

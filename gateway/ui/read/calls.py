@@ -1,4 +1,4 @@
-"""A job as calls that ask for it again: with curl, and in Python. No I/O."""
+"""Calls that submit a job again: with curl, and in Python. No I/O."""
 
 import json
 import shlex
@@ -11,7 +11,7 @@ UNKNOWN = "the prompt, which the queue no longer has"
 
 
 def as_curl(base_url: str, queue: str, prompt: Prompt | None, options: Mapping[str, Any], *, has_keys: bool) -> str:
-    """Return a command for a shell. The body is not an argument, because those are limited to 128 KiB."""
+    """Return a shell command. The body is read from stdin, because an argument has at most 128 KiB."""
     body = json.dumps({**_asked(prompt), **_plain(options)}, indent=2)
     key = ' \\\n  -H "authorization: Bearer $SLUICE_API_KEY"' if has_keys else ""
     return (
@@ -21,7 +21,7 @@ def as_curl(base_url: str, queue: str, prompt: Prompt | None, options: Mapping[s
 
 
 def as_python(queue: str, prompt: Prompt | None, options: Mapping[str, Any]) -> str:
-    """Return a program."""
+    """Return a Python program."""
     values = {**_asked(prompt), **_plain(options)}
     arguments = "".join(f"        {name}={value!a},\n" for name, value in values.items() if name.isidentifier())
     return (
@@ -47,5 +47,5 @@ def _message(message: Message) -> Mapping[str, str]:
 
 
 def _plain(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return options as JSON has them."""
+    """Return options as JSON values."""
     return json.loads(json.dumps({name: value for name, value in options.items() if value is not None}, default=str))

@@ -1,4 +1,4 @@
-"""What tenants used in the last day, summed up hour by hour: a day may have millions of jobs."""
+"""Usage of tenants in the last day, summed and cached by hour, because a day may have millions of jobs."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -13,22 +13,22 @@ from sluice.protocol.clock import wall_ms
 
 HOURS = 24
 WAIT_S = 0.08
-"""How long a page waits for hours that are not counted yet."""
+"""How long a page waits for hours that are not counted yet, in seconds."""
 
 RECENT_EVERY_S, OLD_EVERY_S = 5.0, 3600.0
-"""How often the newest two hours are counted again, and how often the others: a recorder may be late."""
+"""Time after which the newest two hours are counted again, and that of the others, as a recorder may be late."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The usage of one hour, and when it was read."""
+    """The usage in one hour, and when it was read."""
 
     usage: Mapping[str, TenantUsage]
     read_s: float
 
 
 class DayUsage:
-    """The usage of the last day. Changes with each reading: hours are kept, and counted again only now and then."""
+    """The usage in the last day. Changes with each reading: hours are cached."""
 
     def __init__(self, database: Database, queues: Sequence[str]) -> None:
         self._database, self._queues = database, queues
@@ -36,7 +36,7 @@ class DayUsage:
         self._reading: asyncio.Task[None] | None = None
 
     async def get(self, wait_s: float = WAIT_S) -> tuple[Mapping[str, TenantUsage], int]:
-        """Return the usage by tenant, and the number of hours that are not in it yet.
+        """Return the usage by tenant, and the number of hours that are not counted yet.
 
         Raises:
             HistoryUnavailable: the database does not answer.

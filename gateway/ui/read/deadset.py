@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from sluice.protocol.calls import JobView
 
 LISTED = 100
-"""Jobs of a group that are listed; the group's buttons act on all of it."""
+"""Number of jobs that are listed of a group; the group's buttons act on all of it."""
 
 NO_CODE = "none"
 
@@ -18,21 +18,21 @@ class DeadGroup:
     queue: str
     code: str
     jobs: tuple[JobView, ...]
-    """Newest failure first."""
+    """The jobs, newest failure first."""
 
     @property
     def listed(self) -> Sequence[JobView]:
-        """The newest of them."""
+        """The newest jobs, which are listed."""
         return self.jobs[:LISTED]
 
     @property
     def until_ms(self) -> int:
-        """When the newest of them failed: later ones are not among those that were seen."""
+        """When the newest job failed. Jobs that fail later are not part of the group that was seen."""
         return self.jobs[0].ended_ms or 0
 
     @property
     def example(self) -> str:
-        """The message of the newest one."""
+        """The error message of the newest job."""
         return self.jobs[0].error or ""
 
 
@@ -46,5 +46,5 @@ def groups_of(queue: str, dead: Iterable[JobView]) -> list[DeadGroup]:
 
 
 def code_of(view: JobView) -> str:
-    """Return the error of a job, in a word."""
+    """Return the error code of a job."""
     return view.error_code or NO_CODE

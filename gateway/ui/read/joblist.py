@@ -1,4 +1,4 @@
-"""Pages of jobs from the history, newest first. Each page costs the same, however many jobs there are."""
+"""Pages of jobs from the history, newest first. The cost of a page does not depend on the number of jobs."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -13,12 +13,12 @@ from sluice.protocol.states import JobState
 PAGE_JOBS = 50
 MAX_TEXT_CHARS = 256
 SPANS: Mapping[str, int] = {"hour": 3600, "day": 86_400, "week": 7 * 86_400}
-"""Ages that a list may be limited to, in seconds."""
+"""Selectable maximum ages of jobs, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobLine:
-    """One job of a list."""
+    """One row of the list."""
 
     id: str
     queue: str
@@ -38,7 +38,7 @@ class JobLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which jobs a list has. None means any."""
+    """The filters of a list. None: any."""
 
     queues: Sequence[str]
     state: str | None = None
@@ -48,14 +48,14 @@ class Wanted:
     error: str | None = None
     span: str | None = None
     is_one_queue: bool = False
-    """Whether the address names the queue."""
+    """Whether the URL names the queue."""
 
     after: JobPlace | None = None
-    """The last job of the page before."""
+    """The last job of the previous page."""
 
     @property
     def filter(self) -> JobFilter:
-        """The jobs that it has, by now."""
+        """The filters as a query of the history, as of now."""
         return JobFilter(
             queue=self.queues,
             batch=self.batch,
@@ -69,7 +69,7 @@ class Wanted:
 
     @property
     def given(self) -> Mapping[str, str]:
-        """The filters, as an address has them."""
+        """The filters as parameters of a URL."""
         names = ("state", "tenant", "priority", "batch", "error", "span")
         filters = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         queue = {"queue": self.queues[0]} if self.is_one_queue else {}
@@ -77,7 +77,7 @@ class Wanted:
 
 
 def wanted_of(given: Mapping[str, str], queues: Sequence[str], tenant: str | None) -> Wanted:
-    """Read the filters of an address; what is none is ignored. `tenant`: the only one whose jobs may be listed."""
+    """Read the filters of a URL, ignoring invalid ones. `tenant`: the only tenant whose jobs may be listed."""
     texts = {name: text.strip()[:MAX_TEXT_CHARS].replace("\0", "") for name, text in given.items()}
     state, priority, span = texts.get("state"), texts.get("priority", ""), texts.get("span")
     queue = texts.get("queue")
@@ -95,7 +95,7 @@ def wanted_of(given: Mapping[str, str], queues: Sequence[str], tenant: str | Non
 
 
 def page_of_jobs(database: Database, wanted: Wanted) -> tuple[list[JobLine], str | None]:
-    """Return a page, and the place of the next one; None: there is none."""
+    """Return a page, and the place of the next one; None if there is none."""
     columns = [jobs.c[field.name] for field in fields(JobLine)]
     with database.reading() as connection:
         rows = connection.execute(wanted.filter.newest_first(columns).limit(PAGE_JOBS + 1)).mappings().all()

@@ -1,4 +1,4 @@
-"""The facts about one job: from its queue, from the history, and its prompt while the queue has it."""
+"""The facts about one job from its queue and the history, and its prompt while the queue has it."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -23,7 +23,7 @@ from sluice.protocol.states import JobState
 from sluice.protocol.wire import ChoiceResult, JobId, JobOptions, Message, Prompt, WireError, decode_prompt, decode_spec
 
 RECORDED_WITHIN_S = 5.0
-"""How long after a change the history may lack it."""
+"""How long the history may lack a change, in seconds."""
 
 Record = tuple[JobRow, Sequence[AttemptRow]]
 
@@ -35,31 +35,31 @@ class JobFacts:
     id: JobId
     queue: str
     now: JobStatus | None
-    """The queue's facts; None when it has forgotten the job."""
+    """The queue's facts; None if it has forgotten the job."""
 
     record: Record | None
     """The history's facts: its row and attempts."""
 
     @property
     def tenant(self) -> str:
-        """Its owner."""
+        """The tenant of the job."""
         return split_job_id(self.id)[1]
 
     @property
     def state(self) -> str:
-        """Its state; the queue knows it first."""
+        """The state of the job; the queue's is the newer one."""
         if self.now is not None:
             return self.now.state
         return "unknown" if self.record is None else self.record[0].state
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended."""
+        """Whether the job has ended."""
         return self.state not in (JobState.QUEUED, JobState.RUNNING)
 
     @property
     def num_choices(self) -> int:
-        """The number of its outputs."""
+        """Number of choices."""
         return 1 if self.now is None else self.now.choices
 
     @property
@@ -79,10 +79,10 @@ class JobReader:
         self._queues, self._surveys, self._records = queues, surveys, records
 
     def id_of(self, visitor: Visitor, text: str) -> JobId:
-        """Return the id of the job to look for; of another tenant's job, one that no job has.
+        """Return the id of the job to look up; for another tenant's job, an id that no job has.
 
         Raises:
-            HttpError: 404, it is not a job id.
+            HttpError: 404, the text is not a job id.
         """
         if visitor.tenant is not None:
             return own_job_id(visitor.caller, text)
@@ -96,7 +96,7 @@ class JobReader:
         """Return the queue that has a job.
 
         Raises:
-            HttpError: 404, none has it.
+            HttpError: 404, no queue has the job.
         """
         for queue in self._queues:
             if (await queue.submitting.views([job_id]))[0] is not None:
@@ -107,7 +107,7 @@ class JobReader:
         """Return the facts about a job.
 
         Raises:
-            HttpError: 404, it is unknown.
+            HttpError: 404, the job is unknown.
         """
         for queue in self._queues:
             if (now := await self.status(queue, job_id)) is not None:
@@ -119,7 +119,7 @@ class JobReader:
         return JobFacts(id=job_id, queue=record[0].queue, now=None, record=record)
 
     async def status(self, queue: QueueClients, job_id: JobId) -> JobStatus | None:
-        """Return what a queue knows of a job; None: nothing."""
+        """Return a queue's facts about a job; None if it does not know the job."""
         [view] = await queue.submitting.views([job_id])
         if view is None:
             return None
@@ -130,11 +130,11 @@ class JobReader:
         return status_of(queue.submitting.target, view, survey)
 
     async def record(self, queues: Sequence[str], job_id: JobId) -> Record | None:
-        """Return the history's facts about a job of some queues; None: there are none, or it cannot be read."""
+        """Return the history's facts about a job of these queues; None if it has none, or cannot be read."""
         return await self._records.read_if_possible(lambda history: _record(history, queues, job_id))
 
     async def choices(self, facts: JobFacts) -> Sequence[ChoiceResult]:
-        """Return the output of a job that has ended, as far as it is still kept."""
+        """Return the output of an ended job, if it is still stored."""
         try:
             if facts.now is not None:
                 return (await self._queues[facts.queue].submitting.result(facts.id, timeout_s=0)).choices
@@ -142,12 +142,12 @@ class JobReader:
             if ended.partial is not None:
                 return ended.partial.choices
         except ProducerError:
-            pass  # it has expired; the history may keep it
+            pass  # it has expired; the history may have it
         outcome = await self._records.read_if_possible(lambda history: recorded_outcome(history, facts.queue, facts.id))
         return () if outcome is None or outcome.result is None else outcome.result.choices
 
     async def prompt(self, facts: JobFacts) -> Prompt | None:
-        """Return the prompt of a job; None once it has ended: then the queue deletes it."""
+        """Return the prompt of a job; None once it has ended, because the queue deletes it then."""
         client = self._queues[facts.queue].submitting
         try:
             return await client.run(_read_prompt(client.target, facts.id))
@@ -156,7 +156,7 @@ class JobReader:
 
 
 class Watched:
-    """A job that a page watches. Changes with each look: the history is read only while it may lack something."""
+    """A job that a page watches. Changes with each look: the history is read only while it may lack a change."""
 
     def __init__(
         self, reader: JobReader, queue: QueueClients, facts: JobFacts, lag_s: float = RECORDED_WITHIN_S
@@ -167,16 +167,16 @@ class Watched:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing more is expected: the job has ended, and the history has its end or is late."""
+        """Whether no more changes are expected: the job has ended, and the history has its end or is too late."""
         record = self.facts.record
         is_recorded = record is not None and record[0].finished_ms is not None
         return self.facts.is_over and (is_recorded or not self._is_new)
 
     async def look(self) -> JobFacts:
-        """Read what may have changed.
+        """Read the facts that may have changed.
 
         Raises:
-            HttpError: 404, the job is forgotten.
+            HttpError: 404, queue and history have forgotten the job.
             QueueUnreachable: the server does not answer.
         """
         before = self.facts
@@ -196,12 +196,12 @@ class Watched:
 
 
 def _moment(now: JobStatus | None) -> tuple[object, ...]:
-    """Return what changes at each event of a job that the history records."""
+    """Return a value that changes with each event of a job that the history records."""
     return () if now is None else (now.version, now.state, now.attempt, now.first_token_ms)
 
 
 def prompt_text(prompt: Prompt) -> str:
-    """Return a prompt for reading."""
+    """Return a prompt as readable text."""
     if isinstance(prompt, str):
         return prompt
     return "\n\n".join(f"{part.role}: {part.content}" if isinstance(part, Message) else str(part) for part in prompt)
@@ -222,8 +222,10 @@ def _options_in(packed: bytes, priority: int) -> Mapping[str, Any]:  # Any: as i
         spec = decode_spec(packed)
     except WireError:
         return {}
-    given = {field.name: getattr(spec.options, field.name) for field in fields(JobOptions)}
-    changed = {field.name: given[field.name] for field in fields(JobOptions) if given[field.name] != _default_of(field)}
+    options = {field.name: getattr(spec.options, field.name) for field in fields(JobOptions)}
+    changed = {
+        field.name: options[field.name] for field in fields(JobOptions) if options[field.name] != _default_of(field)
+    }
     own = {
         "model": spec.model,
         "batch": spec.batch,

@@ -11,14 +11,14 @@ from sluice.protocol.clock import wall_ms
 from sluice.protocol.workers import NUM_SAMPLES, SAMPLE_S, Sample, WorkerRow, workers_of
 
 TREND_S = 600.0
-"""Growth is judged over this time."""
+"""Time over which growth is computed, in seconds."""
 
 MANY_EVENTS, NEARLY_FULL = 1000, 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latency:
-    """How long jobs waited for their first token, over the last of them."""
+    """Percentiles of the time to first token of the last jobs."""
 
     p50_s: float | None = None
     p95_s: float | None = None
@@ -44,10 +44,10 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """Something that needs a person."""
+    """A condition that needs an operator's attention."""
 
     kind: str
-    """bad or warn."""
+    """`bad` or `warn`."""
 
     title: str
     text: str
@@ -55,7 +55,7 @@ class Alert:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """All of it."""
+    """The state of all queues."""
 
     at_ms: int
     queues: tuple[QueueCard, ...]
@@ -64,7 +64,7 @@ class Overview:
 
     @property
     def series(self) -> list[list[float | None]]:
-        """Times in s, and tokens a second of prompts and of outputs, summed over the workers."""
+        """Times in s; tokens a second of prompts, and of outputs, summed over the workers."""
         end_s = self.at_ms // 1000
         times = [end_s - SAMPLE_S * (NUM_SAMPLES - 1 - index) for index in range(NUM_SAMPLES)]
         columns: list[list[Sample]] = [[] for _ in times]
@@ -78,20 +78,20 @@ class Overview:
 
 @dataclass(slots=True, eq=False)
 class Trends:
-    """What grew in the last minutes, as this gateway saw it. Changes with each look."""
+    """Recent values of counters, as this gateway saw them. Changes with each look."""
 
     _seen: dict[tuple[str, str], deque[tuple[float, int]]] = field(
         default_factory=dict[tuple[str, str], deque[tuple[float, int]]]
     )
 
-    def growth(self, queue: str, what: str, value: int, now_s: float) -> int:
-        """Note a value, and return how much more it is than at the beginning of the time that is looked at."""
-        seen = self._seen.setdefault((queue, what), deque())
-        while seen and now_s - seen[0][0] > TREND_S:
-            seen.popleft()
-        if not seen or now_s - seen[-1][0] >= SAMPLE_S:
-            seen.append((now_s, value))
-        return value - seen[0][1]
+    def growth(self, queue: str, counter: str, value: int, now_s: float) -> int:
+        """Record a counter's value; return its growth over the last `TREND_S`."""
+        samples = self._seen.setdefault((queue, counter), deque())
+        while samples and now_s - samples[0][0] > TREND_S:
+            samples.popleft()
+        if not samples or now_s - samples[-1][0] >= SAMPLE_S:
+            samples.append((now_s, value))
+        return value - samples[0][1]
 
 
 def overview(
@@ -102,7 +102,7 @@ def overview(
     *,
     stalled: Sequence[str] = (),
 ) -> Overview:
-    """Sum up the surveys of the queues. `stalled`: those with batches that no callbacks process continues."""
+    """Sum up the surveys of the queues. `stalled`: queues with batches that no callbacks process continues."""
     workers = tuple(row for name, of_queue in views.items() for row in workers_of(name, of_queue))
     cards = tuple(_card(name, of_queue, workers, latencies.get(name, Latency())) for name, of_queue in views.items())
     alerts = [alert for card in cards for alert in _alerts(card.totals, trends)]

@@ -24,7 +24,7 @@ class Surveys:
         return await self._latest[queue.name].get()
 
     async def of_partition(self, queue: QueueClients, partition: int) -> QueueView | None:
-        """Return the survey of one partition; None if the workers do not serve it: an id may name any.
+        """Return the survey of one partition; None if the workers do not serve it, because an id may name any.
 
         Raises:
             QueueUnreachable: the server does not answer.

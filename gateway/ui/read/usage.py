@@ -20,7 +20,7 @@ Number = TypeVar("Number", int, float)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantUsage:
-    """What a tenant used."""
+    """The usage of a tenant."""
 
     jobs: int = 0
     prompt_tokens: int = 0
@@ -30,7 +30,7 @@ class TenantUsage:
     """Amount by currency."""
 
     unpriced: tuple[tuple[str, int], ...] = ()
-    """Tokens by model of jobs without a price: their cost is not known."""
+    """Tokens by model without a price, whose cost is unknown."""
 
     @property
     def tokens(self) -> int:
@@ -39,11 +39,11 @@ class TenantUsage:
 
     @property
     def unpriced_tokens(self) -> int:
-        """Tokens of models without a price."""
+        """Total tokens of models without a price."""
         return sum(tokens for _, tokens in self.unpriced)
 
     def __add__(self, other: "TenantUsage") -> "TenantUsage":
-        """Return both together."""
+        """Return the sum of both."""
         return TenantUsage(
             jobs=self.jobs + other.jobs,
             prompt_tokens=self.prompt_tokens + other.prompt_tokens,
@@ -56,7 +56,7 @@ class TenantUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """What a million tokens of a model cost."""
+    """The price of a million tokens of a model."""
 
     model: str
     since_ms: int
@@ -67,7 +67,7 @@ class Price:
 
 
 def usage_in_hour(database: Database, queues: Sequence[str], hour_ms: int) -> Mapping[str, TenantUsage]:
-    """Return what each tenant used in an hour."""
+    """Return the usage of each tenant in an hour."""
     u = hourly_usage.c
     names = ("jobs", "prompt_tokens", "cached_tokens", "output_tokens", "cost")
     groups = (u.tenant, u.model, u.currency)
@@ -90,12 +90,12 @@ def _usage_in(row: sa.RowMapping) -> TenantUsage:
     )
     if row["cost"] is not None:
         return replace(usage, costs=((str(row["currency"]), float(row["cost"])),))
-    # A job that no worker took has neither a model nor output.
+    # A job that no worker started has neither a model nor output.
     return replace(usage, unpriced=((str(row["model"]), usage.tokens),)) if row["model"] and usage.tokens else usage
 
 
 def _summed(*amounts: tuple[str, Number]) -> tuple[tuple[str, Number], ...]:
-    """Sum up amounts of the same name."""
+    """Add up amounts of the same name."""
     sums: dict[str, Number] = {}
     for name, amount in amounts:
         sums[name] = sums[name] + amount if name in sums else amount
@@ -103,7 +103,7 @@ def _summed(*amounts: tuple[str, Number]) -> tuple[tuple[str, Number], ...]:
 
 
 def ttft_by_tenant(database: Database, queues: Sequence[str], tenant: str | None) -> Mapping[str, Latency]:
-    """Return the time to the first token of each tenant's last jobs."""
+    """Return the time to first token of each tenant's last jobs."""
     since_ms = round((time.time() - RECENT_S) * 1000)
     conditions = [jobs.c.submitted_ms >= since_ms, jobs.c.ttft_s.is_not(None), jobs.c.queue.in_(queues)]
     if tenant is not None:
