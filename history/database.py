@@ -14,7 +14,8 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
@@ -122,6 +123,20 @@ def open_database(text: str, *, is_writer: bool = False, patience_s: float | Non
         raise BadDatabaseUrl(f"the database URL cannot be used: {error}") from error
     except ImportError as error:
         raise BadDatabaseUrl(f"PostgreSQL needs its driver ({error}): pip install 'psycopg[binary]'") from error
+
+
+@contextmanager
+def opened_database(text: str, *, is_writer: bool = False) -> Generator[Engine]:
+    """Open a database by URL, as `open_database`, and close its connections at the end.
+
+    Raises:
+        BadDatabaseUrl: see `open_database`.
+    """
+    engine = open_database(text, is_writer=is_writer)
+    try:
+        yield engine
+    finally:
+        engine.dispose()
 
 
 def why(error: SQLAlchemyError) -> str:

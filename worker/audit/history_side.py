@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from sluice.history.database import HistoryError, HistoryMissing, check_schema, open_database, why
+from sluice.history.database import HistoryError, HistoryMissing, check_schema, opened_database, why
 from sluice.history.rows import Submission
 from sluice.history.tables import AnyRow, jobs, of_submissions
 from sluice.protocol.states import JobState
@@ -86,23 +86,14 @@ def opened_history(url: str, queue: str) -> Generator[HistorySide]:
         ConfigError: there is none, or its schema does not match this release.
         NotReady: the database does not answer.
     """
-    engine = _opened(url)
     try:
-        with engine.connect() as connection:
-            check_schema(connection)
-        yield HistorySide(engine, queue)
+        with opened_database(url) as engine:
+            with engine.connect() as connection:
+                check_schema(connection)
+            yield HistorySide(engine, queue)
     except HistoryMissing as error:
         raise ConfigError([f"{error}; or audit the queue alone, with --no-history"]) from error
     except HistoryError as error:
         raise ConfigError([str(error)]) from error
     except SQLAlchemyError as error:
         raise NotReady(f"the history's database failed: {why(error)}") from error
-    finally:
-        engine.dispose()
-
-
-def _opened(url: str) -> Engine:
-    try:
-        return open_database(url)
-    except HistoryError as error:
-        raise ConfigError([str(error)]) from error

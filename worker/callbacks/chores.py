@@ -11,7 +11,7 @@ from pathlib import Path
 from rq import Retry, get_current_job
 from sqlalchemy.engine import Engine
 
-from sluice.history.database import open_database
+from sluice.history.database import opened_database
 from sluice.history.export import BatchJobs, export_batch, num_ended
 from sluice.history.retention import erase_prompts_before, forget_before
 from sluice.protocol.clock import wall_ms
@@ -92,14 +92,11 @@ def export(queue: str, batch: str, folder: str, total: int, began_ms: int | None
     if folder != _settings.get().export_folder:
         raise ValueError("the export's folder is not SLUICE_EXPORT_FOLDER")
     log, jobs = get_log(batch=batch), BatchJobs(queue, batch, began_ms)
-    engine = open_database(_settings.get().database_url)
-    try:
+    with opened_database(_settings.get().database_url) as engine:
         num_ended_jobs = _wait_for_ends(engine, jobs, total)
         if num_ended_jobs < total and not _is_last_try():
             raise HistoryBehind(f"the history has {num_ended_jobs} of the {total} ends of batch {batch}")
         written = export_batch(engine, jobs, Path(folder))
-    finally:
-        engine.dispose()
     if num_ended_jobs < total:
         log.warning("batch exported incompletely", found=num_ended_jobs, total=total)
     log.info("batch exported", done=written.num_done, failed=written.num_failed)
@@ -115,14 +112,12 @@ def export(queue: str, batch: str, folder: str, total: int, began_ms: int | None
 def retain(days: float | None, prompt_days: float | None) -> dict[str, int]:
     """Delete the queue's jobs that ended over `days` ago, and prompts of those that ended over `prompt_days` ago."""
     settings, now_ms = _settings.get(), wall_ms()
-    engine = open_database(settings.database_url, is_writer=True)
-    try:
-        deleted = 0 if days is None else forget_before(engine, settings.queue, now_ms - int(days * DAY_MS))
-        erased = 0
+    deleted = erased = 0
+    with opened_database(settings.database_url, is_writer=True) as engine:
+        if days is not None:
+            deleted = forget_before(engine, settings.queue, now_ms - int(days * DAY_MS))
         if prompt_days is not None:
             erased = erase_prompts_before(engine, settings.queue, now_ms - int(prompt_days * DAY_MS))
-    finally:
-        engine.dispose()
     if deleted or erased:
         get_log().info("retention applied", jobs_deleted=deleted, prompts_erased=erased)
     return {"jobs_deleted": deleted, "prompts_erased": erased}

@@ -65,13 +65,12 @@ def check_history(site: Site) -> Iterator[CheckResult]:
         yield CheckResult("history", "this worker runs no recorder")
         return
     # Imported here because SQLAlchemy is slow to import, and a worker without recorder does not need it.
-    from sluice.history.database import HistoryError, HistoryUnreachable, check_writable, is_pooled, open_database
+    from sluice.history.database import HistoryError, HistoryUnreachable, check_writable, is_pooled, opened_database
 
     try:
-        engine = open_database(database_url_of(site.config, site.environ), is_writer=True)
-        schema = check_writable(engine)
-        pooler = ", through a connection pooler" if schema is not None and is_pooled(engine) else ""
-        engine.dispose()
+        with opened_database(database_url_of(site.config, site.environ), is_writer=True) as engine:
+            schema = check_writable(engine)
+            pooler = ", through a connection pooler" if schema is not None and is_pooled(engine) else ""
     except HistoryUnreachable as error:
         advice = "Jobs run without it. The outbox in Redis keeps their events until it answers."
         yield warning("history", f"does not answer: {error}", advice)

@@ -20,7 +20,7 @@ from sluice.history.database import (
     HistoryUnreachable,
     check_schema,
     failure_of,
-    open_database,
+    opened_database,
     schema_revision,
 )
 from sluice.history.tables import SCHEMA_REVISION, metadata
@@ -62,11 +62,8 @@ def prepare_at(url: str) -> None:
     Raises:
         HistoryError: as `prepare`.
     """
-    engine = open_database(url, is_writer=True)
-    try:
+    with opened_database(url, is_writer=True) as engine:
         prepare(engine)
-    finally:
-        engine.dispose()
 
 
 def wait_for_history(
@@ -153,11 +150,8 @@ def main(
         say(f"there is no schema {revision!r}: give {' or '.join(_REVISIONS)}")
         return ExitCode.MISUSED
     try:
-        engine = open_database(database_url, is_writer=True)
-        try:
+        with opened_database(database_url, is_writer=True) as engine:
             before, after = _migrate_patiently(engine, revision, wait_s, say)
-        finally:
-            engine.dispose()
     except HistoryUnreachable as error:
         say(str(error))
         return ExitCode.NOT_READY

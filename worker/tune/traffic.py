@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from sluice.history import tables
-from sluice.history.database import HistoryError, open_database, why
+from sluice.history.database import HistoryError, opened_database, why
 from sluice.worker.errors import ConfigError, NotReady
 from sluice.worker.tune.replay import Arrival
 
@@ -71,7 +71,7 @@ def read_history(url: str, queue: str, *, hours: float, most: int) -> list[Arriv
         .limit(most)
     )
     try:
-        with open_database(url).connect() as connection:
+        with opened_database(url) as engine, engine.connect() as connection:
             rows = connection.execute(query).all()
     except (HistoryError, SQLAlchemyError) as error:
         reason = why(error) if isinstance(error, SQLAlchemyError) else str(error)
