@@ -1,1 +1,1 @@
-"""What travels between producers, gateways and workers: messages, keys, states, limits, calls and their scripts."""
+"""The protocol between producers, gateways and workers: messages, keys, states, limits, calls and their scripts."""

@@ -1,6 +1,6 @@
-"""Bounds of what a tenant, an API key or an address may hold or do: each is declared here once.
+"""Bounds on the resources of a tenant, an API key or an address, each declared here once.
 
-Defaults, flags and errors are taken from this table, `docs/reference/bounds.md` is written from it
+Defaults, flags and errors come from this table, `docs/reference/bounds.md` is generated from it
 (`python -m tools.bounds_page`), and `tests/rules/test_bounds.py` compares it with the commands. To add a bound, add a
 `Bound` and its place in `BOUNDS`.
 """
@@ -15,38 +15,38 @@ Holder = Literal["API key", "tenant", "address", "request", "gateway", "queue"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """One bound, and what becomes of a request beyond it."""
+    """One bound, and the answer to a request beyond it."""
 
     name: str
-    """Also the label `bound` of the metric that counts refusals, and the name of the setting if a flag sets it."""
+    """The name; also the label `bound` of the metric, and the name of the setting if a flag sets it."""
 
     what: str
-    """What is bounded, with its unit."""
+    """The bounded quantity, with its unit."""
 
     per: Holder
     default: int | None
-    """None: no bound."""
+    """The default; None: no bound."""
 
     set_by: str | None
-    """The command and its flag, as `producer serve --max-connections`; None: it is fixed."""
+    """The command and its flag, such as `producer serve --max-connections`; None: the bound is fixed."""
 
     status: int | None
-    """HTTP status of the answer; None: there is none."""
+    """HTTP status of the answer; None: no answer."""
 
     code: str | None
-    """Code of the error; None: the answer has none."""
+    """Code of the error; None: no code."""
 
     metric: str | None = "sluice_gateway_refused_total"
-    """What counts refusals, or shows how much is used."""
+    """Metric that counts refusals, or shows how much is used."""
 
     note: str = ""
 
     @property
     def most(self) -> int:
-        """The default of one that has a default.
+        """The default, for a bound that has one.
 
         Raises:
-            ValueError: it has none.
+            ValueError: the bound has no default.
         """
         if self.default is None:
             raise ValueError(f"the bound {self.name} has no default")
@@ -54,10 +54,10 @@ class Bound:
 
     @property
     def flag(self) -> str:
-        """The flag that sets it.
+        """The flag that sets the bound.
 
         Raises:
-            ValueError: it is fixed.
+            ValueError: the bound is fixed.
         """
         if self.set_by is None:
             raise ValueError(f"the bound {self.name} is fixed: no flag sets it")
@@ -274,4 +274,4 @@ BOUNDS = (
     TENANT_FILES_MIB,
     KEY_READS,
 )
-"""All of them, in the order of the page."""
+"""All bounds, in the order of the page."""

@@ -1,6 +1,6 @@
-"""What a callback's URL must be: the rule of submits, of batches, and of `worker callbacks` before it sends.
+"""Validation of callback URLs, for submits, for batches, and for `worker callbacks` before it sends.
 
-Where it may lead is checked when it is sent (`worker/callbacks/webhooks.py`).
+The address that a URL resolves to is checked when the callback is sent (`worker/callbacks/webhooks.py`).
 """
 
 from urllib.parse import SplitResult, urlsplit
@@ -12,7 +12,7 @@ def read_callback_url(url: str) -> SplitResult:
     """Parse a callback's URL.
 
     Raises:
-        ValueError: it cannot be called; the message is the rest of a sentence about it.
+        ValueError: the URL is not valid; the message continues a sentence that begins with the URL.
     """
     if len(url) > limits.MAX_URL_CHARS:
         raise ValueError(f"must have at most {limits.MAX_URL_CHARS} characters")
@@ -32,7 +32,7 @@ def read_callback_url(url: str) -> SplitResult:
 
 
 def problem_of(url: object) -> str | None:
-    """Return what is wrong with a callback's URL, or None."""
+    """Return why a callback's URL is not valid, or None."""
     if not isinstance(url, str):
         return f"must be text, got {type(url).__name__}"
     try:

@@ -1,4 +1,4 @@
-"""Checks of values whose types a caller may have got wrong."""
+"""Checks of the types and ranges of callers' values."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isfinite
@@ -39,7 +39,7 @@ def is_number(value: object) -> bool:
         return False
     try:
         return isfinite(value)
-    except OverflowError:  # a whole number beyond the largest float
+    except OverflowError:  # an integer beyond the largest float
         return False
 
 
@@ -49,7 +49,7 @@ def is_token_id(value: object) -> bool:
 
 
 def is_listing(value: object, is_item: Callable[[object], bool]) -> bool:
-    """Return whether a value is a list or tuple of such items; a string is not."""
+    """Return whether a value is a list or tuple whose items all pass `is_item`; a string is not."""
     # The cast only states that the items are not checked yet.
     return isinstance(value, (list, tuple)) and all(map(is_item, cast("Sequence[object]", value)))
 

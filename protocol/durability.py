@@ -29,7 +29,7 @@ FACTS: tuple[Command, ...] = (*LOOK, ("INFO", "server"), ("INFO", "replication")
 
 
 class Level(StrEnum):
-    """Kinds of durability, weakest first. `replica` is separate, since it does not concern disks."""
+    """Kinds of durability, weakest first. `replica` is separate: it does not concern disks."""
 
     MEMORY = "memory"
     AOF = "aof"
@@ -43,7 +43,7 @@ class Durability:
 
     level: Level
     replicas: int = 0
-    """Replicas that must have the job; only for level `replica`."""
+    """Number of replicas that must have the job; only for level `replica`."""
 
     def __str__(self) -> str:
         return f"{self.level}:{self.replicas}" if self.level is Level.REPLICA else str(self.level)
@@ -56,7 +56,7 @@ def read_durability(text: object) -> Durability:
     """Parse a durability.
 
     Raises:
-        InvalidJob: the text names none.
+        InvalidJob: the text is not one.
     """
     level, _, count = text.partition(":") if isinstance(text, str) else ("", "", "")
     if level in (Level.MEMORY, Level.AOF, Level.FSYNC) and text == level:
@@ -78,23 +78,23 @@ class Persistence:
     """None if this user may not read it."""
 
     skips_fsync: bool
-    """`no-appendfsync-on-rewrite`: whether nothing is synced while the file is rewritten."""
+    """Whether nothing is synced while the file is rewritten (`no-appendfsync-on-rewrite`)."""
 
     has_waitaof: bool
     replicas: int
-    """Replicas that are online."""
+    """Number of replicas that are online."""
 
-    def objection(self, asked: Durability) -> str | None:
-        """Return why this server cannot guarantee a durability and what to do; None if it can."""
-        match asked.level:
+    def objection(self, durability: Durability) -> str | None:
+        """Return why this server cannot guarantee a durability, and what to do; None if it can."""
+        match durability.level:
             case Level.MEMORY:
                 return None
             case Level.AOF:
                 return self._objection_to_aof()
             case Level.FSYNC:
                 return self._objection_to_aof() or self._objection_to_fsync()
-            case Level.REPLICA if self.replicas < asked.replicas:
-                return f"{self.replicas} of {asked.replicas} replicas follow it. Add replicas, or ask for fewer."
+            case Level.REPLICA if self.replicas < durability.replicas:
+                return f"{self.replicas} of {durability.replicas} replicas follow it. Add replicas, or ask for fewer."
             case Level.REPLICA:
                 return None
 
@@ -133,8 +133,8 @@ def persistence_of(info: Mapping[str, object], config: Mapping[str, str] | None)
 
 def persistence_in(replies: Sequence[object]) -> Persistence | None:
     """Parse the replies to `FACTS` or to `LOOK`; None if this user may not run INFO."""
-    found, config, *rest = replies
-    infos = [found, *rest]
+    first, config, *rest = replies
+    infos = [first, *rest]
     if not all(isinstance(info, bytes) for info in infos):
         return None
     # A flat reply: name, value, name, value …; an error where CONFIG is not allowed.
@@ -169,8 +169,8 @@ class DurabilityCheck:
 
     def commands(self, partitions: Sequence[QueueKeys]) -> tuple[Command, ...]:
         """Return the commands to send after the jobs of these partitions, on the same connection."""
-        # WAIT and WAITAOF cover the last write of their connection. A duplicate job writes nothing, so write
-        # something that changes nothing.
+        # WAIT and WAITAOF cover the last write of their connection. A duplicate job writes nothing, so add a write
+        # that changes nothing.
         touches: list[Command] = [("HINCRBY", keys.key("counters"), "submitted", 0) for keys in partitions]
         match self.asked.level:
             case Level.MEMORY:
@@ -207,7 +207,7 @@ class DurabilityCheck:
 
     def _doubt_of_disk(self, reply: object) -> str | None:
         if not self.has_waitaof:
-            return None  # it answers only once the job is on disk
+            return None  # without WAITAOF, the server answers only once the job is on disk
         if not isinstance(reply, list):
             return str(reply)
         return None if reply[0] else f"it was not on disk after {self.timeout_ms / 1000:g} s."

@@ -1,8 +1,8 @@
-"""Errors of the protocol. `sluice.producer.errors` has those of the client, and these.
+"""Errors of the protocol. `sluice.producer.errors` exports them with the client's.
 
 ProducerError
 ├── InvalidJob           caller: the job is wrong; nothing was sent
-│   └── InvalidPrompt    it is the prompt
+│   └── InvalidPrompt    the prompt is wrong
 ├── InvalidSetting       caller: a URL, an environment variable or a file is wrong
 ├── EmbeddedServerError  the embedded server cannot be found, started or stopped
 └── HistoryUnavailable   the job history cannot be read
@@ -14,10 +14,10 @@ from difflib import get_close_matches
 
 
 class Copyable(Exception):
-    """An error that pickle and copy make again from its message and attributes, whatever its `__init__` takes.
+    """An error that can be pickled and copied, whatever the arguments of its `__init__`.
 
-    Exceptions do so by a call with the message alone: a worker process of `multiprocessing` that raises one whose
-    `__init__` takes other arguments ends its whole pool.
+    By default, exceptions are unpickled by a call with the message alone: if a worker process of `multiprocessing`
+    raises one whose `__init__` takes other arguments, its whole pool ends.
     """
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -37,7 +37,7 @@ class InvalidJob(ProducerError, ValueError):
 
 
 class InvalidPrompt(InvalidJob):
-    """The prompt is empty, too large, or none."""
+    """The prompt is empty, too large, or not a prompt."""
 
 
 class InvalidSetting(ProducerError, ValueError):
@@ -57,12 +57,12 @@ class WireError(ValueError):
 
 
 MAX_HINTED_CHARS = 64
-"""Longer names are no typing errors, and comparing one of megabytes takes seconds."""
+"""Longest name to which a suggestion is made: longer ones are not typing errors, and slow to compare."""
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a sentence that suggests the known name nearest to a wrong one, to be added to another, or nothing."""
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Return the end of a message that suggests the most similar of these names; empty if none is similar."""
     if len(name) > MAX_HINTED_CHARS:
         return ""
-    nearest = get_close_matches(name, sorted(known), n=1)
+    nearest = get_close_matches(name, sorted(names), n=1)
     return f". Did you mean {nearest[0]!r}?" if nearest else ""

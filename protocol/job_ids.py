@@ -1,4 +1,4 @@
-"""Job ids: `<partition>.<tenant>.<random>`, so that a job's keys follow from its id."""
+"""Job ids: `<partition>.<tenant>.<random>`, so that a job's keys can be derived from its id."""
 
 import re
 import secrets
@@ -15,7 +15,7 @@ _TENANT = re.compile(rf"[a-z0-9_-]{{1,{limits.MAX_TENANT_CHARS}}}")
 
 
 def new_job_id(tenant: str, partition: int = 0) -> JobId:
-    """Draw a new job id with 96 random bits.
+    """Return a new job id with 96 random bits.
 
     Raises:
         InvalidJob: the tenant's name cannot be part of a key.
@@ -28,7 +28,7 @@ def check_tenant(tenant: str) -> None:
     """Check the name of a tenant.
 
     Raises:
-        InvalidJob: it cannot be part of a key.
+        InvalidJob: the name cannot be part of a key.
     """
     if not is_text(tenant) or not _TENANT.fullmatch(tenant):
         raise InvalidJob(
@@ -40,7 +40,7 @@ def split_job_id(job_id: str) -> tuple[int, str, str]:
     """Return partition, tenant and random part of an id.
 
     Raises:
-        WireError: not a job id.
+        WireError: the text is not a job id.
     """
     match = _JOB_ID.fullmatch(job_id) if is_text(job_id) else None
     if match is None:

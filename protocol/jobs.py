@@ -1,7 +1,7 @@
 """Build jobs: prompt and options in, `NewJob` out. No I/O.
 
-A `Template` holds options that are checked and encoded once, and builds any number of jobs from them. Each further job
-costs an id, a seed, a digest and its prompt.
+A `Template` has options that are checked and encoded once, and builds any number of jobs from them. Each further job
+costs only an id, a seed, a digest and the encoding of its prompt.
 """
 
 import os
@@ -34,7 +34,7 @@ Prepared: TypeAlias = tuple[NewJob | InvalidJob, bool]
 
 
 class Options(SamplingOptions, total=False):
-    """The options of a job: how to sample, and how to queue it."""
+    """The options of a job, for sampling and for queueing."""
 
     add_special_tokens: bool
     """Whether the tokenizer adds special tokens, such as begin-of-sequence, to a text prompt. Default: True."""
@@ -68,13 +68,13 @@ class Options(SamplingOptions, total=False):
     """The job starts no sooner. Default: None, at once."""
 
     idempotency_key: str | None
-    """A second job with the same key is the first one; 1 to 256 characters. Default: None."""
+    """Key by which a repeated submit returns the first job; 1 to 256 characters. Default: None."""
 
     batch: str | None
     """Batch of the job: 1 to 64 letters, digits and any of `_.:-`. Default: None."""
 
     metadata: Mapping[str, str]
-    """Up to 16 pairs that history, exports and webhooks have. Default: none."""
+    """Up to 16 pairs that history, exports and webhooks include. Default: none."""
 
     traceparent: str | None
     """W3C trace context. Default: None."""
@@ -106,14 +106,14 @@ def job(prompt: PromptLike, **options: Unpack[Options]) -> Job:
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """A prompt as the queue keeps it."""
+    """A prompt in the encoding that the queue stores."""
 
     payload: bytes
     num_bytes: int
-    """Bytes of its text; 0 if it is token ids."""
+    """Bytes of the text; 0 for token ids."""
 
     num_tokens: int | None
-    """None if only a tokenizer can tell."""
+    """Number of tokens; None if only a tokenizer can count them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class Template:
     idempotency_key: str | None
     job_id: JobId | None
     asked: bytes
-    """What a digest covers besides the prompt: options and a given seed, not trace context or streaming."""
+    """Input of the digest besides the prompt: options and a given seed, but not trace context or streaming."""
 
     features: tuple[str, ...]
     """Features that a worker needs for these jobs."""
@@ -152,10 +152,10 @@ class Template:
 
         Args:
             prompt: The prompt.
-            identify: Source of its id and seed. Default: the id of the options, or a random one; and a random seed.
+            identify: Returns the job's id and seed. Default: the id of the options, or a random one; and a random seed.
                 A seed in the options takes precedence.
             source: The line of a bulk file that the prompt is from.
-            partitions: Partitions of the queue. `identify` chooses one itself.
+            partitions: Number of partitions of the queue; not used with `identify`, which chooses one itself.
 
         Raises:
             InvalidPrompt: the prompt is empty, too large, not UTF-8 or of an unknown kind.
@@ -203,30 +203,30 @@ class Template:
 
 @dataclass(frozen=True, slots=True)
 class CheckedJob:
-    """A job that is checked and encoded. Only its id, which names a partition, and its seed are still to be drawn."""
+    """A job that is checked and encoded, still without its id, which names a partition, and its seed."""
 
     template: Template
     prompt: EncodedPrompt
 
     @property
     def is_chosen(self) -> bool:
-        """Whether the caller chose its id."""
+        """Whether the caller chose the id."""
         return self.template.job_id is not None
 
     @property
     def is_open(self) -> bool:
-        """Whether neither an id nor an idempotency key says which job a submit is for."""
+        """Whether the job has neither an id nor an idempotency key, so that a repeated submit would be another job."""
         return self.template.job_id is None and self.template.idempotency_key is None
 
     def with_id(self, job_id: JobId) -> "CheckedJob":
-        """Return the job with an id of its tenant."""
+        """Return the job with this id, which must be one of its tenant."""
         return replace(self, template=replace(self.template, job_id=job_id))
 
     def new_job(self, partitions: int) -> NewJob:
         """Build the job for a queue with this number of partitions.
 
         Raises:
-            InvalidJob: its id names another partition.
+            InvalidJob: the id names a partition that the queue does not have.
         """
         return self.template.new_job(self.prompt, partitions=partitions)
 
@@ -253,13 +253,13 @@ def template(options: Options) -> Template:
         raise
     except WireError as error:
         raise InvalidJob(str(error)) from error
-    except (ValueError, RecursionError) as error:  # too many digits or levels to be named in an error
+    except (ValueError, RecursionError) as error:  # too many digits, or nested too deeply
         raise InvalidJob(f"an option cannot be read: {error}") from error
 
 
 def _template(options: Options) -> Template:
     spec = _spec(options)
-    asked = encode_spec(replace(spec, traceparent=None, stream=True))
+    digested = encode_spec(replace(spec, traceparent=None, stream=True))
     seed = options.get("seed")
     tenant, priority = options.get("tenant", "default"), options.get("priority", 0)
     check_tenant(tenant)
@@ -283,7 +283,7 @@ def _template(options: Options) -> Template:
         deadline_ms=moment_ms("deadline", options.get("deadline")),
         idempotency_key=_key(options.get("idempotency_key")),
         job_id=job_id,
-        asked=asked + repr(seed).encode(),
+        asked=digested + repr(seed).encode(),
         features=spec.options.features,
     )
 
@@ -311,17 +311,17 @@ def sampling_options(options: Mapping[str, Any]) -> JobOptions:  # Any: as in `_
     return JobOptions(**values)
 
 
-def _check_names(options: Mapping[str, object], known: frozenset[str]) -> None:
-    if unknown := options.keys() - known:
-        hint = did_you_mean(min(unknown), known) or "."
-        raise InvalidJob(f"unknown option {min(unknown)!r}{hint} Options are: {', '.join(sorted(known))}.")
+def _check_names(options: Mapping[str, object], names: frozenset[str]) -> None:
+    if unknown := options.keys() - names:
+        hint = did_you_mean(min(unknown), names) or "."
+        raise InvalidJob(f"unknown option {min(unknown)!r}{hint} Options are: {', '.join(sorted(names))}.")
 
 
 def encoded_prompt(prompt: PromptLike) -> EncodedPrompt:
     """Check and encode a prompt.
 
     Raises:
-        InvalidPrompt: it is empty, too large, not UTF-8 or of an unknown kind.
+        InvalidPrompt: the prompt is empty, too large, not UTF-8 or of an unknown kind.
     """
     try:
         plain = as_prompt(prompt)
@@ -331,7 +331,7 @@ def encoded_prompt(prompt: PromptLike) -> EncodedPrompt:
 
 
 def as_prompt(prompt: object) -> Prompt:
-    """Convert a prompt to the contract's type."""
+    """Convert a prompt to the protocol's type."""
     if isinstance(prompt, str):
         return prompt
     if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
@@ -339,24 +339,24 @@ def as_prompt(prompt: object) -> Prompt:
     items = cast("Sequence[object]", prompt)
     if items and isinstance(items[0], (Message, Mapping)):
         return tuple(map(_message, items))
-    return tuple(cast("Sequence[int]", items))  # encode_prompt looks at each
+    return tuple(cast("Sequence[int]", items))  # encode_prompt checks each item
 
 
 def _message(turn: object) -> Message:
     if isinstance(turn, Message):
         return turn
     kind = type(turn).__name__
-    # Any: Message checks what the values are.
+    # Any: Message checks the types of the values.
     parts: Mapping[str, Any] = cast("Mapping[str, Any]", turn) if isinstance(turn, Mapping) else {}
     if not {"role", "content"} <= parts.keys() <= {"role", "content", "name"}:
-        found = ", ".join(map(str, parts)) or kind
+        names = ", ".join(map(str, parts)) or kind
         lacks = " and ".join(name for name in ("role", "content") if name not in parts)
         missing = f"; {lacks} is missing" if lacks and parts else ""
-        raise InvalidJob(f"a message has a role, a content and perhaps a name; got {found}{missing}")
+        raise InvalidJob(f"a message has a role, a content and perhaps a name; got {names}{missing}")
     return Message(**{**parts, "content": joined_text(parts["content"])})
 
 
-def joined_text(content: Any) -> Any:  # noqa: ANN401  # what is no list of parts, Message checks
+def joined_text(content: Any) -> Any:  # noqa: ANN401  # Message checks any other value
     """Join a message's content if it is a list of OpenAI's text parts.
 
     Raises:
@@ -382,7 +382,7 @@ def _size(prompt: Prompt) -> tuple[int, int | None]:
 
 
 def partition_of(name: str, partitions: int) -> int:
-    """Return the partition of a job, by the last part of its id or by its idempotency key."""
+    """Return the partition of a job from the last part of its id, or from its idempotency key."""
     return crc32(name.encode()) % partitions if partitions > 1 else 0
 
 
@@ -390,7 +390,7 @@ def check_seed(seed: object) -> None:
     """Check that a seed is an unsigned 64-bit number.
 
     Raises:
-        InvalidJob: it is not.
+        InvalidJob: it is not one.
     """
     _check_whole("seed", seed, 2**64 - 1)
 
@@ -423,7 +423,7 @@ def moment_ms(name: str, moment: object) -> int | FromNow | None:
     """Convert a point in time to milliseconds of wall clock, a duration to a time from now; None stays None.
 
     Raises:
-        InvalidJob: not a point in time.
+        InvalidJob: the value is neither a point in time with a zone nor a duration.
     """
     match moment:
         case None:
@@ -447,15 +447,15 @@ def _key(key: object) -> str | None:
 
 
 def only_prompt(prompt: PromptLike | None, messages: PromptLike | None, token_ids: Sequence[int] | None) -> PromptLike:
-    """Return the one of the three that is given.
+    """Return the only prompt of the three that is given.
 
     Raises:
         InvalidJob: none or several are given.
     """
-    given = [value for value in (prompt, messages, token_ids) if value is not None]
-    if len(given) != 1:
-        raise InvalidJob(f"give one of prompt, messages and token_ids, not {len(given)} of them")
-    return given[0]
+    prompts = [value for value in (prompt, messages, token_ids) if value is not None]
+    if len(prompts) != 1:
+        raise InvalidJob(f"give one of prompt, messages and token_ids, not {len(prompts)} of them")
+    return prompts[0]
 
 
 class JobEncoder:

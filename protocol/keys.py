@@ -28,7 +28,7 @@ FIXED = (
     "served",
     "garbage",
 )
-"""Names of the keys that a partition has once. Every script declares them, `config` first."""
+"""Names of the keys that exist once in a partition. Every script declares them, `config` first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +63,12 @@ class QueueKeys:
 
     @property
     def callbacks(self) -> str:
-        """Stream of ends for which a webhook is requested."""
+        """Stream of ended jobs and batches that request a webhook."""
         return self.key("callbacks")
 
     def heads_over(self, priority: int) -> tuple[str, ...]:
-        """Return the keys of the classes over `priority`: those that exist have waiting jobs."""
-        return tuple(self.key("heads", one) for one in range(priority + 1, MAX_PRIORITY + 1))
+        """Return the keys of the classes above `priority`; a key exists if its class has waiting jobs."""
+        return tuple(self.key("heads", above) for above in range(priority + 1, MAX_PRIORITY + 1))
 
     def lane(self, priority: int | str, tenant: str) -> str:
         """Return the stream of waiting entries of one tenant in one class."""
@@ -92,7 +92,7 @@ class QueueKeys:
 
 
 def served_partitions(queue: str, stated: object, asked: int | None) -> int | None:
-    """Return a queue's number of partitions: its workers', else the user's; None if neither has named one.
+    """Return a queue's number of partitions: its workers', else the user's; None if neither is known.
 
     Args:
         queue: Name of the queue.
@@ -100,7 +100,7 @@ def served_partitions(queue: str, stated: object, asked: int | None) -> int | No
         asked: The number that the user named, if any.
 
     Raises:
-        InvalidSetting: the two differ.
+        InvalidSetting: the two numbers differ.
     """
     served = int(stated) if isinstance(stated, bytes) and stated.isdigit() else 0
     if served and asked not in (None, served):

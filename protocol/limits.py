@@ -1,10 +1,10 @@
-"""Limits of messages and defaults of queues. Limits are checked when a message is made and when it is read."""
+"""Limits of messages and defaults of queues. Limits are checked when a message is created and when it is read."""
 
 MAX_PROMPT_BYTES = 4 * 1024 * 1024
-"""Encoded prompt of one job."""
+"""Encoded prompt of one job, in bytes."""
 
 MAX_MESSAGES = 10_000
-"""Messages of a chat in a request of OpenAI's format."""
+"""Messages of a chat in a request in OpenAI's format."""
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
@@ -36,7 +36,7 @@ MAX_ENTRY_BYTES = 16 * 1024 * 1024
 
 SPEC_PART_BYTES = 64
 MAX_SPEC_PARTS = 64
-"""An ended job's spec is kept in parts of this size: a longer value would triple the memory of its hash."""
+"""An ended job's spec is stored in parts of this size, because a longer value would triple the memory of its hash."""
 
 MAX_JOB_FIELDS = 256
 """Fields of a job's hash: scripts write fewer, and read no hash with more."""
@@ -75,11 +75,11 @@ SLICE_JOBS = 32
 """Jobs in one slice: a pull, reclaim, cancel or firing of timers."""
 
 SLICE_CHANNELS = 128
-"""Channels that a slice closes before it leaves its other jobs to the next one: a job may have 64 choices."""
+"""Channels that a slice closes before it leaves its other jobs to the next slice: a job may have 64 choices."""
 
 IDLE_FIRST_MS = 50
-"""A full worker takes a job of a higher class than it runs only when it has waited this long: idle ones go first. Where
-no other worker lives, it takes it at once."""
+"""A full worker takes a job of a higher class only after the job has waited this long, so that idle workers are
+preferred. If no other worker lives, it takes the job at once."""
 
 SORTED_TIMERS = 1000
 """Due timers that one call lists by urgency, while more are due than it fires."""
@@ -91,13 +91,13 @@ MAX_LANES_PER_PULL = 16
 """Lanes that one pull takes jobs from."""
 
 MAX_SKIPPED_PER_PULL = 32
-"""Lanes beyond those that one pull looks at in vain, and `MAX_RETURNED_PER_PULL` among the returned jobs if it is that
-of a full worker."""
+"""Further lanes that one pull examines in vain; and returned jobs, up to `MAX_RETURNED_PER_PULL`, if the worker is
+full."""
 
 MAX_RETURNED_PER_PULL = 8
 MAX_SPOILED_PER_LANE = 8
-"""Entries of a lane without a job for this worker to start (foreign ones in a row count as one): then a pull looks at
-other lanes. Of all lanes, `SLICE_JOBS`."""
+"""Entries of a lane without a job for this worker (consecutive foreign ones count as one) after which a pull continues
+with other lanes. In all lanes: `SLICE_JOBS`."""
 
 MAX_SUSPECTS_PER_PULL = 8
 MAX_DEAD_PER_PULL = 4
@@ -107,10 +107,10 @@ HEARTBEAT_LIFETIME_S = 4.0
 """A heartbeat expires after this long; then the worker counts as dead."""
 
 BEATS_PER_LIFE = 3
-"""Heartbeats in a lifetime, at least. One advances the clock of heartbeats by at most this part of its lifetime."""
+"""Least number of heartbeats in a lifetime. One advances the clock of heartbeats by at most this part of it."""
 
 LOOK_AGAIN_MS = 50
-"""Shortest time until an idle worker looks again for an expired heartbeat."""
+"""Shortest time until an idle worker checks again for an expired heartbeat."""
 
 WORKER_KEPT_S = 3600.0
 """How long the fields of a heartbeat are kept after the last one."""
@@ -131,7 +131,7 @@ DEAD_TTL_S = 14 * 86_400.0
 
 BELL_MAXLEN = 64
 GARBAGE_MAXLEN = 1000
-"""Entries of other programs that are kept for inspection."""
+"""Entries written by other programs that are kept for inspection."""
 
 GARBAGE_ENTRY_BYTES = 1024
 
@@ -139,10 +139,10 @@ DEFAULT_MAX_WAITING_JOBS = 1_000_000
 DEFAULT_MAX_WAITING_TOKENS = 2_000_000_000
 DEFAULT_MAX_WAITING_BYTES = 4 * 1024 * 1024 * 1024
 DEFAULT_TENANT_SHARE_PERCENT = 50
-"""Share of a queue's bounds that one tenant may hold, of what other tenants leave."""
+"""Share of the bounds of a queue, without what other tenants use, that one tenant may use."""
 
 TENANT_KEPT_MS = 86_400_000
-"""How long a queue leaves room for a tenant that has nothing waiting."""
+"""How long a queue leaves room for a tenant without waiting jobs."""
 
 TENANTS_KEPT = 1000
 """Tenants without waiting jobs above which they are forgotten sooner."""
@@ -162,11 +162,11 @@ WORKERS_PER_PAGE = 100
 """Workers that one call lists, with all fields of their heartbeats. It may list twice as many in a small fleet."""
 
 FIELDS_PER_PAGE = 500
-"""Fields of heartbeats that one call lists, if it asks for some only."""
+"""Fields of heartbeats that one call lists, if it asks for particular fields."""
 
 LANES_PER_PAGE = 1000
 NEAREST_TIMERS = 100
-"""Timers that a look at the queue reads at a time, and `MOST_NEAREST_TIMERS` at most."""
+"""Timers that an inspection reads at a time; `MOST_NEAREST_TIMERS` in all."""
 
 MOST_NEAREST_TIMERS = 1000
 
@@ -174,7 +174,7 @@ ASIDE_MS = 200
 """Shortest time for which a pull sets a job aside that names the model of another live worker."""
 
 ASIDE_EACH_MS = 2
-"""The same for each job that is delayed: at most 500 of them are looked at in a second."""
+"""Additional time for each delayed job, so that at most 500 of them are examined a second."""
 
 ASIDE_MOST_MS = 60_000
 """Longest time for which such a job is set aside."""
@@ -189,7 +189,7 @@ SUSPECT_WAIT_S = 30.0
 """After a suspect has waited this long, the next worker that pulls is drained for it."""
 
 MAX_DEATHS_ALONE = 6
-"""Deaths while a job runs alone after which it fails, even if other workers died in between."""
+"""Deaths while a job runs alone after which the job fails, even if other workers died in between."""
 
 CHARGE_EVERY_TOKENS = 128
 """Tokens of a choice between two checks whether its tenant has been charged for them."""
@@ -208,16 +208,16 @@ STEPS_WITHOUT_DEADLINE = 10
 """In mode deadline, a job without a deadline is due this many steps of ageing after its submit."""
 
 STARTING = "starting"
-"""Field of a queue's settings that a worker writes while it loads its model: `<server's ms> <host>`."""
+"""Field of a queue's settings that a worker writes while it loads its model: `<server's time in ms> <host>`."""
 
 STARTING_LIFE_MS = 15_000
-"""How long that field counts. The worker writes it again in a third of this."""
+"""How long `STARTING` is valid. The worker renews it in a third of this time."""
 
 CAPACITY = "capacity"
-"""Field of a queue's settings with the tokens/s of a worker that was full, for when no worker is left."""
+"""Field of a queue's settings with the tokens/s of a full worker, kept for when no worker is left."""
 
 CAPACITY_FIELD = "capacity_tokens_per_s"
-"""The same in a worker's status report; absent until it is measured."""
+"""Field of a worker's status report with its tokens/s when full; absent until it is measured."""
 
 HELD_TOKENS_FIELD = "held_tokens"
 """Field of a worker's status report with the reserved tokens that its jobs have not used up."""

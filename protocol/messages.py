@@ -1,4 +1,4 @@
-"""The messages between producer and worker, as values that validate themselves. No encoding, no I/O."""
+"""The messages between producer and worker, as self-validating values. No encoding, no I/O."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ from sluice.protocol.sampling import JobOptions, ResolvedOptions
 from sluice.protocol.states import JobState
 
 JobId = NewType("JobId", str)
-"""`<partition>.<tenant>.<random>`: the keys of a job follow from its id."""
+"""`<partition>.<tenant>.<random>`: the keys of a job are derived from its id."""
 
 Role = Literal["system", "user", "assistant", "tool", "developer"]
 
@@ -47,7 +47,7 @@ Prompt = str | tuple[Message, ...] | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """Options and metadata of a job, from submit to end. Opaque to the scripts, but for `model`.
+    """Options and metadata of a job, from submit to end. Opaque to the scripts, except `model`.
 
     Raises:
         InvalidJob: a value is out of its range; the message names it.
@@ -70,7 +70,7 @@ class JobSpec:
     """Whether the tokenizer adds special tokens, such as begin-of-sequence, to a text prompt."""
 
     as_chat: bool = False
-    """Whether a text prompt is a user message, if the model has a chat template. Without one it stays text."""
+    """Whether a text prompt is sent as a user message, if the model has a chat template."""
 
     def __post_init__(self) -> None:
         raise_first(self._checks())
@@ -115,17 +115,17 @@ class TokenLogprobs:
     chosen: float
     top: tuple[tuple[int, float], ...] = ()
     token: bytes | None = None
-    """Bytes of the chosen token, maybe a part of a character; of a special token its text. None for an unknown id."""
+    """Bytes of the chosen token, which may end within a character; a special token's text. None for an unknown id."""
 
     top_tokens: tuple[bytes | None, ...] = ()
-    """Bytes of the tokens in `top`; empty if none is known."""
+    """Bytes of the tokens in `top`; empty if they are unknown."""
 
     offset: int | None = None
-    """Characters of the choice's text before the token. Tokens that share a character have the same."""
+    """Characters of the choice's text before the token. Tokens that share a character have the same offset."""
 
     @property
     def text(self) -> str | None:
-        """Text of the chosen token; parts of characters are U+FFFD."""
+        """Text of the chosen token; parts of characters become U+FFFD."""
         return None if self.token is None else self.token.decode(errors="replace")
 
 
@@ -148,37 +148,37 @@ class End:
 
     error: str | None = None
     error_code: str | None = None
-    """A constant word for programs, such as `prompt_too_long` (see docs/reference/errors.md)."""
+    """Error code, such as `prompt_too_long` (see docs/reference/errors.md)."""
 
     usage: Usage | None = None
 
 
 class ChannelEntry(NamedTuple):
-    """One entry of a channel, as its readers see it: the output of one advance.
+    """One entry of a channel, as readers see it: the output of one advance.
 
-    Named tuples are cheaper to make than frozen dataclasses, and readers make one for each entry.
+    A named tuple, because it is cheaper to create than a frozen dataclass, and readers create one for each entry.
 
     Its stream id is `<offset after it>-0`. The id of an end is `<offset>-<1 + requeues>`; an end has no tokens, only
     the text that it releases.
     """
 
     start: int
-    """Tokens before it."""
+    """Number of tokens before the entry."""
 
     token_ids: tuple[int, ...]
     text: str
     """New text. It may lag behind the tokens until the end."""
 
     time_ms: int
-    """Wall clock of the server, as estimated by the worker, when its last token was sampled."""
+    """Time of the server's clock, as estimated by the worker, at which the last token was sampled."""
 
     logprobs: tuple[TokenLogprobs, ...] | None = None
     end: End | None = None
-    """How the choice ended; set on its last entry."""
+    """How the choice ended; set in its last entry."""
 
     @property
     def offset(self) -> int:
-        """Tokens after it."""
+        """Number of tokens after the entry."""
         return self.start + len(self.token_ids)
 
 
@@ -208,20 +208,20 @@ class JobResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """How the history shows a measurement; in the metadata of its field of `JobRecord`."""
+    """The representation of a measurement in the history, as metadata of its field of `JobRecord`."""
 
     column: str
-    """A column in seconds (`_s`) has the milliseconds of a field `_ms`."""
+    """Name of the column; one in seconds (`_s`) is computed from a field in milliseconds (`_ms`)."""
 
     meaning: str
-    """The column's comment."""
+    """Comment of the column."""
 
     table: Literal["jobs", "attempts"] = "jobs"
     view: str | None = None
-    """The view that shows it beside its table."""
+    """View that has the column, besides its table."""
 
     bits: int = 64
-    """Of a whole number."""
+    """Size of an integer column."""
 
 
 def _measured(column: str, meaning: str, *, default: object = None, **shown: Any) -> Any:  # noqa: ANN401
@@ -233,7 +233,7 @@ def _measured(column: str, meaning: str, *, default: object = None, **shown: Any
 class JobRecord:
     """Measurements of a job, which its worker sends with its end. Times are wall-clock milliseconds of the server.
 
-    This is their one declaration: columns, comments and upserts of the history, its views and its page follow from it.
+    Columns, comments, upserts and views of the history, and its page, are derived from these fields.
     """
 
     model: str | None = _measured("model", "of the worker that ended it, also by a refusal")
@@ -305,7 +305,7 @@ def check_prompt(prompt: Prompt) -> None:
     """Check that a prompt is valid.
 
     Raises:
-        InvalidJob: it is empty, not UTF-8, or of the wrong type.
+        InvalidJob: the prompt is empty, not UTF-8, or of the wrong type.
     """
     if isinstance(prompt, str):
         raise_first([(is_text(prompt), "the prompt is not valid UTF-8"), (bool(prompt), "the prompt is empty")])

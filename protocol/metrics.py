@@ -1,6 +1,6 @@
-"""The one table of metrics: what workers and gateways serve to Prometheus, and what the reference and Grafana show.
+"""The table of all metrics that workers and gateways serve to Prometheus, for the reference and the dashboard, too.
 
-A recorder and `worker callbacks` serve none: what they leave undone is in the queue, and workers report it.
+A recorder and `worker callbacks` serve no metrics: their backlogs are in the queue, and workers report them.
 """
 
 from collections.abc import Iterator
@@ -18,22 +18,22 @@ class Metric:
     """One metric of a process."""
 
     name: str
-    """Without `PREFIX`, and without the `_total` of a counter."""
+    """Name without `PREFIX`, and without the `_total` of a counter."""
 
     kind: Kind
     about: str
     labels: tuple[str, ...] = ()
     is_conditional: bool = False
-    """Whether it is left out where its value is unknown, or where there is none."""
+    """Whether the metric is left out if it has no value."""
 
     @property
     def sample(self) -> str:
-        """Its name in a query; of a histogram, without the ending of its parts."""
+        """Name in a query; for a histogram, without the suffix of a part."""
         return f"{PREFIX}{self.name}{'_total' if self.kind == 'counter' else ''}"
 
     @property
     def is_of_queue(self) -> bool:
-        """Whether every process reports the same value, of the whole queue: aggregate it with `max`."""
+        """Whether every process reports the same value, that of the whole queue; aggregate it with `max`."""
         return self.name.startswith(("queue_", "scale_", "tenant_"))
 
 
@@ -87,7 +87,7 @@ WORKER = (
     Metric("itl_seconds", "histogram", "Time from one token to the next."),
     Metric("e2e_seconds", "histogram", "Time from submit to end."),
 )
-"""What a worker serves."""
+"""The metrics of a worker."""
 
 _OF_QUEUE = ("queue",)
 
@@ -137,13 +137,13 @@ GATEWAY = (
     Metric("gateway_requests", "counter", "Requests that this process answered.", ("status",)),
     Metric("gateway_refused", "counter", "Requests refused because of a bound.", ("bound",)),
 )
-"""What a gateway serves."""
+"""The metrics of a gateway."""
 
 METRICS: dict[str, Metric] = {metric.name: metric for metric in (*WORKER, *GATEWAY)}
 
 
 def text_of(metric: Metric, samples: "list[tuple[tuple[str, ...], float]]") -> Iterator[str]:
-    """Yield the lines of a gauge or counter in the text format of Prometheus: values by those of its labels."""
+    """Yield the lines of a gauge or counter in Prometheus's text format; `samples`: pairs of label values and value."""
     yield f"# HELP {metric.sample} {metric.about}\n# TYPE {metric.sample} {metric.kind}\n"
     for values, number in samples:
         labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in zip(metric.labels, values, strict=True))

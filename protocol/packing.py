@@ -1,7 +1,7 @@
-"""Typed wrappers of msgpack, which is called only here, checks of the types that it unpacked, and frames of messages.
+"""Typed wrappers of msgpack, which is called only here; checks of unpacked types; and the framing of messages.
 
-The `_script` functions are for Redis's Lua library, which does not support the bin type: bytes and text are packed as
-raw strings and unpacked as bytes.
+The `_script` functions are for Redis's Lua library, which does not support the bin type: they pack bytes and text as
+raw strings, and unpack strings as bytes.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +22,7 @@ msgpack: Any = untyped_msgpack  # Any: it has no types; the casts below follow i
 
 
 class _Packers(local):
-    """Packers per thread. They are kept, because creating one costs as much as packing an entry."""
+    """Packers per thread, cached because creating one costs as much as packing an entry."""
 
     def __init__(self) -> None:
         self.pack = cast("Callable[[object], bytes]", msgpack.Packer().pack)
@@ -36,8 +36,8 @@ def pack(value: object) -> bytes:
     """Pack a message.
 
     Raises:
-        ValueError: text that is not UTF-8 (UnicodeEncodeError).
-        OverflowError: a number that needs more than 64 bits.
+        ValueError: text is not UTF-8 (UnicodeEncodeError).
+        OverflowError: a number needs more than 64 bits.
     """
     return _packers.pack(value)
 
@@ -46,17 +46,17 @@ def unpack(data: bytes | memoryview) -> Any:  # noqa: ANN401 (Any: as above)
     """Unpack a message.
 
     Raises:
-        ValueError: not msgpack, or nested too deeply.
-        TypeError: a map whose key cannot be one.
+        ValueError: the data is not msgpack, or nested too deeply.
+        TypeError: a map has a key that is not hashable.
     """
     return msgpack.unpackb(data, strict_map_key=False)
 
 
 def items_of(array: memoryview) -> Iterator[memoryview]:
-    """Yield the packed items of a packed array, one at a time: unpacked, they take many times their bytes.
+    """Yield the packed items of a packed array, one at a time, because unpacked items need many times their bytes.
 
     Raises:
-        ValueError: not a msgpack array.
+        ValueError: the data is not a msgpack array.
     """
     unpacker = msgpack.Unpacker(max_buffer_size=max(1, len(array)))
     try:
@@ -83,14 +83,14 @@ def unpack_from_script(data: bytes) -> Any:  # noqa: ANN401 (Any: as above)
 
 
 def as_int(value: object) -> int:
-    """Return a whole number; raises WireError for another type, as the functions below do."""
+    """Return an integer; raises WireError for another type, as the functions below do."""
     if type(value) is not int:
         raise WireError(f"expected a whole number, got {value!r}")
     return value
 
 
 def as_float(value: object) -> float:
-    """Return a number as a float."""
+    """Return a number, as a float."""
     if type(value) is not float and type(value) is not int:
         raise WireError(f"expected a number, got {value!r}")
     return float(value)
@@ -123,7 +123,7 @@ def as_list(value: object) -> list[object]:
 
 
 def as_ints(value: object) -> tuple[int, ...]:
-    """Return a list of whole numbers."""
+    """Return a list of integers."""
     return tuple(map(as_int, as_list(value)))
 
 
@@ -134,12 +134,12 @@ WIRE_VERSION = 1
 
 
 class Reading:
-    """A context that turns every error while the fields of a message are read into a WireError."""
+    """A context that converts any error in reading the fields of a message to a WireError."""
 
-    __slots__ = ("_what",)
+    __slots__ = ("_name",)
 
-    def __init__(self, what: str) -> None:
-        self._what = what
+    def __init__(self, name: str) -> None:
+        self._name = name
 
     def __enter__(self) -> None:
         return
@@ -148,42 +148,42 @@ class Reading:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, UNREADABLE):
-            raise WireError(f"not a {self._what}: {error}") from error
+            raise WireError(f"not a {self._name}: {error}") from error
 
 
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 
 
-def open_message(data: bytes, what: str, max_bytes: int, *, at_least: int) -> list[Any]:  # Any: msgpack is untyped
-    """Unpack a message's array and check its version."""
+def open_message(data: bytes, name: str, max_bytes: int, *, at_least: int) -> list[Any]:  # Any: msgpack is untyped
+    """Unpack a message's array and check its version; `name`: of the message, for errors."""
     if len(data) > max_bytes:
-        raise WireError(f"a {what} of {len(data)} bytes; at most {max_bytes} are read")
+        raise WireError(f"a {name} of {len(data)} bytes; at most {max_bytes} are read")
     try:
         message: object = unpack(data)
     except UNREADABLE as error:
-        raise WireError(f"not a {what}: {error}") from error
+        raise WireError(f"not a {name}: {error}") from error
     if not isinstance(message, list) or not message:
-        raise WireError(f"not a {what}: it is not an array that begins with a version")
+        raise WireError(f"not a {name}: it is not an array that begins with a version")
     items = cast("list[Any]", message)  # Any: msgpack is untyped
-    check_version(items[0], what)
+    check_version(items[0], name)
     if len(items) < at_least:
-        raise WireError(f"not a {what}: {len(items)} parts where {at_least} are needed")
+        raise WireError(f"not a {name}: {len(items)} parts where {at_least} are needed")
     return items
 
 
-def check_version(version: object, what: str) -> None:
-    """Check the version that a message begins with."""
+def check_version(version: object, name: str) -> None:
+    """Check the version at the beginning of a message."""
     if type(version) is not int or version < 1:
-        raise WireError(f"not a {what}: it does not begin with a version")
+        raise WireError(f"not a {name}: it does not begin with a version")
     if version > WIRE_VERSION:
-        raise WireError(f"a {what} of version {version}; this program reads up to {WIRE_VERSION}: update it")
+        raise WireError(f"a {name} of version {version}; this program reads up to {WIRE_VERSION}: update it")
 
 
 def packed(message: object) -> bytes:
     """Pack a message.
 
     Raises:
-        InvalidJob: text that is not UTF-8, or a number over 64 bits.
+        InvalidJob: text is not UTF-8, or a number needs more than 64 bits.
     """
     try:
         return pack(message)
@@ -191,9 +191,9 @@ def packed(message: object) -> bytes:
         raise InvalidJob(f"cannot be sent: {error}") from error
 
 
-def bounded(data: bytes, what: str, max_bytes: int) -> bytes:
+def bounded(data: bytes, name: str, max_bytes: int) -> bytes:
     if len(data) > max_bytes:
-        raise WireError(f"a {what} of {len(data)} bytes; at most {max_bytes} are written")
+        raise WireError(f"a {name} of {len(data)} bytes; at most {max_bytes} are written")
     return data
 
 
@@ -203,16 +203,16 @@ def bounded(data: bytes, what: str, max_bytes: int) -> bytes:
 def known_fields(
     kind: "type[DataclassInstance]", values: Mapping[str, Any]
 ) -> dict[str, Any]:  # Any: the dataclass checks each value
-    """Return the values whose names this version knows."""
+    """Return the values that are fields in this version."""
     return {field.name: values[field.name] for field in fields(kind) if field.name in values}
 
 
 def changed_fields(value: "DataclassInstance", *, skip: str = "") -> dict[str, object]:
     """Return the fields that differ from their defaults."""
     return {
-        name: one
+        name: field
         for name, default in _defaults(type(value))
-        if name != skip and (one := getattr(value, name)) != default
+        if name != skip and (field := getattr(value, name)) != default
     }
 
 

@@ -1,8 +1,8 @@
 """The sampling options of a job. `JobOptions` declares each once.
 
-From the metadata of its fields come the checks of values, the defaults that a model may state, what a worker must be
-able to do, flags of `producer`, the OpenAPI document and the pages. What a type checker must read is written by
-`python -m tools.sampling_options`: `SamplingOptions` below, and the engine's `SamplingFields`.
+The metadata of its fields define the checks of values, the defaults that a model may state, the features that a worker
+needs, flags of `producer`, the OpenAPI document and the pages. `python -m tools.sampling_options` generates the code
+for type checkers: `SamplingOptions` below, and the engine's `SamplingFields`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,40 +25,40 @@ from sluice.protocol.checks import (
 from sluice.protocol.errors import InvalidJob
 
 Feature = Literal["logprobs", "choices", "logit_bias", "penalties"]
-"""What a worker must be able to do for jobs with an option."""
+"""Features that a worker needs for jobs with an option."""
 
 FEATURES: tuple[Feature, ...] = get_args(Feature)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """What is declared of a sampling option besides its name, type and default."""
+    """The declaration of a sampling option, besides its name, type and default."""
 
     meaning: str
-    """For editors, `--help` and pages: a sentence without its bounds and its end."""
+    """The meaning for editors, `--help` and pages: a sentence without its bounds and its period."""
 
     least: float | None = None
-    """The least number, and the greatest one; None: it is not a number, or its bounds are in `meaning`."""
+    """The minimum; likewise `most`. None: the option is not a number, or its bounds are in `meaning`."""
 
     most: float | None = None
     is_over_least: bool = False
-    """Whether the least number itself is refused."""
+    """Whether the minimum itself is refused."""
 
     zero: str | None = None
-    """What 0 means, where that has a name: greedy, all."""
+    """Name of the meaning of 0, if there is one: greedy, all."""
 
     neutral: int | float | None = None
     """The value if neither the request nor its model states one. None: no model states a default."""
 
     metavar: str | None = None
-    """The value in the help of `producer`'s flag; None: there is no flag."""
+    """The metavar of `producer`'s flag; None: there is no flag."""
 
     feature: Feature | None = None
     in_responses: str | None = ""
-    """Its name in OpenAI's Responses API; empty: its own, None: that API does not take it. Completions take all."""
+    """The name in OpenAI's Responses API; empty: the same; None: that API lacks the option. Completions have all."""
 
     shape: Mapping[str, object] = field(default_factory=dict[str, object])
-    """The bounds of what is not one number, as a JSON schema."""
+    """The bounds of a value that is not one number, as a JSON schema."""
 
     def takes(self, number: float) -> bool:
         """Return whether a number is within the bounds."""
@@ -68,7 +68,7 @@ class Option:
 
     @property
     def rule(self) -> str:
-        """The bounds, as in `must be …`."""
+        """The bounds, for a message `must be …`."""
         if self.most == MAX_TOKEN_ID:
             return f"{self.least} ({self.zero} tokens) or more"
         opening = "(" if self.is_over_least else "["
@@ -107,7 +107,7 @@ def _option(meaning: str, *, default: Any = None, **declared: Any) -> Any:  # no
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
-    """How to sample. Those with a neutral value are None if the request does not state them.
+    """The sampling options. Those with a neutral value are None if the request does not state them.
 
     Raises:
         InvalidJob: a value is out of its range; the message names it.
@@ -208,10 +208,10 @@ class JobOptions:
 
     def __post_init__(self) -> None:
         # Types first: a range check needs a value of the right type.
-        for name, (is_of_type, what) in _TYPES.items():
+        for name, (is_of_type, expected) in _TYPES.items():
             value = getattr(self, name)
             if not is_of_type(value) and not (value is None and DEFAULTS[name] is None):
-                raise InvalidJob(f"{name} must be {what}, got {value!r}")
+                raise InvalidJob(f"{name} must be {expected}, got {value!r}")
         raise_first(self._types())
         for name, option in _BOUNDED.items():
             value = getattr(self, name)
@@ -221,14 +221,14 @@ class JobOptions:
 
     @property
     def planned_tokens(self) -> int:
-        """Maximum tokens of each choice, as far as is known without the model."""
+        """Most tokens of each choice, as far as known without the model."""
         return max(limits.DEFAULT_MAX_TOKENS, self.min_tokens) if self.max_tokens is None else self.max_tokens
 
     @property
     def features(self) -> tuple[str, ...]:
-        """What a worker must be able to do for these options."""
+        """The features that a worker needs for these options."""
         changed = [name for name in OPTIONS if getattr(self, name) not in (DEFAULTS[name], NEUTRAL.get(name))]
-        return tuple(one for one in FEATURES if any(OPTIONS[name].feature == one for name in changed))
+        return tuple(feature for feature in FEATURES if any(OPTIONS[name].feature == feature for name in changed))
 
     def _types(self) -> Iterator[Check]:
         yield is_listing(self.stop, is_text), "stop must be text or a list of texts, in UTF-8"
@@ -262,12 +262,12 @@ class JobOptions:
         yield all(-100 <= b <= 100 for b in self.logit_bias.values()), "logit_bias must have values in [-100, 100]"
 
 
-OPTIONS: Mapping[str, Option] = {one.name: one.metadata[Option] for one in fields(JobOptions)}
+OPTIONS: Mapping[str, Option] = {field.name: field.metadata[Option] for field in fields(JobOptions)}
 
 _BOUNDED = {name: option for name, option in OPTIONS.items() if option.least is not None}
 
 DEFAULTS: Mapping[str, Any] = {  # Any: of several types
-    one.name: {} if one.default is MISSING else one.default for one in fields(JobOptions)
+    field.name: {} if field.default is MISSING else field.default for field in fields(JobOptions)
 }
 
 NEUTRAL: Mapping[str, int | float] = {
@@ -286,15 +286,15 @@ _OF_TYPE: Mapping[object, tuple[Callable[[object], bool], str]] = {
     float | None: _FINITE,
     bool: _TRUTH,
 }
-_TYPES = {one.name: _OF_TYPE[one.type] for one in fields(JobOptions) if one.type in _OF_TYPE}
-"""By option of one value: the check of its type, and what it must be."""
+_TYPES = {field.name: _OF_TYPE[field.type] for field in fields(JobOptions) if field.type in _OF_TYPE}
+"""The check of the type, and its description for errors, by option with a single value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedOptions:
-    """What a job is sampled with where its request leaves the choice to the model.
+    """The values of the options that a request leaves to the model.
 
-    The first attempt resolves it from the request, the model's defaults and `NEUTRAL`, in this order. A later attempt
+    The first attempt resolves them from the request, the model's defaults and `NEUTRAL`, in this order. A later attempt
     uses the same values, whatever its worker's defaults and end tokens are.
     """
 
@@ -305,11 +305,11 @@ class ResolvedOptions:
     min_p: float
     repetition_penalty: float
     end_token_ids: tuple[int, ...]
-    """Tokens that end an output, besides those that the request states."""
+    """Tokens that end an output, besides those in the request."""
 
 
 def sentence_of(name: str) -> str:
-    """Return what an option does, its bounds and its default."""
+    """Return the meaning of an option, its bounds and its default."""
     neutral, default = NEUTRAL.get(name), DEFAULTS[name]
     if neutral is not None:
         return f"{OPTIONS[name].sentence} Default: the model's, or {neutral:g}."
@@ -318,7 +318,7 @@ def sentence_of(name: str) -> str:
     return f"{OPTIONS[name].sentence} Default: {shown}."
 
 
-# Below, written by `python -m tools.sampling_options`.
+# Generated below by `python -m tools.sampling_options`.
 
 
 class SamplingOptions(TypedDict, total=False):

@@ -1,7 +1,7 @@
 """Settings of a program, each declared once: a field of a dataclass, with its default, names, unit and help.
 
-They are read from a TOML file, the environment and flags; a later source wins, and every problem is reported at once.
-This knows no setting: worker and gateway declare their own. Neither file nor environment is read elsewhere.
+They are read from a TOML file, the environment and flags; a later source wins, and all problems are reported at once.
+Worker and gateway declare their own settings. Neither file nor environment is read elsewhere.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ FC = TypeVar("FC", bound=Callable[..., Any])  # Any: as click has it
 
 PREFIX = "SLUICE_"
 GATEWAY = "GATEWAY_"
-"""Begins the names of settings that only the gateway has, in the environment. Flags and files leave it out."""
+"""Prefix, in the environment, of settings that only the gateway has. Flags and files omit it."""
 
 CONFIG_FILE_NAME = "SLUICE_CONFIG"
 """Environment name of the TOML file's path."""
@@ -31,7 +31,7 @@ TIME = "TIME"
 """The metavar of seconds that may have a unit: 90d, 12h, 30m, 45s or 45."""
 
 UNITS = {"s": "SECONDS", "mib": "MIB", "tokens": "TOKENS", "days": "DAYS"}
-"""The metavars of the units that end names."""
+"""Metavars by the unit at the end of a setting's name."""
 
 UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 MAX_TIME_S = 100 * 366 * UNITS_S["d"]
@@ -41,18 +41,18 @@ def setting(default: T, *, env: str = "", metavar: str = "", help: str, secret: 
     """Declare a setting.
 
     Args:
-        default: Its value if no source gives one.
-        env: Its name in the environment (SLUICE_<env>) and, in lower case, on the command line. Default: the field's.
-        metavar: Names its value in the help. Default: the unit that ends the field's name.
-        help: What it sets, as a sentence.
-        secret: Whether to leave it out of every `repr`.
+        default: The value if no source gives one.
+        env: The name in the environment (SLUICE_<env>) and, in lower case, on the command line. Default: the field's.
+        metavar: The name of the value in the help. Default: the unit at the end of the field's name.
+        help: The meaning, as a sentence.
+        secret: Whether to omit the value from `repr`.
     """
     return field(default=default, repr=not secret, metadata={"env": env, "metavar": metavar, "help": help})
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting, as flags, files and the environment name it."""
+    """One setting, with its names in flags, files and the environment."""
 
     section: str
     name: str
@@ -64,17 +64,17 @@ class Setting:
 
     @property
     def key(self) -> str:
-        """Its name in the TOML file: `section.name`."""
+        """The name in the TOML file: `section.name`."""
         return f"{self.section}.{self.name}"
 
     @property
     def env_name(self) -> str:
-        """Its name in the environment."""
+        """The name in the environment."""
         return PREFIX + self.env
 
     @property
     def flag(self) -> str:
-        """Its name on the command line."""
+        """The name on the command line."""
         return "--" + self.env.removeprefix(GATEWAY).lower().removesuffix("_s").replace("_", "-")
 
     @property
@@ -85,17 +85,17 @@ class Setting:
 
     @property
     def is_switch(self) -> bool:
-        """Whether its values are true and false."""
+        """Whether the setting is a boolean."""
         return _without_none(self.kind) is bool
 
     @property
     def is_list(self) -> bool:
-        """Whether it has several values: a flag that is repeated, words in the environment."""
+        """Whether the setting has several values: a repeated flag, words in the environment."""
         return get_origin(self.kind) is tuple
 
     @property
     def shown_default(self) -> str:
-        """The default for people; empty without one."""
+        """The default as text for the help; empty if there is none."""
         if self.default is None or self.is_switch or self.is_list:
             return ""
         return f"{self.default:g}s" if self.metavar == TIME else str(self.default)
@@ -110,47 +110,47 @@ def _without_none(kind: Any) -> Any:  # noqa: ANN401  # annotations, as in `Sett
 def settings_of(section: str, kind: Any) -> Iterator[Setting]:  # noqa: ANN401  # dataclasses have no common base
     """Yield the settings that a dataclass declares."""
     hints = get_type_hints(kind)
-    for one in dataclasses.fields(kind):
-        if about := one.metadata:
-            metavar = about["metavar"] or UNITS.get(one.name.rpartition("_")[2], "")
-            env = about["env"] or one.name.upper()
-            yield Setting(section, one.name, hints[one.name], one.default, env, metavar, about["help"])
+    for declared in dataclasses.fields(kind):
+        if about := declared.metadata:
+            metavar = about["metavar"] or UNITS.get(declared.name.rpartition("_")[2], "")
+            env = about["env"] or declared.name.upper()
+            yield Setting(section, declared.name, hints[declared.name], declared.default, env, metavar, about["help"])
 
 
 @dataclass(slots=True, eq=False)
 class GivenSettings:
-    """What the sources give, by `section.name`. Changes while they are read."""
+    """The values from the sources, by `section.name`. Changes while they are read."""
 
     values: dict[str, object] = field(default_factory=dict[str, object])
     names: dict[str, str] = field(default_factory=dict[str, str])
-    """How each was named where it was given."""
+    """The name of each setting in its source."""
 
     problems: list[str] = field(default_factory=list[str])
     unread: set[str] = field(default_factory=set[str])
     """Sections with a value that cannot be converted."""
 
     def of(self, section: str) -> dict[str, Any]:  # Any: of the types that the fields declare
-        """Return the values of a section by name."""
+        """Return the values of a section, by name."""
         return {key.partition(".")[2]: value for key, value in self.values.items() if key.startswith(f"{section}.")}
 
 
 Entries = Iterator[tuple[Setting, object, str]]
-"""(setting, given value, name under which it was given)."""
+"""(setting, value, name of the setting in the source)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
-    """The settings of one program, and what of a shared file or environment is another's."""
+    """The settings of one program, which shares file and environment with other programs."""
 
     settings: tuple[Setting, ...]
     is_ours: Callable[[str], bool]
-    """Whether a name in the environment would be this program's: if it is not known, it is an error."""
+    """Whether a name in the environment belongs to this program, so that an unknown one is an error."""
 
     hint: str
-    """Where the settings are listed."""
+    """Reference to the list of settings, for errors."""
 
     other_sections: Collection[str] | None
-    """Sections of a file that other programs read; None: all that are not known."""
+    """Sections of the file that other programs read; None: all unknown sections."""
 
     def read(
         self,
@@ -160,45 +160,45 @@ class Declared:
         flags: Mapping[str, object] | None = None,
         named: Callable[[Setting], str] = attrgetter("flag"),
     ) -> GivenSettings:
-        """Read all sources. `flags` maps `section.name` to a value; problems name such a setting as `named` does."""
+        """Read all sources. `flags` maps `section.name` to a value; `named` returns a flag's name for problems."""
         given = GivenSettings()
         path = file or (Path(environ[CONFIG_FILE_NAME]) if environ.get(CONFIG_FILE_NAME) else None)
-        known = {one.key: one for one in self.settings}
-        in_flags = ((known[key], value, named(known[key])) for key, value in (flags or {}).items())
+        by_key = {setting.key: setting for setting in self.settings}
+        in_flags = ((by_key[key], value, named(by_key[key])) for key, value in (flags or {}).items())
         for source in (self._in_file(path, given.problems), self._in_environment(environ, given.problems), in_flags):
-            for one, value, name in source:
-                given.names[one.key] = name
+            for setting, value, name in source:
+                given.names[setting.key] = name
                 try:
-                    given.values[one.key] = _read(one, value)
+                    given.values[setting.key] = _read(setting, value)
                 except ValueError as error:
                     given.problems.append(f"{name}: {error}")
-                    given.unread.add(one.section)
+                    given.unread.add(setting.section)
         return given
 
     def _in_file(self, path: Path | None, problems: list[str]) -> Entries:
-        known = {one.key: one for one in self.settings}
+        by_key = {setting.key: setting for setting in self.settings}
         for key, value in _file_values(path, problems) if path else ():
-            if key in known:
-                yield known[key], value, f"{path}: {key}"
+            if key in by_key:
+                yield by_key[key], value, f"{path}: {key}"
             elif not self._is_others(key.partition(".")[0]):
                 problems.append(f"{path}: {key}: unknown setting")
 
     def _is_others(self, section: str) -> bool:
         if self.other_sections is None:
-            return all(one.section != section for one in self.settings)
+            return all(setting.section != section for setting in self.settings)
         return section in self.other_sections
 
     def _in_environment(self, environ: Mapping[str, str], problems: list[str]) -> Entries:
-        known = {one.env_name: one for one in self.settings}
+        by_env_name = {setting.env_name: setting for setting in self.settings}
         for name in sorted(name for name in environ if not is_service_link(name, environ[name])):
-            if name in known:
-                yield known[name], environ[name], name
+            if name in by_env_name:
+                yield by_env_name[name], environ[name], name
             elif name.startswith(PREFIX) and self.is_ours(name):
                 problems.append(f"{name}: unknown setting; {self.hint}")
 
 
 def _file_values(path: Path, problems: list[str]) -> Iterator[tuple[str, object]]:
-    # Imported here because the client's commands import this module, and read no file.
+    # Imported here, because the client's commands import this module but read no file.
     import tomllib
 
     try:
@@ -216,17 +216,17 @@ def _file_values(path: Path, problems: list[str]) -> Iterator[tuple[str, object]
 # ---------------------------------------------------------------- flags
 
 
-def flag_of(one: Setting, parameter: str) -> Callable[[FC], FC]:
-    """Return the option of a command for a setting. Its value is text: `Declared.read` converts it, and reports all."""
-    shown = "".join(f"; default: {text}" for text in [one.shown_default] if text)
-    names = f"{one.flag}/--no-{one.flag[2:]}" if one.is_switch else one.flag
+def flag_of(setting: Setting, parameter: str) -> Callable[[FC], FC]:
+    """Return the command-line option of a setting. Its value is text, which `Declared.read` converts."""
+    shown = "".join(f"; default: {text}" for text in [setting.shown_default] if text)
+    names = f"{setting.flag}/--no-{setting.flag[2:]}" if setting.is_switch else setting.flag
     return click.option(
         names,
         parameter,
-        metavar=one.metavar or None,
-        multiple=one.is_list,
+        metavar=setting.metavar or None,
+        multiple=setting.is_list,
         default=None,
-        help=f"{one.help}  [env var: {one.env_name}{shown}]",
+        help=f"{setting.help}  [env var: {setting.env_name}{shown}]",
     )
 
 
@@ -248,69 +248,69 @@ def config_option(section: str) -> Callable[[FC], FC]:
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
-def _read(one: Setting, given: object) -> object:
-    """Convert a given value to the setting's type.
+def _read(setting: Setting, value: object) -> object:
+    """Convert a value from a source to the setting's type.
 
     Raises:
         ValueError: it cannot be converted. The message does not name the setting.
     """
-    if one.choices:
-        return _one_of(one.choices, given)
-    if one.is_list:
-        return _words(given)
-    kind = _without_none(one.kind)
+    if setting.choices:
+        return _one_of(setting.choices, value)
+    if setting.is_list:
+        return _words(value)
+    kind = _without_none(setting.kind)
     if kind is bool:
-        return _switch(given)
+        return _switch(value)
     if kind is str:
-        return _text(given)
-    return seconds(given) if one.metavar == TIME else _number(kind, given, one.metavar.lower())
+        return _text(value)
+    return seconds(value) if setting.metavar == TIME else _number(kind, value, setting.metavar.lower())
 
 
-def _one_of(choices: tuple[str, ...], given: object) -> object:
-    if given in choices:
-        return given
-    raise ValueError(f"expected one of {', '.join(choices)}, got {given!r}")
+def _one_of(choices: tuple[str, ...], value: object) -> object:
+    if value in choices:
+        return value
+    raise ValueError(f"expected one of {', '.join(choices)}, got {value!r}")
 
 
-def _words(given: object) -> tuple[str, ...]:
-    if isinstance(given, list | tuple):
-        return tuple(map(_text, cast("Sequence[object]", given)))
-    return tuple(_text(given).split())
+def _words(value: object) -> tuple[str, ...]:
+    if isinstance(value, list | tuple):
+        return tuple(map(_text, cast("Sequence[object]", value)))
+    return tuple(_text(value).split())
 
 
-def _switch(given: object) -> bool:
-    if isinstance(given, bool):
-        return given
-    if isinstance(given, str) and given.lower() in _SWITCH:
-        return _SWITCH[given.lower()]
-    raise ValueError(f"expected true or false, got {given!r}")
+def _switch(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in _SWITCH:
+        return _SWITCH[value.lower()]
+    raise ValueError(f"expected true or false, got {value!r}")
 
 
-def _text(given: object) -> str:
-    if isinstance(given, str) and given:
-        return given
-    raise ValueError(f"expected text, got {given!r}")
+def _text(value: object) -> str:
+    if isinstance(value, str) and value:
+        return value
+    raise ValueError(f"expected text, got {value!r}")
 
 
-def _number(kind: type[int] | type[float], given: object, unit: str) -> int | float:
-    if isinstance(given, str | int | float) and not isinstance(given, bool):
+def _number(kind: type[int] | type[float], value: object, unit: str) -> int | float:
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
         try:
-            number = kind(given)
+            number = kind(value)
         except ValueError:
             number = None
-        if number is not None and number == number and (isinstance(given, str) or number == given):
+        if number is not None and number == number and (isinstance(value, str) or number == value):
             return number
-    raise ValueError(f"expected {unit} as a {'whole ' if kind is int else ''}number, got {given!r}")
+    raise ValueError(f"expected {unit} as a {'whole ' if kind is int else ''}number, got {value!r}")
 
 
-def seconds(given: object) -> float:
+def seconds(value: object) -> float:
     """Return the seconds of a time such as 90d, 12h, 30m, 45s or 45.
 
     Raises:
-        ValueError: it is none, or over a century.
+        ValueError: it is not a time, or over a century.
     """
-    found = re.fullmatch(r"([0-9]{1,10}(?:\.[0-9]{1,9})?)([smhd]?)", str(given))
-    number = float(found[1]) * UNITS_S[found[2]] if found else MAX_TIME_S + 1
+    match = re.fullmatch(r"([0-9]{1,10}(?:\.[0-9]{1,9})?)([smhd]?)", str(value))
+    number = float(match[1]) * UNITS_S[match[2]] if match else MAX_TIME_S + 1
     if number > MAX_TIME_S:
-        raise ValueError(f"expected a time such as 90d, 12h, 30m, 45s or 45, got {given!r}")
+        raise ValueError(f"expected a time such as 90d, 12h, 30m, 45s or 45, got {value!r}")
     return number

@@ -20,7 +20,7 @@ class JobState(StrEnum):
 
 
 REJECTIONS = frozenset({"prompt_empty", "prompt_too_long", "unknown_token"})
-"""Error codes of prompts that the model cannot take, on any worker, so these jobs are not kept in the dead set."""
+"""Error codes of prompts that no worker of the model can process, so these jobs are not kept in the dead set."""
 
 TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     JobState.QUEUED: frozenset({JobState.RUNNING, JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED}),
@@ -32,7 +32,7 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     JobState.CANCELLED: frozenset(),
     JobState.EXPIRED: frozenset(),
 }
-"""Successors of each state. The scripts are built with this table.
+"""Possible next states of each state. The scripts contain this table.
 
 RUNNING -> QUEUED: returned by the worker, reclaimed after its death, or retried. FAILED -> QUEUED: requeued.
 """

@@ -1,7 +1,7 @@
-"""Report why a client call waits: one notice when a wait exceeds 2 s, and one when it ends. No I/O.
+"""Notices of why client calls wait: one when a wait exceeds 2 s, and one when it ends. No I/O.
 
-A call that waits owns a `Wait` and states why it waits. `WaitNotifier` joins those of one client, so that a
-hundred readers of a paused queue give one notice. Knows no queue and no server.
+A waiting call owns a `Wait` and states its reason. `WaitNotifier` aggregates the waits of one client, so that a
+hundred readers of a paused queue cause one notice.
 """
 
 from collections.abc import Callable
@@ -13,11 +13,11 @@ from types import TracebackType
 from typing import Self
 
 NOTICE_AFTER_S = 2.0
-"""A wait that lasts this long gives a notice."""
+"""Duration of a wait after which a notice is sent."""
 
 
 class WaitCause(StrEnum):
-    """Why a call waits: a constant word for programs."""
+    """The cause of a wait, for programs."""
 
     SERVER_UNREACHABLE = "server_unreachable"
     SERVER_LOADING = "server_loading"
@@ -28,16 +28,16 @@ class WaitCause(StrEnum):
     MODEL_LOADING = "model_loading"
     WORKERS_QUIET = "workers_quiet"
     NOT_YET = "not_yet"
-    """The job waits for its time: `not_before`, or the delay before a retry."""
+    """The job is not due yet: `not_before`, or the delay before a retry."""
 
     BEHIND_OTHERS = "behind_others"
     RUNNING = "running"
-    """A worker has the job, and its next token has not come."""
+    """A worker runs the job, and the next token has not arrived."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitReason:
-    """Why a call waits, in a word, and in a sentence that says what to do."""
+    """The reason of a wait: its cause, and a sentence that says what to do."""
 
     cause: WaitCause
     message: str
@@ -45,7 +45,7 @@ class WaitReason:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitNotice:
-    """The begin or the end of a wait that has lasted `NOTICE_AFTER_S`."""
+    """The start or the end of a wait longer than `NOTICE_AFTER_S`."""
 
     cause: WaitCause
     message: str
@@ -58,7 +58,7 @@ OnWait = Callable[[WaitNotice], None]
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """A cause for which calls wait now. Changes as calls come and go."""
+    """A cause for which calls wait now. Changes as calls start and stop waiting."""
 
     since_s: float
     num_calls: int = 1
@@ -66,7 +66,7 @@ class _Open:
 
 @dataclass(slots=True, eq=False)
 class WaitNotifier:
-    """The waits of one client. Threads may share it. Changes as calls begin and end to wait."""
+    """The waits of one client. Thread-safe. Changes as calls start and stop waiting."""
 
     on_wait: OnWait | None = None
     """Receives each notice; called on the thread or event loop of the call that waits."""
@@ -81,26 +81,26 @@ class WaitNotifier:
     def begin(self, reason: WaitReason, since_s: float) -> None:
         """Count a waiting call; the first for its cause sends a notice."""
         with self._lock:
-            found = self._open.get(reason.cause)
-            if found is not None:
-                found.num_calls += 1
+            waiting = self._open.get(reason.cause)
+            if waiting is not None:
+                waiting.num_calls += 1
                 return
             self._open[reason.cause] = _Open(since_s)
         self._tell(reason.cause, reason.message, since_s, is_over=False)
 
     def end(self, cause: WaitCause, *, is_answered: bool) -> None:
-        """Discount a call; the last one sends a notice, unless it failed: then its error says why."""
+        """Remove a waiting call; the last one sends a notice, unless it failed, since its error says why."""
         with self._lock:
-            found = self._open.get(cause)
-            if found is None:
-                return  # the call was interrupted before it began to wait
-            found.num_calls -= 1
-            if found.num_calls:
+            waiting = self._open.get(cause)
+            if waiting is None:
+                return  # the call was interrupted before `begin`
+            waiting.num_calls -= 1
+            if waiting.num_calls:
                 return
             del self._open[cause]
         if is_answered:
-            waited_s = monotonic() - found.since_s
-            self._tell(cause, f"continued after {waited_s:.0f} s", found.since_s, is_over=True)
+            waited_s = monotonic() - waiting.since_s
+            self._tell(cause, f"continued after {waited_s:.0f} s", waiting.since_s, is_over=True)
 
     def _tell(self, cause: WaitCause, message: str, since_s: float, *, is_over: bool) -> None:
         if self.on_wait is not None:
@@ -110,7 +110,7 @@ class WaitNotifier:
 
 @dataclass(slots=True, eq=False)
 class Wait:
-    """The wait of one call, used in a `with`. Changes as the call waits and continues."""
+    """The wait of one call, used in a `with` statement. Changes as the call waits and continues."""
 
     _waits: WaitNotifier
     _since_s: float = field(default_factory=monotonic)
@@ -127,7 +127,7 @@ class Wait:
 
     @property
     def is_due(self) -> bool:
-        """Whether the reason for waiting should be looked up again."""
+        """Whether the reason must be looked up again."""
         return self._waits.on_wait is not None and monotonic() - self._asked_s >= NOTICE_AFTER_S
 
     def waits_for(self, reason: WaitReason) -> None:
@@ -135,11 +135,11 @@ class Wait:
         self._asked_s = monotonic()
         if reason.cause is not self._cause:
             self._leave(is_answered=True)
-            self._cause = reason.cause  # first: a call that is interrupted here leaves all the same
+            self._cause = reason.cause  # first, so that a call that is interrupted here is removed on exit
             self._waits.begin(reason, self._since_s)
 
     def goes_on(self) -> None:
-        """State that the call made progress: a wait ends, and the next one is measured from now."""
+        """State that the call made progress; the next wait is measured from now."""
         self._leave(is_answered=True)
         self._since_s = self._asked_s = monotonic()
 

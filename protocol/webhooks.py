@@ -4,8 +4,8 @@ There are three headers: `webhook-id` (the id of the event, the same in every at
 duplicates), `webhook-timestamp` (seconds since 1970, of this attempt) and `webhook-signature` (one `v1,<base64>` per
 key). The signature is the HMAC-SHA256 of `<id>.<timestamp>.<body>`.
 
-Anyone who can verify with a key can sign with it too. So each tenant has its own keys, which derive from those of
-`worker callbacks`.
+Anyone who can verify with a key can also sign with it, so each tenant has its own keys, which are derived from those
+of `worker callbacks`.
 """
 
 import base64
@@ -18,10 +18,10 @@ from collections.abc import Mapping
 ID_HEADER, TIMESTAMP_HEADER, SIGNATURE_HEADER = "webhook-id", "webhook-timestamp", "webhook-signature"
 SECRET_PREFIX = "whsec_"
 DERIVED_FOR = b"sluice webhooks of tenant "
-"""What stands before the tenant in the message whose HMAC is its key. No id of an event begins so."""
+"""Prefix of the tenant in the message whose HMAC is its key. No event id has this prefix."""
 
 TOLERANCE_S = 300
-"""Oldest signature that is accepted, against replay."""
+"""Greatest age of a signature, in seconds, against replay."""
 
 
 class BadSignature(ValueError):
@@ -29,9 +29,9 @@ class BadSignature(ValueError):
 
 
 def tenant_secrets(secrets: str, tenant: str) -> str:
-    """Return the keys that sign the webhooks of one tenant, as `sign` takes them: one for each of `secrets`.
+    """Return the keys for the webhooks of one tenant, for `sign`: one for each of `secrets`.
 
-    A key does not tell those of other tenants, nor the key that it derives from.
+    A key reveals neither the keys of other tenants nor the key from which it is derived.
 
     Args:
         secrets: The keys of `worker callbacks`, as in `sign`.
@@ -51,7 +51,7 @@ def sign(secrets: str, *, event_id: str, timestamp_s: int, body: bytes) -> dict[
     Args:
         secrets: One key, or several separated by spaces during a rotation; `whsec_<base64>` or plain text.
         event_id: Id of the event; must not contain a full stop.
-        timestamp_s: Wall clock of this attempt.
+        timestamp_s: Wall-clock time of this attempt, in seconds.
         body: The body, exactly as sent.
 
     Raises:
@@ -72,34 +72,34 @@ def verify_webhook(
     """Verify a webhook; returns the id of its event, which identifies duplicates.
 
     Args:
-        secrets: As in `sign`; any of them may have signed.
-        headers: Of the request; names in any case.
-        body: Exactly as received.
-        now_s: Wall clock; default: the current time.
-        tolerance_s: Largest difference between timestamp and wall clock.
+        secrets: As in `sign`; a signature by any of them is accepted.
+        headers: The headers of the request; names in any case.
+        body: The body, exactly as received.
+        now_s: Wall-clock time, in seconds; default: the current time.
+        tolerance_s: Greatest difference between timestamp and wall clock, in seconds.
 
     Raises:
-        BadSignature: a header is missing, the time is too far away, or no signature is right.
+        BadSignature: a header is missing, the time differs too much, or no signature is valid.
         ValueError: there is no key, or one is empty or not base64.
     """
     keys = signing_keys(secrets)
     lowered = {name.lower(): value for name, value in headers.items()}
     try:
         event_id, timestamp_s = lowered[ID_HEADER], int(lowered[TIMESTAMP_HEADER])
-        given = lowered[SIGNATURE_HEADER].split()
+        signatures = lowered[SIGNATURE_HEADER].split()
     except (KeyError, ValueError) as error:
         raise BadSignature(f"a webhook header is missing or malformed: {error}") from error
     if abs((time.time() if now_s is None else now_s) - timestamp_s) > tolerance_s:
         raise BadSignature("the signature is too old, or from the future")
     for key in keys:
         expected = f"v1,{_signature(key, event_id, timestamp_s, body)}"
-        if any(hmac.compare_digest(expected.encode(), signature.encode()) for signature in given):
+        if any(hmac.compare_digest(expected.encode(), signature.encode()) for signature in signatures):
             return event_id
     raise BadSignature("no signature matches this secret")
 
 
 def signing_keys(secrets: str) -> list[bytes]:
-    """Return the keys that `secrets` has. No message shows one.
+    """Return the keys in `secrets`. Error messages do not contain them.
 
     Raises:
         ValueError: there is no key, or one is empty or not base64.

@@ -1,8 +1,8 @@
-"""Encode messages as bytes and decode them: msgpack, the version first. No I/O.
+"""Encoding and decoding of messages: msgpack, the version first. No I/O.
 
 Every message is an array that begins with the version. A reader accepts its own version and all lower ones, rejects
-newer ones, and ignores fields after those it knows. For scripts these bytes are opaque, but for the `model` of a spec;
-only `calls/` packs what a script unpacks. docs/reference/wire-format.md draws every message.
+newer ones, and ignores fields after those it knows. These bytes are opaque to scripts, except the `model` of a spec;
+only `calls/` packs data that a script unpacks. docs/reference/wire-format.md draws every message.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -94,7 +94,7 @@ def encode_prompt(prompt: Prompt) -> bytes:
     """Pack a prompt.
 
     Raises:
-        InvalidJob: it is empty, not UTF-8, of the wrong type, or too large.
+        InvalidJob: the prompt is empty, not UTF-8, of the wrong type, or too large.
     """
     check_prompt(prompt)
     data = packed([WIRE_VERSION, *_prompt_parts(prompt)])
@@ -107,7 +107,7 @@ def _prompt_parts(prompt: Prompt) -> tuple[str, object]:
     if isinstance(prompt, str):
         return "text", prompt
     if isinstance(prompt[0], Message):
-        # check_prompt has verified that all items are of one kind; the type checker cannot see it.
+        # check_prompt has verified that all items are of one kind, which the type checker cannot see.
         messages = cast("tuple[Message, ...]", prompt)
         return "chat", [[m.role, m.content] if m.name is None else [m.role, m.content, m.name] for m in messages]
     return "ids", list(prompt)
@@ -117,7 +117,7 @@ def decode_prompt(data: bytes) -> Prompt:
     """Unpack a prompt.
 
     Raises:
-        WireError: an unknown version, over a limit, or not a valid prompt.
+        WireError: the data has an unknown version, exceeds a limit, or is not a valid prompt.
     """
     _, kind, value, *_ = open_message(data, "prompt", limits.MAX_PROMPT_BYTES, at_least=3)
     with Reading("prompt"):
@@ -142,10 +142,10 @@ def _read_prompt(kind: str, value: Sequence[Any]) -> Prompt:  # Any: not checked
 
 
 def encode_spec(spec: JobSpec) -> bytes:
-    """Pack the options and metadata of a job; default values are left out, and what is left to the model.
+    """Pack the options and metadata of a job, without default values and values left to the model.
 
     Raises:
-        InvalidJob: it is too large.
+        InvalidJob: the packed spec is too large.
     """
     data = packed([WIRE_VERSION, _spec_values(spec)])
     if len(data) > limits.MAX_SPEC_BYTES:
@@ -165,7 +165,7 @@ def decode_spec(data: bytes) -> JobSpec:
     """Unpack the options and metadata of a job; unknown names are ignored.
 
     Raises:
-        WireError: an unknown version, or a value out of its range.
+        WireError: the data has an unknown version, or a value is out of its range.
     """
     values = open_message(data, "job spec", limits.MAX_SPEC_BYTES, at_least=2)[1]
     with Reading("job spec"):
@@ -174,24 +174,24 @@ def decode_spec(data: bytes) -> JobSpec:
         options |= {name: tuple(value) for name, value in options.items() if isinstance(DEFAULTS[name], tuple)}
         if "logit_bias" in options:
             options["logit_bias"] = dict(options["logit_bias"])
-        known = known_fields(JobSpec, values)
-        known["options"] = JobOptions(**options)
-        return JobSpec(**known)
+        fields_of_spec = known_fields(JobSpec, values)
+        fields_of_spec["options"] = JobOptions(**options)
+        return JobSpec(**fields_of_spec)
 
 
 # ---------------------------------------------------------------- resolved options
 
 
 def encode_resolved(resolved: ResolvedOptions) -> bytes:
-    """Pack what a job's first attempt resolved."""
+    """Pack the options that a job's first attempt resolved."""
     return packed([WIRE_VERSION, *_resolved_parts(resolved)])
 
 
 def decode_resolved(data: bytes) -> ResolvedOptions:
-    """Unpack what a job's first attempt resolved.
+    """Unpack the options that a job's first attempt resolved.
 
     Raises:
-        WireError: an unknown version, or a value that no request may state.
+        WireError: the data has an unknown version, or a value that no request may have.
     """
     message = open_message(data, "set of resolved options", limits.MAX_SPEC_BYTES, at_least=8)
     with Reading("set of resolved options"):
@@ -199,12 +199,12 @@ def decode_resolved(data: bytes) -> ResolvedOptions:
 
 
 def _resolved_parts(resolved: ResolvedOptions) -> list[object]:
-    # Whole numbers take fewer bytes. A job's hash takes a third of the memory while no value has more than 64.
+    # Integers take fewer bytes. A job's hash needs a third of the memory while no value has more than 64 bytes.
     return [*(_shortest(getattr(resolved, name)) for name in NEUTRAL), resolved.end_token_ids]
 
 
 def _shortest(number: float) -> float:
-    """Return a whole number as an integer, if msgpack has room for it."""
+    """Return a float without a fraction as an integer, if msgpack can represent it."""
     return int(number) if abs(number) <= limits.MAX_NUMBER and number == int(number) else float(number)
 
 
@@ -216,7 +216,7 @@ def _read_resolved(parts: object) -> ResolvedOptions:
         name: as_int(number) if isinstance(neutral, int) else _finite(number)
         for (name, neutral), number in zip(NEUTRAL.items(), numbers, strict=True)
     }
-    # Options check their ranges when they are made. A submitting user may write into its jobs' hashes.
+    # Options check their ranges when they are created; a user who may submit may also write into its jobs' hashes.
     JobOptions(**values)
     if not all(map(is_token_id, end_token_ids)):
         raise WireError("an end token is not a token id")
@@ -241,13 +241,13 @@ def encode_entry(
     logprobs: Sequence[TokenLogprobs] | None = None,
     end: End | None = None,
 ) -> bytes:
-    """Pack one channel entry from the fields of `ChannelEntry`: no object is made per choice and step.
+    """Pack one channel entry from the fields of `ChannelEntry`, so that no object is created per choice and step.
 
     Raises:
-        WireError: it is too large.
+        WireError: the packed message is too large.
     """
     packed_end = False if end is None else _end_parts(end)
-    packed_logprobs = False if logprobs is None else [_logprobs_parts(one) for one in logprobs]
+    packed_logprobs = False if logprobs is None else [_logprobs_parts(position) for position in logprobs]
     message: tuple[object, ...] = (WIRE_VERSION, start, token_ids, text, time_ms, packed_logprobs, packed_end)
     if logprobs:
         message += _token_parts(token_ids, logprobs)
@@ -258,7 +258,7 @@ def decode_entry(data: bytes) -> ChannelEntry:
     """Unpack one channel entry.
 
     Raises:
-        WireError: an unknown version, or not a channel entry.
+        WireError: the data has an unknown version, or is not a channel entry.
     """
     message = open_message(data, "channel entry", limits.MAX_ENTRY_BYTES, at_least=7)
     with _READING_ENTRY:
@@ -298,21 +298,21 @@ def _read_usage(parts: Sequence[object]) -> Usage:
 
 
 def _logprobs_parts(logprobs: TokenLogprobs) -> list[float]:
-    """Return `[chosen, id, log-probability, id, log-probability …]`: flat, because there is one per token."""
+    """Return `[chosen, id, log-probability, id, log-probability …]`; flat for size, because there is one per token."""
     return [logprobs.chosen, *(number for pair in logprobs.top for number in pair)]
 
 
 def _token_parts(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> tuple[list[object], ...]:
-    """Return `([steps from offset to offset], [id, bytes, id, bytes …])`, each id once; nothing if nothing is known."""
+    """Return `([differences of offsets], [id, bytes, id, bytes …])`, each id once; empty if all are unknown."""
     steps: list[int | None] = []
-    known: dict[int, bytes | None] = {}
+    tokens: dict[int, bytes | None] = {}
     last = 0
-    for token_id, one in zip(token_ids, logprobs, strict=False):
-        steps.append(None if one.offset is None else one.offset - last)
-        last = last if one.offset is None else one.offset
-        known[token_id] = one.token
-        known.update(zip([other for other, _ in one.top], one.top_tokens, strict=False))
-    pairs: list[object] = [part for pair in known.items() if pair[1] is not None for part in pair]
+    for token_id, at in zip(token_ids, logprobs, strict=False):
+        steps.append(None if at.offset is None else at.offset - last)
+        last = last if at.offset is None else at.offset
+        tokens[token_id] = at.token
+        tokens.update(zip([other for other, _ in at.top], at.top_tokens, strict=False))
+    pairs: list[object] = [part for pair in tokens.items() if pair[1] is not None for part in pair]
     return ([*steps], pairs) if pairs or any(step is not None for step in steps) else ()
 
 
@@ -321,30 +321,32 @@ def _read_logprobs(
 ) -> tuple[TokenLogprobs, ...] | None:
     if parts is False:
         return None
-    found = tuple(map(read_token_logprobs, as_list(parts)))
-    return tuple(described(found, token_ids, as_list(tokens[0]), as_list(tokens[1]))) if len(tokens) > 1 else found
+    logprobs = tuple(map(read_token_logprobs, as_list(parts)))
+    if len(tokens) > 1:
+        logprobs = tuple(described(logprobs, token_ids, as_list(tokens[0]), as_list(tokens[1])))
+    return logprobs
 
 
 def described(
     logprobs: Iterable[TokenLogprobs], token_ids: Sequence[int], steps: list[object], pairs: list[object]
 ) -> Iterator[TokenLogprobs]:
-    """Add tokens and offsets to log-probabilities, from what `_token_parts` returns."""
-    known = dict(zip(map(as_int, pairs[::2]), map(as_bytes, pairs[1::2]), strict=True))
+    """Add tokens and offsets to log-probabilities, from the output of `_token_parts`."""
+    tokens = dict(zip(map(as_int, pairs[::2]), map(as_bytes, pairs[1::2]), strict=True))
     last = 0
-    for token_id, one, step in zip(token_ids, logprobs, steps, strict=True):
+    for token_id, at, step in zip(token_ids, logprobs, steps, strict=True):
         last += 0 if step is None else as_int(step)
-        top_tokens = tuple(known.get(other) for other, _ in one.top)
+        top_tokens = tuple(tokens.get(other) for other, _ in at.top)
         yield TokenLogprobs(
-            chosen=one.chosen,
-            top=one.top,
-            token=known.get(token_id),
+            chosen=at.chosen,
+            top=at.top,
+            token=tokens.get(token_id),
             top_tokens=top_tokens if any(data is not None for data in top_tokens) else (),
             offset=None if step is None else last,
         )
 
 
 def read_token_logprobs(parts: object) -> TokenLogprobs:
-    """Read what `_logprobs_parts` returns."""
+    """Decode the output of `_logprobs_parts`."""
     chosen, *rest = as_list(parts)
     pairs = zip(rest[::2], rest[1::2], strict=True)
     return TokenLogprobs(chosen=as_float(chosen), top=tuple((as_int(token), as_float(value)) for token, value in pairs))
@@ -357,14 +359,14 @@ def encode_result(result: JobResult) -> bytes:
     """Pack the output of a job.
 
     Raises:
-        WireError: it is too large.
+        WireError: the packed message is too large.
     """
     choices = [
         [
             choice.text,
             choice.token_ids,
             choice.finish_reason,
-            False if choice.logprobs is None else [_logprobs_parts(one) for one in choice.logprobs],
+            False if choice.logprobs is None else [_logprobs_parts(position) for position in choice.logprobs],
             *(_token_parts(choice.token_ids, choice.logprobs) if choice.logprobs else ()),
         ]
         for choice in result.choices
@@ -377,7 +379,7 @@ def decode_result(data: bytes) -> JobResult:
     """Unpack the output of a job.
 
     Raises:
-        WireError: an unknown version, or not a result.
+        WireError: the data has an unknown version, or is not a result.
     """
     message = open_message(data, "result", limits.MAX_RESULT_BYTES, at_least=4)
     with Reading("result"):
@@ -398,7 +400,7 @@ def decode_result(data: bytes) -> JobResult:
 
 
 def encode_record(record: JobRecord) -> bytes:
-    """Pack the measurements of a job; those not taken are left out."""
+    """Pack the measurements of a job, without those that were not taken."""
     values = changed_fields(record, skip="resolved")
     if record.resolved is not None:
         values["resolved"] = _resolved_parts(record.resolved)
@@ -409,13 +411,13 @@ def decode_record(data: bytes) -> JobRecord:
     """Unpack the measurements of a job; unknown names are ignored.
 
     Raises:
-        WireError: an unknown version, or not a record.
+        WireError: the data has an unknown version, or is not a record.
     """
     values = open_message(data, "record", limits.MAX_SPEC_BYTES, at_least=2)[1]
     with Reading("record"):
-        known = known_fields(JobRecord, values)
+        measurements = known_fields(JobRecord, values)
         # Any: each value is checked by the reader of its field.
-        measured: dict[str, Any] = {name: _RECORD[name](value) for name, value in known.items()}
+        measured: dict[str, Any] = {name: _RECORD[name](value) for name, value in measurements.items()}
         return JobRecord(**measured)
 
 
@@ -423,10 +425,10 @@ def decode_record(data: bytes) -> JobRecord:
 
 
 def decode_events(data: bytes) -> list[OutboxEvent]:
-    """Unpack one outbox entry: the events of one script call. The scripts pack it, without a version.
+    """Unpack one outbox entry: the events of one script call, packed by the script without a version.
 
     Raises:
-        WireError: not an array of events.
+        WireError: the data is not an array of events.
     """
     if len(data) > limits.MAX_EVENTS_BYTES:
         raise WireError(f"a list of events of {len(data)} bytes; at most {limits.MAX_EVENTS_BYTES} are read")

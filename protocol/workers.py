@@ -1,4 +1,4 @@
-"""The living workers of a queue, as their heartbeats describe them. No I/O."""
+"""The living workers of a queue, from their heartbeats. No I/O."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from sluice.protocol.calls import QueueView
 
 SAMPLE_S, NUM_SAMPLES = 10, 30
-"""Length and number of the last samples that a heartbeat has."""
+"""Duration in seconds, and number, of the samples in a heartbeat."""
 
 
 MAX_PID, MAX_NUMBER = 2**22, 2**53
@@ -20,14 +20,14 @@ class Sample:
     waiting: int
     kv_share: float
     tokens_in: int
-    """Prompt tokens a second, and in `tokens_out` those of outputs."""
+    """Prompt tokens a second; in `tokens_out`, output tokens a second."""
 
     tokens_out: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRow:
-    """A living worker, as its last heartbeat describes it."""
+    """A living worker, from its last heartbeat."""
 
     id: str
     queue: str
@@ -37,19 +37,19 @@ class WorkerRow:
     version: str
     device: str
     pid: int | None
-    """On its host."""
+    """Process id on its host."""
 
     state: str
-    """pulling or quiet."""
+    """`pulling` or `quiet`."""
 
     places: int
-    """Sequences that can run at once; 0 if it does not say."""
+    """Most sequences that can run at once; 0 if unknown."""
 
     running: int
-    """Sequences that run."""
+    """Number of running sequences."""
 
     waiting: int
-    """Sequences that wait in its engine."""
+    """Number of sequences that wait in its engine."""
 
     kv_share: float
     tokens_per_s: float
@@ -58,9 +58,9 @@ class WorkerRow:
 
 
 def workers_of(queue: str, views: Sequence[QueueView]) -> Iterator[WorkerRow]:
-    """Yield the living workers of a queue, by host; `views` are its partitions."""
-    known = {name: about for view in views for name, about in view.workers.items()}
-    for name, about in sorted(known.items(), key=lambda item: (item[1].get("host", ""), item[0])):
+    """Yield the living workers of a queue, ordered by host; `views`: the queue's partitions."""
+    by_name = {name: about for view in views for name, about in view.workers.items()}
+    for name, about in sorted(by_name.items(), key=lambda item: (item[1].get("host", ""), item[0])):
         yield WorkerRow(
             id=name,
             queue=queue,
@@ -82,26 +82,26 @@ def workers_of(queue: str, views: Sequence[QueueView]) -> Iterator[WorkerRow]:
 
 
 def samples_of(text: str) -> tuple[Sample, ...]:
-    """Read the samples of a heartbeat. Of one that cannot be read, there are none."""
+    """Parse the samples of a heartbeat; none if they cannot be read."""
     try:
         rows = [[int(value) for value in row.split(",")] for row in text.split(";") if row]
-        found = [
+        samples = [
             Sample(running=row[0], waiting=row[1], kv_share=row[2] / 1000, tokens_in=row[3], tokens_out=row[4])
             for row in rows
         ]
     except (ValueError, IndexError, OverflowError):
         return ()
-    return tuple(found[-NUM_SAMPLES:])
+    return tuple(samples[-NUM_SAMPLES:])
 
 
 def _pid(about: Mapping[str, str]) -> int | None:
-    """Return its process id; None if it is not an id that a kernel assigns: others mean groups of processes."""
+    """Return the process id; None if it is not positive, since other numbers denote process groups."""
     pid = int(_number(about, "pid"))
     return pid if 0 < pid <= MAX_PID else None
 
 
 def _number(about: Mapping[str, str], name: str) -> float:
-    """Read a field of a heartbeat, which anyone with a worker's rights writes; 0 if it is not a count or rate."""
+    """Parse a field of a heartbeat, which anyone with a worker's rights may write; 0 if it is not a count or rate."""
     try:
         value = float(about.get(name, "0"))
     except ValueError:

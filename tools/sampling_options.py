@@ -16,7 +16,7 @@ from sluice.protocol.sampling import DEFAULTS, NEUTRAL, OPTIONS, JobOptions, sen
 ROOT = Path(__file__).parents[1]
 CONTRACT, ENGINE = ROOT / "protocol" / "sampling.py", ROOT / "engine" / "sampling.py"
 PAGE = ROOT / "docs" / "guide" / "offline.md"
-BEGIN = "# Below, written by `python -m tools.sampling_options`.\n"
+BEGIN = "# Generated below by `python -m tools.sampling_options`.\n"
 
 TABLE, END = "<!-- options: written by tools.sampling_options -->\n", "<!-- end -->\n"
 

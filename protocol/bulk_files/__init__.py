@@ -1,1 +1,1 @@
-"""How the lines of a bulk file become jobs, for the producer that submits them and the audit that makes them again."""
+"""Conversion of a bulk file's lines to jobs, for the producer that submits them and the audit that rebuilds them."""

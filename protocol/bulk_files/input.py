@@ -1,6 +1,6 @@
 """Read a bulk file: JSON lines, plain or in OpenAI's batch format.
 
-A bad line becomes a `BadLine` and does not stop the rest. Lines longer than any prompt are skipped, not kept in memory.
+An invalid line becomes a `BadLine` and does not stop the rest. Lines longer than any prompt are skipped.
 """
 
 import gzip
@@ -42,10 +42,10 @@ MAX_LINE_BYTES = 4 * MAX_PROMPT_BYTES
 """Longest line: a prompt of the largest size with JSON escapes."""
 
 MAX_BLANK_BYTES = 4 * MAX_LINE_BYTES
-"""Blank lines in a row. Compressed data can hold any number of them in a small file."""
+"""Most bytes of consecutive blank lines, of which a small compressed file can contain any number."""
 
 MAX_SKIPPED_BYTES = 4 * 1024**3
-"""A line that is skipped because it is too long."""
+"""Longest line that is skipped; a longer one ends the reading."""
 
 READ_BYTES = 1024 * 1024
 ZSTD_READ_BYTES = 1024
@@ -58,10 +58,10 @@ STDIN = "-"
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One job of the file."""
+    """A valid line: one job."""
 
     number: int
-    """Counted from 1, including blank lines."""
+    """Number of the line, from 1, including blank lines."""
 
     custom_id: str | None
     endpoint: Endpoint
@@ -70,17 +70,17 @@ class Line:
     prompt: PromptLike
     options: Options
     names: Mapping[str, str]
-    """The line's names of the prompt, and of options that it calls otherwise."""
+    """The line's names of the prompt and of renamed options, by ours."""
 
     @property
     def name(self) -> str:
-        """Its custom id, or `line-<number>`."""
+        """The custom id, or `line-<number>`."""
         return self.custom_id or f"line-{self.number}"
 
     def refused(self, error: InvalidJob) -> "BadLine":
-        """Return the bad line that it is if a value is wrong."""
-        found = refusal(error, self.names)
-        return BadLine(self.number, self.custom_id, found.code, found.message, found.param)
+        """Return the bad line for this error in a value."""
+        refused = refusal(error, self.names)
+        return BadLine(self.number, self.custom_id, refused.code, refused.message, refused.param)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +90,14 @@ class BadLine:
     number: int
     custom_id: str | None
     code: str
-    """A constant word: invalid_json, invalid_request, unsupported, duplicate_custom_id, too_large …"""
+    """Error code: invalid_json, invalid_request, unsupported, duplicate_custom_id, too_large …"""
 
     message: str
     param: str | None = None
 
     @property
     def name(self) -> str:
-        """Its custom id if that is valid, or `line-<number>`."""
+        """The custom id if it is valid, or `line-<number>`."""
         return self.custom_id or f"line-{self.number}"
 
 
@@ -105,7 +105,7 @@ class BadLine:
 
 
 def is_stream(path: str) -> bool:
-    """Return whether what is at a path can be read only once, and has no name: standard input, a pipe or a device."""
+    """Return whether a path is not a regular file and can be read only once: standard input, a pipe or a device."""
     return path == STDIN or not Path(path).is_file()
 
 
@@ -134,7 +134,7 @@ def _plain(file: BinaryIO) -> BinaryIO:
 
 
 class _ZstdFile(io.RawIOBase):
-    """A stream of zstandard frames. Unlike the reader of the package, it detects a truncated frame."""
+    """A stream of zstandard frames. Unlike the package's reader, it detects a truncated frame."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -156,9 +156,9 @@ class _ZstdFile(io.RawIOBase):
         while not self._ready and self._fill():
             pass
         view = memoryview(buffer)
-        given, self._ready = self._ready[: len(view)], self._ready[len(view) :]
-        view[: len(given)] = given
-        return len(given)
+        data, self._ready = self._ready[: len(view)], self._ready[len(view) :]
+        view[: len(data)] = data
+        return len(data)
 
     def _fill(self) -> bool:
         self._packed = self._packed or self._file.read(ZSTD_READ_BYTES)
@@ -175,12 +175,12 @@ class _ZstdFile(io.RawIOBase):
 
 
 def lines(file: BinaryIO, *, after: int = 0) -> Iterator[tuple[int, bytes | None]]:
-    """Yield number and bytes of each line that is not blank; None for a line over `MAX_LINE_BYTES`.
+    """Yield number and bytes of each line that is not blank; None instead of more than `MAX_LINE_BYTES`.
 
-    `after`: lines of the file that have been read.
+    `after`: number of lines of the file that have been read already.
 
     Raises:
-        InvalidSetting: the compressed data is broken, or blank lines or one line do not end.
+        InvalidSetting: the compressed data is corrupt, or a line or a run of blank lines is too long.
     """
     number, num_blank_bytes = after, 0
     while line := _next_line(file, number):
@@ -217,13 +217,13 @@ def _skip_line(file: BinaryIO, number: int) -> None:
 
 
 class LineReader:
-    """A parser of lines. Holds the custom ids it has seen, since they must be unique in a file.
+    """A parser of lines. Keeps the custom ids that it has seen, because they must be unique in a file.
 
     Args:
         endpoint: Endpoint of lines without a `url`; None accepts plain lines.
-        model: The model that lines must name, if they name one.
+        model: The only model that lines may name.
         defaults: Options that a line may override.
-        of_batch: The endpoint that the `url` of each line must name; then all are requests of OpenAI's batch format.
+        of_batch: The endpoint that the `url` of each line must name, which makes all lines OpenAI batch requests.
         seen: Custom ids of lines before the first one that is read.
     """
 
@@ -298,11 +298,11 @@ class LineReader:
         raise _invalid_url(url)
 
     def _with_model(self, options: Options) -> Options:
-        asked = options.get("model")
-        if self._model is None or asked in (None, self._model):
+        model = options.get("model")
+        if self._model is None or model in (None, self._model):
             return options if self._model is None else {**options, "model": self._model}
         raise RequestRefused(
-            "model_mismatch", f"the line asks for model {asked!r}; --model says {self._model!r}", "model"
+            "model_mismatch", f"the line asks for model {model!r}; --model says {self._model!r}", "model"
         )
 
 
@@ -332,16 +332,16 @@ def _parsed(line: bytes | None) -> dict[str, Any]:
 
 PROMPTS = ("prompt", "messages", "token_ids")
 OWN = OPTION_NAMES - SAME - TRANSLATED - {"stream", "job_id", "batch"}
-"""Options of plain lines beside the parameters of requests."""
+"""Options of plain lines besides the parameters of requests."""
 
 
-def read_plain(given: Mapping[str, Any]) -> ReadRequest:
-    """Read a plain line: the parameters of a request, whose kind of prompt says which, and options of jobs.
+def read_plain(line: Mapping[str, Any]) -> ReadRequest:
+    """Read a plain line: options of jobs, and the parameters of a request, of the endpoint for its kind of prompt.
 
     Raises:
         RequestRefused: a parameter is unknown, not supported or of the wrong type.
     """
-    fields = {name: value for name, value in given.items() if value is not None}
+    fields = {name: value for name, value in line.items() if value is not None}
     prompts = [name for name in PROMPTS if name in fields]
     if len(prompts) != 1:
         message = "a line has one of prompt, messages, token_ids, or an OpenAI body"

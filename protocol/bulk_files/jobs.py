@@ -1,4 +1,4 @@
-"""Turn the lines of a bulk file into jobs, deterministically: the same file always gives the same jobs. No I/O.
+"""Convert the lines of a bulk file to jobs, deterministically: the same file always gives the same jobs. No I/O.
 
 The id and the seed of a job are derived from the content of its line, its custom id (or the number of equal lines
 before it), the tenant, the queue, the batch and the run.
@@ -21,7 +21,7 @@ from sluice.protocol.wire import JobId
 
 NAME_BYTES = 12
 MAX_TEMPLATES = 1024
-"""Encoded options that are cached: most files use few combinations."""
+"""Most encoded options that are cached; most files have few combinations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class BulkSpec:
     partitions: int = 1
 
     def as_json(self) -> dict[str, Any]:
-        """Return the parameters as JSON for the journal. Durations from now become points in time."""
+        """Return the parameters as JSON for the journal; relative times become points in time."""
         moments = {name: _at(value) for name, value in self.defaults.items() if isinstance(value, timedelta | datetime)}
         return {
             "queue": self.queue,
@@ -52,7 +52,7 @@ def bulk_spec_of(written: Mapping[str, Any]) -> BulkSpec:  # Any: JSON
     """Parse the output of `BulkSpec.as_json`.
 
     Raises:
-        KeyError, TypeError, ValueError: it is not such an object.
+        KeyError, TypeError, ValueError: the object is not valid.
     """
     defaults = dict(written["defaults"])
     for name in ("deadline", "not_before"):
@@ -73,7 +73,7 @@ def _at(moment: timedelta | datetime) -> str:
 
 
 class LineJobs:
-    """A builder of the jobs of one run over one file, in the order of the file. It counts equal lines."""
+    """A builder of the jobs of one run over one file, in the file's order. It counts equal lines."""
 
     def __init__(self, spec: BulkSpec, *, run: int = 0) -> None:
         self._run = run
@@ -87,9 +87,11 @@ class LineJobs:
         Raises:
             InvalidJob: the line has an invalid value.
         """
-        made = self.template(line.options)
+        template = self.template(line.options)
         source = SourceLine(custom_id=line.name, number=line.number, endpoint=line.endpoint)
-        return made.new_job(line.prompt, lambda digest: self._identity(line.custom_id, made.tenant, digest), source)
+        return template.new_job(
+            line.prompt, lambda digest: self._identity(line.custom_id, template.tenant, digest), source
+        )
 
     def _identity(self, custom_id: str | None, tenant: str, digest: bytes) -> tuple[JobId, int]:
         which: str | int
@@ -102,7 +104,7 @@ class LineJobs:
         drawn = blake2b(identity, digest_size=NAME_BYTES + 8).digest()
         name = drawn[:NAME_BYTES].hex()
         job_id = JobId(f"{partition_of(name, self._spec.partitions)}.{tenant}.{name}")
-        # The seed is derived too: the same line, submitted twice, is the same job.
+        # The seed is derived, too, so that a line that is submitted twice is the same job.
         return job_id, int.from_bytes(drawn[NAME_BYTES:])
 
     def template(self, options: Options) -> Template:
@@ -115,10 +117,10 @@ class LineJobs:
             key = repr(options)
         except RecursionError as error:
             raise InvalidJob("an option is nested too deeply") from error
-        found = self._templates.get(key)
-        if found is None:
+        cached = self._templates.get(key)
+        if cached is None:
             if len(self._templates) >= MAX_TEMPLATES:
                 self._templates.clear()
             options = {"stream": False, **options, "batch": self._spec.batch}
-            found = self._templates[key] = template(options)
-        return found
+            cached = self._templates[key] = template(options)
+        return cached

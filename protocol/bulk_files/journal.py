@@ -1,8 +1,8 @@
-"""The journal of a bulk file: which of its jobs the queue has acknowledged. A rerun skips those.
+"""The journal of a bulk file: the jobs that the queue has acknowledged. A rerun skips them.
 
 The file has one record per line: `run <n>` begins a run (`--again` begins the next one), `asked <JSON>` states how
 lines became jobs, `line <n>` is the number of the next job's line, and any other line is the id of an acknowledged job.
-This is enough for an audit. A last line that a crash cut short is removed.
+This is enough for an audit. A last line that was truncated by a crash is removed.
 """
 
 import json
@@ -22,7 +22,7 @@ ASKED = "asked "
 LINE = "line "
 
 _PLAIN = re.compile(r"[A-Za-z0-9-][A-Za-z0-9_.:-]{0,159}")
-"""Names that are kept. Replacements of others begin with `_`, so that they differ from all kept names."""
+"""Names that are used unchanged. Replacements of other names begin with `_`, so that they differ from all of these."""
 
 _OTHERS = re.compile(r"[^A-Za-z0-9_-]")
 
@@ -35,7 +35,7 @@ def name_of(job_id: JobId) -> str:
 def journal_path(server: str, queue: str, batch: str) -> Path:
     """Return the relative path of a batch's journal: `<server>/<queue>/<batch>.journal`, whatever the names are.
 
-    The first folder has the id of the server (`server_id`): what one has acknowledged, another does not know.
+    The first folder is the id of the server (`server_id`), because servers do not share their acknowledged jobs.
     """
     return Path(_plain(server), _plain(queue), f"{_plain(batch)}.journal")
 
@@ -43,28 +43,28 @@ def journal_path(server: str, queue: str, batch: str) -> Path:
 def _plain(name: str) -> str:
     if _PLAIN.fullmatch(name):
         return name
-    # A hash keeps names apart that differ only in what is replaced.
+    # The hash distinguishes names that differ only in replaced characters.
     return f"_{_OTHERS.sub('_', name)[:100]}-{blake2b(name.encode(), digest_size=8).hexdigest()}"
 
 
-def _partitions(asked: str) -> int | None:
+def _partitions(parameters: str) -> int | None:
     try:
-        return int(json.loads(asked)["partitions"])
+        return int(json.loads(parameters)["partitions"])
     except (KeyError, TypeError, ValueError):
         return None  # truncated by a crash
 
 
 class Journal:
-    """The acknowledged jobs of one batch. A context manager: entering it locks and reads it, leaving writes the rest.
+    """The acknowledged jobs of one batch. Entering the context locks and reads the file; leaving it writes the rest.
 
     Args:
-        path: Path of the journal; None keeps it in memory.
-        is_new_run: Whether this is a deliberate rerun, which creates new jobs. It begins with its first job.
-        asked: How lines become jobs, as JSON; written once per invocation, before its first job, with the number of
+        path: Path of the journal; None: in memory only.
+        is_new_run: Whether to create new jobs (`--again`). The run begins with its first job.
+        asked: The parameters of jobs, as JSON; written once per invocation, before its first job, with the number of
             partitions that the run began with.
 
     Raises:
-        FileInUse: another process has entered it.
+        FileInUse: another process uses it.
     """
 
     def __init__(
@@ -76,10 +76,10 @@ class Journal:
     ) -> None:
         self.run = 0
         self.partitions: int | None = None
-        """The number of partitions that the ids of the run's jobs have had so far; None if it begins."""
+        """The number of partitions for the ids of the run's jobs; None before the first job."""
 
         self._numbers: dict[str, int | None] = {}
-        """Of the lines of acknowledged jobs; None if the record of the number was lost."""
+        """Line numbers of acknowledged jobs, by name; None if the record of the number was lost."""
 
         self._path = path
         self._is_new_run = is_new_run
@@ -120,11 +120,11 @@ class Journal:
         return len(self._numbers)
 
     def number_of(self, name: str) -> int | None:
-        """Return the number of a job's line when the job was submitted, if it is known."""
+        """Return the line number that a job had when it was submitted; None if unknown."""
         return self._numbers.get(name)
 
     def add(self, job_id: JobId, number: int) -> None:
-        """Record that the queue has acknowledged the job of a line. An invocation's first is on disk on return."""
+        """Record that the queue has acknowledged a line's job. The first record of an invocation is synced at once."""
         self._numbers[name_of(job_id)] = number
         self._new += [*self._header, f"{LINE}{number}", job_id]
         if self._header or len(self._new) >= 2000:
@@ -148,7 +148,7 @@ class Journal:
         written = path.read_bytes()
         num_whole_bytes = written.rfind(b"\n") + 1
         if num_whole_bytes < len(written):
-            # With a newline, an audit would take a part of an id for another job.
+            # Truncated, not ended with a newline: an audit would take a part of an id for another job.
             os.truncate(path, num_whole_bytes)
         number = None
         for line in written[:num_whole_bytes].decode().splitlines():

@@ -18,7 +18,7 @@ def lock(file: IO[str], name: str, holder: str = "another process") -> None:
     """Lock an open file until it is closed.
 
     Raises:
-        FileInUse: a process has locked it, the `holder`.
+        FileInUse: the process `holder` has locked it.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -28,10 +28,10 @@ def lock(file: IO[str], name: str, holder: str = "another process") -> None:
 
 
 def lock_file(path: Path, name: str) -> IO[str]:
-    """Open a file that is only a lock, lock it, and write into it who has it.
+    """Open a lock file, lock it, and write this process into it.
 
     Raises:
-        FileInUse: as `lock`; the message has what the other wrote.
+        FileInUse: as `lock`; the message names the other process.
     """
     with ExitStack() as on_failure:
         file = on_failure.enter_context(open(path, "a+", opener=private))  # Path.open takes no opener
@@ -45,5 +45,5 @@ def lock_file(path: Path, name: str) -> IO[str]:
 
 
 def private(path: str, flags: int) -> int:
-    """Open a file that only its user may read; the opener of `open`."""
+    """Open a file that only its user may read; for `open(opener=…)`."""
     return os.open(path, flags, 0o600)

@@ -10,19 +10,19 @@ from sluice.protocol.states import JobState
 from sluice.protocol.wire import JobId
 
 AUDIT_SLICE_JOBS = 16
-"""Jobs in one call, during which the server is blocked."""
+"""Most jobs in one call, which blocks the server."""
 
 LANE_SLICE_ENTRIES = 64
-"""Lane entries in one call. An entry costs a quarter of a job."""
+"""Most lane entries in one call. An entry costs a quarter of a job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecords:
-    """The records of one job in its hash and in every other key, at one instant."""
+    """The records of one job in its hash and in all other keys, at one instant."""
 
     id: JobId
     problem: str | None
-    """Why there is no job: `unknown`, or `wrong type` and `not a job: <field>` if another program wrote its keys."""
+    """Why there is no job: `unknown`, or `wrong type` or `not a job: <field>` if another program wrote its keys."""
 
     state: JobState | None
     version: int
@@ -30,7 +30,7 @@ class JobRecords:
     bytes: int
     epoch: int
     entry: str | None
-    """Its entry according to the hash; likewise `lane`."""
+    """The lane entry according to the hash; likewise `lane`."""
 
     lane: str | None
     has_entry: bool
@@ -39,33 +39,33 @@ class JobRecords:
     is_delayed: bool
     is_suspect: bool
     has_timer: bool
-    """Whether a timer will make it due."""
+    """Whether a timer will make the job due."""
 
     owner: str | None
-    """Owner in its lease: empty when given back, None without a lease."""
+    """Owner in the lease: empty after it was given back, None without a lease."""
 
     lease_epoch: int
     is_held: bool
     is_owner_listed: bool
-    """Whether its owner is listed as alive, or as dead with jobs still to be reclaimed."""
+    """Whether the owner is listed as alive, or as dead with jobs that are not reclaimed yet."""
 
     has_payload: bool
     dead_ms: float | None
-    """When it entered the dead set."""
+    """Time at which the job entered the dead set."""
 
     ended_ms: int | None
     submitted_ms: int | None
     is_in_batch: bool | None
-    """Whether its batch lists it as open; None without a batch."""
+    """Whether the batch lists the job as open; None without a batch."""
 
     has_open_channel: bool
-    """Whether it has ended, and a channel has tokens without an end."""
+    """Whether the job has ended, but a channel has tokens without an end."""
 
     seen_ms: int
 
     @property
     def num_places(self) -> int:
-        """Number of places where it waits: exactly one for a queued job."""
+        """Number of places in which the job waits: exactly one for a queued job."""
         return self.has_entry + self.is_delayed + self.is_suspect
 
 
@@ -115,10 +115,10 @@ class StrayEntry:
 
     entry: str
     job: str | None
-    """The job that it names."""
+    """The job that the entry names."""
 
     state: str | None
-    """State of that job, if it exists; likewise `job_entry`."""
+    """State of that job; None if it does not exist. Likewise `job_entry`."""
 
     job_entry: str | None
 
@@ -131,7 +131,7 @@ class LaneView:
     """Id of the last entry read; None at the end of the lane."""
 
     tokens: int
-    """Sum over the entries; the next three are sums over their jobs."""
+    """Tokens of the entries; the next three are sums over their jobs."""
 
     jobs: int
     job_tokens: int
@@ -172,19 +172,19 @@ class LaneDepth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionCounts:
-    """The counters of a partition and the counted values, at one instant."""
+    """The counters of a partition, and the values counted anew, at one instant."""
 
     stamp: str
     """Changes with each change of a job's state."""
 
     counters: Mapping[str, int]
     waiting_jobs: int
-    """Counted on lanes, among delayed jobs and suspects; `running_jobs` is counted too."""
+    """Counted on lanes, among delayed jobs and among suspects. `running_jobs` is counted, too."""
 
     running_jobs: int
     wrong_lanes: tuple[LaneDepth, ...]
     unlisted_lanes: tuple[str, ...]
-    """Lanes that have entries but that no pull would find."""
+    """Lanes with entries that no pull would find."""
 
     outbox_entries: int
     outbox_first: str | None
@@ -217,7 +217,7 @@ def _read_counts(reply: Raw) -> PartitionCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchCount:
-    """The jobs of a batch, as its hash states them, and as many as have ended or are listed as open."""
+    """The number of a batch's jobs according to its hash, and that of jobs that have ended or are listed as open."""
 
     batch: str
     stated: int
@@ -237,15 +237,16 @@ def audit_batches(keys: QueueKeys, batches: Sequence[str]) -> Call[list[BatchCou
 
 
 def repair_batches(keys: QueueKeys, batches: Sequence[str]) -> Call[list[bool]]:
-    """Set the total of batches to the jobs that have ended or are open, and complete those that wait for none."""
+    """Set the total of batches to their ended and open jobs, and complete those without open jobs."""
     check_slice(batches)
     return Call("repair_batches", keys.fixed(), (pack_for_script(batches),), read_truths)
 
 
 def repair_jobs(keys: QueueKeys, job_ids: Sequence[JobId]) -> Call[list[str]]:
-    """Repair leases and places of jobs so that they match the states; returns the action for each, or '' for none."""
+    """Repair leases and places of jobs so that they match the states; returns the action for each, '' if none."""
     check_slice(job_ids)
-    return Call("repair_jobs", keys.fixed(), (pack_for_script(job_ids),), lambda reply: [one.decode() for one in reply])
+    args = (pack_for_script(job_ids),)
+    return Call("repair_jobs", keys.fixed(), args, lambda reply: [item.decode() for item in reply])
 
 
 def repair_lane(keys: QueueKeys, lane: str, entries: Sequence[str]) -> Call[list[bool]]:
@@ -272,7 +273,7 @@ class Sums:
     """(lane, text in `depth`, tokens) of lanes whose text is wrong."""
 
     tenants: tuple[TenantWaiting, ...] = ()
-    """Of all tenants that have waiting jobs."""
+    """Sums of all tenants with waiting jobs."""
 
 
 def repair_counters(keys: QueueKeys, lanes: Sequence[str], sums: Sums) -> Call[list[str]]:
@@ -285,7 +286,7 @@ def repair_counters(keys: QueueKeys, lanes: Sequence[str], sums: Sums) -> Call[l
         pack_for_script(sums.lanes),
         pack_for_script(sums.tenants),
     )
-    return Call("repair_counters", keys.fixed(), args, lambda reply: [one.decode() for one in reply])
+    return Call("repair_counters", keys.fixed(), args, lambda reply: [item.decode() for item in reply])
 
 
 def republish_events(keys: QueueKeys, jobs: Sequence[tuple[JobId, int]]) -> Call[list[bool]]:

@@ -21,7 +21,7 @@ class FromNow:
     since_s: float = field(default_factory=monotonic, compare=False)
 
     def left_ms(self) -> int:
-        """Return the milliseconds until then; 0 if it has passed."""
+        """Return the milliseconds until this time; 0 if it has passed."""
         return max(0, self.ms - round((monotonic() - self.since_s) * 1000))
 
 
@@ -38,7 +38,7 @@ class Call(Generic[Reply]):
 
 
 def read_truths(reply: Raw) -> list[bool]:
-    return [bool(one) for one in reply]
+    return [bool(item) for item in reply]
 
 
 def read_text(value: bytes | None) -> str | None:
@@ -46,7 +46,7 @@ def read_text(value: bytes | None) -> str | None:
 
 
 def read_number(text: str | bytes) -> int:
-    """Parse a count; 0 if it is none, since another program may have written it."""
+    """Parse a count; 0 if it is not valid, since another program may have written it."""
     try:
         return int(text)
     except ValueError:
@@ -60,10 +60,10 @@ def read_stream_id(stream_id: str) -> tuple[int, int]:
 
 
 def check_slice(items: Sequence[Item]) -> Sequence[Item]:
-    """Return the items of one call, which are jobs or entries of jobs.
+    """Check the number of items of one call, which are jobs or their entries; return the items.
 
     Raises:
-        ValueError: they are too many.
+        ValueError: there are too many.
     """
     if len(items) > limits.SLICE_JOBS:
         raise ValueError(f"{len(items)} jobs in one call; at most {limits.SLICE_JOBS}")
@@ -71,7 +71,7 @@ def check_slice(items: Sequence[Item]) -> Sequence[Item]:
 
 
 def read_words(reply: Raw) -> list[str]:
-    return [one.decode(errors="replace") for one in reply]  # another program may have written the state
+    return [item.decode(errors="replace") for item in reply]  # another program may have written the state
 
 
 def read_nothing(reply: Raw) -> None:
@@ -80,5 +80,5 @@ def read_nothing(reply: Raw) -> None:
 
 def read_map(reply: Raw) -> dict[str, str]:
     """Parse a map from a flat list: name, value, name, value and so on."""
-    words = [one.decode(errors="replace") for one in reply]
+    words = [item.decode(errors="replace") for item in reply]
     return dict(zip(words[::2], words[1::2], strict=True))

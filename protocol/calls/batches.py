@@ -25,7 +25,7 @@ class BatchView:
     """When its unfinished jobs expire."""
 
     began_ms: int | None = None
-    """When its first job was submitted; None before. A name may be used again."""
+    """When the first job was submitted; None before that. The name of a batch may be reused."""
 
     @property
     def ended(self) -> int:
@@ -34,7 +34,7 @@ class BatchView:
 
 
 def join_batch(parts: Sequence[BatchView]) -> BatchView:
-    """Add up a batch over all partitions. It is closed, or complete, when it is in every partition."""
+    """Add up a batch over all partitions. It is closed, or complete, if that is true in every partition."""
     completed = [part.completed_ms for part in parts]
     return BatchView(
         id=parts[0].id,

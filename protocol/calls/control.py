@@ -11,14 +11,14 @@ from sluice.protocol.packing import pack_for_script
 from sluice.protocol.wire import JobId
 
 AGAIN = "again"
-"""Answer for a job that a call has not looked at."""
+"""Answer for a job that a call has not processed."""
 
 
 def cancel(keys: QueueKeys, job_ids: Sequence[JobId], *, reason: str | None = None) -> Call[list[str]]:
     """Cancel jobs: a waiting job ends at once, a running one is flagged for its worker.
 
-    Returns for each job the state reached, `asked`, `unknown`, or `AGAIN`: call again for it, since the jobs before it
-    have many choices. At most `SLICE_JOBS` jobs a call.
+    Returns for each job the state reached, `asked`, `unknown`, or `AGAIN`: call again for it, because the jobs before
+    it have many choices. At most `SLICE_JOBS` jobs a call.
     """
     return Call("cancel", keys.fixed(), (reason or "", pack_for_script(check_slice(job_ids))), read_words)
 
@@ -26,8 +26,8 @@ def cancel(keys: QueueKeys, job_ids: Sequence[JobId], *, reason: str | None = No
 def requeue(keys: QueueKeys, job_ids: Sequence[JobId]) -> Call[list[bool]]:
     """Requeue failed jobs of the dead set; they resume after their last token.
 
-    False for a job that has not failed, whose prompt has expired, or whose idempotency key a newer job has. At most
-    `SLICE_JOBS` jobs a call.
+    Returns False for a job that has not failed, whose prompt has expired, or whose idempotency key a newer job has. At
+    most `SLICE_JOBS` jobs a call.
     """
     return Call("requeue", keys.fixed(), (pack_for_script(check_slice(job_ids)),), read_truths)
 
@@ -38,19 +38,19 @@ def pause(keys: QueueKeys, *, is_paused: bool) -> Call[None]:
 
 
 def purge(keys: QueueKeys, *, tenant: str | None = None) -> Call[tuple[int, bool]]:
-    """Cancel one slice of waiting jobs; returns (how many, whether more are left)."""
+    """Cancel one slice of waiting jobs; returns (number of jobs, whether more are left)."""
     return Call("purge", keys.fixed(), (tenant or "",), lambda reply: (reply[0], bool(reply[1])))
 
 
 def delete(keys: QueueKeys, job_ids: Sequence[JobId]) -> Call[list[bool]]:
-    """Delete every key of ended jobs; False for a job that has not ended. At most `SLICE_JOBS` jobs a call."""
+    """Delete all keys of ended jobs; returns False for a job that has not ended. At most `SLICE_JOBS` jobs a call."""
     return Call("delete", keys.fixed(), (pack_for_script(check_slice(job_ids)),), read_truths)
 
 
 def fire_timers(keys: QueueKeys, overdue: Sequence[JobId] = ()) -> Call[tuple[int, int | None]]:
-    """Fire one slice of due timers, as every pull and beat does; returns (how many, when the next is due).
+    """Fire one slice of due timers, as every pull and beat does; returns (number of timers, when the next is due).
 
-    `overdue`: at most `SLICE_JOBS` jobs that end first if their own time has passed, however many timers are due.
+    `overdue`: at most `SLICE_JOBS` jobs whose own deadlines are checked first, however many timers are due.
     """
     args = (pack_for_script(check_slice(overdue)),)
     return Call("timers", keys.fixed(), args, lambda reply: (reply[0], reply[1]))
@@ -58,7 +58,7 @@ def fire_timers(keys: QueueKeys, overdue: Sequence[JobId] = ()) -> Call[tuple[in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSettings:
-    """Bounds and behaviour of a queue; None leaves a value as it is.
+    """Bounds and behaviour of a queue; None leaves a value unchanged.
 
     Raises:
         ValueError: a weight, a time to live or a count is out of its range.
@@ -112,12 +112,12 @@ class QueueSettings:
     """Estimated time per token of cost, for mode deadline."""
 
     ttft_target_ms: float | None = None
-    """Time to the first token that the queue's jobs should take: workers make their steps short enough, as with their
+    """Target of the time to first token of the queue's jobs: workers make their steps short enough, as with their
     own setting of this name, which it replaces. 0: none.
     """
 
     tpot_target_ms: float | None = None
-    """Time per further token, as `ttft_target_ms`."""
+    """Target of the time per further token, as `ttft_target_ms`."""
 
     dead_set_max: int | None = None
     test_clock_ms: int | None = None
@@ -145,7 +145,7 @@ class QueueSettings:
 
 def configure(keys: QueueKeys, settings: QueueSettings) -> Call[None]:
     """Write settings of a queue. A worker writes max_job_tokens, features and partitions at start."""
-    pairs = [(one.name, getattr(settings, one.name)) for one in fields(settings) if one.name != "weights"]
+    pairs = [(field.name, getattr(settings, field.name)) for field in fields(settings) if field.name != "weights"]
     pairs += [(f"weight:{tenant}", weight) for tenant, weight in (settings.weights or {}).items()]
     flat = [text for name, value in pairs if value is not None for text in (name, _setting(value))]
     return Call("configure", keys.fixed(), tuple(flat), read_nothing)
@@ -160,11 +160,11 @@ class KnownSettings:
 
     values: Mapping[str, str] = field(default_factory=dict[str, str])
     restored: tuple[str, ...] = ()
-    """Names of settings that were gone, and were written again by this read."""
+    """Names of settings that were lost, and were restored by this read."""
 
 
 def restore_settings(keys: QueueKeys, known: KnownSettings) -> Call[KnownSettings]:
-    """Read the settings. If Redis has lost them since `known` was read, write those that are gone again."""
+    """Read the settings; if Redis has lost some since `known` was read, restore these."""
     remembered = [text for pair in known.values.items() for text in pair]
     return Call("restore_settings", keys.fixed(), (known.stamp, *remembered), _read_settings)
 

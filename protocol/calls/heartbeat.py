@@ -17,7 +17,7 @@ class Beat:
     incarnation: str
     held: tuple[JobId, ...]
     processed_pull: int
-    """Number of the last pull whose jobs are all in `held`, or have ended."""
+    """Number of the last pull whose jobs are all in `held` or have ended."""
 
     expiry_ms: int
     """Time until this heartbeat expires."""
@@ -38,7 +38,7 @@ class BeatReply:
     """Flagged jobs: end each with that state."""
 
     lost: tuple[JobId, ...]
-    """Jobs in `held` that another worker has leased: drop them."""
+    """Jobs in `held` that another worker has leased; drop them."""
 
     settings_stamp: str
     """Changes with the queue's settings; empty if no worker has read them since Redis lost them."""
@@ -56,13 +56,13 @@ def beat(keys: QueueKeys, beat: Beat) -> Call[BeatReply]:
 
 def _read_beat(reply: Raw) -> BeatReply:
     now, was_dead, stops, lost, stamp, ready = reply
-    words = [one.decode() for one in stops]
+    words = [word.decode() for word in stops]
     pairs = zip(words[::2], words[1::2], strict=True)
     return BeatReply(
         server_ms=now,
         was_dead=bool(was_dead),
         stops=tuple((JobId(job_id), JobState(state)) for job_id, state in pairs),
-        lost=tuple(JobId(one.decode()) for one in lost),
+        lost=tuple(JobId(job_id.decode()) for job_id in lost),
         settings_stamp=stamp.decode(),
         ready_jobs=ready,
     )
@@ -71,6 +71,6 @@ def _read_beat(reply: Raw) -> BeatReply:
 def report_death(keys: QueueKeys, incarnation: str) -> Call[bool]:
     """Report that the process of an incarnation has ended: other workers reclaim its jobs at once.
 
-    Call it only when the process is gone. False if the incarnation is not registered: there is nothing to reclaim.
+    Call it only when the process is gone. Returns False if the incarnation is not registered: nothing to reclaim.
     """
     return Call("report_death", keys.fixed(), (incarnation,), bool)

@@ -16,7 +16,7 @@ class Notification:
 
     id: str
     chain: str
-    """The first one, if workers that the waiting jobs do not suit have passed it on; else `id`."""
+    """Id of the first notification, if workers that could not take the waiting jobs have passed it on; else `id`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,25 +25,25 @@ class PullRequest:
 
     incarnation: str
     number: int
-    """Increases by one per pull; the same number is sent again when the reply was lost."""
+    """Sequence number of the pull; repeated if its reply was lost."""
 
     kv_tokens: int
     prefill_tokens: int
     sequences: int
     cache_tokens: int
-    """Size of the whole KV cache: a job larger than this is never held for room."""
+    """Size of the whole KV cache: no job larger than this is held until there is room."""
 
     is_empty: bool
-    """Whether nothing runs and nothing is held. Suspects are leased only then."""
+    """Whether the worker has no jobs. Only then are suspects leased."""
 
     holds_oversized: bool = False
-    """Whether it already holds a job that waits for room."""
+    """Whether the worker already holds a job that waits for room."""
 
     may_reclaim: bool = True
     """False for one heartbeat expiry after the worker has connected, or after a stall of Redis."""
 
     reclaim_until_ms: int | None = None
-    """A pull served after this time (by the clock of the queue) reclaims nothing: it waited for a stalled Redis, and
+    """A pull that is served after this time (by the clock of the queue) reclaims nothing: Redis had stalled, and
     the heartbeats of workers that seem dead may be queued behind it."""
 
     reserve_tokens: int = 256
@@ -51,15 +51,15 @@ class PullRequest:
 
     own_model: str | None = None
     """Fingerprint of the model, if only jobs that it began may be continued. A job that another one began is set aside
-    for `model_wait_ms`, for another worker: it is not leased, and this is no attempt."""
+    for `model_wait_ms`, for another worker: it is not leased, and no attempt is counted."""
 
     model_wait_ms: int = 0
 
     woken_by: Notification | None = None
-    """What this pull acknowledges. If it leaves jobs, another worker is woken."""
+    """The notification that this pull acknowledges. If the pull leaves jobs, another worker is woken."""
 
     over_class: int | None = None
-    """None: the room is free. Else a lower class gives it up: only jobs of a class over this one are leased, and only
+    """None: the room is free. Else a lower class yields it: only jobs of a class above this one are leased, and only
     when they have waited for `IDLE_FIRST_MS`, were returned or reclaimed, or no other worker lives."""
 
 
@@ -79,7 +79,7 @@ class LeasedJob:
     pulled_ms: int
     deadline_ms: int | None
     prompt_tokens: int
-    """Estimate from submit; the worker counts exactly."""
+    """Estimate from the submit; the worker counts exactly."""
 
     published: tuple[int, ...]
     """Tokens on the channel of each choice."""
@@ -88,7 +88,7 @@ class LeasedJob:
     """Whether each choice has its end entry."""
 
     fingerprint: str | None
-    """Fingerprint of the model that started it; None for a first attempt."""
+    """Fingerprint of the model that started the job; None for a first attempt."""
 
     was_reclaimed: bool
     fits: bool
@@ -103,7 +103,7 @@ class LeasedJob:
     """Number of retryable failures so far."""
 
     cost: int = 0
-    """Tokens that it reserved while it waited."""
+    """Tokens that the job reserved while it waited."""
 
     resolved: bytes | None = None
     """Encoded ResolvedOptions of the first attempt that published; None before."""
@@ -123,7 +123,7 @@ class PullReply:
 
     is_paused: bool
     drain_for_suspects: bool
-    """This worker is the isolator: it takes no jobs until it is empty, and pulls on to stay it."""
+    """This worker is the isolator: it takes no jobs until it is empty, and keeps pulling to remain the isolator."""
 
     server_ms: int
     look_again_ms: int | None
@@ -223,11 +223,11 @@ class Returned:
 def give_back(
     keys: QueueKeys, incarnation: str, jobs: Sequence[Returned], *, deregister: bool, broken: bool = False
 ) -> Call[list[bool]]:
-    """Return jobs to the head of the queue, where they resume at their next token.
+    """Return jobs to the head of the queue; they resume at their next token.
 
     `deregister`: this is the worker's last call; it is no longer alive. `broken`: the worker cannot continue, and one
     of these jobs may be the cause, so this counts as a death with each of them. At most `MAX_JOBS_PER_CALL` jobs.
-    False for a job that this incarnation no longer owns.
+    Returns False for a job that this incarnation no longer owns.
     """
     if len(jobs) > limits.MAX_JOBS_PER_CALL:
         raise ValueError(f"{len(jobs)} jobs in one call; at most {limits.MAX_JOBS_PER_CALL}")

@@ -1,4 +1,4 @@
-"""Append tokens to channels and end jobs: `advance` and `put_result`; and see whether channels are read."""
+"""Append tokens to channels and end jobs (`advance`, `put_result`), and detect whether channels are read."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,20 +29,20 @@ class EndCall:
     """Encoded JobRecord."""
 
     output_tokens: int
-    """Of all choices, to correct the tenant's virtual tokens."""
+    """Output tokens of all choices, to correct the tenant's virtual tokens."""
 
     entry: bytes
     """Encoded ChannelEntry of the end: no tokens, `start` is the offset after the last one, the text that only the end
     releases, and its `End`. A requeue removes this entry alone."""
 
     retry_in_ms: int | None = None
-    """Retryable failure: requeue the job after this long, unless it has failed too often."""
+    """For a retryable failure: requeue the job after this time, unless it has failed too often."""
 
     result_bytes: int | None = None
-    """Length of a result that was written in parts (`put_result`); `result` is None then."""
+    """Length of a result that was written in parts (`put_result`), with `result` None."""
 
     is_rejected: bool = False
-    """Whether the job is wrong in itself: it ends without a place in the dead set."""
+    """Whether the job is invalid: it ends without entering the dead set."""
 
 
 class Progress(NamedTuple):
@@ -57,16 +57,16 @@ class Progress(NamedTuple):
     """Encoded ChannelEntry of the tokens; empty if there are none."""
 
     first_scheduled_ms: int | None = None
-    """Set in the first advance that has it; likewise the next five."""
+    """Set in the first advance after it is known; likewise the next five."""
 
     first_token_ms: int | None = None
     prompt_tokens: int | None = None
     fingerprint: str | None = None
     gap_ms: int | None = None
-    """Longest time that readers waited for tokens in this attempt so far; set again after a longer one."""
+    """Longest gap between tokens in this attempt so far; set again after a longer one."""
 
     resolved: bytes | None = None
-    """Encoded ResolvedOptions of this attempt. The queue keeps those of the first one."""
+    """Encoded ResolvedOptions of this attempt. The queue keeps those of the first attempt."""
 
     end: EndCall | None = None
 
@@ -81,31 +81,31 @@ class Ok:
 
 @dataclass(frozen=True, slots=True)
 class Already:
-    """The channel already had all of it."""
+    """The channel already had all of this output."""
 
     stop: JobState | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SendFrom:
-    """The channel is at `offset`: send again from there."""
+    """The channel is at `offset`; send again from there."""
 
     offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """Another worker owns the job: drop the sequence."""
+    """Another worker owns the job; drop the sequence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retried:
-    """The job was requeued, as its end requested. It has no owner until its delay has passed."""
+    """The job was requeued, as its end requested; it has no owner until its delay has passed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A key of the job has the wrong type. The job is in the dead set with this reason: drop the sequence."""
+    """A key of the job has the wrong type. The job is in the dead set with this reason; drop the sequence."""
 
     reason: str
 
@@ -114,25 +114,25 @@ AdvanceAnswer = Ok | Already | SendFrom | Replaced | Retried | Broken
 
 
 def advance(keys: QueueKeys, incarnation: str, progress: Sequence[Progress]) -> Call[list[AdvanceAnswer]]:
-    """Append tokens and ends of one step, fenced by (incarnation, epoch); returns an answer per choice.
+    """Append tokens and ends of one step, fenced by (incarnation, epoch); returns one answer per choice.
 
     Raises:
-        ValueError: too many in one call.
+        ValueError: there are too many choices for one call.
     """
     if len(progress) > limits.MAX_JOBS_PER_CALL:
         raise ValueError(f"{len(progress)} in one call; at most {limits.MAX_JOBS_PER_CALL}")
-    rows = [_progress_row(one) for one in progress]
+    rows = [_progress_row(item) for item in progress]
     return Call("advance", keys.fixed(), (incarnation, pack_for_script(rows)), _read_advance)
 
 
-def _progress_row(one: Progress) -> tuple[object, ...]:
+def _progress_row(progress: Progress) -> tuple[object, ...]:
     """Build a row in the order of `advance` in advance.lua. Trailing fields that most steps lack are left out."""
     # By position: job to entry, the six extras, the end.
-    row, extras = one[:6], one[6:12]
+    row, extras = progress[:6], progress[6:12]
     has_extras = extras != _NO_EXTRAS
-    if one.end is None:
+    if progress.end is None:
         return (*row, extras) if has_extras else row
-    return (*row, extras if has_extras else None, _end_row(one.end))
+    return (*row, extras if has_extras else None, _end_row(progress.end))
 
 
 _NO_EXTRAS = (None, None, None, None, None, None)
@@ -182,7 +182,7 @@ def _read_answer(word: str) -> AdvanceAnswer:
 def put_result(keys: QueueKeys, incarnation: str, job_id: JobId, epoch: int, *, offset: int, part: bytes) -> Call[str]:
     """Write one part of a large result, in order from offset 0; returns `ok`, `replaced`, `too_large` or `missing`.
 
-    A part is written only after the one before it, so that a part that the server refused leaves no gap.
+    A part is written only after the previous one, so that a part that the server refused leaves no gap.
 
     The end then has the total length (`EndCall.result_bytes`). If parts are missing, the answer to the end is
     `SendFrom` with its own offset: write the parts again first.
@@ -191,5 +191,5 @@ def put_result(keys: QueueKeys, incarnation: str, job_id: JobId, epoch: int, *, 
 
 
 def count_reads(keys: QueueKeys) -> Call[int | None]:
-    """Count the XREADs that the partition's server has answered, of all clients; returns None if it does not tell."""
+    """Read how many XREADs the partition's server has answered, to all clients; None if it does not report it."""
     return Call("count_reads", keys.fixed(), (), lambda reply: reply)

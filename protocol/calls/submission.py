@@ -18,10 +18,10 @@ class SourceLine:
     """The line of a bulk file that became a job. Kept with the job, so that its row can be joined to the file."""
 
     custom_id: str
-    """As in the line; `line-<number>` for a line without one."""
+    """The custom id in the line; `line-<number>` for a line without one."""
 
     number: int
-    """Counted from 1."""
+    """Number of the line, from 1."""
 
     endpoint: str
     """The endpoint whose response format the result takes."""
@@ -42,7 +42,7 @@ class NewJob:
     prompt_bytes: int
     max_tokens: int
     is_length_stated: bool = True
-    """False: the request leaves `max_tokens` out. The number is an estimate, and a worker generates what fits."""
+    """False: the request does not state `max_tokens`. The number is an estimate; a worker generates what fits."""
 
     choices: int = 1
     idempotency_key: str | None = None
@@ -61,13 +61,13 @@ class NewJob:
 
     wants_callback: bool = False
     features: tuple[str, ...] = ()
-    """Features that a worker needs for it, by the names in `QueueSettings.features`."""
+    """Features that a worker needs for the job, by the names in `QueueSettings.features`."""
 
     source: SourceLine | None = None
-    """None unless it is a line of a bulk file. Neither its id nor its digest depends on it."""
+    """The line of a bulk file, if the job is one. Neither the job's id nor its digest depends on it."""
 
     submitted_ms: int | None = None
-    """Submit time of a job that the queue has lost, so that it stays the same submission. None: now."""
+    """Original submit time of a job that the queue has lost, so that it remains the same submission; None: now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +121,13 @@ SubmitReply = Accepted | Duplicate | Conflict | Refused
 
 
 def submit(keys: QueueKeys, jobs: Sequence[NewJob]) -> Call[list[SubmitReply]]:
-    """Put up to `MAX_JOBS_PER_CALL` jobs on their lanes; returns an answer per job.
+    """Put up to `MAX_JOBS_PER_CALL` jobs on their lanes; returns one answer per job.
 
     After the first job over a limit, all further new jobs are refused, which keeps their order. Keep a call below
     `MAX_CALL_BYTES`, so that it does not block the server for long; send a larger job alone.
 
     Raises:
-        ValueError: too many jobs, one of another partition, or of a priority that does not exist.
+        ValueError: too many jobs, or one of another partition, or with an invalid priority.
     """
     if len(jobs) > limits.MAX_JOBS_PER_CALL:
         raise ValueError(f"{len(jobs)} jobs in one call; at most {limits.MAX_JOBS_PER_CALL}")

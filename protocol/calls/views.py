@@ -17,10 +17,10 @@ class Death:
 
     incarnation: str
     mates: int
-    """Number of other jobs that it held."""
+    """Number of other jobs that the worker held."""
 
     is_apart: bool
-    """Whether it ran suspects in isolation."""
+    """Whether the worker ran suspects in isolation."""
 
     number: int
     """Sequence number among all deaths in the partition; gaps are deaths without this job."""
@@ -55,11 +55,11 @@ class JobView:
     ahead_tokens: int | None
     has_result: bool
     first_scheduled_ms: int | None = None
-    """Reported by the worker with its first advance; likewise the next field. Gives latencies without a history."""
+    """Reported by the worker with its first advance; likewise the next field. Shows latencies without a history."""
 
     first_token_ms: int | None = None
     output_tokens: int | None = None
-    """Of all choices; set when the job has ended."""
+    """Output tokens of all choices; set when the job has ended."""
 
     asked: JobState | None = None
     """The end state requested of a running job."""
@@ -69,14 +69,14 @@ class JobView:
     """Number of retryable failures; `error` is that of the last one."""
 
     deaths: tuple[Death, ...] = ()
-    """Deaths of its workers since it last made progress."""
+    """Deaths of the job's workers since it last made progress."""
 
     custom_id: str | None = None
-    """Of the line of a bulk file that it is from; likewise the next field."""
+    """Custom id of the bulk file's line that became the job; likewise the next field."""
 
     line: int | None = None
     expires_in_ms: int | None = None
-    """Time until it expires by its own deadline or time to live, by the server's clock; 0 or less if it is overdue.
+    """Time until the job expires by its own deadline or time to live, by the server's clock; 0 or less: overdue.
 
     None if it has neither, or has ended. The deadline of its batch does not count.
     """
@@ -95,7 +95,7 @@ def _checked_view(row: Raw) -> JobView:
     """Parse one job whose keys another program may have written.
 
     Raises:
-        WireError: a value is not one of this program.
+        WireError: a value cannot be read.
     """
     try:
         return _read_view(row)
@@ -149,7 +149,7 @@ def _read_death(listed: str) -> Death:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionView:
-    """The state of one partition, without its lanes and workers: reading it costs the same however many there are."""
+    """The state of one partition, without its lanes and workers, whose number its cost does not depend on."""
 
     waiting_jobs: int
     waiting_tokens: int
@@ -177,17 +177,17 @@ class PartitionView:
     """Live incarnations."""
 
     models: tuple[str, ...] = ()
-    """Models that they serve."""
+    """Models that the live incarnations serve."""
 
     delayed_jobs: int = 0
-    """Waiting jobs whose time has not come, and in `due_jobs` those whose timer has not fired yet."""
+    """Waiting jobs that are not due yet; in `due_jobs`, due ones whose timer has not fired yet."""
 
     due_jobs: int = 0
     results_missed: int = 0
     """Large results that had been deleted before the recorder read them."""
 
     deadline_ms: int | None = None
-    """When the first job is too late: the nearest deadline of a job or batch, or end of a time to live."""
+    """The nearest deadline of a job or batch, or end of a time to live."""
 
 
 Lane = tuple[str, str, int, int]
@@ -211,7 +211,7 @@ class QueueView(PartitionView):
     """(tenant, jobs, tokens, bytes) of the tenants with waiting jobs, delayed ones included."""
 
     tokens_per_s: float | None = None
-    """Sum of the `tokens_per_s` that live workers report in `Beat.about`; None if none reports it."""
+    """Sum of the `tokens_per_s` that live workers report in `Beat.about`; None if no worker reports it."""
 
 
 def inspect(keys: QueueKeys) -> Call[PartitionView]:
@@ -223,8 +223,8 @@ def _read_partition(reply: Raw) -> PartitionView:
     now, counters, settings, oldest, dead, suspects, outbox, num_workers, models, callbacks, *timers = reply
     delayed, due, deadline = timers
     numbers = {name: read_number(value) for name, value in read_map(counters).items()}
-    known = read_map(settings)
-    known.pop("stamp", None)  # no setting: it is for workers, which read it with `restore_settings`
+    by_name = read_map(settings)
+    by_name.pop("stamp", None)  # not a setting: workers read it with `restore_settings`
     return PartitionView(
         waiting_jobs=numbers.pop("waiting_jobs", 0),
         waiting_tokens=numbers.pop("waiting_tokens", 0),
@@ -233,7 +233,7 @@ def _read_partition(reply: Raw) -> PartitionView:
         worker_deaths=numbers.pop("worker_deaths", 0),
         results_missed=numbers.pop("results_missed", 0),
         oldest_ms=oldest,
-        is_paused=known.get("paused") == "1",
+        is_paused=by_name.get("paused") == "1",
         totals=numbers,
         dead=dead,
         suspects=suspects,
@@ -241,7 +241,7 @@ def _read_partition(reply: Raw) -> PartitionView:
         callback_entries=callbacks,
         num_workers=num_workers,
         models=tuple(sorted(read_words(models))),
-        settings=known,
+        settings=by_name,
         server_ms=now,
         delayed_jobs=delayed,
         due_jobs=due,
@@ -255,7 +255,7 @@ Workers = Mapping[str, Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class WorkersPage:
-    """Some of the living workers."""
+    """A page of the living workers."""
 
     workers: Workers
     cursor: int
@@ -265,7 +265,7 @@ class WorkersPage:
 def list_workers(keys: QueueKeys, cursor: int = 0, *, fields: Sequence[str] = ()) -> Call[WorkersPage]:
     """Read a page of the living workers: the named fields of their heartbeats, or all of them.
 
-    A worker that lives while all pages are read is on one of them, perhaps on two.
+    A worker that lives while all pages are read is on at least one of them, perhaps on two.
     """
     return Call("list_workers", keys.fixed(), (cursor, *fields), _read_workers)
 
@@ -277,7 +277,7 @@ def _read_workers(reply: Raw) -> WorkersPage:
 
 
 def _read_lanes(depth: Mapping[bytes, bytes]) -> Iterator[Lane]:
-    """Read lanes with jobs; what another program wrote there is left out."""
+    """Read lanes with jobs; entries that cannot be read are left out."""
     for name, text in depth.items():
         kind, _, tenant = _text(name).partition(":")
         jobs, tokens = _counts(text, 2)
@@ -286,7 +286,7 @@ def _read_lanes(depth: Mapping[bytes, bytes]) -> Iterator[Lane]:
 
 
 def _read_tenants(held: Mapping[bytes, bytes]) -> Iterator[TenantWaiting]:
-    """Read the tenants that have waiting jobs, likewise."""
+    """Read tenants with waiting jobs; entries that cannot be read are left out."""
     for name, text in held.items():
         jobs, tokens, num_bytes = _counts(text, 3)
         if jobs:
@@ -294,20 +294,20 @@ def _read_tenants(held: Mapping[bytes, bytes]) -> Iterator[TenantWaiting]:
 
 
 def _counts(text: bytes, num: int) -> list[int]:
-    """Read the first counts of a text; all are 0 if one is none."""
+    """Read the first `num` counts of a text; all are 0 if one is not valid."""
     words = text.split()[:num]
     is_sound = len(words) == num and all(map(bytes.isdigit, words))
     return list(map(int, words)) if is_sound else [0] * num
 
 
 LISTS = ("depth", "weights", "tenants")
-"""Hashes with a field for each lane or tenant, which a whole view is made of too."""
+"""Hashes with a field for each lane or tenant, needed for a whole view."""
 
 
 def whole_view(
     partition: PartitionView, workers: Workers, lists: Mapping[str, Mapping[bytes, bytes]] = MappingProxyType({})
 ) -> QueueView:
-    """Join the state of a partition with its workers and what `LISTS` hold of it, as far as that was read."""
+    """Join the state of a partition with its workers and the contents of `LISTS`, as far as they were read."""
     facts = {name: getattr(partition, name) for name in PartitionView.__dataclass_fields__}
     weights = {f"weight:{_text(tenant)}": _text(weight) for tenant, weight in lists.get("weights", {}).items()}
     facts["settings"] = {**partition.settings, **weights}
@@ -329,13 +329,13 @@ def _place_of(lane: Lane) -> tuple[bool, list[int], str]:
 
 
 def rate_of(workers: Workers) -> float | None:
-    """Sum up the output tokens a second that workers report; None if none reports it."""
+    """Sum up the output tokens a second that workers report; None if no worker reports it."""
     rates = [rate for about in workers.values() if (rate := _rate(about.get("tokens_per_s"))) is not None]
     return sum(rates) if rates else None
 
 
 def _rate(text: str | None) -> float | None:
-    """Read a rate that another program may have written."""
+    """Parse a rate; None if it is not valid, since another program may have written it."""
     try:
         value = float(text or "")
     except ValueError:

@@ -1,7 +1,7 @@
-"""Tell the variables that Kubernetes sets for services from settings.
+"""Distinguish variables that Kubernetes sets for services from settings.
 
 A kubelet gives each pod variables for every service of its namespace, unless its spec says `enableServiceLinks: false`.
-Those of a service named `sluice-gateway` begin with `SLUICE_GATEWAY_`, as a setting could. Knows no setting.
+Those of a service named `sluice-gateway` begin with `SLUICE_GATEWAY_`, as a setting could.
 """
 
 import re
@@ -24,5 +24,5 @@ _LINKS = tuple(
 
 
 def is_service_link(name: str, value: str) -> bool:
-    """Return whether a kubelet would set this variable to such a value, for a service."""
+    """Return whether a kubelet could have set this variable to this value for a service."""
     return any(link.fullmatch(f"{name}={value}") for link in _LINKS)

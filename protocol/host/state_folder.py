@@ -14,7 +14,7 @@ def state_dir(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the folder for persistent state (XDG Base Directory Specification, state home).
 
     Raises:
-        InvalidSetting: it is in the home folder, and this user has none.
+        InvalidSetting: the folder is in the home folder, and this user has none.
     """
     home = environ.get("XDG_STATE_HOME", "")
     base = home if Path(home).is_absolute() else "~/.local/state"

@@ -15,18 +15,18 @@ EXIT_CODE = 1
 def ended_by_thread_errors(report: Callable[[str, BaseException], object]) -> Generator[None]:
     """End the process with code 1 when an error ends a thread inside the context.
 
-    The end is immediate, because any lock may be held: the process is one that may be killed at any moment.
+    The process ends at once, because any lock may be held. Use this only in a process that may be killed at any time.
 
     Args:
         report: Logs the error; takes the name of the thread, and the error.
     """
 
-    def end(found: threading.ExceptHookArgs) -> None:
-        if issubclass(found.exc_type, SystemExit):
+    def end(args: threading.ExceptHookArgs) -> None:
+        if issubclass(args.exc_type, SystemExit):
             return
         try:
-            name = "unknown" if found.thread is None else found.thread.name
-            report(name, found.exc_value or found.exc_type())
+            name = "unknown" if args.thread is None else args.thread.name
+            report(name, args.exc_value or args.exc_type())
         finally:
             os._exit(EXIT_CODE)
 

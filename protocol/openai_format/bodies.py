@@ -16,14 +16,14 @@ CALLERS_CODES = REJECTIONS | {"invalid_request", "request_too_large", "model_mis
 
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 TOO_LONG = ("prompt_too_long", "request_too_large")
-"""Codes of a worker for which OpenAI has that one."""
+"""Error codes of a worker that are `CONTEXT_LENGTH_EXCEEDED` in OpenAI's API."""
 
 CODES_OF_PROMPT = REJECTIONS.union(TOO_LONG)
-"""Codes of a worker whose `param` is the prompt."""
+"""Error codes of a worker whose `param` is the prompt."""
 
 
 def openai_code(code: str) -> str:
-    """Return OpenAI's name of an error code, or the code itself if it has none."""
+    """Return OpenAI's name of an error code, or the code itself if there is none."""
     return CONTEXT_LENGTH_EXCEEDED if code in TOO_LONG else code
 
 

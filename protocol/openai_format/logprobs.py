@@ -1,7 +1,7 @@
-"""Format log-probabilities as JSON: as in OpenAI's responses, and as everywhere else. No I/O.
+"""Format log-probabilities as JSON: for OpenAI's responses, and in our own format. No I/O.
 
-A token is shown by its text. Parts of characters are U+FFFD in a chat, which has the bytes beside it, and
-`bytes:\\xf0\\x9f` in a completion, as at OpenAI. An id that the tokenizer does not know is shown as `token_id:N`.
+A token is shown as its text. As in OpenAI's API, a part of a character is U+FFFD in a chat, which also has the bytes,
+and `bytes:\\xf0\\x9f` in a completion. An id that the tokenizer does not know is shown as `token_id:N`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from sluice.protocol.messages import TokenLogprobs
 Object = dict[str, Any]  # Any: JSON, here and below
 
 LEAST = -9999.0
-"""Stands for a probability of zero, as at OpenAI: JSON has no infinity."""
+"""Log-probability of an impossible token, as in OpenAI's API, because JSON has no infinity."""
 
 
 def chat_logprobs(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None) -> Object | None:
@@ -45,12 +45,12 @@ def completion_logprobs(token_ids: Sequence[int], logprobs: Sequence[TokenLogpro
 
 
 def logprobs_to_json(logprobs: Sequence[TokenLogprobs] | None) -> list[Object] | None:
-    """Convert log-probabilities: a token becomes text, or a list of bytes if it is not all text."""
+    """Convert log-probabilities; a token becomes text, or a list of bytes if it is not valid UTF-8."""
     return None if logprobs is None else [_to_json(at) for at in logprobs]
 
 
 def logprobs_from_json(written: Sequence[Mapping[str, Any]] | None) -> tuple[TokenLogprobs, ...] | None:
-    """Convert them back."""
+    """Reverse `logprobs_to_json`."""
     return None if written is None else tuple(_from_json(at) for at in written)
 
 
@@ -65,12 +65,12 @@ def _shown(token_id: int, data: bytes | None) -> str:
 
 
 def top_of(at: TokenLogprobs) -> list[tuple[int, bytes | None, float]]:
-    """Return the most likely tokens: id, bytes if they are known, and log-probability."""
+    """Return id, bytes (None if unknown) and log-probability of the most likely tokens."""
     return [(token_id, data, logprob) for (token_id, logprob), data in zip_longest(at.top, at.top_tokens)]
 
 
 def _name(token_id: int, data: bytes | None) -> str:
-    """Return what names a token in a completion, which has no field for its bytes."""
+    """Return the name of a token in a completion, which has no field for its bytes."""
     shown = _shown(token_id, data)
     if data is None or "\N{REPLACEMENT CHARACTER}" not in shown or shown.encode() == data:
         return shown
@@ -78,15 +78,15 @@ def _name(token_id: int, data: bytes | None) -> str:
 
 
 def _by_name(token_id: int, at: TokenLogprobs) -> dict[str, float]:
-    """Return the top tokens by their names. The name that two share is the chosen token's, else the likelier one's."""
+    """Return the top tokens by name. If two have the same name, the chosen token keeps it, else the more likely one."""
     named = {_name(token_id, at.token): token_id}
-    found: dict[str, float] = {}
+    by_name: dict[str, float] = {}
     for other, data, logprob in [*top_of(at), (token_id, at.token, at.chosen)]:
         name = _name(other, data)
         if named.setdefault(name, other) != other:
             name = f"token_id:{other}"
-        found.setdefault(name, max(logprob, LEAST))
-    return found
+        by_name.setdefault(name, max(logprob, LEAST))
+    return by_name
 
 
 def _to_json(at: TokenLogprobs) -> Object:
@@ -106,7 +106,7 @@ def _bytes_to_json(data: bytes | None) -> str | list[int] | None:
         text = data.decode()
     except UnicodeDecodeError:
         return list(data)
-    # PostgreSQL stores no NUL in text.
+    # PostgreSQL cannot store NUL in text.
     return list(data) if "\0" in text else text
 
 

@@ -1,6 +1,6 @@
-"""Read the body of a request in OpenAI's format. No I/O. `Any` stands for JSON here.
+"""Parse the body of a request in OpenAI's format. No I/O. `Any` stands for JSON here.
 
-Requests over HTTP, lines of batches and lines of bulk files are all read here, so each has the same verdict everywhere.
+HTTP requests, lines of batches and lines of bulk files are all parsed here, so the same rules apply to each.
 """
 
 import json
@@ -30,20 +30,20 @@ class RequestRefused(Copyable):
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.code = code
-        """A constant word: invalid_request, unsupported, unknown_parameter …"""
+        """Error code: invalid_request, unsupported, unknown_parameter …"""
 
         self.message = message
         self.param = None if param is None else param[:MAX_PARAM_CHARS].replace("\0", "\ufffd")
-        """The client's name of what is wrong. It may be the client's own text, which every database can keep."""
+        """The client's name of the wrong parameter. It may be the client's own text, made safe for every database."""
 
 
 PROMPT = "prompt"
-"""What `names` has the prompt under, which is no option."""
+"""Key of the prompt in `names`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadRequest:
-    """A request whose parameters are known and of the right types. The values of options are checked as a job's."""
+    """A request with known parameters of the right types. The values of options are checked with the job."""
 
     endpoint: Endpoint
     prompt: PromptLike
@@ -52,49 +52,49 @@ class ReadRequest:
 
     is_stream: bool = False
     has_usage: bool = False
-    """Whether a stream ends with a chunk that counts tokens."""
+    """Whether a stream ends with a chunk with the usage."""
 
     names: Mapping[str, str]
-    """The client's names of the prompt, and of options that it calls otherwise."""
+    """The client's names of the prompt and of renamed options, by ours."""
 
     @property
     def model(self) -> str | None:
-        """The model that it names."""
+        """The requested model."""
         return self.options.get("model")
 
     @property
     def num_choices(self) -> int:
-        """The number of outputs."""
+        """The number of choices."""
         return self.options.get("n", 1)
 
     @property
     def is_shared(self) -> bool:
-        """Whether other requests may read the same job: they have its idempotency key."""
+        """Whether requests with the same idempotency key may read the same job."""
         return self.options.get("idempotency_key") is not None
 
 
 def read_request(endpoint: Endpoint, body: object) -> ReadRequest:
-    """Read a request.
+    """Parse a request.
 
     Raises:
         RequestRefused: a parameter is unknown, not supported or of the wrong type.
     """
-    given = read_parameters(body)
-    prompt = _chat_prompt(given) if endpoint == CHAT else _completion_prompt(given)
-    options = _options(endpoint, given)
-    is_stream, has_usage = _stream(given)
+    parameters = read_parameters(body)
+    prompt = _chat_prompt(parameters) if endpoint == CHAT else _completion_prompt(parameters)
+    options = _options(endpoint, parameters)
+    is_stream, has_usage = _stream(parameters)
     return ReadRequest(
         endpoint=endpoint,
         prompt=prompt,
         options=cast("Options", options),
         is_stream=is_stream,
         has_usage=has_usage,
-        names=_names(endpoint, given),
+        names=_names(endpoint, parameters),
     )
 
 
 def refusal(error: InvalidJob, names: Mapping[str, str]) -> RequestRefused:
-    """Return the refusal of a job that is wrong in itself, by the client's names.
+    """Return the refusal of an invalid job, with the client's names of parameters.
 
     Messages about the value of an option begin with its name.
     """
@@ -108,24 +108,24 @@ def refusal(error: InvalidJob, names: Mapping[str, str]) -> RequestRefused:
     return RequestRefused("invalid_request", f"{param} {rest}", param)
 
 
-def decoded_json(data: bytes | bytearray, what: str) -> object:
-    """Parse JSON of a client; `what` it is begins the message of an error.
+def decoded_json(data: bytes | bytearray, name: str) -> object:
+    """Parse JSON of a client; error messages begin with its `name`, such as "the body".
 
     Raises:
-        RequestRefused: it is no JSON, or no text in UTF-8.
+        RequestRefused: the data is not JSON, or not UTF-8.
     """
     try:
-        found = json.loads(data.decode("utf-8-sig"), parse_constant=_refuse_constant)
+        value = json.loads(data.decode("utf-8-sig"), parse_constant=_refuse_constant)
         if SURROGATE.search(data):
-            # Half of a surrogate pair is valid JSON but no text.
-            json.dumps(found, ensure_ascii=False).encode()
+            # Half of a surrogate pair is valid JSON but not valid text.
+            json.dumps(value, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
-        raise RequestRefused("invalid_utf8", f"{what} is not UTF-8 at byte {error.start}") from error
+        raise RequestRefused("invalid_utf8", f"{name} is not UTF-8 at byte {error.start}") from error
     except UnicodeEncodeError as error:
-        raise RequestRefused("invalid_unicode", f"{what} has half of a surrogate pair (such as \\ud800)") from error
+        raise RequestRefused("invalid_unicode", f"{name} has half of a surrogate pair (such as \\ud800)") from error
     except (ValueError, RecursionError) as error:
-        raise RequestRefused("invalid_json", f"{what} is not JSON: {error}") from error
-    return found
+        raise RequestRefused("invalid_json", f"{name} is not JSON: {error}") from error
+    return value
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -133,24 +133,24 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def read_parameters(body: object) -> dict[str, Any]:
-    """Return the parameters of a request. One that is null counts as absent.
+    """Return the parameters of a request; a null parameter counts as absent.
 
     Raises:
-        RequestRefused: the body is no object.
+        RequestRefused: the body is not an object.
     """
     if not isinstance(body, dict):
         raise RequestRefused("invalid_request", "body must be an object", "body")
-    given = {name: value for name, value in cast("dict[str, Any]", body).items() if value is not None}
-    # -1 is none to vLLM's clients.
-    if given.get("seed") == -1:
-        del given["seed"]
-    if given.get("top_k") == -1:
-        given["top_k"] = 0
-    return given
+    parameters = {name: value for name, value in cast("dict[str, Any]", body).items() if value is not None}
+    # vLLM's clients send -1 for "not set".
+    if parameters.get("seed") == -1:
+        del parameters["seed"]
+    if parameters.get("top_k") == -1:
+        parameters["top_k"] = 0
+    return parameters
 
 
 SAME = SAMPLING_NAMES - {"logit_bias", "logprobs"} | {"seed", "model", "metadata", "add_special_tokens", "priority"}
-"""Parameters passed on unchanged: OpenAI's and those that open servers add."""
+"""Parameters passed on unchanged: OpenAI's, and those that open-source servers add."""
 
 ROLES = ("user", "assistant", "system", "developer")
 
@@ -173,7 +173,7 @@ IGNORED = frozenset(
 """Parameters that do not affect the output, or are read elsewhere."""
 
 Harmless: TypeAlias = Mapping[str, Callable[[Any], bool]]
-"""Known parameters that are accepted only with the value that changes nothing, if there is one."""
+"""Parameters that are accepted only with a value that has no effect: a check of the value, by name."""
 
 HARMLESS: Harmless = {
     "tools": lambda value: value == [],
@@ -216,44 +216,44 @@ def prompt_name(endpoint: Endpoint) -> str:
     return "messages" if endpoint == CHAT else "prompt"
 
 
-def _names(endpoint: Endpoint, given: Mapping[str, Any]) -> Mapping[str, str]:
+def _names(endpoint: Endpoint, parameters: Mapping[str, Any]) -> Mapping[str, str]:
     names = {PROMPT: prompt_name(endpoint)}
-    if "max_completion_tokens" in given:
+    if "max_completion_tokens" in parameters:
         names["max_tokens"] = "max_completion_tokens"
-    if "top_logprobs" in given:
+    if "top_logprobs" in parameters:
         names["logprobs"] = "top_logprobs"
     return names
 
 
-def _stream(given: Mapping[str, Any]) -> tuple[bool, bool]:
-    is_stream, extra = read_flag(given, "stream"), given.get("stream_options")
+def _stream(parameters: Mapping[str, Any]) -> tuple[bool, bool]:
+    is_stream, extra = read_flag(parameters, "stream"), parameters.get("stream_options")
     if extra is not None and (not is_stream or not isinstance(extra, dict)):
         message = "stream_options must be an object, in a request with stream: true"
         raise RequestRefused("invalid_request", message, "stream_options")
     return is_stream, read_flag(cast("dict[str, Any]", extra or {}), "include_usage")
 
 
-def read_flag(given: Mapping[str, Any], name: str, *, is_default: bool = False) -> bool:
-    """Return a parameter that is true or false.
+def read_flag(parameters: Mapping[str, Any], name: str, *, is_default: bool = False) -> bool:
+    """Return a boolean parameter.
 
     Raises:
-        RequestRefused: it is something else.
+        RequestRefused: it is not a boolean.
     """
-    value = given.get(name)
+    value = parameters.get(name)
     if value is not None and not isinstance(value, bool):
         raise RequestRefused("invalid_request", f"{name} must be true or false", name)
     return is_default if value is None else value
 
 
 TRANSLATED = frozenset({"logit_bias", "logprobs", "top_logprobs", "max_completion_tokens"})
-"""Parameters that jobs have in another form."""
+"""Parameters whose form in jobs differs."""
 
 
 def refuse_unless_harmless(name: str, value: object, harmless: Harmless, served: Iterable[str]) -> None:
     """Check a parameter that is not served.
 
     Raises:
-        RequestRefused: it is unknown, or its value would change something.
+        RequestRefused: it is unknown, or its value would have an effect.
     """
     is_harmless = harmless.get(name)
     if is_harmless is None:
@@ -264,7 +264,7 @@ def refuse_unless_harmless(name: str, value: object, harmless: Harmless, served:
 
 
 def read_bias(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the keys of a logit bias, which JSON has as strings, to token ids."""
+    """Convert the keys of a logit bias, which are strings in JSON, to token ids."""
     bias = body.get("logit_bias")
     if bias is None:
         return {}
@@ -279,16 +279,16 @@ def read_bias(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _logprobs(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
-    asked, top = body.get("logprobs"), body.get("top_logprobs")
+    logprobs, top = body.get("logprobs"), body.get("top_logprobs")
     if endpoint == COMPLETIONS:
         if top is not None:
             raise RequestRefused("unsupported", "top_logprobs is for chats: give logprobs a number", "top_logprobs")
-        return {} if asked is None else {"logprobs": asked}
-    if asked is not None and not isinstance(asked, bool):
+        return {} if logprobs is None else {"logprobs": logprobs}
+    if logprobs is not None and not isinstance(logprobs, bool):
         raise RequestRefused("invalid_request", "logprobs must be true or false in a chat", "logprobs")
-    if top is not None and not asked:
+    if top is not None and not logprobs:
         raise RequestRefused("invalid_request", "top_logprobs needs logprobs: true", "top_logprobs")
-    return {"logprobs": 0 if top is None else top} if asked else {}
+    return {"logprobs": 0 if top is None else top} if logprobs else {}
 
 
 def _chat_prompt(body: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -296,11 +296,11 @@ def _chat_prompt(body: Mapping[str, Any]) -> list[dict[str, str]]:
     if not isinstance(messages, list) or not messages:
         raise RequestRefused("invalid_request", "messages must be a list with one message or more", "messages")
     check_number(cast("list[object]", messages), "messages")
-    return [_chat_message(f"messages[{place}]", one) for place, one in enumerate(cast("list[object]", messages))]
+    return [_chat_message(f"messages[{at}]", message) for at, message in enumerate(cast("list[object]", messages))]
 
 
 def check_number(messages: Sequence[object], param: str) -> None:
-    """Check how many messages there are, before each is checked.
+    """Check the number of messages, before each is checked.
 
     Raises:
         RequestRefused: there are too many.
@@ -314,23 +314,23 @@ def check_number(messages: Sequence[object], param: str) -> None:
 def _chat_message(at: str, message: object) -> dict[str, str]:
     if not isinstance(message, dict):
         raise RequestRefused("invalid_request", "a message must be an object", at)
-    given = {name: value for name, value in cast("dict[str, Any]", message).items() if value not in (None, [])}
-    if unsupported := given.keys() - {"role", "content", "name"}:
+    fields = {name: value for name, value in cast("dict[str, Any]", message).items() if value not in (None, [])}
+    if unsupported := fields.keys() - {"role", "content", "name"}:
         name = min(unsupported)
         raise RequestRefused("unsupported", f"{name} in a message is not supported here", f"{at}.{name}")
-    if given.get("role") in ("tool", "function"):
-        raise RequestRefused("unsupported", f"messages of role {given['role']} are not supported here", f"{at}.role")
-    check_role(given.get("role"), f"{at}.role")
-    if not isinstance(given.get("name", ""), str):
+    if fields.get("role") in ("tool", "function"):
+        raise RequestRefused("unsupported", f"messages of role {fields['role']} are not supported here", f"{at}.role")
+    check_role(fields.get("role"), f"{at}.role")
+    if not isinstance(fields.get("name", ""), str):
         raise RequestRefused("invalid_request", "a message's name must be text", f"{at}.name")
-    return {**given, "content": _content(given.get("content"), f"{at}.content")}
+    return {**fields, "content": _content(fields.get("content"), f"{at}.content")}
 
 
 def check_role(role: object, param: str) -> None:
     """Check the role of a message.
 
     Raises:
-        RequestRefused: it is missing, or not one that is served.
+        RequestRefused: it is missing, or not supported.
     """
     if role not in ROLES:
         got = "it is missing" if role is None else f"got {json.dumps(role)[:80]}"
@@ -354,7 +354,7 @@ def _completion_prompt(body: Mapping[str, Any]) -> PromptLike:
             message = "several prompts are not supported: give each a request, or a line, of its own"
             raise RequestRefused("unsupported", message, "prompt")
         [prompt] = cast("list[object]", prompt)
-    is_list = isinstance(prompt, list) and all(type(one) is int for one in cast("list[object]", prompt)[:1])
+    is_list = isinstance(prompt, list) and all(type(item) is int for item in cast("list[object]", prompt)[:1])
     if not is_list and not isinstance(prompt, str):
         raise RequestRefused("invalid_request", "prompt must be text or a list of token ids", "prompt")
-    return cast("PromptLike", prompt)  # the other items are checked with their values
+    return cast("PromptLike", prompt)  # the other items are checked with the job

@@ -1,1 +1,1 @@
-"""Run script calls on a connection: execution, cluster routing, TLS. Used by producers and workers."""
+"""Connections to the queue's server: URLs, TLS, Sentinel, Cluster routing, and execution of script calls."""

@@ -1,8 +1,8 @@
-"""Round trips to one server, to the primary behind Sentinels, or to the shards of a Cluster. Repeats none that failed.
+"""Round trips to one server, to the primary behind Sentinels, or to the shards of a Cluster. No retries.
 
-All keys of a partition lie in one slot, and a command goes to the shard of its first key. A command that a shard
-refuses as MOVED has not run there: the slot map is read again, and the command goes to its new shard. A node without
-replies (`NODE_ERRORS`) is asked last for the slot map, which is read again.
+All keys of a partition are in one slot, and a command is sent to the shard of its first key. A command that a shard
+refuses as MOVED has not run there: the slot map is read again, and the command is sent to its new shard. After
+`NODE_ERRORS`, the slot map is read again, too, and the failed node is asked last.
 """
 
 import asyncio
@@ -32,9 +32,9 @@ class AsyncServer:
     """One server, or the primary behind Sentinels.
 
     Args:
-        url: Its URL.
+        url: The URL of the server.
         pool_of: Returns the pool of a URL.
-        revive: Starts the server again if it is gone; None if it is not ours to start.
+        revive: Restarts the server if it has stopped; None if it is not an embedded server.
     """
 
     def __init__(self, url: str, pool_of: Callable[[str], Pool], revive: Callable[[], None] | None = None) -> None:
@@ -42,10 +42,10 @@ class AsyncServer:
         self._pool_of = pool_of
         self._revive = revive
         self.has_connected = False
-        """Whether it has been reached."""
+        """Whether the server has been reached before."""
 
     async def connect(self) -> Connection:
-        """Take a connection. Its `release` or `drop` returns it.
+        """Take a connection; return it by its `release` or `drop`.
 
         Raises:
             RedisError, OSError: the server cannot be reached, or refuses.
@@ -62,15 +62,15 @@ class AsyncServer:
         return connection
 
     async def exchange(self, commands: Sequence[Command], *, is_repeatable: bool = False) -> list[Reply]:
-        """Make a round trip; an error reply is an exception in its place.
+        """Make a round trip; an error reply is returned in its place, as an exception.
 
         Args:
             commands: The commands.
-            is_repeatable: Send all of it again if the server lacks a script, since a reply may depend on the commands
-                before it (WAIT); otherwise only the calls that did not run.
+            is_repeatable: If the server lacks a script, send all commands again, since a reply (WAIT) may depend on
+                earlier commands; otherwise only the calls that did not run.
 
         Raises:
-            RedisError, OSError: there are no replies.
+            RedisError, OSError: no replies were received.
         """
         connection = await self.connect()
         try:
@@ -82,7 +82,7 @@ class AsyncServer:
                 for place, reply in zip(places, await connection.read_replies(len(places)), strict=True):
                     replies[place] = reply
         except GeneratorExit:
-            raise  # the loop of this coroutine is gone
+            raise  # the event loop of this coroutine has ended
         except BaseException:
             await connection.release()
             raise
@@ -90,15 +90,15 @@ class AsyncServer:
         return replies
 
     def forget(self) -> None:
-        """Hold nothing that a failure could have changed: a pool asks its Sentinels for each connection."""
+        """Do nothing: a pool has no cached addresses, as it asks its Sentinels for each connection."""
 
 
 class AsyncCluster:
-    """The shards of a Cluster, each made at first use. Changes as nodes fail and slots move.
+    """The shards of a Cluster, each created at its first use. Changes as nodes fail and slots move.
 
     Args:
-        url: Its URL.
-        make: Makes a node from its URL.
+        url: The URL of the Cluster.
+        make: Creates a node from its URL.
     """
 
     def __init__(self, url: ClusterUrl, make: Callable[[str], AsyncServer]) -> None:
@@ -106,14 +106,14 @@ class AsyncCluster:
         self._make = make
         self._nodes: dict[Address, AsyncServer] = {}
         self._primaries: tuple[Address, ...] = ()
-        self._failed: tuple[Address, ...] = ()  # asked last for the slot map; replaced, since threads share this
+        self._failed: tuple[Address, ...] = ()  # asked last for the slot map; never mutated, since threads share it
         self._table: SlotTable | None = None
         self.has_connected = False
-        """Whether a node has returned the slot map."""
+        """Whether a node has returned the slot map before."""
 
     @property
     def nodes(self) -> list[AsyncServer]:
-        """The nodes made so far."""
+        """The nodes created so far."""
         return list(self._nodes.values())
 
     def forget(self) -> None:
@@ -125,32 +125,32 @@ class AsyncCluster:
 
         Raises:
             RedisError, OSError: no node returns the slot map.
-            NotACluster: the URL is not a Cluster's.
+            NotACluster: a node is not one of a Cluster.
         """
         return [self._node(address) for address in (await self._slots()).addresses]
 
     async def exchange(
         self, commands: Sequence[Command], *, is_repeatable: bool = False, is_partial: bool = False
     ) -> list[Reply]:
-        """Send each command to its shard, those of different shards at the same time; return one reply for each.
+        """Send each command to its shard, to all shards concurrently; return one reply for each command.
 
         Args:
             commands: The commands. A SCAN goes from shard to shard: its cursor is `SHARD:CURSOR`.
             is_repeatable: As in `AsyncServer.exchange`.
-            is_partial: Where a shard does not answer, ClusterDownError is the reply to its commands, and the others
-                have theirs.
+            is_partial: Whether a shard may be unreachable; then ClusterDownError is the reply to each of its commands.
 
         Raises:
             RedisError, OSError: no node returns the slot map, slots keep moving, or, unless `is_partial`, a shard does
                 not answer.
-            NotACluster: the URL is not a Cluster's.
+            NotACluster: a node is not one of a Cluster.
         """
         if commands[0][0] == "SCAN":
             return [await self._scan(commands[0])]
         trip = ShardedRoundTrip(commands)
         for _ in range(MAX_MOVES):
             requests = trip.requests(await self._slots())
-            outcomes = await asyncio.gather(*(self._outcome(one, is_repeatable=is_repeatable) for one in requests))
+            waiting = [self._outcome(request, is_repeatable=is_repeatable) for request in requests]
+            outcomes = await asyncio.gather(*waiting)
             for request, outcome in zip(requests, outcomes, strict=True):
                 trip.receive(request, replies_of(request, outcome, is_partial=is_partial))
             if trip.is_done:
@@ -208,5 +208,5 @@ class AsyncCluster:
 
     def _nodes_to_ask(self) -> list[Address]:
         """Return the primaries of the newest slot map and the seeds, those that failed last."""
-        known, failed = dict.fromkeys((*self._primaries, *self._url.seeds)), self._failed
-        return [*(node for node in known if node not in failed), *(node for node in failed if node in known)]
+        nodes, failed = dict.fromkeys((*self._primaries, *self._url.seeds)), self._failed
+        return [*(node for node in nodes if node not in failed), *(node for node in failed if node in nodes)]

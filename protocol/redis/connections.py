@@ -1,14 +1,14 @@
-"""redis-py's connections and pools, made safe for calls that end anywhere: by a signal handler, by a cancellation.
+"""redis-py's connections and pools, made safe for calls that a signal handler or a cancellation ends at any point.
 
-A connection counts the replies that it is owed, its handshake included. One that is owed any when it returns to its
-pool is closed, so no reply reaches a call that did not ask for it. The count changes before a command is sent and after
-its reply is read, so an exception between any two steps leaves it too high, never too low.
+A connection counts its outstanding replies, including those of its handshake. A connection with any is closed when it
+returns to its pool, so no call receives the reply to another. The count is increased before a command is sent and
+decreased after its reply is read, so an exception in between leaves it too high, never too low.
 
-A pool takes and returns a connection in a few steps. Those of redis-py keep the books of its metrics, which costs as
-much processor time as a round trip.
+The pools do little when they take and return a connection. Those of redis-py also collect metrics, which costs as much
+processor time as a round trip.
 """
 
-# What redis-py's classes inherit is untyped.
+# The base classes of redis-py's classes are untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 import asyncio
@@ -25,7 +25,7 @@ from redis.exceptions import DataError, RedisError, ResponseError
 from sluice.protocol.redis.execution import Command, Reply
 
 LAST_TRY_S = 1.0
-"""How long a round trip may last after its deadline: the last look at a job begins at the deadline."""
+"""How long a round trip may last after its deadline, because the last look at a job begins at the deadline."""
 
 Connection = Any  # redis-py's connections share no typed base
 untyped_hiredis: Any = hiredis  # Any: its types have commands of one word
@@ -34,13 +34,13 @@ untyped_hiredis: Any = hiredis  # Any: its types have commands of one word
 def pack(command: Command) -> bytes:
     """Encode a command for the wire.
 
-    Numbers are written here, not by hiredis: it takes their `repr`, which runs a signal handler that is due, and if
-    that raises, hiredis 3.5 goes on with the missing text and ends the process with SIGSEGV.
+    Numbers are formatted here, not by hiredis: its call of `repr` may run a pending signal handler, and if that
+    raises, hiredis 3.5 continues without the text and crashes with SIGSEGV.
 
     Raises:
-        DataError: an argument is no text, bytes or number.
+        DataError: an argument is not text, bytes or a number.
     """
-    # Compared by type: a submit has thousands of arguments, and hardly any is a number.
+    # By type, because a submit has thousands of arguments, of which hardly any is a number.
     plain = tuple([part if (kind := type(part)) is bytes or kind is str else _plain(part) for part in command])
     try:
         return untyped_hiredis.pack_command(plain)
@@ -53,14 +53,14 @@ def _plain(argument: object) -> object:
         return bytes(cast("memoryview", argument))
     if isinstance(argument, float):
         return float.__repr__(argument)
-    return repr(argument) if type(argument) is int else argument  # hiredis refuses others, a bool too
+    return repr(argument) if type(argument) is int else argument  # hiredis refuses other types, and bool
 
 
 class Packer:
-    """What a redis-py connection packs commands with."""
+    """The command packer of a redis-py connection."""
 
     def pack(self, *command: Any) -> list[bytes]:  # noqa: ANN401  # as redis-py has it
-        """Encode a command, whose name may have two words."""
+        """Encode a command; its name may have two words."""
         name, *arguments = command
         words = (name.encode() if isinstance(name, str) else name).split()
         return [pack((*words, *arguments))]
@@ -72,23 +72,25 @@ _deadline_s: ContextVar[float | None] = ContextVar("deadline of a round trip", d
 
 
 def try_s(deadline_s: float) -> float:
-    """Return how long a round trip with this deadline may last that begins now."""
+    """Return the time limit of a round trip with this deadline that begins now, in seconds."""
     return max(0.0, deadline_s - monotonic()) + LAST_TRY_S
 
 
 @contextmanager
 def bounded(deadline_s: float | None) -> Generator[None]:
-    """Bound what this thread connects to and reads from by a deadline: a connection has one time-out for all."""
+    """Set a deadline for this thread's connects and reads; a connection itself has only one time-out for all."""
     before_s = _deadline_s.get()
     try:
-        _deadline_s.set(deadline_s)  # inside, so that a signal handler that raises leaves no deadline behind
+        _deadline_s.set(
+            deadline_s
+        )  # inside the try, so that a signal handler that raises does not leave the deadline set
         yield
     finally:
         _deadline_s.set(before_s)
 
 
 def _left_s() -> float | None:
-    """Return how long this thread may wait now; None: as long as the socket's own time-out."""
+    """Return how long this thread may wait now, in seconds; None: the socket's own time-out."""
     deadline_s = _deadline_s.get()
     return None if deadline_s is None else try_s(deadline_s)
 
@@ -99,16 +101,16 @@ Base: Any = object  # Any: the classes below are mixed into redis-py's
 
 
 class Guard(Base):
-    """What a blocking connection does in addition. Changes with each command and reply."""
+    """Mixin of a blocking connection that counts outstanding replies. Changes with each command and reply."""
 
     num_owed = 0
-    """Replies that were asked for and not read; a handshake under way counts as one."""
+    """Number of outstanding replies; a handshake in progress counts as one."""
 
     pool: Any = None  # redis-py's pools share no typed base
-    """The pool to which it returns, while it is in use."""
+    """The pool to which the connection returns; set while it is in use."""
 
     def connect(self) -> None:
-        """Connect, unless it is connected and owed nothing."""
+        """Connect, unless it is connected without outstanding replies."""
         if self.num_owed:
             self.disconnect()
         if self.is_connected:
@@ -133,11 +135,11 @@ class Guard(Base):
             super().connect()
         finally:
             self.socket_timeout, self.socket_connect_timeout = usual_s, usual_connect_s
-        # The socket and the parser have copied the shorter one; -1 is the connection's own.
+        # Restore it in the socket and the parser, which have copied the shorter one; -1 means the connection's own.
         self.update_current_socket_timeout(-1)
 
     def disconnect(self, *args: Any, **options: Any) -> None:  # noqa: ANN401  # as redis-py has it
-        """Disconnect: it is owed nothing any more."""
+        """Disconnect; no replies are outstanding any more."""
         super().disconnect(*args, **options)
         self.num_owed = 0
 
@@ -159,7 +161,7 @@ class Guard(Base):
         except ResponseError:
             self.num_owed = max(0, self.num_owed - 1)
             raise
-        self.num_owed = max(0, self.num_owed - 1)  # a subscription brings more messages than commands
+        self.num_owed = max(0, self.num_owed - 1)  # a subscription has more messages than commands
         return reply
 
     def send_commands(self, commands: Sequence[Command]) -> None:
@@ -167,7 +169,7 @@ class Guard(Base):
         self.send_packed_command(self.pack_commands(commands))
 
     def read_replies(self, num_replies: int) -> list[Reply]:
-        """Read replies; an error reply is an exception in its place."""
+        """Read replies; an error reply is returned in its place, as an exception."""
         return [self._read() for _ in range(num_replies)]
 
     def _read(self) -> Reply:
@@ -188,13 +190,13 @@ class Guard(Base):
 
 
 class AsyncGuard(Base):
-    """What an asyncio connection does in addition. Changes as `Guard`."""
+    """Mixin of an asyncio connection, as `Guard`."""
 
     num_owed = 0
     pool: Any = None  # as in `Guard`
 
     async def connect(self) -> None:
-        """Connect, unless it is connected and owed nothing."""
+        """Connect, unless it is connected without outstanding replies."""
         if self.num_owed:
             await self.disconnect(nowait=True)
         if self.is_connected:
@@ -208,7 +210,7 @@ class AsyncGuard(Base):
         self.num_owed -= 1
 
     async def disconnect(self, *args: Any, **options: Any) -> None:  # noqa: ANN401  # as redis-py has it
-        """Disconnect: it is owed nothing any more."""
+        """Disconnect; no replies are outstanding any more."""
         await super().disconnect(*args, **options)
         self.num_owed = 0
 
@@ -220,17 +222,17 @@ class AsyncGuard(Base):
     async def send_commands(self, commands: Sequence[Command]) -> None:
         """Send several commands, and raise a cancellation that redis-py loses.
 
-        It sends within `asyncio.wait_for`, which before Python 3.12 drops a cancellation that arrives just as the send
-        ends: a reader would continue although its task was cancelled.
+        redis-py sends within `asyncio.wait_for`, which before Python 3.12 drops a cancellation that arrives just as
+        the send ends: a reader would continue although its task was cancelled.
         """
         task = asyncio.current_task()
         assert task is not None
         num_cancellations = task.cancelling()
         self.num_owed += len(commands)
-        # redis-py packs them in Python on asyncio, which takes ten times as long.
+        # On asyncio, redis-py packs them in Python, which takes ten times as long.
         await self.send_packed_command(b"".join(map(pack, commands)))
         if task.cancelling() > num_cancellations:
-            await self.disconnect(nowait=True)  # its reply will not be read
+            await self.disconnect(nowait=True)  # the reply will not be read
             raise asyncio.CancelledError
 
     async def read_response(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401  # as above
@@ -244,7 +246,7 @@ class AsyncGuard(Base):
         return reply
 
     async def read_replies(self, num_replies: int) -> list[Reply]:
-        """Read replies; an error reply is an exception in its place."""
+        """Read replies; an error reply is returned in its place, as an exception."""
         return [await self._read() for _ in range(num_replies)]
 
     async def _read(self) -> Reply:
@@ -267,9 +269,9 @@ class AsyncGuard(Base):
 
 
 class LeanPool(Base):
-    """What a blocking pool does otherwise. It holds connections in use weakly.
+    """Mixin of a blocking pool that keeps only weak references to connections in use.
 
-    A call that a signal handler ends before it releases its connection drops it, and the connection closes.
+    If a signal handler ends a call before it has released its connection, the connection is garbage and is closed.
     """
 
     def reset(self) -> None:
@@ -278,7 +280,7 @@ class LeanPool(Base):
         self._in_use_connections: WeakSet[Connection] = WeakSet()
 
     def get_connection(self, *_: object) -> Connection:
-        """Take a connection that is connected, and that the server has not closed meanwhile."""
+        """Take a connection that is connected, and that the server has not closed in the meantime."""
         self._checkpid()
         with self._lock:
             connection = self._available_connections.pop() if self._available_connections else self.make_connection()
@@ -295,7 +297,7 @@ class LeanPool(Base):
         return connection
 
     def release(self, connection: Connection) -> None:
-        """Take a connection back, closed if it is owed replies."""
+        """Take a connection back; close it if replies are outstanding."""
         self._checkpid()
         if connection.pool is not self:
             return
@@ -306,7 +308,7 @@ class LeanPool(Base):
             self._in_use_connections.discard(connection)
             if self.owns_connection(connection):
                 self._available_connections.append(connection)
-            else:  # of the process before a fork, or of the primary before a failover
+            else:  # from the process before a fork, or to the primary before a failover
                 connection.disconnect()
 
 
@@ -318,7 +320,7 @@ def _is_over(connection: Connection) -> bool:
 
 
 class AsyncLeanPool(Base):
-    """What an asyncio pool does otherwise."""
+    """Mixin of an asyncio pool, as `LeanPool`."""
 
     async def get_connection(self, *_: object) -> Connection:
         """As `LeanPool.get_connection`."""
@@ -357,7 +359,7 @@ _MIXED: dict[tuple[Any, Any], Any] = {}  # Any: redis-py's classes share no type
 
 
 def mixed(mixin: Any, redis_class: Any) -> Any:  # noqa: ANN401  # as above
-    """Return the class of redis-py's that does as a mixin does."""
+    """Return the subclass of a redis-py class with a mixin."""
     key = (mixin, redis_class)
     if key not in _MIXED:
         _MIXED[key] = type(f"{mixin.__name__}{redis_class.__name__}", key, {})

@@ -1,9 +1,9 @@
 """Find, start and stop the embedded server, which is used when no URL is given.
 
 It is a valkey-server on a unix socket in the user's state folder. The first producer or worker starts it, under a file
-lock. Each of its users holds a shared lock; the last one to end stops it, unless `stay` was called. If it dies, the
-first user to notice starts it again. It writes an append-only file, never evicts, listens on no port, and only the user
-can open its socket. The job history next to it is a SQLite file.
+lock. Each of its users holds a shared lock; the last one to exit stops it, unless `stay` was called. If it dies, the
+first user that detects this restarts it. It writes an append-only file, never evicts, listens on no port, and only the
+user can open its socket. The job history next to it is a SQLite file.
 """
 
 import atexit
@@ -37,7 +37,7 @@ from sluice.protocol.redis.error_kinds import ErrorKind, classify
 from sluice.protocol.waits import Wait, WaitCause, WaitNotifier, WaitReason
 
 START_TIMEOUT_S = 60.0
-"""Large: an append-only file of gigabytes takes seconds to load, and the progress is not visible from outside."""
+"""Long, because an append-only file of gigabytes takes seconds to load, and its progress is not visible."""
 
 STOP_TIMEOUT_S = 30.0
 ANSWER_TIMEOUT_S = 1.0
@@ -59,7 +59,7 @@ class Embedded:
 
     @property
     def socket_path(self) -> Path:
-        """Its unix socket: in the folder, or in a private temporary folder if that path is too long."""
+        """The unix socket: in the folder, or in a private temporary folder if that path is too long."""
         path = self.folder / "server.sock"
         if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES:
             return path
@@ -93,7 +93,7 @@ class Embedded:
 
     @property
     def stay_path(self) -> Path:
-        """The file that exists while the server stays without users."""
+        """The file that exists while the server must keep running without users."""
         return self.folder / "server.stay"
 
     @property
@@ -103,7 +103,7 @@ class Embedded:
 
 
 class ServerState(StrEnum):
-    """What the embedded server does."""
+    """The state of the embedded server."""
 
     RUNNING = "running"
     CANNOT_WRITE = "running, but it takes no writes: its disk is full or fails"
@@ -113,11 +113,11 @@ class ServerState(StrEnum):
 
 
 class Use:
-    """A use of the embedded server. The end of the last one stops the server, unless it was told to stay.
+    """A use of the embedded server. The end of the last use stops the server, unless `stay` was called.
 
     Close it, or let the process end. It may be closed twice. If the process is killed, the next user stops the server.
-    It belongs to the process that made it: closing it in a process forked from that one does nothing, unless that
-    process has revived the server and so begun a use of its own. Changes as it is closed and revived.
+    It belongs to the process that created it: closing it in a forked process does nothing, unless that process has
+    revived the server, which begins a use of its own. Changes when it is closed or revived.
     """
 
     def __init__(self, embedded: Embedded, users: IO[str], *, has_started: bool) -> None:
@@ -131,7 +131,7 @@ class Use:
         self._users = users
         self._pid = os.getpid()
         atexit.register(self.close)
-        # A child process of multiprocessing ends without `atexit`.
+        # A child process of multiprocessing exits without `atexit`.
         util: Any = sys.modules.get("multiprocessing.util")  # Any: a module
         self._finalizer = None if util is None else util.Finalize(None, self.close, exitpriority=0)
 
@@ -141,10 +141,10 @@ class Use:
         return self.embedded.url
 
     def revive(self) -> None:
-        """Start the server again if it is gone. After a close or a fork this is a new use, which ends the server.
+        """Restart the server if it has stopped; after a close or a fork, as a new use, whose end stops the server.
 
         Raises:
-            EmbeddedServerError: it does not start.
+            EmbeddedServerError: the server does not start.
         """
         if self._users.closed or os.getpid() != self._pid:
             self._users.close()
@@ -165,10 +165,10 @@ class Use:
                     if _try_exclusive(self._users) and not self.embedded.stay_path.exists():
                         _shut_down(self.embedded)
                 finally:
-                    # A process forked from this one has the same lock, and would hold it on.
+                    # Explicitly, because a process forked from this one shares the lock, and would keep it.
                     fcntl.flock(self._users, fcntl.LOCK_UN)
         except (OSError, EmbeddedServerError):
-            return  # the folder is gone, or the server does not end: the next user tries again
+            return  # the folder was removed, or the server does not stop: the next user tries again
 
 
 def use(folder: Path, waits: WaitNotifier | None = None) -> Use:
@@ -183,12 +183,12 @@ def use(folder: Path, waits: WaitNotifier | None = None) -> Use:
 
 
 def _users_of(embedded: Embedded, waits: WaitNotifier) -> tuple[IO[str], bool]:
-    """Return a shared lock on the file of users, and whether this started the server."""
+    """Return a shared lock on the file of users, and whether this call started the server."""
     with _explained(embedded.folder):
         _make_own(embedded)
         with waits.wait() as wait, _lock(embedded.lock_path, wait), ExitStack() as on_failure:
             users = on_failure.enter_context(embedded.users_path.open("a"))
-            # Never waits: the exclusive lock is only tried while the other lock is held.
+            # Never waits: the exclusive lock is only taken, without waiting, while the other lock is held.
             fcntl.flock(users, fcntl.LOCK_SH)
             is_new = not answers(embedded)
             if is_new:
@@ -226,23 +226,23 @@ def stay(folder: Path) -> Embedded:
 
 
 def answers(embedded: Embedded) -> bool:
-    """Return whether the server is up and has loaded its data, even if it takes no writes.
+    """Return whether the server runs and has loaded its data, even if it accepts no writes.
 
     Raises:
-        EmbeddedServerError: its folder or socket is not the user's own.
+        EmbeddedServerError: the folder or the socket belongs to another user.
     """
     return _state_in(_ask(embedded, "PING")) in (ServerState.RUNNING, ServerState.CANNOT_WRITE)
 
 
 def state_of(embedded: Embedded) -> ServerState:
-    """Return what the server does."""
+    """Return the state of the server."""
     if state := _state_in(_ask(embedded, "PING")):
         return state
     return ServerState.SILENT if _runs(embedded) else ServerState.STOPPED
 
 
 def accepts(embedded: Embedded) -> bool:
-    """Return whether a process accepts connections at the socket, whatever it answers: costs far less than asking."""
+    """Return whether a process accepts connections at the socket; much cheaper than `answers`."""
     if not _is_own(embedded.socket_path.parent) or not _is_own(embedded.socket_path):
         return False
     with socket.socket(socket.AF_UNIX) as probe:
@@ -264,10 +264,10 @@ def has_users(embedded: Embedded) -> bool:
 
 
 def stop(folder: Path) -> bool:
-    """Stop the embedded server after it has saved its data; False if none was running. Users start it again.
+    """Stop the embedded server after it has saved its data; return False if it was not running. Users restart it.
 
     Raises:
-        EmbeddedServerError: it did not stop in time.
+        EmbeddedServerError: the server did not stop in time.
     """
     embedded = Embedded(folder)
     embedded.stay_path.unlink(missing_ok=True)
@@ -280,11 +280,11 @@ def stop(folder: Path) -> bool:
 
 def _shut_down(embedded: Embedded) -> None:
     pid, deadline_s = _pid(embedded), time.monotonic() + STOP_TIMEOUT_S
-    # Without a snapshot, which a full disk would refuse; the append-only file is written and synced all the same.
+    # Without a snapshot, which would fail on a full disk; the append-only file is written and synced anyway.
     _ask(embedded, "SHUTDOWN NOSAVE")
     if not answers(embedded) and pid is not None and _runs(embedded):
-        os.kill(pid, signal.SIGTERM)  # it loads its data or hangs: it may end later
-    # The server removes its pid file last, after its data is on disk.
+        os.kill(pid, signal.SIGTERM)  # it is loading its data or hangs; it may stop later
+    # The server removes its pid file last, when its data is on disk.
     while _runs(embedded):
         if time.monotonic() > deadline_s:
             raise EmbeddedServerError(
@@ -337,13 +337,13 @@ def find_binary() -> Path:
         if path.is_file():
             return path
     for name in ("valkey-server", "redis-server"):
-        if found := shutil.which(name):
-            return Path(found)
+        if path := shutil.which(name):
+            return Path(path)
     raise EmbeddedServerError(f"no URL is given and no server program is installed. {HOW_TO_GET}")
 
 
 def _start(embedded: Embedded, wait: Wait) -> None:
-    # A server that is loading its data (or hangs) does not answer; a second one on the same files would corrupt them.
+    # A server that is loading its data (or hangs) does not answer; a second one with the same files would corrupt them.
     if not _runs(embedded):
         _launch(embedded, find_binary())
     deadline = time.monotonic() + START_TIMEOUT_S
@@ -356,12 +356,12 @@ def _start(embedded: Embedded, wait: Wait) -> None:
 
 
 def _launch(embedded: Embedded, binary: Path) -> None:
-    # It becomes a daemon in a new session, so neither Ctrl-C nor the end of this process stops it.
+    # It becomes a daemon in a new session, so that neither Ctrl-C nor the exit of this process stops it.
     command = [
         binary, "--daemonize", "yes", "--port", "0", "--unixsocket", embedded.socket_path, "--unixsocketperm", "600",
         "--dir", embedded.folder, "--pidfile", embedded.pid_path, "--logfile", embedded.log_path,
         "--appendonly", "yes", "--appendfsync", "everysec", "--save", "", "--maxmemory-policy", "noeviction",
-        "--stream-node-max-bytes", "1024",  # Redis allocates the first node of each stream whole
+        "--stream-node-max-bytes", "1024",  # Redis allocates the whole first node of each stream
     ]  # fmt: skip
     embedded.pid_path.unlink(missing_ok=True)
     started = subprocess.run(
@@ -372,25 +372,25 @@ def _launch(embedded: Embedded, binary: Path) -> None:
 
 
 def _is_coming(embedded: Embedded) -> bool:
-    """Return whether it has not written its process id yet, or is running."""
-    # The server creates the file before it writes into it.
+    """Return whether the server is running, or has not written its process id yet."""
+    # The server creates its pid file before it writes into it.
     return _pid(embedded) is None or _runs(embedded)
 
 
 def _runs(embedded: Embedded) -> bool:
-    """Return whether the process of the pid file is this server, not another process that reuses the id."""
+    """Return whether the process in the pid file is this server, and not another process with a reused id."""
     pid = _pid(embedded)
     if pid is None or not _is_alive(pid):
         return False
     try:
         title = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
-        return True  # without /proc, assume that it is this server: two would corrupt the files
+        return True  # without /proc, assume that it is this server, because a second one would corrupt the files
     return os.fsencode(embedded.socket_path) in title or os.fsencode(embedded.folder) in title
 
 
 def _ask(embedded: Embedded, command: str) -> object:
-    # Whoever owns the socket would read every prompt.
+    # The owner of the socket could read every prompt.
     if not _is_own(embedded.socket_path.parent) or not _is_own(embedded.socket_path):
         return None
     # Any: redis-py types no reply.
@@ -438,10 +438,10 @@ def _make_private(folder: Path) -> None:
 
 
 def _is_own(path: Path) -> bool:
-    """Return whether it exists.
+    """Return whether a path exists.
 
     Raises:
-        EmbeddedServerError: it, or the link that leads to it, belongs to another user.
+        EmbeddedServerError: the path, or a link to it, belongs to another user.
     """
     try:
         owners = {path.lstat().st_uid, path.stat().st_uid}

@@ -1,6 +1,6 @@
-"""Classify what redis-py raises or returns as an error. Knows no policy: which kinds to retry is the caller's decision.
+"""Classification of redis-py's errors, raised or returned. Callers decide which kinds to retry.
 
-redis-py has a class for some error codes and then cuts the code from the message; other codes stay in the message.
+For some error codes, redis-py has a class and removes the code from the message; other codes stay in the message.
 """
 
 import re
@@ -23,42 +23,42 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 CONNECTION_ERRORS = (RedisConnectionError, RedisTimeoutError, OSError)
-"""What a connection raises when it is lost or cannot be made; a Sentinel that knows no primary does too."""
+"""Errors of a lost or failed connection, and of a Sentinel that knows no primary."""
 
 NODE_ERRORS = (*CONNECTION_ERRORS, ResponseError, InvalidResponse)
-"""Why a node has no replies: also a refusal while the connection is set up, and bytes that are not the protocol's. The
-error reply to a command is no such error: it stands, as an exception, in the place of the reply."""
+"""Errors by which a node gives no replies: those of its connection, a refusal during the handshake, and bytes that are
+not Redis's protocol. An error reply to a command is not one of them: it is returned in the place of the reply."""
 
 
 class ErrorKind(Enum):
-    """Why a command has no result."""
+    """The reason why a command has no result."""
 
     UNAVAILABLE = auto()
-    """No reply, or the server cannot serve now: a restart, a failover, a long script."""
+    """No reply, or a server that cannot serve now: restart, failover, long script."""
 
     LOADING = auto()
-    """The server reads its data set after a start."""
+    """The server is loading its data set after a start."""
 
     INTERRUPTED = auto()
-    """A blocking read was ended by a failover."""
+    """A failover has ended a blocking read."""
 
     MOVED = auto()
-    """The slot is served by another shard, or is on its way to one (MOVED, ASK)."""
+    """Another shard serves the slot, or it is being moved to one (MOVED, ASK)."""
 
     DENIED = auto()
     """Wrong credentials or missing rights."""
 
     DENIED_IN_SCRIPT = auto()
-    """A script used a command or key to which the user has no right."""
+    """A script used a command or key that the user may not use."""
 
     FULL = auto()
     """The server is at its maxmemory."""
 
     CANNOT_WRITE = auto()
-    """The server takes no writes: its disk fails, or too few replicas follow it."""
+    """The server accepts no writes: its disk fails, or it has too few replicas."""
 
     NOT_REDIS = auto()
-    """The reply is not the protocol's."""
+    """The reply is not valid in Redis's protocol."""
 
     UNKNOWN_SCRIPT = auto()
     """EVALSHA of a script that the server does not have."""
@@ -87,16 +87,16 @@ _KIND_OF_CODE: tuple[tuple[tuple[str, ...], ErrorKind], ...] = (
     (("OOM",), ErrorKind.FULL),
     (("MISCONF", "NOREPLICAS"), ErrorKind.CANNOT_WRITE),
 )
-"""By the first word of an error reply for which redis-py has no class."""
+"""Kinds by the first word of an error reply without a class in redis-py."""
 
 _REFUSED_IN_SCRIPT = re.compile(
     r"^(Error running script \(call to f_\w+\): @user_script:\d+: )?@user_script: \d+: -"
     r"(?=(READONLY|NOREPLICAS|MISCONF|OOM) )"
 )
-"""What Redis 6.2 puts before the code where a script wanted to write."""
+"""Prefix of Redis 6.2 before the error code of a write in a script."""
 
 _DENIED_IN_SCRIPT = ("NOAUTH", "NOPERM", "ACL failure in script", "The user executing the script can't")
-"""Anywhere in an error reply of a script (Valkey, Redis 7.0 and 6.2)."""
+"""Parts of an error reply of a script (Valkey, Redis 7.0 and 6.2)."""
 
 
 def classify(error: BaseException) -> ErrorKind:

@@ -1,7 +1,7 @@
-"""Run calls as EVALSHA, and as EVAL where the server does not have the script. Retries nothing.
+"""Run calls as EVALSHA, and as EVAL if the server does not have the script. No retries.
 
-The client must not retry either (`no_retry()`): only the caller knows whether a script may run twice. It must not
-decode replies: they carry bytes.
+The client must not retry either (`no_retry()`), because only the caller knows whether a script may run twice. It must
+not decode replies, which contain bytes.
 """
 
 from abc import ABC, abstractmethod
@@ -22,41 +22,41 @@ Command: TypeAlias = tuple[Argument, ...]
 """A command's name and its arguments."""
 
 Reply: TypeAlias = object
-"""What the server returns for one command: an error reply is an exception."""
+"""The reply to one command; an error reply is an exception."""
 
 
 class Pipeline(Protocol):
-    """What is used of a redis-py pipeline."""
+    """The methods of a redis-py pipeline that are used here."""
 
     def execute_command(self, *args: object) -> object: ...
     def execute(self, raise_on_error: bool = True) -> list[object]: ...
 
 
 class Client(Protocol):
-    """What is used of a redis-py client; its clients share no typed base."""
+    """The methods of a redis-py client that are used here; its clients share no typed base."""
 
     def execute_command(self, *args: object) -> object: ...
     def pipeline(self, transaction: bool = True) -> Pipeline: ...
 
 
 class RoundTripper(ABC):
-    """What makes a round trip of its own: every client but a plain one of redis-py."""
+    """A client with its own method for a round trip, unlike a plain client of redis-py."""
 
     @abstractmethod
     def exchange(self, commands: Sequence[Command]) -> list[Reply]:
         """Make one round trip; an error reply is returned in its place, not raised."""
 
     def run(self, commands: Sequence[Command]) -> list[Reply]:
-        """As `exchange`; a Cluster's shard that does not answer is an error reply, too."""
+        """As `exchange`; for an unreachable shard of a Cluster, the reply is an error, too."""
         return self.exchange(commands)
 
 
 def no_retry() -> Retry:
-    """Return the `retry=` of a client that repeats no command; by default redis-py does."""
+    """Return the `retry=` of a client that does not retry commands, as redis-py does by default."""
     return Retry(NoBackoff(), 0)
 
 
-# ---------------------------------------------------------------- what to send
+# ---------------------------------------------------------------- commands
 
 
 def command_of(call: AnyCall) -> Command:
@@ -65,7 +65,7 @@ def command_of(call: AnyCall) -> Command:
 
 
 def with_source(command: Command) -> Command:
-    """Return an EVALSHA of `command_of` as EVAL; any other command as it is."""
+    """Return an EVALSHA of `command_of` as EVAL; any other command unchanged."""
     if command[0] != "EVALSHA":
         return command
     return ("EVAL", source_of(str(command[1])), *command[2:])

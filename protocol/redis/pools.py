@@ -1,6 +1,6 @@
-"""redis-py's connection pools, as producers and workers need them: TLS, Sentinel, time-outs, no retries.
+"""redis-py's connection pools for producers and workers: TLS, Sentinel, time-outs, no retries.
 
-Their connections are those of `connections`: one goes back into use only if its last round trip was completed.
+Their connections are those of `connections`: one is reused only if its last round trip was completed.
 """
 
 import threading
@@ -23,24 +23,24 @@ from sluice.protocol.redis.execution import no_retry
 from sluice.protocol.redis.url_options import read_database, read_options, without_options
 
 MAX_CONNECTIONS = 2**31
-"""No bound: redis-py counts the connections that interrupted calls have dropped, too."""
+"""Unlimited, because redis-py also counts the connections that interrupted calls have dropped."""
 
 Pool = Any  # redis-py's pools share no typed base, and their get_connection has untyped keywords
 
 
 @dataclass(frozen=True, slots=True)
 class PoolClasses:
-    """The classes of redis-py that make a pool: it has each for blocking calls and for asyncio."""
+    """The classes of a pool: redis-py has each for blocking calls and for asyncio."""
 
     pool: Any  # as Pool
     sentinel: Any  # as Pool
     sentinel_pool: Any  # as Pool
     no_retry: Callable[[], object]
     guard: type
-    """What its connections do in addition."""
+    """The mixin of its connections."""
 
     options: Mapping[str, object]
-    """More options of a connection."""
+    """Further options of its connections."""
 
 
 BLOCKING: Final = PoolClasses(
@@ -64,14 +64,14 @@ ASYNCIO: Final = PoolClasses(
 def make_pool(
     url: str, classes: PoolClasses = BLOCKING, *, reply_timeout_s: float, connect_timeout_s: float, **more: object
 ) -> Pool:
-    """Make a pool of connections to one server, or to the primary behind Sentinels; it does not connect yet.
+    """Create a pool of connections to one server, or to the primary behind Sentinels; it does not connect yet.
 
     Args:
-        url: As in `urls`, but not that of a Cluster.
+        url: A URL as in `urls`, but not of a Cluster.
         classes: `BLOCKING` or `ASYNCIO`.
-        reply_timeout_s: Longest wait for a reply.
-        connect_timeout_s: Longest wait for a connection.
-        more: redis-py's options of a connection. Those of the URL come first.
+        reply_timeout_s: Longest wait for a reply, in seconds.
+        connect_timeout_s: Longest wait for a connection, in seconds.
+        more: redis-py's options of a connection. Those of the URL take precedence.
 
     Raises:
         ValueError: the URL cannot be read. The message does not contain its secrets.
@@ -86,18 +86,20 @@ def make_pool(
         **more,
     }
     try:
-        read_options(url)  # first: what it says of a file is better than that it cannot be read
+        read_options(
+            url
+        )  # before the files, since its message about an option is better than that a file cannot be read
         tls.check_files(url)
         if "+sentinel://" in url:
-            asked = urls.read_sentinel_url(url, options)
-            sentinels = classes.sentinel(asked.addresses, sentinel_kwargs=asked.sentinel_options)
+            parsed = urls.read_sentinel_url(url, options)
+            sentinels = classes.sentinel(parsed.addresses, sentinel_kwargs=parsed.sentinel_options)
             for sentinel in sentinels.sentinels:
                 _guard(sentinel.connection_pool, classes)
                 sentinel.connection_pool.connection_kwargs.update(classes.options)
-            pool = classes.sentinel_pool(asked.service, sentinels, **asked.options)
+            pool = classes.sentinel_pool(parsed.service, sentinels, **parsed.options)
         else:
             pool = _one_server_pool(url, classes, options)
-            pool.connection_class(**pool.connection_kwargs)  # raises for values that do not go together
+            pool.connection_class(**pool.connection_kwargs)  # raises for options that exclude each other
     except (TypeError, RedisError) as error:
         raise ValueError(str(error)) from error
     _guard(pool, classes)
@@ -109,14 +111,14 @@ def _guard(pool: Pool, classes: PoolClasses) -> None:
 
 
 def _one_server_pool(url: str, classes: PoolClasses, options: dict[str, Any]) -> Pool:
-    given = read_options(url)
+    of_url = read_options(url)
     if not url.startswith("unix:"):
-        given["db"] = read_database(urlsplit(url).path.strip("/"), given)
-    return classes.pool.from_url(without_options(url), **{**options, **given})
+        of_url["db"] = read_database(urlsplit(url).path.strip("/"), of_url)
+    return classes.pool.from_url(without_options(url), **{**options, **of_url})
 
 
 class Pools:
-    """The pools of one client, one for each URL, made at first use. Thread-safe."""
+    """The pools of one client, one for each URL, created at first use. Thread-safe."""
 
     def __init__(self, make: Callable[[str], Pool]) -> None:
         self._make = make
@@ -129,15 +131,15 @@ class Pools:
         Raises:
             ValueError, InvalidSetting: the URL cannot be read.
         """
-        if (found := self._by_url.get(url)) is not None:
-            return found  # without the lock, which another thread may have held at a fork
+        if (pool := self._by_url.get(url)) is not None:
+            return pool  # without the lock, which another thread may have held at a fork
         with self._lock:
             if url not in self._by_url:
                 self._by_url[url] = self._make(url)
             return self._by_url[url]
 
     def all(self) -> list[Pool]:
-        """Return every pool made so far."""
+        """Return all pools created so far."""
         with self._lock:
             return list(self._by_url.values())
 

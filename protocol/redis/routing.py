@@ -1,6 +1,6 @@
-"""How round trips are cut by the shards of a Redis Cluster. Without I/O, which `aio.py` and `blocking.py` do.
+"""Splitting of round trips by the shards of a Redis Cluster. No I/O, which `aio.py` and `blocking.py` do.
 
-All keys of a partition have one hash tag, so they lie in one slot, and a command goes to the shard of its first key.
+All keys of a partition have one hash tag and thus one slot, and a command is sent to the shard of its first key.
 """
 
 import re
@@ -17,10 +17,10 @@ from sluice.protocol.redis.execution import Command, Reply
 from sluice.protocol.redis.urls import Address
 
 MAX_MOVES = 5
-"""Reads of the slot map for one round trip."""
+"""Most reads of the slot map for one round trip."""
 
 CLUSTER_SLOTS: Command = ("CLUSTER", "SLOTS")
-"""Ask a node for the slot map; `SlotTable.read` reads the reply."""
+"""The command for a node's slot map; `SlotTable.read` parses the reply."""
 
 _TAG = re.compile(rb"\{[^{}]+:\d+\}:")
 """The beginning of every key of a queue."""
@@ -38,20 +38,22 @@ class SlotTable:
         self._starts = [start for start, _, _ in self._ranges]
 
     @classmethod
-    def read(cls, reply: Reply, asked: Address) -> "SlotTable":
-        """Read a reply to `CLUSTER_SLOTS`; a node that reports no host name for itself has the address asked.
+    def read(cls, reply: Reply, address: Address) -> "SlotTable":
+        """Parse a reply to `CLUSTER_SLOTS` of the node at `address`, which may report no host name for itself.
 
         Raises:
             NotACluster: the reply is an error.
         """
         if isinstance(reply, Exception):
             raise NotACluster(f"it is not a node of a Cluster: {reply}. Give a redis:// URL for a single server")
-        rows = cast("list[list[Any]]", reply)  # redis's own reply: [start, end, [host, port, …], replicas …]
-        return cls((int(start), int(end), (_text(node[0]) or asked[0], int(node[1]))) for start, end, node, *_ in rows)
+        rows = cast("list[list[Any]]", reply)  # rows: [start, end, [host, port, …], replicas …]
+        return cls(
+            (int(start), int(end), (_text(node[0]) or address[0], int(node[1]))) for start, end, node, *_ in rows
+        )
 
     @property
     def addresses(self) -> list[Address]:
-        """Each shard's primary."""
+        """The primary of each shard."""
         return list(dict.fromkeys(address for _, _, address in self._ranges))
 
     def shard_of(self, slot: int) -> Address | None:
@@ -68,7 +70,7 @@ def _text(value: bytes | str | None) -> str:
 
 
 def slot_of(command: Command) -> int | None:
-    """Return the slot of a command's first key; None for a command without a key of a queue."""
+    """Return the slot of a command's first key; None if the command has no key of a queue."""
     for argument in command[1:]:
         data = argument.encode() if isinstance(argument, str) else argument
         if isinstance(data, bytes) and _TAG.match(data):
@@ -81,38 +83,38 @@ def slot_of(command: Command) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class ShardRequest:
-    """The commands of a round trip that go to one shard."""
+    """The commands of a round trip for one shard."""
 
     address: Address
     commands: tuple[Command, ...]
     places: tuple[int, ...] = (0,)
-    """Where the commands stand in the round trip."""
+    """Positions of the commands in the round trip."""
 
 
 Outcome: TypeAlias = Sequence[Reply] | Exception
-"""The replies to a request, or one of `NODE_ERRORS`: why there are none."""
+"""The replies to a request, or one of `NODE_ERRORS` if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardReplies:
-    """The replies of all shards to one command without a key, where they differ."""
+    """The replies of all shards to one command without a key, if they differ."""
 
     replies: tuple[Reply, ...]
 
 
 @dataclass(slots=True)
 class ShardedRoundTrip:
-    """One round trip that is cut by shard, and the replies so far.
+    """One round trip, split by shard, with the replies so far.
 
-    A command without a key goes to every shard of the round trip, after that shard's other commands; to any one shard
-    if no command has a key. So a WAIT covers all writes of the round trip.
+    A command without a key is sent to every shard of the round trip, after that shard's other commands, so that a WAIT
+    covers all writes. If no command has a key, they are sent to one shard.
     """
 
     commands: Sequence[Command]
     _replies: dict[int, list[Reply]] = field(default_factory=dict[int, list[Reply]])
 
     def requests(self, table: SlotTable) -> list[ShardRequest]:
-        """Return what is still to be sent; a command for a slot without a shard has ClusterDownError as its reply."""
+        """Return the requests still to send; the reply to a command whose slot no shard serves is ClusterDownError."""
         by_shard: dict[Address, list[int]] = {}
         for place, command in enumerate(self.commands):
             slot = slot_of(command)
@@ -132,7 +134,7 @@ class ShardedRoundTrip:
         return ShardRequest(address, tuple(self.commands[place] for place in places), tuple(places))
 
     def receive(self, request: ShardRequest, replies: Sequence[Reply]) -> None:
-        """Take a shard's replies; commands refused as MOVED are requested again.
+        """Store a shard's replies; commands refused as MOVED are requested again.
 
         Raises:
             RedisConnectionError: a slot is being moved between two shards.
@@ -140,7 +142,7 @@ class ShardedRoundTrip:
         ran = {place: reply for place, reply in zip(request.places, replies, strict=True) if not _has_moved(reply)}
         keyed = [place for place in request.places if slot_of(self.commands[place]) is not None]
         if keyed and not any(place in ran for place in keyed):
-            return  # nothing ran on this shard, so its replies to commands without a key do not count
+            return  # no command ran on this shard, so its replies to commands without a key are ignored
         for place, reply in ran.items():
             self._replies.setdefault(place, []).append(reply)
 
@@ -162,7 +164,7 @@ def _has_moved(reply: Reply) -> bool:
 
 
 def _joined(replies: list[Reply]) -> Reply:
-    """Join the replies of several shards: the first error, else the least of counts (WAIT, WAITAOF), else all."""
+    """Join the replies of several shards: the first error, else the minimum of counts (WAIT, WAITAOF), else all."""
     errors = [reply for reply in replies if isinstance(reply, Exception)]
     if errors or len(replies) == 1:
         return (errors or replies)[0]
@@ -174,14 +176,14 @@ def _joined(replies: list[Reply]) -> Reply:
 
 
 def _is_counts(reply: Reply) -> bool:
-    return isinstance(reply, list) and all(isinstance(one, int) for one in cast("list[object]", reply))
+    return isinstance(reply, list) and all(isinstance(item, int) for item in cast("list[object]", reply))
 
 
 def replies_of(request: ShardRequest, outcome: Outcome, *, is_partial: bool = False) -> Sequence[Reply]:
     """Return the replies to a request; with `is_partial`, ClusterDownError for each if there are none.
 
     Raises:
-        RedisError, OSError: there are none.
+        RedisError, OSError: the outcome of the request, if it has no replies.
     """
     if not isinstance(outcome, Exception):
         return outcome
@@ -206,7 +208,7 @@ def keeps_moving() -> RedisConnectionError:
 
 
 def split_read(command: Command) -> list[Command]:
-    """Split an XREAD of several slots into one for each slot, without BLOCK; return any other command alone."""
+    """Split an XREAD over several slots into one for each slot, without BLOCK; return any other command unchanged."""
     if command[0] != "XREAD":
         return [command]
     at = command.index("STREAMS") + 1
@@ -224,5 +226,5 @@ def split_read(command: Command) -> list[Command]:
 
 
 def block_s(command: Command) -> float:
-    """Return for how long an XREAD may block."""
+    """Return how long an XREAD may block, in seconds."""
     return float(command[command.index("BLOCK") + 1]) / 1000 if "BLOCK" in command else 0.0

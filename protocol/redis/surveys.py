@@ -1,4 +1,4 @@
-"""Read a partition with all its living workers, page by page, on a redis-py client. Retries nothing."""
+"""Read a partition with all its living workers, page by page, on a redis-py client. No retries."""
 
 from collections.abc import Iterator, Sequence
 
@@ -13,7 +13,7 @@ def survey(client: Client, keys: QueueKeys, *, fields: Sequence[str] = ()) -> Qu
     Args:
         client: A connection.
         keys: The partition.
-        fields: The fields of heartbeats that are wanted; all of them if empty.
+        fields: The fields of heartbeats to read; all if empty.
 
     Raises:
         redis.exceptions.RedisError: from the server or the connection.

@@ -1,4 +1,4 @@
-"""TLS to the queue's server: the files that a URL names, and the errors of a certificate that is not accepted."""
+"""TLS to the queue's server: the files that a URL names, and errors of refused certificates."""
 
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
@@ -19,21 +19,21 @@ _HUNG_UP = ("EOF occurred in violation of protocol", "Connection reset", "Broken
 
 
 def is_refused(error: BaseException) -> bool:
-    """Tell whether one of the two sides does not accept the other's certificate."""
+    """Return whether an error means that one side refuses the other's certificate."""
     return any(word in str(error) for word in _REFUSED)
 
 
 def may_be_refused(error: BaseException, url: str) -> bool:
-    """As `is_refused`, or the server of a TLS URL closed the connection: it may have wanted a client certificate."""
+    """As `is_refused`; also if the server of a TLS URL closed the connection: it may require a client certificate."""
     has_hung_up = url.startswith("rediss") and any(word in str(error) for word in _HUNG_UP)
     return has_hung_up or is_refused(error)
 
 
 def check_files(url: str) -> None:
-    """Check that the files that the URL names can be read.
+    """Check that the files named by the URL can be read.
 
     Raises:
-        ValueError: one cannot be read.
+        ValueError: a file cannot be read.
     """
     named = [(name, Path(value)) for name, value in parse_qsl(urlsplit(url).query) if name in FILES]
     if problems := [f"{name}: {problem}" for name, path in named if (problem := _problem_of(path))]:

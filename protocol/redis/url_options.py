@@ -1,7 +1,7 @@
-"""What a URL of the queue's server may state beside its address: every option, and what becomes of it. Without I/O.
+"""The options of a URL of the queue's server: whether each is served, ignored or refused. No I/O.
 
-redis-py accepts many more. Several of them break what producers and workers rely on in silence: replies as bytes,
-reads that block for longer than a short time-out, one reply for each command.
+redis-py accepts many more. Several of them would silently break assumptions of producers and workers: replies are
+bytes, reads may block for longer than a short time-out, each command has one reply.
 """
 
 import ssl
@@ -24,20 +24,20 @@ class UrlOption:
 
     name: str
     meaning: str
-    """What it does; of a refused one, why it is refused."""
+    """The effect of the option; for a refused one, the reason."""
 
     parse: Callable[[str], object] | None = None
-    """Parses the value of an option that is served; None refuses the option. Raises ValueError."""
+    """Parser of the value, which raises ValueError; None: the option is not served."""
 
     ignored: tuple[str, ...] = ()
-    """Values, in lower case, that say what is so anyway: they are accepted and dropped."""
+    """Values, in lower case, that are accepted and ignored, because they state the default."""
 
     has_tls: bool = False
-    """Whether it is served only with TLS."""
+    """Whether the option is served only with TLS."""
 
     @property
     def treatment(self) -> str:
-        """What becomes of it, for the documents."""
+        """How the option is treated, for the documents."""
         if self.parse is not None:
             return "served with TLS" if self.has_tls else "served"
         return f"refused, except {' and '.join(f'`{value}`' for value in self.ignored)}" if self.ignored else "refused"
@@ -124,7 +124,7 @@ OPTIONS: Final = (
     UrlOption(name="ssl_validate_ocsp", meaning="revoked certificates are not looked up"),
     UrlOption(name="ssl_validate_ocsp_stapled", meaning="as `ssl_validate_ocsp`"),
 )
-"""Every option that has a meaning. Any other is refused."""
+"""All known options. Any other is refused."""
 
 BY_NAME: Final = {option.name: option for option in OPTIONS}
 
@@ -132,7 +132,7 @@ NOT_BY_SENTINELS = ("db", "client_name", "socket_keepalive")
 
 
 def read_options(url: str) -> dict[str, object]:
-    """Parse and check the options of a URL, of whatever form; those with a prefix keep it.
+    """Parse and check the options of a URL of any form; prefixes are kept.
 
     Raises:
         ValueError: one is unknown, refused, stated twice, or has a wrong value; the message is one sentence.
@@ -140,18 +140,18 @@ def read_options(url: str) -> dict[str, object]:
     parts = urlsplit(url)
     if parts.fragment or url.endswith("#"):
         raise ValueError("it has a #, which ends a URL's options; write %23")
-    found: dict[str, object] = {}
-    seen = set[str]()
+    options: dict[str, object] = {}
+    names = set[str]()
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
-        if name in seen:
+        if name in names:
             raise ValueError(f"the option {name} is given twice")
-        seen.add(name)
+        names.add(name)
         option = _option(name, parts.scheme)
         if option.parse is not None:
-            found[name] = _parsed(name, option.parse, value)
+            options[name] = _parsed(name, option.parse, value)
         elif value.lower() not in option.ignored:
             raise ValueError(f"the option {name} is not supported: {option.meaning}. Remove it")
-    return found
+    return options
 
 
 def _option(name: str, scheme: str) -> UrlOption:
@@ -174,10 +174,10 @@ def _parsed(name: str, parse: Callable[[str], object], value: str) -> object:
 
 
 def read_database(path: str, options: Mapping[str, object]) -> int:
-    """Return the number of the database, which the URL's path or an option names.
+    """Return the number of the database from the URL's path or option; 0 by default.
 
     Raises:
-        ValueError: the path is no number, or the option names another.
+        ValueError: the path is not a number, or the option has another number.
     """
     if path and not (path.isascii() and path.isdigit()):
         raise ValueError(f"a database is named by its number, got {path!r}")

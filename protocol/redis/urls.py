@@ -1,4 +1,4 @@
-"""URLs of the queue's server: a single one, one behind Sentinels, or the nodes of a Cluster. Without I/O.
+"""URLs of the queue's server: a single server, a primary behind Sentinels, or the nodes of a Cluster. No I/O.
 
 redis://[USER:PASSWORD@]HOST:PORT/DB[?OPTION=VALUE]           (rediss:// for TLS)
 unix://[USER:PASSWORD@]/PATH[?db=DB]
@@ -29,7 +29,7 @@ SENTINEL_PORT = 26379
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _PATHS = ("sqlite:", "unix:///")
-"""The beginnings of URLs that name a file and no user."""
+"""Prefixes of URLs that name a file and no user."""
 
 _SECRET_OPTION = re.compile(r"([?&][^=&]*(?:password|secret|token)[^=&]*=)[^&]*", re.IGNORECASE)
 
@@ -38,13 +38,13 @@ Address: TypeAlias = tuple[str, int]
 
 
 def redacted(url: str) -> str:
-    """Return the URL without its secrets, for messages. It may be malformed."""
+    """Return a URL, which may be malformed, without its secrets, for messages."""
     shown = _SECRET_OPTION.sub(r"\1***", url)
     if url.lower().startswith(_PATHS):
         return shown
-    found = _SCHEME.match(shown)
-    scheme, rest = (found.group(), shown[found.end() :]) if found else ("", shown)
-    # Up to the last `@`: a password that is not escaped may have any character.
+    match = _SCHEME.match(shown)
+    scheme, rest = (match.group(), shown[match.end() :]) if match else ("", shown)
+    # Up to the last `@`, because a password that is not escaped may contain any character.
     user, at, host = rest.rpartition("@")
     if not at:
         return shown
@@ -54,7 +54,7 @@ def redacted(url: str) -> str:
 
 def reason_of(url: str, error: ValueError) -> str:
     """Return why a URL cannot be read, without its secrets."""
-    # The error quotes what stands in the place of a port or an option, which may be a part of the password.
+    # The error quotes the text in the place of a port or an option, which may be a part of the password.
     return _HOW_TO_ESCAPE if _has_unescaped_user(url) else str(error)
 
 
@@ -64,7 +64,7 @@ def cannot_read(url: str, error: ValueError) -> InvalidSetting:
 
 
 def _has_unescaped_user(url: str) -> bool:
-    """Tell whether the last `@` of a URL is not where user and password end for urllib."""
+    """Return whether urllib finds the end of user and password before the last `@` of a URL."""
     try:
         authority = urlsplit(url).netloc
     except ValueError:
@@ -74,7 +74,7 @@ def _has_unescaped_user(url: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentinelUrl:
-    """Addresses of the Sentinels, the service, and the connection options of both. May hold passwords."""
+    """Addresses of the Sentinels, the service, and the connection options of both. May contain passwords."""
 
     addresses: list[Address]
     service: str
@@ -83,7 +83,7 @@ class SentinelUrl:
 
 
 def read_sentinel_url(url: str, options: Mapping[str, Any]) -> SentinelUrl:
-    """Read redis+sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/SERVICE/DB?OPTIONS, with `options` as defaults.
+    """Parse redis+sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/SERVICE/DB?OPTIONS, with `options` as defaults.
 
     Options that begin with `sentinel_` apply to the connections to the Sentinels; timeouts apply to both.
 
@@ -97,17 +97,17 @@ def read_sentinel_url(url: str, options: Mapping[str, Any]) -> SentinelUrl:
     if not service or not hosts:
         raise ValueError("it names no sentinels or no service")
     name, _, password = user.partition(":")
-    given: dict[str, Any] = read_options(url)
-    given |= {key: unquote(value) for key, value in (("username", name), ("password", password)) if value}
+    of_url: dict[str, Any] = read_options(url)
+    of_url |= {key: unquote(value) for key, value in (("username", name), ("password", password)) if value}
     try:
         addresses = [_address(host, SENTINEL_PORT) for host in hosts.split(",")]
     except ValueError as error:
         raise ValueError("a port is not a number") from error
-    given["db"] = read_database(db, given)
+    of_url["db"] = read_database(db, of_url)
     both: dict[str, Any] = {"ssl": True} if parts.scheme.startswith("rediss") else {}
     shared = {key: value for key, value in options.items() if key.startswith(("socket_", "retry"))}
-    own = {key.removeprefix(SENTINEL): value for key, value in given.items() if key.startswith(SENTINEL)}
-    rest = {key: value for key, value in given.items() if not key.startswith(SENTINEL)}
+    own = {key.removeprefix(SENTINEL): value for key, value in of_url.items() if key.startswith(SENTINEL)}
+    rest = {key: value for key, value in of_url.items() if not key.startswith(SENTINEL)}
     return SentinelUrl(
         addresses=addresses,
         service=unquote(service),
@@ -133,7 +133,7 @@ class ClusterUrl:
 
 
 def is_cluster(url: str) -> bool:
-    """Tell whether a URL is one of a Cluster."""
+    """Return whether a URL is one of a Cluster."""
     return "+cluster://" in url
 
 
@@ -141,8 +141,8 @@ def read_cluster_url(url: str) -> ClusterUrl:
     """Parse a Cluster's URL.
 
     Raises:
-        ValueError: it names no node, a port is not a number, an option is refused, or it names a database (a Cluster
-            has only one).
+        ValueError: no node is named, a port is not a number, an option is refused, or a database is named, of which a
+            Cluster has only one.
     """
     parts = urlsplit(url)
     credentials, at, hosts = parts.netloc.rpartition("@")

@@ -1,1 +1,1 @@
-"""How many workers a queue needs: its backlog in tokens, and what a worker gets through. No I/O."""
+"""Number of workers that a queue needs, from its backlog in tokens and the throughput of a worker. No I/O."""

@@ -1,8 +1,8 @@
-"""Sum up the work of a queue, and what one worker gets through of it. No I/O.
+"""The backlog of a queue, and the throughput of one worker. No I/O.
 
 Both are in reserved tokens. A waiting job counts with its cost: its prompt, and at most `reserve_tokens` (256) output
 tokens for each choice. A worker counts the same number for each job that it ends, however many tokens that job used.
-So a queue whose outputs are short of their reserve, or beyond it, shows in the rate, and no conversion is needed.
+So outputs that are shorter or longer than their reserve change the measured rate, and no conversion is needed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,44 +14,44 @@ from sluice.protocol.calls import QueueView
 from sluice.protocol.limits import CAPACITY, CAPACITY_FIELD, HELD_TOKENS_FIELD
 
 BACKLOG_FIELDS = (CAPACITY_FIELD, HELD_TOKENS_FIELD)
-"""Fields of heartbeats that a backlog is made of."""
+"""Fields of heartbeats that a backlog needs."""
 
 RateSource = Literal["measured", "remembered", "unknown"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
-    """The work of a queue, and what one worker gets through of it."""
+    """The work of a queue, and the throughput of one worker."""
 
     queue: str
     backlog_jobs: int
-    """Jobs that could start now, and in `backlog_tokens` what they reserve. Delayed ones do not count."""
+    """Jobs that could start now; in `backlog_tokens`, the tokens that they reserve. Delayed jobs do not count."""
 
     backlog_tokens: int
     running_jobs: int
-    """Jobs that a worker holds, and in `running_tokens` what they have not used up of their reservations."""
+    """Jobs that workers hold; in `running_tokens`, the unused part of their reservations."""
 
     running_tokens: int
     workers: int
-    """Living workers."""
+    """Number of living workers."""
 
     worker_tokens_per_s: float | None
-    """Reserved tokens a second that one worker gets through while it is full: the mean of the living workers."""
+    """Throughput of a full worker in reserved tokens a second: the mean of the living workers."""
 
     rate_source: RateSource
-    """Whether living workers have measured that rate, the last ones have left it, or it is unknown."""
+    """Whether living workers have measured that rate, it is left from the last ones, or it is unknown."""
 
     oldest_age_s: float | None
     """Age of the oldest waiting job."""
 
     nearest_deadline_s: float | None
-    """Time until the first job is too late; below 0 if it is."""
+    """Time until the nearest deadline; below 0 if it has passed."""
 
     is_paused: bool
 
 
 def backlog_of(queue: str, views: Sequence[QueueView]) -> Backlog:
-    """Sum up the partitions of a queue. `views` has at least one."""
+    """Sum up the partitions of a queue; `views` must not be empty."""
     now_ms = max(view.server_ms for view in views)
     workers = {name: about for view in views for name, about in view.workers.items()}
     oldest_ms = min((view.oldest_ms for view in views if view.oldest_ms is not None), default=None)
@@ -73,12 +73,12 @@ def backlog_of(queue: str, views: Sequence[QueueView]) -> Backlog:
 
 
 def _ready_jobs(view: QueueView) -> int:
-    """Count the waiting jobs that could start now: of the delayed ones only those that are due."""
+    """Return the number of waiting jobs that could start now: without delayed jobs that are not due."""
     return max(0, view.waiting_jobs - max(0, view.delayed_jobs - view.due_jobs))
 
 
 def _ready_tokens(view: QueueView) -> int:
-    """Return what those jobs reserve. The queue has one sum for all that wait: each counts with the mean."""
+    """Return the tokens that these jobs reserve, at the mean of all waiting jobs, for which the queue has one sum."""
     if view.waiting_jobs <= 0:
         return 0
     return round(max(0, view.waiting_tokens) * _ready_jobs(view) / view.waiting_jobs)
@@ -93,7 +93,7 @@ def _rate(views: Sequence[QueueView], workers: Mapping[str, Mapping[str, str]]) 
 
 
 def _number(text: str | None) -> float | None:
-    """Read a number that another program may have written; None unless it is over 0."""
+    """Parse a number that another program may have written; None unless it is above 0."""
     try:
         number = float(text or "")
     except ValueError:

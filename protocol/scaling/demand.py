@@ -1,4 +1,4 @@
-"""How many workers clear a queue's work within a stated time. No I/O."""
+"""Number of workers that complete a queue's work within a given time. No I/O."""
 
 from dataclasses import asdict, dataclass
 from math import ceil
@@ -12,14 +12,14 @@ MAX_WORKERS = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalePolicy:
-    """What the number of workers is for, and its bounds.
+    """The target for the number of workers, and its bounds.
 
     Raises:
         InvalidSetting: a value is out of its range.
     """
 
     within_s: float = DEFAULT_WITHIN_S
-    """Time within which all that waits and runs should be done."""
+    """Time within which all waiting and running jobs should be done, in seconds."""
 
     min_workers: int = 0
     max_workers: int = 100
@@ -33,7 +33,7 @@ class ScalePolicy:
             )
 
     def bound(self, workers: int) -> int:
-        """Return the number of workers, within the bounds."""
+        """Clamp a number of workers to the bounds."""
         return min(max(workers, self.min_workers), self.max_workers)
 
 
@@ -45,7 +45,7 @@ class Demand(Backlog):
     min_workers: int
     max_workers: int
     wanted_workers: int
-    """Workers that get through all that waits and runs in `within_s`, between the bounds."""
+    """Number of workers that complete all waiting and running jobs within `within_s`, clamped to the bounds."""
 
 
 def scale_of(backlog: Backlog, policy: ScalePolicy) -> Demand:
@@ -54,11 +54,11 @@ def scale_of(backlog: Backlog, policy: ScalePolicy) -> Demand:
 
 
 def wanted_workers(backlog: Backlog, policy: ScalePolicy) -> int:
-    """Return how many workers clear a backlog in time.
+    """Return how many workers complete a backlog in time.
 
-    At least one while there is work, at most one for each job, and the least number without any. Waiting jobs of a
-    paused queue do not count; running ones do. While the throughput of a worker is unknown, the living workers
-    are enough: they measure it.
+    At least one while there is work, at most one for each job; the minimum without work. Waiting jobs of a paused
+    queue do not count; running ones do. While the throughput of a worker is unknown, the living workers are
+    enough: they measure it.
     """
     jobs, tokens = backlog.running_jobs, backlog.running_tokens
     if not backlog.is_paused:
@@ -68,12 +68,12 @@ def wanted_workers(backlog: Backlog, policy: ScalePolicy) -> int:
     if backlog.worker_tokens_per_s is None:
         needed = backlog.workers
     else:
-        # A tiny rate would ask for more workers than a float can count.
+        # With a tiny rate, the quotient would be beyond the range of integers in a float.
         needed = ceil(min(tokens / (backlog.worker_tokens_per_s * policy.within_s), MAX_WORKERS))
     return policy.bound(min(max(needed, 1), jobs))
 
 
 def wanted_by_jobs(backlog: Backlog, jobs_per_worker: int, policy: ScalePolicy) -> int:
-    """Return how many workers there are for a number of jobs, whatever their size: a figure to compare with."""
+    """Return the number of workers by number of jobs alone, whatever their size; for comparison."""
     jobs = backlog.running_jobs + (0 if backlog.is_paused else backlog.backlog_jobs)
     return policy.bound(ceil(jobs / jobs_per_worker))

@@ -11,8 +11,8 @@ from sluice.protocol import limits
 from sluice.protocol.states import TRANSITIONS
 
 _BASE, _SHARED = ("lib_base",), ("lib", "lib_lanes", "lib_places", "lib_ends")
-"""Libraries before every script, in this order. A script with `INCLUDE` lines, or that begins with `BASE_ONLY`, only
-gets the base before it."""
+"""Libraries before every script, in this order. A script with `INCLUDE` lines, or that begins with `BASE_ONLY`, gets
+only the base."""
 
 BASE_ONLY = "-- base only\n"
 
@@ -40,7 +40,7 @@ _sources: dict[str, str] = {}
 
 
 def register(source: str) -> str:
-    """Register a script that is not a file of this folder by its digest, which is returned."""
+    """Register a script that is not a file of this folder; return its SHA-1 digest."""
     sha1 = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
     _sources[sha1] = source
     return sha1
@@ -60,7 +60,7 @@ def _read(name: str) -> str:
 
 
 def _included(source: str) -> list[str]:
-    """Return the names on a first line `-- include: …`: libraries that only some scripts need."""
+    """Return the names of libraries that only some scripts need, from a first line `-- include: …`."""
     first = source.partition("\n")[0]
     return first.removeprefix("-- include:").split() if first.startswith("-- include:") else []
 
@@ -68,7 +68,7 @@ def _included(source: str) -> list[str]:
 def _with_constants(source: str) -> str:
     """Replace `LIMITS.NAME` by the numbers of `limits.py`, and `TRANSITIONS` by the table of `states.py`.
 
-    As text, so that Lua and Python always agree and no script builds a table for them at each call.
+    As text, so that Lua and Python always agree, and no script builds a table at each call.
     """
     ways = " ".join(f"{state}>{to}" for state, ways_out in TRANSITIONS.items() for to in sorted(ways_out))
     return _LIMIT.sub(lambda match: str(vars(limits)[match[1]]), source).replace("TRANSITIONS", f"' {ways} '")
