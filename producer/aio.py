@@ -1,11 +1,11 @@
-"""The client of a queue: it runs the generators of `operations/`. `aio.py` has its asyncio form, `client.py` the other.
+"""The client of a queue, which runs the generators of `operations/`. `aio.py` is for asyncio, `client.py` blocks.
 
     async with AsyncProducer() as producer:
         job = await producer.submit("Name three rivers.", max_tokens=40)
         async for event in producer.stream(job):
             print(event.text, end="")
 
-Threads may share a client, and so may event loops: each loop has connections of its own, which close when the loop
+A client is thread-safe, and event loops may share it: each loop has its own connections, which are closed when the loop
 shuts down or calls `close`.
 """
 
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 Item = TypeVar("Item")
 Many: TypeAlias = Iterable[Item] | AsyncIterable[Item]
-"""Any number of items, which may be lazy."""
+"""Items, which may be produced lazily."""
 
 
 class AsyncProducer:
@@ -69,9 +69,9 @@ class AsyncProducer:
         url: redis://, rediss://, unix://, redis+sentinel:// or redis+cluster:// URL. Default: SLUICE_REDIS_URL, else
             the embedded server, which is started if needed.
         queue: Name of the queue.
-        partitions: Number of partitions of the queue, which must be that of its workers. Default: theirs, or 1 while
+        partitions: Number of partitions of the queue, which must equal that of its workers. Default: theirs, or 1 while
             no worker has served the queue.
-        durability: Default of submits: memory, aof, fsync or replica:N. Default: that of the queue's settings.
+        durability: Durability of submits: memory, aof, fsync or replica:N. Default: that of the queue's settings.
         database_url: SQLAlchemy URL of the job history, for `jobs`. Default: SLUICE_DATABASE_URL, else the SQLite file
             of the embedded server.
         patience_s: How long to retry while the server is unreachable, after the first successful connection. A server
@@ -80,7 +80,7 @@ class AsyncProducer:
             turn), and another when that wait ends. It must return quickly.
 
     Raises:
-        InvalidJob: `durability` names no durability.
+        InvalidJob: `durability` is not one.
         InvalidSetting: a URL cannot be read.
         EmbeddedServerError: no URL is given, and no server can be started.
     """
@@ -116,13 +116,13 @@ class AsyncProducer:
 
     @property
     def target(self) -> Queue:
-        """Its queue."""
+        """The queue of this client."""
         return self._queue
 
     async def close(self) -> None:
-        """Close the connections. Jobs continue. The last user of the embedded server stops it.
+        """Close the connections; jobs continue. The last user of the embedded server stops it.
 
-        On asyncio, other loops close theirs.
+        On asyncio, other event loops close their own connections.
         """
         await self._link.close()
         if self._use is not None:
@@ -147,7 +147,8 @@ class AsyncProducer:
         and the length of the prompt in tokens. A job that fails there raises JobFailed when you read it.
 
         Raises:
-            InvalidJob: a value is wrong, or needs what the queue's workers do not have. JobTooLarge: by its size.
+            InvalidJob: a value is wrong, or needs a feature that the queue's workers lack. JobTooLarge: the job is too
+                large.
             DurabilityRefused: the server cannot guarantee the requested durability; nothing was submitted.
             LessDurable: the job is accepted, but the server has not confirmed that durability.
             QueueFull: the queue is at a limit; `retry_after_s` estimates when it has room.
@@ -159,13 +160,13 @@ class AsyncProducer:
 
     async def submit_checked(self, job: CheckedJob, *, durability: str | None = None, wait_s: float = 0.0) -> Receipt:
         """Submit a job that is already checked, as `submit` does."""
-        made, durability_check = await self._link.run(
+        prepared, durability_check = await self._link.run(
             submission.prepare(self._queue, self._durability, job, durability)
         )
         return await self._link.run(
             submit_within(
                 wait_s,
-                lambda: submission.submit(self._queue, made, durability_check, is_chosen=job.is_chosen),
+                lambda: submission.submit(self._queue, prepared, durability_check, is_chosen=job.is_chosen),
                 self.waits,
             )
         )
@@ -184,8 +185,8 @@ class AsyncProducer:
             options: Options of every job, checked and encoded once.
 
         Raises:
-            InvalidJob: an option or `durability` is wrong, or one job is given, and not a list. For a single wrong job
-                of a list, an InvalidJob is yielded instead.
+            InvalidJob: an option or `durability` is wrong, or `jobs` is a single job. For a wrong job in a list, an
+                InvalidJob is yielded instead.
             DurabilityRefused: as in `submit`. For a single less durable job, a LessDurable is yielded instead.
             QueueUnreachable, QueueRefused: the server is unreachable, or refuses; submit again with the same ids.
         """
@@ -208,7 +209,7 @@ class AsyncProducer:
         """Submit jobs that are already encoded, as `submit_many` does. Lazy, too."""
         durability_check = await self._link.run(self._durability.resolve(self._queue, durability))
         packed = _packed(jobs, JobPacker(durability_check))
-        operations = (submit_estimated(self._queue, some, durability_check) async for some in packed)
+        operations = (submit_estimated(self._queue, group, durability_check) async for group in packed)
         async with aclosing(self._link.run_ahead(operations)) as groups:
             async for answers in groups:
                 for answer in answers:
@@ -219,7 +220,7 @@ class AsyncProducer:
     def stream(
         self, job: AnyJob, offset: Place = 0, *, choice: int = 0, timeout_s: float | None = None
     ) -> AsyncIterator[StreamEvent]:
-        """Yield the output of a job from a position on, until its end. Survives lost connections and dead workers.
+        """Yield the output of a job after a position, until its end. Survives lost connections and dead workers.
 
         Args:
             job: The job.
@@ -230,7 +231,7 @@ class AsyncProducer:
 
         Raises:
             JobFailed, JobCancelled, JobExpired: the job ended so; raised after the last event.
-            JobNotFound, BadOffset: there is no such job or position.
+            JobNotFound, BadOffset: the job or the position does not exist.
             ResultExpired, ChannelExpired: the output after the position has expired.
             ResultTimeout: the job has not ended within `timeout_s`; it continues.
             QueueUnreachable: the server stayed unreachable; stream again from the cursor of the last event.
@@ -256,14 +257,14 @@ class AsyncProducer:
         return self._events(following.stream(self._queue, readers, waits=self.waits))
 
     def stream_groups(self, job: AnyJob, num_choices: int) -> AsyncIterator[Sequence[StreamEvent]]:
-        """Yield what `stream_choices` yields, in groups of what arrived at once."""
+        """Yield the events of `stream_choices`, in groups that arrived together."""
         readers = choice_readers(self._queue, JobId(str(job)), num_choices)
         return self._link.groups(following.stream(self._queue, readers, waits=self.waits))
 
     def stream_many(self, jobs: Iterable[AnyJob | tuple[AnyJob, Place]]) -> AsyncIterator[StreamEvent]:
         """Yield the output of many jobs in the order of arrival, over one connection.
 
-        A job that ends other than done does not raise: the `end` of its last event has the state.
+        A job that does not end as done does not raise: the `end` of its last event has the state.
 
         Args:
             jobs: Jobs, each once, or (job, position) for a job that is not read from the start.
@@ -287,17 +288,17 @@ class AsyncProducer:
     def results(
         self, jobs: Iterable[AnyJob], *, with_entries: bool = False, is_waiting: bool = True
     ) -> AsyncIterator[Outcome]:
-        """Yield the outcome of each job as it ends; a job that ends other than done does not raise.
+        """Yield the outcome of each job as it ends; a job that does not end as done does not raise.
 
         Args:
             jobs: Jobs.
-            with_entries: Whether to read the channel of each first choice too, which has the time of each token.
-            is_waiting: False yields the outcomes of those jobs that have ended, and leaves out the others.
+            with_entries: Whether to read also the channel of each first choice, which has the time of each token.
+            is_waiting: False yields the outcomes of the jobs that have ended, and omits the others.
         """
         read = outcomes(self._queue, job_ids(jobs), with_entries=with_entries, is_waiting=is_waiting, waits=self.waits)
         return self._events(read)
 
-    # ------------------------------------------------------------ look and change
+    # ------------------------------------------------------------ inspection and control
 
     async def status(self, job: AnyJob) -> JobStatus:
         """Return the state of a job: attempt, tokens so far, jobs and tokens ahead, and an estimate of its start.
@@ -327,12 +328,12 @@ class AsyncProducer:
     async def requeue(self, jobs: Iterable[AnyJob]) -> list[bool]:
         """Requeue failed jobs, which resume after their last token.
 
-        False for a job that has not failed, whose prompt has expired, or whose idempotency key a newer job has.
+        Returns False for a job that has not failed, whose prompt has expired, or whose idempotency key a newer job has.
         """
         return await self._link.run(control.requeue(self._queue, job_ids(jobs)))
 
     async def delete(self, jobs: Iterable[AnyJob]) -> list[bool]:
-        """Delete the data of ended jobs in the queue; the history keeps its rows. False: unknown or unfinished."""
+        """Delete the data of ended jobs in the queue, not in the history; False for an unknown or unfinished job."""
         return await self._link.run(control.delete(self._queue, job_ids(jobs)))
 
     async def queue(self) -> list[QueueView]:
@@ -381,20 +382,20 @@ class AsyncProducer:
         Args:
             name: The batch.
             deadline: When it expires.
-            is_new: Whether it may have no jobs yet: set before the first one, the deadline holds for all.
+            is_new: Whether the batch may have no jobs yet. A deadline that is set before the first job holds for all.
 
         Raises:
             BatchNotFound: the batch has no jobs, and is not new.
         """
         return await self._link.run(batches.expire_batch(self._queue, name, deadline, is_new=is_new))
 
-    async def dead(self, wanted: DeadFilter | None = None) -> list[JobView]:
+    async def dead(self, selection: DeadFilter | None = None) -> list[JobView]:
         """Return the jobs of the dead set, oldest failure first."""
-        return await self._link.run(dead.dead_jobs(self._queue, wanted or DeadFilter()))
+        return await self._link.run(dead.dead_jobs(self._queue, selection or DeadFilter()))
 
-    async def requeue_dead(self, wanted: DeadFilter) -> int:
+    async def requeue_dead(self, selection: DeadFilter) -> int:
         """Requeue the selected dead jobs, as `requeue` does; returns how many."""
-        return await self._link.run(dead.requeue_dead(self._queue, wanted))
+        return await self._link.run(dead.requeue_dead(self._queue, selection))
 
     async def jobs(self, *, batch: str | None = None, state: str | None = None, limit: int = 100) -> "list[JobRow]":
         """Return the newest jobs of this queue from the history.
@@ -408,10 +409,10 @@ class AsyncProducer:
             newest_jobs, self._database_url, queue=self._queue.name, batch=batch, state=state, limit=limit
         )
 
-    # ------------------------------------------------------------ running
+    # ------------------------------------------------------------ operations
 
     async def run(self, operation: Operation[Result]) -> Result:
-        """Run an operation of the steps of `sluice.producer.operations.operation` on the connections of this client."""
+        """Run an operation (see `sluice.producer.operations.operation`) on the connections of this client."""
         return await self._link.run(operation)
 
     async def _events(self, operation: Generator[Step | Result, list[Reply], None]) -> AsyncIterator[Result]:

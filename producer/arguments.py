@@ -1,4 +1,4 @@
-"""What a client is given, and what it makes of it: jobs, options, and the server that it uses."""
+"""Conversion of a client's arguments: jobs, options, durability and server."""
 
 from collections.abc import Iterable
 from typing import TypeVar
@@ -28,7 +28,7 @@ def job_ids(jobs: Iterable[AnyJob]) -> list[JobId]:
     """Return the ids of jobs.
 
     Raises:
-        InvalidJob: one job is given, and not a list.
+        InvalidJob: the argument is a single job.
     """
     return [JobId(str(job)) for job in listed(jobs)]
 
@@ -37,7 +37,7 @@ def readers_of(queue: Queue, jobs: Iterable[AnyJob | tuple[AnyJob, Place]]) -> l
     """Return a reader of the first choice of each job.
 
     Raises:
-        InvalidJob: a job is given twice, or one job is given, and not a list.
+        InvalidJob: a job is given twice, or the argument is a single job.
     """
     if _is_one_with_place(jobs):
         raise InvalidJob(_NOT_A_LIST)
@@ -57,10 +57,10 @@ def _is_one_with_place(jobs: object) -> bool:
 
 
 def listed(jobs: Jobs) -> Jobs:
-    """Return jobs, which may be lazy.
+    """Return jobs, which may be produced lazily.
 
     Raises:
-        InvalidJob: one job is given, and not a list.
+        InvalidJob: the argument is a single job.
     """
     if isinstance(jobs, (str, bytes, Job, Receipt)):
         raise InvalidJob(_NOT_A_LIST)
@@ -68,7 +68,7 @@ def listed(jobs: Jobs) -> Jobs:
 
 
 def check_options(options: Options, durability: str | None) -> None:
-    """Check the options of many jobs, as far as that needs no server.
+    """Check the options of many jobs, as far as possible without a server.
 
     Raises:
         InvalidJob: a value is wrong.
@@ -82,13 +82,13 @@ def durability_policy(durability: str | None, patience_s: float) -> DurabilityPo
     """Return the durability policy of a client.
 
     Raises:
-        InvalidJob: `durability` names no durability.
+        InvalidJob: `durability` is not one.
     """
     return DurabilityPolicy(None if durability is None else read_durability(durability), min(patience_s, TIMEOUT_S))
 
 
 def embedded_use(argument: str | None, waits: WaitNotifier) -> embedded.Use | None:
-    """Use the embedded server, started if needed; None if the argument or the environment names another."""
+    """Use the embedded server, started if needed; return None if the argument or the environment names a server."""
     return None if config.redis_url(argument) else embedded.use(state_dir(), waits)
 
 

@@ -1,13 +1,13 @@
 # Generated from producer/aio.py by `python -m tools.blocking`: change that file.
 
-"""The client of a queue: it runs the generators of `operations/`. `aio.py` has its asyncio form, `client.py` the other.
+"""The client of a queue, which runs the generators of `operations/`. `aio.py` is for asyncio, `client.py` blocks.
 
     with Producer() as producer:
         job = producer.submit("Name three rivers.", max_tokens=40)
         for event in producer.stream(job):
             print(event.text, end="")
 
-Threads may share a client, and so may event loops: each loop has connections of its own, which close when the loop
+A client is thread-safe, and event loops may share it: each loop has its own connections, which are closed when the loop
 shuts down or calls `close`.
 """
 
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 Item = TypeVar("Item")
 Many: TypeAlias = Iterable[Item]
-"""Any number of items, which may be lazy."""
+"""Items, which may be produced lazily."""
 
 
 class Producer:
@@ -70,9 +70,9 @@ class Producer:
         url: redis://, rediss://, unix://, redis+sentinel:// or redis+cluster:// URL. Default: SLUICE_REDIS_URL, else
             the embedded server, which is started if needed.
         queue: Name of the queue.
-        partitions: Number of partitions of the queue, which must be that of its workers. Default: theirs, or 1 while
+        partitions: Number of partitions of the queue, which must equal that of its workers. Default: theirs, or 1 while
             no worker has served the queue.
-        durability: Default of submits: memory, aof, fsync or replica:N. Default: that of the queue's settings.
+        durability: Durability of submits: memory, aof, fsync or replica:N. Default: that of the queue's settings.
         database_url: SQLAlchemy URL of the job history, for `jobs`. Default: SLUICE_DATABASE_URL, else the SQLite file
             of the embedded server.
         patience_s: How long to retry while the server is unreachable, after the first successful connection. A server
@@ -81,7 +81,7 @@ class Producer:
             turn), and another when that wait ends. It must return quickly.
 
     Raises:
-        InvalidJob: `durability` names no durability.
+        InvalidJob: `durability` is not one.
         InvalidSetting: a URL cannot be read.
         EmbeddedServerError: no URL is given, and no server can be started.
     """
@@ -117,13 +117,13 @@ class Producer:
 
     @property
     def target(self) -> Queue:
-        """Its queue."""
+        """The queue of this client."""
         return self._queue
 
     def close(self) -> None:
-        """Close the connections. Jobs continue. The last user of the embedded server stops it.
+        """Close the connections; jobs continue. The last user of the embedded server stops it.
 
-        On asyncio, other loops close theirs.
+        On asyncio, other event loops close their own connections.
         """
         self._link.close()
         if self._use is not None:
@@ -148,7 +148,8 @@ class Producer:
         and the length of the prompt in tokens. A job that fails there raises JobFailed when you read it.
 
         Raises:
-            InvalidJob: a value is wrong, or needs what the queue's workers do not have. JobTooLarge: by its size.
+            InvalidJob: a value is wrong, or needs a feature that the queue's workers lack. JobTooLarge: the job is too
+                large.
             DurabilityRefused: the server cannot guarantee the requested durability; nothing was submitted.
             LessDurable: the job is accepted, but the server has not confirmed that durability.
             QueueFull: the queue is at a limit; `retry_after_s` estimates when it has room.
@@ -160,11 +161,11 @@ class Producer:
 
     def submit_checked(self, job: CheckedJob, *, durability: str | None = None, wait_s: float = 0.0) -> Receipt:
         """Submit a job that is already checked, as `submit` does."""
-        made, durability_check = self._link.run(submission.prepare(self._queue, self._durability, job, durability))
+        prepared, durability_check = self._link.run(submission.prepare(self._queue, self._durability, job, durability))
         return self._link.run(
             submit_within(
                 wait_s,
-                lambda: submission.submit(self._queue, made, durability_check, is_chosen=job.is_chosen),
+                lambda: submission.submit(self._queue, prepared, durability_check, is_chosen=job.is_chosen),
                 self.waits,
             )
         )
@@ -183,8 +184,8 @@ class Producer:
             options: Options of every job, checked and encoded once.
 
         Raises:
-            InvalidJob: an option or `durability` is wrong, or one job is given, and not a list. For a single wrong job
-                of a list, an InvalidJob is yielded instead.
+            InvalidJob: an option or `durability` is wrong, or `jobs` is a single job. For a wrong job in a list, an
+                InvalidJob is yielded instead.
             DurabilityRefused: as in `submit`. For a single less durable job, a LessDurable is yielded instead.
             QueueUnreachable, QueueRefused: the server is unreachable, or refuses; submit again with the same ids.
         """
@@ -204,7 +205,7 @@ class Producer:
         """Submit jobs that are already encoded, as `submit_many` does. Lazy, too."""
         durability_check = self._link.run(self._durability.resolve(self._queue, durability))
         packed = _packed(jobs, JobPacker(durability_check))
-        operations = (submit_estimated(self._queue, some, durability_check) for some in packed)
+        operations = (submit_estimated(self._queue, group, durability_check) for group in packed)
         with closing(self._link.run_ahead(operations)) as groups:
             for answers in groups:
                 yield from answers
@@ -214,7 +215,7 @@ class Producer:
     def stream(
         self, job: AnyJob, offset: Place = 0, *, choice: int = 0, timeout_s: float | None = None
     ) -> Iterator[StreamEvent]:
-        """Yield the output of a job from a position on, until its end. Survives lost connections and dead workers.
+        """Yield the output of a job after a position, until its end. Survives lost connections and dead workers.
 
         Args:
             job: The job.
@@ -225,7 +226,7 @@ class Producer:
 
         Raises:
             JobFailed, JobCancelled, JobExpired: the job ended so; raised after the last event.
-            JobNotFound, BadOffset: there is no such job or position.
+            JobNotFound, BadOffset: the job or the position does not exist.
             ResultExpired, ChannelExpired: the output after the position has expired.
             ResultTimeout: the job has not ended within `timeout_s`; it continues.
             QueueUnreachable: the server stayed unreachable; stream again from the cursor of the last event.
@@ -251,14 +252,14 @@ class Producer:
         return self._events(following.stream(self._queue, readers, waits=self.waits))
 
     def stream_groups(self, job: AnyJob, num_choices: int) -> Iterator[Sequence[StreamEvent]]:
-        """Yield what `stream_choices` yields, in groups of what arrived at once."""
+        """Yield the events of `stream_choices`, in groups that arrived together."""
         readers = choice_readers(self._queue, JobId(str(job)), num_choices)
         return self._link.groups(following.stream(self._queue, readers, waits=self.waits))
 
     def stream_many(self, jobs: Iterable[AnyJob | tuple[AnyJob, Place]]) -> Iterator[StreamEvent]:
         """Yield the output of many jobs in the order of arrival, over one connection.
 
-        A job that ends other than done does not raise: the `end` of its last event has the state.
+        A job that does not end as done does not raise: the `end` of its last event has the state.
 
         Args:
             jobs: Jobs, each once, or (job, position) for a job that is not read from the start.
@@ -282,17 +283,17 @@ class Producer:
     def results(
         self, jobs: Iterable[AnyJob], *, with_entries: bool = False, is_waiting: bool = True
     ) -> Iterator[Outcome]:
-        """Yield the outcome of each job as it ends; a job that ends other than done does not raise.
+        """Yield the outcome of each job as it ends; a job that does not end as done does not raise.
 
         Args:
             jobs: Jobs.
-            with_entries: Whether to read the channel of each first choice too, which has the time of each token.
-            is_waiting: False yields the outcomes of those jobs that have ended, and leaves out the others.
+            with_entries: Whether to read also the channel of each first choice, which has the time of each token.
+            is_waiting: False yields the outcomes of the jobs that have ended, and omits the others.
         """
         read = outcomes(self._queue, job_ids(jobs), with_entries=with_entries, is_waiting=is_waiting, waits=self.waits)
         return self._events(read)
 
-    # ------------------------------------------------------------ look and change
+    # ------------------------------------------------------------ inspection and control
 
     def status(self, job: AnyJob) -> JobStatus:
         """Return the state of a job: attempt, tokens so far, jobs and tokens ahead, and an estimate of its start.
@@ -322,12 +323,12 @@ class Producer:
     def requeue(self, jobs: Iterable[AnyJob]) -> list[bool]:
         """Requeue failed jobs, which resume after their last token.
 
-        False for a job that has not failed, whose prompt has expired, or whose idempotency key a newer job has.
+        Returns False for a job that has not failed, whose prompt has expired, or whose idempotency key a newer job has.
         """
         return self._link.run(control.requeue(self._queue, job_ids(jobs)))
 
     def delete(self, jobs: Iterable[AnyJob]) -> list[bool]:
-        """Delete the data of ended jobs in the queue; the history keeps its rows. False: unknown or unfinished."""
+        """Delete the data of ended jobs in the queue, not in the history; False for an unknown or unfinished job."""
         return self._link.run(control.delete(self._queue, job_ids(jobs)))
 
     def queue(self) -> list[QueueView]:
@@ -376,20 +377,20 @@ class Producer:
         Args:
             name: The batch.
             deadline: When it expires.
-            is_new: Whether it may have no jobs yet: set before the first one, the deadline holds for all.
+            is_new: Whether the batch may have no jobs yet. A deadline that is set before the first job holds for all.
 
         Raises:
             BatchNotFound: the batch has no jobs, and is not new.
         """
         return self._link.run(batches.expire_batch(self._queue, name, deadline, is_new=is_new))
 
-    def dead(self, wanted: DeadFilter | None = None) -> list[JobView]:
+    def dead(self, selection: DeadFilter | None = None) -> list[JobView]:
         """Return the jobs of the dead set, oldest failure first."""
-        return self._link.run(dead.dead_jobs(self._queue, wanted or DeadFilter()))
+        return self._link.run(dead.dead_jobs(self._queue, selection or DeadFilter()))
 
-    def requeue_dead(self, wanted: DeadFilter) -> int:
+    def requeue_dead(self, selection: DeadFilter) -> int:
         """Requeue the selected dead jobs, as `requeue` does; returns how many."""
-        return self._link.run(dead.requeue_dead(self._queue, wanted))
+        return self._link.run(dead.requeue_dead(self._queue, selection))
 
     def jobs(self, *, batch: str | None = None, state: str | None = None, limit: int = 100) -> "list[JobRow]":
         """Return the newest jobs of this queue from the history.
@@ -401,10 +402,10 @@ class Producer:
 
         return newest_jobs(self._database_url, queue=self._queue.name, batch=batch, state=state, limit=limit)
 
-    # ------------------------------------------------------------ running
+    # ------------------------------------------------------------ operations
 
     def run(self, operation: Operation[Result]) -> Result:
-        """Run an operation of the steps of `sluice.producer.operations.operation` on the connections of this client."""
+        """Run an operation (see `sluice.producer.operations.operation`) on the connections of this client."""
         return self._link.run(operation)
 
     def _events(self, operation: Generator[Step | Result, list[Reply], None]) -> Iterator[Result]:

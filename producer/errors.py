@@ -2,7 +2,7 @@
 
 ProducerError
 ├── InvalidJob                   caller: the job is wrong; a retry will not help
-│   ├── InvalidPrompt            it is the prompt
+│   ├── InvalidPrompt            the prompt is wrong
 │   └── JobTooLarge              no worker of this queue can hold the job
 ├── InvalidSetting               caller: a URL, an environment variable or a file is wrong
 ├── BadOffset                    caller: the job never had the tokens of the given position
@@ -44,7 +44,7 @@ class JobTooLarge(InvalidJob):
 
 
 class BadOffset(ProducerError, ValueError):
-    """The position to read from is one that the job never reached."""
+    """The job never reached the position to read from."""
 
 
 class IdempotencyConflict(ProducerError):
@@ -66,14 +66,14 @@ class QueueFull(ProducerError):
     ) -> None:
         super().__init__(message)
         self.reason = reason
-        """Which limit: `full_jobs`, `full_tokens`, `full_bytes`, `tenant_full` (its share of them), `full_memory` (the
+        """The limit: `full_jobs`, `full_tokens`, `full_bytes`, `tenant_full` (its share of them), `full_memory` (the
         server's) or `outbox_full`.
         """
 
         self.waiting_jobs, self.waiting_tokens, self.waiting_bytes = waiting
         self.bound = bound
         self.retry_after_s = retry_after_s
-        """Estimate of when the queue has room again, from the rate that the workers report."""
+        """Estimated time until the queue has room again, in seconds, from the rate that the workers report."""
 
     def with_estimate(self, retry_after_s: float) -> "QueueFull":
         """Return the same error with another estimate."""
@@ -140,7 +140,7 @@ class JobNotDone(ProducerError):
         self.job_id = job_id
         self.reason = reason
         self.code = code
-        """A constant word for programs, such as `prompt_too_long`."""
+        """Error code, such as `prompt_too_long`."""
 
         self.partial = partial
         """The output so far, if known."""
@@ -169,7 +169,7 @@ class ResultExpired(ProducerError):
 
 
 class ChannelExpired(ProducerError):
-    """The channel has lost output that the reader lacks, and it cannot be cut from a result."""
+    """The channel has lost output that the reader lacks, and it cannot be taken from a result."""
 
 
 class ResultTimeout(ProducerError, TimeoutError):
@@ -180,7 +180,7 @@ class QueueUnreachable(ProducerError):
     """The server does not answer."""
 
     job_id: JobId | None = None
-    """Of a single submit: the server may have accepted it. Cancel the job, or submit it again with this id."""
+    """The job of a single submit, which the server may have accepted. Cancel it, or submit it again with this id."""
 
 
 class AccessDenied(QueueUnreachable):
@@ -196,4 +196,4 @@ class NotAQueue(QueueUnreachable):
 
 
 ENDS_BADLY: dict[JobState, type[JobNotDone]] = {kind.state: kind for kind in (JobFailed, JobCancelled, JobExpired)}
-"""The error for each end other than done."""
+"""The error for each final state except done."""

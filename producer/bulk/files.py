@@ -15,27 +15,27 @@ from sluice.protocol.bulk_files.locks import lock
 
 _START = b'{"id":"batch_req_'
 _RESULT = re.compile(rb'{"id": ?"batch_req_')
-"""How a line begins, as we write it and as some tools format it."""
+"""Beginning of a line, as we write it and as some tools reformat it."""
 
 
 class WrittenLine(NamedTuple):
-    """The kept part of a line that an earlier run wrote. A named tuple, because one is kept per line."""
+    """The part of an earlier run's line that is kept in memory. A named tuple, because there is one per line."""
 
     custom_id: str | None
     digest: int
 
 
 class LineFile:
-    """A file of output lines, each with the name of its job. A context manager: entering it locks and reads it.
+    """A file of output lines, each with the name of its job. Entering the context locks and reads it.
 
     Args:
-        path: Path of the file; None writes nothing.
-        is_new: Whether `begin` deletes what earlier runs wrote.
+        path: Path of the file; None: nothing is written.
+        is_new: Whether `begin` deletes the lines of earlier runs.
 
     Raises:
         OSError: the file cannot be read or written.
-        FileInUse: another process has entered it.
-        InvalidSetting: the file has something other than output lines.
+        FileInUse: another process uses it.
+        InvalidSetting: the file has content other than output lines.
     """
 
     def __init__(self, path: Path | None, *, is_new: bool = False) -> None:
@@ -48,7 +48,7 @@ class LineFile:
     def __enter__(self) -> Self:
         if self._path is not None:
             with ExitStack() as on_failure:
-                # By lines, so that a reader and the next run find whole ones.
+                # Line-buffered, so that a reader and the next run find whole lines.
                 self._file = on_failure.enter_context(self._path.open("a", encoding="utf-8", buffering=1))
                 lock(self._file, str(self._path))
                 _check_content(self._path)
@@ -62,7 +62,7 @@ class LineFile:
             self._file.close()
 
     def __contains__(self, name: str) -> bool:
-        """Return whether an earlier run wrote a line of this name."""
+        """Return whether an earlier run wrote a line with this name."""
         return name in self._before
 
     def __len__(self) -> int:
@@ -70,7 +70,7 @@ class LineFile:
         return len(self._before)
 
     def custom_ids(self) -> dict[str, str]:
-        """Return the name of the job that each custom id has in the lines of earlier runs."""
+        """Return the name of the job by custom id, in the lines of earlier runs."""
         return {line.custom_id: name for name, line in self._before.items() if line.custom_id is not None}
 
     def custom_id_of(self, name: str) -> str | None:
@@ -78,7 +78,7 @@ class LineFile:
         return self._before[name].custom_id if name in self._before else None
 
     def begin(self) -> None:
-        """Delete what earlier runs wrote, if this one is new and has not begun."""
+        """Delete the lines of earlier runs, if `is_new` and this is the first call."""
         if self._file is not None and self._is_new:
             self._file.truncate(0)
             self._is_new = False
@@ -91,7 +91,7 @@ class LineFile:
 
 
 class ErrorsFile(LineFile):
-    """The lines that are bad and the jobs that failed.
+    """The file of invalid lines and failed jobs.
 
     Mutable: a line of an earlier run is stale until `report` or `keep` confirms it.
     """
@@ -108,18 +108,18 @@ class ErrorsFile(LineFile):
         return self
 
     def report(self, name: str, line: Mapping[str, object]) -> None:
-        """Write a line, unless an earlier run wrote the same."""
+        """Write a line, unless an earlier run wrote the same line."""
         if self._stale.get(name) == hash(encoded(line).encode()):
             self.keep(name)
         else:
             self.append(line)
 
     def keep(self, name: str) -> None:
-        """Keep the line that an earlier run wrote, because nothing newer is known."""
+        """Keep the line of an earlier run, because nothing newer is known."""
         self._stale.pop(name, None)
 
     def remove_stale(self, is_ours: Callable[[str], bool]) -> None:
-        """Replace the file by one without those stale lines that are ours, by name. Write nothing after that."""
+        """Replace the file by one without our stale lines, chosen by name. Do not write after that."""
         stale = {*filter(is_ours, self._stale)}
         if self._path is None or not stale:
             return
@@ -144,10 +144,10 @@ class ErrorsFile(LineFile):
 
 
 def _check_content(path: Path) -> None:
-    """Check that a file begins with an output line, or a part of one, or is empty.
+    """Check that a file is empty, or begins with an output line or a part of one.
 
     Raises:
-        InvalidSetting: it does not; appending to it or overwriting it would damage another program's file.
+        InvalidSetting: it does not, so writing would damage another program's file.
     """
     with path.open("rb") as file:
         begin = file.read(len(_START) + 1)
@@ -156,7 +156,7 @@ def _check_content(path: Path) -> None:
 
 
 def _whole_lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file, and truncate a last line that is incomplete."""
+    """Yield the lines of a file; truncate an incomplete last line."""
     whole = 0
     with path.open("rb+") as file:
         for line in file:
@@ -168,7 +168,7 @@ def _whole_lines(path: Path) -> Iterator[bytes]:
 
 
 def _written(line: bytes) -> tuple[str, WrittenLine] | None:
-    """Return the name of the job of an output line and what is kept of the line; None for another line."""
+    """Return the name of an output line's job and the part of the line to keep; None if it is not an output line."""
     try:
         written = json.loads(line)
         return str(written["id"]).removeprefix("batch_req_"), WrittenLine(written.get("custom_id"), hash(line))

@@ -1,6 +1,6 @@
-"""Check that a file's lines still have the names under which an earlier run submitted and wrote them. No I/O.
+"""Check that a file's lines have the same names as in earlier runs. No I/O.
 
-A job's identity follows the content of its line, but the default name `line-N` follows the position.
+A job's identity depends on the content of its line, but the default name `line-N` on its position.
 """
 
 from collections.abc import Iterable
@@ -13,19 +13,19 @@ from sluice.protocol.bulk_files.journal import Journal, name_of
 
 
 class LinesRenamed(ProducerError):
-    """Lines of the file have other names than in an earlier run; nothing was submitted."""
+    """Lines of the file have different names than in an earlier run; nothing was submitted."""
 
 
-def check_names(found: Iterable[Line | BadLine], jobs: LineJobs, journal: Journal, output: LineFile) -> None:
-    """Check that each job has the name that it had before, and that no other job's result has it in the output.
+def check_names(lines: Iterable[Line | BadLine], jobs: LineJobs, journal: Journal, output: LineFile) -> None:
+    """Check that each job has the same name as before, and that the output has no other job's result with that name.
 
     Raises:
-        LinesRenamed: joining results and lines by their names would give wrong pairs.
+        LinesRenamed: joining results and lines by name would give wrong pairs.
     """
     taken_by = output.custom_ids()
     num_moved = num_taken = 0
     first_moved, first_taken = ("", ""), ""
-    for line in found:
+    for line in lines:
         if isinstance(line, BadLine) or (name := _name_of_job(line, jobs)) is None:
             continue
         number = None if line.custom_id else journal.number_of(name)

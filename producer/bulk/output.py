@@ -1,4 +1,4 @@
-"""Format the results of a bulk file as OpenAI batch output: output lines and error lines have one shape.
+"""Format the results of a bulk file as OpenAI batch output; output lines and error lines have the same shape.
 
     {"id": …, "custom_id": …, "response": {"status_code", "request_id", "body"} | null, "error": {…} | null}
 
@@ -57,7 +57,7 @@ def error_line(name: str, custom_id: str, error: ProducerError, endpoint: Endpoi
 
 
 def refused_code(error: ProducerError) -> str:
-    """Return the code of a job that the queue did not accept; the gateway has the same ones."""
+    """Return the error code of a job that the queue did not accept, the same as in the gateway."""
     match error:
         case JobTooLarge():
             return CONTEXT_LENGTH_EXCEEDED
@@ -72,7 +72,7 @@ def refused_code(error: ProducerError) -> str:
 def bad_line(name: str, bad: BadLine) -> Object:
     """Format the line of an invalid input line, with its number."""
     line = _refused(name, bad.name, bad.code, f"line {bad.number}: {bad.message}", bad.param)
-    # The field in which OpenAI's batch errors have it.
+    # The name of the field in OpenAI's batch errors.
     line["response"]["body"]["error"]["line"] = bad.number
     return line
 

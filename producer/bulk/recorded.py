@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class RecordedOutcomes:
-    """The outcomes that the history has, which is opened at the first look. Leaving the context closes the history.
+    """The outcomes in the history, which is opened at the first look-up. Leaving the context closes it.
 
     Args:
-        url: SQLAlchemy URL of the history; None finds nothing.
+        url: SQLAlchemy URL of the history; None: there is none.
         queue: Name of the jobs' queue.
     """
 
@@ -26,7 +26,7 @@ class RecordedOutcomes:
         self._history: History | None = None
         self._opened = ExitStack()
         self.problem: str | None = None
-        """Why the history could not be read. After that it is not tried again."""
+        """Why the history could not be read. After an error, it is not read again."""
 
     def __enter__(self) -> Self:
         return self
@@ -36,7 +36,7 @@ class RecordedOutcomes:
         self._history = None
 
     def find(self, job_id: JobId) -> Outcome | None:
-        """Return the outcome of a job; None if the history does not have its end and, if it is done, its output."""
+        """Return the outcome of a job; None if the history lacks its end, or the output of a done job."""
         if self._url is None or self.problem is not None:
             return None
         try:
@@ -54,7 +54,7 @@ class RecordedOutcomes:
 
 
 def recorded_outcome(history: "History", queue: str | Sequence[str], job_id: JobId) -> Outcome | None:
-    """Return the outcome of a job that the history has, as `RecordedOutcomes.find` does.
+    """Return the outcome of a job in the history, as `RecordedOutcomes.find` does.
 
     Raises:
         HistoryUnavailable: the history cannot be read.

@@ -1,8 +1,8 @@
 """Submit a file of jobs exactly once, and write their results.
 
 The same file always gives the same jobs with the same ids (`bulk/jobs.py`), and the queue accepts each id once. The
-journal avoids submitting them again, and is kept longer than the queue keeps ids. Results are read while lines are
-submitted, because the queue keeps them for a limited time. Prints nothing.
+journal prevents submitting them again, also after the queue has forgotten the ids. Results are read while lines are
+submitted, because the queue keeps them for a limited time. Nothing is printed.
 """
 
 import json
@@ -44,31 +44,31 @@ from sluice.protocol.wire import JobId
 
 REPORT_EVERY = 256
 MAX_ASKED = 512
-"""Jobs whose outcome is asked for at once while lines are submitted."""
+"""Most jobs whose outcomes are read at once while lines are submitted."""
 
 IDLE_SHARE = 9
-"""A pause between two asks lasts this many times as long as the first: asking takes at most a tenth of the time."""
+"""Ratio of the pause to the preceding read of outcomes, so that reading takes at most a tenth of the time."""
 
 PAUSE_S = 0.1
-"""Longest sleep while the queue is full: outcomes are read in between."""
+"""Longest sleep while the queue is full; outcomes are read in between."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BulkSettings:
-    """How to process a file."""
+    """The settings of a run."""
 
     path: str
-    """`-` for standard input."""
+    """Path of the file; `-`: standard input."""
 
     batch: str
     endpoint: Endpoint | None = None
     model: str | None = None
     defaults: Options = field(default_factory=Options)
     is_again: bool = False
-    """Run the file again, deliberately, as new jobs."""
+    """Run the file again, as new jobs."""
 
     is_strict: bool = False
-    """Submit nothing if any line is bad."""
+    """Submit nothing if any line is invalid."""
 
     is_waiting: bool = False
     """Whether `wait` will be called: outcomes are written, and every unfinished job is kept in memory."""
@@ -80,18 +80,18 @@ class BulkSettings:
     errors: Path | None = None
     journal: Path | None = None
     database_url: str | None = None
-    """The job history, for outcomes that have expired from the queue."""
+    """URL of the job history, for outcomes that have expired in the queue."""
 
     def spec(self, queue: Queue, partitions: int | None = None) -> BulkSpec:
         """Return the parameters that determine the jobs of the file on a queue.
 
         Args:
             queue: The queue, whose settings have been read.
-            partitions: The number of partitions that the run began with, if it continues. It stays: with another
-                number, the ids of its jobs would be others. Ids of fewer partitions are valid in more.
+            partitions: The number of partitions that the run began with, if it continues. It is kept, because another
+                number would change the ids of its jobs. Ids for fewer partitions are valid with more.
 
         Raises:
-            InvalidSetting: the queue has fewer by now.
+            InvalidSetting: the queue has fewer partitions by now.
         """
         if partitions is not None and queue.is_named and queue.partitions < partitions:
             raise InvalidSetting(
@@ -117,7 +117,7 @@ def default_batch(path: str) -> str:
 
 
 class SubmittedLine(NamedTuple):
-    """A line whose job has not ended. A named tuple, because one is kept per line."""
+    """A line whose job has not ended. A named tuple, because there is one per line."""
 
     number: int
     custom_id: str
@@ -132,7 +132,7 @@ class BulkCounts:
     lines: int = 0
     accepted: int = 0
     before: int = 0
-    """Lines that were submitted before, from this file or a copy of it."""
+    """Lines that were submitted by earlier runs, of this file or a copy."""
 
     bad: int = 0
     ended: int = 0
@@ -147,12 +147,12 @@ Listener = Callable[[BulkCounts], None]
 
 
 class BadFile(ProducerError):
-    """A strict run has bad lines; nothing was submitted."""
+    """A strict run has invalid lines; nothing was submitted."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """The open files of a run, which no other process uses meanwhile."""
+    """The open, locked files of a run."""
 
     journal: Journal
     output: LineFile
@@ -161,7 +161,7 @@ class RunFiles:
 
 
 class BulkRun:
-    """One run of one file: `submit`, then `wait` for the results. `BulkRun.opened` makes it."""
+    """One run of one file: `submit`, then `wait` for the results. Create it by `BulkRun.opened`."""
 
     def __init__(self, producer: Producer, settings: BulkSettings, listener: Listener, files: RunFiles) -> None:
         self._producer = producer
@@ -176,19 +176,19 @@ class BulkRun:
         """Accepted jobs whose end is awaited."""
 
         self._ask_s = 0.0
-        """When to ask for outcomes next."""
+        """When to read outcomes next, on the monotonic clock."""
 
         self._order: deque[JobId] = deque()
         """Unwritten jobs in the order of the input, if the output is ordered."""
 
         self._early: dict[JobId, Outcome] = {}
-        """Outcomes that others must precede."""
+        """Outcomes that must be written after others."""
 
         self.counts = BulkCounts()
         self.summary = Summary()
         self.first_bad: list[BadLine] = []
         self._bad_names = _digest(producer.target.name, settings.batch)
-        """How the names of bad lines of this batch begin."""
+        """Prefix of the names of invalid lines of this batch."""
 
         self._room = producer.waits.wait()
         """The wait for room in the queue."""
@@ -196,11 +196,11 @@ class BulkRun:
     @classmethod
     @contextmanager
     def opened(cls, producer: Producer, settings: BulkSettings, listener: Listener) -> Generator[Self]:
-        """Open the files of a run, and close them at its end.
+        """Open the files of a run; close them at the end of the context.
 
         Raises:
             FileInUse: another process uses one of them.
-            InvalidSetting: the queue has fewer partitions than when the batch was begun.
+            InvalidSetting: the queue has fewer partitions than when the batch began.
             OSError: the journal or an output file of an earlier run cannot be read.
         """
         producer.run(producer.target.read())
@@ -221,12 +221,12 @@ class BulkRun:
     # ------------------------------------------------------------ submit
 
     def submit(self) -> None:
-        """Submit every line that has not been submitted before. Write outcomes meanwhile, if the run waits for them.
+        """Submit every line that has not been submitted before; write outcomes meanwhile if the run waits for them.
 
         Raises:
             OSError: a file cannot be read or written.
-            BadFile: strict, and a line is bad.
-            LinesRenamed: lines have other names than in an earlier run.
+            BadFile: the run is strict, and a line is invalid.
+            LinesRenamed: lines have different names than in an earlier run.
             QueueUnreachable, QueueRefused: the queue does not accept jobs now; run again to continue.
             LessDurable: the requested durability is not confirmed; run again to retry.
         """
@@ -256,7 +256,7 @@ class BulkRun:
                 return
 
     def _until_room(self, refused: deque[NewJob], new: Iterator[NewJob]) -> Iterator[NewJob]:
-        """Yield jobs to send: first, after a pause, those that the full queue refused."""
+        """Yield jobs to send: after a pause first those that the full queue refused, then new ones."""
         while True:
             self._write_ended()
             if refused:
@@ -285,7 +285,7 @@ class BulkRun:
                 self._room.waits_for(no_room(answer))
             return
         if isinstance(answer, LessDurable):
-            raise answer  # not in the journal: the next run submits it again, and the queue accepts it once
+            raise answer  # not in the journal, so the next run submits it again, and the queue accepts it once
         if isinstance(answer, ProducerError):
             sent = self._submitted.pop(job.id)
             self._refuse(BadLine(sent.number, sent.custom_id, refused_code(answer), str(answer)))
@@ -307,7 +307,7 @@ class BulkRun:
             self._unfinished.append(job_id)
         else:
             del self._submitted[job_id]
-            self._errors.keep(name_of(job_id))  # whether it still fails is not asked
+            self._errors.keep(name_of(job_id))  # it is not checked whether the job still fails
 
     def _new_jobs(self) -> Iterator[NewJob]:
         """Yield the jobs of the file that were not submitted before."""
@@ -355,8 +355,8 @@ class BulkRun:
         with opened(self._settings.path) as file:
             yield (reader.read(number, line) for number, line in lines(file))
 
-    def _check_names(self, found: Iterable[Line | BadLine]) -> None:
-        check_names(found, LineJobs(self._spec, run=self._journal.run), self._journal, self._output)
+    def _check_names(self, lines: Iterable[Line | BadLine]) -> None:
+        check_names(lines, LineJobs(self._spec, run=self._journal.run), self._journal, self._output)
 
     def _all_or_nothing(self, lines: Iterable[Line | BadLine]) -> list[Line | BadLine]:
         kept = [self._looked_at(line) for line in lines]
@@ -376,7 +376,7 @@ class BulkRun:
         return line
 
     def _is_ours(self, name: str) -> bool:
-        """Return whether a line of the errors file is of this batch: several batches may share the file."""
+        """Return whether a line of the errors file belongs to this batch, since batches may share the file."""
         return name in self._journal or name.startswith(self._bad_names)
 
     def _refuse(self, bad: BadLine) -> None:
@@ -403,7 +403,7 @@ class BulkRun:
         self._listener(self.counts)
 
     def _write_ended(self) -> None:
-        """Write the outcomes of some jobs that have ended by now, if it is time to ask."""
+        """Write the outcomes of some jobs that have ended, if it is time to read them."""
         begin_s = time.monotonic()
         if begin_s < self._ask_s or not self._unfinished:
             return
@@ -453,5 +453,5 @@ class BulkRun:
 
 
 def _digest(*identity: str | int) -> str:
-    """Return half of a name."""
+    """Return a digest of half the length of a name."""
     return blake2b(json.dumps(identity).encode(), digest_size=NAME_BYTES // 2).hexdigest()

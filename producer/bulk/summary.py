@@ -24,12 +24,12 @@ class Summary:
     failed: int = 0
     bad_lines: int = 0
     missing: int = 0
-    """Jobs whose outcome has expired from the queue and is not in the history."""
+    """Jobs whose outcome has expired in the queue and is not in the history."""
 
     missing_example: str = ""
 
     reasons: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
-    """Of failed requests and bad lines, by error code: how many, and one example."""
+    """Number and one example of failed requests and invalid lines, by error code."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -40,7 +40,7 @@ class Summary:
     e2el_ms: "array[float]" = field(default_factory=_floats)
 
     def add(self, view: JobView | None, result: JobResult, entries: Sequence[ChannelEntry]) -> None:
-        """Add a done job; without `view`, its times are unknown. `entries` are those of its first channel."""
+        """Add a done job; without `view`, its times are unknown. `entries`: the entries of its first channel."""
         self.done += 1
         self.input_tokens += result.usage.prompt_tokens
         self.output_tokens += result.usage.output_tokens
@@ -63,17 +63,17 @@ class Summary:
         self.add_reason(code, example)
 
     def add_missing(self, example: str) -> None:
-        """Add a job whose outcome is not known."""
+        """Add a job whose outcome is unknown."""
         self.missing += 1
         self.missing_example = self.missing_example or example
 
     def add_reason(self, code: str, example: str) -> None:
-        """Count a failed request or a bad line by its error code."""
+        """Count a failed request or an invalid line by its error code."""
         count, first = self.reasons.get(code, (0, example))
         self.reasons[code] = count + 1, first
 
     def reason_lines(self) -> Iterator[str]:
-        """Yield how many failed with each code, and one example of each, most frequent first."""
+        """Yield the number of failures and one example by error code, the most frequent first."""
         for code, (count, example) in sorted(self.reasons.items(), key=lambda item: -item[1][0]):
             yield f"{count} x {code}, for example {example}"
 
@@ -106,7 +106,7 @@ class Summary:
 
 
 def gaps_ms(entries: Sequence[ChannelEntry]) -> Iterator[float]:
-    """Yield the gaps between tokens; tokens of one entry share the time since the entry before it."""
+    """Yield the gaps between tokens, in ms; tokens of one entry share the time since the previous entry."""
     with_tokens = [entry for entry in entries if entry.token_ids]
     for before, entry in pairwise(with_tokens):
         gap_ms = (entry.time_ms - before.time_ms) / len(entry.token_ids)
@@ -116,7 +116,7 @@ def gaps_ms(entries: Sequence[ChannelEntry]) -> Iterator[float]:
 def _block(title: str, name: str, samples: "array[float]") -> Iterator[str]:
     yield _title(title, "-")
     if not samples:
-        # Without --stream, tokens are published in checkpoints, so the gap between two tokens is unknown.
+        # Without --stream, tokens are published in checkpoints, so the gaps between tokens are unknown.
         yield f"{f'Mean {name} (ms):':<40}{'n/a, see --stream' if name == 'ITL' else 'n/a'}"
         return
     ordered = sorted(samples)

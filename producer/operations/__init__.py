@@ -1,1 +1,1 @@
-"""What a client can do, as generators without I/O that yield commands and are sent replies (`operation.py`)."""
+"""The operations of a client, as generators without I/O that yield commands and receive replies (`operation.py`)."""

@@ -1,4 +1,4 @@
-"""Submit to a full queue: estimate when it has room, and wait for it. No I/O."""
+"""Submit to a full queue: estimate when there is room, and wait for it. No I/O."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,11 +13,11 @@ from sluice.protocol.jobs import Prepared
 from sluice.protocol.waits import WaitCause, WaitNotifier, WaitReason
 
 MAX_PAUSE_S = 2.0
-"""Longest pause before the next attempt: the estimate may be too high."""
+"""Longest pause before the next attempt, because the estimate may be too high."""
 
 
 def submit_within(wait_s: float, attempt: Callable[[], Operation[Receipt]], waits: WaitNotifier) -> Operation[Receipt]:
-    """Submit; while the queue is full, wait as long as its refusal suggests and try again. Report long waits.
+    """Submit; while the queue is full, wait as long as the error suggests, and try again. Report long waits.
 
     Raises:
         QueueFull: the queue had no room within `wait_s`; the job was not submitted.
@@ -39,7 +39,7 @@ def submit_within(wait_s: float, attempt: Callable[[], Operation[Receipt]], wait
 
 
 def no_room(full: QueueFull) -> WaitReason:
-    """Return what a submit to a full queue waits for."""
+    """Return the reason for which a submit to a full queue waits."""
     how = "More workers empty it sooner; producer queues set raises its limits"
     return WaitReason(WaitCause.QUEUE_FULL, f"{str(full).rstrip('.')}. {how}")
 

@@ -18,8 +18,8 @@ from sluice.protocol.jobs import Moment, moment_ms
 
 def batch(queue: Queue, name: str) -> Operation[BatchView]:
     """Read the totals of a batch over all partitions."""
-    made = [calls.inspect_batch(keys, name) for keys in (yield from queue.all_keys())]
-    return calls.join_batch((yield from ask_calls(made)))
+    inspections = [calls.inspect_batch(keys, name) for keys in (yield from queue.all_keys())]
+    return calls.join_batch((yield from ask_calls(inspections)))
 
 
 def known_batch(queue: Queue, name: str) -> Operation[BatchView]:
@@ -38,14 +38,14 @@ def close_batch(queue: Queue, name: str, callback_url: str | None) -> Operation[
     """Close a batch: it accepts no more jobs, and its callback is sent when all of them have ended.
 
     Raises:
-        BatchNotFound: it has no jobs.
-        InvalidJob: the URL cannot be called.
+        BatchNotFound: the batch has no jobs.
+        InvalidJob: the URL is not valid.
     """
     if callback_url is not None and (problem := problem_of(callback_url)):
         raise InvalidJob(f"callback_url {problem}")
     yield from known_batch(queue, name)
-    made = [calls.close_batch(keys, name, callback_url=callback_url) for keys in (yield from queue.all_keys())]
-    return calls.join_batch((yield from ask_calls(made)))
+    closings = [calls.close_batch(keys, name, callback_url=callback_url) for keys in (yield from queue.all_keys())]
+    return calls.join_batch((yield from ask_calls(closings)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +53,17 @@ class BatchCancelled:
     """The result of cancelling a batch."""
 
     num_ended: int
-    """Waiting jobs, which have ended."""
+    """Number of waiting jobs that have ended."""
 
     num_asked: int
-    """Running jobs, which were asked to stop."""
+    """Number of running jobs that were asked to stop."""
 
 
 def cancel_batch(queue: Queue, name: str, reason: str | None) -> Operation[BatchCancelled]:
-    """Close a batch and cancel every job of it that has not ended.
+    """Close a batch and cancel all its unfinished jobs.
 
     Raises:
-        BatchNotFound: it has no jobs.
+        BatchNotFound: the batch has no jobs.
     """
     yield from known_batch(queue, name)
     num_ended = num_asked = 0
@@ -79,15 +79,15 @@ def cancel_batch(queue: Queue, name: str, reason: str | None) -> Operation[Batch
 
 
 def expire_batch(queue: Queue, name: str, deadline: Moment, *, is_new: bool = False) -> Operation[BatchView]:
-    """Set the deadline of a batch in every partition; `is_new`: it need not have jobs yet.
+    """Set the deadline of a batch in every partition; `is_new`: it may have no jobs yet.
 
     Raises:
         InvalidJob: `deadline` is not a point in time.
-        BatchNotFound: it has no jobs.
+        BatchNotFound: the batch has no jobs.
     """
     deadline_ms = moment_ms("deadline", deadline) or 0
     if not is_new:
         yield from known_batch(queue, name)
-    made = [calls.expire_batch(keys, name, deadline_ms=deadline_ms) for keys in (yield from queue.all_keys())]
-    yield from ask_calls(made)
+    expirations = [calls.expire_batch(keys, name, deadline_ms=deadline_ms) for keys in (yield from queue.all_keys())]
+    yield from ask_calls(expirations)
     return (yield from batch(queue, name))

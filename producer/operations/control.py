@@ -16,7 +16,7 @@ from sluice.protocol.redis.execution import command_of
 from sluice.protocol.wire import JobId
 
 FIRE_EVERY_S = 1.0
-"""A call that waits for overdue jobs fires timers this often."""
+"""Time between two attempts of a waiting call to end overdue jobs."""
 
 
 def cancel(queue: Queue, job_ids: Sequence[JobId], reason: str | None) -> Operation[list[str]]:
@@ -41,11 +41,11 @@ def known(answer: str, job_id: JobId) -> str:
 
 @dataclass(slots=True, eq=False)
 class OverdueJobs:
-    """The overdue jobs that one call waits for. Changes with each look.
+    """The overdue jobs for which one call waits. Changes with each look.
 
-    Deadlines and times to live are timers of the queue, which workers fire. If none is alive, a client that waits for a
-    job does, so that it ends and all its readers get the end. That also ends a job that was asked to stop and whose
-    worker has died since.
+    Deadlines and times to live are timers of the queue, which workers fire. If no worker is alive, a client that waits
+    for a job fires them, so that the job ends for all its readers. This also ends a job that was asked to stop and
+    whose worker has died since.
     """
 
     _queue: Queue
@@ -53,9 +53,9 @@ class OverdueJobs:
     _may_fire: bool = True
 
     def end(self, views: Iterable[JobView | None]) -> Operation[float]:
-        """End those jobs that are overdue, or ask their workers to; return after how many seconds to look again.
+        """End the overdue jobs, or ask their workers to; return the time until the next look, in seconds.
 
-        A user that may not change every job cannot fire timers. It waits until another process does.
+        A user without the right to change all jobs cannot fire timers, and waits until another process does.
         """
         unended = {view.id: view for view in views if view is not None and not view.state.is_terminal}
         overdue = [view.id for view in unended.values() if _is_overdue(view)]
@@ -66,8 +66,8 @@ class OverdueJobs:
 
     def _fire(self, overdue: list[JobId]) -> Operation[None]:
         slices = slices_of(overdue, limits.SLICE_JOBS)
-        made = [calls.fire_timers(self._queue.keys(partition), [overdue[i] for i in at]) for partition, at in slices]
-        replies = yield Ask(tuple(map(command_of, made)), is_lenient=True)
+        firings = [calls.fire_timers(self._queue.keys(partition), [overdue[i] for i in at]) for partition, at in slices]
+        replies = yield Ask(tuple(map(command_of, firings)), is_lenient=True)
         self._may_fire = not any(isinstance(reply, AccessDenied) for reply in replies)
 
 
@@ -82,12 +82,12 @@ def _left_s(view: JobView) -> float:
 
 
 def requeue(queue: Queue, job_ids: Sequence[JobId]) -> Operation[list[bool]]:
-    """Requeue failed jobs; False for a job that has not failed, or cannot run again."""
+    """Requeue failed jobs; returns False for a job that has not failed or cannot run again."""
     return (yield from for_jobs(queue, job_ids, calls.requeue, is_repeatable=False))
 
 
 def delete(queue: Queue, job_ids: Sequence[JobId]) -> Operation[list[bool]]:
-    """Delete the data of ended jobs; False for a job that has not ended."""
+    """Delete the data of ended jobs; returns False for a job that has not ended."""
     return (yield from for_jobs(queue, job_ids, calls.delete, is_repeatable=False))
 
 
@@ -114,9 +114,9 @@ def configure(queue: Queue, settings: calls.QueueSettings) -> Operation[None]:
 
 
 def server_id(queue: Queue) -> Operation[str]:
-    """Return the id of the data that hold the queue: drawn by the first that asks, and lost with the data."""
+    """Return the id of the server's data set: random, created by the first call, and lost with the data."""
     key = queue.keys(0).key("server")
-    [server] = yield Ask((("GET", key),))  # reads first: a full server refuses every SETNX
+    [server] = yield Ask((("GET", key),))  # read first, because a full server refuses every SETNX
     if server is None:
         _, server = yield Ask((("SETNX", key, secrets.token_hex(8)), ("GET", key)))
     return cast("bytes", server).decode(errors="replace")

@@ -21,22 +21,22 @@ class Countdown:
 
     @property
     def passed_s(self) -> float:
-        """Seconds since the start."""
+        """Time since the start, in seconds."""
         return monotonic() - self._begin_s
 
-    def check(self, what: str) -> None:
-        """Raise when the timeout has passed.
+    def check(self, subject: str) -> None:
+        """Raise if the timeout has passed; the message begins with the `subject`.
 
         Raises:
-            ResultTimeout: it has.
+            ResultTimeout: the timeout has passed.
         """
         if self.timeout_s is not None and self.passed_s >= self.timeout_s:
             raise ResultTimeout(
-                f"{what} not ended after {self.timeout_s:g} s; the job continues. Call again to keep waiting."
+                f"{subject} not ended after {self.timeout_s:g} s; the job continues. Call again to keep waiting."
             )
 
     def block_ms(self, most_ms: int) -> int:
-        """Return how long to block: the time left, at most `most_ms`, at least 1 (0 would block forever)."""
+        """Return how long to block, in ms: the time left, at most `most_ms`, at least 1 (0 would block forever)."""
         if self.timeout_s is None:
             return most_ms
         return max(1, min(most_ms, round((self.timeout_s - self.passed_s) * 1000)))
@@ -45,10 +45,10 @@ class Countdown:
 def within(
     timeout_s: float | None, operation: Generator[Step | Event, list[Reply], Result]
 ) -> Generator[Step | Event, list[Reply], Result]:
-    """Run an operation whose round trips end with the timeout (`Ask.deadline_s`), however patient the client is.
+    """Run an operation whose round trips end at the timeout (`Ask.deadline_s`), however long the client retries.
 
     Raises:
-        ResultTimeout: the server did not answer until then.
+        ResultTimeout: the server did not answer in time.
     """
     if timeout_s is None:
         return (yield from operation)

@@ -33,32 +33,32 @@ class DeadFilter:
 
     def matches(self, view: JobView, age_s: float) -> bool:
         """Return whether the filter selects a job that failed `age_s` ago."""
-        wanted = (
+        conditions = (
             (self.error_code, view.error_code),
             (self.tenant, split_job_id(view.id)[1]),
             (self.batch, view.batch),
         )
         is_old = self.min_age_s is None or age_s >= self.min_age_s
         is_new = self.max_age_s is None or age_s <= self.max_age_s
-        return is_old and is_new and all(value in (None, has) for value, has in wanted)
+        return is_old and is_new and all(value in (None, actual) for value, actual in conditions)
 
 
-def dead_jobs(queue: Queue, wanted: DeadFilter) -> Operation[list[JobView]]:
+def dead_jobs(queue: Queue, selection: DeadFilter) -> Operation[list[JobView]]:
     """Return the selected dead jobs, oldest failure first. Changes nothing."""
     dead: list[JobView] = []
     for partition, survey in enumerate((yield from inspect(queue))):
         keys = queue.keys(partition)
-        # An id has its tenant: the jobs of others need not be read.
-        ids = [job_id for job_id in (yield from _dead_ids(keys)) if wanted.tenant in (None, split_job_id(job_id)[1])]
+        # An id contains the tenant, so the jobs of other tenants need not be read.
+        ids = [job_id for job_id in (yield from _dead_ids(keys)) if selection.tenant in (None, split_job_id(job_id)[1])]
         views = yield from for_jobs(queue, ids, calls.status, slice_jobs=limits.MAX_JOBS_PER_CALL)
         # A job that was requeued in the meantime has no end.
         ended = [view for view in views if view is not None and view.ended_ms is not None]
-        dead += [view for view in ended if wanted.matches(view, (survey.server_ms - (view.ended_ms or 0)) / 1000)]
+        dead += [view for view in ended if selection.matches(view, (survey.server_ms - (view.ended_ms or 0)) / 1000)]
     return dead
 
 
 def _dead_ids(keys: QueueKeys) -> Operation[list[JobId]]:
-    """Return every member of the set, paged by score: jobs may be added and removed meanwhile."""
+    """Return all members of the set, paged by score, because jobs may be added and removed meanwhile."""
     times: dict[JobId, str] = {}
     since, num_same = "-inf", 0
     while True:
@@ -86,9 +86,9 @@ def _rows(reply: Sequence[object]) -> Iterator[object]:
         yield from zip(reply[::2], reply[1::2], strict=True)
 
 
-def requeue_dead(queue: Queue, wanted: DeadFilter) -> Operation[int]:
+def requeue_dead(queue: Queue, selection: DeadFilter) -> Operation[int]:
     """Requeue the selected dead jobs; returns how many were requeued."""
-    ids = [view.id for view in (yield from dead_jobs(queue, wanted))]
+    ids = [view.id for view in (yield from dead_jobs(queue, selection))]
     total, step = 0, SLICES_PER_TRIP * limits.SLICE_JOBS
     for at in range(0, len(ids), step):
         total += sum((yield from requeue(queue, ids[at : at + step])))

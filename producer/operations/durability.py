@@ -20,7 +20,7 @@ from sluice.protocol.durability import (
 )
 
 TIMEOUT_S = 5.0
-"""Longest wait for a disk or for replicas, far below the timeout of a silent connection."""
+"""Longest wait for a disk or for replicas, in seconds; far below the timeout of a silent connection."""
 
 
 @dataclass(slots=True, eq=False)
@@ -28,7 +28,7 @@ class DurabilityPolicy:
     """The durability of the submits of one client. Caches the facts of the server."""
 
     default: Durability | None = None
-    """The durability of calls that name none; None means the queue's setting."""
+    """The durability of calls without one; None: the queue's setting."""
 
     timeout_s: float = TIMEOUT_S
     _known: dict[Durability, tuple[DurabilityCheck, float]] = field(
@@ -36,17 +36,17 @@ class DurabilityPolicy:
     )
 
     def resolve(self, queue: Queue, asked: str | None, partition: int = 0) -> Operation[DurabilityCheck]:
-        """Return what the server must confirm after the jobs of a submit.
+        """Return the check that confirms the durability of a submit.
 
         Args:
-            queue: Their queue.
-            asked: The durability that the caller names, if any.
-            partition: A partition of theirs, which is asked if partition 0 does not answer.
+            queue: The queue of the jobs.
+            asked: The caller's durability, if any.
+            partition: A partition of the jobs, which is read if partition 0 does not answer.
 
         Raises:
-            InvalidJob: `asked` names no durability.
+            InvalidJob: `asked` is not a durability.
             InvalidSetting: the workers serve another number of partitions, or the queue's setting is wrong.
-            DurabilityRefused: this server cannot guarantee it.
+            DurabilityRefused: this server cannot guarantee the durability.
         """
         level = self.default if asked is None else read_durability(asked)
         default = yield from queue.read(partition)
@@ -65,7 +65,7 @@ class DurabilityPolicy:
         objection = "this user may not ask: allow it INFO." if persistence is None else persistence.objection(level)
         if persistence is None or objection is not None:
             raise DurabilityRefused(f"this server cannot guarantee {level}: {objection} Nothing was submitted.")
-        # WAIT and WAITAOF take 0 for no limit.
+        # At least 1, because 0 means no limit for WAIT and WAITAOF.
         return DurabilityCheck(level, max(1, round(self.timeout_s * 1000)), persistence.has_waitaof)
 
 

@@ -1,8 +1,8 @@
-"""Read the channels of jobs from any token on. The generators yield events as well as their steps. No I/O.
+"""Read the channels of jobs from any position. The generators yield events between their steps. No I/O.
 
 The id of a channel's entry is the number of tokens after it, so a reader's position is the number of tokens it has.
-Text lags behind tokens (stop strings, incomplete characters), so a `Cursor` also counts characters; with it, the rest
-can be cut from the result after the channel has expired. Reading never restarts a job.
+Text lags behind tokens (stop strings, incomplete characters), so a `Cursor` also counts characters; with them, the rest
+can be taken from the result after the channel has expired. Reading never restarts a job.
 """
 
 import re
@@ -63,7 +63,7 @@ _NUMBER = re.compile(r"[0-9]{1,18}")
 Place: TypeAlias = int | str | Cursor
 """The `cursor` of the reader's last event, or a bare offset: the number of tokens that it has.
 
-A reader resumes exactly after a cursor. Text cannot be cut within an event, so a bare offset within one begins with
+A reader resumes exactly after a cursor. Text cannot be split within an event, so a bare offset within one begins with
 that whole event, whose `start` is before the offset.
 """
 
@@ -72,7 +72,7 @@ def cursor_at(place: Place) -> Cursor:
     """Parse a position.
 
     Raises:
-        BadOffset: it is neither a number of tokens nor the cursor of an event.
+        BadOffset: the position is neither a number of tokens nor the cursor of an event.
     """
     if isinstance(place, Cursor):
         return place
@@ -95,12 +95,12 @@ def _checked(cursor: Cursor, place: object) -> Cursor:
 
 
 class StreamEvent(NamedTuple):
-    """An entry of a channel, with its job and its position: output that one or more steps added to one choice."""
+    """The output that one or more steps added to one choice: an entry of its channel, with job and position."""
 
     job_id: JobId
     choice: int
     start: int
-    """As in `ChannelEntry`, as are the other fields up to `end`."""
+    """As in `ChannelEntry`; likewise the following fields up to `end`."""
 
     token_ids: tuple[int, ...]
     text: str
@@ -112,7 +112,7 @@ class StreamEvent(NamedTuple):
 
     @property
     def offset(self) -> int:
-        """Tokens of the choice after this event."""
+        """Number of tokens of the choice after this event."""
         return self.position.tokens
 
     @property
@@ -122,11 +122,11 @@ class StreamEvent(NamedTuple):
 
 
 Follow: TypeAlias = Generator[Step | StreamEvent, list[Reply], None]
-"""An operation that yields events as well as its steps."""
+"""An operation that yields events between its steps."""
 
 
 class Reader:
-    """A reader of the channel of one choice from a position on. Holds the current position."""
+    """A reader of one choice's channel. Changes: it tracks the position."""
 
     def __init__(self, queue: Queue, job_id: JobId, place: Place = 0, choice: int = 0) -> None:
         self._begin = cursor_at(place)
@@ -144,25 +144,25 @@ class Reader:
         return f"{self._cursor.tokens}-0"
 
     def feed(self, entries: Iterable[ChannelEntry]) -> Iterator[StreamEvent]:
-        """Turn entries after the position into events; stops at an entry that begins before it."""
+        """Convert entries after the position to events; stop at an entry that begins before it."""
         for entry in entries:
             if entry.start < self._cursor.tokens:
                 return
             yield self._event(entry)
 
     def overlaps(self, entries: Sequence[ChannelEntry]) -> bool:
-        """Return whether the first entry begins before the position: it was rewritten with other bounds."""
+        """Return whether the first entry begins before the position, because it was rewritten with other bounds."""
         return bool(entries) and entries[0].start < self._cursor.tokens
 
     def lacks_tokens(self, entries: Sequence[ChannelEntry]) -> bool:
-        """Return whether the first entry begins after the position: the channel lost the tokens in between."""
+        """Return whether the first entry begins after the position, because the channel lost the tokens in between."""
         return bool(entries) and entries[0].start > self._cursor.tokens
 
     def reread(self, read: Sequence[ChannelEntry]) -> Iterator[StreamEvent]:
-        """Yield the output after the position from the whole channel; of a bare offset, from the event around it.
+        """Yield the output after the position from the whole channel; for a bare offset, from the event around it.
 
         Raises:
-            BadOffset: the channel was rewritten under a reader that began at a bare offset, so the text cannot be cut.
+            BadOffset: the channel was rewritten after the reader began at a bare offset, so the text cannot be split.
         """
         if self._cursor.chars is not None:
             yield self._cut_event(_whole(read), read[-1].time_ms, read[-1].end)
@@ -188,7 +188,7 @@ class Reader:
         if not 0 <= self.choice < view.choices:
             raise BadOffset(f"job {self.job_id} has choices 0 to {view.choices - 1}, not {self.choice}")
         published = view.published[self.choice] if self.choice < len(view.published) else 0
-        # A reader may be ahead of a server that lost its last second, but never past max_tokens.
+        # A reader may be ahead of a server that lost its last second of data, but never beyond max_tokens.
         if self._cursor.tokens > published and (view.state.is_terminal or self._cursor.tokens > _max_tokens(view)):
             raise BadOffset(
                 f"job {self.job_id} has {published} tokens; there is nothing after {self._cursor.tokens}. "
@@ -197,11 +197,11 @@ class Reader:
         return view
 
     def finish(self, view: JobView, data: bytes | None) -> StreamEvent:
-        """Cut the rest out of the result of an ended job whose channel has expired.
+        """Return the rest of the output from the result of an ended job whose channel has expired.
 
         Raises:
-            ResultExpired: the result has expired too.
-            ChannelExpired: no result has the rest, or the position is a bare token offset, so the text cannot be cut.
+            ResultExpired: the result has expired, too.
+            ChannelExpired: no result has the rest, or the position is a bare token offset, so the text cannot be split.
         """
         result = decode_result(data) if data is not None else None
         if result is None and view.state is JobState.DONE:
@@ -237,7 +237,7 @@ class Reader:
 
     @property
     def result_command(self) -> Command:
-        """The command that reads the result."""
+        """The command to read the result."""
         return ("GET", self._result_key)
 
     def _cut_event(self, whole: ChoiceResult, time_ms: int, end: End | None) -> StreamEvent:
@@ -271,8 +271,8 @@ def _whole(entries: Sequence[ChannelEntry]) -> ChoiceResult:
     )
 
 
-def _choice(found: JobResult | None, choice: int) -> ChoiceResult | None:
-    return found.choices[choice] if found is not None and choice < len(found.choices) else None
+def _choice(result: JobResult | None, choice: int) -> ChoiceResult | None:
+    return result.choices[choice] if result is not None and choice < len(result.choices) else None
 
 
 def _max_tokens(view: JobView) -> int:
@@ -282,7 +282,7 @@ def _max_tokens(view: JobView) -> int:
 def choice_readers(
     queue: Queue, job_id: JobId, num_choices: int, places: Sequence[Place] | None = None
 ) -> list[Reader]:
-    """Return a reader of each choice of a job, from its place on or from the first token."""
+    """Return a reader of each choice of a job, from its place or from the first token."""
     begins = [0] * num_choices if places is None else places
     return [Reader(queue, job_id, place, choice) for choice, place in zip(range(num_choices), begins, strict=True)]
 
@@ -290,7 +290,7 @@ def choice_readers(
 def follow(
     queue: Queue, readers: Sequence[Reader], timeout_s: float | None = None, *, waits: WaitNotifier | None = None
 ) -> Follow:
-    """Yield the events of any number of channels, over one connection, until each has ended; report long waits.
+    """Yield the events of any number of channels, over one connection, until all have ended; report long waits.
 
     Raises:
         JobNotFound, BadOffset, ResultExpired, ChannelExpired: a channel cannot be read from its position.
@@ -305,7 +305,7 @@ def _follow(queue: Queue, readers: Sequence[Reader], clock: Countdown, wait: Wai
     look_after_s = WAIT_BLOCK_MS / 1000
     overdue = OverdueJobs(queue)
     while open_readers:
-        # The state first: the channel of a terminal job is complete when it is read.
+        # The state first, so that the channel of a terminal job is complete when it is read.
         checked = yield from _look(queue, open_readers, wait)
         unstarted = _first_channels(queue, open_readers.values(), checked)
         look_in_s = yield from overdue.end(checked)
@@ -328,7 +328,7 @@ def _follow(queue: Queue, readers: Sequence[Reader], clock: Countdown, wait: Wai
 def stream(
     queue: Queue, readers: Sequence[Reader], timeout_s: float | None = None, *, waits: WaitNotifier | None = None
 ) -> Follow:
-    """Yield the events of choices of one job, then raise if the job ended other than done.
+    """Yield the events of choices of one job; then raise unless the job is done.
 
     Raises:
         JobFailed, JobCancelled, JobExpired: the job ended so.
@@ -349,7 +349,7 @@ def _stream(queue: Queue, readers: Sequence[Reader], timeout_s: float | None, wa
 def _look(
     queue: Queue, open_readers: dict[str, Reader], wait: Wait
 ) -> Generator[Step | StreamEvent, list[Reply], list[JobView]]:
-    """Read the state of each job, which is returned; yield what its channel has, or finish it from its result."""
+    """Read and return the state of each job; yield the entries of its channel, or finish it from its result."""
     readers = list(open_readers.values())
     job_views = yield from views(queue, [reader.job_id for reader in readers])
     checked = [reader.check(view) for reader, view in zip(readers, job_views, strict=True)]
@@ -369,20 +369,20 @@ def _look(
 
 
 def _first_channels(queue: Queue, readers: Iterable[Reader], checked: Sequence[JobView]) -> dict[str, str]:
-    """Return where to read of each unstarted job, besides its readers: if it never starts, one channel has its end."""
+    """Return the first channel of each unstarted job, besides those of its readers, since it may have the only end."""
     unstarted = {view.id for view in checked if not view.attempt and view.choices > 1}
     jobs = {reader.job_id for reader in readers if reader.job_id in unstarted}
     return {queue.keys_of(job_id).channel(job_id): "0-0" for job_id in jobs}
 
 
 def _finish(reader: Reader, view: JobView) -> Follow:
-    """Yield the rest from the result. While a job runs, its result may be incomplete."""
+    """Yield the rest from the result, which is not read while the job runs, because it may be incomplete."""
     [data] = (yield Ask((reader.result_command,))) if view.state.is_terminal else [None]
     yield reader.finish(view, cast("bytes | None", data))
 
 
-def _feed(queue: Queue, open_readers: dict[str, Reader], found: Sequence[tuple[str, Entries]]) -> Follow:
-    for key, entries in found:
+def _feed(queue: Queue, open_readers: dict[str, Reader], rows: Sequence[tuple[str, Entries]]) -> Follow:
+    for key, entries in rows:
         reader, read = open_readers[key], _decoded(entries)
         if reader.lacks_tokens(read):
             [view] = yield from views(queue, [reader.job_id])

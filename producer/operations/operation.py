@@ -1,11 +1,11 @@
 """The steps of operations, which the links run. No I/O.
 
-Every operation is a generator: it decides, without I/O, what to send and what to raise. It yields steps (`Ask`, one
-pipelined round trip, `Read` and `Sleep`), is sent the result of each, or has what the step raised thrown in, and
-returns what the caller asked for. Some yield events, too, for the caller, between their steps.
+Every operation is a generator that decides, without I/O, what to send and what to raise (sans I/O). It yields steps
+(`Ask`, one pipelined round trip; `Read`; `Sleep`), receives the result of each or the exception that it raised, and
+returns the result of the operation. Some also yield events for the caller between their steps.
 
 An `Ask` is sent again after a lost connection unless it sets `is_repeatable=False`. Most commands are idempotent: reads
-change nothing, a submit carries its ids, and cancelling a cancelled job reports its state.
+change nothing, a submit contains its ids, and cancelling a cancelled job returns its state.
 """
 
 from collections.abc import Generator, Iterator, Mapping
@@ -22,17 +22,17 @@ Entries: TypeAlias = list[tuple[str, bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Commands of one pipelined round trip. The result is one reply for each."""
+    """Commands of one pipelined round trip. The result is a list of one reply for each."""
 
     commands: tuple[Command, ...]
     is_repeatable: bool = True
-    """Whether it may be sent again after the connection is lost before the reply."""
+    """Whether the commands may be sent again if the connection is lost before the reply."""
 
     is_lenient: bool = False
-    """Whether the error of one command becomes its reply, as a ProducerError, instead of being raised."""
+    """Whether an error of one command is returned as its reply, as a ProducerError, instead of being raised."""
 
     deadline_s: float | None = None
-    """The monotonic time after which it is not sent again, and soon not waited for: ResultTimeout is raised then."""
+    """Monotonic time after which the commands are not sent again, and soon after which ResultTimeout is raised."""
 
 
 class Read(NamedTuple):
@@ -45,7 +45,7 @@ class Read(NamedTuple):
 
     @property
     def ask(self) -> Ask:
-        """The read as an XREAD; `channel_entries` parses its reply."""
+        """The XREAD command; `channel_entries` parses its reply."""
         return Ask((xread(self.cursors, block_ms=self.block_ms),), deadline_s=self.deadline_s)
 
 
@@ -57,7 +57,7 @@ class Sleep:
 
 
 Step: TypeAlias = Ask | Read | Sleep
-"""What an operation asks its link to do."""
+"""A step that a link performs for an operation."""
 
 STEPS = (Ask, Read, Sleep)
 
@@ -66,7 +66,7 @@ Operation: TypeAlias = Generator[Step, list[Reply], Result]
 
 
 def first_ask(operation: Operation[Result]) -> Ask:
-    """Start an operation whose first step is a round trip; return that step, to be sent ahead of the others."""
+    """Start an operation whose first step is a round trip; return that step, to be sent ahead of earlier replies."""
     step = next(operation)
     assert isinstance(step, Ask)
     return step
@@ -82,7 +82,7 @@ def xread(cursors: Mapping[str, str], *, block_ms: int | None) -> Command:
     return ("XREAD", "COUNT", READ_COUNT, *block, "STREAMS", *cursors.keys(), *cursors.values())
 
 
-# ---------------------------------------------------------------- what is read of channels
+# ---------------------------------------------------------------- replies of channels
 
 
 def channel_entries(reply: Reply) -> Iterator[tuple[str, Entries]]:

@@ -11,31 +11,31 @@ from sluice.protocol.keys import QueueKeys, served_partitions
 from sluice.protocol.wire import WireError
 
 KEPT_S = 10.0
-"""How long settings are cached."""
+"""How long settings are cached, in seconds."""
 
 
 @dataclass(slots=True, eq=False)
 class Queue:
-    """A queue's name, number of partitions and default durability. The last two change when its settings are read.
+    """A queue's name, number of partitions and default durability. Changes when the queue's settings are read.
 
     Raises:
-        InvalidJob: the name cannot be part of a key, or the number is not positive.
+        InvalidJob: the name cannot be part of a key, or the number of partitions is not positive.
     """
 
     name: str
     asked_partitions: int | None = None
-    """The number of partitions that the user named; None takes that of the workers."""
+    """The user's number of partitions; None: that of the workers."""
 
     partitions: int = field(init=False)
-    """The number as last read. Before, and while no worker has stated one: the user's, or 1."""
+    """The number of partitions as last read; before that, and while no worker has written one: the user's, or 1."""
 
     is_named: bool = field(init=False)
-    """Whether the user or the workers have named the number, as far as it has been read."""
+    """Whether `partitions` is the user's or the workers' number, not the default."""
 
     rates: dict[QueueKeys, tuple[float, float | None]] = field(
         default_factory=dict[QueueKeys, tuple[float, float | None]], init=False
     )
-    """When the output tokens a second of a partition's workers were last read, and what they were."""
+    """When a partition's rate, in output tokens a second, was last read, and its value."""
 
     _durability: Reply = field(default=None, init=False)
     _read_s: float = field(default=float("-inf"), init=False)
@@ -52,24 +52,24 @@ class Queue:
 
     @property
     def is_known(self) -> bool:
-        """Whether the user named the number of partitions, or it has been read."""
+        """Whether the number of partitions was given or has been read."""
         return self.asked_partitions is not None or self._read_s > float("-inf")
 
     def read(self, partition: int = 0) -> Operation[Reply]:
         """Read the settings, unless they are cached; return the default durability.
 
         Args:
-            partition: It is asked if partition 0 does not answer.
+            partition: The partition to read if partition 0 does not answer.
 
         Raises:
-            InvalidSetting: the workers serve another number of partitions than the user named.
+            InvalidSetting: the workers serve another number of partitions than the user gave.
         """
         if monotonic() - self._read_s > KEPT_S:
             yield from self._read_any(partition)
         return self._durability
 
     def forget(self) -> None:
-        """Forget the cached settings, which this client has changed."""
+        """Forget the cached settings, after this client has changed them."""
         self._read_s = float("-inf")
 
     def _read_any(self, partition: int) -> Operation[None]:
@@ -78,14 +78,14 @@ class Queue:
         except QueueUnreachable:
             if partition == 0:
                 raise
-            # In a Cluster, perhaps only its shard is down. It is asked first because every queue has it, even one
-            # with fewer partitions than the user named.
+            # In a Cluster, perhaps only the shard of partition 0 is down. It is read first, because every queue has
+            # it, even one with fewer partitions than the user gave.
             yield from self._read_one(partition)
 
     def _read_one(self, partition: int) -> Operation[None]:
         config = self.keys(partition).key("config")
         durability, stated = yield Ask((("HGET", config, "durability"), ("HGET", config, "partitions")))
-        # A server that has lost the settings states none until a worker writes them again.
+        # A server that has lost the settings has none until a worker writes them again.
         named = served_partitions(self.name, stated, self.asked_partitions)
         self.partitions, self.is_named = named or self.partitions, self.is_named or named is not None
         self._durability, self._read_s = durability, monotonic()
@@ -95,10 +95,10 @@ class Queue:
         return QueueKeys(self.name, partition)
 
     def keys_of(self, job_id: str) -> QueueKeys:
-        """Return the keys of the partition that holds this job.
+        """Return the keys of the partition that has this job.
 
         Raises:
-            InvalidJob: not a job id.
+            InvalidJob: the text is not a job id.
         """
         return QueueKeys(self.name, partition_in(job_id))
 
@@ -116,7 +116,7 @@ def partition_in(job_id: str) -> int:
     """Return the partition of a job id.
 
     Raises:
-        InvalidJob: not a job id.
+        InvalidJob: the text is not a job id.
     """
     try:
         return split_job_id(job_id)[0]

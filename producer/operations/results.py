@@ -1,4 +1,4 @@
-"""Wait for one job or many to end, and read their output. No I/O."""
+"""Wait for jobs to end, and read their output. No I/O."""
 
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass
@@ -39,25 +39,25 @@ from sluice.protocol.waits import Wait, WaitNotifier
 from sluice.protocol.wire import ChannelEntry, JobId, JobResult, decode_entry, decode_result
 
 WAIT_BLOCK_MS = 2000
-"""Longest blocking read. Then the state is read again: the worker may have died, or the channel expired."""
+"""Longest blocking read, after which the state is read again, since the worker may have died or the channel expired."""
 
 MAX_LOOK_S = 30.0
 """Longest interval between two reads of the state while a channel is silent. The interval doubles up to this."""
 
 WAIT_SHARE = 0.05
 MAX_WAIT_S = 0.1
-"""A waiting `result` pauses between reads for this share of the time it has waited, at most `MAX_WAIT_S`."""
+"""Longest pause of a waiting `result` between reads, in seconds, and its share of the time waited so far."""
 
 FRONT = 512
-"""The oldest unfinished jobs, which are polled in every round: they usually end first."""
+"""Number of oldest unfinished jobs, which are polled in every round because they usually end first."""
 
 SLICE = 512
-"""Other unfinished jobs polled in each round, in turn: priorities and tenants let some overtake."""
+"""Number of other unfinished jobs polled in each round, in turn, because priorities and tenants change the order."""
 
 MIN_PAUSE_S = 0.005
 MAX_PAUSE_S = 1.0
 IDLE_SHARE = 9
-"""A pause lasts this many times as long as the round before it: polling takes at most a tenth of the time."""
+"""Ratio of a pause to the preceding round, so that polling takes at most a tenth of the time."""
 
 
 def result(
@@ -67,7 +67,7 @@ def result(
 
     Raises:
         JobFailed, JobCancelled, JobExpired: the job ended otherwise; `partial` has its output so far.
-        ResultTimeout: the job has not ended in time, or the server did not answer.
+        ResultTimeout: the job did not end in time, or the server did not answer.
         ResultExpired: the job is done, but its output has expired.
         JobNotFound: the job is unknown.
     """
@@ -76,7 +76,7 @@ def result(
 
 @dataclass(frozen=True, slots=True)
 class PackedResult:
-    """A job that has ended, and its output as its worker has packed it."""
+    """An ended job, with its output as packed by its worker."""
 
     job_id: JobId
     view: JobView | None
@@ -84,11 +84,11 @@ class PackedResult:
 
     @property
     def num_bytes(self) -> int:
-        """The size of the packed output."""
+        """Size of the packed output."""
         return len(self.data or b"")
 
     def unpack(self) -> JobResult:
-        """Return the output. A large one takes seconds.
+        """Return the output. This takes seconds for a large one.
 
         Raises:
             JobFailed, JobCancelled, JobExpired, ResultExpired, JobNotFound: as in `result`.
@@ -103,10 +103,10 @@ class PackedResult:
 def packed_result(
     queue: Queue, job_id: JobId, timeout_s: float | None = None, *, waits: WaitNotifier | None = None
 ) -> Operation[PackedResult]:
-    """Wait for a job to end and return its output packed; report long waits.
+    """Wait for a job to end and return its packed output; report long waits.
 
     Raises:
-        ResultTimeout: the job has not ended in time.
+        ResultTimeout: the job did not end in time.
     """
     with (waits or WaitNotifier()).wait() as wait:
         return (yield from _packed_result(queue, job_id, Countdown(timeout_s), wait))
@@ -130,16 +130,16 @@ def _packed_result(queue: Queue, job_id: JobId, clock: Countdown, wait: Wait) ->
 
 
 def look(queue: Queue, job_id: JobId) -> Operation[tuple[JobView | None, bytes | None]]:
-    """Read the state of a job, and its encoded result."""
+    """Read the state and the encoded result of a job."""
     keys = queue.keys_of(job_id)
     status = calls.status(keys, [job_id])
-    # The state first: a result is written before its job becomes terminal.
+    # The state first, because a result is written before its job becomes terminal.
     state, data = yield Ask((command_of(status), ("GET", keys.result(job_id))))
     return status.parse(state)[0], cast("bytes | None", data)
 
 
 def outcome(view: JobView, data: bytes | None) -> JobResult:
-    """Return the output of a job that has ended.
+    """Return the output of an ended job.
 
     Raises:
         JobFailed, JobCancelled, JobExpired, ResultExpired: as in `result`.
@@ -155,13 +155,13 @@ def outcome(view: JobView, data: bytes | None) -> JobResult:
 
 
 def ended_badly(view: JobView, partial: JobResult | None = None) -> ProducerError:
-    """Return the error for an end other than done."""
+    """Return the error of a job that ended in another state than done."""
     kind = ENDS_BADLY.get(view.state, JobFailed)
     return kind(view.id, view.error or "no reason was given", code=view.error_code, partial=partial)
 
 
 def _wait_for_end(keys: QueueKeys, view: JobView, clock: Countdown, most_s: float) -> Operation[None]:
-    """Block on the channels until every choice has its end, or for about `most_s`: then the state is read again."""
+    """Block on the channels until every choice has its end, or for about `most_s`; then the state is read again."""
     offsets = [*view.published, *[0] * view.choices]
     cursors = {keys.channel(view.id, choice): f"{offsets[choice]}-0" for choice in range(view.choices)}
     until_s = clock.passed_s + most_s
@@ -174,9 +174,9 @@ def _wait_for_end(keys: QueueKeys, view: JobView, clock: Countdown, most_s: floa
             if is_end_id(cursors[key]):
                 del cursors[key]
         if not view.attempt and len(cursors) < view.choices:
-            return  # a job that never started has its end on one channel
+            return  # a job that never started has its end in one channel only
         if cursors:
-            # Tokens end the read too: pause longer and longer, which bounds both the cost and the added latency.
+            # Tokens end the read, too: growing pauses bound both the cost and the added latency.
             yield Sleep(min(MAX_WAIT_S, WAIT_SHARE * clock.passed_s))
 
 
@@ -186,16 +186,16 @@ class Outcome:
 
     job_id: JobId
     view: JobView | None
-    """Its times and counts; None if the queue no longer has it."""
+    """The job's times and counts; None if the queue no longer has it."""
 
     result: JobResult | None
-    """Its output, complete if `error` is None."""
+    """The job's output, complete if `error` is None."""
 
     error: ProducerError | None
     """JobFailed, JobCancelled, JobExpired, ResultExpired or JobNotFound."""
 
     entries: tuple[ChannelEntry, ...] = ()
-    """Entries of its first choice's channel, if requested and not expired."""
+    """Entries of the first choice's channel, if requested and not expired."""
 
 
 Outcomes: TypeAlias = Generator[Step | Outcome, list[Reply], None]
@@ -209,7 +209,7 @@ def outcomes(
     is_waiting: bool = True,
     waits: WaitNotifier | None = None,
 ) -> Outcomes:
-    """Yield the outcome of each job as it ends; report waits in which none ends. See `ended` for `is_waiting`."""
+    """Yield the outcome of each job as it ends; report waits in which none ends. `is_waiting`: False: as `ended`."""
     if not is_waiting:
         return (yield from ended(queue, job_ids, with_entries=with_entries))
     with (waits or WaitNotifier()).wait() as wait:
@@ -217,7 +217,7 @@ def outcomes(
 
 
 def ended(queue: Queue, job_ids: Iterable[JobId], *, with_entries: bool = False) -> Outcomes:
-    """Yield the outcomes of those jobs that have ended, or are unknown, without waiting for the others."""
+    """Yield the outcomes of the jobs that have ended or are unknown, without waiting for the others."""
     unique = list(dict.fromkeys(job_ids))
     job_views = yield from views(queue, unique)
     yield from _read_outcomes(queue, _over(unique, job_views), with_entries=with_entries)
@@ -253,8 +253,8 @@ def _this_round(watched: list[JobId], turn: int) -> list[JobId]:
     return watched[:FRONT] + watched[at : at + SLICE]
 
 
-def _over(job_ids: Iterable[JobId], found: Iterable[JobView | None]) -> dict[JobId, JobView | None]:
-    looks = zip(job_ids, found, strict=True)
+def _over(job_ids: Iterable[JobId], views: Iterable[JobView | None]) -> dict[JobId, JobView | None]:
+    looks = zip(job_ids, views, strict=True)
     return {job_id: view for job_id, view in looks if view is None or view.state.is_terminal}
 
 

@@ -1,4 +1,4 @@
-"""Operations for script calls: one call, several in one round trip, or one for each slice of jobs."""
+"""Operations for script calls: one call, several in one round trip, or one per slice of jobs."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,7 +11,7 @@ from sluice.protocol.redis.execution import command_of
 from sluice.protocol.wire import JobId
 
 SLICES_PER_TRIP = 8
-"""Calls that each handle one slice of jobs, in one round trip."""
+"""Calls in one round trip that each process one slice of jobs."""
 
 
 def ask_call(call: Call[Result], *, is_repeatable: bool = True) -> Operation[Result]:
@@ -20,12 +20,12 @@ def ask_call(call: Call[Result], *, is_repeatable: bool = True) -> Operation[Res
     return call.parse(reply)
 
 
-def ask_calls(made: Sequence[Call[Result]], *, is_repeatable: bool = True) -> Operation[list[Result]]:
+def ask_calls(calls: Sequence[Call[Result]], *, is_repeatable: bool = True) -> Operation[list[Result]]:
     """Make several calls in one round trip."""
-    if not made:
+    if not calls:
         return []
-    replies = yield Ask(tuple(map(command_of, made)), is_repeatable)
-    return [call.parse(reply) for call, reply in zip(made, replies, strict=True)]
+    replies = yield Ask(tuple(map(command_of, calls)), is_repeatable)
+    return [call.parse(reply) for call, reply in zip(calls, replies, strict=True)]
 
 
 def for_jobs(
@@ -38,9 +38,9 @@ def for_jobs(
 ) -> Operation[list[Result]]:
     """Make a call for each partition and slice of the jobs, in one round trip; returns results in job order."""
     slices = slices_of(job_ids, slice_jobs)
-    made = [make(queue.keys(partition), [job_ids[i] for i in places]) for partition, places in slices]
+    calls = [make(queue.keys(partition), [job_ids[i] for i in places]) for partition, places in slices]
     answers: dict[int, Result] = {}
-    for (_, places), replies in zip(slices, (yield from ask_calls(made, is_repeatable=is_repeatable)), strict=True):
+    for (_, places), replies in zip(slices, (yield from ask_calls(calls, is_repeatable=is_repeatable)), strict=True):
         answers.update(zip(places, replies, strict=True))
     return [answers[i] for i in range(len(job_ids))]
 

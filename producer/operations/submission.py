@@ -37,15 +37,15 @@ class Receipt:
 
     id: JobId
     is_duplicate: bool = False
-    """Whether it was submitted before, by id or idempotency key; `id` is that of the first submit."""
+    """Whether the job was submitted before, with the same id or idempotency key; `id` is that of the first submit."""
 
     ahead_jobs: int | None = None
-    """Jobs ahead on its lane, an upper bound. None for a duplicate."""
+    """Upper bound of the jobs ahead on its lane; None for a duplicate."""
 
     ahead_tokens: int | None = None
     state: JobState = JobState.QUEUED
     is_less_durable: bool = False
-    """Whether the server has not confirmed the requested durability; then it is that of a `LessDurable`."""
+    """Whether the server has not confirmed the requested durability; True only in the receipt of a `LessDurable`."""
 
     def __str__(self) -> str:
         return self.id
@@ -55,17 +55,17 @@ SubmitAnswer: TypeAlias = Receipt | ProducerError
 """The result of submitting one of many jobs."""
 
 JOB_OVERHEAD_BYTES = 256
-"""Size of the arguments of one job besides spec and payload."""
+"""Bytes of the arguments of one job besides spec and payload."""
 
 CALLS_PER_WAIT = 4
-"""Calls in one round trip when a submit waits for disk or replicas: one wait covers all of them."""
+"""Calls in one round trip when a submit waits for disk or replicas; one wait covers all of them."""
 
 SubmitCall: TypeAlias = tuple[Call[list[calls.SubmitReply]], list[int]]
 """A call, and the indices of its jobs in their round trip."""
 
 
 class JobPacker:
-    """A packer of jobs into round trips: one call each, or several when the submit waits for disk or replicas."""
+    """A packer of jobs into round trips: of one call, or of several when the submit waits for disk or replicas."""
 
     def __init__(self, durability_check: DurabilityCheck = NOTHING_ASKED) -> None:
         self._max_calls = CALLS_PER_WAIT if durability_check.is_asked else 1
@@ -73,7 +73,7 @@ class JobPacker:
         self._num_bytes = 0
 
     def add(self, prepared: Prepared) -> list[Prepared] | None:
-        """Add a job, or the error that replaces it; return the jobs before it if they fill a round trip."""
+        """Add a job, or the error that replaces it; return the preceding jobs if they fill a round trip."""
         job, _ = prepared
         num_bytes = _size(job) if isinstance(job, NewJob) else 0
         full = None
@@ -84,12 +84,12 @@ class JobPacker:
         return full
 
     def rest(self) -> list[Prepared] | None:
-        """Return the jobs since the last full round trip, or None if there are none."""
+        """Return the jobs since the last full round trip; None if there are none."""
         rest, self._jobs, self._num_bytes = self._jobs, [], 0
         return rest or None
 
     def _has_room(self, num_bytes: int) -> bool:
-        """Return whether a job of this size still fits. A job larger than the limit is sent alone."""
+        """Return whether a job of this size fits. A job larger than the limit is sent alone."""
         if not self._jobs:
             return True
         has_bytes = self._num_bytes + num_bytes <= self._max_calls * limits.MAX_CALL_BYTES
@@ -103,7 +103,7 @@ def _size(job: NewJob) -> int:
 def submit_jobs(
     queue: Queue, jobs: Sequence[Prepared], durability_check: DurabilityCheck = NOTHING_ASKED
 ) -> Operation[list[SubmitAnswer]]:
-    """Submit the jobs of one round trip, as `JobPacker` cuts them; return the result of each, in their order.
+    """Submit the jobs of one round trip of `JobPacker`; return the result of each, in order.
 
     Raises:
         QueueRefused, AccessDenied: the server refuses the call itself.
@@ -111,17 +111,17 @@ def submit_jobs(
     indices: dict[int, list[int]] = {}
     for i, (job, _) in enumerate(jobs):
         if isinstance(job, NewJob):
-            # No full check of the id: NewJob was built from a valid one.
+            # Without a full check of the id: NewJob was built from a valid one.
             indices.setdefault(int(job.id.partition(".")[0]), []).append(i)
     cut = _calls_within_limits if durability_check.is_asked else _one_call
-    made = [call for partition, of_one in indices.items() for call in cut(queue.keys(partition), jobs, of_one)]
+    split = [call for partition, of_one in indices.items() for call in cut(queue.keys(partition), jobs, of_one)]
     behind = durability_check.commands([queue.keys(partition) for partition in indices])
-    commands = (*(command_of(call) for call, _ in made), *behind)
-    replies = yield Ask(commands or (("PING",),), is_lenient=True)  # a Cluster cannot route a round trip of nothing
+    commands = (*(command_of(call) for call, _ in split), *behind)
+    replies = yield Ask(commands or (("PING",),), is_lenient=True)  # a Cluster cannot route an empty round trip
     answers_by_index: dict[int, SubmitAnswer] = {}
-    for (call, of_one), reply in zip(made, replies, strict=False):
+    for (call, of_one), reply in zip(split, replies, strict=False):
         answers_by_index.update(zip(of_one, _answers(call, [jobs[i] for i in of_one], reply), strict=True))
-    doubt = durability_check.doubt(replies[len(made) :])
+    doubt = durability_check.doubt(replies[len(split) :])
     answers = [job if isinstance(job, ProducerError) else answers_by_index[i] for i, (job, _) in enumerate(jobs)]
     return answers if doubt is None else [_doubted(answer, durability_check.asked, doubt) for answer in answers]
 
@@ -153,29 +153,29 @@ def _answers(call: Call[list[calls.SubmitReply]], jobs: Sequence[Prepared], repl
             yield _answer(cast("NewJob", job), answer, is_chosen=is_chosen)
 
 
-def _doubted(answer: SubmitAnswer, asked: Durability, doubt: str) -> SubmitAnswer:
+def _doubted(answer: SubmitAnswer, durability: Durability, doubt: str) -> SubmitAnswer:
     if isinstance(answer, ProducerError):
         return answer
-    return LessDurable(answer.id, str(asked), doubt, receipt=replace(answer, is_less_durable=True))
+    return LessDurable(answer.id, str(durability), doubt, receipt=replace(answer, is_less_durable=True))
 
 
 def prepare(
     queue: Queue, policy: DurabilityPolicy, job: CheckedJob, durability: str | None
 ) -> Operation[tuple[NewJob, DurabilityCheck]]:
-    """Build a job on a partition that the workers serve, and find out what the server must confirm after it.
+    """Build a job on a partition that the workers serve; return it with the check that confirms its durability.
 
     Raises:
-        InvalidJob: its id names a partition that the queue does not have.
+        InvalidJob: the id names a partition that the queue does not have.
         InvalidSetting, DurabilityRefused: as `DurabilityPolicy.resolve`.
     """
     if not queue.is_known:
         yield from queue.read()
     partitions = queue.partitions
-    made = job.new_job(partitions)
-    durability_check = yield from policy.resolve(queue, durability, queue.keys_of(made.id).partition)
+    new_job = job.new_job(partitions)
+    durability_check = yield from policy.resolve(queue, durability, queue.keys_of(new_job.id).partition)
     if queue.partitions != partitions:  # the workers have changed it
-        made = job.new_job(queue.partitions)
-    return made, durability_check
+        new_job = job.new_job(queue.partitions)
+    return new_job, durability_check
 
 
 def submit(
@@ -185,8 +185,8 @@ def submit(
 
     Raises:
         QueueFull, QueueRefused, JobTooLarge, InvalidJob, IdempotencyConflict: the queue does not accept it.
-        LessDurable: it is accepted, but the server has not confirmed the requested durability.
-        QueueUnreachable: it may be accepted; the error has its id.
+        LessDurable: the job is accepted, but the server has not confirmed the requested durability.
+        QueueUnreachable: the job may be accepted; the error has its id.
     """
     try:
         [answer] = yield from submit_jobs(queue, [(job, is_chosen)], durability_check)
@@ -201,15 +201,15 @@ def submit(
 
 
 UNKNOWN_WAIT_S = 5.0
-"""When to try again if no worker reports its rate."""
+"""Time until the next attempt if no worker reports its rate, in seconds."""
 
 
 RATE_KEPT_S = 1.0
-"""How long the rate of a partition's workers is cached: each refusal asks for it, and many may come in a row."""
+"""How long the rate of a partition's workers is cached, because each of many refusals in a row needs it."""
 
 
 def retry_after_s(queue: Queue, keys: QueueKeys, full: QueueFull) -> Operation[float]:
-    """Estimate when the queue has room again: the time its workers need for a hundredth of the waiting tokens."""
+    """Estimate the time until the queue has room, in seconds: the workers' time for 1 % of the waiting tokens."""
     read_s, rate = queue.rates.get(keys, (float("-inf"), None))
     if monotonic() - read_s > RATE_KEPT_S:
         rate = yield from _rate_of(keys)
@@ -220,7 +220,7 @@ def retry_after_s(queue: Queue, keys: QueueKeys, full: QueueFull) -> Operation[f
 def _rate_of(keys: QueueKeys) -> Operation[float | None]:
     try:
         return (yield from survey_one(keys, fields=("tokens_per_s",))).tokens_per_s
-    except AccessDenied:  # a user that may only submit cannot read the workers' rates
+    except AccessDenied:  # a user who may only submit cannot read the workers' rates
         return None
 
 

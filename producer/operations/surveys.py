@@ -1,4 +1,4 @@
-"""Read whole partitions: their state, then their workers, lanes and tenants page by page. No I/O."""
+"""Read whole partitions: the state, then workers, lanes and tenants, page by page. No I/O."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,21 +14,21 @@ from sluice.protocol.limits import LANES_PER_PAGE
 from sluice.protocol.redis.execution import Command, Reply, command_of
 
 WAIT_FIELDS = ("state", "tokens_per_s")
-"""Fields of heartbeats that say whether a job will start, and when."""
+"""Fields of heartbeats that tell whether a job will start, and when."""
 
 Part = tuple[Command, Callable[[Reply], None]]
-"""A command, and what takes its reply."""
+"""A command, and the function that receives its reply."""
 
 
 def survey_all(
     all_keys: Sequence[QueueKeys], *, fields: Sequence[str] = (), has_lanes: bool = True
 ) -> Operation[list[QueueView]]:
-    """Read partitions with all their living workers and lanes. Small ones take one round trip.
+    """Read partitions with all their living workers and lanes; small partitions in one round trip.
 
     Args:
         all_keys: The partitions.
-        fields: The fields of heartbeats that are wanted; all of them if empty.
-        has_lanes: Whether the lanes, and the numbers and weights of tenants, are wanted.
+        fields: The fields of heartbeats to read; all if empty.
+        has_lanes: Whether to read the lanes, and the waiting jobs and weights of tenants.
     """
     lists = calls.LISTS if has_lanes else ()
     surveys = [_Survey(keys=keys, fields=tuple(fields), lists_at=dict.fromkeys(lists, 0)) for keys in all_keys]
@@ -47,15 +47,15 @@ def survey_one(keys: QueueKeys, *, fields: Sequence[str] = ()) -> Operation[Queu
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Survey:
-    """What has been read of a partition. Changes with each reply."""
+    """The data of a partition read so far. Changes with each reply."""
 
     keys: QueueKeys
     fields: tuple[str, ...]
     lists_at: dict[str, int]
-    """Cursor of the next page of each list that has not been read."""
+    """Cursor of the next page of each unfinished list."""
 
     workers_at: int | None = 0
-    """Likewise; None after the last page."""
+    """Cursor of the next page of workers; None after the last page."""
 
     partition: PartitionView | None = None
     workers: dict[str, dict[str, str]] = field(default_factory=dict[str, dict[str, str]])
@@ -72,7 +72,7 @@ class _Survey:
 
     @property
     def view(self) -> QueueView:
-        """All of it."""
+        """The whole state of the partition."""
         assert self.partition is not None
         return calls.whole_view(self.partition, self.workers, self.lists)
 
@@ -85,7 +85,7 @@ class _Survey:
         self.workers_at = page.cursor or None
 
     def _take_list(self, name: str, reply: Reply) -> None:
-        # Scripts take another program's key in the place of these two as an empty one.
+        # Scripts treat a key of another type, written by another program, as empty.
         is_foreign = isinstance(reply, ProducerError) and name != "depth"
         cursor, flat = (b"0", []) if is_foreign else cast("tuple[bytes, list[bytes]]", _sound(reply))
         self.lists.setdefault(name, {}).update(zip(flat[::2], flat[1::2], strict=True))
@@ -96,10 +96,10 @@ class _Survey:
 
 
 def _sound(reply: Reply) -> Reply:
-    """Return a reply.
+    """Return a reply, or raise it if it is an error.
 
     Raises:
-        ProducerError: it is one.
+        ProducerError: the reply is an error.
     """
     if isinstance(reply, ProducerError):
         raise reply

@@ -9,7 +9,7 @@ from sluice.protocol.keys import RETURNED
 from sluice.protocol.limits import MAX_WEIGHT, MIN_WEIGHT
 
 WEIGHT = "weight:"
-"""Prefix of the setting that holds a tenant's weight."""
+"""Prefix of the settings with tenants' weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,23 +18,23 @@ class QueueTotals:
 
     queue: str
     waiting: int
-    """Jobs that wait, and in `tokens` what they reserve."""
+    """Waiting jobs; in `tokens`, the tokens that they reserve."""
 
     tokens: int
     running: int
     oldest_s: float | None
-    """Age of the oldest waiting job, submitted at `oldest_ms`."""
+    """Age of the oldest waiting job, which was submitted at `oldest_ms`."""
 
     oldest_ms: int | None
     dead: int
-    """Failed jobs that can be requeued."""
+    """Number of failed jobs in the dead set."""
 
     suspects: int
     returned: int
-    """Waiting jobs that a worker has returned."""
+    """Number of waiting jobs that a worker has returned."""
 
     outbox: int
-    """Events that the history lacks."""
+    """Number of events that are not in the history yet."""
 
     workers: int
     worker_deaths: int
@@ -48,14 +48,14 @@ class TenantTotals:
     tenant: str
     queue: str
     waiting: int
-    """Jobs that wait, and in `tokens` what they reserve."""
+    """Waiting jobs; in `tokens`, the tokens that they reserve."""
 
     tokens: int
     weight: float
     """In mode fair, tenants get tokens in proportion to their weights."""
 
     share: float | None
-    """Its part of the weights of all tenants that wait; null unless it waits and the mode is fair."""
+    """Fraction of the weights of all tenants with waiting jobs; null unless it has some and the mode is fair."""
 
 
 def queue_totals(name: str, views: Sequence[QueueView]) -> QueueTotals:
@@ -80,11 +80,11 @@ def queue_totals(name: str, views: Sequence[QueueView]) -> QueueTotals:
 
 
 def tenant_totals(name: str, views: Sequence[QueueView]) -> list[TenantTotals]:
-    """Sum up the waiting jobs of each tenant that waits or has its own weight, by name."""
+    """Sum up the waiting jobs of each tenant that has waiting jobs or a weight, by name."""
     settings = {key: value for view in views for key, value in view.settings.items()}
     weights = {key.removeprefix(WEIGHT): _weight(value) for key, value in settings.items() if key.startswith(WEIGHT)}
     jobs, tokens = Counter[str](), Counter[str]()
-    for tenant, num_jobs, num_tokens, _ in (one for view in views for one in view.tenants):
+    for tenant, num_jobs, num_tokens, _ in (row for view in views for row in view.tenants):
         jobs[tenant] += num_jobs
         tokens[tenant] += num_tokens
     waiting = {tenant for view in views for _, tenant, num_jobs, _ in view.lanes if num_jobs}
@@ -104,7 +104,7 @@ def tenant_totals(name: str, views: Sequence[QueueView]) -> list[TenantTotals]:
 
 
 def _weight(text: str) -> float:
-    """Read a weight as the scripts do: 1 if it is none, since another user may have written it."""
+    """Parse a weight as the scripts do: 1 if it is not valid, since another user may have written it."""
     try:
         weight = float(text)
     except ValueError:

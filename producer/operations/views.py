@@ -26,11 +26,11 @@ class JobStatus(JobView):
     starts_in_s: float | None = None
     """Tokens ahead on its lane divided by the rate that the workers report.
 
-    None if unknown. With nothing ahead it is unknown when a running job leaves its place.
+    None if unknown. Unknown also if nothing is ahead, because it depends on when a running job ends.
     """
 
     waits_for: str | None = None
-    """What a queued job waits for, and what to do; None if that is unknown."""
+    """The reason for which a queued job waits, and what to do; None if unknown."""
 
 
 def views(queue: Queue, job_ids: Sequence[JobId]) -> Operation[list[JobView | None]]:
@@ -52,11 +52,11 @@ def status(queue: Queue, job_id: JobId) -> Operation[JobStatus]:
     try:
         return status_of(queue, view, (yield from survey_one(queue.keys_of(job_id), fields=WAIT_FIELDS)))
     except AccessDenied:
-        return status_of(queue, view, None)  # a user limited to one tenant cannot read the whole queue
+        return status_of(queue, view, None)  # a user who is limited to one tenant cannot read the whole queue
 
 
 def status_of(queue: Queue, view: JobView, survey: QueueView | None) -> JobStatus:
-    """Return the state of a job with the estimate of its start, if its partition's survey is known."""
+    """Return the state of a job, with an estimate of its start if its partition's survey is given."""
     facts = {name: getattr(view, name) for name in JobView.__dataclass_fields__}
     if survey is None or view.state is not JobState.QUEUED:
         return JobStatus(**facts)
@@ -69,7 +69,7 @@ def _starts_in_s(view: JobView, queue: QueueView) -> float | None:
 
 
 def explain(queue: Queue, view: JobView) -> Operation[WaitReason]:
-    """Find out what an unfinished job waits for."""
+    """Look up the reason for which an unfinished job waits."""
     persistence = persistence_in((yield Ask(LOOK, is_lenient=True)))
     if persistence is not None and persistence.is_append_failing:
         how = "Free space on its disk; waiting jobs then continue by themselves"
@@ -81,7 +81,7 @@ def explain(queue: Queue, view: JobView) -> Operation[WaitReason]:
 
 
 def wait_reason(queue: Queue, view: JobView, survey: QueueView) -> WaitReason:
-    """Return what an unfinished job waits for."""
+    """Return the reason for which an unfinished job waits."""
     if view.state is JobState.RUNNING:
         return WaitReason(WaitCause.RUNNING, f"job {view.id} is running (attempt {view.attempt}) and has no new token")
     if survey.is_paused:
@@ -116,14 +116,14 @@ def inspect(queue: Queue) -> Operation[list[QueueView]]:
 
 
 def has_been_used(views: Sequence[PartitionView]) -> bool:
-    """Return whether a queue has ever had a job or a worker on this server; `views` are its partitions."""
+    """Return whether a queue has ever had a job or a worker on this server; `views`: its partitions."""
     return any(view.totals or view.num_workers or {"partitions", STARTING} & view.settings.keys() for view in views)
 
 
 def queue_names() -> Operation[dict[str, int]]:
     """Return every queue on the server and its number of partitions. Scans the whole key space.
 
-    The number is that of its workers. Without any, it is that of the partitions that have had jobs.
+    The number is that of the workers; without one, that of the partitions that have had jobs.
     """
     queues: dict[str, int] = {}
     cursor = b"0"

@@ -1,1 +1,1 @@
-"""The timeline of one job, as a picture for pages and terminals."""
+"""The timeline of one job, drawn for pages and terminals."""

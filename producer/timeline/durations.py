@@ -1,4 +1,4 @@
-"""How people read durations. No I/O."""
+"""Formatting of durations. No I/O."""
 
 DASH = "\u2013"
 UNITS = ((86_400, "d"), (3600, "h"), (60, "m"))

@@ -20,12 +20,12 @@ WHYS = {
     "requeue": "requeued",
     "audit": "no worker had it",
 }
-"""Why an attempt ended before its job, in words."""
+"""Descriptions of why an attempt ended before its job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """A stretch of time on a lane."""
+    """A time span on a lane."""
 
     lane: int
     start: float
@@ -36,7 +36,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """A moment on a lane."""
+    """A point in time on a lane."""
 
     lane: int
     at: float
@@ -64,7 +64,7 @@ class TimelinePicture:
 
     @property
     def height(self) -> int:
-        """In pixels."""
+        """Height in pixels."""
         return LANE_PX * len(self.lanes) + AXIS_PX
 
 
@@ -78,20 +78,20 @@ class Attempt:
     outcome: str | None
     why: str | None
     seen_ms: int | None = None
-    """The last heartbeat of its worker, if that died."""
+    """The last heartbeat of its worker, if the worker died."""
 
     preemptions: Sequence[tuple[int, int | None]] = ()
-    """The first ones: begin, and when it ran again."""
+    """The first preemptions: begin, and when the sequence ran again."""
 
     @property
     def reason(self) -> str | None:
-        """Why it ended, in words; None if that is unknown."""
+        """Description of why the attempt ended; None if unknown."""
         return None if self.why is None else WHYS.get(self.why, self.why.replace("_", " "))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """The moments of a job, as the queue and the history know them."""
+    """The times of a job, from the queue and the history."""
 
     state: str
     submitted_ms: int
@@ -103,17 +103,17 @@ class Times:
 
 
 class TimeScale:
-    """Times in percent of a stretch."""
+    """The conversion of times to percent of a time span."""
 
     def __init__(self, begin_ms: int, end_ms: int) -> None:
         self.begin_ms, self.total_ms = begin_ms, max(1, end_ms - begin_ms)
 
     def at(self, at_ms: int) -> float:
-        """Return where a time is."""
+        """Return the position of a time, in percent."""
         return round(min(100.0, max(0.0, 100 * (at_ms - self.begin_ms) / self.total_ms)), 3)
 
     def ticks(self) -> Iterator[Tick]:
-        """Yield at most a few round times."""
+        """Yield a few round times."""
         total_s, step_s = self.total_ms / 1000, 0.001
         while total_s / step_s > MAX_TICKS:
             step_s = _next_step(step_s)
@@ -125,7 +125,7 @@ class TimeScale:
 
 
 def picture(times: Times, now_ms: int) -> TimelinePicture:
-    """Draw the moments of a job."""
+    """Draw the times of a job."""
     latest_ms = max([attempt.end_ms or attempt.start_ms for attempt in times.attempts], default=times.submitted_ms)
     scale = TimeScale(times.submitted_ms, max(times.ended_ms or now_ms, latest_ms, times.submitted_ms + 1))
     is_over = times.ended_ms is not None
@@ -171,11 +171,11 @@ def _waits(times: Times, scale: TimeScale, now_ms: int) -> Iterator[Bar]:
 
 
 def _bars_of(times: Times, attempt: Attempt, end_ms: int, lane: int, scale: TimeScale) -> Iterator[Bar]:
-    """Yield the phases of an attempt, its preemptions, and the time in which its worker was dead."""
+    """Yield bars for the phases of an attempt, its preemptions, and the time in which its worker was dead."""
     phases = phases_of(
         attempt.start_ms,
         end_ms,
-        # Unknown while the job has no token: an attempt that runs is drawn as computing its prompt.
+        # Unknown while the job has no token: a running attempt is drawn as computing its prompt.
         scheduled_ms=attempt.start_ms if times.scheduled_ms is None else times.scheduled_ms,
         first_token_ms=times.first_token_ms,
         last_token_ms=None,
@@ -187,8 +187,8 @@ def _bars_of(times: Times, attempt: Attempt, end_ms: int, lane: int, scale: Time
     if has_prefill or phases.alive_ms == attempt.start_ms:
         yield _bar(scale, phases.pulled_ms, phases.prefilled_ms, lane, "prefill", "Computed the prompt")
     if phases.alive_ms > phases.prefilled_ms:
-        what = "Generated" if has_prefill else "Resumed after the last token"
-        yield _bar(scale, phases.prefilled_ms, phases.alive_ms, lane, "decode", what)
+        label = "Generated" if has_prefill else "Resumed after the last token"
+        yield _bar(scale, phases.prefilled_ms, phases.alive_ms, lane, "decode", label)
     for begin_ms, again_ms in attempt.preemptions:
         if begin_ms < phases.alive_ms:
             until_ms = min(phases.alive_ms, again_ms or phases.alive_ms)
@@ -197,7 +197,7 @@ def _bars_of(times: Times, attempt: Attempt, end_ms: int, lane: int, scale: Time
         yield _bar(scale, phases.alive_ms, end_ms, lane, "lost", "Its worker was lost")
 
 
-def _bar(scale: TimeScale, begin_ms: int, end_ms: int, lane: int, kind: str, what: str) -> Bar:
+def _bar(scale: TimeScale, begin_ms: int, end_ms: int, lane: int, kind: str, label: str) -> Bar:
     start = scale.at(begin_ms)
     width = max(LEAST_WIDTH, round(scale.at(end_ms) - start, 3))
     return Bar(
@@ -205,12 +205,12 @@ def _bar(scale: TimeScale, begin_ms: int, end_ms: int, lane: int, kind: str, wha
         start=min(start, 100 - width),
         width=width,
         kind=kind,
-        title=f"{what}: {seconds((end_ms - begin_ms) / 1000)}",
+        title=f"{label}: {seconds((end_ms - begin_ms) / 1000)}",
     )
 
 
 def _next_step(step_s: float) -> float:
-    """Return the next larger one of 1, 2, 5, 10, 20 and so on."""
+    """Return the smallest of 1, 2, 5, 10, 20 and so on that is larger."""
     size = 0.001
     while True:
         for step in STEPS:

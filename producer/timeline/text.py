@@ -20,9 +20,9 @@ LEAST_COLUMNS = 20
 
 
 def lines_of(drawn: TimelinePicture, times: Times, *, width: int) -> Iterator[str]:
-    """Yield the lines of a timeline; none is longer than `width`, unless that is too narrow to draw at all.
+    """Yield the lines of a timeline, at most `width` long unless that is too narrow to draw.
 
-    Each lane is a line: the queue, then the attempts with how they ended.
+    Each lane is a line: the queue, then the attempts and how they ended.
     """
     names = [name.split(",")[0].lower() for name in drawn.lanes]
     margin = max(map(len, names)) + 1
@@ -46,7 +46,7 @@ def _lane(drawn: TimelinePicture, lane: int, columns: int) -> str:
 
 
 def _fill(line: list[str], bar: Bar) -> None:
-    """Draw a bar, in one column at least."""
+    """Draw a bar of at least one column."""
     columns = len(line)
     start = min(columns - 1, int(bar.start * columns / 100))
     end = max(start + 1, int((bar.start + bar.width) * columns / 100))

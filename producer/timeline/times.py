@@ -1,4 +1,4 @@
-"""The moments of a job, from what the queue and the history know of it. No I/O."""
+"""The times of a job, from the queue and the history. No I/O."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,12 +8,12 @@ from sluice.producer.timeline.picture import Attempt, Times
 
 
 def times_of(now: JobStatus | None, row: JobRow | None, attempts: Sequence[AttemptRow]) -> Times | None:
-    """Return the moments of a job: those of the history, and what the queue knows before.
+    """Return the times of a job: those in the history, and from the queue those that it lacks yet.
 
     Args:
-        now: Its status in the queue; None if the queue has forgotten it.
-        row: Its row in the history, if there is one.
-        attempts: Its attempts in the history.
+        now: The job's status in the queue; None if the queue has forgotten the job.
+        row: The job's row in the history, if there is one.
+        attempts: The job's attempts in the history.
     """
     submitted_ms = now.submitted_ms if now is not None else row.submitted_ms if row is not None else None
     if submitted_ms is None or (row is not None and now is not None and row.submitted_ms != submitted_ms):

@@ -1,6 +1,6 @@
 # Generated from producer/transport/aio.py by `python -m tools.blocking`: change that file.
 
-"""Run operations: make their round trips, and repeat those that may be repeated while the server does not answer."""
+"""Runners of operations: they make the round trips, and repeat repeatable ones while the server is unreachable."""
 
 import time
 from collections import deque
@@ -22,17 +22,17 @@ from sluice.protocol.redis.pools import Pool
 from sluice.protocol.redis.routing import NotACluster, block_s, split_read
 
 MAX_IN_FLIGHT = 4
-"""Asks that a pipe sends ahead of their replies: the server works on one while the next is packed."""
+"""Most asks that a pipe sends ahead of their replies, so that the server works on one while the next is packed."""
 
 POLL_S = 0.02
-"""A read of channels on several shards cannot block: it is repeated after this long."""
+"""Time after which a read of channels on several shards, which cannot block, is repeated."""
 
 Result = TypeVar("Result")
 Event = TypeVar("Event")
 
 
 class Runner:
-    """What runs operations on one server or Cluster. A link adds what its form needs.
+    """A runner of operations on one server or Cluster; base class of the links.
 
     Args:
         settings: The address, and how long to retry.
@@ -55,7 +55,7 @@ class Runner:
         self.server = Cluster(url, lambda node: Server(node, pool_of))
 
     def run(self, operation: Operation[Result], replies: list[Reply] | None = None) -> Result:
-        """Run an operation to its result; `replies` answer the ask at which it stopped, if it has been started."""
+        """Run an operation to its result; `replies`: to the ask at which it stopped, if it has been started."""
         result: Any = replies  # Any: each step has its own result
         try:
             step = operation.send(result)
@@ -70,21 +70,21 @@ class Runner:
             return stop.value
 
     def groups(self, operation: Generator[Step | Event, list[Reply], None]) -> Generator[list[Event]]:
-        """Run an operation that yields events, too. Yield those between two steps together."""
+        """Run an operation that also yields events; yield the events between two steps as a group."""
         group: list[Event] = []
         try:
-            found = next(operation)
+            yielded = next(operation)
             while True:
-                step = _next_step(operation, found, group)
+                step = _next_step(operation, yielded, group)
                 if group:
                     yield group
                     group = []
                 try:
                     result = self.perform(step)
                 except BaseException as error:  # noqa: BLE001  # thrown into the operation, which decides
-                    found = operation.throw(error)
+                    yielded = operation.throw(error)
                 else:
-                    found = operation.send(result)
+                    yielded = operation.send(result)
         except (StopIteration, ProducerError) as end:
             if group:
                 yield group
@@ -92,9 +92,9 @@ class Runner:
                 raise
 
     def run_ahead(self, operations: Iterable[Operation[Result]]) -> Generator[Result]:
-        """Run operations that begin with a round trip, which is sent ahead of the replies to those before.
+        """Run operations that begin with a round trip, which is sent before the replies to earlier ones arrive.
 
-        Yield their results, in order. To a Cluster, each is sent when the one before has ended.
+        Yield their results, in order. On a Cluster, they run one after the other.
         """
         if isinstance(self.server, Cluster):
             for operation in operations:
@@ -110,8 +110,8 @@ class Runner:
             while running:
                 yield self.run(running.popleft(), pipe.receive())
 
-    def perform(self, step: Step) -> Any:  # noqa: ANN401  # what the kind of step gives
-        """Carry out one step."""
+    def perform(self, step: Step) -> Any:  # noqa: ANN401  # depends on the kind of step
+        """Perform one step; return its result."""
         match step:
             case Ask():
                 return self.ask(step)
@@ -122,13 +122,13 @@ class Runner:
         return None
 
     def ask(self, ask: Ask) -> list[Reply]:
-        """Send, and wait for the replies.
+        """Send the commands, and wait for the replies.
 
         Raises:
-            QueueUnreachable: there is no reply within `patience_s`, or before the first connection.
-            ResultTimeout: there is none before the deadline of the ask.
+            QueueUnreachable: no reply within `patience_s`, or no first connection.
+            ResultTimeout: no reply before the deadline of the ask.
             QueueRefused, QueueFull: the server refuses a command.
-            InvalidSetting: a node is not a Cluster's.
+            InvalidSetting: a node is not one of a Cluster.
         """
         reads = split_read(ask.commands[0]) if isinstance(self.server, Cluster) else ()
         if len(reads) > 1:
@@ -142,7 +142,7 @@ class Runner:
 
     @contextmanager
     def pipe(self) -> Generator["Pipe"]:
-        """Open a connection on which asks are sent ahead of their replies. Not to a Cluster."""
+        """Open a connection on which asks are sent ahead of their replies. Not for a Cluster."""
         assert isinstance(self.server, Server)
         pipe = Pipe(self.server, self.settings)
         try:
@@ -163,26 +163,28 @@ class Runner:
                     raise InvalidSetting(f"{urls.redacted(self.settings.url)}: {error}.") from error
 
     def _read_all(self, reads: Ask, wait_s: float) -> Reply:
-        """Repeat XREADs of several slots until one has entries; return their replies as one XREAD's."""
+        """Repeat XREADs of several slots until one has entries; return their replies as one."""
         until_s = monotonic() + wait_s
         while True:
             replies = self._ask(reads)
-            found = [row for reply in replies for row in cast("list[Reply] | None", reply) or []]
-            if found or monotonic() >= until_s:
-                return found or None
+            rows = [row for reply in replies for row in cast("list[Reply] | None", reply) or []]
+            if rows or monotonic() >= until_s:
+                return rows or None
             time.sleep(POLL_S)
 
 
-def _next_step(operation: Generator[Step | Event, list[Reply], None], found: Step | Event, group: list[Event]) -> Step:
-    """Return the next step from what an operation has just yielded on; add the events before it to the group."""
-    while not isinstance(found, STEPS):
-        group.append(cast("Event", found))
-        found = next(operation)
-    return found
+def _next_step(
+    operation: Generator[Step | Event, list[Reply], None], yielded: Step | Event, group: list[Event]
+) -> Step:
+    """Return the next step of an operation, from `yielded` on; add the events before it to the group."""
+    while not isinstance(yielded, STEPS):
+        group.append(cast("Event", yielded))
+        yielded = next(operation)
+    return yielded
 
 
 class Pipe:
-    """Asks in flight on one connection, answered in order. After a lost connection all of them are sent again."""
+    """Asks in flight on one connection, answered in order. After a lost connection, all are sent again."""
 
     def __init__(self, server: Server, settings: LinkSettings) -> None:
         self._server = server
@@ -192,17 +194,17 @@ class Pipe:
 
     @property
     def is_full(self) -> bool:
-        """Whether a reply should be read before more is sent."""
+        """Whether a reply must be read before more is sent."""
         return len(self._in_flight) >= MAX_IN_FLIGHT
 
     def send(self, ask: Ask) -> None:
-        """Send without waiting for the replies."""
+        """Send commands without waiting for the replies."""
         self._in_flight.append(ask)
         if self._connection is not None:
             try:
                 self._connection.send_commands(ask.commands)
             except CONNECTION_ERRORS:
-                self._drop()  # receive connects, and sends all that is in flight
+                self._drop()  # `receive` reconnects, and sends all asks in flight
 
     def receive(self) -> list[Reply]:
         """Wait for the replies to the oldest ask in flight.
@@ -222,7 +224,7 @@ class Pipe:
                     return replies
 
     def close(self) -> None:
-        """Release the connection, which is closed if replies are still to come."""
+        """Release the connection, which is closed if replies are outstanding."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.release()
@@ -236,7 +238,7 @@ class Pipe:
         replies = connection.read_replies(len(oldest.commands))
         if not unknown_scripts(replies):
             return replies
-        # The asks behind it may have failed in the same way: read their replies, and send all again with the sources.
+        # Later asks may have failed in the same way: read their replies, and send all again with the sources.
         for ask in rest:
             connection.read_replies(len(ask.commands))
         self._in_flight = deque(_with_sources(ask) for ask in self._in_flight)

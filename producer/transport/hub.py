@@ -1,12 +1,12 @@
-"""Share reads of channels between many readers, for asyncio, so that a web process can follow thousands of jobs.
+"""Shared reads of channels for many asyncio readers, so that a web process can follow thousands of jobs.
 
-The hub sends one XREAD after the other, for all channels with a reader. A reader that comes while one blocks is read
-for at once, on another connection, and joins the next: a first token must not wait. First entries are handed out first.
+The hub sends one XREAD after the other, for all channels with a reader. For a reader that arrives while one blocks,
+another read starts at once on another connection, so that its first token is not delayed; then it joins the next. First
+entries are delivered first.
 
-A read costs server and client time for each channel in it. Most of thousands are silent: their jobs wait in the queue.
-So a channel is in every read for its first second of silence; then it is read again after a twentieth of its silence,
-and at least once a second. A token that ends a silence arrives at most a twentieth of that silence late, and at most a
-second.
+A read costs server and client time for each of its channels, and most of thousands are silent, because their jobs wait
+in the queue. So a channel is in every read during its first second of silence; then it is read again after a twentieth
+of its silence, and at least once a second. This is also the most by which a token that ends a silence is delayed.
 """
 
 import asyncio
@@ -25,20 +25,20 @@ MIN_BLOCK_MS = 30
 """Longest block of a read with few channels."""
 
 NEW_BLOCK_MS = 50
-"""Longest block of a read for new readers. Those without an entry by then join the next read of all."""
+"""Longest block of a read for new readers. Those without an entry by then join the next common read."""
 
 MAX_NEW_READS = 16
-"""Reads for new readers at once. While as many block, the next readers wait for one of them."""
+"""Most concurrent reads for new readers. While this many block, further readers wait for one of them."""
 
 PAUSE_S = 0.01
-"""Shortest time between two looks at silent channels."""
+"""Shortest time between two reads of silent channels."""
 
 CHANNELS_PER_MS = 5
 MAX_BLOCK_MS = 250
-"""With more channels a read blocks for longer, since each costs the server time."""
+"""Longest block of any read: with more channels a read blocks for longer, since each costs the server time."""
 
 LIVELY_S = 1.0
-"""A channel with an entry within this time is in every read."""
+"""A channel that had an entry within this time is in every read."""
 
 SILENT_SHARE = 0.05
 MAX_UNSEEN_S = 1.0
@@ -49,7 +49,7 @@ Send = Callable[[Ask], Awaitable[list[Reply]]]
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
-    """A reader's wait. Nothing changes it; it is not frozen because one is made for each entry."""
+    """A reader's wait. Immutable, but not frozen, because one is created for each entry."""
 
     channel: str
     after: str
@@ -60,16 +60,16 @@ class _Waiter:
 
 @dataclass(slots=True, eq=False)
 class _Silences:
-    """When channels last had an entry, kept from one wait of a reader to its next."""
+    """The time of each channel's last entry, kept between two waits of its reader."""
 
     _since_s: dict[str, float] = field(default_factory=dict[str, float])
 
     def since_s(self, channel: str, now_s: float) -> float:
-        """Return when a channel last had an entry, or now if that is not known."""
+        """Return when a channel last had an entry, or now if unknown."""
         return self._since_s.pop(channel, now_s)
 
     def keep(self, waiter: _Waiter, num_waiting: int) -> None:
-        """Keep a wait that ended without an entry. The oldest are removed, in case their readers never return."""
+        """Keep the time of a wait without an entry. The oldest are removed, because their readers may never return."""
         self._since_s[waiter.channel] = waiter.silent_since_s
         if len(self._since_s) > 1000 + 2 * num_waiting:
             del self._since_s[next(iter(self._since_s))]
@@ -79,15 +79,15 @@ class Hub:
     """The reads that the readers of one event loop share.
 
     Args:
-        send: Makes one round trip.
-        in_turn: Opens a `Send` for one round trip after the other, which may keep its connection.
+        send: Function for one round trip.
+        in_turn: Opens a `Send` for consecutive round trips, which may keep its connection.
     """
 
     def __init__(self, send: Send, in_turn: Callable[[], AbstractAsyncContextManager[Send]]) -> None:
         self._send, self._in_turn = send, in_turn
         self._lively: list[_Waiter] = []
         self._silent: list[tuple[float, int, _Waiter]] = []
-        """A heap by due time; the number orders equal times."""
+        """A heap by due time; the number breaks ties."""
         self._filed = count()
         self._silences = _Silences()
         self._new: list[_Waiter] = []
@@ -96,7 +96,7 @@ class Hub:
         self._is_reading = False
 
     async def read(self, channel: str, after: str, block_ms: int) -> Entries:
-        """Return a channel's entries after an entry id; none after about `block_ms` without any.
+        """Return a channel's entries after an entry id; empty after about `block_ms` without any.
 
         Raises:
             QueueUnreachable: the server did not answer.
@@ -136,12 +136,12 @@ class Hub:
             self._pump.add_done_callback(self._go_on)
 
     def _go_on(self, ended: asyncio.Task[None]) -> None:
-        """Read on for the waiters that remain when a Ctrl-C ended a read."""
+        """Continue reading for the remaining waiters after a Ctrl-C ended a read."""
         if not ended.cancelled() and ended.exception() is not None and (self._lively or self._silent):
             self._wake()
 
     def _file(self, waiter: _Waiter, now_s: float) -> None:
-        """Add a waiter to every read, or schedule it if its channel is silent."""
+        """Add a waiter to each read, or schedule it if its channel is silent."""
         silent_s = now_s - waiter.silent_since_s
         if silent_s < LIVELY_S:
             self._lively.append(waiter)
@@ -150,7 +150,7 @@ class Hub:
             heappush(self._silent, (due_s, next(self._filed), waiter))
 
     async def _run(self) -> None:
-        while self._lively or self._silent:  # also those that came while the connection was released
+        while self._lively or self._silent:  # including waiters that arrived while the connection was released
             async with self._in_turn() as send:
                 await self._read_all(send)
 
@@ -168,22 +168,22 @@ class Hub:
             except Exception as error:  # noqa: BLE001 (every waiter gets it)
                 self._fail([*waiters, *self._take_all()], error)
                 return
-            except BaseException:  # cancelled, or a Ctrl-C that was meant for another call
+            except BaseException:  # a cancellation, or a Ctrl-C that was meant for another call
                 self._lively += waiters
                 raise
             finally:
                 self._is_reading = False
-            # Those that got an entry ask for the next one before the next read, and are part of it.
+            # Readers that got an entry ask for the next one before the next read, so that it includes them.
             await asyncio.sleep(0)
 
     async def _read_new(self) -> None:
-        """Read for the readers that came during a read, until none has come during this one."""
+        """Read for readers that arrived during a read, until none has arrived during this one."""
         try:
             while waiters := self._take_new():
                 await self._read_for(waiters)
                 self._wake()
         finally:
-            # Before any reader runs: one that asks again must not take this read for one that is to come.
+            # Before any reader runs, so that one that asks again does not rely on this read.
             self._new_reads.discard(cast("asyncio.Task[None]", asyncio.current_task()))
 
     async def _read_for(self, waiters: list[_Waiter]) -> None:
@@ -192,7 +192,7 @@ class Hub:
             [reply] = await self._send(Ask((xread(cursors, block_ms=NEW_BLOCK_MS),)))
             self._settle(waiters, cursors, dict(channel_entries(reply)))
         except Exception as error:  # noqa: BLE001 (every waiter gets it)
-            # Also those that came meanwhile: nobody may be left to read for them.
+            # Including those that arrived meanwhile, for which no other read may start.
             self._fail([*waiters, *self._take_new()], error)
         except BaseException:  # as in _read_all
             self._lively += waiters
@@ -217,11 +217,11 @@ class Hub:
             block_ms = max(1, min(block_ms, round(1000 * PAUSE_S) + due_ms))
         return block_ms
 
-    def _settle(self, waiters: list[_Waiter], cursors: Mapping[str, str], found: Mapping[str, Entries]) -> None:
+    def _settle(self, waiters: list[_Waiter], cursors: Mapping[str, str], by_channel: Mapping[str, Entries]) -> None:
         now_s = monotonic()
         waiters.sort(key=_is_underway)
         for waiter in waiters:
-            entries = found.get(waiter.channel, [])
+            entries = by_channel.get(waiter.channel, [])
             if entries and waiter.after != cursors[waiter.channel]:
                 entries = _after(entries, waiter.after)
             if waiter.future.done():
@@ -246,7 +246,7 @@ class Hub:
 
 
 def _cursors(waiters: Sequence[_Waiter]) -> dict[str, str]:
-    """Return where to read each channel from. Its readers share a read from the first of their positions."""
+    """Return the entry id to read each channel from: the first of its readers' positions."""
     cursors: dict[str, str] = {}
     for waiter in waiters:
         before = cursors.setdefault(waiter.channel, waiter.after)

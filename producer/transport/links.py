@@ -1,4 +1,4 @@
-"""Links to the queue's server: `Link` blocks, `AsyncLink` serves event loops. `aio.py` has what they have in common."""
+"""Links to the queue's server: `Link` blocks, `AsyncLink` is for asyncio. Their common base is in `aio.py`."""
 
 import asyncio
 import time
@@ -21,29 +21,29 @@ from sluice.protocol.redis.pools import ASYNCIO, BLOCKING, Pool, PoolClasses, Po
 from sluice.protocol.redis.routing import slot_of
 
 REPLY_TIMEOUT_S = 15.0
-"""Longer than the longest BLOCK, so that a silent connection is found dead."""
+"""Longest wait for a reply, in seconds; longer than the longest BLOCK, so that a dead connection is detected."""
 
 CONNECT_TIMEOUT_S = 5.0
 
 REPLY_SHARE = 0.75
 CONNECT_SHARE = 0.4
-"""Of the time that an asyncio client waits for a silent server. A round trip must end before its caller gives it up:
-from its timeout the client learns to ask the next Sentinel, or for the slot map. Two Sentinels may be gone."""
+"""Share of the time that an asyncio client waits for a silent server. A round trip must time out before its caller
+gives up, so that the client asks the next Sentinel, or for the slot map. Two Sentinels may be down."""
 
 BLOCK_SHARE = 0.5
-"""A read blocks for at most this share of the longest wait for a reply, so that it is not taken for an outage."""
+"""Longest block of a read, as a share of the longest wait for a reply, so that it is not mistaken for an outage."""
 
 MAX_ASKS = 16
-"""Round trips of one asyncio client at once, in addition to reads that block; to a Cluster, for each slot."""
+"""Most concurrent round trips of one asyncio client, besides blocking reads; on a Cluster, for each slot."""
 
 
 def make_pool(url: str, classes: PoolClasses = BLOCKING, silence_s: float = inf) -> Pool:
-    """Make a pool; it does not connect yet.
+    """Create a pool; it does not connect yet.
 
     Args:
-        url: Of a server, or of one behind Sentinels.
+        url: The URL of a server, or of one behind Sentinels.
         classes: `BLOCKING` or `ASYNCIO`.
-        silence_s: When callers give up a round trip to a server that is silent.
+        silence_s: Time after which callers give up a round trip to a silent server.
 
     Raises:
         InvalidSetting: the URL cannot be read.
@@ -61,7 +61,7 @@ def make_pool(url: str, classes: PoolClasses = BLOCKING, silence_s: float = inf)
 
 
 class Link(Runner):
-    """A runner of operations that blocks, over pools of connections. Threads may share one.
+    """A blocking runner of operations, with connection pools. Thread-safe.
 
     Raises:
         InvalidSetting: the URL cannot be read.
@@ -70,19 +70,19 @@ class Link(Runner):
     def __init__(self, settings: LinkSettings) -> None:
         self._pools = Pools(make_pool)
         if not urls.is_cluster(settings.url):
-            self._pools.of(settings.url)  # raises InvalidSetting now, not at the first ask
+            self._pools.of(settings.url)  # so that InvalidSetting is raised now, not at the first ask
         super().__init__(settings, self._pools.of)
 
     def __repr__(self) -> str:
         return f"Link({self.settings!r})"
 
     def ask(self, ask: Ask) -> list[Reply]:
-        """Send, and wait for the replies, until the deadline of the ask."""
+        """Send the commands, and wait for the replies until the deadline of the ask."""
         with bounded(ask.deadline_s):
             return super().ask(ask)
 
     def close(self) -> None:
-        """Close every connection, those to the Sentinels too."""
+        """Close all connections, including those to Sentinels."""
         for pool in self._pools.all():
             pool.disconnect()
             for sentinel in sentinels_of(pool):
@@ -91,7 +91,7 @@ class Link(Runner):
 
 @dataclass(slots=True, eq=False)
 class SlotShare:
-    """What the asks of one slot share, so that a shard that does not answer holds up its own only.
+    """The shared state of the asks of one slot, so that an unreachable shard delays only its own asks.
 
     Changes with each answer.
     """
@@ -99,22 +99,22 @@ class SlotShare:
     hub: hub.Hub
     turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_ASKS))
     answered_s: float = field(default=float("-inf"), init=False)
-    """When an ask was answered last, by the monotonic clock."""
+    """When an ask was last answered, on the monotonic clock."""
 
     def note_answer(self) -> None:
-        """Note that an ask was answered now."""
+        """Record that an ask was answered now."""
         self.answered_s = time.monotonic()
 
 
 @dataclass(slots=True, eq=False)
 class LoopLink:
-    """What one event loop has of an `AsyncLink`. Changes as asks need more of it."""
+    """The state of an `AsyncLink` for one event loop. Changes with asks."""
 
     pools: Pools
     shares: dict[int | None, SlotShare] = field(default_factory=dict[int | None, SlotShare])
 
     async def close(self) -> None:
-        """Stop reading, and close every connection, those to the Sentinels too."""
+        """Stop reading, and close all connections, including those to Sentinels."""
         await asyncio.gather(*(share.hub.close() for share in self.shares.values()))
         for pool in self.pools.all():
             await pool.disconnect()
@@ -123,9 +123,9 @@ class LoopLink:
 
 
 class AsyncLink(AsyncRunner):
-    """As `Link`, for asyncio; requests to several shards are sent at the same time.
+    """As `Link`, for asyncio; requests to several shards are sent concurrently.
 
-    Each event loop that uses it has connections and shares of its own (`loops.py`), so threads may share one.
+    Each event loop has its own connections and shares (`loops.py`). Thread-safe.
     """
 
     def __init__(self, settings: LinkSettings) -> None:
@@ -142,7 +142,7 @@ class AsyncLink(AsyncRunner):
         return f"AsyncLink({self.settings!r})"
 
     async def ask(self, ask: Ask) -> list[Reply]:
-        """Send, and wait for the replies; at most `MAX_ASKS` at once, so that a burst opens no more connections."""
+        """Send the commands, and wait for the replies; at most `MAX_ASKS` at once, to bound the connections."""
         share = self._share(ask.commands[0])
         if ask.deadline_s is not None or self._silence_s >= REPLY_TIMEOUT_S:
             return await self._by_deadline(ask, self._ask_in_turn(ask, share))
@@ -151,7 +151,7 @@ class AsyncLink(AsyncRunner):
         return replies
 
     async def ask_blocking(self, ask: Ask) -> list[Reply]:
-        """Send a read that blocks at the server; it does not count against `MAX_ASKS`."""
+        """Send a read that blocks on the server; it does not count towards `MAX_ASKS`."""
         return await self._by_deadline(ask, super().ask(ask))
 
     async def read(self, read: Read) -> list[tuple[str, Entries]]:
@@ -165,9 +165,9 @@ class AsyncLink(AsyncRunner):
         return list(channel_entries(reply))
 
     async def close(self) -> None:
-        """Stop reading, and close every connection, those to the Sentinels too.
+        """Stop reading, and close all connections, including those to Sentinels.
 
-        What other event loops have is closed by them, soon if they run.
+        Other event loops close their own, soon if they run.
         """
         await self._loops.close()
 
@@ -176,11 +176,11 @@ class AsyncLink(AsyncRunner):
             async with share.turns:
                 return await super().ask(ask)
         except (KeyboardInterrupt, SystemExit):
-            share.turns = asyncio.Semaphore(MAX_ASKS)  # the interrupt may have come before it gave back its turn
+            share.turns = asyncio.Semaphore(MAX_ASKS)  # an interrupt may have prevented that it released its turn
             raise
 
     async def _by_deadline(self, ask: Ask, asking: Coroutine[None, None, list[Reply]]) -> list[Reply]:
-        """Wait for a round trip, and for its turn, until soon after the deadline of the ask."""
+        """Wait for a turn and a round trip, until soon after the deadline of the ask."""
         if ask.deadline_s is None:
             return await asking
         bound = asyncio.timeout(try_s(ask.deadline_s))
@@ -193,13 +193,14 @@ class AsyncLink(AsyncRunner):
             raise too_late("timed out", self.settings.url) from error
 
     async def _unless_silent(self, ask: Ask, share: SlotShare) -> list[Reply]:
-        """Wait for a round trip, and for its turn, until its server has been silent for too long.
+        """Wait for a turn and a round trip, until the server has been silent for too long.
 
-        Its own time is not bounded: in a burst many asks wait for their turns while the server answers others. One that
-        finds a host gone ends by the timeouts of its sockets, which are shorter, so that the next asks elsewhere.
+        The time of the ask itself is not bounded: in a burst, many wait for their turns while the server answers
+        others. If a host is down, an ask ends by the timeouts of its sockets, which are shorter, so that the next
+        asks elsewhere.
 
         Raises:
-            QueueUnreachable: the server keeps the connections and answers nothing, as one that has stopped does.
+            QueueUnreachable: the server keeps connections open but does not answer, as a stopped process does.
         """
         begin_s, task = time.monotonic(), asyncio.ensure_future(self._ask_in_turn(ask, share))
         try:
@@ -223,7 +224,7 @@ class AsyncLink(AsyncRunner):
 
     @asynccontextmanager
     async def _blocking_in_turn(self) -> AsyncGenerator[hub.Send]:
-        """Yield an `ask_blocking` for one read after the other. It keeps its connection, except to a Cluster."""
+        """Yield an `ask_blocking` for consecutive reads, which keeps its connection, except on a Cluster."""
         if urls.is_cluster(self.settings.url):
             yield self.ask_blocking
             return
@@ -237,13 +238,13 @@ class AsyncLink(AsyncRunner):
 
 
 def _forget(task: asyncio.Future[list[Reply]]) -> None:
-    """Take the error of a task that nobody waits for any more."""
+    """Retrieve the error of a task that is no longer awaited."""
     if not task.cancelled():
         task.exception()
 
 
 async def _until(deadline_s: float | None, reading: Coroutine[None, None, Entries]) -> Entries:
-    """Return what a shared read finds before a deadline: the hub may wait for the server for longer."""
+    """Return the entries of a shared read before a deadline, although the hub may wait longer for the server."""
     if deadline_s is None:
         return await reading
     try:

@@ -1,7 +1,7 @@
-"""What an asyncio client has for each event loop that uses it: a connection serves the loop that opened it alone.
+"""The resources of an asyncio client for each event loop, because a connection belongs to the loop that opened it.
 
-One client may be used in loops one after another (`asyncio.run`, Django's `async_to_sync`) and at once (a thread each).
-A loop closes what it has when it shuts down; what a loop left behind is dropped when the next one comes.
+One client may be used in consecutive loops (`asyncio.run`, Django's `async_to_sync`) and concurrently (a thread each).
+A loop closes its resources when it shuts down; those that a loop left behind are dropped when the next loop starts.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Closable(Protocol):
-    """What a loop has; its own loop closes it."""
+    """A resource of a loop, which only that loop may close."""
 
     async def close(self) -> None: ...
 
@@ -21,15 +21,15 @@ class Closable(Protocol):
 Held = TypeVar("Held", bound=Closable)
 
 _OF_PARENTS: list[object] = []
-"""What belongs to a parent process, after a fork. It is kept: closing it would take its sockets from the parent's
-selector, which both processes share."""
+"""Resources of the parent process after a fork. They are kept alive, because closing them would remove their sockets
+from the parent's selector, which both processes share."""
 
 
 class ByLoop(Generic[Held]):
-    """One object for each event loop, made at its first use. Threads may share it.
+    """One object for each event loop, created at its first use. Thread-safe.
 
     Args:
-        make: Makes it, in its loop.
+        make: Creates the object, in its loop.
     """
 
     def __init__(self, make: Callable[[], Held]) -> None:
@@ -50,7 +50,7 @@ class ByLoop(Generic[Held]):
         return entry.held
 
     async def close(self) -> None:
-        """Close what this loop has, and let other running loops close theirs."""
+        """Close this loop's object, and let other running loops close theirs."""
         entries, here = list(self._entries.items()), asyncio.get_running_loop()
         for loop, entry in entries:
             if loop is not here:
@@ -60,14 +60,14 @@ class ByLoop(Generic[Held]):
             await self._entries[here].close()
 
     def _sweep(self) -> None:
-        """Drop what ended loops have left behind: those that shut down have closed it."""
+        """Drop the objects of ended loops; a loop that shut down has closed its own."""
         for loop, entry in list(self._entries.items()):
             if loop.is_closed() or not (loop.is_running() or entry.thread.is_alive()):
                 self._entries.pop(loop, None)
 
 
 class _Entry(Generic[Held]):
-    """What one loop has. It is closed by `close`, or when the loop shuts down its asynchronous generators."""
+    """The object of one loop. It is closed by `close`, or when the loop shuts down its asynchronous generators."""
 
     def __init__(self, held: Held, forget: Callable[[], object]) -> None:
         self.held = held
@@ -75,11 +75,11 @@ class _Entry(Generic[Held]):
         self._forget = forget
         self._closing = self._close_at_shutdown()
         with suppress(StopIteration):
-            # Started, so that the loop knows of it. It yields at once.
+            # Started, so that the loop tracks it. It yields at once.
             self._closing.__anext__().send(None)
 
     async def close(self) -> None:
-        """Close it, once."""
+        """Close the object, once."""
         await self._closing.aclose()
 
     async def _close_at_shutdown(self) -> AsyncGenerator[None]:
@@ -91,10 +91,10 @@ class _Entry(Generic[Held]):
 
 
 def _let_close(loop: asyncio.AbstractEventLoop, entry: _Entry[Held]) -> None:
-    """Close what a loop has on that loop, if it runs."""
+    """Close the object of a loop on that loop, if the loop runs."""
     if not loop.is_running():
-        return  # dropped: the collector closes its sockets
+        return  # dropped; the garbage collector closes its sockets
     try:
         asyncio.run_coroutine_threadsafe(entry.close(), loop)
     except RuntimeError:
-        return  # it has just closed
+        return  # the loop has just closed it

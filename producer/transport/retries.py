@@ -1,6 +1,6 @@
-"""What the client retries, for how long, and which of its errors it raises. Without I/O.
+"""The client's retry policy, and its errors. No I/O.
 
-redis-py repeats no command by itself: a repeated submit must carry the same ids, which only the operation knows.
+redis-py itself retries nothing: a repeated submit must have the same ids, which only the operation knows.
 """
 
 from collections.abc import Callable
@@ -40,13 +40,13 @@ class LinkSettings:
 
     url: str
     patience_s: float = 30.0
-    """As in `Producer`. The sockets of an `AsyncLink` with a short one wait for less, too (`links.REPLY_SHARE`)."""
+    """As in `Producer`. If short, it shortens the time-outs of an `AsyncLink`'s sockets (`links.REPLY_SHARE`)."""
 
     waits: WaitNotifier = field(default_factory=WaitNotifier)
-    """Told of outages that last."""
+    """Receives long outages."""
 
     revive: Callable[[], None] | None = None
-    """Starts the server again if it is gone; None if it is not this client's to start."""
+    """Restarts the server if it has stopped; None if it is not an embedded server."""
 
     def __repr__(self) -> str:
         return f"LinkSettings({urls.redacted(self.url)!r}, patience_s={self.patience_s:g})"
@@ -54,7 +54,7 @@ class LinkSettings:
 
 @dataclass(slots=True, eq=False)
 class Retries:
-    """The tries of one round trip. Before a first connection, only a server that is loading is tried again."""
+    """The attempts of one round trip. Before the first connection, only a loading server is retried."""
 
     settings: LinkSettings
     has_connected: bool
@@ -77,11 +77,11 @@ class Retries:
         self._wait.__exit__(kind, error, traceback)
 
     def next_delay_s(self, error: Exception, *, is_repeatable: bool = True) -> float:
-        """Return the seconds to wait before the next try.
+        """Return the delay before the next attempt, in seconds.
 
         Raises:
-            QueueUnreachable: there is no next try.
-            ResultTimeout: there is none because the deadline has passed.
+            QueueUnreachable: there is no next attempt.
+            ResultTimeout: there is no next attempt because the deadline has passed.
         """
         kind = classify(error)
         is_hopeless = kind in NEVER_RETRIED or not (self.has_connected or kind is ErrorKind.LOADING)
@@ -112,7 +112,7 @@ def too_late(why: str, url: str) -> ResultTimeout:
 
 
 def hung(settings: LinkSettings, silent_s: float, *, is_repeatable: bool) -> QueueUnreachable:
-    """Return the error of a round trip to a server that has answered nothing for so long."""
+    """Return the error of a round trip to a server that has not answered for `silent_s`."""
     return _unreachable(RedisTimeoutError(f"no reply for {silent_s:g} s"), settings.url, is_repeatable=is_repeatable)
 
 
@@ -139,11 +139,11 @@ def _denied(error: Exception, url: str) -> AccessDenied:
 
 
 def checked(ask: Ask, replies: list[Reply], url: str) -> list[Reply]:
-    """Return the replies if none is an error; for a lenient ask, an error reply is a ProducerError in its place.
+    """Return the replies; for a lenient ask, with a ProducerError in place of each error reply.
 
     Raises:
-        redis.exceptions.ConnectionError: one says that the server cannot serve now.
-        QueueRefused, QueueFull, AccessDenied: one is another error, and the ask is not lenient.
+        redis.exceptions.ConnectionError: a reply says that the server cannot serve now.
+        QueueRefused, QueueFull, AccessDenied: a reply is another error, and the ask is not lenient.
     """
     return [_checked_one(reply, url, ask) if isinstance(reply, Exception) else reply for reply in replies]
 
