@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from itertools import count
 
 from sluice.engine.batch import Batch
@@ -10,6 +9,7 @@ from sluice.engine.config import EngineConfig
 from sluice.engine.errors import RequestRejected
 from sluice.engine.execution.isolation import IsolatingExecutor, StepInFlight, StepOutcome
 from sluice.engine.executor import Executor, Preparing, TextDecoder
+from sluice.engine.interface import EngineStats
 from sluice.engine.request import ChoiceProgress, Finish, FinishReason, Request, Room, TokenDelta
 from sluice.engine.scheduling.disciplines import make_scheduler
 from sluice.engine.sequence import Sequence
@@ -22,46 +22,6 @@ from sluice.engine.watching import Watcher, Watching
 STALLED_S = 2.0
 """A preempted request that has had no place for this long is stalled. Before, it is likely to run again soon, and the
 prefix cache has most of it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStats:
-    """Current state of the engine, for metrics and status."""
-
-    num_places: int
-    """Sequences that can run at once (`max_num_seqs`)."""
-
-    num_running: int
-    num_waiting: int
-    kv_tokens_total: int
-    kv_tokens_used: int
-    """Slots of blocks held by running sequences (cached but unreferenced blocks count as free).
-
-    With window groups, the tokens that this memory would hold for all layers.
-    """
-
-    num_preemptions: int
-    """Since the engine was created, as are the next nine."""
-
-    num_steps: int
-    num_rows: int
-    """Sequences that these steps computed, added up."""
-
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    num_loaded_tokens: int
-    num_output_tokens: int
-    num_drafted_tokens: int
-    """Guesses that steps have verified."""
-
-    num_accepted_tokens: int
-    """Output tokens that were guessed right."""
-
-    num_failed_attempts: int
-    """Attempts at a step, or at a part of one, that raised."""
-
-    last_failure: str | None
-    """Message of the last failed attempt."""
 
 
 _SEQUENCE_IDS = count()

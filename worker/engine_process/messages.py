@@ -16,7 +16,7 @@ import pickle
 from multiprocessing.connection import Connection
 from typing import NamedTuple, TypeVar
 
-from sluice.engine.llm_engine import EngineStats
+from sluice.engine.interface import EngineStats
 from sluice.engine.request import Finish, Request, Room, SampledLogprobs, SequenceStats, TokenDelta
 from sluice.engine.watching import Iteration
 from sluice.worker.config import WorkerConfig

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from sluice.engine.errors import EngineBroken
-from sluice.engine.llm_engine import EngineStats
+from sluice.engine.interface import EngineStats
 from sluice.engine.request import Request, Room, TokenDelta
 from sluice.engine.validation import check_request
 from sluice.engine.watching import Watcher
@@ -88,15 +88,15 @@ class RemoteEngine:
     # ------------------------------------------------------------ called by the loop
 
     def add(self, requests: Iterable[Request]) -> None:
-        """See `LLMEngine.add`. Sent by `advance`, as are the other orders."""
+        """See `Engine.add`. Sent by `advance`, as are the other orders."""
         self._added += requests
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """See `LLMEngine.abort`."""
+        """See `Engine.abort`."""
         self._aborted += request_ids
 
     def drop(self, request_ids: Iterable[str]) -> None:
-        """See `LLMEngine.drop`. Output that is on its way is still returned."""
+        """See `Engine.drop`. Output that is on its way is still returned."""
         self._dropped += request_ids
 
     def advance(self) -> list[TokenDelta]:
@@ -121,10 +121,14 @@ class RemoteEngine:
     @property
     def idle_s(self) -> float:
         """0 if `advance` has something to do, else infinity."""
-        return 0.0 if self._reports or self._failure or self._watch_orders else float("inf")
+        return 0.0 if self._reports or self._failure or self._has_orders else float("inf")
+
+    @property
+    def _has_orders(self) -> bool:
+        return bool(self._added or self._aborted or self._dropped or self._watch_orders)
 
     def room(self) -> Room:
-        """See `LLMEngine.room`. It does not count the last `num_uncounted` requests."""
+        """See `Engine.room`. It does not count the last `num_uncounted` requests."""
         return self._last.room
 
     @property
@@ -133,32 +137,32 @@ class RemoteEngine:
         return self._num_added - self._last.num_added
 
     def stalled(self) -> list[str]:
-        """See `LLMEngine.stalled`."""
+        """See `Engine.stalled`."""
         return self._last.stalled
 
     # ------------------------------------------------------------ called by any thread
 
     def validate(self, request: Request) -> None:
-        """See `LLMEngine.validate`."""
+        """See `Engine.validate`."""
         check_request(request, self._limits, step_tokens=self._step_tokens)
 
     @property
     def max_request_tokens(self) -> int:
-        """See `LLMEngine.max_request_tokens`."""
+        """See `Engine.max_request_tokens`."""
         return self._limits.longest_request(self._step_tokens)
 
     @property
     def most_offered_tokens(self) -> int:
-        """See `LLMEngine.most_offered_tokens`."""
+        """See `Engine.most_offered_tokens`."""
         return self._limits.most_offered_tokens(self._step_tokens)
 
     @property
     def stats(self) -> EngineStats:
-        """See `LLMEngine.stats`."""
+        """See `Engine.stats`."""
         return self._last.stats
 
     def watch(self, watcher: Watcher | None) -> None:
-        """See `LLMEngine.watch`. The watcher is called by the loop's thread."""
+        """See `Engine.watch`. The watcher is called by the loop's thread."""
         self._watcher = watcher
         self._watch_orders.append(watcher is not None)
         self._wake_loop()
@@ -170,7 +174,7 @@ class RemoteEngine:
     # ------------------------------------------------------------ orders and reports
 
     def _send_orders(self) -> None:
-        if not (self._added or self._aborted or self._dropped or self._watch_orders):
+        if not self._has_orders:
             return
         is_watched = self._watch_orders.popleft() if self._watch_orders else None
         orders = Orders(tuple(self._added), tuple(self._aborted), tuple(self._dropped), is_watched)

@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from sluice.engine.executor import Executor, ModelLimits
+from sluice.engine.interface import Engine
 from sluice.engine.llm_engine import LLMEngine
 from sluice.protocol.wire import JobOptions
 from sluice.worker.model.chat_template import ChatTemplate
-from sluice.worker.model.engine import Engine
 from sluice.worker.model.sampling_defaults import NOTHING_STATED
 from sluice.worker.model.translate import Encoder, TextEncoder, Translator, bounded_encoder
 

@@ -12,8 +12,8 @@ from types import FrameType
 from typing import Protocol
 
 from sluice.engine.errors import EngineBroken
+from sluice.engine.interface import Engine
 from sluice.worker.errors import ComponentDied, ExitCode, NotReady, WorkerBroken
-from sluice.worker.model.engine import Engine
 from sluice.worker.serve.context import WorkerContext
 from sluice.worker.serve.give_back import ReturnQueue
 from sluice.worker.serve.pull import Pulling

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from redis.exceptions import RedisError
 
-from sluice.engine.llm_engine import EngineStats
+from sluice.engine.interface import EngineStats
 from sluice.protocol.calls import PartitionView, inspect
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.limits import CAPACITY_FIELD, HELD_TOKENS_FIELD

@@ -10,7 +10,8 @@ import pytest
 
 from sluice.engine.batch import Batch, Sampled
 from sluice.engine.config import EngineConfig
-from sluice.engine.llm_engine import EngineStats, LLMEngine
+from sluice.engine.interface import EngineStats
+from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullModel, NullModelConfig, NullTokenizer
 from sluice.engine.request import FinishReason
 from sluice.engine.scheduling.timing.step_time import StepTime, work_of
