@@ -6,6 +6,7 @@ and `bytes:\\xf0\\x9f` in a completion. An id that the tokenizer does not know i
 
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
+from math import inf
 from typing import Any
 
 from sluice.protocol.messages import TokenLogprobs
@@ -112,12 +113,17 @@ def _bytes_to_json(data: bytes | None) -> str | list[int] | None:
 
 def _from_json(written: Mapping[str, Any]) -> TokenLogprobs:
     return TokenLogprobs(
-        chosen=written["chosen"],
-        top=tuple((token_id, logprob) for token_id, logprob in written["top"]),
+        chosen=_number(written["chosen"]),
+        top=tuple((token_id, _number(logprob)) for token_id, logprob in written["top"]),
         token=_bytes_from_json(written["token"]),
         top_tokens=tuple(_bytes_from_json(data) for data in written["top_tokens"]),
         offset=written["offset"],
     )
+
+
+def _number(written: float | None) -> float:
+    # JSON has no infinity: the history keeps null for the log-probability of an impossible token.
+    return -inf if written is None else written
 
 
 def _bytes_from_json(written: str | list[int] | None) -> bytes | None:

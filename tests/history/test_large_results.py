@@ -20,6 +20,7 @@ from sluice.history.tables import jobs, results
 from sluice.history.writer import HistoryWriter
 from sluice.protocol.calls import inspect
 from sluice.protocol.errors import WireError
+from sluice.protocol.openai_format.logprobs import logprobs_from_json
 from sluice.protocol.redis.execution import run
 from sluice.protocol.wire import ChoiceResult, JobId, JobResult, TokenLogprobs, Usage, decode_result, encode_result
 from sluice.worker.recorder import recorder as recording
@@ -105,6 +106,8 @@ class TestGivenAResult:
 
         [one] = as_stored(found)["choices"]
         assert (one["logprobs"][0]["chosen"], one["logprobs"][0]["top"]) == (None, [[4, None], [5, -1.0]])
+        [read] = logprobs_from_json(one["logprobs"]) or ()
+        assert (read.chosen, read.top) == (infinite, ((4, infinite), (5, -1.0)))
 
 
 class TestGivenALargeResult:
