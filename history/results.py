@@ -7,7 +7,6 @@ position, straight to JSON.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
-from math import isfinite
 from typing import Any
 
 from sluice.history.database import JsonText
@@ -126,15 +125,7 @@ def _choice_parts(choice: memoryview, *, has_logprobs: bool) -> Iterator[str]:
 def _position(at: TokenLogprobs) -> str:
     written = logprobs_to_json([at])
     assert written is not None, "there is one"
-    try:
-        return _encode(written[0])
-    except ValueError:  # JSON has no infinity
-        top = [[token_id, _finite(logprob)] for token_id, logprob in at.top]
-        return _encode({**written[0], "chosen": _finite(at.chosen), "top": top})
-
-
-def _finite(number: float) -> float | None:
-    return number if isfinite(number) else None
+    return _encode(written[0])
 
 
 def _fields_of(value: ChoiceResult | Usage) -> Row:

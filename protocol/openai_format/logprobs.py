@@ -92,8 +92,8 @@ def _by_name(token_id: int, at: TokenLogprobs) -> dict[str, float]:
 
 def _to_json(at: TokenLogprobs) -> Object:
     return {
-        "chosen": at.chosen,
-        "top": [list(pair) for pair in at.top],
+        "chosen": _or_null(at.chosen),
+        "top": [[token_id, _or_null(logprob)] for token_id, logprob in at.top],
         "token": _bytes_to_json(at.token),
         "top_tokens": [_bytes_to_json(data) for data in at.top_tokens],
         "offset": at.offset,
@@ -121,8 +121,12 @@ def _from_json(written: Mapping[str, Any]) -> TokenLogprobs:
     )
 
 
+def _or_null(logprob: float) -> float | None:
+    # That of an impossible token: JSON has no infinity.
+    return None if logprob == -inf else logprob
+
+
 def _number(written: float | None) -> float:
-    # JSON has no infinity: the history keeps null for the log-probability of an impossible token.
     return -inf if written is None else written
 
 

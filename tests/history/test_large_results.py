@@ -99,14 +99,17 @@ class TestGivenAResult:
 
         assert as_stored(found) == as_stored(small_result_columns(decode_result(data)))
 
-    def test_when_a_probability_is_zero_then_it_is_none(self) -> None:
+    @pytest.mark.parametrize("convert", [large_result_columns, result_columns])
+    def test_when_a_probability_is_zero_then_it_is_null_and_read_as_zero(
+        self, convert: Callable[[bytes], Mapping[str, object]]
+    ) -> None:
         infinite = float("-inf")
 
-        found = large_result_columns(encoded(choice([position(0, chosen=infinite, top=((4, infinite), (5, -1.0)))])))
+        columns = convert(encoded(choice([position(0, chosen=infinite, top=((4, infinite), (5, -1.0)))])))
 
-        [one] = as_stored(found)["choices"]
-        assert (one["logprobs"][0]["chosen"], one["logprobs"][0]["top"]) == (None, [[4, None], [5, -1.0]])
-        [read] = logprobs_from_json(one["logprobs"]) or ()
+        [stored] = as_stored(columns)["choices"]
+        assert (stored["logprobs"][0]["chosen"], stored["logprobs"][0]["top"]) == (None, [[4, None], [5, -1.0]])
+        [read] = logprobs_from_json(stored["logprobs"]) or ()
         assert (read.chosen, read.top) == (infinite, ((4, infinite), (5, -1.0)))
 
 
