@@ -182,7 +182,8 @@ def named(names: Mapping[str, str]) -> Generator[None]:
 def _code_of(error: ProducerError) -> str | None:
     if isinstance(error, QueueFull):
         return error.reason
-    return error.code if isinstance(error, JobNotDone) else None
+    # At its deadline a job is ended by its worker, without a code, or by the queue, with this one.
+    return error.code if isinstance(error, JobNotDone) and error.code != "deadline" else None
 
 
 def _when_to_retry(error: ProducerError) -> dict[str, str]:

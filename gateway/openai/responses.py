@@ -162,7 +162,8 @@ def response_end(
         return ResponseEnd(status="cancelled", text=text)
     if state is not JobState.DONE:
         code = "invalid_prompt" if failure[0] in CALLERS_CODES else "server_error"
-        message = failure[1] or (LATE if state is JobState.EXPIRED else str(state))
+        # A job that the queue ends at its deadline has a message; one that its worker ends has none.
+        message = LATE if state is JobState.EXPIRED else failure[1] or str(state)
         return ResponseEnd(status="failed", text=text, error={"code": code, "message": message})
     status = "incomplete" if finish_reason == "length" else "completed"
     return ResponseEnd(status=status, text=text, usage=None if usage is None else response_usage(usage))

@@ -18,7 +18,7 @@ class TestGivenAServiceOfTheNullModel:
         with server() as here, Producer() as producer, worker(here, *batching(2), model="null?step_s=0.01"):
             took_s = run_through(here, producer, jobs)
 
-        assert 0.19 < took_s < 20
+        assert 0.18 < took_s < 20  # 19 steps; times are whole milliseconds
 
     def test_when_an_idle_worker_is_woken_then_each_job_has_its_time(self) -> None:
         found = wakes_ms(2)

@@ -51,6 +51,7 @@ class TestGivenLargeBadFilesOfOneTenant:
         self, workshop: Workshop, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(task, "SLICE_S", 0.0)
+        monkeypatch.setattr(task, "WORK_PER_READ", 0.0)
         large = [added(workshop, numbered(100) + b"{}", tenant="mallory", queue="turns") for _ in range(4)]
         turns = Turns()
         self.advance(workshop, turns)

@@ -6,12 +6,14 @@ from time import monotonic
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from sluice.producer import Producer
 from sluice.protocol.states import JobState
 from tests.end_to_end.processes import worker_pool
 from tests.gateway.gateway_process import GatewayProcess, gateway_process
+from tests.gateway.responses.reading import wait_until_ended
 from tests.servers import RedisServer, redis_server
 
 pytestmark = pytest.mark.slow
@@ -58,15 +60,47 @@ class TestGivenAQueueWithoutWorkers:
             answer = http.post(path, json=ROUTES[path] | {"model": "m", "stream": True})
 
         assert monotonic() - begin_s < LIMIT_S + SPARE_S
-        assert "deadline" in answer.text
+        assert "time limit" in answer.text
         assert "[DONE]" not in answer.text
 
 
 def is_late(path: str, answer: httpx.Response) -> bool:
     """Whether an answer says that its job has expired."""
     if path == "/v1/responses" and answer.status_code == 200:
-        return answer.json()["status"] == "failed" and "deadline" in answer.text
-    return answer.status_code == 504
+        return answer.json()["status"] == "failed" and "time limit" in answer.text
+    return answer.status_code == 504 and answer.json()["error"]["code"] == "timeout"
+
+
+@pytest.fixture(scope="module")
+def hasty(queue_server: RedisServer) -> Generator[GatewayProcess]:
+    """A gateway whose queue has a worker."""
+    with gateway_process(queue_server.url, "--request-limit", str(LIMIT_S)) as made:
+        yield made
+
+
+class TestGivenAWorkerThatIsSlow:
+    def test_when_an_answer_takes_longer_then_it_is_504(self, hasty: GatewayProcess) -> None:
+        with pytest.raises(openai.InternalServerError) as raised:
+            hasty.client().completions.create(model="null", prompt="once", max_tokens=4000)
+
+        assert (raised.value.status_code, raised.value.code) == (504, "timeout")
+
+    def test_when_a_stream_takes_longer_then_it_raises(self, hasty: GatewayProcess) -> None:
+        with (
+            hasty.client().completions.create(model="null", prompt="once", max_tokens=4000, stream=True) as stream,
+            pytest.raises(openai.APIError, match="within the time limit"),
+        ):
+            list(stream)
+
+    def test_when_a_response_is_in_the_background_then_it_goes_on(
+        self, queue_server: RedisServer, sqlite_url: str
+    ) -> None:
+        with gateway_process(queue_server.url, "--request-limit", str(LIMIT_S), database_url=sqlite_url) as gateway:
+            client = gateway.client()
+
+            made = client.responses.create(model="null", input="hello", max_output_tokens=150, background=True)
+
+            assert wait_until_ended(client, made.id).status == "incomplete"
 
 
 class TestGivenAWorkerThatIsKilledWithItsHost:
@@ -90,7 +124,7 @@ class TestGivenAWorkerThatIsKilledWithItsHost:
 
             assert 0 < killed_s < 3, "the worker was alive at the limit"
             assert monotonic() - begin_s < 3 + LIFE_S + SPARE_S
-            assert "deadline" in last
+            assert "time limit" in last
             assert states_in(server) == [JobState.EXPIRED]
 
 

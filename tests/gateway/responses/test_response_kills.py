@@ -2,7 +2,7 @@
 
 import json
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -12,6 +12,7 @@ import httpx
 import openai
 import pytest
 import sqlalchemy as sa
+from openai.types.chat import ChatCompletionUserMessageParam
 from openai.types.responses import Response, ResponseStreamEvent
 
 from sluice.gateway.openai.responses import ResponseEnd, ResponseInfo
@@ -32,40 +33,54 @@ from tests.servers import RedisServer
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def second(keeping: GatewayProcess, queue_server: RedisServer, responses_url: str) -> Iterator[GatewayProcess]:
-    """A gateway that is harmed, beside the one that all tests share."""
-    with gateway_process(queue_server.url, database_url=responses_url) as made:
-        yield made
+class TestGivenAGatewayThatIsKilledAmidStreams:
+    """Its worker says more only then."""
 
-
-class TestGivenAGatewayThatIsKilledAmidABackgroundStream:
-    def test_when_its_client_rejoins_at_another_then_each_character_comes_once(
-        self, second: GatewayProcess, client: openai.OpenAI
+    def test_when_a_client_rejoins_a_background_response_at_another_then_each_character_comes_once(
+        self, valkey: RedisServer, sqlite_url: str
     ) -> None:
-        seen: list[ResponseStreamEvent] = []
-
         with (
-            second.client() as its_client,
-            its_client.responses.create(
-                model="null", input="hello", max_output_tokens=150, background=True, stream=True
-            ) as stream,
+            gateway_process(valkey.url, database_url=sqlite_url) as killed,
+            gateway_process(valkey.url, database_url=sqlite_url) as other,
+            valkey.client() as redis,
         ):
-            for event in stream:
-                seen.append(event)
-                if len(seen) == 20:
-                    second.process.kill()
-                    break  # what is in the socket may be all of it
-        created = seen[0]
-        assert created.type == "response.created"
+            stream = killed.client().responses.create(model="toy", input="hello", background=True, stream=True)
+            worker = HandWorker(redis)
+            [leased] = worker.pull()
+            worker.say(leased, [0, 1], "Hell")
+            seen = until(stream, "Hell")
 
-        after = client.responses.retrieve(created.response.id, stream=True, starting_after=seen[-1].sequence_number)
-        rest = list(after)
+            killed.process.kill()
+            with pytest.raises(openai.APIError):
+                list(stream)
+            worker.say(leased, [2, 3], "o world")
+            worker.say(leased, [], "", end=JobState.DONE)
+            created, client = seen[0], other.client()
+            assert created.type == "response.created"
+            rest = list(
+                client.responses.retrieve(created.response.id, stream=True, starting_after=seen[-1].sequence_number)
+            )
+            retrieved = client.responses.retrieve(created.response.id)
 
         last = rest[-1]
-        assert last.type == "response.incomplete"
-        assert text_of(seen) + text_of(rest) == last.response.output_text
-        assert client.responses.retrieve(created.response.id) == last.response
+        assert text_of(rest) == "o world"
+        assert last.type == "response.completed"
+        assert last.response == retrieved
+        assert retrieved.output_text == "Hello world"
+
+    def test_when_it_streamed_a_chat_then_its_client_raises(self, valkey: RedisServer) -> None:
+        with gateway_process(valkey.url) as killed, valkey.client() as redis:
+            messages = [ChatCompletionUserMessageParam(role="user", content="hello")]
+            stream = killed.client().chat.completions.create(model="toy", messages=messages, stream=True)
+            worker = HandWorker(redis)
+            [leased] = worker.pull()
+            worker.say(leased, [0], "Hello")
+            next(iter(stream))
+
+            killed.process.kill()
+
+            with pytest.raises(openai.APIError):
+                list(stream)
 
 
 class TestGivenAGatewayThatIsKilledBetweenTheRowAndTheSubmit:
