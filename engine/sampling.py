@@ -48,7 +48,7 @@ class SamplingFields:
     """End the output at one of these up to 64 tokens."""
 
     ignore_eos: bool = False
-    """Whether to go on after the model's end-of-sequence token."""
+    """Whether to continue after the model's end-of-sequence token."""
 
     logprobs: int | None = None
     """Return the log-probability of each token, and those of this many most likely ones, 0 to 20."""

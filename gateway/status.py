@@ -32,14 +32,14 @@ class StatusRoutes:
         """Describe the gateway's routes."""
         return JSONResponse(document(cast("Starlette", request.app).routes))
 
-    @route("GET /livez", json_answer("It is.", HEALTH), tag="health", scope=None)
+    @route("GET /livez", json_answer("The process runs.", HEALTH), tag="health", scope=None)
     async def live(self, _request: Request) -> Response:
         """Check that the process runs."""
         return JSONResponse({"status": "ok"})
 
     @route(
         "GET /readyz",
-        json_answer("It is; `warnings` says what does not work all the same.", READINESS),
+        json_answer("Requests can be served; `warnings` lists what does not work.", READINESS),
         tag="health",
         scope=None,
     )
@@ -52,12 +52,12 @@ class StatusRoutes:
         missing = [without_callbacks(queue.name) for queue in self._queues if await lacks_callbacks(queue)]
         return JSONResponse({"status": "ok", **({"warnings": missing} if missing else {})})
 
-    @route("GET /v1/models", json_answer("All of them.", MODELS), tag="openai", scope="read")
+    @route("GET /v1/models", json_answer("All models.", MODELS), tag="openai", scope="read")
     async def list_models(self, _request: Request) -> Response:
         """List the models that workers serve."""
         return JSONResponse({"object": "list", "data": list(map(_model, await self._queues.models()))})
 
-    @route("GET /v1/models/{model:path}", json_answer("It is served.", MODEL), tag="openai", scope="read")
+    @route("GET /v1/models/{model:path}", json_answer("The model.", MODEL), tag="openai", scope="read")
     async def show_model(self, request: Request) -> Response:
         """Show a model that workers serve."""
         name, names = request.path_params["model"], await self._queues.models()

@@ -148,7 +148,7 @@ BODY_VALUES = Bound(
     set_by=None,
     status=413,
     code="body_too_large",
-    note="and 200,000 brackets and braces that open",
+    note="and 200,000 opening brackets and braces",
 )
 FILE_MIB = Bound(
     name="max_file_mib",
@@ -176,7 +176,7 @@ TENANT_HELD_MIB = Bound(
     set_by="producer serve --tenant-held-mib",
     status=429,
     code="too_many_bytes_in_flight",
-    note="what has arrived, until the answer begins; the first 16 KiB of a body do not count",
+    note="received bytes, until the answer begins; the first 16 KiB of a body do not count",
 )
 TENANT_UNREAD_MIB = Bound(
     name="tenant_unread_mib",

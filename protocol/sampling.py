@@ -193,7 +193,7 @@ class JobOptions:
         default=(),
         shape={"items": TOKEN_ID, "maxItems": limits.MAX_STOP_TOKEN_IDS},
     )
-    ignore_eos: bool = _option("Whether to go on after the model's end-of-sequence token", default=False)
+    ignore_eos: bool = _option("Whether to continue after the model's end-of-sequence token", default=False)
     logprobs: int | None = _option(
         "Return the log-probability of each token, and those of this many most likely ones",
         least=0,
@@ -365,7 +365,7 @@ class SamplingOptions(TypedDict, total=False):
     """End the output at one of these up to 64 tokens. Default: none."""
 
     ignore_eos: bool
-    """Whether to go on after the model's end-of-sequence token. Default: False."""
+    """Whether to continue after the model's end-of-sequence token. Default: False."""
 
     logprobs: int | None
     """Return the log-probability of each token, and those of this many most likely ones, 0 to 20. Default: None."""

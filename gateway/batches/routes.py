@@ -65,7 +65,7 @@ BATCH = object_schema(
     cancelled_at=OPTIONAL_TIME,
     request_counts=object_schema(total=NUMBER, completed=NUMBER, failed=NUMBER),
     metadata=or_null(METADATA),
-    warning={"type": "string", "description": "What is missing for the batch to go on."},
+    warning={"type": "string", "description": "Why the batch makes no progress now."},
 )
 NEW_BATCH = object_schema(
     "NewBatch",

@@ -37,9 +37,9 @@ def keys() -> None:
 
 
 @keys.command()
-@click.option("--tenant", metavar="NAME", required=True, help="Tenant in whose name the key's jobs are submitted.")
+@click.option("--tenant", metavar="NAME", required=True, help="Tenant of the key's jobs.")
 @click.option("--scopes", metavar="LIST", default="submit,read", show_default=True,
-              help="What the key may do: submit, read, control, admin and metrics, separated by commas.")  # fmt: skip
+              help="Scopes of the key, separated by commas: submit, read, control, admin, metrics.")  # fmt: skip
 @click.option("--rpm", metavar="COUNT", type=int, help="Refuse more requests a minute. Default: no limit.")
 @click.option("--tpm", metavar="TOKENS", type=int, help="Refuse more tokens a minute. Default: no limit.")
 @click.option("--expires", "expires_s", metavar="TIME", type=duration_with_unit_s,

@@ -94,7 +94,7 @@ class FileRoutes:
 
     @route(
         "GET /v1/files/{file_id}/content",
-        Answer(description="Its content.", content={"application/octet-stream": {}}),
+        Answer(description="The content of the file.", content={"application/octet-stream": {}}),
         tag="batches",
         scope="read",
     )
@@ -115,7 +115,7 @@ class FileRoutes:
 
     @route(
         "DELETE /v1/files/{file_id}",
-        json_answer("It is deleted.", DELETED),
+        json_answer("The file is deleted.", DELETED),
         tag="batches",
         scope="control",
         errors=(409,),

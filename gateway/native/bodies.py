@@ -50,15 +50,15 @@ JOB = object_schema(
     id=TEXT,
     state=STATE,
     queue=TEXT,
-    now={**or_null(NOW), "description": "What the queue knows; null when it has forgotten the job."},
-    history={**or_null(RECORD), "description": "What the history knows; null if it has no row yet."},
+    now={**or_null(NOW), "description": "The queue's facts; null if it has forgotten the job."},
+    history={**or_null(RECORD), "description": "The history's facts; null if it has no row yet."},
     timeline=list_of(EVENT_OF_JOB),
     attempts=list_of(ATTEMPT),
 )
 JOBS = object_schema(
     "Jobs",
     data=list_of(LISTED),
-    next={**or_null(TEXT), "description": "Give it as `after` for the next page; null: there is none."},
+    next={**or_null(TEXT), "description": "The `after` of the next page; null: there is none."},
 )
 SUBMITTED = object_schema(
     "Submitted",

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from sluice.gateway.connections.events import EventStream
 from sluice.gateway.errors import HttpError, bad_request, error_of
-from sluice.gateway.native.search import QUEUE, Found, find_job
+from sluice.gateway.native.search import QUEUE, FoundJob, find_job
 from sluice.gateway.openapi.document import ERROR
 from sluice.gateway.openapi.routes import EVENT, EVENTS, Answer, route, text
 from sluice.gateway.openapi.schemas import NUMBER, TEXT, list_of, object_schema, or_null, schema_of
@@ -84,7 +84,7 @@ class EventRoute:
         return EventStream(_events(job, cursors))
 
 
-def _cursors(job: Found, last: str) -> list[Cursor]:
+def _cursors(job: FoundJob, last: str) -> list[Cursor]:
     """Read an event's id: the position in each choice."""
     num_choices = job.view.choices
     parts = last.split(",") if last else ["0"] * num_choices
@@ -105,7 +105,7 @@ def _bad_position() -> HttpError:
     return bad_request(message, code="bad_position", param="Last-Event-ID")
 
 
-async def _events(job: Found, cursors: list[Cursor]) -> AsyncIterator[bytes]:
+async def _events(job: FoundJob, cursors: list[Cursor]) -> AsyncIterator[bytes]:
     """Yield the events after these positions. The last event is `end`, or `error` if the job or the stream failed."""
     ends: list[End | None] = [None] * len(cursors)
     follower = job.queue.following

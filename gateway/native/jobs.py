@@ -15,7 +15,7 @@ from sluice.gateway.connections.encoding import encoded_answer
 from sluice.gateway.errors import HttpError, bad_request
 from sluice.gateway.native.bodies import CHANGED, JOB, JOBS, RESULT, Record, job_body, listed_body, result_body
 from sluice.gateway.native.records import Records
-from sluice.gateway.native.search import QUEUE, Found, asked_id, asked_queues, find_job
+from sluice.gateway.native.search import QUEUE, FoundJob, asked_id, asked_queues, find_job
 from sluice.gateway.openai.encoded_bodies import encoded
 from sluice.gateway.openapi.routes import choice, json_answer, route, seconds, text, whole_number
 from sluice.gateway.ownership import own_batch, shown_batch, unknown_job
@@ -108,7 +108,7 @@ class JobRoutes:
 
     @route(
         "GET /jobs/{job_id}/result",
-        json_answer("Its output; `state` and `error` say whether it is whole.", RESULT),
+        json_answer("The output; `state` and `error` tell whether it is complete.", RESULT),
         tag="jobs",
         scope="read",
         errors=(409, 410),
@@ -146,7 +146,7 @@ class JobRoutes:
 
     @route(
         "POST /jobs/{job_id}/cancel",
-        json_answer("The state that it has reached.", CHANGED),
+        json_answer("The state after the call.", CHANGED),
         tag="jobs",
         scope="control",
         parameters=(QUEUE,),
@@ -167,7 +167,7 @@ class JobRoutes:
 
     @route(
         "POST /jobs/{job_id}/requeue",
-        json_answer("It waits again.", CHANGED),
+        json_answer("The job waits again.", CHANGED),
         tag="jobs",
         scope="control",
         errors=(409,),
@@ -218,7 +218,7 @@ def _place(text: str | None) -> JobPlace | None:
     return place
 
 
-def _not_requeued(job: Found) -> HttpError:
+def _not_requeued(job: FoundJob) -> HttpError:
     return bad_request(
         f"the job is {job.view.state}: only a failed job can be requeued, while the queue has its prompt and no "
         "newer job has its idempotency key",

@@ -38,7 +38,7 @@ class QueueRoutes:
 
     @route(
         "GET /queues",
-        json_answer("All of them.", object_schema("Queues", data=list_of(TOTALS))),
+        json_answer("All queues.", object_schema("Queues", data=list_of(TOTALS))),
         tag="queues",
         scope="admin",
     )

@@ -56,7 +56,7 @@ class ScaleRoutes:
 
     @route(
         "GET /queues/{queue}/scale",
-        json_answer("Both.", schema_of(Demand)),
+        json_answer("Backlog and number of workers.", schema_of(Demand)),
         tag="queues",
         scope=SCOPE,
         parameters=POLICY,
@@ -79,7 +79,7 @@ class ScaleRoutes:
         parameters=POLICY,
     )
     async def metrics(self, request: Request) -> Response:
-        """Show the same of every queue and what waits for its tenants as metrics, and requests of this gateway.
+        """Show backlogs, wanted workers and waiting jobs of all queues, and requests of this gateway, as metrics.
 
         Raises:
             HttpError: 400, a parameter is wrong.

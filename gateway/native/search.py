@@ -16,7 +16,7 @@ QUEUE = text("queue", "Queue of the job. Default: any that the gateway serves.")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundJob:
     """A job of the caller, and the queue that has it."""
 
     id: JobId
@@ -56,7 +56,7 @@ def queue_named(queues: Queues, name: str) -> QueueClients:
         raise bad_request(message, code="queue_not_found", param="queue", status=404) from error
 
 
-async def find_job(queues: Queues, request: Request) -> Found:
+async def find_job(queues: Queues, request: Request) -> FoundJob:
     """Find the job of a request.
 
     Raises:
@@ -67,5 +67,5 @@ async def find_job(queues: Queues, request: Request) -> Found:
     for queue in asked_queues(queues, request):
         [view] = await queue.submitting.views([job_id])
         if view is not None:
-            return Found(job_id, queue, view)
+            return FoundJob(job_id, queue, view)
     raise unknown_job()

@@ -17,7 +17,7 @@ ERROR = object_schema(
         message=TEXT,
         type={"enum": ["invalid_request_error", "rate_limit_error", "server_error"]},
         param=or_null(TEXT),
-        code={**or_null(TEXT), "description": "A constant word for programs."},
+        code={**or_null(TEXT), "description": "Error code, for programs."},
     ),
 )
 MEANINGS: Mapping[int, str] = {

@@ -56,7 +56,7 @@ STREAM = Answer(
 )
 DELETED = object_schema("DeletedResponse", id=TEXT, object={"const": "response"}, deleted={"const": True})
 IS_STREAM = flag("stream", "Whether to answer with events.")
-STARTING_AFTER = whole_number("starting_after", "Number of the last event that is known.", default=-1)
+STARTING_AFTER = whole_number("starting_after", "Number of the last event that the client has.", default=-1)
 
 
 class ResponseRoutes:
@@ -130,7 +130,10 @@ class ResponseRoutes:
         return await self._current(response)
 
     @route(
-        "DELETE /v1/responses/{response_id}", json_answer("It is deleted.", DELETED), tag="responses", scope="control"
+        "DELETE /v1/responses/{response_id}",
+        json_answer("The response is deleted.", DELETED),
+        tag="responses",
+        scope="control",
     )
     async def delete(self, request: Request) -> Response:
         """Delete a response."""

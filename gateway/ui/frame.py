@@ -136,19 +136,18 @@ def render(request: Request, template: str, *, status: int = 200, **values: obje
     visitor: Visitor | None = getattr(request.state, "visitor", None)
     links = [link for link in NAVIGATION if visitor is not None and visitor.may(link.scope)]
     here = max((link.path for link in links if request.url.path.startswith(link.path)), key=len, default="")
-    html = templates.fragment(
-        template, visitor=visitor, links=links, here=here, said=SAID.get(request.query_params.get("said", "")), **values
-    )
+    confirmation = CONFIRMATIONS.get(request.query_params.get("said", ""))
+    html = templates.fragment(template, visitor=visitor, links=links, here=here, confirmation=confirmation, **values)
     return HTMLResponse(html, status)
 
 
-SAID: dict[str, tuple[str, str]] = {}
+CONFIRMATIONS: dict[str, tuple[str, str]] = {}
 """Confirmations of changes: kind and sentence, by the word in the page's URL."""
 
 
-def after(path: str, said: str) -> Response:
+def after(path: str, change: str) -> Response:
     """Redirect to a page after a change, which the page confirms."""
-    return RedirectResponse(f"{path}{'&' if '?' in path else '?'}said={said}", 303)
+    return RedirectResponse(f"{path}{'&' if '?' in path else '?'}said={change}", 303)
 
 
 async def read_form(request: Request, max_bytes: int = MAX_FORM_BYTES) -> Form:

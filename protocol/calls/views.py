@@ -100,7 +100,7 @@ def _checked_view(row: Raw) -> JobView:
     try:
         return _read_view(row)
     except (ValueError, TypeError, AttributeError) as error:
-        raise WireError(f"what the queue holds of job {row[0]!r} cannot be read: {error}") from error
+        raise WireError(f"the queue's data of job {row[0]!r} cannot be read: {error}") from error
 
 
 def _read_view(row: Raw) -> JobView:

@@ -307,7 +307,7 @@ def check_number(messages: Sequence[object], param: str) -> None:
     """
     if len(messages) > limits.MAX_MESSAGES:
         raise RequestRefused(
-            "invalid_request", f"at most {limits.MAX_MESSAGES} messages are taken, got {len(messages)}", param
+            "invalid_request", f"a request has at most {limits.MAX_MESSAGES} messages, got {len(messages)}", param
         )
 
 

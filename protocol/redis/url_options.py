@@ -14,7 +14,7 @@ SENTINEL = "sentinel_"
 """Prefix of the options for connections to the Sentinels."""
 
 OWN_RETRIES = "clients (`patience_s`) and workers repeat commands that are safe to repeat"
-OWN_TIMES = "reads block at the server; set `patience_s` of a client, `redis.timeout_s` of a worker"
+OWN_TIMES = "reads block on the server; set `patience_s` of a client, `redis.timeout_s` of a worker"
 BYTES = "replies are bytes"
 
 
@@ -120,7 +120,7 @@ OPTIONS: Final = (
         name="max_connections",
         meaning="a client opens one for each thread that waits, an asyncio client up to 16 and one for each pipe",
     ),
-    UrlOption(name="socket_read_size", meaning="it changes nothing that matters here"),
+    UrlOption(name="socket_read_size", meaning="it has no effect here"),
     UrlOption(name="ssl_validate_ocsp", meaning="revoked certificates are not looked up"),
     UrlOption(name="ssl_validate_ocsp_stapled", meaning="as `ssl_validate_ocsp`"),
 )

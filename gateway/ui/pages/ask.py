@@ -14,7 +14,7 @@ from sluice.gateway.tables.database import Database
 from sluice.gateway.threads import HISTORY
 from sluice.gateway.ui.audit import AuditLog
 from sluice.gateway.ui.frame import Form, Frame, readable, render
-from sluice.gateway.ui.read.joblist import JobLine, Wanted, page_of_jobs
+from sluice.gateway.ui.read.joblist import JobLine, JobListQuery, page_of_jobs
 from sluice.gateway.ui.visitors import Visitor
 from sluice.producer.errors import HistoryUnavailable, ProducerError
 from sluice.protocol.jobs import Options
@@ -81,16 +81,16 @@ class AskPage:
         request: Request,
         visitor: Visitor,
         models: Sequence[str],
-        asked: Question,
+        question: Question,
         refused: HttpError | None = None,
     ) -> Response:
         status = 200 if refused is None else refused.status
-        values = {"models": models, "asked": asked, "refused": refused, "before": await self._before(visitor)}
+        values = {"models": models, "question": question, "refused": refused, "before": await self._before(visitor)}
         return render(request, "ask.html", status=status, **values)
 
     async def _before(self, visitor: Visitor) -> list[JobLine]:
         queues = [queue.name for queue in self._queues]
-        query = Wanted(queues=queues, tenant=visitor.caller.tenant, batch=BATCH)
+        query = JobListQuery(queues=queues, tenant=visitor.caller.tenant, batch=BATCH)
         try:
             return (await HISTORY.run(page_of_jobs, self._database, query))[0][:LISTED]
         except HistoryUnavailable:

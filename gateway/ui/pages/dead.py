@@ -13,7 +13,7 @@ from sluice.gateway.errors import bad_request
 from sluice.gateway.native.search import queue_named
 from sluice.gateway.queues import QueueClients, Queues
 from sluice.gateway.ui.audit import AuditLog, Entry
-from sluice.gateway.ui.frame import SAID, Form, Frame, after, render
+from sluice.gateway.ui.frame import CONFIRMATIONS, Form, Frame, after, render
 from sluice.gateway.ui.read.deadset import DeadGroup, code_of, groups_of
 from sluice.gateway.ui.visitors import Visitor
 from sluice.producer.operations.dead import DeadFilter
@@ -23,7 +23,7 @@ from sluice.protocol.wire import JobId
 PATH = "/ui/dead"
 SLICE_JOBS = 1000
 
-SAID.update(
+CONFIRMATIONS.update(
     dead_requeued=("good", "The selected jobs wait again."),
     dead_deleted=("good", "The selected jobs are deleted."),
     dead_partly=("bad", "Some of the selected jobs could not be changed: they were requeued or deleted before."),

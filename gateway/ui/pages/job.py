@@ -10,7 +10,7 @@ from sluice.gateway.errors import CALLER, HttpError
 from sluice.gateway.ownership import shown_batch, unknown_job
 from sluice.gateway.queues import Queues
 from sluice.gateway.ui.audit import AuditLog
-from sluice.gateway.ui.frame import SAID, Form, Frame, after, render
+from sluice.gateway.ui.frame import CONFIRMATIONS, Form, Frame, after, render
 from sluice.gateway.ui.live import Live
 from sluice.gateway.ui.pages.jobstream import JobStream, job_parts
 from sluice.gateway.ui.read.calls import as_curl, as_python
@@ -23,7 +23,7 @@ KINDS = ("sh", "py")
 MAX_SHOWN_CHARS = 20_000
 """Most characters shown of a prompt, and of a call: a page with all of a long one would be slow."""
 
-SAID.update(
+CONFIRMATIONS.update(
     cancelled=("good", "The job is cancelled."),
     asked=("good", "Its worker was asked to stop the job."),
     requeued=("good", "The job waits again. It resumes after its last token."),
@@ -84,8 +84,8 @@ class JobPage:
                 entry.outcome = await queue.submitting.cancel(job_id)
             except JobNotFound as error:
                 raise unknown_job() from error
-        said = entry.outcome if entry.outcome in ("cancelled", "asked") else "ended"
-        return after(f"/ui/jobs/{job_id}", said)
+        change = entry.outcome if entry.outcome in ("cancelled", "asked") else "ended"
+        return after(f"/ui/jobs/{job_id}", change)
 
     async def _requeue(self, request: Request, visitor: Visitor, _form: Form) -> Response:
         job_id = self._id(request, visitor)

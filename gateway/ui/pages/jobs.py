@@ -11,7 +11,7 @@ from sluice.gateway.queues import Queues
 from sluice.gateway.tables.database import Database
 from sluice.gateway.threads import HISTORY
 from sluice.gateway.ui.frame import Frame, render
-from sluice.gateway.ui.read.joblist import SPANS, page_of_jobs, wanted_of
+from sluice.gateway.ui.read.joblist import SPANS, page_of_jobs, read_query
 from sluice.gateway.ui.visitors import Visitor
 from sluice.protocol.limits import MAX_PRIORITY
 from sluice.protocol.states import JobState
@@ -31,19 +31,19 @@ class JobsPage:
 
     async def _show(self, request: Request, visitor: Visitor) -> Response:
         names = [queue.name for queue in self._queues]
-        query = wanted_of(request.query_params, names, visitor.tenant)
+        query = read_query(request.query_params, names, visitor.tenant)
         lines, following = await HISTORY.run(page_of_jobs, self._database, query)
-        older = None if following is None else f"{PATH}?{urlencode({**query.given, 'after': following})}"
+        older = None if following is None else f"{PATH}?{urlencode({**query.parameters, 'after': following})}"
         return render(
             request,
             "jobs.html",
             jobs=lines,
-            wanted=query,
+            query=query,
             queues=names,
             states=list(JobState),
             spans=list(SPANS),
             priorities=range(MAX_PRIORITY + 1),
             older=older,
-            newest=None if query.after is None else f"{PATH}?{urlencode(query.given)}",
-            is_filtered=bool(query.given.keys() - ({"tenant"} if visitor.tenant else set())),
+            newest=None if query.after is None else f"{PATH}?{urlencode(query.parameters)}",
+            is_filtered=bool(query.parameters.keys() - ({"tenant"} if visitor.tenant else set())),
         )

@@ -128,6 +128,6 @@ def _look_at_memory() -> Operation[Memory]:
 
 def _facts(reply: Reply) -> Mapping[str, str]:
     if not isinstance(reply, bytes):
-        raise ValueError("the server does not say")  # noqa: TRY004  # it refused, which is an answer
+        raise ValueError("the server does not report it")  # noqa: TRY004  # it refused, which is an answer
     pairs = (line.partition(":") for line in reply.decode(errors="replace").splitlines())
     return {name: value.strip() for name, _, value in pairs if value}

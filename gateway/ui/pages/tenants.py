@@ -16,7 +16,7 @@ from sluice.gateway.queues import Queues
 from sluice.gateway.tables.database import Database
 from sluice.gateway.threads import HISTORY, SQL
 from sluice.gateway.ui.audit import AuditLog
-from sluice.gateway.ui.frame import SAID, Form, Frame, after, render
+from sluice.gateway.ui.frame import CONFIRMATIONS, Form, Frame, after, render
 from sluice.gateway.ui.read.day import DayUsage
 from sluice.gateway.ui.read.overview import Latency
 from sluice.gateway.ui.read.surveys import Surveys
@@ -31,7 +31,7 @@ CURRENCY = re.compile(r"[A-Z]{3}")
 MAX_PRICE = 1e6
 MAX_MODEL_CHARS = 256
 
-SAID.update(price_set=("good", "The price is set. It applies to jobs submitted from now on."))
+CONFIRMATIONS.update(price_set=("good", "The price is set. It applies to jobs submitted from now on."))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,7 @@ class JobLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class JobListQuery:
     """The filters of a list. None: any."""
 
     queues: Sequence[str]
@@ -68,7 +68,7 @@ class Wanted:
         )
 
     @property
-    def given(self) -> Mapping[str, str]:
+    def parameters(self) -> Mapping[str, str]:
         """The filters as parameters of a URL."""
         names = ("state", "tenant", "priority", "batch", "error", "span")
         filters = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
@@ -76,12 +76,12 @@ class Wanted:
         return {**{name: str(value) for name, value in filters.items()}, **queue}
 
 
-def wanted_of(given: Mapping[str, str], queues: Sequence[str], tenant: str | None) -> Wanted:
+def read_query(parameters: Mapping[str, str], queues: Sequence[str], tenant: str | None) -> JobListQuery:
     """Read the filters of a URL, ignoring invalid ones. `tenant`: the only tenant whose jobs may be listed."""
-    texts = {name: text.strip()[:MAX_TEXT_CHARS].replace("\0", "") for name, text in given.items()}
+    texts = {name: text.strip()[:MAX_TEXT_CHARS].replace("\0", "") for name, text in parameters.items()}
     state, priority, span = texts.get("state"), texts.get("priority", ""), texts.get("span")
     queue = texts.get("queue")
-    return Wanted(
+    return JobListQuery(
         queues=[name for name in queues if name == queue] or list(queues),
         is_one_queue=queue in queues,
         state=state if state in list(JobState) else None,
@@ -94,11 +94,11 @@ def wanted_of(given: Mapping[str, str], queues: Sequence[str], tenant: str | Non
     )
 
 
-def page_of_jobs(database: Database, wanted: Wanted) -> tuple[list[JobLine], str | None]:
+def page_of_jobs(database: Database, query: JobListQuery) -> tuple[list[JobLine], str | None]:
     """Return a page, and the place of the next one; None if there is none."""
     columns = [jobs.c[field.name] for field in fields(JobLine)]
     with database.reading() as connection:
-        rows = connection.execute(wanted.filter.newest_first(columns).limit(PAGE_JOBS + 1)).mappings().all()
+        rows = connection.execute(query.filter.newest_first(columns).limit(PAGE_JOBS + 1)).mappings().all()
     lines = [JobLine(**{str(name): value for name, value in row.items()}) for row in rows]
     if len(lines) <= PAGE_JOBS:
         return lines, None

@@ -7,7 +7,7 @@ import pytest
 import sqlalchemy as sa
 
 from sluice.gateway.tables.database import Database
-from sluice.gateway.ui.read.joblist import PAGE_JOBS, Wanted, page_of_jobs, wanted_of
+from sluice.gateway.ui.read.joblist import PAGE_JOBS, JobListQuery, page_of_jobs, read_query
 from sluice.history.database import open_database
 from sluice.history.filters import JobFilter, JobPlace
 from sluice.history.tables import jobs
@@ -42,17 +42,17 @@ def fill(url: str, number: int) -> None:
     engine.dispose()
 
 
-def all_pages(database: Database, wanted: Wanted, most: int = 10_000) -> tuple[list[str], float]:
+def all_pages(database: Database, query: JobListQuery, most: int = 10_000) -> tuple[list[str], float]:
     """The ids of all pages, and the longest time of one."""
     found, slowest_s = list[str](), 0.0
     for _ in range(most):
         began_s = time.perf_counter()
-        lines, following = page_of_jobs(database, wanted)
+        lines, following = page_of_jobs(database, query)
         slowest_s = max(slowest_s, time.perf_counter() - began_s)
         found += [line.id for line in lines]
         if following is None:
             break
-        wanted = replace(wanted, after=JobPlace.read(following))
+        query = replace(query, after=JobPlace.read(following))
     return found, slowest_s
 
 
@@ -61,7 +61,7 @@ class TestGivenMoreJobsThanAPageHas:
         fill(sqlite_url, 3 * PAGE_JOBS + 7)
 
         with Database(sqlite_url) as database:
-            found, _ = all_pages(database, Wanted(queues=["q"]))
+            found, _ = all_pages(database, JobListQuery(queues=["q"]))
 
         assert len(found) == len({*found}) == 3 * PAGE_JOBS + 7
 
@@ -86,7 +86,7 @@ class TestGivenJobsOfSeveralKinds:
         columns = {"error": "error_code"}
 
         with Database(sqlite_url) as database:
-            found, _ = page_of_jobs(database, wanted_of(asked, ["q"], None))
+            found, _ = page_of_jobs(database, read_query(asked, ["q"], None))
 
         assert found != []
         for name, value in asked.items():
@@ -101,7 +101,7 @@ class TestGivenJobsOfSeveralKinds:
         engine.dispose()
 
         with Database(sqlite_url) as database:
-            found, _ = page_of_jobs(database, wanted_of({"span": "hour"}, ["q"], None))
+            found, _ = page_of_jobs(database, read_query({"span": "hour"}, ["q"], None))
 
         assert [line.id for line in found] == ["0.t3.00000003"]
 
@@ -143,9 +143,9 @@ class TestGivenAHundredThousandJobs:
         ]
 
         with Database(sqlite_url) as database:
-            all_pages(database, Wanted(queues=["q"]), most=1)
+            all_pages(database, JobListQuery(queues=["q"]), most=1)
             took_s = {
-                str(one): min(all_pages(database, Wanted(queues=["q"], **one), most=5)[1] for _ in range(3))  # pyright: ignore[reportArgumentType] (filters of several types)
+                str(one): min(all_pages(database, JobListQuery(queues=["q"], **one), most=5)[1] for _ in range(3))  # pyright: ignore[reportArgumentType] (filters of several types)
                 for one in filters
             }
 

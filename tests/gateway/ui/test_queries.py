@@ -12,7 +12,7 @@ from sluice.gateway.tables.database import Database
 from sluice.gateway.ui.read.batches import ErrorGroup, errors_of, one_batch
 from sluice.gateway.ui.read.batchlist import BatchList
 from sluice.gateway.ui.read.day import HOURS, DayUsage
-from sluice.gateway.ui.read.joblist import Wanted, page_of_jobs
+from sluice.gateway.ui.read.joblist import JobListQuery, page_of_jobs
 from sluice.gateway.ui.read.latencies import counts_of_tenant, ttft_by_queue
 from sluice.gateway.ui.read.usage import Price, prices_now, set_price, ttft_by_tenant, usage_in_hour
 from sluice.history.tables import HOUR_MS, batches, jobs
@@ -80,7 +80,7 @@ class TestGivenJobsOfTwoTenants:
         assert errors_of(database, queue, "b", "z") == []
         assert one_batch(database, queue, "b", "nobody") is None
         assert counts_of_tenant(database, "a", [queue]) == {"done": 1, "failed": 1}
-        listed, _ = page_of_jobs(database, Wanted(queues=[queue], tenant="a"))
+        listed, _ = page_of_jobs(database, JobListQuery(queues=[queue], tenant="a"))
         assert [one.tenant for one in listed] == ["a", "a"]
 
     async def test_when_their_model_has_no_price_then_their_tokens_are_unpriced(self, recorded: Recorded) -> None:
@@ -97,7 +97,7 @@ class TestGivenJobsOfTwoTenants:
         assert {*usage_in_hour(database, [queue], recorded.hour_ms)} == {"a", "z"}
         assert usage_in_hour(database, [other], recorded.hour_ms) == {}
         assert await BatchList(database, [other]).get(None) == ([], 0)
-        assert page_of_jobs(database, Wanted(queues=[other]))[0] == []
+        assert page_of_jobs(database, JobListQuery(queues=[other]))[0] == []
         latencies = ttft_by_queue(database, [queue, other])
         assert (latencies[queue].p50_s, latencies[other].p50_s) == (1.0, None)
         assert {name: one.p95_s for name, one in ttft_by_tenant(database, [queue], None).items()} == {"a": 1, "z": 1}

@@ -19,7 +19,7 @@ from sluice.gateway.ui.pages.overview import OwnFigures
 from sluice.gateway.ui.pages.tenants import TenantLine
 from sluice.gateway.ui.read.batches import BatchLine, ErrorGroup
 from sluice.gateway.ui.read.deadset import groups_of
-from sluice.gateway.ui.read.joblist import JobLine, Wanted
+from sluice.gateway.ui.read.joblist import JobLine, JobListQuery
 from sluice.gateway.ui.read.jobs import JobFacts
 from sluice.gateway.ui.read.overview import Latency, Memory, Trends, overview
 from sluice.gateway.ui.read.usage import Price, TenantUsage
@@ -146,8 +146,8 @@ NOTHING = JOBS | {"jobs": [], "older": None, "newest": None, "is_filtered": Fals
 NO_PARTS = {"alerts": "", "queues": "", "workers": "", "series": "[]", "own": "", "batch": ""}
 CASES: Mapping[str, list[dict[str, Any]]] = {
     "ask.html": [
-        {"models": [], "before": [], "asked": Question(), "refused": None},
-        {"models": [HOSTILE], "before": [filled(JobLine)], "asked": WRITTEN, "refused": bad_request(HOSTILE)},
+        {"models": [], "before": [], "question": Question(), "refused": None},
+        {"models": [HOSTILE], "before": [filled(JobLine)], "question": WRITTEN, "refused": bad_request(HOSTILE)},
     ],
     "batch.html": [{"queue": "q", "batch_id": HOSTILE, "parts": NO_PARTS}],
     "batches.html": [{"batches": [], "num_left": 2}, {"batches": batches(), "num_left": 0}],
@@ -159,9 +159,9 @@ CASES: Mapping[str, list[dict[str, Any]]] = {
     "error.html": [{"title": "Not found", "message": HOSTILE}],
     "job.html": job_pages(),
     "jobs.html": [
-        {"jobs": [filled(JobLine, id=JOB)], "wanted": filled(Wanted, after=None), "is_filtered": True, **JOBS},
-        {"wanted": Wanted(queues=["q"]), **NOTHING},
-        {"wanted": Wanted(queues=["q"]), **NOTHING, "is_filtered": True},
+        {"jobs": [filled(JobLine, id=JOB)], "query": filled(JobListQuery, after=None), "is_filtered": True, **JOBS},
+        {"query": JobListQuery(queues=["q"]), **NOTHING},
+        {"query": JobListQuery(queues=["q"]), **NOTHING, "is_filtered": True},
     ],
     "overview.html": [{"parts": NO_PARTS}],
     "own_overview.html": [{"parts": NO_PARTS}],
@@ -205,7 +205,7 @@ class TestGivenTheFolderOfTemplates:
 class TestGivenTextOfOthers:
     @pytest.mark.parametrize("visitor", [EVERYBODY, SIGNED_IN], ids=["everybody", "signed in"])
     def test_when_a_template_is_rendered_then_none_of_it_acts(self, name: str, visitor: Visitor) -> None:
-        frame = {"visitor": visitor, "links": NAVIGATION, "here": "/ui/jobs", "said": ("good", HOSTILE)}
+        frame = {"visitor": visitor, "links": NAVIGATION, "here": "/ui/jobs", "confirmation": ("good", HOSTILE)}
 
         pages = [fragment(name, **frame, **values) for values in CASES[name]]
 
