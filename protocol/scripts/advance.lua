@@ -7,9 +7,8 @@
 -- Reply: for each one text: 'ok', 'already', 'at <n>' (send again from n), 'replaced', 'retried' (requeued, as
 --   the end requested), 'broken <reason>'; and 'ok <state>', 'already <state>' when the job is flagged.
 --
--- The lease must name this incarnation and epoch, and `from` must be its offset. So nothing that a worker sends after
--- it was replaced is written, and nothing is written twice. The stream's own check of ids, `<offset after it>-0`, is a
--- second guard.
+-- The lease must name this incarnation and epoch, and `from` must be its offset (fencing). So a replaced worker cannot
+-- write, and nothing is written twice. The stream's own check of ids, `<offset after it>-0`, is a second guard.
 
 write_even_when_full()
 
@@ -68,7 +67,7 @@ local function touches_the_queue()
   end
   return false
 end
--- Numbers are whole, and extras and ends as a worker packs them.
+-- Check the types of a row: integers, and extras and ends as a worker packs them.
 local function is_sound(row)
   for i = 2, 5 do
     if row[i] < 0 or row[i] % 1 ~= 0 then return false end
@@ -96,8 +95,8 @@ local function append(id, lease, choice, to, entry)
   return try('XADD', PREFIX .. 'channel:' .. suffix .. ':' .. choice, string.format('%d-0', to), 'e', entry)
 end
 
--- The channel has more tokens than the lease says, of those up to `to`: a call failed between the two. The channel is
--- right. Returns whether its owner can send on from there.
+-- The channel has more tokens up to `to` than the lease says, because a call failed between the two writes. The channel
+-- is right. Returns whether the owner can continue from there.
 local function catch_up(id, lease, choice, to)
   local _, suffix = names_of(id)
   local last = try('XREVRANGE', PREFIX .. 'channel:' .. suffix .. ':' .. choice, '+', '-', 'COUNT', 1)
@@ -112,7 +111,7 @@ local function stop_word(word, lease)
   return lease[FLAG] ~= '' and word .. ' ' .. lease[FLAG] or word
 end
 
--- Compare the offset of the choice with what was sent; nil if it is next.
+-- Compare the offset of the choice with that of the tokens sent; nil if they are the next ones.
 local function out_of_line(lease, at, from, tokens, has_end)
   local offset = lease[at]
   if lease[at + 1] ~= 0 then return stop_word('already', lease) end

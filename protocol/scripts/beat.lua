@@ -48,7 +48,7 @@ local function take_back(id)
   enqueue_again(job, read_lease(id))
 end
 
--- The reply to its own end may be in flight: only an end by another worker means that the job is lost.
+-- The reply to this worker's own end may be in flight: only an end by another worker means that the job is lost.
 local function was_ended_by_me(id)
   local _, suffix = names_of(id)
   local ended_by = suffix and try('HGET', PREFIX .. 'job:' .. suffix, 'ended_by')

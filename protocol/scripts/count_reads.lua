@@ -1,9 +1,9 @@
 -- base only
--- Count the XREADs that this server has answered. Only readers of channels send them, so a worker sees whether there are
--- any. Never writes.
+-- Count the XREADs that this server has answered. Only readers of channels send them, so a worker detects whether there
+-- are any. Never writes.
 --
 -- KEYS: config, then the fixed keys of the queue. No arguments.
--- Reply: the count, of all clients and queues; false if the server does not tell.
+-- Reply: the count, of all clients and queues; false if the server does not report it.
 
 local known = try('INFO', 'commandstats')
 if failed(known) then return false end

@@ -20,7 +20,7 @@ local function write_even_when_full()
 end
 
 -- Unpack an argument: an array of at most `most` values of one type, or of rows that begin with these types. Scripts do so
--- before their first write, since an error later would leave half of it done.
+-- before their first write, since a later error would leave the script half done.
 local function rows_of(packed, most, ...)
   local rows, kinds = cmsgpack.unpack(packed), { ... }
   local function check(value, kind)

@@ -292,7 +292,7 @@ function has_been_up_for(ms)
   return uptime_ms >= ms
 end
 
--- The parent process saw its end: it is neither slow nor cut off.
+-- The parent process reported the end of the worker's process: it is neither slow nor disconnected.
 function is_reported(incarnation) return call('HGET', worker_key(incarnation), 'reported') == '1' end
 
 -- How long the heartbeat of an owner lives, and when by the server's clock it will have lived if none follows. The clock

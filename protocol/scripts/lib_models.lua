@@ -1,4 +1,4 @@
--- Note which models living workers serve.
+-- Record which models living workers serve.
 
 -- Model -> the last expiry among its workers: to list the models.
 local MODELS = PREFIX .. 'models'

@@ -244,8 +244,8 @@ local function hold(lane, entry, parsed)
   if #taken > num_before then is_over = true else has_more = true end
 end
 
--- Whether a full worker leaves this job: it is not a reason to interrupt another, or idle workers go first. A returned job
--- has woken these. Where no other worker lives, none is waited for.
+-- Whether a full worker leaves this job: it is not a reason to interrupt another, or idle workers are preferred. A
+-- returned job has woken these. If no other worker lives, the job is not left.
 local function is_left(lane, parsed)
   if not request.over then return false end
   if lane.class == RETURNED then
@@ -253,7 +253,7 @@ local function is_left(lane, parsed)
     return job and job.class <= request.over
   end
   local ready_at = parsed.at + LIMITS.IDLE_FIRST_MS
-  -- Since a time to come: the clock has stepped back.
+  -- Since a future time: the clock has stepped back.
   if ready_at <= NOW or parsed.at > NOW then return false end
   request.num_alive = request.num_alive or call('ZCOUNT', ALIVE, '(' .. beat_time(), '+inf')
   if request.num_alive < 2 then return false end

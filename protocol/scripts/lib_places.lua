@@ -8,8 +8,8 @@ local function cost_of(job, published)
   return job.prompt + published + job.choices * math.min(rest, RESERVE)
 end
 
--- What waits of a tenant, in any place. Read once, written once by `finish`; a tenant that has nothing is kept for a while,
--- so that the others leave room for it.
+-- The waiting jobs of a tenant, in any place. Read once, written once by `finish`; a tenant without any is kept for a
+-- while, so that other tenants leave room for it.
 local TENANTS = PREFIX .. 'tenants'
 local waiting_of, write_waiting  -- the names used outside: a script may have 200 locals
 

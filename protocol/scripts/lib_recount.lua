@@ -1,5 +1,5 @@
--- Count a short queue again. The counters of waiting jobs are shared: another user may write any number there, and while
--- they claim a full queue, no job is accepted. What a long queue says is left to the audit.
+-- Count a short queue again. The counters of waiting jobs are shared, so another user may write any number there, and
+-- while they claim a full queue, no job is accepted. The counters of a long queue are left to the audit.
 
 local recount  -- the name used outside: a script may have 200 locals
 
@@ -36,7 +36,7 @@ local function keep_timer(job)
   if job[kind] then call('ZADD', TIMERS, 'LT', job[kind], kind .. '|' .. job.id) end
 end
 
--- Another user may have listed what does not wait there.
+-- Another user may have listed jobs that do not wait there.
 local function is_of(set, id)
   local job = load_job(id)
   local is_waiting = job and job.state == 'queued' and not job.entry
@@ -72,7 +72,7 @@ local function sums_of(found)
 end
 
 -- Of some tenants, other ones each time: forget those that have had nothing for long. `held`: what each tenant has, if
--- the queue is short; what another user wrote of a tenant is then set right.
+-- the queue is short; wrong numbers of a tenant, written by another user, are corrected then.
 local function look_at_tenants(held)
   if not is_type(TENANTS, 'hash') then call('DEL', TENANTS) end
   local is_crowded = call('HLEN', TENANTS) > LIMITS.TENANTS_KEPT
@@ -99,8 +99,8 @@ local function write(sums)
   end
 end
 
--- A job that is delayed since a time to come: the server's clock has stepped back, and would delay it by that step. It
--- waits as long as it was to, from now.
+-- A job that is delayed since a future time: the server's clock has stepped back, and would delay it by that step. Its
+-- original delay starts again now.
 local function shorten_wait(id)
   local job = load_job(id)
   if not (job and job.state == 'queued' and job.retry and job.waits_since and job.waits_since > NOW) then return end

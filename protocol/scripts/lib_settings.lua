@@ -1,4 +1,4 @@
--- Settings of a queue: what each must be, and how they are written.
+-- Settings of a queue: validation and writing.
 
 local WORDS = {
   durability = '^%S+$', features = '^[%w_,-]*$', mode = '^[a-z]+$', keep_prompts = '^[a-z]+$', keep_results = '^[01]$',
@@ -13,7 +13,7 @@ for name in string.gmatch([[
   ttft_target_ms tpot_target_ms dead_set_max test_clock_ms test_clock_offset_ms
 ]], '%S+') do NUMBERS[name] = true end
 
--- What a setting must be, if it is not that.
+-- Return the description of valid values if a setting is not valid, else nil.
 local function refusal_of(name, value)
   local is_weight = string.find(name, '^weight:[a-z0-9_-]+$')
   if not (is_weight or WORDS[name] or NUMBERS[name]) then return 'the name of a setting' end

@@ -46,8 +46,8 @@ local function drain_no_more()
   if isolator() == ME then call('DEL', ISOLATOR) end
 end
 
--- What this pull looks at: the suspect that this worker drains for, those that wait longest, and some of the others. Each
--- pull looks at other ones: suspects that this worker may not take must not hide one that it may.
+-- The suspects that this pull examines: the one that this worker drains for, those that wait longest, and some others,
+-- different ones in each pull, so that suspects that this worker may not take do not hide one that it may.
 local function candidates()
   local size, from = LIMITS.MAX_SUSPECTS_PER_PULL, LIMITS.MAX_SUSPECTS_PER_PULL
   local ids, num_others = call('ZRANGE', SUSPECTS, 0, size - 1), call('ZCARD', SUSPECTS) - size
@@ -77,7 +77,7 @@ local function first_of_mine()
   end
 end
 
--- Whether a suspect has waited for too long. Since a time to come: the clock has stepped back.
+-- Whether a suspect has waited for too long, also if it waits since a future time: the clock has stepped back.
 local function is_impatient(since) return since > NOW or NOW - since >= LIMITS.SUSPECT_WAIT_S * 1000 end
 
 -- After a suspect has waited too long, the next worker that pulls and may take it drains. Returns whether it is this one.

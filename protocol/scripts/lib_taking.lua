@@ -76,8 +76,8 @@ local function deadline_of_batch(batch)
   return batch_deadlines[batch]
 end
 
--- Its time has passed, but its timer has not fired yet: end the job instead of starting it. The next pull follows at
--- once.
+-- The job's time has passed, but its timer has not fired yet: end the job instead of starting it. The next pull follows
+-- at once.
 function is_too_late(job, lease)
   local reason
   if job.ttl and job.attempt == 0 and job.ttl <= NOW then
@@ -130,7 +130,7 @@ local function is_for_other_worker(job)
   return mine and mine ~= model and is_served(model)
 end
 
--- The more jobs are set aside, the longer each is, so that looking at them again costs the server the same.
+-- The more jobs are set aside, the longer each is, so that the cost of examining them again is constant.
 local function aside_ms()
   return math.min(math.max(LIMITS.ASIDE_MS, LIMITS.ASIDE_EACH_MS * call('ZCARD', DELAYED)), LIMITS.ASIDE_MOST_MS)
 end

@@ -1,4 +1,4 @@
--- The counters as a flat map: their users may have added any number of other fields.
+-- The counters as a flat map of known fields, because users may have added any number of other fields.
 local function read_counters()
   local names, flat = {
     'submitted', 'done', 'failed', 'cancelled', 'expired', 'requeued', 'waiting_jobs', 'waiting_tokens', 'waiting_bytes',

@@ -18,7 +18,7 @@ local key = result_key({ suffix = suffix })
 if offset == 0 then
   call('SET', key, part)
 else
-  -- Beyond its end, Redis would fill a gap with zeros, and the length would not tell.
+  -- Beyond its end, Redis would fill a gap with zeros, and the length would not show it.
   if try('STRLEN', key) ~= offset then return 'missing' end
   call('APPEND', key, part)
 end

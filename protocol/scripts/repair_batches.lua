@@ -1,5 +1,5 @@
 -- include: lib_counts lib_batches
--- Set the total of batches to the jobs that have ended or are listed as open; complete those that wait for none.
+-- Set the total of batches to the jobs that have ended or are listed as open; complete those without open jobs.
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV[1]: packed array of batches.

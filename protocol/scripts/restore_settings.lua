@@ -1,6 +1,6 @@
 -- include: lib_settings
--- Return the settings of a queue. If they were lost since the caller read them, write again what it remembers, but
--- nothing over a newer value.
+-- Return the settings of a queue. If they were lost since the caller read them, restore those that it remembers, without
+-- overwriting newer values.
 --
 -- KEYS: config, then the fixed keys of the queue. ARGV: stamp of the settings that the caller remembers (empty: none),
 --   then name and value of each setting that it remembers.
@@ -24,7 +24,7 @@ local function is_gone(name, value)
   return not is_known(name) and value ~= '' and not string.find(name, '^test_') and not refusal_of(name, value)
 end
 
--- Another beginning, or fewer changes than the caller has seen: Redis has lost what it has read.
+-- Another beginning, or fewer changes than the caller has seen: Redis has lost settings.
 local function gone_settings()
   local gone = {}
   if not known_began or known_began == began and known_number <= number then return gone end

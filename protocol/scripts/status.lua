@@ -22,7 +22,7 @@ local function ahead_of(job)
   return math.max(0, job.number - 1 - lane.taken), math.max(0, job.before - lane.taken_tokens)
 end
 
--- In how many ms an unfinished job is to end by its own deadline or time to live; 0 or less if it should have.
+-- Time in ms until an unfinished job expires by its own deadline or time to live; 0 or less if it is overdue.
 local function expires_in(job)
   if job.state ~= 'queued' and job.state ~= 'running' then return false end
   local at = job.deadline

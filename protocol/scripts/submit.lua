@@ -20,7 +20,8 @@ local function unpacked(row)
   }
 end
 
--- Whether a row is what a client of ours packs; the user may be another. All rows are checked before the first write.
+-- Whether a row has the form that our clients pack; other programs may send any. All rows are checked before the first
+-- write.
 local MOST_BYTES = {
   spec = LIMITS.MAX_SPEC_BYTES, payload = LIMITS.MAX_PROMPT_BYTES, seed = 20, digest = LIMITS.MAX_DIGEST_BYTES,
   key = 4 * LIMITS.MAX_IDEMPOTENCY_KEY_CHARS, batch = LIMITS.MAX_BATCH_CHARS,
@@ -79,7 +80,7 @@ do
 local totals = call('HMGET', COUNTERS, 'waiting_jobs', 'waiting_tokens', 'waiting_bytes', 'outbox_bytes')
 local function total(i) return tonumber(totals[i] or '') or 0 end
 waiting = { jobs = total(1), tokens = total(2), bytes = total(3) }
--- Bounds are of the queue: each partition takes an equal part.
+-- Bounds apply to the whole queue: each partition has an equal part.
 local NUM_PARTITIONS, UNITS = setting('partitions', 1), { 'jobs', 'tokens', 'bytes' }
 local function bound(name, default)
   local of_queue = setting(name, default)
@@ -94,7 +95,7 @@ local OUTBOX_BOUND = bound('max_outbox_entries', LIMITS.DEFAULT_MAX_OUTBOX_ENTRI
 local OUTBOX_LENGTH, CALLBACKS_LENGTH = call('XLEN', OUTBOX), call('XLEN', CALLBACKS)
 local OUTBOX_BYTES, OUTBOX_BYTES_BOUND = total(4), bound('max_outbox_bytes', LIMITS.DEFAULT_MAX_OUTBOX_BYTES)
 local MAX_JOB_TOKENS = setting('max_job_tokens', math.huge)
--- `of`: what waits, of the queue or of one tenant.
+-- `of`: the waiting jobs of the queue or of one tenant.
 function refused(reason, most, sentence, of)
   of = of or waiting
   return { 'refused', reason, of.jobs, of.tokens, of.bytes, most, sentence }
@@ -110,7 +111,7 @@ end
 local function has_no_memory()
   if is_memory_full == nil then
     no_write = failed(try('HINCRBY', COUNTERS, 'submitted', 0))
-    -- Not a number: another user wrote it, and `finish` begins again.
+    -- Not a number, written by another user: `finish` starts from zero.
     if no_write and string.find(no_write, 'not an integer', 1, true) then no_write = nil end
     is_memory_full = no_write ~= nil and string.find(no_write, 'OOM ', 1, true) ~= nil
     if is_memory_full then no_write = nil end
@@ -154,8 +155,8 @@ local function share_of(held, unit)
   return math.floor((BOUNDS[unit] - math.max(0, waiting[unit] - held[unit])) * SHARE_PERCENT / 100)
 end
 
--- A tenant may hold its share of what the others leave, so that there is always room for one that comes. It may hold all
--- of it while no other has used the queue lately, and one job in any case.
+-- A tenant may use its share of the room that the others leave, so that there is always room for a new tenant. It may use
+-- all of it while no other has used the queue lately, and have one job in any case.
 function refusal_of_share(job)
   local held = waiting_of(job.tenant)
   if SHARE_PERCENT >= 100 or held.jobs == 0 or is_alone(held) then return nil end
@@ -222,7 +223,7 @@ local function seen_by_key(job)
   local id, state, digest = string.match(value, '^(%S+) (%S+) (.*)$')
   if digest ~= job.digest then return { 'conflict', id or '' } end
   local tenant, suffix = names_of(id)
-  -- Its user may have written any id. An error here would leave the jobs before this one accepted without an answer.
+  -- The user may have written any id. An error here would leave earlier jobs of the call accepted without an answer.
   local now = tenant == job.tenant and try('HGET', PREFIX .. 'job:' .. suffix, 'state')
   return { 'duplicate', id, type(now) == 'string' and now or state }
 end
@@ -311,7 +312,7 @@ local function accept(job)
   return { 'accepted', job.id, math.max(0, job.number - 1 - lane.taken), math.max(0, job.before - lane.taken_tokens) }
 end
 
--- The names of a job of this partition, as clients write them; nil of any other.
+-- The parts of the id of a job of this partition, in the form that clients write; nil for any other.
 local PARTITION = string.match(PREFIX, ':(%d+)}:$')
 local function own_names_of(id)
   local tenant, suffix = names_of(id)
