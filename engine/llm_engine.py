@@ -101,12 +101,12 @@ class LLMEngine:
         """
         for request in requests:
             self.drop([request.id])
+            rejected: Finish | None = None
             try:
                 self.validate(request)
             except RequestRejected as rejection:
-                self._end(request, Finish(reason=FinishReason.ERROR, error=str(rejection), is_rejection=True))
-            else:
-                self._start(request)
+                rejected = Finish(reason=FinishReason.ERROR, error=str(rejection), is_rejection=True)
+            self._start(request, rejected)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End requests: each unfinished choice yields an ABORTED delta in the next step. Unknown ids are ignored."""
@@ -296,23 +296,17 @@ class LLMEngine:
             self._preparing.prepare()
         return self._take_ended()
 
-    def _start(self, request: Request) -> None:
+    def _start(self, request: Request, rejected: Finish | None) -> None:
+        """Queue the unfinished choices of a request; if it is rejected, or its output so far ends them, end them."""
         for choice, progress in enumerate(_progress(request)):
             if progress.is_finished:
                 continue
             output = self._outputs.make(request, self._sequence(request, choice, progress))
-            if output.finish is not None:
-                self._ended.append(output.end(output.finish))
+            if finish := rejected or output.finish:
+                self._ended.append(output.end(finish))
                 continue
             self._outputs.open(output)
             self._scheduler.add(output.sequence)
-
-    def _end(self, request: Request, finish: Finish) -> None:
-        """End choices that never started."""
-        for choice, progress in enumerate(_progress(request)):
-            if not progress.is_finished:
-                output = self._outputs.make(request, self._sequence(request, choice, progress))
-                self._ended.append(output.end(finish))
 
     def _sequence(self, request: Request, choice: int, progress: ChoiceProgress) -> Sequence:
         return Sequence(
@@ -321,8 +315,6 @@ class LLMEngine:
             choice=choice,
             sampling=request.sampling,
             priority=request.priority,
-            arrival_s=request.arrival_s,
-            tenant=request.tenant,
             cache_salt=request.cache_salt,
             targets=request.targets,
             token_ids=[*request.prompt_token_ids, *progress.token_ids],

@@ -109,10 +109,6 @@ class Request:
     priority: int = 0
     """Its class: a higher one goes first under the policy `priority`."""
 
-    arrival_s: float = 0.0
-    """Time of submission on any one clock; smaller is older."""
-
-    tenant: str = ""
     cache_salt: str = ""
     """Sequences share cached blocks only with sequences of the same salt."""
 

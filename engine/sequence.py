@@ -41,8 +41,6 @@ class Sequence:
     choice: int
     sampling: Sampling
     priority: int = 0
-    arrival_s: float = 0.0
-    tenant: str = ""
     cache_salt: str = ""
     targets: LatencyTargets = NO_TARGETS
 

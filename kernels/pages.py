@@ -1,8 +1,5 @@
 """Memory for large tensors with scattered access: the KV cache, prepared weights."""
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false
-
 import contextlib
 import math
 import mmap

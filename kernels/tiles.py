@@ -1,8 +1,5 @@
 """AMX tile registers, which a process must request."""
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false
-
 from functools import cache
 
 import torch

@@ -4,9 +4,6 @@
 running worker measures nothing. A table is read once, so that a process uses one configuration from start to end.
 """
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false
-
 import json
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager

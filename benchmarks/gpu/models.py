@@ -132,7 +132,7 @@ def triton_in_place_of_cpu(calls: Counter[str] | None = None, *, deterministic: 
     from sluice.kernels.paged_attention.kernel import allocate_cuda, paged_attention_triton
     from sluice.kernels.penalties.kernel import apply_penalties_triton
     from sluice.kernels.prepare_batch.kernel import prepare_batch_triton
-    from sluice.kernels.rms_norm.kernel import add_rms_norm_triton, rms_norm_triton
+    from sluice.kernels.rms_norm.kernel import rms_norm_triton
     from sluice.kernels.sample.kernel import sample_triton
     from sluice.kernels.soft_cap.kernel import soft_cap_triton
     from sluice.kernels.write_kv.kernel import write_kv_triton
@@ -155,7 +155,7 @@ def triton_in_place_of_cpu(calls: Counter[str] | None = None, *, deterministic: 
         },
         "penalties": {"apply_penalties_cpu": apply_penalties_triton},
         "prepare_batch": {"prepare_batch_cpu": prepare_batch_triton},
-        "rms_norm": {"add_rms_norm_cpu": add_rms_norm_triton, "rms_norm_cpu": rms_norm_triton},
+        "rms_norm": {"rms_norm_cpu": rms_norm_triton},
         "soft_cap": {"soft_cap_cpu": soft_cap_triton},
         "sample": {"sample_cpu": sample_triton},
         "write_kv": {"write_kv_cpu": write_kv_triton},

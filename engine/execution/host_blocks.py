@@ -1,8 +1,5 @@
 """Memory of the host tier: blocks of the KV cache outside the device, in the order of the device's streams."""
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np

@@ -6,9 +6,6 @@ Padding follows the sequences as rows like theirs: it attends to as many tokens 
 block after the cache's last, which no sequence uses.
 """
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 

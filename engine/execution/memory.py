@@ -1,8 +1,5 @@
 """Memory of the device: what is free, the peak of a computation, and what can be returned."""
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import ctypes
 import gc
 import os

@@ -4,9 +4,6 @@ On a GPU both go through pinned memory. An asynchronous copy reads its source wh
 what a step sends is gathered in one of a few slots in turn (`Staging`); torch keeps the memory of other copies itself.
 """
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import accumulate

@@ -9,6 +9,7 @@ from typing import TypeGuard, cast
 
 from sluice.engine.errors import ModelFolderError
 from sluice.engine.text.json_files import Json
+from sluice.kernels.decoder_shape import DecoderShape
 from sluice.kernels.gated_activation import Activation
 
 _LARGEST = 2**31 - 1
@@ -58,48 +59,17 @@ class RopeConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderConfig:
-    """Sizes and switches of one decoder."""
+class DecoderConfig(DecoderShape):
+    """One decoder, as its folder's config describes it."""
 
     family: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
     num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
     max_position_embeddings: int
-    rms_norm_eps: float
-    norm_offset: float
-    """Added to the weights of norms, including those of heads."""
-
-    has_post_norms: bool
-    """Whether a block's output is normalised before it is added to the residual."""
-
-    activation: Activation
-    attention_scale: float
-    """Factor on the attention scores."""
-
-    attention_soft_cap: float
-    """Soft cap (tanh) of attention scores. 0: none."""
-
-    final_soft_cap: float
-    """Soft cap of logits. 0: none."""
-
     embedding_scale: float
     """Factor on the embedding, before it is rounded to the dtype."""
 
     is_tied: bool
     """Whether the output projection shares the embedding's weights."""
-
-    has_qkv_bias: bool
-    has_output_bias: bool
-    """Whether the attention's output projection has a bias."""
-
-    has_mlp_bias: bool
-    has_head_norm: bool
-    """Whether query and key heads are RMS-normalised before the rotation."""
 
     sliding_windows: tuple[int, ...]
     """Sliding window per layer: a token attends to this many tokens, itself included. 0: all."""

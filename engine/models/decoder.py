@@ -3,9 +3,6 @@
 Hot: no logging, no host reads of tensors, no work per sequence in Python.
 """
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -77,8 +74,8 @@ class Decoder:
 
     def forward_by_operations(self, tensors: StepInputs, caches: list[KVCache]) -> Tensor:
         """Run `forward` one operation after another: the fallback without a native step, and its reference."""
-        weights = self._weights
-        eps, offset = weights.rms_norm_eps, weights.norm_offset
+        weights, config = self._weights, self.config
+        eps, offset = config.rms_norm_eps, config.norm_offset
         num_tokens = tensors.input_ids.shape[0]
         residual = self._workspace.residual[:num_tokens]
         normed = self._workspace.normed[:num_tokens]
@@ -102,7 +99,7 @@ class Decoder:
             computed = layer.down(layer.gated(normed))
             add_norm(computed, residual, self._norm_after(index), added_weight=layer.mlp_post_norm, out=normed)
         logits = weights.output(normed)
-        return soft_cap(logits, cap=weights.final_soft_cap) if weights.final_soft_cap else logits
+        return soft_cap(logits, cap=config.final_soft_cap) if config.final_soft_cap else logits
 
     def _write_kv(
         self, layer: LayerWeights, normed: Tensor, positions: Tensor, slot_mapping: Tensor, cache: KVCache
@@ -129,11 +126,11 @@ class Decoder:
             block_tables,
             tensors.query_start_locs,
             tensors.context_lens,
-            scale=self._weights.attention_scale,
+            scale=self.config.attention_scale,
             max_query_len=tensors.max_query_len,
             max_context_len=tensors.max_context_len,
             sliding_window=layer.sliding_window,
-            soft_cap=self._weights.attention_soft_cap,
+            soft_cap=self.config.attention_soft_cap,
             out=self._workspace.attended[:num_tokens],
         )
         return attended.view(num_tokens, -1)
@@ -153,6 +150,6 @@ def _native_step(weights: DecoderWeights, max_tokens: int) -> "DecoderStep | Non
     products = [
         product for layer in weights.layers for product in (layer.qkv, layer.attention_output, layer.gated, layer.down)
     ]
-    if not can_step([*products, weights.output], weights.head_size):
+    if not can_step([*products, weights.output], weights.shape.head_size):
         return None
     return DecoderStep(weights, max_tokens)

@@ -3,9 +3,6 @@
 Weights are memory-mapped: a tensor's bytes are read from the file when they are used. Does not use transformers.
 """
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,8 +1,5 @@
 """Load a folder's weights into a decoder: names as in transformers, products fused and packed."""
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -61,17 +58,7 @@ def load_decoder(
     if config.local_rope is not None:
         local_angles = rope_table(config.local_rope, max_model_len).to(form.device)
     model = DecoderWeights(
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_size=config.head_size,
-        rms_norm_eps=config.rms_norm_eps,
-        norm_offset=config.norm_offset,
-        activation=config.activation,
-        attention_scale=config.attention_scale,
-        attention_soft_cap=config.attention_soft_cap,
-        final_soft_cap=config.final_soft_cap,
+        shape=config,
         embedding=embedding,
         # transformers rounds the factor before it multiplies.
         embedding_scale=float(torch.tensor(config.embedding_scale, dtype=form.dtype)),

@@ -5,9 +5,6 @@ Default (Su et al., 2021), linear (Chen et al., 2023), dynamic NTK, YaRN (Peng e
 sequence, since keys written with one set of angles cannot be read with another.
 """
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import math
 from collections.abc import Callable
 from typing import cast

@@ -5,9 +5,6 @@ through a ring of pinned buffers: the host reads the file into one buffer while 
 part of a weight is ever in host memory, and on the device each weight is written directly to its final place.
 """
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from collections.abc import Callable
 from typing import Protocol
 

@@ -1,8 +1,5 @@
 """Copy blocks of the KV cache in all layers at once, for copy-on-write."""
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd, prod

@@ -1,8 +1,5 @@
 """Block copies with torch operators: two per part of a layer, for any number of blocks."""
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false
-
 from collections.abc import Sequence
 
 import torch

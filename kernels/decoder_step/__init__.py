@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from sluice.kernels.gated_activation import Activation
+from sluice.kernels.decoder_shape import DecoderShape
 from sluice.kernels.linear import Linear
 from sluice.kernels.write_kv import HeadNorm
 
@@ -53,27 +53,9 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderWeights:
-    """Sizes and prepared weights of a decoder."""
+    """Prepared weights of a decoder."""
 
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
-    rms_norm_eps: float
-    norm_offset: float
-    """Added to the weights of norms; head norms have a separate offset."""
-
-    activation: Activation
-    attention_scale: float
-    """Factor on attention scores."""
-
-    attention_soft_cap: float
-    """Soft cap of attention scores. 0: none."""
-
-    final_soft_cap: float
-    """Soft cap of logits. 0: none."""
-
+    shape: DecoderShape
     embedding_scale: float
     """In the dtype of the model."""
 

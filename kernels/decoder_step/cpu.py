@@ -3,9 +3,6 @@
 Its C structures are filled once; a step passes only the batch's pointers.
 """
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import ctypes
 from collections.abc import Sequence
 from operator import is_not
@@ -207,12 +204,13 @@ class _Room:
         def rows(width: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
             return torch.empty(max_tokens, width + (_LINE if dtype == torch.bfloat16 else _STEP_BYTES), dtype=dtype)
 
-        heads = model.num_heads * model.head_size
-        self.residual, self.normed = rows(model.hidden_size), rows(model.hidden_size)
-        self.qkv = rows(heads + 2 * model.num_kv_heads * model.head_size)
+        shape = model.shape
+        heads = shape.num_heads * shape.head_size
+        self.residual, self.normed = rows(shape.hidden_size), rows(shape.hidden_size)
+        self.qkv = rows(heads + 2 * shape.num_kv_heads * shape.head_size)
         self.query, self.attended = rows(heads), rows(heads)
-        self.gated = rows(model.intermediate_size)
-        self.bytes = rows(max(model.hidden_size, heads, model.intermediate_size), torch.int8)
+        self.gated = rows(shape.intermediate_size)
+        self.bytes = rows(max(shape.hidden_size, heads, shape.intermediate_size), torch.int8)
         self.scales = torch.empty(max_tokens, dtype=torch.float32)
 
 
@@ -310,6 +308,7 @@ def _pointer(tensor: Tensor | None) -> int | None:
 
 
 def _model(model: DecoderWeights, layers: ctypes.Array[_Layer], output: NativeLinear, room: _Room) -> _Model:
+    shape = model.shape
     return _Model(
         layers=ctypes.addressof(layers),
         embedding=model.embedding.data_ptr(),
@@ -329,17 +328,17 @@ def _model(model: DecoderWeights, layers: ctypes.Array[_Layer], output: NativeLi
         gated_stride=room.gated.stride(0),
         bytes_stride=room.bytes.stride(0),
         L=len(model.layers),
-        M=model.hidden_size,
-        H=model.num_heads,
-        G=model.num_kv_heads,
-        D=model.head_size,
-        DP=padded(model.head_size),
-        activation=ACTIVATION_CODES[model.activation],
+        M=shape.hidden_size,
+        H=shape.num_heads,
+        G=shape.num_kv_heads,
+        D=shape.head_size,
+        DP=padded(shape.head_size),
+        activation=ACTIVATION_CODES[shape.activation],
         use_tiles=may_use_tiles(),
-        norm_eps=model.rms_norm_eps,
-        norm_offset=model.norm_offset,
-        scale=model.attention_scale,
-        soft_cap=model.attention_soft_cap,
+        norm_eps=shape.rms_norm_eps,
+        norm_offset=shape.norm_offset,
+        scale=shape.attention_scale,
+        soft_cap=shape.attention_soft_cap,
         embedding_scale=model.embedding_scale,
-        final_cap=model.final_soft_cap,
+        final_cap=shape.final_soft_cap,
     )

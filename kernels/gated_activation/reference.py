@@ -1,8 +1,5 @@
 """Definition of the gate. Float32 inside; float64 tensors stay float64."""
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it

@@ -7,9 +7,6 @@ shapes and machines, and one row can be slower than four, so both are measured w
 packed: a few calls each, at one and at sixteen rows.
 """
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

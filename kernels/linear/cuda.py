@@ -3,9 +3,6 @@
 Those of a deterministic process are kernels that compute a row in the same way for any number of rows.
 """
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from typing import Protocol
 
 import torch

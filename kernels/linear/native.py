@@ -4,9 +4,6 @@ Each result is summed along K in one order for any number of rows: a token's bit
 int8 have one scale per output column; rows in int8 have one scale each, computed when they are multiplied.
 """
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import ctypes
 from enum import IntEnum
 

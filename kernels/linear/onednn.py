@@ -3,9 +3,6 @@
 torch's compiler emits them for frozen weights (torch 2.11 to 2.13).
 """
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import torch
 from torch import Tensor
 

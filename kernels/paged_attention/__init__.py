@@ -5,6 +5,7 @@ from torch import Tensor
 
 from sluice.kernels.chain import Path, path_of
 from sluice.kernels.checks import check, check_rows
+from sluice.kernels.paged_attention.call import AttentionCall
 from sluice.kernels.paged_attention.fp8 import FP8
 from sluice.kernels.paged_attention.layout import KVCache, Layout
 
@@ -85,11 +86,7 @@ def paged_attention(  # noqa: PLR0913 - a kernel's arguments are its tensors
     Raises:
         ValueError: shapes, dtypes or strides disagree, H is not a multiple of G, or a number is out of its range.
     """
-    check(scale > 0, "scale must be above 0, got {}", scale)
-    # Far enough from the limits of float32 that neither scale / soft_cap nor soft_cap times a number overflows.
-    # Excludes NaN.
-    in_range = soft_cap == 0 or 1e-20 <= soft_cap <= 1e20
-    check(in_range, "soft_cap must be 0 or from 1e-20 to 1e20, got {}", soft_cap)
+    _check_factors(scale, soft_cap)
     check(query.dim() == 3, "query must be [T, H, D], got {}", query.shape)
     check(query.shape[2] == kv_cache.head_size, "query has head size {}, not {}", query.shape[2], kv_cache.head_size)
     check(query.shape[1] % kv_cache.num_kv_heads == 0, "query heads must be a multiple of key-value heads")
@@ -101,19 +98,12 @@ def paged_attention(  # noqa: PLR0913 - a kernel's arguments are its tensors
     check(max_context_len <= num_slots, "block_tables hold {} tokens, not {}", num_slots, max_context_len)
     out = query.new_empty(query.shape) if out is None else out
     check(out.shape == query.shape and out.dtype == query.dtype and out.is_contiguous(), "out must be as query")
-    path = path_of("paged_attention", query)
-    if path is Path.TRITON:
-        from sluice.kernels.paged_attention.kernel import paged_attention_triton as attend
-    elif path is Path.INVARIANT:
-        from sluice.kernels.paged_attention.invariant import paged_attention_invariant as attend
-    else:
-        from sluice.kernels.paged_attention.cpu import paged_attention_cpu as attend
-    attend(
-        query,
-        kv_cache,
-        block_tables,
-        query_start_locs,
-        context_lens,
+    call = AttentionCall(
+        query=query,
+        kv_cache=kv_cache,
+        block_tables=block_tables,
+        query_start_locs=query_start_locs,
+        context_lens=context_lens,
         scale=scale,
         max_query_len=max_query_len,
         max_context_len=max_context_len,
@@ -122,7 +112,27 @@ def paged_attention(  # noqa: PLR0913 - a kernel's arguments are its tensors
         sinks=sinks,
         out=out,
     )
+    if call.num_tokens == 0:
+        return out
+    if call.num_sequences == 0:
+        return out.zero_()
+    path = path_of("paged_attention", query)
+    if path is Path.TRITON:
+        from sluice.kernels.paged_attention.kernel import paged_attention_triton as attend
+    elif path is Path.INVARIANT:
+        from sluice.kernels.paged_attention.invariant import paged_attention_invariant as attend
+    else:
+        from sluice.kernels.paged_attention.cpu import paged_attention_cpu as attend
+    attend(call)
     return out
+
+
+def _check_factors(scale: float, soft_cap: float) -> None:
+    check(scale > 0, "scale must be above 0, got {}", scale)
+    # Far enough from the limits of float32 that neither scale / soft_cap nor soft_cap times a number overflows.
+    # Excludes NaN.
+    in_range = soft_cap == 0 or 1e-20 <= soft_cap <= 1e20
+    check(in_range, "soft_cap must be 0 or from 1e-20 to 1e20, got {}", soft_cap)
 
 
 def _check_sinks(sinks: Tensor | None, query: Tensor) -> None:

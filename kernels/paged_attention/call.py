@@ -1,20 +1,21 @@
-# torch's types are partial, triton's are missing.
-# pyright: basic
 """The arguments of a call of paged attention, as its kernels take them."""
 
 from dataclasses import dataclass
 from typing import Any
 
-import triton
 from torch import Tensor
 
 from sluice.kernels.paged_attention.layout import KVCache
-from sluice.kernels.paged_attention.tile import LOG2_E
+
+LOG2_E = 1.4426950408889634
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class AttentionCall:
-    """One call; see `kernels.paged_attention.paged_attention`."""
+    """One call; see `kernels.paged_attention.paged_attention`.
+
+    Never changed, but not frozen: one is made for each layer, and that would take three times as long.
+    """
 
     query: Tensor
     kv_cache: KVCache
@@ -50,7 +51,7 @@ class AttentionCall:
         return self.context_lens.shape[0]
 
     def arguments(self) -> dict[str, Any]:  # of any type, as Triton's launch takes them
-        """Return the arguments that every kernel of attention has, without the strides of the cache."""
+        """Return the arguments that every Triton kernel of attention has, without the strides of the cache."""
         cache = self.kv_cache
         unused = self.context_lens.view(-1, 1, 1)
         return {
@@ -79,7 +80,7 @@ class AttentionCall:
             "H": self.num_heads,
             "GROUP": self.group,
             "D": cache.head_size,
-            "BLOCK_D": max(16, triton.next_power_of_2(cache.head_size)),
+            "BLOCK_D": max(16, 1 << (cache.head_size - 1).bit_length()),
             "BLOCK_SIZE": cache.block_size,
         }
 

@@ -1,8 +1,5 @@
 """Paged attention on the CPU: native.c over the packed cache, or torch operators over the plain one."""
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from collections.abc import Iterator
 
 import torch
@@ -11,8 +8,9 @@ from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
 from sluice.kernels.dtypes import DTYPE_CODES
 from sluice.kernels.native import native_function
+from sluice.kernels.paged_attention.call import AttentionCall
 from sluice.kernels.paged_attention.layout import KVCache, Layout, allocate_packed, allocate_plain, padded
-from sluice.kernels.paged_attention.reference import gather_context
+from sluice.kernels.paged_attention.reference import gather_context, visible
 from sluice.kernels.tiles import may_use_tiles
 
 SIGNATURE = ("sluice_paged_attention", "ipllppplpppiiiiiiiiiiffp")
@@ -30,112 +28,64 @@ def allocate_cpu(num_blocks: int, block_size: int, num_kv_heads: int, head_size:
     return allocate_plain(num_blocks, block_size, num_kv_heads, head_size, dtype=dtype, device=torch.device("cpu"))
 
 
-def paged_attention_cpu(
-    query: Tensor,
-    kv_cache: KVCache,
-    block_tables: Tensor,
-    query_start_locs: Tensor,
-    context_lens: Tensor,
-    *,
-    scale: float,
-    max_query_len: int,
-    max_context_len: int,
-    sliding_window: int,
-    soft_cap: float,
-    sinks: Tensor | None,
-    out: Tensor,
-) -> None:
-    """Write the attention of `query` `[T, H, D]` to `out`."""
-    attend = _attend_native if kv_cache.layout is Layout.PACKED else paged_attention_torch
-    attend(
-        query,
-        kv_cache,
-        block_tables,
-        query_start_locs,
-        context_lens,
-        scale=scale,
-        sliding_window=sliding_window,
-        soft_cap=soft_cap,
-        sinks=sinks,
-        out=out,
-    )
+def paged_attention_cpu(call: AttentionCall) -> None:
+    """Compute a call; see `kernels.paged_attention.paged_attention`."""
+    attend = _attend_native if call.kv_cache.layout is Layout.PACKED else paged_attention_torch
+    attend(call)
 
 
-def _attend_native(
-    query: Tensor,
-    kv_cache: KVCache,
-    block_tables: Tensor,
-    query_start_locs: Tensor,
-    context_lens: Tensor,
-    *,
-    scale: float,
-    sliding_window: int,
-    soft_cap: float,
-    sinks: Tensor | None,
-    out: Tensor,
-) -> None:
+def _attend_native(call: AttentionCall) -> None:
     native = native_function(*SIGNATURE)
     assert native is not None, "a packed cache exists only with the native library"
+    cache = call.kv_cache
     native(
-        DTYPE_CODES[query.dtype],
-        query.data_ptr(),
-        query.stride(0),
-        query.stride(1),
-        kv_cache.keys.data_ptr(),
-        kv_cache.values.data_ptr(),
-        block_tables.data_ptr(),
-        block_tables.stride(0),
-        query_start_locs.data_ptr(),
-        context_lens.data_ptr(),
-        out.data_ptr(),
-        context_lens.shape[0],
-        query.shape[0],
-        query.shape[1],
-        kv_cache.num_kv_heads,
-        kv_cache.head_size,
-        kv_cache.block_size,
-        padded(kv_cache.block_size),
-        padded(kv_cache.head_size),
-        sliding_window,
+        DTYPE_CODES[call.query.dtype],
+        call.query.data_ptr(),
+        call.query.stride(0),
+        call.query.stride(1),
+        cache.keys.data_ptr(),
+        cache.values.data_ptr(),
+        call.block_tables.data_ptr(),
+        call.block_tables.stride(0),
+        call.query_start_locs.data_ptr(),
+        call.context_lens.data_ptr(),
+        call.out.data_ptr(),
+        call.num_sequences,
+        call.num_tokens,
+        call.num_heads,
+        cache.num_kv_heads,
+        cache.head_size,
+        cache.block_size,
+        padded(cache.block_size),
+        padded(cache.head_size),
+        call.sliding_window,
         may_use_tiles(),
-        scale,
-        soft_cap,
-        None if sinks is None else sinks.data_ptr(),
+        call.scale,
+        call.soft_cap,
+        None if call.sinks is None else call.sinks.data_ptr(),
     )
 
 
-def paged_attention_torch(
-    query: Tensor,
-    kv_cache: KVCache,
-    block_tables: Tensor,
-    query_start_locs: Tensor,
-    context_lens: Tensor,
-    *,
-    scale: float,
-    sliding_window: int,
-    soft_cap: float,
-    sinks: Tensor | None,
-    out: Tensor,
-) -> None:
+def paged_attention_torch(call: AttentionCall) -> None:
     """Use one gather and one call of torch's attention per chunk of a sequence, a group's heads packed as query rows.
 
     Works on any device, and reads the lengths on the host. torch's attention supports neither soft cap nor sinks: with
     one of them it is computed by single operators.
     """
-    starts: list[int] = query_start_locs.tolist()
-    for s, first, last, context_len in _chunks(starts, context_lens.tolist()):
+    query, out, window = call.query, call.out, call.sliding_window
+    starts: list[int] = call.query_start_locs.tolist()
+    for s, first, last, context_len in _chunks(starts, call.context_lens.tolist()):
         rows, num_new = slice(first, last), last - first
         if context_len == 0:
             out[rows] = 0
             continue
-        keys, values = gather_context(
-            kv_cache, block_tables[s], context_len, sliding_window, num_new, dtype=query.dtype
-        )
-        mask = _visible(num_new, keys.shape[0], sliding_window, query.device) if num_new > 1 else None
-        if soft_cap or sinks is not None:
-            out[rows] = _attend_by_head(query[rows], keys, values, mask, scale=scale, soft_cap=soft_cap, sinks=sinks)
+        table = call.block_tables[s]
+        keys, values = gather_context(call.kv_cache, table, context_len, window, num_new, dtype=query.dtype)
+        mask = visible(num_new, keys.shape[0], window, query.device) if num_new > 1 else None
+        if call.soft_cap or call.sinks is not None:
+            out[rows] = _attend_by_head(call, query[rows], keys, values, mask)
         else:
-            out[rows] = _attend(query[rows], keys, values, mask, scale)
+            out[rows] = _attend(query[rows], keys, values, mask, call.scale)
     out[starts[-1] :] = 0
 
 
@@ -162,36 +112,20 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, sc
     return unpacked.reshape(num_new, num_heads, head_size)
 
 
-def _attend_by_head(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    mask: Tensor | None,
-    *,
-    scale: float,
-    soft_cap: float,
-    sinks: Tensor | None,
-) -> Tensor:
+def _attend_by_head(call: AttentionCall, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
     """Compute `_attend` in float32, one key-value head at a time to limit the memory of scores."""
     num_new, num_heads, head_size = query.shape
     num_kv_heads, group = keys.shape[1], num_heads // keys.shape[1]
     by_head = query.float().view(num_new, num_kv_heads, group, head_size).permute(1, 2, 0, 3)  # [G, group, q, D]
     attended = torch.empty_like(by_head)
     for g in range(num_kv_heads):
-        scores = by_head[g] @ keys[:, g].float().T * scale  # [group, q, K]
-        if soft_cap:
-            scores = soft_cap * torch.tanh(scores / soft_cap)
+        scores = by_head[g] @ keys[:, g].float().T * call.scale  # [group, q, K]
+        if call.soft_cap:
+            scores = call.soft_cap * torch.tanh(scores / call.soft_cap)
         if mask is not None:
             scores.masked_fill_(~mask, float("-inf"))
-        if sinks is not None:
-            of_heads = sinks[g * group : (g + 1) * group].view(group, 1, 1).expand(group, num_new, 1)
+        if call.sinks is not None:
+            of_heads = call.sinks[g * group : (g + 1) * group].view(group, 1, 1).expand(group, num_new, 1)
             scores = torch.cat([scores, of_heads], dim=-1)
         attended[g] = scores.softmax(dim=-1)[..., : keys.shape[0]] @ values[:, g].float()
     return attended.permute(2, 0, 1, 3).reshape(num_new, num_heads, head_size).to(query.dtype)
-
-
-def _visible(num_new: int, num_seen: int, sliding_window: int, device: torch.device) -> Tensor:
-    """Return which of the last K tokens each of the last q attends to, `[q, K]`."""
-    positions = torch.arange(num_seen, device=device)
-    ages = positions[num_seen - num_new :, None] - positions
-    return (ages >= 0) & (ages < sliding_window) if sliding_window else ages >= 0

@@ -19,9 +19,9 @@ import triton
 import triton.language as tl
 
 from sluice.kernels.checks import check
-from sluice.kernels.paged_attention.call import AttentionCall
+from sluice.kernels.paged_attention.call import LOG2_E, AttentionCall
 from sluice.kernels.paged_attention.config import DecodeConfig, decode_rows, max_decode_tokens
-from sluice.kernels.paged_attention.tile import LOG2_E, join_sinks, sequence_of
+from sluice.kernels.paged_attention.tile import join_sinks, sequence_of
 from sluice.kernels.tanh.kernel import tanh
 
 _LOG2_E = tl.constexpr(LOG2_E)

@@ -4,9 +4,6 @@ A scale per head and token needs no calibration and cannot overflow: it is the l
 e4m3. A head with a NaN or an infinity has the scale infinity, and represents NaN.
 """
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import torch
 from torch import Tensor
 

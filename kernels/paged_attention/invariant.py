@@ -20,7 +20,6 @@ from sluice.kernels.checks import check
 from sluice.kernels.paged_attention.call import AttentionCall
 from sluice.kernels.paged_attention.config import AttentionConfig, invariant_config
 from sluice.kernels.paged_attention.decode import num_programs
-from sluice.kernels.paged_attention.layout import KVCache
 from sluice.kernels.paged_attention.prefill import attend_keys
 from sluice.kernels.paged_attention.tile import join_sinks, joined, sequence_of, store_rows
 
@@ -34,46 +33,11 @@ _PROGRAMS_PER_PROCESSOR = 1
 """As many as their registers allow."""
 
 
-def paged_attention_invariant(
-    query: Tensor,
-    kv_cache: KVCache,
-    block_tables: Tensor,
-    query_start_locs: Tensor,
-    context_lens: Tensor,
-    *,
-    scale: float,
-    max_query_len: int,
-    max_context_len: int,
-    sliding_window: int = 0,
-    soft_cap: float = 0.0,
-    sinks: Tensor | None = None,
-    out: Tensor,
-) -> None:
+def paged_attention_invariant(call: AttentionCall) -> None:
     """Launch the kernels; see `kernels.paged_attention.paged_attention`."""
-    if query.shape[0] == 0:
-        return
-    if context_lens.shape[0] == 0:
-        out.zero_()
-        return
-    call = AttentionCall(
-        query=query,
-        kv_cache=kv_cache,
-        block_tables=block_tables,
-        query_start_locs=query_start_locs,
-        context_lens=context_lens,
-        scale=scale,
-        max_query_len=max_query_len,
-        max_context_len=max_context_len,
-        sliding_window=sliding_window,
-        soft_cap=soft_cap,
-        sinks=sinks,
-        out=out,
+    config = invariant_config(
+        element_bytes=call.query.element_size(), head_size=call.kv_cache.head_size, group=call.group
     )
-    config = invariant_config(element_bytes=query.element_size(), head_size=kv_cache.head_size, group=call.group)
-    _attend(call, config)
-
-
-def _attend(call: AttentionCall, config: AttentionConfig) -> None:
     check(SEGMENT_TOKENS % config.tile == 0, "segments are not whole tiles of {}", config.tile)
     partial, partial_max, partial_sum = _allocate_partials(call, config)
     num_sequences, max_segments = partial_sum.shape[:2]

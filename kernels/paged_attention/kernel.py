@@ -12,7 +12,6 @@ Nothing here reads a tensor on the host, so a launch can be captured in a CUDA g
 """
 
 import torch
-from torch import Tensor
 
 from sluice.kernels.chain import HOPPER_PREFILL, Path, path_of
 from sluice.kernels.checks import check
@@ -68,47 +67,14 @@ def allocate_cuda(
     )
 
 
-def paged_attention_triton(
-    query: Tensor,
-    kv_cache: KVCache,
-    block_tables: Tensor,
-    query_start_locs: Tensor,
-    context_lens: Tensor,
-    *,
-    scale: float,
-    max_query_len: int,
-    max_context_len: int,
-    sliding_window: int = 0,
-    soft_cap: float = 0.0,
-    sinks: Tensor | None = None,
-    out: Tensor,
-) -> None:
+def paged_attention_triton(call: AttentionCall) -> None:
     """Launch the kernels: for decodes, for short chunks, for other chunks. Each sequence is computed by one of them.
 
     See `kernels.paged_attention.paged_attention`.
     """
-    if query.shape[0] == 0:
-        return
-    if context_lens.shape[0] == 0:
-        out.zero_()
-        return
-    call = AttentionCall(
-        query=query,
-        kv_cache=kv_cache,
-        block_tables=block_tables,
-        query_start_locs=query_start_locs,
-        context_lens=context_lens,
-        scale=scale,
-        max_query_len=max_query_len,
-        max_context_len=max_context_len,
-        sliding_window=sliding_window,
-        soft_cap=soft_cap,
-        sinks=sinks,
-        out=out,
-    )
-    has_chunks = max_query_len > max_decode_tokens(call.group)
+    has_chunks = call.max_query_len > max_decode_tokens(call.group)
     if not has_chunks or call.num_sequences > 1:
-        decode_config = chosen_decode_config(query, kv_cache, call.group)
+        decode_config = chosen_decode_config(call.query, call.kv_cache, call.group)
         attend_decodes(call, decode_config, segment_tokens=SEGMENT_TOKENS, pads=not has_chunks)
     if has_chunks:
         _attend_chunks(call)

@@ -1,8 +1,5 @@
 """Memory layouts of cached keys and values. The layout belongs to the attention kernel of the device."""
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from dataclasses import dataclass, replace
 from enum import Enum
 

@@ -10,9 +10,9 @@ walks all keys that they see, in one loop (`attend_keys`): only tiles at an edge
 import triton
 import triton.language as tl
 
-from sluice.kernels.paged_attention.call import AttentionCall, Chunks
+from sluice.kernels.paged_attention.call import LOG2_E, AttentionCall, Chunks
 from sluice.kernels.paged_attention.config import AttentionConfig
-from sluice.kernels.paged_attention.tile import LOG2_E, is_short_chunk, store_rows, visible_keys, zero_padding
+from sluice.kernels.paged_attention.tile import is_short_chunk, store_rows, visible_keys, zero_padding
 from sluice.kernels.tanh.kernel import tanh
 
 _LOG2_E = tl.constexpr(LOG2_E)

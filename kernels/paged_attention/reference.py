@@ -1,8 +1,5 @@
 """Definition of paged attention: loops over sequences, dense attention in float64. Plain layout only."""
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import torch
 from torch import Tensor
 
@@ -32,7 +29,9 @@ def paged_attention_reference(  # noqa: PLR0913 - a kernel's arguments are its t
                 kv_cache, block_tables[s], context_len, sliding_window, query[rows].shape[0], dtype=torch.float64
             )
             scores = _scores(query[rows], keys, scale=scale, soft_cap=soft_cap)
-            scores = scores.masked_fill(~_visible(scores, sliding_window), float("-inf"))
+            _, num_new, num_seen = scores.shape
+            seen = visible(num_new, num_seen, sliding_window, scores.device)
+            scores = scores.masked_fill(~seen, float("-inf"))
             out[rows] = _weigh(scores, values, sinks).to(query.dtype)
     return out
 
@@ -72,12 +71,11 @@ def _scores(query: Tensor, keys: Tensor, *, scale: float, soft_cap: float) -> Te
     return soft_cap * torch.tanh(scores / soft_cap) if soft_cap else scores
 
 
-def _visible(scores: Tensor, sliding_window: int) -> Tensor:
-    """Return which of K tokens each of the last q attends to, `[q, K]`."""
-    num_new, num_seen = scores.shape[1:]
-    positions = torch.arange(num_seen, device=scores.device)
+def visible(num_new: int, num_seen: int, sliding_window: int, device: torch.device) -> Tensor:
+    """Return which of the last K tokens each of the last q attends to, `[q, K]`."""
+    positions = torch.arange(num_seen, device=device)
     ages = positions[num_seen - num_new :, None] - positions  # distance in tokens
-    return (ages >= 0) & ((ages < sliding_window) if sliding_window else True)
+    return (ages >= 0) & (ages < sliding_window) if sliding_window else ages >= 0
 
 
 def _weigh(scores: Tensor, values: Tensor, sinks: Tensor | None) -> Tensor:

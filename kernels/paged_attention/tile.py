@@ -5,7 +5,8 @@
 import triton
 import triton.language as tl
 
-LOG2_E = 1.4426950408889634
+from sluice.kernels.paged_attention.call import LOG2_E
+
 _LOG2_E = tl.constexpr(LOG2_E)
 _LARGEST_SINK = tl.constexpr(1e30)
 

@@ -1,8 +1,5 @@
 """Penalties on the CPU: native.c, or torch operators without the library."""
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import torch
 from torch import Tensor
 

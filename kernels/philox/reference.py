@@ -1,8 +1,5 @@
 """Philox4x32-10 and its Gumbel noise in torch integers: the definition for every device."""
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import torch
 from torch import Tensor
 

@@ -1,8 +1,5 @@
 """Ids, positions and slots of a step's tokens on the CPU, by arithmetic over whole arrays."""
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import numpy as np
 import torch
 from torch import Tensor

@@ -1,8 +1,5 @@
 """Definition of preparing a batch: a loop over sequences and their tokens."""
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import torch
 from torch import Tensor
 

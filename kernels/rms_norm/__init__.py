@@ -28,14 +28,7 @@ def rms_norm(x: Tensor, weight: Tensor, *, eps: float, weight_offset: float = 0.
     _check(x, weight)
     out = torch.empty_like(x) if out is None else out
     _check_like("out", out, x)
-    path = path_of("rms_norm", x)
-    if path is Path.TRITON:
-        from sluice.kernels.rms_norm.kernel import rms_norm_triton as norm
-    elif path is Path.TORCH:
-        from sluice.kernels.rms_norm.cpu import rms_norm_torch as norm
-    else:
-        from sluice.kernels.rms_norm.cpu import rms_norm_cpu as norm
-    norm(x, weight, eps=eps, weight_offset=weight_offset, out=out)
+    _compute(x, weight, residual=None, added_weight=None, eps=eps, weight_offset=weight_offset, out=out)
     return out
 
 
@@ -75,15 +68,28 @@ def add_rms_norm(  # noqa: PLR0913 - a kernel's arguments are its tensors
         _check(x, added_weight)
     out = torch.empty_like(x) if out is None else out
     _check_like("out", out, x)
+    _compute(x, weight, residual=residual, added_weight=added_weight, eps=eps, weight_offset=weight_offset, out=out)
+    return out
+
+
+def _compute(  # noqa: PLR0913 - as above
+    x: Tensor,
+    weight: Tensor,
+    *,
+    residual: Tensor | None,
+    added_weight: Tensor | None,
+    eps: float,
+    weight_offset: float,
+    out: Tensor,
+) -> None:
     path = path_of("rms_norm", x)
     if path is Path.TRITON:
-        from sluice.kernels.rms_norm.kernel import add_rms_norm_triton as add_norm
+        from sluice.kernels.rms_norm.kernel import rms_norm_triton as norm
     elif path is Path.TORCH:
-        from sluice.kernels.rms_norm.cpu import add_rms_norm_torch as add_norm
+        from sluice.kernels.rms_norm.cpu import rms_norm_torch as norm
     else:
-        from sluice.kernels.rms_norm.cpu import add_rms_norm_cpu as add_norm
-    add_norm(x, residual, weight, eps=eps, weight_offset=weight_offset, added_weight=added_weight, out=out)
-    return out
+        from sluice.kernels.rms_norm.cpu import rms_norm_cpu as norm
+    norm(x, weight, residual=residual, added_weight=added_weight, eps=eps, weight_offset=weight_offset, out=out)
 
 
 def _check(x: Tensor, weight: Tensor) -> None:

@@ -55,35 +55,17 @@ def _rms_norm_kernel(
     tl.store(out_ptr + token * out_stride_token + offsets, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def rms_norm_triton(x: Tensor, weight: Tensor, *, eps: float, weight_offset: float = 0.0, out: Tensor) -> None:
-    """Launch the kernel; see `sluice.kernels.rms_norm.rms_norm`."""
-    _launch(x, None, weight, None, eps=eps, weight_offset=weight_offset, out=out)
-
-
-def add_rms_norm_triton(
+def rms_norm_triton(
     x: Tensor,
-    residual: Tensor,
     weight: Tensor,
     *,
+    residual: Tensor | None = None,
+    added_weight: Tensor | None = None,
     eps: float,
     weight_offset: float = 0.0,
-    added_weight: Tensor | None = None,
     out: Tensor,
 ) -> None:
-    """Launch the kernel; see `sluice.kernels.rms_norm.add_rms_norm`."""
-    _launch(x, residual, weight, added_weight, eps=eps, weight_offset=weight_offset, out=out)
-
-
-def _launch(
-    x: Tensor,
-    residual: Tensor | None,
-    weight: Tensor,
-    added_weight: Tensor | None,
-    *,
-    eps: float,
-    weight_offset: float,
-    out: Tensor,
-) -> None:
+    """Launch the kernel; see `sluice.kernels.rms_norm`."""
     num_tokens, hidden_size = x.shape
     if num_tokens == 0 or hidden_size == 0:
         return

@@ -1,8 +1,5 @@
 """Rotary position embedding on the CPU: torch operators."""
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import torch
 from torch import Tensor
 

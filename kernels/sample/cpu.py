@@ -1,8 +1,5 @@
 """Sampling on the CPU: native.c, or torch without the library."""
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import threading
 from collections.abc import Callable
 from itertools import cycle

@@ -1,8 +1,5 @@
 """Sampling with torch's operators: whole rows sorted, a few at a time. For a GPU whose kernel does not work."""
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from dataclasses import fields, replace
 
 import torch

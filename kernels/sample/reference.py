@@ -1,8 +1,5 @@
 """Definition of sampling: a loop over rows, a full sort, noise for every token."""
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import torch
 from torch import Tensor
 

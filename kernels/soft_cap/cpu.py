@@ -1,8 +1,5 @@
 """The soft cap on the CPU: native.c, or torch operators without the library."""
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false
-
 from torch import Tensor
 
 from sluice.kernels.dtypes import DTYPE_CODES

@@ -1,8 +1,5 @@
 """Definition of the soft cap. Float32 inside; float64 tensors stay float64."""
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import torch
 from torch import Tensor
 

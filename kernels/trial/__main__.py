@@ -3,9 +3,6 @@
 An answer is empty, or names the problem. After an error the process ends: its device may be lost.
 """
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false
-
 import gc
 import json
 import os

@@ -1,8 +1,5 @@
 """Cases of the operations on the KV cache: its write, and attention over it in each phase of a model."""
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -111,7 +108,7 @@ def _attend(
     starts = torch.tensor([0, *query_lens]).cumsum(0).int().to(device)
     query = torch.randn(sum(query_lens), sizes.num_heads, sizes.head_size, device=device).to(sizes.torch_dtype)
     tensors = (tables.to(device), starts, contexts.int().to(device))
-    found = paged_attention(
+    actual = paged_attention(
         query,
         cache,
         *tensors,
@@ -129,7 +126,7 @@ def _attend(
         sliding_window=window,
         soft_cap=sizes.attention_soft_cap,
     )
-    require_close(found, expected)
+    require_close(actual, expected)
 
 
 def _attend_in_parts(sizes: ModelSizes, device: torch.device, window: int) -> None:
@@ -196,10 +193,10 @@ def _write(sizes: ModelSizes, device: torch.device) -> None:
     norm = None
     if sizes.has_head_norm:
         weights = torch.randn(2, sizes.head_size, device=device).to(dtype)
-        norm = HeadNorm(weights[0].clone(), weights[1].clone(), sizes.eps, sizes.norm_offset)
+        norm = HeadNorm(weights[0].clone(), weights[1].clone(), sizes.rms_norm_eps, sizes.norm_offset)
     tokens = (qkv.to(dtype), torch.arange(num_tokens, device=device) * 3, slots, cos_sin)
-    found = write_kv(*tokens, cache, head_norm=norm)
-    require_close(found, write_kv_reference(*tokens, expected_cache, head_norm=norm))
+    actual = write_kv(*tokens, cache, head_norm=norm)
+    require_close(actual, write_kv_reference(*tokens, expected_cache, head_norm=norm))
     _require_same(cache, expected_cache, dtype)
 
 
@@ -209,12 +206,12 @@ def _require_same(cache: KVCache, expected: KVCache, dtype: torch.dtype) -> None
     Raises:
         WrongResult: they differ by more.
     """
-    for found, like in zip(_parts(cache), _parts(expected), strict=True):
+    for actual, like in zip(_parts(cache), _parts(expected), strict=True):
         if cache.is_fp8:
-            if not float((found - like).abs().max()) <= float(like.abs().max()) / 8:
+            if not float((actual - like).abs().max()) <= float(like.abs().max()) / 8:
                 raise WrongResult("writes different keys and values from its reference")
         else:
-            require_close(found.to(dtype), like)
+            require_close(actual.to(dtype), like)
 
 
 def _parts(cache: KVCache) -> tuple[Tensor, Tensor]:

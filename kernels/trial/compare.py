@@ -1,8 +1,5 @@
 """Comparison of a kernel's result with its reference: coarse, since only broken kernels are looked for here."""
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from collections.abc import Sequence
 
 import torch
@@ -18,31 +15,31 @@ class WrongResult(Exception):
     """A kernel's result is not its reference's."""
 
 
-def require_close(found: Tensor, expected: Tensor) -> None:
-    """Check that `found` is within roundings of `expected`, relative to the largest magnitude.
+def require_close(actual: Tensor, expected: Tensor) -> None:
+    """Check that `actual` is within roundings of `expected`, relative to the largest magnitude.
 
     Raises:
         WrongResult: it is not.
     """
-    if found.numel() == 0:
+    if actual.numel() == 0:
         return
-    exact, actual = expected.double(), found.double()
-    error = float((actual - exact).abs().max() / exact.abs().max().clamp(min=1e-30))
-    allowed = _ALLOWED_UNITS * _UNITS[found.dtype]
+    exact = expected.double()
+    error = float((actual.double() - exact).abs().max() / exact.abs().max().clamp(min=1e-30))
+    allowed = _ALLOWED_UNITS * _UNITS[actual.dtype]
     # A NaN compares false.
     if not error <= allowed:
         raise WrongResult(f"differs from its reference by {error:.2g} of the largest number; allowed is {allowed:.2g}")
 
 
-def require_equal(found: Tensor, expected: Tensor, *, max_different: int = 0) -> None:
+def require_equal(actual: Tensor, expected: Tensor, *, max_different: int = 0) -> None:
     """Check that at most `max_different` numbers differ.
 
     Raises:
         WrongResult: more do.
     """
-    num_different = int((found.cpu() != expected.cpu()).sum())
+    num_different = int((actual.cpu() != expected.cpu()).sum())
     if num_different > max_different:
-        raise WrongResult(f"differs from its reference in {num_different} of {found.numel()} numbers")
+        raise WrongResult(f"differs from its reference in {num_different} of {actual.numel()} numbers")
 
 
 def require_same_rows(batches: Sequence[Tensor]) -> None:

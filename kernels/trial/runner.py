@@ -10,8 +10,10 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from threading import Event, Lock, Timer
+from multiprocessing.connection import wait
+from threading import Lock
 from typing import NamedTuple, cast
 
 import torch
@@ -81,28 +83,15 @@ class _Process:
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        has_expired = Event()
-
-        def expire() -> None:
-            has_expired.set()
-            self._process.kill()
-
-        timer = Timer(limit_s, expire)
-        timer.start()
-        try:
+        with suppress(OSError):  # it has ended: the answer is empty
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
-            line = self._process.stdout.readline()
-        except OSError:
-            line = ""
-        finally:
-            timer.cancel()
-        if line:
+        if not wait([self._process.stdout.fileno()], limit_s):
+            self._process.kill()
+            raise _Died(f"no answer within {limit_s:g} s")
+        if line := self._process.stdout.readline():
             return cast("dict[str, str]", json.loads(line))
-        code = self._process.wait()
-        raise _Died(
-            f"no answer within {limit_s:g} s" if has_expired.is_set() else f"its process ended with code {code}"
-        )
+        raise _Died(f"its process ended with code {self._process.wait()}")
 
     def kill(self) -> None:
         """End the process; an answer that is waited for does not come."""

@@ -5,39 +5,22 @@ from typing import Literal
 
 import torch
 
-from sluice.kernels.gated_activation import Activation
+from sluice.kernels.decoder_shape import DecoderShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSizes:
-    """Sizes and switches of a model's operations; only numbers and text, so that it can be sent to a process."""
+class ModelSizes(DecoderShape):
+    """A decoder and how it is loaded; only numbers and text, so that it can be sent to a process."""
 
     dtype: str
     """Name of the model's dtype in torch."""
 
-    hidden_size: int
-    intermediate_size: int
-    vocab_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
     rotary_size: int
     block_size: int
     max_model_len: int
     sliding_windows: tuple[int, ...]
     """The different ones of the layers; 0 for none."""
 
-    attention_scale: float
-    attention_soft_cap: float
-    final_soft_cap: float
-    eps: float
-    norm_offset: float
-    activation: Activation
-    has_qkv_bias: bool
-    has_output_bias: bool
-    has_mlp_bias: bool
-    has_head_norm: bool
-    has_post_norms: bool
     is_int8: bool
     """Whether the weights of products are in int8."""
 

@@ -1,8 +1,5 @@
 """Head norm, rotation and storing of keys and values on the CPU: native.c for the packed cache, otherwise torch."""
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import torch
 from torch import Tensor
 
@@ -10,7 +7,7 @@ from sluice.kernels.dtypes import DTYPE_CODES
 from sluice.kernels.native import native_function
 from sluice.kernels.paged_attention.fp8 import to_fp8
 from sluice.kernels.paged_attention.layout import KVCache, Layout, padded
-from sluice.kernels.rms_norm.cpu import rms_norm_torch
+from sluice.kernels.rms_norm.cpu import normalised
 from sluice.kernels.rope.cpu import rope_cpu
 from sluice.kernels.write_kv import HeadNorm
 
@@ -89,19 +86,13 @@ def write_kv_torch(
     heads = qkv.unflatten(1, (-1, head_size))  # [T, H + 2 * G, D]
     query, key, value = heads.split([out.shape[1], num_kv_heads, num_kv_heads], dim=1)
     if head_norm is not None:
-        query = _normalised(query, head_norm.query_weight, head_norm)
-        key = _normalised(key, head_norm.key_weight, head_norm)
+        query = normalised(query, head_norm.query_weight, head_norm.eps, head_norm.weight_offset)
+        key = normalised(key, head_norm.key_weight, head_norm.eps, head_norm.weight_offset)
     rope_cpu(query, positions, cos_sin, out=out)
     rotated_key = key.new_empty(key.shape)
     rope_cpu(key, positions, cos_sin, out=rotated_key)
     _store(kv_cache.keys, kv_cache.key_scales, slot_mapping, rotated_key)
     _store(kv_cache.values, kv_cache.value_scales, slot_mapping, value)
-
-
-def _normalised(heads: Tensor, weight: Tensor, norm: HeadNorm) -> Tensor:
-    out = heads.new_empty(heads.shape)
-    rms_norm_torch(heads, weight, eps=norm.eps, weight_offset=norm.weight_offset, out=out)
-    return out
 
 
 def _store(cache: Tensor, scales: Tensor | None, slots: Tensor, heads: Tensor) -> None:

@@ -3,41 +3,17 @@
 
 #define MAX_D 512
 
-/* `has_offset` is a compile-time constant: without an offset nothing is added. */
-INLINE void scale(float *head, const void *weight, float factor, float offset, int has_offset, int D, int dtype) {
-  int d = 0;
-  for (; d + LANES <= D; d += LANES) {
-    f32x16 w = load16(weight, d, dtype);
-    if (has_offset) w = w + offset;
-    *(f32x16 *)(head + d) = rounded16(*(f32x16 *)(head + d) * factor * w, dtype);
-  }
-  for (; d < D; d++) {
-    const float w = load1(weight, d, dtype);
-    head[d] = rounded(head[d] * factor * (has_offset ? w + offset : w), dtype);
-  }
-}
-
-/* As kernels/rms_norm: a row of D floats, with the rounding of the element type. */
-INLINE void normalise(float *head, const void *weight, float eps, float offset, int D, int dtype) {
-  f32x16 sums = splat(0);
-  int d = 0;
-  for (; d + LANES <= D; d += LANES) sums += *(f32x16 *)(head + d) * *(f32x16 *)(head + d);
-  float squares = sum16(sums);
-  for (; d < D; d++) squares += head[d] * head[d];
-  const float factor = 1.0f / sqrtf(squares / D + eps);
-  if (offset != 0)
-    scale(head, weight, factor, offset, 1, D, dtype);
-  else
-    scale(head, weight, factor, 0, 0, D, dtype);
-}
-
 /* Copy a head of D elements to floats; normalise it if it has weights, rounding as the element type does. */
 INLINE void load_head(float *restrict head, const void *x, const void *weight, float eps, float offset, int D,
                       int dtype) {
+  char normed[MAX_D * sizeof(float)] __attribute__((aligned(64)));
+  if (weight) {
+    rms_norm_row(dtype, x, weight, normed, D, eps, offset);
+    x = normed;
+  }
   int d = 0;
   for (; d + LANES <= D; d += LANES) *(f32x16 *)(head + d) = load16(x, d, dtype);
   for (; d < D; d++) head[d] = load1(x, d, dtype);
-  if (weight) normalise(head, weight, eps, offset, D, dtype);
 }
 
 /* A head as it is stored. */

@@ -1,8 +1,5 @@
 """Definition of writing keys and values: the steps one after another, a loop over slots. Plain layout only."""
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from torch import Tensor
 
 from sluice.kernels.paged_attention.fp8 import to_fp8

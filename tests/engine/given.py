@@ -208,7 +208,7 @@ class Prophet:
 
 def request(request_id: str, prompt: str | bytes = "hello", **options: Any) -> Request:  # options go where they belong
     """A request for the null model; what is no field of a request is a sampling parameter."""
-    names = ("num_choices", "priority", "arrival_s", "tenant", "cache_salt", "progress")
+    names = ("num_choices", "priority", "cache_salt", "progress")
     own = {name: options.pop(name) for name in names if name in options}
     prompt_bytes = prompt.encode() if isinstance(prompt, str) else prompt
     return Request(id=request_id, prompt_token_ids=tuple(prompt_bytes), sampling=Sampling(**options), **own)

@@ -15,7 +15,7 @@ from sluice.kernels.linear.cuda import Int8Linear
 from sluice.kernels.paged_attention.cpu import paged_attention_torch
 from sluice.kernels.paged_attention.kernel import allocate_cuda
 from sluice.kernels.paged_attention.layout import KVCache
-from sluice.kernels.rms_norm.cpu import add_rms_norm_torch
+from sluice.kernels.rms_norm.cpu import rms_norm_torch
 from sluice.kernels.sample.plain import sample_torch
 from sluice.kernels.sample.reference import sample_reference
 from sluice.kernels.soft_cap.cpu import soft_cap_torch
@@ -101,22 +101,11 @@ class TestGivenACacheInTheLayoutOfAGpu:
             num_padding=3,
         )
         inputs = make_attention(case, cache_of_a_gpu(blocks_needed(case)), torch.float32, generator_on("cpu"))
-        out = torch.empty(inputs.query.shape)
+        call = inputs.call()
 
-        paged_attention_torch(
-            inputs.query,
-            inputs.kv_cache,
-            inputs.block_tables,
-            inputs.query_start_locs,
-            inputs.context_lens,
-            scale=inputs.scale,
-            sliding_window=sliding_window,
-            soft_cap=0.0,
-            sinks=None,
-            out=out,
-        )
+        paged_attention_torch(call)
 
-        assert attention_agreement(inputs, out).holds
+        assert attention_agreement(inputs, call.out).holds
 
 
 class TestGivenRowsWithEveryFilter:
@@ -144,7 +133,7 @@ def on_meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 def norm_on_meta() -> None:
     x, residual, out, weight = on_meta(3, 8), on_meta(3, 8), on_meta(3, 8), on_meta(8)
-    add_rms_norm_torch(x, residual, weight, eps=1e-6, weight_offset=1.0, added_weight=weight, out=out)
+    rms_norm_torch(x, weight, residual=residual, eps=1e-6, weight_offset=1.0, added_weight=weight, out=out)
 
 
 def gate_on_meta() -> None:

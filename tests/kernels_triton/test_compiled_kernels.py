@@ -13,7 +13,7 @@ from sluice.kernels.linear.few_rows import few_rows_triton
 from sluice.kernels.linear.invariant import invariant_product
 from sluice.kernels.linear.kernel import int8_product_triton, widen_triton
 from sluice.kernels.paged_attention import decode, kernel
-from sluice.kernels.paged_attention.call import AttentionCall, Chunks
+from sluice.kernels.paged_attention.call import Chunks
 from sluice.kernels.paged_attention.config import decode_config
 from sluice.kernels.paged_attention.fp8 import FP8
 from sluice.kernels.paged_attention.hopper import attend_chunks_on_hopper
@@ -22,7 +22,7 @@ from sluice.kernels.paged_attention.kernel import allocate_cuda, paged_attention
 from sluice.kernels.penalties.kernel import apply_penalties_triton
 from sluice.kernels.prepare_batch import StepPlan
 from sluice.kernels.prepare_batch.kernel import prepare_batch_triton
-from sluice.kernels.rms_norm.kernel import add_rms_norm_triton, rms_norm_triton
+from sluice.kernels.rms_norm.kernel import rms_norm_triton
 from sluice.kernels.sample.kernel import sample_triton
 from sluice.kernels.soft_cap.kernel import soft_cap_triton
 from sluice.kernels.write_kv import HeadNorm
@@ -30,7 +30,7 @@ from sluice.kernels.write_kv.kernel import write_kv_triton
 from tests.grids import fast_only, grid
 from tests.kernels_triton.compiler import CUOBJDUMP, SHARED_MEMORY_BYTES, Compiled, CompileInstead
 from tests.oracles.block_copies import copy_by_kernel
-from tests.oracles.kernel_cases import generator_on, make_options, make_penalties
+from tests.oracles.kernel_cases import AttentionInputs, generator_on, make_options, make_penalties
 
 RUNS_COMPILED = True
 
@@ -70,20 +70,20 @@ def compile_attention(
     query = torch.zeros(64, 48, head_size, dtype=dtype)[:, :32]
     lengths = torch.zeros(num_sequences + 1, dtype=torch.int32)
     with CompileInstead() as compiled:
-        paged_attention_triton(
-            query,
-            cache,
-            torch.zeros(num_sequences, 32, dtype=torch.int32),
-            lengths,
-            lengths[:-1],
+        inputs = AttentionInputs(
+            query=query,
+            kv_cache=cache,
+            block_tables=torch.zeros(num_sequences, 32, dtype=torch.int32),
+            query_start_locs=lengths,
+            context_lens=lengths[:-1],
             scale=0.1,
             max_query_len=max_query_len,
             max_context_len=max_context_len,
             sliding_window=sliding_window,
             soft_cap=soft_cap,
             sinks=torch.zeros(32) if has_sinks else None,
-            out=torch.zeros(64, 32, head_size, dtype=dtype),
         )
+        paged_attention_triton(inputs.call(torch.zeros(64, 32, head_size, dtype=dtype)))
     return compiled
 
 
@@ -93,18 +93,18 @@ def compile_invariant_attention(
     cache = allocate_cuda(4, 16, 8, head_size, dtype=FP8 if is_fp8 else dtype, device=torch.device("cpu"))
     lengths = torch.zeros(3, dtype=torch.int32)
     with CompileInstead() as compiled:
-        paged_attention_invariant(
-            torch.zeros(64, 48, head_size, dtype=dtype)[:, :32],
-            cache,
-            torch.zeros(2, 32, dtype=torch.int32),
-            lengths,
-            lengths[:-1],
+        inputs = AttentionInputs(
+            query=torch.zeros(64, 48, head_size, dtype=dtype)[:, :32],
+            kv_cache=cache,
+            block_tables=torch.zeros(2, 32, dtype=torch.int32),
+            query_start_locs=lengths,
+            context_lens=lengths[:-1],
             scale=0.1,
             max_query_len=max_query_len,
             max_context_len=9000,
             sliding_window=sliding_window,
-            out=torch.zeros(64, 32, head_size, dtype=dtype),
         )
+        paged_attention_invariant(inputs.call(torch.zeros(64, 32, head_size, dtype=dtype)))
     return compiled
 
 
@@ -235,7 +235,7 @@ class TestGivenPagedAttention:
     def test_when_the_prefill_for_hopper_is_compiled_then_it_fits_and_moves_registers(self, group: int) -> None:
         cache = allocate_cuda(4, 16, 2, 128, dtype=torch.bfloat16, device=torch.device("cpu"))
         query, lengths = torch.zeros(64, 2 * group, 128, dtype=torch.bfloat16), torch.zeros(5, dtype=torch.int32)
-        call = AttentionCall(
+        inputs = AttentionInputs(
             query=query,
             kv_cache=cache,
             block_tables=torch.zeros(4, 32, dtype=torch.int32),
@@ -245,13 +245,10 @@ class TestGivenPagedAttention:
             max_query_len=500,
             max_context_len=9000,
             sliding_window=0,
-            soft_cap=0.0,
-            sinks=None,
-            out=query,
         )
 
         with CompileInstead() as compiled:
-            attend_chunks_on_hopper(call, Chunks(5))
+            attend_chunks_on_hopper(inputs.call(query), Chunks(5))
 
         check_fits(compiled)
         assert "setmaxnreg.inc" in compiled[0].ptx
@@ -334,8 +331,8 @@ class TestGivenTheOtherKernels:
 
         with CompileInstead() as compiled:
             rms_norm_triton(x, x[0], eps=1e-6, out=x)
-            add_rms_norm_triton(x, x, x[0], eps=1e-6, out=x)
-            add_rms_norm_triton(x, x, x[0], eps=1e-6, weight_offset=1.0, added_weight=x[1], out=x)
+            rms_norm_triton(x, x[0], residual=x, eps=1e-6, out=x)
+            rms_norm_triton(x, x[0], residual=x, eps=1e-6, weight_offset=1.0, added_weight=x[1], out=x)
             soft_cap_triton(x, cap=30.0)
 
         check_fits(compiled)

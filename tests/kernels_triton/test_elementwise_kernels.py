@@ -8,7 +8,7 @@ import torch
 
 from sluice.kernels.gated_activation import Activation
 from sluice.kernels.gated_activation.kernel import gated_activation_triton
-from sluice.kernels.rms_norm.kernel import add_rms_norm_triton, rms_norm_triton
+from sluice.kernels.rms_norm.kernel import rms_norm_triton
 from sluice.kernels.rms_norm.reference import rms_norm_reference
 from sluice.kernels.soft_cap.kernel import soft_cap_triton
 from tests.kernels_triton.devices import DEVICES
@@ -52,7 +52,7 @@ class TestGivenRows:
         # Which sum is normalised, the rounded one or the exact one, no tolerance shows; the bits do.
         expected = rms_norm_reference(total, weight, eps=EPS)
 
-        add_rms_norm_triton(x, residual, weight, eps=EPS, out=x)
+        rms_norm_triton(x, weight, residual=residual, eps=EPS, out=x)
 
         assert same_bits(residual, total)
         assert norm_agreement(x, total, weight, EPS).holds
@@ -69,7 +69,7 @@ class TestGivenRows:
         before, added = residual.clone(), x.clone()
         expected = residual + rms_norm_reference(x, added_weight, eps=EPS, weight_offset=offset)
 
-        add_rms_norm_triton(x, residual, weight, eps=EPS, weight_offset=offset, added_weight=added_weight, out=x)
+        rms_norm_triton(x, weight, residual=residual, eps=EPS, weight_offset=offset, added_weight=added_weight, out=x)
 
         assert added_norm_agreement(residual, added, before, added_weight, EPS, offset).holds
         assert norm_agreement(x, residual, weight, EPS, offset).holds
@@ -142,7 +142,7 @@ class TestGivenRows:
         residuals = torch.full((4, 70), float("nan"), dtype=dtype, device=device)
         residuals[:, 5:65] = 1
 
-        add_rms_norm_triton(x, residuals[:, 5:65], x[0].contiguous(), eps=EPS, out=buffer[:, 5:65])
+        rms_norm_triton(x, x[0].contiguous(), residual=residuals[:, 5:65], eps=EPS, out=buffer[:, 5:65])
 
         for guarded in (buffer, residuals):
             assert guarded[:, :5].isnan().all()

@@ -55,27 +55,14 @@ def inputs_for(case: AttentionCase, device: str, dtype: torch.dtype) -> Attentio
 
 def attend(inputs: AttentionInputs, *, segment: int = 32) -> Tensor:
     """The kernel's output into memory that was NaN; the shortest segments have `segment` keys."""
-    out = torch.full(inputs.query.shape, float("nan"), dtype=inputs.query.dtype, device=inputs.query.device)
+    call = inputs.call()
     usual = kernel.SEGMENT_TOKENS
     kernel.SEGMENT_TOKENS = segment
     try:
-        paged_attention_triton(
-            inputs.query,
-            inputs.kv_cache,
-            inputs.block_tables,
-            inputs.query_start_locs,
-            inputs.context_lens,
-            scale=inputs.scale,
-            max_query_len=inputs.max_query_len,
-            max_context_len=inputs.max_context_len,
-            sliding_window=inputs.sliding_window,
-            soft_cap=inputs.soft_cap,
-            sinks=inputs.sinks,
-            out=out,
-        )
+        paged_attention_triton(call)
     finally:
         kernel.SEGMENT_TOKENS = usual
-    return out
+    return call.out
 
 
 class TestGivenHeads:
@@ -331,9 +318,18 @@ class TestGivenAWriteAndThenAttention:
         out = torch.empty_like(query)
 
         write_kv_triton(qkv, ids * 0, ids, angles, cache, head_norm=HeadNorm(weight, weight, 1e-6), out=query)
-        paged_attention_triton(
-            query, cache, tables, starts, lens, scale=0.25, max_query_len=1, max_context_len=1, out=out
+        inputs = AttentionInputs(
+            query=query,
+            kv_cache=cache,
+            block_tables=tables,
+            query_start_locs=starts,
+            context_lens=lens,
+            scale=0.25,
+            max_query_len=1,
+            max_context_len=1,
+            sliding_window=0,
         )
+        paged_attention_triton(inputs.call(out))
 
         assert not out[0].isfinite().any()
         assert ((out[1, 0] - qkv[1, 32:]).abs() <= qkv[1, 32:].abs() / 8 + 0.01).all()

@@ -12,7 +12,7 @@ of a sum of n terms, relative to the sum of their magnitudes (not to the sum, wh
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from sluice.kernels.gated_activation import Activation
 from sluice.kernels.gated_activation.reference import gated_activation_reference
 from sluice.kernels.linear.int8 import dequantized
 from sluice.kernels.linear.reference import linear_reference
+from sluice.kernels.paged_attention.call import AttentionCall
 from sluice.kernels.paged_attention.fp8 import FP8, from_fp8, to_fp8
 from sluice.kernels.paged_attention.layout import KVCache, allocate_plain
 from sluice.kernels.paged_attention.reference import paged_attention_reference
@@ -130,6 +131,12 @@ class AttentionInputs:
     sliding_window: int
     soft_cap: float = 0.0
     sinks: Tensor | None = None
+
+    def call(self, out: Tensor | None = None) -> AttentionCall:
+        """The call of a kernel that writes to `out`, or to memory that was NaN."""
+        if out is None:
+            out = torch.full(self.query.shape, float("nan"), dtype=self.query.dtype, device=self.query.device)
+        return AttentionCall(**{field.name: getattr(self, field.name) for field in fields(self)}, out=out)
 
 
 def make_attention(

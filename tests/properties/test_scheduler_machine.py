@@ -104,7 +104,6 @@ class Run:
             choice=0,
             sampling=Sampling(max_tokens=arrival.max_tokens),
             priority=arrival.priority,
-            arrival_s=float(arrival.at_step),
             token_ids=[arrival.token] * arrival.num_prompt_tokens,
             num_prompt_tokens=arrival.num_prompt_tokens,
         )
@@ -281,7 +280,7 @@ def test_priority_lets_none_begin_before_one_that_goes_before_it(
     run.to_the_end(watch)
 
     for late, other in product(run.sequences, run.sequences):
-        if run.order(late) < run.order(other) and late.arrival_s <= other.arrival_s:
+        if run.order(late) < run.order(other) and run.planned[late.id].at_step <= run.planned[other.id].at_step:
             assert began[late.id] <= began[other.id], "overtaken by one that goes after it"
 
 

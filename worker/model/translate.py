@@ -118,7 +118,6 @@ class Translator:
 
     def _translated(self, job: HeldJob, spec: JobSpec, prompt: Prompt) -> tuple[Request, ResolvedOptions]:
         leased = job.leased
-        tenant = split_job_id(job.id)[1]
         progress = tuple(choice.as_progress() for choice in job.choices)
         prompt_token_ids = tuple(self.token_ids(prompt, spec, now_ms=leased.submitted_ms))
         resolved = self._resolved(job, spec.options, len(prompt_token_ids))
@@ -130,9 +129,8 @@ class Translator:
             sampling=sampling_of(spec.options, resolved, leased.seed),
             num_choices=leased.choices,
             priority=leased.priority,
-            arrival_s=leased.submitted_ms / 1000,
-            tenant=tenant,
-            cache_salt=tenant,
+            # A tenant shares cached blocks with no other.
+            cache_salt=split_job_id(job.id)[1],
             progress=progress if has_progress else (),
         )
         return request, resolved

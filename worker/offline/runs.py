@@ -18,7 +18,6 @@ from sluice.protocol.clock import wall_ms
 from sluice.protocol.errors import InvalidJob
 from sluice.protocol.jobs import PromptLike, as_prompt
 from sluice.protocol.messages import JobSpec, check_prompt
-from sluice.worker.clock import monotonic_s
 from sluice.worker.errors import INVALID_REQUEST, JobRejected
 from sluice.worker.model.loaded_model import LocalModel
 from sluice.worker.model.translate import code_of, sampling_of
@@ -157,7 +156,6 @@ class Runs:
             is_chat=self._translator.is_chat(content, prompt.spec),
             sampling=sampling_of(options, self._translator.resolve(options, len(token_ids)), _seed_of(prompt)),
             num_choices=options.n,
-            arrival_s=monotonic_s(),
         )
         self._engine.validate(request)
         return request

@@ -273,6 +273,5 @@ def _request(index: int, arrival: Arrival) -> Request:
             ignore_eos=True,
             stop_token_ids=_END_ROW.token_ids,
         ),
-        arrival_s=arrival.at_s,
         targets=arrival.targets,
     )

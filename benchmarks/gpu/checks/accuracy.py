@@ -29,7 +29,7 @@ from sluice.kernels.philox.reference import gumbel_reference, random_words_refer
 from sluice.kernels.prepare_batch import StepPlan
 from sluice.kernels.prepare_batch.kernel import prepare_batch_triton
 from sluice.kernels.prepare_batch.reference import prepare_batch_reference
-from sluice.kernels.rms_norm.kernel import add_rms_norm_triton, rms_norm_triton
+from sluice.kernels.rms_norm.kernel import rms_norm_triton
 from sluice.kernels.sample.kernel import find_kept_sets, sample_triton
 from sluice.kernels.sample.reference import sample_reference
 from sluice.kernels.soft_cap.kernel import soft_cap_triton
@@ -120,11 +120,11 @@ def _norm(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
         rms_norm_triton(x, weight, eps=EPS, out=out)
         yield cases.norm_agreement(out, x, weight, EPS)
         total = residual + x
-        add_rms_norm_triton(x, residual, weight, eps=EPS, out=out)
+        rms_norm_triton(x, weight, residual=residual, eps=EPS, out=out)
         yield cases.norm_agreement(out, total, weight, EPS)
         yield _if_true(cases.same_bits(residual, total))
         before, added_weight = residual.clone(), cases.random_tensor(hidden_size, dtype=dtype, generator=generator)
-        add_rms_norm_triton(x, residual, weight, eps=EPS, weight_offset=1.0, added_weight=added_weight, out=out)
+        rms_norm_triton(x, weight, residual=residual, eps=EPS, weight_offset=1.0, added_weight=added_weight, out=out)
         yield cases.added_norm_agreement(residual, x, before, added_weight, EPS, 1.0)
         yield cases.norm_agreement(out, residual, weight, EPS, 1.0)
 
@@ -240,23 +240,9 @@ def attention_inputs(
 
 def attend(inputs: AttentionInputs, out: Tensor | None = None) -> Tensor:
     """Return the kernel's output, written to memory that was NaN unless given."""
-    if out is None:
-        out = torch.full(inputs.query.shape, float("nan"), dtype=inputs.query.dtype, device=inputs.query.device)
-    paged_attention_triton(
-        inputs.query,
-        inputs.kv_cache,
-        inputs.block_tables,
-        inputs.query_start_locs,
-        inputs.context_lens,
-        scale=inputs.scale,
-        max_query_len=inputs.max_query_len,
-        max_context_len=inputs.max_context_len,
-        sliding_window=inputs.sliding_window,
-        soft_cap=inputs.soft_cap,
-        sinks=inputs.sinks,
-        out=out,
-    )
-    return out
+    call = inputs.call(out)
+    paged_attention_triton(call)
+    return call.out
 
 
 HEADS = ((32, 8, 128), (16, 8, 128), (32, 8, 64), (14, 2, 64), (8, 1, 80), (6, 2, 96), (8, 4, 256), (24, 1, 128))

@@ -29,7 +29,7 @@ from sluice.kernels.paged_attention.kernel import allocate_cuda
 from sluice.kernels.penalties.kernel import apply_penalties_triton
 from sluice.kernels.prepare_batch import StepPlan
 from sluice.kernels.prepare_batch.kernel import prepare_batch_triton
-from sluice.kernels.rms_norm.kernel import add_rms_norm_triton, rms_norm_triton
+from sluice.kernels.rms_norm.kernel import rms_norm_triton
 from sluice.kernels.sample import SampleOptions
 from sluice.kernels.sample.kernel import sample_triton
 from sluice.kernels.soft_cap.kernel import soft_cap_triton
@@ -219,7 +219,7 @@ def _norms(scale: Scale) -> Iterator[Line]:
 
     def added(n: int) -> Call:
         x, residual, out = (_random(scale, n, size) for _ in "xro")
-        return lambda: add_rms_norm_triton(x, residual, weight, eps=1e-6, out=out)
+        return lambda: rms_norm_triton(x, weight, residual=residual, eps=1e-6, out=out)
 
     for n in scale.pick([1, 32, 256, 4096, 16_384], [2]):
         row_bytes = n * size * scale.dtype.itemsize

@@ -9,9 +9,6 @@ except the capture is tested on a CPU.
 Hot: `GraphedDecoder.forward`; no loop over sequences.
 """
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import logging
 from collections import Counter
 from collections.abc import Callable

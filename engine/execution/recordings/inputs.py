@@ -4,9 +4,6 @@ What a step needs is laid out in one memory by the sizes of its bucket, as `tran
 that the previous step drew are copied on the device.
 """
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from math import prod
 
 import numpy as np

@@ -4,9 +4,6 @@ Only these rows are copied to float32. What stays the same while the rows do is 
 more than the tokens that penalties count.
 """
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass

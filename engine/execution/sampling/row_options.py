@@ -4,9 +4,6 @@ A recorded step reads and writes them there. They reach the device in one copy a
 that are drawn from edited logits have theirs a second time, after all rows.
 """
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from collections.abc import Iterable
 from struct import Struct
 

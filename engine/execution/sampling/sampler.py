@@ -7,9 +7,6 @@ Hot: only the logits of edited rows, and of those with log-probabilities, are co
 wait for the device is `Drawn.collect`.
 """
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass

@@ -5,9 +5,6 @@ leaves no trace here, and may be launched again. A token that only the device kn
 that needs it (`Penalties.extras`).
 """
 
-# torch's types are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from collections.abc import Collection
 
 import numpy as np

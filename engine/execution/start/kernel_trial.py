@@ -5,6 +5,7 @@ import traceback
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +18,7 @@ from sluice.engine.execution.memory import free_memory_bytes
 from sluice.engine.execution.options import ModelOptions
 from sluice.engine.models.config import DecoderConfig
 from sluice.kernels import chain
+from sluice.kernels.decoder_shape import DecoderShape
 from sluice.kernels.trial.runner import KernelTrial, Verdict, tasks_of
 from sluice.kernels.trial.sizes import ModelSizes
 
@@ -46,29 +48,14 @@ def num_processes(weight_files: Iterable[Path], device: torch.device) -> int:
 
 def sizes_of(config: DecoderConfig, dtype: torch.dtype, options: ModelOptions, max_model_len: int) -> ModelSizes:
     """Return what the kernels of a model depend on."""
+    shape = {field.name: getattr(config, field.name) for field in fields(DecoderShape)}
     return ModelSizes(
+        **shape,
         dtype=str(dtype).removeprefix("torch."),
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        vocab_size=config.vocab_size,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_size=config.head_size,
         rotary_size=config.rope.rotary_size,
         block_size=options.block_size,
         max_model_len=max_model_len,
         sliding_windows=tuple(sorted(set(config.sliding_windows))),
-        attention_scale=config.attention_scale,
-        attention_soft_cap=config.attention_soft_cap,
-        final_soft_cap=config.final_soft_cap,
-        eps=config.rms_norm_eps,
-        norm_offset=config.norm_offset,
-        activation=config.activation,
-        has_qkv_bias=config.has_qkv_bias,
-        has_output_bias=config.has_output_bias,
-        has_mlp_bias=config.has_mlp_bias,
-        has_head_norm=config.has_head_norm,
-        has_post_norms=config.has_post_norms,
         is_int8=options.quantization == "int8",
         cache="fp8" if options.kv_cache_dtype == "fp8" else "model",
         is_deterministic=options.is_deterministic,

@@ -6,14 +6,13 @@ from sluice.engine.scheduling.policies import MAX_YIELDS, Policy, Priority, make
 from sluice.engine.sequence import Sequence
 
 
-def sequence_of(sequence_id: int, *, priority: int = 0, arrival_s: float = 0.0) -> Sequence:
+def sequence_of(sequence_id: int, *, priority: int = 0) -> Sequence:
     return Sequence(
         id=sequence_id,
         request_id="r",
         choice=0,
         sampling=Sampling(),
         priority=priority,
-        arrival_s=arrival_s,
         token_ids=[1],
         num_prompt_tokens=1,
     )
@@ -23,21 +22,17 @@ class TestGivenPolicy:
     def test_when_a_later_one_claims_more_then_it_still_comes_after(self) -> None:
         policy = Policy()
 
-        assert policy.order(sequence_of(1)) < policy.order(sequence_of(2, priority=9, arrival_s=-5.0))
+        assert policy.order(sequence_of(1)) < policy.order(sequence_of(2, priority=9))
 
 
 class TestGivenPriority:
     policy = Priority()
 
-    def test_when_the_lower_one_has_waited_for_days_then_the_higher_still_goes_first(self) -> None:
-        low = sequence_of(1, arrival_s=-1e6)
-
-        assert self.policy.order(sequence_of(2, priority=1)) < self.policy.order(low)
+    def test_when_the_lower_one_came_first_then_the_higher_still_goes_first(self) -> None:
+        assert self.policy.order(sequence_of(2, priority=1)) < self.policy.order(sequence_of(1))
 
     def test_when_both_are_of_one_class_then_the_first_to_come_goes_first(self) -> None:
-        assert self.policy.order(sequence_of(1, priority=1, arrival_s=5.0)) < self.policy.order(
-            sequence_of(2, priority=1)
-        )
+        assert self.policy.order(sequence_of(1, priority=1)) < self.policy.order(sequence_of(2, priority=1))
 
     def test_when_a_higher_one_comes_then_the_last_of_the_lowest_class_gives_way(self) -> None:
         running = [sequence_of(9, priority=5), sequence_of(1), sequence_of(4)]

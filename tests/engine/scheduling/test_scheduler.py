@@ -36,7 +36,7 @@ def scheduler_with(
     return make_scheduler(config, limits, clock=clock)
 
 
-def sequence_of(num_tokens: int, *, token: int | None = None, priority: int = 0, arrival_s: float = 0.0) -> Sequence:
+def sequence_of(num_tokens: int, *, token: int | None = None, priority: int = 0) -> Sequence:
     sequence_id = next(_ids)
     _made[sequence_id] = Sequence(
         id=sequence_id,
@@ -44,7 +44,6 @@ def sequence_of(num_tokens: int, *, token: int | None = None, priority: int = 0,
         choice=0,
         sampling=Sampling(),
         priority=priority,
-        arrival_s=arrival_s,
         token_ids=[sequence_id % 256 if token is None else token] * num_tokens,
         num_prompt_tokens=num_tokens,
         most_cached_tokens=1023,

@@ -7,7 +7,7 @@
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import product
 
 import pytest
@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sluice.kernels.paged_attention import kernel
+from sluice.kernels.paged_attention import kernel, paged_attention
 from sluice.kernels.paged_attention.config import attention_config, decode_config, decode_rows, max_decode_tokens
 from sluice.kernels.paged_attention.decode import MAX_PARTS, _segments_of  # pyright: ignore[reportPrivateUsage]
 from sluice.kernels.paged_attention.kernel import allocate_cuda, paged_attention_triton
@@ -96,22 +96,9 @@ def inputs_for(case: AttentionCase, device: str, dtype: torch.dtype) -> Attentio
 
 def attend(inputs: AttentionInputs) -> Tensor:
     """The kernel's output, into memory that was NaN."""
-    out = torch.full(inputs.query.shape, float("nan"), dtype=inputs.query.dtype, device=inputs.query.device)
-    paged_attention_triton(
-        inputs.query,
-        inputs.kv_cache,
-        inputs.block_tables,
-        inputs.query_start_locs,
-        inputs.context_lens,
-        scale=inputs.scale,
-        max_query_len=inputs.max_query_len,
-        max_context_len=inputs.max_context_len,
-        sliding_window=inputs.sliding_window,
-        soft_cap=inputs.soft_cap,
-        sinks=inputs.sinks,
-        out=out,
-    )
-    return out
+    call = inputs.call()
+    paged_attention_triton(call)
+    return call.out
 
 
 def second_alone(inputs: AttentionInputs, context_len: int) -> AttentionInputs:
@@ -314,8 +301,9 @@ class TestGivenAMixedBatch:
             context_lens=inputs.context_lens[:0],
         )
 
-        assert torch.equal(attend(empty), torch.zeros_like(empty.query))
-        assert attend(replace(empty, query=empty.query[:0])).shape[0] == 0
+        for query in (empty.query, empty.query[:0]):
+            arguments = {field.name: getattr(empty, field.name) for field in fields(empty)} | {"query": query}
+            assert torch.equal(paged_attention(**arguments), torch.zeros_like(query))
 
 
 @pytest.mark.parametrize(("device", "dtype"), DEVICES)

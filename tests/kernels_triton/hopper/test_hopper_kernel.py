@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
-from sluice.kernels.paged_attention.call import AttentionCall, Chunks
+from sluice.kernels.paged_attention.call import Chunks
 from sluice.kernels.paged_attention.hopper import attend_chunks_on_hopper, serves
 from sluice.kernels.paged_attention.kernel import allocate_cuda
 from tests.grids import grid
@@ -60,23 +60,6 @@ def inputs_of(
     return make_attention(case, cache, torch.bfloat16, generator_on("cpu"))
 
 
-def call_of(inputs: AttentionInputs) -> AttentionCall:
-    return AttentionCall(
-        query=inputs.query,
-        kv_cache=inputs.kv_cache,
-        block_tables=inputs.block_tables,
-        query_start_locs=inputs.query_start_locs,
-        context_lens=inputs.context_lens,
-        scale=inputs.scale,
-        max_query_len=inputs.max_query_len,
-        max_context_len=inputs.max_context_len,
-        sliding_window=0,
-        soft_cap=0.0,
-        sinks=None,
-        out=torch.full(inputs.query.shape, float("nan"), dtype=inputs.query.dtype),
-    )
-
-
 def attend(inputs: AttentionInputs, order: str, monkeypatch: pytest.MonkeyPatch, chunks: Chunks = ALL) -> Tensor:
     """The kernel's output, into memory that was NaN."""
 
@@ -84,7 +67,7 @@ def attend(inputs: AttentionInputs, order: str, monkeypatch: pytest.MonkeyPatch,
         emulate(kernel, grid, arguments, [int(number) for number in order])
 
     monkeypatch.setattr(JITFunction, "run", launch)
-    call = call_of(inputs)
+    call = inputs.call()
     attend_chunks_on_hopper(call, chunks)
     return call.out
 
@@ -147,20 +130,20 @@ class TestGivenAMixedBatch:
 
 class TestGivenACall:
     def test_when_it_is_like_those_measured_then_the_kernel_serves_it(self) -> None:
-        assert serves(call_of(inputs_of([40], [40], group=4)))
+        assert serves(inputs_of([40], [40], group=4).call())
 
     @pytest.mark.parametrize(
         ("name", "value"), [("sliding_window", 5), ("soft_cap", 2.0), ("sinks", torch.zeros(8))], ids=str
     )
     def test_when_its_softmax_differs_then_it_does_not(self, name: str, value: Any) -> None:  # a call's own types
-        assert not serves(replace(call_of(inputs_of([40], [40], group=4)), **{name: value}))
+        assert not serves(replace(inputs_of([40], [40], group=4).call(), **{name: value}))
 
     @pytest.mark.parametrize(("group", "head_size", "block_size"), [(3, 128, 16), (4, 64, 16), (4, 128, 32)])
     def test_when_its_sizes_differ_then_it_does_not(self, group: int, head_size: int, block_size: int) -> None:
-        assert not serves(call_of(inputs_of([40], [40], group=group, head_size=head_size, block_size=block_size)))
+        assert not serves(inputs_of([40], [40], group=group, head_size=head_size, block_size=block_size).call())
 
     def test_when_its_rows_are_not_aligned_then_it_does_not(self) -> None:
-        call = call_of(inputs_of([40], [40], group=4))
+        call = inputs_of([40], [40], group=4).call()
         wide = torch.zeros(40, 8 * 128 + 1, dtype=torch.bfloat16)
 
         assert not serves(replace(call, query=wide[:, 1:].view(40, 8, 128)))

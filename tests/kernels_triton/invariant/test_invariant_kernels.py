@@ -22,7 +22,7 @@ from sluice.kernels.logprobs.reference import logprobs_reference
 from sluice.kernels.paged_attention import FP8, invariant
 from sluice.kernels.paged_attention.invariant import paged_attention_invariant
 from sluice.kernels.paged_attention.kernel import allocate_cuda
-from sluice.kernels.rms_norm.kernel import add_rms_norm_triton
+from sluice.kernels.rms_norm.kernel import rms_norm_triton
 from tests.examples import examples
 from tests.grids import fast_only, grid
 from tests.kernels_triton.devices import DEVICES
@@ -173,22 +173,9 @@ def inputs_for(
 
 def attend(inputs: AttentionInputs) -> Tensor:
     """The kernels' output, into memory that was NaN."""
-    out = torch.full(inputs.query.shape, float("nan"), dtype=inputs.query.dtype, device=inputs.query.device)
-    paged_attention_invariant(
-        inputs.query,
-        inputs.kv_cache,
-        inputs.block_tables,
-        inputs.query_start_locs,
-        inputs.context_lens,
-        scale=inputs.scale,
-        max_query_len=inputs.max_query_len,
-        max_context_len=inputs.max_context_len,
-        sliding_window=inputs.sliding_window,
-        soft_cap=inputs.soft_cap,
-        sinks=inputs.sinks,
-        out=out,
-    )
-    return out
+    call = inputs.call()
+    paged_attention_invariant(call)
+    return call.out
 
 
 def part_of(inputs: AttentionInputs, sequence: int, first: int, last: int) -> AttentionInputs:
@@ -295,7 +282,7 @@ class TestGivenANorm:
 
         def normed(rows: slice) -> Tensor:
             out = torch.empty_like(x[rows])
-            add_rms_norm_triton(x[rows], residual[rows].clone(), weight, eps=1e-6, out=out)
+            rms_norm_triton(x[rows], weight, residual=residual[rows].clone(), eps=1e-6, out=out)
             return out
 
         together = normed(slice(None))

@@ -96,8 +96,7 @@ class TestGivenAPromptOfEachKind:
         request = translator().translate(held("a", spec=spec))[0]
 
         assert request.id.startswith("0.acme.abc#3.")
-        assert (request.priority, request.tenant, request.cache_salt) == (2, "acme", "acme")
-        assert request.arrival_s == SUBMITTED_MS / 1000
+        assert (request.priority, request.cache_salt) == (2, "acme")
         sampling = request.sampling
         assert (sampling.seed, sampling.max_tokens, sampling.temperature) == (99, 5, 0.5)
         assert (sampling.stop, dict(sampling.logit_bias)) == (("x",), {3: 1.0})
