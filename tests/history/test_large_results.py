@@ -109,7 +109,8 @@ class TestGivenAResult:
 
         [stored] = as_stored(columns)["choices"]
         assert (stored["logprobs"][0]["chosen"], stored["logprobs"][0]["top"]) == (None, [[4, None], [5, -1.0]])
-        [read] = logprobs_from_json(stored["logprobs"]) or ()
+        [read] = logprobs_from_json(stored["logprobs"]) or (None,)
+        assert read is not None
         assert (read.chosen, read.top) == (infinite, ((4, infinite), (5, -1.0)))
 
 

@@ -92,7 +92,6 @@ def expected_tokens(ask: Ask, config: NullModelConfig | None = None) -> list[tup
         prompt_token_ids=tuple(one for one in prompt if isinstance(one, int)),
         sampling=sampling_of(ask.options, resolved, ask.seed),
         num_choices=ask.options.n,
-        tenant=ask.tenant,
         cache_salt=ask.tenant,
     )
     engine.add([request])
