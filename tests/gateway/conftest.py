@@ -16,7 +16,7 @@ from tests.producer.fixtures import worker as worker
 from tests.servers import RedisServer, redis_server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def queue_server(tmp_path_factory: pytest.TempPathFactory) -> Generator[RedisServer]:
     """A server whose queue a worker with the null model serves."""
     with redis_server("valkey") as server, worker_pool(server.url, tmp_path_factory.mktemp("gateway")) as pool:
@@ -24,14 +24,14 @@ def queue_server(tmp_path_factory: pytest.TempPathFactory) -> Generator[RedisSer
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def gateway(queue_server: RedisServer) -> Generator[GatewayProcess]:
     """A gateway of that queue."""
     with gateway_process(queue_server.url) as made:
         yield made
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def keys_url(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A database for keys, which tests share."""
     url = f"sqlite:///{tmp_path_factory.mktemp('keys') / 'keys.db'}"

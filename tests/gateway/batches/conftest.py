@@ -13,7 +13,7 @@ from tests.gateway.gateway_process import GatewayProcess
 from tests.servers import RedisServer, redis_server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def batch_server(tmp_path_factory: pytest.TempPathFactory) -> Generator[RedisServer]:
     """A server of its own, with a worker: gateways of one queue that keep files in several folders are not ready."""
     with redis_server("valkey") as server, worker_pool(server.url, tmp_path_factory.mktemp("worker")) as pool:
@@ -21,13 +21,13 @@ def batch_server(tmp_path_factory: pytest.TempPathFactory) -> Generator[RedisSer
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def place(batch_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Place:
     """Database and folder beside its queue."""
     return place_in(tmp_path_factory.mktemp("batches"), batch_server.url)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def callbacks(place: Place) -> Generator[Callbacks]:
     """Its `worker callbacks`."""
     made = Callbacks(place)
@@ -35,7 +35,7 @@ def callbacks(place: Place) -> Generator[Callbacks]:
     made.kill()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def batch_gateway(place: Place, callbacks: Callbacks) -> Generator[GatewayProcess]:
     """A gateway before them."""
     assert callbacks

@@ -31,7 +31,7 @@ class Native:
         return self.gateway.http(new_key(self.database_url, "acme", scopes=scopes))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def native(tmp_path_factory: pytest.TempPathFactory, keys_url: str) -> Generator[Native]:
     """A worker that records, and a gateway that knows the history and its keys."""
     acme, globex = (new_key(keys_url, tenant, scopes=ALL) for tenant in ("acme", "globex"))

@@ -81,7 +81,7 @@ class Site:
             browser.http.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def site(tmp_path_factory: pytest.TempPathFactory, keys_url: str) -> Generator[Site]:
     """A gateway with keys and a history."""
     new_key(keys_url, "first")
