@@ -1,9 +1,13 @@
 """What all tests share. Needs pytest and hypothesis alone, for the tests that run where there is a GPU."""
 
 import gc
+import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Generator
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -15,9 +19,22 @@ settings.register_profile("fast", deadline=None)
 settings.register_profile(LONG, deadline=None)
 settings.load_profile("fast")
 
+MEMORY = Path("/dev/shm")
+NEEDED_BYTES = 4 << 30
+
+
+def _use_memory() -> None:
+    """Put temporary files into memory where there is room: a disk that stalls makes databases and servers time out."""
+    if "TMPDIR" in os.environ or not MEMORY.is_dir() or os.statvfs(MEMORY).f_flag & os.ST_NOEXEC:
+        return
+    if shutil.disk_usage(MEMORY).free >= NEEDED_BYTES:
+        os.environ["TMPDIR"] = str(MEMORY)
+        tempfile.tempdir = None  # what was found before
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Load the fixtures of servers and histories where there are clients for them."""
+    _use_memory()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # Started by a shell in the background. Tests interrupt themselves and their processes.
         signal.signal(signal.SIGINT, signal.default_int_handler)
