@@ -24,10 +24,26 @@ PROCESSOR_S = "processor_s"
 
 BUDGETS_S = {
     "tests/benchmarks": 60,
-    "tests/chaos": 90,
-    "tests/gateway": 100,
+    "tests/chaos": 60,
+    "tests/clients": 5,
+    "tests/end_to_end": 200,
+    "tests/engine": 80,
+    "tests/fuzz": 10,
+    "tests/gateway": 120,
+    "tests/history": 80,
+    "tests/integration": 70,
     "tests/kernels": 70,
-    "tests/security": 40,
+    "tests/kernels_triton": 90,
+    "tests/kubernetes": 5,
+    "tests/oracles": 70,
+    "tests/producer": 70,
+    "tests/properties": 60,
+    "tests/protocol": 60,
+    "tests/rules": 60,
+    "tests/security": 50,
+    "tests/small_model": 40,
+    "tests/topologies": 20,
+    "tests/worker": 150,
 }
 """Processor seconds of a folder. One over its budget is marked, and fails nothing: processors differ."""
 

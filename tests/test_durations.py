@@ -1,5 +1,7 @@
 """How long tests took, by folder and by test."""
 
+from pathlib import Path
+
 from tests.durations import BUDGETS_S, NUM_SLOWEST, Cost, lines_of
 
 
@@ -31,3 +33,10 @@ class TestGivenDurationsOfTests:
 
         assert within.endswith(folder)
         assert over.endswith(f"{folder}  OVER ITS BUDGET of {budget_s} processor-s")
+
+    def test_when_a_folder_has_tests_then_it_has_a_budget(self) -> None:
+        here = Path(__file__).parent
+
+        folders = {path.relative_to(here.parent).parts[1] for path in here.glob("*/**/test_*.py")}
+
+        assert {f"tests/{folder}" for folder in folders} == BUDGETS_S.keys()
