@@ -13,8 +13,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ from _pytest.mark.structures import ParameterSet
 
 from sluice.producer.client import Producer
 from sluice.protocol.redis import embedded
-from tests.gateway.gateway_process import gateway_process
+from tests.gateway.gateway_process import GatewayProcess, gateway_process
 from tests.grids import fast_only
 from tests.rules.commands import parse
 from tests.servers import binary_of, free_port, how_to_get
@@ -112,10 +113,11 @@ def is_of_openai(snippet: str) -> bool:
 
 @dataclass(frozen=True)
 class Place:
-    """Where commands are run: a folder with its own server, worker and environment."""
+    """Where commands are run: a folder with its own server, worker, gateway and environment."""
 
     folder: Path
     environment: dict[str, str]
+    gateway_url: str = ""
 
     def run(self, command: str, *, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
         """Run a command with the scripts that the distribution installs."""
@@ -142,7 +144,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         here = Place(folder, environment)
         try:
             _wait_for_worker(here, worker)
-            yield here
+            with _gateway(here) as gateway:
+                yield replace(here, gateway_url=gateway.url.removesuffix("/v1"))
         finally:
             worker.send_signal(signal.SIGTERM)
             worker.wait(timeout=60)
@@ -160,13 +163,13 @@ def _wait_for_worker(here: Place, worker: subprocess.Popen[bytes]) -> None:
     raise TimeoutError((here.folder / "worker.log").read_text())
 
 
-@pytest.fixture(scope="module")
-def gateway_port(place: Place) -> Iterator[str]:
-    """The port of a gateway of that worker, with tables of its own, which have no keys."""
-    url, database_url = embedded.Embedded(place.folder / "state").url, f"sqlite:///{place.folder / 'gateway.db'}"
-    place.run(f"worker migrate --database-url {database_url}")
+@contextmanager
+def _gateway(here: Place) -> Generator[GatewayProcess]:
+    """Start a gateway of that worker, with tables of its own, which have no keys."""
+    url, database_url = embedded.Embedded(here.folder / "state").url, f"sqlite:///{here.folder / 'gateway.db'}"
+    here.run(f"worker migrate --database-url {database_url}")
     with gateway_process(url, database_url=database_url, is_fork=False) as gateway:
-        yield gateway.url.removesuffix("/v1").rpartition(":")[2]
+        yield gateway
 
 
 @pytest.fixture(scope="module")
@@ -298,13 +301,10 @@ def _runs_until_stopped(here: Place, command: str, _producer: Producer) -> None:
 
 def _asks_the_gateway(here: Place, command: str, producer: Producer) -> None:
     """As printed, but for the port and the id; the answer has the fields that the page shows."""
-    url, database_url = embedded.Embedded(here.folder / "state").url, f"sqlite:///{here.folder / 'curl.db'}"
-    here.run(f"worker migrate --database-url {database_url}")
     receipt = producer.submit("Once upon a time", max_tokens=4)
-    with gateway_process(url, database_url=database_url, is_fork=False) as gateway:
-        asked = command.replace("http://127.0.0.1:8000", gateway.url.removesuffix("/v1"))
-        asked = re.sub(r"0\.default\.\w+…", receipt.id, asked)
-        done = subprocess.run(shlex.split(asked), capture_output=True, text=True, timeout=30, check=True)
+    asked = command.replace("http://127.0.0.1:8000", here.gateway_url)
+    asked = re.sub(r"0\.default\.\w+…", receipt.id, asked)
+    done = subprocess.run(shlex.split(asked), capture_output=True, text=True, timeout=30, check=True)
 
     shown = answer_shown_for(command)
     if shown.startswith("{"):
@@ -394,11 +394,9 @@ class TestGivenTheReadmeAndTheGuide:
         assert [answer["response"]["status_code"] for answer in answers] == [200] * len(lines)
 
     @pytest.mark.parametrize("snippet", snippets())
-    def test_when_a_python_snippet_is_run_then_it_prints_text(
-        self, snippet: str, place: Place, gateway_port: str
-    ) -> None:
+    def test_when_a_python_snippet_is_run_then_it_prints_text(self, snippet: str, place: Place) -> None:
         if is_of_openai(snippet):
-            snippet = snippet.replace(":8000/", f":{gateway_port}/")
+            snippet = snippet.replace("http://127.0.0.1:8000", place.gateway_url)
         done = subprocess.run(
             [sys.executable, "-c", snippet], cwd=place.folder, env=place.environment | {"PYTHONPATH": str(ROOT)},
             capture_output=True, text=True, timeout=60, check=False,
