@@ -185,11 +185,11 @@ class Batch:
         ids = {row.sequence_id for row in rows}
         return Batch(
             rows,
-            admissions=tuple(one for one in self.admissions if one.sequence_id in ids),
-            table_writes=tuple(one for one in self.table_writes if one.sequence_id in ids),
-            copies=tuple(one for one in self.copies if one.sequence_id in ids),
+            admissions=tuple(admission for admission in self.admissions if admission.sequence_id in ids),
+            table_writes=tuple(write for write in self.table_writes if write.sequence_id in ids),
+            copies=tuple(copy for copy in self.copies if copy.sequence_id in ids),
             drafts={sequence_id: drafts for sequence_id, drafts in self.drafts.items() if sequence_id in ids},
-            loads=tuple(one for one in self.loads if one.sequence_id in ids),
+            loads=tuple(load for load in self.loads if load.sequence_id in ids),
             saves=self.saves,
         )
 

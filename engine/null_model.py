@@ -149,7 +149,7 @@ class NullModel:
         ]
 
     def _draw(self, row: ScheduledRow, num_drafts: int = 0) -> Sampled:
-        """Draw the token of `row`, or the one that follows so many of its drafts."""
+        """Draw the token of `row`, or the one that follows its first `num_drafts` drafts."""
         key, num_asked = self._keys[row.slot]
         bits = (key ^ (row.start + row.num_tokens + num_drafts)) * _MULTIPLIER & _MASK
         bits = (bits ^ bits >> 29) * _MULTIPLIER & _MASK

@@ -75,7 +75,7 @@ class Iteration:
     @property
     def num_tokens(self) -> int:
         """Tokens that it computes."""
-        return sum(one.num_tokens for one in (*self.joined, *self.running))
+        return sum(computing.num_tokens for computing in (*self.joined, *self.running))
 
     @property
     def has_changes(self) -> bool:
@@ -120,7 +120,7 @@ class Watching:
     def note_plan(self, batch: Batch) -> None:
         """Describe a plan that was made just now, before anything of it has happened."""
         scheduler = self._scheduler
-        known, running = scheduler.known, {sequence.id: sequence for sequence in scheduler.running}
+        sequences, running = scheduler.known, {sequence.id: sequence for sequence in scheduler.running}
         rows = [(row.sequence_id, _computing(running[row.sequence_id], row)) for row in batch.rows]
         waiting = scheduler.waiting.in_order()
         self._planned = Iteration(
@@ -130,7 +130,7 @@ class Watching:
             joined=tuple(row for sequence_id, row in rows if sequence_id not in self._running),
             running=tuple(row for sequence_id, row in rows if sequence_id in self._running),
             left=(),
-            preempted=tuple(_name(one) for one in known if one.num_preemptions > self._preemptions.get(one.id, 0)),
+            preempted=tuple(_name(s) for s in sequences if s.num_preemptions > self._preemptions.get(s.id, 0)),
             waiting=tuple(map(_name, waiting[:MAX_NAMED])),
             num_waiting=scheduler.num_waiting,
             max_tokens=scheduler.max_tokens,
@@ -138,12 +138,12 @@ class Watching:
             num_blocks=scheduler.blocks.num_blocks,
         )
         self._running = set(running)
-        self._preemptions = _preemptions_of(known)
+        self._preemptions = _preemptions_of(sequences)
 
     def note_step(self, deltas: list[TokenDelta]) -> None:
         """Tell the watcher of the iteration planned last, and of what it returned, unless nothing has happened."""
         planned, self._planned = self._planned, None
-        left = tuple(Left(f"{one.request_id}/{one.choice}", one.finish.reason) for one in deltas if one.finish)
+        left = tuple(Left(f"{d.request_id}/{d.choice}", d.finish.reason) for d in deltas if d.finish)
         if planned is not None and (planned.num_tokens or planned.preempted or left):
             self._number += 1
             took_s = self._clock() - self._began_s - planned.at_s

@@ -66,9 +66,9 @@ def path_of(operation: str, tensor: "Tensor") -> Path:
     return Path.INVARIANT if _deterministic[0] and operation in INVARIANT else Path.TRITON
 
 
-def set_deterministic(wanted: bool) -> None:
+def set_deterministic(value: bool) -> None:
     """Let this process choose implementations whose result for a row does not depend on its batch, or the fastest."""
-    _deterministic[0] = wanted
+    _deterministic[0] = value
 
 
 def is_deterministic() -> bool:

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 
-def check(holds: bool, problem: str, *found: object) -> None:
-    """Raise ValueError unless `holds`; `problem` has a `{}` for each of `found`."""
+def check(holds: bool, problem: str, *arguments: object) -> None:
+    """Raise ValueError unless `holds`; `problem` has a `{}` for each of `arguments`."""
     if not holds:
-        raise ValueError(problem.format(*(tuple(x) if isinstance(x, torch.Size) else x for x in found)))
+        raise ValueError(problem.format(*(tuple(x) if isinstance(x, torch.Size) else x for x in arguments)))
 
 
 def check_rows(name: str, x: Tensor) -> None:

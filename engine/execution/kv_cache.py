@@ -82,8 +82,8 @@ def block_bytes(
     config: DecoderConfig, groups: BlockGroups, *, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> int:
     """Return the memory of one block, in the layout of the device."""
-    one = kv_block_bytes(block_size, config.num_kv_heads, config.head_size, dtype=dtype, device=device)
-    return groups.layers_per_block * one
+    part_bytes = kv_block_bytes(block_size, config.num_kv_heads, config.head_size, dtype=dtype, device=device)
+    return groups.layers_per_block * part_bytes
 
 
 def blocks_to_allocate(limits: ModelLimits, options: ModelOptions, step_bytes: Callable[[], int]) -> int:

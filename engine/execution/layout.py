@@ -222,10 +222,10 @@ class BatchLayout:
         One is copied only if it grew or is another's.
         """
         for number, slot in enumerate(slots):
-            known, num_known = self._rows[number]
+            copied, num_copied = self._rows[number]
             num_blocks = slot.num_blocks
-            if known is not slot or num_known != num_blocks:
-                first = num_known if known is slot else 0
+            if copied is not slot or num_copied != num_blocks:
+                first = num_copied if copied is slot else 0
                 self._tables[number, first:num_blocks] = self._slots.tables[rows[number].slot, first:num_blocks]
                 if len(self._window_tables):
                     windowed = self._slots.window_tables[:, rows[number].slot, first:num_blocks]

@@ -111,7 +111,7 @@ class ModelFolder:
         """Return the end tokens that `eos_source` names.
 
         Raises:
-            ModelFolderError: one of them is no token of the model.
+            ModelFolderError: one of them is not a token of the model.
         """
         stated = (self.config if self.eos_source == "config.json" else self.generation_config).get("eos_token_id")
         ids = cast("list[object]", stated) if isinstance(stated, list) else [stated]
@@ -129,17 +129,17 @@ class ModelFolder:
         """The config that names end tokens: the generation config, else the model's."""
         return "config.json" if self.generation_config.get("eos_token_id") is None else "generation_config.json"
 
-    def dtype(self, wanted: str) -> torch.dtype:
-        """Return the dtype to compute in: `wanted`, or for "auto" that of the weights.
+    def dtype(self, name: str) -> torch.dtype:
+        """Return the dtype to compute in: that of `name`, or for "auto" that of the weights.
 
         Raises:
-            ModelFolderError: `wanted` is unknown.
+            ModelFolderError: `name` is unknown.
         """
-        if wanted == "auto":
+        if name == "auto":
             return self.weights.dtype_of("model.embed_tokens.weight")
-        if wanted not in _DTYPES:
-            raise ModelFolderError(f"dtype {wanted!r} is not one of auto, {', '.join(_DTYPES)}.")
-        return _DTYPES[wanted]
+        if name not in _DTYPES:
+            raise ModelFolderError(f"dtype {name!r} is not one of auto, {', '.join(_DTYPES)}.")
+        return _DTYPES[name]
 
     def fingerprint(
         self,

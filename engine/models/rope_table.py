@@ -109,7 +109,7 @@ def _longrope(config: RopeConfig, max_model_len: int) -> tuple[Tensor, float]:
     factors = config.parameters.get(name)
     num_pairs = config.rotary_size // 2
     given = cast("list[object]", factors) if isinstance(factors, list) else []
-    if len(given) != num_pairs or not all(is_number(one) and one > 0 for one in given):
+    if len(given) != num_pairs or not all(is_number(factor) and factor > 0 for factor in given):
         raise ModelFolderError(f"config.json: rope {name} must be a list of {num_pairs} numbers above 0.")
     factor = _optional(config, "factor") or config.max_position_embeddings / original
     magnitude = _optional(config, "attention_factor")

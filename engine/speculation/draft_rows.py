@@ -30,7 +30,7 @@ _MEMORY = 32
 """Steps over which their time is averaged."""
 
 _Row = tuple[ScheduledRow, Sequence, int]
-"""A row that samples, the sequence that it guesses, and how many guesses are wanted."""
+"""A row that samples, the sequence that it guesses, and how many tokens to guess."""
 
 
 @dataclass(slots=True, eq=False)
@@ -81,14 +81,14 @@ class DraftRows:
         """Sequences that have blocks."""
         return len(self._held)
 
-    def guess(self, wanted: Items[tuple[Sequence, int]]) -> dict[int, tuple[int, ...]]:
-        """Return up to so many guesses for each sequence, by id; none for those that are not computed so far.
+    def guess(self, depths: Items[tuple[Sequence, int]]) -> dict[int, tuple[int, ...]]:
+        """Return guesses by sequence id, up to `depths` of each; none for sequences that are not computed so far.
 
         Raises:
             Exception: any error of the device. Call `release_all` then.
         """
         self._round += 1
-        held = [one for one in wanted if self._try_hold(one[0], len(one[0].token_ids) + one[1] - 1)]
+        held = [(sequence, depth) for sequence, depth in depths if self._try_hold(sequence, depth)]
         batch, drafting = self._first_step(held)
         guesses: dict[int, tuple[int, ...]] = {}
         while batch.rows:
@@ -96,14 +96,14 @@ class DraftRows:
             for (row, sequence, depth), sampled in zip(drafting, self._compute(batch), strict=True):
                 if not sampled.token_ids or sampled.token_ids[0] >= self._vocab_size:
                     continue
-                guesses[sequence.id] = found = guesses.get(sequence.id, ()) + sampled.token_ids
-                if len(found) < depth:
+                guesses[sequence.id] = guessed = guesses.get(sequence.id, ()) + sampled.token_ids
+                if len(guessed) < depth:
                     coming.append((row._replace(start=row.start + row.num_tokens, num_tokens=1), sequence, depth))
             drafting, batch = coming, Batch(tuple(row for row, _, _ in coming))
         return guesses
 
     def note(self, sequence: Sequence, num_computed_tokens: int) -> None:
-        """Note that so many leading tokens of `sequence` are in its blocks, if it has any: some are right guesses."""
+        """Note how many leading tokens of `sequence` are in its blocks, if it has any: some are right guesses."""
         if (held := self._held.get(sequence.id)) is not None:
             held.num_read_tokens = num_computed_tokens
 
@@ -126,13 +126,14 @@ class DraftRows:
             AssertionError: one is not.
         """
         held = self._held.values()
-        slots = [*self._free_slots, *(one.slot for one in held)]
-        blocks = [*self._free_blocks, *(block_id for one in held for block_id in one.block_table)]
+        slots = [*self._free_slots, *(rows.slot for rows in held)]
+        blocks = [*self._free_blocks, *(block_id for rows in held for block_id in rows.block_table)]
         assert sorted(slots) == list(range(self._step_limits.max_num_seqs)), "slots of drafts are lost or held twice"
         assert sorted(blocks) == list(range(self._executor.limits.num_blocks)), "blocks of drafts are lost"
 
-    def _try_hold(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Get `sequence` a slot, and blocks for `num_tokens`; False if there are none, or the model cannot read it."""
+    def _try_hold(self, sequence: Sequence, depth: int) -> bool:
+        """Get `sequence` a slot, and blocks for `depth` guesses; False if there are none, or they cannot be read."""
+        num_tokens = len(sequence.token_ids) + depth - 1
         limits, held = self._executor.limits, self._held.get(sequence.id)
         num_computed = held.num_read_tokens if held else 0
         if num_tokens > limits.max_model_len or max(sequence.token_ids[num_computed:], default=0) >= limits.vocab_size:
@@ -151,7 +152,7 @@ class DraftRows:
         return True
 
     def _has_room(self, sequence: Sequence, num_blocks: int) -> bool:
-        """Whether `sequence` has, or can get, a slot and so many blocks."""
+        """Whether `sequence` has, or can get, a slot and `num_blocks` blocks."""
         held = self._held.get(sequence.id)
         if held is None:
             return bool(self._free_slots) and num_blocks <= len(self._free_blocks)
@@ -167,7 +168,7 @@ class DraftRows:
         self._free_blocks += held.block_table
         return True
 
-    def _first_step(self, wanted: Items[tuple[Sequence, int]]) -> tuple[Batch, list[_Row]]:
+    def _first_step(self, depths: Items[tuple[Sequence, int]]) -> tuple[Batch, list[_Row]]:
         """Return a step that computes what the model has not seen, and its rows that sample.
 
         Those that lack the fewest tokens come first.
@@ -176,8 +177,8 @@ class DraftRows:
         admissions: list[Admission] = []
         drafting: list[_Row] = []
         num_left = self._step_limits.max_num_batched_tokens
-        for sequence, depth in sorted(wanted, key=self._num_lacking):
-            held, num_owed = self._held[sequence.id], self._num_lacking((sequence, depth))
+        for sequence, depth in sorted(depths, key=lambda pair: self._num_lacking(pair[0])):
+            held, num_owed = self._held[sequence.id], self._num_lacking(sequence)
             start, num_tokens = len(sequence.token_ids) - num_owed, min(num_owed, num_left)
             if num_tokens == 0:
                 break
@@ -190,9 +191,8 @@ class DraftRows:
             held.num_read_tokens = start + num_tokens
         return Batch(tuple(rows), admissions=tuple(admissions)), drafting
 
-    def _num_lacking(self, wanted: tuple[Sequence, int]) -> int:
+    def _num_lacking(self, sequence: Sequence) -> int:
         """Return how many tokens are to be computed: at least the last, after which the first guess is drawn."""
-        sequence, _ = wanted
         return max(1, len(sequence.token_ids) - self._held[sequence.id].num_read_tokens)
 
     def _compute(self, batch: Batch) -> list[Sampled]:

@@ -95,12 +95,12 @@ class ModelDrafts:
         """
         records = [self._compared(sequence) for sequence in sequences]
         depths = self._depths(records, room, worth) if self._payoff.pays else []
-        wanted = [(sequence, depth) for sequence, depth in zip(sequences, depths, strict=False) if depth]
-        if not wanted:
+        guessed = [(sequence, depth) for sequence, depth in zip(sequences, depths, strict=False) if depth]
+        if not guessed:
             if sequences and self._payoff.rest():
                 self._forget_rates()
             return [()] * len(sequences)
-        guesses = self._guess(wanted, worth)
+        guesses = self._guess(guessed, worth)
         for sequence, record in zip(sequences, records, strict=True):
             record.place, record.guesses = len(sequence.token_ids), guesses.get(sequence.id, ())
         return [record.guesses for record in records]
@@ -110,11 +110,11 @@ class ModelDrafts:
         self._records.pop(sequence.id, None)
         self.rows.release(sequence)
 
-    def _guess(self, wanted: Items[tuple[Sequence, int]], worth: Worth) -> dict[int, tuple[int, ...]]:
+    def _guess(self, depths: Items[tuple[Sequence, int]], worth: Worth) -> dict[int, tuple[int, ...]]:
         """Run a round of the draft model. If it fails, it rests."""
         began_s = self._clock()
         try:
-            guesses = self.rows.guess(wanted)
+            guesses = self.rows.guess(depths)
         except EngineBroken:
             raise
         except Exception as error:  # noqa: BLE001 - the contract: anything may come from a device

@@ -80,7 +80,7 @@ class SuffixIndex:
     @property
     def num_bytes(self) -> int:
         """Memory of the arrays."""
-        return sum(len(one) * one.itemsize for one in (self._tokens, self._previous, self._heads))
+        return sum(len(array) * array.itemsize for array in (self._tokens, self._previous, self._heads))
 
     def extend(self, text: Items[int]) -> None:
         """Add tokens at the end."""
@@ -160,7 +160,7 @@ class SuffixIndex:
         """`_append` for many tokens, at most half of the ring."""
         count, first, mask = len(text), self.num_tokens, self._mask
         tokens = np.frombuffer(self._tokens, dtype=np.int32)
-        previous, heads = (np.frombuffer(one, dtype=np.int64) for one in (self._previous, self._heads))
+        previous, heads = (np.frombuffer(array, dtype=np.int64) for array in (self._previous, self._heads))
         places = np.arange(first, first + count)
         tokens[places & mask] = text
         keys = _hashes(np.concatenate((self._recent(), np.asarray(text, dtype=np.int64))))

@@ -38,8 +38,8 @@ def _verified(guesses: tuple[int, ...], sampled: Sequence[Sampled]) -> Sampled:
     if num_right == 0:
         return sampled[0]
     kept = sampled[: 1 + num_right]
-    logprobs = [one.logprobs for one in kept if one.logprobs is not None]
+    logprobs = [token.logprobs for token in kept if token.logprobs is not None]
     return Sampled(
-        tuple(token_id for one in kept for token_id in one.token_ids),
+        tuple(token_id for token in kept for token_id in token.token_ids),
         tuple(entry for entries in logprobs for entry in entries) if logprobs else None,
     )

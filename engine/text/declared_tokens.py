@@ -180,22 +180,22 @@ def _as_special(token: AddedToken) -> AddedToken:
 
 def _decoder(config: Json) -> dict[int, AddedToken]:
     field = f"{_CONFIG}: added_tokens_decoder"
-    found: dict[int, AddedToken] = {}
+    tokens: dict[int, AddedToken] = {}
     for token_id, token in _object(config["added_tokens_decoder"], field).items():
         if not token_id.isascii() or not token_id.isdigit():
             raise ModelFolderError(f"{field} must have token ids as its keys, got {token_id!r}.")
-        found[int(token_id)] = _token_object(token, f"{field}.{token_id}")
-    return found
+        tokens[int(token_id)] = _token_object(token, f"{field}.{token_id}")
+    return tokens
 
 
 def _older_added(added: Json, special: set[str]) -> dict[int, AddedToken]:
-    found: dict[int, AddedToken] = {}
+    tokens: dict[int, AddedToken] = {}
     for content, token_id in added.items():
         if not isinstance(token_id, int) or isinstance(token_id, bool) or token_id < 0:
             raise ModelFolderError(f"{_ADDED}: {content} must have a token id of 0 or more, got {token_id!r}.")
         is_special = content in special
-        found[token_id] = AddedToken(content, normalized=not is_special, special=is_special)
-    return found
+        tokens[token_id] = AddedToken(content, normalized=not is_special, special=is_special)
+    return tokens
 
 
 def _named(config: Json, older: Json) -> dict[str, AddedToken]:
@@ -224,8 +224,8 @@ def _is_own_name(name: str, value: object) -> bool:
 
 def _extra(config: Json, older: Json) -> tuple[AddedToken, ...]:
     """Return the tokens without a name."""
-    found = _listed(config, _CONFIG, *_EXTRA)
-    return found + _listed(older, _MAP, *(_EXTRA[:1] if found else _EXTRA))
+    own = _listed(config, _CONFIG, *_EXTRA)
+    return own + _listed(older, _MAP, *(_EXTRA[:1] if own else _EXTRA))
 
 
 def _listed(settings: Json, file: str, *fields: str) -> tuple[AddedToken, ...]:

@@ -154,8 +154,8 @@ class WindowDetokenizer:
         self._tokens.append(token_id)
         shown, text = self._decode(self._tokens[: self._before]), self._decode(self._tokens)
         if text.endswith(_OPEN):
-            # Tokens without text, such as skipped ones, are no part of the open character.
-            self._tokens[self._before :] = [one for one in self._tokens[self._before :] if self._decode([one])]
+            # Tokens without text, such as skipped ones, are not part of the open character.
+            self._tokens[self._before :] = [token for token in self._tokens[self._before :] if self._decode([token])]
         num_open = len(self._tokens) - self._before
         is_open = text.endswith(_OPEN) or len(text) <= len(shown)
         if is_open and num_open < _LONGEST_CHARACTER:

@@ -58,11 +58,11 @@ class PlacedDetokenizer:
         read, offsets = self._token_bytes, self._offsets[start:]
         return tuple(
             SampledLogprobs(
-                chosen=one.chosen,
-                top=one.top,
+                chosen=sampled.chosen,
+                top=sampled.top,
                 token=read(token_id),
-                top_tokens=tuple([read(other) for other, _ in one.top]),
+                top_tokens=tuple([read(other) for other, _ in sampled.top]),
                 offset=offset,
             )
-            for token_id, one, offset in zip(token_ids, logprobs, offsets, strict=False)
+            for token_id, sampled, offset in zip(token_ids, logprobs, offsets, strict=False)
         )

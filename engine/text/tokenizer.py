@@ -91,7 +91,7 @@ class Tokenizer:
 
     def first_difference(self, other: "Tokenizer") -> str | None:
         """Say which token is another one in `other`; None if all are the same."""
-        mine, others = (one._backend.get_vocab(with_added_tokens=True) for one in (self, other))
+        mine, others = (tokenizer._backend.get_vocab(with_added_tokens=True) for tokenizer in (self, other))
         differing = [(token_id, token) for token, token_id in others.items() if mine.get(token) != token_id]
         if differing:
             token_id, token = min(differing)
@@ -103,8 +103,8 @@ class Tokenizer:
     def added_token_at_start(self, text: str) -> int | None:
         """Return the longest added token, such as `<|im_end|>`, that `text` begins with."""
         added = self._backend.get_added_tokens_decoder()
-        found = [token_id for token_id, token in added.items() if text.startswith(token.content)]
-        return max(found, key=lambda token_id: len(added[token_id].content), default=None)
+        at_start = [token_id for token_id, token in added.items() if text.startswith(token.content)]
+        return max(at_start, key=lambda token_id: len(added[token_id].content), default=None)
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
@@ -195,7 +195,7 @@ def _read_chat_template(folder: Path) -> str | None:
 
 
 def _default_of(templates: list[object]) -> object:
-    """Return the default one of several templates; what is wrong with them, if they are no templates."""
+    """Return the default one of several templates; an entry that is not one, if there is any."""
     for entry in templates:
         if not isinstance(entry, dict):
             return entry
@@ -273,8 +273,8 @@ class _TokenBytes(dict[int, "bytes | None"]):
         self._pieces = _pieces_of(backend, skips_special=False)
 
     def __missing__(self, token_id: int) -> bytes | None:
-        found = self[token_id] = self._read(token_id)
-        return found
+        self[token_id] = text = self._read(token_id)
+        return text
 
     def _read(self, token_id: int) -> bytes | None:
         if self._backend.id_to_token(token_id) is None:

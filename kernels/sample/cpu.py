@@ -48,7 +48,7 @@ def draws_with_cpu(options: SampleOptions) -> Callable[[Tensor], Tensor] | None:
     if native is None:
         return None
     pointers = _pointers(options)
-    results = cycle([(one, one.data_ptr()) for one in torch.empty(2, num_rows, dtype=torch.int64)])
+    results = cycle([(memory, memory.data_ptr()) for memory in torch.empty(2, num_rows, dtype=torch.int64)])
 
     def draw(logits: Tensor) -> Tensor:
         dtype, (rows, vocab_size), num_threads = DTYPE_CODES.get(logits.dtype), logits.shape, torch.get_num_threads()

@@ -47,10 +47,10 @@ def _kept(z: Tensor, options: SampleOptions) -> Tensor:
     kept &= (ranks < options.top_k[:, None]) | (options.top_k[:, None] <= 0)
     mass = (torch.exp(ordered - ordered[:, :1]).double() * _MASS_ONE).floor().long()
     mass = torch.where(kept, mass, 0)
-    wanted = options.top_p.double()[:, None] * mass.sum(dim=-1, keepdim=True).double()
+    kept_mass = options.top_p.double()[:, None] * mass.sum(dim=-1, keepdim=True).double()
     # A token is kept while those before it have not reached the mass.
     before = (mass.cumsum(dim=-1) - mass).double()
-    kept &= (before < wanted) | (options.top_p[:, None] >= 1) | (ranks == 0)
+    kept &= (before < kept_mass) | (options.top_p[:, None] >= 1) | (ranks == 0)
     return torch.zeros_like(kept).scatter_(1, order, kept)
 
 

@@ -26,7 +26,7 @@ work.
 """
 
 FIRST_DECODES = 256
-"""Decodes of up to so many sequences are recorded at start, and the most that may run."""
+"""The largest decode that is recorded at start, in sequences, besides the most that may run."""
 
 
 class Bucket(NamedTuple):
@@ -73,7 +73,7 @@ class Buckets:
         return self._mixed_of(size, self._contexts[bisect_left(self._contexts, longest)])
 
     def _mixed_of(self, num_tokens: int, max_context_len: int) -> Bucket:
-        """Return the bucket of mixed steps of so many tokens.
+        """Return the bucket of mixed steps of `num_tokens`.
 
         One row more than sequences holds the padding tokens; there are never more rows than tokens to give logits of.
         """
@@ -83,7 +83,7 @@ class Buckets:
     def first(self) -> list[Bucket]:
         """Buckets recorded at start, for the shortest contexts; of each kind the largest first, which others fit into.
 
-        Others are recorded once they were wanted.
+        Others are recorded once a step needed them.
         """
         sizes = {size for size in self._decodes if size <= FIRST_DECODES} | {self._decodes[-1]}
         context = self._contexts[0]
@@ -119,6 +119,6 @@ def _decode_sizes() -> Iterable[int]:
     return (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16), *range(544, 4097, 32))
 
 
-def _next(sizes: list[int], wanted: int) -> int | None:
-    at = bisect_left(sizes, wanted)
+def _next(sizes: list[int], smallest: int) -> int | None:
+    at = bisect_left(sizes, smallest)
     return sizes[at] if at < len(sizes) else None

@@ -18,7 +18,7 @@ from sluice.kernels.decoder_step import StepInputs
 from sluice.kernels.prepare_batch import prepare_batch
 
 DENSE_COLUMNS = 128
-"""Tables of up to so many columns are sent as wide as a recording reads them; of wider ones the columns in use are."""
+"""Widest tables that are sent as wide as a recording reads them; of wider ones the columns in use are sent."""
 
 _NUM_OF_ROWS = 4
 """Arrays of a plan before its tables."""

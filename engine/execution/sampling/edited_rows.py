@@ -115,12 +115,12 @@ def edited_rows(
         slots=slots,
         rows=on_device([edit.row for edit in edits], np.int64),
         biases=of_biases() if biased else None,
-        penalised=tuple(number for number, one in enumerate(params) if one.has_penalties),
+        penalised=tuple(number for number, sampling in enumerate(params) if sampling.has_penalties),
         places=on_device([seen.place_of(slot) if slot.sampling.has_penalties else -1 for slot in slots], np.int32),
         strengths=(
-            on_device([one.repetition_penalty for one in params]),
-            on_device([one.frequency_penalty for one in params]),
-            on_device([one.presence_penalty for one in params]),
+            on_device([sampling.repetition_penalty for sampling in params]),
+            on_device([sampling.frequency_penalty for sampling in params]),
+            on_device([sampling.presence_penalty for sampling in params]),
         ),
     )
 

@@ -22,7 +22,7 @@ from sluice.kernels.decoder_shape import DecoderShape
 from sluice.kernels.trial.runner import KernelTrial, Verdict, tasks_of
 from sluice.kernels.trial.sizes import ModelSizes
 
-Wanted = Literal["auto", "triton", "torch"]
+Kernels = Literal["auto", "triton", "torch"]
 
 MAX_PROCESSES = 8
 PROCESS_BYTES = 4 * 2**30
@@ -31,7 +31,7 @@ PROCESS_BYTES = 4 * 2**30
 log = logging.getLogger(__name__)
 
 
-def wanted_kernels(options: ModelOptions) -> Wanted:
+def allowed_kernels(options: ModelOptions) -> Kernels:
     """Return which kernels may be used: torch's operators depend on the batch."""
     return "triton" if options.is_deterministic else options.kernels
 
@@ -63,8 +63,8 @@ def sizes_of(config: DecoderConfig, dtype: torch.dtype, options: ModelOptions, m
 
 
 @contextmanager
-def kernels_tried(sizes: ModelSizes, device: str, wanted: Wanted, processes: int) -> Generator[None]:
-    """Try the kernels in so many processes while the body runs, and choose when it has ended; with 0, without a trial.
+def kernels_tried(sizes: ModelSizes, device: str, kernels: Kernels, processes: int) -> Generator[None]:
+    """Try the kernels in other processes while the body runs, and choose when it has ended; with 0, without a trial.
 
     On a CPU only whether the process is deterministic is chosen.
 
@@ -76,7 +76,7 @@ def kernels_tried(sizes: ModelSizes, device: str, wanted: Wanted, processes: int
     if torch.device(device).type == "cpu":
         yield
         return
-    if wanted == "torch":
+    if kernels == "torch":
         chain.step_down(dict.fromkeys(chain.OPERATIONS, "asked for"))
         yield
         return
@@ -92,10 +92,10 @@ def kernels_tried(sizes: ModelSizes, device: str, wanted: Wanted, processes: int
             # Loading has failed: its error must not wait for kernels that are being compiled.
             trial.stop()
             raise
-        choose(verdict.result(), wanted)
+        choose(verdict.result(), kernels)
 
 
-def choose(verdict: Verdict, wanted: Wanted) -> None:
+def choose(verdict: Verdict, kernels: Kernels) -> None:
     """Step down the operations that failed a trial.
 
     Raises:
@@ -104,10 +104,10 @@ def choose(verdict: Verdict, wanted: Wanted) -> None:
     for operation, reason in verdict.untried.items():
         log.warning("a kernel could not be tried and is used as it is: %s: %s", operation, reason)
     for operation, reason in sorted(verdict.problems.items()):
-        _step_down(operation, reason, wanted)
+        _step_down(operation, reason, kernels)
 
 
-def step_down_if_it_fails(compute: Callable[[], object], wanted: Wanted) -> None:
+def step_down_if_it_fails(compute: Callable[[], object], kernels: Kernels) -> None:
     """Run `compute`; repeat it for each operation whose kernel fails, with torch's operators in its place.
 
     Raises:
@@ -123,7 +123,7 @@ def step_down_if_it_fails(compute: Callable[[], object], wanted: Wanted) -> None
             operation = operation_of(error)
             if loss_of(error) is not None or operation is None or operation in chain.stepped_down():
                 raise
-            _step_down(operation, f"{type(error).__name__}: {error}".splitlines()[0], wanted)
+            _step_down(operation, f"{type(error).__name__}: {error}".splitlines()[0], kernels)
         else:
             return
 
@@ -137,9 +137,9 @@ def operation_of(error: Exception) -> str | None:
     return next((f.name for f in folders if f.name in chain.OPERATIONS and f.parent.name == "kernels"), None)
 
 
-def _step_down(operation: str, reason: str, wanted: Wanted) -> None:
+def _step_down(operation: str, reason: str, kernels: Kernels) -> None:
     # Below the kernel for Hopper is another one in Triton.
-    if wanted == "triton" and operation != chain.HOPPER_PREFILL:
+    if kernels == "triton" and operation != chain.HOPPER_PREFILL:
         remedy = "Turn deterministic off" if chain.is_deterministic() else "Allow kernels=auto, or torch"
         raise KernelsUnavailable(f"the Triton kernel of {operation} does not work on this machine: {reason}. {remedy}.")
     successor = chain.successor_of(operation)

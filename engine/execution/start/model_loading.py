@@ -20,11 +20,11 @@ from sluice.engine.execution.recordings.buckets import Buckets
 from sluice.engine.execution.recordings.cuda_graphs import RECORDING_BYTES
 from sluice.engine.execution.start.determinism import check_deterministic
 from sluice.engine.execution.start.kernel_trial import (
+    allowed_kernels,
     kernels_tried,
     num_processes,
     sizes_of,
     step_down_if_it_fails,
-    wanted_kernels,
 )
 from sluice.engine.execution.start.largest_step import largest_batches
 from sluice.engine.execution.start.warm_up import warm_up_batches
@@ -133,7 +133,7 @@ def load_planned(plan: LoadPlan) -> ModelRunner:
         kernels_tried(
             sizes_of(plan.config, plan.dtype, options, plan.max_model_len),
             options.device,
-            wanted_kernels(options),
+            allowed_kernels(options),
             processes,
         ),
     ):
@@ -209,7 +209,7 @@ def warm_up(decoder: Decoder, plan: LoadPlan) -> None:
 def _run_all(runner: ModelRunner, batches: Iterable[Batch], options: ModelOptions) -> None:
     for batch in batches:
         with _memory_for_steps(options):
-            step_down_if_it_fails(lambda batch=batch: runner.launch(batch).collect(), wanted_kernels(options))
+            step_down_if_it_fails(lambda batch=batch: runner.launch(batch).collect(), allowed_kernels(options))
 
 
 def _small_runner(decoder: Decoder, options: ModelOptions, max_model_len: int) -> ModelRunner:
