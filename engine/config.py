@@ -121,9 +121,6 @@ class EngineConfig:
     batch_window_s: float = 0.1
     """For the discipline `dynamic`: seconds after its first sequence arrives at which a partial batch starts."""
 
-    max_waiting_tokens: int = 0
-    """Prompt tokens that `room` offers beyond the next step's budget. 0: one step's budget."""
-
     speculation: Literal["off", "suffix"] = "off"
     """suffix: draft a sequence's next tokens from its own text and recent outputs of its salt
     (`sluice.engine.speculation`). Tokens are the same. Only for the discipline `continuous`.
@@ -167,7 +164,6 @@ class EngineConfig:
                 f"speculation must be off with the discipline {self.discipline}, got {self.speculation!r}",
             ),
             (self.batch_window_s >= 0, f"batch_window_s must be 0 or more, got {self.batch_window_s}"),
-            (self.max_waiting_tokens >= 0, f"max_waiting_tokens must be 0 or more, got {self.max_waiting_tokens}"),
             (self.max_step_retries >= 0, f"max_step_retries must be 0 or more, got {self.max_step_retries}"),
         ]
         problems = [problem for holds, problem in checks if not holds]

@@ -48,7 +48,7 @@ def native_function(name: str, arguments: str) -> Callable[..., None] | None:
 
 
 def declare(loaded: ctypes.CDLL, name: str, arguments: str) -> Callable[..., None]:
-    """Return a function of `found` with its argument types set."""
+    """Return a function of `loaded` with its argument types set."""
     function = getattr(loaded, name)
     function.argtypes = [_C_TYPES[letter] for letter in arguments]
     function.restype = None

@@ -20,9 +20,9 @@ class RoomEstimate:
         self._limits = limits
         self._blocks = blocks
         self._admission = admission
-        self._max_step_tokens = budget = config.max_num_batched_tokens
-        # Prompt tokens that are offered while none are owed.
-        self._num_offered_tokens = budget + (config.max_waiting_tokens or budget)
+        self._max_step_tokens = config.max_num_batched_tokens
+        # Prompt tokens that are offered while none are owed: two steps of them.
+        self._num_offered_tokens = 2 * self._max_step_tokens
 
     def free(self, running: list[Sequence], waiting: Iterable[Sequence], num_places: int) -> Room:
         """Return what is free beside `running`, once `waiting` has what it needs."""

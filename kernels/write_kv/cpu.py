@@ -25,22 +25,9 @@ def write_kv_cpu(
     out: Tensor,
 ) -> None:
     """Write the rotated queries to `out` `[T, H, D]`, keys and values to their slots."""
-    if kv_cache.layout is Layout.PACKED:
-        _write_native(qkv, positions, slot_mapping, cos_sin, kv_cache, head_norm=head_norm, out=out)
-    else:
+    if kv_cache.layout is not Layout.PACKED:
         write_kv_torch(qkv, positions, slot_mapping, cos_sin, kv_cache, head_norm=head_norm, out=out)
-
-
-def _write_native(
-    qkv: Tensor,
-    positions: Tensor,
-    slot_mapping: Tensor,
-    cos_sin: Tensor,
-    kv_cache: KVCache,
-    *,
-    head_norm: HeadNorm | None,
-    out: Tensor,
-) -> None:
+        return
     native = native_function(*SIGNATURE)
     assert native is not None, "a packed cache exists only with the native library"
     native(

@@ -363,11 +363,11 @@ class TestGivenRoom:
         assert engine.room() == Room(kv_tokens=0, prefill_tokens=0, sequences=0)
 
     def test_when_something_runs_then_what_it_holds_and_owes_is_missing(self) -> None:
-        engine = engine_over(checking_model(num_blocks=64, block_size=4), max_waiting_tokens=36)
+        engine = engine_over(checking_model(num_blocks=64, block_size=4))
         engine.add([request("r", b"p" * 100, max_tokens=4)])
         engine.advance()
 
-        assert engine.room() == Room(kv_tokens=4 * 38, prefill_tokens=64 + 36 - 36, sequences=7)
+        assert engine.room() == Room(kv_tokens=4 * 38, prefill_tokens=2 * 64 - 36, sequences=7)
 
 
 class TestGivenACachedPrefix:

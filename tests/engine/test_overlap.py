@@ -111,13 +111,13 @@ class TestGivenADeviceThatLags:
         assert model.num_computed_tokens == 40 + 2 + 3 * 3
 
     def test_when_a_step_is_in_flight_then_the_engine_is_busy_and_its_tokens_not_owed(self) -> None:
-        engine = engine_over(lagging(checking_model(num_blocks=64, block_size=4)), max_waiting_tokens=36)
+        engine = engine_over(lagging(checking_model(num_blocks=64, block_size=4)))
         engine.add([request("r", b"p" * 100, max_tokens=1)])
 
         engine.advance()
         # 64 of its 100 tokens are on their way.
         assert (engine.is_idle, engine.idle_s) == (False, 0.0)
-        assert engine.room().prefill_tokens == 64 + 36 - 36
+        assert engine.room().prefill_tokens == 2 * 64 - 36
         engine.advance()
         assert engine.room().kv_tokens == 4 * (64 - 25 - 1)
 

@@ -15,7 +15,7 @@ from benchmarks.gpu.checks.determinism import ALONE, Company, outputs
 from sluice.engine.errors import DeterminismUnavailable, KernelsUnavailable
 from sluice.engine.execution.options import ModelOptions
 from sluice.engine.execution.start import determinism
-from sluice.engine.execution.start.kernel_trial import choose, wanted_kernels
+from sluice.engine.execution.start.kernel_trial import allowed_kernels, choose
 from sluice.engine.execution.start.model_loading import load_model_runner, plan_load
 from sluice.engine.models.config import parse_config
 from sluice.engine.models.folder import open_model_folder
@@ -131,7 +131,7 @@ class TestGivenAGpu:
         wrong = Verdict(problems={"rms_norm": "it is wrong"})
 
         with pytest.raises(KernelsUnavailable, match=r"rms_norm does not work .* Turn deterministic off"):
-            choose(wrong, wanted_kernels(options_for(tmp_path)))
+            choose(wrong, allowed_kernels(options_for(tmp_path)))
 
         assert chain.stepped_down() == {}
 
