@@ -57,7 +57,7 @@ class Admission(NamedTuple):
     """Under which its blocks are found; for checks."""
 
     token_ids: tuple[int, ...]
-    """Prompt and output so far. The executor adds what it samples itself."""
+    """Prompt and output so far. The executor adds the tokens that it samples."""
 
     num_prompt_tokens: int
     block_ids: tuple[int, ...]

@@ -42,7 +42,7 @@ class StepLimits(NamedTuple):
 
     @classmethod
     def of(cls, device: str, *, max_num_seqs: int | None = None, max_num_batched_tokens: int | None = None) -> Self:
-        """Return the limits for `device`; what is not given is the device's default, or what the other one allows."""
+        """Return the limits for `device`; one not given is its default, or the most that the other one allows."""
         default = CPU_STEP if device == "cpu" else GPU_STEP
         if max_num_batched_tokens is None:
             max_num_batched_tokens = max(default.max_num_batched_tokens, max_num_seqs or 0)

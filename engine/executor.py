@@ -1,4 +1,4 @@
-"""Interface between the engine and what computes: a model on a device, or the null model. Knows no tensors."""
+"""Interface between the engine and the executor: a model on a device, or the null model. Knows no tensors."""
 
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable

@@ -51,7 +51,7 @@ class LLMEngine:
             decoder: turns tokens into text.
             config: limits and options of the scheduler.
             clock: seconds, monotonic.
-            draft_source: guesses tokens to be verified, instead of what `config.speculation` names.
+            draft_source: guesses tokens to be verified, instead of the source that `config.speculation` names.
             draft_model: guesses with `config.speculation` where earlier text does not, in steps of
                 `StepLimits.of_draft_model`. It has the vocabulary of `executor`. Steps do not overlap then.
 
@@ -135,7 +135,7 @@ class LLMEngine:
         return deltas
 
     def step(self) -> list[TokenDelta]:
-        """Advance every scheduled sequence by one step, and return what it produced.
+        """Advance every scheduled sequence by one step, and return the tokens that it produced.
 
         Raises:
             EngineBroken: the device is lost; nothing more can run in this process.
@@ -150,7 +150,7 @@ class LLMEngine:
         return deltas
 
     def step_overlapped(self) -> list[TokenDelta]:
-        """Launch the next step while the previous one runs, and return what the previous one produced.
+        """Launch the next step while the previous one runs, and return the previous one's tokens.
 
         The same verbs as in `step`, with the same tokens. A call returns the output of no step if none was in flight,
         and launches nothing if there is nothing to plan.
@@ -275,7 +275,7 @@ class LLMEngine:
         return launched
 
     def _commit(self, batch: Batch, outcome: StepOutcome) -> list[TokenDelta]:
-        """Advance the sequences of a collected step, end those that are done, and return what they produced."""
+        """Advance the sequences of a collected step, end those that are done, and return their tokens."""
         deltas = self._take_ended()
         if not outcome.has_failed:
             self._scheduler.note_time(batch, outcome.taken_s)

@@ -173,11 +173,11 @@ class Preemptions:
     """When the one began that is not over; None if it runs or never did."""
 
     def begin(self, now_s: float) -> "Preemptions":
-        """Return what is known once the sequence is preempted."""
+        """Return these and one that begins now."""
         return Preemptions(self.ended, self.waited_s, now_s)
 
     def end(self, now_s: float) -> "Preemptions":
-        """Return what is known once it runs again."""
+        """Return these, of which the last one ends now."""
         if self.since_s is None:
             return self
         ended = (*self.ended, (self.since_s, now_s))[:MAX_PREEMPTIONS]

@@ -188,7 +188,7 @@ class Sequence:
         self.num_slots = len(self.tables[-1]) * block_size
 
     def plan_copies(self, cow_sources: tuple[int, ...], loads: Items[tuple[int, int]]) -> None:
-        """Note what fills its blocks before its next step computes."""
+        """Note the copies and loads that fill its blocks before its next step computes."""
         self.cow_sources, self.loads = cow_sources, list(loads)
 
     def note_published(self, num_entries: int) -> None:
@@ -236,7 +236,7 @@ class Sequence:
         return bool(self.cow_sources) or bool(self.loads)
 
     def admission(self, slot: int) -> Admission:
-        """Return what `slot` contains of it."""
+        """Return the contents of `slot`, which it has."""
         return Admission(
             slot=slot,
             sequence_id=self.id,
@@ -290,7 +290,7 @@ def land(sequences: Items[Sequence], batch: Batch) -> None:
 
 
 def advance(sequences: Items[Sequence], batch: Batch, sampled: list[Sampled], block_size: int) -> list[Sequence]:
-    """Note what a successful step computed and sampled; return the sequences that have tokens to publish."""
+    """Note the tokens that a successful step computed and sampled; return the sequences that have tokens to publish."""
     results, published = iter(sampled), list[Sequence]()
     for sequence, (_, _, start, num_tokens, samples) in zip(sequences, batch.rows, strict=True):
         if samples:

@@ -51,7 +51,7 @@ class Iteration:
 
     took_s: float
     joined: tuple[Computing, ...]
-    """Those that have got blocks; `start` is what the prefix cache had of them."""
+    """Those that have got blocks; `start` is the number of tokens that the prefix cache had."""
 
     running: tuple[Computing, ...]
     """Those that had blocks before."""
@@ -104,7 +104,7 @@ Watcher: TypeAlias = Callable[[Iteration], None]
 
 
 class Watching:
-    """Between a watcher and the engine that it watches. Mutable: what the last plan was."""
+    """Between a watcher and the engine that it watches. Mutable: the last plan changes."""
 
     def __init__(self, scheduler: Scheduler, watcher: Watcher, clock: Callable[[], float]) -> None:
         """Prepare to describe the iterations of an engine that plans with `scheduler`."""
@@ -141,7 +141,7 @@ class Watching:
         self._preemptions = _preemptions_of(sequences)
 
     def note_step(self, deltas: list[TokenDelta]) -> None:
-        """Tell the watcher of the iteration planned last, and of what it returned, unless nothing has happened."""
+        """Tell the watcher of the iteration planned last, with its results, unless nothing has happened."""
         planned, self._planned = self._planned, None
         left = tuple(Left(f"{d.request_id}/{d.choice}", d.finish.reason) for d in deltas if d.finish)
         if planned is not None and (planned.num_tokens or planned.preempted or left):

@@ -99,7 +99,7 @@ def can_record() -> bool:
 
 
 def successor_of(operation: str) -> str:
-    """Name what computes an operation that has stepped down."""
+    """Name the implementation of an operation that has stepped down."""
     return "attention's other kernels" if operation == HOPPER_PREFILL else "torch's operators"
 
 

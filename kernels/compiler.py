@@ -98,7 +98,7 @@ def _run_all(commands: Iterable[Sequence[str]]) -> None:
     """Run compiler commands in parallel.
 
     Raises:
-        subprocess.SubprocessError: one failed; the message has its first error and what follows.
+        subprocess.SubprocessError: one failed; the message has its output from the first error on.
     """
     running = [
         subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for command in commands
@@ -113,7 +113,7 @@ def _run_all(commands: Iterable[Sequence[str]]) -> None:
 
 
 def _from_first_error(said: str) -> str:
-    """Return what a compiler says from its first error on: there may be any number of warnings before.
+    """Return a compiler's output from its first error on: there may be any number of warnings before.
 
     A linker has no such line of its own; only the compiler that calls it says that it failed.
     """

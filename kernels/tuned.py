@@ -86,6 +86,6 @@ def read_tables() -> dict[str, Table]:
 
 
 def write_table(card: str, table: Table) -> None:
-    """Replace what is stored for `card` by `table`; this process keeps its configurations."""
+    """Replace the stored configurations of `card` by `table`; this process keeps its configurations."""
     tables = read_tables() | {card: table}
     PATH.write_text(json.dumps(tables, indent=1, sort_keys=True) + "\n")

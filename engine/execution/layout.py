@@ -134,7 +134,7 @@ class BatchLayout:
     def plan(
         self, batch: Batch, drawn_rows: Mapping[int, int] | None = None, *, num_columns: int | None = None
     ) -> HostPlan:
-        """Return what the host sends of `batch`, valid until the next call.
+        """Return the arrays that the host sends for `batch`, valid until the next call.
 
         Args:
             batch: the step.
@@ -266,7 +266,7 @@ def step_plan(parts: Sequence[Tensor]) -> tuple[StepPlan, Tensor]:
 def tensors_of(
     plan: StepPlan, tokens: PreparedTokens, logit_rows: Tensor, max_query_len: int, max_context_len: int
 ) -> StepInputs:
-    """Return the model's inputs: the plan, and what was prepared of it."""
+    """Return the model's inputs: the plan, and the tensors prepared from it."""
     return StepInputs(
         input_ids=tokens.input_ids,
         positions=tokens.positions,

@@ -1,4 +1,4 @@
-"""Memory of the device: what is free, the peak of a computation, and what can be returned."""
+"""Memory of the device: how much is free, the peak of a computation, and returning it."""
 
 import ctypes
 import gc
@@ -36,7 +36,7 @@ def _free_of_machine(root: Path) -> int:
 
 
 def _rooms_of_cgroups(root: Path) -> Iterator[int]:
-    """Yield what each cgroup may still take."""
+    """Yield the memory that each cgroup may still take."""
     for is_version_2, folder in cgroup_folders(root, "memory"):
         limits, usage = _VERSION_2 if is_version_2 else _VERSION_1
         for limit in limits:

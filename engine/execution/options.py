@@ -41,7 +41,7 @@ class ModelOptions:
     """Whether layers with a sliding window may have block tables of their own. Without, a sequence has one table."""
 
     kv_cache_bytes: int | None = None
-    """Memory for the KV cache. None: what `memory_fraction` leaves."""
+    """Memory for the KV cache. None: the rest of `memory_fraction`."""
 
     host_cache_bytes: int = 0
     """Host memory for blocks that leave the device's cache and may be needed again. 0: none."""

@@ -15,7 +15,7 @@ from sluice.engine.request import Sampling
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """A running sequence, as steps need it. Mutable: its tokens, its table and what the sampler keeps of it grow.
+    """A running sequence, as steps need it. Mutable: its tokens, its table and the sampler's notes of it grow.
 
     The first blocks of one object never change: whoever keeps a copy of its table needs only those that came.
     """

@@ -1,7 +1,8 @@
 """Asynchronous copies between host and device: a step's inputs and its samples. Knows no model.
 
 On a GPU both go through pinned memory. An asynchronous copy reads its source when it runs, not when it is requested:
-what a step sends is gathered in one of a few slots in turn (`Staging`); torch keeps the memory of other copies itself.
+the arrays that a step sends are gathered in one of a few slots in turn (`Staging`); torch keeps the memory of other
+copies itself.
 """
 
 from collections import deque

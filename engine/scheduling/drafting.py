@@ -4,7 +4,7 @@ A row with drafts computes its next token and the drafts after it, and samples a
 was verified (`sluice.engine.speculation.verification`); keys and values of wrong drafts are overwritten by later steps,
 since only tokens that were kept count as computed.
 
-Drafts take what is left: of the step's tokens, and of the blocks beyond one for each running sequence, so they never
+Drafts take the rest: of the step's tokens, and of the blocks beyond one for each running sequence, so they never
 cause a preemption, and prompts go first.
 
 While a step is in flight (lag 1), its tokens are known only to the device. A sequence with drafts in flight waits until

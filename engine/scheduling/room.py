@@ -25,7 +25,7 @@ class RoomEstimate:
         self._num_offered_tokens = 2 * self._max_step_tokens
 
     def free(self, running: list[Sequence], waiting: Iterable[Sequence], num_places: int) -> Room:
-        """Return what is free beside `running`, once `waiting` has what it needs."""
+        """Return the room beside `running`, once `waiting` has what it needs."""
         waiting = list(waiting)
         num_owed = sum(sequence.num_uncomputed_tokens for sequence in chain(running, waiting))
         num_held = sum(self._admission.num_held_tokens(sequence) for sequence in waiting)
@@ -37,7 +37,7 @@ class RoomEstimate:
         )
 
     def given_up(self, running: list[Sequence], yielding: list[Sequence], num_owed: int) -> Room:
-        """Return what there is for a class above that of `yielding`, which are some of `running`, without these.
+        """Return the room for a class above that of `yielding`, which are some of `running`, without these.
 
         `num_owed` prompt tokens are computed before those of the class.
         """

@@ -1,4 +1,4 @@
-"""Row slots of the running sequences, and what the executor has not been told of them (`sluice.engine.batch`)."""
+"""Row slots of the running sequences, and their changes that the executor does not know (`sluice.engine.batch`)."""
 
 from sluice.engine.batch import Admission, Batch, ScheduledRow, TableWrite
 from sluice.engine.sequence import Sequence, SequenceStatus

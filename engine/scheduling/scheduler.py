@@ -1,6 +1,6 @@
 """The life of sequences in the engine: they wait, run, are preempted, and end. Knows no tensors, text or queues.
 
-A scheduler plans steps (`schedule`), and is told what became of them: `commit` for what succeeded, `finish` for
+A scheduler plans steps (`schedule`), and is told their outcome: `commit` for those that succeeded, `finish` for
 sequences that ended. What is the same for all schedulers is here. `sluice.engine.scheduling.continuous` plans the steps
 of a worker; those in `sluice.engine.scheduling.comparison` are there to be compared with it.
 
@@ -133,7 +133,7 @@ class Scheduler(ABC):
                 self._release(sequence)
 
     def commit(self, batch: Batch, sampled: list[Sampled]) -> None:
-        """Advance the sequences of a successful step by what it computed and sampled."""
+        """Advance the sequences of a successful step by the tokens that it computed and sampled."""
         self._budget.note_success()
         self._slots.confirm(batch)
         self._copies.confirm(batch)
@@ -310,7 +310,7 @@ class Scheduler(ABC):
 
         Args:
             sequence: popped from the queue by the caller if it joins.
-            prefix: what `self.blocks` has cached of it.
+            prefix: its cached blocks, by `self.blocks`.
             num_tokens: 1 or more.
         """
         num_held = self._admission.num_held_tokens(sequence)

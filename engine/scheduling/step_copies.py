@@ -18,7 +18,7 @@ class StepCopies:
         self._slots = slots
 
     def add_to(self, batch: Batch) -> Batch:
-        """Return `batch` with what it copies."""
+        """Return `batch` with its copies."""
         saves: tuple[BlockSave, ...] = ()
         # A step without rows is not launched, and makes none.
         if batch.rows:
@@ -29,7 +29,7 @@ class StepCopies:
         return replace(batch, copies=copies, loads=loads, saves=saves)
 
     def confirm(self, batch: Batch) -> None:
-        """Note that a step with what `batch` copies has succeeded."""
+        """Note that a step with the copies of `batch` has succeeded."""
         if batch.copies or batch.loads:
             copied = {copy.sequence_id for copy in (*batch.copies, *batch.loads)}
             for row in batch.rows:

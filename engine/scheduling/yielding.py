@@ -33,7 +33,7 @@ class YieldingScheduler(Scheduler):
     _num_offers_left = 0
 
     def room(self) -> Room:
-        """Return what can start within the next steps: free room, or if there is none, what a lower class gives up."""
+        """Return the room of the next steps: free room, or if there is none, that of a lower class that gives it up."""
         room = super().room()
         is_some = room is not NO_ROOM and room.is_some
         return room if is_some else self._yielded_room() or room
@@ -87,7 +87,7 @@ class YieldingScheduler(Scheduler):
         return num_lacking <= 0 or is_coming or num_lacking <= self.blocks.num_released_by(victims, prefix)
 
     def _yielded_room(self) -> Room | None:
-        """Return what the lowest class would give up; None while one waits that would take it.
+        """Return the room that the lowest class would give up; None while one waits that would take it.
 
         What it holds grows as the free blocks shrink, so while all decode, an offer hardly changes.
         """

@@ -11,7 +11,7 @@ from sluice.engine.speculation.source import DraftSource, Fallback
 def make_source(
     config: EngineConfig, draft_model: Executor | None, vocab_size: int, clock: Callable[[], float]
 ) -> DraftSource | None:
-    """Make what guesses tokens; None if nothing is to be guessed.
+    """Make the source of guesses; None if there is to be none.
 
     Args:
         config: of the engine.

@@ -142,7 +142,7 @@ class DraftRows:
         while not self._has_room(sequence, num_needed):
             if not self._evict():
                 return False
-        # It may be what was evicted.
+        # It may have been evicted.
         held = self._held.get(sequence.id)
         if held is None:
             held = self._held[sequence.id] = _Held(self._free_slots.pop(), self._round)
@@ -159,7 +159,7 @@ class DraftRows:
         return num_blocks - len(held.block_table) <= len(self._free_blocks)
 
     def _evict(self) -> bool:
-        """Free what the sequence has that was not guessed for the longest time; False if it was guessed lately."""
+        """Free the slot and blocks of the sequence guessed the longest time ago; False if it was guessed lately."""
         sequence_id, held = next(iter(self._held.items()), (-1, None))
         if held is None or self._round - held.used <= KEPT_FOR:
             return False
@@ -169,7 +169,7 @@ class DraftRows:
         return True
 
     def _first_step(self, depths: Items[tuple[Sequence, int]]) -> tuple[Batch, list[_Row]]:
-        """Return a step that computes what the model has not seen, and its rows that sample.
+        """Return a step that computes the tokens that the model has not seen, and its rows that sample.
 
         Those that lack the fewest tokens come first.
         """

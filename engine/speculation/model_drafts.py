@@ -58,7 +58,7 @@ class _Record:
         self.num_guessed += 1 - self.num_guessed / _MEMORY
 
     def fade(self) -> None:
-        """Note a step without guesses: what the latest ones were like says less and less."""
+        """Note a step without guesses: the latest ones' rate says less and less."""
         self.num_right *= _FADING
         self.num_guessed *= _FADING
 
@@ -130,7 +130,7 @@ class ModelDrafts:
         return guesses
 
     def _compared(self, sequence: Sequence) -> _Record:
-        """Compare the last guesses for `sequence` with what came, and return what is known of them."""
+        """Compare the last guesses for `sequence` with its tokens since, and return their record."""
         record = self._records.setdefault(sequence.id, _Record())
         if not record.guesses:
             record.fade()

@@ -5,7 +5,7 @@ _LEAST_ROUNDS = 32
 
 _DECAY = 1 - 1 / 128
 _FIRST_REST, _LONGEST_REST = 128, 8192
-"""Steps after which what did not pay is tried again: the first time, and at most."""
+"""Steps after which guessing that did not pay is tried again: the first time, and at most."""
 
 
 class Payoff:

@@ -1,4 +1,4 @@
-"""Interface of what guesses the next tokens of sequences, and a source that asks two of them."""
+"""Interface of a source that guesses the next tokens of sequences, and one that asks two of them."""
 
 from collections.abc import Sequence as Items
 from typing import NamedTuple, Protocol

@@ -114,7 +114,7 @@ class SuffixDrafts:
         return follower.followed.tokens(follower.place, depth) if depth > 0 else ()
 
     def _salt(self, name: str) -> _Salt:
-        """Return what is known of a salt, and forget the one that was not used for the longest time."""
+        """Return the record of a salt, and forget the one used the longest time ago."""
         salt = self._salts.pop(name, None) or _Salt()
         self._salts[name] = salt
         if len(self._salts) > MAX_SALTS:
@@ -122,7 +122,7 @@ class SuffixDrafts:
         return salt
 
     def _follow(self, follower: _Follower, followed: SuffixIndex, token_ids: list[int]) -> None:
-        """Compare what came with what was guessed."""
+        """Compare the tokens that came with the guesses."""
         for token_id in token_ids:
             if not follower.length:
                 _resume(follower, followed, token_id)

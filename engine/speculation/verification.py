@@ -13,12 +13,12 @@ from sluice.engine.batch import Drafts, Sampled, ScheduledRow
 
 
 def verified_rows(rows: Iterable[ScheduledRow], drafts: Drafts, sampled: Iterable[Sampled]) -> list[Sampled]:
-    """Return what each of `rows` sampled: its own token, then one after each right draft.
+    """Return the tokens that each of `rows` sampled: its own token, then one after each right draft.
 
     Args:
         rows: all of which sample.
         drafts: of the step.
-        sampled: of each row in turn, what it sampled itself and after each of its drafts.
+        sampled: of each row in turn, its own token and one after each of its drafts.
     """
     coming = iter(sampled)
     verified: list[Sampled] = []

@@ -21,7 +21,7 @@ class BytesDecoder(TextDecoder, Protocol):
 
 
 def bytes_reader(decoder: TextDecoder) -> TokenBytes:
-    """Return what reads the bytes of one token; from any other decoder it is the text of the token alone."""
+    """Return a function that reads the bytes of one token; from any other decoder it is the text of the token alone."""
     if isinstance(decoder, BytesDecoder):
         return decoder.token_bytes
     return lambda token_id: decoder.decode([token_id], skip_special_tokens=False).encode()

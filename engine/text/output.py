@@ -67,7 +67,7 @@ class ChoiceOutput:
         self.num_tokens = len(token_ids)
 
     def accept(self, row: Sampled) -> TokenDelta:
-        """Accept what a step sampled and return what it added. Tokens after the end are dropped."""
+        """Accept the tokens that a step sampled and return its additions. Tokens after the end are dropped."""
         token_ids, logprobs, error = row
         if error is not None:
             return self.end(Finish(reason=FinishReason.ERROR, error=error, failure=FailureKind.LOGITS))
@@ -155,7 +155,7 @@ class Outputs:
         self._finished: list[ChoiceOutput] = []
 
     def make(self, request: Request, sequence: Sequence) -> ChoiceOutput:
-        """Begin the output of a choice, replaying what an earlier attempt published."""
+        """Begin the output of a choice, replaying the tokens that an earlier attempt published."""
         # Of an id that the model does not know, no decoder need know the text: the request is about to be rejected.
         last = request.prompt_token_ids[-_CONTEXT_TOKENS:] if not request.is_chat else ()
         after = [token_id for token_id in last if 0 <= token_id < self._limits.vocab_size]
@@ -195,7 +195,7 @@ class Outputs:
         return finished
 
     def read(self, batch: Batch, sampled: list[Sampled]) -> list[TokenDelta]:
-        """Return what a step added to each choice that sampled a token."""
+        """Return the additions of a step to each choice that sampled a token."""
         by_sequence = self._by_sequence
         outputs = [by_sequence[sequence_id] for _, sequence_id, _, _, samples in batch.rows if samples]
         deltas = [output.accept(result) for output, result in zip(outputs, sampled, strict=True)]

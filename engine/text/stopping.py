@@ -34,7 +34,7 @@ class StopMatcher:
         """The stop string that ended the text."""
 
     def push(self, piece: str, *, may_stop: bool) -> str:
-        """Take one token's text and return what became visible.
+        """Take one token's text and return the text that became visible.
 
         If several stop strings complete, the one that ends first counts; among equals, the one listed first. A stop
         string that completed before this piece does not count: it was too early to stop.

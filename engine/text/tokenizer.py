@@ -332,7 +332,7 @@ def _stream_of(backend: Backend) -> Callable[[bool, Sequence[int]], Detokenizer]
 
 
 def _pieces_of(backend: Backend, *, skips_special: bool) -> _BytePieces | _SentencePieces | None:
-    """Return what each token stands for; None if that depends on the tokens around it."""
+    """Return the text of each token; None if that depends on the tokens around it."""
     if isinstance(backend.decoder, decoders.ByteLevel):
         return _BytePieces(_Pieces(backend, skips_special=skips_special))
     if _steps(backend.decoder) in (_FUSING, _STRIPPING):

@@ -60,7 +60,7 @@ def _answer(answers: TextIO, answer: object) -> None:
 
 
 def main() -> None:
-    """Serve on the standard streams; what libraries print goes to stderr."""
+    """Serve on the standard streams; libraries' output goes to stderr."""
     with os.fdopen(os.dup(sys.stdout.fileno()), "w") as answers, torch.inference_mode():
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         _serve(sys.stdin, answers)

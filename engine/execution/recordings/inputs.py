@@ -60,7 +60,7 @@ class RecordedInputs:
         Args:
             plan: with `sent_columns`; it may have fewer logits' rows.
             bucket: its sizes.
-            last_ids: `[R]` int64, what the previous step drew; None if the step needs none.
+            last_ids: `[R]` int64, the tokens that the previous step drew; None if the step needs none.
         """
         logit_rows = np.zeros(bucket.num_rows, dtype=np.int32)
         logit_rows[: len(plan.logit_rows)] = plan.logit_rows

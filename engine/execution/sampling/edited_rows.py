@@ -43,7 +43,7 @@ NO_TOKENS = LastTokens({}, None)
 
 
 def first_rows(sampling: list[ScheduledRow], drafts: Drafts) -> dict[int, int]:
-    """Return, by sequence id, the row of what it sampled after its last known token."""
+    """Return, by sequence id, the row that sampled after its last known token."""
     if not drafts:
         return {row.sequence_id: number for number, row in enumerate(sampling)}
     first, rows = 0, dict[int, int]()
@@ -65,7 +65,7 @@ def edits_at(rows: Items[int], slots: Items[Slot], positions: Items[int]) -> tup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EditedRows:
-    """The edited rows of a step, and what is done to their logits."""
+    """The edited rows of a step, and the edits of their logits."""
 
     slots: Items[Slot]
     rows: Tensor
@@ -95,7 +95,7 @@ class EditedRows:
 def edited_rows(
     slots: Items[Slot], edits: Items[Edit], seen: SeenTokens, eos_token_ids: frozenset[int], device: torch.device
 ) -> EditedRows:
-    """Send to the device what `edits`, of rows with these slots, are."""
+    """Send `edits`, of rows with these slots, to the device."""
     params = [slot.sampling for slot in slots]
     biased = [
         (number, token, bias)
@@ -143,7 +143,7 @@ def penalise(
 
     Args:
         edited: `[E, V]` float32, changed.
-        rows: what is done to them.
+        rows: their edits.
         positions: of each row in its output.
         drafts: the tokens before each row's own that are guesses.
         seen: counts the tokens before those, as far as the host has them. It may lack the last one.

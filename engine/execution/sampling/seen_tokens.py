@@ -29,7 +29,7 @@ class SeenTokens:
         """By row slot, the least recently used first."""
 
         self.table = torch.empty(0, vocab_size, dtype=torch.int32, device=device)
-        """`[P, V]`; what is in a place before its sequence is counted is undefined."""
+        """`[P, V]`; a place is undefined before its sequence is counted."""
 
     def place_of(self, slot: Slot) -> int:
         """Return the row of `table` for a sequence with penalties."""

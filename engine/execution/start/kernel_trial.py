@@ -1,4 +1,4 @@
-"""Choose a GPU's kernels at load: try them beside the loading of the weights, and step down what does not work."""
+"""Choose a GPU's kernels at load: try them beside the loading of the weights, and step down those that do not work."""
 
 import logging
 import traceback
@@ -47,7 +47,7 @@ def num_processes(weight_files: Iterable[Path], device: torch.device) -> int:
 
 
 def sizes_of(config: DecoderConfig, dtype: torch.dtype, options: ModelOptions, max_model_len: int) -> ModelSizes:
-    """Return what the kernels of a model depend on."""
+    """Return the sizes and options that a model's kernels depend on."""
     shape = {field.name: getattr(config, field.name) for field in fields(DecoderShape)}
     return ModelSizes(
         **shape,
@@ -112,7 +112,7 @@ def step_down_if_it_fails(compute: Callable[[], object], kernels: Kernels) -> No
 
     Raises:
         KernelsUnavailable: a kernel fails, and only Triton's may be used.
-        Exception: what does not come from a kernel, or loses the device.
+        Exception: one that does not come from a kernel, or that loses the device.
     """
     while True:
         try:

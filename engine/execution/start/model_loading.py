@@ -188,7 +188,7 @@ def _max_model_len(config: DecoderConfig, options: ModelOptions) -> int:
 
 
 def warm_up(decoder: Decoder, plan: LoadPlan) -> None:
-    """Run steps of every kind, so that what a step uses first is compiled and loaded now.
+    """Run steps of every kind, so that the code of a first step is compiled and loaded now.
 
     Raises:
         NotEnoughMemory: there is none for the largest steps.

@@ -2,7 +2,7 @@
 
 Knows nothing of tensors, text or queues.
 
-`BlockPool` counts references, and knows the free blocks and what blocks contain. Full blocks that a sequence begins
+`BlockPool` counts references, and knows the free blocks and the contents of all. Full blocks that a sequence begins
 with are shared as they are (`PrefixIndex`). Of the block after them (`SharedTails`) a sequence may need only the first
 tokens. A free tail whose tokens all match is reused in place. Otherwise the tail is copied before the sequence's first
 step (copy-on-write), and the tokens that follow overwrite the copy. Until a step with that copy has succeeded, the copy
@@ -185,7 +185,7 @@ class BlockManager:
             self._give_back_passed(sequence)
 
     def end_copy(self, sequence: Sequence) -> None:
-        """Release what `sequence` copies from. Call only after a step with its copies and loads has succeeded."""
+        """Release the blocks that `sequence` copies from, after a step with its copies and loads has succeeded."""
         self.num_pending_copies -= sequence.has_pending_copies
         for block_id in sequence.cow_sources:
             self._pool.let_go(block_id)
@@ -193,7 +193,7 @@ class BlockManager:
         sequence.plan_copies((), ())
 
     def retract(self, sequence: Sequence) -> None:
-        """Remove what has the contents of `sequence` from the prefix cache: it may be wrong."""
+        """Remove blocks with the contents of `sequence` from the prefix cache: they may be wrong."""
         for key in sequence.block_hashes:
             tail = self._pool.tails.after(key)
             for block_ids in (*self._pool.index.of_all_groups(key), *([tail.block_ids] if tail else [])):

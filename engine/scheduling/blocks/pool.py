@@ -1,4 +1,4 @@
-"""Blocks of the KV cache: who is free, in which order they are used again, how many hold each, and what they contain.
+"""Blocks of the KV cache: the free ones in their order of reuse, the references to each, and its contents.
 
 Knows no sequences.
 

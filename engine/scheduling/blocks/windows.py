@@ -16,7 +16,7 @@ _ANY = 0
 
 
 class WindowSizes(NamedTuple):
-    """The sliding window of a model, and what it makes a sequence hold."""
+    """The sliding window of a model, and the blocks that a sequence holds because of it."""
 
     num_tokens: int
     """Tokens that a token attends to."""

@@ -24,7 +24,7 @@ _FEW = 32
 class MeasuredSteps:
     """The step time, as the latest steps show it. Changes with each measured step.
 
-    Steps with and without prompts are forgotten apart: hours of decodes do not erase what a prompt costs.
+    Steps with and without prompts are forgotten apart: hours of decodes do not erase the cost of a prompt.
     """
 
     def __init__(self) -> None:

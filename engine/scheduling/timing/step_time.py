@@ -1,4 +1,4 @@
-"""Duration of a step as a sum of five terms, and what it says of prompts: how many tokens a time computes."""
+"""Duration of a step as a sum of five terms, and the number of prompt tokens that can be computed in a time."""
 
 from dataclasses import dataclass
 from math import inf, sqrt

@@ -40,7 +40,7 @@ class TimeBudget:
 
         Args:
             targets: of the engine. None: without those of a request, a step has no limit but its budget of tokens.
-            steps: what the engine's steps have taken.
+            steps: the durations of the engine's steps.
         """
         self._targets = targets or StepTargets(mixed_step_s=inf)
         self._steps = steps
@@ -58,7 +58,7 @@ class TimeBudget:
 
         Args:
             start: tokens of the prompt before these.
-            num_tokens: what its budget of tokens leaves.
+            num_tokens: the rest of its budget of tokens.
             running: all running sequences; those that owe one token are the decodes of the step.
         """
         if not self._is_open:
@@ -75,7 +75,7 @@ class TimeBudget:
         return taken
 
     def _open(self, running: Iterable[Sequence]) -> None:
-        """Find what the decodes leave."""
+        """Find the rest of the time after the decodes."""
         self._is_open = True
         decodes = [sequence for sequence in running if sequence.num_uncomputed_tokens == 1]
         if not decodes:
