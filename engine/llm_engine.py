@@ -175,7 +175,7 @@ class LLMEngine:
         return deltas
 
     def stalled(self) -> list[str]:
-        """Return the requests that were preempted and have had no place for `STALLED_S`, nor any other sequence."""
+        """Return the preempted requests that have waited for `STALLED_S` and have no running sequence."""
         return self._scheduler.stalled_requests(STALLED_S)
 
     def room(self) -> Room:

@@ -14,11 +14,11 @@ from sluice.producer.operations.scripts import ask_calls
 from sluice.producer.operations.surveys import survey_all
 from sluice.protocol import calls
 from sluice.protocol.calls import QueueView
+from sluice.protocol.job_ids import job_id_of
 from sluice.protocol.jobs import CheckedJob, partition_of
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.redis.urls import is_cluster
 from sluice.protocol.scaling.backlog import BACKLOG_FIELDS
-from sluice.protocol.wire import JobId
 
 SURVEY_LIMIT_S = 1.0
 """A partition that takes longer counts as unavailable."""
@@ -100,7 +100,7 @@ class Partitions:
         if not self._away or not job.is_open:
             return job
         name = token_hex(12)
-        return job.with_id(JobId(f"{self.choose(name)}.{job.template.tenant}.{name}"))
+        return job.with_id(job_id_of(self.choose(name), job.template.tenant, name))
 
 
 def _of_all(queue: Queue, read: Callable[[Sequence[QueueKeys]], Operation[list[Result]]]) -> Operation[list[Result]]:

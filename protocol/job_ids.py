@@ -14,6 +14,11 @@ _JOB_ID = re.compile(
 _TENANT = re.compile(rf"[a-z0-9_-]{{1,{limits.MAX_TENANT_CHARS}}}")
 
 
+def job_id_of(partition: int, tenant: str, name: str) -> JobId:
+    """Return the id with these parts, each of which has been checked."""
+    return JobId(f"{partition}.{tenant}.{name}")
+
+
 def new_job_id(tenant: str, partition: int = 0) -> JobId:
     """Return a new job id with 96 random bits.
 
@@ -21,7 +26,7 @@ def new_job_id(tenant: str, partition: int = 0) -> JobId:
         InvalidJob: the tenant's name cannot be part of a key.
     """
     check_tenant(tenant)
-    return JobId(f"{partition}.{tenant}.{secrets.token_hex(12)}")
+    return job_id_of(partition, tenant, secrets.token_hex(12))
 
 
 def check_tenant(tenant: str) -> None:

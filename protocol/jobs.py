@@ -16,7 +16,7 @@ from sluice.protocol import limits
 from sluice.protocol.calls import FromNow, NewJob, SourceLine
 from sluice.protocol.checks import is_number, is_text
 from sluice.protocol.errors import InvalidJob, InvalidPrompt, did_you_mean
-from sluice.protocol.job_ids import check_tenant, split_job_id
+from sluice.protocol.job_ids import check_tenant, job_id_of, split_job_id
 from sluice.protocol.sampling import JobOptions, SamplingOptions
 from sluice.protocol.wire import JobId, JobSpec, Message, Prompt, WireError, encode_prompt, encode_spec
 
@@ -198,7 +198,7 @@ class Template:
     def _new_id(self, name: str, partitions: int) -> JobId:
         # Equal idempotency keys must map to the same partition, where the first job is.
         spread = name if self.idempotency_key is None else self.idempotency_key
-        return JobId(f"{partition_of(spread, partitions)}.{self.tenant}.{name}")
+        return job_id_of(partition_of(spread, partitions), self.tenant, name)
 
 
 @dataclass(frozen=True, slots=True)

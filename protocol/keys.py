@@ -28,7 +28,7 @@ FIXED = (
     "served",
     "garbage",
 )
-"""Names of the keys that exist once in a partition. Every script declares them, `config` first."""
+"""Names of the keys of a partition that every script declares, `config` first; it derives others from the prefix."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from sluice.engine.speculation.source import MAX_DEPTH, DraftSource
 from sluice.engine.speculation.worth import DraftWorth
 
 _LEAST_YIELD = 0.05
-"""Expected tokens for each row from which a step gets drafts: with drafts, the host takes longer to lay it out."""
+"""Least expected right drafts per row for a step to get any: with drafts, the host takes longer to lay it out."""
 
 _LEAST_RIGHT = 1.5
 """Right drafts to be expected of a sequence that misses a step for them, in which it would have got a token."""

@@ -182,7 +182,7 @@ class Scheduler(ABC):
             self._preempt(self.running.pop())
 
     def rest_from_drafts(self) -> None:  # noqa: B027 - most schedulers plan none at all
-        """Plan no drafts for a while: a step with some failed that succeeded without."""
+        """Plan no drafts for a while, after a step failed with drafts and succeeded without."""
 
     def room(self) -> Room:
         """Return what can start within the next steps; while any sequence waits, only what `Room.over_class` says."""

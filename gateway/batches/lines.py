@@ -17,6 +17,7 @@ from sluice.producer.errors import InvalidJob, InvalidSetting
 from sluice.protocol.bulk_files.input import BadLine, Line, LineReader, lines
 from sluice.protocol.bulk_files.jobs import NAME_BYTES, BulkSpec, LineJobs
 from sluice.protocol.calls import NewJob, SourceLine
+from sluice.protocol.job_ids import job_id_of
 from sluice.protocol.jobs import Options, partition_of
 from sluice.protocol.wire import JobId
 
@@ -89,7 +90,7 @@ def identity_of(batch: StoredBatch, number: int) -> tuple[JobId, int]:
     drawn = blake2b(f"{batch.id}\n{number}".encode(), digest_size=NAME_BYTES + 8).digest()
     name = drawn[:NAME_BYTES].hex()
     partition = partition_of(name, batch.partitions)
-    return JobId(f"{partition}.{batch.tenant}.{name}"), int.from_bytes(drawn[NAME_BYTES:])
+    return job_id_of(partition, batch.tenant, name), int.from_bytes(drawn[NAME_BYTES:])
 
 
 class FileCheck:

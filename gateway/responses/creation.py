@@ -28,8 +28,8 @@ from sluice.gateway.threads import SQL
 from sluice.producer.errors import IdempotencyConflict, ProducerError
 from sluice.protocol import limits
 from sluice.protocol.clock import wall_ms
+from sluice.protocol.job_ids import job_id_of
 from sluice.protocol.jobs import CheckedJob, Options
-from sluice.protocol.wire import JobId
 
 DAY_S = 86_400
 
@@ -153,7 +153,7 @@ class Creation:
         request, name, created_ms = prepared.request, token_hex(24), wall_ms()
         partition = queue.partitions.choose(name)
         info = ResponseInfo(
-            job_id=JobId(f"{partition}.{caller.tenant}.{name}"),
+            job_id=job_id_of(partition, caller.tenant, name),
             created_ms=created_ms,
             model=model,
             options=request.shown,

@@ -15,6 +15,7 @@ from typing import Any, cast
 from sluice.protocol.bulk_files.input import Line
 from sluice.protocol.calls import NewJob, SourceLine
 from sluice.protocol.errors import InvalidJob
+from sluice.protocol.job_ids import job_id_of
 from sluice.protocol.jobs import Options, Template, partition_of, template
 from sluice.protocol.openai_format.requests import Endpoint
 from sluice.protocol.wire import JobId
@@ -103,7 +104,7 @@ class LineJobs:
         identity = json.dumps([self._spec.queue, self._spec.batch, self._run, tenant, which]).encode() + digest
         drawn = blake2b(identity, digest_size=NAME_BYTES + 8).digest()
         name = drawn[:NAME_BYTES].hex()
-        job_id = JobId(f"{partition_of(name, self._spec.partitions)}.{tenant}.{name}")
+        job_id = job_id_of(partition_of(name, self._spec.partitions), tenant, name)
         # The seed is derived, too, so that a line that is submitted twice is the same job.
         return job_id, int.from_bytes(drawn[NAME_BYTES:])
 

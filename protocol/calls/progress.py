@@ -46,7 +46,7 @@ class EndCall:
 
 
 class Progress(NamedTuple):
-    """Output that one step added to one choice. A named tuple, because one is made per choice and step."""
+    """Output that steps added to one choice since its last advance. A named tuple: one is made per choice and round."""
 
     job_id: JobId
     epoch: int
@@ -66,7 +66,7 @@ class Progress(NamedTuple):
     """Longest gap between tokens in this attempt so far; set again after a longer one."""
 
     resolved: bytes | None = None
-    """Encoded ResolvedOptions of this attempt. The queue keeps those of the first attempt."""
+    """Encoded ResolvedOptions of this attempt. The queue keeps those of the attempt that publishes first."""
 
     end: EndCall | None = None
 
@@ -105,7 +105,7 @@ class Retried:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A key of the job has the wrong type. The job is in the dead set with this reason; drop the sequence."""
+    """A key of the job has the wrong type, for this reason. Its lease is gone: drop the sequence."""
 
     reason: str
 
@@ -114,7 +114,7 @@ AdvanceAnswer = Ok | Already | SendFrom | Replaced | Retried | Broken
 
 
 def advance(keys: QueueKeys, incarnation: str, progress: Sequence[Progress]) -> Call[list[AdvanceAnswer]]:
-    """Append tokens and ends of one step, fenced by (incarnation, epoch); returns one answer per choice.
+    """Append tokens and ends to channels, fenced by (incarnation, epoch); returns one answer per choice.
 
     Raises:
         ValueError: there are too many choices for one call.
@@ -139,7 +139,7 @@ _NO_EXTRAS = (None, None, None, None, None, None)
 
 
 def _end_row(end: EndCall) -> tuple[object, ...]:
-    """Build the end in the order of `how_of` in advance.lua."""
+    """Build the end in the order of `how_of` in lib_advance.lua."""
     return (
         str(end.state),
         end.reason,

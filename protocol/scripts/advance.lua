@@ -1,9 +1,9 @@
--- Append the tokens and ends of one step to the channels of many choices. Each is checked before it is written.
+-- Append tokens and ends to the channels of many choices. Each is checked before it is written.
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV[1]: incarnation. ARGV[2]: packed array of progress, each {job, epoch, choice, from, tokens, entry, extras, end}:
 --   extras (or nil) {first scheduled, first token, prompt tokens, fingerprint, longest gap of this attempt,
---   resolved options}; end (or nil) in the order of `how_of`.
+--   resolved options}; end (or nil) in the order of `how_of` in lib_advance.lua.
 -- Reply: for each one text: 'ok', 'already', 'at <n>' (send again from n), 'replaced', 'retried' (requeued, as
 --   the end requested), 'broken <reason>'; and 'ok <state>', 'already <state>' when the job is flagged.
 --
@@ -90,7 +90,7 @@ local function without_lease(id, epoch)
   return ended_by == incarnation .. ':' .. epoch and 'already' or 'replaced'
 end
 
-local function append(id, lease, choice, to, entry)
+local function append(id, choice, to, entry)
   local _, suffix = names_of(id)
   return try('XADD', PREFIX .. 'channel:' .. suffix .. ':' .. choice, string.format('%d-0', to), 'e', entry)
 end
@@ -136,7 +136,7 @@ local function advance(row)
   end
   if row[8] and not rest.has_all_parts(job, row[8]) then return 'at ' .. lease[at] end
   if tokens > 0 then
-    local added = append(id, lease, choice, from + tokens, row[6])
+    local added = append(id, choice, from + tokens, row[6])
     if failed(added) then
       if catch_up(id, lease, choice, from + tokens) then return 'at ' .. lease[at] end
       return load_end_library().broken(id, rest.load_running(id), lease, 'channel ' .. choice .. ': ' .. added.err)

@@ -46,7 +46,7 @@ PAGES_PER_TURN = 20
 """Up to 2000 entries in one transaction, or `TURN_BYTES`."""
 
 TURN_BYTES = 8 * 1024 * 1024
-"""Of entries in one transaction. A result that has a key of its own has a transaction of its own, too."""
+"""Most bytes of entries in one transaction. A result that has a key of its own has a transaction of its own, too."""
 
 COUNT_SHARE = 20
 """Counting batches takes at most one twentieth of the time."""

@@ -96,16 +96,16 @@ class Daemon:
             self._log.error("worker broken", error=str(error))
 
     def _loop(self, until: Callable[[], bool]) -> None:
-        engine, exchange, watchdog = self._engine, self._context.mailbox, self._context.watchdog
+        engine, mailbox, watchdog = self._engine, self._context.mailbox, self._context.watchdog
         while not until():
-            requests = exchange.new_requests(engine.room(), num_uncounted=engine.num_uncounted, wait_s=engine.idle_s)
+            requests = mailbox.new_requests(engine.room(), num_uncounted=engine.num_uncounted, wait_s=engine.idle_s)
             with watchdog:
                 engine.add(requests)
-                engine.abort(exchange.cancelled())
-                engine.drop(exchange.lost())
+                engine.abort(mailbox.cancelled())
+                engine.drop(mailbox.lost())
                 deltas = engine.advance()
-            exchange.publish(deltas)
-            exchange.offer(engine.stalled())
+            mailbox.publish(deltas)
+            mailbox.offer(engine.stalled())
 
     def _drain(self) -> None:
         """Shut down gracefully: stop pulling, return unstarted jobs, finish the others within the timeout."""

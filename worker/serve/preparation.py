@@ -83,7 +83,7 @@ class Preparation:
         """Make the request of a job; return None if it ended here or goes to another worker."""
         try:
             self._resume(job)
-            self._check_model(job)
+            self._grade_resumption(job)
             targets = self._context.settings.targets(job.keys)
             request, resolved = self._translator.translate(job)
         except JobRejected as rejection:
@@ -121,7 +121,8 @@ class Preparation:
                     job.restore(index, output)
                     break
 
-    def _check_model(self, job: HeldJob) -> None:
+    def _grade_resumption(self, job: HeldJob) -> None:
+        """Record how exactly a job continues; check what another attempt has published."""
         began_with = job.leased.fingerprint
         is_same = began_with is None or began_with == self._context.origin.fingerprint
         if job.leased.attempt == 1 or not job.num_published:

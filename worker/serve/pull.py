@@ -180,7 +180,7 @@ class Pulling:
 
     def _holds_oversized(self) -> bool:
         """Return whether an oversized job is on its way to the engine; there the engine itself reports no room."""
-        self._oversized &= {job_id for job_id in self._oversized if self._mailbox.is_coming(job_id)}
+        self._oversized &= {request_id for request_id in self._oversized if self._mailbox.is_coming(request_id)}
         return bool(self._oversized)
 
     def _on_pull_reply(self, keys: QueueKeys, reply: PullReply) -> None:

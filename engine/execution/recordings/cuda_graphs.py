@@ -46,13 +46,13 @@ kernel. Other buckets are recorded when the engine is idle.
 """
 
 PATIENCE_WITHOUT_MEMORY = 256
-"""Uses after which a bucket is tried again that memory was lacking for."""
+"""Uses after which a bucket, for which memory was lacking, is tried again."""
 
 MAX_RECORDINGS = 192
 """Each recording takes some MiB of the device for its launches, in addition to the shared pool."""
 
 RECORDING_BYTES = 2**22
-"""An estimate of that; not measured."""
+"""Estimated memory of one recording; not measured."""
 
 
 class CaptureFailed(RuntimeError):
