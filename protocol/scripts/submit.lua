@@ -159,6 +159,8 @@ end
 -- all of it while no other has used the queue lately, and have one job in any case.
 function refusal_of_share(job)
   local held = waiting_of(job.tenant)
+  -- Another user may have written the count: no tenant holds more than the queue.
+  for _, unit in ipairs(UNITS) do held[unit] = math.min(held[unit], waiting[unit]) end
   if SHARE_PERCENT >= 100 or held.jobs == 0 or is_alone(held) then return nil end
   if held.jobs + 1 <= share_of(held, 'jobs') and held.tokens + job.cost <= share_of(held, 'tokens')
     and held.bytes + job.bytes <= share_of(held, 'bytes') then

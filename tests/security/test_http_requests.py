@@ -185,8 +185,8 @@ class TestGivenARequestThatIsTooMuch:
         def least_s(request: bytes) -> float:
             return min(cost_s(request) for _ in range(3))  # other processes share caches and cores
 
-        # Without bounds 50 of them take 0.5 to 1 s, others 0.05.
-        assert least_s(data) < 2 * least_s(GET + b"connection: close\r\n\r\n") + 0.15
+        # With bounds up to 7 times as much, without 20 times and more.
+        assert least_s(data) < 12 * least_s(GET + b"connection: close\r\n\r\n") + 0.05
 
     @pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd", "gzip, identity", "x"])
     def test_when_its_body_is_compressed_then_it_is_415(self, gateway: GatewayProcess, coding: str) -> None:

@@ -877,8 +877,8 @@ RESUME = (
         patches=(
             Patch(
                 "engine/llm_engine.py",
-                "if output.finish is not None:\n                self._ended.append",
-                "if False:\n                self._ended.append",
+                "if finish := rejected or output.finish:",
+                "if finish := rejected:",
             ),
         ),
         tests=(f"{ENGINE}::TestGivenARequestThatWasRunningElsewhere",),
