@@ -72,7 +72,7 @@ def add_rms_norm(  # noqa: PLR0913 - a kernel's arguments are its tensors
     return out
 
 
-def _compute(  # noqa: PLR0913 - as above
+def _compute(  # noqa: PLR0913 - its arguments are the tensors
     x: Tensor,
     weight: Tensor,
     *,
