@@ -33,24 +33,24 @@ test: setup ## The fast suite; .durations has its slowest tests and folders. `ma
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal -m "not long and not gpu" --ignore tests/rules -p tests.durations --record-durations .durations
 
 test-long: setup ## Full parameter grids, all examples of property tests, long faults. Over an hour; NEMESIS_MINUTES=5 shortens it.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "long and not gpu and not clients" --timeout 1800
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" --hypothesis-profile long tests/properties tests/protocol/test_wire.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "long and not gpu and not clients" --timeout 1800 -o faulthandler_timeout=2000
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" --hypothesis-profile long -o faulthandler_timeout=2000 tests/properties tests/protocol/test_wire.py
 
 test-engine-process: setup ## Worker processes again, with the engine in a process of its own. Two minutes.
 	OMP_NUM_THREADS=1 TEST_ENGINE_PROCESS=on $(BIN)/python -m pytest -n 4 -m "not long" tests/end_to_end tests/topologies
 
 test-browser: setup ## The gateway's page in a real Chromium, which must be installed: apt install chromium. Minutes.
-	OMP_NUM_THREADS=1 SLUICE_TESTS_NEED_BROWSER=1 $(BIN)/python -m pytest -n 0 -m browser --timeout 600 tests/gateway/ui
+	OMP_NUM_THREADS=1 SLUICE_TESTS_NEED_BROWSER=1 $(BIN)/python -m pytest -n 0 -m browser --timeout 600 -o faulthandler_timeout=700 tests/gateway/ui
 
 test-clients: setup ## Clients of others against the gateway, each installed by itself: minutes and 4 GB the first time.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -m clients --timeout 1800 tests/clients
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -m clients --timeout 1800 -o faulthandler_timeout=2000 tests/clients
 
 test-gpu-versions: setup ## The GPU's code on this CPU under the versions of a GPU's machine (GPU_PYTHON=python3.12): half an hour, 6 GB the first time.
 	$(BIN)/python -m tools.gpu_versions --python $(GPU_PYTHON)
 
 check-kubernetes: setup ## Validate deploy/kubernetes; installs kustomize and validators the first time: some minutes.
 	$(BIN)/python -m tools.kubernetes.check
-	$(BIN)/python -m pytest -q -n 0 -m clients --timeout 600 tests/kubernetes
+	$(BIN)/python -m pytest -q -n 0 -m clients --timeout 600 -o faulthandler_timeout=700 tests/kubernetes
 
 bench-check: setup ## Has anything become slower? Ratios inside one run, so that a busy machine may run it. Some minutes.
 	@$(BIN)/python -m benchmarks gate

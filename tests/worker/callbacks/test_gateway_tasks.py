@@ -1,13 +1,16 @@
 """Sweeps of the HTTP gateway: enqueued once by several movers, and run by an rq worker of their own."""
 
+import itertools
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from sluice.gateway import tasks
+from sluice.gateway.files import leftovers
 from sluice.gateway.files.leftovers import AT_ONCE
 from sluice.gateway.openai.responses import ResponseInfo
 from sluice.gateway.responses.store import LOST, ResponseStore, StoredResponse
@@ -68,6 +71,12 @@ class TestGivenAResponseWhoseJobIsLost:
 
 class TestGivenManyObjectsWithoutARow:
     """They are two days old."""
+
+    @pytest.fixture(autouse=True)
+    def slow_deletes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A task works at least as long as it listed. By this clock, each reading of which takes longer, one page."""
+        ticks = (float(number**2) for number in itertools.count(1))
+        monkeypatch.setattr(leftovers, "time", SimpleNamespace(time=time.time, monotonic=ticks.__next__))
 
     @pytest.fixture
     def folder(self, tmp_path: Path) -> Path:
