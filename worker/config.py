@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
+from shutil import which
 from typing import Any, Literal, get_type_hints
 
 from sluice.engine.config import (
@@ -37,6 +38,7 @@ from sluice.worker.devices import is_device
 from sluice.worker.errors import ConfigError
 
 DEFAULT_BLOCK_SIZE = 16
+OWN_ENGINE = "sluice"
 
 MAX_STREAM_INTERVAL_S = 1.0
 """Jobs without readers are published at this interval too (`channel.CHECKPOINT_S`)."""
@@ -213,11 +215,19 @@ class ModelConfig:
         help="Compute each token to the same bits whatever else is in a step. On a GPU it takes other kernels; on the "
         "CPU it needs bfloat16.",
     )
+    engine: str = setting(
+        OWN_ENGINE, metavar="NAME", help="Engine that computes tokens: sluice, or another that is installed."
+    )
     engine_process: Literal["auto", "on", "off"] = setting(
         "auto",
         metavar="WHICH",
         help="Whether the engine has a process of its own, so that serving the queue takes none of its time. auto: on "
-        "a GPU.",
+        "a GPU, and for another engine or Python.",
+    )
+    engine_python: str | None = setting(
+        None,
+        metavar="PATH",
+        help="Python of the environment that runs the engine's process. The worker's own if not given.",
     )
     num_threads: int | None = setting(
         None,
@@ -229,7 +239,8 @@ class ModelConfig:
     @property
     def has_engine_process(self) -> bool:
         """Whether the engine has a process of its own."""
-        return self.engine_process == "on" or (self.engine_process == "auto" and self.device != "cpu")
+        is_needed = self.device != "cpu" or self.engine != OWN_ENGINE or self.engine_python is not None
+        return self.engine_process == "on" or (self.engine_process == "auto" and is_needed)
 
     @property
     def memory_share(self) -> float:
@@ -250,6 +261,10 @@ class ModelConfig:
             yield "quantization", f"int8 needs {needed} as dtype, got {self.dtype}"
         if self.kv_cache_dtype == "fp8" and self.device == "cpu":
             yield "kv_cache_dtype", "fp8 needs a GPU; on a CPU it would be slower"
+        if self.engine_python is not None and which(self.engine_python) is None:
+            yield "engine_python", f"there is no program {self.engine_python}"
+        if self.engine_python is not None and self.engine_process == "off":
+            yield "engine_python", "an engine of another Python needs a process of its own: leave out engine_process"
         yield from _positive(
             self, "processes", "block_size", "num_blocks", "host_cache_mib", "max_model_len", "num_threads"
         )

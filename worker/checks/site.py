@@ -15,9 +15,9 @@ from sluice.worker.connection.clients import Client, Connections
 from sluice.worker.connection.server_checks import ServerFacts, wait_until_usable, when_answered
 from sluice.worker.devices import devices_of
 from sluice.worker.endpoints import RedisEndpoint, find_redis
+from sluice.worker.engines.registry import prepare
 from sluice.worker.log import Log
-from sluice.worker.model.load import prepare
-from sluice.worker.model.loaded_model import PreparedModel
+from sluice.worker.model.loaded_model import LoadedModel, PreparedModel
 
 T = TypeVar("T")
 
@@ -97,7 +97,7 @@ class Site:
         return devices_of(self.config.model.device)
 
     @cached_property
-    def model(self) -> PreparedModel:
+    def model(self) -> PreparedModel[LoadedModel]:
         """The model, all but its weights.
 
         Raises:

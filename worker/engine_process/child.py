@@ -14,14 +14,14 @@ from types import FrameType
 
 from sluice.engine.errors import EngineBroken
 from sluice.engine.execution.threads import limit_spinning
-from sluice.engine.llm_engine import LLMEngine
+from sluice.engine.interface import Engine
 from sluice.engine.request import TokenDelta
 from sluice.engine.watching import Iteration
 from sluice.worker.engine_process.messages import Load, LoadFailed, Orders, Setup, StepReport, packed, receive, send
+from sluice.worker.engines.registry import load
 from sluice.worker.errors import ConfigError, WorkerError
 from sluice.worker.log import Log, configure_logs, ended_by_threads, get_log
 from sluice.worker.model.folders import is_null
-from sluice.worker.model.load import load
 
 END_WITHIN_S = 2.0
 """How long a step may last on after the worker has ended."""
@@ -61,7 +61,7 @@ def _run(connection: Connection) -> None:
         _serve(loaded.engine, connection, log)
 
 
-def _serve(engine: LLMEngine, connection: Connection, log: Log) -> None:
+def _serve(engine: Engine, connection: Connection, log: Log) -> None:
     try:
         serve(engine, Inbox(connection), connection)
     except EngineBroken as error:
@@ -73,9 +73,9 @@ def _serve(engine: LLMEngine, connection: Connection, log: Log) -> None:
         send(connection, EngineBroken(f"{type(error).__name__}: {error}"))
 
 
-def _describe_on_signal(engine: LLMEngine, log: Log) -> None:
+def _describe_on_signal(engine: Engine, log: Log) -> None:
     def describe(_number: int, _frame: FrameType | None) -> None:
-        lines = engine.describe()
+        lines = engine.describe() or []
         # The handler may have interrupted a write to the log, which cannot be entered twice.
         facts = {"count": len(lines), "lines": lines}
         threading.Thread(target=log.info, args=("sequences",), kwargs=facts, daemon=True).start()
@@ -134,7 +134,7 @@ class Inbox:
         os._exit(1)
 
 
-def serve(engine: LLMEngine, inbox: Inbox, connection: Connection) -> None:
+def serve(engine: Engine, inbox: Inbox, connection: Connection) -> None:
     """Carry out orders, step by step, and report, until the worker has ended.
 
     Raises:

@@ -15,7 +15,7 @@ from sluice.worker.errors import ConfigError, WorkerBroken
 from sluice.worker.model.loaded_model import EngineFacts
 from sluice.worker.signals import block_startup_signals
 
-_COMMAND = (sys.executable, "-P", "-m", "sluice.worker.engine_process")
+_ARGUMENTS = ("-P", "-m", "sluice.worker.engine_process")
 STOP_TIMEOUT_S = 5.0
 KILL_TIMEOUT_S = 5.0
 """A process in a driver's call may outlast even a SIGKILL."""
@@ -32,7 +32,7 @@ class EngineProcess:
         with theirs, block_startup_signals():
             # A new session, because Ctrl-C is for the worker.
             self._process = Popen(
-                [*_COMMAND, str(theirs.fileno()), str(os.getpid())],
+                [config.model.engine_python or sys.executable, *_ARGUMENTS, str(theirs.fileno()), str(os.getpid())],
                 stdin=DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,

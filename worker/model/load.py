@@ -50,31 +50,22 @@ def load(config: WorkerConfig) -> LocalModel:
         ConfigError: the settings do not allow it.
         WorkerBroken: memory or the device is unavailable now.
     """
-    return load_prepared(prepare(config), config.model)
+    return prepare(config).load()
 
 
-def prepare(config: WorkerConfig) -> PreparedModel:
+def prepare(config: WorkerConfig) -> PreparedModel[LocalModel]:
     """Check the settings of the model, its files and its device: all that can be known without its weights.
+
+    The engine `sluice` of the registry.
 
     Raises:
         ConfigError: the settings do not allow it.
         WorkerBroken: the device is unavailable now.
     """
     with _explained(config.model):
-        if is_null(config.model):
-            return _prepare_null(config)
-        return _prepare_folder(config, find_folder(config.model.path))
-
-
-def load_prepared(prepared: PreparedModel, model: ModelConfig) -> LocalModel:
-    """Load the weights of a prepared model.
-
-    Raises:
-        ConfigError: they are damaged, or the sizes in the settings do not fit this machine.
-        WorkerBroken: memory or the device is unavailable now.
-    """
-    with _explained(model):
-        return prepared.load()
+        is_folder = not is_null(config.model)
+        prepared = _prepare_folder(config, find_folder(config.model.path)) if is_folder else _prepare_null(config)
+    return replace(prepared, load=_explained(config.model)(prepared.load))
 
 
 @contextmanager
@@ -160,7 +151,7 @@ def _facts_of(executor: Executor) -> EngineFacts:
     )
 
 
-def _prepare_null(config: WorkerConfig) -> PreparedModel:
+def _prepare_null(config: WorkerConfig) -> PreparedModel[LocalModel]:
     if config.model.quantization != "none":
         raise ConfigError(["SLUICE_QUANTIZATION: the null model has no weights to keep in int8"])
     if config.model.kv_cache_dtype != "auto":
@@ -205,7 +196,7 @@ def _null_config(model: ModelConfig, given: Mapping[str, str]) -> NullModelConfi
     return NullModelConfig(**options)
 
 
-def _prepare_folder(config: WorkerConfig, folder: Path) -> PreparedModel:
+def _prepare_folder(config: WorkerConfig, folder: Path) -> PreparedModel[LocalModel]:
     # Before the import of torch, which reads this setting once.
     limit_spinning()
     # Imported here because torch takes seconds to import and the null model does not need it.

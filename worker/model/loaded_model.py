@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from sluice.engine.executor import Executor, ModelLimits
 from sluice.engine.interface import Engine
@@ -79,8 +80,11 @@ class LocalModel(LoadedModel):
     executor: Executor
 
 
+LoadedT_co = TypeVar("LoadedT_co", bound=LoadedModel, covariant=True)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedModel:
+class PreparedModel(Generic[LoadedT_co]):
     """A model that fits the settings; its weights are not loaded yet."""
 
     name: str
@@ -89,4 +93,10 @@ class PreparedModel:
     max_job_tokens: int
     """Maximum number of tokens of a job. The memory that is found at loading may lower it."""
 
-    load: Callable[[], LocalModel]
+    load: Callable[[], LoadedT_co]
+    """Loads the weights.
+
+    Raises:
+        ConfigError: they are damaged, or the sizes in the settings do not fit this machine.
+        WorkerBroken: memory or the device is unavailable now.
+    """

@@ -31,7 +31,6 @@ from sluice.worker.iteration_feed import IterationFeed
 from sluice.worker.jobs.leases import Leases
 from sluice.worker.jobs.results import Origin
 from sluice.worker.log import Log, configure_logs, ended_by_threads, get_log
-from sluice.worker.model.load import load_prepared
 from sluice.worker.model.loaded_model import LoadedModel
 from sluice.worker.model.sampling_defaults import describe
 from sluice.worker.serve.context import WorkerContext
@@ -131,7 +130,7 @@ def _check_and_load(site: Site, process: EngineProcess | None, log: Log) -> Load
 
 def _load(site: Site, process: EngineProcess | None, log: Log) -> LoadedModel:
     began_s, config = monotonic_s(), site.config
-    served = load_prepared(site.model, config.model) if process is None else _load_remotely(site, process)
+    served = site.model.load() if process is None else _load_remotely(site, process)
     limits = served.facts.limits
     if config.model.host_cache_mib and not limits.num_host_blocks:
         log.warning("host cache unused", host_cache_mib=config.model.host_cache_mib, window=limits.sliding_window)

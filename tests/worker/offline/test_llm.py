@@ -22,12 +22,12 @@ from sluice.engine.request import FinishReason
 from sluice.producer.errors import InvalidJob
 from sluice.protocol.jobs import PromptLike, as_prompt
 from sluice.protocol.wire import JobOptions, JobResult, JobSpec, Message
-from sluice.worker.config import load_config
+from sluice.worker.config import WorkerConfig, load_config
 from sluice.worker.errors import ConfigError
-from sluice.worker.model import load as loading
 from sluice.worker.model.folders import SMALL_MODEL
 from sluice.worker.model.load import load
 from sluice.worker.model.loaded_model import LocalModel
+from sluice.worker.offline import llm as llm_module
 from sluice.worker.offline.outputs import PromptFailed, RequestOutput, StreamOutput
 from sluice.worker.offline.runs import OfflinePrompt, Runs
 from tests.examples import examples
@@ -379,13 +379,12 @@ class TestGivenAModelThatIsClosed:
     def test_when_it_is_closed_then_nothing_keeps_its_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
         loaded: list[weakref.ref[object]] = []
 
-        def spied(*args: object) -> LocalModel:
-            model = real(*args)  # pyright: ignore[reportArgumentType]  # passed on
+        def spied(config: WorkerConfig) -> LocalModel:
+            model = load(config)
             loaded.append(weakref.ref(model.executor))
             return model
 
-        real = loading.load_prepared
-        monkeypatch.setattr(loading, "load_prepared", spied)
+        monkeypatch.setattr(llm_module, "load", spied)
         with LLM() as llm:
             llm.generate("Once", SamplingParams(max_tokens=2))
 

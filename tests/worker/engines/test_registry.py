@@ -1,0 +1,82 @@
+"""Engines by name: the worker's own, one of another distribution, and one that is not installed."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sluice.worker.config import ModelConfig, WorkerConfig, load_config
+from sluice.worker.engine_process.process import EngineProcess
+from sluice.worker.engine_process.remote_engine import RemoteEngine, ReportedSteps
+from sluice.worker.engines.registry import load, prepare
+from sluice.worker.errors import ConfigError, WorkerBroken
+
+NULL = WorkerConfig(model=ModelConfig(path="null"))
+
+
+def config_of(**model: str) -> WorkerConfig:
+    return replace(NULL, model=replace(NULL.model, **model))
+
+
+class TestGivenAnEngineOfAnotherDistribution:
+    @pytest.fixture(autouse=True)
+    def distribution(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It prepares what the worker's own engine does, under another name."""
+        info = tmp_path / "other_engine-1.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other-engine\nVersion: 1\n")
+        (info / "entry_points.txt").write_text("[sluice.engines]\nother = other_engine:prepare\n")
+        (tmp_path / "other_engine.py").write_text(
+            "from dataclasses import replace\n"
+            "from sluice.worker.model.load import prepare as prepare_own\n"
+            "def prepare(config):\n"
+            "    return replace(prepare_own(config), name='of-the-other')\n"
+        )
+        monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    def test_when_it_is_asked_for_then_it_prepares_the_model(self) -> None:
+        assert prepare(config_of(engine="other")).name == "of-the-other"
+
+    def test_when_its_process_loads_then_it_generates_there(self) -> None:
+        config = config_of(engine="other")
+        assert config.model.has_engine_process
+        with EngineProcess(config, "w") as process:
+            engine = RemoteEngine(process, ReportedSteps(60.0), step_tokens=config.step_limits.max_num_batched_tokens)
+            assert engine.facts.limits.vocab_size > 0
+            engine.stop()
+
+
+class TestGivenNoOtherEngine:
+    def test_when_none_is_named_then_the_workers_own_loads_in_its_process(self) -> None:
+        assert not NULL.model.has_engine_process
+        assert load(NULL).name == prepare(NULL).name == "null"
+
+    def test_when_one_is_named_then_the_error_lists_what_is_installed(self) -> None:
+        with pytest.raises(ConfigError, match="SLUICE_ENGINE: no engine other is installed; there is sluice"):
+            prepare(config_of(engine="other"))
+
+
+class TestGivenAnotherPython:
+    def test_when_it_lacks_the_worker_then_the_end_of_its_process_is_told(self) -> None:
+        python = f"{sys.base_prefix}/bin/python3"
+        with (
+            EngineProcess(config_of(engine_python=python), "w") as process,
+            pytest.raises(WorkerBroken, match="exit code 1"),
+        ):
+            process.load()
+
+    @pytest.mark.parametrize(
+        ("environ", "problem"),
+        [
+            ({"SLUICE_ENGINE_PYTHON": "/no/python"}, "SLUICE_ENGINE_PYTHON: there is no program /no/python"),
+            (
+                {"SLUICE_ENGINE_PYTHON": sys.executable, "SLUICE_ENGINE_PROCESS": "off"},
+                "SLUICE_ENGINE_PYTHON: an engine of another Python needs a process of its own",
+            ),
+        ],
+    )
+    def test_when_it_cannot_run_then_the_setting_is_refused(self, environ: dict[str, str], problem: str) -> None:
+        with pytest.raises(ConfigError, match=problem):
+            load_config(environ)
