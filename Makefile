@@ -45,7 +45,7 @@ test-browser: setup ## The gateway's page in a real Chromium, which must be inst
 test-clients: setup ## Clients of others against the gateway, each installed by itself: minutes and 4 GB the first time.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -m clients --timeout 1800 -o faulthandler_timeout=2000 tests/clients
 
-test-vllm: setup ## A real model with our engine and with vLLM's, killed amid its work; installs vLLM's the first time: minutes and 4 GB.
+test-vllm: setup ## A real model with each registered engine, killed amid its work; makes the model the first time: minutes.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -m vllm --timeout 1200 -o faulthandler_timeout=1400 tests/end_to_end/real_model
 
 test-gpu-versions: setup ## The GPU's code on this CPU under the versions of a GPU's machine (GPU_PYTHON=python3.12): half an hour, 6 GB the first time.

@@ -1,6 +1,6 @@
-"""Make the environment in which a worker runs vLLM on the CPU, once, and print its interpreter.
+"""Make an environment with vLLM for the CPU in which a worker's engine process can start, and print its interpreter.
 
-    worker start --cpu --engine vllm --engine-python "$(python -m tools.vllm_environment)"
+    worker start --cpu --engine NAME --engine-python "$(python -m tools.vllm_environment)"
 
 It is the environment that `python -m benchmarks engines` measures vLLM in, with what our side of an engine's process
 imports besides; our own code comes from PYTHONPATH. `VLLM_PYTHON` names an interpreter to use instead. Minutes and

@@ -44,8 +44,7 @@ from sluice.engine.execution.options import ModelOptions
 from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.execution.threads import SPINS
 from sluice.producer.client import Producer
-from sluice.worker.config import load_config
-from sluice.worker.errors import ConfigError
+from sluice.worker.engines.registry import installed as installed_engines
 from tools.vllm_environment import vllm_python
 
 CASES = (16, 48, 1)
@@ -93,15 +92,6 @@ def open_service(stack: ExitStack, model: Path, weights: str, max_num_seqs: int)
     return lambda: run_through(here, producer, jobs_of(max_num_seqs))
 
 
-def has_vllm() -> bool:
-    """Return whether a worker can run vLLM as its engine."""
-    try:
-        load_config({"SLUICE_ENGINE": "vllm"})
-    except ConfigError:
-        return False
-    return True
-
-
 def vllm_flags(stack: ExitStack) -> tuple[str, ...]:
     """Return the flags of a worker with vLLM, whose process finds this tree."""
     python = vllm_python()
@@ -132,7 +122,7 @@ def open_runs(stack: ExitStack, shape: str, weights: str, max_num_seqs: int, pee
     for name in peers:
         if weights == "bf16" or PEERS[name].has_int8:
             opens[name] = lambda peer=PEERS[name]: stack.enter_context(serving(peer, model, weights, work)).run_s
-    if VLLM in opens and has_vllm():
+    if VLLM in opens and "vllm" in installed_engines():
         # Last: what it puts into the environment is not for the others.
         opens[VLLM_SERVICE] = lambda: open_vllm_service(stack, model, max_num_seqs)
     return {name: started(name, one) for name, one in opens.items()}
@@ -198,7 +188,7 @@ def recovery_table(shape: str, peers: Sequence[str], num_kills: int) -> str:
     """Return the times to the next token after engines were killed."""
     rows: list[tuple[str, ...]] = [("continued by", "", "kills", "jobs", "p50 ms", "p99 ms")]
     rows += recovery_rows("ours", model_folder(shape), (), num_kills)
-    if VLLM in peers and has_vllm():
+    if VLLM in peers and "vllm" in installed_engines():
         with ExitStack() as stack:
             rows += recovery_rows(VLLM, model_folder(shape), vllm_flags(stack), num_kills)
     return table(rows)

@@ -20,6 +20,11 @@ from sluice.worker.model.loaded_model import LoadedModel, PreparedModel
 GROUP = "sluice.engines"
 
 
+def installed() -> list[str]:
+    """Return the names of the engines that are installed, in order."""
+    return sorted(entry_points(group=GROUP).names)
+
+
 def prepare(config: WorkerConfig) -> PreparedModel[LoadedModel]:
     """Let the configured engine check the settings of the model, its files and its device.
 
@@ -30,8 +35,7 @@ def prepare(config: WorkerConfig) -> PreparedModel[LoadedModel]:
     name = config.model.engine
     found = list(entry_points(group=GROUP, name=name))
     if not found:
-        installed = ", ".join(sorted(entry_points(group=GROUP).names))
-        raise ConfigError([f"SLUICE_ENGINE: no engine {name} is installed; there is {installed}"])
+        raise ConfigError([f"SLUICE_ENGINE: no engine {name} is installed; there is {', '.join(installed())}"])
     return found[0].load()(config)
 
 

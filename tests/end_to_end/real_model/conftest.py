@@ -1,12 +1,12 @@
-"""The service with each engine in turn, on SmolLM2."""
+"""The service with each engine that is installed in turn, on SmolLM2."""
 
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
-from sluice.worker.config import load_config
-from sluice.worker.errors import ConfigError
+from sluice.worker.config import OWN_ENGINE
+from sluice.worker.engines.registry import installed
 from tests.end_to_end.real_model.service import Engine, Service, chat, running_service
 from tests.forks import ROOT
 from tests.gateway.batches.processes import place_in
@@ -25,16 +25,12 @@ def model() -> Path:
 
 def engine_named(name: str) -> Engine:
     """An engine with the settings that choose it."""
-    if name == "sluice":
+    if name == OWN_ENGINE:
         return Engine(name, {})
-    try:
-        load_config({"SLUICE_ENGINE": name})
-    except ConfigError:
-        pytest.skip(f"this worker has no engine {name} yet")
     return Engine(name, {"ENGINE": name, "ENGINE_PYTHON": str(vllm_python())})
 
 
-@pytest.fixture(scope="session", params=["sluice", "vllm"])
+@pytest.fixture(scope="session", params=installed())
 def service(
     request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Generator[Service]:
