@@ -5,7 +5,8 @@ EngineError
 │   ├── PromptTooLong
 │   ├── PromptEmpty
 │   ├── UnknownToken         a token id outside the model's vocabulary
-│   └── RequestTooLarge      its longest output cannot fit the KV cache
+│   ├── RequestTooLarge      its longest output cannot fit the KV cache
+│   └── OptionRefused        this engine does not implement an option that it states; another may
 ├── ModelFolderError         the operator must act: the model folder cannot be loaded
 ├── QuantizationUnavailable  the operator must act: the requested quantization is not supported
 ├── DeterminismUnavailable   the operator must act: this model has no form here that is independent of the batch
@@ -38,6 +39,10 @@ class UnknownToken(RequestRejected):
 
 class RequestTooLarge(RequestRejected):
     """Prompt and output together cannot fit the KV cache."""
+
+
+class OptionRefused(RequestRejected):
+    """The request states an option that this engine does not implement. Another engine may."""
 
 
 class ModelFolderError(EngineError):

@@ -24,6 +24,12 @@ MAX_VERSION = 2**31 - 1
 
 MAX_MODEL_CHARS = 512
 MAX_MODEL_BYTES = 4 * MAX_MODEL_CHARS
+MAX_OFFER_BYTES = 1024
+"""Length of the text in which a worker publishes what its engine can run."""
+
+MAX_OFFERS = 64
+"""Different ones of a partition that scripts compare."""
+
 MAX_BATCH_CHARS = 64
 MAX_CUSTOM_ID_CHARS = 512
 MAX_ENDPOINT_CHARS = 64

@@ -6,6 +6,7 @@ WorkerError
 └── WorkerBroken         the worker failed and handed its jobs back; restart now (exit 1)
     └── ComponentDied    a thread that the loop depends on has ended
 JobRejected              one job cannot run; its producer must act
+└── JobDeclined          this worker's engine cannot run it; another engine may
 """
 
 from collections.abc import Sequence
@@ -77,3 +78,7 @@ class JobRejected(Copyable):
     def __init__(self, code: str, message: str) -> None:
         self.code = code
         super().__init__(message)
+
+
+class JobDeclined(JobRejected):
+    """This worker's engine does not have what the job needs. Another engine may."""

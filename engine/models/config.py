@@ -230,6 +230,11 @@ _TEXT_PARTS = {"gemma3": "gemma3_text"}
 """Models of text and images, and the family of their text part."""
 
 
+def known_families() -> list[str]:
+    """Return the model types that can be loaded, in order."""
+    return sorted({*FAMILIES, *_TEXT_PARTS})
+
+
 def text_part(config: Json) -> Json:
     """Return the config of a model's text part: of most models, the config itself."""
     family = _TEXT_PARTS.get(str(config.get("model_type")))
@@ -298,7 +303,7 @@ def _family_of(config: Json) -> Family:
     name = str(config.get("model_type"))
     family = FAMILIES.get(name)
     if family is None:
-        known = ", ".join(sorted({*FAMILIES, *_TEXT_PARTS}))
+        known = ", ".join(known_families())
         raise ModelFolderError(f"config.json: model_type {name!r} is not one of {known}.")
     if config.get("quantization_config"):
         raise ModelFolderError("config.json: quantized weights are not supported; use a bf16, fp16 or fp32 folder.")

@@ -94,7 +94,7 @@ def _is_native(weight: Tensor) -> bool:
     """Whether a product is native. In a deterministic process it is where it could be, however slow it is here."""
     if weight.dtype != torch.bfloat16 or not can_multiply(weight.shape[1], is_int8=False):
         return False
-    return is_deterministic() or _multiplies_bfloat16()
+    return is_deterministic() or multiplies_bfloat16()
 
 
 def _check_int8(weight: Tensor) -> None:
@@ -104,7 +104,7 @@ def _check_int8(weight: Tensor) -> None:
 
 
 @cache
-def _multiplies_bfloat16() -> bool:
+def multiplies_bfloat16() -> bool:
     """Whether the library exists and was built for a processor that multiplies bfloat16."""
     ask = native_function("sluice_multiplies_bfloat16", "p")
     answer = torch.zeros(1, dtype=torch.int32)

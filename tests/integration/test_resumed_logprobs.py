@@ -141,7 +141,7 @@ class TestGivenAJobOfTwoChoicesWithLogprobs:
         if library() is None:
             pytest.skip("there is no C compiler")
         # As on a processor that multiplies bfloat16, whatever this one does.
-        monkeypatch.setattr(linear_cpu, "_multiplies_bfloat16", lambda: True)
+        monkeypatch.setattr(linear_cpu, "multiplies_bfloat16", lambda: True)
 
         outcome = run_twice(valkey, LONG_ASK, "bfloat16")
 

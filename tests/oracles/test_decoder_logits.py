@@ -138,7 +138,7 @@ class TestGivenWeightsInBfloat16:
         if is_native and library() is None:
             pytest.skip("there is no C compiler")
         # Also on a processor on which such products are slow.
-        monkeypatch.setattr(linear_cpu, "_multiplies_bfloat16", lambda: is_native)
+        monkeypatch.setattr(linear_cpu, "multiplies_bfloat16", lambda: is_native)
         generator = torch.Generator().manual_seed(3)
         prompts = [torch.randint(VOCAB_SIZE, (n,), generator=generator).tolist() for n in LENGTHS]
         model = TINY_MODELS[name]

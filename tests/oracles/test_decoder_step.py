@@ -53,7 +53,7 @@ def _native_products(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As on a processor that multiplies bfloat16, whatever this one does."""
     if library() is None:
         pytest.skip("there is no C compiler")
-    monkeypatch.setattr(linear_cpu, "_multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(linear_cpu, "multiplies_bfloat16", lambda: True)
     with torch.inference_mode():
         yield
 

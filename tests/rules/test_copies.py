@@ -82,6 +82,7 @@ SAMPLES: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "JobExpired": ((JOB, "no"), {"code": "deadline"}),
     "ConfigError": ((["one", "two"],), {}),
     "ComponentDied": (("puller", OSError("no")), {}),
+    "JobDeclined": (("option_refused", "no"), {}),
     "JobRejected": (("prompt_too_long", "no"), {}),
     "PromptFailed": (("prompt_too_long", "no"), {}),
     "HttpError": ((400, "invalid_request_error", "no", "code"), {"param": "n", "headers": {"retry-after": "1"}}),

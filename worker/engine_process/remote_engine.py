@@ -144,6 +144,7 @@ class RemoteEngine:
 
     def validate(self, request: Request) -> None:
         """See `Engine.validate`."""
+        self.facts.capabilities.check(request)
         check_request(request, self._limits, step_tokens=self._step_tokens)
 
     @property

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import parse_qsl
 
+from sluice.engine.capabilities import Capabilities
 from sluice.engine.config import CPU_CACHE_BYTES, EngineConfig
 from sluice.engine.errors import (
     DeterminismUnavailable,
@@ -37,7 +38,11 @@ from sluice.worker.errors import ConfigError, WorkerBroken, WorkerError
 from sluice.worker.model.chat_template import compile_template
 from sluice.worker.model.folders import NULL, find_folder, is_null, name_of
 from sluice.worker.model.loaded_model import EngineFacts, LocalModel, ModelText, PreparedModel
+from sluice.worker.model.offered import PLAIN, own_capabilities
 from sluice.worker.model.sampling_defaults import NOTHING_STATED, read_defaults
+
+if TYPE_CHECKING:
+    from sluice.engine.execution.start.model_loading import LoadPlan
 
 _ONE_THREAD_BYTES = 64 * 2**20
 _NULL_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant: "
@@ -142,13 +147,20 @@ def _speculation(config: WorkerConfig) -> Literal["off", "suffix"]:
     return "suffix" if may_pay or config.batching.draft_model is not None else "off"
 
 
-def _facts_of(executor: Executor) -> EngineFacts:
+def _facts_of(executor: Executor, capabilities: Capabilities) -> EngineFacts:
     return EngineFacts(
         limits=executor.limits,
+        capabilities=capabilities,
         fingerprint=executor.fingerprint,
         kernels=chain.description(),
         stepped_down=chain.stepped_down(),
     )
+
+
+def _torch_facts(executor: Executor, plan: "LoadPlan") -> EngineFacts:
+    from sluice.engine.models.config import known_families  # imports torch
+
+    return _facts_of(executor, own_capabilities(known_families(), (PLAIN, "int8"), is_bitwise=plan.is_bitwise))
 
 
 def _prepare_null(config: WorkerConfig) -> PreparedModel[LocalModel]:
@@ -171,7 +183,8 @@ def _prepare_null(config: WorkerConfig) -> PreparedModel[LocalModel]:
 
             executor = ChaoticExecutor(null, read_prompt=partial(tokenizer.decode, skip_special_tokens=True))
         engine = LLMEngine(executor, tokenizer, batching)
-        return LocalModel(name=NULL, text=text, engine=engine, executor=executor, facts=_facts_of(executor))
+        facts = _facts_of(executor, own_capabilities([NULL], (), is_bitwise=True))
+        return LocalModel(name=NULL, text=text, engine=engine, executor=executor, facts=facts)
 
     return PreparedModel(
         name=NULL,
@@ -226,7 +239,7 @@ def _prepare_folder(config: WorkerConfig, folder: Path) -> PreparedModel[LocalMo
         executor = guarded(lambda: load_planned(plan))
         engine = LLMEngine(executor, tokenizer, batching, draft_model=draft_model)
         _warm_up(engine)
-        return LocalModel(name=name, text=text, engine=engine, executor=executor, facts=_facts_of(executor))
+        return LocalModel(name=name, text=text, engine=engine, executor=executor, facts=_torch_facts(executor, plan))
 
     family, chat = plan.folder.config.get("model_type", "unknown"), "with" if template else "without"
     return PreparedModel(

@@ -4,11 +4,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from sluice.engine.capabilities import Capabilities
 from sluice.engine.executor import Executor, ModelLimits
 from sluice.engine.interface import Engine
 from sluice.engine.llm_engine import LLMEngine
+from sluice.engine.request import Request
 from sluice.protocol.wire import JobOptions
 from sluice.worker.model.chat_template import ChatTemplate
+from sluice.worker.model.offered import lacking_features
 from sluice.worker.model.sampling_defaults import NOTHING_STATED
 from sluice.worker.model.translate import Encoder, TextEncoder, Translator, bounded_encoder
 
@@ -31,6 +34,7 @@ class EngineFacts:
     """Facts about an engine once its weights are loaded."""
 
     limits: ModelLimits
+    capabilities: Capabilities
     fingerprint: str
     kernels: str
     """The choice of kernels on a GPU; see `chain.description`."""
@@ -59,12 +63,22 @@ class LoadedModel:
         return Translator(
             encode=self.encode,
             template=self.text.template,
-            validate=self.engine.validate,
+            validate=self.validate,
+            lacking=lacking_features(self.facts.capabilities),
             model=self.name,
             defaults=self.text.defaults,
             end_token_ids=self.facts.limits.eos_token_ids,
             max_job_tokens=self.max_job_tokens,
         )
+
+    def validate(self, request: Request) -> None:
+        """Check that the engine implements what a request states, and can ever run it. Thread-safe.
+
+        Raises:
+            RequestRejected: it does not, or it cannot; the message is a sentence for its producer.
+        """
+        self.facts.capabilities.check(request)
+        self.engine.validate(request)
 
     @property
     def max_job_tokens(self) -> int:

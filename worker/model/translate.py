@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any, Protocol
 
-from sluice.engine.errors import PromptTooLong, RequestRejected
+from sluice.engine.errors import OptionRefused, PromptTooLong, RequestRejected
 from sluice.engine.executor import ModelLimits
 from sluice.engine.request import Request, Room, Sampling
 from sluice.engine.sampling import SamplingFields
@@ -26,7 +26,7 @@ from sluice.protocol.wire import (
     decode_resolved,
     decode_spec,
 )
-from sluice.worker.errors import INVALID_REQUEST, JobRejected
+from sluice.worker.errors import INVALID_REQUEST, JobDeclined, JobRejected
 from sluice.worker.jobs.held_job import HeldJob
 from sluice.worker.model.chat_template import ChatTemplate
 from sluice.worker.model.sampling_defaults import NOTHING_STATED, resolve
@@ -90,6 +90,9 @@ class Translator:
     end_token_ids: frozenset[int] = frozenset()
     """The model's."""
 
+    lacking: frozenset[str] = frozenset()
+    """The queue's features that the engine does not have."""
+
     max_job_tokens: int = MAX_TOKENS
     """Most tokens of prompt and output together that this worker can run."""
 
@@ -98,23 +101,31 @@ class Translator:
 
         Raises:
             JobRejected: the job cannot run.
+            JobDeclined: this engine cannot run it; another may.
         """
         if job.spec is None:
             raise JobRejected(INVALID_REQUEST, "the job's options cannot be read")
         try:
             self._check_model(job.spec)
+            self._check_features(job.spec)
             request, resolved = self._translated(job, job.spec, decode_prompt(job.leased.payload))
             self.validate(request)
         except WireError as error:
             raise JobRejected(INVALID_REQUEST, f"the job cannot be read: {error}") from error
         except RequestRejected as error:
-            raise JobRejected(code_of(error), str(error)) from error
+            kind = JobDeclined if isinstance(error, OptionRefused) else JobRejected
+            raise kind(code_of(error), str(error)) from error
         return request, resolved
 
     def _check_model(self, spec: JobSpec) -> None:
         if spec.model is not None and spec.model != self.model:
             message = f"the job asks for the model {spec.model!r}; this queue serves {self.model!r}"
             raise JobRejected("model_mismatch", message)
+
+    def _check_features(self, spec: JobSpec) -> None:
+        missing = self.lacking.intersection(spec.options.features) if self.lacking else ()
+        if missing:
+            raise OptionRefused(f"the engine of this worker does not have {' and '.join(sorted(missing))}")
 
     def _translated(self, job: HeldJob, spec: JobSpec, prompt: Prompt) -> tuple[Request, ResolvedOptions]:
         leased = job.leased

@@ -5,6 +5,7 @@ import torch
 from sluice.engine.errors import DeterminismUnavailable
 from sluice.engine.execution.options import ModelOptions
 from sluice.engine.models.config import DecoderConfig
+from sluice.kernels.linear.cpu import multiplies_bfloat16
 from sluice.kernels.linear.native import can_multiply
 from sluice.kernels.native import library
 from sluice.kernels.paged_attention.cpu import MAX_HEAD_SIZE
@@ -25,6 +26,15 @@ def check_deterministic(config: DecoderConfig, dtype: torch.dtype, options: Mode
         return
     if problem := _problem_on_cpu(config, dtype, options):
         raise DeterminismUnavailable(f"on the CPU {problem}.")
+
+
+def is_bitwise(config: DecoderConfig, dtype: torch.dtype, options: ModelOptions) -> bool:
+    """Return whether no result depends on what else is in a step, whether or not that was asked for."""
+    if options.is_deterministic:
+        return True
+    is_native = options.quantization == "int8" or multiplies_bfloat16()
+    is_on_cpu = torch.device(options.device).type == "cpu"
+    return is_on_cpu and is_native and _problem_on_cpu(config, dtype, options) is None
 
 
 def _problem_on_cpu(config: DecoderConfig, dtype: torch.dtype, options: ModelOptions) -> str | None:

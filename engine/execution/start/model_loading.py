@@ -18,7 +18,7 @@ from sluice.engine.execution.model_runner import ModelRunner, records_steps
 from sluice.engine.execution.options import ModelOptions
 from sluice.engine.execution.recordings.buckets import Buckets
 from sluice.engine.execution.recordings.cuda_graphs import RECORDING_BYTES
-from sluice.engine.execution.start.determinism import check_deterministic
+from sluice.engine.execution.start.determinism import check_deterministic, is_bitwise
 from sluice.engine.execution.start.kernel_trial import (
     allowed_kernels,
     kernels_tried,
@@ -52,6 +52,11 @@ class LoadPlan:
     def max_model_len(self) -> int:
         """Maximum tokens of a sequence."""
         return self.limits.max_model_len
+
+    @property
+    def is_bitwise(self) -> bool:
+        """Whether no result depends on what else is in a step."""
+        return is_bitwise(self.config, self.dtype, self.options)
 
 
 def plan_load(options: ModelOptions) -> LoadPlan:

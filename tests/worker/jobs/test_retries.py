@@ -25,6 +25,8 @@ FINAL = frozenset(
         "model_mismatch",
         "result_too_large",
         "output_not_encoded",
+        # A requeue helps once another engine is there.
+        "option_refused",
         # The same tokens give the same logits.
         FailureKind.LOGITS,
         # The operator decided so, or must look first.

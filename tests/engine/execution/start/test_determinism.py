@@ -55,7 +55,7 @@ class TestGivenAModelInBfloat16:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """On a processor that does not multiply bfloat16, too: torch's product would be the faster one."""
-        monkeypatch.setattr(linear_cpu, "_multiplies_bfloat16", lambda: False)
+        monkeypatch.setattr(linear_cpu, "multiplies_bfloat16", lambda: False)
         MODEL.save(tmp_path)
         random = Random(0)
         asked = [

@@ -1,0 +1,50 @@
+"""What a worker offers: the queue's features that its engine has, and its capabilities as heartbeats publish them."""
+
+from collections.abc import Collection
+
+from sluice.engine.capabilities import NUM_CHOICES, Capabilities, Exactness
+from sluice.protocol.offers import Offer
+from sluice.protocol.sampling import FEATURES, OPTIONS, Feature
+from sluice.version import installed_version
+
+PLAIN = "plain"
+"""The form of weights of a model's files, without quantization."""
+
+
+def features_without(refused: Collection[str]) -> tuple[Feature, ...]:
+    """Return the features of an engine that refuses these options: those of which it implements every option."""
+    gone = {OPTIONS[name].feature for name in map(_name_for_producers, refused)}
+    return tuple(feature for feature in FEATURES if feature not in gone)
+
+
+def lacking_features(capabilities: Capabilities) -> frozenset[str]:
+    """Return the features that an engine does not have."""
+    return frozenset(FEATURES) - frozenset(capabilities.features)
+
+
+def own_capabilities(families: Collection[str], weights: tuple[str, ...], *, is_bitwise: bool) -> Capabilities:
+    """Return what Sluice's own engine can run."""
+    return Capabilities(
+        engine="sluice",
+        version=installed_version(),
+        families=tuple(sorted(families)),
+        weights=weights,
+        features=FEATURES,
+        exactness=Exactness.BITWISE if is_bitwise else Exactness.SAME_TOKENS,
+    )
+
+
+def offer_of(capabilities: Capabilities) -> Offer:
+    """Return what heartbeats publish of an engine's capabilities."""
+    return Offer(
+        engine=f"{capabilities.engine} {capabilities.version}",
+        exactness=capabilities.exactness.value,
+        families=capabilities.families,
+        weights=capabilities.weights,
+        features=capabilities.features,
+        refused=tuple(sorted(map(_name_for_producers, capabilities.refused))),
+    )
+
+
+def _name_for_producers(option: str) -> str:
+    return "n" if option == NUM_CHOICES else option
