@@ -1,6 +1,6 @@
-"""The process of an engine: `python -m sluice.worker.engine_process SOCKET PARENT`, started by `process.py` alone.
+"""The process of an engine: `python -m sluice.worker.engine_process SOCKET PARENT RELEASE`.
 
-It binds itself to the worker before it imports anything that takes time.
+`process.py` alone starts it. It binds itself to the worker before it imports anything that takes time.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STARTUP_SIGNALS)
     from sluice.worker.engine_process.child import run
 
-    run(int(sys.argv[1]))
+    run(int(sys.argv[1]), release=sys.argv[3])
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from sluice.engine.execution.threads import limit_spinning
 from sluice.engine.interface import Engine
 from sluice.engine.request import TokenDelta
 from sluice.engine.watching import Iteration
+from sluice.version import installed_version
 from sluice.worker.engine_process.messages import Load, LoadFailed, Orders, Setup, StepReport, packed, receive, send
 from sluice.worker.engines.registry import load
 from sluice.worker.errors import ConfigError, WorkerError
@@ -27,13 +28,27 @@ END_WITHIN_S = 2.0
 """How long a step may last on after the worker has ended."""
 
 
-def run(socket: int) -> None:
-    """Load a model for the process at the other end of the socket, and generate for it until it ends."""
+def run(socket: int, *, release: str) -> None:
+    """Load a model for the process at the other end of the socket, and generate for it until it ends.
+
+    `release` is that of the other process. The two send each other objects, so another release does not run.
+    """
     with Connection(socket) as connection:
         try:
-            _run(connection)
+            if release == installed_version():
+                _run(connection)
+            else:
+                send(connection, LoadFailed((other_release(release, installed_version()),), are_settings=True))
         except (EOFError, ConnectionError):
             return  # the worker has ended
+
+
+def other_release(of_worker: str, of_engine: str) -> str:
+    """Return the sentence about an engine's process whose Sluice is not of the worker's release."""
+    return (
+        f"SLUICE_ENGINE_PYTHON: its Sluice is {of_engine}, and this worker's is {of_worker}: "
+        "install the same release in both environments"
+    )
 
 
 def _run(connection: Connection) -> None:

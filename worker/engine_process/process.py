@@ -9,6 +9,7 @@ from signal import SIGUSR1
 from subprocess import DEVNULL, Popen, TimeoutExpired
 from typing import Self
 
+from sluice.version import installed_version
 from sluice.worker.config import WorkerConfig
 from sluice.worker.engine_process.messages import Load, LoadFailed, Setup, StepReport, receive, send
 from sluice.worker.errors import ConfigError, WorkerBroken
@@ -31,8 +32,9 @@ class EngineProcess:
         self._is_loaded = False
         with theirs, block_startup_signals():
             # A new session, because Ctrl-C is for the worker.
+            python = config.model.engine_python or sys.executable
             self._process = Popen(
-                [config.model.engine_python or sys.executable, *_ARGUMENTS, str(theirs.fileno()), str(os.getpid())],
+                [python, *_ARGUMENTS, str(theirs.fileno()), str(os.getpid()), installed_version()],
                 stdin=DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from sluice.engine.errors import OptionRefused
+from sluice.engine.request import Request, Sampling
+from sluice.version import installed_version
 from sluice.worker.config import ModelConfig, WorkerConfig, load_config
 from sluice.worker.engine_process.process import EngineProcess
 from sluice.worker.engine_process.remote_engine import RemoteEngine, ReportedSteps
@@ -31,7 +34,12 @@ class TestGivenAnEngineOfAnotherDistribution:
             "from dataclasses import replace\n"
             "from sluice.worker.model.load import prepare as prepare_own\n"
             "def prepare(config):\n"
-            "    return replace(prepare_own(config), name='of-the-other')\n"
+            "    prepared = prepare_own(config)\n"
+            "    def load():\n"
+            "        loaded = prepared.load()\n"
+            "        lean = replace(loaded.facts.capabilities, engine='other', refused={'min_p': 'it has none'})\n"
+            "        return replace(loaded, facts=replace(loaded.facts, capabilities=lean))\n"
+            "    return replace(prepared, name='of-the-other', load=load)\n"
         )
         monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -45,6 +53,15 @@ class TestGivenAnEngineOfAnotherDistribution:
         with EngineProcess(config, "w") as process:
             engine = RemoteEngine(process, ReportedSteps(60.0), step_tokens=config.step_limits.max_num_batched_tokens)
             assert engine.facts.limits.vocab_size > 0
+            engine.stop()
+
+    def test_when_its_process_has_loaded_then_the_worker_refuses_what_it_refuses(self) -> None:
+        config = config_of(engine="other")
+        with EngineProcess(config, "w") as process:
+            engine = RemoteEngine(process, ReportedSteps(60.0), step_tokens=config.step_limits.max_num_batched_tokens)
+            engine.validate(Request(id="a", prompt_token_ids=(1,)))
+            with pytest.raises(OptionRefused, match=r"the engine other \S+ refuses min_p: it has none"):
+                engine.validate(Request(id="b", prompt_token_ids=(1,), sampling=Sampling(min_p=0.1)))
             engine.stop()
 
 
@@ -66,6 +83,25 @@ class TestGivenAnotherPython:
             pytest.raises(WorkerBroken, match="exit code 1"),
         ):
             process.load()
+
+    def test_when_it_has_another_release_then_both_are_told(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        info = tmp_path / "sluice_llm-99.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: sluice-llm\nVersion: 99.0\n")
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+        with (
+            EngineProcess(config_of(engine_python=sys.executable), "w") as process,
+            pytest.raises(ConfigError) as raised,
+        ):
+            process.load()
+
+        assert raised.value.problems == (
+            f"SLUICE_ENGINE_PYTHON: its Sluice is 99.0, and this worker's is {installed_version()}: "
+            "install the same release in both environments",
+        )
 
     @pytest.mark.parametrize(
         ("environ", "problem"),
