@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sluice.protocol.calls import QueueView
+from sluice.protocol.offers import Offer
 
 SAMPLE_S, NUM_SAMPLES = 10, 30
 """Duration in seconds, and number, of the samples in a heartbeat."""
@@ -55,6 +56,13 @@ class WorkerRow:
     tokens_per_s: float
     started_ms: int | None
     samples: tuple[Sample, ...]
+    offer: Offer | None = None
+    """What its engine can run; None if it does not say."""
+
+    @property
+    def engine(self) -> str:
+        """The name and the release of its engine."""
+        return self.offer.engine if self.offer else "?"
 
 
 def workers_of(queue: str, views: Sequence[QueueView]) -> Iterator[WorkerRow]:
@@ -78,6 +86,7 @@ def workers_of(queue: str, views: Sequence[QueueView]) -> Iterator[WorkerRow]:
             tokens_per_s=_number(about, "tokens_per_s"),
             started_ms=int(_number(about, "started_ms")) or None,
             samples=samples_of(about.get("recent", "")),
+            offer=Offer.of(about),
         )
 
 

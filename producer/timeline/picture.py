@@ -12,6 +12,7 @@ LEAST_WIDTH = 0.4
 STEPS = (1, 2, 5)
 WHYS = {
     "given_back": "worker gave it back",
+    "declined": "left for another engine",
     "farewell": "worker left",
     "death": "worker died",
     "lost_reply": "worker did not get it",

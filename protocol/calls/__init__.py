@@ -20,7 +20,17 @@ from sluice.protocol.calls.control import (
     restore_settings,
 )
 from sluice.protocol.calls.heartbeat import Beat, BeatReply, beat, report_death
-from sluice.protocol.calls.leasing import LeasedJob, Notification, PullReply, PullRequest, Returned, give_back, pull
+from sluice.protocol.calls.leasing import (
+    Declined,
+    LeasedJob,
+    Notification,
+    PullReply,
+    PullRequest,
+    Returned,
+    decline,
+    give_back,
+    pull,
+)
 from sluice.protocol.calls.progress import (
     AdvanceAnswer,
     Already,
@@ -74,6 +84,7 @@ __all__ = [
     "Call",
     "Conflict",
     "Death",
+    "Declined",
     "Duplicate",
     "EndCall",
     "FromNow",
@@ -106,6 +117,7 @@ __all__ = [
     "close_batch",
     "configure",
     "count_reads",
+    "decline",
     "delete",
     "expire_batch",
     "fire_timers",

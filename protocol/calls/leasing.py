@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from sluice.protocol import limits
 from sluice.protocol.calls.base import Call, Raw, read_text, read_truths
@@ -235,3 +236,23 @@ def give_back(
     return Call(
         "give_back", keys.fixed(), (incarnation, int(deregister), pack_for_script(rows), int(broken)), read_truths
     )
+
+
+Declined = Literal["returned", "kept", "lost"]
+"""What became of a job that its worker's engine declines: another worker gets it; no living one may run it, and the
+lease stays; or this incarnation no longer owns it."""
+
+
+def decline(keys: QueueKeys, incarnation: str, job: Returned) -> Call[Declined]:
+    """Return a job that this worker's engine refuses for a living worker with an engine that has not, if there is one.
+
+    Workers whose heartbeats publish the same offer set it aside from now on while there is.
+    """
+    args = (incarnation, 0, pack_for_script([(job.job_id, job.epoch)]), 0, 1)
+    return Call("give_back", keys.fixed(), args, _read_declined)
+
+
+def _read_declined(reply: Raw) -> Declined:
+    (answer,) = reply
+    answers: tuple[Declined, ...] = ("lost", "returned", "kept")
+    return answers[int(answer)]

@@ -1,7 +1,7 @@
 """Read the state of jobs and queues. Never writes."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from sluice.protocol.calls.base import Call, Raw, read_map, read_number, read_text, read_words
@@ -189,6 +189,9 @@ class PartitionView:
     deadline_ms: int | None = None
     """The nearest deadline of a job or batch, or end of a time to live."""
 
+    offers: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    """The texts of what engines of live incarnations offer (`Offer`), by model."""
+
 
 Lane = tuple[str, str, int, int]
 """(class, tenant, jobs, tokens)"""
@@ -220,8 +223,8 @@ def inspect(keys: QueueKeys) -> Call[PartitionView]:
 
 
 def _read_partition(reply: Raw) -> PartitionView:
-    now, counters, settings, oldest, dead, suspects, outbox, num_workers, models, callbacks, *timers = reply
-    delayed, due, deadline = timers
+    now, counters, settings, oldest, dead, suspects, outbox, num_workers, models, callbacks, *rest = reply
+    delayed, due, deadline, offers = rest
     numbers = {name: read_number(value) for name, value in read_map(counters).items()}
     by_name = read_map(settings)
     by_name.pop("stamp", None)  # not a setting: workers read it with `restore_settings`
@@ -246,7 +249,15 @@ def _read_partition(reply: Raw) -> PartitionView:
         delayed_jobs=delayed,
         due_jobs=due,
         deadline_ms=deadline,
+        offers=_read_offers(offers),
     )
+
+
+def _read_offers(listed: Raw) -> Mapping[str, tuple[str, ...]]:
+    by_model: dict[str, list[str]] = {}
+    for offer, model in (word.split("\n", 1) for word in sorted(read_words(listed)) if "\n" in word):
+        by_model.setdefault(model, []).append(offer)
+    return {model: tuple(offers) for model, offers in by_model.items()}
 
 
 Workers = Mapping[str, Mapping[str, str]]

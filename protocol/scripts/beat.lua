@@ -26,9 +26,9 @@ local function renew()
   call('ZADD', ALIVE, now + expires_in, me)
   local about = { 'beaten', NOW, 'life', expires_in }
   for i = 5, #ARGV do about[#about + 1] = ARGV[i] end
-  for i = 5, #ARGV, 2 do
-    if ARGV[i] == 'model' then note_model(me, ARGV[i + 1], now, now + expires_in) end
-  end
+  local said = as_map({ unpack(ARGV, 5) })
+  if said.model then note_model(me, said.model, now, now + expires_in) end
+  if said.model and said.offer then note_offer(said.model, said.offer, now, now + expires_in) end
   call('HSET', key, unpack(about))
   -- It is alive: if it dies again, that is a new death with its own count of mates.
   call('HDEL', key, 'mates', 'death', 'stopped')

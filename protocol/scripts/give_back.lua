@@ -1,20 +1,30 @@
--- include: lib_deaths lib_models
+-- include: lib_deaths lib_models lib_offers
 -- Return jobs to the queue, where they resume at their next token, and deregister the incarnation if requested. Jobs
 -- returned by a broken worker count as held at its death, so that a job that breaks workers is found.
 --
 -- KEYS: config, then the fixed keys of the queue.
--- ARGV: incarnation, 1 to deregister, packed array of {job, epoch}, 1 if it broke.
--- Reply: for each 1 (returned, or ended as requested) or 0 (no longer owned by this incarnation).
+-- ARGV: incarnation, 1 to deregister, packed array of {job, epoch}, 1 if it broke, 1 if its engine declines the jobs.
+-- Reply: for each 1 (returned, or ended as requested), 0 (no longer owned by this incarnation), or, of a declined one, 2: each
+--   living engine of its model has declined it, and it stays with this worker, which ends it.
 
 write_even_when_full()
 if not is_text(ARGV[1], LIMITS.MAX_INCARNATION_BYTES) then return wrong_arguments() end
 local wrong = wrong_key(ARGV[1])
 if wrong then return wrong end
 
-local me, is_deregistered, has_broken = ARGV[1], ARGV[2] == '1', ARGV[4] == '1'
+local me, is_deregistered, has_broken, is_declined = ARGV[1], ARGV[2] == '1', ARGV[4] == '1', ARGV[5] == '1'
 local death = has_broken and about_death(me)
 
 local rows = rows_of(ARGV[3], LIMITS.MAX_JOBS_PER_CALL, 'string', 'number')
+
+-- Leave a job to a living worker whose engine has not declined it, if there is one.
+local function decline(job, lease)
+  offers.decline(job, me)
+  if not offers.has_other(job) then return 2 end
+  call('HSET', job.hash, 'declined', job.declined)
+  return_job(job, lease, 'declined')
+  return 1
+end
 
 local function give_back(id, epoch)
   local lease = read_lease(id)
@@ -25,6 +35,8 @@ local function give_back(id, epoch)
     -- Too many ends for one call: the job stays leased, and a pull or beat ends it.
     if slice.is_spent() then return 0 end
     end_without_worker(job, lease, lease[FLAG], END_REASONS[lease[FLAG]])
+  elseif is_declined then
+    return decline(job, lease)
   elseif not (death and is_settled_by_death(job, lease, death)) then
     return_job(job, lease, death and 'death' or 'given_back')
   end

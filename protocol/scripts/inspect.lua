@@ -4,7 +4,8 @@
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- Reply: {now, counters, settings, oldest head or false, dead, suspects, outbox entries, living workers, {model that one of
---   them serves …}, callbacks entries, delayed jobs, those of them that are due, next deadline or false}; maps are flat.
+--   them serves …}, callbacks entries, delayed jobs, those of them that are due, next deadline or false, {`<offer>\n<model>` of living workers …}};
+--   maps are flat.
 
 local function oldest_head()
   local oldest
@@ -47,9 +48,14 @@ local function served_models()
   return served
 end
 
+local function living_offers()
+  local listed = try('ZRANGEBYSCORE', OFFERS, now, '+inf', 'LIMIT', 0, LIMITS.MAX_OFFERS)
+  return failed(listed) and {} or listed
+end
+
 local due, deadline = read_timers()
 return {
   NOW, read_counters(), call('HGETALL', KEYS[1]), oldest_head() or false, call('ZCARD', DEAD),
   call('ZCARD', SUSPECTS), call('XLEN', OUTBOX), call('ZCOUNT', ALIVE, now, '+inf'), served_models(),
-  call('XLEN', CALLBACKS), call('ZCARD', DELAYED), due, deadline,
+  call('XLEN', CALLBACKS), call('ZCARD', DELAYED), due, deadline, living_offers(),
 }

@@ -89,6 +89,8 @@ local function beat_time(most)
 end
 -- For each model a set of the workers that serve it: so whether one does costs the same however many live.
 local SERVING = PREFIX .. 'serving:'
+-- `<offer>\n<model>` -> the last expiry among the workers that have it: how many are compared depends on the engines alone.
+local OFFERS = PREFIX .. 'offers'
 local QUEUE = string.match(PREFIX, '^{(.*):%d+}:$')
 -- Lua formats a number at each command, and this one is used often.
 local NOW_TEXT = string.format('%d', NOW)
@@ -175,6 +177,7 @@ local function foreign_text(job)
   if job.seed and not (#job.seed <= 20 and string.find(job.seed, '^%d+$')) then return 'seed' end
   if job.spec and #job.spec > LIMITS.MAX_SPEC_BYTES then return 'spec' end
   if job.resolved and #job.resolved > LIMITS.MAX_SPEC_BYTES then return 'resolved' end
+  if job.declined and #job.declined > 16 * LIMITS.MAX_OFFERS then return 'declined' end
   if not job.entry then return nil end
   local ms, number = string.match(job.entry, '^(%d+)%-(%d+)$')
   if not ms or #ms > 19 or #number > 19 then return 'entry' end

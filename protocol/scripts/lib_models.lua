@@ -1,4 +1,4 @@
--- Record which models living workers serve.
+-- Record which models living workers serve, and what their engines offer.
 
 -- Model -> the last expiry among its workers: to list the models.
 local MODELS = PREFIX .. 'models'
@@ -20,6 +20,27 @@ local function note_model(incarnation, model, now, expiry)
   if add_to(key, expiry, incarnation) then call('ZREMRANGEBYSCORE', key, '-inf', now) end
   call('PEXPIRE', key, LIMITS.WORKER_KEPT_S * 1000)
   if add_to(MODELS, 'GT', expiry, model) then call('ZREMRANGEBYSCORE', MODELS, '-inf', now) end
+end
+
+-- The features that a queue takes at submit are those that at least one living worker offers.
+local function write_features()
+  local features, is_known = {}, {}
+  for _, member in ipairs(call('ZRANGE', OFFERS, 0, LIMITS.MAX_OFFERS - 1)) do
+    local listed = string.match(member, '^[^\n]*; features=([%w_,-]*)')
+    for feature in string.gmatch(listed or '', '[^,]+') do
+      if not is_known[feature] then features[#features + 1] = feature end
+      is_known[feature] = true
+    end
+  end
+  SETTINGS.features = table.concat(features, ',')
+  call('HSET', KEYS[1], 'features', SETTINGS.features)
+end
+
+-- With each heartbeat, as `note_model`. The stamp of the settings stays: workers do not remember this one.
+local function note_offer(model, offer, now, expiry)
+  if not is_text(model, LIMITS.MAX_MODEL_BYTES) or not is_text(offer, LIMITS.MAX_OFFER_BYTES) then return end
+  local is_new = add_to(OFFERS, 'GT', expiry, string.gsub(offer, '\n', ' ') .. '\n' .. model)
+  if call('ZREMRANGEBYSCORE', OFFERS, '-inf', now) > 0 or is_new then write_features() end
 end
 
 -- When a worker leaves, or its process has ended.

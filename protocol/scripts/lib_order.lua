@@ -184,9 +184,9 @@ local function charge_once(job)
   end
 end
 
--- Wait for a worker with the job's model. This is not an attempt.
+-- Wait for a worker with the job's model, or an engine that runs it. This is not an attempt.
 local num_aside = 0
-local function delay_for_model(job, wait_ms)
+local function delay_for_worker(job, wait_ms)
   leave_waiting(job, false)
   count_waiting(job, 1)
   wait_until(job, NOW + wait_ms)
@@ -200,8 +200,8 @@ function take(lane, entry, parsed, mark)
   if not job then return end
   local lease = job.epoch > 0 and read_lease(job.id) or nil
   if is_too_late(job, lease) then return end
-  local wait_ms = wait_for_model(job, lease)
-  if wait_ms then return delay_for_model(job, wait_ms) end
+  local wait_ms = wait_for_worker(job, lease)
+  if wait_ms then return delay_for_worker(job, wait_ms) end
   local payload = read_payload(job)
   if not payload then
     spoil(lane)

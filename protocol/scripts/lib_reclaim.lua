@@ -58,7 +58,7 @@ local function reclaim_job(id, death)
   if lease[FLAG] ~= '' then return end_without_worker(job, lease, lease[FLAG], END_REASONS[lease[FLAG]]) end
   job.seen = death.seen
   if is_settled_by_death(job, lease, death) then return end
-  local wait_ms = wait_for_model(job, lease)
+  local wait_ms = wait_for_worker(job, lease)
   if wait_ms then return return_job(job, lease, death.is_deregistered and 'farewell' or 'death', NOW + wait_ms) end
   move_to_me(job, lease, death)
 end

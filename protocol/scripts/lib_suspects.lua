@@ -4,8 +4,8 @@ local isolate  -- the names used outside: a script may have 200 locals
 
 do
 
--- A suspect that this worker may run once it is empty, its lease and what it needs; nil if it may not: it is of another
--- model, or costs more than the cache.
+-- A suspect that this worker may run once it is empty, its lease and what it needs; nil if it may not: it is for a
+-- worker of another model or engine, or costs more than the cache.
 local function suspect_for_me(id)
   local job, why = load_job(id)
   if not job or job.state ~= 'queued' then
@@ -14,7 +14,7 @@ local function suspect_for_me(id)
     return
   end
   local lease = read_lease(id)
-  if is_too_late(job, lease) or wait_for_model(job, lease) then return end
+  if is_too_late(job, lease) or wait_for_worker(job, lease) then return end
   local published = published_tokens(lease)
   local need = need_of(job.prompt + published, cost_of(job, published), job.choices)
   if need.cost <= request.cache or fits(need) then return job, lease, need end

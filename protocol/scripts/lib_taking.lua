@@ -95,22 +95,14 @@ end
 
 end
 
--- How long a job must wait for a worker of another model, in ms; nil if this worker may have it.
-local wait_for_model
+-- How long a job must wait for a worker of another model or engine, in ms; nil if this worker may have it.
+local wait_for_worker
 do
 
 -- Whether another model began the job, and this worker continues only jobs of its own.
 local function is_of_other_model(job, lease)
   local began_with = request.own_model and job.fingerprint
   return began_with and began_with ~= request.own_model and published_tokens(lease) > 0
-end
-
--- The model that a job names; nil if it names none, or its spec cannot be read. The spec is `{version, {name: value}}`.
-local function model_named(job)
-  if not string.find(job.spec, '\165model', 1, true) then return nil end
-  local is_read, spec = pcall(cmsgpack.unpack, job.spec)
-  local values = is_read and type(spec) == 'table' and spec[2]
-  return type(values) == 'table' and type(values.model) == 'string' and values.model or nil
 end
 
 -- A model whose key is foreign counts as served: the next heartbeat of a worker with it replaces that key.
@@ -124,10 +116,15 @@ local function is_served(model)
 end
 
 -- If no live worker serves the model, this one takes the job, and ends it with the reason.
-local function is_for_other_worker(job)
-  local model = model_named(job)
+local function is_for_other_model(job)
+  local model = offers.model_of(job)
   local mine = model and call('HGET', MINE, 'model')
   return mine and mine ~= model and is_served(model)
+end
+
+-- If no live worker has an engine that has not declined the job, this one takes it, and ends it with the reason.
+local function is_for_other_engine(job)
+  return job.declined and offers.is_declined_by(job, ME) and offers.has_other(job)
 end
 
 -- The more jobs are set aside, the longer each is, so that the cost of examining them again is constant.
@@ -135,9 +132,9 @@ local function aside_ms()
   return math.min(math.max(LIMITS.ASIDE_MS, LIMITS.ASIDE_EACH_MS * call('ZCARD', DELAYED)), LIMITS.ASIDE_MOST_MS)
 end
 
-function wait_for_model(job, lease)
+function wait_for_worker(job, lease)
   if is_of_other_model(job, lease) then return request.model_wait_ms end
-  if is_for_other_worker(job) then return aside_ms() end
+  if is_for_other_model(job) or is_for_other_engine(job) then return aside_ms() end
 end
 
 end

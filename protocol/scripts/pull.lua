@@ -1,4 +1,4 @@
--- include: lib_timers lib_deaths lib_taking lib_order lib_reclaim lib_suspects lib_wakeups
+-- include: lib_timers lib_deaths lib_offers lib_taking lib_order lib_reclaim lib_suspects lib_wakeups
 -- Lease the first jobs that fit, in one step: jobs of dead workers, then returned ones, then those of the class and
 -- lane whose turn it is.
 --

@@ -202,7 +202,7 @@ function refusal_of_job(job)
   local too_long = refusal_of_length(job)
   if too_long then return too_long end
   local feature = lacks_feature(job)
-  if feature then return refused('feature', 0, 'no worker of this queue can do ' .. feature) end
+  if feature then return refused('feature', 0, 'no worker of this queue offers ' .. feature) end
 end
 
 end

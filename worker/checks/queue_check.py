@@ -16,7 +16,6 @@ from sluice.protocol.calls import (
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.redis.error_kinds import ErrorKind, classify
 from sluice.protocol.redis.execution import run
-from sluice.protocol.sampling import FEATURES
 from sluice.worker.checks.redis_check import durability_results
 from sluice.worker.checks.site import CheckResult, Site, warning
 from sluice.worker.config import WorkerConfig
@@ -153,7 +152,8 @@ def agree_on_queue(client: Client, config: WorkerConfig, served: LoadedModel) ->
         is_first = not view.num_workers or not view.settings.get("max_job_tokens")
         settings = QueueSettings(
             max_job_tokens=served.max_job_tokens if is_first else None,
-            features=FEATURES if is_first else None,
+            # Of further workers, their first heartbeat adds what they offer.
+            features=served.facts.capabilities.features if is_first else None,
             partitions=config.queue.num_partitions,
             # The operator's retention settings apply whether or not other workers are alive.
             keep_prompts=config.history.keep_prompts,

@@ -5,23 +5,30 @@ It reads the channels of a resumed job and translates the prompt.
 
 import queue
 import threading
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 
 from redis.exceptions import RedisError
 
 from sluice.engine.request import Request
+from sluice.protocol.calls import Returned, decline
+from sluice.protocol.redis.execution import run
 from sluice.protocol.states import JobState
 from sluice.protocol.wire import End, WireError, decode_entry
 from sluice.worker.clock import monotonic_s
 from sluice.worker.connection.availability import RetryPolicy, is_away
 from sluice.worker.connection.clients import Client
-from sluice.worker.errors import JobRejected
+from sluice.worker.errors import JobDeclined, JobRejected
 from sluice.worker.jobs.channel import ChannelLost, ChannelOutput
 from sluice.worker.jobs.held_job import HeldJob
 from sluice.worker.jobs.reader_waits import ReaderWaits
 from sluice.worker.jobs.retries import rejection_of
 from sluice.worker.model.translate import Translator
 from sluice.worker.serve.context import WorkerContext
+
+T = TypeVar("T")
 
 PAGE_ENTRIES = 512
 """Entries of a channel to read in one round trip when a job is resumed."""
@@ -86,6 +93,9 @@ class Preparation:
             self._grade_resumption(job)
             targets = self._context.settings.targets(job.keys)
             request, resolved = self._translator.translate(job)
+        except JobDeclined as rejection:
+            self._decline(job, rejection)
+            return None
         except JobRejected as rejection:
             self._reject(job, rejection)
             return None
@@ -100,26 +110,32 @@ class Preparation:
 
     def _resume(self, job: HeldJob) -> None:
         """Read what earlier attempts published; a job whose partition is unavailable is prepared later."""
-        retries = RetryPolicy()
         for index, choice in enumerate(job.choices):
-            while choice.published or choice.has_end:
-                if self._closing.is_set() or not job.is_held:
-                    raise _NotPrepared
-                if job.keys in self._context.unavailable:
-                    self._context.unavailable.when_back(job.keys, lambda: self.put([job]))
-                    raise _NotPrepared
-                try:
-                    key = job.keys.channel(job.id, index)
-                    output = _read_channel(self._client, key, choice)
-                except (RedisError, OSError) as error:
-                    delay_s = retries.delay_after(error)
-                    if is_away(error):
-                        self._context.unavailable.failed(job.keys, error)
-                    else:
-                        self._closing.wait(delay_s)
+            if choice.published or choice.has_end:
+                key = job.keys.channel(job.id, index)
+                job.restore(index, self._ask(job, partial(_read_channel, self._client, key, choice)))
+
+    def _ask(self, job: HeldJob, call: Callable[[], T]) -> T:
+        """Return the queue's answer to a call about a job, which is repeated after errors.
+
+        Raises:
+            _NotPrepared: the job is released, or its partition is unavailable: it is prepared again later.
+        """
+        retries = RetryPolicy()
+        while True:
+            if self._closing.is_set() or not job.is_held:
+                raise _NotPrepared
+            if job.keys in self._context.unavailable:
+                self._context.unavailable.when_back(job.keys, lambda: self.put([job]))
+                raise _NotPrepared
+            try:
+                return call()
+            except (RedisError, OSError) as error:
+                delay_s = retries.delay_after(error)
+                if is_away(error):
+                    self._context.unavailable.failed(job.keys, error)
                 else:
-                    job.restore(index, output)
-                    break
+                    self._closing.wait(delay_s)
 
     def _grade_resumption(self, job: HeldJob) -> None:
         """Record how exactly a job continues; check what another attempt has published."""
@@ -148,6 +164,21 @@ class Preparation:
                 if not is_same:
                     raise JobRejected("channel_lost", f"channel lost at {at}: {choice.published} were published")
                 self._context.log.warning("channel lost; generating again", **facts)
+
+    def _decline(self, job: HeldJob, rejection: JobDeclined) -> None:
+        """Leave a job that this engine cannot run for a living worker whose engine may; without one, end it."""
+        call = decline(job.keys, self._context.incarnation, Returned(job_id=job.id, epoch=job.leased.epoch))
+        try:
+            answer = self._ask(job, partial(run, self._client, call))
+        except _NotPrepared:
+            return
+        if answer == "kept":
+            self._reject(job, rejection)
+        elif self._context.leases.remove(job):
+            self._context.mailbox.lose([job.request_id])
+            self._context.log.info(
+                "job left for another engine", job_id=job.id, attempt=job.leased.attempt, reason=str(rejection)
+            )
 
     def _reject(self, job: HeldJob, rejection: JobRejected) -> None:
         self._context.log.info(

@@ -11,6 +11,7 @@ from sluice.engine.interface import EngineStats
 from sluice.protocol.calls import PartitionView, inspect
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.limits import CAPACITY_FIELD, HELD_TOKENS_FIELD
+from sluice.protocol.offers import FIELD
 from sluice.protocol.redis.execution import run
 from sluice.protocol.workers import NUM_SAMPLES, SAMPLE_S
 from sluice.version import installed_version
@@ -18,6 +19,7 @@ from sluice.worker.clock import monotonic_s
 from sluice.worker.connection.clients import Client
 from sluice.worker.device_driver import utilisation_of
 from sluice.worker.model.loaded_model import LoadedModel
+from sluice.worker.model.offered import offer_of
 from sluice.worker.serve.context import WorkerContext
 from sluice.worker.serve.metrics import SampledRates, Value
 
@@ -103,6 +105,7 @@ class StatusReporter:
         self._read_device = utilisation_of(context.config.model.device)
         self._device_utilisation: float | None = None
         self._last_failure: str | None = None
+        self._offer = str(offer_of(served.facts.capabilities))
         self._started_ms = context.clock.ms(monotonic_s())
 
     def report(self) -> dict[str, str]:
@@ -118,6 +121,7 @@ class StatusReporter:
             "version": installed_version(),
             "device": self._context.config.model.device,
             "model": self._context.origin.model,
+            FIELD: self._offer,
             "discipline": self._context.config.batching.discipline,
             "kernels": " ".join(self._served.facts.stepped_down) or "-",
             "fingerprint": self._context.origin.fingerprint,

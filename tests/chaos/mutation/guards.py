@@ -19,6 +19,7 @@ PULL = "tests/protocol/test_pull.py"
 FULL = "tests/protocol/readiness/test_full_workers.py"
 CLASSES = "tests/integration/classes"
 MODELS = "tests/protocol/settings/test_two_models.py"
+ENGINES = "tests/protocol/settings/test_two_engines.py"
 RESTORED = "tests/protocol/settings/test_restored_settings.py"
 REPORT = "tests/protocol/deaths/test_report_death.py"
 STOPPED = "tests/protocol/deaths/test_stopped_jobs.py"
@@ -83,6 +84,11 @@ FLEET = (
         name="a worker that left serves its model until its heartbeat would have expired",
         patches=_script("lib_models", "try('ZREM', SERVING .. model, incarnation)"),
         tests=(f"{MODELS}::TestGivenWorkersOfTwoModels",),
+    ),
+    Guard(
+        name="what a dead worker offered is still taken at submit",
+        patches=_script("lib_models", "call('ZREMRANGEBYSCORE', OFFERS, '-inf', now) > 0 or is_new", "is_new"),
+        tests=(f"{ENGINES}::TestGivenAWorkerThatOffersLess",),
     ),
     Guard(
         name="only the first page of the workers is read",
@@ -599,6 +605,16 @@ RECLAIMS = (
         name="a worker takes a job that names the model of another live worker",
         patches=_script("lib_taking", "mine ~= model and is_served(model)", "false"),
         tests=(f"{MODELS}::TestGivenWorkersOfTwoModels",),
+    ),
+    Guard(
+        name="a worker takes a job again that its engine has declined",
+        patches=_script("lib_taking", "offers.is_declined_by(job, ME) and offers.has_other(job)", "false"),
+        tests=(f"{ENGINES}::TestGivenAJobThatOneEngineDeclines",),
+    ),
+    Guard(
+        name="a job that every engine declines waits for ever",
+        patches=_script("give_back", "if not offers.has_other(job) then return 2 end"),
+        tests=(f"{ENGINES}::TestGivenAJobThatOneEngineDeclines",),
     ),
     Guard(
         name="a job whose model nobody serves waits for ever",
