@@ -1,7 +1,7 @@
 """Availability of a queue's partitions: in a Cluster, those of an unreachable shard fail, and the others work."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from secrets import token_hex
 
@@ -54,14 +54,17 @@ class Partitions:
         """
         return await self._read(lambda keys: survey_all(keys, fields=BACKLOG_FIELDS, has_lanes=has_lanes))
 
-    async def models(self) -> set[str]:
-        """Read which models the workers of the available partitions serve.
+    async def models(self) -> Mapping[str, tuple[str, ...]]:
+        """Read which models the workers of the available partitions serve, with the different offers of their engines.
 
         Raises:
             QueueUnreachable, InvalidSetting: as `surveys`.
         """
         views = await self._read(lambda keys: ask_calls(list(map(calls.inspect, keys))))
-        return {model for view in views for model in view.models}
+        models = {model for view in views for model in view.models}
+        return {
+            model: tuple(sorted({offer for view in views for offer in view.offers.get(model, ())})) for model in models
+        }
 
     async def _read(self, read: Callable[[Sequence[QueueKeys]], Operation[list[Result]]]) -> list[Result]:
         if self._eager is None:

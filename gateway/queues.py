@@ -16,6 +16,7 @@ from sluice.producer.aio import AsyncProducer
 from sluice.producer.errors import InvalidSetting, LessDurable, QueueUnreachable
 from sluice.producer.operations.submission import Receipt
 from sluice.protocol.jobs import CheckedJob
+from sluice.protocol.offers import Offer
 
 SUBMIT_PATIENCE_S = 1.0
 """A request is answered with 503 when Redis cannot be reached for this long, or is silent for three seconds."""
@@ -82,6 +83,7 @@ class Queues:
         self._clients = {queue.name: _clients(queue, settings) for queue in settings.queues}
         self._configured = dict(settings.model_queues)
         self._wrong: dict[str, InvalidSetting] = {}
+        self._offers: dict[str, Mapping[str, tuple[str, ...]]] = {}
         self._seen_s: dict[str, dict[str, float]] = {name: {} for name in self._clients}
         self._look_every_s, self._looked_s = look_every_s, float("-inf")
         self._looking: asyncio.Task[None] | None = None
@@ -141,6 +143,11 @@ class Queues:
         living = (name for seen_s in self._seen_s.values() for name, at_s in seen_s.items() if self._is_new(at_s))
         return tuple(sorted({*living, *self._configured}))
 
+    def offers_of(self, model: str) -> list[Offer]:
+        """Return what the engines of a model's living workers can run, as of the last look, each different one once."""
+        texts = {text for offers in self._offers.values() for text in offers.get(model, ())}
+        return [Offer.read(text) for text in sorted(texts)]
+
     async def model_of(self, clients: QueueClients) -> str:
         """Return the name of a model that a queue's workers serve; "" if none is known."""
         return min((name for name, queue in (await self._by_model()).items() if queue == clients.name), default="")
@@ -198,7 +205,8 @@ class Queues:
             for error in self._wrong.values():
                 LOG.warning("The gateway does not serve a queue: %s", error)
         for name, models in by_queue.items():
-            new = () if isinstance(models, InvalidSetting) else models
+            new: Mapping[str, tuple[str, ...]] = {} if isinstance(models, InvalidSetting) else models
+            self._offers[name] = new
             seen_s = self._seen_s[name] | dict.fromkeys(new, now_s)
             self._seen_s[name] = {model: at_s for model, at_s in seen_s.items() if now_s - at_s < KNOWN_FOR_S}
 
@@ -245,7 +253,7 @@ def _clients(queue: ServedQueue, settings: GatewaySettings) -> QueueClients:
     return QueueClients(queue.name, submitting, following, readers, abandoned, partitions)
 
 
-async def _served(partitions: Partitions) -> set[str] | InvalidSetting:
+async def _served(partitions: Partitions) -> Mapping[str, tuple[str, ...]] | InvalidSetting:
     try:
         return await partitions.models()
     except InvalidSetting as error:

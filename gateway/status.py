@@ -12,12 +12,24 @@ from sluice.gateway.openapi.document import document
 from sluice.gateway.openapi.routes import json_answer, route
 from sluice.gateway.openapi.schemas import NUMBER, TEXT, list_of, object_schema
 from sluice.gateway.queues import Queues, unknown_model
+from sluice.protocol.offers import Offer
 from sluice.protocol.openai_format.bodies import Object
 
 OK = {"const": "ok"}
 HEALTH = object_schema("Health", status=OK)
 READINESS = object_schema("Readiness", optional=("warnings",), status=OK, warnings=list_of(TEXT))
-MODEL = object_schema("Model", id=TEXT, object={"const": "model"}, created=NUMBER, owned_by=TEXT)
+ENGINE = object_schema(
+    "Engine",
+    name=TEXT,
+    exactness=TEXT,
+    features=list_of(TEXT),
+    refused=list_of(TEXT),
+    families=list_of(TEXT),
+    weights=list_of(TEXT),
+)
+MODEL = object_schema(
+    "Model", id=TEXT, object={"const": "model"}, created=NUMBER, owned_by=TEXT, engines=list_of(ENGINE)
+)
 MODELS = object_schema("Models", object={"const": "list"}, data=list_of(MODEL))
 
 
@@ -55,7 +67,7 @@ class StatusRoutes:
     @route("GET /v1/models", json_answer("All models.", MODELS), tag="openai", scope="read")
     async def list_models(self, _request: Request) -> Response:
         """List the models that workers serve."""
-        return JSONResponse({"object": "list", "data": list(map(_model, await self._queues.models()))})
+        return JSONResponse({"object": "list", "data": [self._model(name) for name in await self._queues.models()]})
 
     @route("GET /v1/models/{model:path}", json_answer("The model.", MODEL), tag="openai", scope="read")
     async def show_model(self, request: Request) -> Response:
@@ -63,8 +75,19 @@ class StatusRoutes:
         name, names = request.path_params["model"], await self._queues.models()
         if name not in names:
             raise unknown_model(name, names)
-        return JSONResponse(_model(name))
+        return JSONResponse(self._model(name))
+
+    def _model(self, name: str) -> Object:
+        engines = [_engine(offer) for offer in self._queues.offers_of(name)]
+        return {"id": name, "object": "model", "created": 0, "owned_by": "sluice", "engines": engines}
 
 
-def _model(name: str) -> Object:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "sluice"}
+def _engine(offer: Offer) -> Object:
+    return {
+        "name": offer.engine,
+        "exactness": offer.exactness,
+        "features": offer.features,
+        "refused": offer.refused,
+        "families": offer.families,
+        "weights": offer.weights,
+    }

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from sluice.protocol.offers import Offer
 from sluice.protocol.redis.surveys import pages_of_workers
 from sluice.worker.checks.queue_check import TWO_MODELS_ADVICE, models_of, two_models
 from sluice.worker.config import WorkerConfig
@@ -32,7 +33,7 @@ def living_workers(config: WorkerConfig, url: str) -> list[dict[str, str]]:
 
 
 def table_of(workers: Sequence[Mapping[str, str]], where: str) -> str:
-    """Format workers as a table, with a warning if they serve several models; `where` has the queue and the server."""
+    """Format workers as a table, what their engines can run, and warnings; `where` has the queue and the server."""
     if not workers:
         return f"no living workers on {where}"
     rows = [COLUMNS, *([_cell(worker, name) for name in COLUMNS] for worker in workers)]
@@ -40,6 +41,8 @@ def table_of(workers: Sequence[Mapping[str, str]], where: str) -> str:
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     if len(models := models_of(workers)) > 1:
         lines.append(f"warning: {two_models(models)}. {TWO_MODELS_ADVICE}")
+    offers = {str(offer): offer for offer in map(Offer.of, workers) if offer is not None}
+    lines += [f"engine {offer.sentence}" for offer in offers.values()]
     for worker in workers:
         if (replaced := worker.get("kernels", "-")) != "-":
             lines.append(

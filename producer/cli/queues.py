@@ -46,6 +46,7 @@ WORKER_HEADERS = (
     "pid",
     "device",
     "model",
+    "engine",
     "state",
     "places",
     "running",

@@ -29,9 +29,11 @@ class Site:
         self.partitions: dict[str, int] = {}
         self.look_every_s = 0.0
 
-    def start(self, queue: str, model: str) -> None:
+    def start(self, queue: str, model: str, **about: str) -> None:
         """Send the heartbeat of a worker."""
-        beat = calls.Beat(incarnation=model, held=(), processed_pull=0, expiry_ms=60_000, about={"model": model})
+        about = {"model": model, **about}
+        name = "".join(about.values())
+        beat = calls.Beat(incarnation=name, held=(), processed_pull=0, expiry_ms=60_000, about=about)
         self._run(calls.beat(QueueKeys(queue, 0), beat))
 
     def stop(self, queue: str, model: str) -> None:
@@ -91,6 +93,21 @@ class TestGivenTwoQueuesWithAModelEach:
     @pytest.mark.parametrize(("model", "queue"), [("small", "chat"), ("large", "bulk"), (None, "chat")])
     def test_when_a_model_is_named_then_its_queue_is_chosen(self, site: Site, model: str | None, queue: str) -> None:
         assert site.queue_of(model) == getattr(site, queue)
+
+    def test_when_their_engines_differ_then_each_model_has_those_of_its_workers(self, site: Site) -> None:
+        one, other = "engine=a 1; exactness=bitwise", "engine=b 2; exactness=greedy only; refused=min_p,n"
+        site.start(site.chat, "small", offer=one)
+        site.start(site.chat, "small", offer=other)
+        site.start(site.bulk, "large", offer=other)
+
+        async def engines(queues: Queues) -> dict[str, list[tuple[str, tuple[str, ...]]]]:
+            names = await queues.models()
+            return {name: [(offer.engine, offer.refused) for offer in queues.offers_of(name)] for name in names}
+
+        assert site.ask(engines) == {
+            "large": [("b 2", ("min_p", "n"))],
+            "small": [("a 1", ()), ("b 2", ("min_p", "n"))],
+        }
 
     def test_when_both_serve_a_model_then_the_first_is_chosen(self, site: Site) -> None:
         site.start(site.bulk, "small")

@@ -22,6 +22,20 @@ class TestGivenAWorkerOnAGpu:
         assert len(table_of([WORKER | {"kernels": "-"}, WORKER], WHERE).splitlines()) == 3
 
 
+class TestGivenWorkersOfTwoEngines:
+    def test_when_the_table_is_made_then_a_line_says_what_each_engine_can_run(self) -> None:
+        offers = (
+            "engine=sluice 1; exactness=bitwise; features=logprobs,choices; refused=; families=llama; weights=plain",
+            "engine=other 2; exactness=greedy only; features=choices; refused=logprobs,min_p; families=; weights=",
+        )
+        lines = table_of([WORKER | {"offer": offers[number]} for number in (0, 0, 1)], WHERE).splitlines()
+
+        assert lines[4:] == [
+            "engine sluice 1: resumes bitwise; has logprobs, choices; loads llama; weights plain",
+            "engine other 2: resumes greedy only; has choices; refuses logprobs, min_p",
+        ]
+
+
 class TestGivenNoWorker:
     def test_when_the_table_is_made_then_it_names_queue_and_server(self) -> None:
         assert table_of([], WHERE) == "no living workers on queue 'default' at redis://example:6379"

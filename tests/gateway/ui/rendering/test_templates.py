@@ -103,7 +103,10 @@ def overviews() -> list[dict[str, object]]:
         waiting_jobs=3,
         is_paused=True,
         suspects=1,
-        workers={"w": {**worker, "state": "quiet", "recent": "1,0,0,9,5" * 2}},
+        workers={
+            "w": {**worker, "state": "quiet", "recent": "1,0,0,9,5" * 2},
+            "v": {**worker, "offer": f"engine={HOSTILE}; exactness={HOSTILE}; refused={HOSTILE}"},
+        },
     )
     memory = Memory(used_bytes=99, max_bytes=100)
     empty = overview({"chat": [view(waiting_jobs=2)]}, {}, None, Trends())
