@@ -14,6 +14,7 @@ from sluice.worker.engine_process.process import EngineProcess
 from sluice.worker.engine_process.remote_engine import RemoteEngine, ReportedSteps
 from sluice.worker.engines.registry import load, prepare
 from sluice.worker.errors import ConfigError, WorkerBroken
+from tests.other_engine import install
 
 NULL = WorkerConfig(model=ModelConfig(path="null"))
 
@@ -25,27 +26,10 @@ def config_of(**model: str) -> WorkerConfig:
 class TestGivenAnEngineOfAnotherDistribution:
     @pytest.fixture(autouse=True)
     def distribution(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It prepares what the worker's own engine does, under another name."""
-        info = tmp_path / "other_engine-1.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other-engine\nVersion: 1\n")
-        (info / "entry_points.txt").write_text("[sluice.engines]\nother = other_engine:prepare\n")
-        (tmp_path / "other_engine.py").write_text(
-            "from dataclasses import replace\n"
-            "from sluice.worker.model.load import prepare as prepare_own\n"
-            "def prepare(config):\n"
-            "    prepared = prepare_own(config)\n"
-            "    def load():\n"
-            "        loaded = prepared.load()\n"
-            "        lean = replace(loaded.facts.capabilities, engine='other', refused={'min_p': 'it has none'})\n"
-            "        return replace(loaded, facts=replace(loaded.facts, capabilities=lean))\n"
-            "    return replace(prepared, name='of-the-other', load=load)\n"
-        )
-        monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        install(tmp_path, monkeypatch)
 
     def test_when_it_is_asked_for_then_it_prepares_the_model(self) -> None:
-        assert prepare(config_of(engine="other")).name == "of-the-other"
+        assert prepare(config_of(engine="other")).description.startswith("the other engine: ")
 
     def test_when_its_process_loads_then_it_generates_there(self) -> None:
         config = config_of(engine="other")
