@@ -8,6 +8,10 @@ settings and the model's files without its weights, and its `PreparedModel` load
 mine = "package.module:prepare"
 ```
 
+The model that it loads says in `facts.capabilities` what the engine can run. `features_without` of
+`worker/model/offered.py` names the features that are left without the options that it refuses. The worker rejects
+requests that state those; another worker of the queue may take the job.
+
 A worker runs an engine other than its own in a process of its own, by another environment's Python if it is told so.
 """
 

@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.gpu.checks.determinism import ALONE, Company, outputs
 from sluice.engine.errors import DeterminismUnavailable, KernelsUnavailable
@@ -140,3 +141,26 @@ class TestGivenAGpu:
         chain.set_deterministic(True)
 
         assert chain.description() == f"{usual}, deterministic"
+
+
+class TestGivenTheUsualMode:
+    @pytest.mark.skipif(library() is None, reason="there is no C compiler")
+    @pytest.mark.parametrize(
+        ("dtype", "is_native", "expected"),
+        [("bfloat16", True, True), ("bfloat16", False, False), ("float32", True, False)],
+    )
+    def test_when_a_model_is_planned_then_it_is_bitwise_where_the_native_kernels_are_usual(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, is_native: bool, expected: bool
+    ) -> None:
+        monkeypatch.setattr(determinism, "multiplies_bfloat16", lambda: is_native)
+        MODEL.save(tmp_path)
+        plan = plan_load(replace(options_for(tmp_path, dtype=dtype), is_deterministic=False))
+
+        assert plan.is_bitwise is expected
+
+    def test_when_its_determinism_was_asked_for_then_it_is_bitwise_on_a_gpu_too(self, tmp_path: Path) -> None:
+        MODEL.save(tmp_path)
+        config, options = parse_config(open_model_folder(tmp_path).config), options_for(tmp_path, device="cuda")
+
+        assert determinism.is_bitwise(config, torch.bfloat16, options)
+        assert not determinism.is_bitwise(config, torch.bfloat16, replace(options, is_deterministic=False))
