@@ -78,7 +78,7 @@ class TestGivenAWorkerWithoutJobs:
 
         shown = run("queues", "show").output()
 
-        assert "\nw1\t-\th1\t7\t?\tsmall\t?\t0\t0\t0\t0\n" in shown
+        assert "\nw1\t-\th1\t7\t?\tsmall\t?\t?\t0\t0\t0\t0\n" in shown
         assert "recent" not in shown
 
 
