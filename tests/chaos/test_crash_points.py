@@ -160,7 +160,7 @@ def _event_ids(it: Stand) -> Generator[str]:
         yield event.id
 
 
-KEPT_FOR_EVER = {"clock", "config", "counters", "served", "tenants", "models", "bell", "outbox", "callbacks"}
+KEPT_FOR_EVER = {"clock", "config", "counters", "served", "tenants", "models", "offers", "bell", "outbox", "callbacks"}
 
 
 def check_no_residue(client: Any) -> None:  # Any: a redis-py client
