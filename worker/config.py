@@ -229,6 +229,14 @@ class ModelConfig:
         metavar="PATH",
         help="Python of the environment that runs the engine's process. The worker's own if not given.",
     )
+    engine_option: tuple[str, ...] = setting(
+        (),
+        metavar="NAME=VALUE",
+        help="An option of vLLM's own, as tensor_parallel_size=2. Several in the environment are separated by spaces.",
+    )
+    engine_untested: bool = setting(
+        False, help="Run a release of another engine with which the conformance suite has not been run."
+    )
     num_threads: int | None = setting(
         None,
         metavar="THREADS",
@@ -261,13 +269,18 @@ class ModelConfig:
             yield "quantization", f"int8 needs {needed} as dtype, got {self.dtype}"
         if self.kv_cache_dtype == "fp8" and self.device == "cpu":
             yield "kv_cache_dtype", "fp8 needs a GPU; on a CPU it would be slower"
+        yield from self._engine_problems()
+        yield from _positive(
+            self, "processes", "block_size", "num_blocks", "host_cache_mib", "max_model_len", "num_threads"
+        )
+
+    def _engine_problems(self) -> Iterator[tuple[str, str]]:
         if self.engine_python is not None and which(self.engine_python) is None:
             yield "engine_python", f"there is no program {self.engine_python}"
         if self.engine_python is not None and self.engine_process == "off":
             yield "engine_python", "an engine of another Python needs a process of its own: leave out engine_process"
-        yield from _positive(
-            self, "processes", "block_size", "num_blocks", "host_cache_mib", "max_model_len", "num_threads"
-        )
+        if self.engine_option and self.engine == OWN_ENGINE:
+            yield "engine_option", "the engine sluice has no options of its own: each is a setting"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,6 @@ from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullModel, NullModelConfig, NullTokenizer
 from sluice.engine.request import Request, Sampling
 from sluice.kernels import chain
-from sluice.protocol.wire import JobOptions
 from sluice.worker.config import DEFAULT_BLOCK_SIZE, ModelConfig, WorkerConfig
 from sluice.worker.devices import is_several
 from sluice.worker.errors import ConfigError, WorkerBroken, WorkerError
@@ -39,7 +38,6 @@ from sluice.worker.model.chat_template import compile_template
 from sluice.worker.model.folders import NULL, find_folder, is_null, name_of
 from sluice.worker.model.loaded_model import EngineFacts, LocalModel, ModelText, PreparedModel
 from sluice.worker.model.offered import PLAIN, own_capabilities
-from sluice.worker.model.sampling_defaults import NOTHING_STATED, read_defaults
 
 if TYPE_CHECKING:
     from sluice.engine.execution.start.model_loading import LoadPlan
@@ -115,8 +113,8 @@ def _not_now(error: EngineError) -> WorkerBroken:
     return WorkerBroken(f"the model cannot be loaded now: {error}")
 
 
-def engine_config(config: WorkerConfig) -> EngineConfig:
-    """Build the engine's configuration.
+def engine_config(config: WorkerConfig, *, has_speculation: bool = True) -> EngineConfig:
+    """Build the engine's configuration; `has_speculation` if its steps can verify drafts.
 
     Raises:
         ConfigError: settings contradict each other.
@@ -132,7 +130,7 @@ def engine_config(config: WorkerConfig) -> EngineConfig:
         admission=batching.admission,
         discipline=batching.discipline,
         batch_window_s=batching.batch_window_s,
-        speculation=_speculation(config),
+        speculation=_speculation(config) if has_speculation else "off",
     )
     if problems := made.problems():
         raise ConfigError(problems)
@@ -214,47 +212,37 @@ def _prepare_folder(config: WorkerConfig, folder: Path) -> PreparedModel[LocalMo
     limit_spinning()
     # Imported here because torch takes seconds to import and the null model does not need it.
     from sluice.engine.execution.start.model_loading import load_planned, plan_load
-    from sluice.engine.text.tokenizer import load_tokenizer
     from sluice.worker.model.draft_model import prepare_draft_model
-    from sluice.worker.model.end_tokens import end_tokens_of
+    from sluice.worker.model.folder_text import read_text
 
     check_device(config.model.device)
-    tokenizer = load_tokenizer(folder)
-    facts = tokenizer.facts
-    template = compile_template(facts.chat_template, facts.special_tokens) if facts.chat_template else None
     options = _model_options(config, folder)
     plan = guarded(lambda: plan_load(options))
-    ends = end_tokens_of(plan.folder, tokenizer, template, vocab_size=plan.limits.vocab_size)
-    defaults = _defaults_of(config.model, plan.folder.generation_config)
-    plan = replace(plan, options=replace(options, end_token_ids=frozenset(ends)))
+    read = read_text(config.model, plan.folder, vocab_size=plan.limits.vocab_size)
+    plan = replace(plan, options=replace(options, end_token_ids=read.end_token_ids))
     batching = engine_config(config)
-    load_draft_model = prepare_draft_model(config.batching, batching, plan, tokenizer)
+    load_draft_model = prepare_draft_model(config.batching, batching, plan, read.tokenizer)
     name = name_of(config.model.path, folder)
-    end_tokens = tuple(f"{tokenizer.token(end)} ({end}: {', '.join(names)})" for end, names in ends.items())
-    text = ModelText(tokenizer=tokenizer, template=template, end_tokens=end_tokens, defaults=defaults)
 
     def load_weights() -> LocalModel:
         # First: the memory that is left is for the model's own cache.
         draft_model = load_draft_model()
         executor = guarded(lambda: load_planned(plan))
-        engine = LLMEngine(executor, tokenizer, batching, draft_model=draft_model)
-        _warm_up(engine)
-        return LocalModel(name=name, text=text, engine=engine, executor=executor, facts=_torch_facts(executor, plan))
+        engine = LLMEngine(executor, read.tokenizer, batching, draft_model=draft_model)
+        warm_up(engine)
+        return LocalModel(
+            name=name, text=read.text, engine=engine, executor=executor, facts=_torch_facts(executor, plan)
+        )
 
-    family, chat = plan.folder.config.get("model_type", "unknown"), "with" if template else "without"
     return PreparedModel(
         name=name,
-        description=f"{folder}: {family}, vocabulary of {tokenizer.vocab_size} tokens, {chat} chat template",
-        text=text,
+        description=read.description,
+        text=read.text,
         max_job_tokens=plan.limits.longest_request(batching.max_num_batched_tokens)
         if options.num_blocks
         else plan.max_model_len,
         load=load_weights,
     )
-
-
-def _defaults_of(model: ModelConfig, generation_config: Mapping[str, object]) -> JobOptions:
-    return read_defaults(generation_config) if model.generation_config == "auto" else NOTHING_STATED
 
 
 def _model_options(config: WorkerConfig, folder: Path) -> ModelOptions:
@@ -282,7 +270,7 @@ def _model_options(config: WorkerConfig, folder: Path) -> ModelOptions:
     )
 
 
-def _warm_up(engine: LLMEngine) -> None:
+def warm_up(engine: LLMEngine) -> None:
     """Run a few steps, so that kernels are compiled and memory is touched before the first job."""
     sampling = Sampling(max_tokens=2, temperature=1.0, top_p=0.9, ignore_eos=True)
     engine.add([Request(id="warm-up", prompt_token_ids=(0,) * 4, sampling=sampling)])

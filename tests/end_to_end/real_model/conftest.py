@@ -26,8 +26,10 @@ def model() -> Path:
 def engine_named(name: str) -> Engine:
     """An engine with the settings that choose it."""
     if name == OWN_ENGINE:
-        return Engine(name, {})
-    return Engine(name, {"ENGINE": name, "ENGINE_PYTHON": str(vllm_python())})
+        return Engine(name, {"NUM_THREADS": "1"})
+    # Without graphs it starts in seconds instead of a minute, and its workers are killed again and again.
+    settings = {"ENGINE": name, "ENGINE_PYTHON": str(vllm_python()), "GRAPHS": "false", "BLOCK_SIZE": "32"}
+    return Engine(name, settings)
 
 
 @pytest.fixture(scope="session", params=installed())

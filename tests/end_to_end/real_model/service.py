@@ -134,7 +134,8 @@ class Service:
         """Check that no job is under way, that the audit finds nothing, and let the next test have both workers."""
         self.wait_for_workers()
         check_nothing_is_left(self.client)
-        assert self.findings() == []
+        found = self.findings()
+        assert not found, found
 
 
 @contextmanager
@@ -146,7 +147,7 @@ def running_service(server: RedisServer, place: Place, folder: Path, model: Path
 
     known = {name.removeprefix("SLUICE_"): value for name, value in FAST.items()}
     own = {
-        "MODEL": str(model), "DTYPE": "float32", "DEVICE": "cpu", "NUM_THREADS": "1", "MAX_NUM_SEQS": str(PLACES),
+        "MODEL": str(model), "DTYPE": "float32", "DEVICE": "cpu", "MAX_NUM_SEQS": str(PLACES),
         "MAX_MODEL_LEN": "1024", "RECORDER": "true", "DATABASE_URL": place.database_url, "ENGINE_PROCESS": "on",
         "BEAT_EVERY_S": "1", "BEAT_LIFE_S": "10",
     }  # fmt: skip

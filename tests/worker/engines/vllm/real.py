@@ -1,0 +1,38 @@
+"""The suite's subject over a real vLLM, for a Python that has it (`python -m tools.vllm_environment`).
+
+    $(python -m tools.vllm_environment) -m sluice.engine.conformance tests.worker.engines.vllm.real:vllm_engine
+
+MODEL names the folder, DTYPE its type; the small model in float32 if not given.
+"""
+
+import os
+
+from sluice.engine.conformance.subject import Subject
+from sluice.engine.text.tokenizer import load_tokenizer
+from sluice.worker.config import load_config
+from sluice.worker.engines.registry import prepare
+from sluice.worker.model.folders import find_folder
+from sluice.worker.model.load import engine_config
+from sluice.worker.model.loaded_model import LocalModel
+from tests.engine.conformance.subjects import subject_of
+
+
+def vllm_engine() -> Subject:
+    """The engine over vLLM, whose steps can be made to raise."""
+    settings = {
+        "SLUICE_ENGINE": "vllm",
+        "SLUICE_DTYPE": os.environ.get("DTYPE", "float32"),
+        "SLUICE_MAX_MODEL_LEN": "256",
+        "SLUICE_BLOCK_SIZE": "32",
+        "SLUICE_NUM_BLOCKS": "48",
+        "SLUICE_MAX_NUM_SEQS": "6",
+        "SLUICE_MAX_NUM_BATCHED_TOKENS": "64",
+        "SLUICE_GRAPHS": "0",
+    }
+    if "MODEL" in os.environ:
+        settings["SLUICE_MODEL"] = os.environ["MODEL"]
+    config = load_config(settings)
+    loaded = prepare(config).load()
+    assert isinstance(loaded, LocalModel)
+    decoder = load_tokenizer(find_folder(config.model.path))
+    return subject_of(loaded.executor, decoder, engine_config(config, has_speculation=False))

@@ -1,0 +1,182 @@
+"""An `Executor` whose steps vLLM computes.
+
+A sequence is new to vLLM when it is admitted to its slot, and after a failed step: then everything about it is sent,
+under an id that was never used. Of a known one, only its news are sent.
+"""
+
+from dataclasses import dataclass
+from itertools import count
+from typing import Protocol
+
+from sluice.engine.batch import Batch, Sampled, ScheduledRow
+from sluice.engine.errors import EngineBroken
+from sluice.engine.execution.device_errors import guarded
+from sluice.engine.execution.slots import Slot, Slots
+from sluice.engine.executor import Computed, Launched, ModelLimits, blocks_needed
+from sluice.worker.engines.vllm.orders import (
+    BlockIds,
+    CoreFacts,
+    Drawing,
+    Drawn,
+    KnownSequence,
+    NewSequence,
+    StepOrder,
+)
+
+_NO_TOKEN = "the model's logits were not finite, or every token was masked, at output token {position}"
+
+
+class Core(Protocol):
+    """A loaded vLLM."""
+
+    @property
+    def facts(self) -> CoreFacts: ...
+
+    @property
+    def why_lost(self) -> str | None:
+        """Why no step can be computed any more; None if one can."""
+        ...
+
+    def step(self, order: StepOrder) -> dict[str, Drawn]:
+        """Compute a step; return what it drew, by sequence, for those whose known tokens are all computed now.
+
+        Raises:
+            Exception: whatever vLLM, or a device, reports.
+        """
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Known:
+    """A sequence as vLLM knows it. Mutable: it gets blocks."""
+
+    id: str
+    slot: Slot
+    num_tokens: int
+    """When it was new."""
+
+    blocks: list[int]
+
+
+class VllmExecutor:
+    """The executor. Mutable: it notes which sequences vLLM knows."""
+
+    lag = 0
+
+    def __init__(self, core: Core, *, eos_token_ids: frozenset[int], fingerprint: str, max_num_seqs: int) -> None:
+        facts = core.facts
+        self._core = core
+        self._num_groups = facts.num_groups
+        # Its first block stands for none, and ours has one more that nothing reads.
+        num_blocks = (facts.num_blocks - 1) // facts.num_groups - 1
+        self._limits = ModelLimits(
+            max_model_len=facts.max_model_len,
+            vocab_size=facts.vocab_size,
+            eos_token_ids=eos_token_ids,
+            num_blocks=num_blocks,
+            block_size=facts.block_size,
+            block_bytes=facts.block_bytes,
+        )
+        self.fingerprint = fingerprint
+        self._slots = Slots(2 * max_num_seqs, blocks_needed(facts.max_model_len, facts.block_size))
+        self._known: dict[int, _Known] = {}
+        """By slot."""
+
+        self._forgotten: set[str] = set()
+        self._names = count()
+
+    @property
+    def limits(self) -> ModelLimits:
+        """See `Executor.limits`."""
+        return self._limits
+
+    def launch(self, batch: Batch) -> Launched:
+        """See `Executor.launch`."""
+        self._slots.write(batch)
+        order, ids = self._order(batch)
+        try:
+            drawn = guarded(lambda: self._core.step(order))
+        except Exception:
+            self._forget_all()
+            if (why := self._core.why_lost) is not None:
+                raise EngineBroken(f"vLLM can compute nothing more: {why}") from None
+            raise
+        self._forgotten -= order.forgotten
+        sampling = [row for row in batch.rows if row.samples]
+        sampled = [self._sampled(row, drawn[ids[row.sequence_id]]) for row in sampling]
+        self._slots.add_tokens(sampling, sampled)
+        return Computed(sampled)
+
+    def _order(self, batch: Batch) -> tuple[StepOrder, dict[int, str]]:
+        """Return the order of a step, and the ids by which it names the sequences."""
+        admitted = {admission.slot for admission in batch.admissions}
+        new: list[NewSequence] = []
+        known: list[KnownSequence] = []
+        num_tokens: dict[str, int] = {}
+        ids: dict[int, str] = {}
+        for row in batch.rows:
+            slot, held = self._slots[row], self._known.get(row.slot)
+            if held is None or held.slot is not slot or row.slot in admitted:
+                held = self._begin(row, slot, held)
+                new.append(self._new(row, held))
+            else:
+                known.append(self._news(row, held))
+            ids[row.sequence_id] = held.id
+            num_tokens[held.id] = row.num_tokens
+        copies = [
+            pair
+            for copy in batch.copies
+            for pair in zip(self._all(copy.source), self._all(copy.destination), strict=True)
+        ]
+        order = StepOrder(new=new, known=known, num_tokens=num_tokens, forgotten=set(self._forgotten), copies=copies)
+        return order, ids
+
+    def _begin(self, row: ScheduledRow, slot: Slot, before: _Known | None) -> _Known:
+        """Note a sequence that is new to vLLM, in the place of the one that had its slot."""
+        if before is not None:
+            self._forgotten.add(before.id)
+        blocks = self._blocks(row.slot, 0, slot.num_blocks)
+        self._known[row.slot] = known = _Known(
+            f"{row.sequence_id}.{next(self._names)}", slot, len(slot.token_ids), blocks
+        )
+        return known
+
+    def _new(self, row: ScheduledRow, held: _Known) -> NewSequence:
+        slot = held.slot
+        drawing = Drawing(slot.index, slot.sequence_id, slot.choice, slot.sampling, slot.num_prompt_tokens)
+        return NewSequence(held.id, list(slot.token_ids), row.start, self._grouped(held.blocks), drawing)
+
+    def _news(self, row: ScheduledRow, held: _Known) -> KnownSequence:
+        slot = held.slot
+        blocks = self._blocks(row.slot, len(held.blocks), slot.num_blocks)
+        held.blocks += blocks
+        return KnownSequence(
+            id=held.id,
+            num_computed_tokens=row.start,
+            num_drawn_tokens=len(slot.token_ids) - held.num_tokens,
+            new_block_ids=self._grouped(blocks) if blocks else None,
+            token_ids=slot.token_ids[row.start : row.start + row.num_tokens],
+        )
+
+    def _blocks(self, slot: int, first: int, end: int) -> list[int]:
+        return self._slots.tables[slot, first:end].tolist()
+
+    def _grouped(self, blocks: list[int]) -> BlockIds:
+        """Return for each group the blocks of vLLM's pool that stand for ours."""
+        return tuple([[self._all(block)[group] for block in blocks] for group in range(self._num_groups)])
+
+    def _all(self, block: int) -> range:
+        """Return the blocks of vLLM's pool, one for each group, that stand for one of ours."""
+        first = 1 + block * self._num_groups
+        return range(first, first + self._num_groups)
+
+    def _forget_all(self) -> None:
+        """Send everything anew with the next step: what vLLM has kept of a failed one is unknown."""
+        self._forgotten |= {known.id for known in self._known.values()}
+        self._known.clear()
+
+    def _sampled(self, row: ScheduledRow, drawn: Drawn) -> Sampled:
+        if drawn.token_id is None:
+            position = row.start + row.num_tokens - self._slots[row].num_prompt_tokens
+            return Sampled((), None, _NO_TOKEN.format(position=position))
+        return Sampled((drawn.token_id,), None if drawn.logprobs is None else (drawn.logprobs,))

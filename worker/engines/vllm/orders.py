@@ -1,0 +1,95 @@
+"""What a step of vLLM computes, and what came of it: plain values. Knows no vLLM and no tensors."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sluice.engine.request import SampledLogprobs, Sampling
+
+BlockIds = tuple[list[int], ...]
+"""For each group of layers, blocks of a block table."""
+
+
+class Refused(Exception):
+    """vLLM, or its release, cannot run what the settings ask for; the message is a sentence for the operator."""
+
+
+class Drawing(NamedTuple):
+    """How the tokens of a sequence are drawn. It travels to the workers with the sequence."""
+
+    slot: int
+    """Of its row slot."""
+
+    sequence_id: int
+    choice: int
+    sampling: Sampling
+    num_prompt_tokens: int
+    """Of the request. For vLLM, the output that a sequence is admitted with is part of its prompt, too."""
+
+
+class NewSequence(NamedTuple):
+    """A sequence that vLLM does not know yet."""
+
+    id: str
+    token_ids: list[int]
+    num_computed_tokens: int
+    block_ids: BlockIds
+    drawing: Drawing
+
+
+class KnownSequence(NamedTuple):
+    """A sequence of an earlier step, of which only news are sent."""
+
+    id: str
+    num_computed_tokens: int
+    num_drawn_tokens: int
+    """Since it was new."""
+
+    new_block_ids: BlockIds | None
+    token_ids: list[int]
+    """Those that the step computes. A worker that draws no tokens, as in a pipeline, does not know the last one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOrder:
+    """A step."""
+
+    new: list[NewSequence]
+    known: list[KnownSequence]
+    num_tokens: dict[str, int]
+    """How many tokens of each sequence are computed, by its id."""
+
+    forgotten: set[str]
+    """Sequences of earlier steps that never come back."""
+
+    copies: list[tuple[int, int]]
+    """Blocks that are copied before anything is computed: source and destination."""
+
+
+class Drawn(NamedTuple):
+    """What a step drew for a sequence."""
+
+    token_id: int | None
+    """None: it has no finite logit."""
+
+    logprobs: SampledLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreFacts:
+    """Facts about a loaded vLLM."""
+
+    version: str
+    description: str
+    """What its tokens depend on besides the model: version, runner, backend, parallel sizes, types."""
+
+    num_blocks: int
+    """Of its pool, which all groups share. The first one is its own."""
+
+    block_size: int
+    num_groups: int
+    """Groups of layers with a block table each."""
+
+    vocab_size: int
+    max_model_len: int
+    block_bytes: int
+    dtype: str
