@@ -216,6 +216,7 @@ def _facts(config: Any, core: EngineCore, backends: list[str]) -> CoreFacts:
         max_model_len=model.max_model_len,
         block_bytes=sum(group.kv_cache_spec.page_size_bytes * len(group.layer_names) for group in groups),
         dtype=dtype,
+        quantization=model.quantization,
     )
 
 

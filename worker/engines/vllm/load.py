@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
+from sluice.engine.capabilities import Capabilities, Exactness
 from sluice.engine.config import CPU_CACHE_BYTES
 from sluice.engine.errors import EngineBroken, ModelFolderError, OutOfMemory
 from sluice.engine.execution.device_errors import guarded
@@ -14,11 +15,13 @@ from sluice.engine.llm_engine import LLMEngine
 from sluice.worker.config import ModelConfig, WorkerConfig
 from sluice.worker.devices import is_several
 from sluice.worker.engines.vllm.executor import VllmExecutor
-from sluice.worker.engines.vllm.orders import Refused
+from sluice.worker.engines.vllm.orders import CoreFacts, Refused
+from sluice.worker.engines.vllm.trial import refused_after_trial
 from sluice.worker.errors import ConfigError, WorkerBroken
 from sluice.worker.model.folders import find_folder, is_null, name_of
 from sluice.worker.model.load import engine_config, warm_up
 from sluice.worker.model.loaded_model import EngineFacts, LoadedModel, LocalModel, PreparedModel
+from sluice.worker.model.offered import PLAIN, features_without
 
 if TYPE_CHECKING:
     from sluice.engine.models.folder import ModelFolder
@@ -154,15 +157,33 @@ def _load(config: WorkerConfig, folder: "ModelFolder", read: "FolderText") -> Lo
     )
     engine = LLMEngine(executor, read.tokenizer, engine_config(config, has_speculation=False))
     warm_up(engine)
-    engine_facts = EngineFacts(
-        limits=executor.limits, fingerprint=executor.fingerprint, kernels=facts.description, stepped_down={}
-    )
+    refused = refused_after_trial(engine, facts, executor.limits.eos_token_ids)
     return LocalModel(
         name=name_of(config.model.path, folder.path),
         text=read.text,
         engine=engine,
         executor=executor,
-        facts=engine_facts,
+        facts=EngineFacts(
+            limits=executor.limits,
+            capabilities=_capabilities(facts, str(folder.config.get("model_type")), refused),
+            fingerprint=executor.fingerprint,
+            kernels=facts.description,
+            stepped_down={},
+        ),
+    )
+
+
+def _capabilities(facts: CoreFacts, family: str, refused: Mapping[str, str]) -> Capabilities:
+    """Return what this vLLM can run: its families are too many to name, so only the one that it has loaded."""
+    return Capabilities(
+        engine="vllm",
+        version=facts.version,
+        families=(family,),
+        weights=(facts.quantization or PLAIN,),
+        features=features_without(refused),
+        # It rounds differently in another batch.
+        exactness=Exactness.SAME_TOKENS,
+        refused=refused,
     )
 
 

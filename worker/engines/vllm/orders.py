@@ -93,3 +93,5 @@ class CoreFacts:
     max_model_len: int
     block_bytes: int
     dtype: str
+    quantization: str | None
+    """How the folder's weights are quantised, by vLLM's name; None: they are not."""

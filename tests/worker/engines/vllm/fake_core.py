@@ -50,6 +50,7 @@ class FakeCore:
             max_model_len=256,
             block_bytes=0,
             dtype="float32",
+            quantization=None,
         )
         self.why_lost: str | None = None
         self.orders: list[StepOrder] = []
