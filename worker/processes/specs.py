@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Container, Mapping
 from importlib.util import find_spec
+from typing import cast
 
 from sluice.engine.execution.cgroups import num_usable_cores
 from sluice.protocol.settings import CONFIG_FILE_NAME, PREFIX
@@ -131,8 +132,10 @@ def environment_of(config: WorkerConfig, *, sections: Container[str] = _OF_WORKE
     """Return the environment from which `load_config` builds `config` again, without settings of other sections."""
     stated = [leaf for leaf in SETTINGS if leaf.section in sections]
     values = {leaf.env_name: getattr(getattr(config, leaf.section), leaf.name) for leaf in stated}
-    return {
-        name: str(value).lower() if isinstance(value, bool) else str(value)
-        for name, value in values.items()
-        if value is not None
-    }
+    return {name: _as_text(value) for name, value in values.items() if value not in (None, ())}
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, tuple):
+        return " ".join(map(str, cast("tuple[object, ...]", value)))
+    return str(value).lower() if isinstance(value, bool) else str(value)

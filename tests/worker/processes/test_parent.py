@@ -464,6 +464,13 @@ class TestGivenAConfiguration:
 
         assert load_config(environment_of(config)) == config
 
+    @pytest.mark.parametrize("options", ["", "tensor_parallel_size=2", "tensor_parallel_size=2 swap_space=1"])
+    def test_when_a_setting_has_several_values_then_they_are_read_again_one_by_one(self, options: str) -> None:
+        config = load_config({"SLUICE_ENGINE": "vllm", **({"SLUICE_ENGINE_OPTION": options} if options else {})})
+
+        assert load_config(environment_of(config)) == config
+        assert config.model.engine_option == tuple(options.split())
+
     def test_when_it_asks_for_one_worker_then_nobody_restarts_it_but_its_recorder(self) -> None:
         config = load_config({}, flags={**self.FLAGS, "history.recorder": True, "history.keep_prompts": "hash"})
 

@@ -2,7 +2,8 @@
 
     $(python -m tools.vllm_environment) -m sluice.engine.conformance tests.worker.engines.vllm.real:vllm_engine
 
-MODEL names the folder, DTYPE its type; the small model in float32 if not given.
+MODEL names the folder, DTYPE its type; the small model in float32 if not given. OPTIONS are vLLM's own, as
+`tensor_parallel_size=2`.
 """
 
 import os
@@ -27,8 +28,10 @@ def vllm_engine() -> Subject:
         "SLUICE_NUM_BLOCKS": "48",
         "SLUICE_MAX_NUM_SEQS": "6",
         "SLUICE_MAX_NUM_BATCHED_TOKENS": "64",
-        "SLUICE_GRAPHS": "0",
+        "SLUICE_GRAPHS": os.environ.get("GRAPHS", "0"),
     }
+    if "OPTIONS" in os.environ:
+        settings["SLUICE_ENGINE_OPTION"] = os.environ["OPTIONS"]
     if "MODEL" in os.environ:
         settings["SLUICE_MODEL"] = os.environ["MODEL"]
     config = load_config(settings)

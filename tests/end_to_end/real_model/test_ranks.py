@@ -1,0 +1,66 @@
+"""vLLM over two processes that share each product: one that dies or hangs is the end of its worker, and jobs move."""
+
+import os
+import signal
+from collections.abc import Generator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.end_to_end.real_model.conftest import QUESTIONS, engine_named
+from tests.end_to_end.real_model.service import Service, chat, running_service
+from tests.forks import ROOT
+from tests.gateway.batches.processes import place_in
+from tests.servers import redis_server
+
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.vllm, pytest.mark.timeout(1200)]
+
+NUM_JOBS = 12
+
+
+@pytest.fixture(scope="module")
+def two_ranks(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[Service]:
+    """The service with vLLM, each worker with two ranks."""
+    engine = engine_named("vllm")
+    settings = {**engine.settings, "ENGINE_OPTION": "tensor_parallel_size=2", "STEP_DEADLINE_S": "15"}
+    folder = tmp_path_factory.mktemp("ranks")
+    with pytest.MonkeyPatch.context() as patch, redis_server("valkey", is_durable=True) as server:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        place = place_in(folder, server.url)
+        with running_service(server, place, folder, model, replace(engine, settings=settings)) as made:
+            yield made
+
+
+@pytest.fixture(autouse=True)
+def _whole(two_ranks: Service) -> Generator[None]:
+    """After each test, this service is whole; the others are not started."""
+    yield
+    two_ranks.check_it_is_whole()
+
+
+def rank_of(service: Service, pid: int) -> psutil.Process:
+    """The second rank of a worker's vLLM."""
+    [engine] = [one for one in psutil.Process(pid).children() if "sluice.worker.engine_process" in one.cmdline()]
+    ranks = [one for one in engine.children() if "VLLM::Worker" in " ".join(one.cmdline())]
+    assert len(ranks) == 2, [one.cmdline() for one in engine.children()]
+    return max(ranks, key=lambda one: one.pid)
+
+
+class TestGivenJobsUnderWayOnTwoRanks:
+    @pytest.mark.parametrize("harm", [signal.SIGKILL, signal.SIGSTOP])
+    def test_when_one_rank_dies_or_hangs_then_each_answer_is_that_of_a_calm_run(
+        self, two_ranks: Service, harm: signal.Signals
+    ) -> None:
+        calm = two_ranks.texts(two_ranks.submit([chat(question) for question in QUESTIONS[:NUM_JOBS]]))
+        job_ids = two_ranks.submit([chat(question) for question in QUESTIONS[:NUM_JOBS]])
+        two_ranks.wait_until_they_speak(job_ids[:4], 3)
+        pid = min(two_ranks.pids())
+
+        os.kill(rank_of(two_ranks, pid).pid, harm)
+        texts = two_ranks.texts(job_ids)
+
+        assert texts == calm
+        two_ranks.check_streams(job_ids, texts)
+        two_ranks.wait_until(lambda: not psutil.pid_exists(pid), "the worker has ended")
