@@ -216,6 +216,10 @@ def _file_values(path: Path, problems: list[str]) -> Iterator[tuple[str, object]
 # ---------------------------------------------------------------- flags
 
 
+def _none_if_empty(_context: click.Context, _parameter: click.Parameter, value: object) -> object:
+    return None if value == () else value
+
+
 def flag_of(setting: Setting, parameter: str) -> Callable[[FC], FC]:
     """Return the command-line option of a setting. Its value is text, which `Declared.read` converts."""
     shown = "".join(f"; default: {text}" for text in [setting.shown_default] if text)
@@ -226,6 +230,8 @@ def flag_of(setting: Setting, parameter: str) -> Callable[[FC], FC]:
         metavar=setting.metavar or None,
         multiple=setting.is_list,
         default=None,
+        # A repeated flag that is not given is an empty tuple, which would hide the other sources.
+        callback=_none_if_empty,
         help=f"{setting.help}  [env var: {setting.env_name}{shown}]",
     )
 

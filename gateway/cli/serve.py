@@ -72,7 +72,7 @@ def serve(
     given_settings = DECLARED.read(
         os.environ,
         file=config_file,
-        flags={f"gateway.{name}": value for name, value in flags.items() if value not in (None, ())},
+        flags={f"gateway.{name}": value for name, value in flags.items() if value is not None},
     )
     if given_settings.problems:
         raise InvalidSetting("; ".join(given_settings.problems))

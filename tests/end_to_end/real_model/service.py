@@ -57,6 +57,7 @@ class Service:
     client: Any  # a redis-py client
     openai: openai.OpenAI
     model: str
+    num_workers: int
 
     def ask(self, text: str, **options: Any) -> str:  # Any: options of several types
         """Chat through the gateway, 30 tokens at most."""
@@ -97,8 +98,8 @@ class Service:
         wait_until(is_so, what, patience_s=PATIENCE_S)
 
     def wait_for_workers(self) -> None:
-        """Wait until both workers are there."""
-        self.wait_until(lambda: len(self.pids()) == NUM_WORKERS, "both workers are there")
+        """Wait until all workers are there."""
+        self.wait_until(lambda: len(self.pids()) == self.num_workers, "all workers are there")
 
     def pids(self) -> set[int]:
         """The workers that live and have announced themselves."""
@@ -139,7 +140,9 @@ class Service:
 
 
 @contextmanager
-def running_service(server: RedisServer, place: Place, folder: Path, model: Path, engine: Engine) -> Generator[Service]:
+def running_service(
+    server: RedisServer, place: Place, folder: Path, model: Path, engine: Engine, *, num_workers: int = NUM_WORKERS
+) -> Generator[Service]:
     """Run the service until the end of the context."""
 
     def command(_num_starts: int) -> tuple[str, ...]:
@@ -155,10 +158,10 @@ def running_service(server: RedisServer, place: Place, folder: Path, model: Path
     with ExitStack() as stack:
         client: Any = stack.enter_context(server.client())  # redis-py types it in part
         client.config_set("appendfsync", "always")
-        workers = stack.enter_context(fleet("worker", [command] * NUM_WORKERS, folder, **settings))
+        workers = stack.enter_context(fleet("worker", [command] * num_workers, folder, **settings))
         stack.enter_context(place.callbacks())
         gateway = stack.enter_context(place.gateway())
         producer = stack.enter_context(Producer(server.url, database_url=place.database_url))
-        made = Service(server, place, workers, gateway, producer, client, gateway.client(), model.name)
+        made = Service(server, place, workers, gateway, producer, client, gateway.client(), model.name, num_workers)
         made.wait_for_workers()
         yield made
