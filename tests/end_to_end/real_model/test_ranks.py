@@ -4,11 +4,12 @@ import os
 import signal
 from collections.abc import Generator
 from dataclasses import replace
-from pathlib import Path
 
 import psutil
 import pytest
 
+from sluice.protocol.jobs import Job
+from sluice.worker.model.folders import SMALL_MODEL
 from tests.end_to_end.real_model.conftest import QUESTIONS, engine_named
 from tests.end_to_end.real_model.service import Service, chat, running_service
 from tests.forks import ROOT
@@ -21,8 +22,8 @@ NUM_JOBS = 12
 
 
 @pytest.fixture(scope="module")
-def two_ranks(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[Service]:
-    """The service with vLLM, its worker with two ranks."""
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Generator[Service]:
+    """The service with vLLM, its worker with two ranks. SmolLM2 has nine heads, which two cannot share."""
     engine = engine_named("vllm")
     settings = {**engine.settings, "ENGINE_OPTION": "tensor_parallel_size=2", "STEP_DEADLINE_S": "15"}
     folder = tmp_path_factory.mktemp("ranks")
@@ -31,7 +32,7 @@ def two_ranks(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Generato
         place = place_in(folder, server.url)
         # One worker: more ranks than cores wait for each other far longer than they compute.
         engine = replace(engine, settings=settings)
-        with running_service(server, place, folder, model, engine, num_workers=1) as made:
+        with running_service(server, place, folder, SMALL_MODEL, engine, num_workers=1) as made:
             yield made
 
 
@@ -50,13 +51,18 @@ def rank_of(service: Service, pid: int) -> psutil.Process:
     return max(ranks, key=lambda one: one.pid)
 
 
+def long_jobs() -> list[Job]:
+    """Greedy chats that are not over at once."""
+    return [chat(question, max_tokens=300, ignore_eos=True) for question in QUESTIONS[:NUM_JOBS]]
+
+
 class TestGivenJobsUnderWayOnTwoRanks:
     @pytest.mark.parametrize("harm", [signal.SIGKILL, signal.SIGSTOP])
     def test_when_one_rank_dies_or_hangs_then_each_answer_is_that_of_a_calm_run(
         self, two_ranks: Service, harm: signal.Signals
     ) -> None:
-        calm = two_ranks.texts(two_ranks.submit([chat(question) for question in QUESTIONS[:NUM_JOBS]]))
-        job_ids = two_ranks.submit([chat(question) for question in QUESTIONS[:NUM_JOBS]])
+        calm = two_ranks.texts(two_ranks.submit(long_jobs()))
+        job_ids = two_ranks.submit(long_jobs())
         two_ranks.wait_until_they_speak(job_ids[:4], 3)
         pid = min(two_ranks.pids())
 

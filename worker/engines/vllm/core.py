@@ -81,8 +81,9 @@ def _parsed(settings: Mapping[str, object], options: Sequence[str]) -> EngineArg
 def _sentence(error: BaseException) -> str:
     """Return the first line of an error that says something."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    # Pydantic's first line counts the errors.
-    return next((line for line in lines if "validation error" not in line), type(error).__name__).rstrip(".")
+    # Pydantic's first line counts the errors, and the others end with the input.
+    said = next((line for line in lines if "validation error" not in line), type(error).__name__)
+    return said.partition(" [type=")[0].removeprefix("Value error, ").rstrip(".")
 
 
 class VllmCore:
@@ -114,14 +115,15 @@ class VllmCore:
 
     def step(self, order: StepOrder) -> dict[str, Drawn]:
         """Compute a step, and return what it drew: see `executor.Core.step`."""
-        output = self._executor.execute_model(self._planned(order))
-        if output is None:
-            output = self._executor.sample_tokens(None)
+        try:
+            output = self._executor.execute_model(self._planned(order))
+            if output is None:
+                output = self._executor.sample_tokens(None)
+        except TimeoutError:
+            # A late answer would be taken for that of another step.
+            self._lost = "one of its worker processes does not answer"
+            raise
         return _drawn(output, order)
-
-    def close(self) -> None:
-        """End its workers."""
-        self._core.shutdown()
 
     def _planned(self, order: StepOrder) -> SchedulerOutput:
         return SchedulerOutput(
