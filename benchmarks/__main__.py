@@ -9,6 +9,7 @@ BENCHMARKS = {
     "engines": ("engine.peers", "the service and the bare engine compared with other engines, on this CPU"),
     "gate": ("gate", "compare with the recorded figures; fails if something became slower"),
     "gateway": ("gateway.run", "what the HTTP gateway adds to a token's way and cost"),
+    "grammars": ("engine.grammars", "what grammars cost a step, on this CPU"),
     "gpu": ("gpu.run", "all GPU measurements"),
     "queue": ("queue.peers", "the queue compared with other queues"),
     "service": ("service.run", "the service compared with the bare engine"),

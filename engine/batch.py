@@ -103,6 +103,19 @@ MAX_DRAFTS = 64
 NO_DRAFTS: Drafts = MappingProxyType({})
 
 
+Masks = Mapping[int, bytes]
+"""By sequence id: the tokens that its row may sample. Token t is bit t % 8 of byte t // 8; each mask has
+`mask_bytes(vocab_size)`. Sequences without a grammar are left out.
+"""
+
+NO_MASKS: Masks = MappingProxyType({})
+
+
+def mask_bytes(vocab_size: int) -> int:
+    """Return the bytes of a mask: whole words of 32 bits."""
+    return -(-vocab_size // 32) * 4
+
+
 class BlockSave(NamedTuple):
     """A copy of a block of the device to the host tier, before the step computes.
 
@@ -150,6 +163,9 @@ class Batch:
     the noise of its position; those that follow a wrong draft are discarded.
     """
 
+    masks: Masks = field(default_factory=lambda: NO_MASKS)
+    """Of rows that sample and have no drafts. All other tokens have probability 0; if none is left, the row fails."""
+
     @property
     def is_empty(self) -> bool:
         """Whether the step has no rows."""
@@ -181,7 +197,7 @@ class Batch:
         written.
         """
         if not (self.admissions or self.table_writes or self.copies or self.loads or self.saves or self.drafts):
-            return Batch(rows)
+            return Batch(rows, masks=self.masks)
         ids = {row.sequence_id for row in rows}
         return Batch(
             rows,
@@ -191,6 +207,7 @@ class Batch:
             drafts={sequence_id: drafts for sequence_id, drafts in self.drafts.items() if sequence_id in ids},
             loads=tuple(load for load in self.loads if load.sequence_id in ids),
             saves=self.saves,
+            masks=self.masks,
         )
 
 

@@ -6,7 +6,8 @@ EngineError
 │   ├── PromptEmpty
 │   ├── UnknownToken         a token id outside the model's vocabulary
 │   ├── RequestTooLarge      its longest output cannot fit the KV cache
-│   └── OptionRefused        this engine does not implement an option that it states; another may
+│   ├── OptionRefused        this engine does not implement an option that it states; another may
+│   └── InvalidGrammar       its grammar cannot be compiled, or contradicts its other options
 ├── ModelFolderError         the operator must act: the model folder cannot be loaded
 ├── QuantizationUnavailable  the operator must act: the requested quantization is not supported
 ├── DeterminismUnavailable   the operator must act: this model has no form here that is independent of the batch
@@ -43,6 +44,10 @@ class RequestTooLarge(RequestRejected):
 
 class OptionRefused(RequestRejected):
     """The request states an option that this engine does not implement. Another engine may."""
+
+
+class InvalidGrammar(RequestRejected):
+    """The grammar cannot be compiled, or contradicts other options."""
 
 
 class ModelFolderError(EngineError):

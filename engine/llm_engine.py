@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from itertools import count
 
 from sluice.engine.batch import Batch
@@ -15,6 +16,7 @@ from sluice.engine.scheduling.disciplines import make_scheduler
 from sluice.engine.sequence import Sequence
 from sluice.engine.speculation.choice import make_source
 from sluice.engine.speculation.source import DraftSource
+from sluice.engine.text.grammars import Compiled, Compiler, Refused
 from sluice.engine.text.output import ChoiceOutput, Outputs
 from sluice.engine.validation import check_request
 from sluice.engine.watching import Watcher, Watching
@@ -23,6 +25,8 @@ STALLED_S = 2.0
 """A preempted request that has had no place for this long is stalled. Before, it is likely to run again soon, and the
 prefix cache has most of it."""
 
+_COMPILING_S = 0.002
+"""Seconds until an engine that has nothing else to do looks again whether a grammar is compiled."""
 
 _SEQUENCE_IDS = count()
 """Of all engines of a process: a model keeps rows by them, and may have two engines, one after the other or at once."""
@@ -73,6 +77,7 @@ class LLMEngine:
         lag = executor.lag if draft_model is None else 0
         self._scheduler = make_scheduler(config, self._limits, clock, draft_source, lag=lag)
         self._outputs = Outputs(decoder, self._limits)
+        self._compiler = Compiler(decoder, self._limits.vocab_size)
         self._watching: Watching | None = None
         """Describes the iterations while someone watches."""
 
@@ -101,25 +106,31 @@ class LLMEngine:
         """
         for request in requests:
             self.drop([request.id])
-            rejected: Finish | None = None
             try:
                 self.validate(request)
             except RequestRejected as rejection:
-                rejected = Finish(reason=FinishReason.ERROR, error=str(rejection), is_rejection=True)
-            self._start(request, rejected)
+                self._start(request, _rejected(str(rejection)))
+                continue
+            if request.grammar is not None:
+                # It starts in the first step after its grammar was compiled.
+                self._compiler.add(request, request.grammar)
+            else:
+                self._start(request)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End requests: each unfinished choice yields an ABORTED delta in the next step. Unknown ids are ignored."""
         # Deduplicate: an id may be given more than once.
-        aborted = [
-            output for request_id in dict.fromkeys(request_ids) for output in self._outputs.of_request(request_id)
-        ]
+        request_ids = list(dict.fromkeys(request_ids))
+        for request in self._compiler.take_back(request_ids):
+            self._start(request, Finish(reason=FinishReason.ABORTED))
+        aborted = [output for request_id in request_ids for output in self._outputs.of_request(request_id)]
         self._ended += [output.end(Finish(reason=FinishReason.ABORTED)) for output in aborted]
         self._retire(aborted)
 
     def drop(self, request_ids: Iterable[str]) -> None:
         """Forget requests at once, without further output (their lease was lost). Unknown ids are ignored."""
         dropped = set(request_ids)
+        self._compiler.take_back(dropped)
         self._retire([output for request_id in dropped for output in self._outputs.of_request(request_id)])
         self._ended = [delta for delta in self._ended if delta.request_id not in dropped]
 
@@ -180,7 +191,8 @@ class LLMEngine:
 
     def room(self) -> Room:
         """Return what can start within the next steps; while any sequence waits, only what `Room.over_class` says."""
-        return self._scheduler.room()
+        room = self._scheduler.room()
+        return room.without(self._compiler.waiting) if self._compiler.waiting else room
 
     @property
     def max_request_tokens(self) -> int:
@@ -195,16 +207,20 @@ class LLMEngine:
     @property
     def is_idle(self) -> bool:
         """Whether a step would have nothing to compute and nothing to return."""
-        return not (self._scheduler.running or self._scheduler.waiting or self._ended or self._in_flight)
+        has_sequences = self._scheduler.running or self._scheduler.waiting or self._in_flight
+        return not (has_sequences or self._ended or self._compiler.waiting)
 
     @property
     def idle_s(self) -> float:
         """Seconds until a step has something to do: 0 if it has now, infinity if no request is known.
 
-        Between the two while a discipline gathers a batch: see `sluice.engine.scheduling.comparison`.
+        Between the two while a grammar is compiled, or a discipline gathers a batch: see
+        `sluice.engine.scheduling.comparison`.
         """
         if self._scheduler.running or self._ended or self._in_flight:
             return 0.0
+        if self._compiler.waiting:
+            return _COMPILING_S
         if self._scheduler.waiting:
             return self._scheduler.gathering_s
         return 0.0 if self._preparing is not None and self._preparing.has_preparations else float("inf")
@@ -217,7 +233,7 @@ class LLMEngine:
         return EngineStats(
             num_places=self._config.max_num_seqs,
             num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting),
+            num_waiting=len(scheduler.waiting) + sum(request.num_choices for request in self._compiler.waiting),
             kv_tokens_total=limits.num_cache_tokens,
             kv_tokens_used=-(-num_used // limits.blocks_per_entry) * limits.block_size,
             num_preemptions=scheduler.counters.num_preemptions,
@@ -247,7 +263,8 @@ class LLMEngine:
 
     def describe(self) -> list[str]:
         """Return one line per sequence with its state (for SIGUSR1)."""
-        return [str(sequence) for sequence in self._scheduler.known]
+        compiling = [f"{request.id}: its grammar is being compiled" for request in self._compiler.waiting]
+        return [str(sequence) for sequence in self._scheduler.known] + compiling
 
     def check_invariants(self) -> None:
         """Check the invariants of blocks and sequences; for tests and debugging.
@@ -261,7 +278,11 @@ class LLMEngine:
         assert self._in_flight or not self._scheduler.leaving, "blocks are kept for a step that has completed"
 
     def _plan(self) -> Batch:
+        for request, grammar in self._compiler.take_ready() if self._compiler.waiting else ():
+            self._start(request, grammar=grammar)
         batch = self._scheduler.schedule()
+        if self._outputs.are_constrained:
+            batch = replace(batch, masks=self._outputs.masks(batch))
         if (watching := self._watching) is not None:
             watching.note_plan(batch)
         return batch
@@ -296,12 +317,17 @@ class LLMEngine:
             self._preparing.prepare()
         return self._take_ended()
 
-    def _start(self, request: Request, rejected: Finish | None) -> None:
+    def _start(
+        self, request: Request, rejected: Finish | None = None, *, grammar: Compiled | Refused | None = None
+    ) -> None:
         """Queue the unfinished choices of a request; if it is rejected, or its output so far ends them, end them."""
+        if isinstance(grammar, Refused):
+            rejected, grammar = _rejected(grammar.reason), None
         for choice, progress in enumerate(_progress(request)):
             if progress.is_finished:
                 continue
-            output = self._outputs.make(request, self._sequence(request, choice, progress))
+            matcher = None if grammar is None else grammar.matcher_of_choice()
+            output = self._outputs.make(request, self._sequence(request, choice, progress), matcher)
             if finish := rejected or output.finish:
                 self._ended.append(output.end(finish))
                 continue
@@ -320,9 +346,9 @@ class LLMEngine:
             token_ids=[*request.prompt_token_ids, *progress.token_ids],
             num_prompt_tokens=len(request.prompt_token_ids),
             num_resumed_tokens=len(progress.token_ids),
-            most_cached_tokens=self._limits.most_cached_tokens(
-                len(request.prompt_token_ids), request.sampling.max_tokens
-            ),
+            most_ahead_tokens=0
+            if request.grammar is not None
+            else self._limits.most_cached_tokens(len(request.prompt_token_ids), request.sampling.max_tokens),
         )
 
     def _retire(self, outputs: list[ChoiceOutput]) -> None:
@@ -343,6 +369,10 @@ class LLMEngine:
     def _count(self, deltas: list[TokenDelta]) -> None:
         self._num_steps += 1
         self._num_output_tokens += sum(len(delta.token_ids) for delta in deltas)
+
+
+def _rejected(reason: str) -> Finish:
+    return Finish(reason=FinishReason.ERROR, error=reason, is_rejection=True)
 
 
 def _progress(request: Request) -> tuple[ChoiceProgress, ...]:

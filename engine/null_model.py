@@ -19,6 +19,7 @@ from sluice.engine.executor import Computed, ModelLimits
 from sluice.engine.request import SampledLogprobs
 from sluice.engine.speculation.verification import verified_rows
 from sluice.engine.text.detokenizer import ByteDetokenizer
+from sluice.engine.text.token_table import TokenTable
 
 END_OF_SEQUENCE = 256
 """The token after the 256 bytes."""
@@ -85,6 +86,14 @@ class NullTokenizer:
         """Return the byte that a token is; None for the end of a sequence, which has no text."""
         return bytes([token_id]) if token_id < END_OF_SEQUENCE else None
 
+    def token_table(self) -> TokenTable:
+        """See `SpelledDecoder`."""
+        return TokenTable([bytes([byte]) for byte in range(END_OF_SEQUENCE)], frozenset({END_OF_SEQUENCE}))
+
+    def spelled(self, text: str) -> list[int]:
+        """See `SpelledDecoder`."""
+        return self.encode(text)
+
 
 class NullModel:
     """An `Executor` without a model."""
@@ -138,21 +147,37 @@ class NullModel:
 
     def draw(self, batch: Batch) -> list[Sampled]:
         """Return a token for each row of `batch` that samples, whose slot was admitted, and one for each draft."""
-        drafts = batch.drafts
-        if not drafts:
+        drafts, masks = batch.drafts, batch.masks
+        if not drafts and not masks:
             return [self._draw(row) for row in batch.rows if row.samples]
         return [
             self._draw(row, num_drafts)
+            if row.sequence_id not in masks
+            else self._draw_allowed(row, masks[row.sequence_id])
             for row in batch.rows
             if row.samples
             for num_drafts in range(1 + len(drafts.get(row.sequence_id, ())))
         ]
 
-    def _draw(self, row: ScheduledRow, num_drafts: int = 0) -> Sampled:
-        """Draw the token of `row`, or the one that follows its first `num_drafts` drafts."""
+    def _draw_allowed(self, row: ScheduledRow, mask: bytes) -> Sampled:
+        """Draw the token of `row` from those of a mask: printable ASCII or the end, if there are any."""
+        allowed = [token for token in range(_VOCABULARY_SIZE) if mask[token >> 3] >> (token & 7) & 1]
+        if not allowed:
+            return Sampled((), error="every token was masked")
+        plain = [token for token in allowed if 0x20 <= token < 0x7F or token == END_OF_SEQUENCE] or allowed
+        bits, num_asked = self._bits(row, 0)
+        sampled = Sampled((plain[bits % len(plain)],))
+        return sampled if num_asked is None else self._with_logprobs(sampled, num_asked)
+
+    def _bits(self, row: ScheduledRow, num_drafts: int) -> tuple[int, int | None]:
+        """Return the noise of a token, and how many log-probabilities are requested."""
         key, num_asked = self._keys[row.slot]
         bits = (key ^ (row.start + row.num_tokens + num_drafts)) * _MULTIPLIER & _MASK
-        bits = (bits ^ bits >> 29) * _MULTIPLIER & _MASK
+        return (bits ^ bits >> 29) * _MULTIPLIER & _MASK, num_asked
+
+    def _draw(self, row: ScheduledRow, num_drafts: int = 0) -> Sampled:
+        """Draw the token of `row`, or the one that follows its first `num_drafts` drafts."""
+        bits, num_asked = self._bits(row, num_drafts)
         mean = self.config.mean_output_tokens
         sampled = _END_ROW if mean and (bits >> 8) % mean == 0 else _ROWS[bits >> 59]
         return sampled if num_asked is None else self._with_logprobs(sampled, num_asked)
@@ -162,7 +187,7 @@ class NullModel:
         [token_id] = row.token_ids
         chosen = _LOGPROBS.get(token_id)
         if chosen is None:
-            chosen = -log(self.config.mean_output_tokens)
+            chosen = -log(self.config.mean_output_tokens or _VOCABULARY_SIZE)
         return row._replace(logprobs=(SampledLogprobs(chosen=chosen, top=_LIKELIEST[:num_asked]),))
 
 

@@ -1,8 +1,9 @@
 """Requests to the engine and their results: plain values. Knows no tensors, no queue, no wire format."""
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from sluice.engine.errors import OutOfMemory
 from sluice.engine.sampling import SamplingFields
@@ -75,6 +76,21 @@ class Sampling(SamplingFields):
         return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
 
 
+GrammarKind = Literal["json_schema", "json_object", "regex", "lark", "choice"]
+GRAMMAR_KINDS: tuple[GrammarKind, ...] = get_args(GrammarKind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grammar:
+    """What the text of each choice must match."""
+
+    kind: GrammarKind
+    text: str = ""
+    """A schema in JSON, a regular expression, a grammar in llguidance's form of Lark, or a list of texts in JSON.
+    `json_object` has none.
+    """
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceProgress:
     """Output of one choice that an earlier attempt already published: it is replayed, not generated again."""
@@ -115,6 +131,7 @@ class Request:
     progress: tuple[ChoiceProgress, ...] = ()
     """Progress per choice; empty on a first attempt."""
 
+    grammar: Grammar | None = None
     targets: LatencyTargets = NO_TARGETS
     """Steps in which it decodes keep the strictest targets of all that decode."""
 
@@ -240,6 +257,19 @@ class Room:
     over_class: int | None = None
     """None: the room is free. Else it is what the running sequences of this class would give up: it is for requests of
     a strictly higher priority."""
+
+    def without(self, requests: Iterable[Request]) -> "Room":
+        """Return what is left when these start, each with its prompt."""
+        num_tokens = num_sequences = 0
+        for request in requests:
+            num_tokens += len(request.prompt_token_ids)
+            num_sequences += request.num_choices
+        return replace(
+            self,
+            kv_tokens=max(0, self.kv_tokens - num_tokens),
+            prefill_tokens=max(0, self.prefill_tokens - num_tokens),
+            sequences=max(0, self.sequences - num_sequences),
+        )
 
     @property
     def is_some(self) -> bool:

@@ -59,8 +59,10 @@ class Sequence:
     num_launched_drafts: int = 0
     """Drafts that a step in flight verifies: until it has landed, the position of the next token is not known."""
 
-    most_cached_tokens: int = 0
-    """Tokens that it may ever have keys and values of. With more, known or in flight, nothing of it can be planned."""
+    most_ahead_tokens: int = 0
+    """With more tokens, one of them in flight, nothing of it can be planned: the last one has no keys and values.
+    0 for a constrained sequence, whose next mask depends on the token in flight.
+    """
 
     slot: int = 0
     """Its row slot (`sluice.engine.scheduling.row_slots`). Any number while it has no blocks."""
@@ -111,17 +113,23 @@ class Sequence:
     def owed(self) -> ScheduledRow | None:
         """Return the row that computes all that it owes next.
 
-        None if that depends on a step in flight: on drafts that it verifies, or on whether its token is the last.
+        None if that depends on a step in flight: on drafts that it verifies, on whether its token is the last, or on
+        the mask after it.
         """
         start, num_tokens = self.num_computed_tokens, len(self.token_ids)
         if self.num_launched_tokens:
             start += self.num_launched_tokens
             num_tokens += self.num_drawn_tokens
-            if self.num_launched_drafts or (self.num_drawn_tokens and num_tokens > self.most_cached_tokens):
+            if self.num_launched_drafts or (self.num_drawn_tokens and num_tokens > self.most_ahead_tokens):
                 return None
         # One for each sequence and step: `ScheduledRow(...)` would take twice as long.
         row = (self.slot, self.id, start, num_tokens - start, True)
         return tuple.__new__(ScheduledRow, row)  # pyright: ignore[reportUnknownMemberType] - it is generic
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether each of its tokens has a mask."""
+        return self.most_ahead_tokens == 0
 
     @property
     def num_uncomputed_tokens(self) -> int:

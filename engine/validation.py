@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from sluice.engine.errors import (
+    InvalidGrammar,
     PromptEmpty,
     PromptTooLong,
     RequestRejected,
@@ -10,7 +11,11 @@ from sluice.engine.errors import (
     UnknownToken,
 )
 from sluice.engine.executor import ModelLimits
-from sluice.engine.request import Request
+from sluice.engine.request import GRAMMAR_KINDS, Grammar, Request
+
+MAX_GRAMMAR_CHARS = 128 * 1024
+MAX_GRAMMAR_RULES = 1000
+"""Of a Lark grammar: colons, of which each rule has one. A chain of 4,000 terminals took over a minute to compile."""
 
 
 def check_request(request: Request, limits: ModelLimits, *, step_tokens: int = 0) -> None:
@@ -27,6 +32,8 @@ def check_request(request: Request, limits: ModelLimits, *, step_tokens: int = 0
     _check_choices(request)
     _check_tokens(request, limits)
     _check_length(request, limits, step_tokens)
+    if request.grammar is not None:
+        _check_grammar(request.grammar, ignores_end=request.sampling.ignore_eos)
 
 
 def _check_choices(request: Request) -> None:
@@ -85,3 +92,15 @@ def _check_stated_length(request: Request, limits: ModelLimits) -> None:
             f"tokens; this model's context is {limits.max_model_len}. "
             f"Shorten the prompt, or lower or leave out max_tokens."
         )
+
+
+def _check_grammar(grammar: Grammar, *, ignores_end: bool) -> None:
+    """Check what need not be compiled to be known."""
+    if grammar.kind not in GRAMMAR_KINDS:
+        raise InvalidGrammar(f"a grammar is one of {', '.join(GRAMMAR_KINDS)}, got {grammar.kind!r}")
+    if len(grammar.text) > MAX_GRAMMAR_CHARS:
+        raise InvalidGrammar(f"the grammar has {len(grammar.text)} characters; at most {MAX_GRAMMAR_CHARS} are read")
+    if ignores_end:
+        raise InvalidGrammar("ignore_eos contradicts a grammar, after whose end only the end of the output may follow")
+    if grammar.kind == "lark" and (num_rules := grammar.text.count(":")) > MAX_GRAMMAR_RULES:
+        raise InvalidGrammar(f"the grammar has {num_rules} colons; at most {MAX_GRAMMAR_RULES} are compiled")

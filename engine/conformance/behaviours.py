@@ -1,12 +1,13 @@
 """Checks of the interface. Each drives an engine that is idle before, and must be idle after."""
 
+import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from sluice.engine.conformance.subject import Driver, Output, Violation, expect
 from sluice.engine.errors import RequestRejected
-from sluice.engine.request import ChoiceProgress, FinishReason, Request
+from sluice.engine.request import ChoiceProgress, FinishReason, Grammar, Request
 
 Run = Callable[[Driver], None]
 
@@ -194,6 +195,85 @@ def validate_on_a_thread(driver: Driver) -> None:
     driver.run(*[driver.request() for _ in range(4)])
     thread.join()
     expect(not errors, f"validate raised {errors[:1]}")
+
+
+# ---------------------------------------------------------------- grammars
+
+
+@check("an output with a grammar matches it, at any temperature and beside others", "grammar")
+def conforming(driver: Driver) -> None:
+    prompt = driver.prompt()
+    [alone] = driver.run(driver.request(prompt))
+    expected = {
+        "[a-c]{3,9}x": Grammar(kind="regex", text="[a-c]{3,9}x"),
+        "red|green|dark green": Grammar(kind="choice", text='["red", "green", "dark green"]'),
+        "yes|no!*": Grammar(kind="lark", text='start: "yes" | "no" "!"*'),
+        r'\{\s*"n"\s*:\s*-?[0-9]\s*\}': Grammar(
+            kind="json_schema",
+            text='{"type": "object", "properties": {"n": {"type": "integer", "minimum": -9, "maximum": 9}},'
+            ' "required": ["n"], "additionalProperties": false}',
+        ),
+    }
+    requests = [
+        driver.request(max_tokens=64, temperature=temperature, seed=seed, grammar=grammar)
+        for grammar in expected.values()
+        for seed, temperature in enumerate((0.0, 1.0, 5.0))
+    ]
+    *outputs, beside = driver.run(*requests, driver.request(prompt))
+    for number, output in enumerate(outputs):
+        pattern = list(expected)[number // 3]
+        is_whole = output.finish is not None and output.finish.reason is FinishReason.STOP
+        expect(not is_whole or re.fullmatch(pattern, output.text) is not None, f"{output.text!r} is not {pattern}")
+        expect(is_whole or "*" in pattern, f"{output.text!r} ended with {output.finish}, not with {pattern}")
+    _equal(alone, beside, "beside requests with grammars")
+
+
+@check("a grammar that cannot be compiled fails its request alone, with a sentence", "grammar")
+def failing_grammars(driver: Driver) -> None:
+    prompt = driver.prompt()
+    [alone] = driver.run(driver.request(prompt))
+    bad = [
+        driver.request(grammar=grammar)
+        for grammar in (
+            Grammar(kind="regex", text="(a"),
+            Grammar(kind="json_schema", text="{"),
+            Grammar(kind="json_schema", text='{"type": "nothing"}'),
+            Grammar(kind="lark", text="start: unknown"),
+        )
+    ]
+    *failed, beside = driver.run(*bad, driver.request(prompt))
+    for output in failed:
+        _ended(output, FinishReason.ERROR)
+        expect(output.finish is not None and output.finish.is_rejection, "the failure is not marked as a rejection")
+        expect(bool(output.finish and output.finish.error), "the error has no sentence")
+    _equal(alone, beside, "beside grammars that cannot be compiled")
+
+
+@check("a grammar that leaves no token that may follow fails its request alone", "grammar", "min_tokens")
+def empty_masks(driver: Driver) -> None:
+    prompt = driver.prompt()
+    [alone] = driver.run(driver.request(prompt))
+    stuck = driver.request(grammar=Grammar(kind="choice", text='["red"]'), min_tokens=9)
+    failed, beside = driver.run(stuck, driver.request(prompt))
+    _ended(failed, FinishReason.ERROR)
+    expect(failed.finish is not None and "min_tokens" in (failed.finish.error or ""), f"{failed.finish}")
+    _equal(alone, beside, "beside a grammar without a token")
+
+
+@check("a request may be aborted or dropped while its grammar is compiled", "grammar")
+def leaving_while_compiled(driver: Driver) -> None:
+    for moment in MOMENTS:
+        # A grammar that no other request has.
+        aborted, dropped = (
+            driver.request(max_tokens=40, grammar=Grammar(kind="regex", text=f"{name}{moment}[a-z]{{40}}"))
+            for name in ("aborted", "dropped")
+        )
+        driver.add(aborted, dropped)
+        driver.advance_times(moment)
+        driver.engine.abort([aborted.id])
+        driver.drop([dropped])
+        _ended(driver.finish(aborted)[0], FinishReason.ABORTED)
+        driver.settle()
 
 
 # ---------------------------------------------------------------- ids, abort and drop

@@ -10,10 +10,16 @@ from types import MappingProxyType
 from typing import Any
 
 from sluice.engine.conformance.subject import Driver, Output, Violation
-from sluice.engine.request import ChoiceProgress
+from sluice.engine.request import ChoiceProgress, Grammar
 
 NUM_TOKENS = 30
 SEEDED = MappingProxyType({"temperature": 1.2, "seed": 11})
+
+COLOURS = Grammar(
+    kind="json_schema",
+    text='{"type": "array", "minItems": 64, "items": {"enum": ["red", "green", "blue", "black", "brown"]}}',
+)
+"""Long enough for `NUM_TOKENS`, with tokens that follow from those before, and others."""
 
 ROWS: Mapping[str, Mapping[str, Any]] = {  # Any: options of `Driver.request`
     "greedy": {},
@@ -22,6 +28,7 @@ ROWS: Mapping[str, Mapping[str, Any]] = {  # Any: options of `Driver.request`
     "three choices": {**SEEDED, "num_choices": 3},
     "penalties": {**SEEDED, "frequency_penalty": 0.7, "presence_penalty": 0.4, "repetition_penalty": 1.2},
     "bias and minimum": {**SEEDED, "logit_bias": {5: 3.0}, "min_tokens": 20},
+    "grammar": {**SEEDED, "grammar": COLOURS},
     "stop strings": {**SEEDED, "stop": ("\0",)},
     "stop tokens": {**SEEDED, "stop_token_ids": ()},
 }

@@ -16,6 +16,10 @@ PATIENCE_S = 60.0
 POLL_S = 0.0005
 
 
+_OWN = ("id", "num_choices", "priority", "progress", "grammar")
+"""Options of requests that are no sampling options."""
+
+
 class Violation(AssertionError):
     """The engine does not do what the interface says."""
 
@@ -28,7 +32,7 @@ class Subject:
     vocab_size: int
     eos_token_ids: frozenset[int]
     refused_options: frozenset[str] = frozenset()
-    """Sampling options, or `num_choices`, that it refuses; their checks are left out."""
+    """Sampling options, `num_choices` or `grammar`, that it refuses; their checks are left out."""
 
     break_steps_of: Callable[[str], None] | None = None
     """Let each step with the request of this id raise from now on. None: such faults cannot be made."""
@@ -82,10 +86,11 @@ class Driver:
     def request(self, prompt: tuple[int, ...] | None = None, **options: Any) -> Request:  # noqa: ANN401
         """Return a request of a new name; options that are not its own are sampling options.
 
-        By default it is greedy, and goes on for 16 tokens after the model's end-of-sequence token.
+        By default it is greedy, and goes on for 16 tokens, without a grammar after the model's end-of-sequence token,
+        too.
         """
-        own = {name: options.pop(name) for name in ("id", "num_choices", "priority", "progress") if name in options}
-        defaults: dict[str, Any] = {"temperature": 0.0, "max_tokens": 16, "ignore_eos": True}
+        own = {name: options.pop(name) for name in _OWN if name in options}
+        defaults: dict[str, Any] = {"temperature": 0.0, "max_tokens": 16, "ignore_eos": "grammar" not in own}
         sampling = Sampling(**defaults | options)
         own.setdefault("id", f"check-{next(self._names)}")
         return Request(prompt_token_ids=self.prompt() if prompt is None else prompt, sampling=sampling, **own)

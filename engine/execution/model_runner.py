@@ -16,7 +16,7 @@ from sluice.engine.execution.options import ModelOptions
 from sluice.engine.execution.recordings.buckets import Bucket, Buckets, nothing, pad
 from sluice.engine.execution.recordings.cuda_graphs import CudaGraphRecorder, GraphedDecoder, record_eagerly
 from sluice.engine.execution.recordings.inputs import RecordedInputs
-from sluice.engine.execution.sampling.edited_rows import NO_TOKENS, LastTokens, first_rows
+from sluice.engine.execution.sampling.edited_rows import NO_MASKS, NO_TOKENS, LastTokens, first_rows
 from sluice.engine.execution.sampling.sampler import PreparedRows, Sampler, with_drafts
 from sluice.engine.execution.slots import Slots
 from sluice.engine.execution.transfers import PendingCopy
@@ -143,7 +143,7 @@ class ModelRunner:
             # Before the recorded part, and not in it: the step's tokens attend to what is copied.
             copy_blocks(self._runs, [(copy.source, copy.destination) for copy in batch.copies])
         sampling = [row for row in batch.rows if row.samples]
-        prepared = self._prepared(sampling, batch.drafts) if sampling else None
+        prepared = self._prepared(sampling, batch) if sampling else None
         logits, tokens = self._computed(batch)
         if prepared is None:
             self._last = NO_TOKENS
@@ -156,16 +156,19 @@ class ModelRunner:
             self._last = LastTokens(first_rows(sampling, batch.drafts), drawn.token_ids)
         return LaunchedStep(drawn, sampling, self._slots, batch.drafts)
 
-    def _prepared(self, sampling: list[ScheduledRow], drafts: Drafts) -> PreparedRows:
+    def _prepared(self, sampling: list[ScheduledRow], batch: Batch) -> PreparedRows:
         slots = [self._slots[row] for row in sampling]
         positions = [
             row.start + row.num_tokens - slot.num_prompt_tokens for row, slot in zip(sampling, slots, strict=True)
         ]
+        drafts, masks = batch.drafts, NO_MASKS
+        if batch.masks:
+            rows = first_rows(sampling, drafts)
+            masks = {rows[sequence_id]: mask for sequence_id, mask in batch.masks.items() if sequence_id in rows}
         if drafts:
-            return self._sampler.prepare(
-                *with_drafts(slots, positions, [drafts.get(row.sequence_id, ()) for row in sampling])
-            )
-        return self._sampler.prepare(slots, positions)
+            guesses = [drafts.get(row.sequence_id, ()) for row in sampling]
+            return self._sampler.prepare(*with_drafts(slots, positions, guesses), masks=masks)
+        return self._sampler.prepare(slots, positions, masks=masks)
 
     def _computed(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Return the logits `[R, V]` of the rows of `batch` that sample, then of padding.

@@ -5,11 +5,12 @@ Hot module: one `ChoiceOutput.accept` per sequence and step.
 
 from collections.abc import Iterable
 
-from sluice.engine.batch import Batch, Sampled
+from sluice.engine.batch import Batch, Masks, Sampled
 from sluice.engine.executor import ModelLimits, TextDecoder
 from sluice.engine.request import FailureKind, Finish, FinishReason, Request, SequenceStats, TokenDelta
 from sluice.engine.sequence import Sequence
 from sluice.engine.text.detokenizer import Detokenizer, stream_opener
+from sluice.engine.text.grammars import Matcher, set_token
 from sluice.engine.text.logprobs import PlacedDetokenizer, bytes_reader
 from sluice.engine.text.stopping import StopMatcher, prepared
 
@@ -143,6 +144,52 @@ class ChoiceOutput:
         return text
 
 
+class ConstrainedOutput(ChoiceOutput):
+    """A choice with a grammar. Its matcher depends only on the tokens, so replaying them restores it."""
+
+    __slots__ = ("_end_ids", "_grammar")
+
+    def __init__(
+        self,
+        request: Request,
+        sequence: Sequence,
+        detokenizer: Detokenizer,
+        limits: ModelLimits,
+        grammar: Matcher,
+    ) -> None:
+        super().__init__(request, sequence, detokenizer, limits)
+        self._grammar = grammar
+        self._end_ids = request.sampling.eos_token_ids(limits.eos_token_ids)
+
+    def mask(self) -> bytes:
+        """Return the tokens that may come next, see `Masks`: all zeros if none may, and the row is about to fail."""
+        mask = self._grammar.mask(self._end_ids)
+        if self.num_tokens < self._min_tokens:
+            for token_id in self._stop_ids:
+                set_token(mask, token_id, is_allowed=False)
+        if self._grammar.problem is None and mask.count(0) == len(mask):
+            self._grammar.problem = f"after {self.num_tokens} tokens the grammar leaves none that may follow"
+            if self.num_tokens < self._min_tokens:
+                self._grammar.problem += f", and min_tokens ({self._min_tokens}) forbids the end"
+        return bytes(mask)
+
+    def accept(self, row: Sampled) -> TokenDelta:
+        """See `ChoiceOutput.accept`."""
+        if row.error is not None and self._grammar.problem is not None:
+            finish = Finish(reason=FinishReason.ERROR, error=self._grammar.problem, is_rejection=True)
+            return self.end(finish)
+        return super().accept(row)
+
+    def _take(self, token_id: int) -> str:
+        text = super()._take(token_id)
+        if self.finish is None:
+            self._grammar.take(token_id)
+            if not self._end_ids and self._grammar.is_complete:
+                # No token can say so.
+                self.finish = Finish(reason=FinishReason.STOP)
+        return text
+
+
 class Outputs:
     """The open choices. Mutable."""
 
@@ -152,9 +199,12 @@ class Outputs:
         self._limits = limits
         self._by_sequence: dict[int, ChoiceOutput] = {}
         self._by_request: dict[str, list[ChoiceOutput]] = {}
+        self._constrained: dict[int, ConstrainedOutput] = {}
+        """Those of `_by_sequence` that have a grammar."""
+
         self._finished: list[ChoiceOutput] = []
 
-    def make(self, request: Request, sequence: Sequence) -> ChoiceOutput:
+    def make(self, request: Request, sequence: Sequence, grammar: Matcher | None = None) -> ChoiceOutput:
         """Begin the output of a choice, replaying the tokens that an earlier attempt published."""
         # Of an id that the model does not know, no decoder need know the text: the request is about to be rejected.
         last = request.prompt_token_ids[-_CONTEXT_TOKENS:] if not request.is_chat else ()
@@ -162,7 +212,10 @@ class Outputs:
         detokenizer = self._open_stream(request.sampling.skip_special_tokens, after)
         if request.sampling.logprobs is not None:
             detokenizer = PlacedDetokenizer(detokenizer, self._token_bytes)
-        output = ChoiceOutput(request, sequence, detokenizer, self._limits)
+        if grammar is None:
+            output = ChoiceOutput(request, sequence, detokenizer, self._limits)
+        else:
+            output = ConstrainedOutput(request, sequence, detokenizer, self._limits, grammar)
         output.replay(sequence.token_ids[sequence.num_prompt_tokens :])
         return output
 
@@ -170,6 +223,8 @@ class Outputs:
         """Register `output` to receive rows."""
         self._by_sequence[output.sequence.id] = output
         self._by_request.setdefault(output.request_id, []).append(output)
+        if isinstance(output, ConstrainedOutput):
+            self._constrained[output.sequence.id] = output
 
     def of_request(self, request_id: str) -> list[ChoiceOutput]:
         """Return the open choices of a request; none if it is unknown."""
@@ -179,6 +234,7 @@ class Outputs:
         """Forget choices that ended or are no longer wanted."""
         for output in outputs:
             del self._by_sequence[output.sequence.id]
+            self._constrained.pop(output.sequence.id, None)
             siblings = self._by_request[output.request_id]
             siblings.remove(output)
             if not siblings:
@@ -188,6 +244,20 @@ class Outputs:
     def sequence_ids(self) -> set[int]:
         """The sequences whose choices are open."""
         return set(self._by_sequence)
+
+    @property
+    def are_constrained(self) -> bool:
+        """Whether any open choice has a grammar."""
+        return bool(self._constrained)
+
+    def masks(self, batch: Batch) -> Masks:
+        """Return the masks of a step's rows. All tokens before those that they sample have been read."""
+        constrained = self._constrained
+        return {
+            sequence_id: constrained[sequence_id].mask()
+            for _, sequence_id, _, _, samples in batch.rows
+            if samples and sequence_id in constrained
+        }
 
     def take_finished(self) -> list[ChoiceOutput]:
         """Return the choices that `read` or `fail` ended since the last call, and are still open."""

@@ -19,6 +19,10 @@ from sluice.engine.text.declared_tokens import merge, read_declared
 from sluice.engine.text.detokenizer import ByteDetokenizer, Detokenizer, PieceDetokenizer, WindowDetokenizer
 from sluice.engine.text.json_files import read_json
 from sluice.engine.text.text_bound import max_token_bytes
+from sluice.engine.text.token_table import TokenTable
+
+_MARK = "\x02"
+"""A character that no merge of tokens goes across."""
 
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 """SentencePiece's form of a space."""
@@ -80,6 +84,28 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes | None:
         """Return the bytes that a token adds to a text, or the text of a special token; None for an unknown id."""
         return self._bytes[token_id]
+
+    def token_table(self) -> TokenTable | None:
+        """See `SpelledDecoder`."""
+        if self._open_stream is None:
+            return None
+        return TokenTable([self._bytes[token] or b"" for token in range(self.vocab_size)], self._special_ids)
+
+    def spelled(self, text: str) -> list[int]:
+        """See `SpelledDecoder`."""
+        # What an encoder adds to the beginning of a text, such as a space, is added before the mark.
+        marked = self.encode(_MARK + text, add_special_tokens=False)
+        spelled, mark = b"", _MARK.encode()
+        for count, token_id in enumerate(marked):
+            spelled += self._bytes[token_id] or b""
+            if spelled.endswith(mark):
+                return marked[count + 1 :]
+        return self.encode(text, add_special_tokens=False)
+
+    @property
+    def _special_ids(self) -> frozenset[int]:
+        added = self._backend.get_added_tokens_decoder()
+        return frozenset(token_id for token_id, token in added.items() if token.special) | _special_ids(self._backend)
 
     def token_id(self, token: str) -> int | None:
         """Return the id of `token`, if it is one."""

@@ -1,13 +1,13 @@
 """Sample the next token of each sequence. Tokens depend only on the sequence, not on state kept here.
 
-Order: logit bias and bans (min_tokens), then penalties, of the rows that have any; then `kernels.sample` (greedy, or
-temperature, filters, noise). Log-probabilities are those of the logits before any of it.
+Order: logit bias and bans (min_tokens), masks, then penalties, of the rows that have any; then `kernels.sample`
+(greedy, or temperature, filters, noise). Log-probabilities are those of the logits before any of it.
 
 Hot: only the logits of edited rows, and of those with log-probabilities, are copied. `sample` does not wait; the only
 wait for the device is `Drawn.collect`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from sluice.engine.batch import Sampled
 from sluice.engine.execution.sampling.edited_rows import (
+    NO_MASKS,
     NO_TOKENS,
     Edit,
     EditedRows,
@@ -50,7 +51,7 @@ class _Rows:
     """Each row's offset in its output: on the host, rewritten in each step."""
 
     editable: tuple[int, ...]
-    """Rows with a bias, a ban or a penalty, at any position."""
+    """Rows with a bias, a ban, a penalty or a mask, at any position."""
 
     has_logprobs: bool
 
@@ -81,6 +82,9 @@ class PreparedRows(NamedTuple):
 
     edited: _Edited | None
     """None if no logits are edited."""
+
+    masks: Tensor | None = None
+    """`[M, W]` int32, on the device: those of the edited rows that have one."""
 
 
 def with_drafts(
@@ -157,7 +161,13 @@ class Sampler:
         self.options = RowOptions(max_rows=max_rows, vocab_size=vocab_size, device=device)
         """Of the rows of the step last prepared: a recorded step draws with them."""
 
-    def prepare(self, slots: Items[Slot], positions: list[int], drafts: Items[tuple[int, ...]] = ()) -> PreparedRows:
+    def prepare(
+        self,
+        slots: Items[Slot],
+        positions: list[int],
+        drafts: Items[tuple[int, ...]] = (),
+        masks: Mapping[int, bytes] = NO_MASKS,
+    ) -> PreparedRows:
         """Send the options of a step's rows to the device, before the step is launched.
 
         Args:
@@ -165,13 +175,20 @@ class Sampler:
             positions: offset in its output of the token that each row samples. The last token before it may be known
                 only to the device.
             drafts: see `PreparedRows`.
+            masks: by row, the tokens that it may sample, see `engine.batch.Masks`. A sequence has one in each step, or
+                in none.
         """
         if self._rows is None or slots != self._rows.slots:
-            self._rows, self._edited = self._make_rows(slots), None
+            self._rows, self._edited = self._make_rows(slots, masks), None
         self._rows.positions[:] = positions
-        edited = self._prepare_edits(self._rows, positions) if self._rows.editable else None
+        edited = self._prepare_edits(self._rows, positions, masks) if self._rows.editable else None
         self.options.send()
-        return PreparedRows(slots, positions, self._rows, drafts, edited)
+        return PreparedRows(slots, positions, self._rows, drafts, edited, self._send_masks(masks) if masks else None)
+
+    def _send_masks(self, masks: Mapping[int, bytes]) -> Tensor:
+        """Return masks on the device, in the order of their rows, which is that of the edited ones."""
+        words = np.frombuffer(b"".join([masks[row] for row in sorted(masks)]), dtype="<i4")
+        return to_device(words.reshape(len(masks), -1).astype(np.int32), self._device)
 
     def sample(
         self, logits: Tensor, prepared: PreparedRows, *, last: LastTokens = NO_TOKENS, drawn: Tensor | None = None
@@ -184,7 +201,7 @@ class Sampler:
             last: tokens of the step before, of which the host may have none yet.
             drawn: `[R]`, tokens that the step has drawn from these logits, unedited.
         """
-        slots, positions, rows, _, edited = prepared
+        slots, positions, rows, _, edited, _ = prepared
         if edited is not None and len(edited.edits) == len(slots):
             token_ids = self._draw_edited(logits, prepared, edited, last)
         else:
@@ -200,18 +217,20 @@ class Sampler:
             pending_copy=PendingCopy((token_ids, *measured), self._device),
         )
 
-    def _make_rows(self, slots: Items[Slot]) -> _Rows:
+    def _make_rows(self, slots: Items[Slot], masks: Mapping[int, bytes]) -> _Rows:
         params = [slot.sampling for slot in slots]
         return _Rows(
             slots=slots,
             positions=self.options.fill(slots),
             draw=draws_with(self.options.first(len(slots), has_filters=_has_filters(slots))),
-            editable=tuple(row for row, p in enumerate(params) if p.logit_bias or p.min_tokens or p.has_penalties),
+            editable=tuple(
+                row for row, p in enumerate(params) if p.logit_bias or p.min_tokens or p.has_penalties or row in masks
+            ),
             has_logprobs=any(p.logprobs is not None for p in params),
         )
 
-    def _prepare_edits(self, rows: _Rows, positions: list[int]) -> _Edited | None:
-        edits = edits_at(rows.editable, rows.slots, positions)
+    def _prepare_edits(self, rows: _Rows, positions: list[int], masks: Mapping[int, bytes]) -> _Edited | None:
+        edits = edits_at(rows.editable, rows.slots, positions, masks)
         if not edits:
             return None
         if self._edited is None or edits != self._edited.edits:
@@ -231,7 +250,7 @@ class Sampler:
 
     def _draw_edited(self, logits: Tensor, prepared: PreparedRows, edited: _Edited, last: LastTokens) -> Tensor:
         """Return the tokens of the edited rows, `[E]`."""
-        changed = edited.rows.of(logits)
+        changed = edited.rows.of(logits, prepared.masks)
         if edited.rows.penalised:
             positions = [prepared.positions[edit.row] for edit in edited.edits]
             drafts = [prepared.drafts[edit.row] if prepared.drafts else () for edit in edited.edits]

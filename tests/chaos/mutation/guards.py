@@ -939,8 +939,8 @@ OVERLAP = (
         patches=(
             Patch(
                 "engine/sequence.py",
-                "num_tokens > self.most_cached_tokens",
-                "num_tokens > self.most_cached_tokens + 2",
+                "num_tokens > self.most_ahead_tokens",
+                "num_tokens > self.most_ahead_tokens + 2",
             ),
         ),
         tests=(f"{OVERLAPPED}::TestGivenADeviceThatLags",),

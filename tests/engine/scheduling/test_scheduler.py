@@ -46,7 +46,7 @@ def sequence_of(num_tokens: int, *, token: int | None = None, priority: int = 0)
         priority=priority,
         token_ids=[sequence_id % 256 if token is None else token] * num_tokens,
         num_prompt_tokens=num_tokens,
-        most_cached_tokens=1023,
+        most_ahead_tokens=1023,
     )
     return _made[sequence_id]
 

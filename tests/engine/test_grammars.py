@@ -1,0 +1,251 @@
+"""Requests with grammars: their outputs match, whatever runs beside them, at both lags; and nothing else changes."""
+
+import json
+import re
+import time
+from dataclasses import replace
+from random import Random
+
+import jsonschema
+import pytest
+
+from sluice.engine.config import EngineConfig
+from sluice.engine.execution.options import ModelOptions
+from sluice.engine.execution.start.model_loading import load_model_runner
+from sluice.engine.llm_engine import LLMEngine
+from sluice.engine.request import (
+    ChoiceProgress,
+    FinishReason,
+    Grammar,
+    GrammarKind,
+    Request,
+    Sampling,
+    TokenDelta,
+)
+from sluice.engine.text.tokenizer import load_tokenizer
+from sluice.worker.model.folders import SMALL_MODEL
+from tests.engine.given import checking_model, engine_over, lagging, run
+from tests.engine.lagging import LaggingExecutor
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"enum": ["Ada", "Grace", "Frances"]},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "tags": {"type": "array", "items": {"enum": ["red", "green"]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+
+
+def asked(name: str, grammar: Grammar | None, **options: object) -> Request:
+    sampling = Sampling(**({"max_tokens": 200, "temperature": 1.0} | options))  # pyright: ignore[reportArgumentType] - options of several types
+    return Request(id=name, prompt_token_ids=tuple(b"Hello " + name.encode()), sampling=sampling, grammar=grammar)
+
+
+def schema(value: object) -> Grammar:
+    return Grammar(kind="json_schema", text=json.dumps(value))
+
+
+def ended(engine: LLMEngine) -> dict[str, list[TokenDelta]]:
+    """Run to the end; the deltas of each request."""
+    deltas: dict[str, list[TokenDelta]] = {}
+    while not engine.is_idle:
+        for delta in engine.advance():
+            deltas.setdefault(delta.request_id, []).append(delta)
+        engine.check_invariants()
+    return deltas
+
+
+def text(deltas: list[TokenDelta]) -> str:
+    return "".join(delta.text for delta in deltas)
+
+
+def tokens(deltas: list[TokenDelta]) -> list[int]:
+    return [token for delta in deltas for token in delta.token_ids]
+
+
+def small_engine(*, lag: int = 0, **options: object) -> LLMEngine:
+    runner = load_model_runner(
+        ModelOptions(path=SMALL_MODEL, num_blocks=400, max_model_len=512, max_num_seqs=8, num_threads=1, lag=lag)
+    )
+    executor = LaggingExecutor(runner) if lag else runner
+    limits = {"max_num_seqs": 8, "max_num_batched_tokens": 64}
+    return LLMEngine(executor, load_tokenizer(SMALL_MODEL), EngineConfig(**(limits | options)))  # pyright: ignore[reportArgumentType] - options of several types
+
+
+class TestGivenAModelWithoutKnowledge:
+    @pytest.mark.parametrize("lag", [0, 1])
+    @pytest.mark.parametrize("num_blocks", [24, 200])
+    def test_when_schemas_and_others_share_steps_then_each_is_as_if_alone(self, lag: int, num_blocks: int) -> None:
+        random = Random(lag + num_blocks)
+        requests = [
+            asked(
+                f"r{number}", schema(SCHEMA) if number % 3 else None, seed=number, max_tokens=random.randrange(20, 70)
+            )
+            for number in range(12)
+        ]
+        alone: dict[str, list[int]] = {}
+        for request in requests:
+            engine = engine_over(checking_model(num_blocks=200))
+            engine.add([request])
+            alone |= {request.id: tokens(ended(engine)[request.id])}
+        model = checking_model(num_blocks=num_blocks)
+        engine = engine_over(lagging(model) if lag else model)
+
+        engine.add(requests)
+        together = ended(engine)
+
+        assert {name: tokens(deltas) for name, deltas in together.items()} == alone
+        assert (engine.stats.num_preemptions > 0) == (num_blocks == 24)
+
+    def test_when_a_grammar_has_drafts_beside_it_then_it_gets_none_and_stays_the_same(self) -> None:
+        requests = [asked(f"r{n}", schema(SCHEMA) if n % 2 else None, seed=1) for n in range(4)]
+        outputs: list[dict[str, list[int]]] = []
+        for speculation in ("off", "suffix"):
+            engine = engine_over(checking_model(num_blocks=400), speculation=speculation)
+            engine.add(requests)
+            outputs.append({name: tokens(deltas) for name, deltas in ended(engine).items()})
+
+        assert outputs[0] == outputs[1]
+
+    def test_when_the_grammar_is_complete_then_only_the_end_follows(self) -> None:
+        engine = engine_over(checking_model())
+        engine.add([asked("r", Grammar(kind="choice", text='["red"]'))])
+
+        transcript = run(engine)["r", 0]
+
+        assert transcript.token_ids == [*b"red", 256]
+
+    @pytest.mark.parametrize("is_resumed", [False, True])
+    def test_when_progress_does_not_match_the_grammar_then_the_request_fails(self, is_resumed: bool) -> None:
+        progress = (ChoiceProgress(token_ids=tuple(b"blue" if is_resumed else b"re")),)
+        engine = engine_over(checking_model())
+        request = asked("r", Grammar(kind="choice", text='["red"]'))
+        engine.add([replace(request, progress=progress)])
+
+        finish = ended(engine)["r"][-1].finish
+
+        assert finish is not None
+        assert (finish.reason is FinishReason.ERROR) == is_resumed
+
+
+class TestGivenTheSmallModel:
+    @pytest.mark.parametrize("lag", [0, 1])
+    @pytest.mark.parametrize("temperature", [0.0, 1.0, 3.0])
+    def test_when_schemas_are_asked_then_every_whole_output_is_valid(self, lag: int, temperature: float) -> None:
+        engine = small_engine(lag=lag)
+        requests = [asked(f"r{n}", schema(SCHEMA), temperature=temperature, seed=n) for n in range(12)]
+
+        engine.add(requests)
+        outputs = ended(engine)
+
+        for deltas in outputs.values():
+            assert deltas[-1].finish is not None
+            assert deltas[-1].finish.reason is FinishReason.STOP
+            jsonschema.validate(json.loads(text(deltas)), SCHEMA)
+
+    def test_when_the_device_lags_then_the_tokens_are_the_same(self) -> None:
+        outputs: list[dict[str, list[int]]] = []
+        for lag in (0, 1):
+            engine = small_engine(lag=lag)
+            engine.add([asked(f"r{n}", schema(SCHEMA) if n % 2 else None, seed=n, max_tokens=40) for n in range(10)])
+            outputs.append({name: tokens(deltas) for name, deltas in ended(engine).items()})
+
+        assert outputs[0] == outputs[1]
+
+    @pytest.mark.parametrize(
+        ("kind", "grammar", "pattern"),
+        [
+            ("regex", r"[0-9]{4}-[0-9]{2}-[0-9]{2}", r"\d{4}-\d\d-\d\d"),
+            ("choice", '["yes", "no", "\\u00fcber", "a \\"quoted\\" \\\\ text"]', r'yes|no|über|a "quoted" \\ text'),
+            ("lark", 'start: "(" NUMBER ("," NUMBER)~2 ")"\nNUMBER: /[0-9]{1,3}/', r"\(\d{1,3}(,\d{1,3}){2}\)"),
+            ("regex", "(é|😀|ж){3}!", "(é|😀|ж){3}!"),
+        ],
+    )
+    def test_when_other_grammars_are_asked_then_the_outputs_match(
+        self, kind: GrammarKind, grammar: str, pattern: str
+    ) -> None:
+        engine = small_engine()
+        engine.add([asked(f"r{n}", Grammar(kind=kind, text=grammar), temperature=2.0, seed=n) for n in range(5)])
+
+        outputs = ended(engine)
+
+        assert all(re.fullmatch(pattern, text(deltas)) for deltas in outputs.values()), outputs
+
+    def test_when_an_object_is_asked_then_it_is_one(self) -> None:
+        engine = small_engine()
+        engine.add([asked(f"r{n}", Grammar(kind="json_object"), seed=n, max_tokens=150) for n in range(4)])
+
+        outputs = ended(engine)
+
+        whole = [deltas for deltas in outputs.values() if deltas[-1].finish and deltas[-1].finish.reason == "stop"]
+        assert all(isinstance(json.loads(text(deltas)), dict) for deltas in whole)
+
+    def test_when_other_options_edit_the_same_row_then_the_output_still_matches(self) -> None:
+        engine = small_engine()
+        options = {"repetition_penalty": 1.5, "frequency_penalty": 1.0, "logit_bias": {5: 100.0}, "min_p": 0.01}
+        engine.add([asked(f"r{n}", schema(SCHEMA), seed=n, logprobs=2, **options) for n in range(4)])
+
+        for deltas in ended(engine).values():
+            jsonschema.validate(json.loads(text(deltas)), SCHEMA)
+
+
+HOSTILE = {
+    "references to references": schema(
+        {
+            "$defs": {
+                **{f"a{n}": {"type": "array", "items": {"$ref": f"#/$defs/a{n + 1}"}} for n in range(1500)},
+                "a1500": {"type": "string"},
+            },
+            "$ref": "#/$defs/a0",
+        }
+    ),
+    "alternatives of alternatives": schema(
+        {
+            "$defs": {
+                **{f"a{n}": {"anyOf": [{"$ref": f"#/$defs/a{n + 1}"}, {"minItems": n}] * 2} for n in range(60)},
+                "a60": {"type": "string"},
+            },
+            "$ref": "#/$defs/a0",
+        }
+    ),
+    "itself": schema({"allOf": [{"$ref": "#"}]}),
+    "brackets": Grammar(kind="json_schema", text='{"items":' * 10_000 + "{}" + "}" * 10_000),
+    "parentheses": Grammar(kind="regex", text="(" * 50_000 + "a" + ")" * 50_000),
+    "repetitions": Grammar(kind="regex", text="((((a{1,900}){1,900}){1,900}){1,900}){1,900}"),
+    "many states": Grammar(kind="regex", text="(.*a.{400}|.*b.{401}|.*c.{402})z"),
+    "terminals of terminals": Grammar(
+        kind="lark",
+        text="start: R0\n" + "".join(f'R{n}: "a" R{n + 1} "b" | "a" R{n + 1} "c"\n' for n in range(900)) + 'R900: "a"',
+    ),
+    "too many rules": Grammar(kind="lark", text="start: r0\n" + "".join(f"r{n}: r{n + 1}\n" for n in range(9000))),
+    "rules that double": Grammar(
+        kind="lark", text="start: r0\n" + "".join(f"r{n}: r{n + 1} r{n + 1}\n" for n in range(60)) + 'r60: "a"'
+    ),
+    "ten megabytes": schema({"enum": ["x" * 100] * 100_000}),
+    "many properties": schema({"properties": {f"key{n}": {"type": "string", "pattern": "a*b"} for n in range(2000)}}),
+}
+
+
+class TestGivenHostileGrammars:
+    @pytest.mark.parametrize("name", HOSTILE)
+    def test_when_it_is_asked_then_it_ends_in_time_and_its_neighbour_is_untouched(self, name: str) -> None:
+        engine = small_engine()
+        engine.add([asked("neighbour", None)])
+        alone = tokens(ended(engine)["neighbour"])
+
+        began_s = time.monotonic()
+        engine.add([asked("hostile", HOSTILE[name]), asked("neighbour", None)])
+        outputs = ended(engine)
+        taken_s = time.monotonic() - began_s
+
+        finish = outputs["hostile"][-1].finish
+        assert tokens(outputs["neighbour"]) == alone
+        assert finish is not None
+        if finish.reason is FinishReason.ERROR:
+            assert finish.is_rejection
+            assert finish.error
+            assert len(finish.error) < 600
+        assert taken_s < 30
