@@ -8,8 +8,11 @@ from sluice.engine.errors import OptionRefused
 from sluice.engine.request import Request
 from sluice.engine.sampling import SamplingFields
 
-NUM_CHOICES = "num_choices"
-"""The option of a request that is not among its sampling options: `n` of its producer."""
+NUM_CHOICES, GRAMMAR = "num_choices", "grammar"
+"""The options of a request that are not among its sampling options."""
+
+NAMES_FOR_PRODUCERS: Mapping[str, str] = {NUM_CHOICES: "n", GRAMMAR: "structured"}
+"""Other options have the same name there."""
 
 _DEFAULTS: Mapping[str, object] = {
     option.name: option.default if option.default_factory is MISSING else option.default_factory()
@@ -54,11 +57,11 @@ class Capabilities:
 
     exactness: Exactness
     refused: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The options, of `Sampling` or `num_choices`, that it does not implement, each with the reason. A request may have
-    their defaults."""
+    """The options, of `Sampling`, `num_choices` or `grammar`, that it does not implement, each with the reason. A
+    request may have their defaults."""
 
     def __post_init__(self) -> None:
-        if unknown := set(self.refused) - {NUM_CHOICES, *_DEFAULTS}:
+        if unknown := set(self.refused) - {*NAMES_FOR_PRODUCERS, *_DEFAULTS}:
             raise ValueError(f"refused names {', '.join(sorted(unknown))}, which no request has")
 
     def check(self, request: Request) -> None:
@@ -69,11 +72,13 @@ class Capabilities:
         """
         for option, reason in self.refused.items():
             if _states(request, option):
-                name = "n" if option == NUM_CHOICES else option
+                name = NAMES_FOR_PRODUCERS.get(option, option)
                 raise OptionRefused(f"the engine {self.engine} {self.version} refuses {name}: {reason}")
 
 
 def _states(request: Request, option: str) -> bool:
     if option == NUM_CHOICES:
         return request.num_choices != 1
+    if option == GRAMMAR:
+        return request.grammar is not None
     return getattr(request.sampling, option) != _DEFAULTS[option]

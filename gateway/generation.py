@@ -102,13 +102,42 @@ TEXT_ANSWER = _answer_schema(
 )
 
 
-OPTIONS = options_schema(SAME | {"logit_bias", "logprobs"})
+OPTIONS = options_schema(SAME | {"logit_bias", "logprobs", "structured"})
+_SCHEMA: Schema = {"type": "object"}
+_GRAMMAR: Schema = {**TEXT, "minLength": 1}
+_CHOICE: Schema = {**list_of(_GRAMMAR), "minItems": 1}
+_NAMED_SCHEMA = object_schema(
+    None, optional=("name", "strict", "description"), name=TEXT, strict=FLAG, description=TEXT, schema=_SCHEMA
+)
+FORMAT: Schema = {
+    "anyOf": [
+        object_schema(None, type={"enum": ["text", "json_object"]}),
+        object_schema("JsonSchemaFormat", type={"const": "json_schema"}, json_schema=_NAMED_SCHEMA),
+    ]
+}
+CONSTRAINTS: Mapping[str, Schema] = {
+    "response_format": FORMAT,
+    "structured_outputs": object_schema(
+        "StructuredOutputs",
+        optional=("json", "json_object", "regex", "choice", "grammar"),
+        json={"type": ["object", "string"]},
+        json_object=FLAG,
+        regex=_GRAMMAR,
+        choice=_CHOICE,
+        grammar=_GRAMMAR,
+    ),
+    "guided_json": {"type": ["object", "string"]},
+    "guided_regex": _GRAMMAR,
+    "guided_choice": _CHOICE,
+    "guided_grammar": _GRAMMAR,
+}
+"""OpenAI's and vLLM's parameters for what the output must match."""
 
 
 def _request(title: str, prompt: Mapping[str, Schema], own: Mapping[str, Schema]) -> Mapping[str, Schema]:
     """Return the schema of a request: the queue's options by OpenAI's names."""
     stream = {"stream": FLAG, "stream_options": object_schema(include_usage=FLAG, optional=("include_usage",))}
-    optional = {**OPTIONS, **own, **stream}
+    optional = {**OPTIONS, **CONSTRAINTS, **own, **stream}
     return {JSON: object_schema(title, optional=tuple(optional), **prompt, **optional)}
 
 

@@ -18,6 +18,7 @@ from sluice.protocol.checks import is_number, is_text
 from sluice.protocol.errors import InvalidJob, InvalidPrompt, did_you_mean
 from sluice.protocol.job_ids import check_tenant, job_id_of, split_job_id
 from sluice.protocol.sampling import JobOptions, SamplingOptions
+from sluice.protocol.structured import stored_structured
 from sluice.protocol.wire import JobId, JobSpec, Message, Prompt, WireError, encode_prompt, encode_spec
 
 PromptLike: TypeAlias = str | Sequence[int] | Sequence[Message | Mapping[str, object]]
@@ -308,6 +309,8 @@ def sampling_options(options: Mapping[str, Any]) -> JobOptions:  # Any: as in `_
     for name in ("stop", "stop_token_ids"):
         if isinstance(listing := values.get(name), list):
             values[name] = tuple(cast("list[object]", listing))
+    if "structured" in values:
+        values["structured"] = stored_structured(values["structured"])
     return JobOptions(**values)
 
 

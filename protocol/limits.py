@@ -10,6 +10,9 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 1024
+MAX_STRUCTURED_CHARS = 128 * 1024
+"""Grammar of one job: a schema as JSON, or the text of another kind."""
+
 MAX_LOGPROBS = 20
 MAX_CHOICES = 64
 MAX_TOKENS = 1_000_000

@@ -23,8 +23,9 @@ from sluice.protocol.checks import (
     raise_first,
 )
 from sluice.protocol.errors import InvalidJob
+from sluice.protocol.structured import check_stored
 
-Feature = Literal["logprobs", "choices", "logit_bias", "penalties"]
+Feature = Literal["logprobs", "choices", "logit_bias", "penalties", "structured_output"]
 """Features that a worker needs for jobs with an option."""
 
 FEATURES: tuple[Feature, ...] = get_args(Feature)
@@ -204,6 +205,26 @@ class JobOptions:
     n: int = _option(
         "Number of choices", default=1, least=1, most=limits.MAX_CHOICES, feature="choices", in_responses=None
     )
+    structured: Mapping[str, str] = _option(
+        "What the text must match, one of `json_schema` (a schema), `json_object` (true), `regex`, `lark` (a grammar)"
+        f" and `choice` (a list of texts), up to {limits.MAX_STRUCTURED_CHARS} characters",
+        default={},
+        feature="structured_output",
+        shape={
+            "properties": {
+                "json_schema": {"type": ["object", "string"]},
+                "json_object": {"const": True},
+                "regex": {"type": "string", "minLength": 1},
+                "lark": {"type": "string", "minLength": 1},
+                "choice": {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
+            },
+            "additionalProperties": False,
+            "minProperties": 1,
+            "maxProperties": 1,
+        },
+    )
+    """As stored: one pair of kind and text, or none (`sluice.protocol.structured`)."""
+
     skip_special_tokens: bool = _option("Whether special tokens are left out of the text", default=True)
 
     def __post_init__(self) -> None:
@@ -213,6 +234,7 @@ class JobOptions:
             if not is_of_type(value) and not (value is None and DEFAULTS[name] is None):
                 raise InvalidJob(f"{name} must be {expected}, got {value!r}")
         raise_first(self._types())
+        check_stored(self.structured)
         for name, option in _BOUNDED.items():
             value = getattr(self, name)
             if value is not None and not option.takes(value):
@@ -236,6 +258,7 @@ class JobOptions:
         yield is_bias(self.logit_bias), "logit_bias must map token ids to numbers"
 
     def _sizes(self) -> Iterator[Check]:
+        yield not (self.structured and self.ignore_eos), "structured must not be combined with ignore_eos: it ends"
         max_tokens = limits.MAX_TOKENS if self.max_tokens is None else self.max_tokens
         yield (
             0 <= self.min_tokens <= max_tokens,
@@ -372,6 +395,11 @@ class SamplingOptions(TypedDict, total=False):
 
     n: int
     """Number of choices, 1 to 64. Default: 1."""
+
+    structured: Mapping[str, object] | None
+    """What the text must match, one of `json_schema` (a schema), `json_object` (true), `regex`, `lark` (a grammar) and
+    `choice` (a list of texts), up to 131072 characters. Default: none.
+    """
 
     skip_special_tokens: bool
     """Whether special tokens are left out of the text. Default: True."""

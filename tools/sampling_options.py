@@ -27,11 +27,16 @@ KINDS: Mapping[object, str] = {
     float | None: "float | None",
     bool: "bool",
     Mapping[int, float]: "Mapping[int, float]",
+    Mapping[str, str]: "Mapping[str, str]",
     tuple[str, ...]: "tuple[str, ...]",
     tuple[int, ...]: "tuple[int, ...]",
 }
-LOOSER = {"tuple[str, ...]": "str | Sequence[str]", "tuple[int, ...]": "Sequence[int]"}
-"""As keyword arguments: any sequence for a tuple, one string for one stop."""
+LOOSER = {
+    "tuple[str, ...]": "str | Sequence[str]",
+    "tuple[int, ...]": "Sequence[int]",
+    "Mapping[str, str]": "Mapping[str, object] | None",
+}
+"""As keyword arguments: any sequence for a tuple, one string for one stop, any JSON for a grammar."""
 
 OF_ENGINE = '''"""The sampling options of a job, as the engine has them.
 
@@ -51,7 +56,7 @@ OF_CALLERS = '''
 class SamplingOptions(TypedDict, total=False):
     """`JobOptions` as keyword arguments: any sequence for a tuple, one string for one stop."""
 '''
-OF_REQUESTS = {"n"}
+OF_REQUESTS = {"n", "structured"}
 """The engine has these beside the sampling options, in `Request`."""
 
 

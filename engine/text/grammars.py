@@ -34,7 +34,7 @@ _LIMITS = {
 _STACK_BYTES = 256 * 2**20
 """Of the thread that compiles: the compiler recurses once for each reference in a chain. Only used pages are real."""
 
-_WHITESPACE = r"[ ]?|\n[ ]{0,24}"
+_WHITESPACE = r"[ ]?|\n[ ]{0,16}"
 """Between the tokens of JSON. Unbounded, a model may write spaces until `max_tokens`."""
 
 _SPOILED = "the grammar was left at output token {}: {}"

@@ -184,7 +184,10 @@ class ConstrainedOutput(ChoiceOutput):
         text = super()._take(token_id)
         if self.finish is None:
             self._grammar.take(token_id)
-            if not self._end_ids and self._grammar.is_complete:
+            if self._grammar.problem is not None:
+                # Replayed tokens of another grammar, or an executor that ignores masks.
+                self.finish = Finish(reason=FinishReason.ERROR, error=self._grammar.problem, is_rejection=True)
+            elif not self._end_ids and self._grammar.is_complete:
                 # No token can say so.
                 self.finish = Finish(reason=FinishReason.STOP)
         return text

@@ -20,10 +20,11 @@ from sluice.protocol.openai_format.requests import (
     read_parameters,
     refuse_unless_harmless,
 )
+from sluice.protocol.openai_format.structured import read_format
 from sluice.protocol.sampling import OPTIONS
 
 RENAMED = {name: option.in_responses for name, option in OPTIONS.items() if option.in_responses}
-NAMES = {PROMPT: "input", **RENAMED}
+NAMES = {PROMPT: "input", **RENAMED, "structured": "text.format"}
 """The API's names of the prompt and of renamed options, by ours."""
 
 PART_TYPES = ("input_text", "output_text", "text")
@@ -86,11 +87,12 @@ _PASSED = SAME - {name for name, option in OPTIONS.items() if option.in_response
 
 _SHOWN = (
     *("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "temperature", "tool_choice", "top_p"),
-    *("prompt_cache_key", "safety_identifier", "user"),
+    *("prompt_cache_key", "safety_identifier", "text", "user"),
 )
 
 _READ = frozenset(
-    {"input", "instructions", "background", "store", "stream", "previous_response_id", "logit_bias", *RENAMED.values()}
+    {"input", "instructions", "background", "store", "stream", "previous_response_id", "logit_bias", "text"}
+    | {*RENAMED.values()}
 )
 """Parameters that are read elsewhere."""
 
@@ -108,19 +110,29 @@ _HARMLESS: Harmless = {
     "parallel_tool_calls": lambda value: isinstance(value, bool),
     "include": lambda value: value == [],
     "truncation": lambda value: value == "disabled",
-    "text": lambda value: _is_plain_text(value),
     "reasoning": lambda value: value in ({}, {"effort": "none"}, {"effort": None}, {"effort": None, "summary": None}),
     "top_logprobs": lambda value: value == 0,
     "n": lambda value: value == 1,
 }
 
 
-_PLAIN_TEXT = {"format": {"type": "text"}, "verbosity": "medium"}
+def _structured(text: object) -> dict[str, Any]:
+    """Return the option that `text.format` demands, if any.
 
-
-def _is_plain_text(value: object) -> bool:
-    fields = cast("dict[str, object]", value).items() if isinstance(value, dict) else ((None, None),)
-    return all(name in _PLAIN_TEXT and field in (None, _PLAIN_TEXT[name]) for name, field in fields)
+    Raises:
+        RequestRefused: a member of `text` is not supported.
+    """
+    if text is None:
+        return {}
+    if not isinstance(text, dict):
+        raise RequestRefused("invalid_request", "text must be an object", "text")
+    given = cast("dict[str, Any]", text)
+    for name, value in given.items():
+        if name != "format" and value not in (None, {"verbosity": "medium"}.get(name)):
+            message = f"{name} in text is not supported here as {value!r:.80}"
+            raise RequestRefused("unsupported", message, f"text.{name}")
+    structured = read_format("text.format", given.get("format"))
+    return {"structured": structured} if structured else {}
 
 
 def _options(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,7 +144,7 @@ def _options(parameters: Mapping[str, Any]) -> dict[str, Any]:
         _text(parameters, name)
     if "\0" in parameters.get("model", ""):  # PostgreSQL cannot store it as text
         raise RequestRefused("invalid_request", "model must not contain NUL", "model")
-    return options | read_bias(parameters)
+    return options | read_bias(parameters) | _structured(parameters.get("text"))
 
 
 def _text(parameters: Mapping[str, Any], name: str) -> str | None:

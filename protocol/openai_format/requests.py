@@ -11,30 +11,18 @@ from typing import Any, Literal, NoReturn, TypeAlias, cast
 
 from sluice.protocol import limits
 from sluice.protocol.checks import is_short
-from sluice.protocol.errors import Copyable, InvalidJob, InvalidPrompt, did_you_mean
+from sluice.protocol.errors import InvalidJob, InvalidPrompt, did_you_mean
 from sluice.protocol.jobs import OPTION_NAMES, SAMPLING_NAMES, Options, PromptLike, joined_text
+from sluice.protocol.openai_format.refusals import RequestRefused
+from sluice.protocol.openai_format.structured import READERS, read_structured
 
 MAX_TOKEN_ID_DIGITS = 10
-MAX_PARAM_CHARS = 100
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
 CHAT: Endpoint = "/v1/chat/completions"
 COMPLETIONS: Endpoint = "/v1/completions"
 ENDPOINTS: tuple[Endpoint, ...] = (CHAT, COMPLETIONS)
-
-
-class RequestRefused(Copyable):
-    """A request is not a valid job."""
-
-    def __init__(self, code: str, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.code = code
-        """Error code: invalid_request, unsupported, unknown_parameter …"""
-
-        self.message = message
-        self.param = None if param is None else param[:MAX_PARAM_CHARS].replace("\0", "\ufffd")
-        """The client's name of the wrong parameter. It may be the client's own text, made safe for every database."""
 
 
 PROMPT = "prompt"
@@ -149,7 +137,13 @@ def read_parameters(body: object) -> dict[str, Any]:
     return parameters
 
 
-SAME = SAMPLING_NAMES - {"logit_bias", "logprobs"} | {"seed", "model", "metadata", "add_special_tokens", "priority"}
+SAME = SAMPLING_NAMES - {"logit_bias", "logprobs", "structured"} | {
+    "seed",
+    "model",
+    "metadata",
+    "add_special_tokens",
+    "priority",
+}
 """Parameters passed on unchanged: OpenAI's, and those that open-source servers add."""
 
 ROLES = ("user", "assistant", "system", "developer")
@@ -181,7 +175,6 @@ HARMLESS: Harmless = {
     "tool_choice": lambda value: value in ("none", "auto"),
     "function_call": lambda value: value in ("none", "auto"),
     "parallel_tool_calls": lambda value: isinstance(value, bool),
-    "response_format": lambda value: value == {"type": "text"},
     "modalities": lambda value: value == ["text"],
     "echo": lambda value: value is False,
     "suffix": lambda value: value == "",
@@ -203,6 +196,8 @@ def _options(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
         elif name not in IGNORED | TRANSLATED and not (name == "best_of" and value == body.get("n", 1)):
             refuse_unless_harmless(name, value, HARMLESS, SAME | TRANSLATED)
     options |= read_bias(body) | _logprobs(endpoint, body)
+    if structured := read_structured(body)[0]:
+        options["structured"] = structured
     if not is_short(options.get("model"), limits.MAX_MODEL_CHARS):
         message = f"model must be text of 1 to {limits.MAX_MODEL_CHARS} characters"
         raise RequestRefused("invalid_request", message, "model")
@@ -222,6 +217,8 @@ def _names(endpoint: Endpoint, parameters: Mapping[str, Any]) -> Mapping[str, st
         names["max_tokens"] = "max_completion_tokens"
     if "top_logprobs" in parameters:
         names["logprobs"] = "top_logprobs"
+    if (name := read_structured(parameters)[1]) is not None:
+        names["structured"] = name
     return names
 
 
@@ -245,7 +242,7 @@ def read_flag(parameters: Mapping[str, Any], name: str, *, is_default: bool = Fa
     return is_default if value is None else value
 
 
-TRANSLATED = frozenset({"logit_bias", "logprobs", "top_logprobs", "max_completion_tokens"})
+TRANSLATED = frozenset({"logit_bias", "logprobs", "top_logprobs", "max_completion_tokens", "structured", *READERS})
 """Parameters whose form in jobs differs."""
 
 

@@ -6,15 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.engine.capabilities import NUM_CHOICES, Capabilities, Exactness
+from sluice.engine.capabilities import GRAMMAR, NUM_CHOICES, Capabilities, Exactness
 from sluice.engine.errors import OptionRefused
-from sluice.engine.request import Request, Sampling
+from sluice.engine.request import Grammar, Request, Sampling
 from sluice.worker.model.offered import features_without, lacking_features
 
 CHANGED: dict[str, object] = {
     "min_tokens": 1, "temperature": 0.5, "top_p": 0.5, "top_k": 3, "min_p": 0.1, "repetition_penalty": 1.1,
     "frequency_penalty": 1.0, "presence_penalty": 1.0, "logit_bias": {1: 1.0}, "stop": ("x",), "stop_token_ids": (1,),
     "ignore_eos": True, "logprobs": 0, "skip_special_tokens": False, NUM_CHOICES: 2,
+    GRAMMAR: Grammar(kind="json_object"),
 }  # fmt: skip
 """A value other than the default, of each option that an engine may lack."""
 
@@ -29,14 +30,15 @@ def engine_without(refused: dict[str, str]) -> Capabilities:
 
 
 def request_with(stated: set[str]) -> Request:
-    changed = {name: CHANGED[name] for name in stated - {NUM_CHOICES}}
+    changed = {name: CHANGED[name] for name in stated - {NUM_CHOICES, GRAMMAR}}
     num_choices = 2 if NUM_CHOICES in stated else 1
     sampling = replace(Sampling(), **changed)  # pyright: ignore[reportArgumentType]  # fields by name
-    return Request(id="r", prompt_token_ids=(1,), num_choices=num_choices, sampling=sampling)
+    grammar = Grammar(kind="json_object") if GRAMMAR in stated else None
+    return Request(id="r", prompt_token_ids=(1,), num_choices=num_choices, sampling=sampling, grammar=grammar)
 
 
 class TestGivenAnEngineThatRefusesOptions:
-    @pytest.mark.parametrize(("option", "name"), [("min_p", "min_p"), (NUM_CHOICES, "n")])
+    @pytest.mark.parametrize(("option", "name"), [("min_p", "min_p"), (NUM_CHOICES, "n"), (GRAMMAR, "structured")])
     def test_when_a_request_states_one_then_the_sentence_names_it_and_the_reason(self, option: str, name: str) -> None:
         engine = engine_without({option: "it has no code for that"})
 

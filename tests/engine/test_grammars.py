@@ -5,6 +5,7 @@ import re
 import time
 from dataclasses import replace
 from random import Random
+from typing import Literal
 
 import jsonschema
 import pytest
@@ -66,7 +67,7 @@ def tokens(deltas: list[TokenDelta]) -> list[int]:
     return [token for delta in deltas for token in delta.token_ids]
 
 
-def small_engine(*, lag: int = 0, **options: object) -> LLMEngine:
+def small_engine(*, lag: Literal[0, 1] = 0, **options: object) -> LLMEngine:
     runner = load_model_runner(
         ModelOptions(path=SMALL_MODEL, num_blocks=400, max_model_len=512, max_num_seqs=8, num_threads=1, lag=lag)
     )
@@ -134,7 +135,9 @@ class TestGivenAModelWithoutKnowledge:
 class TestGivenTheSmallModel:
     @pytest.mark.parametrize("lag", [0, 1])
     @pytest.mark.parametrize("temperature", [0.0, 1.0, 3.0])
-    def test_when_schemas_are_asked_then_every_whole_output_is_valid(self, lag: int, temperature: float) -> None:
+    def test_when_schemas_are_asked_then_every_whole_output_is_valid(
+        self, lag: Literal[0, 1], temperature: float
+    ) -> None:
         engine = small_engine(lag=lag)
         requests = [asked(f"r{n}", schema(SCHEMA), temperature=temperature, seed=n) for n in range(12)]
 

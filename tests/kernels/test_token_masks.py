@@ -24,9 +24,9 @@ class TestGivenRowsWithMasks:
         apply_token_masks_torch(by_operators, torch.tensor(rows), masks)
 
         expected = logits.clone()
-        for row, mask in zip(rows, masks.tolist(), strict=True):
+        for row, mask in zip(rows, masks.numpy(), strict=True):
             for token in range(vocab_size):
-                if not mask[token // 32] >> (token % 32) & 1:
+                if not int(mask[token // 32]) >> (token % 32) & 1:
                     expected[row, token] = -torch.inf
         assert torch.equal(on_cpu, expected)
         assert torch.equal(by_operators, expected)

@@ -27,8 +27,21 @@ VALUES: dict[str, Any] = {
     "stop": ["a", "b"], "presence_penalty": 1, "frequency_penalty": -1, "logit_bias": {"5": 2}, "metadata": {"a": "b"},
     "top_k": 4, "min_p": 0.1, "repetition_penalty": 1.2, "min_tokens": 2, "stop_token_ids": [6], "ignore_eos": True,
     "skip_special_tokens": False, "add_special_tokens": False, "priority": 4,
+    "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}},
+    "structured_outputs": {"json": {"type": "object"}}, "guided_json": {"type": "object"}, "guided_regex": "a",
+    "guided_choice": ["a"], "guided_grammar": "b", "structured": {"json_object": True},
 }  # fmt: skip
-AS_JOB = {"max_completion_tokens": {"max_tokens": 9}, "logit_bias": {"logit_bias": {5: 2}}}
+AS_SCHEMA = {"structured": {"json_schema": {"type": "object"}}}
+AS_JOB: dict[str, Any] = {
+    "max_completion_tokens": {"max_tokens": 9},
+    "logit_bias": {"logit_bias": {5: 2}},
+    "response_format": AS_SCHEMA,
+    "structured_outputs": AS_SCHEMA,
+    "guided_json": AS_SCHEMA,
+    "guided_regex": {"structured": {"regex": "a"}},
+    "guided_choice": {"structured": {"choice": ["a"]}},
+    "guided_grammar": {"structured": {"lark": "b"}},
+}
 """What a parameter becomes that is not passed on as it is."""
 
 

@@ -29,6 +29,7 @@ OTHERS: dict[str, tuple[object, ...]] = {
     "stop": ((), ("end",), ("",), ("end", "")),
     "stop_token_ids": ((), (0, 5)),
     "logit_bias": ({}, {3: 100.0}, {3: -100.0}, {3: 100.5}, {3: -101}),
+    "structured": ({}, {"regex": "a"}, {"regex": 5}, {"other": "a"}),
     "ignore_eos": (True, False),
     "skip_special_tokens": (True, False),
     "logprobs": (None, *NUMBERS),
@@ -106,7 +107,7 @@ class TestGivenTheOptionsOfContractAndEngine:
 
         params = sampling_of(options, resolve(options, NOTHING_STATED, frozenset({8})), seed=5)
 
-        assert CHANGED.keys() == VALUES.keys() - {"n"}
+        assert CHANGED.keys() == VALUES.keys() - {"n", "structured"}
         assert params == Sampling(**CHANGED, end_token_ids=frozenset({8}), seed=5)
 
 

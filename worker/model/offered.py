@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from sluice.engine.capabilities import NUM_CHOICES, Capabilities, Exactness
+from sluice.engine.capabilities import NAMES_FOR_PRODUCERS, Capabilities, Exactness
 from sluice.protocol.offers import Offer
 from sluice.protocol.sampling import FEATURES, OPTIONS, Feature
 from sluice.version import installed_version
@@ -47,4 +47,4 @@ def offer_of(capabilities: Capabilities) -> Offer:
 
 
 def _name_for_producers(option: str) -> str:
-    return "n" if option == NUM_CHOICES else option
+    return NAMES_FOR_PRODUCERS.get(option, option)

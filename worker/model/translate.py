@@ -10,9 +10,9 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any, Protocol
 
-from sluice.engine.errors import OptionRefused, PromptTooLong, RequestRejected
+from sluice.engine.errors import InvalidGrammar, OptionRefused, PromptTooLong, RequestRejected
 from sluice.engine.executor import ModelLimits
-from sluice.engine.request import Request, Room, Sampling
+from sluice.engine.request import Grammar, Request, Room, Sampling
 from sluice.engine.sampling import SamplingFields
 from sluice.protocol.job_ids import split_job_id
 from sluice.protocol.limits import MAX_TOKENS
@@ -138,6 +138,7 @@ class Translator:
             prompt_token_ids=prompt_token_ids,
             is_chat=self.is_chat(prompt, spec),
             sampling=sampling_of(spec.options, resolved, leased.seed),
+            grammar=grammar_of(spec.options),
             num_choices=leased.choices,
             priority=leased.priority,
             # A tenant shares cached blocks with no other.
@@ -210,6 +211,13 @@ def sampling_of(options: JobOptions, resolved: ResolvedOptions, seed: int) -> Sa
     return Sampling(**values, end_token_ids=frozenset(resolved.end_token_ids), seed=seed)
 
 
+def grammar_of(options: JobOptions) -> Grammar | None:
+    """Return what the output of a job must match, if anything."""
+    # Any: the kinds of both are the same words, which a test compares.
+    pairs: list[tuple[Any, str]] = list(options.structured.items())
+    return Grammar(kind=pairs[0][0], text=pairs[0][1]) if pairs else None
+
+
 _SAMPLING = [field.name for field in fields(SamplingFields)]
 
 
@@ -227,6 +235,6 @@ def room_of(job: HeldJob, *, reserve_tokens: int) -> Room:
 
 def code_of(error: RequestRejected) -> str:
     """Return the code of a rejection: its class name in snake case, or `invalid_request` for general classes."""
-    if type(error) is RequestRejected:
+    if type(error) in (RequestRejected, InvalidGrammar):
         return INVALID_REQUEST
     return re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()

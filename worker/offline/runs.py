@@ -20,7 +20,7 @@ from sluice.protocol.jobs import PromptLike, as_prompt
 from sluice.protocol.messages import JobSpec, check_prompt
 from sluice.worker.errors import INVALID_REQUEST, JobRejected
 from sluice.worker.model.loaded_model import LocalModel
-from sluice.worker.model.translate import code_of, sampling_of
+from sluice.worker.model.translate import code_of, grammar_of, sampling_of
 from sluice.worker.offline.outputs import CompletionOutput, PromptFailed, RequestOutput, StreamOutput
 from sluice.worker.signals import interrupts_held
 
@@ -155,6 +155,7 @@ class Runs:
             prompt_token_ids=tuple(token_ids),
             is_chat=self._translator.is_chat(content, prompt.spec),
             sampling=sampling_of(options, self._translator.resolve(options, len(token_ids)), _seed_of(prompt)),
+            grammar=grammar_of(options),
             num_choices=options.n,
         )
         self._engine.validate(request)

@@ -105,11 +105,34 @@ class TestGivenParameters:
         assert read(**harmless).options == {}
 
     @pytest.mark.parametrize(
+        ("text", "code", "param"),
+        [
+            ({"format": {"type": "json_schema"}}, "invalid_request", "text.format"),
+            ({"format": {"type": "grammar"}}, "unsupported", "text.format"),
+            ({"verbosity": "low"}, "unsupported", "text.verbosity"),
+        ],
+    )
+    def test_when_a_form_is_not_served_then_the_error_names_the_member(
+        self, text: dict[str, Any], code: str, param: str
+    ) -> None:
+        error = refusal(text=text)
+
+        assert (error.code, error.param) == (code, param)
+
+    def test_when_a_schema_is_the_format_then_it_is_the_option_and_the_response_shows_it(self) -> None:
+        text = {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}}
+
+        request = read(text=text)
+
+        assert request.options == {"structured": {"json_schema": {"type": "object"}}}
+        assert request.shown["text"] == text
+
+    @pytest.mark.parametrize(
         ("name", "value", "code"),
         [
             ("tools", [{"type": "web_search"}], "unsupported"),
             ("truncation", "auto", "unsupported"),
-            ("text", {"format": {"type": "json_object"}}, "unsupported"),
+            ("text", "json", "invalid_request"),
             ("include", ["message.output_text.logprobs"], "unsupported"),
             ("n", 2, "unsupported"),
             ("conversation", "conv_1", "unknown_parameter"),

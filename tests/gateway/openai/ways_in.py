@@ -47,6 +47,9 @@ FITTING: Mapping[str, tuple[Any, ...]] = {
     "skip_special_tokens": (True, False), "add_special_tokens": (True, False), "best_of": (1, 2), "echo": (False, True),
     "suffix": ("", "x"), "tools": ([], [{}]), "functions": ([],), "tool_choice": ("none", "auto", "required"),
     "function_call": ("none",), "parallel_tool_calls": (True, False), "response_format": ({"type": "text"},),
+    "structured_outputs": ({"regex": "a"}, {"json": {}, "regex": "a"}), "guided_json": ({"type": "object"}, "{}", "x"),
+    "guided_regex": ("a",), "guided_choice": (["a"], [""]), "guided_grammar": ('start: "a"',),
+    "structured": ({"json_object": True}, {"json_schema": {"a": "\0"}}, {"choice": []}),
     "modalities": (["text"], ["audio"]), "reasoning_effort": ("none", "low"), "verbosity": ("medium", "low"),
 }  # fmt: skip
 """Values at and beyond the bounds of each parameter, where they are not among the strange ones."""

@@ -6,10 +6,10 @@ leave two candidates.
 
 from collections.abc import Callable, Mapping
 
-from sluice.engine.capabilities import NUM_CHOICES
+from sluice.engine.capabilities import GRAMMAR, NUM_CHOICES
 from sluice.engine.conformance.subject import Driver, Output, Subject, Violation, expect
 from sluice.engine.interface import Engine
-from sluice.engine.request import ChoiceProgress
+from sluice.engine.request import ChoiceProgress, Grammar
 from sluice.worker.engines.vllm.orders import CoreFacts
 
 _ALL_NOISE = 10_000.0
@@ -90,9 +90,15 @@ def _check_resume(
     )
 
 
+def _grammars(driver: Driver) -> None:
+    [output] = driver.run(driver.request(grammar=Grammar(kind="choice", text='["blue"]')))
+    expect(output.text == "blue", "an output does not match its grammar")
+
+
 _TRIALS: Mapping[tuple[str, ...], Callable[[Driver], None]] = {
     ("temperature",): _seeds,
     (NUM_CHOICES,): _choices,
+    (GRAMMAR,): _grammars,
     ("logit_bias", "min_tokens"): _biases,
     ("repetition_penalty", "frequency_penalty", "presence_penalty"): _penalties,
     ("logprobs",): _logprobs,
