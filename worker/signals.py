@@ -7,12 +7,15 @@ orphaned process group), as a fleet's processes are. A parent therefore starts w
 the worker unblocks them when its handlers are installed, long before its model is loaded.
 """
 
+import ctypes
 import signal
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import current_thread, main_thread
 from types import FrameType
+
+_PR_SET_PDEATHSIG = 1
 
 Handler = Callable[[int, FrameType | None], object]
 
@@ -25,6 +28,11 @@ class Quiet:
     """Whether the worker must stop pulling jobs. Changes with each SIGTSTP and SIGCONT."""
 
     is_asked: bool = False
+
+
+def end_with_parent() -> None:
+    """Let the kernel kill this process when the thread that started it ends, whatever it is doing then."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @contextmanager

@@ -3,14 +3,11 @@
 `process.py` alone starts it. It binds itself to the worker before it imports anything that takes time.
 """
 
-import ctypes
 import os
 import signal
 import sys
 
-from sluice.worker.signals import STARTUP_SIGNALS
-
-_PR_SET_PDEATHSIG = 1
+from sluice.worker.signals import STARTUP_SIGNALS, end_with_parent
 
 # They are for the worker; a supervisor may signal all processes of its group.
 FOR_THE_WORKER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *STARTUP_SIGNALS)
@@ -18,7 +15,7 @@ FOR_THE_WORKER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *STARTUP_SIGNALS
 
 def main() -> None:
     """Bind this process to the worker, and run the engine."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     if os.getppid() != int(sys.argv[2]):
         return  # the worker ended before that
     for number in FOR_THE_WORKER:

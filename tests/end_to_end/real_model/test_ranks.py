@@ -1,6 +1,5 @@
 """vLLM over two processes that share each product: one that dies or hangs is the end of its worker, and jobs move."""
 
-import os
 import signal
 from collections.abc import Generator
 from dataclasses import replace
@@ -43,12 +42,12 @@ def _whole(two_ranks: Service) -> Generator[None]:
     two_ranks.check_it_is_whole()
 
 
-def rank_of(service: Service, pid: int) -> psutil.Process:
-    """The second rank of a worker's vLLM."""
+def ranks_of(pid: int) -> list[psutil.Process]:
+    """The ranks of a worker's vLLM."""
     [engine] = [one for one in psutil.Process(pid).children() if "sluice.worker.engine_process" in one.cmdline()]
     ranks = [one for one in engine.children() if "VLLM::Worker" in " ".join(one.cmdline())]
     assert len(ranks) == 2, [one.cmdline() for one in engine.children()]
-    return max(ranks, key=lambda one: one.pid)
+    return ranks
 
 
 def long_jobs() -> list[Job]:
@@ -64,11 +63,12 @@ class TestGivenJobsUnderWayOnTwoRanks:
         calm = two_ranks.texts(two_ranks.submit(long_jobs()))
         job_ids = two_ranks.submit(long_jobs())
         two_ranks.wait_until_they_speak(job_ids[:4], 3)
-        pid = min(two_ranks.pids())
+        [pid] = two_ranks.pids()
+        ranks = ranks_of(pid)
 
-        os.kill(rank_of(two_ranks, pid).pid, harm)
+        ranks[1].send_signal(harm)
         texts = two_ranks.texts(job_ids)
 
         assert texts == calm
         two_ranks.check_streams(job_ids, texts)
-        two_ranks.wait_until(lambda: not psutil.pid_exists(pid), "the worker has ended")
+        two_ranks.wait_until(lambda: not any(one.is_running() for one in ranks), "both ranks have ended")

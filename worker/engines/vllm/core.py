@@ -7,6 +7,7 @@ vLLM's own queue and scheduler are not used: `Core.step` gives its model executo
 scheduler would, and the sampler of each of its workers is replaced by ours.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NoReturn
@@ -35,6 +36,7 @@ from sluice.worker.engines.vllm.orders import (
     StepOrder,
 )
 from sluice.worker.engines.vllm.sampling import NO_TOKEN, Row, RowSampler
+from sluice.worker.signals import end_with_parent
 
 _DRAWING = "sluice"
 """Our key in the extra arguments of vLLM's sampling parameters."""
@@ -105,7 +107,7 @@ class VllmCore:
         self._executor.register_failure_callback(self._note_lost)
         self._sends_tokens = config.parallel_config.pipeline_parallel_size > 1
         max_rows = config.scheduler_config.max_num_seqs
-        backends = self._executor.collective_rpc(replace_sampler, args=(eos_token_ids, max_rows))
+        backends = self._executor.collective_rpc(replace_sampler, args=(eos_token_ids, max_rows, os.getpid()))
         self.facts = _facts(config, self._core, sorted(set(backends)))
 
     @property
@@ -230,8 +232,13 @@ def _is_attention(spec: Any) -> bool:
 # ------------------------------------------------------------ in vLLM's workers
 
 
-def replace_sampler(worker: Any, eos_token_ids: frozenset[int], max_rows: int) -> str:
-    """Let a worker of vLLM draw tokens by our sampler; return the name of its attention backend."""
+def replace_sampler(worker: Any, eos_token_ids: frozenset[int], max_rows: int, engine_pid: int) -> str:
+    """Let a worker of vLLM draw tokens by our sampler; return the name of its attention backend.
+
+    A child of the engine's process also ends with it from now on, even while it waits for another in native code.
+    """
+    if os.getppid() == engine_pid:
+        end_with_parent()
     runner = worker.model_runner
     runner.sampler = _Sampler(runner, eos_token_ids, max_rows)
     return "/".join(sorted({group.backend.get_name() for groups in runner.attn_groups for group in groups}))

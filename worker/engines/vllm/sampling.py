@@ -61,5 +61,5 @@ class RowSampler:
                 token_ids=list(row.prompt),
                 num_blocks=0,
             )
-        slot.token_ids += row.output[len(slot.token_ids) - len(row.prompt) :]
+        slot.token_ids.extend(row.output[len(slot.token_ids) - len(row.prompt) :])
         return slot
