@@ -41,6 +41,9 @@ from sluice.worker.signals import end_with_parent
 _DRAWING = "sluice"
 """Our key in the extra arguments of vLLM's sampling parameters."""
 
+_MASKS = "sluice_masks"
+"""Our attribute of a planned step."""
+
 
 class _Parser(FlexibleArgumentParser):
     """vLLM's parser of its own arguments, which raises instead of ending the process."""
@@ -128,7 +131,7 @@ class VllmCore:
         return _drawn(output, order)
 
     def _planned(self, order: StepOrder) -> SchedulerOutput:
-        return SchedulerOutput(
+        planned = SchedulerOutput(
             scheduled_new_reqs=[_new(sequence) for sequence in order.new],
             scheduled_cached_reqs=self._known(order.known),
             num_scheduled_tokens=order.num_tokens,
@@ -139,6 +142,9 @@ class VllmCore:
             free_encoder_mm_hashes=[],
             kv_cache_block_copies=[KVCacheBlockCopy(*pair) for pair in order.copies] or None,
         )
+        # Travels with it to all ranks. vLLM's own masks would change the logits that log-probabilities are of.
+        setattr(planned, _MASKS, order.masks)
+        return planned
 
     def _known(self, known: list[KnownSequence]) -> CachedRequestData:
         return CachedRequestData(
@@ -240,7 +246,13 @@ def replace_sampler(worker: Any, eos_token_ids: frozenset[int], max_rows: int, e
     if os.getppid() == engine_pid:
         end_with_parent()
     runner = worker.model_runner
-    runner.sampler = _Sampler(runner, eos_token_ids, max_rows)
+    sampler, execute = _Sampler(runner, eos_token_ids, max_rows), runner.execute_model
+
+    def execute_model(planned: SchedulerOutput, *others: Any) -> Any:
+        sampler.masks = getattr(planned, _MASKS, {})
+        return execute(planned, *others)
+
+    runner.sampler, runner.execute_model = sampler, execute_model
     return "/".join(sorted({group.backend.get_name() for groups in runner.attn_groups for group in groups}))
 
 
@@ -249,6 +261,9 @@ class _Sampler:
 
     def __init__(self, runner: Any, eos_token_ids: frozenset[int], max_rows: int) -> None:
         self._runner = runner
+        self.masks: Mapping[str, bytes] = {}
+        """Those of the step that is computed."""
+
         self._rows = RowSampler(
             vocab_size=runner.model_config.get_vocab_size(),
             eos_token_ids=eos_token_ids,
@@ -261,7 +276,7 @@ class _Sampler:
         requests = self._runner.requests
         self._rows.keep(requests)
         rows = [_row(requests[name]) for name in self._runner.input_batch.req_ids]
-        drawn = self._rows.draw(logits, rows)
+        drawn = self._rows.draw(logits, rows, self.masks)
         return SamplerOutput(
             sampled_token_ids=drawn.token_ids.to(torch.int32).unsqueeze(-1),
             logprobs_tensors=_with_logprobs(drawn, len(rows)),

@@ -128,7 +128,14 @@ class VllmExecutor:
             for copy in batch.copies
             for pair in zip(self._all(copy.source), self._all(copy.destination), strict=True)
         ]
-        order = StepOrder(new=new, known=known, num_tokens=num_tokens, forgotten=set(self._forgotten), copies=copies)
+        order = StepOrder(
+            new=new,
+            known=known,
+            num_tokens=num_tokens,
+            forgotten=set(self._forgotten),
+            copies=copies,
+            masks={ids[sequence_id]: mask for sequence_id, mask in batch.masks.items() if sequence_id in ids},
+        )
         return order, ids
 
     def _begin(self, row: ScheduledRow, slot: Slot, before: _Known | None) -> _Known:

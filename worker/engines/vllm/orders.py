@@ -64,6 +64,9 @@ class StepOrder:
     copies: list[tuple[int, int]]
     """Blocks that are copied before anything is computed: source and destination."""
 
+    masks: dict[str, bytes]
+    """By sequence: the tokens that it may draw, see `sluice.engine.batch.Masks`; all, without one."""
+
 
 class Drawn(NamedTuple):
     """What a step drew for a sequence."""

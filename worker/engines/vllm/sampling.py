@@ -1,6 +1,7 @@
 """Draw tokens in a worker of vLLM by our own sampler, so that they depend on the sequence alone. Knows no vLLM."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Mapping
+from collections.abc import Sequence as Items
 from typing import NamedTuple
 
 import torch
@@ -37,11 +38,12 @@ class RowSampler:
         )
         self._slots: dict[str, Slot] = {}
 
-    def draw(self, logits: Tensor, rows: Iterable[Row]) -> Drawn:
-        """Draw from `[R, V]` logits, a row per sequence."""
+    def draw(self, logits: Tensor, rows: Items[Row], masks: Mapping[str, bytes]) -> Drawn:
+        """Draw from `[R, V]` logits, a row per sequence, with the masks of some: see `StepOrder.masks`."""
         slots = [self._slot(row) for row in rows]
+        by_row = {number: masks[row.id] for number, row in enumerate(rows) if row.id in masks}
         positions = [len(slot.token_ids) - slot.num_prompt_tokens for slot in slots]
-        return self._sampler.sample(logits, self._sampler.prepare(slots, positions))
+        return self._sampler.sample(logits, self._sampler.prepare(slots, positions, masks=by_row))
 
     def keep(self, ids: Collection[str]) -> None:
         """Forget all sequences but these."""

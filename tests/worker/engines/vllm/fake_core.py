@@ -75,7 +75,7 @@ class FakeCore:
         last = {name: self._compute(self._sequences[name], count) for name, count in order.num_tokens.items()}
         rows = [self._row(name) for name in order.num_tokens]
         self._sampler.keep(self._sequences)
-        drawn = self._sampler.draw(torch.stack([self._logits(row, last[row.id]) for row in rows]), rows)
+        drawn = self._sampler.draw(torch.stack([self._logits(row, last[row.id]) for row in rows]), rows, order.masks)
         results: dict[str, Drawn] = {}
         for row, sampled in zip(rows, drawn.collect(), strict=True):
             sequence = self._sequences[row.id]
