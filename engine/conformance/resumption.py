@@ -60,7 +60,7 @@ def _row(driver: Driver, name: str, options: Mapping[str, Any]) -> list[Resume]:
     options = {**options, "max_tokens": NUM_TOKENS + 2, **({"logprobs": 2} if has_logprobs else {})}
     prompt = driver.prompt()
     whole = driver.run(driver.request(prompt, **options))
-    stops = {"stop": (whole[0].text[-3:],), "stop_token_ids": (whole[0].token_ids[NUM_TOKENS],)}
+    stops = {"stop": (whole[0].text[-3:],), "stop_token_ids": tuple(whole[0].token_ids[-2:-1])}
     if stopped := {option: stop for option, stop in stops.items() if option in options}:
         options |= stopped
         whole = driver.run(driver.request(prompt, **options))

@@ -101,7 +101,7 @@ class TestGivenAnEngineThatRefusesMinP:
 class TestGivenAnEngineWithoutChoices:
     def test_when_no_other_lives_then_the_submit_is_refused(self, valkey: RedisServer, client: Client) -> None:
         with running_worker(valkey.url, change=without(NUM_CHOICES)), Producer(valkey.url) as producer:
-            wait_for_features(client, "logprobs,logit_bias,penalties")
+            wait_for_features(client, "logprobs,logit_bias,penalties,structured_output")
 
             with pytest.raises(InvalidJob, match="no worker of this queue offers choices"):
                 producer.submit("hi", n=2, max_tokens=2)
@@ -116,7 +116,7 @@ class TestGivenAnEngineWithoutChoices:
                 result = producer.result(producer.submit("hi", n=2, max_tokens=2), timeout_s=30)
                 assert len(result.choices) == 2
 
-            wait_for_features(client, "logprobs,logit_bias,penalties")
+            wait_for_features(client, "logprobs,logit_bias,penalties,structured_output")
             with pytest.raises(InvalidJob, match="no worker of this queue offers choices"):
                 producer.submit("hi", n=2, max_tokens=2)
 
@@ -127,4 +127,4 @@ class TestGivenAnEngineWithoutChoices:
 
         agree_on_queue(client, config, without(NUM_CHOICES)(load(config)))
 
-        assert run(client, inspect(KEYS)).settings["features"] == "logprobs,logit_bias,penalties"
+        assert run(client, inspect(KEYS)).settings["features"] == "logprobs,logit_bias,penalties,structured_output"

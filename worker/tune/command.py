@@ -103,7 +103,8 @@ def start_command(config: WorkerConfig, choice: Choice) -> str:
             continue
         if (value := getattr(sections[leaf.section], leaf.name)) is not None:
             switch = leaf.flag if value else f"--no-{leaf.flag[2:]}"
-            flags.append(switch if leaf.is_switch else f"{leaf.flag} {shlex.quote(str(value))}")
+            values = value if leaf.is_list else (value,)
+            flags += [switch] if leaf.is_switch else [f"{leaf.flag} {shlex.quote(str(one))}" for one in values]
     return " ".join(["worker start", *flags, choice.flags])
 
 

@@ -20,7 +20,8 @@ pytestmark = pytest.mark.slow
 EVERY_OPTION: dict[str, Any] = {
     "max_tokens": 5, "min_tokens": 1, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1,
     "repetition_penalty": 1.1, "frequency_penalty": 0.1, "presence_penalty": 0.1, "logit_bias": {"3": 1.5},
-    "stop": ["x"], "stop_token_ids": [7], "ignore_eos": True, "logprobs": 2, "n": 2, "skip_special_tokens": False,
+    "stop": ["x"], "stop_token_ids": [7], "ignore_eos": False, "logprobs": 2, "n": 2, "skip_special_tokens": False,
+    "structured": {"regex": "[a-z]+"},
     "add_special_tokens": False, "as_chat": True, "model": "null", "stream": True, "seed": 2**64 - 1, "priority": 3,
     "ttl_s": 600, "deadline": 600.5, "not_before": "2020-01-31T12:00:00Z", "idempotency_key": "k", "batch": "b",
     "metadata": {"a": "b"}, "traceparent": "00-1-2-01", "callback_url": "https://example.com/", "job_id": "0.acme.mine",
