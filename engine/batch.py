@@ -220,3 +220,9 @@ class Sampled(NamedTuple):
     logprobs: tuple[SampledLogprobs, ...] | None = None
     error: str | None = None
     """Why this row failed (NaN or all-masked logits), in a sentence for the producer of the request."""
+
+
+def without_token(position: int) -> Sampled:
+    """Return the row of a sequence whose logits leave no token at `position` of its output."""
+    error = f"the model's logits were not finite, or every token was masked, at output token {position}"
+    return Sampled((), None, error)

@@ -60,7 +60,7 @@ class Matcher:
             self.problem = _SPOILED.format(self.num_tokens - 1, _reason(self._matcher.get_error()))
 
     def mask(self, end_ids: Iterable[int]) -> bytearray:
-        """Return the tokens that may follow, see `Masks`; those of `end_ids` where the text may end. None if none."""
+        """Return the tokens that may follow, see `Masks`; those of `end_ids` where the text may end."""
         vocab_size = self._vocab_size
         bits = bytearray(self._matcher.compute_bitmask())
         if self.problem is None and self._matcher.is_error():

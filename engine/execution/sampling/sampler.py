@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sluice.engine.batch import Sampled
+from sluice.engine.batch import Sampled, without_token
 from sluice.engine.execution.sampling.edited_rows import (
     NO_MASKS,
     NO_TOKENS,
@@ -35,8 +35,6 @@ from sluice.engine.execution.transfers import PendingCopy, to_device
 from sluice.engine.request import SampledLogprobs
 from sluice.kernels.logprobs import logprobs
 from sluice.kernels.sample import draws_with
-
-_NO_TOKEN = "the model's logits were not finite, or every token was masked, at output token {position}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,9 +119,7 @@ class Drawn:
         token_ids: list[int] = arrived[0].tolist()
         of_rows = _logprobs(self.num_asked, *arrived[1:]) if self.num_asked else {}
         return [
-            Sampled((token,), of_rows.get(row))
-            if token >= 0
-            else Sampled((), None, _NO_TOKEN.format(position=self.positions[row]))
+            Sampled((token,), of_rows.get(row)) if token >= 0 else without_token(self.positions[row])
             for row, token in enumerate(token_ids)
         ]
 

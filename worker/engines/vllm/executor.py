@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
 
-from sluice.engine.batch import Batch, Sampled, ScheduledRow
+from sluice.engine.batch import Batch, Sampled, ScheduledRow, without_token
 from sluice.engine.errors import EngineBroken
 from sluice.engine.execution.device_errors import guarded
 from sluice.engine.execution.slots import Slot, Slots
@@ -22,8 +22,6 @@ from sluice.worker.engines.vllm.orders import (
     NewSequence,
     StepOrder,
 )
-
-_NO_TOKEN = "the model's logits were not finite, or every token was masked, at output token {position}"
 
 
 class Core(Protocol):
@@ -184,6 +182,5 @@ class VllmExecutor:
 
     def _sampled(self, row: ScheduledRow, drawn: Drawn) -> Sampled:
         if drawn.token_id is None:
-            position = row.start + row.num_tokens - self._slots[row].num_prompt_tokens
-            return Sampled((), None, _NO_TOKEN.format(position=position))
+            return without_token(row.start + row.num_tokens - self._slots[row].num_prompt_tokens)
         return Sampled((drawn.token_id,), None if drawn.logprobs is None else (drawn.logprobs,))
