@@ -306,6 +306,8 @@ class LLMEngine:
             self._scheduler.commit(part, sampled)
             self._num_rows += len(part.rows)
             deltas += self._outputs.read(part, sampled)
+        for sequence, token_ids in self._outputs.take_forced() if self._outputs.are_constrained else ():
+            self._scheduler.extend(sequence, token_ids)
         deltas += [self._outputs.fail(sequence_id, finish) for sequence_id, finish in outcome.failed]
         self._retire(self._outputs.take_finished())
         self._count(deltas)

@@ -175,6 +175,10 @@ class Sequence:
         """Note that another one has joined before it."""
         self.num_overtaken += 1
 
+    def extend(self, token_ids: Items[int]) -> None:
+        """Take tokens that follow without having been sampled."""
+        self.token_ids += token_ids
+
     def finish(self) -> None:
         """End. It keeps its blocks until no step in flight has them."""
         self.status = SequenceStatus.FINISHED

@@ -1,34 +1,148 @@
-"""What grammars cost a step: `python -m benchmarks grammars MODEL`, on this CPU."""
+"""What grammars cost and save: `python -m benchmarks grammars [MODEL]`, on this CPU.
+
+Three tables: the time until the first mask, the tokens per second of one extraction with and without forced tokens, and
+the step of 64 sequences of which none, half or all have a grammar. Rounds alternate; figures are medians.
+"""
 
 import argparse
+import json
 import time
 from pathlib import Path
 from random import Random
 from statistics import median
 
+from benchmarks.engine.models import NAMES, model_folder
 from sluice.engine.config import EngineConfig
 from sluice.engine.execution.options import ModelOptions
 from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.request import Grammar, Request, Sampling
-from sluice.engine.text.tokenizer import load_tokenizer
+from sluice.engine.text import output
+from sluice.engine.text.tokenizer import Tokenizer, load_tokenizer
 
 NUM_ROWS, NUM_STEPS, ROUNDS = 64, 24, 5
-SCHEMA = Grammar(
+LISTS = Grammar(
     kind="json_schema",
     text='{"type": "object", "properties": {"name": {"type": "string"}, "tags": {"type": "array", "items": '
     '{"type": "string"}, "minItems": 40}, "score": {"type": "number"}}, "required": ["name", "tags", "score"]}',
 )
+EXTRACTION = Grammar(
+    kind="json_schema",
+    text=json.dumps(
+        {
+            "type": "object",
+            "properties": {
+                "invoice_number": {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{4,6}$"},
+                "invoice_date": {"type": "string", "format": "date"},
+                "customer": {
+                    "type": "object",
+                    "properties": {
+                        "company_name": {"type": "string", "maxLength": 40},
+                        "contact_person": {"type": "string", "maxLength": 40},
+                        "country_code": {"type": "string", "pattern": "^[A-Z]{2}$"},
+                    },
+                    "required": ["company_name", "contact_person", "country_code"],
+                    "additionalProperties": False,
+                },
+                "currency": {"enum": ["EUR", "USD", "GBP", "CHF"]},
+                "total_amount": {"type": "number"},
+                "payment_status": {"enum": ["paid", "open", "overdue", "cancelled"]},
+                "requires_human_review": {"type": "boolean"},
+            },
+            "required": [
+                "invoice_number", "invoice_date", "customer", "currency", "total_amount", "payment_status",
+                "requires_human_review",
+            ],
+            "additionalProperties": False,
+        }
+    ),
+)  # fmt: skip
+INVOICE = (
+    "Invoice AB-20417 of 3 March 2024, issued to Northwind Traders (contact: Maria Anders, Germany), over 1,249.50 "
+    "euro, was paid on time.\nThe same as JSON:\n"
+)
 
 
 def main() -> None:
-    """Print the median step of 64 sequences, of which none, half or all have a grammar."""
+    """Print the three tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", type=Path)
-    folder = parser.parse_args().model
-    options = ModelOptions(path=folder, num_blocks=NUM_ROWS * 8, max_model_len=128, max_num_seqs=NUM_ROWS)
-    config = EngineConfig(max_num_seqs=NUM_ROWS, max_num_batched_tokens=1024)
-    engine = LLMEngine(load_model_runner(options), load_tokenizer(folder), config)
+    parser.add_argument(
+        "model", nargs="?", default="smollm2", help=f"a folder, or one of {', '.join(NAMES)} (default: smollm2)"
+    )
+    name = parser.parse_args().model
+    folder = model_folder(name) if name in NAMES else Path(name)
+    options = ModelOptions(path=folder, num_blocks=NUM_ROWS * 24, max_model_len=384, max_num_seqs=NUM_ROWS)
+    tokenizer = load_tokenizer(folder)
+    engine = LLMEngine(
+        load_model_runner(options), tokenizer, EngineConfig(max_num_seqs=NUM_ROWS, max_num_batched_tokens=1024)
+    )
+    _print_first_masks(engine)
+    _print_extraction(engine, tokenizer)
+    _print_steps(engine)
+
+
+def _print_first_masks(engine: LLMEngine) -> None:
+    """Print how long a request waits for its grammar: the first of an engine, one of a new grammar, and a known one."""
+    cases = {
+        "the first grammar": [LISTS],
+        "a new grammar": [
+            Grammar(kind="json_schema", text=EXTRACTION.text.replace("invoice", f"invoice{number}"))
+            for number in range(20)
+        ],
+        "a known grammar": [LISTS] * 20,
+    }
+    for name, grammars in cases.items():
+        taken = [_seconds_to_first_token(engine, f"{name} {n}", grammar) for n, grammar in enumerate(grammars)]
+        plain = [_seconds_to_first_token(engine, f"{name} plain {n}", None) for n, _ in enumerate(grammars)]
+        print(f"first token with {name}: {1e3 * (median(taken) - median(plain)):+.1f} ms")
+
+
+def _seconds_to_first_token(engine: LLMEngine, name: str, grammar: Grammar | None) -> float:
+    began_s = time.perf_counter()
+    sampling = Sampling(temperature=0.0, max_tokens=1)
+    engine.add([Request(id=name, prompt_token_ids=(300, 301), sampling=sampling, grammar=grammar)])
+    while not engine.is_idle:
+        engine.advance()
+        if engine.stats.num_running == 0 and not engine.is_idle:
+            time.sleep(min(engine.idle_s, 0.0002))
+    return time.perf_counter() - began_s
+
+
+def _print_extraction(engine: LLMEngine, tokenizer: Tokenizer) -> None:
+    """Print the speed of one sequence that extracts, with and without forced tokens."""
+    prompt = tuple(tokenizer.encode(INVOICE, add_special_tokens=False))
+    most = output.MAX_FORCED_TOKENS
+    for temperature in (0.0, 0.7):
+        speeds: dict[int, list[float]] = {0: [], most: []}
+        for seed in range(ROUNDS):
+            for num_forced, found in speeds.items():
+                output.MAX_FORCED_TOKENS = num_forced
+                found.append(_tokens_per_s(engine, prompt, temperature, seed))
+        output.MAX_FORCED_TOKENS = most
+        drawn, forced = median(speeds[0]), median(speeds[most])
+        print(
+            f"temperature {temperature:g}, one extraction: {drawn:.0f} tokens/s with each token drawn, "
+            f"{forced:.0f} with forced ones added ({forced / drawn:.2f} times)"
+        )
+
+
+def _tokens_per_s(engine: LLMEngine, prompt: tuple[int, ...], temperature: float, seed: int) -> float:
+    sampling = Sampling(temperature=temperature, seed=seed, max_tokens=250)
+    request = Request(id=f"{temperature}-{seed}", prompt_token_ids=prompt, sampling=sampling, grammar=EXTRACTION)
+    engine.add([request])
+    began_s, num_tokens = 0.0, 0
+    while not engine.is_idle:
+        deltas = engine.advance()
+        if num_tokens or not deltas:
+            num_tokens += sum(len(delta.token_ids) for delta in deltas)
+        else:
+            # From the first token on: the prompt is no part of it.
+            began_s, num_tokens = time.perf_counter(), 1
+    return num_tokens / (time.perf_counter() - began_s)
+
+
+def _print_steps(engine: LLMEngine) -> None:
+    """Print the median step of 64 sequences, of which none, half or all have a grammar."""
     for temperature in (0.0, 1.0):
         steps: dict[int, list[float]] = {0: [], NUM_ROWS // 2: [], NUM_ROWS: []}
         for number in range(ROUNDS):
@@ -50,8 +164,10 @@ def _steps(engine: LLMEngine, num_constrained: int, temperature: float, seed: in
         Request(
             id=f"{num_constrained}-{temperature}-{seed}-{number}",
             prompt_token_ids=tuple(random.randrange(300, 1000) for _ in range(8)),
-            sampling=Sampling(temperature=temperature, seed=number, max_tokens=100, min_tokens=0),
-            grammar=SCHEMA if number < num_constrained else None,
+            sampling=Sampling(
+                temperature=temperature, seed=number, max_tokens=100, ignore_eos=number >= num_constrained
+            ),
+            grammar=LISTS if number < num_constrained else None,
         )
         for number in range(NUM_ROWS)
     ]

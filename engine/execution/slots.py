@@ -83,14 +83,24 @@ class Slots:
             self.window_tables[:, write.slot, first:num_blocks] = write.window_ids
         return num_blocks
 
+    def _has_kept(self, held: Slot, admission: Admission) -> bool:
+        """Whether all blocks of a slot are the first ones of an admission: then whoever copied them has them still."""
+        kept = admission.block_ids[: held.num_blocks]
+        return not admission.window_ids and tuple(self.tables[held.index, : held.num_blocks].tolist()) == kept
+
     def _admit(self, admission: Admission) -> None:
-        num_blocks = self._write_tables(admission, 0)
         held = self._slots[admission.slot]
         if held is not None and held.sequence_id == admission.sequence_id:
-            # Repeated, or preempted meanwhile: tokens that were sampled since it was planned are still its own.
+            # Repeated, preempted meanwhile, or forced: tokens sampled since it was planned are still its own.
             held.token_ids[: len(admission.token_ids)] = admission.token_ids
-            self._slots[admission.slot] = replace(held, num_blocks=num_blocks)
+            has_kept = self._has_kept(held, admission)
+            num_blocks = self._write_tables(admission, 0)
+            if has_kept:
+                held.num_blocks = num_blocks
+            else:
+                self._slots[admission.slot] = replace(held, num_blocks=num_blocks)
             return
+        num_blocks = self._write_tables(admission, 0)
         self._slots[admission.slot] = Slot(
             index=admission.slot,
             sequence_id=admission.sequence_id,

@@ -14,10 +14,12 @@ class RowSlots:
         self._sequences: list[Sequence | None] = [None] * num_slots
         self._free = list(range(num_slots - 1, -1, -1))
         self._num_sent = [0] * num_slots
-        """By slot: leading entries of the block tables that the executor is known to have. 0: it lacks the sequence."""
+        """By slot: leading entries of the block tables that the executor is known to have. 0: it lacks the sequence, or
+        some of its tokens.
+        """
 
         self._stale: dict[int, Sequence] = {}
-        """By slot: those whose block table the executor does not have, as far as is known."""
+        """By slot: those whose block table or tokens the executor does not have, as far as is known."""
 
     def __getitem__(self, row: ScheduledRow) -> Sequence:
         sequence = self._sequences[row.slot]
@@ -46,6 +48,12 @@ class RowSlots:
     def note_growth(self, sequence: Sequence) -> None:
         """Note that `sequence` has got more blocks."""
         self._stale[sequence.slot] = sequence
+
+    def note_tokens(self, sequence: Sequence) -> None:
+        """Note that `sequence` has tokens that no step has sampled: what its slot contains is sent again."""
+        if self._sequences[sequence.slot] is sequence:
+            self._num_sent[sequence.slot] = 0
+            self._stale[sequence.slot] = sequence
 
     def with_writes(self, batch: Batch) -> Batch:
         """Add the writes that the executor has not confirmed, of running sequences in the step and of others.

@@ -143,6 +143,11 @@ class Scheduler(ABC):
             self.counters.num_drafted_tokens += batch.num_drafts
             self.counters.num_accepted_tokens += sum(len(row.token_ids) - 1 for row in sampled if row.token_ids)
 
+    def extend(self, sequence: Sequence, token_ids: tuple[int, ...]) -> None:
+        """Let tokens follow those of `sequence` that no step has sampled; the next ones compute them."""
+        sequence.extend(token_ids)
+        self._slots.note_tokens(sequence)
+
     def note_time(self, batch: Batch, taken_s: float) -> None:
         """Note how long a step took that has succeeded as it was launched."""
         self.steps.note(batch, taken_s)
@@ -294,7 +299,9 @@ class Scheduler(ABC):
             row = sequence.owed()
             if row is not None and row.num_tokens > 1:
                 num_behind = len(self.running) - len(rows) - 1
-                row = row.first(self._chunk(row.start, row.num_tokens, tokens_left - num_behind))
+                # A sequence that decodes computes a token in each step, however many it was forced to add.
+                least = int(row.start >= sequence.num_prompt_tokens)
+                row = row.first(max(least, self._chunk(row.start, row.num_tokens, tokens_left - num_behind)))
             if row is None:
                 continue
             end = row.start + row.num_tokens

@@ -86,6 +86,12 @@ def set_token(mask: bytearray, token_id: int, *, is_allowed: bool) -> None:
     mask[token_id >> 3] = mask[token_id >> 3] | bit if is_allowed else mask[token_id >> 3] & ~bit & 0xFF
 
 
+def only_token(mask: bytes) -> int | None:
+    """Return the token that a mask allows; None if it allows none, or more than one."""
+    bits = int.from_bytes(mask, "little")
+    return bits.bit_length() - 1 if bits.bit_count() == 1 else None
+
+
 class Compiled(NamedTuple):
     """A compiled grammar."""
 

@@ -10,9 +10,12 @@ from sluice.engine.executor import ModelLimits, TextDecoder
 from sluice.engine.request import FailureKind, Finish, FinishReason, Request, SequenceStats, TokenDelta
 from sluice.engine.sequence import Sequence
 from sluice.engine.text.detokenizer import Detokenizer, stream_opener
-from sluice.engine.text.grammars import Matcher, set_token
+from sluice.engine.text.grammars import Matcher, only_token, set_token
 from sluice.engine.text.logprobs import PlacedDetokenizer, bytes_reader
 from sluice.engine.text.stopping import StopMatcher, prepared
+
+MAX_FORCED_TOKENS = 64
+"""Most tokens that a grammar adds to a choice at once, without a draw."""
 
 _CONTEXT_TOKENS = 8
 """Tokens of a prompt that decide how the text that follows it begins."""
@@ -145,9 +148,13 @@ class ChoiceOutput:
 
 
 class ConstrainedOutput(ChoiceOutput):
-    """A choice with a grammar. Its matcher depends only on the tokens, so replaying them restores it."""
+    """A choice with a grammar. Its matcher depends only on the tokens, so replaying them restores it.
 
-    __slots__ = ("_end_ids", "_grammar")
+    Where a mask has one token, it would be drawn whatever the logits are: it is added at once. The next step computes
+    all that were added, and draws after the last one.
+    """
+
+    __slots__ = ("_end_ids", "_grammar", "_has_logprobs", "_next_mask", "forced_ids")
 
     def __init__(
         self,
@@ -160,9 +167,18 @@ class ConstrainedOutput(ChoiceOutput):
         super().__init__(request, sequence, detokenizer, limits)
         self._grammar = grammar
         self._end_ids = request.sampling.eos_token_ids(limits.eos_token_ids)
+        self._has_logprobs = request.sampling.logprobs is not None
+        self._next_mask: bytes | None = None
+        self.forced_ids: tuple[int, ...] = ()
+        """The tokens that were added to those of the last row."""
 
     def mask(self) -> bytes:
         """Return the tokens that may come next, see `Masks`: all zeros if none may, and the row is about to fail."""
+        if self._next_mask is None:
+            self._next_mask = self._make_mask()
+        return self._next_mask
+
+    def _make_mask(self) -> bytes:
         mask = self._grammar.mask(self._end_ids)
         if self.num_tokens < self._min_tokens:
             for token_id in self._stop_ids:
@@ -178,9 +194,28 @@ class ConstrainedOutput(ChoiceOutput):
         if row.error is not None and self._grammar.problem is not None:
             finish = Finish(reason=FinishReason.ERROR, error=self._grammar.problem, is_rejection=True)
             return self.end(finish)
-        return super().accept(row)
+        delta = super().accept(row)
+        # The log-probabilities of a token that is not computed are not known.
+        return delta if self._has_logprobs else self._with_forced(delta)
+
+    def _with_forced(self, delta: TokenDelta) -> TokenDelta:
+        """Return the additions of a step with the tokens that must follow them."""
+        forced, text = list[int](), ""
+        while self.finish is None and len(forced) < MAX_FORCED_TOKENS:
+            token_id = only_token(self.mask())
+            if token_id is None:
+                break
+            forced.append(token_id)
+            text += self._take(token_id)
+        self.forced_ids = tuple(forced)
+        if not forced:
+            return delta
+        if self.finish is not None:
+            text += self._release()
+        return delta._replace(token_ids=(*delta.token_ids, *forced), text=delta.text + text, finish=self.finish)
 
     def _take(self, token_id: int) -> str:
+        self._next_mask = None
         text = super()._take(token_id)
         if self.finish is None:
             self._grammar.take(token_id)
@@ -274,6 +309,14 @@ class Outputs:
         deltas = [output.accept(result) for output, result in zip(outputs, sampled, strict=True)]
         self._finished += [output for output in outputs if output.finish is not None]
         return deltas
+
+    def take_forced(self) -> list[tuple[Sequence, tuple[int, ...]]]:
+        """Return the open sequences to which the grammars of the rows last read have added tokens, and these."""
+        forced = [output for output in self._constrained.values() if output.forced_ids]
+        taken = [(output.sequence, output.forced_ids) for output in forced if output.finish is None]
+        for output in forced:
+            output.forced_ids = ()
+        return taken
 
     def fail(self, sequence_id: int, finish: Finish) -> TokenDelta:
         """End the open choice that a sequence generates."""

@@ -9,6 +9,8 @@ from typing import Literal
 
 import jsonschema
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sluice.engine.config import EngineConfig
 from sluice.engine.execution.options import ModelOptions
@@ -16,6 +18,7 @@ from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.request import (
     ChoiceProgress,
+    Finish,
     FinishReason,
     Grammar,
     GrammarKind,
@@ -67,9 +70,16 @@ def tokens(deltas: list[TokenDelta]) -> list[int]:
     return [token for delta in deltas for token in delta.token_ids]
 
 
-def small_engine(*, lag: Literal[0, 1] = 0, **options: object) -> LLMEngine:
+def small_engine(*, lag: Literal[0, 1] = 0, num_blocks: int = 400, **options: object) -> LLMEngine:
     runner = load_model_runner(
-        ModelOptions(path=SMALL_MODEL, num_blocks=400, max_model_len=512, max_num_seqs=8, num_threads=1, lag=lag)
+        ModelOptions(
+            path=SMALL_MODEL,
+            num_blocks=num_blocks,
+            max_model_len=min(512, 16 * num_blocks),
+            max_num_seqs=8,
+            num_threads=1,
+            lag=lag,
+        )
     )
     executor = LaggingExecutor(runner) if lag else runner
     limits = {"max_num_seqs": 8, "max_num_batched_tokens": 64}
@@ -132,7 +142,120 @@ class TestGivenAModelWithoutKnowledge:
         assert (finish.reason is FinishReason.ERROR) == is_resumed
 
 
+EXTRACTION = {
+    "type": "object",
+    "properties": {
+        "first_name": {"enum": ["Ada", "Grace", "Frances"]},
+        "date_of_birth": {"type": "string", "format": "date"},
+        "employer": {"type": "object", "properties": {"kind": {"enum": ["university", "union"]}}, "required": ["kind"]},
+        "scores": {"type": "array", "items": {"type": "integer", "maximum": 99}, "minItems": 1, "maxItems": 3},
+    },
+    "required": ["first_name", "date_of_birth", "employer", "scores"],
+    "additionalProperties": False,
+}
+"""Most of whose text follows from its beginning."""
+
+Ends = dict[str, tuple[list[int], str, Finish | None]]
+
+
+class TestGivenTokensThatTheGrammarForces:
+    """Requests that ask for log-probabilities have every token drawn: their outputs are the reference."""
+
+    @settings(max_examples=25, deadline=None)
+    @given(data=st.data())
+    def test_when_they_are_added_without_a_draw_then_the_outputs_are_the_same(self, data: st.DataObject) -> None:
+        requests = [self.request(f"r{number}", data) for number in range(data.draw(st.integers(1, 6)))]
+        drawn = self.outputs(
+            engine_over(checking_model(num_blocks=400)),
+            [replace(one, sampling=replace(one.sampling, logprobs=0)) for one in requests],
+        )
+        lag, num_blocks = data.draw(st.sampled_from([0, 1])), data.draw(st.sampled_from([60, 90, 400]))
+        budget, has_drafts = data.draw(st.sampled_from([8, 13, 64])), data.draw(st.booleans())
+        model = checking_model(num_blocks=num_blocks)
+        engine = engine_over(
+            lagging(model) if lag else model,
+            max_num_batched_tokens=budget,
+            speculation="suffix" if has_drafts else "off",
+        )
+
+        forced = self.outputs(engine, requests)
+
+        assert forced == drawn
+
+    @settings(max_examples=15, deadline=None)
+    @given(data=st.data())
+    def test_when_a_request_is_resumed_anywhere_then_the_rest_is_the_same(self, data: st.DataObject) -> None:
+        asked = self.request("r", data)
+        whole, text, finish = self.outputs(engine_over(checking_model(num_blocks=400)), [asked])["r"]
+        count = data.draw(st.integers(0, len(whole) - 1))
+        progress = (ChoiceProgress(token_ids=tuple(whole[:count])),)
+
+        rest = self.outputs(engine_over(checking_model(num_blocks=400)), [replace(asked, progress=progress)])["r"]
+
+        assert rest[0] == whole[count:]
+        assert (text.endswith(rest[1]), rest[2]) == (True, finish)
+
+    def test_when_most_are_forced_then_there_are_fewer_steps(self) -> None:
+        num_steps: list[int] = []
+        for logprobs in (None, 0):
+            engine = engine_over(checking_model(num_blocks=400))
+            engine.add([asked("r", schema(EXTRACTION), logprobs=logprobs, max_tokens=300)])
+            ended(engine)
+            num_steps.append(engine.stats.num_steps)
+
+        assert 2 * num_steps[0] < num_steps[1]
+
+    def test_when_a_forced_token_ends_the_output_then_it_ends_in_that_step(self) -> None:
+        engine = engine_over(checking_model())
+        engine.add([asked("r", Grammar(kind="choice", text='["red"]'))])
+
+        [delta] = [delta for delta in ended(engine)["r"] if delta.token_ids]
+
+        assert delta.token_ids == (*b"red", 256)
+        assert delta.text == "red"
+        assert delta.finish == Finish(reason=FinishReason.STOP)
+
+    def request(self, name: str, data: st.DataObject) -> Request:
+        options: dict[str, object] = {
+            "max_tokens": data.draw(st.integers(1, 160)),
+            "min_tokens": 0,
+            "temperature": data.draw(st.sampled_from([0.0, 1.0])),
+            "seed": data.draw(st.integers(0, 3)),
+            "stop": data.draw(st.sampled_from([(), ("birth",), ('": "',), ("y", "ri")])),
+            "stop_token_ids": data.draw(st.sampled_from([(), (ord("_"),)])),
+        }
+        return asked(name, schema(data.draw(st.sampled_from([EXTRACTION, SCHEMA]))), **options)
+
+    def outputs(self, engine: LLMEngine, requests: list[Request]) -> Ends:
+        engine.add(requests)
+        return {
+            name: (tokens(deltas), text(deltas), deltas[-1].finish) for name, deltas in ended(engine).items() if deltas
+        }
+
+
 class TestGivenTheSmallModel:
+    @pytest.mark.parametrize("temperature", [0.0, 1.0])
+    @pytest.mark.parametrize(
+        "options", [{}, {"repetition_penalty": 1.3, "frequency_penalty": 0.5, "top_p": 0.9}], ids=["plain", "penalised"]
+    )
+    @pytest.mark.parametrize("num_blocks", [18, 400])
+    def test_when_tokens_are_forced_then_they_are_those_that_would_be_drawn(
+        self, temperature: float, options: dict[str, float], num_blocks: int
+    ) -> None:
+        outputs: list[dict[str, list[int]]] = []
+        num_preemptions: list[int] = []
+        for logprobs in (None, 0):
+            engine = small_engine(num_blocks=num_blocks if logprobs is None else 400)
+            engine.add(
+                asked(f"r{n}", schema(EXTRACTION), seed=n, temperature=temperature, logprobs=logprobs, **options)
+                for n in range(6)
+            )
+            outputs.append({name: tokens(deltas) for name, deltas in ended(engine).items()})
+            num_preemptions.append(engine.stats.num_preemptions)
+
+        assert outputs[0] == outputs[1]
+        assert (num_preemptions[0] > 0) == (num_blocks == 18)
+
     @pytest.mark.parametrize("lag", [0, 1])
     @pytest.mark.parametrize("temperature", [0.0, 1.0, 3.0])
     def test_when_schemas_are_asked_then_every_whole_output_is_valid(
