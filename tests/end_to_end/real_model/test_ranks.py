@@ -35,13 +35,6 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Generator[Service]:
             yield made
 
 
-@pytest.fixture(autouse=True)
-def _whole(two_ranks: Service) -> Generator[None]:
-    """After each test, this service is whole; the others are not started."""
-    yield
-    two_ranks.check_it_is_whole()
-
-
 def ranks_of(pid: int) -> list[psutil.Process]:
     """The ranks of a worker's vLLM."""
     [engine] = [one for one in psutil.Process(pid).children() if "sluice.worker.engine_process" in one.cmdline()]
@@ -72,3 +65,4 @@ class TestGivenJobsUnderWayOnTwoRanks:
         assert texts == calm
         two_ranks.check_streams(job_ids, texts)
         two_ranks.wait_until(lambda: not any(one.is_running() for one in ranks), "both ranks have ended")
+        two_ranks.check_it_is_whole()
