@@ -138,9 +138,13 @@ def worker(
         before = len(producer.queue()[0].workers)
         process = subprocess.Popen([*command, *alone, *options], stdin=subprocess.PIPE, stdout=log, stderr=log)
         try:
-            wait_until(
-                lambda: len(producer.queue()[0].workers) > before, "the worker to start", process, limit_s=limit_s
-            )
+            try:
+                wait_until(
+                    lambda: len(producer.queue()[0].workers) > before, "the worker to start", process, limit_s=limit_s
+                )
+            except RuntimeError as error:
+                error.add_note((server.folder / "worker.log").read_text()[-2000:])
+                raise
             yield process
         finally:
             if process.poll() is None:
