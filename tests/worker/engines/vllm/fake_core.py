@@ -35,6 +35,10 @@ class _Sequence:
     def token_ids(self) -> list[int]:
         return self.prompt + self.output
 
+    @property
+    def is_computed(self) -> bool:
+        return self.num_computed == len(self.token_ids)
+
 
 class FakeCore:
     """The fake. `lost` says why it can compute nothing more."""
@@ -75,12 +79,14 @@ class FakeCore:
         last = {name: self._compute(self._sequences[name], count) for name, count in order.num_tokens.items()}
         rows = [self._row(name) for name in order.num_tokens]
         self._sampler.keep(self._sequences)
-        drawn = self._sampler.draw(torch.stack([self._logits(row, last[row.id]) for row in rows]), rows, order.masks)
+        logits = torch.stack([self._logits(row, last[row.id]) for row in rows])
+        drawing = [row for row in rows if self._sequences[row.id].is_computed]
+        assert {row.id for row in drawing} == order.draws.sequences, "others are drawn than could be"
         results: dict[str, Drawn] = {}
-        for row, sampled in zip(rows, drawn.collect(), strict=True):
+        if (drawn := self._sampler.draw(logits, rows, order.draws)) is None:
+            return results
+        for row, sampled in zip(drawing, drawn.drawn.collect(), strict=True):
             sequence = self._sequences[row.id]
-            if sequence.num_computed < len(sequence.token_ids):
-                continue
             token_id = sampled.token_ids[0] if sampled.error is None else None
             sequence.output.append(-1 if token_id is None else token_id)
             logprobs: SampledLogprobs | None = sampled.logprobs[0] if sampled.logprobs else None

@@ -7,7 +7,7 @@ from sluice.engine.conformance.resumption import Resume, resume_matrix
 from sluice.engine.conformance.subject import Driver, Subject
 from sluice.engine.errors import EngineBroken
 from sluice.engine.null_model import NullTokenizer
-from sluice.engine.request import FailureKind, FinishReason
+from sluice.engine.request import FailureKind, FinishReason, Grammar
 from sluice.worker.engines.vllm.executor import VllmExecutor
 from sluice.worker.engines.vllm.orders import StepOrder
 from tests.engine.conformance.subjects import subject_of
@@ -98,3 +98,20 @@ class TestGivenASequenceThatRuns:
 
         with pytest.raises(EngineBroken, match="one of its worker processes has ended"):
             driver.advance()
+
+
+class TestGivenAPromptOfSeveralStepsWithAGrammar:
+    def test_when_others_run_beside_it_then_its_text_matches_from_the_first_token(self) -> None:
+        core = FakeCore()
+        driver = Driver(engine_over(core))
+        long = driver.prompt(200)
+        beside = driver.request(max_tokens=40)
+        driver.add(beside)
+        driver.advance_times(2)
+
+        [output] = driver.run(driver.request(long, grammar=Grammar(kind="choice", text='["blue"]')))
+
+        assert output.text == "blue"
+        steps = [order for order in core.orders if len(order.num_tokens) > 1]
+        assert [len(order.draws.sequences) for order in steps].count(1) >= 2
+        driver.finish(beside)
