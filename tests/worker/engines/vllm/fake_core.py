@@ -15,8 +15,8 @@ from sluice.engine.request import SampledLogprobs
 from sluice.worker.engines.vllm.orders import BlockIds, CoreFacts, Drawing, Drawn, StepOrder
 from sluice.worker.engines.vllm.sampling import Row, RowSampler
 
-BAD_TOKEN = 255
-"""A prompt that begins with it has no finite logits."""
+BAD_PROMPT = (255, 5, 6)
+"""A prompt that has no finite logits. Too long to be drawn."""
 
 MAX_NUM_SEQS = 6
 
@@ -141,7 +141,7 @@ class FakeCore:
         return Row(name, sequence.drawing, sequence.prompt, sequence.output)
 
     def _logits(self, row: Row, last: bytes) -> torch.Tensor:
-        if row.prompt[0] == BAD_TOKEN:
+        if tuple(row.prompt[:3]) == BAD_PROMPT:
             return torch.full((self.facts.vocab_size,), float("nan"))
         generator = torch.Generator().manual_seed(int.from_bytes(last[:7], "little"))
         logits = torch.randn(self.facts.vocab_size, generator=generator) * 3

@@ -11,7 +11,7 @@ from sluice.engine.request import FailureKind, FinishReason, Grammar
 from sluice.worker.engines.vllm.executor import VllmExecutor
 from sluice.worker.engines.vllm.orders import StepOrder
 from tests.engine.conformance.subjects import subject_of
-from tests.worker.engines.vllm.fake_core import BAD_TOKEN, MAX_NUM_SEQS, FakeCore
+from tests.worker.engines.vllm.fake_core import BAD_PROMPT, MAX_NUM_SEQS, FakeCore
 
 
 def engine_over(core: FakeCore) -> Subject:
@@ -76,7 +76,7 @@ class TestGivenASequenceThatRuns:
     def test_when_its_logits_are_not_finite_then_it_alone_fails_and_says_where(self) -> None:
         driver = Driver(engine_over(FakeCore()))
 
-        bad, good = driver.run(driver.request((BAD_TOKEN, 5, 6)), driver.request())
+        bad, good = driver.run(driver.request(BAD_PROMPT), driver.request())
 
         assert bad.finish is not None
         assert (bad.finish.reason, bad.finish.failure) == (FinishReason.ERROR, FailureKind.LOGITS)
