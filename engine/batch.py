@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from sluice.engine.request import SampledLogprobs, Sampling
+from sluice.engine.request import Embed, PromptRead, SampledLogprobs, Sampling
 
 
 # A named tuple instead of a frozen dataclass: one is made per sequence and step, in 0.25 instead of 1.07 us.
@@ -36,7 +36,9 @@ class ScheduledRow(NamedTuple):
     """Without the drafts that may follow them (`Batch.drafts`)."""
 
     samples: bool
-    """Whether the step reaches the sequence's last known token and so samples a new one."""
+    """Whether the step reaches the sequence's last known token, and so samples a new one or, if `max_tokens` is 0, ends
+    its prompt.
+    """
 
     def first(self, num_tokens: int) -> "ScheduledRow | None":
         """Return the row that computes only the first of its tokens; None if these are none."""
@@ -116,6 +118,30 @@ def mask_bytes(vocab_size: int) -> int:
     return -(-vocab_size // 32) * 4
 
 
+class Read(NamedTuple):
+    """What is read from the hidden states of a sequence's prompt. The row that samples returns it (`Sampled.prompt`).
+
+    The executor keeps what it has read of earlier chunks; a chunk that is computed again replaces its part.
+    """
+
+    embed: Embed | None = None
+    """The vector of the prompt."""
+
+    num_logprobs: int | None = None
+    """Log-probabilities of its tokens, each with this many of the likeliest; None: none are read."""
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether every token of the prompt must be computed, cached or not."""
+        return self.num_logprobs is not None or (self.embed is not None and self.embed.pooling == "mean")
+
+
+Reads = Mapping[int, Read]
+"""By sequence id. Sequences from which nothing is read but the next token are left out."""
+
+NO_READS: Reads = MappingProxyType({})
+
+
 class BlockSave(NamedTuple):
     """A copy of a block of the device to the host tier, before the step computes.
 
@@ -166,6 +192,9 @@ class Batch:
     masks: Masks = field(default_factory=lambda: NO_MASKS)
     """Of rows that sample and have no drafts. All other tokens have probability 0; if none is left, the row fails."""
 
+    reads: Reads = field(default_factory=lambda: NO_READS)
+    """Of rows that compute a part of a prompt, or the first that samples after it."""
+
     @property
     def is_empty(self) -> bool:
         """Whether the step has no rows."""
@@ -197,7 +226,7 @@ class Batch:
         written.
         """
         if not (self.admissions or self.table_writes or self.copies or self.loads or self.saves or self.drafts):
-            return Batch(rows, masks=self.masks)
+            return Batch(rows, masks=self.masks, reads=self.reads)
         ids = {row.sequence_id for row in rows}
         return Batch(
             rows,
@@ -208,6 +237,7 @@ class Batch:
             loads=tuple(load for load in self.loads if load.sequence_id in ids),
             saves=self.saves,
             masks=self.masks,
+            reads=self.reads,
         )
 
 
@@ -215,11 +245,16 @@ class Sampled(NamedTuple):
     """Tokens sampled for one sequence in a step."""
 
     token_ids: tuple[int, ...]
-    """One token, after the drafts that equal what was sampled in their places. Empty if `error` is set."""
+    """One token, after the drafts that equal what was sampled in their places. Empty if `error` is set, or if the
+    sequence's `max_tokens` is 0.
+    """
 
     logprobs: tuple[SampledLogprobs, ...] | None = None
     error: str | None = None
     """Why this row failed (NaN or all-masked logits), in a sentence for the producer of the request."""
+
+    prompt: PromptRead | None = None
+    """What `Batch.reads` asks of it."""
 
 
 def without_token(position: int) -> Sampled:

@@ -40,6 +40,9 @@ class ModelLimits:
     num_host_blocks: int = 0
     """Blocks of the host tier of the prefix cache."""
 
+    hidden_size: int = 0
+    """Dimensions of the vector of a prompt; 0 if there is none."""
+
     block_bytes: int = 0
     """Memory of a block; 0 if nothing is stored."""
 
@@ -80,8 +83,8 @@ class ModelLimits:
         return min(num_prompt_tokens + max_tokens, self.max_model_len)
 
     def most_cached_tokens(self, num_prompt_tokens: int, max_tokens: int) -> int:
-        """Return of how many of these there are keys and values: of all but the last, since no token follows it."""
-        return self.most_tokens(num_prompt_tokens, max_tokens) - 1
+        """Return of how many of these there are keys and values: of all but the last output, which no token follows."""
+        return max(num_prompt_tokens, self.most_tokens(num_prompt_tokens, max_tokens) - 1)
 
     def most_offered_tokens(self, step_tokens: int) -> int:
         """Return the cache tokens of the largest request that an idle engine has room for.

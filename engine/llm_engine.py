@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import count
 
-from sluice.engine.batch import Batch
+from sluice.engine.batch import Batch, Read
 from sluice.engine.config import EngineConfig
 from sluice.engine.errors import RequestRejected
 from sluice.engine.execution.isolation import IsolatingExecutor, StepInFlight, StepOutcome
@@ -283,6 +283,8 @@ class LLMEngine:
         batch = self._scheduler.schedule()
         if self._outputs.are_constrained:
             batch = replace(batch, masks=self._outputs.masks(batch))
+        if self._outputs.are_reading:
+            batch = replace(batch, reads=self._outputs.reads(batch))
         if (watching := self._watching) is not None:
             watching.note_plan(batch)
         return batch
@@ -325,18 +327,22 @@ class LLMEngine:
         """Queue the unfinished choices of a request; if it is rejected, or its output so far ends them, end them."""
         if isinstance(grammar, Refused):
             rejected, grammar = _rejected(grammar.reason), None
+        # The prompt is read by one choice, for all of them.
+        read = read_of(request)
         for choice, progress in enumerate(_progress(request)):
             if progress.is_finished:
                 continue
             matcher = None if grammar is None else grammar.matcher_of_choice()
-            output = self._outputs.make(request, self._sequence(request, choice, progress), matcher)
+            sequence = self._sequence(request, choice, progress, needs_all=read is not None and read.needs_all)
+            output = self._outputs.make(request, sequence, matcher)
             if finish := rejected or output.finish:
                 self._ended.append(output.end(finish))
                 continue
-            self._outputs.open(output)
+            self._outputs.open(output, read)
+            read = None
             self._scheduler.add(output.sequence)
 
-    def _sequence(self, request: Request, choice: int, progress: ChoiceProgress) -> Sequence:
+    def _sequence(self, request: Request, choice: int, progress: ChoiceProgress, *, needs_all: bool) -> Sequence:
         return Sequence(
             id=next(_SEQUENCE_IDS),
             request_id=request.id,
@@ -345,6 +351,7 @@ class LLMEngine:
             priority=request.priority,
             cache_salt=request.cache_salt,
             targets=request.targets,
+            needs_all=needs_all,
             token_ids=[*request.prompt_token_ids, *progress.token_ids],
             num_prompt_tokens=len(request.prompt_token_ids),
             num_resumed_tokens=len(progress.token_ids),
@@ -371,6 +378,13 @@ class LLMEngine:
     def _count(self, deltas: list[TokenDelta]) -> None:
         self._num_steps += 1
         self._num_output_tokens += sum(len(delta.token_ids) for delta in deltas)
+
+
+def read_of(request: Request) -> Read | None:
+    """Return what a request reads of its prompt besides the next token."""
+    if request.embed is None and request.sampling.prompt_logprobs is None:
+        return None
+    return Read(request.embed, request.sampling.prompt_logprobs)
 
 
 def _rejected(reason: str) -> Finish:

@@ -10,13 +10,14 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
-from math import log
+from math import hypot, log
+from struct import pack, unpack
 
-from sluice.engine.batch import Admission, Batch, Sampled, ScheduledRow
+from sluice.engine.batch import NO_READS, Admission, Batch, Read, Sampled, ScheduledRow
 from sluice.engine.executor import Computed, ModelLimits
-from sluice.engine.request import SampledLogprobs
+from sluice.engine.request import UNPREDICTED, Embed, PromptRead, SampledLogprobs
 from sluice.engine.speculation.verification import verified_rows
 from sluice.engine.text.detokenizer import ByteDetokenizer
 from sluice.engine.text.token_table import TokenTable
@@ -36,6 +37,9 @@ _ROWS = tuple(Sampled((letter,)) for letter in _LETTERS)
 _END_ROW = Sampled((END_OF_SEQUENCE,))
 _LIKELIEST = tuple((letter, log(count / len(_LETTERS))) for letter, count in Counter(_LETTERS).most_common())
 _LOGPROBS = dict(_LIKELIEST)
+_HIDDEN_SIZE = 16
+"""Dimensions of the vector of a prompt."""
+
 _MULTIPLIER = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
 
@@ -106,6 +110,9 @@ class NullModel:
         self._keys: dict[int, tuple[int, int | None]] = {}
         """By slot: the key of its tokens, and how many log-probabilities are requested."""
 
+        self._prompts: dict[int, Admission] = {}
+        """By slot: those that are read."""
+
     @property
     def limits(self) -> ModelLimits:
         """See `Executor.limits`."""
@@ -118,6 +125,7 @@ class NullModel:
             sliding_window=self.config.sliding_window,
             window_groups=self.config.window_groups,
             num_host_blocks=self.config.num_host_blocks,
+            hidden_size=_HIDDEN_SIZE,
         )
 
     @property
@@ -144,9 +152,13 @@ class NullModel:
         """Take the admissions of `batch`."""
         for admission in batch.admissions:
             self._keys[admission.slot] = _key(admission), admission.sampling.logprobs
+            if admission.sequence_id in batch.reads:
+                self._prompts[admission.slot] = admission
 
     def draw(self, batch: Batch) -> list[Sampled]:
         """Return a token for each row of `batch` that samples, whose slot was admitted, and one for each draft."""
+        if batch.reads:
+            return self._draw_reading(batch)
         drafts, masks = batch.drafts, batch.masks
         if not drafts and not masks:
             return [self._draw(row) for row in batch.rows if row.samples]
@@ -158,6 +170,19 @@ class NullModel:
             if row.samples
             for num_drafts in range(1 + len(drafts.get(row.sequence_id, ())))
         ]
+
+    def _draw_reading(self, batch: Batch) -> list[Sampled]:
+        """Draw as `draw` does, and return what is read of prompts that are whole."""
+        rows: list[Sampled] = []
+        for row in batch.rows:
+            read, prompt = batch.reads.get(row.sequence_id), self._prompts.get(row.slot)
+            part = replace(batch, rows=(row,), reads=NO_READS)
+            if not row.samples or read is None or prompt is None:
+                rows += self.draw(part)
+                continue
+            first, *others = self.draw(part) if prompt.sampling.max_tokens else [Sampled(())]
+            rows += [first._replace(prompt=_read(prompt, read)), *others]
+        return rows
 
     def _draw_allowed(self, row: ScheduledRow, mask: bytes) -> Sampled:
         """Draw the token of `row` from those of a mask: printable ASCII or the end, if there are any."""
@@ -196,3 +221,25 @@ def _key(admission: Admission) -> int:
     prompt = array("I", admission.token_ids[: admission.num_prompt_tokens]).tobytes()
     salt = admission.sampling.seed.to_bytes(8, "little") + admission.choice.to_bytes(4, "little")
     return int.from_bytes(blake2b(prompt, digest_size=8, key=salt).digest(), "little")
+
+
+def _read(prompt: Admission, read: Read) -> PromptRead:
+    token_ids = prompt.token_ids[: prompt.num_prompt_tokens]
+    if read.embed is not None:
+        return PromptRead(embedding=_vector(token_ids, read.embed))
+    least = -log(_VOCABULARY_SIZE)
+    top = _LIKELIEST[: read.num_logprobs]
+    return PromptRead(
+        logprobs=(
+            UNPREDICTED,
+            *(SampledLogprobs(chosen=_LOGPROBS.get(token, least), top=top) for token in token_ids[1:]),
+        )
+    )
+
+
+def _vector(token_ids: tuple[int, ...], wanted: Embed) -> bytes:
+    """Return a vector that depends on every token and on the pooling."""
+    digest = blake2b(array("I", token_ids).tobytes(), digest_size=2 * _HIDDEN_SIZE, key=wanted.pooling.encode())
+    values: tuple[int, ...] = unpack(f"<{_HIDDEN_SIZE}h", digest.digest())[: wanted.dimensions]
+    length = (hypot(*values) or 1.0) if wanted.is_normalised else float(2**15)
+    return pack(f"<{len(values)}f", *(value / length for value in values))

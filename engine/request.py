@@ -76,6 +76,28 @@ class Sampling(SamplingFields):
         return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
 
 
+Pooling = Literal["last", "mean"]
+"""How the hidden states of a prompt become one vector: that of its last token, or the mean of all."""
+
+POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embed:
+    """The request is for a vector of its prompt. It generates nothing."""
+
+    pooling: Pooling = "last"
+    is_normalised: bool = True
+    """Whether the vector is scaled to length 1."""
+
+    dimensions: int | None = None
+    """Keep the first ones only, before the vector is scaled; None: all."""
+
+
+LAST_TOKEN = Embed()
+"""As causal models are used that no one trained for vectors."""
+
+
 GrammarKind = Literal["json_schema", "json_object", "regex", "lark", "choice"]
 GRAMMAR_KINDS: tuple[GrammarKind, ...] = get_args(GrammarKind)
 
@@ -132,6 +154,9 @@ class Request:
     """Progress per choice; empty on a first attempt."""
 
     grammar: Grammar | None = None
+    embed: Embed | None = None
+    """`sampling.max_tokens` is 0 then."""
+
     targets: LatencyTargets = NO_TARGETS
     """Steps in which it decodes keep the strictest targets of all that decode."""
 
@@ -152,6 +177,25 @@ class SampledLogprobs:
 
     offset: int | None = None
     """Characters of the choice's text before the token."""
+
+
+UNPREDICTED = SampledLogprobs(chosen=0.0, top=())
+"""Of the first token of a prompt."""
+
+
+class PromptRead(NamedTuple):
+    """What was read from the hidden states of a prompt."""
+
+    embedding: bytes | None = None
+    """Its vector, in float32, little-endian."""
+
+    logprobs: tuple[SampledLogprobs, ...] | None = None
+    """Of each of its tokens. That of the first, which nothing predicts, is 0, without alternatives."""
+
+    token_ids: tuple[int, ...] = ()
+    """Its tokens, and in `text` their text, if `logprobs` are there."""
+
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,6 +280,8 @@ class TokenDelta(NamedTuple):
     """One per token of `token_ids`, if requested."""
 
     finish: Finish | None = None
+    prompt: PromptRead | None = None
+    """What the request asks of its prompt: once in an attempt, with the first output of one of its choices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

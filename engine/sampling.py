@@ -12,7 +12,7 @@ class SamplingFields:
     """How to choose the next token, and when to stop: each option with its default if no model states one."""
 
     max_tokens: int = 256
-    """Most tokens of each choice, 1 to 1000000."""
+    """Most tokens of each choice, 0 to 1000000."""
 
     min_tokens: int = 0
     """Tokens of each choice before it may end, 0 to `max_tokens`."""
@@ -52,6 +52,11 @@ class SamplingFields:
 
     logprobs: int | None = None
     """Return the log-probability of each token, and those of this many most likely ones, 0 to 20."""
+
+    prompt_logprobs: int | None = None
+    """Return the log-probability of each token of the prompt, and those of this many most likely ones in its place, 0
+    to 20.
+    """
 
     skip_special_tokens: bool = True
     """Whether special tokens are left out of the text."""

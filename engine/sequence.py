@@ -43,6 +43,8 @@ class Sequence:
     priority: int = 0
     cache_salt: str = ""
     targets: LatencyTargets = NO_TARGETS
+    needs_all: bool = False
+    """Whether all tokens of its prompt are computed, cached or not: something is read from each."""
 
     token_ids: list[int]
     """Prompt, then output (a resumed sequence starts with its earlier output)."""
@@ -178,6 +180,10 @@ class Sequence:
     def extend(self, token_ids: Items[int]) -> None:
         """Take tokens that follow without having been sampled."""
         self.token_ids += token_ids
+
+    def note_read(self) -> None:
+        """Note that its prompt was read."""
+        self.needs_all = False
 
     def finish(self) -> None:
         """End. It keeps its blocks until no step in flight has them."""

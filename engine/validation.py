@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from sluice.engine.errors import (
     InvalidGrammar,
+    OptionRefused,
     PromptEmpty,
     PromptTooLong,
     RequestRejected,
@@ -32,6 +33,7 @@ def check_request(request: Request, limits: ModelLimits, *, step_tokens: int = 0
     _check_choices(request)
     _check_tokens(request, limits)
     _check_length(request, limits, step_tokens)
+    _check_reads(request, limits)
     if request.grammar is not None:
         _check_grammar(request.grammar, ignores_end=request.sampling.ignore_eos)
 
@@ -66,7 +68,13 @@ def _check_length(request: Request, limits: ModelLimits, step_tokens: int) -> No
     num_prompt_tokens = len(request.prompt_token_ids)
     if num_prompt_tokens == 0:
         raise PromptEmpty("the prompt has no tokens")
-    if num_prompt_tokens >= limits.max_model_len:
+    if request.sampling.max_tokens == 0:
+        if num_prompt_tokens > limits.max_model_len:
+            raise PromptTooLong(
+                f"prompt is {num_prompt_tokens} tokens; this model reads {limits.max_model_len}. "
+                f"Shorten it or use a model with a longer context."
+            )
+    elif num_prompt_tokens >= limits.max_model_len:
         raise PromptTooLong(
             f"prompt is {num_prompt_tokens} tokens; this model reads {limits.max_model_len - 1} and needs 1 to answer. "
             f"Shorten the prompt or use a model with a longer context."
@@ -74,9 +82,10 @@ def _check_length(request: Request, limits: ModelLimits, step_tokens: int) -> No
     _check_stated_length(request, limits)
     num_kept = limits.most_cached_tokens(num_prompt_tokens, request.sampling.max_tokens)
     if limits.blocks_of(num_kept, step_tokens) > limits.num_blocks:
+        most = limits.most_tokens(num_prompt_tokens, request.sampling.max_tokens)
         num_slots = limits.longest_sequence(limits.num_blocks, step_tokens)
         raise RequestTooLarge(
-            f"prompt and output can become {num_kept + 1} tokens; this worker's KV cache holds {num_slots}. "
+            f"prompt and output can become {most} tokens; this worker's KV cache holds {num_slots}. "
             f"Shorten the prompt or lower max_tokens."
         )
 
@@ -92,6 +101,21 @@ def _check_stated_length(request: Request, limits: ModelLimits) -> None:
             f"tokens; this model's context is {limits.max_model_len}. "
             f"Shorten the prompt, or lower or leave out max_tokens."
         )
+
+
+def _check_reads(request: Request, limits: ModelLimits) -> None:
+    """Check that a request generates something or reads its prompt, and that a vector can be as it should."""
+    embed, max_tokens = request.embed, request.sampling.max_tokens
+    if embed is None:
+        if max_tokens == 0 and request.sampling.prompt_logprobs is None:
+            raise RequestRejected("max_tokens is 0 and nothing is read of the prompt: there is nothing to compute")
+        return
+    if max_tokens != 0 or request.num_choices != 1 or request.grammar is not None:
+        raise RequestRejected("a prompt that is embedded generates nothing: neither tokens nor choices nor a grammar")
+    if limits.hidden_size == 0:
+        raise OptionRefused("this engine has no vectors of prompts")
+    if embed.dimensions is not None and embed.dimensions > limits.hidden_size:
+        raise RequestRejected(f"dimensions is {embed.dimensions}; this model's vectors have {limits.hidden_size}")
 
 
 def _check_grammar(grammar: Grammar, *, ignores_end: bool) -> None:

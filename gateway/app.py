@@ -22,6 +22,7 @@ from sluice.gateway.arrival.shares import ShareLimits, Shares
 from sluice.gateway.batches.routes import BatchRoutes
 from sluice.gateway.batches.store import BatchStore
 from sluice.gateway.connections.drain import Drain, Draining
+from sluice.gateway.embeddings import EmbeddingRoutes
 from sluice.gateway.errors import METHOD_NOT_ALLOWED, SERVER, HttpError, error_of
 from sluice.gateway.files.hosts import StorageMarks
 from sluice.gateway.files.routes import FileRoutes
@@ -115,6 +116,7 @@ def _api_routes(shared: SharedParts, settings: GatewaySettings, marks: StorageMa
     return routes_of(
         StatusRoutes(shared.keyring, queues, marks),
         GenerationRoutes(queues, rates, settings),
+        EmbeddingRoutes(queues, rates, settings),
         ResponseRoutes(queues, rates, settings, ResponseStore(database), quota),
         FileRoutes(files, shared.storage, settings.max_file_mib * MIB, quota),
         BatchRoutes(BatchStore(database), files, shared.storage, queues, quota, max_open=settings.tenant_batches),

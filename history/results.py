@@ -5,6 +5,7 @@ position, straight to JSON.
 """
 
 import json
+from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -13,6 +14,7 @@ from sluice.history.database import JsonText
 from sluice.protocol.openai_format.logprobs import logprobs_from_json, logprobs_to_json
 from sluice.protocol.packing import (
     Reading,
+    as_bytes,
     as_int,
     as_ints,
     as_list,
@@ -26,6 +28,7 @@ from sluice.protocol.packing import (
 from sluice.protocol.wire import (
     ChoiceResult,
     JobResult,
+    PromptResult,
     TokenLogprobs,
     Usage,
     decode_result,
@@ -40,6 +43,9 @@ MAX_JSON_BYTES = 128 * 1024 * 1024
 # ASCII: a text of it takes one byte for each character, also inside of the database's driver.
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 _NO_LOGPROBS = pack(value=False)
+_VECTOR, _PROMPT = 2, 3
+"""Places in a choice after its log-probabilities."""
+
 
 Row = dict[str, object]
 
@@ -88,12 +94,21 @@ def result_of(choices: Sequence[Mapping[str, Any]], usage: Mapping[str, int], *,
 
 
 def _choice_of(written: Mapping[str, Any]) -> ChoiceResult:
+    vector, prompt = written.get("vector"), written.get("prompt")
     return ChoiceResult(
-        text=written["text"],
-        token_ids=tuple(written["token_ids"]),
+        vector=None if vector is None else b64decode(vector),
+        prompt=None if prompt is None else PromptResult(**_text_of(prompt), is_echoed=prompt["is_echoed"]),
         finish_reason=written.get("finish_reason"),
-        logprobs=logprobs_from_json(written.get("logprobs")),
+        **_text_of(written),
     )
+
+
+def _text_of(written: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "text": written["text"],
+        "token_ids": tuple(written["token_ids"]),
+        "logprobs": logprobs_from_json(written.get("logprobs")),
+    }
 
 
 class _TooLong(Exception):
@@ -101,25 +116,49 @@ class _TooLong(Exception):
 
 
 def _choice(choice: ChoiceResult) -> Row:
-    return _known({**_fields_of(choice), "logprobs": logprobs_to_json(choice.logprobs)})
+    prompt = None if choice.prompt is None else _text(choice.prompt)
+    return _known({**_text(choice), "vector": _base64(choice.vector), "prompt": prompt})
+
+
+def _text(of: ChoiceResult | PromptResult) -> Row:
+    return _known({**_fields_of(of), "logprobs": logprobs_to_json(of.logprobs)})
+
+
+def _base64(vector: bytes | None) -> str | None:
+    return None if vector is None else b64encode(vector).decode()
 
 
 def _choice_parts(choice: memoryview, *, has_logprobs: bool) -> Iterator[str]:
     """Yield the JSON of a choice in parts."""
-    text, ids, reason, logprobs, *tokens = items_of(choice)
+    text, ids, reason, logprobs, *rest = items_of(choice)
+    first: Row = {"finish_reason": as_str_or_none(unpack(reason))}
+    if len(rest) > _VECTOR and (vector := unpack(rest[_VECTOR])):
+        first["vector"] = _base64(as_bytes(vector))
+    yield from _text_parts([text, ids, logprobs, *rest], first, has_logprobs=has_logprobs)
+    if len(rest) > _PROMPT and bytes(rest[_PROMPT][:1]) != _NO_LOGPROBS:
+        text, ids, is_echoed, logprobs, *rest = items_of(rest[_PROMPT])
+        yield ',"prompt":'
+        first = {"is_echoed": bool(unpack(is_echoed))}
+        yield from _text_parts([text, ids, logprobs, *rest], first, has_logprobs=has_logprobs)
+        yield "}"
+    yield "}"
+
+
+def _text_parts(parts: Sequence[memoryview], first: Row, *, has_logprobs: bool) -> Iterator[str]:
+    """Yield the JSON of a text and its log-probabilities in parts, without the brace at the end."""
+    text, ids, logprobs, *tokens = parts
     token_ids = as_ints(unpack(ids))
-    first: Row = {"text": as_str(unpack(text)), "token_ids": token_ids, "finish_reason": as_str_or_none(unpack(reason))}
-    opened = _encode(_known(first))[:-1]
+    opened = _encode(_known({"text": as_str(unpack(text)), "token_ids": token_ids, **first}))[:-1]
+    yield opened
     if not has_logprobs or bytes(logprobs[:1]) == _NO_LOGPROBS:
-        yield f"{opened}}}"
         return
-    yield f'{opened},"logprobs":['
+    yield ',"logprobs":['
     positions = map(read_token_logprobs, map(unpack, items_of(logprobs)))
-    if len(tokens) > 1:
-        positions = described(positions, token_ids, as_list(unpack(tokens[0])), as_list(unpack(tokens[1])))
+    if len(tokens) > 1 and (steps := as_list(unpack(tokens[0]))):
+        positions = described(positions, token_ids, steps, as_list(unpack(tokens[1])))
     for number, at in enumerate(positions):
         yield f"{',' * bool(number)}{_position(at)}"
-    yield "]}"
+    yield "]"
 
 
 def _position(at: TokenLogprobs) -> str:
@@ -128,7 +167,7 @@ def _position(at: TokenLogprobs) -> str:
     return _encode(written[0])
 
 
-def _fields_of(value: ChoiceResult | Usage) -> Row:
+def _fields_of(value: ChoiceResult | PromptResult | Usage) -> Row:
     """Return the fields as they are: `asdict` copies each token of an output."""
     return {field.name: getattr(value, field.name) for field in fields(value)}
 

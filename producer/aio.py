@@ -34,8 +34,8 @@ from sluice.producer.operations.dead import DeadFilter
 from sluice.producer.operations.follow import Place, Reader, StreamEvent, choice_readers
 from sluice.producer.operations.operation import Operation, Reply, Step
 from sluice.producer.operations.queue import Queue
-from sluice.producer.operations.results import Outcome, outcomes
-from sluice.producer.operations.submission import JobPacker, Receipt, SubmitAnswer
+from sluice.producer.operations.results import Outcome, outcomes, vector_of
+from sluice.producer.operations.submission import JobPacker, Receipt, SubmitAnswer, receipt_of
 from sluice.producer.operations.views import JobStatus
 from sluice.producer.transport.links import AsyncLink
 from sluice.protocol.calls import BatchView, JobView, QueueSettings, QueueView
@@ -214,6 +214,24 @@ class AsyncProducer:
             async for answers in groups:
                 for answer in answers:
                     yield answer
+
+    async def embed(self, texts: Iterable[PromptLike], **options: Unpack[Options]) -> list[list[float]]:
+        """Embed texts, each of which is a job; return their vectors in the order of the texts.
+
+        Args:
+            texts: Texts or lists of token ids.
+            options: Options of every job, such as `dimensions` or `model`.
+
+        Raises:
+            InvalidJob: a text or an option is wrong, or the queue's workers have no embeddings.
+            JobFailed, JobCancelled, JobExpired, ResultExpired, JobNotFound: a job ended otherwise.
+            QueueFull, QueueUnreachable, QueueRefused: as in `submit`.
+        """
+        prompts = list(texts)
+        options = {**options, "embed": True}
+        receipts = [receipt_of(answer) async for answer in self.submit_many(prompts, **options)]
+        vectors = {outcome.job_id: vector_of(outcome) async for outcome in self.results(receipts)}
+        return [vectors[receipt.id] for receipt in receipts]
 
     # ------------------------------------------------------------ follow
 

@@ -261,6 +261,7 @@ def template(options: Options) -> Template:
 def _template(options: Options) -> Template:
     spec = _spec(options)
     digested = encode_spec(replace(spec, traceparent=None, stream=True))
+    _check_reads(spec.options)
     seed = options.get("seed")
     tenant, priority = options.get("tenant", "default"), options.get("priority", 0)
     check_tenant(tenant)
@@ -275,7 +276,7 @@ def _template(options: Options) -> Template:
         tenant=tenant,
         priority=priority,
         max_tokens=spec.options.planned_tokens,
-        is_length_stated=spec.options.max_tokens is not None,
+        is_length_stated=spec.options.is_length_stated,
         choices=spec.options.n,
         batch=spec.batch,
         wants_callback=spec.callback_url is not None,
@@ -287,6 +288,14 @@ def _template(options: Options) -> Template:
         asked=digested + repr(seed).encode(),
         features=spec.options.features,
     )
+
+
+def _check_reads(options: JobOptions) -> None:
+    is_read = options.embed or options.read_logprobs is not None
+    if options.max_tokens == 0 and not is_read:
+        raise InvalidJob("max_tokens must be 1 or more, got 0, unless the prompt is read (`echo`)")
+    if options.dimensions is not None and not options.embed:
+        raise InvalidJob("dimensions must not be given without `embed`")
 
 
 def _spec(options: Options) -> JobSpec:

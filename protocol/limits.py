@@ -14,6 +14,10 @@ MAX_STRUCTURED_CHARS = 128 * 1024
 """Grammar of one job: a schema as JSON, or the text of another kind."""
 
 MAX_LOGPROBS = 20
+MAX_DIMENSIONS = 65_536
+MAX_INPUTS = 2048
+"""Texts in one request for embeddings, each of which is a job."""
+
 MAX_CHOICES = 64
 MAX_TOKENS = 1_000_000
 DEFAULT_MAX_TOKENS = 256

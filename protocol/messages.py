@@ -1,6 +1,7 @@
 """The messages between producer and worker, as self-validating values. No encoding, no I/O."""
 
 import re
+from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, NewType, get_args
@@ -183,6 +184,21 @@ class ChannelEntry(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromptResult:
+    """What a job asked of its prompt's tokens."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    is_echoed: bool = False
+    """Whether the job asked for output that begins with the prompt (`echo`)."""
+
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    """Of each token. That of the first, which nothing predicts, is 0, without alternatives. None if they were dropped
+    because the result would be too large.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceResult:
     """The output of one choice."""
 
@@ -190,6 +206,11 @@ class ChoiceResult:
     token_ids: tuple[int, ...]
     finish_reason: str | None
     logprobs: tuple[TokenLogprobs, ...] | None = None
+    vector: bytes | None = None
+    """The vector of the prompt, in float32, little-endian."""
+
+    prompt: PromptResult | None = None
+    """Of the first choice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +225,17 @@ class JobResult:
     def text(self) -> str:
         """The text of the first choice."""
         return self.choices[0].text if self.choices else ""
+
+    @property
+    def embedding(self) -> list[float] | None:
+        """The vector of the prompt; None if the job did not ask for it."""
+        vector = self.choices[0].vector if self.choices else None
+        return None if vector is None else list(array("f", vector))
+
+    @property
+    def prompt(self) -> PromptResult | None:
+        """What the job asked of its prompt's tokens; None if it asked nothing."""
+        return self.choices[0].prompt if self.choices else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

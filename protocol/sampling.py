@@ -25,7 +25,9 @@ from sluice.protocol.checks import (
 from sluice.protocol.errors import InvalidJob
 from sluice.protocol.structured import check_stored
 
-Feature = Literal["logprobs", "choices", "logit_bias", "penalties", "structured_output"]
+Feature = Literal[
+    "logprobs", "choices", "logit_bias", "penalties", "structured_output", "prompt_logprobs", "embeddings"
+]
 """Features that a worker needs for jobs with an option."""
 
 FEATURES: tuple[Feature, ...] = get_args(Feature)
@@ -116,7 +118,7 @@ class JobOptions:
 
     max_tokens: int | None = _option(
         "Most tokens of each choice",
-        least=1,
+        least=0,
         most=limits.MAX_TOKENS,
         neutral=limits.DEFAULT_MAX_TOKENS,
         metavar="TOKENS",
@@ -225,6 +227,32 @@ class JobOptions:
     )
     """As stored: one pair of kind and text, or none (`sluice.protocol.structured`)."""
 
+    prompt_logprobs: int | None = _option(
+        "Return the log-probability of each token of the prompt, and those of this many most likely ones in its place",
+        least=0,
+        most=limits.MAX_LOGPROBS,
+        feature="prompt_logprobs",
+        in_responses=None,
+    )
+    echo: bool = _option(
+        "Whether the text begins with the prompt, whose tokens have log-probabilities as `logprobs` asks",
+        default=False,
+        feature="prompt_logprobs",
+        in_responses=None,
+    )
+    embed: bool = _option(
+        "Whether to return a vector of the prompt instead of text",
+        default=False,
+        feature="embeddings",
+        in_responses=None,
+    )
+    dimensions: int | None = _option(
+        "Return only the first dimensions of a vector, scaled to length 1 again",
+        least=1,
+        most=limits.MAX_DIMENSIONS,
+        feature="embeddings",
+        in_responses=None,
+    )
     skip_special_tokens: bool = _option("Whether special tokens are left out of the text", default=True)
 
     def __post_init__(self) -> None:
@@ -244,7 +272,20 @@ class JobOptions:
     @property
     def planned_tokens(self) -> int:
         """Most tokens of each choice, as far as known without the model."""
+        if self.embed:
+            return 0
         return max(limits.DEFAULT_MAX_TOKENS, self.min_tokens) if self.max_tokens is None else self.max_tokens
+
+    @property
+    def is_length_stated(self) -> bool:
+        """Whether the model's default has no say in the number of tokens."""
+        return self.embed or self.max_tokens is not None
+
+    @property
+    def read_logprobs(self) -> int | None:
+        """How many most likely tokens each token of the prompt is returned with; None: the prompt is not read."""
+        echoed = (self.logprobs or 0) if self.echo else None
+        return max((count for count in (self.prompt_logprobs, echoed) if count is not None), default=None)
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -257,8 +298,20 @@ class JobOptions:
         yield is_listing(self.stop_token_ids, is_token_id), "stop_token_ids must be a list of token ids"
         yield is_bias(self.logit_bias), "logit_bias must map token ids to numbers"
 
+    def _reads(self) -> Iterator[Check]:
+        if self.embed:
+            yield not self.max_tokens, f"max_tokens must be 0 or absent with `embed`, got {self.max_tokens}"
+            yield (
+                self.logprobs is None and self.read_logprobs is None,
+                "embed must not be combined with log-probabilities",
+            )
+        if self.planned_tokens == 0:
+            yield self.n == 1, f"n must be 1 if nothing is generated, got {self.n}"
+            yield not self.structured, "structured must not be given if nothing is generated"
+
     def _sizes(self) -> Iterator[Check]:
         yield not (self.structured and self.ignore_eos), "structured must not be combined with ignore_eos: it ends"
+        yield from self._reads()
         max_tokens = limits.MAX_TOKENS if self.max_tokens is None else self.max_tokens
         yield (
             0 <= self.min_tokens <= max_tokens,
@@ -348,7 +401,7 @@ class SamplingOptions(TypedDict, total=False):
     """`JobOptions` as keyword arguments: any sequence for a tuple, one string for one stop."""
 
     max_tokens: int | None
-    """Most tokens of each choice, 1 to 1000000. Default: the model's, or 256."""
+    """Most tokens of each choice, 0 to 1000000. Default: the model's, or 256."""
 
     min_tokens: int
     """Tokens of each choice before it may end, 0 to `max_tokens`. Default: 0."""
@@ -400,6 +453,21 @@ class SamplingOptions(TypedDict, total=False):
     """What the text must match, one of `json_schema` (a schema), `json_object` (true), `regex`, `lark` (a grammar) and
     `choice` (a list of texts), up to 131072 characters. Default: none.
     """
+
+    prompt_logprobs: int | None
+    """Return the log-probability of each token of the prompt, and those of this many most likely ones in its place, 0
+    to 20. Default: None.
+    """
+
+    echo: bool
+    """Whether the text begins with the prompt, whose tokens have log-probabilities as `logprobs` asks. Default: False.
+    """
+
+    embed: bool
+    """Whether to return a vector of the prompt instead of text. Default: False."""
+
+    dimensions: int | None
+    """Return only the first dimensions of a vector, scaled to length 1 again, 1 to 65536. Default: None."""
 
     skip_special_tokens: bool
     """Whether special tokens are left out of the text. Default: True."""

@@ -25,6 +25,7 @@ from sluice.protocol.messages import (
     Message,
     OutboxEvent,
     Prompt,
+    PromptResult,
     Role,
     TokenLogprobs,
     Usage,
@@ -64,6 +65,7 @@ __all__ = [
     "Message",
     "OutboxEvent",
     "Prompt",
+    "PromptResult",
     "ResolvedOptions",
     "Role",
     "TokenLogprobs",
@@ -322,7 +324,7 @@ def _read_logprobs(
     if parts is False:
         return None
     logprobs = tuple(map(read_token_logprobs, as_list(parts)))
-    if len(tokens) > 1:
+    if len(tokens) > 1 and tokens[:2] != [[], []]:
         logprobs = tuple(described(logprobs, token_ids, as_list(tokens[0]), as_list(tokens[1])))
     return logprobs
 
@@ -361,18 +363,27 @@ def encode_result(result: JobResult) -> bytes:
     Raises:
         WireError: the packed message is too large.
     """
-    choices = [
-        [
-            choice.text,
-            choice.token_ids,
-            choice.finish_reason,
-            False if choice.logprobs is None else [_logprobs_parts(position) for position in choice.logprobs],
-            *(_token_parts(choice.token_ids, choice.logprobs) if choice.logprobs else ()),
-        ]
-        for choice in result.choices
-    ]
+    choices = list(map(_choice_parts, result.choices))
     data = packed([WIRE_VERSION, choices, _usage_parts(result.usage), result.model])
     return bounded(data, "result", limits.MAX_RESULT_BYTES)
+
+
+def _choice_parts(choice: ChoiceResult) -> list[object]:
+    parts = _text_parts(choice, choice.finish_reason)
+    prompt, vector = choice.prompt, choice.vector
+    if prompt is None and vector is None:
+        return parts
+    no_tokens: list[object] = [[], []]
+    of_prompt = False if prompt is None else _text_parts(prompt, prompt.is_echoed)
+    return [*parts, *no_tokens[len(parts) - 4 :], vector or False, of_prompt]
+
+
+def _text_parts(of: ChoiceResult | PromptResult, third: object) -> list[object]:
+    """Return `[text, token ids, third, log-probabilities]`, and the tokens of these if they are known."""
+    logprobs = of.logprobs
+    packed_logprobs = False if logprobs is None else [_logprobs_parts(position) for position in logprobs]
+    tokens = _token_parts(of.token_ids, logprobs) if logprobs else ()
+    return [of.text, of.token_ids, third, packed_logprobs, *tokens]
 
 
 def decode_result(data: bytes) -> JobResult:
@@ -385,18 +396,33 @@ def decode_result(data: bytes) -> JobResult:
     with Reading("result"):
         _, choices, usage, model, *_ = message
         return JobResult(
-            choices=tuple(
-                ChoiceResult(
-                    text=as_str(text),
-                    token_ids=as_ints(token_ids),
-                    finish_reason=as_str_or_none(reason),
-                    logprobs=_read_logprobs(logprobs, token_ids, rest),
-                )
-                for text, token_ids, reason, logprobs, *rest in choices
-            ),
+            choices=tuple(map(_read_choice, choices)),
             usage=_read_usage(usage),
             model=as_str_or_none(model),
         )
+
+
+def _read_choice(parts: Sequence[Any]) -> ChoiceResult:  # Any: not checked yet; each value is checked here
+    text, token_ids, reason, logprobs, *rest = parts
+    vector, prompt = rest[2:4] if len(rest) > 3 else (False, False)
+    return ChoiceResult(
+        text=as_str(text),
+        token_ids=as_ints(token_ids),
+        finish_reason=as_str_or_none(reason),
+        logprobs=_read_logprobs(logprobs, token_ids, rest),
+        vector=as_bytes(vector) if vector else None,
+        prompt=_read_prompt_result(as_list(prompt)) if prompt else None,
+    )
+
+
+def _read_prompt_result(parts: list[Any]) -> PromptResult:  # Any: as above
+    text, token_ids, is_echoed, logprobs, *rest = parts
+    return PromptResult(
+        text=as_str(text),
+        token_ids=as_ints(token_ids),
+        is_echoed=bool(is_echoed),
+        logprobs=_read_logprobs(logprobs, token_ids, rest),
+    )
 
 
 def encode_record(record: JobRecord) -> bytes:

@@ -183,6 +183,12 @@ class ModelConfig:
         metavar="WHAT",
         help="auto: sampling options that a request omits come from generation_config.json. none: they do not.",
     )
+    pooling: Literal["auto", "last", "mean"] = setting(
+        "auto",
+        metavar="HOW",
+        help="How the states of a text's tokens become its embedding: that of the last, or their mean. auto: as "
+        "sentence-transformers' files in the folder say, else last.",
+    )
     block_size: int | None = setting(
         None, metavar="TOKENS", help=f"Token slots per block of the KV cache. {DEFAULT_BLOCK_SIZE} if not given."
     )
@@ -232,8 +238,7 @@ class ModelConfig:
     engine_option: tuple[str, ...] = setting(
         (),
         metavar="NAME=VALUE",
-        help="An option of another engine's own, as tensor_parallel_size=2 is of vLLM. Several in the environment are "
-        "separated by spaces.",
+        help="An option of vLLM's own, as tensor_parallel_size=2. Several in the environment are separated by spaces.",
     )
     engine_untested: bool = setting(
         False, help="Run a release of another engine with which the conformance suite has not been run."
@@ -381,9 +386,6 @@ class BeatConfig:
     step_deadline_s: float = setting(
         30.0, help="Consider a step hung if it takes longer than this and than five times the slowest step so far."
     )
-    load_deadline_s: float = setting(
-        3600.0, help="Consider the process of an engine hung if it loads the model for longer than this."
-    )
 
     @property
     def answer_within_s(self) -> float:
@@ -392,7 +394,7 @@ class BeatConfig:
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield each field that is wrong, with the reason."""
-        yield from _positive(self, "every_s", "life_s", "step_deadline_s", "load_deadline_s")
+        yield from _positive(self, "every_s", "life_s", "step_deadline_s")
         if self.every_s * 3 > self.life_s:
             yield "every_s", f"must be at most a third of BEAT_LIFE_S ({self.life_s:g}), got {self.every_s:g}"
 

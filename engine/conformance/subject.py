@@ -24,14 +24,6 @@ class Violation(AssertionError):
     """The engine does not do what the interface says."""
 
 
-class LeftOut(Exception):
-    """A check cannot be made with this engine or its model."""
-
-
-class TimedOut(Violation):
-    """The engine does not do it within `PATIENCE_S`."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
     """An engine under test, idle at first."""
@@ -131,12 +123,12 @@ class Driver:
         """Advance until a condition holds.
 
         Raises:
-            TimedOut: it does not.
+            Violation: it does not within `PATIENCE_S`.
         """
         deadline_s = time.monotonic() + PATIENCE_S
         while not is_reached():
             if time.monotonic() > deadline_s:
-                raise TimedOut(f"after {PATIENCE_S:g} s: not yet that {event}")
+                raise Violation(f"after {PATIENCE_S:g} s: not yet that {event}")
             self.advance()
 
     def advance_times(self, num_steps: int) -> None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sluice.engine.batch import Batch, Drafts, ScheduledRow
+from sluice.engine.execution.kept_rows import kept_rows
 from sluice.engine.execution.slots import Slot, Slots
 from sluice.engine.execution.transfers import Staging
 from sluice.kernels.decoder_step import StepInputs
@@ -39,7 +40,7 @@ class HostPlan(NamedTuple):
     """`[S]`."""
 
     logit_rows: NDArray[np.int32]
-    """`[R]`: the tokens whose logits are wanted."""
+    """`[R]`: the tokens whose logits or hidden states are wanted."""
 
     tables: NDArray[np.int32]
     """`[S, columns]`: block ids."""
@@ -122,7 +123,7 @@ class BatchLayout:
         """
         rows = batch.rows
         slots = [self._slots[row] for row in rows]
-        is_known = self._device.type == "cpu" and not (batch.padding or drawn_rows or batch.drafts)
+        is_known = self._device.type == "cpu" and not (batch.padding or drawn_rows or batch.drafts or batch.reads)
         if is_known and _are_decodes(rows, slots):
             return self._lay_out_decodes(rows, slots)
         plan = self.plan(batch, drawn_rows)
@@ -158,6 +159,8 @@ class BatchLayout:
         context_lens = np.array(starts, dtype=np.int32) + lengths
         locs = np.concatenate((np.zeros(1, dtype=np.int32), ends))
         logit_rows = _with_drafts(ends[samples], samples, num_drafts) if drafts else (ends - 1)[samples]
+        if batch.reads:
+            logit_rows = np.array(kept_rows(batch, self._slots).rows, dtype=np.int32)
         max_context_len = int(context_lens.max())
         if num_columns is None:
             num_columns = columns_of(max_context_len, self._block_size, is_aligned=len(self._window_tables) > 0)

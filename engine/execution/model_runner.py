@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -9,17 +10,19 @@ from sluice.engine.batch import MAX_DRAFTS, NO_DRAFTS, Batch, Drafts, Sampled, S
 from sluice.engine.errors import OutOfMemory
 from sluice.engine.execution.device_errors import guarded
 from sluice.engine.execution.host_blocks import HostBlocks
+from sluice.engine.execution.kept_rows import draws, kept_rows
 from sluice.engine.execution.kv_cache import cache_dtype, make_grouped_caches
 from sluice.engine.execution.layout import BatchLayout, columns_of
 from sluice.engine.execution.memory import give_memory_back
 from sluice.engine.execution.options import ModelOptions
+from sluice.engine.execution.reading import PromptReader, launched_reads
 from sluice.engine.execution.recordings.buckets import Bucket, Buckets, nothing, pad
 from sluice.engine.execution.recordings.cuda_graphs import CudaGraphRecorder, GraphedDecoder, record_eagerly
 from sluice.engine.execution.recordings.inputs import RecordedInputs
 from sluice.engine.execution.sampling.edited_rows import NO_MASKS, NO_TOKENS, LastTokens, first_rows
 from sluice.engine.execution.sampling.sampler import PreparedRows, Sampler, with_drafts
 from sluice.engine.execution.slots import Slots
-from sluice.engine.execution.transfers import PendingCopy
+from sluice.engine.execution.transfers import PendingCopy, to_device
 from sluice.engine.executor import Launched, ModelLimits
 from sluice.engine.models.decoder import Decoder
 from sluice.engine.speculation.verification import verified_rows
@@ -98,6 +101,7 @@ class ModelRunner:
             max_sequences=options.max_num_seqs,
             device=weights.device,
         )
+        self._reader = PromptReader(decoder, self._slots, weights.device)
         self._graphs = self._recordings(options, weights.device)
 
     @property
@@ -143,8 +147,32 @@ class ModelRunner:
             # Before the recorded part, and not in it: the step's tokens attend to what is copied.
             copy_blocks(self._runs, [(copy.source, copy.destination) for copy in batch.copies])
         sampling = [row for row in batch.rows if row.samples]
+        if batch.reads:
+            return self._launch_reading(batch, [row for row in sampling if draws(self._slots[row])])
         prepared = self._prepared(sampling, batch) if sampling else None
         logits, tokens = self._computed(batch)
+        return self._drawn(batch, sampling, prepared, logits, tokens)
+
+    def _launch_reading(self, batch: Batch, drawing: list[ScheduledRow]) -> Launched:
+        """Launch a step whose hidden states are needed. Of its rows, those in `drawing` draw."""
+        prepared = self._prepared(drawing, batch) if drawing else None
+        kept = kept_rows(batch, self._slots)
+        hidden = self._decoder.hidden(self._lay_out(batch), self._caches)
+        # Another product may overwrite them.
+        states = hidden[to_device(np.array(kept.drawn, dtype=np.int64), self._device)] if drawing else hidden
+        self._reader.take(hidden, kept)
+        launched = self._drawn(batch, drawing, prepared, self._decoder.project(states) if drawing else states)
+        return launched_reads(self._reader, launched, batch, self._slots, self._device)
+
+    def _drawn(
+        self,
+        batch: Batch,
+        sampling: list[ScheduledRow],
+        prepared: PreparedRows | None,
+        logits: Tensor,
+        tokens: Tensor | None = None,
+    ) -> LaunchedStep:
+        """Draw the tokens of rows that are prepared, from logits or, if the step has drawn them, as it did."""
         if prepared is None:
             self._last = NO_TOKENS
             return LaunchedStep(Undrawn(PendingCopy((), self._device)), sampling, self._slots, NO_DRAFTS)

@@ -56,6 +56,10 @@ class Slots:
             raise KeyError(f"slot {row.slot} does not have sequence {row.sequence_id}")
         return slot
 
+    def has(self, sequence_id: int) -> bool:
+        """Return whether any slot has this sequence, or had it last."""
+        return any(slot is not None and slot.sequence_id == sequence_id for slot in self._slots)
+
     def write(self, batch: Batch) -> None:
         """Make the writes of `batch`."""
         for admission in batch.admissions:

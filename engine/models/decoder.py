@@ -67,6 +67,20 @@ class Decoder:
             return self._step.run(tensors, caches)
         return self.forward_by_operations(tensors, caches)
 
+    def hidden(self, tensors: StepInputs, caches: list[KVCache]) -> Tensor:
+        """Compute a step as `forward` does; return the hidden states `[R, M]` of `tensors.logit_rows`.
+
+        They are normed, and valid until the next call. `project` makes logits of them.
+        """
+        if self._step is not None and caches[0].layout is Layout.PACKED:
+            return self._step.run_hidden(tensors, caches)
+        return self._hidden_by_operations(tensors, caches)
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """Return the logits `[R, V]` of hidden states `[R, M]`, those that `forward` has."""
+        logits = self._weights.output(hidden)
+        return soft_cap(logits, cap=self.config.final_soft_cap) if self.config.final_soft_cap else logits
+
     def time_phases(self, tensors: StepInputs, caches: list[KVCache]) -> dict[str, float]:
         """Compute a native step; return the seconds of its phases, for measurements."""
         assert self._step is not None, "check has_native_step first"
@@ -74,6 +88,9 @@ class Decoder:
 
     def forward_by_operations(self, tensors: StepInputs, caches: list[KVCache]) -> Tensor:
         """Run `forward` one operation after another: the fallback without a native step, and its reference."""
+        return self.project(self._hidden_by_operations(tensors, caches))
+
+    def _hidden_by_operations(self, tensors: StepInputs, caches: list[KVCache]) -> Tensor:
         weights, config = self._weights, self.config
         eps, offset = config.rms_norm_eps, config.norm_offset
         num_tokens = tensors.input_ids.shape[0]
@@ -98,8 +115,7 @@ class Decoder:
             add_norm(computed, residual, layer.mlp_norm, added_weight=layer.attention_post_norm, out=normed)
             computed = layer.down(layer.gated(normed))
             add_norm(computed, residual, self._norm_after(index), added_weight=layer.mlp_post_norm, out=normed)
-        logits = weights.output(normed)
-        return soft_cap(logits, cap=config.final_soft_cap) if config.final_soft_cap else logits
+        return normed
 
     def _write_kv(
         self, layer: LayerWeights, normed: Tensor, positions: Tensor, slot_mapping: Tensor, cache: KVCache

@@ -43,7 +43,7 @@ class PrefixSharing:
         """Whether another sequence is computing at least half of what `sequence` would compute, to be shared."""
         key = self._next_hash(sequence, prefix.num_blocks) if self._coming else None
         other = self._coming.get(key) if key is not None else None
-        if other is None:
+        if other is None or sequence.needs_all:
             return False
         num_coming = self._num_common_tokens(sequence, prefix.num_blocks, other)
         return num_coming >= max(_LEAST_SHARED_TOKENS, (sequence.num_tokens - prefix.num_tokens) / 2)

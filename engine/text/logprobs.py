@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 from sluice.engine.executor import TextDecoder
-from sluice.engine.request import SampledLogprobs
+from sluice.engine.request import PromptRead, SampledLogprobs
 from sluice.engine.text.detokenizer import Detokenizer
 
 TokenBytes = Callable[[int], bytes | None]
@@ -47,6 +47,14 @@ class PlacedDetokenizer:
     def flush(self) -> str:
         """See `Detokenizer.flush`."""
         return self._detokenizer.flush()
+
+    def read(self, prompt: PromptRead, token_ids: Sequence[int]) -> PromptRead:
+        """Return what was read of a prompt with its tokens and their text, as the first that this detokenizes."""
+        if prompt.logprobs is None:
+            return prompt
+        text = "".join([self.push(token_id) for token_id in token_ids]) + self.flush()
+        described = self.describe(0, token_ids, prompt.logprobs)
+        return prompt._replace(logprobs=described, token_ids=tuple(token_ids), text=text)
 
     def describe(
         self, start: int, token_ids: Sequence[int], logprobs: Sequence[SampledLogprobs]

@@ -5,7 +5,7 @@ Hot module: one `ChoiceOutput.accept` per sequence and step.
 
 from collections.abc import Iterable
 
-from sluice.engine.batch import Batch, Masks, Sampled
+from sluice.engine.batch import Batch, Masks, Read, Reads, Sampled
 from sluice.engine.executor import ModelLimits, TextDecoder
 from sluice.engine.request import FailureKind, Finish, FinishReason, Request, SequenceStats, TokenDelta
 from sluice.engine.sequence import Sequence
@@ -72,7 +72,7 @@ class ChoiceOutput:
 
     def accept(self, row: Sampled) -> TokenDelta:
         """Accept the tokens that a step sampled and return its additions. Tokens after the end are dropped."""
-        token_ids, logprobs, error = row
+        token_ids, logprobs, error, _ = row
         if error is not None:
             return self.end(Finish(reason=FinishReason.ERROR, error=error, failure=FailureKind.LOGITS))
         start = self.num_tokens
@@ -240,6 +240,9 @@ class Outputs:
         self._constrained: dict[int, ConstrainedOutput] = {}
         """Those of `_by_sequence` that have a grammar."""
 
+        self._reads: dict[int, Read] = {}
+        """By sequence: what is read of its prompt, until it has been."""
+
         self._finished: list[ChoiceOutput] = []
 
     def make(self, request: Request, sequence: Sequence, grammar: Matcher | None = None) -> ChoiceOutput:
@@ -257,8 +260,10 @@ class Outputs:
         output.replay(sequence.token_ids[sequence.num_prompt_tokens :])
         return output
 
-    def open(self, output: ChoiceOutput) -> None:
-        """Register `output` to receive rows."""
+    def open(self, output: ChoiceOutput, read: Read | None = None) -> None:
+        """Register `output` to receive rows, and what is read of its prompt."""
+        if read is not None:
+            self._reads[output.sequence.id] = read
         self._by_sequence[output.sequence.id] = output
         self._by_request.setdefault(output.request_id, []).append(output)
         if isinstance(output, ConstrainedOutput):
@@ -273,6 +278,7 @@ class Outputs:
         for output in outputs:
             del self._by_sequence[output.sequence.id]
             self._constrained.pop(output.sequence.id, None)
+            self._reads.pop(output.sequence.id, None)
             siblings = self._by_request[output.request_id]
             siblings.remove(output)
             if not siblings:
@@ -297,6 +303,20 @@ class Outputs:
             if samples and sequence_id in constrained
         }
 
+    @property
+    def are_reading(self) -> bool:
+        """Whether any open choice reads its prompt."""
+        return bool(self._reads)
+
+    def reads(self, batch: Batch) -> Reads:
+        """Return what the rows of a step read. One that follows a token in flight has been read by that step."""
+        reads, by_sequence = self._reads, self._by_sequence
+        return {
+            sequence_id: reads[sequence_id]
+            for _, sequence_id, start, _, _ in batch.rows
+            if sequence_id in reads and start < by_sequence[sequence_id].sequence.num_tokens
+        }
+
     def take_finished(self) -> list[ChoiceOutput]:
         """Return the choices that `read` or `fail` ended since the last call, and are still open."""
         finished, self._finished = self._finished, []
@@ -307,6 +327,8 @@ class Outputs:
         by_sequence = self._by_sequence
         outputs = [by_sequence[sequence_id] for _, sequence_id, _, _, samples in batch.rows if samples]
         deltas = [output.accept(result) for output, result in zip(outputs, sampled, strict=True)]
+        if batch.reads:
+            deltas = list(map(self._with_prompt, outputs, sampled, deltas))
         self._finished += [output for output in outputs if output.finish is not None]
         return deltas
 
@@ -317,6 +339,20 @@ class Outputs:
         for output in forced:
             output.forced_ids = ()
         return taken
+
+    def _with_prompt(self, output: ChoiceOutput, row: Sampled, delta: TokenDelta) -> TokenDelta:
+        """Add what was read of a prompt; it ends a choice that generates nothing."""
+        if row.prompt is None:
+            return delta
+        output.sequence.note_read()
+        self._reads.pop(output.sequence.id, None)
+        if output.sequence.sampling.max_tokens == 0:
+            is_text = row.prompt.embedding is None
+            delta = output.end(Finish(reason=FinishReason.LENGTH if is_text else FinishReason.STOP))
+        sequence = output.sequence
+        stream = self._open_stream(sequence.sampling.skip_special_tokens, [])
+        token_ids = sequence.token_ids[: sequence.num_prompt_tokens]
+        return delta._replace(prompt=PlacedDetokenizer(stream, self._token_bytes).read(row.prompt, token_ids))
 
     def fail(self, sequence_id: int, finish: Finish) -> TokenDelta:
         """End the open choice that a sequence generates."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from math import inf
 
-from sluice.protocol.openai_format.bodies import Object, chat_body, completion_body
+from sluice.protocol.openai_format.bodies import Object, chat_body, completion_body, echoed, is_echoed
 from sluice.protocol.openai_format.logprobs import LEAST, chat_token, completion_logprobs, top_of
 from sluice.protocol.openai_format.requests import CHAT, Endpoint
 from sluice.protocol.wire import ChoiceResult, JobResult
@@ -20,6 +20,7 @@ CHOICES, LOGPROBS, LOGPROB = '"choices":[', '"logprobs":', '"logprob":'
 
 def encoded_result(endpoint: Endpoint, name: str, result: JobResult, model: str) -> bytes:
     """Encode `chat_body` or `completion_body`."""
+    result = echoed(result)
     bare = replace(result, choices=tuple(replace(choice, logprobs=None) for choice in result.choices))
     body = (chat_body if endpoint == CHAT else completion_body)(name, bare, model)
     logprobs = _ChatTokens().logprobs if endpoint == CHAT else _completion_logprobs
@@ -45,7 +46,7 @@ def _with_logprobs(plain: str, choice: ChoiceResult, logprobs: Callable[[ChoiceR
 
 
 def _completion_logprobs(choice: ChoiceResult) -> str:
-    return _json(completion_logprobs(choice.token_ids, choice.logprobs))
+    return _json(completion_logprobs(choice.token_ids, choice.logprobs, is_echoed=is_echoed(choice)))
 
 
 class _ChatTokens(dict[int | bytes, tuple[str, str]]):

@@ -90,7 +90,7 @@ class StepInputs(NamedTuple):
     """`[S]` int32: context lengths including this step's tokens."""
 
     logit_rows: Tensor
-    """`[R]` int64: rows of T whose logits are needed, in ascending order; those of padding last."""
+    """`[R]` int64: rows of T whose logits or hidden states are needed, in ascending order; those of padding last."""
 
     window_slots: Tensor | None
     """`[W, T]` int64: slot mappings of layers whose `KVCache.table` is 1 to W; None if there are none."""

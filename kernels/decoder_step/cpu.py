@@ -181,6 +181,24 @@ class DecoderStep:
         )
         self._inputs, self._rows = inputs[:_NUM_TENSORS], self._logits[:num_rows]
 
+    def run_hidden(self, inputs: StepInputs, caches: list[KVCache]) -> Tensor:
+        """Compute a step as `run` does, without the product with the output's weight.
+
+        Returns:
+            The normed rows `[R, M]` bfloat16 of `logit_rows`, valid until the next call; strided.
+
+        Raises:
+            ValueError: as `run`.
+        """
+        if caches is not self._caches:
+            self._use(caches)
+        self._take(inputs)
+        self._step.logits = None
+        # The next step fills the structure again, with its logits.
+        self._inputs = None
+        self._native(ctypes.addressof(self._model), ctypes.addressof(self._step), torch.get_num_threads())
+        return self._room.normed[: inputs.logit_rows.shape[0], : self._model.M]
+
     def time_phases(self, inputs: StepInputs, caches: list[KVCache]) -> dict[str, float]:
         """Return seconds of each phase of a step, which is computed as by `run`."""
         seconds = torch.zeros(len(_PHASES) + 1, dtype=torch.float64)

@@ -35,7 +35,8 @@ typedef struct {
   float norm_eps, norm_offset, scale, soft_cap, embedding_scale, final_cap;
 } Model;
 
-/* T tokens of S sequences; logits: [num_rows, V] of the tokens `rows`, in ascending order. */
+/* T tokens of S sequences; logits: [num_rows, V] of the tokens `rows`, in ascending order; or null, to leave these rows
+   normed in the model's `normed`. */
 typedef struct {
   const int64_t *input_ids, *positions, *slot_mapping;
   const int32_t *block_tables, *query_start_locs, *context_lens;
@@ -194,6 +195,7 @@ static void run(const Model *m, const Step *s, Team *team) {
     normalise_rows(m, team, layer->mlp_post_norm, is_last ? m->final_norm : layer[1].attention_norm, after, T);
     lap(team, s, NORM);
   }
+  if (!s->logits) return;
   multiply(m, team, m->normed, m->hidden_stride, &m->output, s->logits, s->logits_stride, T, STORE, &m->layers[0].qkv);
   if (m->final_cap != 0) {
     end_phase(team);

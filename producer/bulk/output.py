@@ -6,7 +6,7 @@ No I/O.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from sluice.producer.errors import (
     IdempotencyConflict,
@@ -28,14 +28,22 @@ from sluice.protocol.openai_format.bodies import (
     completion_body,
     openai_code,
 )
-from sluice.protocol.openai_format.requests import CHAT, Endpoint, prompt_name
+from sluice.protocol.openai_format.embeddings import embedding_body
+from sluice.protocol.openai_format.requests import CHAT, COMPLETIONS, EMBEDDINGS, Endpoint, prompt_name
 from sluice.protocol.wire import JobResult
+
+BODIES: Mapping[Endpoint, Callable[[str, JobResult, str], Object]] = {
+    CHAT: chat_body,
+    COMPLETIONS: completion_body,
+    EMBEDDINGS: embedding_body,
+}
+"""How the result of a line is formatted, by its endpoint."""
 
 
 def output_line(name: str, custom_id: str, endpoint: Endpoint, result: JobResult, *, model: str | None) -> Object:
     """Format the line of a job that is done."""
-    body = chat_body if endpoint == CHAT else completion_body
-    return _line(name, custom_id, response=_response(name, 200, body(name, result, result.model or model or "")))
+    body = BODIES[endpoint](name, result, result.model or model or "")
+    return _line(name, custom_id, response=_response(name, 200, body))
 
 
 def error_line(name: str, custom_id: str, error: ProducerError, endpoint: Endpoint) -> Object:

@@ -198,6 +198,19 @@ class Outcome:
     """Entries of the first choice's channel, if requested and not expired."""
 
 
+def vector_of(outcome: Outcome) -> list[float]:
+    """Return the vector of a job.
+
+    Raises:
+        ProducerError: it did not end as done.
+    """
+    if outcome.error is not None:
+        raise outcome.error
+    vector = None if outcome.result is None else outcome.result.embedding
+    assert vector is not None, "a job that embeds has a vector"
+    return vector
+
+
 Outcomes: TypeAlias = Generator[Step | Outcome, list[Reply], None]
 
 

@@ -54,6 +54,18 @@ class Receipt:
 SubmitAnswer: TypeAlias = Receipt | ProducerError
 """The result of submitting one of many jobs."""
 
+
+def receipt_of(answer: SubmitAnswer) -> Receipt:
+    """Return the receipt of a job that must be accepted.
+
+    Raises:
+        ProducerError: it was not.
+    """
+    if isinstance(answer, ProducerError):
+        raise answer
+    return answer
+
+
 JOB_OVERHEAD_BYTES = 256
 """Bytes of the arguments of one job besides spec and payload."""
 

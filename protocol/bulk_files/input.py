@@ -20,10 +20,12 @@ from sluice.protocol.checks import is_listing, is_token_id
 from sluice.protocol.errors import InvalidJob, InvalidSetting, did_you_mean
 from sluice.protocol.jobs import OPTION_NAMES, Options, PromptLike
 from sluice.protocol.limits import MAX_CUSTOM_ID_CHARS, MAX_PROMPT_BYTES
+from sluice.protocol.openai_format.embeddings import read_embedding_line
 from sluice.protocol.openai_format.requests import (
     CHAT,
     COMPLETIONS,
-    ENDPOINTS,
+    EMBEDDINGS,
+    LINE_ENDPOINTS,
     PROMPT,
     SAME,
     TRANSLATED,
@@ -274,12 +276,12 @@ class LineReader:
 
     def _request(self, fields: dict[str, Any]) -> ReadRequest:
         if "body" in fields:
-            return read_request(self._url(fields), fields["body"])
+            return _read(self._url(fields), fields["body"])
         if self._of_batch is not None:
             raise RequestRefused("missing_body", "body is missing", "body")
         rest = {name: value for name, value in fields.items() if name != "custom_id"}
         if self._endpoint is not None:
-            return read_request(self._endpoint, rest)
+            return _read(self._endpoint, rest)
         return read_plain(rest)
 
     def _url(self, fields: dict[str, Any]) -> Endpoint:
@@ -290,7 +292,7 @@ class LineReader:
         url = fields.get("url", self._endpoint)
         if self._of_batch is not None:
             return _url_of_batch(url, self._of_batch)
-        for endpoint in ENDPOINTS:
+        for endpoint in LINE_ENDPOINTS:
             if url == endpoint:
                 return endpoint
         if url is None:
@@ -306,10 +308,14 @@ class LineReader:
         )
 
 
+def _read(endpoint: Endpoint, body: object) -> ReadRequest:
+    return read_embedding_line(body) if endpoint == EMBEDDINGS else read_request(endpoint, body)
+
+
 def _url_of_batch(url: object, endpoint: Endpoint) -> Endpoint:
     if url is None:
         raise RequestRefused("missing_url", f"url is missing: it must be the batch's endpoint, {endpoint}", "url")
-    if url not in ENDPOINTS:
+    if url not in LINE_ENDPOINTS:
         raise _invalid_url(url)
     if url != endpoint:
         message = f"the line's url is {url}, and the batch's endpoint {endpoint}"
@@ -318,7 +324,7 @@ def _url_of_batch(url: object, endpoint: Endpoint) -> Endpoint:
 
 
 def _invalid_url(url: object) -> RequestRefused:
-    return RequestRefused("invalid_url", f"url must be one of {' and '.join(ENDPOINTS)}, got {url!r}", "url")
+    return RequestRefused("invalid_url", f"url must be one of {' and '.join(LINE_ENDPOINTS)}, got {url!r}", "url")
 
 
 def _parsed(line: bytes | None) -> dict[str, Any]:
@@ -331,7 +337,7 @@ def _parsed(line: bytes | None) -> dict[str, Any]:
 
 
 PROMPTS = ("prompt", "messages", "token_ids")
-OWN = OPTION_NAMES - SAME - TRANSLATED - {"stream", "job_id", "batch"}
+OWN = OPTION_NAMES - SAME - TRANSLATED - {"stream", "job_id", "batch", "echo"}
 """Options of plain lines besides the parameters of requests."""
 
 
@@ -348,6 +354,8 @@ def read_plain(line: Mapping[str, Any]) -> ReadRequest:
         raise RequestRefused("invalid_request", message, "prompt")
     own = {name: fields.pop(name) for name in OWN & fields.keys()}
     request = _read_as(CHAT if prompts == ["messages"] else COMPLETIONS, prompts[0], fields)
+    if own.get("embed"):
+        request = replace(request, endpoint=EMBEDDINGS)
     for name in {"deadline", "not_before"} & own.keys():
         own[name] = _moment(name, own[name])
     return replace(request, options=cast("Options", {**own, **request.options}))

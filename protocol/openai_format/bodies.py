@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from sluice.protocol.openai_format.logprobs import chat_logprobs, completion_logprobs
+from sluice.protocol.openai_format.logprobs import chat_logprobs, completion_logprobs, token_choices
 from sluice.protocol.states import REJECTIONS
-from sluice.protocol.wire import JobResult, Usage
+from sluice.protocol.wire import ChoiceResult, JobResult, PromptResult, Usage
 
 Object = dict[str, Any]  # Any: JSON, here and below
 
@@ -35,6 +36,7 @@ def chat_body(name: str, result: JobResult, model: str) -> Object:
             "message": {"role": "assistant", "content": choice.text, "refusal": None},
             "logprobs": chat_logprobs(choice.token_ids, choice.logprobs),
             "finish_reason": choice.finish_reason,
+            **_prompt_logprobs(choice),
         }
         for index, choice in enumerate(result.choices)
     ]
@@ -43,16 +45,55 @@ def chat_body(name: str, result: JobResult, model: str) -> Object:
 
 def completion_body(name: str, result: JobResult, model: str) -> Object:
     """Format the response to a text completion."""
+    result = echoed(result)
     choices = [
         {
             "index": index,
             "text": choice.text,
-            "logprobs": completion_logprobs(choice.token_ids, choice.logprobs),
+            "logprobs": completion_logprobs(choice.token_ids, choice.logprobs, is_echoed=is_echoed(choice)),
             "finish_reason": choice.finish_reason,
+            **_prompt_logprobs(choice),
         }
         for index, choice in enumerate(result.choices)
     ]
     return _body(f"cmpl-{name}", "text_completion", result, model, choices)
+
+
+def echoed(result: JobResult) -> JobResult:
+    """Return a result whose texts begin with the prompt, if its job asked for that. Repeating it changes nothing."""
+    prompt = result.prompt
+    if prompt is None or not prompt.is_echoed:
+        return result
+    return replace(result, choices=tuple(_echoed(choice, prompt) for choice in result.choices))
+
+
+def is_echoed(choice: ChoiceResult) -> bool:
+    """Return whether a choice of `echoed` begins with the prompt."""
+    return choice.prompt is not None and choice.prompt.is_echoed
+
+
+def _echoed(choice: ChoiceResult, prompt: PromptResult) -> ChoiceResult:
+    num_chars, logprobs = len(prompt.text), choice.logprobs
+    # Without tokens there are no log-probabilities, although they were asked for.
+    if prompt.logprobs is not None and (logprobs is not None or not choice.token_ids):
+        own = [at if at.offset is None else replace(at, offset=at.offset + num_chars) for at in logprobs or ()]
+        logprobs = (*prompt.logprobs, *own)
+    return replace(
+        choice,
+        text=prompt.text + choice.text,
+        token_ids=prompt.token_ids + choice.token_ids,
+        logprobs=logprobs,
+        prompt=replace(prompt, text="", token_ids=(), logprobs=None),
+    )
+
+
+def _prompt_logprobs(choice: ChoiceResult) -> Object:
+    """Format the log-probabilities of a prompt as vLLM does, if there are any that are not echoed."""
+    prompt = choice.prompt
+    if prompt is None or prompt.is_echoed:
+        return {}
+    pairs = zip(prompt.token_ids, prompt.logprobs or (), strict=False)
+    return {"prompt_logprobs": [None if place == 0 else token_choices(*pair) for place, pair in enumerate(pairs)]}
 
 
 def _body(name: str, kind: str, result: JobResult, model: str, choices: Sequence[Object]) -> Object:

@@ -31,17 +31,35 @@ def chat_logprobs(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | 
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None) -> Object | None:
-    """Format the log-probabilities of a text completion. The chosen token is always among the top ones."""
+def completion_logprobs(
+    token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None, *, is_echoed: bool = False
+) -> Object | None:
+    """Format the log-probabilities of a text completion. The chosen token is always among the top ones.
+
+    The first token of an echoed prompt has none.
+    """
     if logprobs is None:
         return None
     pairs = list(zip(token_ids, logprobs, strict=False))
     offsets = [at.offset for at in logprobs]
+    unpredicted = [None] * is_echoed
     return {
         "tokens": [_name(token_id, at.token) for token_id, at in pairs],
-        "token_logprobs": [max(at.chosen, LEAST) for at in logprobs],
-        "top_logprobs": [_by_name(token_id, at) for token_id, at in pairs],
+        "token_logprobs": [*unpredicted, *(max(at.chosen, LEAST) for at in logprobs[len(unpredicted) :])],
+        "top_logprobs": [*unpredicted, *(_by_name(token_id, at) for token_id, at in pairs[len(unpredicted) :])],
         "text_offset": None if None in offsets else offsets,
+    }
+
+
+def token_choices(token_id: int, at: TokenLogprobs) -> Object:
+    """Format the log-probabilities at a token of a prompt by token id, as vLLM does: the token's, and the likeliest."""
+    ranked: list[tuple[int, bytes | None, float, int | None]]
+    ranked = [(*one, rank) for rank, one in enumerate(top_of(at), 1)]
+    if all(token_id != other for other, *_ in ranked):
+        ranked.append((token_id, at.token, at.chosen, None))
+    return {
+        str(other): {"logprob": max(logprob, LEAST), "rank": rank, "decoded_token": _shown(other, data)}
+        for other, data, logprob, rank in ranked
     }
 
 

@@ -19,10 +19,15 @@ from sluice.protocol.openai_format.structured import READERS, read_structured
 MAX_TOKEN_ID_DIGITS = 10
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
-Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
+Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
 CHAT: Endpoint = "/v1/chat/completions"
 COMPLETIONS: Endpoint = "/v1/completions"
+EMBEDDINGS: Endpoint = "/v1/embeddings"
 ENDPOINTS: tuple[Endpoint, ...] = (CHAT, COMPLETIONS)
+"""Those that generate text."""
+
+LINE_ENDPOINTS: tuple[Endpoint, ...] = (*ENDPOINTS, EMBEDDINGS)
+"""Those of requests in the lines of a file."""
 
 
 PROMPT = "prompt"
@@ -137,7 +142,7 @@ def read_parameters(body: object) -> dict[str, Any]:
     return parameters
 
 
-SAME = SAMPLING_NAMES - {"logit_bias", "logprobs", "structured"} | {
+SAME = SAMPLING_NAMES - {"logit_bias", "logprobs", "structured", "echo", "embed", "dimensions"} | {
     "seed",
     "model",
     "metadata",
@@ -193,9 +198,11 @@ def _options(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
         if name in SAME:
             options[name] = value
         # `best_of` equal to `n` selects nothing.
+        elif name == "echo" and endpoint == COMPLETIONS:
+            continue
         elif name not in IGNORED | TRANSLATED and not (name == "best_of" and value == body.get("n", 1)):
             refuse_unless_harmless(name, value, HARMLESS, SAME | TRANSLATED)
-    options |= read_bias(body) | _logprobs(endpoint, body)
+    options |= read_bias(body) | _logprobs(endpoint, body) | _echo(endpoint, body)
     if structured := read_structured(body)[0]:
         options["structured"] = structured
     if not is_short(options.get("model"), limits.MAX_MODEL_CHARS):
@@ -208,7 +215,7 @@ def _options(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
 
 def prompt_name(endpoint: Endpoint) -> str:
     """Return the parameter that has the prompt."""
-    return "messages" if endpoint == CHAT else "prompt"
+    return {CHAT: "messages", EMBEDDINGS: "input"}.get(endpoint, "prompt")
 
 
 def _names(endpoint: Endpoint, parameters: Mapping[str, Any]) -> Mapping[str, str]:
@@ -286,6 +293,14 @@ def _logprobs(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
     if top is not None and not logprobs:
         raise RequestRefused("invalid_request", "top_logprobs needs logprobs: true", "top_logprobs")
     return {"logprobs": 0 if top is None else top} if logprobs else {}
+
+
+def _echo(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
+    if endpoint != COMPLETIONS or not read_flag(body, "echo"):
+        return {}
+    if read_flag(body, "stream"):
+        raise RequestRefused("unsupported", "echo is not supported with stream: true", "echo")
+    return {"echo": True}
 
 
 def _chat_prompt(body: Mapping[str, Any]) -> list[dict[str, str]]:

@@ -14,7 +14,7 @@ from structlog.testing import LogCapture
 
 from sluice.history import results as converting
 from sluice.history.database import compact_json
-from sluice.history.results import large_result_columns, result_columns, small_result_columns
+from sluice.history.results import large_result_columns, result_columns, result_of, small_result_columns
 from sluice.history.rows import JobChange
 from sluice.history.tables import jobs, results
 from sluice.history.writer import HistoryWriter
@@ -22,7 +22,16 @@ from sluice.protocol.calls import inspect
 from sluice.protocol.errors import WireError
 from sluice.protocol.openai_format.logprobs import logprobs_from_json
 from sluice.protocol.redis.execution import run
-from sluice.protocol.wire import ChoiceResult, JobId, JobResult, TokenLogprobs, Usage, decode_result, encode_result
+from sluice.protocol.wire import (
+    ChoiceResult,
+    JobId,
+    JobResult,
+    PromptResult,
+    TokenLogprobs,
+    Usage,
+    decode_result,
+    encode_result,
+)
 from sluice.worker.recorder import recorder as recording
 from tests.history import events as e
 from tests.history.test_recorder import OUTBOX, add, client_of, recorder, states
@@ -50,6 +59,9 @@ def choice(logprobs: Sequence[TokenLogprobs] | None, text: str = "three größer
     token_ids = tuple(range(7, 7 + len(logprobs or ())))
     kept = None if logprobs is None else tuple(logprobs)
     return ChoiceResult(text=text, token_ids=token_ids, finish_reason="stop", logprobs=kept)
+
+
+PROMPT = PromptResult(text="so", token_ids=(1, 2), logprobs=(TokenLogprobs(chosen=0.0), position(1)))
 
 
 @pytest.fixture(autouse=True)
@@ -89,15 +101,18 @@ class TestGivenAResult:
             [choice([position(number, token=None, top_tokens=(), offset=None) for number in range(3)])],
             [choice([position(0), position(1, top=(), top_tokens=(), offset=None), position(2)])],
             [ChoiceResult(text="", token_ids=(), finish_reason=None)],
+            [replace(choice(None), vector=b"\0\0\x80?", prompt=PROMPT)],
+            [replace(choice([position(0)]), prompt=replace(PROMPT, logprobs=None, is_echoed=True))],
             [choice([position(0)], text='a NUL \0, a quote " and a backslash \\')],
         ],
     )
     def test_when_it_is_converted_in_either_way_then_the_columns_are_equal(self, choices: list[ChoiceResult]) -> None:
         data = encoded(*choices)
 
-        found = large_result_columns(data)
+        found = as_stored(large_result_columns(data))
 
-        assert as_stored(found) == as_stored(small_result_columns(decode_result(data)))
+        assert found == as_stored(small_result_columns(decode_result(data)))
+        assert result_of(found["choices"], found["usage"], model="m") == decode_result(data)
 
     @pytest.mark.parametrize("convert", [large_result_columns, result_columns])
     def test_when_a_probability_is_zero_then_it_is_null_and_read_as_zero(

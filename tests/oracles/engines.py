@@ -13,7 +13,7 @@ from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.executor import Executor, Launched
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullTokenizer
-from sluice.engine.request import Request, SampledLogprobs, TokenDelta
+from sluice.engine.request import PromptRead, Request, SampledLogprobs, TokenDelta
 from sluice.engine.speculation.source import DraftSource
 from tests.engine.lagging import on_late_device
 
@@ -123,6 +123,9 @@ class EngineRun:
     logprobs: dict[tuple[str, int], list[SampledLogprobs]] = field(
         default_factory=dict[tuple[str, int], list[SampledLogprobs]]
     )
+    prompts: dict[str, PromptRead] = field(default_factory=dict[str, PromptRead])
+    """What was read of prompts, by request."""
+
     errors: dict[tuple[str, int], str] = field(default_factory=dict[tuple[str, int], str])
     num_preemptions: int = 0
     num_cached_tokens: int = 0
@@ -135,6 +138,9 @@ class EngineRun:
         tokens = self.token_ids.setdefault(key, [])
         tokens += delta.token_ids
         self.logprobs.setdefault(key, []).extend(delta.logprobs or ())
+        if delta.prompt is not None:
+            assert delta.request_id not in self.prompts, "a prompt was read twice"
+            self.prompts[delta.request_id] = delta.prompt
         if delta.finish is not None and delta.finish.error is not None:
             self.errors[key] = delta.finish.error
 

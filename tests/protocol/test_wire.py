@@ -151,7 +151,7 @@ class TestGivenAJobThatAsksTooMuch:
             ({"repetition_penalty": 0}, "repetition_penalty"),
             ({"frequency_penalty": 3}, "frequency_penalty"),
             ({"presence_penalty": -3}, "presence_penalty"),
-            ({"max_tokens": 0}, "max_tokens"),
+            ({"max_tokens": -1}, "max_tokens"),
             ({"max_tokens": 1.5}, "max_tokens"),
             ({"max_tokens": True}, "max_tokens"),
             ({"max_tokens": limits.MAX_TOKENS + 1}, "max_tokens"),
@@ -235,7 +235,7 @@ class TestGivenAJobThatAsksTooMuch:
     @pytest.mark.parametrize(
         ("index", "value", "word"),
         [
-            (1, limits.MAX_TOKENS + 1, "max_tokens"), (1, 0, "max_tokens"), (1, None, "whole number"),
+            (1, limits.MAX_TOKENS + 1, "max_tokens"), (1, -1, "max_tokens"), (1, None, "whole number"),
             (2, -0.5, "temperature"), (2, 1e20, "temperature"), (3, 0, "top_p"), (4, -1, "top_k"), (5, 2, "min_p"),
             (6, 0, "repetition_penalty"), (6, 1e20, "repetition_penalty"), (6, math.nan, "finite"),
             (7, [-1], "token id"), (7, [2**31], "token id"),

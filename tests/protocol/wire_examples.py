@@ -13,6 +13,7 @@ from sluice.protocol.wire import (
     JobResult,
     JobSpec,
     Message,
+    PromptResult,
     ResolvedOptions,
     TokenLogprobs,
     Usage,
@@ -153,6 +154,39 @@ GOLDEN: list[tuple[str, Any, Any, Any]] = [
                 ),
             ),
             usage=USAGE,
+        ),
+        encode_result,
+        decode_result,
+    ),
+    (
+        "9401" + "91" + "98" + "a0" + "90" + "a66c656e677468" + "c2" + "9090" + "c4040000803f"
+        "96"
+        + "a26162"
+        + "920405"
+        + "c3"
+        + "9291cb000000000000000091cbbfe0000000000000"
+        + "920001"
+        + "9404c4016105c40162"
+        "93020000" + "c0",
+        JobResult(
+            choices=(
+                ChoiceResult(
+                    text="",
+                    token_ids=(),
+                    finish_reason="length",
+                    vector=b"\0\0\x80?",
+                    prompt=PromptResult(
+                        text="ab",
+                        token_ids=(4, 5),
+                        is_echoed=True,
+                        logprobs=(
+                            TokenLogprobs(chosen=0.0, token=b"a", offset=0),
+                            TokenLogprobs(chosen=-0.5, token=b"b", offset=1),
+                        ),
+                    ),
+                ),
+            ),
+            usage=Usage(prompt_tokens=2, output_tokens=0),
         ),
         encode_result,
         decode_result,

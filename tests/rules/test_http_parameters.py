@@ -29,7 +29,8 @@ VALUES: dict[str, Any] = {
     "skip_special_tokens": False, "add_special_tokens": False, "priority": 4,
     "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}},
     "structured_outputs": {"json": {"type": "object"}}, "guided_json": {"type": "object"}, "guided_regex": "a",
-    "guided_choice": ["a"], "guided_grammar": "b", "structured": {"json_object": True},
+    "guided_choice": ["a"], "guided_grammar": "b", "structured": {"json_object": True}, "prompt_logprobs": 2,
+    "echo": True,
 }  # fmt: skip
 AS_SCHEMA = {"structured": {"json_schema": {"type": "object"}}}
 AS_JOB: dict[str, Any] = {

@@ -33,12 +33,17 @@ OTHERS: dict[str, tuple[object, ...]] = {
     "ignore_eos": (True, False),
     "skip_special_tokens": (True, False),
     "logprobs": (None, *NUMBERS),
+    "prompt_logprobs": (None, *NUMBERS),
+    "dimensions": (None, *NUMBERS),
+    "echo": (True, False),
+    "embed": (True, False),
 }
 
 CHANGED: dict[str, Any] = {  # Any: values of every option's type
     "max_tokens": 7, "min_tokens": 3, "temperature": 0.3, "top_p": 0.4, "top_k": 5, "min_p": 0.6,
     "repetition_penalty": 1.7, "frequency_penalty": 0.8, "presence_penalty": 0.9, "logit_bias": {1: 2.0},
-    "stop": ("end",), "stop_token_ids": (11,), "ignore_eos": True, "logprobs": 12, "skip_special_tokens": False,
+    "stop": ("end",), "stop_token_ids": (11,), "ignore_eos": True, "logprobs": 12, "prompt_logprobs": 13,
+    "skip_special_tokens": False,
 }  # fmt: skip
 
 
@@ -107,7 +112,7 @@ class TestGivenTheOptionsOfContractAndEngine:
 
         params = sampling_of(options, resolve(options, NOTHING_STATED, frozenset({8})), seed=5)
 
-        assert CHANGED.keys() == VALUES.keys() - {"n", "structured"}
+        assert CHANGED.keys() == VALUES.keys() - {"n", "structured", "echo", "embed", "dimensions"}
         assert params == Sampling(**CHANGED, end_token_ids=frozenset({8}), seed=5)
 
 
@@ -124,7 +129,7 @@ class TestGivenTheOptionsAsKeywords:
     def test_when_an_editor_shows_one_then_its_bounds_are_those_of_the_contract(self, name: str) -> None:
         text = docstrings_of(SamplingOptions)[name]
 
-        if name == "logprobs" or name not in OTHERS:
+        if None in OTHERS.get(name, (None,)):
             for least, most in re.findall(r"(-?\d+) to (-?\d+)", text):
                 tried = [int(least) - 1, int(least), int(most), int(most) + 1]
                 assert [takes(name, value) for value in tried] == [False, True, True, False]

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from typing import NamedTuple, TypeVar
 
 from sluice.engine.interface import EngineStats
-from sluice.engine.request import Finish, Request, Room, SampledLogprobs, SequenceStats, TokenDelta
+from sluice.engine.request import Finish, PromptRead, Request, Room, SampledLogprobs, SequenceStats, TokenDelta
 from sluice.engine.watching import Iteration
 from sluice.worker.config import WorkerConfig
 
@@ -55,7 +55,15 @@ class Orders(NamedTuple):
 
 
 PackedDelta = tuple[
-    str, int, int, tuple[int, ...], str, tuple[SampledLogprobs, ...] | None, Finish | None, SequenceStats | None
+    str,
+    int,
+    int,
+    tuple[int, ...],
+    str,
+    tuple[SampledLogprobs, ...] | None,
+    Finish | None,
+    PromptRead | None,
+    SequenceStats | None,
 ]
 """A `TokenDelta` as a plain tuple, which is pickled faster. The statistics are in the first and in the last delta
 of a choice, where the worker reads them."""
@@ -107,12 +115,12 @@ def receive(connection: Connection, *kinds: type[T]) -> T:
 
 def packed(delta: TokenDelta) -> PackedDelta:
     """Pack a delta as a plain tuple; `unpacked` reverses it."""
-    request_id, choice, start, token_ids, text, stats, logprobs, finish = delta
+    request_id, choice, start, token_ids, text, stats, logprobs, finish, prompt = delta
     is_between = finish is None and start != stats.num_resumed_tokens
-    return request_id, choice, start, token_ids, text, logprobs, finish, None if is_between else stats
+    return request_id, choice, start, token_ids, text, logprobs, finish, prompt, None if is_between else stats
 
 
 def unpacked(delta: PackedDelta) -> TokenDelta:
     """Return the delta that was packed; without its statistics, if it is neither a first nor a last one."""
-    request_id, choice, start, token_ids, text, logprobs, finish, stats = delta
-    return TokenDelta(request_id, choice, start, token_ids, text, stats or _BETWEEN, logprobs, finish)
+    request_id, choice, start, token_ids, text, logprobs, finish, prompt, stats = delta
+    return TokenDelta(request_id, choice, start, token_ids, text, stats or _BETWEEN, logprobs, finish, prompt)

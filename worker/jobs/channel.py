@@ -77,7 +77,7 @@ class ChannelOutput:
             if delta.text:
                 self.pieces.append((len(self.token_ids), delta.text))
             if delta.logprobs is not None:
-                self.logprobs.extend(map(_logprobs, delta.logprobs))
+                self.logprobs.extend(map(logprobs_of, delta.logprobs))
         else:
             self.tail += delta.text
 
@@ -224,7 +224,8 @@ class ChannelOutput:
         self.end = entry.end
 
 
-def _logprobs(token: request.SampledLogprobs) -> TokenLogprobs:
+def logprobs_of(token: request.SampledLogprobs) -> TokenLogprobs:
+    """Translate the engine's log-probabilities at one token."""
     return TokenLogprobs(
         chosen=token.chosen, top=token.top, token=token.token, top_tokens=token.top_tokens, offset=token.offset
     )

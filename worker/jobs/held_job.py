@@ -25,7 +25,7 @@ from enum import Enum
 from itertools import count
 from operator import attrgetter
 
-from sluice.engine.request import MAX_PREEMPTIONS, Finish, FinishReason, Request, SequenceStats, TokenDelta
+from sluice.engine.request import MAX_PREEMPTIONS, Finish, FinishReason, PromptRead, Request, SequenceStats, TokenDelta
 from sluice.protocol.calls import LeasedJob, Progress
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.sampling import ResolvedOptions
@@ -84,6 +84,7 @@ class HeldJob:
         "keys",
         "leased",
         "num_prompt_tokens",
+        "prompt",
         "request_id",
         "spec",
         "state",
@@ -125,6 +126,9 @@ class HeldJob:
 
         self.num_prompt_tokens = leased.prompt_tokens
         """Tokens of its prompt; before its translation, the estimate of its submit."""
+
+        self.prompt: PromptRead | None = None
+        """What the engine has read of its prompt, if it asks for that."""
 
         self._is_streamed = spec is not None and spec.stream
         self.choices = [
@@ -225,6 +229,8 @@ class HeldJob:
             is_first = True
         choice = self.choices[delta.choice]
         choice.extend(delta, now_s=now_s, now_ms=now_ms)
+        if delta.prompt is not None:
+            self.prompt = delta.prompt
         if delta.finish is not None:
             self._measure(delta, now_s, now_ms)
             choice.finish(self._end_of(delta.finish), now_ms=now_ms)

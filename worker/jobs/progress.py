@@ -130,7 +130,7 @@ def _summary_of(job: HeldJob, origin: Origin, now_s: float) -> _Summary:
     if not job.has_ended:
         return _Summary(record)
     decisive = _worst([choice.end for choice in job.choices if choice.end])
-    result = result_of(origin, job.record, job.choices)
+    result = result_of(origin, job.record, job.choices, job.prompt, job.spec and job.spec.options)
     is_too_large = result is None and decisive.state is JobState.DONE
     replacement = _too_large(decisive) if is_too_large else None
     return _Summary(record, replacement or decisive, replacement, result, _first_carrier(job.choices))

@@ -3,8 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from sluice.protocol.wire import ChoiceResult, JobRecord, JobResult, Usage, WireError, encode_result
-from sluice.worker.jobs.channel import ChannelOutput
+from sluice.engine.request import PromptRead
+from sluice.protocol.wire import (
+    ChoiceResult,
+    JobOptions,
+    JobRecord,
+    JobResult,
+    PromptResult,
+    Usage,
+    WireError,
+    encode_result,
+)
+from sluice.worker.jobs.channel import ChannelOutput, logprobs_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,17 +35,33 @@ def usage_of(measured: JobRecord, choices: Sequence[ChannelOutput]) -> Usage:
     )
 
 
-def result_of(origin: Origin, measured: JobRecord, choices: Sequence[ChannelOutput]) -> bytes | None:
+def result_of(
+    origin: Origin,
+    measured: JobRecord,
+    choices: Sequence[ChannelOutput],
+    prompt: PromptRead | None = None,
+    options: JobOptions | None = None,
+) -> bytes | None:
     """Encode the result of an ended job, without log-probabilities if they would exceed the bound.
+
+    Args:
+        origin: The model and the worker.
+        measured: The job's record so far.
+        choices: Its outputs.
+        prompt: What was read of its prompt.
+        options: The job's, if its prompt was read.
 
     Returns:
         The result; None if it is too large without them.
     """
     usage = usage_of(measured, choices)
     for with_logprobs in (True, False):
-        kept = tuple(_choice_result(choice, with_logprobs=with_logprobs) for choice in choices)
+        kept = [_choice_result(choice, with_logprobs=with_logprobs) for choice in choices]
+        if prompt is not None and options is not None:
+            read = _prompt_result(prompt, options, with_logprobs=with_logprobs)
+            kept[0] = replace(kept[0], vector=prompt.embedding, prompt=read)
         try:
-            return encode_result(JobResult(choices=kept, usage=usage, model=origin.model))
+            return encode_result(JobResult(choices=tuple(kept), usage=usage, model=origin.model))
         except WireError:
             continue
     return None
@@ -47,6 +73,19 @@ def _choice_result(choice: ChannelOutput, *, with_logprobs: bool) -> ChoiceResul
         token_ids=tuple(choice.token_ids),
         finish_reason=choice.end.finish_reason if choice.end else None,
         logprobs=tuple(choice.logprobs) if choice.logprobs and with_logprobs else None,
+    )
+
+
+def _prompt_result(prompt: PromptRead, options: JobOptions, *, with_logprobs: bool) -> PromptResult | None:
+    if prompt.logprobs is None:
+        return None
+    # An echo alone needs the text only.
+    is_asked = options.logprobs is not None or options.prompt_logprobs is not None
+    return PromptResult(
+        text=prompt.text,
+        token_ids=prompt.token_ids,
+        is_echoed=options.echo,
+        logprobs=tuple(map(logprobs_of, prompt.logprobs)) if with_logprobs and is_asked else None,
     )
 
 

@@ -10,6 +10,7 @@ from sluice.worker.config import ModelConfig
 from sluice.worker.model.chat_template import compile_template
 from sluice.worker.model.end_tokens import end_tokens_of
 from sluice.worker.model.loaded_model import ModelText
+from sluice.worker.model.pooling import read_pooling
 from sluice.worker.model.sampling_defaults import NOTHING_STATED, read_defaults
 
 
@@ -39,6 +40,7 @@ def read_text(model: ModelConfig, folder: ModelFolder, *, vocab_size: int) -> Fo
         template=template,
         end_tokens=tuple(f"{tokenizer.token(end)} ({end}: {', '.join(names)})" for end, names in ends.items()),
         defaults=_defaults_of(model, folder.generation_config),
+        embed=read_pooling(folder.path, None if model.pooling == "auto" else model.pooling),
     )
     family, chat = folder.config.get("model_type", "unknown"), "with" if template else "without"
     return FolderText(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import parse_qsl
 
-from sluice.engine.capabilities import Capabilities
+from sluice.engine.capabilities import EMBED, Capabilities
 from sluice.engine.config import CPU_CACHE_BYTES, EngineConfig
 from sluice.engine.errors import (
     DeterminismUnavailable,
@@ -31,7 +31,7 @@ from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullModel, NullModelConfig, NullTokenizer
 from sluice.engine.request import Request, Sampling
 from sluice.kernels import chain
-from sluice.worker.config import DEFAULT_BLOCK_SIZE, OWN_ENGINE, ModelConfig, WorkerConfig
+from sluice.worker.config import DEFAULT_BLOCK_SIZE, ModelConfig, WorkerConfig
 from sluice.worker.devices import is_several
 from sluice.worker.errors import ConfigError, WorkerBroken, WorkerError
 from sluice.worker.model.chat_template import compile_template
@@ -47,14 +47,12 @@ _NULL_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.co
 
 
 def load(config: WorkerConfig) -> LocalModel:
-    """Load the configured model onto its device, with our own engine.
+    """Load the configured model onto its device.
 
     Raises:
-        ConfigError: the settings do not allow it, or name another engine.
+        ConfigError: the settings do not allow it.
         WorkerBroken: memory or the device is unavailable now.
     """
-    if config.model.engine != OWN_ENGINE:
-        raise ConfigError([f"SLUICE_ENGINE: only `worker start` runs the engine {config.model.engine}"])
     return prepare(config).load()
 
 
@@ -157,10 +155,12 @@ def _facts_of(executor: Executor, capabilities: Capabilities) -> EngineFacts:
     )
 
 
-def _torch_facts(executor: Executor, plan: "LoadPlan") -> EngineFacts:
+def _torch_facts(executor: Executor, plan: "LoadPlan", text: ModelText) -> EngineFacts:
     from sluice.engine.models.config import known_families  # imports torch
 
-    return _facts_of(executor, own_capabilities(known_families(), (PLAIN, "int8"), is_bitwise=plan.is_bitwise))
+    refused = {EMBED: text.embed} if isinstance(text.embed, str) else {}
+    capabilities = own_capabilities(known_families(), (PLAIN, "int8"), is_bitwise=plan.is_bitwise, refused=refused)
+    return _facts_of(executor, capabilities)
 
 
 def _prepare_null(config: WorkerConfig) -> PreparedModel[LocalModel]:
@@ -233,7 +233,7 @@ def _prepare_folder(config: WorkerConfig, folder: Path) -> PreparedModel[LocalMo
         engine = LLMEngine(executor, read.tokenizer, batching, draft_model=draft_model)
         warm_up(engine)
         return LocalModel(
-            name=name, text=read.text, engine=engine, executor=executor, facts=_torch_facts(executor, plan)
+            name=name, text=read.text, engine=engine, executor=executor, facts=_torch_facts(executor, plan, read.text)
         )
 
     return PreparedModel(

@@ -8,7 +8,7 @@ from sluice.engine.capabilities import Capabilities
 from sluice.engine.executor import Executor, ModelLimits
 from sluice.engine.interface import Engine
 from sluice.engine.llm_engine import LLMEngine
-from sluice.engine.request import Request
+from sluice.engine.request import LAST_TOKEN, Embed, Request
 from sluice.protocol.wire import JobOptions
 from sluice.worker.model.chat_template import ChatTemplate
 from sluice.worker.model.offered import lacking_features
@@ -27,6 +27,9 @@ class ModelText:
 
     defaults: JobOptions = NOTHING_STATED
     """Defaults of the model's generation config, for options that a request omits."""
+
+    embed: Embed | str = LAST_TOKEN
+    """How its vectors are made, or why they cannot be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +71,7 @@ class LoadedModel:
             model=self.name,
             defaults=self.text.defaults,
             end_token_ids=self.facts.limits.eos_token_ids,
+            embed=self.text.embed if isinstance(self.text.embed, Embed) else LAST_TOKEN,
             max_job_tokens=self.max_job_tokens,
         )
 

@@ -1,6 +1,6 @@
 """What a worker offers: the queue's features that its engine has, and its capabilities as heartbeats publish them."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from sluice.engine.capabilities import NAMES_FOR_PRODUCERS, Capabilities, Exactness
 from sluice.protocol.offers import Offer
@@ -22,15 +22,22 @@ def lacking_features(capabilities: Capabilities) -> frozenset[str]:
     return frozenset(FEATURES) - frozenset(capabilities.features)
 
 
-def own_capabilities(families: Collection[str], weights: tuple[str, ...], *, is_bitwise: bool) -> Capabilities:
-    """Return what Sluice's own engine can run."""
+def own_capabilities(
+    families: Collection[str],
+    weights: tuple[str, ...],
+    *,
+    is_bitwise: bool,
+    refused: Mapping[str, str] | None = None,
+) -> Capabilities:
+    """Return what Sluice's own engine can run, without the options that it refuses with a model."""
     return Capabilities(
         engine="sluice",
         version=installed_version(),
         families=tuple(sorted(families)),
         weights=weights,
-        features=FEATURES,
+        features=features_without(refused or {}),
         exactness=Exactness.BITWISE if is_bitwise else Exactness.SAME_TOKENS,
+        refused=refused or {},
     )
 
 

@@ -30,13 +30,19 @@ def read_defaults(generation_config: Mapping[str, object]) -> JobOptions:
         for option, field in FIELDS.items()
         if (value := generation_config.get(field)) is not None
     }
+    if stated.get("max_tokens") == 0:
+        raise _not_valid("max_tokens must be 1 or more, got 0")
     try:
         return JobOptions(**stated)  # pyright: ignore[reportArgumentType]  # JobOptions checks the types
     except InvalidJob as error:
-        raise ModelFolderError(
-            f"generation_config.json has a default that is not valid in a request: {error}. "
-            f"Correct it, or ignore its defaults with --generation-config none."
-        ) from error
+        raise _not_valid(str(error)) from error
+
+
+def _not_valid(why: str) -> ModelFolderError:
+    return ModelFolderError(
+        f"generation_config.json has a default that is not valid in a request: {why}. "
+        f"Correct it, or ignore its defaults with --generation-config none."
+    )
 
 
 def _in_our_terms(option: str, value: object) -> object:
@@ -70,6 +76,8 @@ def resolve(
 
 
 def _max_tokens(stated: JobOptions, defaults: JobOptions, room: int) -> int:
+    if stated.embed:
+        return 0
     # Not cut to the model's default or to what fits: the worker refuses what exceeds the context.
     if stated.max_tokens is not None:
         return stated.max_tokens

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from sluice.engine.errors import InvalidGrammar, OptionRefused, PromptTooLong, RequestRejected
 from sluice.engine.executor import ModelLimits
-from sluice.engine.request import Grammar, Request, Room, Sampling
+from sluice.engine.request import LAST_TOKEN, Embed, Grammar, Request, Room, Sampling
 from sluice.engine.sampling import SamplingFields
 from sluice.protocol.job_ids import split_job_id
 from sluice.protocol.limits import MAX_TOKENS
@@ -90,6 +90,9 @@ class Translator:
     end_token_ids: frozenset[int] = frozenset()
     """The model's."""
 
+    embed: Embed = LAST_TOKEN
+    """How the model's vectors are made."""
+
     lacking: frozenset[str] = frozenset()
     """The queue's features that the engine does not have."""
 
@@ -139,6 +142,7 @@ class Translator:
             is_chat=self.is_chat(prompt, spec),
             sampling=sampling_of(spec.options, resolved, leased.seed),
             grammar=grammar_of(spec.options),
+            embed=self._embed_of(spec.options),
             num_choices=leased.choices,
             priority=leased.priority,
             # A tenant shares cached blocks with no other.
@@ -162,6 +166,9 @@ class Translator:
         """Return the sampling options of a new request with a prompt of this length."""
         room = self.max_job_tokens - num_prompt_tokens
         return resolve(options, self.defaults, self.end_token_ids, room=room)
+
+    def _embed_of(self, options: JobOptions) -> Embed | None:
+        return replace(self.embed, dimensions=options.dimensions) if options.embed else None
 
     def is_chat(self, prompt: Prompt, spec: JobSpec) -> bool:
         """Return whether the chat template renders a prompt."""
@@ -206,6 +213,7 @@ def sampling_of(options: JobOptions, resolved: ResolvedOptions, seed: int) -> Sa
     """Convert a job's options to those of the engine."""
     values: dict[str, Any] = {name: getattr(options, name) for name in _SAMPLING}  # Any: of several types
     values |= {name: getattr(resolved, name) for name in NEUTRAL}
+    values["prompt_logprobs"] = options.read_logprobs
     # The model's default or the room may be less than the request's least.
     values["min_tokens"] = min(options.min_tokens, resolved.max_tokens)
     return Sampling(**values, end_token_ids=frozenset(resolved.end_token_ids), seed=seed)

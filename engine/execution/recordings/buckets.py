@@ -49,11 +49,11 @@ class Buckets:
         self._contexts = sorted({context for context in CONTEXTS if context < max_model_len} | {max_model_len})
 
     def of(self, batch: Batch) -> Bucket | None:
-        """Return the smallest bucket that holds `batch`; None if there is none, or it is already padded or has drafts.
+        """Return the smallest bucket that holds `batch`; None if there is none.
 
-        A recording has one row of logits a sequence.
+        A recording has one row of logits a sequence, so a step with drafts or reads has none, nor one that is padded.
         """
-        if batch.is_empty or batch.padding or batch.drafts:
+        if batch.is_empty or batch.padding or batch.drafts or batch.reads:
             return None
         longest = max(row.start + row.num_tokens for row in batch.rows)
         context = _next(self._contexts, longest)

@@ -101,6 +101,7 @@ def _limits(folder: ModelFolder, config: DecoderConfig, options: ModelOptions, k
         window_groups=num_groups,
         # Unused with a window.
         num_host_blocks=0 if window else options.host_cache_bytes // bytes_each,
+        hidden_size=config.hidden_size,
         block_bytes=bytes_each,
     )
 

@@ -99,6 +99,8 @@ class BlockManager:
             return CachedPrefix([[] for _ in range(self._groups.num_tables)])
         size, num_full = self.block_size, (sequence.num_tokens - 1) // self.block_size
         sequence.extend_hashes(num_full, size)
+        if sequence.needs_all:
+            return CachedPrefix([[] for _ in range(self._groups.num_tables)])
         keys = sequence.block_hashes[:num_full]
         tables = self._groups.cached(keys, self._pool.index)
         num_blocks, num_tokens = len(tables[0]), len(tables[0]) * size

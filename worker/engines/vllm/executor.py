@@ -18,7 +18,6 @@ from sluice.worker.engines.vllm.orders import (
     CoreFacts,
     Drawing,
     Drawn,
-    Draws,
     KnownSequence,
     NewSequence,
     StepOrder,
@@ -133,10 +132,7 @@ class VllmExecutor:
             num_tokens=num_tokens,
             forgotten=set(self._forgotten),
             copies=copies,
-            draws=Draws(
-                sequences=frozenset(ids[row.sequence_id] for row in batch.rows if row.samples),
-                masks={ids[sequence_id]: mask for sequence_id, mask in batch.masks.items() if sequence_id in ids},
-            ),
+            masks={ids[sequence_id]: mask for sequence_id, mask in batch.masks.items() if sequence_id in ids},
         )
         return order, ids
 
