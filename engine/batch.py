@@ -105,9 +105,9 @@ MAX_DRAFTS = 64
 NO_DRAFTS: Drafts = MappingProxyType({})
 
 
-Masks = Mapping[int, bytes]
-"""By sequence id: the tokens that its row may sample. Token t is bit t % 8 of byte t // 8; each mask has
-`mask_bytes(vocab_size)`. Sequences without a grammar are left out.
+Masks = Mapping[int, tuple[bytes, ...]]
+"""By sequence id: the tokens that its row may sample, and those that may follow each of its drafts. Token t is bit
+t % 8 of byte t // 8; each mask has `mask_bytes(vocab_size)`. Sequences without a grammar are left out.
 """
 
 NO_MASKS: Masks = MappingProxyType({})
@@ -190,7 +190,7 @@ class Batch:
     """
 
     masks: Masks = field(default_factory=lambda: NO_MASKS)
-    """Of rows that sample and have no drafts. All other tokens have probability 0; if none is left, the row fails."""
+    """Of rows that sample. All other tokens have probability 0; if none is left, the row fails."""
 
     reads: Reads = field(default_factory=lambda: NO_READS)
     """Of rows that compute a part of a prompt, or the first that samples after it."""

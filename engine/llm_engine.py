@@ -15,7 +15,7 @@ from sluice.engine.request import ChoiceProgress, Finish, FinishReason, Request,
 from sluice.engine.scheduling.disciplines import make_scheduler
 from sluice.engine.sequence import Sequence
 from sluice.engine.speculation.choice import make_source
-from sluice.engine.speculation.source import DraftSource
+from sluice.engine.speculation.source import DraftSource, Fitting
 from sluice.engine.text.grammars import Compiled, Compiler, Refused
 from sluice.engine.text.output import ChoiceOutput, Outputs
 from sluice.engine.validation import check_request
@@ -73,10 +73,12 @@ class LLMEngine:
         self._isolating = IsolatingExecutor(executor, max_retries=config.max_step_retries, clock=clock)
         if draft_source is None:
             draft_source = make_source(config, draft_model, self._limits.vocab_size, clock)
+        self._outputs = Outputs(decoder, self._limits)
+        if draft_source is not None:
+            draft_source = Fitting(draft_source, self._outputs.fitting)
         # A draft model reads a sequence's last token, which only the device has while a step is in flight.
         lag = executor.lag if draft_model is None else 0
         self._scheduler = make_scheduler(config, self._limits, clock, draft_source, lag=lag)
-        self._outputs = Outputs(decoder, self._limits)
         self._compiler = Compiler(decoder, self._limits.vocab_size)
         self._watching: Watching | None = None
         """Describes the iterations while someone watches."""

@@ -165,7 +165,7 @@ class NullModel:
         return [
             self._draw(row, num_drafts)
             if row.sequence_id not in masks
-            else self._draw_allowed(row, masks[row.sequence_id])
+            else self._draw_allowed(row, num_drafts, masks[row.sequence_id][num_drafts])
             for row in batch.rows
             if row.samples
             for num_drafts in range(1 + len(drafts.get(row.sequence_id, ())))
@@ -184,13 +184,13 @@ class NullModel:
             rows += [first._replace(prompt=_read(prompt, read)), *others]
         return rows
 
-    def _draw_allowed(self, row: ScheduledRow, mask: bytes) -> Sampled:
-        """Draw the token of `row` from those of a mask: printable ASCII or the end, if there are any."""
+    def _draw_allowed(self, row: ScheduledRow, num_drafts: int, mask: bytes) -> Sampled:
+        """Draw as `_draw`, from those of a mask: printable ASCII or the end, if there are any."""
         allowed = [token for token in range(_VOCABULARY_SIZE) if mask[token >> 3] >> (token & 7) & 1]
         if not allowed:
             return Sampled((), error="every token was masked")
         plain = [token for token in allowed if 0x20 <= token < 0x7F or token == END_OF_SEQUENCE] or allowed
-        bits, num_asked = self._bits(row, 0)
+        bits, num_asked = self._bits(row, num_drafts)
         sampled = Sampled((plain[bits % len(plain)],))
         return sampled if num_asked is None else self._with_logprobs(sampled, num_asked)
 

@@ -129,11 +129,6 @@ class Sequence:
         return tuple.__new__(ScheduledRow, row)  # pyright: ignore[reportUnknownMemberType] - it is generic
 
     @property
-    def is_constrained(self) -> bool:
-        """Whether each of its tokens has a mask."""
-        return self.most_ahead_tokens == 0
-
-    @property
     def num_uncomputed_tokens(self) -> int:
         """Tokens whose keys and values are neither cached nor being computed by a step in flight."""
         num_coming = self.num_drawn_tokens - self.num_launched_tokens

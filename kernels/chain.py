@@ -24,6 +24,7 @@ OPERATIONS: Mapping[str, bool] = {
     "rms_norm": True,
     "sample": True,
     "soft_cap": True,
+    "token_masks": True,
     "write_kv": True,
 }
 """Operations with a Triton kernel; whether a step can still be recorded with torch's operators in its place.

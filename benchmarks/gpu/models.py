@@ -135,6 +135,7 @@ def triton_in_place_of_cpu(calls: Counter[str] | None = None, *, deterministic: 
     from sluice.kernels.rms_norm.kernel import rms_norm_triton
     from sluice.kernels.sample.kernel import sample_triton
     from sluice.kernels.soft_cap.kernel import soft_cap_triton
+    from sluice.kernels.token_masks.kernel import apply_token_masks_triton
     from sluice.kernels.write_kv.kernel import write_kv_triton
 
     def allocate(*sizes: int, dtype: torch.dtype) -> object:
@@ -158,6 +159,7 @@ def triton_in_place_of_cpu(calls: Counter[str] | None = None, *, deterministic: 
         "rms_norm": {"rms_norm_cpu": rms_norm_triton},
         "soft_cap": {"soft_cap_cpu": soft_cap_triton},
         "sample": {"sample_cpu": sample_triton},
+        "token_masks": {"apply_token_masks_cpu": apply_token_masks_triton},
         "write_kv": {"write_kv_cpu": write_kv_triton},
     }
     calls = Counter[str]() if calls is None else calls

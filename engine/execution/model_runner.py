@@ -1,12 +1,13 @@
 """Compute steps with a model on a device: lay out, forward, sample. Knows no scheduler."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sluice.engine.batch import MAX_DRAFTS, NO_DRAFTS, Batch, Drafts, Sampled, ScheduledRow
+from sluice.engine.batch import MAX_DRAFTS, NO_DRAFTS, Batch, Drafts, Masks, Sampled, ScheduledRow
 from sluice.engine.errors import OutOfMemory
 from sluice.engine.execution.device_errors import guarded
 from sluice.engine.execution.host_blocks import HostBlocks
@@ -19,7 +20,7 @@ from sluice.engine.execution.reading import PromptReader, launched_reads
 from sluice.engine.execution.recordings.buckets import Bucket, Buckets, nothing, pad
 from sluice.engine.execution.recordings.cuda_graphs import CudaGraphRecorder, GraphedDecoder, record_eagerly
 from sluice.engine.execution.recordings.inputs import RecordedInputs
-from sluice.engine.execution.sampling.edited_rows import NO_MASKS, NO_TOKENS, LastTokens, first_rows
+from sluice.engine.execution.sampling.edited_rows import NO_TOKENS, LastTokens, first_rows
 from sluice.engine.execution.sampling.sampler import PreparedRows, Sampler, with_drafts
 from sluice.engine.execution.slots import Slots
 from sluice.engine.execution.transfers import PendingCopy, to_device
@@ -189,10 +190,8 @@ class ModelRunner:
         positions = [
             row.start + row.num_tokens - slot.num_prompt_tokens for row, slot in zip(sampling, slots, strict=True)
         ]
-        drafts, masks = batch.drafts, NO_MASKS
-        if batch.masks:
-            rows = first_rows(sampling, drafts)
-            masks = {rows[sequence_id]: mask for sequence_id, mask in batch.masks.items() if sequence_id in rows}
+        drafts = batch.drafts
+        masks = _by_row(batch.masks, first_rows(sampling, drafts), drafts) if batch.masks else None
         if drafts:
             guesses = [drafts.get(row.sequence_id, ()) for row in sampling]
             return self._sampler.prepare(*with_drafts(slots, positions, guesses), masks=masks)
@@ -295,6 +294,16 @@ class ModelRunner:
     @property
     def _device(self) -> torch.device:
         return self._decoder.weights.embedding.device
+
+
+def _by_row(masks: Masks, rows: Mapping[int, int], drafts: Drafts) -> dict[int, bytes]:
+    """Return masks by row of the logits; `rows` are the first ones of each sequence."""
+    return {
+        rows[sequence_id] + number: mask
+        for sequence_id, of_sequence in masks.items()
+        if sequence_id in rows
+        for number, mask in enumerate(of_sequence[: 1 + len(drafts.get(sequence_id, ()))])
+    }
 
 
 def records_steps(options: ModelOptions, device: torch.device) -> bool:

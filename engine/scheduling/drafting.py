@@ -173,8 +173,6 @@ class Drafting:
 
         `num_spare` of the free blocks are not for drafts.
         """
-        if sequence.is_constrained:
-            return ()  # each draft would need a mask of its own
         most = self._limits.most_cached_tokens(sequence.num_prompt_tokens, sequence.sampling.max_tokens)
         num_free = max(0, self._blocks.num_free_blocks // self._limits.blocks_per_entry - num_spare)
         num_slots = sequence.num_slots + num_free * self._blocks.block_size

@@ -1,5 +1,6 @@
-"""Interface of a source that guesses the next tokens of sequences, and one that asks two of them."""
+"""Interface of a source that guesses the next tokens of sequences; one that cuts guesses, and one that asks two."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from typing import NamedTuple, Protocol
 
@@ -41,6 +42,27 @@ class DraftSource(Protocol):
     def end(self, sequence: Sequence) -> None:
         """Forget `sequence`, which has ended."""
         ...
+
+
+class Fitting:
+    """A `DraftSource` whose guesses are cut before the first one that cannot be right."""
+
+    def __init__(self, source: DraftSource, fitting: Callable[[int, tuple[int, ...]], tuple[int, ...]]) -> None:
+        """Take the guesses of `source`; `fitting` cuts those of a sequence, by its id."""
+        self._source = source
+        self._fitting = fitting
+
+    def propose(self, sequences: Items[Sequence], *, room: int, worth: Worth) -> list[tuple[int, ...]]:
+        """See `DraftSource.propose`."""
+        proposed = self._source.propose(sequences, room=room, worth=worth)
+        return [
+            self._fitting(sequence.id, guesses) if guesses else guesses
+            for sequence, guesses in zip(sequences, proposed, strict=True)
+        ]
+
+    def end(self, sequence: Sequence) -> None:
+        """See `DraftSource.end`."""
+        self._source.end(sequence)
 
 
 class Fallback:

@@ -9,6 +9,7 @@ import re
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Items
 from importlib import import_module
 from queue import SimpleQueue
 from typing import Any, NamedTuple, cast
@@ -73,6 +74,16 @@ class Matcher:
         for token_id in end_ids:
             set_token(bits, token_id, is_allowed=bool(may_end))
         return bits[: mask_bytes(vocab_size)]
+
+    def copy(self) -> "Matcher":
+        """Return a matcher at the same place of the text, to look ahead."""
+        copy = Matcher(self._matcher.deep_copy(), self._vocab_size)
+        copy.num_tokens, copy.problem = self.num_tokens, self.problem
+        return copy
+
+    def num_fitting(self, token_ids: Items[int]) -> int:
+        """Return how many of these tokens, one after the other, may follow."""
+        return 0 if self.problem is not None else int(self._matcher.validate_tokens(list(token_ids)))
 
     @property
     def is_complete(self) -> bool:

@@ -4,6 +4,7 @@ Hot module: one `ChoiceOutput.accept` per sequence and step.
 """
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Items
 
 from sluice.engine.batch import Batch, Masks, Read, Reads, Sampled
 from sluice.engine.executor import ModelLimits, TextDecoder
@@ -175,18 +176,32 @@ class ConstrainedOutput(ChoiceOutput):
     def mask(self) -> bytes:
         """Return the tokens that may come next, see `Masks`: all zeros if none may, and the row is about to fail."""
         if self._next_mask is None:
-            self._next_mask = self._make_mask()
+            self._next_mask = mask = self._mask_of(self._grammar, self.num_tokens)
+            if self._grammar.problem is None and mask.count(0) == len(mask):
+                self._grammar.problem = f"after {self.num_tokens} tokens the grammar leaves none that may follow"
+                if self.num_tokens < self._min_tokens:
+                    self._grammar.problem += f", and min_tokens ({self._min_tokens}) forbids the end"
         return self._next_mask
 
-    def _make_mask(self) -> bytes:
-        mask = self._grammar.mask(self._end_ids)
-        if self.num_tokens < self._min_tokens:
+    def masks(self, drafts: Items[int]) -> tuple[bytes, ...]:
+        """Return the mask of the next token, and of one after each draft."""
+        if not drafts:
+            return (self.mask(),)
+        masks, grammar = [self.mask()], self._grammar.copy()
+        for count, token_id in enumerate(drafts, start=1):
+            grammar.take(token_id)
+            masks.append(self._mask_of(grammar, self.num_tokens + count))
+        return tuple(masks)
+
+    def fitting(self, guesses: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the guesses before the first one that the grammar refuses."""
+        return guesses[: self._grammar.num_fitting(guesses)]
+
+    def _mask_of(self, grammar: Matcher, num_tokens: int) -> bytes:
+        mask = grammar.mask(self._end_ids)
+        if num_tokens < self._min_tokens:
             for token_id in self._stop_ids:
                 set_token(mask, token_id, is_allowed=False)
-        if self._grammar.problem is None and mask.count(0) == len(mask):
-            self._grammar.problem = f"after {self.num_tokens} tokens the grammar leaves none that may follow"
-            if self.num_tokens < self._min_tokens:
-                self._grammar.problem += f", and min_tokens ({self._min_tokens}) forbids the end"
         return bytes(mask)
 
     def accept(self, row: Sampled) -> TokenDelta:
@@ -298,7 +313,7 @@ class Outputs:
         """Return the masks of a step's rows. All tokens before those that they sample have been read."""
         constrained = self._constrained
         return {
-            sequence_id: constrained[sequence_id].mask()
+            sequence_id: constrained[sequence_id].masks(batch.drafts.get(sequence_id, ()))
             for _, sequence_id, _, _, samples in batch.rows
             if samples and sequence_id in constrained
         }
@@ -316,6 +331,11 @@ class Outputs:
             for _, sequence_id, start, _, _ in batch.rows
             if sequence_id in reads and start < by_sequence[sequence_id].sequence.num_tokens
         }
+
+    def fitting(self, sequence_id: int, guesses: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the guesses of the next tokens of a sequence, up to the first one that its grammar refuses."""
+        output = self._constrained.get(sequence_id)
+        return guesses if output is None else output.fitting(guesses)
 
     def take_finished(self) -> list[ChoiceOutput]:
         """Return the choices that `read` or `fail` ended since the last call, and are still open."""

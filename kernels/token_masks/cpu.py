@@ -1,13 +1,19 @@
-"""Masks on the CPU."""
+"""Masks on the CPU: native.c, or torch operators without the library."""
 
-import numpy as np
-import torch
 from torch import Tensor
+
+from sluice.kernels.dtypes import DTYPE_CODES
+from sluice.kernels.native import native_function
+from sluice.kernels.token_masks.reference import apply_token_masks_reference
+
+SIGNATURE = ("sluice_token_masks", "iplppll")
 
 
 def apply_token_masks_cpu(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
     """See `apply_token_masks`."""
-    banned_bits = np.unpackbits((~masks).numpy().view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
-    banned = torch.from_numpy(banned_bits.view(np.bool_))  # [M, V]
-    for row, tokens in zip(rows.tolist(), banned, strict=True):
-        logits[row].masked_fill_(tokens, -torch.inf)
+    dtype, native = DTYPE_CODES.get(logits.dtype), native_function(*SIGNATURE)
+    if dtype is None or native is None:
+        apply_token_masks_reference(logits, rows, masks)
+        return
+    stride, vocab_size = logits.stride(0), logits.shape[1]
+    native(dtype, logits.data_ptr(), stride, rows.data_ptr(), masks.data_ptr(), rows.numel(), vocab_size)

@@ -30,6 +30,8 @@ from sluice.kernels.sample import SampleOptions, sample
 from sluice.kernels.sample.reference import sample_reference
 from sluice.kernels.soft_cap import soft_cap
 from sluice.kernels.soft_cap.reference import soft_cap_reference
+from sluice.kernels.token_masks import apply_token_masks
+from sluice.kernels.token_masks.reference import apply_token_masks_reference
 from sluice.kernels.trial.cache_cases import attention_cases, hopper_cases, make_cache, write_cases
 from sluice.kernels.trial.compare import require_close, require_equal, require_same_rows
 from sluice.kernels.trial.sizes import ModelSizes
@@ -72,6 +74,7 @@ def cases_of(operation: str, sizes: ModelSizes, device: torch.device) -> list[Ca
         # Logits with penalties are in float32.
         "sample": lambda: [partial(_try_sample, given, dtype) for dtype in {sizes.torch_dtype, torch.float32}],
         "soft_cap": lambda: [partial(_try_cap, given)] if sizes.final_soft_cap else [],
+        "token_masks": lambda: [partial(_try_masks, given)],
         "write_kv": lambda: write_cases(sizes, device),
     }
     assert makers.keys() == OPERATIONS.keys()
@@ -205,6 +208,16 @@ def _try_penalties(given: _Given) -> None:
     apply_penalties_cpu(expected, Penalties(**parts))
     apply_penalties(logits, Penalties(**{name: part.to(given.device) for name, part in parts.items()}))
     require_close(logits.cpu(), expected)
+
+
+def _try_masks(given: _Given) -> None:
+    vocab_size = given.sizes.vocab_size
+    logits, rows = given.random(3, vocab_size), torch.tensor([2, 0])
+    masks = torch.randint(-(2**31), 2**31, (2, -(-vocab_size // 32))).int()
+    expected = logits.cpu().clone()
+    apply_token_masks_reference(expected, rows, masks)
+    apply_token_masks(logits, rows.to(given.device), masks.to(given.device))
+    require_equal(logits.cpu(), expected)
 
 
 def _try_sample(given: _Given, dtype: torch.dtype) -> None:

@@ -307,7 +307,8 @@ class TestGivenTheSizesOfACard:
 
         assert timed == {
             "attention", "rms_norm", "add_rms_norm", "gated_activation", "soft_cap", "write_kv", "write_kv with norm",
-            "int8 product", "product of few rows", "sample", "penalties", "prepare_batch", "copy_blocks",
+            "int8 product", "product of few rows", "sample", "penalties", "token_masks", "prepare_batch",
+            "copy_blocks",
         }  # fmt: skip
 
     def test_when_they_are_listed_then_each_size_that_a_target_names_is_among_them(

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sluice.engine.batch import Batch
 from sluice.engine.config import EngineConfig
 from sluice.engine.execution.options import ModelOptions
 from sluice.engine.execution.start.model_loading import load_model_runner
@@ -28,7 +29,7 @@ from sluice.engine.request import (
 )
 from sluice.engine.text.tokenizer import load_tokenizer
 from sluice.worker.model.folders import SMALL_MODEL
-from tests.engine.given import checking_model, engine_over, lagging, run
+from tests.engine.given import Checked, CheckingModel, Prophet, checking_model, engine_over, lagging, run
 from tests.engine.lagging import LaggingExecutor
 
 SCHEMA = {
@@ -86,6 +87,20 @@ def small_engine(*, lag: Literal[0, 1] = 0, num_blocks: int = 400, **options: ob
     return LLMEngine(executor, load_tokenizer(SMALL_MODEL), EngineConfig(**(limits | options)))  # pyright: ignore[reportArgumentType] - options of several types
 
 
+def failing(model: CheckingModel, num_failures: int) -> CheckingModel:
+    """Let the first attempts at steps with drafts raise."""
+    launch, left = model.launch, [num_failures]
+
+    def launch_or_fail(batch: Batch) -> Checked:
+        if batch.drafts and left[0]:
+            left[0] -= 1
+            raise RuntimeError("injected failure")
+        return launch(batch)
+
+    model.launch = launch_or_fail
+    return model
+
+
 class TestGivenAModelWithoutKnowledge:
     @pytest.mark.parametrize("lag", [0, 1])
     @pytest.mark.parametrize("num_blocks", [24, 200])
@@ -111,15 +126,71 @@ class TestGivenAModelWithoutKnowledge:
         assert {name: tokens(deltas) for name, deltas in together.items()} == alone
         assert (engine.stats.num_preemptions > 0) == (num_blocks == 24)
 
-    def test_when_a_grammar_has_drafts_beside_it_then_it_gets_none_and_stays_the_same(self) -> None:
-        requests = [asked(f"r{n}", schema(SCHEMA) if n % 2 else None, seed=1) for n in range(4)]
-        outputs: list[dict[str, list[int]]] = []
-        for speculation in ("off", "suffix"):
-            engine = engine_over(checking_model(num_blocks=400), speculation=speculation)
-            engine.add(requests)
-            outputs.append({name: tokens(deltas) for name, deltas in ended(engine).items()})
+    @settings(max_examples=25, deadline=None)
+    @given(
+        share_right=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
+        lag=st.sampled_from([0, 1]),
+        num_blocks=st.sampled_from([40, 400]),
+        is_forced=st.booleans(),
+        min_tokens=st.sampled_from([0, 5, 30]),
+        failures=st.sampled_from([0, 3]),
+    )
+    def test_when_drafts_are_verified_then_the_tokens_are_the_same(
+        self, share_right: float, lag: int, num_blocks: int, is_forced: bool, min_tokens: int, failures: int
+    ) -> None:
+        requests = [
+            asked(
+                f"r{n}",
+                schema(SCHEMA) if n % 3 else None,
+                seed=n,
+                max_tokens=120,
+                min_tokens=min_tokens,
+                logprobs=None if is_forced else 0,
+            )
+            for n in range(6)
+        ]
+        reference = engine_over(checking_model(num_blocks=400))
+        reference.add(requests)
+        expected = run(reference)
+        model = checking_model(num_blocks=num_blocks)
+        engine = engine_over(
+            lagging(failing(model, failures)) if lag else failing(model, failures),
+            draft_source=Prophet(expected, share_right),
+        )
 
-        assert outputs[0] == outputs[1]
+        engine.add(requests)
+        drafted = run(engine)
+
+        assert {name: (one.token_ids, one.text, one.finish) for name, one in drafted.items()} == {
+            name: (one.token_ids, one.text, one.finish) for name, one in expected.items()
+        }
+        assert model.num_drafts or failures or not share_right
+
+    def test_when_all_guesses_are_right_then_constrained_sequences_take_fewer_steps(self) -> None:
+        requests = [asked(f"r{n}", schema(SCHEMA), seed=n, logprobs=0) for n in range(2)]
+        reference = engine_over(checking_model(num_blocks=400))
+        reference.add(requests)
+        expected = run(reference)
+        engine = engine_over(checking_model(num_blocks=400), draft_source=Prophet(expected, 1.0))
+
+        engine.add(requests)
+        run(engine)
+
+        assert 2 * engine.stats.num_steps < reference.stats.num_steps
+
+    def test_when_a_guess_cannot_follow_then_it_is_no_draft(self) -> None:
+        requests = [asked("r", schema(SCHEMA), seed=1, logprobs=0)]
+        reference = engine_over(checking_model(num_blocks=400))
+        reference.add(requests)
+        expected = run(reference)
+        model = checking_model(num_blocks=400)
+        # Its wrong guesses are question marks, which the schema has nowhere.
+        engine = engine_over(model, draft_source=Prophet(expected, 0.0))
+
+        engine.add(requests)
+        run(engine)
+
+        assert model.num_drafts == 0
 
     def test_when_the_grammar_is_complete_then_only_the_end_follows(self) -> None:
         engine = engine_over(checking_model())

@@ -25,6 +25,7 @@ from sluice.kernels.prepare_batch.kernel import prepare_batch_triton
 from sluice.kernels.rms_norm.kernel import rms_norm_triton
 from sluice.kernels.sample.kernel import sample_triton
 from sluice.kernels.soft_cap.kernel import soft_cap_triton
+from sluice.kernels.token_masks.kernel import apply_token_masks_triton
 from sluice.kernels.write_kv import HeadNorm
 from sluice.kernels.write_kv.kernel import write_kv_triton
 from tests.grids import fast_only, grid
@@ -450,5 +451,11 @@ class TestGivenTheOtherKernels:
     def test_when_the_penalties_are_compiled_then_they_fit(self) -> None:
         with CompileInstead() as compiled:
             apply_penalties_triton(torch.zeros(2, 300), make_penalties(2, 300, 5, generator_on("cpu")))
+
+        check_fits(compiled)
+
+    def test_when_the_masks_are_compiled_then_they_fit(self) -> None:
+        with CompileInstead() as compiled:
+            apply_token_masks_triton(torch.zeros(2, 300), torch.tensor([1]), torch.zeros(1, 10, dtype=torch.int32))
 
         check_fits(compiled)

@@ -33,6 +33,8 @@ from sluice.kernels.rms_norm.kernel import rms_norm_triton
 from sluice.kernels.sample.kernel import find_kept_sets, sample_triton
 from sluice.kernels.sample.reference import sample_reference
 from sluice.kernels.soft_cap.kernel import soft_cap_triton
+from sluice.kernels.token_masks.kernel import apply_token_masks_triton
+from sluice.kernels.token_masks.reference import apply_token_masks_reference
 from sluice.kernels.write_kv.kernel import write_kv_triton
 from tests.oracles import kernel_cases as cases
 from tests.oracles.block_copies import NUM_GUARDS, copies_rightly, copy_by_kernel
@@ -54,6 +56,7 @@ def groups(scale: Scale) -> Groups:
     others: dict[str, Callable[[Scale], Iterator[Agreement]]] = {
         "philox, bits and noise": _noise,
         "penalties": _penalties,
+        "token_masks": _masks,
         "prepare_batch": _preparation,
         "copy_blocks": _copies,
     }
@@ -391,6 +394,17 @@ def _penalties(scale: Scale) -> Iterator[Agreement]:
         out = logits.clone()
         apply_penalties_triton(out, penalties)
         yield cases.penalties_agreement(out, logits, penalties)
+
+
+def _masks(scale: Scale) -> Iterator[Agreement]:
+    for vocab_size in (40, 300) if scale.is_toy else (1000, 151_936):
+        logits = torch.randn(3, vocab_size, device=scale.device)
+        rows = torch.tensor([2, 0], device=scale.device)
+        masks = torch.randint(-(2**31), 2**31, (2, -(-vocab_size // 32)), device=scale.device).int()
+        out, expected = logits.clone(), logits.clone()
+        apply_token_masks_triton(out, rows, masks)
+        apply_token_masks_reference(expected, rows, masks)
+        yield _if_true(cases.same_bits(out, expected))
 
 
 def _preparation(scale: Scale) -> Iterator[Agreement]:

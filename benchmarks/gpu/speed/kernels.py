@@ -33,6 +33,7 @@ from sluice.kernels.rms_norm.kernel import rms_norm_triton
 from sluice.kernels.sample import SampleOptions
 from sluice.kernels.sample.kernel import sample_triton
 from sluice.kernels.soft_cap.kernel import soft_cap_triton
+from sluice.kernels.token_masks.kernel import apply_token_masks_triton
 from sluice.kernels.write_kv import HeadNorm
 from sluice.kernels.write_kv.kernel import write_kv_triton
 from tests.oracles.block_copies import on_device
@@ -351,6 +352,12 @@ def _small_ones(scale: Scale) -> Iterator[Line]:
         penalties = make_penalties(batch, vocab_size, per_row, generator_on(scale.device.type))
         us = scale.timer.device_us(lambda logits=logits, p=penalties: apply_penalties_triton(logits, p))
         yield Line(f"penalties, {batch} x {vocab_size}, {per_row} seen", {"us": us})
+        rows = torch.arange(batch, device=scale.device)
+        masks = torch.randint(-(2**31), 2**31, (batch, -(-vocab_size // 32)), device=scale.device).int()
+        us = scale.timer.device_us(
+            lambda logits=logits, rows=rows, masks=masks: apply_token_masks_triton(logits, rows, masks)
+        )
+        yield Line(f"token_masks, {batch} x {vocab_size}", {"us": us})
         tensors = decode_tensors(batch, 100, 16, scale.device)
         plan = StepPlan(
             token_ids=tensors.input_ids.int(),

@@ -1,13 +1,12 @@
-"""Rows of a step whose logits change before a token is drawn: by biases, bans, masks and penalties.
+"""Rows of a step whose logits change before a token is drawn: by biases, bans and penalties.
 
 Only these rows are copied to float32. What stays the same while the rows do is on the device already: a step sends no
-more than the tokens that penalties count, and masks.
+more than the tokens that penalties count.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -20,9 +19,6 @@ from sluice.engine.execution.slots import Slot
 from sluice.engine.execution.transfers import to_device
 from sluice.engine.request import Sampling
 from sluice.kernels.penalties import Penalties, apply_penalties
-from sluice.kernels.token_masks import apply_token_masks
-
-NO_MASKS: Mapping[int, bytes] = MappingProxyType({})
 
 
 class Edit(NamedTuple):
@@ -31,9 +27,6 @@ class Edit(NamedTuple):
     row: int
     is_early: bool
     """Whether its output is shorter than `min_tokens`: tokens that would end it are banned."""
-
-    is_masked: bool
-    """Whether it has a mask, another one in each step."""
 
 
 class LastTokens(NamedTuple):
@@ -60,15 +53,13 @@ def first_rows(sampling: list[ScheduledRow], drafts: Drafts) -> dict[int, int]:
     return rows
 
 
-def edits_at(
-    rows: Items[int], slots: Items[Slot], positions: Items[int], masks: Mapping[int, bytes]
-) -> tuple[Edit, ...]:
+def edits_at(rows: Items[int], slots: Items[Slot], positions: Items[int]) -> tuple[Edit, ...]:
     """Return which of `rows` are edited when each row of a step draws the token at its position of its output."""
-    edits = [Edit(row, positions[row] < slots[row].sampling.min_tokens, row in masks) for row in rows]
+    edits = [Edit(row, positions[row] < slots[row].sampling.min_tokens) for row in rows]
     return tuple(
         edit
         for edit in edits
-        if edit.is_early or edit.is_masked or (params := slots[edit.row].sampling).has_penalties or params.logit_bias
+        if edit.is_early or (params := slots[edit.row].sampling).has_penalties or params.logit_bias
     )
 
 
@@ -83,9 +74,6 @@ class EditedRows:
     biases: tuple[Tensor, Tensor, Tensor] | None
     """Row among these, token id (both int64) and bias (float32, -inf for a ban) of each; a token at most once a row."""
 
-    masked: Tensor
-    """`[M]` int64: those among these with a mask."""
-
     penalised: tuple[int, ...]
     """Those among these with penalties."""
 
@@ -95,14 +83,12 @@ class EditedRows:
     strengths: tuple[Tensor, Tensor, Tensor]
     """Repetition, frequency and presence penalty, `[E]` float32."""
 
-    def of(self, logits: Tensor, masks: Tensor | None) -> Tensor:
-        """Return a copy of these rows of `logits`, with biases, and with `masks` `[M, W]`: `[E, V]` float32."""
+    def of(self, logits: Tensor) -> Tensor:
+        """Return a copy of these rows of `logits`, with biases: `[E, V]` float32."""
         edited = logits.index_select(0, self.rows).float()
         if self.biases is not None:
             rows, token_ids, values = self.biases
             edited[rows, token_ids] += values
-        if masks is not None:
-            apply_token_masks(edited, self.masked, masks)
         return edited
 
 
@@ -129,7 +115,6 @@ def edited_rows(
         slots=slots,
         rows=on_device([edit.row for edit in edits], np.int64),
         biases=of_biases() if biased else None,
-        masked=on_device([number for number, edit in enumerate(edits) if edit.is_masked], np.int64),
         penalised=tuple(number for number, sampling in enumerate(params) if sampling.has_penalties),
         places=on_device([seen.place_of(slot) if slot.sampling.has_penalties else -1 for slot in slots], np.int32),
         strengths=(

@@ -1,10 +1,10 @@
 """Sample the next token of each sequence. Tokens depend only on the sequence, not on state kept here.
 
-Order: logit bias and bans (min_tokens), masks, then penalties, of the rows that have any; then `kernels.sample`
+Order: masks, logit bias and bans (min_tokens), then penalties, of the rows that have any; then `kernels.sample`
 (greedy, or temperature, filters, noise). Log-probabilities are those of the logits before any of it.
 
-Hot: only the logits of edited rows, and of those with log-probabilities, are copied. `sample` does not wait; the only
-wait for the device is `Drawn.collect`.
+Hot: masks change the logits themselves; only those of edited rows, and of those with log-probabilities, are copied.
+`sample` does not wait; the only wait for the device is `Drawn.collect`.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,6 @@ from torch import Tensor
 
 from sluice.engine.batch import Sampled, without_token
 from sluice.engine.execution.sampling.edited_rows import (
-    NO_MASKS,
     NO_TOKENS,
     Edit,
     EditedRows,
@@ -35,6 +34,7 @@ from sluice.engine.execution.transfers import PendingCopy, to_device
 from sluice.engine.request import SampledLogprobs
 from sluice.kernels.logprobs import logprobs
 from sluice.kernels.sample import draws_with
+from sluice.kernels.token_masks import apply_token_masks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class _Rows:
     """Each row's offset in its output: on the host, rewritten in each step."""
 
     editable: tuple[int, ...]
-    """Rows with a bias, a ban, a penalty or a mask, at any position."""
+    """Rows with a bias, a ban or a penalty, at any position."""
 
     has_logprobs: bool
 
@@ -81,8 +81,8 @@ class PreparedRows(NamedTuple):
     edited: _Edited | None
     """None if no logits are edited."""
 
-    masks: Tensor | None = None
-    """`[M, W]` int32, on the device: those of the edited rows that have one."""
+    masks: tuple[Tensor, Tensor] | None = None
+    """On the device: `[M]` int64, the rows that have a mask, and `[M, W]` int32, these masks."""
 
 
 def with_drafts(
@@ -162,7 +162,7 @@ class Sampler:
         slots: Items[Slot],
         positions: list[int],
         drafts: Items[tuple[int, ...]] = (),
-        masks: Mapping[int, bytes] = NO_MASKS,
+        masks: Mapping[int, bytes] | None = None,
     ) -> PreparedRows:
         """Send the options of a step's rows to the device, before the step is launched.
 
@@ -171,20 +171,19 @@ class Sampler:
             positions: offset in its output of the token that each row samples. The last token before it may be known
                 only to the device.
             drafts: see `PreparedRows`.
-            masks: by row, the tokens that it may sample, see `engine.batch.Masks`. A sequence has one in each step, or
-                in none.
+            masks: by row, the tokens that it may sample, see `engine.batch.Masks`.
         """
         if self._rows is None or slots != self._rows.slots:
-            self._rows, self._edited = self._make_rows(slots, masks), None
+            self._rows, self._edited = self._make_rows(slots), None
         self._rows.positions[:] = positions
-        edited = self._prepare_edits(self._rows, positions, masks) if self._rows.editable else None
+        edited = self._prepare_edits(self._rows, positions) if self._rows.editable else None
         self.options.send()
         return PreparedRows(slots, positions, self._rows, drafts, edited, self._send_masks(masks) if masks else None)
 
-    def _send_masks(self, masks: Mapping[int, bytes]) -> Tensor:
-        """Return masks on the device, in the order of their rows, which is that of the edited ones."""
-        words = np.frombuffer(b"".join([masks[row] for row in sorted(masks)]), dtype="<i4")
-        return to_device(words.reshape(len(masks), -1).astype(np.int32), self._device)
+    def _send_masks(self, masks: Mapping[int, bytes]) -> tuple[Tensor, Tensor]:
+        words = np.frombuffer(b"".join(masks.values()), dtype="<i4").reshape(len(masks), -1)
+        rows = np.array(list(masks), dtype=np.int64)
+        return to_device(rows, self._device), to_device(words.astype(np.int32), self._device)
 
     def sample(
         self, logits: Tensor, prepared: PreparedRows, *, last: LastTokens = NO_TOKENS, drawn: Tensor | None = None
@@ -192,20 +191,24 @@ class Sampler:
         """Sample one token for each row of the step prepared last.
 
         Args:
-            logits: `[R, V]`, a row per sequence. Not changed, and not needed afterwards.
+            logits: `[R, V]`, a row per sequence. Changed where there are masks, and not needed afterwards.
             prepared: the rows.
             last: tokens of the step before, of which the host may have none yet.
             drawn: `[R]`, tokens that the step has drawn from these logits, unedited.
         """
-        slots, positions, rows, _, edited, _ = prepared
+        slots, positions, rows, _, edited, masks = prepared
+        num_asked = _num_asked(slots) if rows.has_logprobs else {}
+        asked = self._asked(logits, num_asked) if num_asked else None
+        if masks is not None:
+            apply_token_masks(logits, *masks)
+            drawn = None
         if edited is not None and len(edited.edits) == len(slots):
             token_ids = self._draw_edited(logits, prepared, edited, last)
         else:
             token_ids = rows.draw(logits) if drawn is None else drawn
             if edited is not None:
                 token_ids.index_copy_(0, edited.rows.rows, self._draw_edited(logits, prepared, edited, last))
-        num_asked = _num_asked(slots) if rows.has_logprobs else {}
-        measured = self._logprobs(logits, token_ids, num_asked) if num_asked else ()
+        measured = _measured(asked, token_ids, count=max(num_asked.values())) if asked is not None else ()
         return Drawn(
             token_ids=token_ids,
             positions=positions,
@@ -213,20 +216,18 @@ class Sampler:
             pending_copy=PendingCopy((token_ids, *measured), self._device),
         )
 
-    def _make_rows(self, slots: Items[Slot], masks: Mapping[int, bytes]) -> _Rows:
+    def _make_rows(self, slots: Items[Slot]) -> _Rows:
         params = [slot.sampling for slot in slots]
         return _Rows(
             slots=slots,
             positions=self.options.fill(slots),
             draw=draws_with(self.options.first(len(slots), has_filters=_has_filters(slots))),
-            editable=tuple(
-                row for row, p in enumerate(params) if p.logit_bias or p.min_tokens or p.has_penalties or row in masks
-            ),
+            editable=tuple(row for row, p in enumerate(params) if p.logit_bias or p.min_tokens or p.has_penalties),
             has_logprobs=any(p.logprobs is not None for p in params),
         )
 
-    def _prepare_edits(self, rows: _Rows, positions: list[int], masks: Mapping[int, bytes]) -> _Edited | None:
-        edits = edits_at(rows.editable, rows.slots, positions, masks)
+    def _prepare_edits(self, rows: _Rows, positions: list[int]) -> _Edited | None:
+        edits = edits_at(rows.editable, rows.slots, positions)
         if not edits:
             return None
         if self._edited is None or edits != self._edited.edits:
@@ -246,19 +247,24 @@ class Sampler:
 
     def _draw_edited(self, logits: Tensor, prepared: PreparedRows, edited: _Edited, last: LastTokens) -> Tensor:
         """Return the tokens of the edited rows, `[E]`."""
-        changed = edited.rows.of(logits, prepared.masks)
+        changed = edited.rows.of(logits)
         if edited.rows.penalised:
             positions = [prepared.positions[edit.row] for edit in edited.edits]
             drafts = [prepared.drafts[edit.row] if prepared.drafts else () for edit in edited.edits]
             penalise(changed, edited.rows, positions, drafts, self._seen, last)
         return edited.draw(changed)
 
-    def _logprobs(self, logits: Tensor, token_ids: Tensor, num_asked: dict[int, int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return log-probabilities of requested rows: `[A, 1]` of their tokens, `[A, K]` of the likeliest, and ids."""
+    def _asked(self, logits: Tensor, num_asked: dict[int, int]) -> tuple[Tensor, Tensor]:
+        """Return the rows whose log-probabilities are requested `[A]`, and a copy of their logits `[A, V]`."""
         rows = to_device(np.array(list(num_asked), dtype=np.int64), self._device)
-        raw = logits.index_select(0, rows).float()  # [A, V]
-        # Rows without a token are discarded, so any valid index will do.
-        return logprobs(raw, token_ids.index_select(0, rows).clamp(min=0), count=max(num_asked.values()))
+        return rows, logits.index_select(0, rows).float()
+
+
+def _measured(asked: tuple[Tensor, Tensor], token_ids: Tensor, *, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return log-probabilities of requested rows: `[A, 1]` of their tokens, `[A, K]` of the likeliest, and ids."""
+    rows, raw = asked
+    # Rows without a token are discarded, so any valid index will do.
+    return logprobs(raw, token_ids.index_select(0, rows).clamp(min=0), count=count)
 
 
 def _has_filters(slots: Items[Slot]) -> bool:

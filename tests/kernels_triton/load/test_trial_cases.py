@@ -103,6 +103,7 @@ BROKEN = {
     "linear": "linear.kernel.int8_product_triton",
     "paged_attention": "paged_attention.kernel.paged_attention_triton",
     "penalties": "penalties.kernel.apply_penalties_triton",
+    "token_masks": "token_masks.kernel.apply_token_masks_triton",
     "rms_norm": "rms_norm.kernel.rms_norm_triton",
     "sample": "sample.kernel.sample_triton",
     "soft_cap": "soft_cap.kernel.soft_cap_triton",

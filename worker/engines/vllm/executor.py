@@ -132,7 +132,7 @@ class VllmExecutor:
             num_tokens=num_tokens,
             forgotten=set(self._forgotten),
             copies=copies,
-            masks={ids[sequence_id]: mask for sequence_id, mask in batch.masks.items() if sequence_id in ids},
+            masks={ids[sequence_id]: mask for sequence_id, (mask, *_) in batch.masks.items() if sequence_id in ids},
         )
         return order, ids
 

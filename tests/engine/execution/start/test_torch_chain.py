@@ -12,7 +12,7 @@ from sluice.engine.config import EngineConfig
 from sluice.engine.execution.options import ModelOptions
 from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.llm_engine import LLMEngine
-from sluice.engine.request import Request, Sampling
+from sluice.engine.request import Grammar, Request, Sampling
 from sluice.engine.text.tokenizer import load_tokenizer
 from sluice.kernels.chain import HOPPER_PREFILL, OPERATIONS
 from sluice.kernels.chain import Path as Chosen
@@ -31,9 +31,10 @@ REQUESTS = [
             top_p=0.9,
             seed=n,
             max_tokens=6 + n,
-            ignore_eos=True,
+            ignore_eos=n != 4,
             repetition_penalty=1.1 if n == 3 else 1.0,
         ),
+        grammar=Grammar(kind="regex", text="[a-z ]*!") if n == 4 else None,
     )
     for n, size in enumerate([7, 60, 1, 33, 200, 18])
 ]
