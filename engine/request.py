@@ -1,6 +1,7 @@
 """Requests to the engine and their results: plain values. Knows no tensors, no queue, no wire format."""
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal, NamedTuple, get_args
@@ -98,8 +99,11 @@ LAST_TOKEN = Embed()
 """As causal models are used that no one trained for vectors."""
 
 
-GrammarKind = Literal["json_schema", "json_object", "regex", "lark", "choice"]
+GrammarKind = Literal["json_schema", "json_object", "regex", "lark", "choice", "composed"]
 GRAMMAR_KINDS: tuple[GrammarKind, ...] = get_args(GrammarKind)
+
+GrammarPart = tuple[str, GrammarKind, str]
+"""One of a composed grammar: its name, kind and text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +113,21 @@ class Grammar:
     kind: GrammarKind
     text: str = ""
     """A schema in JSON, a regular expression, a grammar in llguidance's form of Lark, or a list of texts in JSON.
-    `json_object` has none.
+    `json_object` has none. One that is `composed` is a list in JSON of grammars, each `[name, kind, text]`: the first
+    begins, and rules of Lark refer to the others as `@name`.
     """
+
+    @classmethod
+    def composed(cls, parts: Sequence[GrammarPart]) -> "Grammar":
+        """Return the grammar of these parts."""
+        return cls(kind="composed", text=json.dumps(parts, ensure_ascii=False, separators=(",", ":")))
+
+    @property
+    def parts(self) -> list[GrammarPart]:
+        """The parts of a composed grammar; of another one itself, without a name."""
+        if self.kind != "composed":
+            return [("", self.kind, self.text)]
+        return [(name, kind, text) for name, kind, text in json.loads(self.text)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

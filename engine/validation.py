@@ -126,5 +126,6 @@ def _check_grammar(grammar: Grammar, *, ignores_end: bool) -> None:
         raise InvalidGrammar(f"the grammar has {len(grammar.text)} characters; at most {MAX_GRAMMAR_CHARS} are read")
     if ignores_end:
         raise InvalidGrammar("ignore_eos contradicts a grammar, after whose end only the end of the output may follow")
-    if grammar.kind == "lark" and (num_rules := grammar.text.count(":")) > MAX_GRAMMAR_RULES:
+    rules = (text for _, kind, text in grammar.parts if kind == "lark")
+    if (num_rules := sum(text.count(":") for text in rules)) > MAX_GRAMMAR_RULES:
         raise InvalidGrammar(f"the grammar has {num_rules} colons; at most {MAX_GRAMMAR_RULES} are compiled")

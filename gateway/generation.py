@@ -15,7 +15,8 @@ from sluice.gateway.errors import NO_NAMES, error_of, named
 from sluice.gateway.openai.chunks import StreamChunks
 from sluice.gateway.openai.encoded import EncodedChunks, server_sent
 from sluice.gateway.openai.encoded_bodies import encoded_result
-from sluice.gateway.openapi.options import CONTENT, KEY, TOKEN_ID, options_schema
+from sluice.gateway.openapi.messages import CALL_PIECE, TOOL_CALL, message_schema
+from sluice.gateway.openapi.options import KEY, TOKEN_ID, options_schema
 from sluice.gateway.openapi.routes import EVENT, EVENTS, JSON, Answer, route
 from sluice.gateway.openapi.schemas import FLAG, NUMBER, TEXT, Schema, list_of, object_schema, or_null
 from sluice.gateway.queues import QueueClients, Queues
@@ -29,8 +30,9 @@ from sluice.producer.operations.results import packed_result
 from sluice.protocol.jobs import CheckedJob, Options
 from sluice.protocol.openai_format.requests import (
     CHAT,
+    CHAT_ROLES,
     COMPLETIONS,
-    ROLES,
+    OF_TOOLS,
     SAME,
     Endpoint,
     ReadRequest,
@@ -44,7 +46,7 @@ FIRST_EVENT_S = 1.0
 
 # ---------------------------------------------------------------- schemas
 
-FINISH: Schema = {"enum": ["stop", "length", None]}
+FINISH: Schema = {"enum": ["stop", "length", "tool_calls", None]}
 LOGPROBS: Schema = {"type": ["object", "null"]}
 
 USAGE = object_schema(
@@ -57,7 +59,14 @@ USAGE = object_schema(
 CHAT_CHOICE = object_schema(
     "ChatChoice",
     index=NUMBER,
-    message=object_schema(role={"const": "assistant"}, content=TEXT, refusal={"type": "null"}),
+    message=object_schema(
+        optional=("reasoning_content", "tool_calls"),
+        role={"const": "assistant"},
+        content=or_null(TEXT),
+        refusal={"type": "null"},
+        reasoning_content=TEXT,
+        tool_calls=list_of(TOOL_CALL),
+    ),
     logprobs=LOGPROBS,
     finish_reason=FINISH,
 )
@@ -65,11 +74,17 @@ TEXT_CHOICE = object_schema("TextChoice", index=NUMBER, text=TEXT, logprobs=LOGP
 CHAT_PIECE = object_schema(
     "ChatPiece",
     index=NUMBER,
-    delta=object_schema(role=TEXT, content=TEXT, optional=("role", "content")),
+    delta=object_schema(
+        optional=("role", "content", "reasoning_content", "tool_calls"),
+        role=TEXT,
+        content=or_null(TEXT),
+        reasoning_content=TEXT,
+        tool_calls=list_of(CALL_PIECE),
+    ),
     logprobs=LOGPROBS,
     finish_reason=FINISH,
 )
-CHAT_MESSAGE = object_schema("ChatMessage", role={"enum": [*ROLES]}, content=CONTENT, name=TEXT, optional=("name",))
+CHAT_MESSAGE = message_schema("ChatMessage", CHAT_ROLES)
 TEXT_PROMPT: Schema = {"anyOf": [{**TEXT, "minLength": 1}, {**list_of(TOKEN_ID), "minItems": 1}]}
 
 
@@ -144,7 +159,12 @@ def _request(title: str, prompt: Mapping[str, Schema], own: Mapping[str, Schema]
 CHAT_REQUEST = _request(
     "ChatRequest",
     {"messages": {**list_of(CHAT_MESSAGE), "minItems": 1}},
-    {"max_completion_tokens": OPTIONS["max_tokens"], "logprobs": FLAG, "top_logprobs": OPTIONS["logprobs"]},
+    {
+        "max_completion_tokens": OPTIONS["max_tokens"],
+        "logprobs": FLAG,
+        "top_logprobs": OPTIONS["logprobs"],
+        **options_schema(OF_TOOLS),
+    },
 )
 TEXT_REQUEST = _request("CompletionRequest", {"prompt": TEXT_PROMPT}, {})
 

@@ -87,6 +87,7 @@ def _engine(offer: Offer) -> Object:
         "name": offer.engine,
         "exactness": offer.exactness,
         "features": offer.features,
+        "formats": offer.formats,
         "refused": offer.refused,
         "families": offer.families,
         "weights": offer.weights,

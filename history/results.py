@@ -43,7 +43,7 @@ MAX_JSON_BYTES = 128 * 1024 * 1024
 # ASCII: a text of it takes one byte for each character, also inside of the database's driver.
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 _NO_LOGPROBS = pack(value=False)
-_VECTOR, _PROMPT = 2, 3
+_VECTOR, _PROMPT, _FORMAT = 2, 3, 4
 """Places in a choice after its log-probabilities."""
 
 
@@ -99,6 +99,7 @@ def _choice_of(written: Mapping[str, Any]) -> ChoiceResult:
         vector=None if vector is None else b64decode(vector),
         prompt=None if prompt is None else PromptResult(**_text_of(prompt), is_echoed=prompt["is_echoed"]),
         finish_reason=written.get("finish_reason"),
+        format=written.get("format", ""),
         **_text_of(written),
     )
 
@@ -117,7 +118,8 @@ class _TooLong(Exception):
 
 def _choice(choice: ChoiceResult) -> Row:
     prompt = None if choice.prompt is None else _text(choice.prompt)
-    return _known({**_text(choice), "vector": _base64(choice.vector), "prompt": prompt})
+    optional = {"vector": _base64(choice.vector), "prompt": prompt, "format": choice.format or None}
+    return _known({**_text(choice), **optional})
 
 
 def _text(of: ChoiceResult | PromptResult) -> Row:
@@ -134,6 +136,8 @@ def _choice_parts(choice: memoryview, *, has_logprobs: bool) -> Iterator[str]:
     first: Row = {"finish_reason": as_str_or_none(unpack(reason))}
     if len(rest) > _VECTOR and (vector := unpack(rest[_VECTOR])):
         first["vector"] = _base64(as_bytes(vector))
+    if len(rest) > _FORMAT:
+        first["format"] = as_str(unpack(rest[_FORMAT]))
     yield from _text_parts([text, ids, logprobs, *rest], first, has_logprobs=has_logprobs)
     if len(rest) > _PROMPT and bytes(rest[_PROMPT][:1]) != _NO_LOGPROBS:
         text, ids, is_echoed, logprobs, *rest = items_of(rest[_PROMPT])

@@ -251,7 +251,7 @@ def _prompt_text(prompt: Prompt) -> str:
 
 
 def _message(fields: dict[str, object]) -> dict[str, object]:
-    return {name: value for name, value in fields.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None and value != ()}
 
 
 def _record_columns(record: JobRecord) -> Row:

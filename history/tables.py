@@ -220,7 +220,7 @@ results = sa.Table(
     sa.Column("submitted_ms", Ms, primary_key=True, comment="when the job was submitted"),
     sa.Column("version", sa.BigInteger, nullable=False, comment="of the event that brought it"),
     sa.Column("finished_ms", Ms, nullable=False, comment="as of the job"),
-    sa.Column("choices", Json, nullable=False, comment="[{text, finish_reason, token_ids, logprobs}] in order"),
+    sa.Column("choices", Json, nullable=False, comment="[{text, finish_reason, token_ids, logprobs, format}] in order"),
     sa.Column("usage", Json, nullable=False, comment="{prompt_tokens, output_tokens, cached_tokens}"),
     comment="one row per job that is done, where the history keeps results",
 )

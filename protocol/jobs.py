@@ -14,15 +14,16 @@ from zlib import crc32
 
 from sluice.protocol import limits
 from sluice.protocol.calls import FromNow, NewJob, SourceLine
-from sluice.protocol.checks import is_number, is_text
+from sluice.protocol.checks import is_listing, is_number, is_text
 from sluice.protocol.errors import InvalidJob, InvalidPrompt, did_you_mean
 from sluice.protocol.job_ids import check_tenant, job_id_of, split_job_id
 from sluice.protocol.sampling import JobOptions, SamplingOptions
 from sluice.protocol.structured import stored_structured
+from sluice.protocol.tools import ToolCall, stored_choice, stored_tools
 from sluice.protocol.wire import JobId, JobSpec, Message, Prompt, WireError, encode_prompt, encode_spec
 
 PromptLike: TypeAlias = str | Sequence[int] | Sequence[Message | Mapping[str, object]]
-"""Text, token ids, or chat messages: `{"role": …, "content": …}`, where the content may be OpenAI's text parts."""
+"""Text, token ids, or chat messages as in OpenAI's API: `{"role": …, "content": …}`."""
 
 Moment: TypeAlias = datetime | timedelta
 """A point in time with a time zone, or a duration from now, by the server's clock."""
@@ -42,6 +43,15 @@ class Options(SamplingOptions, total=False):
 
     as_chat: bool
     """True sends a text prompt as a user message, if the model has a chat template. Default: False."""
+
+    tools: Sequence[Mapping[str, object]]
+    """Functions that the model may call, as in OpenAI's API. Default: none."""
+
+    tool_choice: str | Mapping[str, object]
+    """Whether it must call one: `auto`, `none`, `required`, or a function as in OpenAI's API. Default: auto."""
+
+    parallel_tool_calls: bool
+    """Whether an answer may have several calls. Default: True."""
 
     model: str | None
     """Model that the worker must serve. Default: None, the one that the queue serves."""
@@ -87,9 +97,15 @@ class Options(SamplingOptions, total=False):
     """Chosen by the caller: the queue accepts a job of the same id only once. Default: None, a random one."""
 
 
+MESSAGE_FIELDS = frozenset({"role", "content", "name", "reasoning_content", "tool_calls", "tool_call_id"})
+"""Fields of a message."""
+
 SAMPLING_NAMES = frozenset(SamplingOptions.__annotations__)
 OPTION_NAMES = frozenset(Options.__annotations__)
-_SPEC = ("model", "stream", "metadata", "traceparent", "callback_url", "batch", "add_special_tokens", "as_chat")
+_SPEC = (
+    *("model", "stream", "metadata", "traceparent", "callback_url", "batch", "add_special_tokens", "as_chat"),
+    *("tools", "tool_choice", "parallel_tool_calls"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +302,7 @@ def _template(options: Options) -> Template:
         idempotency_key=_key(options.get("idempotency_key")),
         job_id=job_id,
         asked=digested + repr(seed).encode(),
-        features=spec.options.features,
+        features=spec.features,
     )
 
 
@@ -302,6 +318,10 @@ def _spec(options: Options) -> JobSpec:
     # Any: JobOptions and JobSpec check each value's type themselves, whatever the caller's type checker has seen.
     values: dict[str, Any] = dict(options)
     sampling = sampling_options({name: value for name, value in values.items() if name in SAMPLING_NAMES})
+    if "tools" in values:
+        values["tools"] = stored_tools(values["tools"])
+    if "tool_choice" in values:
+        values["tool_choice"] = stored_choice(values["tool_choice"])
     return JobSpec(options=sampling, **{name: values[name] for name in _SPEC if name in values})
 
 
@@ -360,12 +380,39 @@ def _message(turn: object) -> Message:
     kind = type(turn).__name__
     # Any: Message checks the types of the values.
     parts: Mapping[str, Any] = cast("Mapping[str, Any]", turn) if isinstance(turn, Mapping) else {}
-    if not {"role", "content"} <= parts.keys() <= {"role", "content", "name"}:
+    needed = ("role",) if parts.get("tool_calls") else ("role", "content")
+    if not {*needed} <= parts.keys() <= MESSAGE_FIELDS:
         names = ", ".join(map(str, parts)) or kind
-        lacks = " and ".join(name for name in ("role", "content") if name not in parts)
+        lacks = " and ".join(name for name in needed if name not in parts)
         missing = f"; {lacks} is missing" if lacks and parts else ""
-        raise InvalidJob(f"a message has a role, a content and perhaps a name; got {names}{missing}")
-    return Message(**{**parts, "content": joined_text(parts["content"])})
+        raise InvalidJob(f"a message has a role, a content and perhaps a name or tool calls; got {names}{missing}")
+    content = parts.get("content")
+    return Message(
+        role=parts["role"],
+        content="" if content is None and parts.get("tool_calls") else joined_text(content),
+        name=parts.get("name"),
+        reasoning=parts.get("reasoning_content"),
+        tool_calls=_tool_calls(parts.get("tool_calls")),
+        tool_call_id=parts.get("tool_call_id"),
+    )
+
+
+def _tool_calls(calls: object) -> tuple[ToolCall, ...]:
+    """Return the calls of an assistant's message in OpenAI's format."""
+    if calls is None:
+        return ()
+    if not is_listing(calls, lambda call: isinstance(call, Mapping)):
+        raise InvalidJob(f"tool_calls of a message must be a list of calls, got {calls!r:.100}")
+    return tuple(map(_tool_call, cast("Sequence[Mapping[str, object]]", calls)))
+
+
+def _tool_call(call: Mapping[str, object]) -> ToolCall:
+    function = call.get("function")
+    if call.get("type", "function") != "function" or not isinstance(function, Mapping):
+        raise InvalidJob(f"a tool call of a message must have type 'function' and a function, got {call!r:.100}")
+    # Any: ToolCall checks each part.
+    parts = cast("Mapping[str, Any]", function)
+    return ToolCall(id=cast("Any", call.get("id")), name=parts.get("name", ""), arguments=parts.get("arguments", ""))
 
 
 def joined_text(content: Any) -> Any:  # noqa: ANN401  # Message checks any other value
@@ -389,7 +436,7 @@ def _size(prompt: Prompt) -> tuple[int, int | None]:
     if isinstance(prompt, str):
         return (len(prompt) if prompt.isascii() else len(prompt.encode())), None
     if isinstance(prompt[0], Message):
-        return sum(len(turn.content.encode()) for turn in cast("tuple[Message, ...]", prompt)), None
+        return sum(turn.num_bytes for turn in cast("tuple[Message, ...]", prompt)), None
     return 0, len(prompt)
 
 

@@ -13,6 +13,8 @@ MAX_LOGIT_BIAS = 1024
 MAX_STRUCTURED_CHARS = 128 * 1024
 """Grammar of one job: a schema as JSON, or the text of another kind."""
 
+MAX_TOOLS = 128
+MAX_TOOL_NAME_CHARS = 64
 MAX_LOGPROBS = 20
 MAX_DIMENSIONS = 65_536
 MAX_INPUTS = 2048

@@ -10,6 +10,7 @@ from sluice.protocol import callback_urls, limits
 from sluice.protocol.checks import Check, is_listing, is_mapping, is_short, is_text, is_token_id, raise_first
 from sluice.protocol.sampling import JobOptions, ResolvedOptions
 from sluice.protocol.states import JobState
+from sluice.protocol.tools import AUTO, ToolCall, tool_checks
 
 JobId = NewType("JobId", str)
 """`<partition>.<tenant>.<random>`: the keys of a job are derived from its id."""
@@ -25,21 +26,41 @@ class Message:
     """One message of a chat.
 
     Raises:
-        InvalidJob: the role is unknown, or the content is not text.
+        InvalidJob: the role is unknown, the content is not text, or a part belongs to another role.
     """
 
     role: Role
     content: str
     name: str | None = None
+    reasoning: str | None = None
+    """What the assistant thought before it answered. Templates of some models show it."""
+
+    tool_calls: tuple[ToolCall, ...] = ()
+    """The calls of an assistant's message."""
+
+    tool_call_id: str | None = None
+    """The call whose result a message of role `tool` has."""
 
     def __post_init__(self) -> None:
-        raise_first(
-            [
-                (self.role in _ROLES, f"role must be one of {', '.join(_ROLES)}, got {self.role!r}"),
-                (is_text(self.content), "a message's content must be text in UTF-8"),
-                (self.name is None or is_text(self.name), "a message's name must be text in UTF-8"),
-            ]
-        )
+        raise_first(self._checks())
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its text."""
+        calls = sum(len(call.name) + len(call.arguments.encode()) for call in self.tool_calls)
+        return len(self.content.encode()) + len((self.reasoning or "").encode()) + calls
+
+    def _checks(self) -> Iterator[Check]:
+        yield self.role in _ROLES, f"role must be one of {', '.join(_ROLES)}, got {self.role!r}"
+        yield is_text(self.content), "a message's content must be text in UTF-8"
+        for name in ("name", "reasoning", "tool_call_id"):
+            value = getattr(self, name)
+            yield value is None or is_text(value), f"a message's {name} must be text in UTF-8"
+        are_calls = is_listing(self.tool_calls, lambda item: isinstance(item, ToolCall))
+        yield are_calls, "a message's tool_calls must be calls of functions"
+        is_assistant = self.role == "assistant" or not (self.tool_calls or self.reasoning)
+        yield is_assistant, "only a message of role assistant has tool_calls or reasoning"
+        yield self.tool_call_id is None or self.role == "tool", "only a message of role tool has a tool_call_id"
 
 
 Prompt = str | tuple[Message, ...] | tuple[int, ...]
@@ -73,11 +94,20 @@ class JobSpec:
     as_chat: bool = False
     """Whether a text prompt is sent as a user message, if the model has a chat template."""
 
+    tools: tuple[str, ...] = ()
+    """The functions that the model may call, each in JSON (`sluice.protocol.tools`)."""
+
+    tool_choice: str = AUTO
+    """Whether it must call one: `auto`, `none`, `required`, or `function:` and its name."""
+
+    parallel_tool_calls: bool = True
+    """Whether an answer may have several calls."""
+
     def __post_init__(self) -> None:
         raise_first(self._checks())
 
     def _checks(self) -> Iterator[Check]:
-        for name in ("stream", "add_special_tokens", "as_chat"):
+        for name in ("stream", "add_special_tokens", "as_chat", "parallel_tool_calls"):
             yield isinstance(getattr(self, name), bool), f"{name} must be true or false, got {getattr(self, name)!r}"
         yield (
             is_short(self.model, limits.MAX_MODEL_CHARS),
@@ -91,6 +121,15 @@ class JobSpec:
         problem = None if self.callback_url is None else callback_urls.problem_of(self.callback_url)
         yield problem is None, f"callback_url {problem}"
         yield from self._metadata_checks()
+        yield from tool_checks(self.tools, self.tool_choice)
+        is_ending = not (self.tools and self.options.ignore_eos)
+        yield is_ending, "tools must not be combined with ignore_eos: an output with calls ends"
+        yield not self.tools or self.options.planned_tokens > 0, "tools must not be given if nothing is generated"
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The features that a worker needs for such a job."""
+        return (*self.options.features, *(("tools",) if self.tools else ()))
 
     def _metadata_checks(self) -> Iterator[Check]:
         yield is_mapping(self.metadata), f"metadata must be a map, got {type(self.metadata).__name__}"
@@ -177,6 +216,9 @@ class ChannelEntry(NamedTuple):
     end: End | None = None
     """How the choice ended; set in its last entry."""
 
+    format: str = ""
+    """How the choice's text marks its parts (`sluice.protocol.outputs`); set in its first entry, empty for no marks."""
+
     @property
     def offset(self) -> int:
         """Number of tokens after the entry."""
@@ -211,6 +253,8 @@ class ChoiceResult:
 
     prompt: PromptResult | None = None
     """Of the first choice."""
+    format: str = ""
+    """How the text marks its parts, as in `ChannelEntry`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """What the engine of a living worker can run, as a heartbeat publishes it: one short text.
 
-`engine=sluice 1.0; exactness=bitwise; features=logprobs,choices; refused=; families=llama,qwen2; weights=plain,int8`
+`engine=sluice 1.0; exactness=bitwise; features=logprobs,tools; formats=hermes; refused=; families=llama; weights=plain`
 
 Scripts read `features`, and compare whole texts.
 """
@@ -31,6 +31,9 @@ class Offer:
     features: tuple[str, ...]
     """The features, by the names in `QueueSettings.features`, that it has."""
 
+    formats: tuple[str, ...] = ()
+    """How its model writes calls of tools, and its reasoning (`sluice.protocol.outputs`)."""
+
     refused: tuple[str, ...]
     """The options that it refuses."""
 
@@ -54,6 +57,7 @@ class Offer:
             "engine": _plain(self.engine),
             "exactness": _plain(self.exactness),
             "features": _listed(self.features),
+            "formats": _listed(self.formats),
             "refused": _listed(self.refused),
             "families": ",".join(families),
             "weights": _listed(self.weights),
@@ -80,6 +84,7 @@ class Offer:
         """The offer for people."""
         parts = {
             "has": self.features,
+            "writes": self.formats,
             "refuses": self.refused,
             "loads": self.families,
             "weights": self.weights,

@@ -26,7 +26,7 @@ from sluice.protocol.errors import InvalidJob
 from sluice.protocol.structured import check_stored
 
 Feature = Literal[
-    "logprobs", "choices", "logit_bias", "penalties", "structured_output", "prompt_logprobs", "embeddings"
+    "logprobs", "choices", "logit_bias", "penalties", "structured_output", "prompt_logprobs", "embeddings", "tools"
 ]
 """Features that a worker needs for jobs with an option."""
 

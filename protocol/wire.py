@@ -50,6 +50,7 @@ from sluice.protocol.packing import (
 )
 from sluice.protocol.sampling import DEFAULTS, NEUTRAL, JobOptions, ResolvedOptions
 from sluice.protocol.states import JobState
+from sluice.protocol.tools import ToolCall
 
 __all__ = [
     "WIRE_VERSION",
@@ -88,6 +89,8 @@ __all__ = [
 
 
 _READING_ENTRY = Reading("channel entry")
+_NO_TOKENS: tuple[list[object], list[object]] = ([], [])
+"""In the place of the tokens of log-probabilities, if other parts follow."""
 
 # ---------------------------------------------------------------- prompt
 
@@ -111,8 +114,26 @@ def _prompt_parts(prompt: Prompt) -> tuple[str, object]:
     if isinstance(prompt[0], Message):
         # check_prompt has verified that all items are of one kind, which the type checker cannot see.
         messages = cast("tuple[Message, ...]", prompt)
-        return "chat", [[m.role, m.content] if m.name is None else [m.role, m.content, m.name] for m in messages]
+        return "chat", list(map(_message_parts, messages))
     return "ids", list(prompt)
+
+
+def _message_parts(message: Message) -> list[object]:
+    """Return the parts of a message, without those at the end that it lacks."""
+    parts: list[object] = [message.role, message.content, message.name, message.reasoning]
+    parts += [[[call.id, call.name, call.arguments] for call in message.tool_calls] or None, message.tool_call_id]
+    while parts[-1] is None:
+        del parts[-1]
+    return parts
+
+
+def _read_message(parts: Sequence[Any]) -> Message:  # Any: Message checks each part
+    role, content, *rest = parts
+    name, reasoning, calls, tool_call_id, *_ = [*rest, *[None] * 4]
+    tool_calls = tuple(ToolCall(id=call[0], name=call[1], arguments=call[2]) for call in calls or ())
+    return Message(
+        role=role, content=content, name=name, reasoning=reasoning, tool_calls=tool_calls, tool_call_id=tool_call_id
+    )
 
 
 def decode_prompt(data: bytes) -> Prompt:
@@ -133,7 +154,7 @@ def _read_prompt(kind: str, value: Sequence[Any]) -> Prompt:  # Any: not checked
         case "text":
             return as_str(value)
         case "chat":
-            return tuple(Message(role=m[0], content=m[1], name=m[2] if len(m) > 2 else None) for m in value)
+            return tuple(map(_read_message, value))
         case "ids":
             return tuple(value)
         case _:
@@ -178,6 +199,8 @@ def decode_spec(data: bytes) -> JobSpec:
             options["logit_bias"] = dict(options["logit_bias"])
         fields_of_spec = known_fields(JobSpec, values)
         fields_of_spec["options"] = JobOptions(**options)
+        if "tools" in fields_of_spec:
+            fields_of_spec["tools"] = tuple(fields_of_spec["tools"])
         return JobSpec(**fields_of_spec)
 
 
@@ -234,7 +257,7 @@ def _finite(value: object) -> float:
 # ---------------------------------------------------------------- channel
 
 
-def encode_entry(
+def encode_entry(  # noqa: PLR0913  # the fields of an entry
     *,
     start: int,
     token_ids: Sequence[int],
@@ -242,6 +265,7 @@ def encode_entry(
     time_ms: int,
     logprobs: Sequence[TokenLogprobs] | None = None,
     end: End | None = None,
+    format: str = "",
 ) -> bytes:
     """Pack one channel entry from the fields of `ChannelEntry`, so that no object is created per choice and step.
 
@@ -251,8 +275,8 @@ def encode_entry(
     packed_end = False if end is None else _end_parts(end)
     packed_logprobs = False if logprobs is None else [_logprobs_parts(position) for position in logprobs]
     message: tuple[object, ...] = (WIRE_VERSION, start, token_ids, text, time_ms, packed_logprobs, packed_end)
-    if logprobs:
-        message += _token_parts(token_ids, logprobs)
+    if logprobs or format:
+        message += _trailing_parts(token_ids, logprobs, format)
     return bounded(packed(message), "channel entry", limits.MAX_ENTRY_BYTES)
 
 
@@ -272,7 +296,16 @@ def decode_entry(data: bytes) -> ChannelEntry:
             time_ms=as_int(time_ms),
             logprobs=_read_logprobs(logprobs, token_ids, rest),
             end=_read_end(end) if end else None,
+            format=as_str(rest[2]) if len(rest) > 2 else "",
         )
+
+
+def _trailing_parts(
+    token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None, format: str
+) -> tuple[object, ...]:
+    """Return what follows the parts of every entry: `_token_parts`, and the format if there is one."""
+    parts: tuple[object, ...] = _token_parts(token_ids, logprobs) if logprobs else ()
+    return (*(parts or _NO_TOKENS), format) if format else parts
 
 
 def _end_parts(end: End) -> dict[str, object]:
@@ -370,12 +403,12 @@ def encode_result(result: JobResult) -> bytes:
 
 def _choice_parts(choice: ChoiceResult) -> list[object]:
     parts = _text_parts(choice, choice.finish_reason)
-    prompt, vector = choice.prompt, choice.vector
-    if prompt is None and vector is None:
+    prompt, vector, output_format = choice.prompt, choice.vector, choice.format
+    if prompt is None and vector is None and not output_format:
         return parts
-    no_tokens: list[object] = [[], []]
     of_prompt = False if prompt is None else _text_parts(prompt, prompt.is_echoed)
-    return [*parts, *no_tokens[len(parts) - 4 :], vector or False, of_prompt]
+    whole = [*parts, *_NO_TOKENS[len(parts) - 4 :], vector or False, of_prompt]
+    return [*whole, output_format] if output_format else whole
 
 
 def _text_parts(of: ChoiceResult | PromptResult, third: object) -> list[object]:
@@ -412,6 +445,7 @@ def _read_choice(parts: Sequence[Any]) -> ChoiceResult:  # Any: not checked yet;
         logprobs=_read_logprobs(logprobs, token_ids, rest),
         vector=as_bytes(vector) if vector else None,
         prompt=_read_prompt_result(as_list(prompt)) if prompt else None,
+        format=as_str(rest[4]) if len(rest) > 4 else "",
     )
 
 

@@ -189,6 +189,18 @@ class ModelConfig:
         help="How the states of a text's tokens become its embedding: that of the last, or their mean. auto: as "
         "sentence-transformers' files in the folder say, else last.",
     )
+    tool_format: Literal["auto", "none", "hermes", "llama3", "mistral"] = setting(
+        "auto",
+        metavar="NAME",
+        help="How the model writes calls of tools: hermes (also Qwen), llama3 or mistral. auto: as its chat template "
+        "shows. none: jobs with tools are refused.",
+    )
+    reasoning_format: Literal["auto", "none", "think"] = setting(
+        "auto",
+        metavar="NAME",
+        help="How the model marks its reasoning: think (<think>…</think>). auto: as its chat template shows. none: "
+        "reasoning is part of the answer.",
+    )
     block_size: int | None = setting(
         None, metavar="TOKENS", help=f"Token slots per block of the KV cache. {DEFAULT_BLOCK_SIZE} if not given."
     )

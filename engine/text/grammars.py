@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, cast
 from sluice.engine.batch import mask_bytes
 from sluice.engine.errors import InvalidGrammar
 from sluice.engine.executor import TextDecoder
-from sluice.engine.request import Grammar, Request
+from sluice.engine.request import Grammar, GrammarKind, Request
 from sluice.engine.text.token_table import SpelledDecoder, TokenTable
 
 MAX_CACHE_BYTES = 64 * 2**20
@@ -242,12 +242,17 @@ def _compiler(decoder: TextDecoder, vocab_size: int) -> Callable[[Grammar], Comp
     tokenizer = _tokenizer(library, cast("SpelledDecoder", decoder), table, vocab_size)
     limits = library.LLParserLimits(**_LIMITS)
 
+    def is_wrong(grammar: Grammar) -> bool:
+        source = _source(library.LLMatcher, grammar)
+        return library.LLMatcher(tokenizer, source, log_level=0, limits=limits).is_error()
+
     def compile_one(grammar: Grammar) -> Compiled:
         matcher = library.LLMatcher(tokenizer, _source(library.LLMatcher, grammar), log_level=0, limits=limits)
         if not matcher.is_error():
             matcher.compute_bitmask()  # what it learns here, all copies know
         if matcher.is_error():
-            raise InvalidGrammar(f"the grammar cannot be compiled: {_reason(matcher.get_error())}")
+            part = next((f" (in {name})" for name, alone in _alone(grammar) if is_wrong(alone)), "")
+            raise InvalidGrammar(f"the grammar{part} cannot be compiled: {_reason(matcher.get_error())}")
         return Compiled(matcher, vocab_size, _kept_bytes(grammar))
 
     return compile_one
@@ -314,6 +319,23 @@ def _source(matcher: Any, grammar: Grammar) -> str:  # noqa: ANN401 - llguidance
                 return str(matcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": _WHITESPACE}))
             except ValueError as error:
                 raise InvalidGrammar(f"the JSON schema cannot be read: {_reason(str(error))}") from error
+        case "composed":
+            return json.dumps({"grammars": [_named(matcher, *part) for part in grammar.parts]})
+
+
+def _alone(grammar: Grammar) -> list[tuple[str, Grammar]]:
+    """Return the parts of a composed grammar that refer to no other, with their names."""
+    others = grammar.parts[1:] if grammar.kind == "composed" else []
+    return [(name, Grammar(kind=kind, text=text)) for name, kind, text in others]
+
+
+def _named(matcher: Any, name: str, kind: GrammarKind, text: str) -> dict[str, Any]:  # noqa: ANN401 - as above
+    source = _source(matcher, Grammar(kind=kind, text=text))
+    # The library returns the other kinds as JSON.
+    inner: dict[str, Any] = (
+        {"lark_grammar": source} if kind in ("lark", "choice") else json.loads(source)["grammars"][0]
+    )
+    return {**inner, "name": name}
 
 
 def _choices(text: str) -> list[str]:

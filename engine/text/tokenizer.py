@@ -115,6 +115,12 @@ class Tokenizer:
         """Return the token with the id `token_id` as written in the vocabulary, if there is one."""
         return self._backend.id_to_token(token_id)
 
+    def special_ids_of(self, texts: Sequence[str]) -> dict[str, int]:
+        """Return those of these texts that are special tokens, with their ids."""
+        special_ids = self._special_ids
+        ids = {text: self._backend.token_to_id(text) for text in texts}
+        return {text: token_id for text, token_id in ids.items() if token_id is not None and token_id in special_ids}
+
     def first_difference(self, other: "Tokenizer") -> str | None:
         """Say which token is another one in `other`; None if all are the same."""
         mine, others = (tokenizer._backend.get_vocab(with_added_tokens=True) for tokenizer in (self, other))

@@ -12,7 +12,8 @@ from sluice.gateway.access import Caller, caller_of
 from sluice.gateway.errors import bad_request, named
 from sluice.gateway.native.bodies import SUBMITTED, receipt_body
 from sluice.gateway.native.search import QUEUE, queue_named
-from sluice.gateway.openapi.options import CONTENT, KEY, TOKEN_ID, options_schema
+from sluice.gateway.openapi.messages import message_schema
+from sluice.gateway.openapi.options import KEY, TOKEN_ID, options_schema
 from sluice.gateway.openapi.routes import JSON, json_answer, route
 from sluice.gateway.openapi.schemas import TEXT, Schema, list_of, object_schema
 from sluice.gateway.ownership import own_batch
@@ -29,7 +30,7 @@ PROMPTS = ("prompt", "messages", "token_ids")
 MOMENTS = ("deadline", "not_before")
 MAX_MOMENT_S = 10**9
 ALLOWED = OPTION_NAMES - {"tenant"}
-MESSAGE = object_schema("Message", role={"enum": [*get_args(Role)]}, content=CONTENT, name=TEXT, optional=("name",))
+MESSAGE = message_schema("Message", get_args(Role))
 BODY: Schema = {
     **object_schema(
         "NewJob",

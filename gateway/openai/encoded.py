@@ -33,7 +33,7 @@ class EncodedChunks:
         if around is not None and event.text and event.end is None and not event.logprobs:
             return around[0] + encode_basestring_ascii(event.text).encode() + around[1]
         chunks = self.chunks.of(event)
-        if chunks and around is None:
+        if chunks and around is None and self.chunks.is_plain(event.choice):
             self._around[event.choice] = self._around_text(event)
         return b"".join(map(server_sent, chunks))
 
@@ -42,6 +42,6 @@ class EncodedChunks:
         return b"".join(map(server_sent, self.chunks.usage()))
 
     def _around_text(self, event: StreamEvent) -> tuple[bytes, bytes]:
-        [chunk] = self.chunks.of(event._replace(text=MARK, end=None, logprobs=None))
+        [chunk] = self.chunks.of(event._replace(text=MARK, end=None, logprobs=None, format=""))
         before, _, after = server_sent(chunk).rpartition(json.dumps(MARK).encode())
         return before, after

@@ -26,6 +26,7 @@ SHAPES: Mapping[str, Schema] = {
     },
     "idempotency_key": _short(limits.MAX_IDEMPOTENCY_KEY_CHARS),
     "traceparent": _short(limits.MAX_TRACEPARENT_CHARS),
+    "tools": {"maxItems": limits.MAX_TOOLS},
     "batch": {"pattern": f"^[A-Za-z0-9_.:-]{{1,{limits.MAX_BATCH_CHARS}}}$"},
     "callback_url": {"pattern": "^https?://", "maxLength": limits.MAX_URL_CHARS},
 }

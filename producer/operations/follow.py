@@ -107,6 +107,7 @@ class StreamEvent(NamedTuple):
     time_ms: int
     logprobs: tuple[TokenLogprobs, ...] | None
     end: End | None
+    format: str
     position: Cursor
     """The position after this event."""
 
@@ -250,6 +251,7 @@ class Reader:
             time_ms=time_ms,
             logprobs=logprobs,
             end=end,
+            format=whole.format,
         )
         return self._event(rest)
 
@@ -268,6 +270,7 @@ def _whole(entries: Sequence[ChannelEntry]) -> ChoiceResult:
         token_ids=tuple(token for entry in entries for token in entry.token_ids),
         finish_reason=None,
         logprobs=tuple(logprobs) or None,
+        format=entries[0].format if entries else "",
     )
 
 

@@ -26,6 +26,7 @@ from sluice.protocol.openai_format.requests import (
     COMPLETIONS,
     EMBEDDINGS,
     LINE_ENDPOINTS,
+    OF_TOOLS,
     PROMPT,
     SAME,
     TRANSLATED,
@@ -337,7 +338,7 @@ def _parsed(line: bytes | None) -> dict[str, Any]:
 
 
 PROMPTS = ("prompt", "messages", "token_ids")
-OWN = OPTION_NAMES - SAME - TRANSLATED - {"stream", "job_id", "batch", "echo"}
+OWN = OPTION_NAMES - SAME - TRANSLATED - OF_TOOLS - {"stream", "job_id", "batch", "echo"}
 """Options of plain lines besides the parameters of requests."""
 
 
@@ -371,7 +372,7 @@ def _read_as(endpoint: Endpoint, name: str, fields: dict[str, Any]) -> ReadReque
     except RequestRefused as error:
         if error.code != "unknown_parameter":
             raise
-        hint = did_you_mean(error.param or "", SAME | TRANSLATED | OWN)
+        hint = did_you_mean(error.param or "", SAME | TRANSLATED | OF_TOOLS | OWN)
         message = f"unknown option {error.param!r}; your own fields belong in metadata{hint}"
         raise RequestRefused(error.code, message, error.param) from None
     return replace(request, names={**request.names, PROMPT: name})

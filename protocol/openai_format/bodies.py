@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from sluice.protocol.openai_format.logprobs import chat_logprobs, completion_logprobs, token_choices
+from sluice.protocol.openai_format.tools import TOOL_CALLS, finish_reason_of, message_object
 from sluice.protocol.states import REJECTIONS
 from sluice.protocol.wire import ChoiceResult, JobResult, PromptResult, Usage
 
@@ -30,17 +31,19 @@ def openai_code(code: str) -> str:
 
 def chat_body(name: str, result: JobResult, model: str) -> Object:
     """Format the response to a chat."""
-    choices = [
-        {
-            "index": index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
-            "logprobs": chat_logprobs(choice.token_ids, choice.logprobs),
-            "finish_reason": choice.finish_reason,
-            **_prompt_logprobs(choice),
-        }
-        for index, choice in enumerate(result.choices)
-    ]
+    choices = [_chat_choice(name, index, choice) for index, choice in enumerate(result.choices)]
     return _body(f"chatcmpl-{name}", "chat.completion", result, model, choices)
+
+
+def _chat_choice(name: str, index: int, choice: ChoiceResult) -> Object:
+    message = message_object(name, index, choice)
+    return {
+        "index": index,
+        "message": message,
+        "logprobs": chat_logprobs(choice.token_ids, choice.logprobs),
+        "finish_reason": finish_reason_of(choice.finish_reason, has_calls=TOOL_CALLS in message),
+        **_prompt_logprobs(choice),
+    }
 
 
 def completion_body(name: str, result: JobResult, model: str) -> Object:

@@ -12,7 +12,7 @@ from typing import Any, Literal, NoReturn, TypeAlias, cast
 from sluice.protocol import limits
 from sluice.protocol.checks import is_short
 from sluice.protocol.errors import InvalidJob, InvalidPrompt, did_you_mean
-from sluice.protocol.jobs import OPTION_NAMES, SAMPLING_NAMES, Options, PromptLike, joined_text
+from sluice.protocol.jobs import MESSAGE_FIELDS, OPTION_NAMES, SAMPLING_NAMES, Options, PromptLike, joined_text
 from sluice.protocol.openai_format.refusals import RequestRefused
 from sluice.protocol.openai_format.structured import READERS, read_structured
 
@@ -151,7 +151,11 @@ SAME = SAMPLING_NAMES - {"logit_bias", "logprobs", "structured", "echo", "embed"
 }
 """Parameters passed on unchanged: OpenAI's, and those that open-source servers add."""
 
+OF_TOOLS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
+"""Parameters of chats passed on unchanged."""
+
 ROLES = ("user", "assistant", "system", "developer")
+CHAT_ROLES = (*ROLES, "tool")
 
 IGNORED = frozenset(
     {
@@ -195,13 +199,13 @@ HARMLESS: Harmless = {
 def _options(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for name, value in body.items():
-        if name in SAME:
+        if name in SAME or (endpoint == CHAT and name in OF_TOOLS):
             options[name] = value
         # `best_of` equal to `n` selects nothing.
         elif name == "echo" and endpoint == COMPLETIONS:
             continue
         elif name not in IGNORED | TRANSLATED and not (name == "best_of" and value == body.get("n", 1)):
-            refuse_unless_harmless(name, value, HARMLESS, SAME | TRANSLATED)
+            refuse_unless_harmless(name, value, HARMLESS, SAME | TRANSLATED | OF_TOOLS)
     options |= read_bias(body) | _logprobs(endpoint, body) | _echo(endpoint, body)
     if structured := read_structured(body)[0]:
         options["structured"] = structured
@@ -303,7 +307,7 @@ def _echo(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
     return {"echo": True}
 
 
-def _chat_prompt(body: Mapping[str, Any]) -> list[dict[str, str]]:
+def _chat_prompt(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RequestRefused("invalid_request", "messages must be a list with one message or more", "messages")
@@ -323,30 +327,37 @@ def check_number(messages: Sequence[object], param: str) -> None:
         )
 
 
-def _chat_message(at: str, message: object) -> dict[str, str]:
+def _chat_message(at: str, message: object) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise RequestRefused("invalid_request", "a message must be an object", at)
     fields = {name: value for name, value in cast("dict[str, Any]", message).items() if value not in (None, [])}
-    if unsupported := fields.keys() - {"role", "content", "name"}:
+    if "reasoning" in fields:
+        # Some servers name it so.
+        fields.setdefault("reasoning_content", fields.pop("reasoning"))
+    if unsupported := fields.keys() - MESSAGE_FIELDS:
         name = min(unsupported)
         raise RequestRefused("unsupported", f"{name} in a message is not supported here", f"{at}.{name}")
-    if fields.get("role") in ("tool", "function"):
-        raise RequestRefused("unsupported", f"messages of role {fields['role']} are not supported here", f"{at}.role")
-    check_role(fields.get("role"), f"{at}.role")
-    if not isinstance(fields.get("name", ""), str):
-        raise RequestRefused("invalid_request", "a message's name must be text", f"{at}.name")
-    return {**fields, "content": _content(fields.get("content"), f"{at}.content")}
+    if fields.get("role") == "function":
+        raise RequestRefused("unsupported", "messages of role function are not supported here: use tool", f"{at}.role")
+    check_role(fields.get("role"), f"{at}.role", CHAT_ROLES)
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if not isinstance(fields.get(name, ""), str):
+            raise RequestRefused("invalid_request", f"a message's {name} must be text", f"{at}.{name}")
+    content = (
+        "" if "tool_calls" in fields and "content" not in fields else _content(fields.get("content"), f"{at}.content")
+    )
+    return {**fields, "content": content}
 
 
-def check_role(role: object, param: str) -> None:
+def check_role(role: object, param: str, roles: Sequence[str] = ROLES) -> None:
     """Check the role of a message.
 
     Raises:
         RequestRefused: it is missing, or not supported.
     """
-    if role not in ROLES:
+    if role not in roles:
         got = "it is missing" if role is None else f"got {json.dumps(role)[:80]}"
-        raise RequestRefused("invalid_request", f"a message's role must be one of {', '.join(ROLES)}; {got}", param)
+        raise RequestRefused("invalid_request", f"a message's role must be one of {', '.join(roles)}; {got}", param)
 
 
 def _content(content: object, param: str) -> str:

@@ -17,7 +17,7 @@ from sluice.worker.config import load_config
 from sluice.worker.connection.clients import Client, connect
 from sluice.worker.model.load import load
 from sluice.worker.model.loaded_model import LocalModel
-from sluice.worker.model.offered import features_without, offer_of
+from sluice.worker.model.offered import features_without
 from tests.integration.jobs import state_of, wait_until
 from tests.integration.workers import FAST, running_worker
 from tests.servers import RedisServer
@@ -86,7 +86,7 @@ class TestGivenAnEngineThatRefusesMinP:
     ) -> None:
         with running_worker(valkey.url, change=without("min_p")), Producer(valkey.url) as producer:
             wait_for_workers(client, 1)
-            about = {"model": "null", "offer": str(offer_of(load(load_config({}, flags=FAST)).facts.capabilities))}
+            about = {"model": "null", "offer": str(load(load_config({}, flags=FAST)).offer)}
             silent = Beat(incarnation="silent", held=(), processed_pull=0, expiry_ms=3000, about=about)
             run(client, beat(KEYS, silent))
             job = producer.submit("hi", min_p=0.1, max_tokens=3)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sluice.protocol.states import JobState
+from sluice.protocol.tools import ToolCall
 from sluice.protocol.wire import (
     ChannelEntry,
     ChoiceResult,
@@ -52,6 +53,23 @@ GOLDEN: list[tuple[str, Any, Any, Any]] = [
         (Message(role="user", content="hi", name="Ada"),),
         encode_prompt,
         decode_prompt,
+    ),
+    # Calls of tools, and the result of one.
+    (
+        "9301a4636861749295a9617373697374616e74a0c0c09193a163a166a27b7d96a4746f6f6ca178c0c0c0a163",
+        (
+            Message(role="assistant", content="", tool_calls=(ToolCall(id="c", name="f", arguments="{}"),)),
+            Message(role="tool", content="x", tool_call_id="c"),
+        ),
+        encode_prompt,
+        decode_prompt,
+    ),
+    (
+        "920183a5746f6f6c7391ac7b226e616d65223a2266227dab746f6f6c5f63686f696365a87265717569726564"
+        "b3706172616c6c656c5f746f6f6c5f63616c6c73c2",
+        JobSpec(tools=('{"name":"f"}',), tool_choice="required", parallel_tool_calls=False),
+        encode_spec,
+        decode_spec,
     ),
     ("920180", JobSpec(), encode_spec, decode_spec),
     ("920181a761735f63686174c3", JobSpec(as_chat=True), encode_spec, decode_spec),
@@ -105,6 +123,30 @@ GOLDEN: list[tuple[str, Any, Any, Any]] = [
     (
         "9401919" + "4a26869920102a473746f70c2930302" + "01a16d",
         JobResult(choices=(ChoiceResult(text="hi", token_ids=(1, 2), finish_reason="stop"),), usage=USAGE, model="m"),
+        encode_result,
+        decode_result,
+    ),
+    # Of text with marks.
+    (
+        "9a01009104a16109c2c29090a66865726d6573",
+        ChannelEntry(start=0, token_ids=(4,), text="a", time_ms=9, format="hermes"),
+        encoded_entry,
+        decode_entry,
+    ),
+    (
+        "94019199a1619104a473746f709191cbbfe000000000000091009204c40161c2c2ac7468696e6b2b6865726d657393030201c0",
+        JobResult(
+            choices=(
+                ChoiceResult(
+                    text="a",
+                    token_ids=(4,),
+                    finish_reason="stop",
+                    logprobs=(TokenLogprobs(chosen=-0.5, token=b"a", offset=0),),
+                    format="think+hermes",
+                ),
+            ),
+            usage=USAGE,
+        ),
         encode_result,
         decode_result,
     ),

@@ -24,7 +24,7 @@ from sluice.producer.operations.dead import DeadFilter
 from sluice.producer.operations.submission import Receipt
 from sluice.protocol.calls import QueueSettings
 from sluice.protocol.jobs import Job
-from sluice.protocol.wire import ChoiceResult, JobResult, Usage
+from sluice.protocol.wire import ChoiceResult, JobResult, Message, Usage
 from sluice.worker.offline.outputs import CompletionOutput, PromptFailed, RequestOutput, StreamOutput
 from sluice.worker.offline.sampling import SamplingParams
 
@@ -146,6 +146,7 @@ VALUES: list[Any] = [
 MADE: dict[type[Any], Any] = {
     Job: Job("hello", {"max_tokens": 2}),
     QueueSettings: QueueSettings(),
+    Message: Message(role="tool", content="a", tool_call_id="b"),
     DeadFilter: DeadFilter(),
     SamplingParams: SamplingParams(max_tokens=3, stop=("a",)),
     RequestOutput: RequestOutput(

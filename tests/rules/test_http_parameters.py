@@ -31,6 +31,7 @@ VALUES: dict[str, Any] = {
     "structured_outputs": {"json": {"type": "object"}}, "guided_json": {"type": "object"}, "guided_regex": "a",
     "guided_choice": ["a"], "guided_grammar": "b", "structured": {"json_object": True}, "prompt_logprobs": 2,
     "echo": True,
+    "tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "auto", "parallel_tool_calls": False,
 }  # fmt: skip
 AS_SCHEMA = {"structured": {"json_schema": {"type": "object"}}}
 AS_JOB: dict[str, Any] = {
@@ -123,7 +124,7 @@ class TestGivenEveryParameterThatIsRefused:
 
 class TestGivenTheTable:
     def test_when_the_code_knows_a_parameter_then_the_table_has_it(self) -> None:
-        known = requests.SAME | requests.IGNORED | requests.HARMLESS.keys() | requests.TRANSLATED
+        known = requests.SAME | requests.IGNORED | requests.HARMLESS.keys() | requests.TRANSLATED | requests.OF_TOOLS
 
         assert {row.name for row in ROWS} == known
 

@@ -13,6 +13,7 @@ from sluice.history.tables import AnyRow, jobs
 from sluice.protocol import limits
 from sluice.protocol.calls import NewJob, SourceLine
 from sluice.protocol.clock import wall_ms
+from sluice.protocol.tools import ToolCall
 from sluice.protocol.wire import JobId, Message, Prompt, decode_spec, encode_prompt
 from sluice.worker.audit.history_side import OPEN_STATES
 from sluice.worker.audit.queue_side import in_slices
@@ -75,13 +76,16 @@ def _prompt(text: str, kind: str) -> Prompt:
     if kind == "text":
         return text
     parts: list[Any] = json.loads(text)
-    return tuple(Message(**part) for part in parts) if kind == "chat" else tuple(parts)
+    return tuple(map(_message, parts)) if kind == "chat" else tuple(parts)
+
+
+def _message(part: dict[str, Any]) -> Message:  # Any: Message checks each part
+    calls = tuple(ToolCall(**call) for call in part.pop("tool_calls", ()))
+    return Message(**part, tool_calls=calls)
 
 
 def _num_bytes(prompt: Prompt) -> int:
     """Count the bytes of a prompt's text as a producer does; 0 for token ids."""
     if isinstance(prompt, str):
         return len(prompt.encode())
-    return sum(
-        len(part.content.encode()) for part in cast("Iterable[Message | int]", prompt) if isinstance(part, Message)
-    )
+    return sum(part.num_bytes for part in cast("Iterable[Message | int]", prompt) if isinstance(part, Message))

@@ -153,7 +153,7 @@ def agree_on_queue(client: Client, config: WorkerConfig, served: LoadedModel) ->
         settings = QueueSettings(
             max_job_tokens=served.max_job_tokens if is_first else None,
             # Of further workers, their first heartbeat adds what they offer.
-            features=served.facts.capabilities.features if is_first else None,
+            features=served.features if is_first else None,
             partitions=config.queue.num_partitions,
             # The operator's retention settings apply whether or not other workers are alive.
             keep_prompts=config.history.keep_prompts,

@@ -63,6 +63,9 @@ class ChannelOutput:
     last_ms: int = 0
     """When the last token was drawn, on the server's clock."""
 
+    format: str = ""
+    """How the text marks its parts. The first entry states it."""
+
     sent_s: float | None = None
     """When the last entry was made, or the first token drawn, on the monotonic clock."""
 
@@ -152,6 +155,7 @@ class ChannelOutput:
             text=self._text_between(start, stop),
             logprobs=self.logprobs[start:stop] if self.logprobs else None,
             time_ms=self.last_ms,
+            format="" if start else self.format,
         )
 
     @property
@@ -222,6 +226,7 @@ class ChannelOutput:
             self.tail += entry.text
         self.last_ms = entry.time_ms
         self.end = entry.end
+        self.format = self.format or entry.format
 
 
 def logprobs_of(token: request.SampledLogprobs) -> TokenLogprobs:

@@ -196,8 +196,15 @@ class HeldJob:
         """Store how exactly the output continues, and how many of its tokens earlier attempts generated."""
         self._record = replace(self._record, resumed_tokens=self.num_published, exactness=exactness)
 
-    def record_translation(self, request: Request, resolved: ResolvedOptions) -> None:
+    @property
+    def format(self) -> str | None:
+        """The format that an earlier attempt has published; None if none has published tokens."""
+        return next((choice.format for choice in self.choices if choice.published), None)
+
+    def record_translation(self, request: Request, resolved: ResolvedOptions, output_format: str = "") -> None:
         """Store the engine's request, and release the bytes of a long prompt: the engine has its tokens."""
+        for choice in self.choices:
+            choice.format = output_format
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self._record = replace(self._record, resolved=resolved)
         if len(self.leased.payload) > FORGET_PROMPT_BYTES:

@@ -73,6 +73,7 @@ def _choice_result(choice: ChannelOutput, *, with_logprobs: bool) -> ChoiceResul
         token_ids=tuple(choice.token_ids),
         finish_reason=choice.end.finish_reason if choice.end else None,
         logprobs=tuple(choice.logprobs) if choice.logprobs and with_logprobs else None,
+        format=choice.format,
     )
 
 

@@ -1,8 +1,8 @@
 """Render chat messages with a model folder's template, in a sandbox. Knows no tokenizer and no queue.
 
 The environment matches `apply_chat_template` of transformers: sandboxed Jinja with trimmed blocks, loop controls,
-`raise_exception`, `strftime_now`, `tojson` without HTML escapes, `{% generation %}`, and `tools` and `documents`, which
-are None.
+`raise_exception`, `strftime_now`, `tojson` without HTML escapes, `{% generation %}`, `tools`, and `documents`, which is
+None.
 """
 
 import json
@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import wraps
+from hashlib import blake2b
 from typing import Any
 
 import jinja2
@@ -150,6 +151,8 @@ _ANSWER = "answer-7f3a"
 _DEVELOPER = re.compile("""['"]developer['"]""")
 """The role, as a template compares it."""
 
+_TOOLS = re.compile(r"\btools\b")
+
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
@@ -157,17 +160,17 @@ class ChatTemplate:
 
     template: jinja2.Template
     special_tokens: Mapping[str, str]
-    has_developers: bool = False
-    """Whether it knows the role `developer`. To any other template, such a message is one of role `system`."""
+    source: str = ""
+    """The template as it is written."""
 
-    def render(self, messages: Sequence[Message], *, now_ms: int) -> str:
+    def render(self, messages: Sequence[Message], *, now_ms: int, tools: Sequence[Mapping[str, object]] = ()) -> str:
         """Render a chat as a prompt for the model's answer. `strftime_now` uses `now_ms`.
 
         Raises:
             JobRejected: the template refuses these messages or fails on them.
         """
         try:
-            return self._rendered(messages, now_ms=now_ms, asks_for_answer=True)
+            return self._rendered(messages, now_ms=now_ms, asks_for_answer=True, tools=tools)
         except TemplateRefusal as refusal:
             raise JobRejected(INVALID_REQUEST, f"the model's chat template refuses these messages: {refusal}") from None
         except _CANNOT_RENDER as error:
@@ -175,6 +178,11 @@ class ChatTemplate:
             raise JobRejected(
                 INVALID_REQUEST, f"the model's chat template cannot render these messages: {reason}"
             ) from error
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether it shows tools, and the messages about them."""
+        return _TOOLS.search(self.source) is not None
 
     @property
     def probe(self) -> str:
@@ -190,7 +198,14 @@ class ChatTemplate:
         before, _, after = self.probe.rpartition(_ANSWER)
         return after.lstrip() if before else ""
 
-    def _rendered(self, messages: Sequence[Message], *, now_ms: int, asks_for_answer: bool) -> str:
+    def _rendered(
+        self,
+        messages: Sequence[Message],
+        *,
+        now_ms: int,
+        asks_for_answer: bool,
+        tools: Sequence[Mapping[str, object]] = (),
+    ) -> str:
         now = datetime.fromtimestamp(now_ms / 1000, tz=UTC)
 
         def strftime_now(form: str) -> str:
@@ -199,17 +214,38 @@ class ChatTemplate:
 
         return self.template.render(
             messages=list(map(self._as_dict, messages)),
-            tools=None,
+            # Their schemas have no objects of Python's, of which a template could use attributes.
+            tools=list(tools) or None,
             documents=None,
             add_generation_prompt=asks_for_answer,
             strftime_now=strftime_now,
             **self.special_tokens,
         )
 
-    def _as_dict(self, message: Message) -> dict[str, str]:
-        role = "system" if message.role == "developer" and not self.has_developers else message.role
-        named = {} if message.name is None else {"name": message.name}
-        return {"role": role, "content": message.content, **named}
+    def _as_dict(self, message: Message) -> dict[str, object]:
+        has_developers = _DEVELOPER.search(self.source) is not None
+        role = "system" if message.role == "developer" and not has_developers else message.role
+        calls = [
+            {
+                "id": self._call_id(call.id),
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.values},
+            }
+            for call in message.tool_calls
+        ]
+        optional = {
+            "name": message.name,
+            "reasoning_content": message.reasoning,
+            "tool_calls": calls or None,
+            "tool_call_id": message.tool_call_id and self._call_id(message.tool_call_id),
+        }
+        return {"role": role, "content": message.content, **{name: part for name, part in optional.items() if part}}
+
+    def _call_id(self, given: str) -> str:
+        """Return the id of a call in the form that the template demands: Mistral's take nine letters and digits."""
+        if "[TOOL_CALLS]" not in self.source or re.fullmatch("[a-zA-Z0-9]{9}", given):
+            return given
+        return blake2b(given.encode(), digest_size=5).hexdigest()[:9]
 
 
 def compile_template(source: str, special_tokens: Mapping[str, str]) -> ChatTemplate:
@@ -222,4 +258,4 @@ def compile_template(source: str, special_tokens: Mapping[str, str]) -> ChatTemp
         template = _environment().from_string(source)
     except jinja2.TemplateSyntaxError as error:
         raise ConfigError([f"the model's chat template is not valid: {error} (line {error.lineno})"]) from error
-    return ChatTemplate(template, special_tokens, bool(_DEVELOPER.search(source)))
+    return ChatTemplate(template, special_tokens, source)

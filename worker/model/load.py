@@ -38,6 +38,7 @@ from sluice.worker.model.chat_template import compile_template
 from sluice.worker.model.folders import NULL, find_folder, is_null, name_of
 from sluice.worker.model.loaded_model import EngineFacts, LocalModel, ModelText, PreparedModel
 from sluice.worker.model.offered import PLAIN, own_capabilities
+from sluice.worker.model.output_formats import output_format_of
 
 if TYPE_CHECKING:
     from sluice.engine.execution.start.model_loading import LoadPlan
@@ -173,7 +174,8 @@ def _prepare_null(config: WorkerConfig) -> PreparedModel[LocalModel]:
     options = dict(parse_qsl((config.model.path or "").partition("?")[2]))
     obeys_prompts = options.pop("obey_prompts", "0") == "1"
     null, batching, tokenizer = NullModel(_null_config(config.model, options)), engine_config(config), NullTokenizer()
-    text = ModelText(tokenizer=tokenizer, template=compile_template(_NULL_TEMPLATE, {}))
+    template = compile_template(_NULL_TEMPLATE, {})
+    text = ModelText(tokenizer=tokenizer, template=template, output_format=output_format_of(template, config.model))
 
     def load_null() -> LocalModel:
         executor: Executor = null

@@ -1,7 +1,7 @@
 """A model from its preparation to its use: its facts, how it reads text, and the engine that runs it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from sluice.engine.capabilities import Capabilities
@@ -9,9 +9,12 @@ from sluice.engine.executor import Executor, ModelLimits
 from sluice.engine.interface import Engine
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.request import LAST_TOKEN, Embed, Request
+from sluice.protocol.offers import Offer
+from sluice.protocol.outputs.formats import PLAIN, OutputFormat
+from sluice.protocol.sampling import Feature
 from sluice.protocol.wire import JobOptions
 from sluice.worker.model.chat_template import ChatTemplate
-from sluice.worker.model.offered import lacking_features
+from sluice.worker.model.offered import features_of, lacking_features, offer_of
 from sluice.worker.model.sampling_defaults import NOTHING_STATED
 from sluice.worker.model.translate import Encoder, TextEncoder, Translator, bounded_encoder
 
@@ -27,6 +30,12 @@ class ModelText:
 
     defaults: JobOptions = NOTHING_STATED
     """Defaults of the model's generation config, for options that a request omits."""
+
+    output_format: OutputFormat = PLAIN
+    """How it marks calls of tools and its reasoning."""
+
+    mark_ids: Mapping[str, int] = field(default_factory=dict[str, int])
+    """The marks of that format that are special tokens, by their text."""
 
     embed: Embed | str = LAST_TOKEN
     """How its vectors are made, or why they cannot be."""
@@ -66,6 +75,8 @@ class LoadedModel:
         return Translator(
             encode=self.encode,
             template=self.text.template,
+            output_format=self.text.output_format,
+            mark_ids=self.text.mark_ids,
             validate=self.validate,
             lacking=lacking_features(self.facts.capabilities),
             model=self.name,
@@ -74,6 +85,16 @@ class LoadedModel:
             embed=self.text.embed if isinstance(self.text.embed, Embed) else LAST_TOKEN,
             max_job_tokens=self.max_job_tokens,
         )
+
+    @property
+    def features(self) -> tuple[Feature, ...]:
+        """The queue's features that jobs find here: those of the engine, and what the model's text allows."""
+        return features_of(self.facts.capabilities, self.text.output_format)
+
+    @property
+    def offer(self) -> Offer:
+        """What heartbeats publish."""
+        return offer_of(self.facts.capabilities, self.text.output_format)
 
     def validate(self, request: Request) -> None:
         """Check that the engine implements what a request states, and can ever run it. Thread-safe.

@@ -4,8 +4,12 @@ from collections.abc import Collection, Mapping
 
 from sluice.engine.capabilities import NAMES_FOR_PRODUCERS, Capabilities, Exactness
 from sluice.protocol.offers import Offer
+from sluice.protocol.outputs.formats import OutputFormat
 from sluice.protocol.sampling import FEATURES, OPTIONS, Feature
 from sluice.version import installed_version
+
+OF_ENGINES: tuple[Feature, ...] = tuple(feature for feature in FEATURES if feature != "tools")
+"""The features that an engine has or lacks. Tools need a model that can write calls."""
 
 PLAIN = "plain"
 """The form of weights of a model's files, without quantization."""
@@ -14,12 +18,18 @@ PLAIN = "plain"
 def features_without(refused: Collection[str]) -> tuple[Feature, ...]:
     """Return the features of an engine that refuses these options: those of which it implements every option."""
     gone = {OPTIONS[name].feature for name in map(_name_for_producers, refused)}
-    return tuple(feature for feature in FEATURES if feature not in gone)
+    return tuple(feature for feature in OF_ENGINES if feature not in gone)
+
+
+def features_of(capabilities: Capabilities, output_format: OutputFormat) -> tuple[Feature, ...]:
+    """Return the features that jobs find at a worker with such an engine, and a model that writes in this format."""
+    has = {*capabilities.features, *(("tools",) if output_format.calls else ())}
+    return tuple(feature for feature in FEATURES if feature in has)
 
 
 def lacking_features(capabilities: Capabilities) -> frozenset[str]:
     """Return the features that an engine does not have."""
-    return frozenset(FEATURES) - frozenset(capabilities.features)
+    return frozenset(OF_ENGINES) - frozenset(capabilities.features)
 
 
 def own_capabilities(
@@ -41,14 +51,15 @@ def own_capabilities(
     )
 
 
-def offer_of(capabilities: Capabilities) -> Offer:
-    """Return what heartbeats publish of an engine's capabilities."""
+def offer_of(capabilities: Capabilities, output_format: OutputFormat) -> Offer:
+    """Return what heartbeats publish: an engine's capabilities, and how the model writes."""
     return Offer(
         engine=f"{capabilities.engine} {capabilities.version}",
         exactness=capabilities.exactness.value,
         families=capabilities.families,
         weights=capabilities.weights,
-        features=capabilities.features,
+        features=features_of(capabilities, output_format),
+        formats=tuple(filter(None, (output_format.calls, output_format.reasoning))),
         refused=tuple(sorted(map(_name_for_producers, capabilities.refused))),
     )
 

@@ -5,10 +5,10 @@ and a message for people.
 """
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from sluice.engine.errors import InvalidGrammar, OptionRefused, PromptTooLong, RequestRejected
 from sluice.engine.executor import ModelLimits
@@ -16,6 +16,7 @@ from sluice.engine.request import LAST_TOKEN, Embed, Grammar, Request, Room, Sam
 from sluice.engine.sampling import SamplingFields
 from sluice.protocol.job_ids import split_job_id
 from sluice.protocol.limits import MAX_TOKENS
+from sluice.protocol.outputs.formats import PLAIN, OutputFormat
 from sluice.protocol.sampling import NEUTRAL, JobOptions, ResolvedOptions
 from sluice.protocol.wire import (
     JobSpec,
@@ -29,13 +30,25 @@ from sluice.protocol.wire import (
 from sluice.worker.errors import INVALID_REQUEST, JobDeclined, JobRejected
 from sluice.worker.jobs.held_job import HeldJob
 from sluice.worker.model.chat_template import ChatTemplate
+from sluice.worker.model.output_formats import format_of_answer
 from sluice.worker.model.sampling_defaults import NOTHING_STATED, resolve
+from sluice.worker.model.tool_grammars import answer_grammar
+from sluice.worker.model.tool_prompts import JobTools, render_chat
 
 
 class Encoder(Protocol):
     """An encoder of text as token ids."""
 
     def __call__(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+
+
+class Translation(NamedTuple):
+    """What a job becomes."""
+
+    request: Request
+    resolved: ResolvedOptions
+    output_format: str
+    """How its text will mark its parts."""
 
 
 class TextEncoder(Protocol):
@@ -73,6 +86,22 @@ def bounded_encoder(tokenizer: TextEncoder, limits: ModelLimits) -> Encoder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedPrompt:
+    """A prompt for the engine, and how the text that follows it is written."""
+
+    token_ids: tuple[int, ...]
+    is_chat: bool = False
+    output_format: OutputFormat = PLAIN
+    grammar: Grammar | None = None
+    shows_special_tokens: bool = False
+
+    def sampling(self, options: JobOptions, resolved: ResolvedOptions, seed: int) -> Sampling:
+        """Return the sampling options of the engine."""
+        made = sampling_of(options, resolved, seed)
+        return replace(made, skip_special_tokens=False) if self.shows_special_tokens else made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Translator:
     """A maker of requests for one model. Thread-safe."""
 
@@ -93,13 +122,19 @@ class Translator:
     embed: Embed = LAST_TOKEN
     """How the model's vectors are made."""
 
+    output_format: OutputFormat = PLAIN
+    """How the model marks calls of tools and its reasoning."""
+
+    mark_ids: Mapping[str, int] = field(default_factory=dict[str, int])
+    """The marks of that format that are special tokens."""
+
     lacking: frozenset[str] = frozenset()
     """The queue's features that the engine does not have."""
 
     max_job_tokens: int = MAX_TOKENS
     """Most tokens of prompt and output together that this worker can run."""
 
-    def translate(self, job: HeldJob) -> tuple[Request, ResolvedOptions]:
+    def translate(self, job: HeldJob) -> Translation:
         """Return the request of a job, with the tokens that earlier attempts published, and what it is sampled with.
 
         Raises:
@@ -111,14 +146,14 @@ class Translator:
         try:
             self._check_model(job.spec)
             self._check_features(job.spec)
-            request, resolved = self._translated(job, job.spec, decode_prompt(job.leased.payload))
-            self.validate(request)
+            translation = self._translated(job, job.spec, decode_prompt(job.leased.payload))
+            self.validate(translation.request)
         except WireError as error:
             raise JobRejected(INVALID_REQUEST, f"the job cannot be read: {error}") from error
         except RequestRejected as error:
             kind = JobDeclined if isinstance(error, OptionRefused) else JobRejected
             raise kind(code_of(error), str(error)) from error
-        return request, resolved
+        return translation
 
     def _check_model(self, spec: JobSpec) -> None:
         if spec.model is not None and spec.model != self.model:
@@ -130,18 +165,18 @@ class Translator:
         if missing:
             raise OptionRefused(f"the engine of this worker does not have {' and '.join(sorted(missing))}")
 
-    def _translated(self, job: HeldJob, spec: JobSpec, prompt: Prompt) -> tuple[Request, ResolvedOptions]:
+    def _translated(self, job: HeldJob, spec: JobSpec, prompt: Prompt) -> Translation:
         leased = job.leased
         progress = tuple(choice.as_progress() for choice in job.choices)
-        prompt_token_ids = tuple(self.token_ids(prompt, spec, now_ms=leased.submitted_ms))
-        resolved = self._resolved(job, spec.options, len(prompt_token_ids))
+        encoded = self.encoded(prompt, spec, now_ms=leased.submitted_ms, began_as=job.format)
+        resolved = self._resolved(job, spec.options, len(encoded.token_ids))
         has_progress = any(part.token_ids or part.is_finished for part in progress)
         request = Request(
             id=job.request_id,
-            prompt_token_ids=prompt_token_ids,
-            is_chat=self.is_chat(prompt, spec),
-            sampling=sampling_of(spec.options, resolved, leased.seed),
-            grammar=grammar_of(spec.options),
+            prompt_token_ids=encoded.token_ids,
+            is_chat=encoded.is_chat,
+            sampling=encoded.sampling(spec.options, resolved, leased.seed),
+            grammar=encoded.grammar,
             embed=self._embed_of(spec.options),
             num_choices=leased.choices,
             priority=leased.priority,
@@ -149,7 +184,7 @@ class Translator:
             cache_salt=split_job_id(job.id)[1],
             progress=progress if has_progress else (),
         )
-        return request, resolved
+        return Translation(request, resolved, str(encoded.output_format))
 
     def _resolved(self, job: HeldJob, options: JobOptions, num_prompt_tokens: int) -> ResolvedOptions:
         """Return the options under which an earlier attempt published tokens; without one, resolve them now."""
@@ -176,27 +211,57 @@ class Translator:
             return spec.as_chat and self.template is not None
         return bool(prompt) and isinstance(prompt[0], Message)
 
-    def token_ids(self, prompt: Prompt, spec: JobSpec, *, now_ms: int) -> tuple[int, ...] | list[int]:
-        """Encode a prompt; a chat template may show `now_ms` as the current date.
+    def encoded(self, prompt: Prompt, spec: JobSpec, *, now_ms: int, began_as: str | None = None) -> EncodedPrompt:
+        """Encode a prompt, and say how the text that follows it is written.
+
+        Args:
+            prompt: The prompt.
+            spec: The job's.
+            now_ms: What a chat template may show as the current date.
+            began_as: The format of the output that an earlier attempt has published; None if there is none.
 
         Raises:
             JobRejected: the model cannot take such a prompt.
             PromptTooLong: the text cannot fit its context.
+            OptionRefused: the job has tools, and the model no format for calls.
         """
         if isinstance(prompt, str) and self.is_chat(prompt, spec):
             prompt = (Message(role="user", content=prompt),)
-        if isinstance(prompt, str):
-            return self.encode(prompt, add_special_tokens=spec.add_special_tokens)
         if prompt and isinstance(prompt[0], Message):
             messages = tuple(part for part in prompt if isinstance(part, Message))
-            # Chat templates write the begin-of-sequence token themselves.
-            return self.encode(self._render(messages, now_ms), add_special_tokens=False)
-        return tuple(part for part in prompt if isinstance(part, int))
+            return self._encoded_chat(messages, spec, now_ms, began_as)
+        if spec.tools:
+            raise JobRejected(INVALID_REQUEST, "a prompt with tools must be messages, which the chat template renders")
+        token_ids = (
+            self.encode(prompt, add_special_tokens=spec.add_special_tokens)
+            if isinstance(prompt, str)
+            else [part for part in prompt if isinstance(part, int)]
+        )
+        return EncodedPrompt(token_ids=tuple(token_ids), grammar=grammar_of(spec.options))
 
-    def _render(self, messages: tuple[Message, ...], now_ms: int) -> str:
+    def _encoded_chat(
+        self, messages: tuple[Message, ...], spec: JobSpec, now_ms: int, began_as: str | None
+    ) -> EncodedPrompt:
         if self.template is None:
             raise JobRejected(INVALID_REQUEST, f"the model {self.model!r} has no chat template: send text instead")
-        return self.template.render(messages, now_ms=now_ms)
+        tools = JobTools.of(spec)
+        known = self.output_format if began_as is None else OutputFormat.read(began_as)
+        if tools.functions and not known.calls:
+            raise OptionRefused(f"how the model {self.model!r} writes calls of tools is not known (--tool-format)")
+        text = render_chat(self.template, messages, tools, known.calls or self.output_format.calls, now_ms=now_ms)
+        output_format = (
+            known if began_as is not None else format_of_answer(known, text, has_tools=bool(tools.functions))
+        )
+        grammar = answer_grammar(output_format, tools, grammar_of(spec.options), self.mark_ids)
+        return EncodedPrompt(
+            # Chat templates write the begin-of-sequence token themselves.
+            token_ids=tuple(self.encode(text, add_special_tokens=False)),
+            is_chat=True,
+            output_format=output_format,
+            grammar=grammar,
+            # Otherwise, marks that are special tokens would be left out of the text.
+            shows_special_tokens=not self.mark_ids.keys().isdisjoint(output_format.marks),
+        )
 
 
 # Cached because jobs often share a spec, and decoding it is the most expensive part of taking a small job.

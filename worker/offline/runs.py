@@ -20,7 +20,7 @@ from sluice.protocol.jobs import PromptLike, as_prompt
 from sluice.protocol.messages import JobSpec, check_prompt
 from sluice.worker.errors import INVALID_REQUEST, JobRejected
 from sluice.worker.model.loaded_model import LocalModel
-from sluice.worker.model.translate import code_of, grammar_of, sampling_of
+from sluice.worker.model.translate import code_of
 from sluice.worker.offline.outputs import CompletionOutput, PromptFailed, RequestOutput, StreamOutput
 from sluice.worker.signals import interrupts_held
 
@@ -149,13 +149,14 @@ class Runs:
     def _request(self, prompt: OfflinePrompt) -> Request:
         content = as_prompt(prompt.prompt)
         check_prompt(content)
-        options, token_ids = prompt.spec.options, self._translator.token_ids(content, prompt.spec, now_ms=wall_ms())
+        options, encoded = prompt.spec.options, self._translator.encoded(content, prompt.spec, now_ms=wall_ms())
+        resolved = self._translator.resolve(options, len(encoded.token_ids))
         request = Request(
             id=str(next(self._ids)),
-            prompt_token_ids=tuple(token_ids),
-            is_chat=self._translator.is_chat(content, prompt.spec),
-            sampling=sampling_of(options, self._translator.resolve(options, len(token_ids)), _seed_of(prompt)),
-            grammar=grammar_of(options),
+            prompt_token_ids=encoded.token_ids,
+            is_chat=encoded.is_chat,
+            sampling=encoded.sampling(options, resolved, _seed_of(prompt)),
+            grammar=encoded.grammar,
             num_choices=options.n,
         )
         self._engine.validate(request)

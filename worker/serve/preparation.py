@@ -92,7 +92,7 @@ class Preparation:
             self._resume(job)
             self._grade_resumption(job)
             targets = self._context.settings.targets(job.keys)
-            request, resolved = self._translator.translate(job)
+            request, resolved, output_format = self._translator.translate(job)
         except JobDeclined as rejection:
             self._decline(job, rejection)
             return None
@@ -105,7 +105,7 @@ class Preparation:
             # Panics of Rust libraries are not `Exception`s, and no signal is handled on this thread.
             self._reject(job, rejection_of(error))
             return None
-        job.record_translation(request, resolved)
+        job.record_translation(request, resolved, output_format)
         return replace(request, targets=targets)
 
     def _resume(self, job: HeldJob) -> None:

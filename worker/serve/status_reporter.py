@@ -19,7 +19,6 @@ from sluice.worker.clock import monotonic_s
 from sluice.worker.connection.clients import Client
 from sluice.worker.device_driver import utilisation_of
 from sluice.worker.model.loaded_model import LoadedModel
-from sluice.worker.model.offered import offer_of
 from sluice.worker.serve.context import WorkerContext
 from sluice.worker.serve.metrics import SampledRates, Value
 
@@ -105,7 +104,7 @@ class StatusReporter:
         self._read_device = utilisation_of(context.config.model.device)
         self._device_utilisation: float | None = None
         self._last_failure: str | None = None
-        self._offer = str(offer_of(served.facts.capabilities))
+        self._offer = str(served.offer)
         self._started_ms = context.clock.ms(monotonic_s())
 
     def report(self) -> dict[str, str]:

@@ -11,6 +11,7 @@ from sluice.gateway.openai.chunks import StreamChunks
 from sluice.gateway.openai.encoded import EncodedChunks
 from sluice.producer.operations.follow import Cursor, StreamEvent
 from sluice.protocol.openai_format.requests import ENDPOINTS, Endpoint
+from sluice.protocol.outputs.parser import OutputParser
 from sluice.protocol.states import JobState
 from sluice.protocol.wire import End, JobId, TokenLogprobs, Usage
 
@@ -20,7 +21,8 @@ ENDS = st.none() | st.sampled_from(
         End(state=JobState.FAILED, error="it broke"),
     ]
 )
-TEXTS = st.text(max_size=4) | st.sampled_from(["\0", "\u2028", '"\\u0000"', "\ud83d\ude00", ""])
+MARKS = ["<think>", '<tool_call>{"name": "f", "arguments": {', "}}"]
+TEXTS = st.text(max_size=4) | st.sampled_from([*MARKS, "\0", "\u2028", '"\\u0000"', "\ud83d\ude00", ""])
 EVENTS = st.builds(
     StreamEvent,
     job_id=st.just(JobId("0.t.a")),
@@ -31,8 +33,17 @@ EVENTS = st.builds(
     time_ms=st.just(0),
     logprobs=st.none() | st.just((TokenLogprobs(chosen=-0.5, top=((7, -0.5),)),)),
     end=ENDS,
+    format=st.sampled_from(["", "think+hermes"]),
     position=st.just(Cursor(1, 1)),
 )
+
+
+def as_begun(events: list[StreamEvent]) -> list[StreamEvent]:
+    """Events of which only the first of each choice states the format."""
+    firsts = {event.choice: number for number, event in reversed(list(enumerate(events)))}
+    return [
+        event if firsts[event.choice] == number else event._replace(format="") for number, event in enumerate(events)
+    ]
 
 
 def plain(chunks: StreamChunks, events: list[StreamEvent]) -> bytes:
@@ -61,6 +72,7 @@ class TestGivenChoicesWhoseEndsAreReadInAnyOrder:
                     time_ms=0,
                     logprobs=None,
                     end=end,
+                    format="",
                     position=Cursor(1),
                 )
             )
@@ -70,12 +82,14 @@ class TestGivenChoicesWhoseEndsAreReadInAnyOrder:
 
 class TestGivenTheEventsOfAStream:
     @pytest.mark.parametrize("endpoint", ENDPOINTS)
-    @given(events=st.lists(EVENTS, max_size=12), model=TEXTS, has_usage=st.booleans())
+    @given(events=st.lists(EVENTS, max_size=12).map(as_begun), model=TEXTS, has_usage=st.booleans())
     def test_when_they_are_encoded_then_the_bytes_are_those_of_the_plain_form(
         self, endpoint: Endpoint, events: list[StreamEvent], model: str, has_usage: bool
     ) -> None:
         chunks = StreamChunks(endpoint, JobId("0.t.a"), model, has_usage)
-        encoded = EncodedChunks(replace(chunks, _begun=set[int]()))
+        encoded = EncodedChunks(
+            replace(chunks, _begun=set[int](), _parsers=dict[int, OutputParser](), _callers=set[int]())
+        )
 
         found = b"".join(map(encoded.of, events)) + encoded.usage()
 

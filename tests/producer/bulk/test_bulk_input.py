@@ -48,6 +48,7 @@ def _in_list(inner: object, _: int) -> object:
     return [inner]
 
 
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 NESTED: object = functools.reduce(_in_list, range(900), "deep")
 
 ODD: dict[str, object] = {
@@ -132,8 +133,8 @@ class TestGivenOpenAILines:
 
     def test_when_asked_for_what_changes_nothing_then_it_is_taken(self) -> None:
         harmless: dict[str, Any] = {
-            "stream": False, "tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "user": "u",
-            "store": False, "service_tier": "auto", "stream_options": None, "parallel_tool_calls": True,
+            "stream": False, "functions": [], "function_call": "none", "response_format": {"type": "text"}, "user": "u",
+            "store": False, "service_tier": "auto", "stream_options": None, "tools": None,
         }  # fmt: skip
 
         assert options_of(read(chat(**harmless))) == {"max_tokens": 64, "model": "m"}
@@ -175,7 +176,10 @@ class TestGivenBadLines:
             ({"prompt": [{"role": "user", "content": "a"}]}, "invalid_request", "prompt"),
             ({"token_ids": "a"}, "invalid_request", "token_ids"),
             ({"prompt": "a", "batch": "b"}, "unknown_parameter", "batch"),
-            (chat(tools=[{"type": "function"}]), "unsupported", "tools"),
+            (chat(tools=[{"type": "function"}]), "invalid_request", "tools"),
+            (chat(tools=[{"type": "web_search"}]), "invalid_request", "tools"),
+            (chat(tool_choice="required"), "invalid_request", "tool_choice"),
+            ({"prompt": "a", "tools": [{"type": "function"}]}, "unsupported", "tools"),
             (chat(response_format={"type": "json_schema", "json_schema": {}}), "invalid_request", "response_format"),
             (chat(response_format={"type": "structural_tag"}), "unsupported", "response_format"),
             (chat(structured_outputs={"structural_tag": "x"}), "unsupported", "structural_tag"),
@@ -189,8 +193,15 @@ class TestGivenBadLines:
             (chat(messages=[]), "invalid_request", "messages"),
             (chat(messages="hi"), "invalid_request", "messages"),
             (chat(messages=["hi"]), "invalid_request", "object"),
-            (chat(messages=[{"role": "tool", "content": "x"}]), "unsupported", "role tool"),
-            (chat(messages=[{"role": "assistant", "content": "x", "tool_calls": [1]}]), "unsupported", "tool_calls"),
+            (chat(messages=[{"role": "function", "content": "x"}]), "unsupported", "role function"),
+            (
+                chat(messages=[{"role": "assistant", "content": "x", "tool_calls": [1]}]),
+                "invalid_request",
+                "tool_calls",
+            ),
+            (chat(messages=[{"role": "user", "content": "x", "tool_calls": [CALL]}]), "invalid_request", "tool_calls"),
+            (chat(messages=[{"role": "user", "content": "x", "tool_call_id": "a"}]), "invalid_request", "tool_call_id"),
+            (chat(messages=[{"role": "tool", "content": "x", "tool_call_id": 1}]), "invalid_request", "tool_call_id"),
             (chat(messages=[{"role": "user", "content": [{"type": "image_url"}]}]), "unsupported", "image_url"),
             (chat(messages=[{"role": "user", "content": 5}]), "invalid_request", "content"),
             (chat(logit_bias={"a": 1}), "invalid_request", "logit_bias"),

@@ -1,0 +1,212 @@
+"""Tools through a gateway, with the stock `openai` client, and with a worker that is killed amid the arguments."""
+
+from collections.abc import Generator
+from typing import Any, Literal, cast
+
+import openai
+import pytest
+from openai.types.chat import ChatCompletionMessageParam
+from pydantic import BaseModel, Field
+
+from sluice.history.database import open_database
+from sluice.worker.model.folders import SMALL_MODEL
+from sluice.worker.recorder.migrate import migrate
+from tests.end_to_end.processes import WorkerPool, worker_pool
+from tests.gateway.gateway_process import gateway_process
+from tests.servers import RedisServer, redis_server
+
+MODEL = SMALL_MODEL.name
+ASK: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is the weather in Paris?"}]
+
+pytestmark = pytest.mark.slow
+
+
+class Weather(BaseModel, extra="forbid"):
+    """The weather of a city."""
+
+    city: Literal["Paris", "Rome"]
+    days: int = Field(ge=1, le=9)
+
+
+class Sum(BaseModel, extra="forbid"):
+    """Add numbers."""
+
+    numbers: list[int] = Field(min_length=2, max_length=3)
+
+
+MODELS: dict[str, type[BaseModel]] = {"Weather": Weather, "Sum": Sum}
+TOOLS = [openai.pydantic_function_tool(kind) for kind in MODELS.values()]
+
+
+@pytest.fixture(scope="module")
+def server() -> Generator[RedisServer]:
+    with redis_server("valkey") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def pool(server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Generator[WorkerPool]:
+    """A worker with the small model, whose template has no tools."""
+    with worker_pool(server.url, tmp_path_factory.mktemp("tools")) as made:
+        made.start_all(1, MODEL=str(SMALL_MODEL), TOOL_FORMAT="hermes")
+        yield made
+
+
+@pytest.fixture(scope="module")
+def migrated_url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    url = f"sqlite:///{tmp_path_factory.mktemp('responses') / 'responses.db'}"
+    engine = open_database(url, is_writer=True)
+    migrate(engine)
+    engine.dispose()
+    return url
+
+
+@pytest.fixture(scope="module")
+def client(server: RedisServer, pool: WorkerPool, migrated_url: str) -> Generator[openai.OpenAI]:
+    with gateway_process(server.url, database_url=migrated_url) as made:
+        yield made.client()
+
+
+def create(client: openai.OpenAI, **options: Any) -> Any:  # Any: the SDK has a type for each kind of answer
+    """Ask."""
+    return cast("Any", client.chat.completions).create(model=MODEL, messages=ASK, **options)
+
+
+def check(calls: Any) -> None:  # Any: the SDK has a type for each kind of call
+    """Check that calls are valid."""
+    assert calls
+    assert len({call.id for call in calls}) == len(calls)
+    for call in calls:
+        MODELS[call.function.name].model_validate_json(call.function.arguments)
+
+
+class TestGivenTheStockClient:
+    def test_when_a_call_is_required_then_it_is_valid(self, client: openai.OpenAI) -> None:
+        answer = client.chat.completions.create(
+            model=MODEL, messages=ASK, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, max_tokens=400
+        )
+
+        [choice] = answer.choices
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.content is None
+        check(choice.message.tool_calls)
+        assert len(choice.message.tool_calls or ()) == 1
+
+    def test_when_a_function_is_named_then_it_is_called(self, client: openai.OpenAI) -> None:
+        answer = client.chat.completions.create(
+            model=MODEL,
+            messages=ASK,
+            tools=TOOLS,
+            tool_choice={"type": "function", "function": {"name": "Sum"}},
+            parallel_tool_calls=False,
+            max_tokens=400,
+        )
+
+        check(answer.choices[0].message.tool_calls)
+        assert [
+            call.function.name for call in answer.choices[0].message.tool_calls or () if call.type == "function"
+        ] == ["Sum"]
+
+    @pytest.mark.parametrize("max_tokens", [20, 120])
+    def test_when_it_is_streamed_then_the_pieces_are_the_whole(self, client: openai.OpenAI, max_tokens: int) -> None:
+        options: Any = {"tools": TOOLS, "tool_choice": "required", "seed": 5, "max_tokens": max_tokens}
+        whole: dict[str, Any] = create(client, **options).model_dump()["choices"][0]
+        stream = create(client, **options, stream=True)
+
+        chunks: list[dict[str, Any]] = [chunk.model_dump()["choices"][0] for chunk in stream]
+        calls: list[dict[str, Any]] = whole["message"]["tool_calls"]
+        pieces = [piece for chunk in chunks for piece in chunk["delta"]["tool_calls"] or ()]
+
+        assert chunks[0]["delta"]["role"] == "assistant"
+        assert chunks[-1]["finish_reason"] == whole["finish_reason"]
+        assert [(piece["index"], piece["function"]["name"]) for piece in pieces if piece["id"]] == [
+            (number, call["function"]["name"]) for number, call in enumerate(calls)
+        ]
+        for number, call in enumerate(calls):
+            written = [piece["function"]["arguments"] for piece in pieces if piece["index"] == number]
+            assert "".join(written) == call["function"]["arguments"]
+
+    def test_when_the_client_gathers_a_stream_then_the_arguments_are_models(self, client: openai.OpenAI) -> None:
+        with client.chat.completions.stream(
+            model=MODEL, messages=ASK, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, max_tokens=400
+        ) as stream:
+            final = stream.get_final_completion()
+
+        check(final.choices[0].message.tool_calls)
+
+    def test_when_it_is_parsed_then_the_arguments_are_models(self, client: openai.OpenAI) -> None:
+        answer = client.chat.completions.parse(
+            model=MODEL, messages=ASK, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, max_tokens=400
+        )
+
+        for call in answer.choices[0].message.tool_calls or ():
+            assert isinstance(call.function.parsed_arguments, MODELS[call.function.name])
+
+    def test_when_tools_may_be_called_then_what_is_called_is_valid(self, client: openai.OpenAI) -> None:
+        answer = client.chat.completions.create(model=MODEL, messages=ASK, tools=TOOLS, max_tokens=100, n=4)
+
+        for choice in answer.choices:
+            assert (choice.finish_reason == "tool_calls") is (
+                choice.message.tool_calls is not None and choice.finish_reason != "length"
+            )
+
+    def test_when_a_result_is_given_back_then_the_model_answers(self, client: openai.OpenAI) -> None:
+        first = (
+            client.chat.completions.create(
+                model=MODEL,
+                messages=ASK,
+                tools=TOOLS,
+                tool_choice="required",
+                parallel_tool_calls=False,
+                max_tokens=400,
+            )
+            .choices[0]
+            .message
+        )
+        [call] = list(first.tool_calls or ())
+
+        answer = client.chat.completions.create(
+            model=MODEL,
+            messages=[*ASK, first.to_dict(), {"role": "tool", "tool_call_id": call.id, "content": "sunny"}],  # type: ignore[list-item]
+            tools=TOOLS,
+            tool_choice="none",
+            max_tokens=20,
+        )
+
+        assert answer.choices[0].message.tool_calls is None
+        assert answer.choices[0].message.content
+
+    @pytest.mark.parametrize(
+        ("change", "param", "words"),
+        [
+            (
+                {"tool_choice": {"type": "function", "function": {"name": "other"}}},
+                "tool_choice",
+                "name one of the tools",
+            ),
+            ({"tools": TOOLS[:1] * 2}, "tools", "different names"),
+            ({"tools": [{"type": "web_search"}]}, "tools", "type 'function'"),
+            ({"tools": [], "tool_choice": "required"}, "tool_choice", "without tools"),
+            ({"extra_body": {"ignore_eos": True}}, "tools", "ignore_eos"),
+            (
+                {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "nothing"}}}]},
+                None,
+                "(in f_0)",
+            ),
+            (
+                {"tools": [{"type": "function", "function": {"name": "f", "description": "x" * 200_000}}]},
+                "tools",
+                "characters",
+            ),
+        ],
+    )
+    def test_when_tools_are_wrong_then_it_is_400_with_the_reason(
+        self, client: openai.OpenAI, change: dict[str, Any], param: str | None, words: str
+    ) -> None:
+        options: dict[str, Any] = {"model": MODEL, "messages": ASK, "tools": TOOLS, **change}
+
+        with pytest.raises(openai.BadRequestError) as raised:
+            client.chat.completions.create(**options)
+
+        assert raised.value.param == param
+        assert words in str(raised.value)
