@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from sluice.kernels.gated_activation import Activation
+from sluice.kernels.rms_norm import NormOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,12 +16,24 @@ class DecoderShape:
     num_heads: int
     num_kv_heads: int
     head_size: int
-    rms_norm_eps: float
+    norm_eps: float
+    """Added to the mean square by norms of the residual and of what is added to it."""
+
+    head_norm_eps: float
     norm_offset: float
     """Added to the weights of norms, including those of heads."""
 
+    is_norm_centered: bool
+    """Whether norms subtract the mean first: layer norms without a bias."""
+
+    has_pre_norms: bool
+    """Whether the residual is normalised before a block reads it."""
+
     has_post_norms: bool
     """Whether a block's output is normalised before it is added to the residual."""
+
+    is_parallel: bool
+    """Whether the feed-forward reads what attention has read, not the residual with the attention's output."""
 
     activation: Activation
     attention_scale: float
@@ -32,6 +45,9 @@ class DecoderShape:
     final_soft_cap: float
     """Soft cap of logits. 0: none."""
 
+    logit_scale: float
+    """Factor on logits, before their soft cap."""
+
     has_qkv_bias: bool
     has_output_bias: bool
     """Whether the attention's output projection has a bias."""
@@ -39,3 +55,11 @@ class DecoderShape:
     has_mlp_bias: bool
     has_head_norm: bool
     """Whether query and key heads are RMS-normalised before the rotation."""
+
+    has_row_norm: bool
+    """Whether all query heads, and all key heads, are RMS-normalised together before the rotation."""
+
+    @property
+    def norm_options(self) -> NormOptions:
+        """How norms of the residual, and of what is added to it, are computed."""
+        return {"eps": self.norm_eps, "weight_offset": self.norm_offset, "is_centered": self.is_norm_centered}

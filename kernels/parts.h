@@ -178,6 +178,7 @@ void quantize_row(const void *x, int8_t *out, float *scale, int64_t K);
 
 /* Row by row; see sluice_rms_norm. */
 void rms_norm_row(int dtype, const void *x, const void *weight, void *out, int64_t M, float eps, float offset);
+void layer_norm_row(int dtype, const void *x, const void *weight, void *out, int64_t M, float eps);
 void add_normed_row(int dtype, const void *x, const void *weight, void *residual, int64_t M, float eps, float offset);
 
 /* Elements first to end; see sluice_soft_cap. */

@@ -211,6 +211,10 @@ FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {}),
     "gemma2": ("gemma2", _WINDOW | _CAPS),
+    "olmo2": ("olmo2", {}),
+    "cohere2": ("cohere2", {"sliding_window": 5, "sliding_window_pattern": 2, "logit_scale": 0.5}),
+    "smollm3": ("smollm3", {"no_rope_layers": [1, 0]}),
+    "granite": ("granite", {"embedding_multiplier": 6.0, "residual_multiplier": 0.2, "attention_multiplier": 0.2}),
     "gemma3": ("gemma3_text", _WINDOW | {"sliding_window_pattern": 2, "rope_parameters": _ROPES}),
 }
 """Name to transformers' model type and config settings beyond the sizes."""

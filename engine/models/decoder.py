@@ -14,7 +14,7 @@ from sluice.kernels.decoder_step import DecoderWeights, LayerWeights, StepInputs
 from sluice.kernels.paged_attention import KVCache, Layout, paged_attention
 from sluice.kernels.rms_norm import add_rms_norm, rms_norm
 from sluice.kernels.soft_cap import soft_cap
-from sluice.kernels.write_kv import write_kv
+from sluice.kernels.write_kv import HeadNorm, write_kv
 
 if TYPE_CHECKING:
     from sluice.kernels.decoder_step.cpu import DecoderStep
@@ -79,6 +79,8 @@ class Decoder:
     def project(self, hidden: Tensor) -> Tensor:
         """Return the logits `[R, V]` of hidden states `[R, M]`, those that `forward` has."""
         logits = self._weights.output(hidden)
+        if self.config.logit_scale != 1:
+            logits.mul_(self.config.logit_scale)
         return soft_cap(logits, cap=self.config.final_soft_cap) if self.config.final_soft_cap else logits
 
     def time_phases(self, tensors: StepInputs, caches: list[KVCache]) -> dict[str, float]:
@@ -92,7 +94,7 @@ class Decoder:
 
     def _hidden_by_operations(self, tensors: StepInputs, caches: list[KVCache]) -> Tensor:
         weights, config = self._weights, self.config
-        eps, offset = config.rms_norm_eps, config.norm_offset
+        options = config.norm_options
         num_tokens = tensors.input_ids.shape[0]
         residual = self._workspace.residual[:num_tokens]
         normed = self._workspace.normed[:num_tokens]
@@ -100,36 +102,49 @@ class Decoder:
         if weights.embedding_scale != 1:
             residual.mul_(weights.embedding_scale)
 
-        rms_norm(residual, weights.layers[0].attention_norm, eps=eps, weight_offset=offset, out=normed)
-        add_norm = partial(add_rms_norm, eps=eps, weight_offset=offset)
+        first_norm = weights.layers[0].attention_norm
+        # What the next product reads: the normalised residual, or the residual itself.
+        read = residual if first_norm is None else rms_norm(residual, first_norm, **options, out=normed)
         tables = tensors.tables
         for index, layer in enumerate(weights.layers):
             slot_mapping, block_tables = tables[caches[index].table]
-            query = self._write_kv(layer, normed, tensors.positions, slot_mapping, caches[index])
+            query = self._write_kv(layer, read, tensors.positions, slot_mapping, caches[index])
             attended = self._attend(layer, query, tensors, block_tables, caches[index])
             if index == len(weights.layers) - 1:
                 # After attention, the last block is needed only for rows that sample a token.
                 attended, residual = attended[tensors.logit_rows], residual[tensors.logit_rows]
+                read = read[tensors.logit_rows] if config.is_parallel else read
                 normed = normed[: attended.shape[0]]
+            add_norm = partial(add_rms_norm, residual=residual, **options, out=normed)
             computed = layer.attention_output(attended)
-            add_norm(computed, residual, layer.mlp_norm, added_weight=layer.attention_post_norm, out=normed)
-            computed = layer.down(layer.gated(normed))
-            add_norm(computed, residual, self._norm_after(index), added_weight=layer.mlp_post_norm, out=normed)
-        return normed
+            total = add_norm(computed, weight=layer.mlp_norm, added_weight=layer.attention_post_norm)
+            computed = layer.down(layer.gated(read if config.is_parallel else total))
+            read = add_norm(computed, weight=self._norm_after(index), added_weight=layer.mlp_post_norm)
+        return read
 
     def _write_kv(
-        self, layer: LayerWeights, normed: Tensor, positions: Tensor, slot_mapping: Tensor, cache: KVCache
+        self, layer: LayerWeights, read: Tensor, positions: Tensor, slot_mapping: Tensor, cache: KVCache
     ) -> Tensor:
-        """Write keys and values of `normed` `[T, M]`; return the queries `[T, H, D]`."""
+        """Write keys and values of `read` `[T, M]`; return the queries `[T, H, D]`."""
+        qkv = layer.qkv(read)
+        if layer.row_norm is not None:
+            self._normalise_heads_together(qkv, layer.row_norm)
         return write_kv(
-            layer.qkv(normed),
+            qkv,
             positions,
             slot_mapping,
             layer.cos_sin,
             cache,
             head_norm=layer.head_norm,
-            out=self._workspace.query[: normed.shape[0]],
+            out=self._workspace.query[: read.shape[0]],
         )
+
+    def _normalise_heads_together(self, qkv: Tensor, norm: HeadNorm) -> None:
+        """Normalise the queries, and the keys, of each row of `qkv` in place."""
+        num_queries, num_keys = norm.query_weight.shape[0], norm.key_weight.shape[0]
+        query, key, _ = qkv.split([num_queries, num_keys, num_keys], dim=1)
+        for heads, weight in ((query, norm.query_weight), (key, norm.key_weight)):
+            rms_norm(heads, weight, eps=norm.eps, weight_offset=norm.weight_offset, out=heads)
 
     def _attend(
         self, layer: LayerWeights, query: Tensor, tensors: StepInputs, block_tables: Tensor, cache: KVCache
@@ -151,7 +166,7 @@ class Decoder:
         )
         return attended.view(num_tokens, -1)
 
-    def _norm_after(self, index: int) -> Tensor:
+    def _norm_after(self, index: int) -> Tensor | None:
         """Weight of the norm that follows a block."""
         layers = self._weights.layers
         return layers[index + 1].attention_norm if index + 1 < len(layers) else self._weights.final_norm

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sluice.engine.errors import ModelFolderError
-from sluice.engine.models.config import text_part
+from sluice.engine.models.families import text_part
 from sluice.engine.text.json_files import Json, read_json
 from sluice.kernels.philox import NOISE_VERSION
 

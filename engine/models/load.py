@@ -54,17 +54,16 @@ def load_decoder(
     copier = copier or copier_to(form.device)
     reader = _Reader(weights, form, copier)
     embedding = reader.kept("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-    global_angles = local_angles = rope_table(config.rope, max_model_len).to(form.device)
-    if config.local_rope is not None:
-        local_angles = rope_table(config.local_rope, max_model_len).to(form.device)
+    scale = config.embedding_scale
     model = DecoderWeights(
         shape=config,
         embedding=embedding,
-        # transformers rounds the factor before it multiplies.
-        embedding_scale=float(torch.tensor(config.embedding_scale, dtype=form.dtype)),
+        embedding_scale=float(torch.tensor(scale, dtype=form.dtype))
+        if config.rules.is_embedding_scale_rounded
+        else scale,
         layers=tuple(
-            _load_layer(config, reader, index, angles=local_angles if window else global_angles)
-            for index, window in enumerate(config.sliding_windows)
+            _load_layer(config, reader, index, angles=angles)
+            for index, angles in enumerate(_angles(config, max_model_len, form.device))
         ),
         final_norm=reader.kept("model.norm.weight", config.hidden_size),
         output=_load_output(config, reader, embedding),
@@ -72,6 +71,14 @@ def load_decoder(
     if copier is not None:
         copier.finish()
     return Decoder(config, model, max_tokens)
+
+
+def _angles(config: DecoderConfig, max_model_len: int, device: torch.device) -> list[Tensor]:
+    """Return the rotary angles of each layer: of no elements for a layer that does not rotate."""
+    ropes = [(window and config.local_rope) or config.rope for window in config.sliding_windows]
+    tables = {id(rope): rope_table(rope, max_model_len).to(device) for rope in ropes}
+    none = torch.empty(max_model_len, 0, device=device)
+    return [tables[id(rope)] if rotates else none for rope, rotates in zip(ropes, config.rotated_layers, strict=True)]
 
 
 class _Reader:
@@ -92,7 +99,7 @@ class _Reader:
 
     def linear(self, prefix: str, names: dict[str, int], in_size: int, *, has_bias: bool) -> Linear:
         """Build one product of several matrices `[N_i, in_size]`, stacked."""
-        return self.packed(*self._stacked(prefix, names, in_size, has_bias=has_bias))
+        return self.packed(*self.stacked(prefix, names, in_size, has_bias=has_bias))
 
     def packed(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """Build the product of one matrix, in the form of the weights."""
@@ -101,13 +108,14 @@ class _Reader:
 
     def gated_linear(self, prefix: str, names: dict[str, int], in_size: int, config: DecoderConfig) -> Linear:
         """Build the fused product of a gate and the projection that it gates."""
-        stacked = self._stacked(prefix, names, in_size, has_bias=config.has_mlp_bias)
+        stacked = self.stacked(prefix, names, in_size, has_bias=config.has_mlp_bias)
         with _as_unavailable():
             return pack_gated_linear(*stacked, activation=config.activation, is_int8=self._form.is_int8)
 
-    def _stacked(
+    def stacked(
         self, prefix: str, names: dict[str, int], in_size: int, *, has_bias: bool
     ) -> tuple[Tensor, Tensor | None]:
+        """Return several matrices `[N_i, in_size]`, stacked, and their biases."""
         weight = self._stack([f"{prefix}.{name}.weight" for name in names], [(n, in_size) for n in names.values()])
         if not has_bias:
             return weight, None
@@ -140,34 +148,58 @@ def _as_unavailable() -> Generator[None]:
 def _load_layer(config: DecoderConfig, reader: _Reader, index: int, *, angles: Tensor) -> LayerWeights:
     prefix = f"model.layers.{index}"
     hidden, inner = config.hidden_size, config.intermediate_size
-    query, key_value = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
+    query = config.num_heads * config.head_size
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-    qkv = {"q_proj": query, "k_proj": key_value, "v_proj": key_value}
-    gate_up = {"gate_proj": inner, "up_proj": inner}
-    # One name is the norm before the feed-forward, the other the norm after attention.
-    after, before = "post_attention_layernorm", "pre_feedforward_layernorm"
+    gate_up = {"gate_up_proj": 2 * inner} if config.rules.is_gate_up_fused else {"gate_proj": inner, "up_proj": inner}
+
+    def norm(name: str | None) -> Tensor | None:
+        return None if name is None else reader.kept(f"{prefix}.{name}.weight", hidden)
+
     return LayerWeights(
-        attention_norm=reader.kept(f"{prefix}.input_layernorm.weight", hidden),
+        attention_norm=norm(config.rules.norms.attention),
         cos_sin=angles,
-        qkv=reader.linear(attention, qkv, hidden, has_bias=config.has_qkv_bias),
-        head_norm=_load_head_norm(config, reader, attention) if config.has_head_norm else None,
+        qkv=_load_qkv(config, reader, attention),
+        head_norm=_load_head_norm(config, reader, attention, together=False) if config.has_head_norm else None,
+        row_norm=_load_head_norm(config, reader, attention, together=True) if config.has_row_norm else None,
         attention_output=reader.linear(attention, {"o_proj": hidden}, query, has_bias=config.has_output_bias),
-        attention_post_norm=reader.kept(f"{prefix}.{after}.weight", hidden) if config.has_post_norms else None,
-        mlp_norm=reader.kept(f"{prefix}.{before if config.has_post_norms else after}.weight", hidden),
+        attention_post_norm=norm(config.rules.norms.attention_post),
+        mlp_norm=norm(config.rules.norms.mlp),
         gated=reader.gated_linear(mlp, gate_up, hidden, config),
         down=reader.linear(mlp, {"down_proj": hidden}, inner, has_bias=config.has_mlp_bias),
-        mlp_post_norm=(
-            reader.kept(f"{prefix}.post_feedforward_layernorm.weight", hidden) if config.has_post_norms else None
-        ),
+        mlp_post_norm=norm(config.rules.norms.mlp_post),
         sliding_window=config.sliding_windows[index],
     )
 
 
-def _load_head_norm(config: DecoderConfig, reader: _Reader, prefix: str) -> HeadNorm:
+def _load_qkv(config: DecoderConfig, reader: _Reader, prefix: str) -> Linear:
+    query, key_value = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
+    apart = {"q_proj": query, "k_proj": key_value, "v_proj": key_value}
+    names = {"qkv_proj": query + 2 * key_value} if config.rules.is_qkv_fused else apart
+    weight, bias = reader.stacked(prefix, names, config.hidden_size, has_bias=config.has_qkv_bias)
+    if config.rules.has_adjacent_pairs:
+        order = _half_order(config).to(weight.device)
+        weight, bias = weight[order], None if bias is None else bias[order]
+    return reader.packed(weight, bias)
+
+
+def _half_order(config: DecoderConfig) -> Tensor:
+    """Return the rows of the projection in the order in which a rotated pair is elements i and i + R / 2.
+
+    Attention scores are the same, since queries and keys change their order alike.
+    """
+    size, rotated = config.head_size, config.rope.rotary_size
+    head = torch.cat([torch.arange(0, rotated, 2), torch.arange(1, rotated, 2), torch.arange(rotated, size)])
+    heads = torch.arange(config.num_heads + config.num_kv_heads)
+    values = torch.arange(config.num_kv_heads * size) + len(heads) * size
+    return torch.cat([(heads[:, None] * size + head).flatten(), values])
+
+
+def _load_head_norm(config: DecoderConfig, reader: _Reader, prefix: str, *, together: bool) -> HeadNorm:
+    """Load the norm of each query and key head, or of all of them together."""
     return HeadNorm(
-        reader.kept(f"{prefix}.q_norm.weight", config.head_size),
-        reader.kept(f"{prefix}.k_norm.weight", config.head_size),
-        config.rms_norm_eps,
+        reader.kept(f"{prefix}.q_norm.weight", config.head_size * (config.num_heads if together else 1)),
+        reader.kept(f"{prefix}.k_norm.weight", config.head_size * (config.num_kv_heads if together else 1)),
+        config.head_norm_eps,
         config.norm_offset,
     )
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from sluice.engine.errors import ModelFolderError
-from sluice.engine.models.config import RopeConfig, is_number
+from sluice.engine.models.config import RopeConfig
+from sluice.engine.models.config_fields import is_number
 
 
 def rope_table(config: RopeConfig, max_model_len: int) -> Tensor:

@@ -21,14 +21,17 @@ __all__ = ["DecoderWeights", "LayerWeights", "StepInputs"]
 class LayerWeights:
     """Prepared weights of one block."""
 
-    attention_norm: Tensor
-    """`[M]`."""
+    attention_norm: Tensor | None
+    """`[M]`; None if attention reads the residual as it is."""
 
     qkv: Linear
     """M to (H + 2 * G) * D."""
 
     head_norm: HeadNorm | None
     """None if heads are not normalised."""
+
+    row_norm: HeadNorm | None
+    """Norm of all query heads together, `[H * D]`, and of all key heads, `[G * D]`; None if there is none."""
 
     cos_sin: Tensor
     """`[positions, R]` float32."""
@@ -39,7 +42,9 @@ class LayerWeights:
     attention_post_norm: Tensor | None
     """`[M]`, norm of the attention's output before it is added to the residual; None if there is none."""
 
-    mlp_norm: Tensor
+    mlp_norm: Tensor | None
+    """`[M]`; None if the feed-forward reads the residual as it is, or what attention has read (`is_parallel`)."""
+
     gated: Linear
     """M to I, through the gate."""
 

@@ -53,7 +53,8 @@ class _Layer(ctypes.Structure):
     _fields_ = (
         *((name, WeightStruct) for name in ("qkv", "attention_output", "gate_up", "down")),
         *((name, ctypes.c_void_p) for name in ("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm")),
-        *((name, ctypes.c_void_p) for name in ("query_norm", "key_norm", "cos_sin", "keys", "values")),
+        *((name, ctypes.c_void_p) for name in ("query_norm", "key_norm", "query_row_norm", "key_row_norm")),
+        *((name, ctypes.c_void_p) for name in ("cos_sin", "keys", "values")),
         *((name, ctypes.c_int64) for name in ("window", "table", "R")),
         *((name, ctypes.c_float) for name in ("head_eps", "head_offset")),
     )
@@ -74,10 +75,10 @@ class _Model(ctypes.Structure):
             for name in ("hidden_stride", "qkv_stride", "heads_stride", "gated_stride", "bytes_stride")
         ),
         *((name, ctypes.c_int64) for name in ("L", "M", "H", "G", "D", "block_size", "P", "DP")),
-        *((name, ctypes.c_int64) for name in ("activation", "use_tiles")),
+        *((name, ctypes.c_int64) for name in ("activation", "use_tiles", "is_norm_centered", "is_parallel")),
         *(
             (name, ctypes.c_float)
-            for name in ("norm_eps", "norm_offset", "scale", "soft_cap", "embedding_scale", "final_cap")
+            for name in ("norm_eps", "norm_offset", "scale", "soft_cap", "embedding_scale", "logit_scale", "final_cap")
         ),
     )
 
@@ -298,26 +299,30 @@ def _native(product: Linear) -> NativeLinear:
 
 
 def _layer(layer: LayerWeights) -> _Layer:
-    norm = layer.head_norm
+    # A layer has at most one of the two.
+    norm, row_norm = layer.head_norm, layer.row_norm
+    either = norm or row_norm
     return _Layer(
         _native(layer.qkv).struct,
         _native(layer.attention_output).struct,
         _native(layer.gated).struct,
         _native(layer.down).struct,
-        layer.attention_norm.data_ptr(),
-        layer.mlp_norm.data_ptr(),
+        _pointer(layer.attention_norm),
+        _pointer(layer.mlp_norm),
         _pointer(layer.attention_post_norm),
         _pointer(layer.mlp_post_norm),
         None if norm is None else norm.query_weight.data_ptr(),
         None if norm is None else norm.key_weight.data_ptr(),
+        None if row_norm is None else row_norm.query_weight.data_ptr(),
+        None if row_norm is None else row_norm.key_weight.data_ptr(),
         layer.cos_sin.data_ptr(),
         None,
         None,
         layer.sliding_window,
         0,
         layer.cos_sin.shape[1],
-        0.0 if norm is None else norm.eps,
-        0.0 if norm is None else norm.weight_offset,
+        0.0 if either is None else either.eps,
+        0.0 if either is None else either.weight_offset,
     )
 
 
@@ -353,10 +358,13 @@ def _model(model: DecoderWeights, layers: ctypes.Array[_Layer], output: NativeLi
         DP=padded(shape.head_size),
         activation=ACTIVATION_CODES[shape.activation],
         use_tiles=may_use_tiles(),
-        norm_eps=shape.rms_norm_eps,
+        is_norm_centered=shape.is_norm_centered,
+        is_parallel=shape.is_parallel,
+        norm_eps=shape.norm_eps,
         norm_offset=shape.norm_offset,
         scale=shape.attention_scale,
         soft_cap=shape.attention_soft_cap,
         embedding_scale=model.embedding_scale,
+        logit_scale=shape.logit_scale,
         final_cap=shape.final_soft_cap,
     )

@@ -12,13 +12,14 @@ enum { START, EMBED, NORM, QKV, WRITE_KV, ATTENTION, KEEP, ATTENTION_OUTPUT, QUA
 
 typedef struct {
   Weight qkv, attention_output, gate_up, down;
-  const void *attention_norm, *mlp_norm;
+  const void *attention_norm, *mlp_norm;           /* [M], or null: products read the residual */
   const void *attention_post_norm, *mlp_post_norm; /* [M], or null */
   const void *query_norm, *key_norm;               /* [D], or null */
+  const void *query_row_norm, *key_row_norm;       /* [H * D] and [G * D], or null */
   const float *cos_sin;                            /* [., R] */
   void *keys, *values;
   int64_t window, table, R; /* table: 0, or 1 and more for window groups */
-  float head_eps, head_offset; /* of the heads' norm */
+  float head_eps, head_offset; /* of the norms of heads */
 } Layer;
 
 /* Sizes, weights, and buffers of a step: rows of residual [., M], normed [., M], qkv, query [., H * D], attended [., H
@@ -31,8 +32,8 @@ typedef struct {
   int8_t *bytes;
   float *scales;
   int64_t hidden_stride, qkv_stride, heads_stride, gated_stride, bytes_stride;
-  int64_t L, M, H, G, D, block_size, P, DP, activation, use_tiles;
-  float norm_eps, norm_offset, scale, soft_cap, embedding_scale, final_cap;
+  int64_t L, M, H, G, D, block_size, P, DP, activation, use_tiles, is_norm_centered, is_parallel;
+  float norm_eps, norm_offset, scale, soft_cap, embedding_scale, logit_scale, final_cap;
 } Model;
 
 /* T tokens of S sequences; logits: [num_rows, V] of the tokens `rows`, in ascending order; or null, to leave these rows
@@ -80,19 +81,36 @@ INLINE void multiply(const Model *m, Team *team, const uint16_t *x, int64_t x_st
   product_part(&a, team);
 }
 
-/* Normalise rows of the residual, for the product with `weight`. If the previous block left its output in `normed`,
-   first add its norm to the residual; otherwise the block's last product has already been added. */
-INLINE void normalise_rows(const Model *m, Team *team, const void *post_norm, const void *norm, const Weight *weight,
-                           int64_t T) {
-  FOR_RUNS(team, rows, T) {
-    for (int64_t t = rows.first; t < rows.end; t++) {
-      uint16_t *residual = m->residual + t * m->hidden_stride, *normed = m->normed + t * m->hidden_stride;
-      if (post_norm) add_normed_row(BFLOAT16, normed, post_norm, residual, m->M, m->norm_eps, m->norm_offset);
-      rms_norm_row(BFLOAT16, residual, norm, normed, m->M, m->norm_eps, m->norm_offset);
-    }
-    quantize_rows(m, m->normed, m->hidden_stride, weight, rows.first, rows.end);
+/* Rows first to end of the residual, normalised. If the previous block left its output in `normed`, first add its norm
+   to the residual; otherwise the block's last product has already been added. */
+INLINE void rms_norm_rows(const Model *m, const void *post_norm, const void *norm, int64_t first, int64_t end) {
+  for (int64_t t = first; t < end; t++) {
+    uint16_t *residual = m->residual + t * m->hidden_stride, *normed = m->normed + t * m->hidden_stride;
+    if (post_norm) add_normed_row(BFLOAT16, normed, post_norm, residual, m->M, m->norm_eps, m->norm_offset);
+    if (norm) rms_norm_row(BFLOAT16, residual, norm, normed, m->M, m->norm_eps, m->norm_offset);
   }
 }
+
+INLINE void layer_norm_rows(const Model *m, const void *norm, int64_t first, int64_t end) {
+  for (int64_t t = first; t < end; t++)
+    layer_norm_row(BFLOAT16, m->residual + t * m->hidden_stride, norm, m->normed + t * m->hidden_stride, m->M,
+                   m->norm_eps);
+}
+
+/* Make the rows x for the product with `weight`: `normed`, or the residual without a norm. */
+INLINE void normalise_rows(const Model *m, Team *team, const void *post_norm, const void *norm, const uint16_t *x,
+                           const Weight *weight, int64_t T) {
+  FOR_RUNS(team, rows, T) {
+    if (norm && m->is_norm_centered)
+      layer_norm_rows(m, norm, rows.first, rows.end);
+    else
+      rms_norm_rows(m, post_norm, norm, rows.first, rows.end);
+    quantize_rows(m, x, m->hidden_stride, weight, rows.first, rows.end);
+  }
+}
+
+/* What a product reads that follows a norm. */
+INLINE const uint16_t *after_norm(const Model *m, const void *norm) { return norm ? m->normed : m->residual; }
 
 INLINE void scale_row(uint16_t *row, int64_t M, float factor) {
   int64_t i = 0;
@@ -124,13 +142,23 @@ INLINE void keep_rows(const Model *m, const Step *s, Team *team) {
     const int64_t t = s->rows[i];
     if (t == i) continue;
     memcpy(m->residual + i * m->hidden_stride, m->residual + t * m->hidden_stride, m->M * 2);
+    if (m->is_parallel) memcpy(m->normed + i * m->hidden_stride, m->normed + t * m->hidden_stride, m->M * 2);
     memcpy(m->attended + i * m->heads_stride, m->attended + t * m->heads_stride, m->H * m->D * 2);
   }
 }
 
-/* Queries, keys and values of the normed rows; then attention. */
+/* Normalise all query heads of a token together, and all key heads. */
+INLINE void normalise_heads(const Model *m, const Layer *layer, int64_t first, int64_t end) {
+  for (int64_t t = first; t < end; t++) {
+    uint16_t *query = m->qkv + t * m->qkv_stride, *key = query + m->H * m->D;
+    rms_norm_row(BFLOAT16, query, layer->query_row_norm, query, m->H * m->D, layer->head_eps, layer->head_offset);
+    rms_norm_row(BFLOAT16, key, layer->key_row_norm, key, m->G * m->D, layer->head_eps, layer->head_offset);
+  }
+}
+
+/* Queries, keys and values of the rows; then attention. */
 INLINE void attend(const Model *m, const Layer *layer, const Step *s, Team *team) {
-  multiply(m, team, m->normed, m->hidden_stride, &layer->qkv, m->qkv, m->qkv_stride, s->T, STORE,
+  multiply(m, team, after_norm(m, layer->attention_norm), m->hidden_stride, &layer->qkv, m->qkv, m->qkv_stride, s->T, STORE,
            &layer->attention_output);
   lap(team, s, QKV);
   const int64_t w = layer->table - 1; /* below 0: not in a window group */
@@ -140,7 +168,10 @@ INLINE void attend(const Model *m, const Layer *layer, const Step *s, Team *team
                          layer->query_norm, layer->key_norm, layer->keys, layer->values, (char *)m->query,
                          m->heads_stride, s->T, m->block_size, (int)m->H, (int)m->G, (int)m->D, (int)layer->R, (int)m->P,
                          (int)m->DP, layer->head_eps, layer->head_offset};
-  FOR_RUNS(team, tokens, s->T) write_kv_tokens(&write, tokens.first, tokens.end, BFLOAT16);
+  FOR_RUNS(team, tokens, s->T) {
+    if (layer->query_row_norm) normalise_heads(m, layer, tokens.first, tokens.end);
+    write_kv_tokens(&write, tokens.first, tokens.end, BFLOAT16);
+  }
   lap(team, s, WRITE_KV);
   const Attention attention = {(const char *)m->query, m->heads_stride, m->D, layer->keys, layer->values,
                                tables, w < 0 ? s->table_stride : s->window_table_stride, s->query_start_locs,
@@ -155,15 +186,16 @@ INLINE void attend(const Model *m, const Layer *layer, const Step *s, Team *team
 /* Add the attention's output, then the feed-forward of the sum, to the residual. */
 INLINE void feed(const Model *m, const Layer *layer, const Step *s, int64_t T, Team *team, const Weight *after) {
   const Weight *output = &layer->attention_output;
+  const uint16_t *x = m->is_parallel ? m->normed : after_norm(m, layer->mlp_norm);
   if (output->scales) {
     FOR_RUNS(team, rows, T) quantize_rows(m, m->attended, m->heads_stride, output, rows.first, rows.end);
     lap(team, s, QUANTIZE);
   }
   multiply_last(m, team, m->attended, m->heads_stride, output, T, layer->attention_post_norm, &layer->gate_up);
   lap(team, s, ATTENTION_OUTPUT);
-  normalise_rows(m, team, layer->attention_post_norm, layer->mlp_norm, &layer->gate_up, T);
+  normalise_rows(m, team, layer->attention_post_norm, layer->mlp_norm, x, &layer->gate_up, T);
   lap(team, s, NORM);
-  multiply(m, team, m->normed, m->hidden_stride, &layer->gate_up, m->gated, m->gated_stride, T,
+  multiply(m, team, x, m->hidden_stride, &layer->gate_up, m->gated, m->gated_stride, T,
            GATE_SILU + (int)m->activation, &layer->down);
   lap(team, s, GATED);
   if (layer->down.scales) {
@@ -178,7 +210,8 @@ static void run(const Model *m, const Step *s, Team *team) {
   lap(team, s, START);
   embed(m, s, team);
   lap(team, s, EMBED);
-  normalise_rows(m, team, NULL, m->layers[0].attention_norm, &m->layers[0].qkv, s->T);
+  const void *first_norm = m->layers[0].attention_norm;
+  normalise_rows(m, team, NULL, first_norm, after_norm(m, first_norm), &m->layers[0].qkv, s->T);
   lap(team, s, NORM);
   int64_t T = s->T;
   for (int64_t l = 0; l < m->L; l++) {
@@ -192,11 +225,19 @@ static void run(const Model *m, const Step *s, Team *team) {
       lap(team, s, KEEP);
     }
     feed(m, layer, s, T, team, after);
-    normalise_rows(m, team, layer->mlp_post_norm, is_last ? m->final_norm : layer[1].attention_norm, after, T);
+    const void *norm = is_last ? m->final_norm : layer[1].attention_norm;
+    normalise_rows(m, team, layer->mlp_post_norm, norm, after_norm(m, norm), after, T);
     lap(team, s, NORM);
   }
   if (!s->logits) return;
   multiply(m, team, m->normed, m->hidden_stride, &m->output, s->logits, s->logits_stride, T, STORE, &m->layers[0].qkv);
+  if (m->logit_scale != 1) {
+    end_phase(team);
+    FOR_RUNS(team, rows, T) {
+      for (int64_t t = rows.first; t < rows.end; t++)
+        scale_row(s->logits + t * s->logits_stride, s->logits_stride, m->logit_scale);
+    }
+  }
   if (m->final_cap != 0) {
     end_phase(team);
     FOR_RUNS(team, part, T * s->logits_stride) soft_cap_run(BFLOAT16, s->logits, part.first, part.end, m->final_cap);

@@ -1,4 +1,9 @@
-"""RMS normalisation (Zhang & Sennrich, 2019), alone and fused with the preceding residual addition."""
+"""RMS normalisation (Zhang & Sennrich, 2019), alone and fused with the preceding residual addition.
+
+With `is_centered` it is layer normalisation without a bias (Ba et al., 2016): the mean is subtracted first.
+"""
+
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -6,10 +11,26 @@ from torch import Tensor
 from sluice.kernels.chain import Path, path_of
 from sluice.kernels.checks import check, check_rows
 
-__all__ = ["add_rms_norm", "rms_norm"]
+__all__ = ["NormOptions", "add_rms_norm", "rms_norm"]
 
 
-def rms_norm(x: Tensor, weight: Tensor, *, eps: float, weight_offset: float = 0.0, out: Tensor | None = None) -> Tensor:
+class NormOptions(TypedDict):
+    """How the norms of a model are computed; see `add_rms_norm`."""
+
+    eps: float
+    weight_offset: float
+    is_centered: bool
+
+
+def rms_norm(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    eps: float,
+    weight_offset: float = 0.0,
+    is_centered: bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
     """Scale each row of `x` to unit root mean square, then by `weight_offset + weight`. Float32 inside, rounded once.
 
     Args:
@@ -17,6 +38,7 @@ def rms_norm(x: Tensor, weight: Tensor, *, eps: float, weight_offset: float = 0.
         weight: `[M]`, contiguous, dtype of `x`.
         eps: added to the mean square.
         weight_offset: 1 if weights are stored minus 1 (Gemma); 16 bits could not hold the sum.
+        is_centered: subtract the mean of a row first; `weight_offset` must be 0.
         out: as `x`; allocated if None. May be `x` itself.
 
     Returns:
@@ -26,19 +48,22 @@ def rms_norm(x: Tensor, weight: Tensor, *, eps: float, weight_offset: float = 0.
         ValueError: shapes, dtypes or strides disagree.
     """
     _check(x, weight)
+    check(not (is_centered and weight_offset), "a layer norm has no offset")
     out = torch.empty_like(x) if out is None else out
     _check_like("out", out, x)
-    _compute(x, weight, residual=None, added_weight=None, eps=eps, weight_offset=weight_offset, out=out)
+    options: NormOptions = {"eps": eps, "weight_offset": weight_offset, "is_centered": is_centered}
+    _compute(x, weight, options, residual=None, added_weight=None, out=out)
     return out
 
 
 def add_rms_norm(  # noqa: PLR0913 - a kernel's arguments are its tensors
     x: Tensor,
     residual: Tensor,
-    weight: Tensor,
+    weight: Tensor | None,
     *,
     eps: float,
     weight_offset: float = 0.0,
+    is_centered: bool = False,
     added_weight: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -50,36 +75,37 @@ def add_rms_norm(  # noqa: PLR0913 - a kernel's arguments are its tensors
     Args:
         x: `[T, M]`; not changed unless it is `out`.
         residual: as `x`; becomes `residual + x`, or `residual + norm(x)`.
-        weight: `[M]`, contiguous, dtype of `x`.
+        weight: `[M]`, contiguous, dtype of `x`. None: the sum is not normalised, and `out` is not used.
         eps: added to the mean square, of both norms.
         weight_offset: as of `rms_norm`, of both norms.
+        is_centered: as of `rms_norm`; `x` is then added unchanged.
         added_weight: as `weight`, of the norm of `x`. None: `x` is added unchanged.
         out: as `x`; allocated if None. May be `x` itself, not `residual`.
 
     Returns:
-        `out`.
+        `out`; without a `weight`, `residual`.
 
     Raises:
         ValueError: shapes, dtypes or strides disagree.
     """
     _check(x, weight)
+    _check(x, added_weight)
     _check_like("residual", residual, x)
-    if added_weight is not None:
-        _check(x, added_weight)
-    out = torch.empty_like(x) if out is None else out
+    check(not (is_centered and (weight_offset or added_weight is not None)), "a layer norm has no offset or added norm")
+    out = residual if weight is None else torch.empty_like(x) if out is None else out
     _check_like("out", out, x)
-    _compute(x, weight, residual=residual, added_weight=added_weight, eps=eps, weight_offset=weight_offset, out=out)
+    options: NormOptions = {"eps": eps, "weight_offset": weight_offset, "is_centered": is_centered}
+    _compute(x, weight, options, residual=residual, added_weight=added_weight, out=out)
     return out
 
 
-def _compute(  # noqa: PLR0913 - its arguments are the tensors
+def _compute(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | None,
+    options: NormOptions,
     *,
     residual: Tensor | None,
     added_weight: Tensor | None,
-    eps: float,
-    weight_offset: float,
     out: Tensor,
 ) -> None:
     path = path_of("rms_norm", x)
@@ -89,15 +115,17 @@ def _compute(  # noqa: PLR0913 - its arguments are the tensors
         from sluice.kernels.rms_norm.cpu import rms_norm_torch as norm
     else:
         from sluice.kernels.rms_norm.cpu import rms_norm_cpu as norm
-    norm(x, weight, residual=residual, added_weight=added_weight, eps=eps, weight_offset=weight_offset, out=out)
+    norm(x, weight, residual=residual, added_weight=added_weight, **options, out=out)
 
 
-def _check(x: Tensor, weight: Tensor) -> None:
+def _check(x: Tensor, weight: Tensor | None) -> None:
     check(x.dim() == 2, "x must be [T, M], got {}", x.shape)
+    check_rows("x", x)
+    if weight is None:
+        return
     check(weight.shape == x.shape[1:], "weight must be {}, got {}", x.shape[1:], weight.shape)
     check(weight.dtype == x.dtype, "weight must be {}, got {}", x.dtype, weight.dtype)
     check(weight.is_contiguous(), "weight must be contiguous")
-    check_rows("x", x)
 
 
 def _check_like(name: str, tensor: Tensor, x: Tensor) -> None:

@@ -193,7 +193,7 @@ def _write(sizes: ModelSizes, device: torch.device) -> None:
     norm = None
     if sizes.has_head_norm:
         weights = torch.randn(2, sizes.head_size, device=device).to(dtype)
-        norm = HeadNorm(weights[0].clone(), weights[1].clone(), sizes.rms_norm_eps, sizes.norm_offset)
+        norm = HeadNorm(weights[0].clone(), weights[1].clone(), sizes.head_norm_eps, sizes.norm_offset)
     tokens = (qkv.to(dtype), torch.arange(num_tokens, device=device) * 3, slots, cos_sin)
     actual = write_kv(*tokens, cache, head_norm=norm)
     require_close(actual, write_kv_reference(*tokens, expected_cache, head_norm=norm))

@@ -70,7 +70,7 @@ def cases_of(operation: str, sizes: ModelSizes, device: torch.device) -> list[Ca
         "paged_attention": lambda: attention_cases(sizes, device),
         "penalties": lambda: [partial(_try_penalties, given)],
         "prepare_batch": lambda: [partial(_try_plan, given, is_fed=is_fed) for is_fed in (False, True)],
-        "rms_norm": lambda: [partial(_try_norm, given), partial(_try_added_norm, given)],
+        "rms_norm": lambda: _norm_cases(given),
         # Logits with penalties are in float32.
         "sample": lambda: [partial(_try_sample, given, dtype) for dtype in {sizes.torch_dtype, torch.float32}],
         "soft_cap": lambda: [partial(_try_cap, given)] if sizes.final_soft_cap else [],
@@ -81,20 +81,27 @@ def cases_of(operation: str, sizes: ModelSizes, device: torch.device) -> list[Ca
     return list(makers[operation]())
 
 
+def _norm_cases(given: _Given) -> Iterator[Case]:
+    yield partial(_try_norm, given)
+    yield partial(_try_added_norm, given, has_norm=True)
+    if given.sizes.is_parallel or not given.sizes.has_pre_norms:
+        yield partial(_try_added_norm, given, has_norm=False)
+
+
 def _try_norm(given: _Given) -> None:
     x, weight = given.random(_NUM_ROWS, given.sizes.hidden_size), given.random(given.sizes.hidden_size)
-    eps, offset = given.sizes.rms_norm_eps, given.sizes.norm_offset
-    expected = rms_norm_reference(x.double(), weight.double(), eps=eps, weight_offset=offset)
-    require_close(rms_norm(x, weight, eps=eps, weight_offset=offset), expected)
+    options = given.sizes.norm_options
+    require_close(rms_norm(x, weight, **options), rms_norm_reference(x.double(), weight.double(), **options))
 
 
-def _try_added_norm(given: _Given) -> None:
+def _try_added_norm(given: _Given, *, has_norm: bool) -> None:
     sizes = given.sizes
     x, residual = given.random(_NUM_ROWS, sizes.hidden_size), given.random(_NUM_ROWS, sizes.hidden_size)
-    weight, added = given.random(sizes.hidden_size), given.random(sizes.hidden_size) if sizes.has_post_norms else None
-    eps, offset = sizes.rms_norm_eps, sizes.norm_offset
-    expected, total = add_rms_norm_reference(x, residual, weight, added_weight=added, eps=eps, weight_offset=offset)
-    actual = add_rms_norm(x, residual, weight, added_weight=added, eps=eps, weight_offset=offset)
+    weight = given.random(sizes.hidden_size) if has_norm else None
+    added = given.random(sizes.hidden_size) if sizes.has_post_norms else None
+    options = sizes.norm_options
+    expected, total = add_rms_norm_reference(x, residual, weight, added_weight=added, **options)
+    actual = add_rms_norm(x, residual, weight, added_weight=added, **options)
     require_close(actual, expected)
     require_close(residual, total)
 

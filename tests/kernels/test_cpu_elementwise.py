@@ -77,6 +77,33 @@ class TestGivenRowsInAWiderBuffer:
         assert dtype == torch.float32 or torch.equal(residual, rounded)
         assert num_rows == 0 or (_guards_are_nan(x) and _guards_are_nan(residual))
 
+    def test_when_their_mean_is_subtracted_then_they_equal_the_reference(
+        self, num_rows: int, size: int, dtype: torch.dtype, tolerance: float
+    ) -> None:
+        x, residual = rows(num_rows, size, dtype) + 5, rows(num_rows, size, dtype, seed=1)
+        weight = rows(1, size, dtype, seed=2)[0].contiguous()
+        expected, total = add_rms_norm_reference(x, residual, weight, eps=EPS, is_centered=True)
+
+        alone = rms_norm(total, weight, eps=EPS, is_centered=True)
+        out = add_rms_norm(x, residual, weight, eps=EPS, is_centered=True)
+
+        assert torch.equal(residual, total)
+        assert torch.equal(alone, out)
+        torch.testing.assert_close(out, expected, rtol=tolerance, atol=tolerance)
+
+    def test_when_the_sum_is_not_normalised_then_it_is_what_is_returned(
+        self, num_rows: int, size: int, dtype: torch.dtype, tolerance: float
+    ) -> None:
+        x, residual = rows(num_rows, size, dtype), rows(num_rows, size, dtype, seed=1)
+        added_weight = rows(1, size, dtype, seed=2)[0].contiguous()
+        _, total = add_rms_norm_reference(x, residual, None, eps=EPS, added_weight=added_weight)
+
+        out = add_rms_norm(x, residual, None, eps=EPS, added_weight=added_weight)
+
+        assert out is residual
+        torch.testing.assert_close(out, total, rtol=tolerance, atol=tolerance)
+        assert num_rows == 0 or _guards_are_nan(residual)
+
     @pytest.mark.parametrize("cap", [0.3, 30.0])
     def test_when_they_are_capped_then_each_is_within_rounding_of_float64_wherever_it_is(
         self, num_rows: int, size: int, dtype: torch.dtype, tolerance: float, cap: float

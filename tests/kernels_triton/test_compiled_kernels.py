@@ -334,6 +334,8 @@ class TestGivenTheOtherKernels:
             rms_norm_triton(x, x[0], eps=1e-6, out=x)
             rms_norm_triton(x, x[0], residual=x, eps=1e-6, out=x)
             rms_norm_triton(x, x[0], residual=x, eps=1e-6, weight_offset=1.0, added_weight=x[1], out=x)
+            rms_norm_triton(x, x[0], residual=x, eps=1e-6, is_centered=True, out=x)
+            rms_norm_triton(x, None, residual=x, eps=1e-6, added_weight=x[1], out=x)
             soft_cap_triton(x, cap=30.0)
 
         check_fits(compiled)

@@ -16,6 +16,7 @@ from tests.oracles.kernel_cases import (
     added_norm_agreement,
     gate_agreement,
     generator_on,
+    layer_norm_agreement,
     norm_agreement,
     random_tensor,
     same_bits,
@@ -75,6 +76,31 @@ class TestGivenRows:
         assert norm_agreement(x, residual, weight, EPS, offset).holds
         # Which norm is added, the rounded one or the exact one, no tolerance shows; the bits do.
         assert dtype == torch.float32 or num_tokens == 0 or float((residual == expected).double().mean()) > 0.98
+
+    @pytest.mark.parametrize(("num_tokens", "hidden_size"), [(2, 60), (3, 576), (0, 64)])
+    def test_when_their_mean_is_subtracted_then_each_is_within_rounding_of_float64(
+        self, device: str, dtype: torch.dtype, num_tokens: int, hidden_size: int
+    ) -> None:
+        generator = generator_on(device)
+        x = random_tensor(num_tokens, hidden_size, dtype=dtype, generator=generator, spread=3) + 2
+        weight = random_tensor(hidden_size, dtype=dtype, generator=generator)
+        out = torch.full_like(x, float("nan"))
+
+        rms_norm_triton(x, weight, eps=EPS, is_centered=True, out=out)
+
+        assert layer_norm_agreement(out, x, weight, EPS).holds
+
+    def test_when_the_sum_is_not_normalised_then_only_the_residual_changes(
+        self, device: str, dtype: torch.dtype
+    ) -> None:
+        generator = generator_on(device)
+        x, residual = (random_tensor(3, 60, dtype=dtype, generator=generator) for _ in range(2))
+        before, total = x.clone(), residual + x
+
+        rms_norm_triton(x, None, residual=residual, eps=EPS, out=x)
+
+        assert same_bits(residual, total)
+        assert same_bits(x, before)
 
     def test_when_a_weight_is_stored_as_an_offset_from_one_then_the_sum_is_not_rounded(
         self, device: str, dtype: torch.dtype

@@ -15,6 +15,7 @@ from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullTokenizer
 from sluice.engine.request import PromptRead, Request, SampledLogprobs, TokenDelta
 from sluice.engine.speculation.source import DraftSource
+from sluice.engine.speculation.suffix_drafts import SuffixDrafts
 from tests.engine.lagging import on_late_device
 
 
@@ -42,6 +43,9 @@ class Setting:
 
     graphs: bool | None = None
     """Whether decodes are recorded and replayed, as on a GPU."""
+
+    speculates: bool = False
+    """Whether tokens are drafted from the text so far."""
 
     is_late: bool = False
     """The device itself lags: see `LaggingExecutor`."""
@@ -77,6 +81,7 @@ DISTURBED: Mapping[str, Setting] = {
     "overlapped, a late device, aborts": Setting(
         lag=1, is_late=True, block_size=2, num_blocks=40, arrivals=10, abort=frozenset({"1", "4", "5"})
     ),
+    "drafts": Setting(speculates=True, block_size=4, num_blocks=40, arrivals=9),
     "aborts": Setting(block_size=4, num_blocks=40, arrivals=10, abort=frozenset({"1", "4", "5"})),
 }
 
@@ -176,6 +181,7 @@ def run(
     )
     runner = load_model_runner(options)
     executor = on_late_device(runner) if setting.is_late else FailingExecutor(runner) if setting.fails else runner
+    draft_source = SuffixDrafts() if setting.speculates and draft_source is None else draft_source
     return _run(LLMEngine(executor, NullTokenizer(), config, draft_source=draft_source), requests, setting)
 
 

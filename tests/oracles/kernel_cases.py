@@ -256,6 +256,17 @@ def _attended(inputs: AttentionInputs, query: Tensor, kv_cache: KVCache) -> Tens
 # Norm, rotation, gate
 
 
+def layer_norm_agreement(out: Tensor, total: Tensor, weight: Tensor, eps: float) -> Agreement:
+    """Compare `out` with the layer norm of `total` in float64."""
+    expected = rms_norm_reference(total.double(), weight.double(), eps=eps, is_centered=True)
+    # What the mean loses: its own rounding, on the scale of the row's deviation.
+    wide = total.double()
+    lost = (
+        FLOAT32_UNIT * 8 * wide.abs().amax(-1, keepdim=True) / (wide.var(-1, correction=0, keepdim=True) + eps).sqrt()
+    )
+    return agreement(out, expected, lost * weight.double().abs())
+
+
 def norm_agreement(out: Tensor, total: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0) -> Agreement:
     """Compare `out` with the norm of `total` in float64."""
     expected = rms_norm_reference(total.double(), weight.double(), eps=eps, weight_offset=weight_offset)

@@ -97,7 +97,7 @@ class TestGivenATinyModel:
         generator = torch.Generator().manual_seed(3)
         prompts = [torch.randint(VOCAB_SIZE, (n,), generator=generator).tolist() for n in LENGTHS]
         # LongRoPE is chosen by the longest sequence here, and by the sequence's own length there.
-        prompts = [p for p in prompts if len(p) > 40] if name == "llama-longrope" else prompts
+        prompts = [p for p in prompts if len(p) > 40] if name.endswith("longrope") else prompts
 
         actual = _logits(_load(tmp_path, max_model_len=160), prompts, block_size=block_size, chunk=chunk)
 
@@ -128,7 +128,10 @@ class TestGivenDynamicRope:
 
 class TestGivenWeightsInBfloat16:
     @pytest.mark.parametrize("step", ["native", "operations"])
-    @pytest.mark.parametrize("name", ["llama-llama3", "mistral-window", "qwen2", "qwen3", "gemma2", "gemma3"])
+    @pytest.mark.parametrize(
+        "name",
+        ["llama-llama3", "mistral-window", "qwen2", "qwen3", "gemma2", "gemma3", "granite", "olmo2", "cohere2", "glm4"],
+    )
     def test_when_prompts_are_computed_then_the_error_is_at_most_about_transformers(
         self, name: str, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -26,7 +26,7 @@ from sluice.kernels.native import library
 from sluice.kernels.paged_attention import FP8, KVCache
 from sluice.kernels.write_kv import HeadNorm
 from tests.engine.layouts import Part, StepLayout
-from tests.oracles.tiny_models import GEMMA2, GEMMA3, TinyModel
+from tests.oracles.tiny_models import COHERE2, EXAONE4, GEMMA2, GEMMA3, GRANITE, TinyModel
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 8
@@ -45,6 +45,12 @@ MODELS = {
     "qwen3, norms of heads": TinyModel("qwen3", SIZES),
     "gemma2, soft caps": TinyModel("gemma2", GEMMA2 | SIZES),
     "gemma3": TinyModel("gemma3_text", GEMMA3 | SIZES),
+    "smollm3, a layer without positions": TinyModel("smollm3", {**SIZES, "no_rope_layers": [1, 0, 1]}),
+    "granite, multipliers": TinyModel("granite", GRANITE | SIZES),
+    "olmo2, norms of all heads": TinyModel("olmo2", {**SIZES, "num_attention_heads": 2}),
+    "exaone4, norms after blocks": TinyModel("exaone4", EXAONE4 | SIZES),
+    "cohere2, parallel layer norms": TinyModel("cohere2", {**COHERE2, **SIZES, "num_attention_heads": 2}),
+    "glm4, partial rotation": TinyModel("glm4", SIZES),
 }
 
 

@@ -25,8 +25,20 @@ MODELS = [
     "qwen2-window",
     "qwen3",
     # Those of Gemma whose weights are not tied: the others repeat the last token.
+    "gemma-untied",
     "gemma2-no-caps",
     "gemma3-untied",
+    "ministral",
+    "seed_oss",
+    "smollm3",
+    "granite",
+    "phi3",
+    "olmo2",
+    "olmo3",
+    "exaone4",
+    "cohere2",
+    "glm",
+    "glm4",
 ]
 MAX_TOKENS = 20
 
@@ -98,6 +110,11 @@ class TestGivenTheSettings:
 
         assert run(folder, requests(), DISTURBED["preemption"]).num_preemptions > 0
         assert run(folder, requests(), DISTURBED["preemption, no prefix cache"]).num_preemptions > 0
+
+    def test_when_tokens_are_drafted_then_some_are_accepted(self) -> None:
+        folder, _ = folder_and_expected("llama-tied")
+
+        assert run(folder, requests(), DISTURBED["drafts"]).num_accepted_tokens > 0
 
     @pytest.mark.parametrize("name", ["preemption, host tier", "overlapped, a late device, host tier"])
     def test_when_there_is_a_host_tier_then_preempted_sequences_load_from_it(self, name: str) -> None:

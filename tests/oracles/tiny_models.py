@@ -29,6 +29,7 @@ _SIZES: dict[str, object] = {
     "max_position_embeddings": 160,
     "bos_token_id": 0,
     "eos_token_id": 1,
+    "pad_token_id": 0,
     "initializer_range": 0.2,
 }
 
@@ -85,6 +86,39 @@ GEMMA3: dict[str, object] = {
     },
 }
 
+GRANITE: dict[str, object] = {
+    "embedding_multiplier": 6.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.3,
+    "logits_scaling": 5.0,
+}
+OLMO3: dict[str, object] = {
+    "sliding_window": 11,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+        "full_attention": {
+            "rope_type": "yarn",
+            "rope_theta": 500.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 40,
+        },
+    },
+}
+EXAONE4: dict[str, object] = {"sliding_window": 11, "sliding_window_pattern": 2}
+COHERE: dict[str, object] = {"logit_scale": 0.3, "tie_word_embeddings": False, "layer_norm_eps": 1e-3}
+COHERE2: dict[str, object] = {**COHERE, "sliding_window": 11, "sliding_window_pattern": 2}
+# Its longest sequences are longer than those of the pretraining; a part of a head is not rotated.
+PHI3_LONG: dict[str, object] = {
+    "original_max_position_embeddings": 40,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 500.0,
+        "partial_rotary_factor": 0.5,
+        "short_factor": [1.0, 1.3],
+        "long_factor": [1.0, 3.0],
+    },
+}
 _LONG_FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.5], "long_factor": [1.0, 2.0, 3.0, 4.0]}
 
 TINY_MODELS: dict[str, TinyModel] = {
@@ -143,6 +177,35 @@ TINY_MODELS: dict[str, TinyModel] = {
             "rope_parameters": None,
         },
     ),
+    "ministral": TinyModel(
+        "ministral",
+        {
+            "head_dim": 16,
+            "sliding_window": 11,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "seed_oss": TinyModel("seed_oss", {"head_dim": 16, "attention_out_bias": True, "mlp_bias": True}),
+    "smollm3": TinyModel("smollm3", {"no_rope_layers": [1, 0, 1], "tie_word_embeddings": False}),
+    "smollm3-window": TinyModel(
+        "smollm3", {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 9}
+    ),
+    "granite": TinyModel("granite", GRANITE),
+    "phi3": TinyModel("phi3", {"sliding_window": 11}),
+    "phi3-longrope": TinyModel("phi3", PHI3_LONG),
+    "olmo2": TinyModel("olmo2"),
+    "olmo2-biases": TinyModel("olmo2", {"attention_bias": True}),
+    "olmo3": TinyModel("olmo3", OLMO3),
+    "exaone4": TinyModel("exaone4", EXAONE4),
+    "exaone4-no-window": TinyModel(
+        "exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3, "tie_word_embeddings": True}
+    ),
+    "cohere": TinyModel("cohere", COHERE),
+    "cohere2": TinyModel("cohere2", COHERE2),
+    "glm": TinyModel("glm", {"head_dim": 16}),
+    "glm4": TinyModel("glm4", {"head_dim": 16, "attention_bias": False}),
+    "gemma": TinyModel("gemma", {"head_dim": 16}),
+    "gemma-untied": TinyModel("gemma", {"head_dim": 16, "tie_word_embeddings": False, "attention_bias": True}),
 }
 
 

@@ -157,7 +157,7 @@ def _facts_of(executor: Executor, capabilities: Capabilities) -> EngineFacts:
 
 
 def _torch_facts(executor: Executor, plan: "LoadPlan", text: ModelText) -> EngineFacts:
-    from sluice.engine.models.config import known_families  # imports torch
+    from sluice.engine.models.families import known_families  # imports torch
 
     refused = {EMBED: text.embed} if isinstance(text.embed, str) else {}
     capabilities = own_capabilities(known_families(), (PLAIN, "int8"), is_bitwise=plan.is_bitwise, refused=refused)

@@ -16,6 +16,7 @@ from sluice.engine.execution.model_runner import ModelRunner
 from sluice.engine.execution.options import ModelOptions
 from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.models.config import parse_config
+from sluice.engine.models.families import FAMILIES
 from sluice.engine.models.folder import open_model_folder
 from sluice.engine.models.rope_table import rope_table
 
@@ -31,6 +32,8 @@ CONFIG: dict[str, object] = {
     "rms_norm_eps": 1e-5,
     "eos_token_id": 3,
 }
+OLDEST = ("llama", "mistral", "qwen2", "qwen3")
+"""Families whose configs always state the sizes that others may omit."""
 
 
 def tensors(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
@@ -199,7 +202,7 @@ class TestGivenABadFolder:
         rewrite_config(folder, model_type="gpt2")
 
         with pytest.raises(
-            ModelFolderError, match="'gpt2' is not one of gemma2, gemma3, gemma3_text, llama, mistral, qwen2, qwen3"
+            ModelFolderError, match=r"'gpt2' is not one of cohere, cohere2, .*, smollm3\. vLLM may .* --engine vllm\."
         ):
             load(folder)
 
@@ -334,6 +337,45 @@ class TestGivenConfigsOfBothAges:
         assert torch.equal(rope_table(partial.rope, 5), rope_table(parse_config(CONFIG | {"head_dim": 8}).rope, 5))
 
 
+class TestGivenAConfigOfSizesAlone:
+    """Compared with transformers' own reading of it."""
+
+    @pytest.mark.parametrize("family", sorted(FAMILIES))
+    def test_when_it_leaves_all_out_then_the_family_s_defaults_are_those_of_transformers(self, family: str) -> None:
+        from transformers import AutoConfig  # a second of imports
+
+        sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+        # Those of the first families are longer; their configs state them.
+        stated = {} if family not in OLDEST else {"max_position_embeddings": 512, "num_key_value_heads": 8}
+        theirs = AutoConfig.for_model(family, **stated)
+
+        ours = parse_config({"model_type": family, **stated} | {name: getattr(theirs, name) for name in sizes})
+
+        assert ours.num_kv_heads == theirs.num_key_value_heads
+        assert ours.head_size == (getattr(theirs, "head_dim", None) or ours.hidden_size // ours.num_heads)
+        assert ours.rope.max_position_embeddings == theirs.max_position_embeddings
+        assert ours.head_norm_eps == getattr(theirs, FAMILIES[family].eps_name)
+        assert ours.is_tied == theirs.tie_word_embeddings
+        assert ours.has_mlp_bias == getattr(theirs, "mlp_bias", False)
+        kinds = getattr(theirs, "layer_types", None) or ["sliding_attention"] * ours.num_layers
+        window = getattr(theirs, "sliding_window", None) or 0
+        assert list(ours.sliding_windows) == [window if kind == "sliding_attention" else 0 for kind in kinds]
+        parameters = theirs.rope_parameters
+        assert ours.rope.theta == parameters.get("full_attention", parameters)["rope_theta"]
+        assert ours.rope.rotary_size == ours.head_size * parameters.get("partial_rotary_factor", 1.0)
+
+    @pytest.mark.parametrize("family", ["seed_oss", "glm", "glm4", "cohere", "cohere2", "olmo2", "granite", "smollm3"])
+    def test_when_it_leaves_all_out_then_biases_are_those_of_transformers(self, family: str) -> None:
+        from transformers import AutoConfig
+
+        theirs = AutoConfig.for_model(family)
+
+        ours = parse_config(CONFIG | {"model_type": family})
+
+        assert ours.has_qkv_bias == theirs.attention_bias
+        assert ours.logit_scale == getattr(theirs, "logit_scale", 1.0)
+
+
 class TestGivenAGemmaConfig:
     """Compared with transformers' own reading of it."""
 
@@ -348,8 +390,8 @@ class TestGivenAGemmaConfig:
 
         assert ours.num_kv_heads == theirs.num_key_value_heads
         assert ours.head_size == theirs.head_dim
-        assert ours.max_position_embeddings == theirs.max_position_embeddings
-        assert ours.rms_norm_eps == theirs.rms_norm_eps
+        assert ours.rope.max_position_embeddings == theirs.max_position_embeddings
+        assert ours.norm_eps == theirs.rms_norm_eps
         assert ours.activation == "gelu_tanh"
         assert theirs.hidden_activation == "gelu_pytorch_tanh"
         assert ours.is_tied == theirs.tie_word_embeddings
@@ -396,7 +438,7 @@ class TestGivenAGemmaConfig:
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"model_type": "gemma"}, "'gemma' is not one of gemma2, gemma3, gemma3_text"),
+            ({"model_type": "gemma", "use_bidirectional_attention": True}, "is not supported for gemma"),
             (
                 {"use_bidirectional_attention": True},
                 "use_bidirectional_attention True is not supported for gemma3_text",

@@ -113,6 +113,7 @@ def numbers_of(decoder: Decoder) -> list[Tensor]:
     """What can be seen of the weights: those that stay as they are, and products of those that are packed."""
     weights, layer = decoder.weights, decoder.weights.layers[-1]
     rows = torch.eye(decoder.config.hidden_size, dtype=weights.embedding.dtype)
+    assert layer.attention_norm is not None
     return [
         weights.embedding,
         weights.final_norm,

@@ -37,14 +37,20 @@ SIZES = ModelSizes(
     attention_scale=0.25,
     attention_soft_cap=5.0,
     final_soft_cap=3.0,
-    rms_norm_eps=1e-6,
+    norm_eps=1e-6,
+    head_norm_eps=1e-6,
+    logit_scale=1.0,
     norm_offset=1.0,
     activation="gelu_tanh",
     has_qkv_bias=True,
     has_output_bias=False,
     has_mlp_bias=True,
     has_head_norm=True,
+    has_row_norm=False,
+    is_norm_centered=False,
+    has_pre_norms=True,
     has_post_norms=True,
+    is_parallel=False,
     is_int8=True,
     cache="model",
 )
@@ -86,6 +92,12 @@ class TestGivenKernelsThatWork:
         plain = replace(SIZES, activation="silu", has_head_norm=False, has_post_norms=False, norm_offset=0.0)
 
         assert try_all(operation, plain) > 0
+
+    def test_when_norms_subtract_the_mean_or_are_left_out_then_each_passes(self) -> None:
+        parallel = replace(SIZES, is_norm_centered=True, is_parallel=True, has_post_norms=False, norm_offset=0.0)
+
+        assert try_all("rms_norm", parallel) == 3
+        assert try_all("rms_norm", replace(SIZES, has_pre_norms=False)) == 3
 
     @pytest.mark.parametrize("operation", fast_only([], SLOW))
     def test_when_results_must_not_depend_on_the_batch_then_each_passes(self, operation: str) -> None:
