@@ -12,6 +12,7 @@ BENCHMARKS = {
     "grammars": ("engine.grammars", "what grammars cost a step, on this CPU"),
     "gpu": ("gpu.run", "all GPU measurements"),
     "queue": ("queue.peers", "the queue compared with other queues"),
+    "schemas": ("schemas.run", "JSON schemas of others: compiled, valid, beside another decoder"),
     "service": ("service.run", "the service compared with the bare engine"),
 }
 

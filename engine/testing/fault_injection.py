@@ -136,9 +136,11 @@ class ChaoticExecutor:
         """Return the fault of a sequence in this step, and count the occurrence."""
         admission = self._admitted[row.slot]
         position = row.start + row.num_tokens - admission.num_prompt_tokens
+        # A row that decodes may have tokens that a grammar forced: faults at their positions happen now.
+        before = row.start - admission.num_prompt_tokens if row.start >= admission.num_prompt_tokens else position - 1
         has_resumed = self._num_resumed[row.sequence_id] > 0
         for fault in (*self._faults, *self._asked.get(row.slot, ())):
-            is_meant = fault.request_id in (None, admission.request_id) and fault.at == position
+            is_meant = fault.request_id in (None, admission.request_id) and before < fault.at <= position
             num_happened = self._num_happened[row.sequence_id, fault] + has_resumed
             if is_meant and (fault.times is None or num_happened < fault.times):
                 self._num_happened[row.sequence_id, fault] += 1

@@ -1,0 +1,1 @@
+"""JSON schemas that others wrote, as structured output."""
