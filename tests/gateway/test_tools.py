@@ -1,14 +1,20 @@
 """Tools through a gateway, with the stock `openai` client, and with a worker that is killed amid the arguments."""
 
+import json
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Literal, cast
 
+import jsonschema
 import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 from pydantic import BaseModel, Field
 
 from sluice.history.database import open_database
+from sluice.producer import Producer, Receipt
+from sluice.protocol.openai_format.tools import parsed
 from sluice.worker.model.folders import SMALL_MODEL
 from sluice.worker.recorder.migrate import migrate
 from tests.end_to_end.processes import WorkerPool, worker_pool
@@ -16,6 +22,7 @@ from tests.gateway.gateway_process import gateway_process
 from tests.servers import RedisServer, redis_server
 
 MODEL = SMALL_MODEL.name
+NULL = "null?step_s=0.004"
 ASK: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is the weather in Paris?"}]
 
 pytestmark = pytest.mark.slow
@@ -210,3 +217,62 @@ class TestGivenTheStockClient:
 
         assert raised.value.param == param
         assert words in str(raised.value)
+
+
+class TestGivenAWorkerThatIsKilledAmidTheArguments:
+    def test_when_jobs_go_on_elsewhere_then_streams_and_results_have_the_calm_runs_calls(self, tmp_path: Path) -> None:
+        items = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9999}}
+        numbers = {**items, "minItems": 40, "maxItems": 40}
+        parameters = {"type": "object", "properties": {"numbers": numbers}, "required": ["numbers"]}
+        function = {"name": "add", "parameters": {**parameters, "additionalProperties": False}}
+        options: dict[str, Any] = {
+            "tools": [{"type": "function", "function": function}],
+            "tool_choice": "required",
+            "parallel_tool_calls": False,
+            "max_tokens": 4000,
+        }
+        settings = {"MODEL": NULL, "TOOL_FORMAT": "hermes"}
+        with redis_server("valkey") as server, worker_pool(server.url, tmp_path) as workers:
+            [victim] = workers.start_all(1, **settings)
+            with gateway_process(server.url) as gateway, Producer(server.url) as producer:
+                client = gateway.client()
+
+                def submit() -> list[Receipt]:
+                    return [producer.submit(ASK, **options, seed=number) for number in range(8)]
+
+                calm = [producer.result(job).choices[0] for job in submit()]
+                with ThreadPoolExecutor() as threads:
+                    streams = [threads.submit(_gathered, client, {**options, "seed": seed}) for seed in range(4)]
+                    jobs = submit()
+                    _read_some(producer, jobs[0])
+                    workers.start_all(1, **settings)
+                    victim.kill()
+                    disturbed = [producer.result(job).choices[0] for job in jobs]
+                    streamed = [stream.result() for stream in streams]
+
+        assert [choice.token_ids for choice in disturbed] == [choice.token_ids for choice in calm]
+        assert {choice.format for choice in disturbed} == {"hermes"}
+        calls = [parsed(choice).calls for choice in disturbed]
+        assert streamed == [(call.name, call.arguments) for [call] in calls[:4]]
+        for [call] in calls:
+            assert call.name == "add"
+            jsonschema.validate(json.loads(call.arguments), function["parameters"])
+
+
+def _gathered(client: openai.OpenAI, options: dict[str, Any]) -> tuple[str, str]:
+    """Stream an answer, and join its only call."""
+    name = arguments = ""
+    for chunk in cast("Any", client.chat.completions).create(model="null", messages=ASK, stream=True, **options):
+        for piece in chunk.choices[0].delta.tool_calls or ():
+            name += piece.function.name or ""
+            arguments += piece.function.arguments or ""
+    return name, arguments
+
+
+def _read_some(producer: Producer, job: Receipt) -> None:
+    """Read until 60 tokens have come."""
+    num_tokens = 0
+    for event in producer.stream(job):
+        num_tokens += len(event.token_ids)
+        if num_tokens >= 60:
+            return
