@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from sluice.gateway.openapi.options import options_schema
-from sluice.gateway.openapi.schemas import FLAG, TEXT, Schema, list_of, object_schema
+from sluice.gateway.openapi.schemas import FLAG, TEXT, Schema, list_of, object_schema, or_null
 from sluice.protocol.openai_format.requests import (
+    OF_TOOLS,
     PROMPT,
     ROLES,
     SAME,
@@ -27,7 +28,7 @@ RENAMED = {name: option.in_responses for name, option in OPTIONS.items() if opti
 NAMES = {PROMPT: "input", **RENAMED, "structured": "text.format"}
 """The API's names of the prompt and of renamed options, by ours."""
 
-PART_TYPES = ("input_text", "output_text", "text")
+PART_TYPES = ("input_text", "output_text", "text", "reasoning_text")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +36,7 @@ class ResponseRequest:
     """A request for a response."""
 
     input: tuple[dict[str, Any], ...]
-    """Message items: `{role, content}`, where the content is text."""
+    """Items in our form (`items`)."""
 
     options: dict[str, Any]
     """Options of the job."""
@@ -82,11 +83,20 @@ def read_response_request(body: object) -> ResponseRequest:
 
 # ---------------------------------------------------------------- parameters
 
-_PASSED = SAME - {name for name, option in OPTIONS.items() if option.in_responses != ""}
+_PASSED = (SAME | OF_TOOLS) - {name for name, option in OPTIONS.items() if option.in_responses != ""}
 """Parameters passed on unchanged: OpenAI's and those that open servers add."""
 
 _SHOWN = (
-    *("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "temperature", "tool_choice", "top_p"),
+    *(
+        "instructions",
+        "max_output_tokens",
+        "metadata",
+        "parallel_tool_calls",
+        "temperature",
+        "tool_choice",
+        "tools",
+        "top_p",
+    ),
     *("prompt_cache_key", "safety_identifier", "text", "user"),
 )
 
@@ -105,9 +115,6 @@ _IGNORED = frozenset(
 _TEXTS = ("instructions", "model", "prompt_cache_key", "safety_identifier", "user")
 
 _HARMLESS: Harmless = {
-    "tools": lambda value: value == [],
-    "tool_choice": lambda value: value in ("none", "auto"),
-    "parallel_tool_calls": lambda value: isinstance(value, bool),
     "include": lambda value: value == [],
     "truncation": lambda value: value == "disabled",
     "reasoning": lambda value: value in ({}, {"effort": "none"}, {"effort": None}, {"effort": None, "summary": None}),
@@ -170,10 +177,30 @@ def _item(at: str, value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RequestRefused("invalid_request", "an item of the input must be an object", at)
     item = cast("dict[str, Any]", value)
-    kind, role = item.get("type") or "message", item.get("role")
-    if kind != "message":
-        message = f"input items of type {json.dumps(kind)[:80]} are not supported"
-        raise RequestRefused("unsupported", message, f"{at}.type")
+    kind = item.get("type") or "message"
+    match kind:
+        case "message":
+            return _message(at, item)
+        case "function_call":
+            return {"type": kind, **{name: _text_of(at, item, name) for name in ("call_id", "name", "arguments")}}
+        case "function_call_output":
+            output = _content(item.get("output"), f"{at}.output")
+            return {"type": kind, "call_id": _text_of(at, item, "call_id"), "output": output}
+        case "reasoning":
+            return {"type": kind, "text": _content(item.get("content") or "", f"{at}.content")}
+        case _:
+            message = f"input items of type {json.dumps(kind)[:80]} are not supported"
+            raise RequestRefused("unsupported", message, f"{at}.type")
+
+
+def _text_of(at: str, item: Mapping[str, Any], name: str) -> str:
+    if not isinstance(value := item.get(name), str):
+        raise RequestRefused("invalid_request", f"{name} of an item must be text", f"{at}.{name}")
+    return value
+
+
+def _message(at: str, item: Mapping[str, Any]) -> dict[str, Any]:
+    role = item.get("role")
     check_role(role, f"{at}.role")
     # Further fields that items of an earlier output have; they mean nothing to a model.
     if unsupported := item.keys() - {"type", "role", "content", "id", "status", "phase"}:
@@ -205,16 +232,25 @@ def _part_text(value: object, param: str) -> str:
 _OPTIONS = {
     NAMES.get(name, name): schema for name, schema in options_schema({*_PASSED, *RENAMED, "logit_bias"}).items()
 }
-_ITEM = object_schema(
-    "NewItem",
+_CONTENT: Schema = {"anyOf": [TEXT, list_of(object_schema(None, type={"enum": [*PART_TYPES]}, text=TEXT))]}
+_NEW_MESSAGE = object_schema(
+    "NewMessage",
     optional=("type", "id", "status", "phase"),
     type={"const": "message"},
     role={"enum": [*ROLES]},
-    content={"anyOf": [TEXT, list_of(object_schema(None, type={"enum": [*PART_TYPES]}, text=TEXT))]},
+    content=_CONTENT,
     id=TEXT,
     status=TEXT,
     phase=TEXT,
 )
+_NEW_CALL = object_schema("NewFunctionCall", type={"const": "function_call"}, call_id=TEXT, name=TEXT, arguments=TEXT)
+_NEW_OUTPUT = object_schema(
+    "NewFunctionCallOutput", type={"const": "function_call_output"}, call_id=TEXT, output=_CONTENT
+)
+_NEW_REASONING = object_schema(
+    "NewReasoning", optional=("content",), type={"const": "reasoning"}, content=or_null(_CONTENT)
+)
+_ITEM: Schema = {"anyOf": [_NEW_MESSAGE, _NEW_CALL, _NEW_OUTPUT, _NEW_REASONING]}
 _INPUT: Schema = {"anyOf": [{**TEXT, "minLength": 1}, {**list_of(_ITEM), "minItems": 1}]}
 _OPTIONAL: dict[str, Schema] = {
     **_OPTIONS,

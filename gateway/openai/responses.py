@@ -3,10 +3,11 @@
 All ids derive from the job, so every gateway formats a response with the same ids.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from sluice.gateway.openai.items import Item, OutputItem, input_object, item_object, items_of, messages_of
 from sluice.gateway.openapi.schemas import FLAG, METADATA, NUMBER, TEXT, Schema, list_of, object_schema, or_null
 from sluice.protocol.job_ids import split_job_id
 from sluice.protocol.openai_format.bodies import CALLERS_CODES, Object
@@ -16,9 +17,6 @@ from sluice.protocol.wire import JobId, Usage
 
 EndStatus = Literal["completed", "incomplete", "failed", "cancelled"]
 Status = Literal["queued", "in_progress"] | EndStatus
-
-Item = Mapping[str, str]
-"""A message of the input: role and content."""
 
 LATE = "the response has not ended within its time limit"
 
@@ -58,14 +56,36 @@ MESSAGE = object_schema(
     status=STATUS,
     content=list_of(OUTPUT_TEXT),
 )
-INPUT_ITEM = object_schema(
-    "InputItem",
+FUNCTION_CALL = object_schema(
+    "FunctionCall",
+    id=TEXT,
+    type={"const": "function_call"},
+    call_id=TEXT,
+    name=TEXT,
+    arguments={**TEXT, "description": "A JSON object."},
+    status=STATUS,
+)
+REASONING = object_schema(
+    "Reasoning",
+    id=TEXT,
+    type={"const": "reasoning"},
+    summary=list_of({}),
+    content=list_of(object_schema("ReasoningText", type={"const": "reasoning_text"}, text=TEXT)),
+    status=STATUS,
+)
+OUTPUT_ITEM: Schema = {"anyOf": [MESSAGE, FUNCTION_CALL, REASONING]}
+_INPUT_MESSAGE = object_schema(
+    "InputMessage",
     id=TEXT,
     type={"const": "message"},
     role=ROLE,
     status=STATUS,
     content=list_of({"anyOf": [INPUT_TEXT, OUTPUT_TEXT]}),
 )
+_CALL_OUTPUT = object_schema(
+    "FunctionCallOutput", id=TEXT, type={"const": "function_call_output"}, call_id=TEXT, output=TEXT, status=STATUS
+)
+INPUT_ITEM: Schema = {"anyOf": [_INPUT_MESSAGE, FUNCTION_CALL, _CALL_OUTPUT, REASONING]}
 USAGE = object_schema(
     "ResponseUsage",
     input_tokens=NUMBER,
@@ -85,7 +105,7 @@ RESPONSE = object_schema(
     error=or_null(object_schema(code={"enum": ["server_error", "invalid_prompt"]}, message=TEXT)),
     incomplete_details=or_null(object_schema(reason={"const": "max_output_tokens"})),
     model=TEXT,
-    output=list_of(MESSAGE),
+    output=list_of(OUTPUT_ITEM),
     previous_response_id=or_null(TEXT),
     store=FLAG,
     usage=or_null(USAGE),
@@ -96,8 +116,8 @@ RESPONSE = object_schema(
     reasoning=ANY_OBJECT,
     temperature=or_null(FRACTION),
     text=ANY_OBJECT,
-    tool_choice=TEXT,
-    tools=list_of({}),
+    tool_choice={"type": ["string", "object"]},
+    tools=list_of(ANY_OBJECT),
     top_p=or_null(FRACTION),
     truncation={"const": "disabled"},
     user=or_null(TEXT),
@@ -115,6 +135,9 @@ class ResponseEnd:
     status: EndStatus
     text: str = ""
     """The whole raw output, also of a response that failed."""
+
+    format: str = ""
+    """How it marks its parts (`sluice.protocol.outputs`)."""
 
     usage: Object | None = None
     error: Object | None = None
@@ -137,12 +160,17 @@ class ResponseInfo:
     @property
     def id(self) -> str:
         """The id of the response."""
-        return f"resp_{_name_of(self.job_id)}"
+        return f"resp_{self.name}"
+
+    @property
+    def name(self) -> str:
+        """The last part of all ids."""
+        return split_job_id(self.job_id)[2]
 
     @property
     def item_id(self) -> str:
-        """The id of the output message."""
-        return f"msg_{_name_of(self.job_id)}"
+        """The beginning of the ids of the input's items."""
+        return f"msg_{self.name}"
 
     @property
     def first_status(self) -> Status:
@@ -150,23 +178,33 @@ class ResponseInfo:
         return "queued" if self.is_background else "in_progress"
 
 
-def _name_of(job_id: JobId) -> str:
-    return split_job_id(job_id)[2]
-
-
 def response_end(
-    state: JobState, finish_reason: str | None, text: str, usage: Usage | None, failure: tuple[str | None, str | None]
+    state: JobState,
+    finish_reason: str | None,
+    output: tuple[str, str],
+    usage: Usage | None,
+    failure: tuple[str | None, str | None],
 ) -> ResponseEnd:
-    """Return the end of a response from the end of its job; `failure`: the job's error code and error."""
+    """Return the end of a response from that of its job.
+
+    Args:
+        state: The job's.
+        finish_reason: Of its only choice.
+        output: The text, and the format in which it marks its parts.
+        usage: The job's.
+        failure: Its error code and error.
+    """
+    text, output_format = output
     if state is JobState.CANCELLED:
-        return ResponseEnd(status="cancelled", text=text)
+        return ResponseEnd(status="cancelled", text=text, format=output_format)
     if state is not JobState.DONE:
         code = "invalid_prompt" if failure[0] in CALLERS_CODES else "server_error"
         # A job that the queue ends at its deadline has a message; one that its worker ends has none.
         message = LATE if state is JobState.EXPIRED else failure[1] or str(state)
-        return ResponseEnd(status="failed", text=text, error={"code": code, "message": message})
+        return ResponseEnd(status="failed", text=text, format=output_format, error={"code": code, "message": message})
     status = "incomplete" if finish_reason == "length" else "completed"
-    return ResponseEnd(status=status, text=text, usage=None if usage is None else response_usage(usage))
+    shown = None if usage is None else response_usage(usage)
+    return ResponseEnd(status=status, text=text, format=output_format, usage=shown)
 
 
 def response_object(info: ResponseInfo, status: Status, end: ResponseEnd | None = None) -> Object:
@@ -190,22 +228,12 @@ def response_object(info: ResponseInfo, status: Status, end: ResponseEnd | None 
 
 
 def output_items(info: ResponseInfo, end: ResponseEnd) -> list[Object]:
-    """Format the output of an ended response: one message, or none if it failed before its first character."""
+    """Format the output of an ended response: a message at least, or none if it failed before its first character."""
     is_whole = end.status in ("completed", "incomplete")
-    if not is_whole and not end.text:
-        return []
     status = "completed" if end.status == "completed" else "incomplete"
-    return [message_item(info, status, [text_part(end.text)])]
-
-
-def message_item(info: ResponseInfo, status: str, content: list[Object]) -> Object:
-    """Format the output message."""
-    return {"id": info.item_id, "type": "message", "status": status, "role": "assistant", "content": content}
-
-
-def text_part(text: str) -> Object:
-    """Format the content of the output message."""
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    items = items_of(end.format, end.text) or ([OutputItem("message", 0)] if is_whole else [])
+    # Only the last one can be cut off.
+    return [item_object(item, info.name, status if item is items[-1] else "completed") for item in items]
 
 
 def response_usage(usage: Usage) -> Object:
@@ -220,13 +248,16 @@ def response_usage(usage: Usage) -> Object:
 
 
 def conversation_messages(
-    instructions: str | None, turns: Iterable[tuple[Iterable[Item], str]], new: Iterable[Item]
-) -> list[Item]:
+    instructions: str | None,
+    turns: Iterable[tuple[ResponseInfo, Iterable[Item], ResponseEnd]],
+    new: Iterable[Item],
+) -> list[Object]:
     """Return the prompt of a response: instructions, input and output of the responses it continues, and its input."""
-    messages = [] if instructions is None else [{"role": "system", "content": instructions}]
-    for turn_input, answer in turns:
-        messages += [*turn_input, {"role": "assistant", "content": answer}]
-    return [*messages, *new]
+    items: list[Item] = [] if instructions is None else [{"role": "system", "content": instructions}]
+    for info, turn_input, end in turns:
+        answer = items_of(end.format, end.text) or [OutputItem("message", 0)]
+        items += [*turn_input, *(item.as_input(info.name) for item in answer)]
+    return messages_of([*items, *new])
 
 
 def item_id_of(info: ResponseInfo, place: int) -> str:
@@ -234,18 +265,6 @@ def item_id_of(info: ResponseInfo, place: int) -> str:
     return f"{info.item_id}_{place}"
 
 
-def input_item(info: ResponseInfo, place: int, message: Item) -> Object:
+def input_item(info: ResponseInfo, place: int, item: Item) -> Object:
     """Format one item of the input of a response."""
-    return {
-        "id": item_id_of(info, place),
-        "type": "message",
-        "role": message["role"],
-        "status": "completed",
-        "content": [_input_part(message)],
-    }
-
-
-def _input_part(message: Item) -> Object:
-    if message["role"] == "assistant":
-        return text_part(message["content"])
-    return {"type": "input_text", "text": message["content"]}
+    return input_object(item, item_id_of(info, place))

@@ -15,6 +15,7 @@ from typing import cast
 
 from sluice.gateway.access import Caller
 from sluice.gateway.errors import HttpError, bad_request
+from sluice.gateway.openai.items import unknown_calls
 from sluice.gateway.openai.response_requests import ResponseRequest
 from sluice.gateway.openai.responses import ResponseEnd, ResponseInfo, conversation_messages
 from sluice.gateway.queues import QueueClients, Queues
@@ -132,10 +133,14 @@ class Creation:
         """Return the request with its job, which is checked before the row is written.
 
         Raises:
-            InvalidJob: a value is wrong.
+            InvalidJob, HttpError: a value is wrong.
         """
-        turns = [(response.input, response.end.text) for response in earlier if response.end is not None]
+        turns = [(response.info, response.input, response.end) for response in earlier if response.end is not None]
         prompt = conversation_messages(request.instructions, turns, request.input)
+        if (unknown := next(unknown_calls(prompt), None)) is not None:
+            raise bad_request(
+                f"input has the output of the call {unknown!r:.80}, which the conversation lacks", param="input"
+            )
         limit_s = self._settings.response_days * DAY_S if request.is_background else self._settings.request_limit_s
         own = Options(
             deadline=timedelta(seconds=limit_s),

@@ -17,7 +17,7 @@ from sluice.producer.operations.views import views
 from sluice.protocol.calls import JobView
 from sluice.protocol.clock import wall_ms
 from sluice.protocol.states import JobState
-from sluice.protocol.wire import JobId, WireError, decode_entry, decode_result
+from sluice.protocol.wire import JobId, JobResult, WireError, decode_entry, decode_result
 
 GRACE_MS = 60_000
 """Time after which a response without a job is lost. A submit takes at most a second while its gateway runs."""
@@ -83,16 +83,17 @@ def _partial(queue: Queue, jobs: Sequence[JobView]) -> Operation[dict[JobId, Res
 def _partial_end_of(view: JobView, reply: Reply) -> ResponseEnd | JobState:
     """Return the end of a job without a result; its state if a newer release wrote the channel: it stays open."""
     try:
-        text = _text(reply)
+        output = _output(reply)
     except WireError:
         return view.state
-    return response_end(view.state, None, text, None, (view.error_code, view.error))
+    return response_end(view.state, None, output, None, (view.error_code, view.error))
 
 
-def _text(reply: Reply) -> str:
+def _output(reply: Reply) -> tuple[str, str]:
+    """Return the text of a whole channel, and its format."""
     entries = [decode_entry(data) for _, data in channel_rows(reply)]
     is_whole = bool(entries) and entries[0].start == 0
-    return "".join(entry.text for entry in entries) if is_whole else ""
+    return ("".join(entry.text for entry in entries), entries[0].format) if is_whole else ("", "")
 
 
 def _end_of(view: JobView, data: bytes) -> ResponseEnd | JobState:
@@ -102,4 +103,9 @@ def _end_of(view: JobView, data: bytes) -> ResponseEnd | JobState:
     except WireError:
         return view.state
     reason = result.choices[0].finish_reason if result.choices else None
-    return response_end(view.state, reason, result.text, result.usage, (view.error_code, view.error))
+    return response_end(view.state, reason, output_of(result), result.usage, (view.error_code, view.error))
+
+
+def output_of(result: JobResult) -> tuple[str, str]:
+    """Return the text of a result's only choice, and its format."""
+    return result.text, result.choices[0].format if result.choices else ""

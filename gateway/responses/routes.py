@@ -11,12 +11,12 @@ from sluice.gateway.access import caller_of
 from sluice.gateway.connections.events import EventStream
 from sluice.gateway.errors import HttpError, bad_request, named
 from sluice.gateway.listing import AFTER, ORDER, SHORT_LIMIT, list_body, page_schema, read_page
+from sluice.gateway.openai.items import Item
 from sluice.gateway.openai.response_events import SCHEMAS
 from sluice.gateway.openai.response_requests import NAMES, NEW_RESPONSE, read_response_request
 from sluice.gateway.openai.responses import (
     INPUT_ITEM,
     RESPONSE,
-    Item,
     ResponseEnd,
     ResponseInfo,
     Status,
@@ -33,7 +33,7 @@ from sluice.gateway.rates import KeyRates
 from sluice.gateway.readers import unless_left
 from sluice.gateway.requests import read_json, traceparent_of
 from sluice.gateway.responses.creation import Created, Creation, served
-from sluice.gateway.responses.ends import settle
+from sluice.gateway.responses.ends import output_of, settle
 from sluice.gateway.responses.store import LOST, ResponseStore, StoredResponse
 from sluice.gateway.responses.streams import ResponseStream, check_place, keep_end
 from sluice.gateway.settings import GatewaySettings
@@ -221,7 +221,7 @@ class ResponseRoutes:
         if result is None:
             return Response(status_code=499)  # the client has left
         reason = result.choices[0].finish_reason if result.choices else None
-        end = response_end(JobState.DONE, reason, result.text, result.usage, (None, None))
+        end = response_end(JobState.DONE, reason, output_of(result), result.usage, (None, None))
         if info.is_stored:
             await keep_end(self._store, info.id, end)
         return _answer(response, end.status, end)

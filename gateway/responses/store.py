@@ -15,7 +15,8 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import RowMapping
 
-from sluice.gateway.openai.responses import EndStatus, Item, ResponseEnd, ResponseInfo, response_end
+from sluice.gateway.openai.items import Item
+from sluice.gateway.openai.responses import EndStatus, ResponseEnd, ResponseInfo, response_end
 from sluice.gateway.tables.database import Database
 from sluice.gateway.tables.quota import RESPONSE_BYTES, check_room
 from sluice.history.database import compact_json
@@ -149,8 +150,9 @@ class ResponseStore:
                 is_lost = end is LOST
                 is_open = responses.c.status.in_((_OPEN,) if is_lost else (_OPEN, _LOST))
                 change = responses.update().where(responses.c.id == response_id, is_open)
-                values = {"output": end.text, "usage": end.usage, "error": end.error, "ended_ms": wall_ms()}
-                num_bytes = responses.c.bytes + _json_bytes(end.text)
+                output = {"text": end.text, "format": end.format} if end.format else end.text
+                values = {"output": output, "usage": end.usage, "error": end.error, "ended_ms": wall_ms()}
+                num_bytes = responses.c.bytes + _json_bytes(output)
                 connection.execute(change.values(status=_LOST if is_lost else end.status, bytes=num_bytes, **values))
 
     def delete(self, response_id: str) -> None:
@@ -256,9 +258,10 @@ def _recorded_end(row: RowMapping) -> ResponseEnd | None:
         return None
     failure = (row["error_code"], row["error"])
     if state is not JobState.DONE:
-        return response_end(state, None, "", None, failure)
+        return response_end(state, None, ("", ""), None, failure)
     choice = row["choices"][0]
-    return response_end(state, choice["finish_reason"], choice["text"], Usage(**row["usage"]), failure)
+    output = choice["text"], choice.get("format", "")
+    return response_end(state, choice["finish_reason"], output, Usage(**row["usage"]), failure)
 
 
 def _end(row: RowMapping) -> ResponseEnd | None:
@@ -266,4 +269,8 @@ def _end(row: RowMapping) -> ResponseEnd | None:
     if status == _OPEN:
         return None
     kept: EndStatus = "failed" if status == "lost" else status
-    return ResponseEnd(status=kept, text=row["output"] or "", usage=row["usage"], error=row["error"])
+    # A text without marks is stored as it is.
+    output = row["output"] if isinstance(row["output"], dict) else {"text": row["output"] or "", "format": ""}
+    return ResponseEnd(
+        status=kept, text=output["text"], format=output["format"], usage=row["usage"], error=row["error"]
+    )

@@ -59,15 +59,15 @@ class ResponseStream:
             return
         try:
             async for entry in self._queue.following.stream_many([self._response.info.job_id]):
-                yield self._events.add(entry.text)
+                yield self._events.add(entry.text, entry.format)
                 if entry.end is not None:
                     self._end = self._end_of(entry.end)
         except (JobNotFound, ResultExpired, ChannelExpired):
             return  # the table may have the end
 
     def _end_of(self, end: End) -> ResponseEnd:
-        failure = (end.error_code, end.error)
-        return response_end(end.state, end.finish_reason, self._events.text, end.usage, failure)
+        failure, output = (end.error_code, end.error), (self._events.text, self._events.format)
+        return response_end(end.state, end.finish_reason, output, end.usage, failure)
 
     async def _stored_end(self) -> ResponseEnd:
         """Return the end, after it was stored: a client that has read it can retrieve the response.

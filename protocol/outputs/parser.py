@@ -37,6 +37,9 @@ class Part(NamedTuple):
     at: int
     """The number of characters of the choice's text with which this is known."""
 
+    begin: int
+    """The number with which its first character is known."""
+
     call: int = 0
     """The number of the call in the choice, from 0."""
 
@@ -121,10 +124,12 @@ class OutputParser:
         parts, self._parts = self._parts, []
         return parts
 
-    def _add(self, kind: PartKind, text: str) -> None:
+    def _add(self, kind: PartKind, text: str, begin: int | None = None) -> None:
+        begin = self._at if begin is None else begin
         if self._parts and self._parts[-1].kind == kind != "call":
-            text = self._parts.pop().text + text
-        self._parts.append(Part(kind, text, self._at, max(0, self._num_calls - 1)))
+            before = self._parts.pop()
+            text, begin = before.text + text, before.begin
+        self._parts.append(Part(kind, text, self._at, begin, max(0, self._num_calls - 1)))
 
     # ------------------------------------------------------------ text
 
@@ -156,20 +161,27 @@ class OutputParser:
             return 0
         found = self._plain.match(text, place)
         num_plain = found.end() - place if found else 0
-        shown = self._held + text[place : place + num_plain]
-        kept = shown.rstrip()
-        num_held = len(shown) - len(kept)
+        run = text[place : place + num_plain]
+        shown = (self._held + run).rstrip() if self._anywhere else run
+        num_held = len(self._held) + num_plain - len(shown)
         if not num_plain or num_held > MAX_HELD_SPACE:
             return 0
-        self._at += num_plain - num_held if kept else 0
-        self._show(kept)
-        self._at += num_held if kept else num_plain
-        self._held = shown[len(kept) :]
+        self._held = (self._held + run)[len(shown) :]
+        at = self._at
+        if shown:
+            self._at += num_plain - num_held
+            # Held white space is known with the first character after it.
+            lead = num_plain - len(run.lstrip()) if self._anywhere else 0
+            self._add(self._kind, shown, at + 1 + lead)
+        self._at = at + num_plain
         return num_plain
 
     def _take_text(self, character: str) -> None:
         self._held += character
         if not self._is_begun and self._take_at_begin():
+            return
+        if not self._anywhere:
+            self._show_held()
             return
         for size in range(len(self._held), 0, -1):
             end = self._held[-size:].lstrip()
@@ -181,6 +193,9 @@ class OutputParser:
                 self._show(self._held[:-size])
                 self._held = self._held[-size:]
                 return
+        self._show_held()
+
+    def _show_held(self) -> None:
         self._show(self._held)
         self._held = ""
 
@@ -190,7 +205,10 @@ class OutputParser:
         if follows := self._at_begin.get(begin):
             follows(begin)
             return True
-        return (not begin and len(self._held) <= MAX_HELD_SPACE) or (bool(begin) and _may_become(begin, self._at_begin))
+        has_marks = bool(self._anywhere or self._at_begin)
+        if not begin:
+            return has_marks and len(self._held) <= MAX_HELD_SPACE
+        return _may_become(begin, self._at_begin)
 
     def _show(self, text: str) -> None:
         if not self._is_begun and not self._keeps_space:
@@ -206,7 +224,8 @@ class OutputParser:
         self._is_text, self._held, self._raw, self._scanner = False, "", [mark], None
 
     def _call_with_brace(self, brace: str) -> None:
-        self._call("")
+        # White space before it is shown if this is no call.
+        self._call(self._held.removesuffix(brace))
         self._take_call(brace)
 
     def _take_call(self, character: str) -> None:
@@ -240,7 +259,9 @@ class OutputParser:
 
     def _give_up(self, character: str, before: str) -> None:
         """Show what was taken for a call as content. Its last character may begin a mark."""
+        keeps_space = self._keeps_space and not self._num_calls
         self._answer()
+        self._keeps_space = keeps_space
         self._show(before)
         self._take_text(character)
 

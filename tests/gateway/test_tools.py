@@ -4,7 +4,7 @@ import json
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import jsonschema
 import openai
@@ -42,7 +42,7 @@ class Sum(BaseModel, extra="forbid"):
 
 
 MODELS: dict[str, type[BaseModel]] = {"Weather": Weather, "Sum": Sum}
-TOOLS = [openai.pydantic_function_tool(kind) for kind in MODELS.values()]
+TOOLS: list[Any] = [openai.pydantic_function_tool(kind) for kind in MODELS.values()]
 
 
 @pytest.fixture(scope="module")
@@ -219,12 +219,85 @@ class TestGivenTheStockClient:
         assert words in str(raised.value)
 
 
+class TestGivenTheResponsesApi:
+    TOOLS: ClassVar[list[dict[str, Any]]] = [{"type": "function", **tool["function"]} for tool in TOOLS]
+
+    def ask(self, client: openai.OpenAI, **options: Any) -> Any:  # Any: as in `create`
+        options = {"input": "Weather?", "tools": self.TOOLS, "max_output_tokens": 400, **options}
+        return cast("Any", client.responses).create(model=MODEL, parallel_tool_calls=False, **options)
+
+    def test_when_its_output_is_given_then_the_conversation_goes_on(self, client: openai.OpenAI) -> None:
+        first = self.ask(client, tool_choice={"type": "function", "name": "Weather"})
+        [call] = first.output
+        Weather.model_validate_json(call.arguments)
+        output = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+
+        answer = self.ask(client, previous_response_id=first.id, input=[output], tool_choice="none")
+
+        assert (call.type, call.name, call.status, first.status) == (
+            "function_call",
+            "Weather",
+            "completed",
+            "completed",
+        )
+        assert [item.type for item in answer.output] == ["message"]
+        assert [item.type for item in client.responses.input_items.list(answer.id)] == ["function_call_output"]
+        assert client.responses.retrieve(first.id).output == first.output
+
+    def test_when_the_items_are_sent_back_then_it_is_the_same_conversation(self, client: openai.OpenAI) -> None:
+        first = self.ask(client, tool_choice="required")
+        [call] = first.output
+        items = [
+            {"role": "user", "content": "Weather?"},
+            call.to_dict(),
+            {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"},
+        ]
+
+        answer = self.ask(client, input=items, tool_choice="none", store=False)
+
+        assert answer.status in ("completed", "incomplete")
+
+    def test_when_it_is_streamed_and_resumed_then_the_events_are_those_of_the_whole(
+        self, client: openai.OpenAI
+    ) -> None:
+        events = list(self.ask(client, tool_choice="required", stream=True))
+        retrieve, name = cast("Any", client.responses).retrieve, events[0].response.id
+
+        for place in range(1, len(events), 5):
+            rest = list(retrieve(name, stream=True, starting_after=events[place - 1].sequence_number))
+
+            whole = [one.type for one in events[place:] if not one.type.endswith(".delta")]
+            assert [one.type for one in rest if not one.type.endswith(".delta")] == whole
+            sent = "".join(one.delta for one in events[:place] if one.type.endswith(".delta"))
+            more = "".join(one.delta for one in rest if one.type.endswith(".delta"))
+            assert sent + more == events[-1].response.output[0].arguments
+
+    def test_when_the_client_gathers_a_stream_then_the_arguments_are_those_of_the_end(
+        self, client: openai.OpenAI
+    ) -> None:
+        tools: Any = self.TOOLS
+        with client.responses.stream(
+            model=MODEL, input="Weather?", tools=tools, tool_choice="required", parallel_tool_calls=False
+        ) as stream:
+            final = stream.get_final_response()
+
+        assert [item.type for item in final.output] == ["function_call"]
+
+    def test_when_an_output_has_no_call_then_it_is_400(self, client: openai.OpenAI) -> None:
+        output = {"type": "function_call_output", "call_id": "call_x", "output": "sunny"}
+
+        with pytest.raises(openai.BadRequestError, match="call_x") as raised:
+            self.ask(client, input=[output])
+
+        assert raised.value.param == "input"
+
+
 class TestGivenAWorkerThatIsKilledAmidTheArguments:
     def test_when_jobs_go_on_elsewhere_then_streams_and_results_have_the_calm_runs_calls(self, tmp_path: Path) -> None:
         items = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9999}}
         numbers = {**items, "minItems": 40, "maxItems": 40}
         parameters = {"type": "object", "properties": {"numbers": numbers}, "required": ["numbers"]}
-        function = {"name": "add", "parameters": {**parameters, "additionalProperties": False}}
+        function: dict[str, Any] = {"name": "add", "parameters": {**parameters, "additionalProperties": False}}
         options: dict[str, Any] = {
             "tools": [{"type": "function", "function": function}],
             "tool_choice": "required",

@@ -68,7 +68,8 @@ class TestGivenAnInput:
             *((None, ""), ("", ""), ([], ""), (1, ""), ([1], "[0]"), (["text"], "[0]")),
             ([{"role": "tool", "content": "a"}], "[0].role"),
             ([{"role": "user"}], "[0].content"),
-            ([{"type": "function_call_output", "call_id": "c", "output": "a"}], "[0].type"),
+            ([{"type": "function_call_output", "output": "a"}], "[0].call_id"),
+            ([{"type": "function_call", "call_id": "c", "name": "f"}], "[0].arguments"),
             ([{"role": "user", "content": "a"}, {"type": "item_reference", "id": "msg_1"}], "[1].type"),
             ([{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}], "[0].content"),
             ([{"role": "user", "content": [{"type": "input_text"}]}], "[0].content"),
@@ -94,7 +95,7 @@ class TestGivenParameters:
     @pytest.mark.parametrize(
         "harmless",
         [
-            {"tools": [], "tool_choice": "auto", "parallel_tool_calls": False, "include": [], "truncation": "disabled"},
+            {"include": [], "truncation": "disabled"},
             {"text": {"format": {"type": "text"}, "verbosity": "medium"}, "reasoning": {"effort": "none"}},
             {"text": {"format": {"type": "text"}, "verbosity": None}, "top_logprobs": 0},
             {"user": "u", "safety_identifier": "s", "service_tier": "auto", "stream_options": {}, "max_tool_calls": 1},
@@ -130,7 +131,6 @@ class TestGivenParameters:
     @pytest.mark.parametrize(
         ("name", "value", "code"),
         [
-            ("tools", [{"type": "web_search"}], "unsupported"),
             ("truncation", "auto", "unsupported"),
             ("text", "json", "invalid_request"),
             ("include", ["message.output_text.logprobs"], "unsupported"),

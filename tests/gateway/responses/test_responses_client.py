@@ -217,9 +217,9 @@ class TestGivenRowsInTheTable:
                 {failed.info.id: ResponseEnd(status="failed", error={"code": "server_error"})}
             )
 
-        [last] = client.responses.retrieve(failed.info.id, stream=True, starting_after=800)
+        [last] = client.responses.retrieve(failed.info.id, stream=True, starting_after=3200)
 
-        assert (last.type, last.sequence_number) == ("response.failed", 807)
+        assert (last.type, last.sequence_number) == ("response.failed", 3231)
 
     def test_when_a_lost_one_is_asked_for_again_with_its_key_then_its_job_runs(
         self, client: openai.OpenAI, responses_url: str, queue_server: RedisServer

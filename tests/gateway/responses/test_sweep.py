@@ -68,7 +68,7 @@ class TestGivenAnOpenResponse:
         site.producer.delete(["0.acme.done"])
         site.sweep()
 
-        expected = response_end(JobState.DONE, "length", result.text, result.usage, (None, None))
+        expected = response_end(JobState.DONE, "length", (result.text, ""), result.usage, (None, None))
         assert site.end(name) == expected
 
     def test_when_its_job_was_cancelled_then_that_is_stored_with_its_output(self, site: Site) -> None:
@@ -183,7 +183,7 @@ class TestGivenJobsThatOnlyTheHistoryHas:
         site.sweep()
 
         usage = Usage(prompt_tokens=11, output_tokens=2)
-        assert site.end(name) == response_end(JobState.DONE, "stop", "hello", usage, (None, None))
+        assert site.end(name) == response_end(JobState.DONE, "stop", ("hello", ""), usage, (None, None))
 
     def test_when_one_failed_then_that_is_stored(self, site: Site, sqlite_history: Engine) -> None:
         name = site.add("broken")

@@ -51,7 +51,8 @@ def merged(parts: list[Part]) -> list[Part]:
     made: list[Part] = []
     for part in parts:
         if made and made[-1].kind == part.kind != "call":
-            part = part._replace(text=made.pop().text + part.text)
+            before = made.pop()
+            part = part._replace(text=before.text + part.text, begin=before.begin)
         made.append(part)
     return made
 
