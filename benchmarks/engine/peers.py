@@ -102,7 +102,9 @@ def vllm_flags(stack: ExitStack) -> tuple[str, ...]:
 def open_vllm_service(stack: ExitStack, model: Path, max_num_seqs: int) -> Run:
     """Start the whole service over vLLM; return what runs all requests through it."""
     here, producer = stack.enter_context(server()), stack.enter_context(Producer())
-    flags = (*vllm_flags(stack), *batching(max_num_seqs), "--max-model-len", "2048")
+    # As the bare one, which fills a step with prompts whatever decodes beside them.
+    as_bare = ("--max-model-len", "2048", "--max-num-batched-tokens", "2048", "--mixed-step", "0")
+    flags = (*vllm_flags(stack), *batching(max_num_seqs), *as_bare)
     stack.enter_context(worker(here, *flags, model=str(model)))
     return lambda: run_through(here, producer, jobs_of(max_num_seqs))
 
