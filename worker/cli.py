@@ -82,8 +82,12 @@ def _value(
 
 
 def _config_of(config_file: Path | None, given: Mapping[str, object], **own: object) -> WorkerConfig:
-    flags = {name.replace("__", "."): value for name, value in {**given, **own}.items() if value is not None}
-    return load_config(os.environ, file=config_file, flags=flags)
+    return load_config(os.environ, file=config_file, flags=_flags({**given, **own}))
+
+
+def _flags(given: Mapping[str, object]) -> dict[str, object]:
+    """Return the flags that are given, by `section.name`."""
+    return {name.replace("__", "."): value for name, value in given.items() if value is not None}
 
 
 def _taken(given: dict[str, Any], options: type) -> dict[str, Any]:  # Any: as click passes them
@@ -184,6 +188,7 @@ def start(
 
 
 @main.command()
+@click.argument("file", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--scale-to-backlog", is_flag=True, help="Follow the backlog in tokens.")
 @_value(
     "--scale-to-jobs",
@@ -204,7 +209,8 @@ def start(
 )
 @_device_options
 @_options(*_WORKER)
-def fleet(
+def fleet(  # its options
+    file: Path | None,
     scale_to_backlog: bool,
     jobs_per_worker: int | None,
     min_workers: int,
@@ -213,18 +219,29 @@ def fleet(
     config_file: Path | None,
     **given: object,
 ) -> NoReturn:
-    """Run as many workers as the queue needs, on this machine.
+    """Run as many workers as the queue needs, or the workers of several models, on this machine.
 
     Starts and drains worker processes: at most one for each GPU (--gpu all), or --processes on the CPU, and at least
     --min, which may be 0. Signals and everything else are as in `worker start`.
 
+    With FILE, runs the workers that its tables name, `[workers.NAME]`, each with its model, queue, and device or cores.
+
     \b
     Examples:
+        worker fleet models.toml
         worker fleet --scale-to-backlog --gpu all --within 300 --model ./Qwen3-0.6B --redis-url redis://queue:6379/0
         worker fleet --scale-to-backlog --processes 4 --model ./Qwen3-0.6B
     """
+    if file is not None:
+        if scale_to_backlog or jobs_per_worker is not None:
+            raise click.UsageError("the workers of a file are not scaled: leave out --scale-to-…")
+        if config_file is not None:
+            raise click.UsageError("the settings of all workers are in the file, too: leave out --config")
+        from sluice.worker.processes.models import start_members
+
+        sys.exit(start_members(file, os.environ, _flags(given)))
     if scale_to_backlog == (jobs_per_worker is not None):
-        raise click.UsageError("give one of --scale-to-backlog and --scale-to-jobs")
+        raise click.UsageError("give one of --scale-to-backlog and --scale-to-jobs, or a file")
     config = _config_of(config_file, given)
     from sluice.protocol.scaling.demand import MAX_WORKERS, ScalePolicy
     from sluice.worker.processes.fleet import FleetPolicy, start_fleet

@@ -1,7 +1,7 @@
 """The child processes of a configuration: workers, each for one device, and their sidecars."""
 
 import sys
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from importlib.util import find_spec
 from typing import cast
 
@@ -45,8 +45,12 @@ def worker_specs(config: WorkerConfig, environ: Mapping[str, str]) -> list[Child
     return [ChildSpec(kind="worker", command=WORKER, environ=_base(config, environ), restart="no")]
 
 
-def fleet_specs(config: WorkerConfig, environ: Mapping[str, str]) -> list[ChildSpec]:
+def fleet_specs(
+    config: WorkerConfig, environ: Mapping[str, str], *, cores: Sequence[int] | None = None
+) -> list[ChildSpec]:
     """Specify the workers of a fleet, each with a name of its own, which their parent restarts.
+
+    On the CPU they share `cores`, or all of this process's.
 
     Raises:
         ConfigError: as `worker_specs`.
@@ -54,12 +58,13 @@ def fleet_specs(config: WorkerConfig, environ: Mapping[str, str]) -> list[ChildS
     base = _base(config, environ)
     devices = devices_of(config.model.device) * config.model.processes
     is_on_cpu = config.model.device == "cpu"
-    cores = share_cores(own_cores(), len(devices)) if is_on_cpu else [frozenset[int]()] * len(devices)
+    shared = own_cores() if cores is None else cores
+    of_each = share_cores(shared, len(devices)) if is_on_cpu else [frozenset[int]()] * len(devices)
     base["SLUICE_PROCESSES"] = "1"
     if is_on_cpu:
         base["SLUICE_MEMORY_FRACTION"] = repr(config.model.memory_share / len(devices))
         _share_quota(base, len(devices))
-    return [_fleet_spec(config, base, index, device, cores[index]) for index, device in enumerate(devices)]
+    return [_fleet_spec(config, base, index, device, of_each[index]) for index, device in enumerate(devices)]
 
 
 def _share_quota(base: dict[str, str], num_workers: int) -> None:

@@ -1,0 +1,112 @@
+"""The file of `worker fleet FILE`: which workers it names, what they share, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from sluice.worker.errors import ConfigError
+from sluice.worker.processes import models
+from sluice.worker.processes.models import Member, read_members, specs_of
+
+TWO = """
+[redis]
+url = "redis://queue:6379/0"
+[batching]
+max_num_seqs = 4
+[workers.small]
+model = "null"
+queue = "small"
+[workers.large]
+model = "null?step_s=0.1"
+queue = "large"
+max-num-seqs = 8
+"""
+
+
+@pytest.fixture(autouse=True)
+def _eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "own_cores", lambda: list(range(8)))
+
+
+def members_of(folder: Path, text: str, **flags: object) -> list[Member]:
+    """The workers of a file with this text."""
+    file = folder / "fleet.toml"
+    file.write_text(text)
+    return read_members(file, {}, {name.replace("__", "."): value for name, value in flags.items()})
+
+
+def problems_of(folder: Path, text: str) -> str:
+    """Why a file is refused."""
+    with pytest.raises(ConfigError) as raised:
+        members_of(folder, text)
+    return "\n".join(raised.value.problems)
+
+
+class TestGivenAFileWithTwoWorkers:
+    def test_when_it_is_read_then_each_has_its_settings_over_the_common_ones(self, tmp_path: Path) -> None:
+        small, large = members_of(tmp_path, TWO)
+
+        assert (small.name, small.config.queue.name, small.config.step_limits.max_num_seqs) == ("small", "small", 4)
+        assert (large.name, large.config.queue.name, large.config.step_limits.max_num_seqs) == ("large", "large", 8)
+        assert small.config.redis == large.config.redis
+        assert [small.config.log.name, large.config.log.name] == ["small", "large"]
+
+    def test_when_flags_are_given_then_they_are_for_all_but_what_a_table_states(self, tmp_path: Path) -> None:
+        small, large = members_of(tmp_path, TWO, batching__max_num_seqs="2", queue__model_wait_s="5")
+
+        assert [one.config.step_limits.max_num_seqs for one in (small, large)] == [2, 8]
+        assert [one.config.queue.model_wait_s for one in (small, large)] == [5, 5]
+
+    @pytest.mark.parametrize(
+        ("small", "large", "shares"),
+        [
+            ("", "", [{0, 1, 2, 3}, {4, 5, 6, 7}]),
+            ("cores = 6", "", [{0, 1, 2, 3, 4, 5}, {6, 7}]),
+            ("cores = 1", "cores = 3", [{0}, {1, 2, 3}]),
+            ("cores = 2", "processes = 2", [{0, 1}, {2, 3, 4}, {5, 6, 7}]),
+            ('device = "cuda:0"', "", [set[int](), {0, 1, 2, 3, 4, 5, 6, 7}]),
+        ],
+    )
+    def test_when_they_start_then_no_two_share_a_core(
+        self, tmp_path: Path, small: str, large: str, shares: list[set[int]]
+    ) -> None:
+        text = TWO.replace("[workers.large]", f"{small}\n[workers.large]") + large
+
+        specs = specs_of(members_of(tmp_path, text), {})
+
+        assert [set(spec.cores) for spec in specs] == shares
+
+    def test_when_they_start_then_names_ports_and_memory_are_their_own(self, tmp_path: Path) -> None:
+        first, second = specs_of(members_of(tmp_path, TWO + "\n[metrics]\nport = 9000\n"), {})
+
+        assert [first.name, second.name] == ["small-cpu0", "large-cpu0"]
+        assert [one.environ["SLUICE_METRICS_PORT"] for one in (first, second)] == ["9000", "9001"]
+        assert [float(one.environ["SLUICE_MEMORY_FRACTION"]) for one in (first, second)] == [0.25, 0.25]
+        assert [one.environ["SLUICE_QUEUE"] for one in (first, second)] == ["small", "large"]
+
+
+class TestGivenAFileThatIsWrong:
+    @pytest.mark.parametrize(
+        ("text", "problem"),
+        [
+            ("", r"no worker: expected a table [workers.NAME] for each model"),
+            ("[workers", "cannot be read"),
+            ("[workers]\nsmall = 1", "workers.small: expected a table"),
+            ("[workers.a]\nmodle = 'null'", "workers.a.modle: unknown setting"),
+            ("[workers.a]\nmodel = 'null'\nmax-num-seqs = 'x'", "workers.a.max-num-seqs: expected"),
+            ("[workers.a]\nmodel = 'null'\ncores = 0", "workers.a.cores: expected a whole number over 0, got 0"),
+            ("[workers.a]\nmodel = 'null'\ncores = 9", "9 cores and those of 0 more workers, of 8"),
+            ("[workers.a]\ndevice = 'cuda:0'\ncores = 2", "workers.a.cores: only for a CPU"),
+            ("[workers.a]\nmodel = 'null'\n[nothing]\nx = 1", "nothing.x: unknown setting"),
+            (
+                "[workers.a]\nmodel = 'null'\n[workers.b]\nmodel = 'null?step_s=1'",
+                "workers.b.queue: a has another model on the queue default: give each model a queue",
+            ),
+            (
+                "[workers.a]\nmodel = 'null'\n[workers.b]\nmodel = 'null'\nredis-url = 'redis://b:1/0'",
+                "workers.b: it has another server than a: state the server in [redis]",
+            ),
+        ],
+    )
+    def test_when_it_is_read_then_the_error_names_the_place(self, tmp_path: Path, text: str, problem: str) -> None:
+        assert problem in problems_of(tmp_path, text)
