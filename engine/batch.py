@@ -192,6 +192,9 @@ class Batch:
     masks: Masks = field(default_factory=lambda: NO_MASKS)
     """Of rows that sample. All other tokens have probability 0; if none is left, the row fails."""
 
+    draws_later: bool = False
+    """Whether its rows are drawn when `DrawnLater.draw` is called: a mask depends on a token of the step in flight."""
+
     reads: Reads = field(default_factory=lambda: NO_READS)
     """Of rows that compute a part of a prompt, or the first that samples after it."""
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from sluice.engine.batch import Batch, Sampled
+from sluice.engine.batch import Batch, Masks, Sampled
 
 
 def blocks_needed(num_tokens: int, block_size: int) -> int:
@@ -113,6 +113,15 @@ class Launched(Protocol):
         ...
 
 
+@runtime_checkable
+class DrawnLater(Launched, Protocol):
+    """A launched step with `Batch.draws_later`."""
+
+    def draw(self, masks: Masks) -> None:
+        """Draw its tokens: once, before the next step is launched and before `collect`."""
+        ...
+
+
 class Computed(NamedTuple):
     """A step that was complete when `launch` returned."""
 
@@ -149,7 +158,7 @@ class Executor(Protocol):
         The writes of `batch` come first, then its saves, loads and copies. Saves with a number that a call has made
         already are skipped. The cache has one block more than `limits` reports, which
         nothing reads, and there is one slot more than sequences use, the last. The batch's padding is computed too, and
-        its results are discarded.
+        its results are discarded. With lag 1, the rows of a batch may be drawn later: the result is `DrawnLater` then.
 
         The call may be repeated for the same batch, or for a part of it, after it, or its `collect`, raised. The tokens
         that a step samples are in their slots, and follow those that the step computed, once it is collected.

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import count
 
-from sluice.engine.batch import Batch, Read
+from sluice.engine.batch import NO_MASKS, Batch, Read
 from sluice.engine.config import EngineConfig
 from sluice.engine.errors import RequestRejected
 from sluice.engine.execution.isolation import IsolatingExecutor, StepInFlight, StepOutcome
@@ -183,6 +183,9 @@ class LLMEngine:
             # It has read tokens that were never sampled.
             self._scheduler.land(self._in_flight.batch)
             self._in_flight = None
+        if self._in_flight is not None and self._in_flight.batch.draws_later:
+            # All tokens before its own are known now.
+            self._in_flight = self._isolating.draw(self._in_flight, self._outputs.masks(self._in_flight.batch))
         if outcome.too_large is not None:
             self._scheduler.shrink(outcome.too_large)
         return deltas
@@ -284,7 +287,8 @@ class LLMEngine:
             self._start(request, grammar=grammar)
         batch = self._scheduler.schedule()
         if self._outputs.are_constrained:
-            batch = replace(batch, masks=self._outputs.masks(batch))
+            is_later = self._outputs.lack_masks(batch)
+            batch = replace(batch, draws_later=is_later, masks=NO_MASKS if is_later else self._outputs.masks(batch))
         if self._outputs.are_reading:
             batch = replace(batch, reads=self._outputs.reads(batch))
         if (watching := self._watching) is not None:
@@ -357,9 +361,9 @@ class LLMEngine:
             token_ids=[*request.prompt_token_ids, *progress.token_ids],
             num_prompt_tokens=len(request.prompt_token_ids),
             num_resumed_tokens=len(progress.token_ids),
-            most_ahead_tokens=0
-            if request.grammar is not None
-            else self._limits.most_cached_tokens(len(request.prompt_token_ids), request.sampling.max_tokens),
+            most_ahead_tokens=self._limits.most_cached_tokens(
+                len(request.prompt_token_ids), request.sampling.max_tokens
+            ),
         )
 
     def _retire(self, outputs: list[ChoiceOutput]) -> None:

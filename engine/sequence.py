@@ -62,9 +62,10 @@ class Sequence:
     """Drafts that a step in flight verifies: until it has landed, the position of the next token is not known."""
 
     most_ahead_tokens: int = 0
-    """With more tokens, one of them in flight, nothing of it can be planned: the last one has no keys and values.
-    0 for a constrained sequence, whose next mask depends on the token in flight.
-    """
+    """With more tokens, one of them in flight, nothing of it can be planned: the last one has no keys and values."""
+
+    awaits_run: bool = False
+    """Whether nothing of it is planned while a token is in flight: others will follow that one at once (`extend`)."""
 
     slot: int = 0
     """Its row slot (`sluice.engine.scheduling.row_slots`). Any number while it has no blocks."""
@@ -116,13 +117,15 @@ class Sequence:
         """Return the row that computes all that it owes next.
 
         None if that depends on a step in flight: on drafts that it verifies, on whether its token is the last, or on
-        the mask after it.
+        the tokens that follow it at once.
         """
         start, num_tokens = self.num_computed_tokens, len(self.token_ids)
         if self.num_launched_tokens:
             start += self.num_launched_tokens
             num_tokens += self.num_drawn_tokens
-            if self.num_launched_drafts or (self.num_drawn_tokens and num_tokens > self.most_ahead_tokens):
+            if self.num_launched_drafts:
+                return None
+            if self.num_drawn_tokens and (self.awaits_run or num_tokens > self.most_ahead_tokens):
                 return None
         # One for each sequence and step: `ScheduledRow(...)` would take twice as long.
         row = (self.slot, self.id, start, num_tokens - start, True)
@@ -172,8 +175,17 @@ class Sequence:
         """Note that another one has joined before it."""
         self.num_overtaken += 1
 
+    def note_run(self, awaits_run: bool) -> None:
+        """Note whether its next token will be followed by others at once."""
+        self.awaits_run = awaits_run
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether a step in flight follows the one that is being read."""
+        return self.num_drawn_tokens > 1
+
     def extend(self, token_ids: Items[int]) -> None:
-        """Take tokens that follow without having been sampled."""
+        """Take tokens that follow without having been sampled; no step in flight follows them."""
         self.token_ids += token_ids
 
     def note_read(self) -> None:

@@ -20,9 +20,9 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from sluice.engine.batch import NO_DRAFTS, Admission, Batch, Sampled, ScheduledRow
+from sluice.engine.batch import NO_DRAFTS, Admission, Batch, Masks, Sampled, ScheduledRow
 from sluice.engine.errors import EngineBroken, OutOfMemory
-from sluice.engine.executor import Executor, Launched
+from sluice.engine.executor import DrawnLater, Executor, Launched
 from sluice.engine.request import FailureKind, Finish, FinishReason, Sampling
 
 MAX_SHORTAGES = 20
@@ -115,6 +115,22 @@ class IsolatingExecutor:
             raise
         except Exception as problem:  # noqa: BLE001 - the contract: anything may come from a device
             return StepInFlight(batch, NotLaunched(problem), began_s)
+
+    def draw(self, step: StepInFlight, masks: Masks) -> StepInFlight:
+        """Draw a launched step with `Batch.draws_later`; return it as if it had been launched with its masks.
+
+        Raises:
+            EngineBroken: raised by the executor.
+        """
+        launched = step.launched
+        try:
+            if isinstance(launched, DrawnLater):
+                launched.draw(masks)
+        except EngineBroken:
+            raise
+        except Exception as problem:  # noqa: BLE001 - as above
+            launched = NotLaunched(problem)
+        return StepInFlight(replace(step.batch, masks=masks, draws_later=False), launched, step.began_s)
 
     def collect(self, step: StepInFlight, *, unwanted: Set[int] = frozenset()) -> StepOutcome:
         """Wait for `step`, and compute its failed parts again, whole if possible.

@@ -1,6 +1,7 @@
 """Compute steps with a model on a device: lay out, forward, sample. Knows no scheduler."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -47,6 +48,25 @@ class LaunchedStep(NamedTuple):
             sampled = verified_rows(self.sampling, self.drafts, sampled)
         self.slots.add_tokens(self.sampling, sampled)
         return sampled
+
+
+class LaterStep:
+    """A step that is computed, and drawn once its masks are known: a `DrawnLater`. Its logits hold until the next."""
+
+    def __init__(self, draw: Callable[[Masks], Launched]) -> None:
+        self._draw = draw
+        self._launched: Launched | None = None
+
+    @torch.inference_mode()
+    def draw(self, masks: Masks) -> None:
+        """See `DrawnLater.draw`."""
+        self._launched = guarded(lambda: self._draw(masks))
+
+    def collect(self) -> list[Sampled]:
+        """See `Launched.collect`."""
+        if self._launched is None:
+            raise RuntimeError("the rows of a step were not drawn before it was collected")
+        return self._launched.collect()
 
 
 class Undrawn(NamedTuple):
@@ -172,17 +192,25 @@ class ModelRunner:
         prepared: PreparedRows | None,
         logits: Tensor,
         tokens: Tensor | None = None,
-    ) -> LaunchedStep:
+    ) -> "LaunchedStep | LaterStep":
         """Draw the tokens of rows that are prepared, from logits or, if the step has drawn them, as it did."""
         if prepared is None:
             self._last = NO_TOKENS
             return LaunchedStep(Undrawn(PendingCopy((), self._device)), sampling, self._slots, NO_DRAFTS)
+        if batch.draws_later:
+            return LaterStep(
+                lambda masks: self._drawn(
+                    replace(batch, masks=masks, draws_later=False), sampling, prepared, logits, tokens
+                )
+            )
         # The rows of padding follow theirs.
         count = len(prepared.slots)
         tokens = tokens[:count] if tokens is not None else None
-        drawn = self._sampler.sample(logits[:count], prepared, last=self._last, drawn=tokens)
+        rows = first_rows(sampling, batch.drafts) if self._lag or batch.masks else {}
+        masks = _by_row(batch.masks, rows, batch.drafts) if batch.masks else None
+        drawn = self._sampler.sample(logits[:count], prepared, last=self._last, drawn=tokens, masks=masks)
         if self._lag:
-            self._last = LastTokens(first_rows(sampling, batch.drafts), drawn.token_ids)
+            self._last = LastTokens(rows, drawn.token_ids)
         return LaunchedStep(drawn, sampling, self._slots, batch.drafts)
 
     def _prepared(self, sampling: list[ScheduledRow], batch: Batch) -> PreparedRows:
@@ -191,11 +219,10 @@ class ModelRunner:
             row.start + row.num_tokens - slot.num_prompt_tokens for row, slot in zip(sampling, slots, strict=True)
         ]
         drafts = batch.drafts
-        masks = _by_row(batch.masks, first_rows(sampling, drafts), drafts) if batch.masks else None
         if drafts:
             guesses = [drafts.get(row.sequence_id, ()) for row in sampling]
-            return self._sampler.prepare(*with_drafts(slots, positions, guesses), masks=masks)
-        return self._sampler.prepare(slots, positions, masks=masks)
+            return self._sampler.prepare(*with_drafts(slots, positions, guesses))
+        return self._sampler.prepare(slots, positions)
 
     def _computed(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Return the logits `[R, V]` of the rows of `batch` that sample, then of padding.

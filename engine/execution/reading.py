@@ -17,11 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sluice.engine.batch import Batch, Read, Sampled, ScheduledRow
+from sluice.engine.batch import Batch, Masks, Read, Sampled, ScheduledRow
 from sluice.engine.execution.kept_rows import KeptRows, Part, draws
 from sluice.engine.execution.slots import Slot, Slots
 from sluice.engine.execution.transfers import PendingCopy, to_device
-from sluice.engine.executor import Launched
+from sluice.engine.executor import DrawnLater, Launched
 from sluice.engine.models.decoder import Decoder
 from sluice.engine.request import UNPREDICTED, Embed, PromptRead, SampledLogprobs
 from sluice.kernels.logprobs import logprobs
@@ -137,6 +137,11 @@ class ReadStep(NamedTuple):
 
     pending_copy: PendingCopy
     reader: PromptReader
+
+    def draw(self, masks: Masks) -> None:
+        """See `DrawnLater.draw`."""
+        if isinstance(self.launched, DrawnLater):
+            self.launched.draw(masks)
 
     def collect(self) -> list[Sampled]:
         """See `Launched.collect`."""

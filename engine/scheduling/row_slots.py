@@ -18,6 +18,9 @@ class RowSlots:
         some of its tokens.
         """
 
+        self._num_needed = [0] * num_slots
+        """By slot: the tokens that an admission must have, or the executor lacks some that no step has sampled."""
+
         self._stale: dict[int, Sequence] = {}
         """By slot: those whose block table or tokens the executor does not have, as far as is known."""
 
@@ -35,7 +38,7 @@ class RowSlots:
     def assign(self, sequence: Sequence) -> int:
         """Return a free slot for `sequence`, which has just been admitted."""
         slot = self._free.pop()
-        self._num_sent[slot] = 0
+        self._num_sent[slot] = self._num_needed[slot] = 0
         self._sequences[slot] = self._stale[slot] = sequence
         return slot
 
@@ -53,6 +56,7 @@ class RowSlots:
         """Note that `sequence` has tokens that no step has sampled: what its slot contains is sent again."""
         if self._sequences[sequence.slot] is sequence:
             self._num_sent[sequence.slot] = 0
+            self._num_needed[sequence.slot] = len(sequence.token_ids)
             self._stale[sequence.slot] = sequence
 
     def with_writes(self, batch: Batch) -> Batch:
@@ -78,10 +82,13 @@ class RowSlots:
 
     def confirm(self, batch: Batch) -> None:
         """Note that a step has succeeded, and so the executor has the writes of `batch`."""
+        # What was planned before a sequence was given tokens does not bring them.
         for admission in batch.admissions:
-            self._confirm(admission.slot, admission.sequence_id, len(admission.block_ids))
+            if len(admission.token_ids) >= self._num_needed[admission.slot]:
+                self._confirm(admission.slot, admission.sequence_id, len(admission.block_ids))
         for slot, sequence_id, first, block_ids, _ in batch.table_writes:
-            self._confirm(slot, sequence_id, first + len(block_ids))
+            if first <= self._num_sent[slot]:
+                self._confirm(slot, sequence_id, first + len(block_ids))
 
     def _confirm(self, slot: int, sequence_id: int, num_blocks: int) -> None:
         sequence = self._stale.get(slot)

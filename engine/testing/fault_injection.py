@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
-from sluice.engine.batch import NO_DRAFTS, Admission, Batch, Sampled, ScheduledRow
+from sluice.engine.batch import NO_DRAFTS, Admission, Batch, Masks, Sampled, ScheduledRow
 from sluice.engine.errors import EngineBroken
-from sluice.engine.executor import Executor, Launched, ModelLimits
+from sluice.engine.executor import DrawnLater, Executor, Launched, ModelLimits
 
 
 class FaultKind(StrEnum):
@@ -157,6 +157,11 @@ class _Spoilt(NamedTuple):
     launched: Launched
     due: list[Fault | None]
     """The fault of each row."""
+
+    def draw(self, masks: Masks) -> None:
+        """See `DrawnLater.draw`."""
+        if isinstance(self.launched, DrawnLater):
+            self.launched.draw(masks)
 
     def collect(self) -> list[Sampled]:
         """See `Launched.collect`."""

@@ -185,6 +185,7 @@ class ConstrainedOutput(ChoiceOutput):
 
     def masks(self, drafts: Items[int]) -> tuple[bytes, ...]:
         """Return the mask of the next token, and of one after each draft."""
+        self.sequence.note_run(self._has_forced_run())
         if not drafts:
             return (self.mask(),)
         masks, grammar = [self.mask()], self._grammar.copy()
@@ -192,6 +193,15 @@ class ConstrainedOutput(ChoiceOutput):
             grammar.take(token_id)
             masks.append(self._mask_of(grammar, self.num_tokens + count))
         return tuple(masks)
+
+    def _has_forced_run(self) -> bool:
+        """Whether the next token and the one after it are forced: they are added at once if nothing is in flight."""
+        token_id = None if self._has_logprobs else only_token(self.mask())
+        if token_id is None:
+            return False
+        after = self._grammar.copy()
+        after.take(token_id)
+        return only_token(self._mask_of(after, self.num_tokens + 1)) is not None
 
     def fitting(self, guesses: tuple[int, ...]) -> tuple[int, ...]:
         """Return the guesses before the first one that the grammar refuses."""
@@ -210,8 +220,8 @@ class ConstrainedOutput(ChoiceOutput):
             finish = Finish(reason=FinishReason.ERROR, error=self._grammar.problem, is_rejection=True)
             return self.end(finish)
         delta = super().accept(row)
-        # The log-probabilities of a token that is not computed are not known.
-        return delta if self._has_logprobs else self._with_forced(delta)
+        # What a step in flight draws next cannot be added, nor a token whose log-probabilities are asked for.
+        return delta if self._has_logprobs or self.sequence.is_ahead else self._with_forced(delta)
 
     def _with_forced(self, delta: TokenDelta) -> TokenDelta:
         """Return the additions of a step with the tokens that must follow them."""
@@ -308,6 +318,14 @@ class Outputs:
     def are_constrained(self) -> bool:
         """Whether any open choice has a grammar."""
         return bool(self._constrained)
+
+    def lack_masks(self, batch: Batch) -> bool:
+        """Whether the mask of a row depends on a token that is in flight."""
+        constrained = self._constrained
+        return any(
+            samples and sequence_id in constrained and start >= constrained[sequence_id].sequence.num_tokens
+            for _, sequence_id, start, _, samples in batch.rows
+        )
 
     def masks(self, batch: Batch) -> Masks:
         """Return the masks of a step's rows. All tokens before those that they sample have been read."""

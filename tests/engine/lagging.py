@@ -2,9 +2,10 @@
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sluice.engine.batch import Batch, Sampled
+from sluice.engine.batch import Batch, Masks, Sampled
 from sluice.engine.executor import Executor, Launched, ModelLimits
 
 if TYPE_CHECKING:
@@ -92,7 +93,12 @@ class _LaggingStep:
         self._batch = batch
         self._launched: Launched | Exception | None = None
 
+    def draw(self, masks: Masks) -> None:
+        assert self._launched is None, "the step is drawn after it has run"
+        self._batch = replace(self._batch, masks=masks, draws_later=False)
+
     def run(self, executor: Executor) -> None:
+        assert not self._batch.draws_later, "the step runs before its masks are known"
         try:
             self._launched = executor.launch(self._batch)
         except Exception as error:  # noqa: BLE001 - it is raised when the step is collected

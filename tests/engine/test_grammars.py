@@ -71,7 +71,9 @@ def tokens(deltas: list[TokenDelta]) -> list[int]:
     return [token for delta in deltas for token in delta.token_ids]
 
 
-def small_engine(*, lag: Literal[0, 1] = 0, num_blocks: int = 400, **options: object) -> LLMEngine:
+def small_engine(
+    *, lag: Literal[0, 1] = 0, is_late: bool = True, num_blocks: int = 400, **options: object
+) -> LLMEngine:
     runner = load_model_runner(
         ModelOptions(
             path=SMALL_MODEL,
@@ -82,7 +84,7 @@ def small_engine(*, lag: Literal[0, 1] = 0, num_blocks: int = 400, **options: ob
             lag=lag,
         )
     )
-    executor = LaggingExecutor(runner) if lag else runner
+    executor = LaggingExecutor(runner) if lag and is_late else runner
     limits = {"max_num_seqs": 8, "max_num_batched_tokens": 64}
     return LLMEngine(executor, load_tokenizer(SMALL_MODEL), EngineConfig(**(limits | options)))  # pyright: ignore[reportArgumentType] - options of several types
 
@@ -276,6 +278,14 @@ class TestGivenTokensThatTheGrammarForces:
 
         assert 2 * num_steps[0] < num_steps[1]
 
+    def test_when_the_device_lags_then_they_are_added_too(self) -> None:
+        engine = engine_over(lagging(checking_model(num_blocks=400)))
+        engine.add([asked("r", schema(EXTRACTION), max_tokens=300)])
+
+        num_tokens = len(tokens(ended(engine)["r"]))
+
+        assert 2 * engine.stats.num_steps < num_tokens
+
     def test_when_a_forced_token_ends_the_output_then_it_ends_in_that_step(self) -> None:
         engine = engine_over(checking_model())
         engine.add([asked("r", Grammar(kind="choice", text='["red"]'))])
@@ -343,14 +353,34 @@ class TestGivenTheSmallModel:
             assert deltas[-1].finish.reason is FinishReason.STOP
             jsonschema.validate(json.loads(text(deltas)), SCHEMA)
 
-    def test_when_the_device_lags_then_the_tokens_are_the_same(self) -> None:
+    @pytest.mark.parametrize("is_late", [False, True])
+    @pytest.mark.parametrize("speculation", ["off", "suffix"])
+    def test_when_the_device_lags_then_the_tokens_are_the_same(self, is_late: bool, speculation: str) -> None:
         outputs: list[dict[str, list[int]]] = []
         for lag in (0, 1):
-            engine = small_engine(lag=lag)
-            engine.add([asked(f"r{n}", schema(SCHEMA) if n % 2 else None, seed=n, max_tokens=40) for n in range(10)])
+            engine = small_engine(lag=lag, is_late=is_late, num_blocks=400 - 370 * lag, speculation=speculation)
+            engine.add(
+                asked(
+                    f"r{n}",
+                    (None, schema(SCHEMA), schema(EXTRACTION))[n % 3],
+                    seed=n,
+                    max_tokens=60,
+                    logprobs=2 if n % 4 == 0 else None,
+                    repetition_penalty=1.0 + (n % 2) / 4,
+                )
+                for n in range(12)
+            )
             outputs.append({name: tokens(deltas) for name, deltas in ended(engine).items()})
 
         assert outputs[0] == outputs[1]
+
+    def test_when_the_device_lags_then_each_step_has_a_token_of_a_constrained_sequence(self) -> None:
+        engine = small_engine(lag=1, is_late=False)
+        engine.add([asked("r", schema(SCHEMA), logprobs=0)])
+
+        num_tokens = len(tokens(ended(engine)["r"]))
+
+        assert num_tokens <= engine.stats.num_steps <= num_tokens + 2
 
     @pytest.mark.parametrize(
         ("kind", "grammar", "pattern"),

@@ -81,9 +81,6 @@ class PreparedRows(NamedTuple):
     edited: _Edited | None
     """None if no logits are edited."""
 
-    masks: tuple[Tensor, Tensor] | None = None
-    """On the device: `[M]` int64, the rows that have a mask, and `[M, W]` int32, these masks."""
-
 
 def with_drafts(
     slots: Items[Slot], positions: Items[int], drafts: Items[tuple[int, ...]]
@@ -162,7 +159,6 @@ class Sampler:
         slots: Items[Slot],
         positions: list[int],
         drafts: Items[tuple[int, ...]] = (),
-        masks: Mapping[int, bytes] | None = None,
     ) -> PreparedRows:
         """Send the options of a step's rows to the device, before the step is launched.
 
@@ -171,22 +167,28 @@ class Sampler:
             positions: offset in its output of the token that each row samples. The last token before it may be known
                 only to the device.
             drafts: see `PreparedRows`.
-            masks: by row, the tokens that it may sample, see `engine.batch.Masks`.
         """
         if self._rows is None or slots != self._rows.slots:
             self._rows, self._edited = self._make_rows(slots), None
         self._rows.positions[:] = positions
         edited = self._prepare_edits(self._rows, positions) if self._rows.editable else None
         self.options.send()
-        return PreparedRows(slots, positions, self._rows, drafts, edited, self._send_masks(masks) if masks else None)
+        return PreparedRows(slots, positions, self._rows, drafts, edited)
 
     def _send_masks(self, masks: Mapping[int, bytes]) -> tuple[Tensor, Tensor]:
+        """Return on the device `[M]` int64, the rows that have a mask, and `[M, W]` int32, these masks."""
         words = np.frombuffer(b"".join(masks.values()), dtype="<i4").reshape(len(masks), -1)
         rows = np.array(list(masks), dtype=np.int64)
         return to_device(rows, self._device), to_device(words.astype(np.int32), self._device)
 
     def sample(
-        self, logits: Tensor, prepared: PreparedRows, *, last: LastTokens = NO_TOKENS, drawn: Tensor | None = None
+        self,
+        logits: Tensor,
+        prepared: PreparedRows,
+        *,
+        last: LastTokens = NO_TOKENS,
+        drawn: Tensor | None = None,
+        masks: Mapping[int, bytes] | None = None,
     ) -> Drawn:
         """Sample one token for each row of the step prepared last.
 
@@ -195,12 +197,13 @@ class Sampler:
             prepared: the rows.
             last: tokens of the step before, of which the host may have none yet.
             drawn: `[R]`, tokens that the step has drawn from these logits, unedited.
+            masks: by row, the tokens that it may sample, see `engine.batch.Masks`.
         """
-        slots, positions, rows, _, edited, masks = prepared
+        slots, positions, rows, _, edited = prepared
         num_asked = _num_asked(slots) if rows.has_logprobs else {}
         asked = self._asked(logits, num_asked) if num_asked else None
-        if masks is not None:
-            apply_token_masks(logits, *masks)
+        if masks:
+            apply_token_masks(logits, *self._send_masks(masks))
             drawn = None
         if edited is not None and len(edited.edits) == len(slots):
             token_ids = self._draw_edited(logits, prepared, edited, last)

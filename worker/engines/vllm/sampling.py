@@ -43,7 +43,7 @@ class RowSampler:
         slots = [self._slot(row) for row in rows]
         by_row = {number: masks[row.id] for number, row in enumerate(rows) if row.id in masks}
         positions = [len(slot.token_ids) - slot.num_prompt_tokens for slot in slots]
-        return self._sampler.sample(logits, self._sampler.prepare(slots, positions, masks=by_row))
+        return self._sampler.sample(logits, self._sampler.prepare(slots, positions), masks=by_row)
 
     def keep(self, ids: Collection[str]) -> None:
         """Forget all sequences but these."""
