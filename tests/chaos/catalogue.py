@@ -18,6 +18,12 @@ from sluice.protocol.wire import JobResult
 
 WORDS = ("river", "lamp", "seven", "write", "a story", "of", "the", "small", "cat", "und", "größer", "then", "what")
 STOPS = ("e", "th", "qu", "\n\n")
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer"}, "is_here": {"type": "boolean"}},
+    "required": ["name", "age", "is_here"],
+    "additionalProperties": False,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +39,7 @@ class Ask:
 
 
 def catalogue(seed: int, size: int, *, max_tokens: int = 60, temperatures: Sequence[float] = (0.0, 1.0)) -> list[Ask]:
-    """Draw requests that differ in prompt, seed, length, choices, stops and penalties."""
+    """Draw requests that differ in prompt, seed, length, choices, stops, penalties and schema."""
     dice = random.Random(seed)
     return [_ask(dice, max_tokens, temperatures) for _ in range(size)]
 
@@ -56,6 +62,9 @@ def _ask(dice: random.Random, max_tokens: int, temperatures: Sequence[float]) ->
         options["stop"] = [dice.choice(STOPS)]
     if dice.random() < 0.1:
         options["repetition_penalty"] = 1.2
+    if dice.random() < 0.2:
+        # Its end is the end of the output.
+        options |= {"structured": {"json_schema": PERSON}, "ignore_eos": False}
     return Ask(" ".join(dice.choices(WORDS, k=dice.randrange(1, 30))), options)
 
 

@@ -147,8 +147,9 @@ KINDS_OF_JOBS: tuple[JobOptions, ...] = (
     JobOptions(n=3),
     JobOptions(n=2, stop=("e ", "\n"), min_tokens=5),
     JobOptions(ignore_eos=True, logit_bias={101: 5.0}),
+    JobOptions(structured={"regex": "The (cat|dog|bird) (sat|slept|sang) on a (mat|tree)[!?]{1,9}"}),
 )
-"""Null-model tokens depend on seed, prompt, choice and position only; stops and ends on the tokens."""
+"""Null-model tokens depend on seed, prompt, choice and position only; masks, stops and ends on the tokens."""
 
 
 def asks_of(seed: int) -> list[Ask]:

@@ -32,7 +32,7 @@ from sluice.protocol.wire import (
     encode_spec,
 )
 from sluice.worker.model.sampling_defaults import NOTHING_STATED, resolve
-from sluice.worker.model.translate import sampling_of
+from sluice.worker.model.translate import grammar_of, sampling_of
 
 KEYS = QueueKeys("default")
 PATIENCE_S = 60.0
@@ -93,6 +93,7 @@ def expected_tokens(ask: Ask, config: NullModelConfig | None = None) -> list[tup
         sampling=sampling_of(ask.options, resolved, ask.seed),
         num_choices=ask.options.n,
         cache_salt=ask.tenant,
+        grammar=grammar_of(ask.options),
     )
     engine.add([request])
     deltas: list[TokenDelta] = []

@@ -71,6 +71,12 @@ GOLDEN: list[tuple[str, Any, Any, Any]] = [
         encode_spec,
         decode_spec,
     ),
+    (
+        "920181a76f7074696f6e7381aa7374727563747572656481a57265676578a35b615d",
+        JobSpec(options=JobOptions(structured={"regex": "[a]"})),
+        encode_spec,
+        decode_spec,
+    ),
     ("920180", JobSpec(), encode_spec, decode_spec),
     ("920181a761735f63686174c3", JobSpec(as_chat=True), encode_spec, decode_spec),
     (
