@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, cast
 
@@ -158,12 +159,16 @@ class ModelFolder:
         those of a GPU (`kernels/chain.py`): others may round differently. `angles_for` is the longest sequence, if the
         rotary angles depend on it.
 
+        The release of llguidance is part of it, though only jobs with a grammar depend on it: a queue whose jobs wait
+        for the same model compares one fingerprint a worker.
+
         Small weights are hashed completely; for large ones the headers, the sizes and 256 samples of 64 KiB per file.
         """
         kept = (" int8" if is_int8 else "") + (" fp8 cache" if has_fp8_cache else "")
         kept += f" kernels {kernels}" if kernels else ""
         kept += f" angles for {angles_for}" if angles_for is not None else ""
-        digest = sha256(f"{dtype}{kept} noise {NOISE_VERSION} semantics {SEMANTICS_VERSION}".encode())
+        versions = f"noise {NOISE_VERSION} semantics {SEMANTICS_VERSION} grammars {_version('llguidance')}"
+        digest = sha256(f"{dtype}{kept} {versions}".encode())
         for name in _HASHED_FILES:
             path = self.path / name
             digest.update(f"\0{name}\0".encode())
@@ -171,6 +176,13 @@ class ModelFolder:
         for path in self.weights.files:
             _hash_weights(digest, path)
         return digest.hexdigest()[:32]
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
 
 
 def open_model_folder(path: Path) -> ModelFolder:

@@ -20,7 +20,11 @@ WORDS = ("river", "lamp", "seven", "write", "a story", "of", "the", "small", "ca
 STOPS = ("e", "th", "qu", "\n\n")
 PERSON = {
     "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer"}, "is_here": {"type": "boolean"}},
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer"},
+        "is_here": {"type": "boolean"},
+    },
     "required": ["name", "age", "is_here"],
     "additionalProperties": False,
 }
