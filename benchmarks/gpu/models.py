@@ -20,8 +20,9 @@ from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.models.config import DecoderConfig, parse_config
 from sluice.engine.models.decoder import Decoder
-from sluice.engine.models.folder import Weights, open_model_folder
+from sluice.engine.models.folder import open_model_folder
 from sluice.engine.models.load import WeightForm, load_decoder
+from sluice.engine.models.weights import Weights
 from sluice.engine.null_model import NullTokenizer
 from sluice.engine.request import Request, Sampling
 from sluice.engine.sequence import Sequence as EngineSequence
@@ -54,7 +55,7 @@ class RandomWeights:
         self._generator = torch.Generator(device=device).manual_seed(0)
         self._dtype = dtype
 
-    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
+    def get(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         """Return a tensor of `shape`: ones for a norm, else normal with variance 1 / fan-in."""
         device = self._generator.device
         if len(shape) == 1:

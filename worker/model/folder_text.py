@@ -48,12 +48,13 @@ def read_text(model: ModelConfig, folder: ModelFolder, *, vocab_size: int) -> Fo
     )
     family, chat = folder.config.get("model_type", "unknown"), "with" if template else "without"
     written = f", writes {output_format}" if str(output_format) else ""
+    weights = f", {folder.weights.description}" if folder.weights.description else ""
     return FolderText(
         text=text,
         tokenizer=tokenizer,
         end_token_ids=frozenset(ends),
         description=f"{folder.path}: {family}, vocabulary of {tokenizer.vocab_size} tokens, {chat} chat template"
-        f"{written}",
+        f"{written}{weights}",
     )
 
 

@@ -7,6 +7,7 @@ from glob import escape
 from pathlib import Path
 from typing import cast
 
+from sluice.engine.errors import ModelFolderError
 from sluice.worker.config import ModelConfig
 from sluice.worker.errors import ConfigError
 
@@ -41,17 +42,36 @@ def find_folder(path: str | None, *, setting: str = "SLUICE_MODEL") -> Path:
         return SMALL_MODEL
     folder = Path(path).expanduser()
     if not is_name(path):
+        if _has_gguf(folder):
+            return folder
         if not (folder / "config.json").is_file():
             why = "has no config.json" if folder.is_dir() else "is not a folder"
-            raise ConfigError([f"{setting}: {path} {why}: give a model folder or a Hugging Face name (owner/name)"])
+            raise ConfigError(
+                [f"{setting}: {path} {why}: give a model folder, a GGUF file or a Hugging Face name (owner/name)"]
+            )
         return folder
     return _download(path, setting)
+
+
+def _has_gguf(path: Path) -> bool:
+    """Return whether `path` is a GGUF, or a folder with one and no config.json."""
+    # Imported here because a check of settings reads no model.
+    from sluice.engine.gguf.file import find_gguf
+
+    try:
+        return find_gguf(path) is not None
+    except ModelFolderError as error:
+        raise ConfigError([f"SLUICE_MODEL: {error}"]) from error
 
 
 def is_name(path: str | None) -> bool:
     """Return whether `path` is a Hugging Face name (owner/name) and not a folder on this host."""
     return (
-        path is not None and path.count("/") == 1 and not path.startswith((".", "~", "/")) and not Path(path).exists()
+        path is not None
+        and path.count("/") == 1
+        and not path.startswith((".", "~", "/"))
+        and not path.endswith(".gguf")
+        and not Path(path).exists()
     )
 
 
@@ -59,6 +79,8 @@ def name_of(path: str | None, folder: Path) -> str:
     """Return the name by which producers request a model: its Hugging Face name, or that of its folder or link."""
     if path is not None and is_name(path):
         return path
+    if folder.suffix == ".gguf":
+        return folder.stem
     # A link keeps its name; dots are not a name.
     return folder.resolve().name if folder.name in ("", "..") else folder.name
 
@@ -108,7 +130,7 @@ def _download(name: str, setting: str) -> Path:
 
 def _download_weights(folder: Path, download: Callable[[Iterable[str]], object]) -> None:
     # Imported here because it imports torch.
-    from sluice.engine.models.folder import INDEX, WHOLE
+    from sluice.engine.models.safetensors_weights import INDEX, WHOLE
 
     if (folder / INDEX).is_file():
         download(map(escape, _indexed(folder / INDEX)))

@@ -137,6 +137,7 @@ def _load(site: Site, process: EngineProcess | None, log: Log) -> LoadedModel:
     log.info(
         "model loaded",
         model=served.name,
+        description=site.model.description,
         device=config.model.device,
         load_s=round(monotonic_s() - began_s, 3),
         max_model_len=limits.max_model_len,

@@ -9,8 +9,9 @@ import pytest
 
 from sluice.engine.errors import ModelFolderError
 from sluice.engine.models.config import parse_config
-from sluice.engine.models.folder import ModelFolder, Weights
+from sluice.engine.models.folder import ModelFolder
 from sluice.engine.models.rope_table import rope_table
+from sluice.engine.models.safetensors_weights import SafetensorsWeights
 
 CONFIG: dict[str, Any] = {  # Any: the tests put anything in it
     "model_type": "llama",
@@ -58,7 +59,7 @@ def read(config: dict[str, Any]) -> None:
 
 def folder_of(config: object, generation: object) -> ModelFolder:
     configs = {"config": {"eos_token_id": config}, "generation_config": {"eos_token_id": generation}}
-    return ModelFolder(path=Path(), weights=Weights.__new__(Weights), **configs)
+    return ModelFolder(path=Path(), weights=SafetensorsWeights.__new__(SafetensorsWeights), **configs)
 
 
 class TestGivenAFieldWithAnOddValue:

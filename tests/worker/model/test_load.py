@@ -15,6 +15,7 @@ from sluice.worker.errors import ConfigError, WorkerBroken
 from sluice.worker.model import load as serving
 from sluice.worker.model.folders import SMALL_MODEL
 from sluice.worker.model.load import load, prepare
+from tests.engine.gguf.test_gguf_file import whole
 
 
 class TestGivenAMachineWhoseMemoryAnotherProcessHolds:
@@ -113,3 +114,22 @@ class TestGivenAFolderByARelativePath:
 class TestGivenNoShareOfTheMemory:
     def test_when_a_model_is_loaded_by_a_worker_or_without_one_then_it_takes_the_same(self) -> None:
         assert load_config({}).model.memory_share == ModelOptions(path=SMALL_MODEL).memory_fraction
+
+
+class TestGivenAGguf:
+    """Whose weights are not read: what is known before they are."""
+
+    def test_when_it_is_prepared_then_its_name_types_and_tokenizer_are_known(self, tmp_path: Path) -> None:
+        file = tmp_path / "tiny.Q4_0.gguf"
+        file.write_bytes(whole())
+
+        prepared = prepare(load_config({"SLUICE_MODEL": str(file)}))
+
+        assert prepared.name == "tiny.Q4_0"
+        assert "llama, vocabulary of 8 tokens, with chat template, GGUF of F32, dequantized" in prepared.description
+
+    def test_when_it_is_not_there_then_it_is_no_name_to_download(self) -> None:
+        with pytest.raises(
+            ConfigError, match=r"SLUICE_MODEL: models/gone\.gguf is not a folder: give a model folder, a G"
+        ):
+            prepare(load_config({"SLUICE_MODEL": "models/gone.gguf"}))

@@ -79,6 +79,8 @@ def prepare(config: WorkerConfig) -> PreparedModel[LoadedModel]:
         read = read_text(config.model, folder, vocab_size=_number(folder.config, "vocab_size"))
     except ModelFolderError as error:
         raise ConfigError([f"SLUICE_MODEL: {error}"]) from error
+    if not folder.path.is_dir():
+        raise ConfigError([f"SLUICE_MODEL: {path} is a GGUF, which is for our own engine: give vLLM a folder"])
     return PreparedModel(
         name=name_of(config.model.path, path),
         description=f"{read.description}, by vLLM {release}",

@@ -1,0 +1,112 @@
+"""Tensors of a GGUF by their names in transformers, in the form that transformers has them in."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sluice.engine.errors import ModelFolderError
+from sluice.engine.gguf.dequantize import plain_dtype
+from sluice.engine.gguf.file import GgufFile
+from sluice.engine.gguf.tensors import read_tensor
+from sluice.engine.models.families import FAMILIES, BlockNorms
+from sluice.engine.models.gguf_config import architecture_of
+
+_WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+_PARTS = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.qkv_proj": "attn_qkv",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.gate_up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
+
+
+class GgufWeights:
+    """Weights of one file. See `Weights`."""
+
+    def __init__(self, file: GgufFile, model_type: str) -> None:
+        self._file = file
+        self._architecture = architecture_of(file)
+        self._parts = _PARTS | _norm_names(FAMILIES[model_type].norms, self._architecture.mlp_norm)
+
+    @property
+    def files(self) -> list[Path]:
+        """The file."""
+        return [self._file.path]
+
+    @property
+    def description(self) -> str:
+        """Types of the matrices, the most frequent first, and what becomes of them."""
+        types = Counter(info.type.name for info in self._file.tensors.values() if len(info.shape) > 1)
+        names = ", ".join(name for name, _ in types.most_common())
+        return f"GGUF of {names}, dequantized at load"
+
+    def header_bytes(self, file: Path) -> int:
+        """Bytes of the file before its tensors."""
+        return self._file.header_bytes
+
+    def get(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        """Return a tensor in `dtype`.
+
+        Raises:
+            ModelFolderError: it is missing, cannot be read, or is not of `shape`.
+        """
+        stored = self._stored(name)
+        if (found := self._file.tensors[stored].shape) != shape:
+            raise ModelFolderError(f"tensor {stored!r} is {found}, the fields of {self._file.path} expect {shape}.")
+        is_norm = self._architecture.has_whole_norms and name.endswith("norm.weight")
+        try:
+            # The difference to one is small: it must not be made of rounded numbers.
+            tensor = read_tensor(self._file, stored, torch.float32 if is_norm else dtype or torch.float32)
+        except OSError as error:
+            raise ModelFolderError(f"tensor {stored!r} of {self._file.path} cannot be read: {error}.") from error
+        if is_norm:
+            return (tensor - 1).to(dtype or torch.float32)
+        if self._architecture.has_adjacent_pairs and (heads := self._num_heads(name)):
+            return tensor.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2).contiguous()
+        return tensor
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """Return the dtype in which a tensor is stored; bfloat16 if it is quantized."""
+        return plain_dtype(self._file.tensors[self._stored(name)].type) or torch.bfloat16
+
+    def _stored(self, name: str) -> str:
+        """Return the name of a tensor in the file."""
+        base, _, kind = name.rpartition(".")
+        layer = _LAYER.fullmatch(base)
+        stored = f"blk.{layer[1]}.{self._parts.get(layer[2])}" if layer else _WHOLE.get(base)
+        if f"{stored}.{kind}" not in self._file.tensors:
+            raise ModelFolderError(
+                f"{self._file.path} has no tensor {stored}.{kind}: it does not belong to its fields."
+            )
+        return f"{stored}.{kind}"
+
+    def _num_heads(self, name: str) -> int:
+        """Return the heads of a projection of queries or keys; 0 for another tensor."""
+        architecture = self._file.metadata["general.architecture"]
+        for projection, suffix in (("q_proj", ""), ("k_proj", "_kv")):
+            if f".{projection}." in name:
+                default = self._file.metadata.get(f"{architecture}.attention.head_count")
+                heads = self._file.metadata.get(f"{architecture}.attention.head_count{suffix}", default)
+                return heads if isinstance(heads, int) else 0
+        return 0
+
+
+def _norm_names(norms: BlockNorms, mlp: str) -> dict[str, str]:
+    names = {
+        norms.attention: "attn_norm",
+        norms.attention_post: "post_attention_norm",
+        norms.mlp: mlp,
+        norms.mlp_post: "post_ffw_norm",
+    }
+    return {name: stored for name, stored in names.items() if name is not None}

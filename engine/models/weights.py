@@ -1,0 +1,40 @@
+"""Where a model's tensors come from, by their names in transformers."""
+
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+"""Those that a model computes in."""
+
+
+class Weights(Protocol):
+    """Tensors by name."""
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that hold the tensors, in order of name."""
+        ...
+
+    @property
+    def description(self) -> str:
+        """How they are stored, for people; empty if their dtype says it."""
+        ...
+
+    def header_bytes(self, file: Path) -> int:
+        """Bytes of a file before its tensors."""
+        ...
+
+    def get(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        """Return a tensor: as it is stored, or dequantized to `dtype` (None: float32).
+
+        Raises:
+            ModelFolderError: it is missing, corrupt, or not of `shape`.
+        """
+        ...
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """Return the dtype in which a tensor is stored; bfloat16 if it is quantized."""
+        ...

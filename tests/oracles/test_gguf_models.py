@@ -1,0 +1,88 @@
+"""Models in GGUF against the folders that they were converted from: the same config, and the same logits."""
+
+# torch's types are partial.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sluice.engine.models.config import parse_config
+from sluice.engine.models.folder import open_model_folder
+from tests.oracles.test_decoder_logits import LENGTHS, load, logits_of
+from tests.oracles.tiny_models import COHERE, GEMMA2, GEMMA3, TINY_MODELS, VOCAB_SIZE, TinyModel
+
+gguf = pytest.importorskip("gguf")
+from tests.engine.gguf.writing import write_model  # noqa: E402 - it needs the package
+
+DEEP: dict[str, object] = {"num_hidden_layers": 7}
+LOCAL: dict[str, object] = {
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        "full_attention": {"rope_type": "linear", "rope_theta": 500.0, "factor": 8.0},
+    }
+}
+CONVERTED: dict[str, TinyModel] = {
+    **{name: TINY_MODELS[name] for name in ("llama", "llama-tied", "llama-biases", "llama-linear", "qwen2", "qwen3")},
+    **{name: TINY_MODELS[name] for name in ("seed_oss", "gemma", "granite", "phi3", "olmo2", "glm4")},
+    "cohere": TinyModel("cohere", COHERE | {"tie_word_embeddings": True}),
+    # What the format leaves out is what the published models have.
+    "cohere2": TinyModel("cohere2", {**COHERE, "tie_word_embeddings": True, "sliding_window": 11, **DEEP}),
+    "exaone4": TinyModel("exaone4", {"sliding_window": 11, **DEEP}),
+    "smollm3": TinyModel("smollm3", {"tie_word_embeddings": False, **DEEP}),
+    "gemma2": TinyModel("gemma2", GEMMA2 | {"query_pre_attn_scalar": 16, **DEEP}),
+    "gemma3": TinyModel(
+        "gemma3_text", GEMMA3 | {"query_pre_attn_scalar": 16, "sliding_window_pattern": 6, **LOCAL, **DEEP}
+    ),
+}
+"""Models of each architecture."""
+
+FIELDS: dict[str, dict[str, Any]] = {
+    "granite": {
+        "{arch}.embedding_scale": 6.0,
+        "{arch}.residual_scale": 0.22,
+        "{arch}.attention.scale": 0.3,
+        "{arch}.logit_scale": 5.0,
+    },
+    "cohere": {"{arch}.logit_scale": 0.3},
+    "cohere2": {"{arch}.logit_scale": 0.3},
+    "gemma2": {"{arch}.attn_logit_softcapping": 2.0, "{arch}.final_logit_softcapping": 3.0},
+}
+"""Fields of an architecture beyond the common ones."""
+
+
+@pytest.fixture(autouse=True)
+def _no_gradients() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+class TestGivenAModelConvertedToGguf:
+    @pytest.mark.parametrize("name", CONVERTED)
+    def test_when_prompts_are_computed_then_logits_are_those_of_its_folder(self, name: str, tmp_path: Path) -> None:
+        CONVERTED[name].save(tmp_path / "folder")
+        file = tmp_path / "model.gguf"
+        write_model(tmp_path / "folder", file, gguf.GGMLQuantizationType.F32, FIELDS.get(name, {}))
+        generator = torch.Generator().manual_seed(3)
+        prompts = [torch.randint(VOCAB_SIZE, (n,), generator=generator).tolist() for n in LENGTHS]
+
+        actual = logits_of(load(file, 160), prompts, block_size=16, chunk=50)
+
+        expected = logits_of(load(tmp_path / "folder", 160), prompts, block_size=16, chunk=50)
+        for mine, theirs in zip(actual, expected, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+    def test_when_it_is_alone_in_a_folder_then_the_folder_is_it(self, tmp_path: Path) -> None:
+        TINY_MODELS["llama"].save(tmp_path / "folder")
+        (tmp_path / "one").mkdir()
+        file = tmp_path / "one" / "model.gguf"
+        write_model(tmp_path / "folder", file, gguf.GGMLQuantizationType.F16, {})
+
+        folder = open_model_folder(tmp_path / "one")
+
+        assert folder.path == file
+        assert folder.dtype("auto") == torch.float16
+        assert parse_config(folder.config).num_layers == 3
