@@ -8,6 +8,8 @@ from typing import Any, Literal, NamedTuple, NewType, get_args
 
 from sluice.protocol import callback_urls, limits
 from sluice.protocol.checks import Check, is_listing, is_mapping, is_short, is_text, is_token_id, raise_first
+from sluice.protocol.outputs.formats import OutputFormat
+from sluice.protocol.outputs.parser import ParsedOutput, parse_output
 from sluice.protocol.sampling import JobOptions, ResolvedOptions
 from sluice.protocol.states import JobState
 from sluice.protocol.tools import AUTO, ToolCall, tool_checks
@@ -253,8 +255,14 @@ class ChoiceResult:
 
     prompt: PromptResult | None = None
     """Of the first choice."""
+
     format: str = ""
     """How the text marks its parts, as in `ChannelEntry`."""
+
+    @property
+    def parsed(self) -> ParsedOutput:
+        """The text taken apart: `content`, `reasoning`, and the `calls` of functions."""
+        return parse_output(OutputFormat.read(self.format), self.text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,8 +3,7 @@
 from hashlib import blake2b
 from typing import Any
 
-from sluice.protocol.outputs.formats import OutputFormat
-from sluice.protocol.outputs.parser import ParsedOutput, Part, parse_output
+from sluice.protocol.outputs.parser import Part
 from sluice.protocol.wire import ChoiceResult
 
 Object = dict[str, Any]  # Any: JSON
@@ -24,14 +23,9 @@ def call_id(name: str, choice: int, call: int) -> str:
     return f"call_{blake2b(f'{name}/{choice}/{call}'.encode(), digest_size=12).hexdigest()}"
 
 
-def parsed(choice: ChoiceResult) -> ParsedOutput:
-    """Take the text of a choice apart."""
-    return parse_output(OutputFormat.read(choice.format), choice.text)
-
-
 def message_object(name: str, index: int, choice: ChoiceResult) -> Object:
     """Format the message of a choice; `name` as in `call_id`."""
-    output = parsed(choice)
+    output = choice.parsed
     message: Object = {
         "role": "assistant",
         "content": output.content if output.content or not output.calls else None,

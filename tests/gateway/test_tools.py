@@ -1,6 +1,8 @@
 """Tools through a gateway, with the stock `openai` client, and with a worker that is killed amid the arguments."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +16,6 @@ from pydantic import BaseModel, Field
 
 from sluice.history.database import open_database
 from sluice.producer import Producer, Receipt
-from sluice.protocol.openai_format.tools import parsed
 from sluice.worker.model.folders import SMALL_MODEL
 from sluice.worker.recorder.migrate import migrate
 from tests.end_to_end.processes import WorkerPool, worker_pool
@@ -219,6 +220,29 @@ class TestGivenTheStockClient:
         assert words in str(raised.value)
 
 
+class TestGivenABulkFile:
+    def test_when_its_lines_have_tools_then_the_output_has_valid_calls(
+        self, server: RedisServer, pool: WorkerPool, tmp_path: Path
+    ) -> None:
+        shared: dict[str, Any] = {"messages": ASK, "tools": TOOLS, "tool_choice": "required", "max_tokens": 400}
+        shared["parallel_tool_calls"] = False
+        body = {"method": "POST", "url": "/v1/chat/completions", "body": shared}
+        lines = [{"custom_id": "openai", **body}, {"custom_id": "plain", **shared}]
+        questions, answers = tmp_path / "questions.jsonl", tmp_path / "answers.jsonl"
+        questions.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+        command = [sys.executable, "-m", "sluice.producer", "submit", str(questions), "--wait", "-o", str(answers)]
+        subprocess.run([*command, "--redis-url", server.url], check=True, timeout=100)
+
+        written = [json.loads(line) for line in answers.read_text().splitlines()]
+        assert {line["custom_id"] for line in written} == {"openai", "plain"}
+        for line in written:
+            [choice] = line["response"]["body"]["choices"]
+            assert choice["finish_reason"] == "tool_calls"
+            for call in choice["message"]["tool_calls"]:
+                MODELS[call["function"]["name"]].model_validate_json(call["function"]["arguments"])
+
+
 class TestGivenTheResponsesApi:
     TOOLS: ClassVar[list[dict[str, Any]]] = [{"type": "function", **tool["function"]} for tool in TOOLS]
 
@@ -325,7 +349,7 @@ class TestGivenAWorkerThatIsKilledAmidTheArguments:
 
         assert [choice.token_ids for choice in disturbed] == [choice.token_ids for choice in calm]
         assert {choice.format for choice in disturbed} == {"hermes"}
-        calls = [parsed(choice).calls for choice in disturbed]
+        calls = [choice.parsed.calls for choice in disturbed]
         assert streamed == [(call.name, call.arguments) for [call] in calls[:4]]
         for [call] in calls:
             assert call.name == "add"

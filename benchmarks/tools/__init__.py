@@ -1,0 +1,1 @@
+"""Calls of tools by a real model, on questions that others wrote."""
