@@ -8,10 +8,10 @@ from sluice.engine.errors import OptionRefused
 from sluice.engine.request import Request
 from sluice.engine.sampling import SamplingFields
 
-NUM_CHOICES, GRAMMAR, EMBED = "num_choices", "grammar", "embed"
+NUM_CHOICES, GRAMMAR, EMBED, CLASSIFY = "num_choices", "grammar", "embed", "classify"
 """The options of a request that are not among its sampling options."""
 
-NAMES_FOR_PRODUCERS: Mapping[str, str] = {NUM_CHOICES: "n", GRAMMAR: "structured", EMBED: "embed"}
+NAMES_FOR_PRODUCERS: Mapping[str, str] = {NUM_CHOICES: "n", GRAMMAR: "structured", EMBED: EMBED, CLASSIFY: CLASSIFY}
 """Other options have the same name there."""
 
 _DEFAULTS: Mapping[str, object] = {
@@ -57,8 +57,8 @@ class Capabilities:
 
     exactness: Exactness
     refused: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The options, of `Sampling`, `num_choices`, `grammar` or `embed`, that it does not implement, each with the
-    reason. A request may have their defaults."""
+    """The options, of `Sampling`, `num_choices`, `grammar`, `embed` or `classify`, that it does not implement, each
+    with the reason. A request may have their defaults."""
 
     def __post_init__(self) -> None:
         if unknown := set(self.refused) - {*NAMES_FOR_PRODUCERS, *_DEFAULTS}:
@@ -81,6 +81,6 @@ def _states(request: Request, option: str) -> bool:
         return request.num_choices != 1
     if option == GRAMMAR:
         return request.grammar is not None
-    if option == EMBED:
-        return request.embed is not None
+    if option in (EMBED, CLASSIFY):
+        return request.embed is not None and request.embed.is_classified == (option == CLASSIFY)
     return getattr(request.sampling, option) != _DEFAULTS[option]

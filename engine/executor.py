@@ -43,6 +43,9 @@ class ModelLimits:
     hidden_size: int = 0
     """Dimensions of the vector of a prompt; 0 if there is none."""
 
+    num_classes: int = 0
+    """Classes whose scores a prompt has; 0 if there are none."""
+
     block_bytes: int = 0
     """Memory of a block; 0 if nothing is stored."""
 

@@ -126,6 +126,7 @@ class NullModel:
             window_groups=self.config.window_groups,
             num_host_blocks=self.config.num_host_blocks,
             hidden_size=_HIDDEN_SIZE,
+            num_classes=1,
         )
 
     @property
@@ -241,5 +242,7 @@ def _vector(token_ids: tuple[int, ...], wanted: Embed) -> bytes:
     """Return a vector that depends on every token and on the pooling."""
     digest = blake2b(array("I", token_ids).tobytes(), digest_size=2 * _HIDDEN_SIZE, key=wanted.pooling.encode())
     values: tuple[int, ...] = unpack(f"<{_HIDDEN_SIZE}h", digest.digest())[: wanted.dimensions]
+    if wanted.is_classified:
+        return pack("<f", values[0] / 2**13)
     length = (hypot(*values) or 1.0) if wanted.is_normalised else float(2**15)
     return pack(f"<{len(values)}f", *(value / length for value in values))

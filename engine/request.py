@@ -94,6 +94,12 @@ class Embed:
     dimensions: int | None = None
     """Keep the first ones only, before the vector is scaled; None: all."""
 
+    is_classified: bool = False
+    """Whether the state goes through the model's classification head: the vector has the scores of its classes."""
+
+
+CLASSES = Embed(is_normalised=False, is_classified=True)
+"""The scores of classes, as transformers computes them."""
 
 LAST_TOKEN = Embed()
 """As causal models are used that no one trained for vectors."""

@@ -112,6 +112,8 @@ def _check_reads(request: Request, limits: ModelLimits) -> None:
         return
     if max_tokens != 0 or request.num_choices != 1 or request.grammar is not None:
         raise RequestRejected("a prompt that is embedded generates nothing: neither tokens nor choices nor a grammar")
+    if embed.is_classified and limits.num_classes == 0:
+        raise OptionRefused("this model has no classification head")
     if limits.hidden_size == 0:
         raise OptionRefused("this engine has no vectors of prompts")
     if embed.dimensions is not None and embed.dimensions > limits.hidden_size:

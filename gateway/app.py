@@ -41,6 +41,7 @@ from sluice.gateway.openapi.routes import ApiRoute, routes_of
 from sluice.gateway.queues import Queues
 from sluice.gateway.rates import RATE_HEADERS, KeyRates
 from sluice.gateway.refusals import count
+from sluice.gateway.reranking import RerankRoutes
 from sluice.gateway.responses.routes import ResponseRoutes
 from sluice.gateway.responses.store import ResponseStore
 from sluice.gateway.settings import GatewaySettings, is_loopback
@@ -117,6 +118,7 @@ def _api_routes(shared: SharedParts, settings: GatewaySettings, marks: StorageMa
         StatusRoutes(shared.keyring, queues, marks),
         GenerationRoutes(queues, rates, settings),
         EmbeddingRoutes(queues, rates, settings),
+        RerankRoutes(queues, rates, settings),
         ResponseRoutes(queues, rates, settings, ResponseStore(database), quota),
         FileRoutes(files, shared.storage, settings.max_file_mib * MIB, quota),
         BatchRoutes(BatchStore(database), files, shared.storage, queues, quota, max_open=settings.tenant_batches),

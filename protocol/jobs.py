@@ -307,7 +307,7 @@ def _template(options: Options) -> Template:
 
 
 def _check_reads(options: JobOptions) -> None:
-    is_read = options.embed or options.read_logprobs is not None
+    is_read = options.makes_vector or options.read_logprobs is not None
     if options.max_tokens == 0 and not is_read:
         raise InvalidJob("max_tokens must be 1 or more, got 0, unless the prompt is read (`echo`)")
     if options.dimensions is not None and not options.embed:

@@ -26,7 +26,15 @@ from sluice.protocol.errors import InvalidJob
 from sluice.protocol.structured import check_stored
 
 Feature = Literal[
-    "logprobs", "choices", "logit_bias", "penalties", "structured_output", "prompt_logprobs", "embeddings", "tools"
+    "logprobs",
+    "choices",
+    "logit_bias",
+    "penalties",
+    "structured_output",
+    "prompt_logprobs",
+    "embeddings",
+    "classification",
+    "tools",
 ]
 """Features that a worker needs for jobs with an option."""
 
@@ -246,6 +254,12 @@ class JobOptions:
         feature="embeddings",
         in_responses=None,
     )
+    classify: bool = _option(
+        "Whether to return the scores of the model's classes for the prompt instead of text",
+        default=False,
+        feature="classification",
+        in_responses=None,
+    )
     dimensions: int | None = _option(
         "Return only the first dimensions of a vector, scaled to length 1 again",
         least=1,
@@ -272,14 +286,19 @@ class JobOptions:
     @property
     def planned_tokens(self) -> int:
         """Most tokens of each choice, as far as known without the model."""
-        if self.embed:
+        if self.makes_vector:
             return 0
         return max(limits.DEFAULT_MAX_TOKENS, self.min_tokens) if self.max_tokens is None else self.max_tokens
 
     @property
     def is_length_stated(self) -> bool:
         """Whether the model's default has no say in the number of tokens."""
-        return self.embed or self.max_tokens is not None
+        return self.makes_vector or self.max_tokens is not None
+
+    @property
+    def makes_vector(self) -> bool:
+        """Whether the output is a vector instead of text."""
+        return self.embed or self.classify
 
     @property
     def read_logprobs(self) -> int | None:
@@ -299,11 +318,13 @@ class JobOptions:
         yield is_bias(self.logit_bias), "logit_bias must map token ids to numbers"
 
     def _reads(self) -> Iterator[Check]:
-        if self.embed:
-            yield not self.max_tokens, f"max_tokens must be 0 or absent with `embed`, got {self.max_tokens}"
+        if self.makes_vector:
+            name = "classify" if self.classify else "embed"
+            yield not (self.embed and self.classify), "embed must not be combined with `classify`"
+            yield not self.max_tokens, f"max_tokens must be 0 or absent with `{name}`, got {self.max_tokens}"
             yield (
                 self.logprobs is None and self.read_logprobs is None,
-                "embed must not be combined with log-probabilities",
+                f"{name} must not be combined with log-probabilities",
             )
         if self.planned_tokens == 0:
             yield self.n == 1, f"n must be 1 if nothing is generated, got {self.n}"
@@ -465,6 +486,9 @@ class SamplingOptions(TypedDict, total=False):
 
     embed: bool
     """Whether to return a vector of the prompt instead of text. Default: False."""
+
+    classify: bool
+    """Whether to return the scores of the model's classes for the prompt instead of text. Default: False."""
 
     dimensions: int | None
     """Return only the first dimensions of a vector, scaled to length 1 again, 1 to 65536. Default: None."""

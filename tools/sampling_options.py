@@ -56,7 +56,7 @@ OF_CALLERS = '''
 class SamplingOptions(TypedDict, total=False):
     """`JobOptions` as keyword arguments: any sequence for a tuple, one string for one stop."""
 '''
-OF_REQUESTS = {"n", "structured", "echo", "embed", "dimensions"}
+OF_REQUESTS = {"n", "structured", "echo", "embed", "classify", "dimensions"}
 """The engine has these beside the sampling options, in `Request`."""
 
 

@@ -2,14 +2,18 @@
 
 import re
 import threading
+from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from sluice.engine.conformance.subject import Driver, Output, Violation, expect
 from sluice.engine.errors import RequestRejected
-from sluice.engine.request import ChoiceProgress, FinishReason, Grammar, Request
+from sluice.engine.request import ChoiceProgress, Embed, FinishReason, Grammar, Request
 
 Run = Callable[[Driver], None]
+
+_NEAR = 0.05
+"""What rounding may change in a vector of length 1 or a log-probability where bits depend on the batch."""
 
 MOMENTS = range(6)
 """Steps after which requests are interrupted."""
@@ -500,6 +504,37 @@ def log_probabilities(driver: Driver) -> None:
     expect(not without.logprobs, "log-probabilities that were not requested")
 
 
+@check("the vector of a prompt does not depend on other requests, and a request for it has no tokens", "embed")
+def vectors(driver: Driver) -> None:
+    prompts = [driver.prompt(length) for length in (1, 12, 40)] * 2
+    pooled: list[Embed] = [Embed(pooling=pooling) for pooling in ("last", "mean")]
+    requests = [driver.request(prompt, max_tokens=0, embed=embed) for prompt in prompts for embed in pooled]
+    alone = [driver.run(driver.request(one.prompt_token_ids, max_tokens=0, embed=one.embed))[0] for one in requests]
+    texts = [driver.request() for _ in range(3)]
+    for one, other in zip(alone, driver.run(*requests, *texts), strict=False):
+        _ended(other, FinishReason.STOP)
+        expect(not other.token_ids, f"{len(other.token_ids)} tokens with a vector")
+        first, second = _vector(one), _vector(other)
+        nearness = sum(a * b for a, b in zip(first, second, strict=True))
+        expect(abs(nearness - 1) < _NEAR, f"another vector in a batch: {nearness} of 1")
+
+
+@check("each token of a prompt but the first has its log-probability, also with max_tokens 0", "prompt_logprobs")
+def prompt_log_probabilities(driver: Driver) -> None:
+    prompt = driver.prompt(20)
+    scored, continued, again = (
+        driver.run(driver.request(prompt, max_tokens=most, prompt_logprobs=2))[0] for most in (0, 4, 0)
+    )
+    plain = driver.run(driver.request(prompt, max_tokens=4))[0]
+    _ended(scored, FinishReason.LENGTH)
+    expect(continued.token_ids == plain.token_ids, "other tokens after log-probabilities of the prompt")
+    rows = [output.prompt.logprobs or () if output.prompt is not None else () for output in (scored, continued, again)]
+    expect([len(row) for row in rows] == [20] * 3, f"log-probabilities of {[len(row) for row in rows]} tokens of 20")
+    for first, *others in zip(*rows, strict=True):
+        expect(first.chosen <= 0, f"a log-probability over 0: {first}")
+        expect(all(abs(other.chosen - first.chosen) < _NEAR for other in others), "other log-probabilities each time")
+
+
 # ---------------------------------------------------------------- priorities, failures, idleness
 
 
@@ -592,6 +627,12 @@ def description(driver: Driver) -> None:
 
 
 # ---------------------------------------------------------------- helpers
+
+
+def _vector(output: Output) -> list[float]:
+    vector = None if output.prompt is None else output.prompt.embedding
+    expect(vector is not None, "no vector of a prompt")
+    return list(array("f", vector or b""))
 
 
 def _ended(output: Output, reason: FinishReason, stop: str | int | None = None) -> None:

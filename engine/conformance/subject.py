@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from sluice.engine.interface import Engine
-from sluice.engine.request import ChoiceProgress, Finish, Request, SampledLogprobs, Sampling, TokenDelta
+from sluice.engine.request import ChoiceProgress, Finish, PromptRead, Request, SampledLogprobs, Sampling, TokenDelta
 
 PATIENCE_S = 60.0
 """A request that has not ended after this long counts as starved."""
@@ -16,7 +16,7 @@ PATIENCE_S = 60.0
 POLL_S = 0.0005
 
 
-_OWN = ("id", "num_choices", "priority", "progress", "grammar")
+_OWN = ("id", "num_choices", "priority", "progress", "grammar", "embed")
 """Options of requests that are no sampling options."""
 
 
@@ -49,6 +49,7 @@ class Output:
     text: str = ""
     logprobs: list[SampledLogprobs] = field(default_factory=list[SampledLogprobs])
     finish: Finish | None = None
+    prompt: PromptRead | None = None
 
     def extend(self, delta: TokenDelta) -> None:
         """Append a delta.
@@ -66,6 +67,10 @@ class Output:
         self.text += delta.text
         self.logprobs += delta.logprobs or ()
         self.finish = delta.finish
+        if delta.prompt is not None:
+            if self.prompt is not None:
+                raise Violation(f"{name}: its prompt is returned twice")
+            self.prompt = delta.prompt
 
 
 class Driver:

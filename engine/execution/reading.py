@@ -61,7 +61,7 @@ class PromptReader:
         for part in kept.parts:
             states = hidden[part.first : part.first + part.num_tokens]
             if part.read.embed is not None:
-                tensors = _summed(states)
+                tensors = _summed(self._decoder.classify(states) if part.read.embed.is_classified else states)
             else:
                 tensors = self._scored(states, part, self._slots[part.row])
             of_sequence = self._taken.setdefault(part.row.sequence_id, {})

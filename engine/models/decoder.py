@@ -83,6 +83,12 @@ class Decoder:
             logits.mul_(self.config.logit_scale)
         return soft_cap(logits, cap=self.config.final_soft_cap) if self.config.final_soft_cap else logits
 
+    def classify(self, hidden: Tensor) -> Tensor:
+        """Return the scores `[R, C]` of the classes of hidden states `[R, M]`, in float32."""
+        head = self._weights.head
+        assert head is not None, "check that the model has classes first"
+        return hidden.float() @ head.T
+
     def time_phases(self, tensors: StepInputs, caches: list[KVCache]) -> dict[str, float]:
         """Compute a native step; return the seconds of its phases, for measurements."""
         assert self._step is not None, "check has_native_step first"

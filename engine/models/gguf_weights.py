@@ -76,6 +76,13 @@ class GgufWeights:
             return tensor.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2).contiguous()
         return tensor
 
+    def num_rows(self, name: str) -> int:
+        """See `Weights`."""
+        try:
+            return self._file.tensors[self._stored(name)].shape[0]
+        except ModelFolderError:
+            return 0
+
     def dtype_of(self, name: str) -> torch.dtype:
         """Return the dtype in which a tensor is stored; bfloat16 if it is quantized."""
         return plain_dtype(self._file.tensors[self._stored(name)].type) or torch.bfloat16

@@ -12,7 +12,7 @@ from sluice.engine.models.config import DecoderConfig
 from sluice.engine.models.decoder import Decoder
 from sluice.engine.models.rope_table import rope_table
 from sluice.engine.models.weight_copies import WeightCopier, copier_to
-from sluice.engine.models.weights import Weights
+from sluice.engine.models.weights import HEAD, Weights
 from sluice.kernels.decoder_step import DecoderWeights, LayerWeights
 from sluice.kernels.linear import Linear, pack_gated_linear, pack_linear
 from sluice.kernels.write_kv import HeadNorm
@@ -66,7 +66,8 @@ def load_decoder(
             for index, angles in enumerate(_angles(config, max_model_len, form.device))
         ),
         final_norm=reader.kept("model.norm.weight", config.hidden_size),
-        output=_load_output(config, reader, embedding),
+        output=_load_output(config, weights, reader, embedding),
+        head=_load_head(config, weights, reader),
     )
     if copier is not None:
         copier.finish()
@@ -204,7 +205,18 @@ def _load_head_norm(config: DecoderConfig, reader: _Reader, prefix: str, *, toge
     )
 
 
-def _load_output(config: DecoderConfig, reader: _Reader, embedding: Tensor) -> Linear:
-    if config.is_tied:
+def _load_output(config: DecoderConfig, weights: Weights, reader: _Reader, embedding: Tensor) -> Linear:
+    # A model without an output head generates nothing; steps that draw compute all the same.
+    if config.is_tied or not generates(config, weights):
         return reader.packed(embedding)
     return reader.packed(reader.tensor("lm_head.weight", config.vocab_size, config.hidden_size))
+
+
+def generates(config: DecoderConfig, weights: Weights) -> bool:
+    """Return whether a model has an output head, and none that classifies in its place."""
+    return not weights.num_rows(HEAD) and (config.is_tied or weights.num_rows("lm_head.weight") > 0)
+
+
+def _load_head(config: DecoderConfig, weights: Weights, reader: _Reader) -> Tensor | None:
+    num_classes = weights.num_rows(HEAD)
+    return reader.kept(HEAD, num_classes, config.hidden_size).float() if num_classes else None

@@ -16,6 +16,11 @@ from sluice.engine.text.json_files import read_json
 _TEXT_PREFIX = re.compile(r"^language_model\.(?=model\.|lm_head\.)|(?<=^model\.)language_model\.")
 """What the names of a text part's tensors have besides: `language_model.model.…` or `model.language_model.…`."""
 
+_BARE = "embed_tokens.weight"
+"""A tensor of a model that was saved without an output head, whose names lack the prefix `model.`."""
+
+_HEADS = ("lm_head.", "score.")
+
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 """Files of the weights: in one, or the index of several."""
 
@@ -31,6 +36,10 @@ class SafetensorsWeights:
         self._tensors: dict[str, tuple[Path, str]] = {}
         for path in self._files:
             self._tensors |= {_TEXT_PREFIX.sub("", name): (path, name) for name in _open(path).keys()}  # noqa: SIM118 - not a dict
+        if _BARE in self._tensors:
+            self._tensors = {
+                name if name.startswith(_HEADS) else f"model.{name}": place for name, place in self._tensors.items()
+            }
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
@@ -70,6 +79,13 @@ class SafetensorsWeights:
                 f"tensor {name!r} is {tensor.dtype}; only fp32, fp16 and bf16 weights are supported."
             )
         return tensor
+
+    def num_rows(self, name: str) -> int:
+        """See `Weights`."""
+        if name not in self._tensors:
+            return 0
+        path, stored_name = self._tensors[name]
+        return int(_open(path).get_slice(stored_name).get_shape()[0])
 
     def dtype_of(self, name: str) -> torch.dtype:
         """Return the dtype in which `name` is stored."""

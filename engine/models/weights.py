@@ -10,6 +10,10 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 """Those that a model computes in."""
 
 
+HEAD = "score.weight"
+"""The head of a model that classifies."""
+
+
 class Weights(Protocol):
     """Tensors by name."""
 
@@ -33,6 +37,10 @@ class Weights(Protocol):
         Raises:
             ModelFolderError: it is missing, corrupt, or not of `shape`.
         """
+        ...
+
+    def num_rows(self, name: str) -> int:
+        """Return the first size of a tensor; 0 if there is none of that name."""
         ...
 
     def dtype_of(self, name: str) -> torch.dtype:

@@ -68,6 +68,11 @@ class Tokenizer:
         # `encode` holds the GIL for seconds on a long text, which would stop the engine's loop; this releases it.
         return self.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        """Return the token ids of two texts, with the special tokens that a pair has."""
+        [encoding] = self._backend.encode_batch_fast([(first, second)], add_special_tokens=True)
+        return encoding.ids
+
     def encode_batch(self, texts: list[str], *, add_special_tokens: bool = True) -> list[list[int]]:
         """Return the token ids of each of `texts`, encoded in parallel."""
         encodings = self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)

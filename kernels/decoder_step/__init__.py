@@ -72,6 +72,9 @@ class DecoderWeights:
     output: Linear
     """M to V."""
 
+    head: Tensor | None = None
+    """`[C, M]` float32: of a model that classifies."""
+
 
 class StepInputs(NamedTuple):
     """One step: T tokens of S sequences, R of which sample a token. The next layout may reuse the memory."""

@@ -355,7 +355,7 @@ def read_plain(line: Mapping[str, Any]) -> ReadRequest:
         raise RequestRefused("invalid_request", message, "prompt")
     own = {name: fields.pop(name) for name in OWN & fields.keys()}
     request = _read_as(CHAT if prompts == ["messages"] else COMPLETIONS, prompts[0], fields)
-    if own.get("embed"):
+    if own.get("embed") or own.get("classify"):
         request = replace(request, endpoint=EMBEDDINGS)
     for name in {"deadline", "not_before"} & own.keys():
         own[name] = _moment(name, own[name])

@@ -142,7 +142,7 @@ def read_parameters(body: object) -> dict[str, Any]:
     return parameters
 
 
-SAME = SAMPLING_NAMES - {"logit_bias", "logprobs", "structured", "echo", "embed", "dimensions"} | {
+SAME = SAMPLING_NAMES - {"logit_bias", "logprobs", "structured", "echo", "embed", "classify", "dimensions"} | {
     "seed",
     "model",
     "metadata",

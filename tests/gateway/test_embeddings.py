@@ -4,6 +4,7 @@ import base64
 import math
 from array import array
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -16,6 +17,7 @@ from tests.gateway.gateway_process import GatewayProcess, gateway_process
 from tests.servers import RedisServer, redis_server
 
 NULL = "null"
+SLOW = "null?token_s=0.00005"
 TEXTS = ["one", "two words", "three more words"]
 
 
@@ -193,6 +195,67 @@ class TestGivenEchoes:
         assert answer.json()["error"]["param"] == param
 
 
+class TestGivenDocuments:
+    def test_when_they_are_ranked_then_the_most_relevant_is_first(self, gateway: GatewayProcess) -> None:
+        documents: list[str | dict[str, str]] = [*TEXTS, {"text": "four"}]
+
+        answer = posted(gateway, "/v1/rerank", model=NULL, query="tea", documents=documents, top_n=3)
+
+        scores: list[float] = [one["relevance_score"] for one in answer["results"]]
+        assert len(scores) == 3
+        assert scores == sorted(scores, reverse=True)
+        assert all(0 < score < 1 for score in scores)
+        texts: list[str] = [*TEXTS, "four"]
+        found: list[str] = [one["document"]["text"] for one in answer["results"]]
+        assert found == [texts[int(one["index"])] for one in answer["results"]]
+        assert answer["usage"]["total_tokens"] == sum(len("tea" + text) for text in [*TEXTS, "four"])
+
+    def test_when_they_are_not_wanted_back_then_only_their_places_are_returned(self, gateway: GatewayProcess) -> None:
+        answer = posted(gateway, "/v1/rerank", query="tea", documents=TEXTS, return_documents=False)
+
+        assert sorted(one["index"] for one in answer["results"]) == [0, 1, 2]
+        assert all(one.keys() == {"index", "relevance_score"} for one in answer["results"])
+
+    @pytest.mark.parametrize(
+        ("change", "param"),
+        [
+            ({"query": ""}, "query"),
+            ({"documents": []}, "documents"),
+            ({"documents": ["a", 1]}, "documents"),
+            ({"top_n": 0}, "top_n"),
+            ({"return_documents": "no"}, "return_documents"),
+            ({"echo": True}, "echo"),
+        ],
+    )
+    def test_when_a_value_is_wrong_then_it_is_400_and_names_it(
+        self, gateway: GatewayProcess, change: dict[str, Any], param: str
+    ) -> None:
+        with gateway.http() as http:
+            answer = http.post("/v1/rerank", json={"query": "a", "documents": ["b"], **change})
+
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == param
+
+
+class TestGivenWorkersThatAreKilled:
+    def test_when_jobs_go_on_elsewhere_then_their_vectors_are_the_same(self, tmp_path: Path) -> None:
+        texts = [f"text {number} " * (1 + number % 40) for number in range(300)]
+        with redis_server("valkey") as server, worker_pool(server.url, tmp_path) as workers:
+            [first] = workers.start_all(1, MODEL=SLOW)
+            with Producer(server.url) as producer:
+                jobs = [producer.submit(text, embed=True) for text in texts]
+                producer.result(jobs[20])
+                first.kill()
+                num_done = len(list(producer.results(jobs, is_waiting=False)))
+                workers.start_all(1, MODEL=SLOW)
+                outcomes = {outcome.job_id: outcome for outcome in producer.results(jobs)}
+                calm = producer.embed(texts)
+
+        results = [outcomes[job.id].result for job in jobs]
+        assert [result.embedding for result in results if result is not None] == calm
+        assert num_done < len(jobs)
+
+
 class TestGivenTheProducer:
     def test_when_texts_are_embedded_then_the_vectors_are_those_of_the_gateway(
         self, queue_server: RedisServer, gateway: GatewayProcess
@@ -218,6 +281,28 @@ class TestGivenTheProducer:
 
 @pytest.mark.slow
 class TestGivenTheSmallModel:
+    def test_when_its_job_needs_a_head_that_it_lacks_then_it_is_refused(self, small: GatewayProcess) -> None:
+        small.client().embeddings.create(model=SMALL_MODEL.name, input="until a worker has started")
+
+        with small.http() as http:
+            answer = http.post("/v1/rerank", json={"query": "a", "documents": ["b"]})
+
+        assert answer.status_code == 400
+        assert "classification" in answer.json()["error"]["message"]
+
+    def test_when_a_prompt_is_echoed_then_its_text_is_the_prompt(self, small: GatewayProcess) -> None:
+        prompt = "The cat, größer ☃, sat."
+
+        answer = small.client().completions.create(
+            model=SMALL_MODEL.name, prompt=prompt, echo=True, logprobs=1, max_tokens=0
+        )
+
+        [choice] = answer.choices
+        assert choice.text == prompt
+        assert choice.logprobs is not None
+        assert choice.logprobs.token_logprobs is not None
+        assert len(choice.logprobs.token_logprobs) == answer.usage.prompt_tokens if answer.usage else 0
+
     def test_when_texts_are_alike_then_their_vectors_are_nearer(self, small: GatewayProcess) -> None:
         texts = ["The cat sat on the mat.", "The cat sat on a mat.", "def f(x): return x + 1"]
 

@@ -12,19 +12,33 @@ from functools import cache
 from pathlib import Path
 from random import Random
 from tempfile import mkdtemp
+from typing import Any, cast
 
 import pytest
 import torch
 
 from sluice.engine.execution.reading import SLICE_ROWS
-from sluice.engine.request import ChoiceProgress, Embed, Pooling, PromptRead, Request, Sampling
+from sluice.engine.models.config import parse_config
+from sluice.engine.models.folder import open_model_folder
+from sluice.engine.models.load import generates
+from sluice.engine.request import CLASSES, ChoiceProgress, Embed, Pooling, PromptRead, Request, Sampling
 from sluice.kernels.linear import cpu as linear_cpu
 from sluice.kernels.native import library
 from tests.oracles.engines import DISTURBED, FAILING, Setting, run
 from tests.oracles.test_bfloat16_batch_invariance import DTYPE, MODEL
-from tests.oracles.tiny_models import TINY_MODELS, VOCAB_SIZE
+from tests.oracles.tiny_models import SIZES, TINY_MODELS, VOCAB_SIZE
 
 LENGTHS = (1, 2, 30, SLICE_ROWS, SLICE_ROWS + 1)
+CLASSIFYING = {
+    "llama": "llama",
+    "mistral": "mistral-window",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
+}
+"""Families with a class in transformers for it, each with one of our tiny models."""
+
 QUICK = [name for name in ("llama", "gemma2", "qwen3") if name in TINY_MODELS]
 
 
@@ -85,6 +99,51 @@ class TestGivenATinyModel:
                 torch.testing.assert_close(chosen, own, rtol=1e-4, atol=1e-4)
                 likeliest = torch.tensor([[value for _, value in at.top] for at in rows]).view(-1, 3)
                 torch.testing.assert_close(likeliest, logprobs[:-1].topk(3).values, rtol=1e-4, atol=1e-4)
+
+
+class TestGivenAModelWithoutAnOutputHead:
+    def test_when_its_tensors_have_no_prefix_then_its_vectors_are_those_of_the_whole_model(
+        self, tmp_path: Path
+    ) -> None:
+        whole = TINY_MODELS["qwen3"].save(tmp_path / "whole")
+        cast("Any", whole).model.save_pretrained(tmp_path / "bare")  # as sentence-transformers saves it
+        asked = [embedded(str(index), prompt, "mean") for index, prompt in enumerate(prompts())]
+
+        found = run(tmp_path / "bare", asked)
+
+        assert not found.errors
+        assert found.prompts == run(tmp_path / "whole", asked).prompts
+        folder = open_model_folder(tmp_path / "bare")
+        assert not generates(parse_config(folder.config), folder.weights)
+
+
+class TestGivenAClassificationHead:
+    @pytest.mark.parametrize(
+        "family", [one if one == "qwen3" else pytest.param(one, marks=pytest.mark.long) for one in CLASSIFYING]
+    )
+    @pytest.mark.parametrize("num_labels", [1, 3])
+    def test_when_prompts_are_classified_then_scores_are_those_of_transformers(
+        self, family: str, num_labels: int, tmp_path: Path
+    ) -> None:
+        from transformers import AutoConfig, AutoModelForSequenceClassification
+
+        torch.manual_seed(7)
+        config = AutoConfig.for_model(
+            family, **SIZES, **TINY_MODELS[CLASSIFYING[family]].config, num_labels=num_labels, pad_token_id=None
+        )
+        model = cast("Any", AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)).eval()
+        model.save_pretrained(tmp_path)
+        asked = [
+            Request(id=str(index), prompt_token_ids=prompt, sampling=Sampling(max_tokens=0), embed=CLASSES)
+            for index, prompt in enumerate(prompts())
+        ]
+
+        outcome = run(tmp_path, asked, Setting(max_num_batched_tokens=50, block_size=4))
+
+        assert not outcome.errors
+        for index, prompt in enumerate(prompts()):
+            expected = model(torch.tensor([prompt])).logits[0]
+            torch.testing.assert_close(floats(outcome.prompts[str(index)]), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.fixture

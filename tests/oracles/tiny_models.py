@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 VOCAB_SIZE = 97
 
-_SIZES: dict[str, object] = {
+SIZES: dict[str, object] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 48,
     "intermediate_size": 80,
@@ -46,7 +46,7 @@ class TinyModel:
         from transformers import AutoConfig, AutoModelForCausalLM
 
         torch.manual_seed(7)
-        config = AutoConfig.for_model(self.family, **(_SIZES | dict(self.config)))
+        config = AutoConfig.for_model(self.family, **(SIZES | dict(self.config)))
         model = cast("PreTrainedModel", AutoModelForCausalLM.from_config(config, dtype=torch.float32)).eval()
         # Norm weights and biases that are not their neutral values, or a missing one would not show.
         with torch.no_grad():
@@ -217,7 +217,7 @@ def save_text_and_images(folder: Path, prefix: str) -> "PreTrainedModel":
     vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = AutoConfig.for_model(
         "gemma3",
-        text_config=_SIZES | GEMMA3,
+        text_config=SIZES | GEMMA3,
         vision_config=vision | {"image_size": 28, "patch_size": 14},
         mm_tokens_per_image=4,
     )

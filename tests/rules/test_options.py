@@ -37,6 +37,7 @@ OTHERS: dict[str, tuple[object, ...]] = {
     "dimensions": (None, *NUMBERS),
     "echo": (True, False),
     "embed": (True, False),
+    "classify": (True, False),
 }
 
 CHANGED: dict[str, Any] = {  # Any: values of every option's type
@@ -112,7 +113,7 @@ class TestGivenTheOptionsOfContractAndEngine:
 
         params = sampling_of(options, resolve(options, NOTHING_STATED, frozenset({8})), seed=5)
 
-        assert CHANGED.keys() == VALUES.keys() - {"n", "structured", "echo", "embed", "dimensions"}
+        assert CHANGED.keys() == VALUES.keys() - {"n", "structured", "echo", "embed", "classify", "dimensions"}
         assert params == Sampling(**CHANGED, end_token_ids=frozenset({8}), seed=5)
 
 

@@ -44,6 +44,7 @@ def read_text(model: ModelConfig, folder: ModelFolder, *, vocab_size: int) -> Fo
         template=template,
         end_tokens=tuple(f"{tokenizer.token(end)} ({end}: {', '.join(names)})" for end, names in ends.items()),
         defaults=_defaults_of(model, folder.generation_config),
+        encode_pair=tokenizer.encode_pair,
         embed=read_pooling(folder.path, None if model.pooling == "auto" else model.pooling),
     )
     family, chat = folder.config.get("model_type", "unknown"), "with" if template else "without"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import parse_qsl
 
-from sluice.engine.capabilities import EMBED, Capabilities
+from sluice.engine.capabilities import CLASSIFY, EMBED, Capabilities
 from sluice.engine.config import CPU_CACHE_BYTES, EngineConfig
 from sluice.engine.errors import (
     DeterminismUnavailable,
@@ -159,7 +159,9 @@ def _facts_of(executor: Executor, capabilities: Capabilities) -> EngineFacts:
 def _torch_facts(executor: Executor, plan: "LoadPlan", text: ModelText) -> EngineFacts:
     from sluice.engine.models.families import known_families  # imports torch
 
-    refused = {EMBED: text.embed} if isinstance(text.embed, str) else {}
+    refused = {EMBED: text.embed} if isinstance(text.embed, str) else dict[str, str]()
+    if not executor.limits.num_classes:
+        refused[CLASSIFY] = "the model has no classification head"
     capabilities = own_capabilities(known_families(), (PLAIN, "int8"), is_bitwise=plan.is_bitwise, refused=refused)
     return _facts_of(executor, capabilities)
 
@@ -216,6 +218,7 @@ def _prepare_folder(config: WorkerConfig, folder: Path) -> PreparedModel[LocalMo
     limit_spinning()
     # Imported here because torch takes seconds to import and the null model does not need it.
     from sluice.engine.execution.start.model_loading import load_planned, plan_load
+    from sluice.engine.models.load import generates
     from sluice.worker.model.draft_model import prepare_draft_model
     from sluice.worker.model.folder_text import read_text
 
@@ -223,6 +226,7 @@ def _prepare_folder(config: WorkerConfig, folder: Path) -> PreparedModel[LocalMo
     options = _model_options(config, folder)
     plan = guarded(lambda: plan_load(options))
     read = read_text(config.model, plan.folder, vocab_size=plan.limits.vocab_size)
+    text = replace(read.text, generates=generates(plan.config, plan.folder.weights))
     plan = replace(plan, options=replace(options, end_token_ids=read.end_token_ids))
     batching = engine_config(config)
     load_draft_model = prepare_draft_model(config.batching, batching, plan, read.tokenizer)
@@ -235,13 +239,13 @@ def _prepare_folder(config: WorkerConfig, folder: Path) -> PreparedModel[LocalMo
         engine = LLMEngine(executor, read.tokenizer, batching, draft_model=draft_model)
         warm_up(engine)
         return LocalModel(
-            name=name, text=read.text, engine=engine, executor=executor, facts=_torch_facts(executor, plan, read.text)
+            name=name, text=text, engine=engine, executor=executor, facts=_torch_facts(executor, plan, text)
         )
 
     return PreparedModel(
         name=name,
         description=read.description,
-        text=read.text,
+        text=text,
         max_job_tokens=plan.limits.longest_request(batching.max_num_batched_tokens)
         if options.num_blocks
         else plan.max_model_len,

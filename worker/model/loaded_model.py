@@ -16,7 +16,14 @@ from sluice.protocol.wire import JobOptions
 from sluice.worker.model.chat_template import ChatTemplate
 from sluice.worker.model.offered import features_of, lacking_features, offer_of
 from sluice.worker.model.sampling_defaults import NOTHING_STATED
-from sluice.worker.model.translate import Encoder, TextEncoder, Translator, bounded_encoder
+from sluice.worker.model.translate import (
+    Encoder,
+    PairEncoder,
+    TextEncoder,
+    Translator,
+    bounded_encoder,
+    bounded_pair_encoder,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +46,12 @@ class ModelText:
 
     embed: Embed | str = LAST_TOKEN
     """How its vectors are made, or why they cannot be."""
+
+    encode_pair: PairEncoder | None = None
+    """See `Translator`."""
+
+    generates: bool = True
+    """Whether the model has an output head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +95,10 @@ class LoadedModel:
             model=self.name,
             defaults=self.text.defaults,
             end_token_ids=self.facts.limits.eos_token_ids,
+            encode_pair=None
+            if self.text.encode_pair is None
+            else bounded_pair_encoder(self.text.encode_pair, self.text.tokenizer, self.facts.limits),
+            generates=self.text.generates,
             embed=self.text.embed if isinstance(self.text.embed, Embed) else LAST_TOKEN,
             max_job_tokens=self.max_job_tokens,
         )

@@ -76,7 +76,7 @@ def resolve(
 
 
 def _max_tokens(stated: JobOptions, defaults: JobOptions, room: int) -> int:
-    if stated.embed:
+    if stated.makes_vector:
         return 0
     # Not cut to the model's default or to what fits: the worker refuses what exceeds the context.
     if stated.max_tokens is not None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from sluice.engine.errors import InvalidGrammar, OptionRefused, PromptTooLong, RequestRejected
 from sluice.engine.executor import ModelLimits
-from sluice.engine.request import LAST_TOKEN, Embed, Grammar, Request, Room, Sampling
+from sluice.engine.request import CLASSES, LAST_TOKEN, Embed, Grammar, Request, Room, Sampling
 from sluice.engine.sampling import SamplingFields
 from sluice.protocol.job_ids import split_job_id
 from sluice.protocol.limits import MAX_TOKENS
@@ -35,11 +35,18 @@ from sluice.worker.model.sampling_defaults import NOTHING_STATED, resolve
 from sluice.worker.model.tool_grammars import answer_grammar
 from sluice.worker.model.tool_prompts import JobTools, render_chat
 
+PAIR = ("query", "document")
+"""Names of the messages of a job that scores how well two texts belong together."""
+
 
 class Encoder(Protocol):
     """An encoder of text as token ids."""
 
     def __call__(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+
+
+PairEncoder = Callable[[str, str], list[int]]
+"""An encoder of two texts, with the special tokens between and around them."""
 
 
 class Translation(NamedTuple):
@@ -71,18 +78,34 @@ def bounded_encoder(tokenizer: TextEncoder, limits: ModelLimits) -> Encoder:
     """
     if tokenizer.max_token_bytes is None:
         return tokenizer.encode
-    max_bytes = limits.max_model_len * tokenizer.max_token_bytes
 
     def encode(text: str, *, add_special_tokens: bool) -> list[int]:
-        # A character has at most four bytes of UTF-8, so most texts need not be encoded to be measured.
-        if 4 * len(text) > max_bytes and (num_bytes := len(text.encode())) > max_bytes:
-            raise PromptTooLong(
-                f"prompt is {num_bytes} bytes of text; the {limits.max_model_len} tokens that this model reads hold at "
-                f"most {max_bytes}. Shorten the prompt or use a model with a longer context."
-            )
+        _check_size(text, tokenizer, limits)
         return tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     return encode
+
+
+def bounded_pair_encoder(encode_pair: PairEncoder, tokenizer: TextEncoder, limits: ModelLimits) -> PairEncoder:
+    """Return an encoder of two texts that refuses what `bounded_encoder` would refuse."""
+
+    def encode(first: str, second: str) -> list[int]:
+        _check_size(first + second, tokenizer, limits)
+        return encode_pair(first, second)
+
+    return encode
+
+
+def _check_size(text: str, tokenizer: TextEncoder, limits: ModelLimits) -> None:
+    if tokenizer.max_token_bytes is None:
+        return
+    max_bytes = limits.max_model_len * tokenizer.max_token_bytes
+    # A character has at most four bytes of UTF-8, so most texts need not be encoded to be measured.
+    if 4 * len(text) > max_bytes and (num_bytes := len(text.encode())) > max_bytes:
+        raise PromptTooLong(
+            f"prompt is {num_bytes} bytes of text; the {limits.max_model_len} tokens that this model reads hold at "
+            f"most {max_bytes}. Shorten the prompt or use a model with a longer context."
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +130,9 @@ class Translator:
 
     encode: Encoder
     template: ChatTemplate | None
+    encode_pair: PairEncoder | None = None
+    """None: one text follows the other."""
+
     validate: Callable[[Request], None]
     """Raises if the engine can never run a request."""
 
@@ -128,6 +154,9 @@ class Translator:
     mark_ids: Mapping[str, int] = field(default_factory=dict[str, int])
     """The marks of that format that are special tokens."""
 
+    generates: bool = True
+    """Whether the model has an output head."""
+
     lacking: frozenset[str] = frozenset()
     """The queue's features that the engine does not have."""
 
@@ -146,6 +175,7 @@ class Translator:
         try:
             self._check_model(job.spec)
             self._check_features(job.spec)
+            self._check_output(job.spec.options)
             translation = self._translated(job, job.spec, decode_prompt(job.leased.payload))
             self.validate(translation.request)
         except WireError as error:
@@ -177,7 +207,7 @@ class Translator:
             is_chat=encoded.is_chat,
             sampling=encoded.sampling(spec.options, resolved, leased.seed),
             grammar=encoded.grammar,
-            embed=self._embed_of(spec.options),
+            embed=self.embed_of(spec.options),
             num_choices=leased.choices,
             priority=leased.priority,
             # A tenant shares cached blocks with no other.
@@ -202,7 +232,15 @@ class Translator:
         room = self.max_job_tokens - num_prompt_tokens
         return resolve(options, self.defaults, self.end_token_ids, room=room)
 
-    def _embed_of(self, options: JobOptions) -> Embed | None:
+    def _check_output(self, options: JobOptions) -> None:
+        if not (self.generates or options.makes_vector):
+            message = f"the model {self.model!r} has no output head: it embeds or classifies, and generates no text"
+            raise JobRejected(INVALID_REQUEST, message)
+
+    def embed_of(self, options: JobOptions) -> Embed | None:
+        """Return what vector a job asks for; None if it asks for text."""
+        if options.classify:
+            return CLASSES
         return replace(self.embed, dimensions=options.dimensions) if options.embed else None
 
     def is_chat(self, prompt: Prompt, spec: JobSpec) -> bool:
@@ -229,6 +267,8 @@ class Translator:
             prompt = (Message(role="user", content=prompt),)
         if prompt and isinstance(prompt[0], Message):
             messages = tuple(part for part in prompt if isinstance(part, Message))
+            if spec.options.classify and [part.name for part in messages] == [*PAIR]:
+                return EncodedPrompt(token_ids=tuple(self._pair_ids(*messages)))
             return self._encoded_chat(messages, spec, now_ms, began_as)
         if spec.tools:
             raise JobRejected(INVALID_REQUEST, "a prompt with tools must be messages, which the chat template renders")
@@ -238,6 +278,13 @@ class Translator:
             else [part for part in prompt if isinstance(part, int)]
         )
         return EncodedPrompt(token_ids=tuple(token_ids), grammar=grammar_of(spec.options))
+
+    def _pair_ids(self, first: Message, second: Message) -> list[int]:
+        """Encode two texts as the tokenizer encodes a pair."""
+        if self.encode_pair is None:
+            parts = [self.encode(part.content, add_special_tokens=False) for part in (first, second)]
+            return [token_id for part in parts for token_id in part]
+        return self.encode_pair(first.content, second.content)
 
     def _encoded_chat(
         self, messages: tuple[Message, ...], spec: JobSpec, now_ms: int, began_as: str | None

@@ -87,6 +87,22 @@ class LLM:
         """
         return self._outputs(_listed(messages), sampling_params, progress, as_chat=True)
 
+    def embed(
+        self, texts: Prompts, *, dimensions: int | None = None, progress: bool | None = None
+    ) -> list[RequestOutput]:
+        """Return outputs whose `embedding` has the vector of each text, in the order of the texts.
+
+        Args:
+            texts: One text (or list of token ids) or several.
+            dimensions: The first ones only, scaled to length 1 again. Default: None, all.
+            progress: As in `generate`.
+
+        Raises:
+            EngineBroken: the device is lost.
+        """
+        params = SamplingParams(embed=True, dimensions=dimensions)
+        return self._outputs(_listed(texts), params, progress, as_chat=False)
+
     def stream(
         self,
         prompts: Prompts,

@@ -85,6 +85,13 @@ class RequestOutput:
     error: PromptFailed | None = None
     """Why the prompt failed; the others of the call are not affected."""
 
+    prompt_logprobs: tuple[SampledLogprobs, ...] | None = None
+    """Of each token of the prompt, if `prompt_logprobs` asks for them. That of the first, which nothing predicts, is 0.
+    """
+
+    embedding: list[float] | None = None
+    """The vector of the prompt, if `embed` asks for it, or with `classify` the scores of its classes."""
+
     @property
     def text(self) -> str:
         """Text of the first choice.

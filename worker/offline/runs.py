@@ -6,6 +6,7 @@ both.
 
 import os
 import time
+from array import array
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ from itertools import count
 from math import inf
 
 from sluice.engine.errors import RequestRejected
-from sluice.engine.request import FinishReason, Request, TokenDelta
+from sluice.engine.request import FinishReason, PromptRead, Request, TokenDelta
 from sluice.protocol.clock import wall_ms
 from sluice.protocol.errors import InvalidJob
 from sluice.protocol.jobs import PromptLike, as_prompt
@@ -41,6 +42,7 @@ class _OpenPrompt:
     def __init__(self, prompt: OfflinePrompt, token_ids: tuple[int, ...]) -> None:
         self.num_open = prompt.spec.options.n
         self.num_cached_tokens = 0
+        self._read = PromptRead()
         self._prompt = prompt
         self._token_ids = token_ids
         self._choices: list[list[StreamOutput]] = [[] for _ in range(self.num_open)]
@@ -62,11 +64,14 @@ class _OpenPrompt:
             outputs=tuple(map(CompletionOutput.of, self._choices)),
             num_cached_tokens=self.num_cached_tokens,
             error=self._error,
+            prompt_logprobs=self._read.logprobs,
+            embedding=None if self._read.embedding is None else list(array("f", self._read.embedding)),
         )
 
     def piece_of(self, delta: TokenDelta) -> StreamOutput:
         """Translate what the engine yielded for this prompt."""
         self.num_cached_tokens = delta.stats.num_cached_tokens
+        self._read = delta.prompt or self._read
         piece = StreamOutput(
             prompt_index=self._prompt.index,
             index=delta.choice,
@@ -157,6 +162,7 @@ class Runs:
             is_chat=encoded.is_chat,
             sampling=encoded.sampling(options, resolved, _seed_of(prompt)),
             grammar=encoded.grammar,
+            embed=self._translator.embed_of(options),
             num_choices=options.n,
         )
         self._engine.validate(request)

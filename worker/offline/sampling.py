@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Unpack
 
+from sluice.protocol.errors import InvalidJob
 from sluice.protocol.jobs import check_seed, sampling_options
 from sluice.protocol.sampling import JobOptions, SamplingOptions
 
@@ -29,5 +30,8 @@ class SamplingParams:
         """
         if seed is not None:
             check_seed(seed)
-        object.__setattr__(self, "options", sampling_options(options))
+        checked = sampling_options(options)
+        if checked.echo:
+            raise InvalidJob("echo is for jobs; ask for `prompt_logprobs`")
+        object.__setattr__(self, "options", checked)
         object.__setattr__(self, "seed", seed)

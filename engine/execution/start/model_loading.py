@@ -34,6 +34,7 @@ from sluice.engine.models.config import DecoderConfig, parse_config
 from sluice.engine.models.decoder import Decoder
 from sluice.engine.models.folder import ModelFolder, open_model_folder
 from sluice.engine.models.load import WeightForm, load_decoder
+from sluice.engine.models.weights import HEAD
 from sluice.kernels import chain
 
 
@@ -102,6 +103,7 @@ def _limits(folder: ModelFolder, config: DecoderConfig, options: ModelOptions, k
         # Unused with a window.
         num_host_blocks=0 if window else options.host_cache_bytes // bytes_each,
         hidden_size=config.hidden_size,
+        num_classes=folder.weights.num_rows(HEAD),
         block_bytes=bytes_each,
     )
 

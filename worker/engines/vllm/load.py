@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
-from sluice.engine.capabilities import EMBED, Capabilities, Exactness
+from sluice.engine.capabilities import CLASSIFY, EMBED, Capabilities, Exactness
 from sluice.engine.config import CPU_CACHE_BYTES
 from sluice.engine.errors import EngineBroken, ModelFolderError, OutOfMemory
 from sluice.engine.execution.device_errors import guarded
@@ -56,7 +56,7 @@ _ENVIRONMENT = {
 """Variables that vLLM reads, unless the operator has set them."""
 
 
-_UNREAD = dict.fromkeys((EMBED, "prompt_logprobs"), "its steps return no states of a prompt's tokens")
+_UNREAD = dict.fromkeys((EMBED, CLASSIFY, "prompt_logprobs"), "its steps return no states of a prompt's tokens")
 """Options that no release has by the interface of this adapter."""
 
 
