@@ -23,6 +23,7 @@ ENGINE = object_schema(
     name=TEXT,
     exactness=TEXT,
     features=list_of(TEXT),
+    formats=list_of(TEXT),
     refused=list_of(TEXT),
     families=list_of(TEXT),
     weights=list_of(TEXT),

@@ -16,7 +16,9 @@ from tests.gateway.gateway_process import gateway_process
 from tests.other_engine import install
 from tests.servers import RedisServer
 
-FEATURES_SHOWN = ", ".join(FEATURES)
+FEATURES_SHOWN = ", ".join(feature for feature in FEATURES if feature != "tools")
+"""Those of the null model, whose template has no format of calls."""
+
 OTHER, OWN = f"other {installed_version()}", f"sluice {installed_version()}"
 
 

@@ -28,7 +28,8 @@ class TestGivenAWrongRequest:
             ({**HELLO, "metadata": {"a": 1}}, "invalid_request", "metadata"),
             ({**HELLO, "logit_bias": {"5": 101}}, "invalid_request", "logit_bias"),
             ({**HELLO, "colour": "red"}, "unknown_parameter", "colour"),
-            ({**HELLO, "tools": ["t"]}, "unsupported", "tools"),
+            ({**HELLO, "tools": ["t"]}, "invalid_request", "tools"),
+            ({**HELLO, "functions": ["t"]}, "unsupported", "functions"),
             ({**HELLO, "stream": "yes"}, "invalid_request", "stream"),
             ({**HELLO, "stream_options": {}}, "invalid_request", "stream_options"),
             ({"messages": []}, "invalid_request", "messages"),
@@ -58,7 +59,7 @@ class TestGivenAWrongRequest:
 
     def test_when_there_is_no_such_route_then_the_error_has_openais_shape(self, gateway: GatewayProcess) -> None:
         with gateway.http() as http:
-            answer = http.post("/v1/embeddings", json={})
+            answer = http.post("/v1/audio/speech", json={})
 
         assert answer.status_code == 404
         assert answer.json()["error"]["code"] == "not_found"

@@ -11,6 +11,7 @@ from sluice.producer.errors import InvalidJob, JobFailed
 from sluice.protocol.calls import Beat, beat, inspect
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.redis.execution import run
+from sluice.protocol.sampling import FEATURES
 from sluice.protocol.states import JobState
 from sluice.worker.checks.queue_check import agree_on_queue
 from sluice.worker.config import load_config
@@ -98,10 +99,14 @@ class TestGivenAnEngineThatRefusesMinP:
                 producer.result(job, timeout_s=30)
 
 
+WITHOUT_CHOICES = ",".join(feature for feature in FEATURES if feature not in ("choices", "tools"))
+"""The features of the null model then; its template has no format of calls."""
+
+
 class TestGivenAnEngineWithoutChoices:
     def test_when_no_other_lives_then_the_submit_is_refused(self, valkey: RedisServer, client: Client) -> None:
         with running_worker(valkey.url, change=without(NUM_CHOICES)), Producer(valkey.url) as producer:
-            wait_for_features(client, "logprobs,logit_bias,penalties,structured_output")
+            wait_for_features(client, WITHOUT_CHOICES)
 
             with pytest.raises(InvalidJob, match="no worker of this queue offers choices"):
                 producer.submit("hi", n=2, max_tokens=2)
@@ -116,7 +121,7 @@ class TestGivenAnEngineWithoutChoices:
                 result = producer.result(producer.submit("hi", n=2, max_tokens=2), timeout_s=30)
                 assert len(result.choices) == 2
 
-            wait_for_features(client, "logprobs,logit_bias,penalties,structured_output")
+            wait_for_features(client, WITHOUT_CHOICES)
             with pytest.raises(InvalidJob, match="no worker of this queue offers choices"):
                 producer.submit("hi", n=2, max_tokens=2)
 
@@ -127,4 +132,4 @@ class TestGivenAnEngineWithoutChoices:
 
         agree_on_queue(client, config, without(NUM_CHOICES)(load(config)))
 
-        assert run(client, inspect(KEYS)).settings["features"] == "logprobs,logit_bias,penalties,structured_output"
+        assert run(client, inspect(KEYS)).settings["features"] == WITHOUT_CHOICES

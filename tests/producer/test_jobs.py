@@ -64,7 +64,7 @@ class TestGivenEachKindOfPrompt:
             None,
             [{"role": "robot", "content": "hi"}],
             [{"role": "user"}],
-            [{"role": "user", "content": "hi", "tool_calls": []}],
+            [{"role": "user", "content": "hi", "tool_calls": ["x"]}],
             [{"role": "user", "content": [{"type": "image_url"}]}],
             [{"role": "user", "content": ["hi"]}],
             [{"role": "user", "content": 3}],
@@ -174,7 +174,7 @@ class TestGivenABadMessage:
     def test_when_a_chat_names_no_role_that_is_served_then_those_are_named(
         self, message: dict[str, str], end: str
     ) -> None:
-        with pytest.raises(RequestRefused, match=f"one of user, assistant, system, developer; {end}") as raised:
+        with pytest.raises(RequestRefused, match=f"one of user, assistant, system, developer, tool; {end}") as raised:
             read_request(CHAT, {"messages": [message]})
 
         assert raised.value.param == "messages[0].role"

@@ -307,7 +307,7 @@ class TestGivenABatchThatIsAskedForWrongly:
     @pytest.mark.parametrize(
         ("changes", "param"),
         [
-            ({"endpoint": "/v1/embeddings"}, "endpoint"),
+            ({"endpoint": "/v1/images/generations"}, "endpoint"),
             ({"completion_window": "soon"}, "completion_window"),
             ({"completion_window": None}, "completion_window"),
             ({"input_file_id": "file-../../x"}, "input_file_id"),
