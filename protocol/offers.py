@@ -44,7 +44,7 @@ class Offer:
     """The forms of weights that it computes with."""
 
     def __str__(self) -> str:
-        """Return the text, of at most `MAX_OFFER_BYTES`: it may lack the last families."""
+        """Return the text, of at most `MAX_OFFER_BYTES` unless other fields are that long: it may lack families."""
         families = list(map(_plain, self.families))
         text = self._with(families)
         while len(text.encode()) > MAX_OFFER_BYTES and families:

@@ -18,6 +18,7 @@ def prepare(config):
     prepared = prepare_own(config)
 
     def load():
+        BEFORE_LOADING
         loaded = prepared.load()
         own = loaded.facts.capabilities
         lean = replace(own, engine="other", refused={REFUSED!r}, features=features_without({REFUSED!r}))
@@ -27,12 +28,15 @@ def prepare(config):
 """
 
 
-def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Install it in a folder, for this process and for those that it starts from now on."""
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch, *, before_loading: str = "pass") -> None:
+    """Install it in a folder, for this process and for those that it starts from now on.
+
+    `before_loading` is a statement that it executes before it loads its model.
+    """
     info = folder / "other_engine-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other-engine\nVersion: 1\n")
     (info / "entry_points.txt").write_text("[sluice.engines]\nother = other_engine:prepare\n")
-    (folder / "other_engine.py").write_text(_MODULE)
+    (folder / "other_engine.py").write_text(_MODULE.replace("BEFORE_LOADING", before_loading))
     monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
     monkeypatch.setenv("PYTHONPATH", str(folder))

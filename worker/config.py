@@ -250,7 +250,8 @@ class ModelConfig:
     engine_option: tuple[str, ...] = setting(
         (),
         metavar="NAME=VALUE",
-        help="An option of vLLM's own, as tensor_parallel_size=2. Several in the environment are separated by spaces.",
+        help="An option of another engine's own, as tensor_parallel_size=2 is of vLLM. Several in the environment are "
+        "separated by spaces.",
     )
     engine_untested: bool = setting(
         False, help="Run a release of another engine with which the conformance suite has not been run."
@@ -398,6 +399,9 @@ class BeatConfig:
     step_deadline_s: float = setting(
         30.0, help="Consider a step hung if it takes longer than this and than five times the slowest step so far."
     )
+    load_deadline_s: float = setting(
+        3600.0, help="Consider the process of an engine hung if it loads the model for longer than this."
+    )
 
     @property
     def answer_within_s(self) -> float:
@@ -406,7 +410,7 @@ class BeatConfig:
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield each field that is wrong, with the reason."""
-        yield from _positive(self, "every_s", "life_s", "step_deadline_s")
+        yield from _positive(self, "every_s", "life_s", "step_deadline_s", "load_deadline_s")
         if self.every_s * 3 > self.life_s:
             yield "every_s", f"must be at most a third of BEAT_LIFE_S ({self.life_s:g}), got {self.every_s:g}"
 

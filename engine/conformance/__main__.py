@@ -12,7 +12,7 @@ from typing import cast
 
 from sluice.engine.conformance.behaviours import CHECKS, checks_for
 from sluice.engine.conformance.resumption import Resume, resume_matrix
-from sluice.engine.conformance.subject import Driver, Subject, Violation
+from sluice.engine.conformance.subject import Driver, LeftOut, Subject, Violation
 
 LETTERS = {Resume.BITWISE: "b", Resume.SAME_TOKENS: "t", Resume.REFUSED: "-"}
 
@@ -34,11 +34,24 @@ def run_checks(driver: Driver) -> dict[str, str]:
             check.run(driver)
             driver.settle()
             verdicts[name] = PASSES
-        except Violation as violation:
-            verdicts[name] = str(violation)
-            driver.engine.drop([request_id for request_id, _ in driver.outputs])
-            driver.settle()
+        except LeftOut:
+            continue
+        except Exception as error:  # noqa: BLE001 - whatever an engine raises, the other checks are made
+            verdicts[name] = str(error) if isinstance(error, Violation) else repr(error)
+            if (problem := _cleared(driver)) is not None:
+                verdicts[name] += f"; the checks after it were not made, as the engine is not idle again: {problem}"
+                break
     return verdicts
+
+
+def _cleared(driver: Driver) -> str | None:
+    """Drop everything, and return what keeps the engine from being idle."""
+    try:
+        driver.engine.drop([request_id for request_id, _ in driver.outputs])
+        driver.settle()
+    except Exception as error:  # noqa: BLE001 - as above
+        return repr(error)
+    return None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,8 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _say(verdict, CHECKS[name].sentence)
         try:
             matrix = resume_matrix(driver)
-        except Violation as violation:
-            _say(str(violation), "a request continues with the tokens that it would have had")
+        except Exception as error:  # noqa: BLE001 - as above
+            _say(repr(error), "a request continues with the tokens that it would have had")
             return 1
         print("\nresumed after 1, 2, … tokens (b: bitwise, t: same tokens, -: refused)")
         for name, cells in matrix.items():

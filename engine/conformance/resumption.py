@@ -64,6 +64,8 @@ def _row(driver: Driver, name: str, options: Mapping[str, Any]) -> list[Resume]:
     if stopped := {option: stop for option, stop in stops.items() if option in options}:
         options |= stopped
         whole = driver.run(driver.request(prompt, **options))
+    if min(len(output.token_ids) for output in whole) < 2:
+        raise Violation(f"{name}: an output of one token, which cannot be continued")
     counts = range(1, min(NUM_TOKENS, min(len(output.token_ids) for output in whole) - 1) + 1)
     continued = [driver.request(prompt, progress=_progress(whole, count), **options) for count in counts]
     driver.add(*continued)  # together, so that each has neighbours

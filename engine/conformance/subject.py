@@ -24,6 +24,14 @@ class Violation(AssertionError):
     """The engine does not do what the interface says."""
 
 
+class LeftOut(Exception):
+    """A check cannot be made with this engine or its model."""
+
+
+class TimedOut(Violation):
+    """The engine does not do it within `PATIENCE_S`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
     """An engine under test, idle at first."""
@@ -128,12 +136,12 @@ class Driver:
         """Advance until a condition holds.
 
         Raises:
-            Violation: it does not within `PATIENCE_S`.
+            TimedOut: it does not.
         """
         deadline_s = time.monotonic() + PATIENCE_S
         while not is_reached():
             if time.monotonic() > deadline_s:
-                raise Violation(f"after {PATIENCE_S:g} s: not yet that {event}")
+                raise TimedOut(f"after {PATIENCE_S:g} s: not yet that {event}")
             self.advance()
 
     def advance_times(self, num_steps: int) -> None:

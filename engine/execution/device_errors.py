@@ -69,6 +69,7 @@ LOSSES = (
 _NO_MEMORY_CODE = 2
 _NO_MEMORY_WORDS = (
     "cuda error: out of memory",
+    "cuda out of memory",  # torch's own, in the words of a process that passes it on
     "cuda driver error: out of memory",
     "triton error [cuda]: out of memory",
     "cublas_status_alloc_failed",

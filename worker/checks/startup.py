@@ -91,6 +91,9 @@ def check_device(site: Site) -> Iterator[CheckResult]:
     if is_null(site.config.model):
         yield CheckResult("device", "the null model uses none")
         return
+    if site.config.model.engine_python is not None:
+        yield CheckResult("device", f"{site.config.model.device}, checked by the engine's process when it loads")
+        return
     if importlib.util.find_spec("torch") is None:
         raise ConfigError(["torch is not installed: pip install 'sluice-llm[worker]'"])
     for device in site.devices:

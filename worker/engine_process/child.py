@@ -67,6 +67,10 @@ def _run(connection: Connection) -> None:
     except WorkerError as error:
         send(connection, LoadFailed((str(error),), are_settings=False))
         return
+    except Exception as error:  # another engine may raise anything, and an exit code would not say what
+        log.exception("model not loaded")
+        send(connection, LoadFailed((f"{type(error).__name__}: {error}",), are_settings=False))
+        return
     _describe_on_signal(loaded.engine, log)
     send(connection, loaded.facts)
     # As in the worker: full collections stop every step.

@@ -30,6 +30,7 @@ class EngineProcess:
         self._socket, theirs = socket.socketpair()
         self.connection = Connection(os.dup(self._socket.fileno()))
         self._is_loaded = False
+        self._load_deadline_s = config.beat.load_deadline_s
         with theirs, block_startup_signals():
             # A new session, because Ctrl-C is for the worker.
             python = config.model.engine_python or sys.executable
@@ -59,11 +60,16 @@ class EngineProcess:
 
         Raises:
             ConfigError: the settings or the model's files are wrong.
-            WorkerBroken: the model cannot be loaded now, or the process ended.
+            WorkerBroken: the model cannot be loaded now, the process ended, or it did not load in time.
         """
         try:
             with suppress(OSError):  # it has ended, perhaps after an answer
                 send(self.connection, Load())
+            if not self.connection.poll(self._load_deadline_s):
+                raise WorkerBroken(
+                    f"the engine's process has not loaded the model for {self._load_deadline_s:g} s "
+                    "(SLUICE_LOAD_DEADLINE_S)"
+                )
             answer = receive(self.connection, EngineFacts, LoadFailed)
             if isinstance(answer, LoadFailed):
                 raise ConfigError(answer.problems) if answer.are_settings else WorkerBroken(*answer.problems)

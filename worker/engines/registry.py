@@ -12,7 +12,8 @@ The model that it loads says in `facts.capabilities` what the engine can run. `f
 `worker/model/offered.py` names the features that are left without the options that it refuses. The worker rejects
 requests that state those; another worker of the queue may take the job.
 
-A worker runs an engine other than its own in a process of its own, by another environment's Python if it is told so.
+A worker runs an engine other than its own in a process of its own, unless `--engine-process off` is given, and by
+another environment's Python if it is told so.
 """
 
 from importlib.metadata import entry_points

@@ -31,7 +31,7 @@ from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullModel, NullModelConfig, NullTokenizer
 from sluice.engine.request import Request, Sampling
 from sluice.kernels import chain
-from sluice.worker.config import DEFAULT_BLOCK_SIZE, ModelConfig, WorkerConfig
+from sluice.worker.config import DEFAULT_BLOCK_SIZE, OWN_ENGINE, ModelConfig, WorkerConfig
 from sluice.worker.devices import is_several
 from sluice.worker.errors import ConfigError, WorkerBroken, WorkerError
 from sluice.worker.model.chat_template import compile_template
@@ -48,12 +48,14 @@ _NULL_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.co
 
 
 def load(config: WorkerConfig) -> LocalModel:
-    """Load the configured model onto its device.
+    """Load the configured model onto its device, with our own engine.
 
     Raises:
-        ConfigError: the settings do not allow it.
+        ConfigError: the settings do not allow it, or name another engine.
         WorkerBroken: memory or the device is unavailable now.
     """
+    if config.model.engine != OWN_ENGINE:
+        raise ConfigError([f"SLUICE_ENGINE: only `worker start` runs the engine {config.model.engine}"])
     return prepare(config).load()
 
 

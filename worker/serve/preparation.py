@@ -176,9 +176,8 @@ class Preparation:
             self._reject(job, rejection)
         elif self._context.leases.remove(job):
             self._context.mailbox.lose([job.request_id])
-            self._context.log.info(
-                "job left for another engine", job_id=job.id, attempt=job.leased.attempt, reason=str(rejection)
-            )
+            what = "job left for another engine" if answer == "returned" else "lease lost"
+            self._context.log.info(what, job_id=job.id, attempt=job.leased.attempt, reason=str(rejection))
 
     def _reject(self, job: HeldJob, rejection: JobRejected) -> None:
         self._context.log.info(

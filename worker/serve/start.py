@@ -134,6 +134,8 @@ def _load(site: Site, process: EngineProcess | None, log: Log) -> LoadedModel:
     limits = served.facts.limits
     if config.model.host_cache_mib and not limits.num_host_blocks:
         log.warning("host cache unused", host_cache_mib=config.model.host_cache_mib, window=limits.sliding_window)
+    for option, reason in served.facts.capabilities.refused.items():
+        log.warning("option refused", option=option, reason=reason)
     log.info(
         "model loaded",
         model=served.name,

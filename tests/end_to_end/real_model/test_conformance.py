@@ -12,11 +12,26 @@ pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.vllm, pytest.mark.
 
 
 class TestGivenVllm:
-    def test_when_it_is_checked_then_it_behaves_and_resumes_bitwise(self) -> None:
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {},
+            {"OPTIONS": "tensor_parallel_size=2"},
+            # vLLM's runner for CPUs has no pipeline in eager mode.
+            {"OPTIONS": "pipeline_parallel_size=2", "GRAPHS": "1"},
+        ],
+        ids=["one process", "two tensor-parallel ranks", "two pipeline ranks"],
+    )
+    def test_when_it_is_checked_then_it_behaves_and_resumes_bitwise(self, settings: dict[str, str]) -> None:
         command = [vllm_python(), "-m", "sluice.engine.conformance", "tests.worker.engines.vllm.real:vllm_engine"]
 
         found = subprocess.run(
-            command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
+            command,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **settings},
+            capture_output=True,
+            text=True,
+            check=False,
         )
 
         assert found.returncode == 0, found.stdout + found.stderr[-2000:]

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from sluice.engine.conformance.__main__ import PASSES, main, run_checks
+from sluice.engine.conformance import subject as subject_module
+from sluice.engine.conformance.__main__ import FINE, LEFT_OUT, PASSES, main, run_checks
 from sluice.engine.conformance.behaviours import CHECKS, checks_for
 from sluice.engine.conformance.resumption import NUM_TOKENS, ROWS, Resume, resume_matrix
 from sluice.engine.conformance.subject import Driver, Subject, Violation
@@ -200,6 +201,22 @@ class TestGivenAnEngineWithAFault:
 
         violated = {name for name in checks_for(NOT_COMPUTED) if verdicts[name] != PASSES}
         assert violated == {"stop_strings", "several_stop_strings"}
+
+    def test_when_an_engine_never_ends_then_it_is_told_and_no_check_after_it_is_made(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(subject_module, "PATIENCE_S", 0.2)
+
+        verdicts = run_checks(Driver(with_fault(null_engine(), StaysBusy)))
+
+        told = [verdict for verdict in verdicts.values() if verdict not in FINE]
+        assert len(told) == 1
+        assert "the checks after it were not made" in told[0]
+
+    def test_when_a_fault_cannot_be_made_then_its_check_is_left_out(self) -> None:
+        verdicts = run_checks(Driver(replace(null_engine(), break_steps_of=None)))
+
+        assert verdicts["failing_request"] == LEFT_OUT
 
 
 def with_fault(subject: Subject, fault: Callable[[Any], Any]) -> Subject:

@@ -49,6 +49,32 @@ class TestGivenAnEngineOfAnotherDistribution:
             engine.stop()
 
 
+class TestGivenAnEngineThatDoesNotLoad:
+    def test_when_it_raises_whatever_it_likes_then_the_worker_is_told_what(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        install(tmp_path, monkeypatch, before_loading="raise KeyError('a rank has no port')")
+
+        with (
+            EngineProcess(config_of(engine="other"), "w") as process,
+            pytest.raises(WorkerBroken, match="KeyError: 'a rank has no port'"),
+        ):
+            process.load()
+
+    def test_when_it_hangs_then_the_worker_gives_up_in_time(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        install(tmp_path, monkeypatch, before_loading="__import__('time').sleep(100)")
+        config = config_of(engine="other")
+        hurried = replace(config, beat=replace(config.beat, load_deadline_s=0.5))
+
+        with (
+            EngineProcess(hurried, "w") as process,
+            pytest.raises(WorkerBroken, match=r"has not loaded the model for 0\.5 s"),
+        ):
+            process.load()
+
+
 class TestGivenNoOtherEngine:
     def test_when_none_is_named_then_the_workers_own_loads_in_its_process(self) -> None:
         assert not NULL.model.has_engine_process

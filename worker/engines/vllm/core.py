@@ -24,25 +24,37 @@ from vllm.v1.kv_cache_interface import AttentionSpec
 from vllm.v1.outputs import LogprobsTensors, ModelRunnerOutput, SamplerOutput
 from vllm.version import __version__
 
-from sluice.engine.execution.sampling.sampler import Drawn as DrawnRows
+from sluice.engine.errors import OutOfMemory
 from sluice.engine.request import SampledLogprobs
 from sluice.worker.engines.vllm.orders import (
     CoreFacts,
     Drawing,
     Drawn,
+    Draws,
     KnownSequence,
     NewSequence,
     Refused,
     StepOrder,
 )
-from sluice.worker.engines.vllm.sampling import NO_TOKEN, Row, RowSampler
+from sluice.worker.engines.vllm.sampling import NO_TOKEN, DrawnRows, Row, RowSampler
 from sluice.worker.signals import end_with_parent
 
 _DRAWING = "sluice"
 """Our key in the extra arguments of vLLM's sampling parameters."""
 
-_MASKS = "sluice_masks"
+_DRAWS = "sluice_draws"
 """Our attribute of a planned step."""
+
+_MEMORY_IN_USE = "Free memory on device"
+"""Begins vLLM's error if a device has too little memory now: a process that ends may leave more."""
+
+_REFUSED_OPTIONS = {
+    "speculative_config": "its steps verify no drafts here",
+    "logits_processors": "tokens are drawn by Sluice's sampler",
+}
+
+
+_NOTHING = Draws(frozenset(), {})
 
 
 class _Parser(FlexibleArgumentParser):
@@ -72,9 +84,15 @@ def _parsed(settings: Mapping[str, object], options: Sequence[str]) -> EngineArg
     for option in options:
         name, has_value, value = option.partition("=")
         flag = "--" + name.strip().lstrip("-").replace("_", "-")
-        if flag[2:].replace("-", "_") in settings:
+        field = flag[2:].replace("-", "_")
+        if field in settings:
             raise Refused(f"{name} has a setting of the worker's own, or must be as the worker sets it")
-        given += [flag, value] if has_value and value.lower() != "true" else [flag]
+        if field in _REFUSED_OPTIONS:
+            raise Refused(f"{name} would do nothing: {_REFUSED_OPTIONS[field]}")
+        if value.lower() == "false":
+            given.append(f"--no-{flag[2:]}")
+        else:
+            given += [flag, value] if has_value and value.lower() != "true" else [flag]
     parser = EngineArgs.add_cli_args(_Parser(exit_on_error=False))
     try:
         known = vars(parser.parse_args(given))
@@ -105,6 +123,8 @@ class VllmCore:
         try:
             self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
         except ValueError as error:
+            if _MEMORY_IN_USE in str(error):
+                raise OutOfMemory(f"{_sentence(error).partition('. ')[0]}, set by SLUICE_MEMORY_FRACTION") from error
             raise Refused(_sentence(error)) from error
         self._executor = self._core.model_executor
         self._executor.register_failure_callback(self._note_lost)
@@ -143,7 +163,7 @@ class VllmCore:
             kv_cache_block_copies=[KVCacheBlockCopy(*pair) for pair in order.copies] or None,
         )
         # Travels with it to all ranks. vLLM's own masks would change the logits that log-probabilities are of.
-        setattr(planned, _MASKS, order.masks)
+        setattr(planned, _DRAWS, order.draws)
         return planned
 
     def _known(self, known: list[KnownSequence]) -> CachedRequestData:
@@ -249,7 +269,7 @@ def replace_sampler(worker: Any, eos_token_ids: frozenset[int], max_rows: int, e
     sampler, execute = _Sampler(runner, eos_token_ids, max_rows), runner.execute_model
 
     def execute_model(planned: SchedulerOutput, *others: Any) -> Any:
-        sampler.masks = getattr(planned, _MASKS, {})
+        sampler.draws = getattr(planned, _DRAWS, _NOTHING)
         return execute(planned, *others)
 
     runner.sampler, runner.execute_model = sampler, execute_model
@@ -261,7 +281,7 @@ class _Sampler:
 
     def __init__(self, runner: Any, eos_token_ids: frozenset[int], max_rows: int) -> None:
         self._runner = runner
-        self.masks: Mapping[str, bytes] = {}
+        self.draws = _NOTHING
         """Those of the step that is computed."""
 
         self._rows = RowSampler(
@@ -276,11 +296,12 @@ class _Sampler:
         requests = self._runner.requests
         self._rows.keep(requests)
         rows = [_row(requests[name]) for name in self._runner.input_batch.req_ids]
-        drawn = self._rows.draw(logits, rows, self.masks)
-        return SamplerOutput(
-            sampled_token_ids=drawn.token_ids.to(torch.int32).unsqueeze(-1),
-            logprobs_tensors=_with_logprobs(drawn, len(rows)),
-        )
+        drawn = self._rows.draw(logits, rows, self.draws)
+        token_ids = torch.full((len(rows), 1), NO_TOKEN, dtype=torch.int32, device=logits.device)
+        if drawn is None:
+            return SamplerOutput(sampled_token_ids=token_ids, logprobs_tensors=None)
+        token_ids[drawn.rows, 0] = drawn.drawn.token_ids.to(torch.int32)
+        return SamplerOutput(sampled_token_ids=token_ids, logprobs_tensors=_with_logprobs(drawn, len(rows)))
 
 
 def _row(request: Any) -> Row:
@@ -288,16 +309,17 @@ def _row(request: Any) -> Row:
     return Row(request.req_id, drawing, request.prompt_token_ids, request.output_token_ids)
 
 
-def _with_logprobs(drawn: DrawnRows, num_rows: int) -> LogprobsTensors | None:
+def _with_logprobs(of_rows: DrawnRows, num_rows: int) -> LogprobsTensors | None:
     """Return the log-probabilities of the rows that want some, in vLLM's form: its own is of all rows.
 
     The first column has that of the drawn token and, instead of its id, the number of the others; NO_TOKEN in rows that
     want none.
     """
+    drawn = of_rows.drawn
     if not drawn.num_asked:
         return None
     _, chosen, values, token_ids = drawn.pending_copy.wait()
-    rows, counts = list(drawn.num_asked), list(drawn.num_asked.values())
+    rows, counts = [of_rows.rows[number] for number in drawn.num_asked], list(drawn.num_asked.values())
     all_values = torch.zeros(num_rows, 1 + values.shape[1])
     all_ids = torch.full(all_values.shape, NO_TOKEN, dtype=torch.int32)
     all_values[rows] = torch.cat((chosen, values), dim=1)

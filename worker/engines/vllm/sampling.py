@@ -1,6 +1,6 @@
 """Draw tokens in a worker of vLLM by our own sampler, so that they depend on the sequence alone. Knows no vLLM."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from collections.abc import Sequence as Items
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sluice.engine.execution.sampling.sampler import Drawn, Sampler
 from sluice.engine.execution.slots import Slot
-from sluice.worker.engines.vllm.orders import Drawing
+from sluice.worker.engines.vllm.orders import Drawing, Draws
 
 NO_TOKEN = -1
 """The token of a row without a finite logit."""
@@ -25,6 +25,16 @@ class Row(NamedTuple):
     """What was drawn since it was new. vLLM appends to it."""
 
 
+class DrawnRows(NamedTuple):
+    """What was drawn of the rows of a step."""
+
+    rows: list[int]
+    """Those of which a token was drawn."""
+
+    drawn: Drawn
+    """Theirs."""
+
+
 class RowSampler:
     """A sampler of the rows of a step. Mutable: it keeps their sequences, with the counts of their tokens."""
 
@@ -38,12 +48,18 @@ class RowSampler:
         )
         self._slots: dict[str, Slot] = {}
 
-    def draw(self, logits: Tensor, rows: Items[Row], masks: Mapping[str, bytes]) -> Drawn:
-        """Draw from `[R, V]` logits, a row per sequence, with the masks of some: see `StepOrder.masks`."""
-        slots = [self._slot(row) for row in rows]
-        by_row = {number: masks[row.id] for number, row in enumerate(rows) if row.id in masks}
+    def draw(self, logits: Tensor, rows: Items[Row], draws: Draws) -> DrawnRows | None:
+        """Draw from `[R, V]` logits, a row per sequence; None if nothing is to be drawn."""
+        numbers = [number for number, row in enumerate(rows) if row.id in draws.sequences]
+        if not numbers:
+            return None
+        ids = [rows[number].id for number in numbers]
+        slots = [self._slot(rows[number]) for number in numbers]
+        masks = {number: draws.masks[name] for number, name in enumerate(ids) if name in draws.masks}
         positions = [len(slot.token_ids) - slot.num_prompt_tokens for slot in slots]
-        return self._sampler.sample(logits, self._sampler.prepare(slots, positions), masks=by_row)
+        if len(numbers) < len(rows):
+            logits = logits[numbers]
+        return DrawnRows(numbers, self._sampler.sample(logits, self._sampler.prepare(slots, positions), masks=masks))
 
     def keep(self, ids: Collection[str]) -> None:
         """Forget all sequences but these."""

@@ -15,8 +15,8 @@ from sluice.engine.request import SampledLogprobs
 from sluice.worker.engines.vllm.orders import BlockIds, CoreFacts, Drawing, Drawn, StepOrder
 from sluice.worker.engines.vllm.sampling import Row, RowSampler
 
-BAD_TOKEN = 255
-"""A prompt that begins with it has no finite logits."""
+BAD_PROMPT = (255, 5, 6)
+"""A prompt that has no finite logits. Too long to be drawn."""
 
 MAX_NUM_SEQS = 6
 
@@ -34,6 +34,10 @@ class _Sequence:
     @property
     def token_ids(self) -> list[int]:
         return self.prompt + self.output
+
+    @property
+    def is_computed(self) -> bool:
+        return self.num_computed == len(self.token_ids)
 
 
 class FakeCore:
@@ -75,12 +79,14 @@ class FakeCore:
         last = {name: self._compute(self._sequences[name], count) for name, count in order.num_tokens.items()}
         rows = [self._row(name) for name in order.num_tokens]
         self._sampler.keep(self._sequences)
-        drawn = self._sampler.draw(torch.stack([self._logits(row, last[row.id]) for row in rows]), rows, order.masks)
+        logits = torch.stack([self._logits(row, last[row.id]) for row in rows])
+        drawing = [row for row in rows if self._sequences[row.id].is_computed]
+        assert {row.id for row in drawing} == order.draws.sequences, "others are drawn than could be"
         results: dict[str, Drawn] = {}
-        for row, sampled in zip(rows, drawn.collect(), strict=True):
+        if (drawn := self._sampler.draw(logits, rows, order.draws)) is None:
+            return results
+        for row, sampled in zip(drawing, drawn.drawn.collect(), strict=True):
             sequence = self._sequences[row.id]
-            if sequence.num_computed < len(sequence.token_ids):
-                continue
             token_id = sampled.token_ids[0] if sampled.error is None else None
             sequence.output.append(-1 if token_id is None else token_id)
             logprobs: SampledLogprobs | None = sampled.logprobs[0] if sampled.logprobs else None
@@ -135,7 +141,7 @@ class FakeCore:
         return Row(name, sequence.drawing, sequence.prompt, sequence.output)
 
     def _logits(self, row: Row, last: bytes) -> torch.Tensor:
-        if row.prompt[0] == BAD_TOKEN:
+        if tuple(row.prompt[:3]) == BAD_PROMPT:
             return torch.full((self.facts.vocab_size,), float("nan"))
         generator = torch.Generator().manual_seed(int.from_bytes(last[:7], "little"))
         logits = torch.randn(self.facts.vocab_size, generator=generator) * 3

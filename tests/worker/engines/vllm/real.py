@@ -12,6 +12,7 @@ from sluice.engine.conformance.subject import Subject
 from sluice.engine.text.tokenizer import load_tokenizer
 from sluice.worker.config import load_config
 from sluice.worker.engines.registry import prepare
+from sluice.worker.engines.vllm.load import UNREAD
 from sluice.worker.model.folders import find_folder
 from sluice.worker.model.load import engine_config
 from sluice.worker.model.loaded_model import LocalModel
@@ -38,4 +39,5 @@ def vllm_engine() -> Subject:
     loaded = prepare(config).load()
     assert isinstance(loaded, LocalModel)
     decoder = load_tokenizer(find_folder(config.model.path))
-    return subject_of(loaded.executor, decoder, engine_config(config, has_speculation=False))
+    unread = frozenset(UNREAD)
+    return subject_of(loaded.executor, decoder, engine_config(config, has_speculation=False), refused_options=unread)

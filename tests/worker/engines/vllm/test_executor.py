@@ -2,16 +2,17 @@
 
 import pytest
 
-from sluice.engine.conformance.behaviours import CHECKS
+from sluice.engine.conformance.behaviours import CHECKS, checks_for
 from sluice.engine.conformance.resumption import Resume, resume_matrix
 from sluice.engine.conformance.subject import Driver, Subject
 from sluice.engine.errors import EngineBroken
 from sluice.engine.null_model import NullTokenizer
-from sluice.engine.request import FailureKind, FinishReason
+from sluice.engine.request import FailureKind, FinishReason, Grammar
 from sluice.worker.engines.vllm.executor import VllmExecutor
+from sluice.worker.engines.vllm.load import UNREAD
 from sluice.worker.engines.vllm.orders import StepOrder
 from tests.engine.conformance.subjects import subject_of
-from tests.worker.engines.vllm.fake_core import BAD_TOKEN, MAX_NUM_SEQS, FakeCore
+from tests.worker.engines.vllm.fake_core import BAD_PROMPT, MAX_NUM_SEQS, FakeCore
 
 
 def engine_over(core: FakeCore) -> Subject:
@@ -19,7 +20,7 @@ def engine_over(core: FakeCore) -> Subject:
     executor = VllmExecutor(
         core, eos_token_ids=NullTokenizer.eos_token_ids, fingerprint="fake", max_num_seqs=MAX_NUM_SEQS
     )
-    return subject_of(executor, NullTokenizer())
+    return subject_of(executor, NullTokenizer(), refused_options=frozenset(UNREAD))
 
 
 @pytest.fixture(scope="module", params=[1, 3], ids=["one group of layers", "three groups"])
@@ -29,7 +30,7 @@ def driver(request: pytest.FixtureRequest) -> Driver:
 
 
 class TestGivenTheEngineOverIt:
-    @pytest.mark.parametrize("name", CHECKS)
+    @pytest.mark.parametrize("name", checks_for(frozenset(UNREAD)))
     def test_when_it_is_checked_then_it_behaves(self, driver: Driver, name: str) -> None:
         CHECKS[name].run(driver)
 
@@ -76,7 +77,7 @@ class TestGivenASequenceThatRuns:
     def test_when_its_logits_are_not_finite_then_it_alone_fails_and_says_where(self) -> None:
         driver = Driver(engine_over(FakeCore()))
 
-        bad, good = driver.run(driver.request((BAD_TOKEN, 5, 6)), driver.request())
+        bad, good = driver.run(driver.request(BAD_PROMPT), driver.request())
 
         assert bad.finish is not None
         assert (bad.finish.reason, bad.finish.failure) == (FinishReason.ERROR, FailureKind.LOGITS)
@@ -98,3 +99,20 @@ class TestGivenASequenceThatRuns:
 
         with pytest.raises(EngineBroken, match="one of its worker processes has ended"):
             driver.advance()
+
+
+class TestGivenAPromptOfSeveralStepsWithAGrammar:
+    def test_when_others_run_beside_it_then_its_text_matches_from_the_first_token(self) -> None:
+        core = FakeCore()
+        driver = Driver(engine_over(core))
+        long = driver.prompt(200)
+        beside = driver.request(max_tokens=120)
+        driver.add(beside)
+        driver.advance_times(2)
+
+        [output] = driver.run(driver.request(long, grammar=Grammar(kind="choice", text='["blue"]')))
+
+        assert output.text == "blue"
+        steps = [order for order in core.orders if len(order.num_tokens) > 1]
+        assert {len(order.draws.sequences) for order in steps} == {1, 2}, "parts of the prompt, and its end, beside"
+        driver.finish(beside)

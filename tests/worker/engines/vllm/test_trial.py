@@ -9,9 +9,13 @@ import pytest
 from sluice.engine.interface import Engine
 from sluice.engine.null_model import NullTokenizer
 from sluice.engine.request import ChoiceProgress, Request, Sampling
+from sluice.worker.engines.vllm.orders import Refused
 from sluice.worker.engines.vllm.trial import refused_after_trial
 from tests.worker.engines.vllm.fake_core import FakeCore
 from tests.worker.engines.vllm.test_executor import engine_over
+
+PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
+FILTERS = ("top_k", "top_p", "min_p")
 
 
 class Without:
@@ -66,21 +70,22 @@ class TestGivenAnEngineThatIgnoresAnOption:
     @pytest.mark.parametrize(
         ("names", "only_resumed", "expected"),
         [
-            (("seed",), False, {"temperature"}),
-            (("seed",), True, {"temperature", "num_choices"}),
             (("min_tokens",), False, {"logit_bias", "min_tokens"}),
-            (
-                ("repetition_penalty", "frequency_penalty", "presence_penalty"),
-                True,
-                {"repetition_penalty", "frequency_penalty", "presence_penalty"},
-            ),
-            (("logprobs",), False, {"logprobs"}),
+            (("logit_bias",), False, {"logit_bias", "min_tokens", *PENALTIES, *FILTERS}),
+            (("logprobs",), False, {"logprobs", *PENALTIES}),
+            *((PENALTIES, only_resumed, set(PENALTIES)) for only_resumed in (False, True)),
+            *(((name,), False, {name}) for name in (*PENALTIES, *FILTERS)),
         ],
     )
     def test_when_it_is_tried_then_the_option_is_refused(
         self, names: tuple[str, ...], only_resumed: bool, expected: set[str]
     ) -> None:
         assert refused(lambda engine: Without(engine, *names, only_resumed=only_resumed)) == expected
+
+    @pytest.mark.parametrize("only_resumed", [False, True])
+    def test_when_it_ignores_seeds_then_it_is_not_run_at_all(self, only_resumed: bool) -> None:
+        with pytest.raises(Refused, match="its tokens are not those of the seed"):
+            refused(lambda engine: Without(engine, "seed", only_resumed=only_resumed))
 
     def test_when_it_mixes_up_choices_then_several_are_refused(self) -> None:
         assert "num_choices" in refused(LosesChoices)
