@@ -11,6 +11,7 @@ from sluice.producer.operations.submission import Receipt
 from sluice.producer.operations.views import JobStatus
 from sluice.protocol.openai_format.bodies import Object
 from sluice.protocol.openai_format.logprobs import logprobs_to_json
+from sluice.protocol.openai_format.tools import parsed_object
 from sluice.protocol.states import JobState
 from sluice.protocol.wire import ChoiceResult, JobResult, Usage
 
@@ -32,10 +33,23 @@ def _shown(value: Any) -> Object:  # noqa: ANN401  # a dataclass
     return {field.name: getattr(value, field.name) for field in fields(value) if field.name not in HIDDEN}
 
 
+PARSED: Schema = {
+    **or_null(
+        object_schema(
+            "ParsedOutput",
+            content=TEXT,
+            reasoning=or_null(TEXT),
+            calls=list_of(object_schema(name=TEXT, arguments=TEXT)),
+        )
+    ),
+    "description": "The text taken apart: reasoning, content and calls of functions; null if it marks none.",
+}
+
+
 def choice_schema(kind: type[ChoiceResult]) -> Schema:
     """Return the schema of one choice of a result."""
     schema = schema_of(kind)
-    properties = {"index": NUMBER, **schema["properties"]}
+    properties = {"index": NUMBER, **schema["properties"], "parsed": PARSED}
     return {"title": "Choice", "type": "object", "properties": properties, "required": list(properties)}
 
 
@@ -138,4 +152,5 @@ def _choice(index: int, choice: ChoiceResult) -> Object:
         "index": index,
         **{field.name: getattr(choice, field.name) for field in fields(choice)},
         "logprobs": logprobs_to_json(choice.logprobs),
+        "parsed": parsed_object(choice),
     }

@@ -40,7 +40,7 @@ from sluice.producer.errors import (
 from sluice.producer.operations.follow import StreamEvent
 from sluice.producer.operations.submission import Receipt
 from sluice.protocol.host.terminal import say
-from sluice.protocol.wire import JobId, JobResult, TokenLogprobs
+from sluice.protocol.wire import ChoiceResult, JobId, JobResult, TokenLogprobs
 from sluice.version import installed_version
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
@@ -271,11 +271,20 @@ def _result_object(job_id: str, output: JobResult) -> Values:
             "text": choice.text,
             "token_ids": choice.token_ids,
             "finish_reason": choice.finish_reason,
+            **_parsed(choice),
             **_logprobs(choice.logprobs),
         }
         for choice in output.choices
     ]
     return {"id": job_id, "model": output.model, "choices": choices, "usage": output.usage}
+
+
+def _parsed(choice: ChoiceResult) -> Values:
+    if not choice.format:
+        return {}
+    from sluice.protocol.openai_format.tools import parsed_object
+
+    return {"parsed": parsed_object(choice)}
 
 
 def _event_object(event: StreamEvent) -> Values:

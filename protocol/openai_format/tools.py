@@ -41,6 +41,15 @@ def message_object(name: str, index: int, choice: ChoiceResult) -> Object:
     return message
 
 
+def parsed_object(choice: ChoiceResult) -> Object | None:
+    """Format the parts of a choice's text for readers that also get the text; None if it marks none."""
+    if not choice.format:
+        return None
+    parsed = choice.parsed
+    calls = [call._asdict() for call in parsed.calls]
+    return {"content": parsed.content, "reasoning": parsed.reasoning, "calls": calls}
+
+
 def finish_reason_of(reason: str | None, *, has_calls: bool) -> str | None:
     """Return why a choice finished, in OpenAI's words."""
     return TOOL_CALLS if has_calls and reason == "stop" else reason

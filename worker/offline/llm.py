@@ -2,12 +2,14 @@
 
 import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias, cast
 
 from sluice.protocol.errors import did_you_mean
 from sluice.protocol.jobs import PromptLike
 from sluice.protocol.messages import JobSpec, Message
+from sluice.protocol.tools import stored_choice, stored_tools
 from sluice.worker.config import SETTINGS, WorkerConfig, load_config
 from sluice.worker.errors import ConfigError
 from sluice.worker.model.load import load
@@ -24,6 +26,8 @@ _SETTINGS = {
     for leaf in SETTINGS
     if leaf.section in ("model", "batching") and leaf.name not in ("path", "processes")
 }
+
+_PLAIN_TEXT = JobSpec()
 
 
 class LLM:
@@ -65,27 +69,41 @@ class LLM:
             ValueError: not as many sampling parameters as prompts.
             EngineBroken: the device is lost.
         """
-        return self._outputs(_listed(prompts), sampling_params, progress, as_chat=False)
+        return self._outputs(_listed(prompts), sampling_params, progress)
 
     def chat(
         self,
         messages: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        tools: Sequence[Mapping[str, object]] = (),
+        tool_choice: str | Mapping[str, object] | None = None,
+        parallel_tool_calls: bool = True,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
         """Answer one chat or several, as `generate`; a text is one message of a user.
 
+        The `parsed` of an output has its `content`, `reasoning` and `calls`.
+
         Args:
             messages: One message with `role` and `content`, a list of them, or several such lists.
             sampling_params: As in `generate`.
+            tools: The functions that the model may call, as OpenAI's APIs take them (docs/guide/tools.md).
+            tool_choice: Whether it must call one: `auto` (the default), `none`, `required`, or a function.
+            parallel_tool_calls: Whether an answer may have several calls.
             progress: As in `generate`.
 
         Raises:
-            ValueError: not as many sampling parameters as chats.
+            ValueError: not as many sampling parameters as chats; tools that are wrong.
             EngineBroken: the device is lost.
         """
-        return self._outputs(_listed(messages), sampling_params, progress, as_chat=True)
+        shared = JobSpec(
+            as_chat=True,
+            tools=stored_tools(tools),
+            tool_choice=stored_choice(tool_choice),
+            parallel_tool_calls=parallel_tool_calls,
+        )
+        return self._outputs(_listed(messages), sampling_params, progress, shared)
 
     def embed(
         self, texts: Prompts, *, dimensions: int | None = None, progress: bool | None = None
@@ -101,7 +119,7 @@ class LLM:
             EngineBroken: the device is lost.
         """
         params = SamplingParams(embed=True, dimensions=dimensions)
-        return self._outputs(_listed(texts), params, progress, as_chat=False)
+        return self._outputs(_listed(texts), params, progress)
 
     def stream(
         self,
@@ -123,9 +141,7 @@ class LLM:
             ValueError: not as many sampling parameters as prompts.
             EngineBroken: the device is lost.
         """
-        if self._runs is None:
-            raise ValueError("this LLM is closed")
-        return self._runs.run(_jobs(_listed(prompts), sampling_params, as_chat=as_chat))
+        return self._stream(_listed(prompts), sampling_params, JobSpec(as_chat=as_chat))
 
     def close(self) -> None:
         """Free the model's memory. May be called twice."""
@@ -144,18 +160,27 @@ class LLM:
     def __exit__(self, *_error: object) -> None:
         self.close()
 
+    def _stream(
+        self,
+        prompts: Iterable[PromptLike],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        spec: JobSpec,
+    ) -> Iterator[StreamOutput]:
+        if self._runs is None:
+            raise ValueError("this LLM is closed")
+        return self._runs.run(_jobs(prompts, sampling_params, spec))
+
     def _outputs(
         self,
         prompts: Iterable[PromptLike],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         progress: bool | None,
-        *,
-        as_chat: bool,
+        shared: JobSpec = _PLAIN_TEXT,
     ) -> list[RequestOutput]:
         outputs: dict[int, RequestOutput] = {}
         total = len(prompts) if isinstance(prompts, Sized) else None
         with progress_bar(total, is_shown=progress) as ended:
-            for piece in self.stream(prompts, sampling_params, as_chat=as_chat):
+            for piece in self._stream(prompts, sampling_params, shared):
                 if piece.request_output is not None:
                     outputs[piece.prompt_index] = piece.request_output
                     ended(piece.request_output)
@@ -184,22 +209,22 @@ def _listed(prompts: Prompts) -> Iterable[PromptLike]:
 
 
 def _jobs(
-    prompts: Iterable[PromptLike],
-    sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-    *,
-    as_chat: bool,
+    prompts: Iterable[PromptLike], sampling_params: SamplingParams | Sequence[SamplingParams] | None, shared: JobSpec
 ) -> Iterator[OfflinePrompt]:
     if isinstance(sampling_params, Sequence):
         prompts = list(prompts)
         if len(prompts) != len(sampling_params):
             raise ValueError(f"{len(prompts)} prompts need as many sampling_params, got {len(sampling_params)}")
-        pairs = zip(prompts, sampling_params, strict=True)
+        asked: Iterable[tuple[JobSpec, int | None]] = [_asked(shared, sampling) for sampling in sampling_params]
+        pairs = zip(prompts, asked, strict=True)
     else:
-        shared = sampling_params or SamplingParams()
-        pairs = ((prompt, shared) for prompt in prompts)
+        one = _asked(shared, sampling_params or SamplingParams())
+        pairs = ((prompt, one) for prompt in prompts)
     return (
-        OfflinePrompt(
-            index=index, prompt=prompt, spec=JobSpec(options=sampling.options, as_chat=as_chat), seed=sampling.seed
-        )
-        for index, (prompt, sampling) in enumerate(pairs)
+        OfflinePrompt(index=index, prompt=prompt, spec=spec, seed=seed)
+        for index, (prompt, (spec, seed)) in enumerate(pairs)
     )
+
+
+def _asked(shared: JobSpec, sampling: SamplingParams) -> tuple[JobSpec, int | None]:
+    return replace(shared, options=sampling.options), sampling.seed

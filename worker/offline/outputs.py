@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from sluice.engine.request import FinishReason, SampledLogprobs
 from sluice.protocol.errors import Copyable
 from sluice.protocol.jobs import PromptLike
+from sluice.protocol.outputs.formats import OutputFormat
+from sluice.protocol.outputs.parser import ParsedOutput, parse_output
 
 
 class PromptFailed(Copyable):
@@ -37,6 +39,9 @@ class StreamOutput:
     stop_reason: int | str | None = None
     """The stop string or stop token id that ended the choice; None for the model's own end."""
 
+    format: str = ""
+    """How the choice's text marks its parts. `sluice.protocol.outputs.parser.OutputParser` takes pieces apart."""
+
     error: PromptFailed | None = None
     request_output: "RequestOutput | None" = None
     """The whole output of the prompt, with its last piece."""
@@ -52,6 +57,13 @@ class CompletionOutput:
     logprobs: tuple[SampledLogprobs, ...] | None
     finish_reason: FinishReason | None
     stop_reason: int | str | None
+    format: str = ""
+    """How the text marks its parts (`sluice.protocol.outputs`); empty for no marks."""
+
+    @property
+    def parsed(self) -> ParsedOutput:
+        """The text taken apart: `content`, `reasoning`, and the `calls` of functions."""
+        return parse_output(OutputFormat.read(self.format), self.text)
 
     @classmethod
     def of(cls, pieces: Sequence[StreamOutput]) -> "CompletionOutput":
@@ -65,6 +77,7 @@ class CompletionOutput:
             logprobs=tuple([token for piece in pieces for token in piece.logprobs or ()]) if has_logprobs else None,
             finish_reason=last.finish_reason,
             stop_reason=last.stop_reason,
+            format=last.format,
         )
 
 
@@ -94,7 +107,7 @@ class RequestOutput:
 
     @property
     def text(self) -> str:
-        """Text of the first choice.
+        """Text of the first choice, as the model wrote it.
 
         Raises:
             PromptFailed: there is no complete output.
@@ -102,3 +115,14 @@ class RequestOutput:
         if self.error is not None:
             raise self.error
         return self.outputs[0].text
+
+    @property
+    def parsed(self) -> ParsedOutput:
+        """The text of the first choice taken apart: `content`, `reasoning`, and the `calls` of functions.
+
+        Raises:
+            PromptFailed: there is no complete output.
+        """
+        if self.error is not None:
+            raise self.error
+        return self.outputs[0].parsed

@@ -39,12 +39,13 @@ class OfflinePrompt:
 class _OpenPrompt:
     """A prompt and its output so far. Mutable."""
 
-    def __init__(self, prompt: OfflinePrompt, token_ids: tuple[int, ...]) -> None:
+    def __init__(self, prompt: OfflinePrompt, token_ids: tuple[int, ...], output_format: str = "") -> None:
         self.num_open = prompt.spec.options.n
         self.num_cached_tokens = 0
         self._read = PromptRead()
         self._prompt = prompt
         self._token_ids = token_ids
+        self._format = output_format
         self._choices: list[list[StreamOutput]] = [[] for _ in range(self.num_open)]
         self._error: PromptFailed | None = None
 
@@ -78,6 +79,7 @@ class _OpenPrompt:
             text=delta.text,
             token_ids=delta.token_ids,
             logprobs=delta.logprobs,
+            format=self._format,
         )
         if (finish := delta.finish) is None:
             return piece
@@ -138,7 +140,7 @@ class Runs:
 
     def _open(self, run: _Run, prompt: OfflinePrompt) -> None:
         try:
-            request = self._request(prompt)
+            request, output_format = self._request(prompt)
         except InvalidJob as error:
             self._reject(run, prompt, PromptFailed(INVALID_REQUEST, str(error)))
         except RequestRejected as error:
@@ -147,11 +149,12 @@ class Runs:
             self._reject(run, prompt, PromptFailed(error.code, str(error)))
         else:
             with interrupts_held():
-                run.open[request.id] = _OpenPrompt(prompt, request.prompt_token_ids)
+                run.open[request.id] = _OpenPrompt(prompt, request.prompt_token_ids, output_format)
                 self._by_request[request.id] = run
                 self._engine.add([request])
 
-    def _request(self, prompt: OfflinePrompt) -> Request:
+    def _request(self, prompt: OfflinePrompt) -> tuple[Request, str]:
+        """Return the request of a prompt, and how its text will mark its parts."""
         content = as_prompt(prompt.prompt)
         check_prompt(content)
         options, encoded = prompt.spec.options, self._translator.encoded(content, prompt.spec, now_ms=wall_ms())
@@ -166,7 +169,7 @@ class Runs:
             num_choices=options.n,
         )
         self._engine.validate(request)
-        return request
+        return request, str(encoded.output_format)
 
     def _reject(self, run: _Run, prompt: OfflinePrompt, error: PromptFailed) -> None:
         rejected = _OpenPrompt(prompt, ())

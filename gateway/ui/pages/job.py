@@ -12,7 +12,7 @@ from sluice.gateway.queues import Queues
 from sluice.gateway.ui.audit import AuditLog
 from sluice.gateway.ui.frame import CONFIRMATIONS, Form, Frame, after, render
 from sluice.gateway.ui.live import Live
-from sluice.gateway.ui.pages.jobstream import JobStream, job_parts
+from sluice.gateway.ui.pages.jobstream import JobStream, job_parts, shown_items
 from sluice.gateway.ui.read.calls import as_curl, as_python
 from sluice.gateway.ui.read.jobs import JobFacts, JobReader, prompt_text
 from sluice.gateway.ui.visitors import Visitor
@@ -58,7 +58,7 @@ class JobPage:
             request,
             "job.html",
             facts=facts,
-            choices=choices,
+            choices=[(choice.text, shown_items(choice)) for choice in choices],
             prompt=None if prompt is None else prompt_text(prompt),
             calls={kind: _call_in(kind, request, visitor, facts, prompt) for kind in KINDS},
             max_chars=MAX_SHOWN_CHARS,

@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 
 from starlette.requests import Request
 
 from sluice.gateway.errors import CALLER, HttpError
+from sluice.gateway.openai.items import OutputItem, items_of
 from sluice.gateway.ownership import unknown_job
 from sluice.gateway.queues import QueueClients, Queues
 from sluice.gateway.ui.live import Live, Parts, event
@@ -15,11 +16,13 @@ from sluice.gateway.ui.read.jobs import JobFacts, JobReader, Watched
 from sluice.gateway.ui.templates import fragment
 from sluice.gateway.ui.visitors import Visitor
 from sluice.producer.errors import BadOffset, JobNotDone, ProducerError, QueueUnreachable
-from sluice.producer.operations.follow import Cursor, cursor_at
+from sluice.producer.operations.follow import Cursor, StreamEvent, cursor_at
 from sluice.producer.timeline.picture import LANE_PX, picture
 from sluice.producer.timeline.times import times_of
 from sluice.protocol.clock import wall_ms
-from sluice.protocol.wire import JobId
+from sluice.protocol.outputs.formats import OutputFormat
+from sluice.protocol.outputs.parser import OutputParser, Part
+from sluice.protocol.wire import ChoiceResult, JobId
 
 PUSH_EVERY_S, RECORD_EVERY_S = 2.0, 0.5
 """Time between two reads of a job: while it runs, and until the history has its end. Text is sent at once."""
@@ -35,6 +38,40 @@ def job_parts(facts: JobFacts, visitor: Visitor) -> Parts:
     values = {"facts": facts, "visitor": visitor, "drawn": drawn, "lane_px": LANE_PX}
     names = {"state": "parts/job_state.html", "timeline": "parts/timeline.html", "facts": "parts/job_facts.html"}
     return {name: fragment(template, **values) for name, template in names.items()}
+
+
+def shown_items(choice: ChoiceResult) -> list[OutputItem]:
+    """Return the items that a page shows of an output; none if its text marks nothing."""
+    return items_of(choice.format, choice.text) if choice.format else []
+
+
+class ChoiceText:
+    """The text of a choice for a page that may have its beginning. Mutable.
+
+    It is read from the beginning, because what a mark means depends on the text before it.
+    """
+
+    def __init__(self, num_shown: int) -> None:
+        self._num_hidden = num_shown
+        """Characters to come that the page has."""
+
+        self._parser: OutputParser | None = None
+
+    def add(self, output: StreamEvent) -> Mapping[str, object]:
+        """Return what an event adds to the page: `text`, and `parts` if the text has marks."""
+        if self._parser is None and output.format:
+            self._parser = OutputParser(OutputFormat.read(output.format))
+        hidden, text = output.text[: self._num_hidden], output.text[self._num_hidden :]
+        self._num_hidden -= len(hidden)
+        if self._parser is None:
+            return {"text": text}
+        self._parser.push(hidden)
+        parts = [*self._parser.push(text), *(self._parser.finish() if output.end is not None else ())]
+        return {"text": text, "parts": list(map(_part, parts))}
+
+
+def _part(part: Part) -> Mapping[str, str]:
+    return {"kind": part.kind, "text": part.text}
 
 
 class TextFeed:
@@ -65,9 +102,13 @@ class TextFeed:
 
     async def _send(self) -> None:
         cursors, has_begun = self._cursors, False
-        async for output in self._queue.following.stream_choices(self._job_id, len(cursors), cursors):
-            cursors[output.choice] = cursor_at(output.cursor)
-            data = {"choice": output.choice, "start": output.start, "text": output.text}
+        texts = [ChoiceText(cursor.chars or 0) for cursor in cursors]
+        async for output in self._queue.following.stream_choices(self._job_id, len(cursors)):
+            added = texts[output.choice].add(output)
+            if output.position <= cursors[output.choice]:
+                continue  # the page has it
+            cursors[output.choice] = output.position
+            data = {"choice": output.choice, "start": output.start, **added}
             await self.sent.put(event("output", data, ",".join(map(str, cursors))))
             if not has_begun:
                 has_begun = True
@@ -95,7 +136,7 @@ class JobStream:
             cursors = [cursor_at(part) for part in parts]
         except BadOffset:
             cursors = []
-        if len(cursors) != facts.num_choices:
+        if len(cursors) != facts.num_choices or any(cursor.chars is None for cursor in cursors):
             raise HttpError(400, CALLER, "the position does not belong to this job", "bad_position")
         watched = Watched(self._reader, self._queues[facts.queue], facts)
         text = TextFeed(self._queues[facts.queue], facts.id, cursors)

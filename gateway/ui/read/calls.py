@@ -41,9 +41,19 @@ def _asked(prompt: Prompt | None) -> Mapping[str, Any]:
     return {"token_ids": list(prompt)}
 
 
-def _message(message: Message) -> Mapping[str, str]:
-    fields = {"role": str(message.role), "content": message.content}
-    return fields if message.name is None else {**fields, "name": message.name}
+def _message(message: Message) -> Mapping[str, Any]:
+    calls = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in message.tool_calls
+    ]
+    parts = {
+        "name": message.name,
+        "reasoning_content": message.reasoning,
+        "tool_calls": calls or None,
+        "tool_call_id": message.tool_call_id,
+    }
+    given = {name: part for name, part in parts.items() if part is not None}
+    return {"role": str(message.role), "content": message.content, **given}
 
 
 def _plain(options: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,5 +1,6 @@
 """The facts about one job from its queue and the history, and its prompt while the queue has it."""
 
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields
@@ -20,6 +21,7 @@ from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.views import JobStatus, status_of
 from sluice.protocol.job_ids import split_job_id
 from sluice.protocol.states import JobState
+from sluice.protocol.tools import AUTO
 from sluice.protocol.wire import ChoiceResult, JobId, JobOptions, Message, Prompt, WireError, decode_prompt, decode_spec
 
 RECORDED_WITHIN_S = 5.0
@@ -204,7 +206,12 @@ def prompt_text(prompt: Prompt) -> str:
     """Return a prompt as readable text."""
     if isinstance(prompt, str):
         return prompt
-    return "\n\n".join(f"{part.role}: {part.content}" if isinstance(part, Message) else str(part) for part in prompt)
+    return "\n\n".join(_message_text(part) if isinstance(part, Message) else str(part) for part in prompt)
+
+
+def _message_text(message: Message) -> str:
+    calls = [f"{call.name}({call.arguments})" for call in message.tool_calls]
+    return "\n".join(filter(None, (f"{message.role}: {message.content}", *calls)))
 
 
 def _read_prompt(queue: Queue, job_id: JobId) -> Operation[Prompt | None]:
@@ -231,11 +238,14 @@ def _options_in(packed: bytes, priority: int) -> Mapping[str, Any]:  # Any: as i
         "batch": spec.batch,
         "metadata": dict(spec.metadata),
         "as_chat": spec.as_chat,
+        "tools": [{"type": "function", "function": json.loads(tool)} for tool in spec.tools],
+        "tool_choice": "" if spec.tool_choice == AUTO else spec.tool_choice,
     }
+    unset = {name: False for name in ("add_special_tokens", "parallel_tool_calls") if not getattr(spec, name)}
     return {
         **changed,
         **{name: value for name, value in own.items() if value},
-        **({} if spec.add_special_tokens else {"add_special_tokens": False}),
+        **unset,
         **({"priority": priority} if priority else {}),
     }
 

@@ -86,7 +86,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, keys_url: str) -> Generator[S
     """A gateway with keys and a history."""
     new_key(keys_url, "first")
     with redis_server("valkey") as server, worker_pool(server.url, tmp_path_factory.mktemp("site")) as pool:
-        worker = pool.start(RECORDER="true", DATABASE_URL=keys_url)
+        worker = pool.start(RECORDER="true", DATABASE_URL=keys_url, TOOL_FORMAT="hermes")
         with gateway_process(server.url, "--queue", "default", "--queue", IDLE, database_url=keys_url) as gateway:
             worker.wait_until_started()
             made = Site(gateway, server, pool, keys_url)

@@ -5,9 +5,10 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from html import unescape
+from typing import Any, ClassVar
 from uuid import uuid4
 
 import httpx
@@ -206,6 +207,93 @@ class TestGivenAJobThatIsDone:
         answer = site.visitor().get(f"/ui/jobs/{submitted(site)}/events?after=1,2,3")
 
         assert answer.status_code == 400
+
+
+class TestGivenAJobThatCallsFunctions:
+    TOOL: ClassVar[Mapping[str, object]] = {
+        "name": "add",
+        "parameters": {
+            "type": "object",
+            "properties": {"numbers": {"type": "array", "items": {"type": "integer"}, "minItems": 9, "maxItems": 9}},
+            "required": ["numbers"],
+            "additionalProperties": False,
+        },
+    }
+
+    def asked(self, site: Site, queue: str = "default") -> str:
+        """Submit a chat that calls `add`, after one that did."""
+        earlier = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"numbers": [71]}'}}
+        messages: list[Mapping[str, object]] = [
+            {"role": "user", "content": "Add."},
+            {"role": "assistant", "content": "", "tool_calls": [earlier]},
+            {"role": "tool", "tool_call_id": "call_1", "content": "71"},
+        ]
+        options: dict[str, Any] = {"tools": [{"type": "function", "function": self.TOOL}], "tool_choice": "required"}
+        with Producer(site.server.url, queue=queue) as producer:
+            return producer.submit(messages=messages, tenant="acme", seed=7, **options).id
+
+    def parts(self, site: Site, job_id: str, after: str = "") -> tuple[list[str], list[Any]]:
+        """The positions of the outputs of a job's stream, and what they add."""
+        with site.visitor().http.stream("GET", f"/ui/jobs/{job_id}/events", params={"after": after}) as answer:
+            lines = list(answer.iter_lines())
+        found = [place for place, line in enumerate(lines) if line == "event: output"]
+        data = [json.loads(lines[place + 2].removeprefix("data: ")) for place in found]
+        return [lines[place + 1].removeprefix("id: ") for place in found], data
+
+    def test_when_its_page_is_opened_then_it_has_the_calls_and_the_text(self, site: Site) -> None:
+        browser, job_id = site.visitor(), self.asked(site)
+        with Producer(site.server.url) as producer:
+            [choice] = producer.result(job_id).choices
+        until(lambda: "Ended by" in browser.get(f"/ui/jobs/{job_id}").text)
+
+        text = unescape(browser.get(f"/ui/jobs/{job_id}").text)
+
+        assert choice.parsed.calls
+        for call in choice.parsed.calls:
+            assert f'aria-label="Call of {call.name}">{call.arguments}</pre>' in text
+        assert f'aria-label="Output">{choice.text}</pre>' in text
+
+    def test_when_its_stream_is_read_from_anywhere_then_parts_and_text_are_the_whole(self, site: Site) -> None:
+        job_id = self.asked(site)
+        with Producer(site.server.url) as producer:
+            [choice] = producer.result(job_id).choices
+
+        positions, whole = self.parts(site, job_id)
+
+        assert "".join(one["text"] for one in whole) == choice.text
+        assert _calls(whole) == [(call.name, call.arguments) for call in choice.parsed.calls]
+        for number, position in enumerate(positions, 1):
+            _, rest = self.parts(site, job_id, position)
+            assert _calls([*whole[:number], *rest]) == _calls(whole)
+            assert "".join(one["text"] for one in [*whole[:number], *rest]) == choice.text
+
+    def test_when_a_position_has_no_characters_then_it_is_400(self, site: Site) -> None:
+        answer = site.visitor().get(f"/ui/jobs/{self.asked(site)}/events?after=3")
+
+        assert answer.status_code == 400
+
+    def test_when_its_command_is_run_then_the_same_is_asked(self, site: Site) -> None:
+        page = unescape(site.visitor().get(f"/ui/jobs/{self.asked(site, IDLE)}").text)
+
+        command = page[page.index("<<'BODY'\n") : page.index("\nBODY\n")].removeprefix("<<'BODY'\n")
+
+        body = json.loads(command)
+        assert body["tools"] == [{"type": "function", "function": self.TOOL}]
+        assert body["tool_choice"] == "required"
+        assert body["messages"][1]["tool_calls"][0]["function"]["arguments"] == '{"numbers": [71]}'
+        assert body["messages"][2]["tool_call_id"] == "call_1"
+        assert 'add({"numbers": [71]})' in page
+
+
+def _calls(outputs: Sequence[Any]) -> list[tuple[str, str]]:
+    """The calls that the parts of a page make."""
+    calls: list[tuple[str, str]] = []
+    for part in (part for output in outputs for part in output["parts"]):
+        if part["kind"] == "call":
+            calls.append((part["text"], ""))
+        elif part["kind"] == "arguments":
+            calls[-1] = (calls[-1][0], calls[-1][1] + part["text"])
+    return calls
 
 
 class TestGivenAddressesThatAreWrong:

@@ -2,6 +2,7 @@
 
 from sluice.producer.bulk.output import output_line
 from sluice.protocol.openai_format.requests import CHAT, COMPLETIONS
+from sluice.protocol.openai_format.tools import parsed_object
 from sluice.protocol.wire import ChoiceResult, JobResult, Usage
 
 TEXT = '<think>\nHm.\n</think>\n\nLet me see.\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
@@ -37,6 +38,14 @@ class TestGivenAResultWithACall:
         )
 
         assert first["tool_calls"][0]["id"] == second["tool_calls"][0]["id"] != other["tool_calls"][0]["id"]
+
+    def test_when_it_is_shown_beside_its_text_then_it_has_its_parts(self) -> None:
+        [marked], [plain] = result("stop").choices, result("stop", "").choices
+
+        assert parsed_object(plain) is None
+        assert parsed_object(marked) == {
+            "content": "Let me see.", "reasoning": "Hm.", "calls": [{"name": "f", "arguments": '{"a": 1}'}],
+        }  # fmt: skip
 
     def test_when_nothing_is_marked_or_it_is_no_chat_then_the_text_is_as_it_is(self) -> None:
         chat = output_line("n", "c", CHAT, result("stop", ""), model=None)["response"]["body"]["choices"][0]

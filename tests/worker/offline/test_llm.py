@@ -1,6 +1,7 @@
 """Generation without a queue: the service's tokens, in the order of the prompts, whatever becomes of one of them."""
 
 import gc
+import json
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -21,6 +23,8 @@ from sluice.engine.executor import Launched
 from sluice.engine.request import FinishReason
 from sluice.producer.errors import InvalidJob
 from sluice.protocol.jobs import PromptLike, as_prompt
+from sluice.protocol.outputs.formats import OutputFormat
+from sluice.protocol.outputs.parser import OutputParser, joined
 from sluice.protocol.wire import JobOptions, JobResult, JobSpec, Message
 from sluice.worker.config import WorkerConfig, load_config
 from sluice.worker.errors import ConfigError
@@ -414,3 +418,55 @@ def test_when_a_folder_is_a_path_then_it_is_taken() -> None:
     (output,) = LLM(Path(SMALL_MODEL)).generate("Once", SamplingParams(max_tokens=1, ignore_eos=True))
 
     assert output.outputs[0].finish_reason is FinishReason.LENGTH
+
+
+class TestGivenAChatWithTools:
+    """The null model, which writes calls as Hermes does."""
+
+    TOOLS: ClassVar[list[dict[str, object]]] = [
+        {"type": "function", "function": {"name": name}} for name in ("look", "wait")
+    ]
+
+    def test_when_a_call_is_required_then_the_output_has_it_apart_from_the_text(self) -> None:
+        with LLM("null", tool_format="hermes") as llm:
+            (output,) = llm.chat(
+                "Look.", SamplingParams(seed=1), tools=self.TOOLS, tool_choice="required", parallel_tool_calls=False
+            )
+
+        [call] = output.parsed.calls
+        assert call.name in ("look", "wait")
+        assert json.loads(call.arguments) == {}
+        assert output.text == f'<tool_call>\n{{"name": "{call.name}", "arguments": {call.arguments}}}\n</tool_call>'
+        assert output.parsed.content == ""
+
+    def test_when_a_stream_is_taken_apart_then_it_has_the_parts_of_the_whole(self) -> None:
+        with LLM("null", reasoning_format="think") as llm:
+            pieces = list(llm.stream("Think.", SamplingParams(seed=1, max_tokens=30), as_chat=True))
+        parser = OutputParser(OutputFormat.read(pieces[0].format))
+
+        parts = [part for piece in pieces for part in parser.push(piece.text)] + parser.finish()
+
+        assert pieces[-1].request_output is not None
+        assert joined(parts) == pieces[-1].request_output.parsed
+
+    def test_when_the_model_has_no_format_for_calls_then_the_chat_fails_with_a_sentence(self) -> None:
+        with LLM("null") as llm:
+            (output,) = llm.chat("Look.", tools=self.TOOLS)
+
+        with pytest.raises(PromptFailed, match="--tool-format"):
+            _ = output.parsed
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"tools": [{"type": "web"}]}, "type 'function'"),
+            ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "run"}}}, "one of the tools"),
+            ({"tools": TOOLS, "sampling_params": SamplingParams(ignore_eos=True)}, "ignore_eos"),
+            ({"tools": TOOLS, "sampling_params": [SamplingParams(max_tokens=0, prompt_logprobs=1)]}, "nothing"),
+        ],
+    )
+    def test_when_tools_are_wrong_then_it_raises_before_anything_runs(
+        self, null: LLM, options: dict[str, Any], words: str
+    ) -> None:
+        with pytest.raises(InvalidJob, match=words):
+            null.chat("Look.", **options)

@@ -1,5 +1,6 @@
 """Every template with content, without a gateway: each can be rendered, and nothing that others wrote acts."""
 
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import fields
@@ -14,7 +15,7 @@ from sluice.gateway.errors import bad_request
 from sluice.gateway.ui.frame import NAVIGATION
 from sluice.gateway.ui.pages.ask import Question
 from sluice.gateway.ui.pages.dead import Chosen
-from sluice.gateway.ui.pages.jobstream import job_parts
+from sluice.gateway.ui.pages.jobstream import job_parts, shown_items
 from sluice.gateway.ui.pages.overview import OwnFigures
 from sluice.gateway.ui.pages.tenants import TenantLine
 from sluice.gateway.ui.read.batches import BatchLine, ErrorGroup
@@ -87,12 +88,15 @@ def jobs() -> list[JobFacts]:
 
 def job_pages() -> list[dict[str, object]]:
     """Pages of them."""
-    outputs = (ChoiceResult(text=HOSTILE, token_ids=(), finish_reason=None),)
+    call = json.dumps({"name": HOSTILE, "arguments": {"x": HOSTILE}})
+    marked = f"<think>{HOSTILE}</think>{HOSTILE}<tool_call>{call}</tool_call>"
+    choices = [ChoiceResult(text=marked, token_ids=(), finish_reason=None, format=one) for one in ("", "think+hermes")]
+    outputs = [(choice.text, shown_items(choice)) for choice in choices]
     common = {"calls": {"sh": HOSTILE, "py": HOSTILE}, "max_chars": 20}
     return [
-        {"facts": facts, "choices": choices, "prompt": prompt, "parts": job_parts(facts, visitor), **common}
+        {"facts": facts, "choices": shown, "prompt": prompt, "parts": job_parts(facts, visitor), **common}
         for facts in jobs()
-        for choices, prompt, visitor in (((), None, EVERYBODY), (outputs * 2, HOSTILE, SIGNED_IN))
+        for shown, prompt, visitor in (((), None, EVERYBODY), (outputs, HOSTILE, SIGNED_IN))
     ]
 
 
