@@ -17,7 +17,7 @@ from tests.servers import RedisServer, redis_server
 def batch_server(tmp_path_factory: pytest.TempPathFactory) -> Generator[RedisServer]:
     """A server of its own, with a worker: gateways of one queue that keep files in several folders are not ready."""
     with redis_server("valkey") as server, worker_pool(server.url, tmp_path_factory.mktemp("worker")) as pool:
-        pool.start_all(1)
+        pool.start_all(1, TOOL_FORMAT="hermes")
         yield server
 
 
