@@ -14,7 +14,8 @@ from sluice.gateway.rates import KeyRates
 from sluice.gateway.requests import read_json
 from sluice.gateway.settings import GatewaySettings
 from sluice.protocol import limits
-from sluice.protocol.openai_format.reranking import NAMES, PASSED, RERANK, read_rerank, rerank_body
+from sluice.protocol.openai_format.requests import RERANK
+from sluice.protocol.openai_format.reranking import NAMES, PASSED, read_rerank
 
 CLIENT_LEFT = 499
 
@@ -74,5 +75,5 @@ class RerankRoutes:
         if answers.results is None:
             return Response(status_code=CLIENT_LEFT)
         model = answers.results[0].model or parsed.model or ""
-        body = rerank_body(parsed, answers.results, request.state.job_id, model)
+        body = parsed.body(answers.results, request.state.job_id, model)
         return JSONResponse(body, headers=dict(answers.headers))

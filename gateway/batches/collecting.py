@@ -5,17 +5,20 @@ transaction. So a task that is killed in between leaves an object that no row na
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import chain
 from secrets import token_hex
 from time import monotonic
+from typing import BinaryIO
 
 from sluice.gateway.batches.batch import BatchParts, StoredBatch
-from sluice.gateway.batches.lines import Names, Tick, identity_of
+from sluice.gateway.batches.lines import Names, Tick, identity_of, request_in
+from sluice.gateway.faults import ContentMissing
 from sluice.gateway.files.storage import Storage
 from sluice.gateway.files.store import Stored
-from sluice.producer.bulk.output import error_line, output_line
+from sluice.producer.bulk.output import error_line, line_of_many, output_line
 from sluice.producer.bulk.recorded import RecordedOutcomes
 from sluice.producer.client import Producer
 from sluice.producer.errors import (
@@ -29,6 +32,7 @@ from sluice.producer.errors import (
 from sluice.producer.operations.results import Outcome
 from sluice.protocol.bulk_files.journal import name_of
 from sluice.protocol.openai_format.bodies import Object
+from sluice.protocol.openai_format.requests import ManyPrompts
 from sluice.protocol.wire import JobId
 
 PART_LINES = 1000
@@ -36,6 +40,7 @@ PART_BYTES = 8 * 1024 * 1024
 ASKED = 256
 """Jobs that are looked up at once."""
 
+MISSING = {"code": "file_not_found", "message": "The input file, which has the request, is missing."}
 LOST = {"code": "result_lost", "message": "The queue no longer has this request."}
 UNSENT = {
     "expired": {"code": "batch_expired", "message": "This request could not be executed before it expired."},
@@ -147,10 +152,19 @@ class Collector:
         batch: The batch.
         names: The custom ids of its lines.
         recorded: The history, for results that the queue no longer has.
+        opened: Opens the batch's file, from which requests of several jobs are read again.
     """
 
-    def __init__(self, producer: Producer, batch: StoredBatch, names: Names, recorded: RecordedOutcomes) -> None:
+    def __init__(
+        self,
+        producer: Producer,
+        batch: StoredBatch,
+        names: Names,
+        recorded: RecordedOutcomes,
+        opened: Callable[[], AbstractContextManager[BinaryIO]],
+    ) -> None:
         self._producer, self._batch, self._recorded = producer, batch, recorded
+        self._opened = opened
         self.names = names
         self.bits = Bits(batch.collected, batch.total)
         self.place = batch.looked_at
@@ -169,13 +183,27 @@ class Collector:
         most = PART_LINES if look.most is None else look.most
         begin = self.place if self.place < look.end else 0
         waiting = chain(self.bits.missing(begin, look.end), self.bits.missing(0, begin))
-        while not part.is_full and len(part.places) - before < most and (places := list(islice(waiting, ASKED))):
+        while not part.is_full and len(part.places) - before < most and (places := self._some(waiting)):
             tick()
             lost = self._look_at(part, places, look)
             self.place = places[-1] + 1
             if lost or monotonic() > look.until_s:
                 return min(lost, default=None)
         return None
+
+    @property
+    def num_collected_jobs(self) -> int:
+        """Number of jobs of the lines that are collected."""
+        further = sum(many.num_jobs - 1 for place, many in self.names.many.items() if place in self.bits)
+        return self._batch.num_collected + further
+
+    def _some(self, places: Iterator[int]) -> list[int]:
+        """Return the next places, whose jobs are about as many as are looked up at once."""
+        found, num_jobs = list[int](), 0
+        while num_jobs < ASKED and (place := next(places, None)) is not None:
+            found.append(place)
+            num_jobs += self.names.num_jobs(place)
+        return found
 
     def add_refused(self, part: Part, refused: dict[int, Object]) -> None:
         """Add lines that the queue refused."""
@@ -185,20 +213,41 @@ class Collector:
 
     def _look_at(self, part: Part, places: Sequence[int], look: EndedSearch) -> list[int]:
         lost: list[int] = []
-        by_id = {identity_of(self._batch, self.names.number(place))[0]: place for place in places}
-        for outcome in self._producer.results(by_id, is_waiting=False):
-            place = by_id.pop(outcome.job_id)
-            if not self._add(part, place, outcome, look):
+        by_place = {place: self._ids(place) for place in places}
+        place_of = {job_id: place for place, job_ids in by_place.items() for job_id in job_ids}
+        found: dict[int, dict[JobId, Outcome]] = {place: {} for place in places}
+        for outcome in self._producer.results(place_of, is_waiting=False):
+            of_line, place = found[place_of[outcome.job_id]], place_of[outcome.job_id]
+            of_line[outcome.job_id] = outcome
+            if len(of_line) < self.names.num_jobs(place):
+                continue
+            outcomes = [of_line[job_id] for job_id in by_place.pop(place)]
+            if not self._add(part, place, outcomes, look):
                 lost.append(place)
+            del found[place]
         if look.is_last and look.unsent is not None:
-            for job_id, place in by_id.items():
-                line = _unsent_line(job_id, self.names.custom_ids[place], look.unsent)
+            for place, job_ids in by_place.items():
+                line = _unsent_line(job_ids[0], self.names.custom_ids[place], look.unsent)
                 part.add(place, line, is_done=False)
                 self.bits.add(place)
         return lost
 
-    def _add(self, part: Part, place: int, outcome: Outcome, look: EndedSearch) -> bool:
-        """Add the outcome of a line; return False if the line must be submitted again."""
+    def _ids(self, place: int) -> list[JobId]:
+        number = self.names.number(place)
+        return [identity_of(self._batch, number, index)[0] for index in range(self.names.num_jobs(place))]
+
+    def _add(self, part: Part, place: int, outcomes: Sequence[Outcome], look: EndedSearch) -> bool:
+        """Add the outcomes of a line's jobs; return False if the line must be submitted again."""
+        outcomes = [self._recorded_if_gone(place, outcome, look) for outcome in outcomes]
+        if look.can_submit and any(isinstance(outcome.error, JobNotFound) for outcome in outcomes):
+            return False
+        line, is_done = self._line(place, outcomes, look)
+        part.add(place, line, is_done=is_done)
+        self.bits.add(place)
+        return True
+
+    def _recorded_if_gone(self, place: int, outcome: Outcome, look: EndedSearch) -> Outcome:
+        """Return an outcome, from the history if the queue no longer has it."""
         # Lines that were never submitted are not looked up: a cancelled batch may have very many.
         was_sent = look.unsent is None or place < self._batch.submitted
         is_recorded = isinstance(outcome.error, ResultExpired) or (was_sent and isinstance(outcome.error, JobNotFound))
@@ -206,17 +255,30 @@ class Collector:
             outcome = self._recorded.find(outcome.job_id) or outcome
             if self._recorded.problem is not None:
                 raise HistoryUnavailable(self._recorded.problem)
-        if isinstance(outcome.error, JobNotFound) and look.can_submit:
-            return False
-        name, custom_id = name_of(outcome.job_id), self.names.custom_ids[place]
-        if outcome.result is not None and outcome.error is None:
-            batch = self._batch
-            line = output_line(name, custom_id, batch.endpoint, outcome.result, model=batch.model)
-        else:
-            line = self._error_line(outcome, custom_id, look)
-        part.add(place, line, is_done=outcome.error is None)
-        self.bits.add(place)
-        return True
+        return outcome
+
+    def _line(self, place: int, outcomes: Sequence[Outcome], look: EndedSearch) -> tuple[Object, bool]:
+        """Return the line of the outcomes of a line's jobs, and whether it has an answer."""
+        batch, custom_id = self._batch, self.names.custom_ids[place]
+        name, results = name_of(outcomes[0].job_id), [outcome.result for outcome in outcomes]
+        done = [result for result in results if result is not None]
+        failed = next((outcome for outcome in outcomes if outcome.error is not None or outcome.result is None), None)
+        if failed is not None:
+            line = self._error_line(failed, custom_id, look)
+            return {**line, "id": _line(outcomes[0].job_id, custom_id, LOST)["id"]}, False
+        if (many := self.names.many.get(place)) is None:
+            return output_line(name, custom_id, batch.endpoint, done[0], model=batch.model), True
+        request = self._request(self.names.number(place), many.offset)
+        if request is None:
+            return _line(outcomes[0].job_id, custom_id, MISSING), False
+        return line_of_many(name, custom_id, request, done, model=batch.model)
+
+    def _request(self, number: int, offset: int) -> ManyPrompts | None:
+        try:
+            with self._opened() as file:
+                return request_in(self._batch, file, number, offset)
+        except ContentMissing:
+            return None
 
     def _error_line(self, outcome: Outcome, custom_id: str, look: EndedSearch) -> Object:
         job_id, error = outcome.job_id, outcome.error

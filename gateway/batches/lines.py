@@ -1,16 +1,16 @@
-"""The lines of a batch's file: each must be a request of OpenAI's batch format, and becomes one job.
+"""The lines of a batch's file: each must be a request of OpenAI's batch format, and becomes one job or more.
 
 The id and the seed of a job derive from the batch and the number of its line, so a line that is submitted again is the
 same job.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
 from hashlib import blake2b
 from itertools import islice
 from time import monotonic
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from sluice.gateway.batches.batch import StoredBatch
 from sluice.producer.errors import InvalidJob, InvalidSetting
@@ -19,6 +19,7 @@ from sluice.protocol.bulk_files.jobs import NAME_BYTES, BulkSpec, LineJobs
 from sluice.protocol.calls import NewJob, SourceLine
 from sluice.protocol.job_ids import job_id_of
 from sluice.protocol.jobs import Options, partition_of
+from sluice.protocol.openai_format.requests import ManyPrompts
 from sluice.protocol.wire import JobId
 
 MAX_ERRORS = 100
@@ -29,21 +30,43 @@ Tick = Callable[[], None]
 """Callback before each line; it raises to stop the work."""
 
 
+class ManyJobs(NamedTuple):
+    """A line of several jobs. A named tuple, because a file may have a million."""
+
+    num_jobs: int
+    offset: int
+    """Where the line, or blank ones before it, begins in the file, in bytes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The custom ids of a file's lines, and their numbers in the file."""
+    """The custom ids of a file's lines, and their numbers in the file, by their places among those not blank."""
 
     custom_ids: tuple[str, ...]
     numbers: tuple[int, ...] | None = None
     """None if they are 1, 2, 3 and so on."""
 
+    many: Mapping[int, "ManyJobs"] = field(default_factory=dict[int, "ManyJobs"])
+    """The lines whose answer is made of the results of several jobs, by their places."""
+
     def number(self, place: int) -> int:
         """Return the number of a line from its place among the lines that are not blank."""
         return place + 1 if self.numbers is None else self.numbers[place]
 
+    def num_jobs(self, place: int) -> int:
+        """Return the number of jobs of a line."""
+        found = self.many.get(place)
+        return 1 if found is None else found.num_jobs
+
+    def num_jobs_before(self, place: int) -> int:
+        """Return the number of jobs of all lines before a place."""
+        return place + sum(many.num_jobs - 1 for at, many in self.many.items() if at < place)
+
     def encoded(self) -> bytes:
         """Encode the names as JSON."""
-        return json.dumps({"custom_ids": self.custom_ids, "numbers": self.numbers}, separators=(",", ":")).encode()
+        many = [[place, *found] for place, found in self.many.items()]
+        content = {"custom_ids": self.custom_ids, "numbers": self.numbers, "many": many}
+        return json.dumps(content, separators=(",", ":")).encode()
 
 
 def names_of(data: bytes) -> Names:
@@ -55,7 +78,8 @@ def names_of(data: bytes) -> Names:
     try:
         content = json.loads(data)
         numbers = content["numbers"]
-        return Names(tuple(content["custom_ids"]), None if numbers is None else tuple(numbers))
+        many = {place: ManyJobs(*of_line) for place, *of_line in content["many"]}
+        return Names(tuple(content["custom_ids"]), None if numbers is None else tuple(numbers), many)
     except (KeyError, TypeError) as error:
         raise ValueError("this is not a list of names") from error
 
@@ -74,20 +98,24 @@ class LineJobsOfBatch:
         """Parse a line."""
         return self._reader.read(number, line)
 
-    def job(self, line: Line) -> NewJob:
-        """Build the job of a line.
+    def jobs(self, line: Line) -> list[NewJob]:
+        """Build the jobs of a line.
 
         Raises:
             InvalidJob: the line has an invalid value.
         """
         source = SourceLine(custom_id=line.name, number=line.number, endpoint=line.endpoint)
-        template = self._jobs.template(line.options)
-        return template.new_job(line.prompt, lambda _digest: identity_of(self._batch, line.number), source)
+        template, batch = self._jobs.template(line.options), self._batch
+        return [
+            template.new_job(prompt, lambda _digest, index=index: identity_of(batch, line.number, index), source)
+            for index, prompt in enumerate(line.prompts)
+        ]
 
 
-def identity_of(batch: StoredBatch, number: int) -> tuple[JobId, int]:
-    """Return the id and the seed of the job of a line."""
-    drawn = blake2b(f"{batch.id}\n{number}".encode(), digest_size=NAME_BYTES + 8).digest()
+def identity_of(batch: StoredBatch, number: int, index: int = 0) -> tuple[JobId, int]:
+    """Return the id and the seed of a job of a line; `index`: which of its jobs."""
+    which = f"{number}\n{index}" if index else f"{number}"
+    drawn = blake2b(f"{batch.id}\n{which}".encode(), digest_size=NAME_BYTES + 8).digest()
     name = drawn[:NAME_BYTES].hex()
     partition = partition_of(name, batch.partitions)
     return job_id_of(partition, batch.tenant, name), int.from_bytes(drawn[NAME_BYTES:])
@@ -108,6 +136,7 @@ class FileCheck:
         self._batch = batch
         self._custom_ids: list[str] = []
         self._numbers: list[int] = []
+        self._many: dict[int, ManyJobs] = {}
         self._bad: list[BadLine] = []
         self._number, self._model = 0, _Model()
         self.offset = 0
@@ -126,7 +155,7 @@ class FileCheck:
     def names(self) -> Names:
         """The custom ids of the valid lines so far."""
         are_plain = self._numbers == list(range(1, len(self._numbers) + 1))
-        return Names(tuple(self._custom_ids), None if are_plain else tuple(self._numbers))
+        return Names(tuple(self._custom_ids), None if are_plain else tuple(self._numbers), self._many)
 
     @property
     def errors(self) -> Sequence[BadLine]:
@@ -171,6 +200,7 @@ class FileCheck:
         content = {
             "custom_ids": self._custom_ids[first:],
             "numbers": self._numbers[first:],
+            "many": [[place, *many] for place, many in self._many.items() if place >= first],
             "errors": [astuple(bad) for bad in self._bad[first_bad:]],
             "end": [self._number, self.offset],
             "model": [self._model.name, self._model.is_known],
@@ -185,6 +215,7 @@ class FileCheck:
             content = json.loads(data)
             self._custom_ids += content["custom_ids"]
             self._numbers += content["numbers"]
+            self._many |= {place: ManyJobs(*of_line) for place, *of_line in content["many"]}
             self._bad += [BadLine(*fields) for fields in content["errors"]]
             self._number, self.offset = content["end"]
             self._model = _Model(*content["model"])
@@ -196,6 +227,9 @@ class FileCheck:
         if isinstance(checked, BadLine):
             self._bad.append(checked)
         else:
+            if checked.many is not None:
+                # The offset is not yet that of the line's end.
+                self._many[len(self._custom_ids)] = ManyJobs(len(checked.prompts), self.offset)
             self._custom_ids.append(checked.name)
             self._numbers.append(checked.number)
 
@@ -212,15 +246,23 @@ class RawLine:
     end: int
     """Offset of the line's end in the file, in bytes."""
 
-    def job(self, jobs: LineJobsOfBatch) -> NewJob | BadLine:
-        """Return the job of the line, or why it has none: a release that accepted more may have checked the file."""
+    def jobs(self, jobs: LineJobsOfBatch) -> list[NewJob] | BadLine:
+        """Return the jobs of the line, or why it has none: a release that accepted more may have checked the file."""
         line = jobs.read(self.number, self.data)
         if isinstance(line, BadLine):
             return line
         try:
-            return jobs.job(line)
+            return jobs.jobs(line)
         except InvalidJob as error:
             return line.refused(error)
+
+
+def request_in(batch: StoredBatch, file: BinaryIO, number: int, offset: int) -> ManyPrompts | None:
+    """Read the request of a line of several jobs again; None if the file has changed."""
+    file.seek(offset)
+    _, data = next(lines(file, after=number - 1), (number, None))
+    line = LineJobsOfBatch(batch).read(number, data)
+    return None if isinstance(line, BadLine) else line.many
 
 
 def lines_from(batch: StoredBatch, names: Names, file: BinaryIO) -> Iterator[RawLine]:
@@ -255,7 +297,7 @@ def _checked(batch: StoredBatch, jobs: LineJobsOfBatch, model: _Model, line: Lin
         message = f"the line names model {named!r}, and the first line {model.name!r}: a batch has one model"
         return BadLine(line.number, line.custom_id, "mismatched_model", message, "model")
     try:
-        jobs.job(line)
+        jobs.jobs(line)
     except InvalidJob as error:
         return line.refused(error)
     return line

@@ -35,6 +35,9 @@ class Submitted:
     refused: dict[int, Object] = field(default_factory=dict[int, Object])
     """Lines of the error file for requests that the queue refused for good, by their place."""
 
+    num_refused: int = 0
+    """Jobs that it refused for good."""
+
     is_full: bool = False
     is_closed: bool = False
     """The queue's batch accepts no more: its deadline has passed, or it was cancelled there."""
@@ -72,8 +75,11 @@ class Submission:
     def __init__(self, batch: StoredBatch, names: Names, collected: Bits, tick: Tick, until_s: float) -> None:
         self._batch, self._names, self._collected = batch, names, collected
         self._tick, self._until_s = tick, until_s
-        self._pending: deque[tuple[RawLine, NewJob | BadLine]] = deque()
-        """Lines that were read and wait for an answer, in order."""
+        self._pending: deque[tuple[RawLine, NewJob | BadLine, bool]] = deque()
+        """Jobs of lines that wait for an answer, in order, and whether each is the last of its line."""
+
+        self._num_refused = 0
+        """Jobs of the present line that the queue refused."""
 
         self._found = Submitted.of(batch)
         self._skipped: RawLine | None = None
@@ -101,17 +107,21 @@ class Submission:
             if line.place in self._collected:
                 self._skipped = line
                 continue
-            job = line.job(jobs)
+            made = line.jobs(jobs)
             self._skipped = None
-            self._pending.append((line, job))
-            if not isinstance(job, BadLine):
+            if isinstance(made, BadLine):
+                self._pending.append((line, made, True))
+                continue
+            for index, job in enumerate(made, 1):
+                self._pending.append((line, job, index == len(made)))
                 yield job, True
 
     def _refuse_bad(self) -> None:
         """Refuse the invalid lines before the next job, unless the run is over: then the next run reads them again."""
         while self._pending and isinstance(bad := self._pending[0][1], BadLine):
-            line, _ = self._pending.popleft()
+            line, _, _ = self._pending.popleft()
             if not self._found.is_over:
+                self._found.num_refused += self._names.num_jobs(line.place)
                 name = name_of(identity_of(self._batch, line.number)[0])
                 self._found.refused[line.place] = bad_line(name, replace(bad, custom_id=self._custom_id(line)))
                 self._found.go_behind(line)
@@ -121,18 +131,27 @@ class Submission:
 
     def _note(self, answer: object) -> None:
         self._refuse_bad()
-        line, job = self._pending.popleft()
+        line, job, is_last = self._pending.popleft()
         assert not isinstance(job, BadLine), "those are refused"
         if isinstance(answer, QueueFull):
             self._found.is_full = True
         elif isinstance(answer, BatchClosed):
             self._found.is_closed = True
         elif isinstance(answer, InvalidJob | IdempotencyConflict):
-            self._found.refused[line.place] = error_line(
-                name_of(job.id), self._custom_id(line), answer, self._batch.endpoint
-            )
+            self._num_refused += 1
+            name = name_of(identity_of(self._batch, line.number)[0])
+            refused = error_line(name, self._custom_id(line), answer, self._batch.endpoint)
+            self._found.refused.setdefault(line.place, refused)
         elif isinstance(answer, ProducerError):
             raise answer
         # Once a job has to wait, the next run submits it and all behind it again; the queue recognises those it has.
-        if not self._found.is_over:
+        if is_last:
+            self._end_line(line)
+
+    def _end_line(self, line: RawLine) -> None:
+        if self._found.is_over:
+            self._found.refused.pop(line.place, None)
+        else:
+            self._found.num_refused += self._num_refused
             self._found.go_behind(line)
+        self._num_refused = 0

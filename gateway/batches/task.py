@@ -149,7 +149,7 @@ class _Run:
             names = self._names(producer)
             if names is None:
                 return 0
-            collector = Collector(producer, self._batch, names, recorded)
+            collector = Collector(producer, self._batch, names, recorded, self._input)
             self._until_s = monotonic() + _work_s(began_s)
             while self._step(producer, collector):
                 if monotonic() > self._until_s:
@@ -299,14 +299,14 @@ class _Run:
         part = Part()
         sent = self._send(producer, collector)
         collector.add_refused(part, sent.refused)
-        state = self._state(producer.batch(self._batch.id), sent)
+        state = self._state(producer.batch(self._batch.id), sent, collector.names)
         if state.is_to_be_closed:
             with suppress(BatchNotFound):  # it has no jobs: the queue refused all lines
                 producer.close_batch(self._batch.id)
         if state.is_over and self._batch.status == IN_PROGRESS:
             self._batch = self._batches.move(self._batch, FINALIZING)
-        if state.is_over or not state.is_whole or self._is_part_due(state.view.ended):
-            lost = collector.ended(part, self._tick, self._look(state, sent))
+        if state.is_over or not state.is_whole or self._is_part_due(self._num_new(state.view.ended, collector)):
+            lost = collector.ended(part, self._tick, self._look(state, sent, collector))
             if lost is not None:
                 sent.go_back(lost)
         has_moved = bool(part.places) or sent.end != self._batch.submitted or state.view.ended > self._num_ended
@@ -317,11 +317,11 @@ class _Run:
             return False
         return has_moved
 
-    def _state(self, view: calls.BatchView, sent: Submitted) -> "_State":
+    def _state(self, view: calls.BatchView, sent: Submitted, names: Names) -> "_State":
         batch, why_unsent = self._batch, self._why_unsent
         if sent.is_closed:
             why_unsent = "expired" if wall_ms() + CLOCKS_MS >= batch.expires_ms else "cancelled"
-        num_taken = sent.end - batch.refused - len(sent.refused)
+        num_taken = names.num_jobs_before(sent.end) - batch.refused - sent.num_refused
         return _State(
             view=view,
             why_unsent=why_unsent,
@@ -330,12 +330,12 @@ class _Run:
             is_overdue=self._is_overdue,
         )
 
-    def _look(self, state: "_State", sent: Submitted) -> EndedSearch:
+    def _look(self, state: "_State", sent: Submitted, collector: Collector) -> EndedSearch:
         is_any = state.is_over or not state.is_whole
         return EndedSearch(
             end=self._batch.total if state.is_over else sent.end,
             unsent=state.why_unsent,
-            most=None if is_any else self._num_new(state.view.ended),
+            most=None if is_any else self._num_new(state.view.ended, collector),
             until_s=self._until_s,
             can_submit=state.can_submit,
             is_last=state.is_overdue,
@@ -356,21 +356,20 @@ class _Run:
                 return submission.run(producer, file)
         return Submitted.of(batch)
 
-    def _is_part_due(self, num_ended: int) -> bool:
-        batch, num_new = self._batch, self._num_new(num_ended)
+    def _is_part_due(self, num_new: int) -> bool:
+        batch = self._batch
         since_ms = wall_ms() - (batch.written_ms or batch.times[IN_PROGRESS])
         return num_new >= PART_LINES or (num_new > 0 and since_ms > PART_MS)
 
-    def _num_new(self, num_ended: int) -> int:
+    def _num_new(self, num_ended: int, collector: Collector) -> int:
         """Return the number of ended jobs whose outcomes are not collected yet."""
-        return num_ended - (self._batch.num_collected - self._batch.refused)
+        return num_ended - (collector.num_collected_jobs - self._batch.refused)
 
     def _keep(self, part: Part, collector: Collector, sent: Submitted, view: calls.BatchView) -> None:
         """Write a part and the progress of the batch."""
         batch = self._batch
-        refused = batch.refused + len(sent.refused)
-        num_failed = view.failed + view.cancelled + view.expired + refused
-        fields: dict[str, object] = {"completed": view.done, "failed": num_failed, "looked_at": collector.place}
+        refused = batch.refused + sent.num_refused
+        fields: dict[str, object] = {"looked_at": collector.place, **_progress(view, refused, part, collector, batch)}
         fields |= {"submitted": sent.end, "file_offset": sent.file_offset}
         if part.places:
             fields["parts"] = part.write(self._storage, batch)
@@ -449,6 +448,18 @@ class _State:
     def can_submit(self) -> bool:
         """Whether lost lines can be submitted again."""
         return self.why_unsent is None and not self.view.is_closed and not self.is_to_be_closed
+
+
+def _progress(
+    view: calls.BatchView, num_refused: int, part: Part, collector: Collector, batch: StoredBatch
+) -> dict[str, int]:
+    """Return how many requests are done and how many failed: of requests of several jobs, those that are collected."""
+    if collector.names.many:
+        return {
+            "completed": batch.parts.num_done + len(part.output),
+            "failed": batch.parts.num_failed + len(part.error),
+        }
+    return {"completed": view.done, "failed": view.failed + view.cancelled + view.expired + num_refused}
 
 
 def _work_s(began_s: float) -> float:

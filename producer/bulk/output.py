@@ -6,7 +6,7 @@ No I/O.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from sluice.producer.errors import (
     IdempotencyConflict,
@@ -29,13 +29,24 @@ from sluice.protocol.openai_format.bodies import (
     openai_code,
 )
 from sluice.protocol.openai_format.embeddings import embedding_body
-from sluice.protocol.openai_format.requests import CHAT, COMPLETIONS, EMBEDDINGS, Endpoint, prompt_name
+from sluice.protocol.openai_format.refusals import RequestRefused
+from sluice.protocol.openai_format.requests import (
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    RERANK,
+    Endpoint,
+    ManyPrompts,
+    prompt_name,
+)
 from sluice.protocol.wire import JobResult
 
 BODIES: Mapping[Endpoint, Callable[[str, JobResult, str], Object]] = {
     CHAT: chat_body,
     COMPLETIONS: completion_body,
     EMBEDDINGS: embedding_body,
+    # One job of a request to rerank: the scores of its document.
+    RERANK: embedding_body,
 }
 """How the result of a line is formatted, by its endpoint."""
 
@@ -44,6 +55,17 @@ def output_line(name: str, custom_id: str, endpoint: Endpoint, result: JobResult
     """Format the line of a job that is done."""
     body = BODIES[endpoint](name, result, result.model or model or "")
     return _line(name, custom_id, response=_response(name, 200, body))
+
+
+def line_of_many(
+    name: str, custom_id: str, request: ManyPrompts, results: Sequence[JobResult], *, model: str | None
+) -> tuple[Object, bool]:
+    """Format the line of a request whose jobs are all done, and return whether it has an answer."""
+    try:
+        body = request.body(results, name, results[0].model or model or "")
+    except RequestRefused as refused:
+        return _refused(name, custom_id, refused.code, refused.message, refused.param), False
+    return _line(name, custom_id, response=_response(name, 200, body)), True
 
 
 def error_line(name: str, custom_id: str, error: ProducerError, endpoint: Endpoint) -> Object:

@@ -7,7 +7,7 @@ import gzip
 import io
 import sys
 import zlib
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -22,21 +22,25 @@ from sluice.protocol.jobs import OPTION_NAMES, Options, PromptLike
 from sluice.protocol.limits import MAX_CUSTOM_ID_CHARS, MAX_PROMPT_BYTES
 from sluice.protocol.openai_format.embeddings import read_embedding_line
 from sluice.protocol.openai_format.requests import (
+    BATCH_ENDPOINTS,
     CHAT,
     COMPLETIONS,
     EMBEDDINGS,
     LINE_ENDPOINTS,
     OF_TOOLS,
     PROMPT,
+    RERANK,
     SAME,
     TRANSLATED,
     Endpoint,
+    ManyPrompts,
     ReadRequest,
     RequestRefused,
     decoded_json,
     read_request,
     refusal,
 )
+from sluice.protocol.openai_format.reranking import read_rerank_line
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -61,7 +65,7 @@ STDIN = "-"
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A valid line: one job."""
+    """A valid line: one job, or several whose results are one body."""
 
     number: int
     """Number of the line, from 1, including blank lines."""
@@ -74,6 +78,14 @@ class Line:
     options: Options
     names: Mapping[str, str]
     """The line's names of the prompt and of renamed options, by ours."""
+
+    many: ManyPrompts | None = None
+    """The request of a line of several jobs; `prompt` is that of the first."""
+
+    @property
+    def prompts(self) -> Sequence[PromptLike]:
+        """The prompts of its jobs."""
+        return [self.prompt] if self.many is None else self.many.prompts
 
     @property
     def name(self) -> str:
@@ -253,7 +265,7 @@ class LineReader:
             custom_id = self._custom_id(fields)
             request = self._request(fields)
             options: Options = {**self._defaults, **self._with_model(request.options)}
-            return Line(number, custom_id, request.endpoint, request.prompt, options, request.names)
+            return Line(number, custom_id, request.endpoint, request.prompt, options, request.names, request.many)
         except RequestRefused as refused:
             return BadLine(number, custom_id, refused.code, refused.message, refused.param)
         except RecursionError:
@@ -277,12 +289,12 @@ class LineReader:
 
     def _request(self, fields: dict[str, Any]) -> ReadRequest:
         if "body" in fields:
-            return _read(self._url(fields), fields["body"])
+            return _read(self._url(fields), fields["body"], is_batch=self._of_batch is not None)
         if self._of_batch is not None:
             raise RequestRefused("missing_body", "body is missing", "body")
         rest = {name: value for name, value in fields.items() if name != "custom_id"}
         if self._endpoint is not None:
-            return _read(self._endpoint, rest)
+            return _read(self._endpoint, rest, is_batch=False)
         return read_plain(rest)
 
     def _url(self, fields: dict[str, Any]) -> Endpoint:
@@ -298,7 +310,7 @@ class LineReader:
                 return endpoint
         if url is None:
             raise RequestRefused("missing_url", "url is missing; give it in the line or as --endpoint", "url")
-        raise _invalid_url(url)
+        raise _invalid_url(url, LINE_ENDPOINTS)
 
     def _with_model(self, options: Options) -> Options:
         model = options.get("model")
@@ -309,23 +321,27 @@ class LineReader:
         )
 
 
-def _read(endpoint: Endpoint, body: object) -> ReadRequest:
-    return read_embedding_line(body) if endpoint == EMBEDDINGS else read_request(endpoint, body)
+def _read(endpoint: Endpoint, body: object, *, is_batch: bool) -> ReadRequest:
+    if endpoint == RERANK:
+        return read_rerank_line(body)
+    if endpoint == EMBEDDINGS:
+        return read_embedding_line(body, is_batch=is_batch)
+    return read_request(endpoint, body)
 
 
 def _url_of_batch(url: object, endpoint: Endpoint) -> Endpoint:
     if url is None:
         raise RequestRefused("missing_url", f"url is missing: it must be the batch's endpoint, {endpoint}", "url")
-    if url not in LINE_ENDPOINTS:
-        raise _invalid_url(url)
+    if url not in BATCH_ENDPOINTS:
+        raise _invalid_url(url, BATCH_ENDPOINTS)
     if url != endpoint:
         message = f"the line's url is {url}, and the batch's endpoint {endpoint}"
         raise RequestRefused("mismatched_url", message, "url")
     return endpoint
 
 
-def _invalid_url(url: object) -> RequestRefused:
-    return RequestRefused("invalid_url", f"url must be one of {' and '.join(LINE_ENDPOINTS)}, got {url!r}", "url")
+def _invalid_url(url: object, known: Sequence[Endpoint]) -> RequestRefused:
+    return RequestRefused("invalid_url", f"url must be one of {' and '.join(known)}, got {url!r}", "url")
 
 
 def _parsed(line: bytes | None) -> dict[str, Any]:

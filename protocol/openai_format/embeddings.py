@@ -47,6 +47,15 @@ class EmbeddingsRequest:
         """The requested model."""
         return self.options.get("model")
 
+    @property
+    def prompts(self) -> Sequence[PromptLike]:
+        """The prompts of the jobs."""
+        return self.inputs
+
+    def body(self, results: Sequence[JobResult], _name: str, model: str) -> Object:
+        """Format the vectors of the inputs, in their order."""
+        return embeddings_body(results, model, is_base64=self.is_base64)
+
 
 def read_embeddings(body: object) -> EmbeddingsRequest:
     """Parse a request.
@@ -72,21 +81,23 @@ def read_embeddings(body: object) -> EmbeddingsRequest:
     return EmbeddingsRequest(inputs=inputs, options=cast("Options", options), is_base64=encoding == "base64")
 
 
-def read_embedding_line(body: object) -> ReadRequest:
-    """Parse a request in a line of a file, which is one job: it has one input, and its vector is a list of numbers.
+def read_embedding_line(body: object, *, is_batch: bool) -> ReadRequest:
+    """Parse a request in a line of a file. In a bulk file it is one job, with a list of numbers as result.
 
     Raises:
-        RequestRefused: as `read_embeddings`; or there are several inputs, or another encoding.
+        RequestRefused: as `read_embeddings`; in a bulk file, there are several inputs, or another encoding.
     """
     request = read_embeddings(body)
     prompt, *others = request.inputs
-    if others:
-        message = "several inputs are not supported in a line: give each a line of its own"
+    is_plain = not (others or request.is_base64)
+    if others and not is_batch:
+        message = "several inputs are not supported in a line of a bulk file: give each a line of its own"
         raise RequestRefused("unsupported", message, "input")
-    if request.is_base64:
-        message = "encoding_format base64 is not supported in a line: its vector is a list of numbers"
+    if request.is_base64 and not is_batch:
+        message = "encoding_format base64 is not supported in a bulk file: a vector is a list of numbers"
         raise RequestRefused("unsupported", message, "encoding_format")
-    return ReadRequest(endpoint=EMBEDDINGS, prompt=prompt, options=request.options, names=NAMES)
+    many = None if is_plain else request
+    return ReadRequest(endpoint=EMBEDDINGS, prompt=prompt, options=request.options, names=NAMES, many=many)
 
 
 def _inputs(given: object) -> tuple[PromptLike, ...]:

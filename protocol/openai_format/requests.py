@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn, TypeAlias, cast
+from typing import Any, Literal, NoReturn, Protocol, TypeAlias, cast
 
 from sluice.protocol import limits
 from sluice.protocol.checks import is_short
@@ -15,23 +15,45 @@ from sluice.protocol.errors import InvalidJob, InvalidPrompt, did_you_mean
 from sluice.protocol.jobs import MESSAGE_FIELDS, OPTION_NAMES, SAMPLING_NAMES, Options, PromptLike, joined_text
 from sluice.protocol.openai_format.refusals import RequestRefused
 from sluice.protocol.openai_format.structured import READERS, read_structured
+from sluice.protocol.wire import JobResult
 
 MAX_TOKEN_ID_DIGITS = 10
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
-Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
+Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank"]
 CHAT: Endpoint = "/v1/chat/completions"
 COMPLETIONS: Endpoint = "/v1/completions"
 EMBEDDINGS: Endpoint = "/v1/embeddings"
+RERANK: Endpoint = "/v1/rerank"
 ENDPOINTS: tuple[Endpoint, ...] = (CHAT, COMPLETIONS)
 """Those that generate text."""
 
 LINE_ENDPOINTS: tuple[Endpoint, ...] = (*ENDPOINTS, EMBEDDINGS)
-"""Those of requests in the lines of a file."""
+"""Those of requests in the lines of a bulk file."""
+
+BATCH_ENDPOINTS: tuple[Endpoint, ...] = (*LINE_ENDPOINTS, RERANK)
+"""Those of requests in the lines of a batch's file."""
 
 
 PROMPT = "prompt"
 """Key of the prompt in `names`."""
+
+
+class ManyPrompts(Protocol):
+    """A request each of whose prompts is a job."""
+
+    @property
+    def prompts(self) -> Sequence[PromptLike]:
+        """The prompts, at least one."""
+        ...
+
+    def body(self, results: Sequence[JobResult], name: str, model: str, /) -> dict[str, Any]:
+        """Format the results of its jobs, in the order of the prompts; `name`: that of the first job.
+
+        Raises:
+            RequestRefused: this model cannot answer it.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +71,9 @@ class ReadRequest:
 
     names: Mapping[str, str]
     """The client's names of the prompt and of renamed options, by ours."""
+
+    many: ManyPrompts | None = None
+    """The request, if its prompts are jobs whose results are one body; `prompt` is the first."""
 
     @property
     def model(self) -> str | None:
@@ -219,7 +244,7 @@ def _options(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
 
 def prompt_name(endpoint: Endpoint) -> str:
     """Return the parameter that has the prompt."""
-    return {CHAT: "messages", EMBEDDINGS: "input"}.get(endpoint, "prompt")
+    return {CHAT: "messages", EMBEDDINGS: "input", RERANK: "documents"}.get(endpoint, "prompt")
 
 
 def _names(endpoint: Endpoint, parameters: Mapping[str, Any]) -> Mapping[str, str]:

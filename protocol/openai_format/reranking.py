@@ -15,14 +15,15 @@ from sluice.protocol.jobs import Options, PromptLike
 from sluice.protocol.openai_format.bodies import Object
 from sluice.protocol.openai_format.refusals import RequestRefused
 from sluice.protocol.openai_format.requests import (
+    RERANK,
     Harmless,
+    ReadRequest,
     read_flag,
     read_parameters,
     refuse_unless_harmless,
 )
 from sluice.protocol.wire import JobResult
 
-RERANK = "/v1/rerank"
 PASSED = frozenset({"model", "metadata", "priority"})
 IGNORED = frozenset({"query", "documents", "top_n", "return_documents", "user"})
 HARMLESS: Harmless = {"truncate_prompt_tokens": lambda _: False, "max_tokens_per_doc": lambda _: False}
@@ -52,6 +53,14 @@ class RerankRequest:
     def prompts(self) -> list[PromptLike]:
         """The prompts of the jobs: pairs of texts."""
         return [[_message("query", self.query), _message("document", document)] for document in self.documents]
+
+    def body(self, results: Sequence[JobResult], name: str, model: str) -> Object:
+        """Format the documents, the most relevant first.
+
+        Raises:
+            RequestRefused: the model has more than two classes, so that none is the relevance.
+        """
+        return rerank_body(self, results, name, model)
 
 
 def _message(name: str, content: str) -> dict[str, str]:
@@ -87,6 +96,16 @@ def read_rerank(body: object) -> RerankRequest:
         top_n=top_n,
         has_documents=read_flag(parameters, "return_documents", is_default=True),
     )
+
+
+def read_rerank_line(body: object) -> ReadRequest:
+    """Parse a request in a line of a batch's file.
+
+    Raises:
+        RequestRefused: as `read_rerank`.
+    """
+    request = read_rerank(body)
+    return ReadRequest(endpoint=RERANK, prompt=request.prompts[0], options=request.options, names=NAMES, many=request)
 
 
 def _documents(given: object) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ import io
 import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -217,7 +217,9 @@ class TestGivenManyJobsOfWhichFewHaveEnded:
         batch = go_on(workshop, added(workshop, numbered(600)))
         assert batch.names is not None
         found = names_of(workshop.storage.get(batch.names))
-        collector = Collector(producer, batch, found, RecordedOutcomes(None, batch.queue))
+        collector = Collector(
+            producer, batch, found, RecordedOutcomes(None, batch.queue), lambda: nullcontext(io.BytesIO())
+        )
         look = EndedSearch(end=600, until_s=time.monotonic() - 1)
 
         places: list[int] = []

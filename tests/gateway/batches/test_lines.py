@@ -9,6 +9,7 @@ import pytest
 
 from sluice.gateway.batches.batch import StoredBatch, window_of
 from sluice.gateway.batches.lines import MAX_ERRORS, FileCheck, LineJobsOfBatch, Names, lines_from
+from sluice.protocol.bulk_files.input import BadLine
 from sluice.protocol.calls import NewJob
 from tests.gateway.batches.processes import ENDPOINT, chat_line, encoded, numbered
 
@@ -42,8 +43,8 @@ def checked(batch: StoredBatch, file: BinaryIO) -> FileCheck:
 def jobs_from(batch: StoredBatch, names: Names, content: bytes) -> list[NewJob]:
     """The jobs of the lines that the batch has not submitted."""
     jobs = LineJobsOfBatch(batch)
-    found = [line.job(jobs) for line in lines_from(batch, names, io.BytesIO(content))]
-    return [job for job in found if isinstance(job, NewJob)]
+    found = [line.jobs(jobs) for line in lines_from(batch, names, io.BytesIO(content))]
+    return [job for made in found if not isinstance(made, BadLine) for job in made]
 
 
 class TestGivenAFileWithBadLines:

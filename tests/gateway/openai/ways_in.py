@@ -199,7 +199,7 @@ def in_batch(endpoint: Endpoint, line: bytes) -> Verdict:
     found = jobs.read(1, line)
     if not isinstance(found, BadLine):
         try:
-            jobs.job(found)
+            jobs.jobs(found)
             return Verdict(_digest(found.prompt, found.options))
         except InvalidJob as error:
             found = found.refused(error)
