@@ -1,7 +1,7 @@
 """Batching settings. The engine reads no environment variables: its caller passes these values."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self, TypeAlias
 
 POLICY_NAMES = ("fcfs", "priority")
 """Names of the scheduling policies in `sluice.engine.scheduling.policies`."""
@@ -14,6 +14,11 @@ DISCIPLINE_NAMES = ("continuous", "prefill-first", "slots", "orca", "dynamic", "
 
 WHOLE_PROMPT_DISCIPLINES = frozenset({"prefill-first", "orca", "dynamic", "static"})
 """Disciplines that compute a prompt in one step if the step's budget holds it."""
+
+Quantization: TypeAlias = Literal["auto", "none", "int8", "int4"]
+"""How weights are kept. auto: packed where a file has groups that the device multiplies, else in the model's dtype.
+none: in that dtype. int8, int4: rounded while loading.
+"""
 
 CPU_MEMORY_FRACTION = 0.5
 """Default share of the memory that is free after loading the weights, on a CPU. Step memory is not measured there and

@@ -6,6 +6,9 @@ processor time. Processes that need it at the same time wait for the one that bu
 user's own in the cache (`$XDG_CACHE_HOME/sluice`, usually `~/.cache/sluice`) under a name derived from sources, flags
 and instruction set, so another machine or version builds its own. Without either there is no library, and the torch
 paths are used. Imports no torch, so that `build_ahead` runs beside its import.
+
+`SLUICE_INSTRUCTION_SET` names the best variant that may be used, such as `avx2`, to measure or test what another
+processor would run.
 """
 
 import ctypes
@@ -25,8 +28,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
 
-from sluice.kernels.compiler import FLAGS, ROOT, compile_library, find_compiler, runnable_variants, sources
+from sluice.kernels.compiler import (
+    FLAGS,
+    ROOT,
+    VARIANTS,
+    Variant,
+    compile_library,
+    find_compiler,
+    runnable_variants,
+    sources,
+)
 
+INSTRUCTION_SET = "SLUICE_INSTRUCTION_SET"
 SLOWER = "Generation on the CPU is about seven times slower without them."
 ADVICE = "Install a C compiler (gcc), or a wheel of sluice-llm that has them for this processor."
 
@@ -72,14 +85,34 @@ def load_best() -> ctypes.CDLL:
     Raises:
         OSError, subprocess.SubprocessError: as in `load_library`.
     """
-    return _load_packaged() or load_library("native")
+    return _load_packaged() or ctypes.CDLL(str(_built(_own_options(), _cache_folder())))
 
 
 def packaged_library() -> Path | None:
     """Return the best library for this processor that the installed wheel carries."""
-    variants = runnable_variants(_instruction_set().split())
-    paths = (ROOT / "compiled" / f"{variant.name}.so" for variant in variants)
+    paths = (ROOT / "compiled" / f"{variant.name}.so" for variant in _usable_variants())
     return next((path for path in paths if path.is_file()), None)
+
+
+def _usable_variants() -> list[Variant]:
+    """Return the variants that this processor runs, and that the environment permits, the fastest first.
+
+    Raises:
+        OSError: the environment names none of them.
+    """
+    variants, most = runnable_variants(_instruction_set().split()), os.environ.get(INSTRUCTION_SET)
+    if not most:
+        return variants
+    names = [variant.name for variant in variants]
+    if most not in names:
+        known = ", ".join(variant.name for variant in VARIANTS)
+        raise OSError(f"{INSTRUCTION_SET}={most} is not one of {known}, or this processor lacks it")
+    return variants[names.index(most) :]
+
+
+def _own_options() -> tuple[str, ...]:
+    """Return the compiler's options for this machine's own library."""
+    return _usable_variants()[0].options if os.environ.get(INSTRUCTION_SET) else ("-march=native",)
 
 
 def _load_packaged() -> ctypes.CDLL | None:
@@ -106,24 +139,24 @@ def load_library(march: str, folder: Path | None = None) -> ctypes.CDLL:
         OSError: there is no compiler or no writable folder of the user's own, or the library cannot be loaded.
         subprocess.SubprocessError: the compiler failed.
     """
-    return ctypes.CDLL(str(_built(march, _cache_folder() if folder is None else folder)))
+    return ctypes.CDLL(str(_built((f"-march={march}",), _cache_folder() if folder is None else folder)))
 
 
 def build_ahead() -> None:
     """Build the library that `library` will load, if it will have to. Fails silently: `library` reports the failure."""
-    if packaged_library() is None:
-        with suppress(OSError, subprocess.SubprocessError):
-            _built("native", _cache_folder())
+    with suppress(OSError, subprocess.SubprocessError):
+        if packaged_library() is None:
+            _built(_own_options(), _cache_folder())
 
 
-def _built(march: str, folder: Path) -> Path:
+def _built(options: tuple[str, ...], folder: Path) -> Path:
     """Return the path of the library, after building it unless it exists."""
-    path = folder / f"kernels-{_key(march)}.so"
+    path = folder / f"kernels-{_key(options)}.so"
     if not _is_private(path):
         with _one_at_a_time(folder):
             # Another process may have built it while this one waited.
             if not _is_private(path):
-                _build(path, march)
+                _build(path, options)
     return path
 
 
@@ -139,9 +172,9 @@ def _sources() -> list[Path]:
     return sources()
 
 
-def _key(march: str) -> str:
+def _key(options: tuple[str, ...]) -> str:
     """Return a name derived from everything the library depends on."""
-    digest = hashlib.sha256(repr((march, FLAGS, platform.machine(), _instruction_set())).encode())
+    digest = hashlib.sha256(repr((options, FLAGS, platform.machine(), _instruction_set())).encode())
     for path in [*sorted(ROOT.glob("**/*.h")), *_sources()]:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:24]
@@ -196,12 +229,12 @@ def _is_private(path: Path) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
-def _build(path: Path, march: str) -> None:
+def _build(path: Path, options: tuple[str, ...]) -> None:
     compiler, openmp = find_compiler(), _torch_openmp() or "-fopenmp"
     # A warning, since it is shown without any configuration of logs: it takes longer than anything else at start.
     log.warning("compiling the CPU kernels for this processor, once: some tens of seconds of processor time")
     began_s = time.monotonic()
-    compile_library(path, _sources(), compiler=compiler, options=[f"-march={march}"], link=[openmp])
+    compile_library(path, _sources(), compiler=compiler, options=options, link=[openmp])
     log.warning("compiled the CPU kernels in %.0f s", time.monotonic() - began_s)
 
 

@@ -145,22 +145,27 @@ INLINE Run next_run(Team *team, int64_t count) {
 
 #define FOR_RUNS(team, run, count) for (Run run; (run = next_run(team, count)).first < run.end;)
 
-/* A packed weight, `[N, K]`: panels of 32 columns of the product, [N / 32, W / 16, 2, 16, 16] words of four bytes, W
-   words per row: two bfloat16 or four int8 of K. N is padded to whole panels, W to whole steps of 16 words. */
+/* Kinds of weights: plain; int8 with a scale for each column of the product; 4 and 8 bits in groups of 32 of K;
+   4 bits in such groups whose scales are in 8 bits, in units of 8 groups. */
+enum { BF16 = 0, INT8 = 1, GROUPS4 = 2, GROUPS8 = 3, UNITS4 = 4 };
+
+/* A packed weight, `[N, K]`: panels of 32 columns of the product. BF16, INT8: [N / 32, W / 16, 2, 16, 16] words of four
+   bytes, W words per row: two bfloat16 or four int8 of K, which is padded to whole steps of 16 words. Others: groups as
+   in linear/groups.h, [N / 32, K / 32]. N is padded to whole panels. */
 typedef struct {
   const char *panels;
   const void *bias;    /* [N] bfloat16, or null */
-  const float *scales; /* [N] for int8, null for bfloat16 */
-  int64_t N, K;
+  const float *scales; /* [N] for INT8 */
+  int64_t N, K, kind;
 } Weight;
 
 enum { STORE = 0, ADD = 1, GATE_SILU = 2, GATE_GELU_TANH = 3 };
 
 /* x times a weight, transposed, with an epilogue. */
 typedef struct {
-  const char *x; /* [T, K], rows `x_stride` bytes apart */
+  const char *x; /* [T, K], rows `x_stride` bytes apart, as quantize_row makes them unless the weight is BF16 */
   int64_t x_stride;
-  const float *x_scales; /* [T] for int8: the value of one step of a row */
+  const float *x_scales; /* [T] for INT8: the value of one step of a row */
   const Weight *weight;
   char *out; /* bfloat16, rows `out_stride` bytes apart: [T, N], added to for ADD; [T, N / 2] for gates, whose weight
                 has 16 columns of the gate, then 16 of the up projection, in each panel */
@@ -173,8 +178,9 @@ typedef struct {
 
 void product_part(const Product *a, Team *team);
 
-/* Rows of K bfloat16 as int8: x becomes round(x / scale), scale the largest of a row over 127. */
-void quantize_row(const void *x, int8_t *out, float *scale, int64_t K);
+/* A row of K bfloat16 in 8 bits, for a weight that is not BF16. INT8: x becomes round(x / scale), scale the largest of
+   the row over 127. Others: groups with scales of their own. */
+void quantize_row(const Weight *weight, const void *x, void *out, float *scale);
 
 /* Row by row; see sluice_rms_norm. */
 void rms_norm_row(int dtype, const void *x, const void *weight, void *out, int64_t M, float eps, float offset);

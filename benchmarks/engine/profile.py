@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 from statistics import median
-from typing import Literal
 
 import torch
 
@@ -23,6 +22,7 @@ from benchmarks.engine.bare import timed_s
 from benchmarks.engine.models import VOCAB_SIZE, model_folder
 from benchmarks.engine.scheduler import measure
 from sluice.engine.batch import Batch
+from sluice.engine.config import Quantization
 from sluice.engine.execution.model_runner import ModelRunner
 from sluice.engine.execution.options import ModelOptions
 from sluice.engine.execution.start.model_loading import load_model_runner
@@ -172,7 +172,7 @@ def _products(weights: DecoderWeights) -> list[NativeLinear]:
     return [linear for linear in (*linears, weights.output) if isinstance(linear, NativeLinear)]
 
 
-def print_profile(quantization: Literal["none", "int8"], context: int) -> None:
+def print_profile(quantization: Quantization, context: int) -> None:
     """Print a table for each case."""
     runner = load_model_runner(ModelOptions(path=model_folder(), num_blocks=2048, quantization=quantization))
     if not runner.decoder.has_native_step:

@@ -1,7 +1,7 @@
 """The bare engine on this CPU, compared with its bound.
 
     python -m benchmarks engine [--sections speed,scheduler,profile] [--threads N] [--spin]
-                                [--quantization none|int8] [--context TOKENS]
+                                [--quantization none|int8|int4] [--context TOKENS]
 
 speed: 48 requests on the random model `llama-100m`, greedy, end-of-sequence ignored, no prefix cache. Useful tokens per
 second, the better of two runs, with 16 and with 48 sequences and with one request of 128 + 128 tokens alone; below each
@@ -35,15 +35,21 @@ from benchmarks.engine.profile import print_profile
 from benchmarks.engine.scheduler import print_steps
 from benchmarks.native_kernels import require_native_kernels
 from benchmarks.tables import table
+from sluice.engine.config import Quantization
 from sluice.engine.execution.options import ModelOptions
 from sluice.engine.execution.start.model_loading import load_model_runner
 
 SECTIONS = ("speed", "scheduler", "profile")
 
 
-def print_speed() -> None:
+def print_speed(quantization: Quantization) -> None:
     """Print the engine's rows, each beside its bound."""
-    options = ModelOptions(path=model_folder(), num_blocks=2048, max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS)
+    options = ModelOptions(
+        path=model_folder(),
+        quantization=quantization,
+        num_blocks=2048,
+        max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
+    )
     runner = RecordingRunner(load_model_runner(options))
     rows = [("sequences", "tokens/s", "products alone", "share")]
     for max_num_seqs in (1, 16, 48):
@@ -62,7 +68,7 @@ def main() -> None:
     parser.add_argument("--sections", default=",".join(SECTIONS), help=f"of {', '.join(SECTIONS)} (default all)")
     parser.add_argument("--spin", action="store_true", help="let waiting threads spin, as OpenMP does by default")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="threads of torch and the kernels")
-    parser.add_argument("--quantization", choices=("none", "int8"), default="none", help="weights of the profile")
+    parser.add_argument("--quantization", choices=("none", "int8", "int4"), default="none", help="weights")
     parser.add_argument("--context", type=int, default=200, help="tokens of each sequence that decodes in the profile")
     given = parser.parse_args()
     if not given.spin:
@@ -72,7 +78,7 @@ def main() -> None:
     print(f"torch {torch.__version__}, {given.threads} threads, load {os.getloadavg()[0]:.1f} before the start\n")
     sections = given.sections.split(",")
     if "speed" in sections:
-        print_speed()
+        print_speed(given.quantization)
     if "scheduler" in sections:
         print_steps()
     if "profile" in sections:

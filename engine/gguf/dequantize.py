@@ -28,10 +28,11 @@ def dequantize_into(out: Tensor, stored: Tensor, kind: TensorType) -> None:
     step = max(1, _ROWS_ELEMENTS // rows.shape[1])
     for start in range(0, rows.shape[0], step):
         part = rows[start : start + step]
-        part.copy_(_numbers(packed[start : start + step], kind).view(part.shape))
+        part.copy_(dequantized(packed[start : start + step], kind).view(part.shape))
 
 
-def _numbers(stored: Tensor, kind: TensorType) -> Tensor:
+def dequantized(stored: Tensor, kind: TensorType) -> Tensor:
+    """Return the numbers of whole blocks, bytes, in float32 (or the plain type): `[blocks, N]`."""
     plain = plain_dtype(kind)
     if plain is not None:
         # A file aligns tensors as it states, which may be less than torch needs.
@@ -39,12 +40,12 @@ def _numbers(stored: Tensor, kind: TensorType) -> Tensor:
     return _DECODERS[kind](stored.view(-1, BLOCKS[kind][1]))
 
 
-def _halves(blocks: Tensor) -> Tensor:
+def halves(blocks: Tensor) -> Tensor:
     """Return pairs of bytes as float16, widened."""
     return blocks.contiguous().view(torch.float16).float()
 
 
-def _nibbles(codes: Tensor) -> Tensor:
+def nibbles(codes: Tensor) -> Tensor:
     """Return the low halves of bytes, then the high ones, `[blocks, 2 * N]`."""
     return torch.cat([codes & 15, codes >> 4], dim=-1)
 
@@ -56,57 +57,71 @@ def _high_bits(words: Tensor) -> Tensor:
 
 
 def _q8_0(blocks: Tensor) -> Tensor:
-    return blocks[:, 2:].contiguous().view(torch.int8).float() * _halves(blocks[:, :2])
+    return blocks[:, 2:].contiguous().view(torch.int8).float() * halves(blocks[:, :2])
 
 
 def _q4_0(blocks: Tensor) -> Tensor:
-    return _halves(blocks[:, :2]) * (_nibbles(blocks[:, 2:]).float() - 8)
+    return halves(blocks[:, :2]) * (nibbles(blocks[:, 2:]).float() - 8)
 
 
 def _q4_1(blocks: Tensor) -> Tensor:
-    d, m = _halves(blocks[:, :4]).chunk(2, dim=1)
-    return d * _nibbles(blocks[:, 4:]).float() + m
+    d, m = halves(blocks[:, :4]).chunk(2, dim=1)
+    return d * nibbles(blocks[:, 4:]).float() + m
+
+
+def fives(blocks: Tensor) -> Tensor:
+    """Return the codes of blocks of Q5_0, `[blocks, 32]`."""
+    return nibbles(blocks[:, 6:]) | _high_bits(blocks[:, 2:6])
 
 
 def _q5_0(blocks: Tensor) -> Tensor:
-    q = _nibbles(blocks[:, 6:]) | _high_bits(blocks[:, 2:6])
-    return _halves(blocks[:, :2]) * (q.float() - 16)
+    return halves(blocks[:, :2]) * (fives(blocks).float() - 16)
 
 
 def _q5_1(blocks: Tensor) -> Tensor:
-    d, m = _halves(blocks[:, :4]).chunk(2, dim=1)
-    return d * (_nibbles(blocks[:, 8:]) | _high_bits(blocks[:, 4:8])).float() + m
+    d, m = halves(blocks[:, :4]).chunk(2, dim=1)
+    return d * (nibbles(blocks[:, 8:]) | _high_bits(blocks[:, 4:8])).float() + m
 
 
-def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return scales and minimums of the eight parts of a block of 4 or 5 bits, `[blocks, 8, 1]` each."""
-    d, m = _halves(blocks[:, :4]).chunk(2, dim=1)
+def k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Return scales and minimums of the eight parts of a block of 4 or 5 bits, `[blocks, 8]` each, in its units."""
     low, middle, high = blocks[:, 4:16].chunk(3, dim=1)
     scales = torch.cat([low & 63, (high & 15) | ((low >> 6) << 4)], dim=1)
     minimums = torch.cat([middle & 63, (high >> 4) | ((middle >> 6) << 4)], dim=1)
+    return scales, minimums
+
+
+def _k_steps(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Return scales and minimums as numbers, `[blocks, 8, 1]` each."""
+    d, m = halves(blocks[:, :4]).chunk(2, dim=1)
+    scales, minimums = k_scales(blocks)
     return (d * scales.float())[:, :, None], (m * minimums.float())[:, :, None]
 
 
+def eights(codes: Tensor) -> Tensor:
+    """Return the 4 bits of eight parts, from bytes `[blocks, 128]`: `[blocks, 8, 32]`."""
+    return nibbles(codes.reshape(-1, 4, 32)).view(-1, 8, 32)
+
+
 def _q4_k(blocks: Tensor) -> Tensor:
-    scales, minimums = _k_scales(blocks)
-    q = _nibbles(blocks[:, 16:].reshape(-1, 4, 32)).view(-1, 8, 32)
-    return (scales * q.float() - minimums).flatten(1)
+    scales, minimums = _k_steps(blocks)
+    return (scales * eights(blocks[:, 16:]).float() - minimums).flatten(1)
 
 
 def _q5_k(blocks: Tensor) -> Tensor:
-    scales, minimums = _k_scales(blocks)
+    scales, minimums = _k_steps(blocks)
     # Bit i of a byte belongs to part i.
     high = (blocks[:, None, 16:48] >> torch.arange(8, dtype=torch.uint8)[:, None]) & 1  # [blocks, 8, 32]
-    q = _nibbles(blocks[:, 48:].reshape(-1, 4, 32)).view(-1, 8, 32) | (high << 4)
+    q = eights(blocks[:, 48:]) | (high << 4)
     return (scales * q.float() - minimums).flatten(1)
 
 
 def _q6_k(blocks: Tensor) -> Tensor:
-    low = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).view(-1, 2, 4, 32)
+    low = nibbles(blocks[:, :128].reshape(-1, 2, 64)).view(-1, 2, 4, 32)
     shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]
     high = (blocks[:, 128:192].reshape(-1, 2, 1, 32) >> shifts) & 3  # [blocks, 2, 4, 32]
     q = (low | (high << 4)).view(-1, 16, 16).float() - 32
-    scales = _halves(blocks[:, 208:]) * blocks[:, 192:208].contiguous().view(torch.int8).float()
+    scales = halves(blocks[:, 208:]) * blocks[:, 192:208].contiguous().view(torch.int8).float()
     return (scales[:, :, None] * q).flatten(1)
 
 

@@ -184,9 +184,6 @@ def _native_step(weights: DecoderWeights, max_tokens: int) -> "DecoderStep | Non
         return None
     from sluice.kernels.decoder_step.cpu import DecoderStep, can_step
 
-    products = [
-        product for layer in weights.layers for product in (layer.qkv, layer.attention_output, layer.gated, layer.down)
-    ]
-    if not can_step([*products, weights.output], weights.shape.head_size):
+    if not can_step(weights.products, weights.shape.head_size):
         return None
     return DecoderStep(weights, max_tokens)

@@ -2,6 +2,9 @@
 
 import re
 from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 
 import torch
@@ -10,9 +13,11 @@ from torch import Tensor
 from sluice.engine.errors import ModelFolderError
 from sluice.engine.gguf.dequantize import plain_dtype
 from sluice.engine.gguf.file import GgufFile
-from sluice.engine.gguf.tensors import read_tensor
+from sluice.engine.gguf.grouped import packed_bytes
+from sluice.engine.gguf.tensors import read_grouped, read_tensor
 from sluice.engine.models.families import FAMILIES, BlockNorms
 from sluice.engine.models.gguf_config import architecture_of
+from sluice.kernels.linear.grouped import GroupedWeight
 
 _WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 _PARTS = {
@@ -46,10 +51,15 @@ class GgufWeights:
 
     @property
     def description(self) -> str:
-        """Types of the matrices, the most frequent first, and what becomes of them."""
+        """Types of the matrices, the most frequent first."""
         types = Counter(info.type.name for info in self._file.tensors.values() if len(info.shape) > 1)
         names = ", ".join(name for name, _ in types.most_common())
-        return f"GGUF of {names}, dequantized at load"
+        return f"GGUF of {names}"
+
+    @property
+    def packed_bytes(self) -> int:
+        """What tensors in blocks take as groups."""
+        return sum(packed_bytes(info.type, prod(info.shape)) for info in self._file.tensors.values())
 
     def header_bytes(self, file: Path) -> int:
         """Bytes of the file before its tensors."""
@@ -61,20 +71,34 @@ class GgufWeights:
         Raises:
             ModelFolderError: it is missing, cannot be read, or is not of `shape`.
         """
+        stored = self._checked(name, shape)
+        is_norm = self._architecture.has_whole_norms and name.endswith("norm.weight")
+        with _as_folder_error(stored, self._file.path):
+            # The difference to one is small: it must not be made of rounded numbers.
+            tensor = read_tensor(self._file, stored, torch.float32 if is_norm else dtype or torch.float32)
+        if is_norm:
+            return (tensor - 1).to(dtype or torch.float32)
+        return self._in_halves(tensor, name)
+
+    def grouped(self, name: str, shape: tuple[int, ...]) -> GroupedWeight | None:
+        """See `Weights`."""
+        stored = self._checked(name, shape)
+        with _as_folder_error(stored, self._file.path):
+            weight = read_grouped(self._file, stored)
+        return None if weight is None else weight.map(lambda part: self._in_halves(part, name))
+
+    def _in_halves(self, rows: Tensor, name: str) -> Tensor:
+        """Return the rows of a projection of queries or keys so that a rotated pair is elements i and i + R / 2."""
+        if self._architecture.has_adjacent_pairs and (heads := self._num_heads(name)):
+            return rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2).contiguous()
+        return rows
+
+    def _checked(self, name: str, shape: tuple[int, ...]) -> str:
+        """Return the name of a tensor of `shape` in the file."""
         stored = self._stored(name)
         if (found := self._file.tensors[stored].shape) != shape:
             raise ModelFolderError(f"tensor {stored!r} is {found}, the fields of {self._file.path} expect {shape}.")
-        is_norm = self._architecture.has_whole_norms and name.endswith("norm.weight")
-        try:
-            # The difference to one is small: it must not be made of rounded numbers.
-            tensor = read_tensor(self._file, stored, torch.float32 if is_norm else dtype or torch.float32)
-        except OSError as error:
-            raise ModelFolderError(f"tensor {stored!r} of {self._file.path} cannot be read: {error}.") from error
-        if is_norm:
-            return (tensor - 1).to(dtype or torch.float32)
-        if self._architecture.has_adjacent_pairs and (heads := self._num_heads(name)):
-            return tensor.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2).contiguous()
-        return tensor
+        return stored
 
     def num_rows(self, name: str) -> int:
         """See `Weights`."""
@@ -107,6 +131,14 @@ class GgufWeights:
                 heads = self._file.metadata.get(f"{architecture}.attention.head_count{suffix}", default)
                 return heads if isinstance(heads, int) else 0
         return 0
+
+
+@contextmanager
+def _as_folder_error(stored: str, path: Path) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ModelFolderError(f"tensor {stored!r} of {path} cannot be read: {error}.") from error
 
 
 def _norm_names(norms: BlockNorms, mlp: str) -> dict[str, str]:

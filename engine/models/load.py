@@ -1,12 +1,13 @@
 """Load a folder's weights into a decoder: names as in transformers, products fused and packed."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from sluice.engine.config import Quantization
 from sluice.engine.errors import QuantizationUnavailable
 from sluice.engine.models.config import DecoderConfig
 from sluice.engine.models.decoder import Decoder
@@ -15,6 +16,8 @@ from sluice.engine.models.weight_copies import WeightCopier, copier_to
 from sluice.engine.models.weights import HEAD, Weights
 from sluice.kernels.decoder_step import DecoderWeights, LayerWeights
 from sluice.kernels.linear import Linear, pack_gated_linear, pack_linear
+from sluice.kernels.linear.cpu import multiplies_bfloat16
+from sluice.kernels.linear.grouped import GroupedWeight, grouped, stacked
 from sluice.kernels.write_kv import HeadNorm
 
 
@@ -24,8 +27,29 @@ class WeightForm:
 
     dtype: torch.dtype
     device: torch.device
-    is_int8: bool = False
-    """Whether the weights of products are rounded to int8."""
+    quantization: Quantization = "none"
+    """Of the weights of products."""
+
+    @property
+    def keeps_groups(self) -> bool:
+        """Whether groups of 4 and 8 bits stay packed: only the CPU's native products multiply them."""
+        is_multiplied = self.device.type == "cpu" and self.dtype == torch.bfloat16 and multiplies_bfloat16()
+        return self.quantization == "auto" and is_multiplied
+
+    def scheme(self, weights: Weights) -> str:
+        """Return what becomes of a model's weights, for its fingerprint; empty if they are in the dtype."""
+        if self.keeps_groups and weights.packed_bytes:
+            return "groups"
+        return self.quantization if self.quantization in ("int8", "int4") else ""
+
+    def says(self, weights: Weights) -> str:
+        """Return what becomes of weights that are stored in groups, for people; empty if there are none."""
+        if not weights.packed_bytes:
+            return ""
+        if self.keeps_groups:
+            return f"packed: {weights.packed_bytes / 2**20:.0f} MiB in 4 and 8 bits"
+        # Only the CPU's native products, of bfloat16, multiply groups.
+        return f"dequantized at load to {self.scheme(weights) or str(self.dtype).removeprefix('torch.')}"
 
 
 def load_decoder(
@@ -90,6 +114,11 @@ class _Reader:
         self._form = form
         self._copier = copier
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return self._form.device
+
     def tensor(self, name: str, *shape: int) -> Tensor:
         return self._stack([name], [shape])
 
@@ -102,27 +131,52 @@ class _Reader:
         """Build one product of several matrices `[N_i, in_size]`, stacked."""
         return self.packed(*self.stacked(prefix, names, in_size, has_bias=has_bias))
 
-    def packed(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """Build the product of one matrix, in the form of the weights."""
+    def packed(self, weight: Tensor | GroupedWeight, bias: Tensor | None = None, *, num_bits: int = 4) -> Linear:
+        """Build the product of one matrix, in the form of the weights: of `num_bits` at least."""
+        form = self._form
         with _as_unavailable():
-            return pack_linear(weight, bias, is_int8=self._form.is_int8)
+            if form.quantization == "int4" and isinstance(weight, Tensor):
+                weight = grouped(weight, num_bits=num_bits)
+            return pack_linear(weight, bias, is_int8=form.quantization == "int8")
+
+    def output(self, name: str, shape: tuple[int, int], tied: Tensor | None) -> Linear:
+        """Build the product with the output's weight: that of the embedding `tied`, if it is given."""
+        stored = self._weights.grouped(name, shape) if self._form.keeps_groups else None
+        plain = self.tensor(name, *shape) if stored is None and tied is None else tied
+        weight = plain if stored is None else stored
+        assert weight is not None, "there is a tensor if it is not stored in groups"
+        return self.packed(weight, num_bits=8)
 
     def gated_linear(self, prefix: str, names: dict[str, int], in_size: int, config: DecoderConfig) -> Linear:
         """Build the fused product of a gate and the projection that it gates."""
-        stacked = self.stacked(prefix, names, in_size, has_bias=config.has_mlp_bias)
+        weight, bias = self.stacked(prefix, names, in_size, has_bias=config.has_mlp_bias)
+        form = self._form
         with _as_unavailable():
-            return pack_gated_linear(*stacked, activation=config.activation, is_int8=self._form.is_int8)
+            if form.quantization == "int4" and isinstance(weight, Tensor):
+                weight = grouped(weight, num_bits=4)
+            elif isinstance(weight, GroupedWeight) and weight.shape[0] % 32:
+                weight = weight.dequantized(form.dtype)
+            return pack_gated_linear(weight, bias, activation=config.activation, is_int8=form.quantization == "int8")
 
     def stacked(
         self, prefix: str, names: dict[str, int], in_size: int, *, has_bias: bool
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor | GroupedWeight, Tensor | None]:
         """Return several matrices `[N_i, in_size]`, stacked, and their biases."""
-        weight = self._stack([f"{prefix}.{name}.weight" for name in names], [(n, in_size) for n in names.values()])
+        weight = self._matrices([f"{prefix}.{name}.weight" for name in names], [(n, in_size) for n in names.values()])
         if not has_bias:
             return weight, None
         return weight, self._stack([f"{prefix}.{name}.bias" for name in names], [(size,) for size in names.values()])
 
-    def _stack(self, names: list[str], shapes: list[tuple[int, ...]]) -> Tensor:
+    def _matrices(self, names: list[str], shapes: list[tuple[int, int]]) -> Tensor | GroupedWeight:
+        """Stack matrices: packed if all are stored in groups that the device multiplies."""
+        if self._form.keeps_groups:
+            parts = [self._weights.grouped(name, shape) for name, shape in zip(names, shapes, strict=True)]
+            packed = [part for part in parts if part is not None]
+            if len(packed) == len(parts):
+                return stacked(packed)
+        return self._stack(names, shapes)
+
+    def _stack(self, names: list[str], shapes: Sequence[tuple[int, ...]]) -> Tensor:
         """Stack tensors; with a copier each is copied to its place on the device, else a single one is not copied."""
         form = self._form
         if self._copier is None:
@@ -178,8 +232,9 @@ def _load_qkv(config: DecoderConfig, reader: _Reader, prefix: str) -> Linear:
     names = {"qkv_proj": query + 2 * key_value} if config.rules.is_qkv_fused else apart
     weight, bias = reader.stacked(prefix, names, config.hidden_size, has_bias=config.has_qkv_bias)
     if config.rules.has_adjacent_pairs:
-        order = _half_order(config).to(weight.device)
-        weight, bias = weight[order], None if bias is None else bias[order]
+        order = _half_order(config).to(reader.device)
+        weight = weight[order] if isinstance(weight, Tensor) else weight.map(lambda part: part[order])
+        bias = None if bias is None else bias[order]
     return reader.packed(weight, bias)
 
 
@@ -206,10 +261,11 @@ def _load_head_norm(config: DecoderConfig, reader: _Reader, prefix: str, *, toge
 
 
 def _load_output(config: DecoderConfig, weights: Weights, reader: _Reader, embedding: Tensor) -> Linear:
+    shape = config.vocab_size, config.hidden_size
     # A model without an output head generates nothing; steps that draw compute all the same.
     if config.is_tied or not generates(config, weights):
-        return reader.packed(embedding)
-    return reader.packed(reader.tensor("lm_head.weight", config.vocab_size, config.hidden_size))
+        return reader.output("model.embed_tokens.weight", shape, embedding)
+    return reader.output("lm_head.weight", shape, None)
 
 
 def generates(config: DecoderConfig, weights: Weights) -> bool:

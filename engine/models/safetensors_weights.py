@@ -12,6 +12,7 @@ from torch import Tensor
 from sluice.engine.errors import ModelFolderError
 from sluice.engine.models.weights import DTYPES
 from sluice.engine.text.json_files import read_json
+from sluice.kernels.linear.grouped import GroupedWeight
 
 _TEXT_PREFIX = re.compile(r"^language_model\.(?=model\.|lm_head\.)|(?<=^model\.)language_model\.")
 """What the names of a text part's tensors have besides: `language_model.model.…` or `model.language_model.…`."""
@@ -54,6 +55,11 @@ class SafetensorsWeights:
         """Nothing: the dtype of the model says how they are stored."""
         return ""
 
+    @property
+    def packed_bytes(self) -> int:
+        """None: tensors in groups are not read."""
+        return 0
+
     def header_bytes(self, file: Path) -> int:
         """See `Weights`."""
         with file.open("rb") as opened:
@@ -79,6 +85,10 @@ class SafetensorsWeights:
                 f"tensor {name!r} is {tensor.dtype}; only fp32, fp16 and bf16 weights are supported."
             )
         return tensor
+
+    def grouped(self, name: str, shape: tuple[int, ...]) -> GroupedWeight | None:
+        """None: tensors in groups are not read."""
+        return None
 
     def num_rows(self, name: str) -> int:
         """See `Weights`."""

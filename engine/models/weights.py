@@ -6,6 +6,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from sluice.kernels.linear.grouped import GroupedWeight
+
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 """Those that a model computes in."""
 
@@ -27,6 +29,11 @@ class Weights(Protocol):
         """How they are stored, for people; empty if their dtype says it."""
         ...
 
+    @property
+    def packed_bytes(self) -> int:
+        """What the matrices that are stored in groups of 4 or 8 bits take packed; 0 without such."""
+        ...
+
     def header_bytes(self, file: Path) -> int:
         """Bytes of a file before its tensors."""
         ...
@@ -36,6 +43,14 @@ class Weights(Protocol):
 
         Raises:
             ModelFolderError: it is missing, corrupt, or not of `shape`.
+        """
+        ...
+
+    def grouped(self, name: str, shape: tuple[int, ...]) -> GroupedWeight | None:
+        """Return a matrix in the groups that it is stored in; None if it is not.
+
+        Raises:
+            ModelFolderError: as `get`.
         """
         ...
 

@@ -75,6 +75,12 @@ class DecoderWeights:
     head: Tensor | None = None
     """`[C, M]` float32: of a model that classifies."""
 
+    @property
+    def products(self) -> list[Linear]:
+        """All products, in the order of a step."""
+        blocks = ((layer.qkv, layer.attention_output, layer.gated, layer.down) for layer in self.layers)
+        return [product for block in blocks for product in block] + [self.output]
+
 
 class StepInputs(NamedTuple):
     """One step: T tokens of S sequences, R of which sample a token. The next layout may reuse the memory."""

@@ -229,7 +229,7 @@ class _Room:
         self.qkv = rows(heads + 2 * shape.num_kv_heads * shape.head_size)
         self.query, self.attended = rows(heads), rows(heads)
         self.gated = rows(shape.intermediate_size)
-        self.bytes = rows(max(shape.hidden_size, heads, shape.intermediate_size), torch.int8)
+        self.bytes = rows(max(_native(product).row_bytes for product in model.products), torch.int8)
         self.scales = torch.empty(max_tokens, dtype=torch.float32)
 
 

@@ -2,7 +2,7 @@
 
    The definition is engine/models/decoder.py, operation by operation; this file calls the same parts. A phase begins
    when all tasks of the one before it are done; between phases there is no call, allocation or other thread.
-   bfloat16; weights in bfloat16 or int8. */
+   bfloat16; weights of any kind. */
 #include "../parts.h"
 
 #include <time.h>
@@ -23,7 +23,7 @@ typedef struct {
 } Layer;
 
 /* Sizes, weights, and buffers of a step: rows of residual [., M], normed [., M], qkv, query [., H * D], attended [., H
-   * D], gated [., I], each `*_stride` elements apart; bytes and scales for the rows of int8 products. */
+   * D], gated [., I], each `*_stride` elements apart; bytes and scales for rows in 8 bits. */
 typedef struct {
   const Layer *layers;
   const void *embedding, *final_norm;
@@ -63,20 +63,20 @@ INLINE void lap(Team *team, const Step *s, int phase) {
   s->seconds[NUM_PHASES] = seconds;
 }
 
-/* Rows of x as int8, if the weight is. */
+/* Rows of x in 8 bits, if the weight's product takes them so. */
 INLINE void quantize_rows(const Model *m, const uint16_t *x, int64_t stride, const Weight *weight, int64_t first,
                           int64_t end) {
-  if (!weight->scales) return;
+  if (weight->kind == BF16) return;
   for (int64_t t = first; t < end; t++)
-    quantize_row(x + t * stride, m->bytes + t * m->bytes_stride, m->scales + t, weight->K);
+    quantize_row(weight, x + t * stride, m->bytes + t * m->bytes_stride, m->scales + t);
 }
 
 /* A product of rows that an earlier phase has quantised if necessary. */
 INLINE void multiply(const Model *m, Team *team, const uint16_t *x, int64_t x_stride, const Weight *weight,
                      uint16_t *out, int64_t out_stride, int64_t T, int epilogue, const Weight *after) {
-  const int is_int8 = weight->scales != NULL;
-  const Product a = {is_int8 ? (const char *)m->bytes : (const char *)x,
-                     is_int8 ? m->bytes_stride : x_stride * 2,
+  const int is_plain = weight->kind == BF16;
+  const Product a = {is_plain ? (const char *)x : (const char *)m->bytes,
+                     is_plain ? x_stride * 2 : m->bytes_stride,
                      m->scales, weight, (char *)out, out_stride * 2, T, epilogue, (int)m->use_tiles, after};
   product_part(&a, team);
 }
@@ -187,7 +187,7 @@ INLINE void attend(const Model *m, const Layer *layer, const Step *s, Team *team
 INLINE void feed(const Model *m, const Layer *layer, const Step *s, int64_t T, Team *team, const Weight *after) {
   const Weight *output = &layer->attention_output;
   const uint16_t *x = m->is_parallel ? m->normed : after_norm(m, layer->mlp_norm);
-  if (output->scales) {
+  if (output->kind != BF16) {
     FOR_RUNS(team, rows, T) quantize_rows(m, m->attended, m->heads_stride, output, rows.first, rows.end);
     lap(team, s, QUANTIZE);
   }
@@ -198,7 +198,7 @@ INLINE void feed(const Model *m, const Layer *layer, const Step *s, int64_t T, T
   multiply(m, team, x, m->hidden_stride, &layer->gate_up, m->gated, m->gated_stride, T,
            GATE_SILU + (int)m->activation, &layer->down);
   lap(team, s, GATED);
-  if (layer->down.scales) {
+  if (layer->down.kind != BF16) {
     FOR_RUNS(team, rows, T) quantize_rows(m, m->gated, m->gated_stride, &layer->down, rows.first, rows.end);
     lap(team, s, QUANTIZE);
   }

@@ -1,20 +1,23 @@
 """The matrix products of a decoder, in the fastest form for the device."""
 
+import torch
 from torch import Tensor
 
 from sluice.kernels.checks import check
 from sluice.kernels.gated_activation import Activation
+from sluice.kernels.linear.grouped import GroupedWeight
 from sluice.kernels.linear.plain import Linear
 
 __all__ = ["Linear", "pack_gated_linear", "pack_linear"]
 
 
-def pack_linear(weight: Tensor, bias: Tensor | None = None, *, is_int8: bool = False) -> Linear:
+def pack_linear(weight: Tensor | GroupedWeight, bias: Tensor | None = None, *, is_int8: bool = False) -> Linear:
     """Prepare `x @ weight.T + bias` for many calls.
 
     Args:
-        weight: `[N, K]`, float32, float16 or bfloat16. The caller may drop it afterwards.
-        bias: `[N]`, dtype of `weight`.
+        weight: `[N, K]`, float32, float16 or bfloat16, or on the CPU in groups, of which the native product multiplies
+            rows in bfloat16, rounded to 8 bits. The caller may drop it afterwards.
+        bias: `[N]`, dtype of `weight`, or of the rows.
         is_int8: keep the weight in int8. The CPU multiplies in int8 too, with rounded rows, for bfloat16 only; CUDA
             multiplies in the dtype of the rows, float16 or bfloat16.
 
@@ -25,7 +28,7 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None, *, is_int8: bool = F
         ValueError: shapes or dtypes disagree, or this machine does not support int8 for this weight.
     """
     _check(weight, bias)
-    if weight.is_cuda:
+    if isinstance(weight, Tensor) and weight.is_cuda:
         from sluice.kernels.linear.cuda import pack_linear_cuda
 
         return pack_linear_cuda(weight, bias, is_int8=is_int8)
@@ -35,7 +38,7 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None, *, is_int8: bool = F
 
 
 def pack_gated_linear(
-    weight: Tensor, bias: Tensor | None = None, *, activation: Activation, is_int8: bool = False
+    weight: Tensor | GroupedWeight, bias: Tensor | None = None, *, activation: Activation, is_int8: bool = False
 ) -> Linear:
     """Prepare `activation(gate) * up` for many calls, where `x @ weight.T + bias` is the gate, then the up projection.
 
@@ -43,7 +46,7 @@ def pack_gated_linear(
     """
     _check(weight, bias)
     check(weight.shape[0] % 2 == 0, "weight must be [2 * I, K], got {}", weight.shape)
-    if weight.is_cuda:
+    if isinstance(weight, Tensor) and weight.is_cuda:
         from sluice.kernels.linear.cuda import pack_gated_linear_cuda
 
         return pack_gated_linear_cuda(weight, bias, activation=activation, is_int8=is_int8)
@@ -52,7 +55,8 @@ def pack_gated_linear(
     return pack_gated_linear_cpu(weight, bias, activation=activation, is_int8=is_int8)
 
 
-def _check(weight: Tensor, bias: Tensor | None) -> None:
-    check(weight.dim() == 2, "weight must be [N, K], got {}", weight.shape)
+def _check(weight: Tensor | GroupedWeight, bias: Tensor | None) -> None:
+    check(len(weight.shape) == 2, "weight must be [N, K], got {}", weight.shape)
     check(bias is None or bias.shape == weight.shape[:1], "bias must be [N]")
-    check(bias is None or bias.dtype == weight.dtype, "bias must have the weight's dtype")
+    dtype = weight.dtype if isinstance(weight, Tensor) else torch.bfloat16
+    check(bias is None or bias.dtype == dtype, "bias must be {}", dtype)

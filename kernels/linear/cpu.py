@@ -1,4 +1,4 @@
-"""Matrix products on the CPU: native.c for int8, and for bfloat16 if the processor multiplies it; otherwise torch's.
+"""Matrix products on the CPU: native.c for int8 and groups, for bfloat16 if the processor multiplies it; else torch's.
 
 Only those of native.c are bitwise identical for any batch composition, so a deterministic process uses no others.
 
@@ -19,6 +19,7 @@ from sluice.kernels.chain import is_deterministic
 from sluice.kernels.checks import check
 from sluice.kernels.gated_activation import Activation
 from sluice.kernels.linear import onednn
+from sluice.kernels.linear.grouped import GroupedWeight
 from sluice.kernels.linear.native import PRODUCT, Epilogue, NativeLinear, can_multiply
 from sluice.kernels.linear.plain import GatedLinear, Linear, PlainLinear
 from sluice.kernels.native import native_function
@@ -67,12 +68,15 @@ class PackedLinear:
         return onednn.product(x, self._packed, self._bias)
 
 
-def pack_linear_cpu(weight: Tensor, bias: Tensor | None, *, is_int8: bool) -> Linear:
-    """Prepare one product in the fastest way, or in int8.
+def pack_linear_cpu(weight: Tensor | GroupedWeight, bias: Tensor | None, *, is_int8: bool) -> Linear:
+    """Prepare one product in the fastest way, in groups as they are, or in int8.
 
     Raises:
-        ValueError: int8 is not supported for it.
+        ValueError: int8 is not supported for it, or there are no products of groups.
     """
+    if isinstance(weight, GroupedWeight):
+        _check_native("groups")
+        return NativeLinear(weight, bias)
     if is_int8:
         _check_int8(weight)
     if is_int8 or _is_native(weight):
@@ -80,8 +84,14 @@ def pack_linear_cpu(weight: Tensor, bias: Tensor | None, *, is_int8: bool) -> Li
     return _pack_torch(weight, bias)
 
 
-def pack_gated_linear_cpu(weight: Tensor, bias: Tensor | None, *, activation: Activation, is_int8: bool) -> Linear:
+def pack_gated_linear_cpu(
+    weight: Tensor | GroupedWeight, bias: Tensor | None, *, activation: Activation, is_int8: bool
+) -> Linear:
     """Prepare a gated product: as `pack_linear_cpu`, the first half of columns gating the second."""
+    if isinstance(weight, GroupedWeight):
+        _check_native("groups")
+        check(weight.shape[0] % 32 == 0, "groups need gates of a multiple of 16 columns, got {}", weight.shape)
+        return NativeLinear(weight, bias, epilogue=_GATES[activation])
     if is_int8:
         _check_int8(weight)
         check(weight.shape[0] % 32 == 0, "int8 needs gates of a multiple of 16 columns, got {}", weight.shape)
@@ -97,8 +107,12 @@ def _is_native(weight: Tensor) -> bool:
     return is_deterministic() or multiplies_bfloat16()
 
 
+def _check_native(form: str) -> None:
+    check(native_function(*PRODUCT) is not None, "{} needs the native kernels: install a C compiler", form)
+
+
 def _check_int8(weight: Tensor) -> None:
-    check(native_function(*PRODUCT) is not None, "int8 needs the native kernels: install a C compiler")
+    _check_native("int8")
     check(weight.dtype == torch.bfloat16, "int8 needs a model in bfloat16, got {}", weight.dtype)
     check(can_multiply(weight.shape[1], is_int8=True), "int8 needs rows of a multiple of 64, got {}", weight.shape[1])
 

@@ -7,16 +7,13 @@
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("O3") /* the rows of a pass stay in registers only if all loops over them are unrolled */
 #endif
-#include "../parts.h"
 #include "../tiles.h"
+#include "groups.h"
 
-#define PANEL 32
 #define STEP 16                    /* words of a row in one step */
 #define STEP_BYTES (STEP * PANEL * 4)
 #define STEP_LINES (STEP_BYTES / 64)
-#define STEPS_AHEAD 8              /* of a panel: 16 KiB */
-#define ROWS 32                    /* rows of one pass over a panel with tiles */
-#define DOT_ROWS 8                 /* the same with dot products of vectors: 16 sums, a number of rows that needs few
+#define DOT_ROWS 8                 /* rows of one pass with dot products of vectors: 16 sums, a number that needs few
                                       address registers */
 #if defined(__AVX512BW__)
 #define WIDE_ROWS 12               /* the same with plain vectors: they share the conversion of a weight, and their sums
@@ -27,8 +24,6 @@
 #define WHOLE_ROWS 3               /* rows of which the registers hold the sums of a whole panel, not of half of it */
 #endif
 #define BLOCK_BYTES (1 << 20)      /* rows of x that all panels process before the next block of rows */
-
-enum { BF16 = 0, INT8 = 1 };
 
 /* Whether one instruction adds the products of two bfloat16, or of four int8, in each lane. */
 #if defined(__AVX512BF16__)
@@ -42,46 +37,6 @@ enum { BF16 = 0, INT8 = 1 };
 #define HAS_INT8_DOT 0
 #endif
 #define HAS_DOT(kind) ((kind) == INT8 ? HAS_INT8_DOT : HAS_BF16_DOT)
-
-typedef union {
-  float f[ROWS][PANEL];
-  int32_t i[ROWS][PANEL];
-} Sums;
-
-/* Prefetch plan of a pass, in lines per step: `soon` up to the step `turn`, then `later`. */
-typedef struct {
-  const char *soon, *later;
-  int64_t turn;
-  int lines;
-} Fetch;
-
-INLINE const char *first_line(const Fetch *next, int64_t step) {
-  return step < next->turn ? next->soon + step * next->lines * 64
-                           : next->later + (step - next->turn) * next->lines * 64;
-}
-
-INLINE void fetch(const Fetch *next, int64_t step) {
-  const char *from = first_line(next, step);
-  for (int i = 0; i < next->lines; i++) __builtin_prefetch(from + i * 64, 0, 3);
-}
-
-/* Into the second-level cache: near enough for vectors; the first has too few line buffers to wait for memory and for
-   the second level at once. */
-INLINE void fetch_far(const Fetch *next, int64_t step) {
-  const char *from = first_line(next, step);
-  for (int i = 0; i < next->lines; i++) __builtin_prefetch(from + i * 64, 0, 2);
-}
-
-/* For one of `passes` over the panel at `weight`, before the one at `next`. */
-INLINE Fetch fetch_of(const char *weight, const char *next, int64_t steps, int64_t pass, int64_t passes) {
-  if (!next) next = weight;
-  if (passes == 1) {
-    const int64_t turn = steps < STEPS_AHEAD ? 0 : steps - STEPS_AHEAD;
-    return (Fetch){weight + STEPS_AHEAD * STEP_BYTES, next, turn, STEP_LINES};
-  }
-  const int64_t lines = (STEP_LINES + passes - 1) / passes, first = pass * lines;
-  return (Fetch){NULL, next + first * 64 * steps, 0, first < STEP_LINES ? (int)lines : 0};
-}
 
 #if HAS_TILES
 /* Tiles: 0 to 3 sums, 4 and 5 x, 6 and 7 the weight. The upper 16 rows use 0, 1, 4, the lower 2, 3, 5. */
@@ -273,6 +228,10 @@ INLINE void multiply_wide(Sums *sums, int num_rows, int num_columns, int column,
 /* Sums of `num_rows` rows by vectors. */
 INLINE void multiply_rows(Sums *sums, int num_rows, const char *x, int64_t stride, const char *panel, int64_t steps,
                           Fetch next, int kind) {
+  if (kind >= GROUPS4) {
+    if (num_rows <= GROUP_ROWS) multiply_groups(sums, num_rows, x, stride, panel, steps, next, kind);
+    return;
+  }
 #if HAS_BF16_DOT || HAS_INT8_DOT
   if (HAS_DOT(kind)) {
     if (num_rows <= DOT_ROWS) multiply_dots(sums, num_rows, x, stride, panel, steps, next, kind);
@@ -351,14 +310,24 @@ INLINE void finish(const Sums *sums, const Product *a, int64_t first, int num_ro
   }
 }
 
+/* A panel is read in steps: of whole lines of words, or of groups. */
 INLINE int64_t num_steps(const Weight *w) {
-  const int64_t in_step = STEP * (w->scales ? 4 : 2);
+  const int64_t in_step = w->kind >= GROUPS4 ? GROUP : STEP * (w->kind == INT8 ? 4 : 2);
   return (w->K + in_step - 1) / in_step;
+}
+
+INLINE int step_bytes(int64_t kind) { return kind >= GROUPS4 ? bytes_per_group((int)kind) : STEP_BYTES; }
+
+/* Bytes of a row of x, in the form that the weight's product takes. */
+INLINE int64_t row_bytes(const Weight *w) {
+  return num_steps(w) * (w->kind >= GROUPS4 ? (int64_t)sizeof(XGroup) : STEP * 4);
 }
 
 INLINE int64_t num_panels(const Weight *w) { return (w->N + PANEL - 1) / PANEL; }
 
-INLINE const char *panel_at(const Weight *w, int64_t panel) { return w->panels + panel * num_steps(w) * STEP_BYTES; }
+INLINE const char *panel_at(const Weight *w, int64_t panel) {
+  return w->panels + panel * num_steps(w) * step_bytes(w->kind);
+}
 
 #if HAS_TILES
 /* Rows first to end of one panel; `configured`: the rows that the tiles are configured for. */
@@ -370,7 +339,7 @@ INLINE void multiply_panel_tiles(const Product *a, int64_t first, int64_t end, i
   for (int64_t t = first; t < end; t += ROWS) {
     const int num_rows = end - t < ROWS ? (int)(end - t) : ROWS;
     const char *x = a->x + t * a->x_stride;
-    const Fetch fetch = fetch_of(weight, next, steps, (t - first) / ROWS, passes);
+    const Fetch fetch = fetch_of(weight, next, steps, STEP_LINES, (t - first) / ROWS, passes);
     if (num_rows != *configured) configure(*configured = num_rows);
     if (num_rows > 16)
       multiply_tiles(&sums, x, a->x_stride, weight, steps, 1, fetch, kind);
@@ -383,13 +352,13 @@ INLINE void multiply_panel_tiles(const Product *a, int64_t first, int64_t end, i
 
 /* Rows first to end of one panel, in passes of about as many rows each. */
 INLINE void multiply_panel(const Product *a, int64_t first, int64_t end, int64_t panel, const char *next, int kind) {
-  const int most = HAS_DOT(kind) ? DOT_ROWS : WIDE_ROWS;
+  const int most = kind >= GROUPS4 ? GROUP_ROWS : HAS_DOT(kind) ? DOT_ROWS : WIDE_ROWS;
   const int64_t steps = num_steps(a->weight), passes = (end - first + most - 1) / most;
   const char *weight = panel_at(a->weight, panel);
   Sums sums __attribute__((aligned(64)));
   for (int64_t pass = 0, t = first; pass < passes; pass++) {
     const int num_rows = (int)(first + (end - first) * (pass + 1) / passes - t);
-    const Fetch fetch = fetch_of(weight, next, steps, pass, passes);
+    const Fetch fetch = fetch_of(weight, next, steps, (step_bytes(kind) + 63) / 64, pass, passes);
     multiply_vectors(&sums, num_rows, a->x + t * a->x_stride, a->x_stride, weight, steps, fetch, kind);
     finish(&sums, a, t, num_rows, panel, kind);
     t += num_rows;
@@ -398,7 +367,7 @@ INLINE void multiply_panel(const Product *a, int64_t first, int64_t end, int64_t
 
 INLINE void multiply(const Product *a, Team *team, int kind) {
   const int64_t panels = num_panels(a->weight);
-  int64_t block = BLOCK_BYTES / (num_steps(a->weight) * STEP * 4) / ROWS * ROWS;
+  int64_t block = BLOCK_BYTES / row_bytes(a->weight) / ROWS * ROWS;
   if (block < ROWS) block = ROWS;
   const int num_tasks = (int)(panels * ((a->T + block - 1) / block));
   const char *after = a->after ? panel_at(a->after, share_begin(team, num_panels(a->after))) : NULL;
@@ -408,7 +377,7 @@ INLINE void multiply(const Product *a, Team *team, int kind) {
     const int64_t panel = task % panels;
     const char *next = task + 1 < share_end(team, num_tasks) ? panel_at(a->weight, (panel + 1) % panels) : after;
 #if HAS_TILES
-    if (a->use_tiles) {
+    if (a->use_tiles && kind < GROUPS4) {
       multiply_panel_tiles(a, first, end, panel, next, &configured, kind);
       continue;
     }
@@ -417,19 +386,22 @@ INLINE void multiply(const Product *a, Team *team, int kind) {
   }
   (void)configured;
 #if HAS_TILES
-  if (a->use_tiles) _tile_release();
+  if (a->use_tiles && kind < GROUPS4) _tile_release();
 #endif
 }
 
 void product_part(const Product *a, Team *team) {
-  if (a->weight->scales)
-    multiply(a, team, INT8);
-  else
-    multiply(a, team, BF16);
+  switch (a->weight->kind) {
+    case BF16: multiply(a, team, BF16); break;
+    case INT8: multiply(a, team, INT8); break;
+    case GROUPS4: multiply(a, team, GROUPS4); break;
+    case GROUPS8: multiply(a, team, GROUPS8); break;
+    case UNITS4: multiply(a, team, UNITS4); break;
+  }
 }
 
 /* A row that is not finite stays so: its scale carries it into the product. */
-void quantize_row(const void *x, int8_t *out, float *scale, int64_t K) {
+INLINE void quantize_whole(const void *x, int8_t *out, float *scale, int64_t K) {
   f32x16 most = splat(0);
   for (int64_t k = 0; k < K; k += LANES) {
     const f32x16 size = (f32x16)((u32x16)load16(x, k, BFLOAT16) & 0x7fffffffu);
@@ -442,6 +414,13 @@ void quantize_row(const void *x, int8_t *out, float *scale, int64_t K) {
     const i32x16 whole = (i32x16)(load16(x, k, BFLOAT16) * factor + magic) - 0x4b400000;
     *(i8x16 *)(out + k) = __builtin_convertvector(whole, i8x16);
   }
+}
+
+void quantize_row(const Weight *weight, const void *x, void *out, float *scale) {
+  if (weight->kind == INT8)
+    quantize_whole(x, out, scale, weight->K);
+  else
+    quantize_groups(x, out, weight->K);
 }
 
 /* weight: [N, W] words of four bytes; out: as in parts.h, zeros where N and W are padded. */
@@ -466,17 +445,20 @@ EXPORT void sluice_multiplies_bfloat16(int32_t *answer) {
 #endif
 }
 
+/* Bytes of a row of x for the product with this weight, unless it is read as it is. */
+EXPORT void sluice_row_bytes(const Weight *weight, int64_t *answer) { *answer = row_bytes(weight); }
+
 /* x: [T, K] bfloat16, rows x_stride bytes apart; weight, out, epilogue: as in parts.h; bytes, scales: room for T rows
-   of int8, padded to whole steps with zeros, and for T scales, if the weight is int8. */
+   of sluice_row_bytes, of zeros, and for T scales, unless the weight is bfloat16. */
 EXPORT void sluice_product(const void *x, int64_t x_stride, const Weight *weight, void *out, int64_t out_stride,
                            int64_t T, int epilogue, int use_tiles, void *bytes, float *scales) {
-  const int64_t row_bytes = num_steps(weight) * STEP * 4;
   Product a = {x, x_stride, scales, weight, out, out_stride, T, epilogue, use_tiles, NULL};
-  if (weight->scales) {
+  if (weight->kind != BF16) {
+    const int64_t stride = row_bytes(weight);
     for (int64_t t = 0; t < T; t++)
-      quantize_row(a.x + t * x_stride, (int8_t *)bytes + t * row_bytes, scales + t, weight->K);
+      quantize_row(weight, a.x + t * x_stride, (char *)bytes + t * stride, scales + t);
     a.x = bytes;
-    a.x_stride = row_bytes;
+    a.x_stride = stride;
   }
   RUN_PARTS(weight->N * weight->K >= PARALLEL_ELEMENTS, product_part(&a, &team));
 }

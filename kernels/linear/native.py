@@ -1,7 +1,8 @@
-"""Matrix products by native.c: bfloat16 rows, over weights in bfloat16 or int8 packed into panels once.
+"""Matrix products by native.c: bfloat16 rows, over weights in bfloat16, int8 or groups, packed into panels once.
 
 Each result is summed along K in one order for any number of rows: a token's bits do not depend on its batch. Weights in
-int8 have one scale per output column; rows in int8 have one scale each, computed when they are multiplied.
+int8 have one scale per output column; rows in int8 have one scale each, computed when they are multiplied. Weights in
+groups of 32 (`grouped.py`) have scales for each group, and so have their rows.
 """
 
 import ctypes
@@ -10,6 +11,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from sluice.kernels.linear.grouped import GROUP, UNIT_GROUPS, GroupedWeight
 from sluice.kernels.linear.int8 import quantized
 from sluice.kernels.native import native_function
 from sluice.kernels.pages import zero_pages
@@ -17,6 +19,7 @@ from sluice.kernels.tiles import may_use_tiles
 
 PACK = ("sluice_pack", "ppll")
 PRODUCT = ("sluice_product", "plpplliipp")
+ROW_BYTES = ("sluice_row_bytes", "pp")
 _CPU = torch.device("cpu")
 _PANEL = 32
 _STEP_WORDS = 16
@@ -32,6 +35,16 @@ class Epilogue(IntEnum):
     GATE_GELU_TANH = 3
 
 
+class Kind(IntEnum):
+    """Kind of a weight, numbered as in parts.h."""
+
+    BF16 = 0
+    INT8 = 1
+    GROUPS4 = 2
+    GROUPS8 = 3
+    UNITS4 = 4
+
+
 class WeightStruct(ctypes.Structure):
     """`Weight` of parts.h."""
 
@@ -41,6 +54,7 @@ class WeightStruct(ctypes.Structure):
         ("scales", ctypes.c_void_p),
         ("N", ctypes.c_int64),
         ("K", ctypes.c_int64),
+        ("kind", ctypes.c_int64),
     )
 
 
@@ -48,23 +62,33 @@ class NativeLinear:
     """A product over a weight in panels, with its epilogue."""
 
     def __init__(
-        self, weight: Tensor, bias: Tensor | None, *, epilogue: Epilogue = Epilogue.STORE, is_int8: bool = False
+        self,
+        weight: Tensor | GroupedWeight,
+        bias: Tensor | None,
+        *,
+        epilogue: Epilogue = Epilogue.STORE,
+        is_int8: bool = False,
     ) -> None:
-        """Pack `weight` `[N, K]` bfloat16.
+        """Pack `weight` `[N, K]`, bfloat16 or in groups.
 
         For a gate, N is the rows of the gate followed by as many of the up projection; K is unchanged.
         """
         self._epilogue = epilogue
         self._is_gate = epilogue in (Epilogue.GATE_SILU, Epilogue.GATE_GELU_TANH)
         if self._is_gate:
-            weight = _interleaved(weight)
+            weight = _interleaved(weight) if isinstance(weight, Tensor) else weight.map(_interleaved)
             bias = None if bias is None else _interleaved(bias)
         self._bias = None if bias is None else bias.contiguous()
         self._scales = None
         num_rows, self.in_size = weight.shape
-        if is_int8:
-            weight, self._scales = quantized(weight)
-        self._panels = _panels(weight)
+        if isinstance(weight, GroupedWeight):
+            self.kind = _kind_of(weight)
+            self._panels = _group_panels(weight)
+        else:
+            self.kind = Kind.INT8 if is_int8 else Kind.BF16
+            if is_int8:
+                weight, self._scales = quantized(weight)
+            self._panels = _panels(weight)
         self.out_size = num_rows // 2 if self._is_gate else num_rows
         self.struct = WeightStruct(
             self._panels.data_ptr(),
@@ -72,7 +96,10 @@ class NativeLinear:
             None if self._scales is None else self._scales.data_ptr(),
             num_rows,
             self.in_size,
+            self.kind,
         )
+        self.row_bytes = _row_bytes(self.struct)
+        """Bytes of a row of x in 8 bits; 0 if it is read as it is."""
 
     @property
     def num_bytes(self) -> int:
@@ -91,8 +118,8 @@ class NativeLinear:
         num_tokens = x.shape[0]
         out = x.new_empty(num_tokens, self.out_size)
         rows = scales = None
-        if self._scales is not None:
-            rows = torch.empty(num_tokens, self.in_size, dtype=torch.int8)
+        if self.row_bytes:
+            rows = torch.empty(num_tokens, self.row_bytes, dtype=torch.int8)
             scales = torch.empty(num_tokens, dtype=torch.float32)
         native(
             x.data_ptr(),
@@ -124,6 +151,49 @@ def _panels(weight: Tensor) -> Tensor:
     panels = zero_pages((-(-num_rows // _PANEL), steps, 2, _STEP_WORDS, 16), torch.int32, _CPU)
     native(weight.data_ptr(), panels.data_ptr(), num_rows, num_words)
     return panels
+
+
+def _kind_of(weight: GroupedWeight) -> Kind:
+    if weight.units is not None:
+        return Kind.UNITS4
+    return Kind.GROUPS8 if weight.minimums is None else Kind.GROUPS4
+
+
+def _group_panels(weight: GroupedWeight) -> Tensor:
+    """Pack `weight` into the panels of linear/groups.h: groups of codes, scales and minimums, then units."""
+    num_rows, in_size = weight.shape
+    num_groups = in_size // GROUP
+    parts = {name: part.view(torch.int32) if name == "codes" else part for name, part in weight.parts.items()}
+    units = parts.pop("units", None)
+    sizes = [_PANEL * part.nbytes // num_rows // num_groups for part in parts.values()]
+    units_bytes = 0 if units is None else _PANEL * units.nbytes // num_rows
+    panels = zero_pages((-(-num_rows // _PANEL), num_groups * sum(sizes) + units_bytes), torch.uint8, _CPU)
+    groups = panels[:, : num_groups * sum(sizes)].unflatten(1, (num_groups, -1))
+    for part, place in zip(parts.values(), groups.split(sizes, dim=2), strict=True):
+        _fill_columns(place, part)
+    if units is not None:
+        _fill_columns(panels[:, num_groups * sum(sizes) :].unflatten(1, (num_groups // UNIT_GROUPS, -1)), units)
+    return panels
+
+
+def _fill_columns(place: Tensor, part: Tensor) -> None:
+    """Write rows `[N, groups * numbers]` to bytes `[panels, groups, .]`: 32 rows' numbers beside each other."""
+    num_rows = part.shape[0]
+    into = place.view(part.dtype).unflatten(2, (-1, _PANEL))  # [panels, groups, numbers, 32]
+    columns = part.unflatten(1, (place.shape[1], -1))  # [N, groups, numbers]
+    whole = num_rows // _PANEL * _PANEL
+    into[: whole // _PANEL] = columns[:whole].unflatten(0, (-1, _PANEL)).permute(0, 2, 3, 1)
+    if whole < num_rows:
+        into[-1, :, :, : num_rows - whole] = columns[whole:].permute(1, 2, 0)
+
+
+def _row_bytes(weight: WeightStruct) -> int:
+    native = native_function(*ROW_BYTES)
+    assert native is not None, "native products exist only with the native library"
+    answer = torch.zeros(1, dtype=torch.int64)
+    if weight.kind != Kind.BF16:
+        native(ctypes.addressof(weight), answer.data_ptr())
+    return int(answer)
 
 
 def _interleaved(gate_up: Tensor) -> Tensor:

@@ -47,6 +47,31 @@ class TestGivenAProcessor:
         assert names == [variant.name for variant in VARIANTS if variant.name in names]
 
 
+class TestGivenALimitOfTheInstructionSet:
+    def test_when_it_is_of_this_processor_then_no_better_variant_is_used(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        if not runnable_variants(Path("/proc/cpuinfo").read_text().split()):
+            pytest.skip("wheels have no library for this processor")
+        monkeypatch.setattr(native, "ROOT", tmp_path)
+        (tmp_path / "compiled").mkdir()
+        for variant in VARIANTS:
+            (tmp_path / "compiled" / f"{variant.name}.so").touch()
+
+        monkeypatch.setenv("SLUICE_INSTRUCTION_SET", "avx2")
+
+        assert native.packaged_library() == tmp_path / "compiled" / "avx2.so"
+
+    def test_when_it_is_unknown_then_that_is_logged(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setenv("SLUICE_INSTRUCTION_SET", "avx3")
+
+        assert native.library.__wrapped__() is None
+
+        assert "SLUICE_INSTRUCTION_SET=avx3 is not one of amx, avx512_bf16" in caplog.records[0].getMessage()
+
+
 @pytest.fixture
 def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the wheel's libraries would be; no compiler is found, and the cache is empty."""

@@ -8,7 +8,7 @@ from random import Random
 from typing import Literal
 
 from sluice.engine.batch import Batch, Sampled
-from sluice.engine.config import EngineConfig
+from sluice.engine.config import EngineConfig, Quantization
 from sluice.engine.execution.options import ModelOptions
 from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.executor import Executor, Launched
@@ -157,12 +157,14 @@ def run(
     setting: Setting = CALM,
     *,
     dtype: str = "auto",
+    quantization: Quantization = "auto",
     draft_source: DraftSource | None = None,
 ) -> EngineRun:
     """Run `requests` to their ends, checking the engine's books after every step."""
     options = ModelOptions(
         path=folder,
         dtype=dtype,
+        quantization=quantization,
         block_size=setting.block_size,
         num_blocks=setting.num_blocks,
         max_num_seqs=setting.max_num_seqs,

@@ -13,9 +13,11 @@ from tempfile import mkdtemp
 import pytest
 import torch
 
+from sluice.engine.config import Quantization
 from sluice.engine.request import ChoiceProgress, Request
 from sluice.kernels.linear import cpu as linear_cpu
 from sluice.kernels.native import library
+from tests.grids import grid
 from tests.oracles.engines import DISTURBED, EngineRun, Setting, run
 from tests.oracles.test_seeded_sampling import requests
 from tests.oracles.tiny_models import TinyModel
@@ -44,32 +46,41 @@ def folder() -> Path:
 
 
 @cache
-def alone(block_size: int) -> EngineRun:
+def alone(block_size: int, quantization: Quantization) -> EngineRun:
     """Each request in a separate engine."""
     outcome = EngineRun()
     for request in requests():
-        single = run(folder(), [request], Setting(block_size=block_size), dtype=DTYPE)
+        single = run(folder(), [request], Setting(block_size=block_size), dtype=DTYPE, quantization=quantization)
         outcome.token_ids |= single.token_ids
         outcome.logprobs |= single.logprobs
     return outcome
 
 
-class TestGivenWeightsInBfloat16:
-    @pytest.mark.parametrize("setting", [s for s in DISTURBED.values() if not s.abort], ids=str)
-    def test_when_requests_run_in_any_batch_then_nothing_depends_on_it(self, setting: Setting) -> None:
-        outcome = run(folder(), requests(), setting, dtype=DTYPE)
+FORMS: list[Quantization] = ["none", "int4"]
+SETTINGS = [setting for setting in DISTURBED.values() if not setting.abort]
+FAST = [(setting, "none") for setting in SETTINGS] + [
+    (DISTURBED[name], "int4") for name in ("together", "chunks of three", "preemption")
+]
 
-        expected = alone(setting.block_size)
+
+class TestGivenWeightsInBfloat16OrFewerBits:
+    @pytest.mark.parametrize(("setting", "quantization"), grid(SETTINGS, FORMS, fast=FAST))
+    def test_when_requests_run_in_any_batch_then_nothing_depends_on_it(
+        self, setting: Setting, quantization: Quantization
+    ) -> None:
+        outcome = run(folder(), requests(), setting, dtype=DTYPE, quantization=quantization)
+
+        expected = alone(setting.block_size, quantization)
         assert outcome.token_ids == expected.token_ids
         assert outcome.logprobs == expected.logprobs
 
-    @pytest.mark.parametrize("cut", [1, 7, 15])
-    def test_when_a_request_is_resumed_then_it_goes_on_to_the_bit(self, cut: int) -> None:
+    @pytest.mark.parametrize(("cut", "quantization"), [(1, "none"), (7, "none"), (15, "none"), (7, "int4")])
+    def test_when_a_request_is_resumed_then_it_goes_on_to_the_bit(self, cut: int, quantization: Quantization) -> None:
         setting = DISTURBED["preemption"]
-        expected = alone(setting.block_size)
+        expected = alone(setting.block_size, quantization)
         later = [resumed(request, expected, cut) for request in requests()]
 
-        outcome = run(folder(), later, setting, dtype=DTYPE)
+        outcome = run(folder(), later, setting, dtype=DTYPE, quantization=quantization)
 
         for key, tokens in expected.token_ids.items():
             assert outcome.token_ids.get(key, []) == tokens[cut:]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from sluice.engine.config import Quantization
 from sluice.engine.execution.block_groups import block_groups
 from sluice.engine.execution.kv_cache import make_caches, make_grouped_caches
 from sluice.engine.executor import ModelLimits
@@ -54,6 +55,9 @@ MODELS = {
 }
 
 
+QUANTIZATION: dict[str, Quantization] = {"bfloat16": "none", "int8": "int8", "int4": "int4"}
+
+
 @pytest.fixture(autouse=True)
 def _native_products(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As on a processor that multiplies bfloat16, whatever this one does."""
@@ -69,12 +73,12 @@ def model(request: pytest.FixtureRequest) -> TinyModel:
     return MODELS[request.param]
 
 
-@pytest.fixture(params=["bfloat16", "int8"])
+@pytest.fixture(params=QUANTIZATION)
 def decoder(request: pytest.FixtureRequest, model: TinyModel, tmp_path: Path) -> Decoder:
     model.save(tmp_path, torch.bfloat16)
     folder = open_model_folder(tmp_path)
     config = parse_config(folder.config)
-    form = WeightForm(torch.bfloat16, CPU, is_int8=request.param == "int8")
+    form = WeightForm(torch.bfloat16, CPU, quantization=QUANTIZATION[request.param])
     return load_decoder(config, folder.weights, form=form, max_model_len=160, max_tokens=256)
 
 
@@ -304,11 +308,11 @@ class TestGivenTwoDecoders:
 class TestGivenMoreThreadsThanCores:
     """Some are always descheduled: within a task, between two, and for a whole step."""
 
-    @pytest.mark.parametrize("weights", ["bfloat16", "int8"])
+    @pytest.mark.parametrize("weights", QUANTIZATION)
     def test_when_steps_follow_each_other_then_bits_are_those_of_one_thread(self, tmp_path: Path, weights: str) -> None:
         MODELS["gemma2, soft caps"].save(tmp_path, torch.bfloat16)
         folder = open_model_folder(tmp_path)
-        form = WeightForm(torch.bfloat16, CPU, is_int8=weights == "int8")
+        form = WeightForm(torch.bfloat16, CPU, quantization=QUANTIZATION[weights])
         decoder = load_decoder(
             parse_config(folder.config), folder.weights, form=form, max_model_len=160, max_tokens=256
         )

@@ -11,7 +11,10 @@ import pytest
 import torch
 
 from sluice.engine.models.config import parse_config
+from sluice.engine.models.decoder import Decoder
 from sluice.engine.models.folder import open_model_folder
+from sluice.engine.models.load import WeightForm, load_decoder
+from sluice.kernels.linear.native import Kind, NativeLinear
 from tests.oracles.test_decoder_logits import LENGTHS, load, logits_of
 from tests.oracles.tiny_models import COHERE, GEMMA2, GEMMA3, TINY_MODELS, VOCAB_SIZE, TinyModel
 
@@ -40,6 +43,19 @@ CONVERTED: dict[str, TinyModel] = {
 }
 """Models of each architecture."""
 
+SIZES: dict[str, object] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
+PACKED: dict[str, dict[str, object]] = {
+    "llama": SIZES,
+    "gemma3_text": GEMMA3 | SIZES | {"query_pre_attn_scalar": 16, "sliding_window_pattern": 6, **LOCAL, **DEEP},
+}
+"""Whose rows are whole groups of 32."""
+
 FIELDS: dict[str, dict[str, Any]] = {
     "granite": {
         "{arch}.embedding_scale": 6.0,
@@ -52,6 +68,14 @@ FIELDS: dict[str, dict[str, Any]] = {
     "gemma2": {"{arch}.attn_logit_softcapping": 2.0, "{arch}.final_logit_softcapping": 3.0},
 }
 """Fields of an architecture beyond the common ones."""
+
+
+def load_packed(file: Path) -> Decoder:
+    folder = open_model_folder(file)
+    form = WeightForm(torch.bfloat16, torch.device("cpu"), quantization="auto")
+    if not form.keeps_groups:
+        pytest.skip("this machine has no native products")
+    return load_decoder(parse_config(folder.config), folder.weights, form=form, max_model_len=160, max_tokens=256)
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +98,29 @@ class TestGivenAModelConvertedToGguf:
         expected = logits_of(load(tmp_path / "folder", 160), prompts, block_size=16, chunk=50)
         for mine, theirs in zip(actual, expected, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+    @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q8_0"])
+    @pytest.mark.parametrize("name", ["llama", "gemma3_text"])
+    def test_when_groups_stay_packed_then_logits_are_close_to_those_of_dequantized_weights(
+        self, name: str, kind: str, tmp_path: Path
+    ) -> None:
+        """Rows are rounded to 8 bits, and sums to bfloat16; small random models amplify both."""
+        TinyModel(name, PACKED[name]).save(tmp_path / "folder")
+        file = tmp_path / "model.gguf"
+        write_model(tmp_path / "folder", file, gguf.GGMLQuantizationType[kind], {})
+        generator = torch.Generator().manual_seed(3)
+        prompts = [torch.randint(VOCAB_SIZE, (n,), generator=generator).tolist() for n in LENGTHS]
+        decoder = load_packed(file)
+
+        actual = logits_of(decoder, prompts, block_size=16, chunk=50)
+
+        kinds = {product.kind for product in decoder.weights.products if isinstance(product, NativeLinear)}
+        assert kinds == {Kind.GROUPS4 if kind in ("Q4_0", "Q4_1") else Kind.GROUPS8}
+        assert decoder.has_native_step
+        expected = logits_of(load(file, 160), prompts, block_size=16, chunk=50)
+        for mine, theirs in zip(actual, expected, strict=True):
+            spread = float(theirs.std())
+            assert float((mine.float() - theirs).square().mean().sqrt()) < 0.1 * spread
 
     def test_when_it_is_alone_in_a_folder_then_the_folder_is_it(self, tmp_path: Path) -> None:
         TINY_MODELS["llama"].save(tmp_path / "folder")

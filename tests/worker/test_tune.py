@@ -169,7 +169,7 @@ class TestGivenAChoice:
     def test_when_a_default_was_given_then_the_command_says_it_too(self) -> None:
         """The environment may say something else."""
         assert " --cpu " in start_command(load_config({}), self.choice)
-        assert " --quantization none " in start_command(load_config({}), self.choice)
+        assert " --quantization auto " in start_command(load_config({}), self.choice)
 
 
 class TestGivenAMachineThatServesAll:

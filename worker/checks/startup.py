@@ -135,11 +135,11 @@ def check_kernels(site: Site) -> Iterator[CheckResult]:
         return
     from sluice.kernels import native
 
-    packaged = native.packaged_library()
     if native.library() is None:
         yield warning("kernels", "none, PyTorch's operators are used", f"{native.SLOWER} {native.ADVICE}")
-    else:
-        yield CheckResult("kernels", f"for {packaged.stem}" if packaged else "compiled on this machine")
+        return
+    packaged = native.packaged_library()
+    yield CheckResult("kernels", f"for {packaged.stem}" if packaged else "compiled on this machine")
 
 
 def _compiler() -> CheckResult:

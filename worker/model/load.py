@@ -37,7 +37,7 @@ from sluice.worker.errors import ConfigError, WorkerBroken, WorkerError
 from sluice.worker.model.chat_template import compile_template
 from sluice.worker.model.folders import NULL, find_folder, is_null, name_of
 from sluice.worker.model.loaded_model import EngineFacts, LocalModel, ModelText, PreparedModel
-from sluice.worker.model.offered import PLAIN, own_capabilities
+from sluice.worker.model.offered import WEIGHTS, own_capabilities
 from sluice.worker.model.output_formats import output_format_of
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _explained(model: ModelConfig) -> Generator[None]:
 def _names_of_forms(model: ModelConfig) -> str:
     """Name the settings that request other formats for weights, or for keys and values, than the model's own."""
     forms = {
-        "SLUICE_QUANTIZATION": model.quantization != "none",
+        "SLUICE_QUANTIZATION": model.rounds_weights,
         "SLUICE_KV_CACHE_DTYPE": model.kv_cache_dtype != "auto",
     }
     return " or ".join(name for name, is_asked in forms.items() if is_asked)
@@ -164,13 +164,13 @@ def _torch_facts(executor: Executor, plan: "LoadPlan", text: ModelText) -> Engin
     refused = {EMBED: text.embed} if isinstance(text.embed, str) else dict[str, str]()
     if not executor.limits.num_classes:
         refused[CLASSIFY] = "the model has no classification head"
-    capabilities = own_capabilities(known_families(), (PLAIN, "int8"), is_bitwise=plan.is_bitwise, refused=refused)
+    capabilities = own_capabilities(known_families(), WEIGHTS, is_bitwise=plan.is_bitwise, refused=refused)
     return _facts_of(executor, capabilities)
 
 
 def _prepare_null(config: WorkerConfig) -> PreparedModel[LocalModel]:
-    if config.model.quantization != "none":
-        raise ConfigError(["SLUICE_QUANTIZATION: the null model has no weights to keep in int8"])
+    if config.model.rounds_weights:
+        raise ConfigError([f"SLUICE_QUANTIZATION: the null model has no weights in {config.model.quantization}"])
     if config.model.kv_cache_dtype != "auto":
         raise ConfigError(["SLUICE_KV_CACHE_DTYPE: the null model has no keys and values to keep in fp8"])
     if config.batching.draft_model is not None:
@@ -246,7 +246,7 @@ def _prepare_folder(config: WorkerConfig, folder: Path) -> PreparedModel[LocalMo
 
     return PreparedModel(
         name=name,
-        description=read.description,
+        description=", ".join(filter(None, (read.description, plan.form.says(plan.folder.weights)))),
         text=text,
         max_job_tokens=plan.limits.longest_request(batching.max_num_batched_tokens)
         if options.num_blocks

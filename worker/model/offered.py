@@ -14,6 +14,9 @@ OF_ENGINES: tuple[Feature, ...] = tuple(feature for feature in FEATURES if featu
 PLAIN = "plain"
 """The form of weights of a model's files, without quantization."""
 
+WEIGHTS = (PLAIN, "int8", "int4")
+"""The forms of weights of our own engine."""
+
 
 def features_without(refused: Collection[str]) -> tuple[Feature, ...]:
     """Return the features of an engine that refuses these options: those of which it implements every option."""

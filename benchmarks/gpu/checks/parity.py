@@ -87,7 +87,7 @@ def _narrow_logits(scale: Scale, name: str, model: Any, folder: Path) -> Line:  
     """
     prompts = _prompts(scale.pick([1, 17, 64, 300, 129], [7, 6]))
     dtype = torch.float16 if scale.is_toy else torch.bfloat16
-    decoder = load_folder(folder, WeightForm(dtype, scale.device, is_int8=True))
+    decoder = load_folder(folder, WeightForm(dtype, scale.device, quantization="int8"))
     actual = torch.cat(logits_of_prompts(decoder, prompts, chunk=_chunk(scale), cache_dtype=FP8)).double()
     exact = _transformers_logits(model, prompts, torch.float64)
     error = _rms(actual - exact) / _rms(exact)

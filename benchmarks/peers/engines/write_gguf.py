@@ -1,5 +1,6 @@
-"""Write a model folder of Llama's or Qwen2's shape as GGUF: `python write_gguf.py FOLDER OUT bf16|int8`; int8 is q8_0.
+"""Write a model folder of Llama's or Qwen2's shape as GGUF: `python write_gguf.py FOLDER OUT bf16|int8|int4`.
 
+int8 is Q8_0; int4 is Q4_0, with the embedding and the output in Q8_0.
 The vocabulary is a list of made-up pieces: prompts are token ids.
 """
 
@@ -11,11 +12,19 @@ import gguf
 import torch
 from safetensors.torch import load_file
 
+KINDS = {
+    "bf16": gguf.GGMLQuantizationType.BF16,
+    "int8": gguf.GGMLQuantizationType.Q8_0,
+    "int4": gguf.GGMLQuantizationType.Q4_0,
+}
+WIDE = ("token_embd.weight", "output.weight")
+"""Matrices that stay in 8 bits beside others in 4."""
+
 
 def main() -> None:
     """Write one file."""
     folder, out, weights = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-    kind = {"bf16": gguf.GGMLQuantizationType.BF16, "int8": gguf.GGMLQuantizationType.Q8_0}[weights]
+    kind = KINDS[weights]
     config = json.loads((folder / "config.json").read_text())
     writer = gguf.GGUFWriter(out, config["model_type"])
     write_shape(writer, config, kind)
@@ -68,7 +77,8 @@ def write_tensors(
         if tensor.ndim == 1:
             writer.add_tensor(written, tensor.float().numpy())
         else:
-            writer.add_tensor(written, gguf.quants.quantize(tensor.float().contiguous().numpy(), kind), raw_dtype=kind)
+            own = KINDS["int8"] if written in WIDE and kind == KINDS["int4"] else kind
+            writer.add_tensor(written, gguf.quants.quantize(tensor.float().contiguous().numpy(), own), raw_dtype=own)
 
 
 def interleaved(weight: torch.Tensor, num_heads: int) -> torch.Tensor:

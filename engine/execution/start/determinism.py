@@ -32,7 +32,7 @@ def is_bitwise(config: DecoderConfig, dtype: torch.dtype, options: ModelOptions)
     """Return whether no result depends on what else is in a step, whether or not that was asked for."""
     if options.is_deterministic:
         return True
-    is_native = options.quantization == "int8" or multiplies_bfloat16()
+    is_native = options.quantization in ("int8", "int4") or multiplies_bfloat16()
     is_on_cpu = torch.device(options.device).type == "cpu"
     return is_on_cpu and is_native and _problem_on_cpu(config, dtype, options) is None
 

@@ -55,6 +55,11 @@ class LoadPlan:
         return self.limits.max_model_len
 
     @property
+    def form(self) -> WeightForm:
+        """How the weights are kept."""
+        return WeightForm(self.dtype, torch.device(self.options.device), quantization=self.options.quantization)
+
+    @property
     def is_bitwise(self) -> bool:
         """Whether no result depends on what else is in a step."""
         return is_bitwise(self.config, self.dtype, self.options)
@@ -72,11 +77,14 @@ def plan_load(options: ModelOptions) -> LoadPlan:
     folder = open_model_folder(options.path)
     config = parse_config(folder.config)
     device, dtype = torch.device(options.device), _dtype(folder, options)
-    if options.quantization == "int8" and device.type == "cpu" and dtype != torch.bfloat16:
+    rounds = options.quantization in ("int8", "int4")
+    if rounds and device.type == "cpu" and dtype != torch.bfloat16:
         raise QuantizationUnavailable(
-            f"int8 needs a model in bfloat16, this one is {str(dtype).removeprefix('torch.')}: "
+            f"{options.quantization} needs a model in bfloat16, this one is {str(dtype).removeprefix('torch.')}: "
             f"set dtype to bfloat16, or drop the quantization."
         )
+    if options.quantization == "int4" and device.type != "cpu":
+        raise QuantizationUnavailable("int4 needs a CPU: on a GPU there are products of int8 only.")
     if options.is_deterministic:
         check_deterministic(config, dtype, options)
     limits = _limits(folder, config, options, cache_dtype(options, dtype))
@@ -127,7 +135,6 @@ def load_planned(plan: LoadPlan) -> ModelRunner:
         NotEnoughMemory: the memory allowed does not hold one sequence.
     """
     options, config, device = plan.options, plan.config, torch.device(plan.options.device)
-    is_int8 = options.quantization == "int8"
     num_threads = options.num_threads or default_num_threads()
     if num_threads != torch.get_num_threads():
         torch.set_num_threads(num_threads)
@@ -148,7 +155,7 @@ def load_planned(plan: LoadPlan) -> ModelRunner:
         decoder = load_decoder(
             config,
             plan.folder.weights,
-            form=WeightForm(plan.dtype, device, is_int8=is_int8),
+            form=plan.form,
             max_model_len=plan.max_model_len,
             max_tokens=options.max_num_batched_tokens,
         )
@@ -168,7 +175,7 @@ def _fingerprint(plan: LoadPlan) -> str:
     options, is_cuda = plan.options, torch.device(plan.options.device).type == "cuda"
     return plan.folder.fingerprint(
         plan.dtype,
-        is_int8=options.quantization == "int8",
+        scheme=plan.form.scheme(plan.folder.weights),
         has_fp8_cache=options.kv_cache_dtype == "fp8",
         kernels=chain.description() if is_cuda else "",
         angles_for=plan.max_model_len if plan.config.rope.depends_on_length else None,

@@ -63,7 +63,7 @@ class EmptyWeights:
 def decoder_of(family: str, *, is_int8: bool) -> Decoder:
     model_type, extra = FAMILIES[family]
     config = parse_config(SMALL | extra | {"model_type": model_type})
-    form = WeightForm(torch.bfloat16, META, is_int8=is_int8)
+    form = WeightForm(torch.bfloat16, META, quantization="int8" if is_int8 else "none")
     weights: Any = EmptyWeights()  # stands for two types
     with triton_in_place_of_cpu():
         return load_decoder(config, weights, form=form, max_model_len=512, max_tokens=512, copier=weights)

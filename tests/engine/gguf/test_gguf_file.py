@@ -106,7 +106,7 @@ class TestGivenAGoodFile:
         assert tokenizer.decode([3, 5, 7], skip_special_tokens=True) == "ab\n"
         assert tokenizer.facts.chat_template == "{{ messages }}"
         assert tokenizer.facts.eos_token_id == 2
-        assert folder.weights.description == "GGUF of F32, dequantized at load"
+        assert folder.weights.description == "GGUF of F32"
 
 
 LONG = 2**62

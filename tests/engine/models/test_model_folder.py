@@ -151,7 +151,7 @@ class TestGivenAFingerprint:
 
     def test_when_anything_that_tokens_depend_on_changes_then_so_does_it(self, folder: Path) -> None:
         fingerprints = {load(folder).fingerprint, load(folder, dtype="bfloat16").fingerprint}
-        fingerprints.add(open_model_folder(folder).fingerprint(torch.bfloat16, is_int8=True))
+        fingerprints.add(open_model_folder(folder).fingerprint(torch.bfloat16, scheme="int8"))
         fingerprints.add(open_model_folder(folder).fingerprint(torch.bfloat16, has_fp8_cache=True))
         (folder / "tokenizer.json").write_text("{}")
         fingerprints.add(load(folder).fingerprint)

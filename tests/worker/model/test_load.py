@@ -126,7 +126,7 @@ class TestGivenAGguf:
         prepared = prepare(load_config({"SLUICE_MODEL": str(file)}))
 
         assert prepared.name == "tiny.Q4_0"
-        assert "llama, vocabulary of 8 tokens, with chat template, GGUF of F32, dequantized" in prepared.description
+        assert "llama, vocabulary of 8 tokens, with chat template, GGUF of F32" in prepared.description
 
     def test_when_it_is_not_there_then_it_is_no_name_to_download(self) -> None:
         with pytest.raises(

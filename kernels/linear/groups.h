@@ -1,0 +1,195 @@
+/* Products with weights in groups of 32 elements of K, of 4 or 8 bits each.
+
+   A row of x is rounded to 8 bits in groups, too. The sum of a group is an integer, and exact; the groups of a row are
+   added in their order. The reference is grouped.py. */
+#ifndef SLUICE_GROUPS_H
+#define SLUICE_GROUPS_H
+
+#include "panel.h"
+
+#define GROUP 32
+#if defined(__AVX512BW__)
+#define GROUP_ROWS 12 /* rows of one pass: their sums of a group stay in registers */
+#else
+#define GROUP_ROWS 6
+#endif
+
+/* A group of a row: x is scale * codes. */
+typedef struct {
+  int8_t codes[GROUP];
+  float scale;
+  float sum;      /* of x */
+  int32_t offset; /* -128 times the sum of codes: what an 8-bit code adds that is made positive by 128 */
+} XGroup;
+
+/* A group of a panel: codes, [words, PANEL] words of four bytes, then scales [PANEL] and, of 4 bits, minimums [PANEL].
+   With 4 bits a word has eight elements, the first four in the low halves of its bytes. Scales and minimums are float16;
+   of UNITS4 they are bytes, and the panel's groups are followed by their units: for each 8 groups what a scale of one
+   and a minimum of one stand for, [2, PANEL] float16. */
+#define UNIT_GROUPS 8
+#define UNIT_BYTES (2 * PANEL * 2)
+INLINE int num_words(int kind) { return kind == GROUPS8 ? 8 : 4; }
+INLINE int code_bytes(int kind) { return num_words(kind) * PANEL * 4; }
+INLINE int scale_bytes(int kind) { return kind == UNITS4 ? 1 : 2; }
+INLINE int group_bytes(int kind) { return code_bytes(kind) + (kind == GROUPS8 ? 1 : 2) * PANEL * scale_bytes(kind); }
+
+/* Of a panel, for each of its groups. */
+INLINE int bytes_per_group(int kind) { return group_bytes(kind) + (kind == UNITS4 ? UNIT_BYTES / UNIT_GROUPS : 0); }
+
+/* One register of float16, widened. */
+INLINE floats load_halves(const char *from) {
+#if defined(__AVX512BW__)
+  return (floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
+#elif defined(__F16C__)
+  return (floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from));
+#else
+  /* Shifted into place, the exponent lacks 112: a product makes it up, and reads subnormal numbers as well. */
+  uint16_t bits[WIDTH];
+  memcpy(bits, from, sizeof bits);
+  floats out;
+  for (int i = 0; i < WIDTH; i++)
+    out[i] = as_float((uint32_t)(bits[i] & 0x8000) << 16 | (uint32_t)(bits[i] & 0x7fff) << 13) * 0x1p112f;
+  return out;
+#endif
+}
+
+/* One register of bytes, as floats. */
+INLINE floats load_bytes(const char *from) {
+  typedef uint8_t bytes __attribute__((vector_size(WIDTH), aligned(1), may_alias));
+  return __builtin_convertvector(__builtin_convertvector(*(const bytes *)from, ints), floats);
+}
+
+/* One register of scales, or of minimums, of a group; `unit`: those of its unit. */
+INLINE floats load_scales(const char *scales, const char *unit, int v, int kind) {
+  if (kind != UNITS4) return load_halves(scales + v * WIDTH * 2);
+  return load_bytes(scales + v * WIDTH) * load_halves(unit + v * WIDTH * 2);
+}
+
+/* acc plus four products a lane, of codes without a sign below 16. Without VNNI a lane has two sums of 16 bits, which
+   hold the eight additions of a group; `joined` adds them. */
+INLINE ints add_nibbles(ints acc, words codes, words x) {
+#if defined(__AVX512VNNI__)
+  return (ints)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)codes, (__m512i)x);
+#elif defined(__AVX512BW__)
+  return (ints)_mm512_add_epi16((__m512i)acc, _mm512_maddubs_epi16((__m512i)codes, (__m512i)x));
+#elif defined(__AVX2__)
+  return (ints)_mm256_add_epi16((__m256i)acc, _mm256_maddubs_epi16((__m256i)codes, (__m256i)x));
+#else
+  for (int i = 0; i < 4; i++) acc += (ints)(codes >> 8 * i & 255) * ((ints)(x << (24 - 8 * i)) >> 24);
+  return acc;
+#endif
+}
+
+INLINE ints joined(ints acc) {
+#if defined(__AVX512VNNI__)
+  return acc;
+#elif defined(__AVX512BW__)
+  return (ints)_mm512_madd_epi16((__m512i)acc, _mm512_set1_epi16(1));
+#elif defined(__AVX2__)
+  return (ints)_mm256_madd_epi16((__m256i)acc, _mm256_set1_epi16(1));
+#else
+  return acc;
+#endif
+}
+
+/* acc plus four products a lane, of codes with a sign. One operand of these instructions has none: VNNI takes the codes
+   plus 128, and the sum begins with what that adds; the others take the codes' sizes, and their signs go to x. */
+INLINE ints add_bytes(ints acc, words codes, words x) {
+#if defined(__AVX512VNNI__)
+  return (ints)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)(codes ^ 0x80808080u), (__m512i)x);
+#elif defined(__AVX512BW__)
+  const __m512i minus = _mm512_mask_sub_epi8((__m512i)x, _mm512_movepi8_mask((__m512i)codes), _mm512_setzero_si512(),
+                                             (__m512i)x);
+  return acc + joined((ints)_mm512_maddubs_epi16(_mm512_abs_epi8((__m512i)codes), minus));
+#elif defined(__AVX2__)
+  const __m256i signed_x = _mm256_sign_epi8((__m256i)x, (__m256i)codes);
+  return acc + joined((ints)_mm256_maddubs_epi16(_mm256_abs_epi8((__m256i)codes), signed_x));
+#else
+  for (int i = 0; i < 4; i++) acc += ((ints)(codes << (24 - 8 * i)) >> 24) * ((ints)(x << (24 - 8 * i)) >> 24);
+  return acc;
+#endif
+}
+
+INLINE ints before_bytes(const XGroup *x) {
+#if defined(__AVX512VNNI__)
+  return (ints)_mm512_set1_epi32(x->offset);
+#else
+  (void)x;
+  return (ints){0};
+#endif
+}
+
+/* Integer sums of `num_rows` rows by one register of columns of a group. */
+INLINE void sum_group(ints *sums, int num_rows, const char *x, int64_t stride, const char *codes, int kind) {
+  for (int r = 0; r < num_rows; r++)
+    sums[r] = kind == GROUPS8 ? before_bytes((const XGroup *)(x + r * stride)) : (ints){0};
+  for (int u = 0; u < num_words(kind); u++) {
+    const words w = *(const words *)(codes + u * PANEL * 4);
+    if (kind == GROUPS8) {
+      for (int r = 0; r < num_rows; r++) sums[r] = add_bytes(sums[r], w, broadcast(x + r * stride + u * 4));
+      continue;
+    }
+    const words low = w & 0x0f0f0f0fu, high = w >> 4 & 0x0f0f0f0fu;
+    for (int r = 0; r < num_rows; r++) sums[r] = add_nibbles(sums[r], low, broadcast(x + r * stride + u * 8));
+    for (int r = 0; r < num_rows; r++) sums[r] = add_nibbles(sums[r], high, broadcast(x + r * stride + u * 8 + 4));
+  }
+  if (kind != GROUPS8)
+    for (int r = 0; r < num_rows; r++) sums[r] = joined(sums[r]);
+}
+
+/* Sums of `num_rows` rows, in groups, by a panel. */
+INLINE void multiply_groups(Sums *sums, int num_rows, const char *x, int64_t stride, const char *panel, int64_t groups,
+                            Fetch next, int kind) {
+  floats f[GROUP_ROWS][PANEL / WIDTH];
+  for (int r = 0; r < num_rows; r++)
+    for (int v = 0; v < PANEL / WIDTH; v++) f[r][v] = (floats){0};
+  for (int64_t g = 0; g < groups; g++) {
+    const char *group = panel + g * group_bytes(kind), *scales = group + code_bytes(kind);
+    const char *unit = panel + groups * group_bytes(kind) + g / UNIT_GROUPS * UNIT_BYTES;
+    const char *rows = x + g * (int64_t)sizeof(XGroup);
+    for (int v = 0; v < PANEL / WIDTH; v++) {
+      ints whole[GROUP_ROWS];
+      sum_group(whole, num_rows, rows, stride, group + v * WIDTH * 4, kind);
+      const floats scale = load_scales(scales, unit, v, kind);
+      floats minimum = {0};
+      if (kind != GROUPS8)
+        minimum = load_scales(scales + PANEL * scale_bytes(kind), unit + PANEL * 2, v, kind);
+      for (int r = 0; r < num_rows; r++) {
+        const XGroup *row = (const XGroup *)(rows + r * stride);
+        f[r][v] += __builtin_convertvector(whole[r], floats) * row->scale * scale;
+        if (kind != GROUPS8) f[r][v] += minimum * row->sum;
+      }
+    }
+    fetch_far(&next, g);
+  }
+  for (int r = 0; r < num_rows; r++)
+    for (int v = 0; v < PANEL / WIDTH; v++) *(floats *)(sums->f[r] + v * WIDTH) = f[r][v];
+}
+
+/* Rows of x as groups: each code is round(x / scale), scale the largest of a group over 127. What is not finite stays
+   so: its scale carries it into the product. */
+INLINE void quantize_groups(const void *x, XGroup *out, int64_t K) {
+  const f32x16 magic = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to a whole number */
+  for (int64_t k = 0; k < K; k += GROUP, out++) {
+    const f32x16 left = load16(x, k, BFLOAT16), right = load16(x, k + LANES, BFLOAT16);
+    /* Sizes are ordered as their bits are, and those of a NaN are above infinity's. */
+    const i32x16 a = (i32x16)left & 0x7fffffff, b = (i32x16)right & 0x7fffffff;
+    int32_t sizes[LANES], most = 0;
+    *(i32x16 *)sizes = (a & (a > b)) | (b & ~(a > b));
+    for (int i = 0; i < LANES; i++) most = sizes[i] > most ? sizes[i] : most;
+    const float largest = as_float((uint32_t)most);
+    const float factor = largest > 0 && largest < INFINITY ? 127.0f / largest : 0;
+    const i32x16 low = (i32x16)(left * factor + magic) - 0x4b400000;
+    const i32x16 high = (i32x16)(right * factor + magic) - 0x4b400000;
+    *(i8x16 *)out->codes = __builtin_convertvector(low, i8x16);
+    *(i8x16 *)(out->codes + LANES) = __builtin_convertvector(high, i8x16);
+    int32_t total = 0;
+    *(i32x16 *)sizes = low + high;
+    for (int i = 0; i < LANES; i++) total += sizes[i];
+    out->scale = largest / 127.0f;
+    out->sum = out->scale * (float)total;
+    out->offset = -128 * total;
+  }
+}
+
+#endif
