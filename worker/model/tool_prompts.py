@@ -1,12 +1,13 @@
 """Render chats with tools. A template without a place for tools gets them as text, in messages that it knows."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sluice.protocol.outputs.formats import CallFormat
 from sluice.protocol.tools import NONE, OF_FUNCTION, REQUIRED, Function, ToolCall, functions_of
 from sluice.protocol.wire import JobSpec, Message
+from sluice.worker.errors import JobRejected
 from sluice.worker.model.chat_template import ChatTemplate
 
 
@@ -52,11 +53,37 @@ def render_chat(
         JobRejected: the template refuses these messages or fails on them.
     """
     if template.takes_tools:
-        return template.render(messages, now_ms=now_ms, tools=[one.shown for one in tools.functions])
+        return _rendered(template, list(_named_results(messages)), tools.functions, now_ms)
     plain = [_plain(message, calls or "hermes") for message in messages]
     if tools.functions:
         plain = _introduced(plain, _INTRODUCTION.format(tools=_listed(tools.functions), example=_EXAMPLES[calls]))
     return template.render(plain, now_ms=now_ms)
+
+
+def _rendered(template: ChatTemplate, messages: Sequence[Message], functions: Sequence[Function], now_ms: int) -> str:
+    whole = [
+        replace(one, description=one.description or "", parameters=one.parameters or _NOTHING) for one in functions
+    ]
+    try:
+        return template.render(messages, now_ms=now_ms, tools=[one.shown for one in functions])
+    except JobRejected:
+        if whole == [*functions]:
+            raise
+        # Hermes' template fails on a function without description or parameters.
+        return template.render(messages, now_ms=now_ms, tools=[one.shown for one in whole])
+
+
+_NOTHING: Mapping[str, object] = {"type": "object", "properties": {}}
+"""Parameters of a function that has none."""
+
+
+def _named_results(messages: Sequence[Message]) -> Iterator[Message]:
+    """Yield messages; results of calls with the names of their functions, which Hermes' template demands."""
+    names: dict[str | None, str] = {}
+    for message in messages:
+        names.update({call.id: call.name for call in message.tool_calls})
+        is_nameless = message.role == "tool" and message.name is None
+        yield replace(message, name=names.get(message.tool_call_id)) if is_nameless else message
 
 
 def _plain(message: Message, calls: CallFormat) -> Message:
