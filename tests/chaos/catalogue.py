@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Self, Unpack
 
 from sluice.producer.client import Producer
-from sluice.protocol.jobs import Job, Options
+from sluice.protocol.jobs import Job, Options, PromptLike
 from sluice.protocol.wire import JobResult
 
 WORDS = ("river", "lamp", "seven", "write", "a story", "of", "the", "small", "cat", "und", "größer", "then", "what")
@@ -30,11 +30,22 @@ PERSON = {
 }
 
 
+TOOL = {"type": "function", "function": {"name": "meet", "parameters": PERSON}}
+READ: Sequence[Options] = (
+    {"embed": True},
+    {"embed": True, "dimensions": 4},
+    {"max_tokens": 0, "prompt_logprobs": 1},
+)
+"""Options of jobs that read hidden states of their prompts, and generate nothing."""
+
+CALLING_SHARE, READING_SHARE = 0.1, 0.1
+
+
 @dataclass(frozen=True, slots=True)
 class Ask:
     """One request of the catalogue."""
 
-    prompt: str
+    prompt: PromptLike
     options: Options
 
     def job(self, **own: Unpack[Options]) -> Job:
@@ -43,7 +54,7 @@ class Ask:
 
 
 def catalogue(seed: int, size: int, *, max_tokens: int = 60, temperatures: Sequence[float] = (0.0, 1.0)) -> list[Ask]:
-    """Draw requests that differ in prompt, seed, length, choices, stops, penalties and schema."""
+    """Draw requests that differ in prompt, seed, length, choices, stops, penalties, schema, tools, and what is read."""
     dice = random.Random(seed)
     return [_ask(dice, max_tokens, temperatures) for _ in range(size)]
 
@@ -69,7 +80,15 @@ def _ask(dice: random.Random, max_tokens: int, temperatures: Sequence[float]) ->
     if dice.random() < 0.2:
         # Its end is the end of the output.
         options |= {"structured": {"json_schema": PERSON}, "ignore_eos": False}
-    return Ask(" ".join(dice.choices(WORDS, k=dice.randrange(1, 30))), options)
+    text = " ".join(dice.choices(WORDS, k=dice.randrange(1, 30)))
+    kind = dice.random()
+    if kind < CALLING_SHARE and "structured" not in options:
+        choice = dice.choice(("auto", "required"))
+        options |= {"tools": [TOOL], "tool_choice": choice, "ignore_eos": False}
+        return Ask([{"role": "user", "content": text}], options)
+    if kind > 1 - READING_SHARE:
+        return Ask(text, dice.choice(READ))
+    return Ask(text, options)
 
 
 # ---------------------------------------------------------------- undisturbed
@@ -84,7 +103,12 @@ def write_reference(producer: Producer, asks: Sequence[Ask], path: Path) -> None
 
 def _output(result: JobResult) -> list[dict[str, object]]:
     return [
-        {"ids": list(choice.token_ids), "text": choice.text, "finish": choice.finish_reason}
+        {
+            "ids": list(choice.token_ids),
+            "text": choice.text,
+            "finish": choice.finish_reason,
+            "vector": None if choice.vector is None else choice.vector.hex(),
+        }
         for choice in result.choices
     ]
 

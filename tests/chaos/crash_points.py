@@ -1,8 +1,10 @@
 """The tables of the crash-point tests: points where a process may die or lose its connection, and kinds of jobs.
 
 A new feature adds its row: a round trip to `TRIPS`, a stage to `STAGES`, a kind of job to `KINDS_OF_JOBS`.
+The last kind of job calls a function.
 """
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -148,8 +150,15 @@ KINDS_OF_JOBS: tuple[JobOptions, ...] = (
     JobOptions(n=2, stop=("e ", "\n"), min_tokens=5),
     JobOptions(ignore_eos=True, logit_bias={101: 5.0}),
     JobOptions(structured={"regex": "The (cat|dog|bird) (sat|slept|sang) on a (mat|tree)[!?]{1,9}"}),
+    JobOptions(embed=True),
+    JobOptions(max_tokens=0, prompt_logprobs=2),
+    JobOptions(echo=True, logprobs=1),
+    JobOptions(temperature=0.9),
 )
 """Null-model tokens depend on seed, prompt, choice and position only; masks, stops and ends on the tokens."""
+
+
+TOOL = json.dumps({"name": "add", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}})
 
 
 def asks_of(seed: int) -> list[Ask]:
@@ -157,7 +166,8 @@ def asks_of(seed: int) -> list[Ask]:
     return [
         Ask(
             prompt=f"tell me {number}" * (1 + number % 4),
-            options=replace(KINDS_OF_JOBS[number % len(KINDS_OF_JOBS)], max_tokens=20 + number),
+            options=_options(number),
+            tools=(TOOL,) if number % len(KINDS_OF_JOBS) == len(KINDS_OF_JOBS) - 1 else (),
             seed=seed * NUM_JOBS + number,
             stream=number % 5 != 0,
             priority=number % 3,
@@ -165,3 +175,9 @@ def asks_of(seed: int) -> list[Ask]:
         )
         for number in range(NUM_JOBS)
     ]
+
+
+def _options(number: int) -> JobOptions:
+    kind = KINDS_OF_JOBS[number % len(KINDS_OF_JOBS)]
+    is_read = kind.embed or kind.max_tokens == 0
+    return kind if is_read else replace(kind, max_tokens=20 + number)

@@ -15,7 +15,7 @@ from typing import Any
 from sluice.protocol.calls import Accepted, NewJob, submit
 from sluice.protocol.redis.execution import run
 from sluice.protocol.scripts import load
-from sluice.protocol.wire import JobId, JobSpec, encode_spec
+from sluice.protocol.wire import JobId, encode_spec
 from tests.chaos.crash_points import NUM_JOBS, Case, Scene, Stage, Trip, asks_of
 from tests.chaos.faults.fault_proxy import CLIENT_TIMEOUT_S, FaultProxy, Trap, fault_proxy
 from tests.chaos.victim import STAGE_DEADLINE_S, Order
@@ -146,6 +146,7 @@ class Stand:
 
 _VICTIM: Mapping[str, object] = {
     "model.path": SLOW,
+    "model.tool_format": "hermes",
     "batching.max_num_seqs": 12,
     "history.recorder": False,
     "metrics.enabled": False,
@@ -159,6 +160,7 @@ _VICTIM: Mapping[str, object] = {
 # Any: as the fixture's flags
 _MATE: dict[str, Any] = {
     "model__path": SLOW,
+    "model__tool_format": "hermes",
     "batching__max_num_seqs": 8,
     "beat__every_s": 0.2,
     "beat__life_s": 0.8,
@@ -166,7 +168,7 @@ _MATE: dict[str, Any] = {
 
 
 def _with_callback(ask: Ask) -> NewJob:
-    spec = encode_spec(JobSpec(options=ask.options, stream=ask.stream, callback_url=CALLBACK_URL))
+    spec = encode_spec(replace(ask.spec, callback_url=CALLBACK_URL))
     return replace(new_job(ask), spec=spec, wants_callback=True)
 
 

@@ -32,6 +32,10 @@ from tests.servers import redis_server
 
 msgpack: Any = untyped_msgpack
 Keys = dict[bytes, tuple[bytes, int]]
+CALLS: Any = {"model__tool_format": "hermes"}
+"""Flags of workers that take chats with tools."""
+
+SLOWER: Any = {"model__path": "null?step_s=0.002"}
 SECRET = "whsec_dGhlIGNoZWNrZXI="
 
 
@@ -133,10 +137,10 @@ def drained_once(tmp_path_factory: pytest.TempPathFactory) -> Generator[Drained]
     configure_logs(LogConfig(level="error"))
     folder = tmp_path_factory.mktemp("drained")
     asks = [Ask("tell me", {"max_tokens": 30, "seed": 7}), *catalogue(1, 5, max_tokens=40)]
-    with redis_server() as other, running_worker(other.url), Producer(other.url) as producer:
+    with redis_server() as other, running_worker(other.url, **CALLS), Producer(other.url) as producer:
         write_reference(producer, asks, folder / "reference.json")
     with redis_server() as server, server.client() as client:
-        with Producer(server.url) as producer, running_worker(server.url, model__path="null?step_s=0.002"):
+        with Producer(server.url) as producer, running_worker(server.url, **SLOWER, **CALLS):
             ids = submit_some(producer, asks, folder)
             wait_until(lambda: all(producer.status(one).state is JobState.DONE for one in ids), "all are done")
         made = Drained(client, folder, server.url)
@@ -241,6 +245,9 @@ DAMAGES: dict[str, tuple[str, str, Damage]] = {
     "the result is gone": ("result", "0.t.job0", lambda d: d.client.delete(job_key(0, "result"))),
     "the result has another text": (
         "result", "0.t.job0", lambda d: put_in_result(d, 0, lambda m: m[1][0].__setitem__(0, "?")),
+    ),
+    "the result has a vector that no one asked for": (
+        "result", "0.t.job0", lambda d: put_in_result(d, 0, lambda m: m[1][0].extend([[], [], b"abcd"])),
     ),
     "the result has other tokens": ("result", "0.t.job0", lambda d: put_in_result(d, 0, lambda m: m[1][0][1].pop())),
     "the result ended otherwise": (

@@ -7,32 +7,37 @@ request: that engine never saw Redis, another worker or a crash.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from hashlib import blake2b
 from typing import Any
 
 from sluice.engine.config import EngineConfig
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullModel, NullModelConfig, NullTokenizer
-from sluice.engine.request import Request, TokenDelta
+from sluice.engine.request import PromptRead, Request, TokenDelta
 from sluice.protocol.calls import Accepted, NewJob, submit
 from sluice.protocol.job_ids import new_job_id
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.redis.execution import run
 from sluice.protocol.states import JobState
+from sluice.protocol.tools import AUTO, REQUIRED
 from sluice.protocol.wire import (
     ChannelEntry,
     JobId,
     JobOptions,
     JobResult,
     JobSpec,
+    Message,
     Prompt,
     decode_entry,
     decode_result,
     encode_prompt,
     encode_spec,
 )
+from sluice.worker.config import load_config
+from sluice.worker.model.load import load
 from sluice.worker.model.sampling_defaults import NOTHING_STATED, resolve
-from sluice.worker.model.translate import grammar_of, sampling_of
+from sluice.worker.model.translate import Translator
 
 KEYS = QueueKeys("default")
 PATIENCE_S = 60.0
@@ -51,19 +56,33 @@ class Ask:
     deadline_ms: int | None = None
     not_before_ms: int | None = None
     model: str | None = None
+    tools: tuple[str, ...] = ()
+    """Functions that it must call. Its prompt becomes a message."""
+
+    @property
+    def spec(self) -> JobSpec:
+        """What travels of it, besides the prompt."""
+        choice = REQUIRED if self.tools else AUTO
+        return JobSpec(options=self.options, stream=self.stream, model=self.model, tools=self.tools, tool_choice=choice)
+
+    @property
+    def sent(self) -> Prompt:
+        """The prompt as it travels."""
+        is_chat = self.tools and isinstance(self.prompt, str)
+        return (Message(role="user", content=str(self.prompt)),) if is_chat else self.prompt
 
 
 def new_job(ask: Ask, *, partition: int = 0) -> NewJob:
     """As a producer would encode it."""
-    spec = encode_spec(JobSpec(options=ask.options, stream=ask.stream, model=ask.model))
-    payload = encode_prompt(ask.prompt)
+    spec = encode_spec(ask.spec)
+    payload = encode_prompt(ask.sent)
     return NewJob(
         id=new_job_id(ask.tenant, partition),
         spec=spec,
         payload=payload,
         seed=ask.seed,
         priority=ask.priority,
-        prompt_tokens=None if isinstance(ask.prompt, str) else len(ask.prompt),
+        prompt_tokens=len(ask.prompt) if ask.sent and isinstance(ask.sent[0], int) else None,
         prompt_bytes=len(ask.prompt) if isinstance(ask.prompt, str) else len(payload),
         max_tokens=ask.options.planned_tokens,
         choices=ask.options.n,
@@ -83,22 +102,7 @@ def submit_all(client: Any, asks: list[Ask], *, keys: QueueKeys = KEYS) -> list[
 
 def expected_tokens(ask: Ask, config: NullModelConfig | None = None) -> list[tuple[list[int], str]]:
     """Return (tokens, text) of each choice, from an engine without faults."""
-    model = NullModel(config)
-    engine = LLMEngine(model, NullTokenizer(), EngineConfig())
-    resolved = resolve(ask.options, NOTHING_STATED, model.limits.eos_token_ids)
-    prompt = NullTokenizer().encode(ask.prompt) if isinstance(ask.prompt, str) else ask.prompt
-    request = Request(
-        id="r",
-        prompt_token_ids=tuple(one for one in prompt if isinstance(one, int)),
-        sampling=sampling_of(ask.options, resolved, ask.seed),
-        num_choices=ask.options.n,
-        cache_salt=ask.tenant,
-        grammar=grammar_of(ask.options),
-    )
-    engine.add([request])
-    deltas: list[TokenDelta] = []
-    while not engine.is_idle:
-        deltas += engine.advance()
+    deltas = _deltas(ask, config)
     return [
         (
             [one for delta in deltas if delta.choice == choice for one in delta.token_ids],
@@ -106,6 +110,41 @@ def expected_tokens(ask: Ask, config: NullModelConfig | None = None) -> list[tup
         )
         for choice in range(ask.options.n)
     ]
+
+
+def _deltas(ask: Ask, config: NullModelConfig | None) -> list[TokenDelta]:
+    model = NullModel(config)
+    engine = LLMEngine(model, NullTokenizer(), EngineConfig())
+    resolved = resolve(ask.options, NOTHING_STATED, model.limits.eos_token_ids)
+    encoded = _translator().encoded(ask.sent, ask.spec, now_ms=0)
+    request = Request(
+        id="r",
+        prompt_token_ids=encoded.token_ids,
+        sampling=encoded.sampling(ask.options, resolved, ask.seed),
+        num_choices=ask.options.n,
+        cache_salt=ask.tenant,
+        grammar=encoded.grammar,
+        embed=_translator().embed_of(ask.options),
+    )
+    engine.add([request])
+    deltas: list[TokenDelta] = []
+    while not engine.is_idle:
+        deltas += engine.advance()
+    return deltas
+
+
+@cache
+def _translator() -> Translator:
+    """That of a null model which writes calls."""
+    return load(load_config({}, flags={"model.path": "null", "model.tool_format": "hermes"})).translator
+
+
+def check_prompt_read(result: JobResult, ask: Ask) -> None:
+    """Check that a result has the vector, or the log-probabilities of the prompt's tokens, that its job asked for."""
+    [read, *_] = [delta.prompt for delta in _deltas(ask, None) if delta.prompt is not None] or [PromptRead()]
+    assert result.choices[0].vector == read.embedding
+    kept = None if result.prompt is None else [one.chosen for one in result.prompt.logprobs or ()]
+    assert kept == (None if read.logprobs is None else [one.chosen for one in read.logprobs])
 
 
 def read_channel(client: Any, job_id: JobId, choice: int = 0, *, keys: QueueKeys = KEYS) -> list[ChannelEntry]:
@@ -169,6 +208,8 @@ def check_every_token_once(client: Any, asks: dict[JobId, Ask], *, keys: QueueKe
             assert [entry.end is not None for entry in entries] == [False] * (len(entries) - 1) + [True]
             assert list(result.choices[choice].token_ids) == token_ids
             assert result.choices[choice].text == text
+        if ask.options.embed or ask.options.read_logprobs is not None:
+            check_prompt_read(result, ask)
 
 
 def check_nothing_is_left(client: Any, *, keys: QueueKeys = KEYS) -> None:

@@ -4,7 +4,7 @@ A journal is lines of JSON. Before a submit, one line for each job: `{"asked": <
 may end in], "batch": …, "callback": true}`; after it, for each job that was accepted, `{"acknowledged": <id>}`. A job
 that was asked for and not acknowledged may be unknown to the queue; if it is known, it must be right.
 
-A reference is one JSON object: ask -> for each choice `{"ids": […], "text": …, "finish": …}`.
+A reference is one JSON object: ask -> for each choice `{"ids": […], "text": …, "finish": …, "vector": …}`.
 """
 
 import json
@@ -33,6 +33,8 @@ class Expected:
     ids: tuple[int, ...]
     text: str
     finish: str
+    vector: str | None = None
+    """In hexadecimal digits."""
 
 
 Journal = dict[str, Asked]
@@ -60,6 +62,8 @@ def _read_line(journal: Journal, line: dict[str, Any]) -> None:
 def read_reference(path: Path) -> Reference:
     """Read the output of each request, by choice."""
     return {
-        ask: tuple(Expected(tuple(choice["ids"]), choice["text"], choice["finish"]) for choice in choices)
+        ask: tuple(
+            Expected(tuple(choice["ids"]), choice["text"], choice["finish"], choice.get("vector")) for choice in choices
+        )
         for ask, choices in json.loads(path.read_text()).items()
     }

@@ -72,6 +72,12 @@ class Choice:
     text: str
     ids: tuple[int, ...]
     finish: str | None
+    vector: str | None = None
+    """In hexadecimal digits."""
+
+
+_VECTOR = 6
+"""Its place among the parts of a choice."""
 
 
 def result_of(data: bytes) -> list[Choice]:
@@ -83,7 +89,11 @@ def result_of(data: bytes) -> list[Choice]:
     version, choices, *_ = unpack(data)
     if version != 1:
         raise Malformed(f"a result of version {version}")
-    return [Choice(one[0], tuple(one[1]), one[2]) for one in choices]
+    return [Choice(one[0], tuple(one[1]), one[2], _vector_of(one)) for one in choices]
+
+
+def _vector_of(choice: Sequence[Any]) -> str | None:  # Any: parts of several types
+    return choice[_VECTOR].hex() if len(choice) > _VECTOR and choice[_VECTOR] else None
 
 
 @dataclass(frozen=True, slots=True)

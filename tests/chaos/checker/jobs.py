@@ -1,13 +1,16 @@
 """Check one job: its state, its channels, its result, against the reference run. Each finding begins with its kind."""
 
+from array import array
 from collections.abc import Iterator
 
 from tests.chaos.checker.evidence import Asked, Expected
-from tests.chaos.checker.formats import ENDS, Entry, Job
+from tests.chaos.checker.formats import ENDS, Choice, Entry, Job
 
 HOUR_MS = 3_600_000
 DEAD_KEPT_MS = 14 * 24 * HOUR_MS
 EMPTY_CHANNEL_KEPT_MS = 60_000
+NEAR = 1e-4
+"""Least difference of two numbers of vectors that is no rounding."""
 
 Settings = dict[str, str]
 
@@ -108,8 +111,23 @@ def _check_result(job: Job, reference: tuple[Expected, ...]) -> Iterator[str]:
             yield f"result: the tokens of choice {choice} are not those of its channel"
         if entries is not None and kept.text != "".join(entry.text for entry in entries):
             yield f"result: the text of choice {choice} is not that of its channel"
-        if job.state == "done" and kept.finish != expected.finish:
-            yield f"result: choice {choice} ended by {kept.finish} and undisturbed by {expected.finish}"
+        if job.state == "done":
+            yield from _check_end(kept, expected, choice)
+
+
+def _check_end(kept: Choice, expected: Expected, choice: int) -> Iterator[str]:
+    if kept.finish != expected.finish:
+        yield f"result: choice {choice} ended by {kept.finish} and undisturbed by {expected.finish}"
+    if not _are_near(kept.vector, expected.vector):
+        yield f"result: the vector of choice {choice} is not that of the undisturbed run"
+
+
+def _are_near(one: str | None, other: str | None) -> bool:
+    """Return whether two vectors are equal within rounding: outside bfloat16 it depends on the batch."""
+    if one is None or other is None:
+        return one == other
+    first, second = (array("f", bytes.fromhex(vector)) for vector in (one, other))
+    return len(first) == len(second) and all(abs(a - b) < NEAR for a, b in zip(first, second, strict=True))
 
 
 def _check_kept(job: Job, settings: Settings) -> Iterator[str]:

@@ -155,6 +155,7 @@ def _write_undisturbed(settings: SoakSettings) -> None:
 def _worker_settings(settings: SoakSettings) -> dict[str, str]:
     return {
         "MODEL": settings.model,
+        "TOOL_FORMAT": "hermes",
         "DTYPE": settings.dtype,
         "MAX_NUM_SEQS": str(MAX_NUM_SEQS),
         "RECORDER": "false",

@@ -93,7 +93,12 @@ def run(settings: Settings) -> Report:
     with redis_server(settings.flavor) as server:
         set_users(server)
         with worker_pool(url_of(server, "chat-worker"), settings.folder) as pool:
-            own = {"QUEUE": QUEUE, "DATABASE_URL": settings.database_url, "KEEP_PROMPTS": "full"}
+            own = {
+                "QUEUE": QUEUE,
+                "DATABASE_URL": settings.database_url,
+                "KEEP_PROMPTS": "full",
+                "TOOL_FORMAT": "hermes",
+            }
             workers = [pool.start(RECORDER="true", **own), pool.start(**own)]
             for worker in workers:
                 worker.wait_until_started()
