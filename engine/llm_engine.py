@@ -16,7 +16,8 @@ from sluice.engine.scheduling.disciplines import make_scheduler
 from sluice.engine.sequence import Sequence
 from sluice.engine.speculation.choice import make_source
 from sluice.engine.speculation.source import DraftSource, Fitting
-from sluice.engine.text.grammars import Compiled, Compiler, Refused
+from sluice.engine.text.grammars import Compiler, Refused
+from sluice.engine.text.matcher import CompiledGrammar
 from sluice.engine.text.output import ChoiceOutput, Outputs
 from sluice.engine.validation import check_request
 from sluice.engine.watching import Watcher, Watching
@@ -328,11 +329,11 @@ class LLMEngine:
         return self._take_ended()
 
     def _start(
-        self, request: Request, rejected: Finish | None = None, *, grammar: Compiled | Refused | None = None
+        self, request: Request, rejected: Finish | None = None, *, grammar: CompiledGrammar | Refused | None = None
     ) -> None:
         """Queue the unfinished choices of a request; if it is rejected, or its output so far ends them, end them."""
         if isinstance(grammar, Refused):
-            rejected, grammar = _rejected(grammar.reason), None
+            rejected, grammar = _rejected(grammar.reason, is_rejection=grammar.is_final), None
         # The prompt is read by one choice, for all of them.
         read = read_of(request)
         for choice, progress in enumerate(_progress(request)):
@@ -393,8 +394,8 @@ def read_of(request: Request) -> Read | None:
     return Read(request.embed, request.sampling.prompt_logprobs)
 
 
-def _rejected(reason: str) -> Finish:
-    return Finish(reason=FinishReason.ERROR, error=reason, is_rejection=True)
+def _rejected(reason: str, *, is_rejection: bool = True) -> Finish:
+    return Finish(reason=FinishReason.ERROR, error=reason, is_rejection=is_rejection)
 
 
 def _progress(request: Request) -> tuple[ChoiceProgress, ...]:

@@ -29,7 +29,8 @@ from sluice.engine.execution.options import ModelOptions
 from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.request import FinishReason, Grammar, Request, Sampling
-from sluice.engine.text.grammars import Compiled, Compiler
+from sluice.engine.text.grammars import Compiler
+from sluice.engine.text.matcher import CompiledGrammar
 from sluice.engine.text.tokenizer import load_tokenizer
 from sluice.engine.validation import MAX_GRAMMAR_CHARS
 from sluice.worker.model.folders import SMALL_MODEL
@@ -100,7 +101,7 @@ def _seconds(compiler: Compiler, text: str) -> tuple[float, str | None]:
     while not (ready := compiler.take_ready()):
         time.sleep(0.0001)
     [(_, result)] = ready
-    if isinstance(result, Compiled):
+    if isinstance(result, CompiledGrammar):
         result.matcher_of_choice().mask(())
         return time.perf_counter() - began_s, None
     return time.perf_counter() - began_s, result.reason

@@ -11,8 +11,8 @@ from sluice.engine.executor import ModelLimits, TextDecoder
 from sluice.engine.request import FailureKind, Finish, FinishReason, Request, SequenceStats, TokenDelta
 from sluice.engine.sequence import Sequence
 from sluice.engine.text.detokenizer import Detokenizer, stream_opener
-from sluice.engine.text.grammars import Matcher, only_token, set_token
 from sluice.engine.text.logprobs import PlacedDetokenizer, bytes_reader
+from sluice.engine.text.matcher import Matcher, only_token, set_token
 from sluice.engine.text.stopping import StopMatcher, prepared
 
 MAX_FORCED_TOKENS = 64
@@ -176,7 +176,7 @@ class ConstrainedOutput(ChoiceOutput):
     def mask(self) -> bytes:
         """Return the tokens that may come next, see `Masks`: all zeros if none may, and the row is about to fail."""
         if self._next_mask is None:
-            self._next_mask = mask = self._mask_of(self._grammar, self.num_tokens)
+            self._next_mask = mask = self._mask_after(self.num_tokens)
             if self._grammar.problem is None and mask.count(0) == len(mask):
                 self._grammar.problem = f"after {self.num_tokens} tokens the grammar leaves none that may follow"
                 if self.num_tokens < self._min_tokens:
@@ -188,10 +188,11 @@ class ConstrainedOutput(ChoiceOutput):
         self.sequence.note_run(self._has_forced_run())
         if not drafts:
             return (self.mask(),)
-        masks, grammar = [self.mask()], self._grammar.copy()
+        masks = [self.mask()]
         for count, token_id in enumerate(drafts, start=1):
-            grammar.take(token_id)
-            masks.append(self._mask_of(grammar, self.num_tokens + count))
+            self._grammar.take(token_id)
+            masks.append(self._mask_after(self.num_tokens + count))
+        self._grammar.take_back(len(drafts))
         return tuple(masks)
 
     def _has_forced_run(self) -> bool:
@@ -199,16 +200,18 @@ class ConstrainedOutput(ChoiceOutput):
         token_id = None if self._has_logprobs else only_token(self.mask())
         if token_id is None:
             return False
-        after = self._grammar.copy()
-        after.take(token_id)
-        return only_token(self._mask_of(after, self.num_tokens + 1)) is not None
+        self._grammar.take(token_id)
+        follows = only_token(self._mask_after(self.num_tokens + 1))
+        self._grammar.take_back(1)
+        return follows is not None
 
     def fitting(self, guesses: tuple[int, ...]) -> tuple[int, ...]:
         """Return the guesses before the first one that the grammar refuses."""
         return guesses[: self._grammar.num_fitting(guesses)]
 
-    def _mask_of(self, grammar: Matcher, num_tokens: int) -> bytes:
-        mask = grammar.mask(self._end_ids)
+    def _mask_after(self, num_tokens: int) -> bytes:
+        """Return the mask of the token that follows those which the grammar has, after so many of the choice."""
+        mask = self._grammar.mask(self._end_ids)
         if num_tokens < self._min_tokens:
             for token_id in self._stop_ids:
                 set_token(mask, token_id, is_allowed=False)

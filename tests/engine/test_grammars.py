@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 from dataclasses import replace
 from random import Random
 from typing import Literal
@@ -456,17 +455,16 @@ HOSTILE = {
 }
 
 
+@pytest.mark.timeout(60)
 class TestGivenHostileGrammars:
     @pytest.mark.parametrize("name", HOSTILE)
-    def test_when_it_is_asked_then_it_ends_in_time_and_its_neighbour_is_untouched(self, name: str) -> None:
+    def test_when_it_is_asked_then_it_ends_and_its_neighbour_is_untouched(self, name: str) -> None:
         engine = small_engine()
         engine.add([asked("neighbour", None)])
         alone = tokens(ended(engine)["neighbour"])
 
-        began_s = time.monotonic()
         engine.add([asked("hostile", HOSTILE[name]), asked("neighbour", None)])
         outputs = ended(engine)
-        taken_s = time.monotonic() - began_s
 
         finish = outputs["hostile"][-1].finish
         assert tokens(outputs["neighbour"]) == alone
@@ -475,4 +473,3 @@ class TestGivenHostileGrammars:
             assert finish.is_rejection
             assert finish.error
             assert len(finish.error) < 600
-        assert taken_s < 30

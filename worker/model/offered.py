@@ -1,8 +1,9 @@
 """What a worker offers: the queue's features that its engine has, and its capabilities as heartbeats publish them."""
 
 from collections.abc import Collection, Mapping
+from importlib.util import find_spec
 
-from sluice.engine.capabilities import NAMES_FOR_PRODUCERS, Capabilities, Exactness
+from sluice.engine.capabilities import GRAMMAR, NAMES_FOR_PRODUCERS, Capabilities, Exactness
 from sluice.protocol.offers import Offer
 from sluice.protocol.outputs.formats import OutputFormat
 from sluice.protocol.sampling import FEATURES, OPTIONS, Feature
@@ -43,14 +44,17 @@ def own_capabilities(
     refused: Mapping[str, str] | None = None,
 ) -> Capabilities:
     """Return what Sluice's own engine can run, without the options that it refuses with a model."""
+    refused = dict(refused or {})
+    if find_spec("llguidance") is None:
+        refused[GRAMMAR] = "the package llguidance is not installed"
     return Capabilities(
         engine="sluice",
         version=installed_version(),
         families=tuple(sorted(families)),
         weights=weights,
-        features=features_without(refused or {}),
+        features=features_without(refused),
         exactness=Exactness.BITWISE if is_bitwise else Exactness.SAME_TOKENS,
-        refused=refused or {},
+        refused=refused,
     )
 
 

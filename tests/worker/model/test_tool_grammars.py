@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from sluice.engine.request import Grammar
-from sluice.engine.text.grammars import Compiled, Compiler
+from sluice.engine.text.grammars import Compiler
+from sluice.engine.text.matcher import CompiledGrammar
 from sluice.engine.text.tokenizer import Tokenizer, load_tokenizer
 from sluice.protocol.outputs.formats import OutputFormat
 from sluice.protocol.tools import Function
@@ -43,13 +44,13 @@ TOKENIZER: Tokenizer = load_tokenizer(SMALL_MODEL)
 _COMPILER = Compiler(TOKENIZER, TOKENIZER.vocab_size)
 
 
-def compiled(grammar: Grammar) -> Compiled:
+def compiled(grammar: Grammar) -> CompiledGrammar:
     """Compile on the compiler's thread."""
     _COMPILER.add(request("a"), grammar)
     while not (ready := _COMPILER.take_ready()):
         pass
     [(_, result)] = ready
-    assert isinstance(result, Compiled)
+    assert isinstance(result, CompiledGrammar)
     return result
 
 
