@@ -7,6 +7,7 @@ BENCHMARKS = {
     "disciplines": ("disciplines.run", "batching disciplines compared with published figures"),
     "engine": ("engine.run", "the bare engine compared with its bound, on this CPU"),
     "engines": ("engine.peers", "the service and the bare engine compared with other engines, on this CPU"),
+    "features": ("engine.features", "what each option of a job costs, on this CPU"),
     "gate": ("gate", "compare with the recorded figures; fails if something became slower"),
     "gateway": ("gateway.run", "what the HTTP gateway adds to a token's way and cost"),
     "grammars": ("engine.grammars", "what grammars cost a step, on this CPU"),

@@ -1,7 +1,8 @@
 """What grammars cost and save: `python -m benchmarks grammars [MODEL]`, on this CPU.
 
 Three tables: the time until the first mask, the tokens per second of one extraction with and without forced tokens, and
-the step of 64 sequences of which none, half or all have a grammar. Rounds alternate; figures are medians.
+the step of 64 sequences of which none, half or all have a grammar, with forced tokens and without, which costs tokens
+that others get for nothing. Rounds alternate; figures are medians, ratios of each round's.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import time
 from pathlib import Path
 from random import Random
 from statistics import median
+from typing import NamedTuple
 
 from benchmarks.engine.models import NAMES, model_folder
 from sluice.engine.config import EngineConfig
@@ -144,21 +146,40 @@ def _tokens_per_s(engine: LLMEngine, prompt: tuple[int, ...], temperature: float
 def _print_steps(engine: LLMEngine) -> None:
     """Print the median step of 64 sequences, of which none, half or all have a grammar."""
     for temperature in (0.0, 1.0):
-        steps: dict[int, list[float]] = {0: [], NUM_ROWS // 2: [], NUM_ROWS: []}
-        for number in range(ROUNDS):
-            for num_constrained, taken in steps.items():
-                taken += _steps(engine, num_constrained, temperature, number)
-        plain = median(steps[0])
-        for num_constrained, taken in steps.items():
-            cost = 100 * (median(taken) / plain - 1)
-            print(
-                f"temperature {temperature:g}, {num_constrained:2} of {NUM_ROWS} rows with a grammar: "
-                f"{1e3 * median(taken):.1f} ms a step ({cost:+.1f} %)"
-            )
+        for num_forced in (0, output.MAX_FORCED_TOKENS):
+            _print_steps_of(engine, temperature, num_forced)
 
 
-def _steps(engine: LLMEngine, num_constrained: int, temperature: float, seed: int) -> list[float]:
-    """Return the seconds of steps in which all sequences decode."""
+def _print_steps_of(engine: LLMEngine, temperature: float, num_forced: int) -> None:
+    runs: dict[int, list[Steps]] = {0: [], NUM_ROWS // 2: [], NUM_ROWS: []}
+    most, output.MAX_FORCED_TOKENS = output.MAX_FORCED_TOKENS, num_forced
+    for number in range(ROUNDS):
+        for num_constrained, found in runs.items():
+            found.append(_steps(engine, num_constrained, temperature, number))
+    output.MAX_FORCED_TOKENS = most
+    for num_constrained, found in runs.items():
+        pairs = list(zip(found, runs[0], strict=True))
+        cost = median(one.step_s / plain.step_s for one, plain in pairs)
+        speed = median(one.tokens_per_s / plain.tokens_per_s for one, plain in pairs)
+        step_s, tokens_per_s = (median(values) for values in zip(*found, strict=True))
+        print(
+            f"temperature {temperature:g}, {'forced tokens added' if num_forced else 'each token drawn'}, "
+            f"{num_constrained:2} of {NUM_ROWS} rows with a grammar: {1e3 * step_s:.1f} ms a step "
+            f"({100 * (cost - 1):+.1f} %), {tokens_per_s:.0f} tokens/s ({speed:.2f})"
+        )
+
+
+class Steps(NamedTuple):
+    """Some steps in which all sequences decode."""
+
+    step_s: float
+    """Median time of one."""
+
+    tokens_per_s: float
+
+
+def _steps(engine: LLMEngine, num_constrained: int, temperature: float, seed: int) -> Steps:
+    """Measure steps in which all sequences decode."""
     random = Random(seed)
     requests = [
         Request(
@@ -175,13 +196,15 @@ def _steps(engine: LLMEngine, num_constrained: int, temperature: float, seed: in
     while engine.stats.num_running < NUM_ROWS and not engine.is_idle:
         engine.advance()
     taken: list[float] = []
+    num_tokens = 0
     for _ in range(NUM_STEPS):
         began_s = time.perf_counter()
-        engine.advance()
+        deltas = engine.advance()
         if engine.stats.num_running == NUM_ROWS:
             taken.append(time.perf_counter() - began_s)
+            num_tokens += sum(len(delta.token_ids) for delta in deltas)
     engine.drop([request.id for request in requests])
-    return taken
+    return Steps(median(taken), num_tokens / sum(taken))
 
 
 if __name__ == "__main__":
