@@ -163,8 +163,8 @@ enum { STORE = 0, ADD = 1, GATE_SILU = 2, GATE_GELU_TANH = 3 };
 
 /* x times a weight, transposed, with an epilogue. */
 typedef struct {
-  const char *x; /* [T, K], rows `x_stride` bytes apart, as quantize_row makes them unless the weight is BF16 */
-  int64_t x_stride;
+  const char *x; /* [T, K], as quantize_row makes it unless the weight is BF16 */
+  int64_t x_stride; /* bytes between rows of BF16 and INT8 */
   const float *x_scales; /* [T] for INT8: the value of one step of a row */
   const Weight *weight;
   char *out; /* bfloat16, rows `out_stride` bytes apart: [T, N], added to for ADD; [T, N / 2] for gates, whose weight
@@ -178,9 +178,9 @@ typedef struct {
 
 void product_part(const Product *a, Team *team);
 
-/* A row of K bfloat16 in 8 bits, for a weight that is not BF16. INT8: x becomes round(x / scale), scale the largest of
-   the row over 127. Others: groups with scales of their own. */
-void quantize_row(const Weight *weight, const void *x, void *out, float *scale);
+/* Write a row of K bfloat16 as row t of x in 8 bits, for a weight that is not BF16. INT8: round(row / scale), scale the
+   largest of the row over 127. Others: groups with scales of their own, 8 rows beside each other. */
+void quantize_row(const Weight *weight, const void *row, char *x, int64_t x_stride, float *scales, int64_t t);
 
 /* Row by row; see sluice_rms_norm. */
 void rms_norm_row(int dtype, const void *x, const void *weight, void *out, int64_t M, float eps, float offset);

@@ -14,7 +14,7 @@ from sluice.kernels.checks import check, check_rows
 from sluice.kernels.decoder_step import DecoderWeights, LayerWeights, StepInputs
 from sluice.kernels.gated_activation.cpu import ACTIVATION_CODES
 from sluice.kernels.linear import Linear
-from sluice.kernels.linear.native import NativeLinear, WeightStruct
+from sluice.kernels.linear.native import NativeLinear, WeightStruct, whole_rows
 from sluice.kernels.native import native_function
 from sluice.kernels.paged_attention import KVCache
 from sluice.kernels.paged_attention.cpu import MAX_HEAD_SIZE
@@ -220,8 +220,8 @@ class _Room:
     """Buffers between the operations of a step: T rows each, with padding between rows."""
 
     def __init__(self, model: DecoderWeights, max_tokens: int) -> None:
-        def rows(width: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-            return torch.empty(max_tokens, width + (_LINE if dtype == torch.bfloat16 else _STEP_BYTES), dtype=dtype)
+        def rows(width: int) -> Tensor:
+            return torch.empty(max_tokens, width + _LINE, dtype=torch.bfloat16)
 
         shape = model.shape
         heads = shape.num_heads * shape.head_size
@@ -229,7 +229,8 @@ class _Room:
         self.qkv = rows(heads + 2 * shape.num_kv_heads * shape.head_size)
         self.query, self.attended = rows(heads), rows(heads)
         self.gated = rows(shape.intermediate_size)
-        self.bytes = rows(max(_native(product).row_bytes for product in model.products), torch.int8)
+        row_bytes = max(_native(product).row_bytes for product in model.products)
+        self.bytes = torch.empty(whole_rows(max_tokens), row_bytes + _STEP_BYTES, dtype=torch.int8)
         self.scales = torch.empty(max_tokens, dtype=torch.float32)
 
 

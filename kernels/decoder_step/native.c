@@ -68,7 +68,7 @@ INLINE void quantize_rows(const Model *m, const uint16_t *x, int64_t stride, con
                           int64_t end) {
   if (weight->kind == BF16) return;
   for (int64_t t = first; t < end; t++)
-    quantize_row(weight, x + t * stride, m->bytes + t * m->bytes_stride, m->scales + t);
+    quantize_row(weight, x + t * stride, (char *)m->bytes, m->bytes_stride, m->scales, t);
 }
 
 /* A product of rows that an earlier phase has quantised if necessary. */

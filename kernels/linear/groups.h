@@ -8,11 +8,7 @@
 #include "panel.h"
 
 #define GROUP 32
-#if defined(__AVX512BW__)
-#define GROUP_ROWS 12 /* rows of one pass: their sums of a group stay in registers */
-#else
-#define GROUP_ROWS 6
-#endif
+#define GROUP_ROWS 8 /* rows of one pass: their sums of a group stay in registers, and x has them beside each other */
 
 /* A group of a row: x is scale * codes. */
 typedef struct {
@@ -22,10 +18,15 @@ typedef struct {
   int32_t offset; /* -128 times the sum of codes: what an 8-bit code adds that is made positive by 128 */
 } XGroup;
 
+/* x: [T / 8, K / 32, 8] groups. */
+INLINE XGroup *group_of(void *x, int64_t t, int64_t g, int64_t groups) {
+  return (XGroup *)x + (t / GROUP_ROWS * groups + g) * GROUP_ROWS + t % GROUP_ROWS;
+}
+
 /* A group of a panel: codes, [words, PANEL] words of four bytes, then scales [PANEL] and, of 4 bits, minimums [PANEL].
-   With 4 bits a word has eight elements, the first four in the low halves of its bytes. Scales and minimums are float16;
-   of UNITS4 they are bytes, and the panel's groups are followed by their units: for each 8 groups what a scale of one
-   and a minimum of one stand for, [2, PANEL] float16. */
+   With 4 bits a word has eight elements, the first four in the low halves of its bytes. Scales and minimums are
+   float16; of UNITS4 they are bytes, and the panel's groups are followed by their units: for each 8 groups what a scale
+   of one and a minimum of one stand for, [2, PANEL] float16. */
 #define UNIT_GROUPS 8
 #define UNIT_BYTES (2 * PANEL * 2)
 INLINE int num_words(int kind) { return kind == GROUPS8 ? 8 : 4; }
@@ -55,8 +56,15 @@ INLINE floats load_halves(const char *from) {
 
 /* One register of bytes, as floats. */
 INLINE floats load_bytes(const char *from) {
-  typedef uint8_t bytes __attribute__((vector_size(WIDTH), aligned(1), may_alias));
-  return __builtin_convertvector(__builtin_convertvector(*(const bytes *)from, ints), floats);
+#if defined(__AVX512BW__)
+  return (floats)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)from)));
+#elif defined(__AVX2__)
+  return (floats)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)from)));
+#else
+  floats out;
+  for (int i = 0; i < WIDTH; i++) out[i] = ((const uint8_t *)from)[i];
+  return out;
+#endif
 }
 
 /* One register of scales, or of minimums, of a group; `unit`: those of its unit. */
@@ -78,6 +86,14 @@ INLINE ints add_nibbles(ints acc, words codes, words x) {
   for (int i = 0; i < 4; i++) acc += (ints)(codes >> 8 * i & 255) * ((ints)(x << (24 - 8 * i)) >> 24);
   return acc;
 #endif
+}
+
+/* acc, as it is now: the compiler would add in another order, for which it has too few registers. */
+INLINE ints in_order(ints acc) {
+#if defined(__AVX2__)
+  __asm__("" : "+v"(acc));
+#endif
+  return acc;
 }
 
 INLINE ints joined(ints acc) {
@@ -120,58 +136,63 @@ INLINE ints before_bytes(const XGroup *x) {
 }
 
 /* Integer sums of `num_rows` rows by one register of columns of a group. */
-INLINE void sum_group(ints *sums, int num_rows, const char *x, int64_t stride, const char *codes, int kind) {
-  for (int r = 0; r < num_rows; r++)
-    sums[r] = kind == GROUPS8 ? before_bytes((const XGroup *)(x + r * stride)) : (ints){0};
+INLINE void sum_group(ints *sums, int num_rows, const XGroup *x, const char *codes, int kind) {
+  for (int r = 0; r < num_rows; r++) sums[r] = kind == GROUPS8 ? before_bytes(x + r) : (ints){0};
   for (int u = 0; u < num_words(kind); u++) {
     const words w = *(const words *)(codes + u * PANEL * 4);
     if (kind == GROUPS8) {
-      for (int r = 0; r < num_rows; r++) sums[r] = add_bytes(sums[r], w, broadcast(x + r * stride + u * 4));
+      for (int r = 0; r < num_rows; r++) sums[r] = in_order(add_bytes(sums[r], w, broadcast(x[r].codes + u * 4)));
       continue;
     }
     const words low = w & 0x0f0f0f0fu, high = w >> 4 & 0x0f0f0f0fu;
-    for (int r = 0; r < num_rows; r++) sums[r] = add_nibbles(sums[r], low, broadcast(x + r * stride + u * 8));
-    for (int r = 0; r < num_rows; r++) sums[r] = add_nibbles(sums[r], high, broadcast(x + r * stride + u * 8 + 4));
+    for (int r = 0; r < num_rows; r++) sums[r] = in_order(add_nibbles(sums[r], low, broadcast(x[r].codes + u * 8)));
+    for (int r = 0; r < num_rows; r++)
+      sums[r] = in_order(add_nibbles(sums[r], high, broadcast(x[r].codes + u * 8 + 4)));
   }
   if (kind != GROUPS8)
     for (int r = 0; r < num_rows; r++) sums[r] = joined(sums[r]);
 }
 
-/* Sums of `num_rows` rows, in groups, by a panel. */
-INLINE void multiply_groups(Sums *sums, int num_rows, const char *x, int64_t stride, const char *panel, int64_t groups,
-                            Fetch next, int kind) {
-  floats f[GROUP_ROWS][PANEL / WIDTH];
-  for (int r = 0; r < num_rows; r++)
-    for (int v = 0; v < PANEL / WIDTH; v++) f[r][v] = (floats){0};
+/* The same address, about which the compiler knows nothing: it would read the words of all rows once for all columns,
+   and keep them on the stack, as vectors. */
+INLINE const XGroup *unknown(const XGroup *address) {
+  __asm__("" : "+r"(address));
+  return address;
+}
+
+/* Sums of `num_rows` rows of x by a panel. */
+INLINE void multiply_groups(Sums *sums, int num_rows, const XGroup *x, const char *panel, int64_t groups, Fetch next,
+                            int kind) {
+  for (int r = 0; r < num_rows; r++) memset(sums->f[r], 0, sizeof sums->f[r]);
   for (int64_t g = 0; g < groups; g++) {
     const char *group = panel + g * group_bytes(kind), *scales = group + code_bytes(kind);
     const char *unit = panel + groups * group_bytes(kind) + g / UNIT_GROUPS * UNIT_BYTES;
-    const char *rows = x + g * (int64_t)sizeof(XGroup);
+    const XGroup *rows = x + g * GROUP_ROWS;
     for (int v = 0; v < PANEL / WIDTH; v++) {
       ints whole[GROUP_ROWS];
-      sum_group(whole, num_rows, rows, stride, group + v * WIDTH * 4, kind);
+      rows = unknown(rows);
+      sum_group(whole, num_rows, rows, group + v * WIDTH * 4, kind);
       const floats scale = load_scales(scales, unit, v, kind);
       floats minimum = {0};
       if (kind != GROUPS8)
         minimum = load_scales(scales + PANEL * scale_bytes(kind), unit + PANEL * 2, v, kind);
       for (int r = 0; r < num_rows; r++) {
-        const XGroup *row = (const XGroup *)(rows + r * stride);
-        f[r][v] += __builtin_convertvector(whole[r], floats) * row->scale * scale;
-        if (kind != GROUPS8) f[r][v] += minimum * row->sum;
+        floats *sum = (floats *)(sums->f[r] + v * WIDTH);
+        *sum += __builtin_convertvector(whole[r], floats) * rows[r].scale * scale;
+        if (kind != GROUPS8) *sum += minimum * rows[r].sum;
       }
     }
     fetch_far(&next, g);
   }
-  for (int r = 0; r < num_rows; r++)
-    for (int v = 0; v < PANEL / WIDTH; v++) *(floats *)(sums->f[r] + v * WIDTH) = f[r][v];
 }
 
-/* Rows of x as groups: each code is round(x / scale), scale the largest of a group over 127. What is not finite stays
-   so: its scale carries it into the product. */
-INLINE void quantize_groups(const void *x, XGroup *out, int64_t K) {
+/* A row as the groups of row t: each code is round(x / scale), scale the largest of a group over 127. What is not finite
+   stays so: its scale carries it into the product. */
+INLINE void quantize_groups(const void *row, void *x, int64_t t, int64_t K) {
   const f32x16 magic = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to a whole number */
-  for (int64_t k = 0; k < K; k += GROUP, out++) {
-    const f32x16 left = load16(x, k, BFLOAT16), right = load16(x, k + LANES, BFLOAT16);
+  for (int64_t k = 0; k < K; k += GROUP) {
+    XGroup *out = group_of(x, t, k / GROUP, K / GROUP);
+    const f32x16 left = load16(row, k, BFLOAT16), right = load16(row, k + LANES, BFLOAT16);
     /* Sizes are ordered as their bits are, and those of a NaN are above infinity's. */
     const i32x16 a = (i32x16)left & 0x7fffffff, b = (i32x16)right & 0x7fffffff;
     int32_t sizes[LANES], most = 0;

@@ -229,7 +229,7 @@ INLINE void multiply_wide(Sums *sums, int num_rows, int num_columns, int column,
 INLINE void multiply_rows(Sums *sums, int num_rows, const char *x, int64_t stride, const char *panel, int64_t steps,
                           Fetch next, int kind) {
   if (kind >= GROUPS4) {
-    if (num_rows <= GROUP_ROWS) multiply_groups(sums, num_rows, x, stride, panel, steps, next, kind);
+    if (num_rows <= GROUP_ROWS) multiply_groups(sums, num_rows, (const XGroup *)x, panel, steps, next, kind);
     return;
   }
 #if HAS_BF16_DOT || HAS_INT8_DOT
@@ -350,16 +350,19 @@ INLINE void multiply_panel_tiles(const Product *a, int64_t first, int64_t end, i
 }
 #endif
 
-/* Rows first to end of one panel, in passes of about as many rows each. */
+/* Rows first to end of one panel, in passes of about as many rows each, or as x has them beside each other. */
 INLINE void multiply_panel(const Product *a, int64_t first, int64_t end, int64_t panel, const char *next, int kind) {
   const int most = kind >= GROUPS4 ? GROUP_ROWS : HAS_DOT(kind) ? DOT_ROWS : WIDE_ROWS;
   const int64_t steps = num_steps(a->weight), passes = (end - first + most - 1) / most;
   const char *weight = panel_at(a->weight, panel);
   Sums sums __attribute__((aligned(64)));
   for (int64_t pass = 0, t = first; pass < passes; pass++) {
-    const int num_rows = (int)(first + (end - first) * (pass + 1) / passes - t);
+    int num_rows = (int)(first + (end - first) * (pass + 1) / passes - t);
+    if (kind >= GROUPS4) num_rows = end - t < most ? (int)(end - t) : most;
     const Fetch fetch = fetch_of(weight, next, steps, (step_bytes(kind) + 63) / 64, pass, passes);
-    multiply_vectors(&sums, num_rows, a->x + t * a->x_stride, a->x_stride, weight, steps, fetch, kind);
+    /* Of groups, t is a multiple of the rows beside each other. */
+    const int64_t stride = kind >= GROUPS4 ? row_bytes(a->weight) : a->x_stride;
+    multiply_vectors(&sums, num_rows, a->x + t * stride, stride, weight, steps, fetch, kind);
     finish(&sums, a, t, num_rows, panel, kind);
     t += num_rows;
   }
@@ -416,11 +419,11 @@ INLINE void quantize_whole(const void *x, int8_t *out, float *scale, int64_t K) 
   }
 }
 
-void quantize_row(const Weight *weight, const void *x, void *out, float *scale) {
+void quantize_row(const Weight *weight, const void *row, char *x, int64_t x_stride, float *scales, int64_t t) {
   if (weight->kind == INT8)
-    quantize_whole(x, out, scale, weight->K);
+    quantize_whole(row, (int8_t *)x + t * x_stride, scales + t, weight->K);
   else
-    quantize_groups(x, out, weight->K);
+    quantize_groups(row, x, t, weight->K);
 }
 
 /* weight: [N, W] words of four bytes; out: as in parts.h, zeros where N and W are padded. */
@@ -449,14 +452,14 @@ EXPORT void sluice_multiplies_bfloat16(int32_t *answer) {
 EXPORT void sluice_row_bytes(const Weight *weight, int64_t *answer) { *answer = row_bytes(weight); }
 
 /* x: [T, K] bfloat16, rows x_stride bytes apart; weight, out, epilogue: as in parts.h; bytes, scales: room for T rows
-   of sluice_row_bytes, of zeros, and for T scales, unless the weight is bfloat16. */
+   of sluice_row_bytes, a multiple of 8, and for T scales, unless the weight is bfloat16. */
 EXPORT void sluice_product(const void *x, int64_t x_stride, const Weight *weight, void *out, int64_t out_stride,
                            int64_t T, int epilogue, int use_tiles, void *bytes, float *scales) {
   Product a = {x, x_stride, scales, weight, out, out_stride, T, epilogue, use_tiles, NULL};
   if (weight->kind != BF16) {
     const int64_t stride = row_bytes(weight);
     for (int64_t t = 0; t < T; t++)
-      quantize_row(weight, a.x + t * x_stride, (char *)bytes + t * stride, scales + t);
+      quantize_row(weight, a.x + t * x_stride, bytes, stride, scales, t);
     a.x = bytes;
     a.x_stride = stride;
   }

@@ -24,6 +24,7 @@ _CPU = torch.device("cpu")
 _PANEL = 32
 _STEP_WORDS = 16
 _GATE_COLUMNS = 16
+_GROUP_ROWS = 8
 
 
 class Epilogue(IntEnum):
@@ -119,7 +120,7 @@ class NativeLinear:
         out = x.new_empty(num_tokens, self.out_size)
         rows = scales = None
         if self.row_bytes:
-            rows = torch.empty(num_tokens, self.row_bytes, dtype=torch.int8)
+            rows = torch.empty(whole_rows(num_tokens), self.row_bytes, dtype=torch.int8)
             scales = torch.empty(num_tokens, dtype=torch.float32)
         native(
             x.data_ptr(),
@@ -134,6 +135,11 @@ class NativeLinear:
             None if scales is None else scales.data_ptr(),
         )
         return out
+
+
+def whole_rows(num_rows: int) -> int:
+    """Return for how many rows in 8 bits there must be room: groups have eight rows beside each other."""
+    return -(-num_rows // _GROUP_ROWS) * _GROUP_ROWS
 
 
 def can_multiply(in_size: int, *, is_int8: bool) -> bool:

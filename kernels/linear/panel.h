@@ -37,7 +37,7 @@ INLINE void fetch_far(const Fetch *next, int64_t step) {
   for (int i = 0; i < next->lines; i++) __builtin_prefetch(from + i * 64, 0, 2);
 }
 
-/* For one of `passes` over the panel at `weight`, of `steps` steps of `step_lines` lines, before the panel at `next`. */
+/* For one of `passes` over the panel at `weight`, of `steps` steps of `step_lines` lines, before the one at `next`. */
 INLINE Fetch fetch_of(const char *weight, const char *next, int64_t steps, int step_lines, int64_t pass,
                       int64_t passes) {
   if (!next) next = weight;
