@@ -23,7 +23,7 @@ from sluice.gateway.batches.routes import BatchRoutes
 from sluice.gateway.batches.store import BatchStore
 from sluice.gateway.connections.drain import Drain, Draining
 from sluice.gateway.embeddings import EmbeddingRoutes
-from sluice.gateway.errors import METHOD_NOT_ALLOWED, SERVER, HttpError, error_of
+from sluice.gateway.errors import CLIENT_LEFT_STATUS, METHOD_NOT_ALLOWED, SERVER, HttpError, error_of
 from sluice.gateway.files.hosts import StorageMarks
 from sluice.gateway.files.routes import FileRoutes
 from sluice.gateway.files.storage import Storage
@@ -177,7 +177,7 @@ def _methods(request: Request) -> Sequence[str]:
 
 
 async def _answer_nobody(_request: Request, _error: Exception) -> Response:
-    return Response(status_code=499)  # its client left before the end of the body
+    return Response(status_code=CLIENT_LEFT_STATUS)  # its client left before the end of the body
 
 
 async def _answer_broken(_request: Request, _error: Exception) -> Response:

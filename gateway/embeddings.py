@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sluice.gateway.connections.encoding import encoded_answer
-from sluice.gateway.errors import named
+from sluice.gateway.errors import CLIENT_LEFT_STATUS
 from sluice.gateway.generation import ERRORS, TEXT_PROMPT
 from sluice.gateway.many_jobs import ManyJobs
 from sluice.gateway.openapi.options import KEY, options_schema
@@ -20,8 +20,6 @@ from sluice.protocol import limits
 from sluice.protocol.openai_format.embeddings import FORMATS, NAMES, PASSED, embeddings_body, read_embeddings
 from sluice.protocol.openai_format.requests import EMBEDDINGS
 from sluice.protocol.wire import JobResult
-
-CLIENT_LEFT = 499
 
 INPUT: Schema = {
     "anyOf": [*TEXT_PROMPT["anyOf"], {**list_of(TEXT_PROMPT), "minItems": 1, "maxItems": limits.MAX_INPUTS}]
@@ -47,18 +45,15 @@ class EmbeddingRoutes:
     """The route of requests for vectors. Its jobs are cancelled when their client has left."""
 
     def __init__(self, queues: Queues, rates: KeyRates, settings: GatewaySettings) -> None:
-        self._queues, self._settings = queues, settings
-        self._jobs = ManyJobs(rates, settings)
+        self._settings, self._jobs = settings, ManyJobs(queues, rates, settings)
 
     @route(f"POST {EMBEDDINGS}", ANSWER, tag="openai", scope="submit", errors=ERRORS, parameters=(KEY,), body=REQUEST)
     async def embed(self, request: Request) -> Response:
         """Embed texts."""
         parsed = read_embeddings(await read_json(request, self._settings.max_body_bytes))
-        queue = await self._queues.of_model(parsed.model)
-        with named(NAMES):
-            answers = await self._jobs.answers(request, queue, parsed.inputs, parsed.options)
-        if answers.results is None:
-            return Response(status_code=CLIENT_LEFT)
+        answers = await self._jobs.answers(request, parsed.inputs, parsed.options, NAMES)
+        if answers is None:
+            return Response(status_code=CLIENT_LEFT_STATUS)
         response = await _encoded(answers.results, parsed.model or "", is_base64=parsed.is_base64)
         response.headers.update(answers.headers)
         return response

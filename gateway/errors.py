@@ -88,6 +88,9 @@ PRIVATE: dict[type, str | None] = {
 LOG = logging.getLogger(__name__)
 
 METHOD_NOT_ALLOWED = 405
+CLIENT_LEFT_STATUS = 499
+"""In the log, of a request whose client has left."""
+
 UNREACHABLE_RETRY_S = 1.0
 MAX_MESSAGE_CHARS, MAX_PARAM_CHARS = 1000, 100
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from sluice.gateway.access import caller_of
 from sluice.gateway.connections.encoding import encoded_answer
 from sluice.gateway.connections.events import EventStream
-from sluice.gateway.errors import NO_NAMES, error_of, named
+from sluice.gateway.errors import CLIENT_LEFT_STATUS, NO_NAMES, error_of, named
 from sluice.gateway.openai.chunks import StreamChunks
 from sluice.gateway.openai.encoded import EncodedChunks, server_sent
 from sluice.gateway.openai.encoded_bodies import encoded_result
@@ -298,7 +298,7 @@ async def _whole(queue: QueueClients, job_id: JobId, parsed: ReadRequest, reques
         queue.readers.leave(job_id, is_shared=parsed.is_shared)
 
     answer = await unless_left(request, _answer(queue, job_id, parsed), leave)
-    return Response(status_code=499) if answer is None else answer  # None: the client has left
+    return Response(status_code=CLIENT_LEFT_STATUS) if answer is None else answer
 
 
 async def _answer(queue: QueueClients, job_id: JobId, parsed: ReadRequest) -> Response:

@@ -4,14 +4,16 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from hashlib import blake2b
 
 from starlette.requests import Request
 
 from sluice.gateway.access import Caller, caller_of
+from sluice.gateway.errors import named
 from sluice.gateway.openapi.options import KEY
-from sluice.gateway.queues import QueueClients
+from sluice.gateway.queues import QueueClients, Queues
 from sluice.gateway.rates import KeyRates, callers_job
-from sluice.gateway.readers import unless_left
+from sluice.gateway.readers import Readers, unless_left
 from sluice.gateway.requests import traceparent_of
 from sluice.gateway.settings import GatewaySettings
 from sluice.producer.errors import JobNotFound
@@ -24,44 +26,42 @@ SUBMITTED_AT_ONCE = 64
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The results of a request's jobs, in their order; None if its client has left."""
+    """The results of a request's jobs, in their order."""
 
-    results: list[JobResult] | None
+    results: list[JobResult]
     headers: Mapping[str, str]
 
 
 class ManyJobs:
     """Requests that are one job or more. Their jobs share options, deadline, trace and key."""
 
-    def __init__(self, rates: KeyRates, settings: GatewaySettings) -> None:
-        self._rates, self._settings = rates, settings
+    def __init__(self, queues: Queues, rates: KeyRates, settings: GatewaySettings) -> None:
+        self._queues, self._rates, self._settings = queues, rates, settings
 
     async def answers(
-        self, request: Request, queue: QueueClients, prompts: Sequence[PromptLike], options: Options
-    ) -> Answers:
-        """Submit a job for each prompt, and wait for their results.
+        self, request: Request, prompts: Sequence[PromptLike], options: Options, names: Mapping[str, str]
+    ) -> Answers | None:
+        """Submit a job for each prompt, and wait for their results; None if the client has left.
 
         Raises:
-            HttpError, ProducerError: a job is refused, or ended badly. The others are cancelled.
+            HttpError, ProducerError: a job is refused, or ended badly. The others are cancelled, unless other requests
+                read them. `names` has the API's names of parameters, as for `error_of`.
         """
         caller, key = caller_of(request), KEY.read(request)
-        jobs = self._jobs(request, caller, prompts, {**options, "stream": False, "idempotency_key": key})
-        receipts, headers = await self._submitted(queue, caller, jobs)
-        request.state.job_id = receipts[0].id
-        if key is not None:
-            for receipt in receipts:
-                await queue.readers.join(receipt.id, is_submitter=not receipt.is_duplicate)
-
-        def leave() -> None:
-            for receipt in receipts:
-                queue.readers.leave(receipt.id, is_shared=key is not None)
-
-        try:
-            results = await unless_left(request, _results(queue, [receipt.id for receipt in receipts]), leave)
-        except Exception:
-            leave()
-            raise
-        return Answers(results, headers)
+        queue = await self._queues.of_model(options.get("model"))
+        with named(names):
+            jobs = self._jobs(request, caller, prompts, {**options, "stream": False, "idempotency_key": key})
+            readers = _Readers(queue.readers, is_shared=key is not None)
+            try:
+                receipts, headers = await self._rates.submit_all(caller, jobs, lambda: _submitted(queue, jobs, readers))
+                request.state.job_id = receipts[0].id
+                results = await unless_left(
+                    request, _results(queue, [receipt.id for receipt in receipts]), readers.leave
+                )
+            except BaseException:
+                readers.leave()
+                raise
+        return None if results is None else Answers(results, headers)
 
     def _jobs(
         self, request: Request, caller: Caller, prompts: Sequence[PromptLike], options: Options
@@ -78,34 +78,58 @@ class ManyJobs:
                     prompt=encoded_prompt(prompt),
                     template=first.template
                     if key is None
-                    else replace(first.template, idempotency_key=f"{key[:KEY_CHARS]}#{number}"),
+                    else replace(first.template, idempotency_key=_key_of(key, number)),
                 )
                 for number, prompt in enumerate(prompts[1:], 1)
             ),
         ]
 
-    async def _submitted(
-        self, queue: QueueClients, caller: Caller, jobs: Sequence[CheckedJob]
-    ) -> tuple[list[Receipt], Mapping[str, str]]:
-        """Submit all jobs, or raise the first error and cancel those that were accepted."""
-        turns = asyncio.Semaphore(SUBMITTED_AT_ONCE)
 
-        async def submit(job: CheckedJob) -> tuple[Receipt, Mapping[str, str]]:
-            async with turns:
-                return await self._rates.submit(queue, caller, job)
-
-        answers = await asyncio.gather(*map(submit, jobs), return_exceptions=True)
-        errors = [answer for answer in answers if isinstance(answer, BaseException)]
-        accepted = [answer for answer in answers if not isinstance(answer, BaseException)]
-        if errors:
-            for receipt, _ in accepted:
-                queue.readers.leave(receipt.id, is_shared=False)
-            raise errors[0]
-        return [receipt for receipt, _ in accepted], accepted[-1][1]
+def _key_of(key: str, number: int) -> str:
+    """Return the idempotency key of a further job: no key of a client, or of another one's jobs, is the same."""
+    return blake2b(f"{number} {key}".encode(), digest_size=32).hexdigest()
 
 
-KEY_CHARS = 240
-"""Characters of a key that those of its further jobs begin with."""
+class _Readers:
+    """The jobs that a request reads. Changes as they are submitted, and left once."""
+
+    def __init__(self, readers: Readers, *, is_shared: bool) -> None:
+        self._readers, self._is_shared = readers, is_shared
+        self._job_ids: list[JobId] = []
+
+    async def join(self, receipt: Receipt) -> None:
+        """Read a job, which others may read, too, if its request has a key."""
+        if self._is_shared:
+            await self._readers.join(receipt.id, is_submitter=not receipt.is_duplicate)
+        self._job_ids.append(receipt.id)
+
+    def leave(self) -> None:
+        """Leave all jobs."""
+        job_ids, self._job_ids = self._job_ids, []
+        for job_id in job_ids:
+            self._readers.leave(job_id, is_shared=self._is_shared)
+
+
+async def _submitted(queue: QueueClients, jobs: Sequence[CheckedJob], readers: _Readers) -> list[Receipt]:
+    """Submit all jobs, and read them.
+
+    Raises:
+        ProducerError: one is refused: the first error.
+    """
+    turns = asyncio.Semaphore(SUBMITTED_AT_ONCE)
+
+    async def submit(job: CheckedJob) -> Receipt:
+        async with turns:
+            receipt = await queue.submit(job)
+            await readers.join(receipt)
+            return receipt
+
+    answers = await asyncio.gather(*map(submit, jobs), return_exceptions=True)
+    receipts = [answer for answer in answers if not isinstance(answer, BaseException)]
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return receipts
 
 
 async def _results(queue: QueueClients, job_ids: Sequence[JobId]) -> list[JobResult]:

@@ -5,7 +5,7 @@ Each count is a leaky bucket that holds at most the limit and drains in a minute
 costs nothing; one that adds no job is refunded. (Rate limits of tenants in the queue delay jobs instead.)
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import ceil
@@ -24,6 +24,7 @@ from sluice.protocol import limits
 from sluice.protocol.bounds import REQUESTS_PER_MINUTE, TOKENS_PER_MINUTE
 from sluice.protocol.jobs import CheckedJob, Options, PromptLike, checked_job, template
 from sluice.protocol.keys import QueueKeys
+from sluice.protocol.openai_format.requests import PROMPT
 from sluice.protocol.scripts import register
 
 WINDOW_MS = 60_000
@@ -101,18 +102,44 @@ class KeyRates:
             HttpError: as `charge`.
             ProducerError: as `QueueClients.submit`.
         """
-        rates = await self.charge(caller.key, job)
-        try:
-            receipt = await queue.submit(job)
-        except ProducerError:
-            await self.give_back(caller.key, job)
-            raise
-        if receipt.is_duplicate:
-            rates = await self.give_back(caller.key, job) or rates
+
+        async def submitted() -> list[Receipt]:
+            return [await queue.submit(job)]
+
+        [receipt], rates = await self.submit_all(caller, [job], submitted)
         return receipt, rates
 
-    async def charge(self, key: ApiKey | None, job: CheckedJob) -> Mapping[str, str]:
-        """Count a job against the rate limits of its key; return the rate limit headers.
+    async def submit_all(
+        self, caller: Caller, jobs: Sequence[CheckedJob], submit: Callable[[], Awaitable[list[Receipt]]]
+    ) -> tuple[list[Receipt], Mapping[str, str]]:
+        """Submit the jobs of one request; return their receipts and the rate limit headers.
+
+        It costs nothing if all are duplicates, or one is refused.
+
+        Args:
+            caller: Whose limits count.
+            jobs: Those of `callers_job`.
+            submit: Submits them, and raises a ProducerError if one is refused.
+
+        Raises:
+            HttpError: as `charge`.
+            ProducerError: as `submit`.
+        """
+        rates = await self.charge(caller.key, *jobs)
+        try:
+            receipts = await submit()
+        except ProducerError:
+            await self.give_back(caller.key, *jobs)
+            raise
+        if all(receipt.is_duplicate for receipt in receipts):
+            rates = await self.give_back(caller.key, *jobs) or rates
+        return receipts, rates
+
+    async def charge(self, key: ApiKey | None, *jobs: CheckedJob) -> Mapping[str, str]:
+        """Count a request, with the tokens of its jobs, against the rate limits of its key.
+
+        Returns:
+            The rate limit headers.
 
         Raises:
             HttpError: 429, a limit is reached; 400, the request is larger than the limit.
@@ -120,12 +147,14 @@ class KeyRates:
         """
         if key is None or (key.rpm is None and key.tpm is None):
             return {}
-        tokens = _tokens_of(job)
+        tokens = _tokens_of(jobs)
         if key.tpm is not None and tokens > key.tpm:
+            generates = any(job.template.max_tokens for job in jobs)
+            asked = "prompt and max_tokens are" if generates else "the request has"
             raise bad_request(
-                f"prompt and max_tokens are {tokens} tokens, and the API key's limit is {key.tpm} a minute",
+                f"{asked} {tokens} tokens, and the API key's limit is {key.tpm} a minute",
                 code="request_too_large",
-                param="max_tokens",
+                param="max_tokens" if generates else PROMPT,
             )
         has_room, buckets = await self._count(key, 1, tokens)
         headers = _headers(buckets)
@@ -133,7 +162,7 @@ class KeyRates:
             raise _limited(max(buckets, key=lambda bucket: bucket.wait_ms), headers)
         return headers
 
-    async def give_back(self, key: ApiKey | None, job: CheckedJob) -> Mapping[str, str]:
+    async def give_back(self, key: ApiKey | None, *jobs: CheckedJob) -> Mapping[str, str]:
         """Undo `charge` for a request that added no job; return the rate limit headers.
 
         While the server is unreachable, the request stays counted, for up to a minute, and there are no headers.
@@ -141,7 +170,7 @@ class KeyRates:
         if key is None or (key.rpm is None and key.tpm is None):
             return {}
         with suppress(ProducerError):
-            return _headers((await self._count(key, -1, -_tokens_of(job)))[1])
+            return _headers((await self._count(key, -1, -_tokens_of(jobs)))[1])
         return {}
 
     async def _count(self, key: ApiKey, requests: int, tokens: int) -> tuple[bool, list[LimitState]]:
@@ -181,8 +210,12 @@ def callers_job(caller: Caller, prompt: PromptLike, options: Options) -> Checked
     return replace(job, template=template({**own, "max_tokens": job.template.max_tokens}))
 
 
-def _tokens_of(job: CheckedJob) -> int:
-    """Return the tokens that a job may use: those of its prompt, estimated for text, and all that it may generate."""
+def _tokens_of(jobs: Iterable[CheckedJob]) -> int:
+    """Return the tokens that jobs may use: those of their prompts, estimated for text, and all they may generate."""
+    return sum(map(_tokens_of_one, jobs))
+
+
+def _tokens_of_one(job: CheckedJob) -> int:
     num_tokens = job.prompt.num_tokens
     if num_tokens is None:
         num_tokens = ceil(job.prompt.num_bytes / limits.DEFAULT_BYTES_PER_TOKEN)

@@ -3,7 +3,7 @@
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from sluice.gateway.errors import named
+from sluice.gateway.errors import CLIENT_LEFT_STATUS
 from sluice.gateway.generation import ERRORS
 from sluice.gateway.many_jobs import ManyJobs
 from sluice.gateway.openapi.options import KEY, options_schema
@@ -16,8 +16,6 @@ from sluice.gateway.settings import GatewaySettings
 from sluice.protocol import limits
 from sluice.protocol.openai_format.requests import RERANK
 from sluice.protocol.openai_format.reranking import NAMES, PASSED, read_rerank
-
-CLIENT_LEFT = 499
 
 _TEXT: Schema = {**TEXT, "minLength": 1}
 _DOCUMENT: Schema = {"anyOf": [_TEXT, object_schema("RerankDocument", text=_TEXT)]}
@@ -62,18 +60,15 @@ class RerankRoutes:
     """The route of requests to rerank. Its jobs are cancelled when their client has left."""
 
     def __init__(self, queues: Queues, rates: KeyRates, settings: GatewaySettings) -> None:
-        self._queues, self._settings = queues, settings
-        self._jobs = ManyJobs(rates, settings)
+        self._settings, self._jobs = settings, ManyJobs(queues, rates, settings)
 
     @route(f"POST {RERANK}", ANSWER, tag="openai", scope="submit", errors=ERRORS, parameters=(KEY,), body=REQUEST)
     async def rerank(self, request: Request) -> Response:
         """Rank documents by their relevance to a query."""
         parsed = read_rerank(await read_json(request, self._settings.max_body_bytes))
-        queue = await self._queues.of_model(parsed.model)
-        with named(NAMES):
-            answers = await self._jobs.answers(request, queue, parsed.prompts, parsed.options)
-        if answers.results is None:
-            return Response(status_code=CLIENT_LEFT)
+        answers = await self._jobs.answers(request, parsed.prompts, parsed.options, NAMES)
+        if answers is None:
+            return Response(status_code=CLIENT_LEFT_STATUS)
         model = answers.results[0].model or parsed.model or ""
         body = parsed.body(answers.results, request.state.job_id, model)
         return JSONResponse(body, headers=dict(answers.headers))

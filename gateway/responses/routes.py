@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 
 from sluice.gateway.access import caller_of
 from sluice.gateway.connections.events import EventStream
-from sluice.gateway.errors import HttpError, bad_request, named
+from sluice.gateway.errors import CLIENT_LEFT_STATUS, HttpError, bad_request, named
 from sluice.gateway.listing import AFTER, ORDER, SHORT_LIMIT, list_body, page_schema, read_page
 from sluice.gateway.openai.items import Item
 from sluice.gateway.openai.response_events import SCHEMAS
@@ -219,7 +219,7 @@ class ResponseRoutes:
                 await settle(queue.submitting, self._store, [response])
             raise
         if result is None:
-            return Response(status_code=499)  # the client has left
+            return Response(status_code=CLIENT_LEFT_STATUS)
         reason = result.choices[0].finish_reason if result.choices else None
         end = response_end(JobState.DONE, reason, output_of(result), result.usage, (None, None))
         if info.is_stored:
