@@ -1,13 +1,12 @@
-"""Parse requests for embeddings in OpenAI's format, and format their answers. No I/O. `Any` stands for JSON here."""
+"""Parse requests for embeddings in OpenAI's format, and format their answers. No I/O."""
 
 from array import array
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 from sluice.protocol import limits
-from sluice.protocol.checks import is_short
 from sluice.protocol.jobs import Options, PromptLike
 from sluice.protocol.openai_format.bodies import Object
 from sluice.protocol.openai_format.refusals import RequestRefused
@@ -17,7 +16,7 @@ from sluice.protocol.openai_format.requests import (
     Harmless,
     ReadRequest,
     read_parameters,
-    refuse_unless_harmless,
+    read_passed,
 )
 from sluice.protocol.wire import JobResult, Usage
 
@@ -65,15 +64,7 @@ def read_embeddings(body: object) -> EmbeddingsRequest:
     """
     parameters = read_parameters(body)
     inputs = _inputs(parameters.get("input"))
-    options: dict[str, Any] = {"embed": True}
-    for name, value in parameters.items():
-        if name in PASSED:
-            options[name] = value
-        elif name not in IGNORED:
-            refuse_unless_harmless(name, value, HARMLESS, PASSED | IGNORED)
-    if not is_short(options.get("model"), limits.MAX_MODEL_CHARS):
-        message = f"model must be text of 1 to {limits.MAX_MODEL_CHARS} characters"
-        raise RequestRefused("invalid_request", message, "model")
+    options = {"embed": True, **read_passed(parameters, PASSED, IGNORED, HARMLESS)}
     encoding = parameters.get("encoding_format", "float")
     if encoding not in FORMATS:
         message = f"encoding_format must be one of {' and '.join(FORMATS)}"

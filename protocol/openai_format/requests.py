@@ -5,7 +5,7 @@ HTTP requests, lines of batches and lines of bulk files are all parsed here, so 
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, Protocol, TypeAlias, cast
 
@@ -234,12 +234,32 @@ def _options(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
     options |= read_bias(body) | _logprobs(endpoint, body) | _echo(endpoint, body)
     if structured := read_structured(body)[0]:
         options["structured"] = structured
-    if not is_short(options.get("model"), limits.MAX_MODEL_CHARS):
-        message = f"model must be text of 1 to {limits.MAX_MODEL_CHARS} characters"
-        raise RequestRefused("invalid_request", message, "model")
+    _check_model(options)
     if "max_completion_tokens" in body:
         options["max_tokens"] = body["max_completion_tokens"]
     return options
+
+
+def read_passed(
+    parameters: Mapping[str, Any], passed: Collection[str], ignored: Collection[str], harmless: Harmless
+) -> dict[str, Any]:
+    """Return the parameters that a job has unchanged.
+
+    Raises:
+        RequestRefused: another one is not in `ignored` and would have an effect, or the model is not text.
+    """
+    for name, value in parameters.items():
+        if name not in passed and name not in ignored:
+            refuse_unless_harmless(name, value, harmless, {*passed, *ignored})
+    options = {name: value for name, value in parameters.items() if name in passed}
+    _check_model(options)
+    return options
+
+
+def _check_model(options: Mapping[str, Any]) -> None:
+    if not is_short(options.get("model"), limits.MAX_MODEL_CHARS):
+        message = f"model must be text of 1 to {limits.MAX_MODEL_CHARS} characters"
+        raise RequestRefused("invalid_request", message, "model")
 
 
 def prompt_name(endpoint: Endpoint) -> str:

@@ -1,32 +1,30 @@
-"""Parse requests to rerank documents, in the form of Jina and Cohere, and format their answers. No I/O.
-
-`Any` stands for JSON here.
-"""
+"""Parse requests to rerank documents, in the form of Jina and Cohere, and format their answers. No I/O."""
 
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp
-from typing import Any, cast
+from typing import cast
 
 from sluice.protocol import limits
-from sluice.protocol.checks import is_short
 from sluice.protocol.jobs import Options, PromptLike
 from sluice.protocol.openai_format.bodies import Object
 from sluice.protocol.openai_format.refusals import RequestRefused
 from sluice.protocol.openai_format.requests import (
+    PROMPT,
     RERANK,
     Harmless,
     ReadRequest,
     read_flag,
     read_parameters,
-    refuse_unless_harmless,
+    read_passed,
 )
 from sluice.protocol.wire import JobResult
 
 PASSED = frozenset({"model", "metadata", "priority"})
 IGNORED = frozenset({"query", "documents", "top_n", "return_documents", "user"})
 HARMLESS: Harmless = {"truncate_prompt_tokens": lambda _: False, "max_tokens_per_doc": lambda _: False}
+NAMES: Mapping[str, str] = {PROMPT: "documents"}
 MOST_CLASSES = 2
 """Of a reranker: one is the relevance, of two the second."""
 
@@ -74,15 +72,7 @@ def read_rerank(body: object) -> RerankRequest:
         RequestRefused: a parameter is unknown, not supported or of the wrong type.
     """
     parameters = read_parameters(body)
-    options: dict[str, Any] = {"classify": True}
-    for name, value in parameters.items():
-        if name in PASSED:
-            options[name] = value
-        elif name not in IGNORED:
-            refuse_unless_harmless(name, value, HARMLESS, PASSED | IGNORED)
-    if not is_short(options.get("model"), limits.MAX_MODEL_CHARS):
-        message = f"model must be text of 1 to {limits.MAX_MODEL_CHARS} characters"
-        raise RequestRefused("invalid_request", message, "model")
+    options = {"classify": True, **read_passed(parameters, PASSED, IGNORED, HARMLESS)}
     query, documents = parameters.get("query"), _documents(parameters.get("documents"))
     if not isinstance(query, str) or not query:
         raise RequestRefused("invalid_request", "query must be text", "query")
@@ -153,6 +143,3 @@ def _relevance(scores: Sequence[float]) -> float:
     score = scores[0] if len(scores) == 1 else scores[1] - scores[0]
     # Without overflow on either side.
     return 1 / (1 + exp(-score)) if score >= 0 else exp(score) / (1 + exp(score))
-
-
-NAMES: Mapping[str, str] = {"prompt": "documents"}
