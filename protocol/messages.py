@@ -4,6 +4,7 @@ import re
 from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, NewType, get_args
 
 from sluice.protocol import callback_urls, limits
@@ -242,7 +243,7 @@ class PromptResult:
     """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # without slots: what was parsed is kept
 class ChoiceResult:
     """The output of one choice."""
 
@@ -259,7 +260,7 @@ class ChoiceResult:
     format: str = ""
     """How the text marks its parts, as in `ChannelEntry`."""
 
-    @property
+    @cached_property
     def parsed(self) -> ParsedOutput:
         """The text taken apart: `content`, `reasoning`, and the `calls` of functions."""
         return parse_output(OutputFormat.read(self.format), self.text)

@@ -1,4 +1,7 @@
-"""Read one call, `{"name": …, "arguments": {…}}`, character by character. No I/O."""
+"""Read one call, `{"name": …, "arguments": {…}}`, character by character. No I/O.
+
+Its arguments are an object, the JSON of one as text, or missing. With anything else it is no call.
+"""
 
 import json
 
@@ -12,21 +15,26 @@ _SPACE = " \t\r\n"
 class CallScanner:
     """One call so far. Mutable.
 
-    Arguments are passed on as they are written, once the name is known.
+    Arguments are passed on as they are written, once the call is known. Of two values of a key the first one counts.
     """
 
     def __init__(self) -> None:
-        self.name: str | None = None
+        self.name = ""
         self.is_over = False
         """Whether its last brace was read."""
 
         self.is_wrong = False
         """Whether it is not such a call. What follows is not read."""
 
+        self.is_known = False
+        """Whether it has a name, and an object as arguments or none."""
+
         self._arguments: list[str] = []
         """Those that were not passed on yet."""
 
-        self._has_arguments = False
+        self._has_arguments = self._has_object = False
+        """Whether their value was begun, and whether it is an object."""
+
         self._key: str | None = None
         self._word: list[str] = []
         """The characters of the present key, or of a value that is not passed on as it is written."""
@@ -39,10 +47,12 @@ class CallScanner:
         """Read the next character, and return arguments that can be passed on."""
         self._take_next(character)
         if self.is_over:
-            self.is_wrong = self.is_wrong or self.name is None
+            self.is_wrong = self.is_wrong or not self.name
             if not self._has_arguments:
                 self._arguments.append("{}")
-        if self.name is None or self.is_wrong or not self._arguments:
+        if not self.is_known:
+            self.is_known = bool(self.name) and (self._has_object or self.is_over) and not self.is_wrong
+        if not self._arguments or not self.is_known:
             return ""
         ready = "".join(self._arguments)
         self._arguments.clear()
@@ -66,15 +76,25 @@ class CallScanner:
         self._word.append(character)
         self._follow(character)
         if not self._is_in_text:
-            self._key, self._take_next = self._text(), self._before_value
+            self._key, self._take_next = self._new_key(), self._before_value
         self.is_wrong = len(self._word) > MAX_WORD_CHARS
 
     def _before_value(self, character: str) -> None:
         if character in f"{_SPACE}:":
             return
         self._word, self._depth, self._take_next = [], 0, self._in_value
-        self._has_arguments = self._has_arguments or self._key in _ARGUMENTS
+        if self._key in _ARGUMENTS:
+            self._has_arguments, self._has_object = True, character == "{"
+            if character not in '{"':
+                self.is_wrong = True
+                return
         self._in_value(character)
+
+    def _new_key(self) -> str | None:
+        """Return the key that was read; None if its value does not count."""
+        key = self._text()
+        is_repeated = (key == "name" and self.name) or (key in _ARGUMENTS and self._has_arguments)
+        return None if is_repeated else key
 
     def _in_value(self, character: str) -> None:
         is_outside = self._depth == 0 and not self._is_in_text
@@ -99,10 +119,13 @@ class CallScanner:
     def _end_value(self) -> None:
         self._take_next = self._before_key
         if self._key == "name":
-            self.name = self._text()
-            self.is_wrong = not self.name or len(self.name) > MAX_WORD_CHARS
+            self.name = self._text() or ""
+            self.is_wrong = not 1 <= len(self.name) <= MAX_WORD_CHARS
         elif self._word:
-            self._arguments.append(self._text() or "")
+            written = self._text() or ""
+            self._arguments.append(written)
+            self._has_object = isinstance(_value_of(written), dict)
+            self.is_wrong = not self._has_object
         self._word = []
 
     def _follow(self, character: str) -> None:
@@ -120,8 +143,13 @@ class CallScanner:
 
     def _text(self) -> str | None:
         """Return the JSON text that was kept; None if it is another value."""
-        try:
-            value: object = json.loads("".join(self._word))
-        except (ValueError, RecursionError):
-            return None
+        value = _value_of("".join(self._word))
         return value if isinstance(value, str) else None
+
+
+def _value_of(text: str) -> object:
+    """Return a JSON value; None if it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None

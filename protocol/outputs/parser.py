@@ -44,12 +44,30 @@ class Part(NamedTuple):
     """The number of the call in the choice, from 0."""
 
 
+@dataclass(slots=True, eq=False)
+class _OpenPart:
+    """The last part, which grows with what follows. Mutable."""
+
+    kind: PartKind
+    pieces: list[str]
+    at: int
+    begin: int
+    call: int
+
+    def whole(self) -> Part:
+        """Return it as it is now."""
+        return Part(self.kind, "".join(self.pieces), self.at, self.begin, self.call)
+
+
 class FunctionCall(NamedTuple):
     """A function that an output calls."""
 
     name: str
     arguments: str
-    """A JSON object, as the model wrote it. It may end amid if `max_tokens` cut the output off."""
+    """A JSON object, as the model wrote it: it begins with a brace and ends with the one that closes it. What is
+    between is not checked, and is valid if a grammar has constrained the output. It may end amid if `max_tokens` cut
+    the output off.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +80,7 @@ class ParsedOutput:
 
 
 _Follows = Callable[[str], None]
-"""What a mark begins; it takes the mark."""
+"""What a mark begins; it takes the mark, with the white space before it."""
 
 
 class OutputParser:
@@ -71,7 +89,7 @@ class OutputParser:
     def __init__(self, output_format: OutputFormat) -> None:
         self._format = output_format
         self._at = 0
-        self._parts: list[Part] = []
+        self._parts: list[_OpenPart] = []
         self._num_calls = 0
         self._held = ""
         """Of a stretch of text: characters that may belong to a mark, and white space before them."""
@@ -114,22 +132,24 @@ class OutputParser:
         return self._taken()
 
     def finish(self) -> list[Part]:
-        """Return what was held back: the text is over. A call whose name is not known yet is content."""
+        """Return what was held back: the text is over. A call whose arguments have not begun is content."""
         self._show(self._held or "".join(self._raw))
         self._held = ""
         self._raw.clear()
         return self._taken()
 
     def _taken(self) -> list[Part]:
-        parts, self._parts = self._parts, []
+        parts, self._parts = [part.whole() for part in self._parts], []
         return parts
 
     def _add(self, kind: PartKind, text: str, begin: int | None = None) -> None:
         begin = self._at if begin is None else begin
         if self._parts and self._parts[-1].kind == kind != "call":
-            before = self._parts.pop()
-            text, begin = before.text + text, before.begin
-        self._parts.append(Part(kind, text, self._at, begin, max(0, self._num_calls - 1)))
+            last = self._parts[-1]
+            last.pieces.append(text)
+            last.at = self._at
+        else:
+            self._parts.append(_OpenPart(kind, [text], self._at, begin, max(0, self._num_calls - 1)))
 
     # ------------------------------------------------------------ text
 
@@ -186,8 +206,9 @@ class OutputParser:
         for size in range(len(self._held), 0, -1):
             end = self._held[-size:].lstrip()
             if follows := self._anywhere.get(end):
+                marked = self._held[-size:]
                 self._show(self._held[:-size])
-                follows(end)
+                follows(marked)
                 return
             if (not end and size <= MAX_HELD_SPACE) or (end and _may_become(end, self._anywhere)):
                 self._show(self._held[:-size])
@@ -203,7 +224,7 @@ class OutputParser:
         """Return whether what is held is a mark that may begin the text, or could become one."""
         begin = self._held.lstrip()
         if follows := self._at_begin.get(begin):
-            follows(begin)
+            follows(self._held)
             return True
         has_marks = bool(self._anywhere or self._at_begin)
         if not begin:
@@ -224,9 +245,8 @@ class OutputParser:
         self._is_text, self._held, self._raw, self._scanner = False, "", [mark], None
 
     def _call_with_brace(self, brace: str) -> None:
-        # White space before it is shown if this is no call.
-        self._call(self._held.removesuffix(brace))
-        self._take_call(brace)
+        self._call(brace[:-1])
+        self._take_call(brace[-1])
 
     def _take_call(self, character: str) -> None:
         if self._raw or self._scanner is not None:
@@ -242,12 +262,12 @@ class OutputParser:
         self._scan(self._scanner, character)
 
     def _scan(self, scanner: CallScanner, character: str) -> None:
-        was_known = scanner.name is not None
+        was_known = scanner.is_known
         arguments = scanner.take(character)
         if scanner.is_wrong:
             self._give_up(character, "" if was_known else "".join(self._raw[:-1]))
             return
-        if scanner.name is not None:
+        if scanner.is_known:
             self._raw.clear()
             if not was_known:
                 self._num_calls += 1
@@ -259,7 +279,7 @@ class OutputParser:
 
     def _give_up(self, character: str, before: str) -> None:
         """Show what was taken for a call as content. Its last character may begin a mark."""
-        keeps_space = self._keeps_space and not self._num_calls
+        keeps_space = self._is_begun or (self._keeps_space and not self._num_calls)
         self._answer()
         self._keeps_space = keeps_space
         self._show(before)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from sluice.engine.request import FinishReason, SampledLogprobs
 from sluice.protocol.errors import Copyable
@@ -47,7 +48,7 @@ class StreamOutput:
     """The whole output of the prompt, with its last piece."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # without slots: what was parsed is kept
 class CompletionOutput:
     """One choice of a prompt."""
 
@@ -60,7 +61,7 @@ class CompletionOutput:
     format: str = ""
     """How the text marks its parts (`sluice.protocol.outputs`); empty for no marks."""
 
-    @property
+    @cached_property
     def parsed(self) -> ParsedOutput:
         """The text taken apart: `content`, `reasoning`, and the `calls` of functions."""
         return parse_output(OutputFormat.read(self.format), self.text)

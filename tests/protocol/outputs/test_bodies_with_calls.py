@@ -47,6 +47,11 @@ class TestGivenAResultWithACall:
             "content": "Let me see.", "reasoning": "Hm.", "calls": [{"name": "f", "arguments": '{"a": 1}'}],
         }  # fmt: skip
 
+    def test_when_its_parts_are_read_again_then_they_are_not_parsed_again(self) -> None:
+        [choice] = result("stop").choices
+
+        assert choice.parsed is choice.parsed
+
     def test_when_nothing_is_marked_or_it_is_no_chat_then_the_text_is_as_it_is(self) -> None:
         chat = output_line("n", "c", CHAT, result("stop", ""), model=None)["response"]["body"]["choices"][0]
         text = output_line("n", "c", COMPLETIONS, result("stop"), model=None)["response"]["body"]["choices"][0]

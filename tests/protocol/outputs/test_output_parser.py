@@ -1,13 +1,17 @@
 """How texts of models are taken apart, in any pieces."""
 
 import json
+import re
+from contextlib import suppress
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from sluice.protocol.outputs import parser as parser_module
 from sluice.protocol.outputs.formats import CALL_FORMATS, OutputFormat
 from sluice.protocol.outputs.parser import FunctionCall, OutputParser, ParsedOutput, Part, joined, parse_output
 from tests.examples import examples
@@ -95,7 +99,16 @@ class TestGivenAnyText:
     def test_when_nothing_is_marked_then_all_is_content(self, text: str) -> None:
         assert parsed("", text) == output(text)
 
-    @given(calls=st.sampled_from(["hermes", "mistral", "llama3"]), text=st.text("abc\n {}[]<>é", max_size=20))
+    @given(
+        calls=st.sampled_from(["hermes", "mistral", "llama3"]),
+        text=st.lists(
+            st.sampled_from([*"abc\n {}[]<>é", "<tool_call>", "[TOOL_CALLS] x", "<|python_tag|>"]), max_size=20
+        )
+        .map("".join)
+        # Brackets and commas after the mark are those of a list of calls.
+        .filter(lambda text: not re.search(r"TOOL_CALLS\][^x]*x?[\s\[,]*\]", text)),
+    )
+    @hypothesis_settings(max_examples=examples(500))
     def test_when_it_has_no_call_then_it_is_content_as_it_is(self, calls: str, text: str) -> None:
         assert parsed(calls, text) == output(text)
 
@@ -121,6 +134,56 @@ class TestGivenAnyText:
 
         assert [(call.name, json.loads(call.arguments)) for call in parsed(name, text).calls] == calls
 
+    @given(
+        value=st.recursive(
+            st.none()
+            | st.booleans()
+            | st.integers()
+            | st.text(max_size=3)
+            | st.sampled_from(["{}", '{"a": 1}', "[1]"]),
+            lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=2), inner, max_size=2),
+            max_leaves=4,
+        ),
+        has_name_first=st.booleans(),
+    )
+    @hypothesis_settings(max_examples=examples(500))
+    def test_when_a_call_has_other_arguments_than_an_object_then_it_is_content(
+        self, value: object, has_name_first: bool
+    ) -> None:
+        written = json.dumps({"name": "f", "arguments": value} if has_name_first else {"arguments": value, "name": "f"})
+        text = f"<tool_call>{written}"
+
+        found = parsed("hermes", text)
+
+        inner = value
+        if isinstance(value, str):
+            with suppress(ValueError):
+                inner = json.loads(value)
+        if isinstance(inner, dict):
+            assert [json.loads(call.arguments) for call in found.calls] == [inner]
+        else:
+            assert found == output(text)
+
+    @pytest.mark.parametrize("name", CALL_FORMATS)
+    def test_when_it_is_long_then_its_characters_are_joined_once(
+        self, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        num_joined = 0
+
+        def counted(*fields: Any) -> Part:  # Any: those of a part
+            nonlocal num_joined
+            made = Part(*fields)
+            num_joined += len(made.text)
+            return made
+
+        monkeypatch.setattr(parser_module, "Part", counted)
+        mark = {"hermes": "<tool_call>", "mistral": "[TOOL_CALLS][", "llama3": ""}[name]
+        text = f'{mark}{{"name": "f", "parameters": {{"a": "{"x" * 20_000}"}}}}'
+
+        [call] = parsed(name, text).calls
+
+        assert num_joined == len("f") + len(call.arguments)
+
 
 class TestGivenTextsOfEachFormat:
     @pytest.mark.parametrize(
@@ -132,7 +195,35 @@ class TestGivenTextsOfEachFormat:
             ("hermes", '<tool_call>{"name": "f"}</tool_call>', output("", FunctionCall("f", "{}"))),
             ("hermes", '<tool_call>{"name": "f", "arguments": {"a', output("", FunctionCall("f", '{"a'))),
             ("hermes", '<tool_call>{"nam', output('<tool_call>{"nam')),
-            ("hermes", "a <tool_call> b", output("a<tool_call> b")),
+            ("hermes", "a <tool_call> b", output("a <tool_call> b")),
+            ("hermes", " \n<tool_call> b", output(" \n<tool_call> b")),
+            ("think+hermes", "<think>a</think>\n\nb\n<tool_call> c", output("b\n<tool_call> c", reasoning="a")),
+            ("hermes", f"{HERMES}\nb <tool_call> c", output("b <tool_call> c", F)),
+            ("mistral", "a\n[TOOL_CALLS] b", output("a\n[TOOL_CALLS] b")),
+            ("llama3", " <|python_tag|> b", output(" <|python_tag|> b")),
+            (
+                "hermes",
+                '<tool_call>{"name": "f", "arguments": [1]}',
+                output('<tool_call>{"name": "f", "arguments": [1]}'),
+            ),
+            (
+                "hermes",
+                '<tool_call>{"name": "f", "arguments": null}',
+                output('<tool_call>{"name": "f", "arguments": null}'),
+            ),
+            ("hermes", '<tool_call>{"name": "f", "arguments": ,}', output('<tool_call>{"name": "f", "arguments": ,}')),
+            (
+                "hermes",
+                '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}',
+                output("", FunctionCall("f", '{"a": 1}')),
+            ),
+            (
+                "hermes",
+                '<tool_call>{"name": "f", "arguments": {}, "parameters": {"a": 1}}',
+                output("", FunctionCall("f", "{}")),
+            ),
+            ("hermes", '<tool_call>{"name": "f", "name": "g"}', output("", FunctionCall("f", "{}"))),
+            ("hermes", '<tool_call>{"name": "f", "argum', output('<tool_call>{"name": "f", "argum')),
             ("hermes", '<tool_call>{"name": 3}</tool_call>', output('<tool_call>{"name": 3}</tool_call>')),
             ("hermes", f"<tool_call>{CALL}<tool_call>{CALL}</tool_call>", output("", F, F)),
             ("hermes", "1 < 2", output("1 < 2")),
@@ -150,7 +241,7 @@ class TestGivenTextsOfEachFormat:
             ("think+hermes", f"<think>{HERMES}</think>{HERMES}", output("", F, reasoning=HERMES)),
             ("open_think+llama3", f"a</think>\n{LLAMA}", output("", F, reasoning="a")),
         ],
-        ids=range(23),
+        ids=range(35),
     )
     def test_when_one_is_parsed_then_its_parts_are_told_apart(
         self, name: str, text: str, expected: ParsedOutput
