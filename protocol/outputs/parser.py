@@ -132,7 +132,9 @@ class OutputParser:
         return self._taken()
 
     def finish(self) -> list[Part]:
-        """Return what was held back: the text is over. A call whose arguments have not begun is content."""
+        """Return what was held back: the text is over. A call that was cut off before its name is content."""
+        if self._scanner is not None and self._scanner.name and not self._scanner.is_known:
+            self._begin_call(self._scanner.name)
         self._show(self._held or "".join(self._raw))
         self._held = ""
         self._raw.clear()
@@ -267,19 +269,24 @@ class OutputParser:
         if scanner.is_wrong:
             self._give_up(character, "" if was_known else "".join(self._raw[:-1]))
             return
-        if scanner.is_known:
+        if scanner.is_known and not was_known:
+            self._begin_call(scanner.name)
+        elif was_known:
             self._raw.clear()
-            if not was_known:
-                self._num_calls += 1
-                self._add("call", scanner.name)
         if arguments:
             self._add("arguments", arguments)
         if scanner.is_over:
             self._end_call()
 
+    def _begin_call(self, name: str) -> None:
+        self._raw.clear()
+        self._num_calls += 1
+        self._add("call", name)
+
     def _give_up(self, character: str, before: str) -> None:
         """Show what was taken for a call as content. Its last character may begin a mark."""
         keeps_space = self._is_begun or (self._keeps_space and not self._num_calls)
+        self._scanner = None
         self._answer()
         self._keeps_space = keeps_space
         self._show(before)

@@ -223,7 +223,7 @@ class TestGivenTextsOfEachFormat:
                 output("", FunctionCall("f", "{}")),
             ),
             ("hermes", '<tool_call>{"name": "f", "name": "g"}', output("", FunctionCall("f", "{}"))),
-            ("hermes", '<tool_call>{"name": "f", "argum', output('<tool_call>{"name": "f", "argum')),
+            ("hermes", '<tool_call>{"name": "f", "argum', output("", FunctionCall("f", ""))),
             ("hermes", '<tool_call>{"name": 3}</tool_call>', output('<tool_call>{"name": 3}</tool_call>')),
             ("hermes", f"<tool_call>{CALL}<tool_call>{CALL}</tool_call>", output("", F, F)),
             ("hermes", "1 < 2", output("1 < 2")),
