@@ -6,37 +6,30 @@ settings by the names of their flags, and `cores` on a CPU.
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import cast
 
-from sluice.worker.config import FLEET_SECTION, SETTINGS, WorkerConfig, load_config
+from sluice.worker.config import FLEET_SECTION, SETTINGS, load_config
+from sluice.worker.devices import devices_of
 from sluice.worker.endpoints import partitions_of
 from sluice.worker.errors import ConfigError
 from sluice.worker.log import configure_logs, ended_by_threads, get_log
 from sluice.worker.processes.child_process import ChildSpec
 from sluice.worker.processes.cores import own_cores, share_cores
+from sluice.worker.processes.division import (
+    Member,
+    first_ports,
+    memory_fractions,
+    memory_problems,
+    port_problems,
+)
 from sluice.worker.processes.parent import Parent, Report, build_kernels_ahead, server_of_children
 from sluice.worker.processes.specs import fleet_specs, sidecar_specs
 
-_CORES = "cores"
+_CORES, _PORT = "cores", "metrics.port"
 _BY_FLAG = {setting.flag.removeprefix("--"): setting for setting in SETTINGS}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
-    """The workers of one model."""
-
-    name: str
-    config: WorkerConfig
-    num_cores: int | None
-    """Cores that it asks for; None: an equal share of those that are left."""
-
-    @property
-    def is_on_cpu(self) -> bool:
-        """Whether its workers share the host's cores with others."""
-        return self.config.model.device == "cpu"
 
 
 def start_members(file: Path, environ: Mapping[str, str], flags: Mapping[str, object]) -> int:
@@ -73,7 +66,8 @@ def read_members(file: Path, environ: Mapping[str, str], flags: Mapping[str, obj
     """Read the workers of a file.
 
     Raises:
-        ConfigError: it cannot be read, a setting is wrong, or two workers cannot be beside each other.
+        ConfigError: it cannot be read, a setting is wrong, two workers cannot be beside each other, or a device is
+            `cuda:all` and there is no GPU.
     """
     try:
         tables = tomllib.loads(file.read_text(encoding="utf-8")).get(FLEET_SECTION)
@@ -106,7 +100,13 @@ def _member(file: Path, name: str, table: object, environ: Mapping[str, str], fl
         flags={"log.name": name, **flags, **own},
         named=lambda setting: f"{place}.{setting.flag[2:]}",
     )
-    return Member(name=name, config=config, num_cores=cast("int | None", num_cores))
+    return Member(
+        name=name,
+        config=config,
+        num_cores=cast("int | None", num_cores),
+        devices=tuple(devices_of(config.model.device) * config.model.processes),
+        has_own_port=_PORT in own,
+    )
 
 
 def _problems(file: Path, members: Sequence[Member]) -> Iterator[str]:
@@ -123,6 +123,10 @@ def _problems(file: Path, members: Sequence[Member]) -> Iterator[str]:
             yield f"{place}: it has another server than {first.name}: state the server in [redis]"
         if member.num_cores is not None and not member.is_on_cpu:
             yield f"{place}.{_CORES}: only for a CPU"
+    for member, problem in port_problems(members):
+        yield f"{file}: {FLEET_SECTION}.{member.name}.metrics-port: {problem}"
+    for member, problem in memory_problems(members):
+        yield f"{file}: {FLEET_SECTION}.{member.name}.memory-fraction: {problem}"
     on_cpu = [member for member in members if member.is_on_cpu]
     asked, rest = sum(member.num_cores or 0 for member in on_cpu), [m for m in on_cpu if m.num_cores is None]
     if asked + len(rest) > len(own_cores()) and asked:
@@ -137,20 +141,16 @@ def specs_of(members: Sequence[Member], environ: Mapping[str, str]) -> list[Chil
     """
     specs: list[ChildSpec] = []
     cores = dict(zip([m.name for m in members if m.is_on_cpu], _shares(members), strict=True))
+    ports, fractions = first_ports(members), memory_fractions(members)
     for member in members:
-        config = _beside(member.config, len(specs), share=1 / max(1, len(cores)) if member.is_on_cpu else 1.0)
+        metrics, model = member.config.metrics, member.config.model
+        config = replace(
+            member.config,
+            metrics=replace(metrics, port=ports[member.name]),
+            model=replace(model, memory_fraction=fractions.get(member.name, model.memory_fraction)),
+        )
         specs += fleet_specs(config, environ, cores=sorted(cores[member.name]) if member.is_on_cpu else None)
     return specs
-
-
-def _beside(config: WorkerConfig, num_before: int, *, share: float) -> WorkerConfig:
-    """Return the configuration of workers that share the host: ports that others have not, and a share of memory."""
-    port, model = config.metrics.port, config.model
-    if port:
-        config = replace(config, metrics=replace(config.metrics, port=min(port + num_before, 65535)))
-    if model.memory_fraction is None and share < 1:
-        config = replace(config, model=replace(model, memory_fraction=model.memory_share * share))
-    return config
 
 
 def _shares(members: Sequence[Member]) -> list[frozenset[int]]:

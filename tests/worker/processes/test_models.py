@@ -84,6 +84,47 @@ class TestGivenAFileWithTwoWorkers:
         assert [float(one.environ["SLUICE_MEMORY_FRACTION"]) for one in (first, second)] == [0.25, 0.25]
         assert [one.environ["SLUICE_QUEUE"] for one in (first, second)] == ["small", "large"]
 
+    @pytest.mark.parametrize(
+        ("small", "large", "common", "ports"),
+        [
+            ("metrics-port = 9500", "metrics-port = 9600", "", ["9500", "9600"]),
+            ("metrics-port = 9600", "", "port = 9000", ["9600", "9000"]),
+            ("", "metrics-port = 9000", "port = 9000", ["9001", "9000"]),
+            ("metrics-port = 9001", "processes = 2", "port = 9000", ["9001", "9002", "9003"]),
+            ("processes = 2", "", "port = 9000", ["9000", "9001", "9002"]),
+            ("metrics-port = 0", "metrics-port = 0", "", ["0", "0"]),
+        ],
+    )
+    def test_when_a_table_states_a_port_then_it_has_it_and_others_have_the_next_ones(
+        self, tmp_path: Path, small: str, large: str, common: str, ports: list[str]
+    ) -> None:
+        text = TWO.replace("[workers.large]", f"{small}\n[workers.large]") + f"{large}\n[metrics]\n{common}\n"
+
+        specs = specs_of(members_of(tmp_path, text), {})
+
+        assert [spec.environ["SLUICE_METRICS_PORT"] for spec in specs] == ports
+
+    @pytest.mark.parametrize(
+        ("small", "large", "fractions"),
+        [
+            ("device = 'cuda:0'", "device = 'cuda:0'", [0.45, 0.45]),
+            ("device = 'cuda'", "device = 'cuda:0'", [0.45, 0.45]),
+            ("device = 'cuda:0'", "device = 'cuda:1'", [None, None]),
+            ("device = 'cuda:0,1'", "device = 'cuda:1'", [0.45, 0.45, 0.45]),
+            ("device = 'cuda:0'\nmemory-fraction = 0.6", "device = 'cuda:0'", [0.6, 0.3]),
+            ("device = 'cuda:0'\nmemory-fraction = 0.6", "device = 'cuda:0'\nmemory-fraction = 0.4", [0.6, 0.4]),
+            ("device = 'cuda:0'", "", [None, 0.5]),
+        ],
+    )
+    def test_when_they_share_a_gpu_then_they_divide_its_memory(
+        self, tmp_path: Path, small: str, large: str, fractions: list[float | None]
+    ) -> None:
+        text = TWO.replace("[workers.large]", f"{small}\n[workers.large]") + large
+
+        given = [spec.environ.get("SLUICE_MEMORY_FRACTION") for spec in specs_of(members_of(tmp_path, text), {})]
+
+        assert [one and float(one) for one in given] == [one and pytest.approx(one) for one in fractions]
+
 
 class TestGivenAFileThatIsWrong:
     @pytest.mark.parametrize(
@@ -105,6 +146,20 @@ class TestGivenAFileThatIsWrong:
             (
                 "[workers.a]\nmodel = 'null'\n[workers.b]\nmodel = 'null'\nredis-url = 'redis://b:1/0'",
                 "workers.b: it has another server than a: state the server in [redis]",
+            ),
+            (
+                "[workers.a]\nmodel = 'null'\nprocesses = 2\nmetrics-port = 9500\n"
+                "[workers.b]\nmodel = 'null'\nmetrics-port = 9501",
+                "workers.b.metrics-port: 9501 is a port of a: state another",
+            ),
+            (
+                "[workers.a]\ndevice = 'cuda:0'\nmemory-fraction = 0.9\n"
+                "[workers.b]\ndevice = 'cuda:0'\nmemory-fraction = 0.3",
+                "workers.b.memory-fraction: a, b state 1.2 of the memory of cuda:0 together: at most 1",
+            ),
+            (
+                "[workers.a]\ndevice = 'cuda:0'\nmemory-fraction = 0.9\n[workers.b]\ndevice = 'cuda:0'",
+                "workers.b.memory-fraction: the others on its GPU leave it no memory: state a part for each",
             ),
         ],
     )
