@@ -73,11 +73,14 @@ def _cohere(file: GgufFile, _: Json) -> Json:
     return _renamed(_fields_of(file), {"logit_scale": "logit_scale"})
 
 
+_LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}
+"""Layers of the largest model of each architecture."""
+
+
 def _gemma(file: GgufFile, config: Json) -> Json:
     """Return the scale of attention, which the file does not state: in the largest models it is that of the width."""
-    largest = {("gemma2", 46), ("gemma3", 62)}
-    is_largest = (str(file.metadata["general.architecture"]), config["num_hidden_layers"]) in largest
-    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    layers, hidden, heads = map(config.get, ("num_hidden_layers", "hidden_size", "num_attention_heads"))
+    is_largest = layers == _LARGEST_GEMMA.get(str(file.metadata.get("general.architecture")), 0)
     if not is_largest or not isinstance(hidden, int) or not isinstance(heads, int):
         return {"query_pre_attn_scalar": config.get("head_dim")}
     return {"query_pre_attn_scalar": hidden // max(heads, 1)}
@@ -124,7 +127,8 @@ def config_of(file: GgufFile) -> Json:
     """Return the config of a file.
 
     Raises:
-        ModelFolderError: the architecture is not supported, or the file is a part of a model.
+        ModelFolderError: the architecture is not supported, the file is a part of a model, or a tensor that its config
+            has as numbers cannot be read.
     """
     architecture = architecture_of(file)
     if file.metadata.get("split.count", 1) not in (0, 1):
@@ -185,7 +189,7 @@ def _scaling(file: GgufFile, fields: Mapping[str, Value]) -> dict[str, object]:
     attention = fields.get("rope.scaling.attn_factor")
     given = {"factor": factor, "original_max_position_embeddings": original}
     known = {name: value for name, value in given.items() if value is not None}
-    if _LONG_ANGLES in file.tensors:
+    if _LONG_ANGLES in file.tensors or _SHORT_ANGLES in file.tensors:
         lists = {"short_factor": _SHORT_ANGLES, "long_factor": _LONG_ANGLES}
         factors = {name: _numbers(file, tensor) for name, tensor in lists.items()}
         magnitude = {} if attention is None else {"attention_factor": attention}
@@ -200,4 +204,9 @@ def _scaling(file: GgufFile, fields: Mapping[str, Value]) -> dict[str, object]:
 
 
 def _numbers(file: GgufFile, name: str) -> list[float]:
-    return read_tensor(file, name).tolist()
+    if name not in file.tensors:
+        raise ModelFolderError(f"{file.path} has no tensor {name}: it does not belong to its fields.")
+    try:
+        return read_tensor(file, name).tolist()
+    except OSError as error:
+        raise ModelFolderError(f"tensor {name!r} of {file.path} cannot be read: {error}.") from error

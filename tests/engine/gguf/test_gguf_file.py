@@ -6,14 +6,20 @@
 import random
 import struct
 import tracemalloc
+from array import array
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from sluice.engine.errors import ModelFolderError
-from sluice.engine.gguf.file import read_gguf
+from sluice.engine.gguf.file import GgufFile, TensorInfo, Value, read_gguf
+from sluice.engine.gguf.tensors import read_tensor
+from sluice.engine.gguf.types import TensorType
 from sluice.engine.models.config import parse_config
 from sluice.engine.models.folder import open_model_folder
+from sluice.engine.models.gguf_config import ARCHITECTURES, config_of, generation_config_of
+from sluice.engine.models.gguf_weights import GgufWeights
 from sluice.engine.text.tokenizer import load_tokenizer
 
 STRING, ARRAY, UINT32, INT32, FLOAT32 = 8, 9, 4, 5, 6
@@ -193,6 +199,84 @@ def mutated(content: bytes, source: random.Random) -> bytes:
             case _:
                 del changed[at : at + source.randint(1, 40)]
     return bytes(changed)
+
+
+ODD: list[Value] = [
+    *(0, 1, -1, 2**32, 2**63, True, 0.5, float("nan"), float("inf"), -1e38, "", "8", "linear", "yarn"),
+    *(array("i", [1]), array("f", [0.5, 2.0]), array("i"), ["x"], list[str]()),
+]
+NAMES = [
+    *("context_length", "embedding_length", "block_count", "feed_forward_length", "vocab_size", "expert_count"),
+    *(f"attention.{name}" for name in ("head_count", "head_count_kv", "key_length", "sliding_window", "scale")),
+    *("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon", "logit_scale", "embedding_scale"),
+    *(f"rope.{name}" for name in ("freq_base", "dimension_count", "scale_linear", "scaling.type", "scaling.factor")),
+    *("rope.scaling.original_context_length", "rope.scaling.attn_factor", "final_logit_softcapping"),
+]
+OF_ANGLES = ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"]
+
+
+class TestGivenFieldsOfAnyKind:
+    """As a damaged or hostile file may have them: missing, of another type, out of range."""
+
+    @pytest.mark.parametrize("architecture", ARCHITECTURES)
+    def test_when_a_file_has_no_others_then_it_is_read_or_refused(self, tmp_path: Path, architecture: str) -> None:
+        fields: dict[str, Value] = {"general.architecture": architecture}
+
+        assert is_read_or_refused(file_of(tmp_path, fields, []))
+
+    @pytest.mark.parametrize("architecture", ARCHITECTURES)
+    def test_when_they_are_drawn_at_random_then_each_file_is_read_or_refused(
+        self, tmp_path: Path, architecture: str
+    ) -> None:
+        source = random.Random(architecture)
+
+        for _ in range(300):
+            fields: dict[str, Value] = {
+                key.replace("llama", architecture): cast("Value", value) for key, value in FIELDS.items()
+            }
+            fields |= {f"{architecture}.{name}": source.choice(ODD) for name in source.sample(NAMES, 3)}
+            for name in source.sample(sorted(fields), source.randrange(3)):
+                del fields[name]
+            fields["general.architecture"] = architecture
+
+            assert is_read_or_refused(file_of(tmp_path, fields, source.sample(OF_ANGLES, source.randrange(3)))), fields
+
+    def test_when_its_angles_are_cut_off_after_the_header_then_it_is_refused(self, tmp_path: Path) -> None:
+        file = file_of(tmp_path, {"general.architecture": "llama"}, OF_ANGLES)
+        file.path.write_bytes(b"")
+
+        with pytest.raises(ModelFolderError, match=r"'rope_factors_short.weight' of .* cannot be read"):
+            config_of(file)
+
+
+def file_of(folder: Path, fields: dict[str, Value], angles: list[str]) -> GgufFile:
+    """The header of a file with these fields and tensors of angles."""
+    path = folder / "model.gguf"
+    path.write_bytes(bytes(4096))
+    info = TensorInfo(type=TensorType.F32, shape=(2,), offset=64, num_bytes=8)
+    embedding = TensorInfo(type=TensorType.F32, shape=(8, 8), offset=128, num_bytes=256)
+    tensors = {"token_embd.weight": embedding, **dict.fromkeys(angles, info)}
+    return GgufFile(path=path, metadata=fields, tensors=tensors, header_bytes=64)
+
+
+def is_read_or_refused(file: GgufFile) -> bool:
+    """Whether a config is made of a file, or an error says why not."""
+    try:
+        generation_config_of(file)
+        return parse_config(config_of(file)).hidden_size > 0
+    except ModelFolderError as error:
+        return bool(str(error))
+
+
+class TestGivenAFileThatIsCutAfterItsHeaderWasRead:
+    def test_when_a_tensor_is_read_then_it_is_an_error_of_the_file(self, path: Path) -> None:
+        file = read_gguf(path)
+        path.write_bytes(path.read_bytes()[: file.header_bytes])
+
+        with pytest.raises(OSError, match="was cut after its header was read"):
+            read_tensor(file, "token_embd.weight")
+        with pytest.raises(ModelFolderError, match="cannot be read"):
+            GgufWeights(file, "llama").get("model.embed_tokens.weight", (8, 8))
 
 
 class TestGivenHeadersWithRandomDamage:
