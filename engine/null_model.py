@@ -113,6 +113,9 @@ class NullModel:
         self._prompts: dict[int, Admission] = {}
         """By slot: those that are read."""
 
+        self._silent: set[int] = set()
+        """The slots of sequences that generate nothing."""
+
     @property
     def limits(self) -> ModelLimits:
         """See `Executor.limits`."""
@@ -155,10 +158,11 @@ class NullModel:
             self._keys[admission.slot] = _key(admission), admission.sampling.logprobs
             if admission.sequence_id in batch.reads:
                 self._prompts[admission.slot] = admission
+            (self._silent.discard if admission.sampling.max_tokens else self._silent.add)(admission.slot)
 
     def draw(self, batch: Batch) -> list[Sampled]:
         """Return a token for each row of `batch` that samples, whose slot was admitted, and one for each draft."""
-        if batch.reads:
+        if batch.reads or (self._silent and any(row.slot in self._silent for row in batch.rows)):
             return self._draw_reading(batch)
         drafts, masks = batch.drafts, batch.masks
         if not drafts and not masks:
@@ -175,14 +179,13 @@ class NullModel:
     def _draw_reading(self, batch: Batch) -> list[Sampled]:
         """Draw as `draw` does, and return what is read of prompts that are whole."""
         rows: list[Sampled] = []
-        for row in batch.rows:
+        for row in filter(lambda row: row.samples, batch.rows):
             read, prompt = batch.reads.get(row.sequence_id), self._prompts.get(row.slot)
-            part = replace(batch, rows=(row,), reads=NO_READS)
-            if not row.samples or read is None or prompt is None:
-                rows += self.draw(part)
-                continue
-            first, *others = self.draw(part) if prompt.sampling.max_tokens else [Sampled(())]
-            rows += [first._replace(prompt=_read(prompt, read)), *others]
+            is_silent = row.slot in self._silent
+            first, *others = [Sampled(())] if is_silent else self.draw(replace(batch, rows=(row,), reads=NO_READS))
+            if read is not None and prompt is not None:
+                first = first._replace(prompt=_read(prompt, read))
+            rows += [first, *others]
         return rows
 
     def _draw_allowed(self, row: ScheduledRow, num_drafts: int, mask: bytes) -> Sampled:

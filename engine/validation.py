@@ -12,9 +12,11 @@ from sluice.engine.errors import (
     UnknownToken,
 )
 from sluice.engine.executor import ModelLimits
-from sluice.engine.request import GRAMMAR_KINDS, Grammar, Request
+from sluice.engine.request import GRAMMAR_KINDS, Grammar, GrammarKind, Request
 
 MAX_GRAMMAR_CHARS = 128 * 1024
+"""Of each part, if it is composed."""
+
 MAX_GRAMMAR_RULES = 1000
 """Of a Lark grammar: colons, of which each rule has one. A chain of 4,000 terminals took over a minute to compile."""
 
@@ -109,6 +111,10 @@ def _check_reads(request: Request, limits: ModelLimits) -> None:
     if embed is None:
         if max_tokens == 0 and request.sampling.prompt_logprobs is None:
             raise RequestRejected("max_tokens is 0 and nothing is read of the prompt: there is nothing to compute")
+        if max_tokens == 0 and request.num_choices != 1:
+            raise RequestRejected(
+                f"max_tokens is 0: the prompt is read once, but {request.num_choices} choices are asked"
+            )
         return
     if max_tokens != 0 or request.num_choices != 1 or request.grammar is not None:
         raise RequestRejected("a prompt that is embedded generates nothing: neither tokens nor choices nor a grammar")
@@ -124,10 +130,15 @@ def _check_grammar(grammar: Grammar, *, ignores_end: bool) -> None:
     """Check what need not be compiled to be known."""
     if grammar.kind not in GRAMMAR_KINDS:
         raise InvalidGrammar(f"a grammar is one of {', '.join(GRAMMAR_KINDS)}, got {grammar.kind!r}")
-    if len(grammar.text) > MAX_GRAMMAR_CHARS:
-        raise InvalidGrammar(f"the grammar has {len(grammar.text)} characters; at most {MAX_GRAMMAR_CHARS} are read")
+    for _, kind, text in grammar.parts:
+        _check_part(kind, text)
     if ignores_end:
         raise InvalidGrammar("ignore_eos contradicts a grammar, after whose end only the end of the output may follow")
-    rules = (text for _, kind, text in grammar.parts if kind == "lark")
-    if (num_rules := sum(text.count(":") for text in rules)) > MAX_GRAMMAR_RULES:
+
+
+def _check_part(kind: GrammarKind, text: str) -> None:
+    """Check one grammar. What is composed of several is longer than they are: it is JSON that has theirs as texts."""
+    if len(text) > MAX_GRAMMAR_CHARS:
+        raise InvalidGrammar(f"the grammar has {len(text)} characters; at most {MAX_GRAMMAR_CHARS} are read")
+    if kind == "lark" and (num_rules := text.count(":")) > MAX_GRAMMAR_RULES:
         raise InvalidGrammar(f"the grammar has {num_rules} colons; at most {MAX_GRAMMAR_RULES} are compiled")

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from sluice.engine.batch import Batch
+from sluice.engine.batch import Admission, Batch, Sampled, ScheduledRow
 from sluice.engine.null_model import NullModel, NullModelConfig, NullTokenizer
-from sluice.engine.request import ChoiceProgress, FinishReason
+from sluice.engine.request import ChoiceProgress, FinishReason, Sampling
 from sluice.engine.testing.fault_injection import ChaoticExecutor, Fault, FaultKind, faults_in
 from tests.engine.given import engine_over, request, run, undisturbed
 
@@ -44,6 +44,19 @@ class TestGivenTheNullModel:
         lengths = [len(t.token_ids) for t in run(engine).values()]
 
         assert 15 < sum(lengths) / len(lengths) < 25
+
+    def test_when_a_sequence_generates_nothing_then_it_draws_nothing_as_a_real_executor(self) -> None:
+        def admission(sequence_id: int, max_tokens: int) -> Admission:
+            sampling = Sampling(max_tokens=max_tokens, prompt_logprobs=0)
+            return Admission(sequence_id, sequence_id, "r", 0, sampling, "", (1, 2), 2, (sequence_id,))
+
+        rows = tuple(ScheduledRow(slot, slot, 0, 2, samples=True) for slot in (0, 1))
+        batch = Batch(rows, admissions=(admission(0, 0), admission(1, 5)))
+
+        silent, drawn = NullModel().launch(batch).collect()
+
+        assert silent == Sampled(())
+        assert len(drawn.token_ids) == 1
 
     def test_when_nothing_is_scheduled_then_it_draws_nothing(self) -> None:
         assert NullModel().launch(Batch(())).collect() == []

@@ -35,6 +35,11 @@ class TestGivenARequest:
             (request(sampling={"stop_token_ids": (11,)}), UnknownToken, "stop_token_ids"),
             (request(sampling={"logit_bias": {12: 1.0}}), UnknownToken, "logit_bias"),
             (request(progress=(ChoiceProgress(token_ids=(99,)),)), UnknownToken, "the output so far"),
+            (
+                request(sampling={"max_tokens": 0, "prompt_logprobs": 1}, num_choices=2),
+                RequestRejected,
+                "read once, but 2 choices are asked",
+            ),
             (request(num_choices=0), RequestRejected, "1 choice or more, got 0"),
             (request(num_choices=2, progress=(ChoiceProgress(),)), RequestRejected, "each of its 2 choices, got 1"),
         ],

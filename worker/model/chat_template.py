@@ -23,6 +23,7 @@ from jinja2 import nodes
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 
+from sluice.protocol.outputs.formats import MISTRAL_CALLS
 from sluice.protocol.wire import Message
 from sluice.worker.errors import INVALID_REQUEST, ConfigError, JobRejected
 
@@ -243,7 +244,7 @@ class ChatTemplate:
 
     def _call_id(self, given: str) -> str:
         """Return the id of a call in the form that the template demands: Mistral's take nine letters and digits."""
-        if "[TOOL_CALLS]" not in self.source or re.fullmatch("[a-zA-Z0-9]{9}", given):
+        if MISTRAL_CALLS not in self.source or re.fullmatch("[a-zA-Z0-9]{9}", given):
             return given
         return blake2b(given.encode(), digest_size=5).hexdigest()[:9]
 

@@ -54,7 +54,8 @@ def answer_grammar(
 def _arguments(name: str, function: Function) -> GrammarPart:
     if not function.is_strict:
         return name, "json_object", ""
-    schema = {"type": "object", **(function.parameters or _NO_ARGUMENTS)}
+    parameters = _NO_ARGUMENTS if function.parameters is None else function.parameters
+    schema = {"type": "object", **parameters}
     return name, "json_schema", json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
 
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from sluice.protocol.outputs.formats import CallFormat
+from sluice.protocol.outputs.formats import HERMES_CALL, HERMES_END, MISTRAL_CALLS, CallFormat
 from sluice.protocol.tools import NONE, OF_FUNCTION, REQUIRED, Function, ToolCall, functions_of
 from sluice.protocol.wire import JobSpec, Message
 from sluice.worker.errors import JobRejected
@@ -102,11 +102,11 @@ def _written(made: Sequence[ToolCall], calls: CallFormat) -> str:
     texts = [json.dumps({"name": call.name, key: call.values}, ensure_ascii=False) for call in made]
     match calls:
         case "mistral":
-            return f"[TOOL_CALLS][{', '.join(texts)}]"
+            return f"{MISTRAL_CALLS}[{', '.join(texts)}]"
         case "llama3":
             return "; ".join(texts)
         case _:
-            return "\n".join(f"<tool_call>\n{text}\n</tool_call>" for text in texts)
+            return "\n".join(f"{HERMES_CALL}\n{text}\n{HERMES_END}" for text in texts)
 
 
 def _introduced(messages: Sequence[Message], introduction: str) -> list[Message]:
@@ -121,9 +121,9 @@ def _listed(functions: Sequence[Function]) -> str:
 
 
 _EXAMPLES: dict[str, str] = {
-    "hermes": '<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>',
+    "hermes": f'{HERMES_CALL}\n{{"name": <function-name>, "arguments": <args-json-object>}}\n{HERMES_END}',
     "llama3": '{"name": <function-name>, "parameters": <args-json-object>}',
-    "mistral": '[TOOL_CALLS][{"name": <function-name>, "arguments": <args-json-object>}]',
+    "mistral": f'{MISTRAL_CALLS}[{{"name": <function-name>, "arguments": <args-json-object>}}]',
 }
 
 _INTRODUCTION = """# Tools

@@ -1,15 +1,20 @@
 """The grammar of an answer takes what its format allows, and nothing else."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from sluice.engine.request import Grammar
+from sluice.engine.errors import InvalidGrammar
+from sluice.engine.null_model import NullModel
+from sluice.engine.request import Grammar, GrammarPart
 from sluice.engine.text.grammars import Compiler
 from sluice.engine.text.matcher import CompiledGrammar
 from sluice.engine.text.tokenizer import Tokenizer, load_tokenizer
+from sluice.engine.validation import MAX_GRAMMAR_CHARS, check_request
+from sluice.protocol.limits import MAX_STRUCTURED_CHARS
 from sluice.protocol.outputs.formats import OutputFormat
-from sluice.protocol.tools import Function
+from sluice.protocol.tools import Function, functions_of, stored_tools
 from sluice.worker.model.folders import SMALL_MODEL
 from sluice.worker.model.tool_grammars import answer_grammar
 from sluice.worker.model.tool_prompts import JobTools
@@ -139,6 +144,43 @@ class TestGivenAFormat:
         grammar = answer_grammar(OutputFormat.read(name), tools, None, marks)
 
         assert verdict(grammar, ids_of(*parts)) == END
+
+
+class TestGivenFunctionsOfTheGreatestSize:
+    """Their JSON, which has many quotes, is as long as it may be."""
+
+    def test_when_an_answer_may_call_them_then_its_grammar_is_not_too_long(self) -> None:
+        properties = {f"p{number}": {"type": "string"} for number in range(4_900)}
+        stored = stored_tools(
+            [{"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}}]
+        )
+        body = Grammar(kind="lark", text='start: "' + "\\" * 60_000 + '"')
+        assert 0.9 < len(stored[0]) / MAX_STRUCTURED_CHARS <= 1
+
+        grammar = answer_grammar(OutputFormat(calls="hermes"), JobTools(functions=functions_of(stored)), body, {})
+
+        assert grammar is not None
+        assert len(grammar.text) > 2 * MAX_GRAMMAR_CHARS
+        check_request(replace(request("a"), grammar=grammar), NullModel().limits)
+
+    def test_when_one_is_too_long_then_its_length_is_said(self) -> None:
+        parts: list[GrammarPart] = [("start", "lark", "start: @body"), ("body", "regex", "a" * (MAX_GRAMMAR_CHARS + 1))]
+
+        with pytest.raises(InvalidGrammar, match=f"has {MAX_GRAMMAR_CHARS + 1} characters"):
+            check_request(replace(request("a"), grammar=Grammar.composed(parts)), NullModel().limits)
+
+
+class TestGivenASchemaOfAFunction:
+    @pytest.mark.parametrize(
+        ("parameters", "expected"), [(None, LEFT), ({}, END), ({"type": "object"}, END)], ids=["none", "any", "object"]
+    )
+    def test_when_it_is_empty_then_it_allows_any_object_unlike_none(
+        self, parameters: dict[str, object] | None, expected: str
+    ) -> None:
+        tools = JobTools(functions=[Function(name="f", parameters=parameters)])
+        grammar = answer_grammar(OutputFormat(calls="hermes"), tools, None, {})
+
+        assert verdict(grammar, ids_of(HERMES)) == expected
 
 
 class TestGivenABody:
