@@ -1,7 +1,9 @@
 """`producer serve`: the HTTP gateway."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any  # values of settings are of several types
 
 import click
 
@@ -69,21 +71,12 @@ def serve(
         raise InvalidSetting(
             f"{error.name} is missing; install the gateway: pip install 'sluice-llm[gateway]'"
         ) from error
-    given_settings = DECLARED.read(
-        os.environ,
-        file=config_file,
-        flags={f"gateway.{name}": value for name, value in flags.items() if value is not None},
-    )
-    if given_settings.problems:
-        raise InvalidSetting("; ".join(given_settings.problems))
-    values = given_settings.of("gateway")
-    values["files_url"] = find_files_url(values.get("files_url"))
     settings = GatewaySettings(
         redis_url=url,
         queues=tuple(ServedQueue(name, partitions) for name in queues),
         model_queues=tuple(_model_queue(text) for text in models),
         database_url=config.database_url(database_url),
-        **values,
+        **_own_values(config_file, flags),
     )
 
     def report(url: str, has_keys: bool) -> None:
@@ -92,6 +85,19 @@ def serve(
         note(f"producer: serving {served} {'with' if has_keys else 'without'} API keys on {url}")
 
     run(settings, report, suggested("producer keys create", "--tenant", "NAME", keep="database_url".__eq__))
+
+
+def _own_values(config_file: Path | None, flags: Mapping[str, object]) -> dict[str, Any]:
+    """Return the values of the settings that only the gateway has, by name."""
+    given = DECLARED.read(
+        os.environ,
+        file=config_file,
+        flags={f"gateway.{name}": value for name, value in flags.items() if value is not None},
+    )
+    if given.problems:
+        raise InvalidSetting("; ".join(given.problems))
+    values = given.of("gateway")
+    return {**values, "files_url": find_files_url(values.get("files_url"))}
 
 
 def _model_queue(text: str) -> tuple[str, str]:
