@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 SOURCES := sluice engine gateway history kernels migrations producer protocol worker tests benchmarks tools
 
-.PHONY: demo demo-web pictures screenshots profile test test-long test-engine-process test-browser test-clients test-vllm test-gpu-versions check-kubernetes bench-check soak overload mutation-test crash-points check format lint types imports rules fuzz fuzz-hostile audit-dependencies setup clean
+.PHONY: demo demo-web pictures screenshots profile test test-long test-engine-process test-browser test-clients test-models test-vllm test-gpu-versions check-kubernetes bench-check soak overload mutation-test crash-points check format lint types imports rules fuzz fuzz-hostile audit-dependencies setup clean
 
 setup: $(VENV)/.ready
 
@@ -33,7 +33,7 @@ test: setup ## The fast suite; .durations has its slowest tests and folders. `ma
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal -m "not long and not gpu" --ignore tests/rules -p tests.durations --record-durations .durations
 
 test-long: setup ## Full parameter grids, all examples of property tests, long faults. Over an hour; NEMESIS_MINUTES=5 shortens it.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "long and not gpu and not clients and not vllm" --timeout 1800 -o faulthandler_timeout=2000
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "long and not gpu and not clients and not vllm and not models" --timeout 1800 -o faulthandler_timeout=2000
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" --hypothesis-profile long -o faulthandler_timeout=2000 tests/properties tests/protocol/test_wire.py
 
 test-engine-process: setup ## Worker processes again, with the engine in a process of its own. Two minutes.
@@ -44,6 +44,9 @@ test-browser: setup ## The gateway's page in a real Chromium, which must be inst
 
 test-clients: setup ## Clients of others against the gateway, each installed by itself: minutes and 4 GB the first time.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -m clients --timeout 1800 -o faulthandler_timeout=2000 tests/clients
+
+test-models: setup ## Real models in GGUF with our engine, as transformers reads them, and killed amid their work: minutes, 1 GB.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -m models tests/end_to_end/real_model
 
 test-vllm: setup ## A real model with each registered engine, killed amid its work; makes the model the first time: minutes.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -m vllm --timeout 1200 -o faulthandler_timeout=1400 tests/end_to_end/real_model

@@ -17,6 +17,7 @@ from sluice.protocol.states import JobState
 from sluice.protocol.wire import JobId
 from sluice.worker.audit.command import AuditOptions, run_audit
 from sluice.worker.config import load_config
+from sluice.worker.model.folders import name_of
 from tests.chaos.soak.fleet import Fleet, fleet
 from tests.end_to_end.processes import FAST
 from tests.gateway.batches.processes import Place
@@ -162,6 +163,7 @@ def running_service(
         stack.enter_context(place.callbacks())
         gateway = stack.enter_context(place.gateway())
         producer = stack.enter_context(Producer(server.url, database_url=place.database_url))
-        made = Service(server, place, workers, gateway, producer, client, gateway.client(), model.name, num_workers)
+        name = name_of(str(model), model)
+        made = Service(server, place, workers, gateway, producer, client, gateway.client(), name, num_workers)
         made.wait_for_workers()
         yield made
