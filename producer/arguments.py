@@ -11,8 +11,9 @@ from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.submission import Receipt
 from sluice.producer.transport.retries import LinkSettings
 from sluice.protocol.durability import read_durability
+from sluice.protocol.errors import InvalidPrompt
 from sluice.protocol.host.state_folder import state_dir
-from sluice.protocol.jobs import Job, Options, template
+from sluice.protocol.jobs import Job, Options, PromptLike, encoded_prompt, template
 from sluice.protocol.redis import embedded
 from sluice.protocol.waits import WaitNotifier
 from sluice.protocol.wire import JobId
@@ -54,6 +55,23 @@ def _is_one_with_place(jobs: object) -> bool:
             return True
         case _:
             return False
+
+
+def checked_texts(texts: Iterable[PromptLike]) -> list[PromptLike]:
+    """Return texts, each of which can be a job's prompt.
+
+    Raises:
+        InvalidJob: `texts` is a single text, or one of them cannot be a prompt.
+    """
+    if isinstance(texts, str):
+        raise InvalidJob("texts must be a list; put a single text into one")
+    found = list(texts)
+    for number, text in enumerate(found):
+        try:
+            encoded_prompt(text)
+        except InvalidPrompt as error:
+            raise InvalidPrompt(f"texts[{number}]: {error}") from error
+    return found
 
 
 def listed(jobs: Jobs) -> Jobs:

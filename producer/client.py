@@ -12,7 +12,7 @@ shuts down or calls `close`.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeAlias, TypeVar, Unpack
 
@@ -20,6 +20,7 @@ from sluice.producer import config
 from sluice.producer.arguments import (
     AnyJob,
     check_options,
+    checked_texts,
     durability_policy,
     embedded_use,
     job_ids,
@@ -27,6 +28,7 @@ from sluice.producer.arguments import (
     listed,
     readers_of,
 )
+from sluice.producer.errors import ProducerError
 from sluice.producer.operations import batches, control, dead, results, submission, views
 from sluice.producer.operations import follow as following
 from sluice.producer.operations.backpressure import submit_estimated, submit_within
@@ -213,20 +215,32 @@ class Producer:
     def embed(self, texts: Iterable[PromptLike], **options: Unpack[Options]) -> list[list[float]]:
         """Embed texts, each of which is a job; return their vectors in the order of the texts.
 
+        All or nothing: nothing is submitted if a text is wrong, and the first error cancels the other jobs. To get the
+        vectors of the others, use `submit_many` and `results`.
+
         Args:
             texts: Texts or lists of token ids.
             options: Options of every job, such as `dimensions` or `model`.
 
         Raises:
-            InvalidJob: a text or an option is wrong, or the queue's workers have no embeddings.
+            InvalidJob: a text or an option is wrong, or the queue's workers have no embeddings. If there are several
+                texts, its message begins with `texts[NUMBER]`.
             JobFailed, JobCancelled, JobExpired, ResultExpired, JobNotFound: a job ended otherwise.
             QueueFull, QueueUnreachable, QueueRefused: as in `submit`.
         """
-        prompts = list(texts)
-        options = {**options, "embed": True}
-        receipts = [receipt_of(answer) for answer in self.submit_many(prompts, **options)]
-        vectors = {outcome.job_id: vector_of(outcome) for outcome in self.results(receipts)}
-        return [vectors[receipt.id] for receipt in receipts]
+        prompts = checked_texts(texts)
+        receipts: list[Receipt] = []
+        try:
+            answers = list(self.submit_many(prompts, **{**options, "embed": True}))
+            # Another caller may wait for a job that was there already.
+            receipts += [answer for answer in answers if isinstance(answer, Receipt) and not answer.is_duplicate]
+            accepted = list(map(receipt_of, answers))
+            vectors = {outcome.job_id: vector_of(outcome) for outcome in self.results(accepted)}
+        except ProducerError:
+            with suppress(ProducerError):
+                self.cancel_many(receipts, reason="another text of the call has no vector")
+            raise
+        return [vectors[receipt.id] for receipt in accepted]
 
     # ------------------------------------------------------------ follow
 

@@ -12,8 +12,12 @@ from typing import Any
 import pytest
 
 from sluice.engine.text.tokenizer import Tokenizer, load_tokenizer
+from sluice.protocol.tools import Function, ToolCall
 from sluice.protocol.wire import Message
+from sluice.worker.config import load_config
 from sluice.worker.model.chat_template import compile_template
+from sluice.worker.model.output_formats import output_format_of
+from sluice.worker.model.tool_prompts import JobTools, render_chat
 from tests.clients.environments import node_packages
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.clients]
@@ -26,6 +30,9 @@ MODEL_TYPES = {
     "mistral_nemo": "mistral",
     "qwen3": "qwen3",
 }
+FORMATS = {"mistral_nemo": "mistral", "qwen3": "think+hermes"}
+"""How the models of published templates write calls and reasoning; the others in a way that we cannot read."""
+
 TEXTS = (
     "Hello world, don't you'll 12345 3.14 __init__(self):\r\n",
     "two  spaces\n\nand tabs\t\t",
@@ -112,3 +119,41 @@ class TestGivenAPublishedTokenizer:
         assert text == theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         ids = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
         assert ours.encode(text, add_special_tokens=False) == ids
+
+    def test_when_its_template_is_read_then_the_format_of_its_model_is_found(
+        self, folder: Path, ours: Tokenizer
+    ) -> None:
+        source = ours.facts.chat_template
+        template = compile_template(source, ours.facts.special_tokens) if source else None
+
+        found = output_format_of(template, load_config({}).model)
+
+        assert str(found) == FORMATS.get(folder.name, "")
+
+    def test_when_a_chat_has_tools_then_its_text_is_theirs(self, folder: Path, ours: Tokenizer, theirs: Any) -> None:
+        if folder.name not in FORMATS or ours.facts.chat_template is None:
+            return
+        template = compile_template(ours.facts.chat_template, ours.facts.special_tokens)
+        call = {"name": "look", "arguments": {"at": "Rome"}}
+        messages = [
+            {"role": "user", "content": "Look."},
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{"id": "abcdefghi", "type": "function", "function": call}],
+            },
+            {"role": "tool", "content": "sunny", "tool_call_id": "abcdefghi"},
+        ]
+        function = Function(name="look", description="Look.", parameters={"type": "object", "properties": {"at": {}}})
+
+        made = ToolCall(id="abcdefghi", name="look", arguments='{"at": "Rome"}')
+        chat = [
+            Message(role="user", content="Look."),
+            Message(role="assistant", content="", tool_calls=(made,)),
+            Message(role="tool", content="sunny", tool_call_id="abcdefghi"),
+        ]
+        for num in (1, 3):
+            text = render_chat(template, chat[:num], JobTools(functions=[function]), "hermes", now_ms=0)
+            assert text == theirs.apply_chat_template(
+                messages[:num], tools=[function.shown], tokenize=False, add_generation_prompt=True
+            )

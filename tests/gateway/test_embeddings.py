@@ -10,7 +10,8 @@ from typing import Any
 import openai
 import pytest
 
-from sluice.producer import InvalidJob, Producer
+from sluice.producer import IdempotencyConflict, InvalidJob, JobFailed, Producer, QueueFull
+from sluice.protocol.calls import QueueSettings
 from sluice.worker.model.folders import SMALL_MODEL
 from tests.end_to_end.processes import worker_pool
 from tests.gateway.gateway_process import GatewayProcess, gateway_process
@@ -267,6 +268,21 @@ class TestGivenTheProducer:
         assert vectors == [vector(gateway, text) for text in TEXTS]
         assert len(cut) == 3
 
+    def test_when_one_text_is_wrong_then_it_is_named_and_nothing_is_submitted(self, queue_server: RedisServer) -> None:
+        with Producer(queue_server.url) as producer, queue_server.client() as client:
+            before = client.dbsize()
+
+            with pytest.raises(InvalidJob, match=r"texts\[1\]: the prompt is empty"):
+                producer.embed(["one", "", "three"])
+            with pytest.raises(InvalidJob, match="must be a list"):
+                producer.embed("one")
+
+            assert client.dbsize() == before
+
+    def test_when_there_are_none_then_there_are_no_vectors(self, queue_server: RedisServer) -> None:
+        with Producer(queue_server.url) as producer:
+            assert producer.embed([]) == []
+
     def test_when_options_contradict_it_then_the_job_is_refused(self, queue_server: RedisServer) -> None:
         with Producer(queue_server.url) as producer:
             with pytest.raises(InvalidJob, match="max_tokens"):
@@ -277,6 +293,41 @@ class TestGivenTheProducer:
                 producer.submit("a", embed=True, structured={"regex": "a"})
             with pytest.raises(InvalidJob, match="dimensions"):
                 producer.submit("a", dimensions=3)
+
+
+class TestGivenAQueueThatRefusesOneOfManyTexts:
+    """Without a worker, so that the others wait."""
+
+    def test_when_they_are_embedded_then_the_others_are_cancelled(self, valkey: RedisServer) -> None:
+        with Producer(valkey.url) as producer:
+            producer.configure(QueueSettings(max_waiting_jobs=2))
+
+            with pytest.raises(QueueFull):
+                producer.embed(TEXTS)
+
+            assert [view.waiting_jobs for view in producer.queue()] == [0]
+
+    def test_when_a_job_was_there_before_then_it_goes_on(self, valkey: RedisServer) -> None:
+        with Producer(valkey.url) as producer:
+            first = producer.submit("one", embed=True, idempotency_key="mine")
+
+            with pytest.raises(IdempotencyConflict):
+                producer.embed(["one", "two"], idempotency_key="mine")
+
+            assert producer.status(first).state == "queued"
+
+
+class TestGivenAWorkerThatFailsOneOfManyTexts:
+    def test_when_they_are_embedded_then_its_error_is_raised_and_the_others_end(
+        self, queue_server: RedisServer, gateway: GatewayProcess
+    ) -> None:
+        assert gateway
+        with Producer(queue_server.url) as producer:
+            with pytest.raises(JobFailed) as raised:
+                producer.embed(["one", "word " * 20_000, *TEXTS])
+
+            assert raised.value.code == "prompt_too_long"
+            assert len(producer.embed(TEXTS)) == 3
 
 
 @pytest.mark.slow
