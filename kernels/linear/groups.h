@@ -186,7 +186,7 @@ INLINE void multiply_groups(Sums *sums, int num_rows, const XGroup *x, const cha
   }
 }
 
-/* A row as the groups of row t: each code is round(x / scale), scale the largest of a group over 127. What is not finite
+/* A row as groups of row t: each code is round(x / scale), scale the largest of a group over 127. What is not finite
    stays so: its scale carries it into the product. */
 INLINE void quantize_groups(const void *row, void *x, int64_t t, int64_t K) {
   const f32x16 magic = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to a whole number */

@@ -3,6 +3,7 @@
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from sluice.engine.config import Quantization
+from sluice.engine.execution.options import ModelOptions
+from sluice.engine.execution.start.model_loading import plan_load
+from sluice.engine.gguf.file import read_gguf
 from sluice.engine.models.config import parse_config
 from sluice.engine.models.decoder import Decoder
 from sluice.engine.models.folder import open_model_folder
@@ -121,6 +126,41 @@ class TestGivenAModelConvertedToGguf:
         for mine, theirs in zip(actual, expected, strict=True):
             spread = float(theirs.std())
             assert float((mine.float() - theirs).square().mean().sqrt()) < 0.1 * spread
+
+    def test_when_its_weights_are_kept_in_another_form_then_it_is_another_model(self, tmp_path: Path) -> None:
+        """A job is resumed to the bit only by a worker that keeps them alike; start and doctor say how they are."""
+        TinyModel("llama", PACKED["llama"]).save(tmp_path / "folder")
+        file = tmp_path / "model.gguf"
+        write_model(tmp_path / "folder", file, gguf.GGMLQuantizationType.Q4_1, {})
+        forms: list[tuple[Quantization, torch.dtype]] = [
+            ("auto", torch.bfloat16),
+            ("none", torch.bfloat16),
+            ("int4", torch.bfloat16),
+            ("auto", torch.float32),
+        ]
+        if not WeightForm(torch.bfloat16, torch.device("cpu"), quantization="auto").keeps_groups:
+            pytest.skip("this machine has no native products")
+
+        folder = open_model_folder(file)
+        plans = [
+            plan_load(ModelOptions(path=file, quantization=quantization, dtype=str(dtype).removeprefix("torch.")))
+            for quantization, dtype in forms
+        ]
+        schemes = [plan.form.scheme(folder.weights) for plan in plans]
+        prints = {folder.fingerprint(plan.dtype, scheme=scheme) for plan, scheme in zip(plans, schemes, strict=True)}
+
+        assert schemes == ["groups", "", "int4", ""]
+        assert len(prints) == len(plans)
+        # 20 bytes for each 32 elements.
+        packed = (
+            sum(math.prod(info.shape) for info in read_gguf(file).tensors.values() if len(info.shape) > 1) * 20 / 32
+        )
+        assert [plan.form.says(folder.weights) for plan in plans] == [
+            f"packed: {packed / 2**20:.0f} MiB in 4 and 8 bits",
+            "dequantized at load to bfloat16",
+            "dequantized at load to int4",
+            "dequantized at load to float32",
+        ]
 
     def test_when_it_is_alone_in_a_folder_then_the_folder_is_it(self, tmp_path: Path) -> None:
         TINY_MODELS["llama"].save(tmp_path / "folder")
