@@ -15,6 +15,7 @@ BENCHMARKS = {
     "queue": ("queue.peers", "the queue compared with other queues"),
     "schemas": ("schemas.run", "JSON schemas of others: compiled, valid, beside another decoder"),
     "service": ("service.run", "the service compared with the bare engine"),
+    "turns": ("turns.run", "models that take turns on one device: policies on a day of arrivals, in virtual time"),
     "tools": ("tools.run", "calls of functions by a real model: valid, right, with and without a grammar"),
 }
 

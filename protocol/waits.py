@@ -27,6 +27,9 @@ class WaitCause(StrEnum):
     NO_WORKER = "no_worker"
     MODEL_LOADING = "model_loading"
     WORKERS_QUIET = "workers_quiet"
+    WAITS_FOR_TURN = "waits_for_turn"
+    """Another model has the device that the job's model shares by turns."""
+
     NOT_YET = "not_yet"
     """The job is not due yet: `not_before`, or the delay before a retry."""
 

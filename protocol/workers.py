@@ -10,6 +10,11 @@ SAMPLE_S, NUM_SAMPLES = 10, 30
 """Duration in seconds, and number, of the samples in a heartbeat."""
 
 
+LOADING, WAITING_FOR_ITS_TURN = "loading", "waiting_for_its_turn"
+"""States of a model without a worker, for which `worker fleet` beats: it takes turns with others on one device."""
+
+AWAY_STATES = frozenset({LOADING, WAITING_FOR_ITS_TURN})
+
 MAX_PID, MAX_NUMBER = 2**22, 2**53
 
 
@@ -41,7 +46,7 @@ class WorkerRow:
     """Process id on its host."""
 
     state: str
-    """`pulling` or `quiet`."""
+    """`pulling` or `quiet`; without a worker, one of `AWAY_STATES`."""
 
     places: int
     """Most sequences that can run at once; 0 if unknown."""

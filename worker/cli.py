@@ -225,6 +225,7 @@ def fleet(  # its options
     --min, which may be 0. Signals and everything else are as in `worker start`.
 
     With FILE, runs the workers that its tables name, `[workers.NAME]`, each with its model, queue, and device or cores.
+    Those that name the same group with `turns` have their device by turns.
 
     \b
     Examples:

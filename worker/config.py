@@ -585,14 +585,14 @@ _SECTIONS: dict[str, Any] = get_type_hints(WorkerConfig)  # Any: dataclasses wit
 
 SETTINGS: tuple[Setting, ...] = tuple(leaf for name, kind in _SECTIONS.items() for leaf in settings_of(name, kind))
 
-FLEET_SECTION = "workers"
-"""The section of the file that `worker fleet` reads."""
+FLEET_SECTION, TURNS_SECTION = "workers", "turns"
+"""The sections of the file that `worker fleet` reads."""
 
 _DECLARED = Declared(
     settings=SETTINGS,
     is_ours=lambda name: name not in READ_ELSEWHERE and not name.startswith(PREFIX + GATEWAY),
     hint="`worker start --help` lists all",
-    other_sections=("gateway", FLEET_SECTION),
+    other_sections=("gateway", FLEET_SECTION, TURNS_SECTION),
 )
 
 

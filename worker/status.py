@@ -53,4 +53,4 @@ def table_of(workers: Sequence[Mapping[str, str]], where: str) -> str:
 
 def _cell(worker: Mapping[str, str], name: str) -> str:
     value = worker.get(name, "-")
-    return value[:8] if name == "worker" else value
+    return value[:8] if name == "worker" else value.replace("_", " ") if name == "state" else value

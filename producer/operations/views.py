@@ -1,6 +1,6 @@
 """Read the state of jobs and queues. No I/O."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -17,6 +17,7 @@ from sluice.protocol.limits import STARTING, STARTING_LIFE_MS
 from sluice.protocol.states import JobState
 from sluice.protocol.waits import WaitCause, WaitReason
 from sluice.protocol.wire import JobId
+from sluice.protocol.workers import AWAY_STATES, LOADING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +90,10 @@ def wait_reason(queue: Queue, view: JobView, survey: QueueView) -> WaitReason:
         return WaitReason(WaitCause.QUEUE_PAUSED, f"queue {queue.name!r} is paused. {how}")
     if not survey.workers:
         return _without_workers(queue, survey)
-    if all(about.get("state") == "quiet" for about in survey.workers.values()):
+    states = {about.get("state") for about in survey.workers.values()}
+    if states <= AWAY_STATES:
+        return _without_turn(queue, states)
+    if states == {"quiet"}:
         how = "Send them SIGCONT, or start another"
         return WaitReason(WaitCause.WORKERS_QUIET, f"the workers of queue {queue.name!r} take no more jobs. {how}")
     if view.ahead_jobs is None:
@@ -100,6 +104,15 @@ def wait_reason(queue: Queue, view: JobView, survey: QueueView) -> WaitReason:
     work_s = _starts_in_s(view, survey)
     work = "" if work_s is None else f", about {work_s:.0f} s of work"
     return WaitReason(WaitCause.BEHIND_OTHERS, f"{view.ahead_jobs} jobs are ahead of job {view.id}{work}")
+
+
+def _without_turn(queue: Queue, states: Collection[str | None]) -> WaitReason:
+    if LOADING in states:
+        return WaitReason(WaitCause.MODEL_LOADING, f"the model of queue {queue.name!r} is loaded for its turn")
+    return WaitReason(
+        WaitCause.WAITS_FOR_TURN,
+        f"the model of queue {queue.name!r} waits for its turn on a device that it shares with others",
+    )
 
 
 def _without_workers(queue: Queue, survey: QueueView) -> WaitReason:

@@ -85,6 +85,18 @@ def name_of(path: str | None, folder: Path) -> str:
     return folder.resolve().name if folder.name in ("", "..") else folder.name
 
 
+def model_name(model: ModelConfig) -> str:
+    """Return the name by which producers request the model of some settings.
+
+    Raises:
+        ConfigError: the folder does not exist.
+    """
+    if is_null(model):
+        return NULL
+    # Of a Hugging Face name the files need not be here.
+    return model.path if model.path and is_name(model.path) else name_of(model.path, find_folder(model.path))
+
+
 def must_download(path: str | None) -> bool:
     """Return whether `path` is a Hugging Face name whose files are not on this host yet."""
     if path is None or not is_name(path):

@@ -93,6 +93,9 @@ class ChildProcess:
         self.last_code = 0
         """Exit code of the last process."""
 
+        self.num_failed_starts = 0
+        """Number of processes that ended before they were ready."""
+
     @property
     def is_needed(self) -> bool:
         """Whether a process runs or will be started."""
@@ -121,6 +124,11 @@ class ChildProcess:
                 self._has_loaded = self._socket.recv(1) != b""
         self._was_ready = self._was_ready or self._has_loaded
         return self._was_ready
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the process that runs now is ready."""
+        return self.is_ready and self._process is not None and self._has_loaded
 
     def start_if_due(self) -> None:
         """Start the next process if it is due."""
@@ -158,6 +166,7 @@ class ChildProcess:
         _ = self.is_ready  # it may have said so since the last look
         self._close_input()
         self._process, self.last_code = None, code
+        self.num_failed_starts += not self._has_loaded
         self._on_end(self._incarnation, self._has_loaded)
         kind = self._spec.kind
         is_asked, self._is_leaving = is_stopping or self._is_leaving, False

@@ -166,7 +166,7 @@ class Parent:
     def _listen(self) -> None:
         """Wait for a signal until a restart is due, and forward it."""
         due = [child.due_s for child in self._startable if child.due_s is not None]
-        wait_s = min([LOOK_EVERY_S, *(due_s - monotonic_s() for due_s in due)])
+        wait_s = min([self._look_every_s, *(due_s - monotonic_s() for due_s in due)])
         others = () if self._prepared is None else self._prepared.listened_to
         has_come, _, _ = select.select([self._signals_read, *others], [], [], max(0.0, wait_s))
         for number in os.read(self._signals_read, 4096) if self._signals_read in has_come else b"":
@@ -185,6 +185,10 @@ class Parent:
             self._is_quiet = number == signal.SIGTSTP
         for worker in self._workers:
             worker.signal(number)
+
+    @property
+    def _look_every_s(self) -> float:
+        return LOOK_EVERY_S
 
     def _reap_orphans(self) -> None:
         """Reap ended processes of others: as process 1 of a container, this one inherits them."""

@@ -73,7 +73,7 @@ def _table(rows: Sequence[WorkerRow], state: TopState) -> Table:
 def _cells(row: WorkerRow) -> tuple[str, ...]:
     batch = [sample.running for sample in row.samples[-BATCH_SAMPLES:]]
     places = f"{row.running:,}/{row.places:,}" if row.places else f"{row.running:,}"
-    names = (row.id[:8], row.host, row.name, row.model, row.device, row.state)
+    names = (row.id[:8], row.host, row.name, row.model, row.device, row.state.replace("_", " "))
     figures = (places, f"{row.waiting:,}", f"{row.kv_share:.0%}", f"{row.tokens_per_s:,.0f}")
     return (*names, *figures, sparkline(batch, max(batch, default=0)))
 

@@ -6,7 +6,8 @@ import pytest
 
 from sluice.worker.errors import ConfigError
 from sluice.worker.processes import models
-from sluice.worker.processes.models import Member, read_members, specs_of
+from sluice.worker.processes.child_process import ChildSpec
+from sluice.worker.processes.models import Member, read_members, specs_by_member
 
 TWO = """
 [redis]
@@ -42,6 +43,11 @@ def problems_of(folder: Path, text: str) -> str:
     return "\n".join(raised.value.problems)
 
 
+def all_specs(members: list[Member]) -> list[ChildSpec]:
+    """The processes of all members."""
+    return [spec for specs in specs_by_member(members, {}).values() for spec in specs]
+
+
 class TestGivenAFileWithTwoWorkers:
     def test_when_it_is_read_then_each_has_its_settings_over_the_common_ones(self, tmp_path: Path) -> None:
         small, large = members_of(tmp_path, TWO)
@@ -72,12 +78,12 @@ class TestGivenAFileWithTwoWorkers:
     ) -> None:
         text = TWO.replace("[workers.large]", f"{small}\n[workers.large]") + large
 
-        specs = specs_of(members_of(tmp_path, text), {})
+        specs = all_specs(members_of(tmp_path, text))
 
         assert [set(spec.cores) for spec in specs] == shares
 
     def test_when_they_start_then_names_ports_and_memory_are_their_own(self, tmp_path: Path) -> None:
-        first, second = specs_of(members_of(tmp_path, TWO + "\n[metrics]\nport = 9000\n"), {})
+        first, second = all_specs(members_of(tmp_path, TWO + "\n[metrics]\nport = 9000\n"))
 
         assert [first.name, second.name] == ["small-cpu0", "large-cpu0"]
         assert [one.environ["SLUICE_METRICS_PORT"] for one in (first, second)] == ["9000", "9001"]
@@ -100,7 +106,7 @@ class TestGivenAFileWithTwoWorkers:
     ) -> None:
         text = TWO.replace("[workers.large]", f"{small}\n[workers.large]") + f"{large}\n[metrics]\n{common}\n"
 
-        specs = specs_of(members_of(tmp_path, text), {})
+        specs = all_specs(members_of(tmp_path, text))
 
         assert [spec.environ["SLUICE_METRICS_PORT"] for spec in specs] == ports
 
@@ -121,7 +127,7 @@ class TestGivenAFileWithTwoWorkers:
     ) -> None:
         text = TWO.replace("[workers.large]", f"{small}\n[workers.large]") + large
 
-        given = [spec.environ.get("SLUICE_MEMORY_FRACTION") for spec in specs_of(members_of(tmp_path, text), {})]
+        given = [spec.environ.get("SLUICE_MEMORY_FRACTION") for spec in all_specs(members_of(tmp_path, text))]
 
         assert [one and float(one) for one in given] == [one and pytest.approx(one) for one in fractions]
 

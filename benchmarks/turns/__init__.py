@@ -1,0 +1,1 @@
+"""Models that take turns on one device, in virtual time: policies compared on a day's arrivals."""
