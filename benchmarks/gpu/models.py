@@ -63,11 +63,18 @@ class RandomWeights:
         weight = torch.empty(shape, dtype=self._dtype, device=device)
         return weight.normal_(0, shape[-1] ** -0.5, generator=self._generator)
 
+    def grouped(self, name: str, shape: tuple[int, ...]) -> None:
+        """Have no matrix in groups."""
+
+    def num_rows(self, name: str) -> int:
+        """Return that a tensor which need not be there is not."""
+        return 0
+
 
 def random_decoder(shape: str, device: torch.device, *, max_model_len: int, max_tokens: int) -> Decoder:
     """Return a bfloat16 decoder of one of `SHAPES` (float32 on the CPU) with random weights."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    # Only `get` is used here.
+    # What only files have is not used here.
     weights = cast("Weights", RandomWeights(device, dtype))
     config = parse_config(SHAPES[shape] | {"max_position_embeddings": max_model_len})
     return load_decoder(

@@ -29,10 +29,11 @@ from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.executor import Executor
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullTokenizer
-from sluice.engine.request import Request, Sampling
+from sluice.engine.request import Grammar, Request, Sampling
 from sluice.kernels.copy_blocks import copy_blocks
 
 BLOCK_SIZE = 4
+LETTERS = Grammar(kind="regex", text="[a-z ]{1000}")
 
 Tokens = Mapping[tuple[str, int], list[int]]
 """By request and choice."""
@@ -113,7 +114,10 @@ def _given(scale: Scale) -> Generator[tuple[Path, list[Request]]]:
 
 
 def make_requests(count: int, *, max_tokens: int) -> list[Request]:
-    """Return greedy requests, and seeded ones with each option; some share a prefix, and some want two choices."""
+    """Return greedy requests, and seeded ones with each option, some with a grammar.
+
+    Some share a prefix, and some want two choices.
+    """
     random = Random(0)
     prefix = [random.randrange(2, 200) for _ in range(2 * BLOCK_SIZE + 1)]
     options: list[dict[str, float]] = [
@@ -133,6 +137,7 @@ def make_requests(count: int, *, max_tokens: int) -> list[Request]:
             ),
             sampling=Sampling(seed=n, max_tokens=max_tokens, ignore_eos=True, **options[n % len(options)]),  # pyright: ignore[reportArgumentType] - whole numbers where they must be
             num_choices=1 + (n % 4 == 1),
+            grammar=LETTERS if n % len(options) == 2 else None,
         )
         for n in range(count)
     ]
