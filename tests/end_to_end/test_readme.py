@@ -97,7 +97,7 @@ def is_standalone(snippet: str) -> bool:
 
 def snippets() -> list[ParameterSet]:
     """The snippets that run by themselves, named. One that loads a model in its process takes as long as a worker."""
-    names = ["openai", "offline in the readme", "sync", "async", "waits", "durability", "offline", "chats",
+    names = ["openai", "pydantic", "offline in the readme", "sync", "async", "waits", "durability", "offline", "chats",
              "tools offline", "streams", "responses"]  # fmt: skip
     found = zip(names, [block for block in blocks("python") if is_standalone(block)], strict=True)
     return [
