@@ -150,7 +150,8 @@ class TestGivenANativeProductOverGroups:
 class TestGivenAMatrix:
     @pytest.mark.parametrize("num_bits", BITS)
     def test_when_it_is_rounded_to_groups_then_each_element_is_within_half_a_step(self, num_bits: int) -> None:
-        weight = torch.randn(50, 96, generator=torch.Generator().manual_seed(0)) * torch.logspace(-2, 2, 50)[:, None]
+        weight = torch.randn(50, 96, generator=torch.Generator().manual_seed(0))
+        weight *= torch.logspace(-2, 2, 50)[:, None]
         weight[9] = 0
 
         packed = grouped(weight, num_bits=num_bits)
