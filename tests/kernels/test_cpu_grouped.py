@@ -147,18 +147,23 @@ class TestGivenANativeProductOverGroups:
         assert torch.equal(NativeLinear(weight, None)(x)[:, 0], scales[0].bfloat16())
 
 
+def largest_of_groups(matrix: Tensor) -> Tensor:
+    """The largest size in each group, `[N, K / 32]`."""
+    return matrix.abs().view(matrix.shape[0], -1, GROUP).amax(dim=2)
+
+
 class TestGivenAMatrix:
     @pytest.mark.parametrize("num_bits", BITS)
     def test_when_it_is_rounded_to_groups_then_each_element_is_within_half_a_step(self, num_bits: int) -> None:
         weight = torch.randn(50, 96, generator=torch.Generator().manual_seed(0))
-        weight *= torch.logspace(-2, 2, 50)[:, None]
+        weight.mul_(torch.logspace(-2, 2, 50)[:, None])
         weight[9] = 0
 
         packed = grouped(weight, num_bits=num_bits)
 
-        errors = (packed.dequantized(torch.float32) - weight).abs().unflatten(1, (-1, GROUP)).amax(dim=2)
+        errors = largest_of_groups(packed.dequantized(torch.float32) - weight)
         # Scale and minimum are rounded to float16: codes at the ends of a group are off by that, too.
-        largest = weight.abs().unflatten(1, (-1, GROUP)).amax(dim=2)
+        largest = largest_of_groups(weight)
         assert bool((errors <= 0.501 * packed.scales.float() + largest * 2**-9).all())
         assert packed.num_bits == num_bits
         assert packed.shape == weight.shape

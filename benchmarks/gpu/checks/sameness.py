@@ -137,7 +137,7 @@ def make_requests(count: int, *, max_tokens: int) -> list[Request]:
             ),
             sampling=Sampling(seed=n, max_tokens=max_tokens, ignore_eos=True, **options[n % len(options)]),  # pyright: ignore[reportArgumentType] - whole numbers where they must be
             num_choices=1 + (n % 4 == 1),
-            grammar=LETTERS if n % len(options) == 2 else None,
+            grammar=LETTERS if n % len(options) == 5 else None,
         )
         for n in range(count)
     ]
@@ -156,8 +156,8 @@ def _compared(
 
 def _interpreted(scale: Scale, calls: Counter[str]) -> Iterator[Line]:
     with triton_in_place_of_cpu(calls):
-        # With two choices and a penalty, and one sequence more than may run.
-        asked = make_requests(4, max_tokens=2)
+        # With two choices, a penalty and a grammar, and more sequences than may run.
+        asked = [request for request in make_requests(6, max_tokens=2) if request.id != "4"]
         yield from _compared(scale, [WAYS[0], Way(graphs=True, lag=1, has_prefix_cache=True)], asked, ", interpreted")
 
 
