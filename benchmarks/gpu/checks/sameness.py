@@ -128,6 +128,7 @@ def make_requests(count: int, *, max_tokens: int) -> list[Request]:
         {"temperature": 0.9, "top_p": 0.8, "presence_penalty": 0.5},
         {"temperature": 1.3, "min_p": 0.02},
     ]
+    grammars = [LETTERS if n % len(options) == 5 else None for n in range(count)]
     return [
         Request(
             id=str(n),
@@ -135,9 +136,14 @@ def make_requests(count: int, *, max_tokens: int) -> list[Request]:
                 *prefix,
                 *(random.randrange(2, 200) for _ in range(random.randint(BLOCK_SIZE, 2 * BLOCK_SIZE))),
             ),
-            sampling=Sampling(seed=n, max_tokens=max_tokens, ignore_eos=True, **options[n % len(options)]),  # pyright: ignore[reportArgumentType] - whole numbers where they must be
+            sampling=Sampling(
+                seed=n,
+                max_tokens=max_tokens,
+                ignore_eos=grammars[n] is None,
+                **options[n % len(options)],  # pyright: ignore[reportArgumentType] - whole numbers where they must be
+            ),
             num_choices=1 + (n % 4 == 1),
-            grammar=LETTERS if n % len(options) == 5 else None,
+            grammar=grammars[n],
         )
         for n in range(count)
     ]
