@@ -19,7 +19,7 @@ from sluice.engine.config import EngineConfig
 from sluice.engine.execution.options import ModelOptions
 from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.llm_engine import LLMEngine
-from sluice.engine.request import Embed, Grammar, Request, Sampling
+from sluice.engine.request import Grammar, Request, Sampling
 from sluice.engine.text.tokenizer import load_tokenizer
 
 NUM_REQUESTS, NUM_AT_ONCE, NUM_PROMPT_TOKENS, NUM_OUTPUT_TOKENS = 32, 16, 64, 64
@@ -39,7 +39,6 @@ FEATURES: Mapping[str, Mapping[str, object]] = {
     "four stop strings": {"stop": ("qzxj", "jjqz", "\n\n\n\n\n\n", "ĦĦĦ")},
     "grammar": {"grammar": WORDS},
     "prompt_logprobs 0": {"prompt_logprobs": 0},
-    "embedding beside": {"embed": Embed()},
 }
 
 
@@ -88,6 +87,7 @@ def _run(engine: LLMEngine, feature: Mapping[str, object], name: str) -> Load:
     while not engine.is_idle:
         deltas, now_s = engine.advance(), time.perf_counter()
         for delta in deltas:
+            assert delta.finish is None or delta.finish.error is None, f"{name}: {delta.finish}"
             if delta.token_ids:
                 first_s.setdefault(delta.request_id, now_s)
                 last_s[delta.request_id] = now_s
@@ -100,7 +100,7 @@ def _run(engine: LLMEngine, feature: Mapping[str, object], name: str) -> Load:
 def _request(feature: Mapping[str, object], name: str, random: Random) -> Request:
     prompt = tuple(random.randrange(300, VOCAB_SIZE) for _ in range(NUM_PROMPT_TOKENS))
     plain = Sampling(seed=random.getrandbits(32), max_tokens=NUM_OUTPUT_TOKENS, ignore_eos="grammar" not in feature)
-    of_request = {key: value for key, value in feature.items() if key in ("grammar", "embed")}
+    of_request = {key: value for key, value in feature.items() if key == "grammar"}
     of_sampling = {key: value for key, value in feature.items() if key not in of_request}
     sampling = replace(plain, **of_sampling)  # pyright: ignore[reportArgumentType] - options of several types
     return replace(Request(id=name, prompt_token_ids=prompt, sampling=sampling), **of_request)  # pyright: ignore[reportArgumentType] - as above
