@@ -56,7 +56,7 @@ def _tool(function: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": {**function, "parameters": _schema(function["parameters"])}}
 
 
-def _schema(given: object) -> Any:  # noqa: ANN401  # JSON
+def _schema(given: object) -> Any:  # noqa: ANN401 - JSON
     """Return a schema with JSON's names of types. Objects whose properties are known have no others."""
     if isinstance(given, list):
         return list(map(_schema, given))
