@@ -1,8 +1,9 @@
 """Weights of 4 or 8 bits in groups of 32 elements of K, and the definition of their product.
 
 Of 4 bits an element is `scale * code + minimum`, codes 0 to 15; of 8 bits it is `scale * code`, codes -128 to 127. Each
-group has a scale, and of 4 bits a minimum, in float16, or in 8 bits that count units of 8 groups. The native product
-rounds rows of x to 8 bits in groups of 32, too.
+group has a scale, and of 4 bits a minimum, in float16, or in 8 bits that count units of 8 groups. Or several groups, a
+span, share a scale in float32, and the code that stands for zero: an element is `scale * (code - zero)`. The native
+product rounds rows of x to 8 bits in groups of 32, too.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,28 +30,41 @@ class GroupedWeight:
     """
 
     scales: Tensor
-    """`[N, K / 32]` float16, or uint8 with units."""
+    """`[N, K / 32]` float16, or uint8 with units, or `[N, spans]` float32 with zeros."""
 
     minimums: Tensor | None = None
-    """Like `scales`, of 4 bits; None of 8."""
+    """Like `scales`, of 4 bits; None of 8, and with zeros."""
 
     units: Tensor | None = None
     """`[N, 2 * K / 256]` float16: for each 8 groups what a scale of one and a minimum of one stand for."""
 
+    zeros: Tensor | None = None
+    """`[N, spans]` int8, if groups share scales: each span is K / 32 / spans groups."""
+
     @property
     def shape(self) -> torch.Size:
         """N and K."""
-        return torch.Size((self.scales.shape[0], self.scales.shape[1] * GROUP))
+        return torch.Size((self.codes.shape[0], self.codes.shape[1] * 8 // self.num_bits))
 
     @property
     def num_bits(self) -> int:
         """Bits of a code."""
-        return 8 if self.minimums is None else 4
+        return 8 if self.codes.dtype == torch.int8 else 4
+
+    @property
+    def span(self) -> int:
+        """Groups that share a scale."""
+        return self.shape[1] // GROUP // self.scales.shape[1]
+
+    @property
+    def form(self) -> tuple[object, ...]:
+        """What weights whose rows are stacked must have in common."""
+        return (*self.parts, self.num_bits, self.span)
 
     @property
     def parts(self) -> dict[str, Tensor]:
         """The tensors that there are, by the names of their fields, each with a row for each of the matrix."""
-        named = {name: getattr(self, name) for name in ("codes", "scales", "minimums", "units")}
+        named = {name: getattr(self, name) for name in ("codes", "scales", "minimums", "units", "zeros")}
         return {name: part for name, part in named.items() if part is not None}
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "GroupedWeight":
@@ -72,6 +86,10 @@ def _runs_of_rows(shape: torch.Size) -> list[slice]:
 
 def _numbers(weight: GroupedWeight) -> Tensor:
     """Return the matrix in float32, `[N, K / 32, 32]`."""
+    if weight.zeros is not None:
+        codes = whole_codes(weight).unflatten(1, (weight.zeros.shape[1], -1)).float()
+        numbers = (codes - weight.zeros.float()[:, :, None]) * weight.scales[:, :, None]
+        return numbers.flatten(1).unflatten(1, (-1, GROUP))
     codes = whole_codes(weight).unflatten(1, (-1, GROUP)).float()
     scales, minimums = weight.scales.float(), None if weight.minimums is None else weight.minimums.float()
     if weight.units is not None and minimums is not None:
@@ -83,7 +101,7 @@ def _numbers(weight: GroupedWeight) -> Tensor:
 
 def whole_codes(weight: GroupedWeight) -> Tensor:
     """Return the codes `[N, K]`, a byte each."""
-    if weight.minimums is None:
+    if weight.num_bits == 8:
         return weight.codes
     fours = weight.codes.unflatten(1, (-1, 1, 4))
     return torch.cat([fours & 15, fours >> 4], dim=2).flatten(1)
@@ -123,14 +141,15 @@ def _codes(numbers: Tensor, scales: Tensor) -> Tensor:
 
 
 def stacked(weights: Sequence[GroupedWeight]) -> GroupedWeight:
-    """Stack rows. If some have other parts than others, all are rounded to 8 bits."""
-    if len({tuple(weight.parts) for weight in weights}) > 1:
+    """Stack rows. If some have another form than others, all are rounded to 8 bits."""
+    if len({weight.form for weight in weights}) > 1:
         weights = [_widened(weight) for weight in weights]
     return stacked_rows(weights)
 
 
 def _widened(weight: GroupedWeight) -> GroupedWeight:
-    return weight if weight.num_bits == 8 else grouped(weight.dequantized(torch.float32), num_bits=8)
+    is_such = weight.num_bits == 8 and weight.zeros is None
+    return weight if is_such else grouped(weight.dequantized(torch.float32), num_bits=8)
 
 
 def stacked_rows(weights: Sequence[GroupedWeight]) -> GroupedWeight:

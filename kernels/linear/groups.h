@@ -26,16 +26,26 @@ INLINE XGroup *group_of(void *x, int64_t t, int64_t g, int64_t groups) {
 /* A group of a panel: codes, [words, PANEL] words of four bytes, then scales [PANEL] and, of 4 bits, minimums [PANEL].
    With 4 bits a word has eight elements, the first four in the low halves of its bytes. Scales and minimums are
    float16; of UNITS4 they are bytes, and the panel's groups are followed by their units: for each 8 groups what a scale
-   of one and a minimum of one stand for, [2, PANEL] float16. */
+   of one and a minimum of one stand for, [2, PANEL] float16. Groups of SPANS4 and SPANS8 are codes alone: the panel's
+   groups are followed by scales [spans, PANEL] in float32, then by zeros [spans, PANEL], bytes with a sign: the codes
+   that stand for zero. A panel of theirs is padded to whole lines. */
 #define UNIT_GROUPS 8
 #define UNIT_BYTES (2 * PANEL * 2)
-INLINE int num_words(int kind) { return kind == GROUPS8 ? 8 : 4; }
+#define SPAN_BYTES (PANEL * 4 + PANEL)
+INLINE int has_spans(int64_t kind) { return kind == SPANS4 || kind == SPANS8; }
+INLINE int has_bytes(int64_t kind) { return kind == GROUPS8 || kind == SPANS8; } /* as codes, with a sign */
+INLINE int num_words(int kind) { return has_bytes(kind) ? 8 : 4; }
 INLINE int code_bytes(int kind) { return num_words(kind) * PANEL * 4; }
 INLINE int scale_bytes(int kind) { return kind == UNITS4 ? 1 : 2; }
-INLINE int group_bytes(int kind) { return code_bytes(kind) + (kind == GROUPS8 ? 1 : 2) * PANEL * scale_bytes(kind); }
+INLINE int group_bytes(int kind) {
+  return code_bytes(kind) + (has_spans(kind) ? 0 : (kind == GROUPS8 ? 1 : 2) * PANEL * scale_bytes(kind));
+}
 
-/* Of a panel, for each of its groups. */
-INLINE int bytes_per_group(int kind) { return group_bytes(kind) + (kind == UNITS4 ? UNIT_BYTES / UNIT_GROUPS : 0); }
+INLINE int64_t groups_panel_bytes(const Weight *w) {
+  const int64_t groups = w->K / GROUP, codes = groups * group_bytes((int)w->kind);
+  if (has_spans(w->kind)) return (codes + groups / w->span * SPAN_BYTES + 63) / 64 * 64;
+  return codes + (w->kind == UNITS4 ? groups / UNIT_GROUPS * UNIT_BYTES : 0);
+}
 
 /* One register of float16, widened. */
 INLINE floats load_halves(const char *from) {
@@ -63,6 +73,19 @@ INLINE floats load_bytes(const char *from) {
 #else
   floats out;
   for (int i = 0; i < WIDTH; i++) out[i] = ((const uint8_t *)from)[i];
+  return out;
+#endif
+}
+
+/* One register of bytes with a sign, as floats. */
+INLINE floats load_signed_bytes(const char *from) {
+#if defined(__AVX512BW__)
+  return (floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
+#elif defined(__AVX2__)
+  return (floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from)));
+#else
+  floats out;
+  for (int i = 0; i < WIDTH; i++) out[i] = ((const int8_t *)from)[i];
   return out;
 #endif
 }
@@ -137,10 +160,10 @@ INLINE ints before_bytes(const XGroup *x) {
 
 /* Integer sums of `num_rows` rows by one register of columns of a group. */
 INLINE void sum_group(ints *sums, int num_rows, const XGroup *x, const char *codes, int kind) {
-  for (int r = 0; r < num_rows; r++) sums[r] = kind == GROUPS8 ? before_bytes(x + r) : (ints){0};
+  for (int r = 0; r < num_rows; r++) sums[r] = has_bytes(kind) ? before_bytes(x + r) : (ints){0};
   for (int u = 0; u < num_words(kind); u++) {
     const words w = *(const words *)(codes + u * PANEL * 4);
-    if (kind == GROUPS8) {
+    if (has_bytes(kind)) {
       for (int r = 0; r < num_rows; r++) sums[r] = in_order(add_bytes(sums[r], w, broadcast(x[r].codes + u * 4)));
       continue;
     }
@@ -149,7 +172,7 @@ INLINE void sum_group(ints *sums, int num_rows, const XGroup *x, const char *cod
     for (int r = 0; r < num_rows; r++)
       sums[r] = in_order(add_nibbles(sums[r], high, broadcast(x[r].codes + u * 8 + 4)));
   }
-  if (kind != GROUPS8)
+  if (!has_bytes(kind))
     for (int r = 0; r < num_rows; r++) sums[r] = joined(sums[r]);
 }
 
@@ -160,26 +183,47 @@ INLINE const XGroup *unknown(const XGroup *address) {
   return address;
 }
 
-/* Sums of `num_rows` rows of x by a panel. */
-INLINE void multiply_groups(Sums *sums, int num_rows, const XGroup *x, const char *panel, int64_t groups, Fetch next,
-                            int kind) {
+/* The scales of a register of columns of a group, and what a code of 0 stands for. */
+typedef struct {
+  floats scale, minimum;
+} Steps;
+
+/* `scales`: of the group; `shared`: its unit, or its span's scales; `zeros`: those of its span. */
+INLINE Steps load_steps(const char *scales, const char *shared, const char *zeros, int v, int kind) {
+  if (has_spans(kind)) {
+    const floats scale = *(const floats *)(shared + v * WIDTH * 4);
+    return (Steps){scale, -(load_signed_bytes(zeros + v * WIDTH) * scale)};
+  }
+  const floats scale = load_scales(scales, shared, v, kind);
+  if (kind == GROUPS8) return (Steps){scale, (floats){0}};
+  return (Steps){scale, load_scales(scales + PANEL * scale_bytes(kind), shared + PANEL * 2, v, kind)};
+}
+
+/* Sums of `num_rows` rows of x by a panel, of whose groups `span` share a scale. */
+INLINE void multiply_groups(Sums *sums, int num_rows, const XGroup *x, const char *panel, int64_t groups, int64_t span,
+                            Fetch next, int kind) {
+  const char *shared = panel + groups * group_bytes(kind); /* units, or spans */
+  const char *zeros = has_spans(kind) ? shared + groups / span * PANEL * 4 : NULL;
+  int64_t in_span = 0;
   for (int r = 0; r < num_rows; r++) memset(sums->f[r], 0, sizeof sums->f[r]);
   for (int64_t g = 0; g < groups; g++) {
     const char *group = panel + g * group_bytes(kind), *scales = group + code_bytes(kind);
-    const char *unit = panel + groups * group_bytes(kind) + g / UNIT_GROUPS * UNIT_BYTES;
+    if (kind == UNITS4) shared = panel + groups * group_bytes(kind) + g / UNIT_GROUPS * UNIT_BYTES;
+    if (has_spans(kind) && in_span++ == span) {
+      shared += PANEL * 4;
+      zeros += PANEL;
+      in_span = 1;
+    }
     const XGroup *rows = x + g * GROUP_ROWS;
     for (int v = 0; v < PANEL / WIDTH; v++) {
       ints whole[GROUP_ROWS];
       rows = unknown(rows);
       sum_group(whole, num_rows, rows, group + v * WIDTH * 4, kind);
-      const floats scale = load_scales(scales, unit, v, kind);
-      floats minimum = {0};
-      if (kind != GROUPS8)
-        minimum = load_scales(scales + PANEL * scale_bytes(kind), unit + PANEL * 2, v, kind);
+      const Steps steps = load_steps(scales, shared, zeros, v, kind);
       for (int r = 0; r < num_rows; r++) {
         floats *sum = (floats *)(sums->f[r] + v * WIDTH);
-        *sum += __builtin_convertvector(whole[r], floats) * rows[r].scale * scale;
-        if (kind != GROUPS8) *sum += minimum * rows[r].sum;
+        *sum += __builtin_convertvector(whole[r], floats) * rows[r].scale * steps.scale;
+        if (kind != GROUPS8) *sum += steps.minimum * rows[r].sum;
       }
     }
     fetch_far(&next, g);

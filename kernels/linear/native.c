@@ -227,9 +227,9 @@ INLINE void multiply_wide(Sums *sums, int num_rows, int num_columns, int column,
 
 /* Sums of `num_rows` rows by vectors. */
 INLINE void multiply_rows(Sums *sums, int num_rows, const char *x, int64_t stride, const char *panel, int64_t steps,
-                          Fetch next, int kind) {
+                          int64_t span, Fetch next, int kind) {
   if (kind >= GROUPS4) {
-    if (num_rows <= GROUP_ROWS) multiply_groups(sums, num_rows, (const XGroup *)x, panel, steps, next, kind);
+    if (num_rows <= GROUP_ROWS) multiply_groups(sums, num_rows, (const XGroup *)x, panel, steps, span, next, kind);
     return;
   }
 #if HAS_BF16_DOT || HAS_INT8_DOT
@@ -249,9 +249,9 @@ INLINE void multiply_rows(Sums *sums, int num_rows, const char *x, int64_t strid
 
 /* The same for a number of rows unknown at compile time. */
 INLINE void multiply_vectors(Sums *sums, int num_rows, const char *x, int64_t stride, const char *panel, int64_t steps,
-                             Fetch next, int kind) {
+                             int64_t span, Fetch next, int kind) {
 #define CASE(n) \
-  case n: multiply_rows(sums, n, x, stride, panel, steps, next, kind); break;
+  case n: multiply_rows(sums, n, x, stride, panel, steps, span, next, kind); break;
   switch (num_rows) {
     CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
   }
@@ -316,7 +316,9 @@ INLINE int64_t num_steps(const Weight *w) {
   return (w->K + in_step - 1) / in_step;
 }
 
-INLINE int step_bytes(int64_t kind) { return kind >= GROUPS4 ? bytes_per_group((int)kind) : STEP_BYTES; }
+INLINE int64_t panel_bytes(const Weight *w) {
+  return w->kind >= GROUPS4 ? groups_panel_bytes(w) : num_steps(w) * STEP_BYTES;
+}
 
 /* Bytes of a row of x, in the form that the weight's product takes. */
 INLINE int64_t row_bytes(const Weight *w) {
@@ -326,7 +328,7 @@ INLINE int64_t row_bytes(const Weight *w) {
 INLINE int64_t num_panels(const Weight *w) { return (w->N + PANEL - 1) / PANEL; }
 
 INLINE const char *panel_at(const Weight *w, int64_t panel) {
-  return w->panels + panel * num_steps(w) * step_bytes(w->kind);
+  return w->panels + panel * panel_bytes(w);
 }
 
 #if HAS_TILES
@@ -355,14 +357,15 @@ INLINE void multiply_panel(const Product *a, int64_t first, int64_t end, int64_t
   const int most = kind >= GROUPS4 ? GROUP_ROWS : HAS_DOT(kind) ? DOT_ROWS : WIDE_ROWS;
   const int64_t steps = num_steps(a->weight), passes = (end - first + most - 1) / most;
   const char *weight = panel_at(a->weight, panel);
+  const int step_lines = (int)((panel_bytes(a->weight) / steps + 63) / 64);
   Sums sums __attribute__((aligned(64)));
   for (int64_t pass = 0, t = first; pass < passes; pass++) {
     int num_rows = (int)(first + (end - first) * (pass + 1) / passes - t);
     if (kind >= GROUPS4) num_rows = end - t < most ? (int)(end - t) : most;
-    const Fetch fetch = fetch_of(weight, next, steps, (step_bytes(kind) + 63) / 64, pass, passes);
+    const Fetch fetch = fetch_of(weight, next, steps, step_lines, pass, passes);
     /* Of groups, t is a multiple of the rows beside each other. */
     const int64_t stride = kind >= GROUPS4 ? row_bytes(a->weight) : a->x_stride;
-    multiply_vectors(&sums, num_rows, a->x + t * stride, stride, weight, steps, fetch, kind);
+    multiply_vectors(&sums, num_rows, a->x + t * stride, stride, weight, steps, a->weight->span, fetch, kind);
     finish(&sums, a, t, num_rows, panel, kind);
     t += num_rows;
   }
@@ -400,6 +403,8 @@ void product_part(const Product *a, Team *team) {
     case GROUPS4: multiply(a, team, GROUPS4); break;
     case GROUPS8: multiply(a, team, GROUPS8); break;
     case UNITS4: multiply(a, team, UNITS4); break;
+    case SPANS4: multiply(a, team, SPANS4); break;
+    case SPANS8: multiply(a, team, SPANS8); break;
   }
 }
 

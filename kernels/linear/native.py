@@ -25,6 +25,7 @@ _PANEL = 32
 _STEP_WORDS = 16
 _GATE_COLUMNS = 16
 _GROUP_ROWS = 8
+_LINE_BYTES = 64
 
 
 class Epilogue(IntEnum):
@@ -44,6 +45,8 @@ class Kind(IntEnum):
     GROUPS4 = 2
     GROUPS8 = 3
     UNITS4 = 4
+    SPANS4 = 5
+    SPANS8 = 6
 
 
 class WeightStruct(ctypes.Structure):
@@ -56,6 +59,7 @@ class WeightStruct(ctypes.Structure):
         ("N", ctypes.c_int64),
         ("K", ctypes.c_int64),
         ("kind", ctypes.c_int64),
+        ("span", ctypes.c_int64),
     )
 
 
@@ -80,11 +84,11 @@ class NativeLinear:
             weight = _interleaved(weight) if isinstance(weight, Tensor) else weight.map(_interleaved)
             bias = None if bias is None else _interleaved(bias)
         self._bias = None if bias is None else bias.contiguous()
-        self._scales = None
+        self._scales, span = None, 1
         num_rows, self.in_size = weight.shape
         if isinstance(weight, GroupedWeight):
-            self.kind = _kind_of(weight)
-            self._panels = _group_panels(weight)
+            self.kind, span = _kind_of(weight), weight.span
+            self._panels = _group_panels(weight) if weight.zeros is None else _span_panels(weight, weight.zeros)
         else:
             self.kind = Kind.INT8 if is_int8 else Kind.BF16
             if is_int8:
@@ -98,6 +102,7 @@ class NativeLinear:
             num_rows,
             self.in_size,
             self.kind,
+            span,
         )
         self.row_bytes = _row_bytes(self.struct)
         """Bytes of a row of x in 8 bits; 0 if it is read as it is."""
@@ -160,6 +165,8 @@ def _panels(weight: Tensor) -> Tensor:
 
 
 def _kind_of(weight: GroupedWeight) -> Kind:
+    if weight.zeros is not None:
+        return Kind.SPANS8 if weight.num_bits == 8 else Kind.SPANS4
     if weight.units is not None:
         return Kind.UNITS4
     return Kind.GROUPS8 if weight.minimums is None else Kind.GROUPS4
@@ -179,6 +186,20 @@ def _group_panels(weight: GroupedWeight) -> Tensor:
         _fill_columns(place, part)
     if units is not None:
         _fill_columns(panels[:, num_groups * sum(sizes) :].unflatten(1, (num_groups // UNIT_GROUPS, -1)), units)
+    return panels
+
+
+def _span_panels(weight: GroupedWeight, zeros: Tensor) -> Tensor:
+    """Pack `weight`, whose groups share scales and `zeros`, into the panels of linear/groups.h."""
+    num_rows, in_size = weight.shape
+    num_groups, num_spans = in_size // GROUP, zeros.shape[1]
+    code_bytes, scale_bytes, zero_bytes = (_PANEL * part.nbytes // num_rows for part in weight.parts.values())
+    line = -(code_bytes + scale_bytes + zero_bytes) % _LINE_BYTES
+    panels = zero_pages((-(-num_rows // _PANEL), code_bytes + scale_bytes + zero_bytes + line), torch.uint8, _CPU)
+    codes, scales, zero_codes, _ = panels.split([code_bytes, scale_bytes, zero_bytes, line], dim=1)
+    _fill_columns(codes.unflatten(1, (num_groups, -1)), weight.codes.view(torch.int32))
+    _fill_columns(scales.unflatten(1, (num_spans, -1)), weight.scales)
+    _fill_columns(zero_codes.unflatten(1, (num_spans, -1)), zeros)
     return panels
 
 

@@ -25,19 +25,34 @@ from tests.grids import cross_section
 
 BITS = [4, 8]
 NUM_ROWS = [0, 1, 2, 3, 4, 5, 6, 7, 11, 12, 13, 33]
-FORMS = ["4 bits", "4 bits in units", "8 bits"]
+FORMS = ["4 bits", "4 bits in units", "8 bits", "4 bits in spans", "8 bits in spans"]
+SPAN = 2
 
 
 def packed_as(form: str, weight: Tensor) -> GroupedWeight:
     """A matrix in groups; in units, one of its shape whose numbers are made up."""
-    if form != "4 bits in units":
+    if " in " not in form:
         return grouped(weight, num_bits=int(form[0]))
     generator = torch.Generator().manual_seed(1)
+    if "spans" in form:
+        return in_spans(weight, int(form[0]), generator)
     num_rows, num_groups = weight.shape[0], weight.shape[1] // GROUP
     scales, minimums = torch.randint(64, (2, num_rows, num_groups), generator=generator, dtype=torch.uint8)
     units = torch.randn(num_rows, 2 * (num_groups // UNIT_GROUPS), generator=generator) * 2e-4
     codes = torch.randint(16, tuple(weight.shape), generator=generator, dtype=torch.uint8)
     return GroupedWeight(codes=packed_nibbles(codes), scales=scales, minimums=minimums, units=units.half())
+
+
+def in_spans(weight: Tensor, num_bits: int, generator: torch.Generator) -> GroupedWeight:
+    """Made-up numbers of a matrix's shape, two groups of which share a scale and a zero."""
+    num_rows, num_spans = weight.shape[0], max(1, weight.shape[1] // GROUP // SPAN)
+    least, most = (0, 16) if num_bits == 4 else (-128, 128)
+    codes = torch.randint(least, most, tuple(weight.shape), generator=generator)
+    return GroupedWeight(
+        codes=packed_nibbles(codes.to(torch.uint8)) if num_bits == 4 else codes.to(torch.int8),
+        scales=torch.randn(num_rows, num_spans, generator=generator) * (0.1 if num_bits == 4 else 0.006),
+        zeros=torch.randint(least, most, (num_rows, num_spans), generator=generator).to(torch.int8),
+    )
 
 
 def tensors(num_rows: int, shape: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
@@ -55,6 +70,7 @@ class TestGivenANativeProductOverGroups:
         [
             *cross_section(NUM_ROWS, [((32, 64),), ((97, 128),), ((1, 32),), ((256, 544),)], ["4 bits", "8 bits"]),
             *cross_section(NUM_ROWS, [((97, 256),), ((64, 512),)], ["4 bits in units"]),
+            *cross_section(NUM_ROWS, [((97, 192),), ((32, 64),), ((33, 32),)], ["4 bits in spans", "8 bits in spans"]),
         ],
     )
     def test_when_rows_are_multiplied_then_products_equal_the_reference(
