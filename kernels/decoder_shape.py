@@ -7,12 +7,38 @@ from sluice.kernels.rms_norm import NormOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureShape:
+    """Sizes and switches of the feed-forwards that are mixtures of experts."""
+
+    layers: tuple[bool, ...]
+    """Whether each layer has such a feed-forward."""
+
+    num_experts: int
+    num_chosen: int
+    """Experts of each row."""
+
+    intermediate_size: int
+    """Of an expert."""
+
+    shared_size: int = 0
+    """Intermediate size of an expert that computes every row; 0 if there is none."""
+
+    is_normalised: bool = True
+    """Whether the shares of the chosen experts sum to one. Otherwise those of all experts do."""
+
+    has_bias: bool = False
+    """Whether the router and the experts' products have biases."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderShape:
     """Sizes and switches of one decoder."""
 
     vocab_size: int
     hidden_size: int
     intermediate_size: int
+    """Of dense feed-forwards; 0 if all layers have mixtures."""
+
     num_heads: int
     num_kv_heads: int
     head_size: int
@@ -58,6 +84,9 @@ class DecoderShape:
 
     has_row_norm: bool
     """Whether all query heads, and all key heads, are RMS-normalised together before the rotation."""
+
+    mixture: MixtureShape | None = None
+    """Of the layers that have experts."""
 
     @property
     def norm_options(self) -> NormOptions:

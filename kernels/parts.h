@@ -184,6 +184,22 @@ void product_part(const Product *a, Team *team);
    largest of the row over 127. Others: groups with scales of their own, 8 rows beside each other. */
 void quantize_row(const Weight *weight, const void *row, char *x, int64_t x_stride, float *scales, int64_t t);
 
+/* The router of a mixture; see sluice_route. */
+typedef struct {
+  const void *weight; /* [E, M], or [E + 1, M] with a shared expert, whose gate is the last */
+  const float *bias;  /* [E], or null */
+  int64_t E, M, num_chosen, is_normalised, has_shared;
+} Router;
+
+/* Scores of experts first to end for a row; then its experts, the best first, and their shares, with that of the shared
+   one; the scores are changed. */
+void score_experts(const Router *router, const void *x, int64_t first, int64_t end, float *scores, int dtype);
+void choose_experts(const Router *router, float *scores, int32_t *experts, float *shares);
+
+/* The sum of k rows at `places`, `stride` elements apart, times their shares, in order; then that of `shared`. */
+void combine_row(int dtype, const void *rows, int64_t stride, const int32_t *places, const float *shares,
+                 const void *shared, void *out, int64_t M, int64_t k);
+
 /* Row by row; see sluice_rms_norm. */
 void rms_norm_row(int dtype, const void *x, const void *weight, void *out, int64_t M, float eps, float offset);
 void layer_norm_row(int dtype, const void *x, const void *weight, void *out, int64_t M, float eps);

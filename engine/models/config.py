@@ -6,7 +6,7 @@ from sluice.engine.errors import ModelFolderError
 from sluice.engine.models.config_fields import integer, number, object_of, optional_object, positive, soft_cap, switch
 from sluice.engine.models.families import Family, family_of
 from sluice.engine.text.json_files import Json
-from sluice.kernels.decoder_shape import DecoderShape
+from sluice.kernels.decoder_shape import DecoderShape, MixtureShape
 from sluice.kernels.gated_activation import Activation
 
 _MOST_LAYERS = 10_000
@@ -95,17 +95,16 @@ def parse_config(config: Json) -> DecoderConfig:
     """
     family = family_of(config)
     config = {**family.defaults, **config}
-    num_layers = integer(config, "num_hidden_layers", most=_MOST_LAYERS)
-    hidden_size = integer(config, "hidden_size")
+    num_layers, hidden_size = integer(config, "num_hidden_layers", most=_MOST_LAYERS), integer(config, "hidden_size")
     num_heads, num_kv_heads, head_size = _heads(config, family, hidden_size)
-    windows = family.sliding_windows(config, num_layers)
+    windows, mixture = family.sliding_windows(config, num_layers), _mixture_of(config, family, num_layers)
     rope, local_rope = _ropes_of(config, family, head_size)
     multipliers, eps = family.multipliers(config), positive(config, family.eps_name, 1e-6)
     return DecoderConfig(
         rules=family,
         vocab_size=integer(config, "vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=integer(config, "intermediate_size"),
+        intermediate_size=0 if mixture and all(mixture.layers) else integer(config, "intermediate_size"),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_size=head_size,
@@ -128,11 +127,18 @@ def parse_config(config: Json) -> DecoderConfig:
         has_mlp_bias=switch(config, "mlp_bias"),
         has_head_norm=family.has_head_norm,
         has_row_norm=family.has_row_norm,
+        mixture=mixture,
         sliding_windows=windows,
         rotated_layers=family.rotated_layers(config, windows),
         rope=rope,
         local_rope=local_rope,
     )
+
+
+def _mixture_of(config: Json, family: Family, num_layers: int) -> MixtureShape | None:
+    """Return the sizes of the experts; None if no layer has any."""
+    shape = None if family.experts is None else family.experts.shape(config, num_layers)
+    return shape if shape is not None and any(shape.layers) else None
 
 
 def _heads(config: Json, family: Family, hidden_size: int) -> tuple[int, int, int]:

@@ -124,7 +124,7 @@ class Decoder:
             add_norm = partial(add_rms_norm, residual=residual, **options, out=normed)
             computed = layer.attention_output(attended)
             total = add_norm(computed, weight=layer.mlp_norm, added_weight=layer.attention_post_norm)
-            computed = layer.down(layer.gated(read if config.is_parallel else total))
+            computed = layer.feed_forward(read if config.is_parallel else total)
             read = add_norm(computed, weight=self._norm_after(index), added_weight=layer.mlp_post_norm)
         return read
 
@@ -180,7 +180,7 @@ class Decoder:
 
 def _native_step(weights: DecoderWeights, max_tokens: int) -> "DecoderStep | None":
     """Return the decoder as one native call per step, or None if any of its products is not native."""
-    if weights.embedding.device.type != "cpu":
+    if weights.embedding.device.type != "cpu" or weights.shape.mixture is not None:
         return None
     from sluice.kernels.decoder_step.cpu import DecoderStep, can_step
 

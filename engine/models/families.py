@@ -9,6 +9,7 @@ from typing import cast
 
 from sluice.engine.errors import ModelFolderError
 from sluice.engine.models.config_fields import integer, object_of, positive, switch
+from sluice.engine.models.mixtures import QWEN3_EXPERTS, ExpertRules
 from sluice.engine.text.json_files import Json
 
 
@@ -105,6 +106,9 @@ class Family:
     """Whether the projections of queries, keys and values are stored as one tensor."""
 
     is_gate_up_fused: bool = False
+    experts: ExpertRules | None = None
+    """None: every feed-forward is dense."""
+
     activation_name: str = "hidden_act"
     activations: Mapping[str, str] = field(default_factory=dict[str, str])
     """Names that its configs have for an activation that transformers computes by another name."""
@@ -125,6 +129,11 @@ def _window(config: Json) -> int:
     if "sliding_window" in config and config["sliding_window"] is None:
         return 0
     return integer(config, "sliding_window", 4096, least=0)
+
+
+def _switched_window(config: Json, num_layers: int) -> tuple[int, ...]:
+    """Return the windows of Qwen3-MoE: if enabled, one for all layers."""
+    return (_window(config) if switch(config, "use_sliding_window") else 0,) * num_layers
 
 
 def _layered_windows(config: Json, num_layers: int) -> tuple[int, ...]:
@@ -282,6 +291,12 @@ FAMILIES: dict[str, Family] = {
     ),
     "qwen2": Family(sliding_windows=_layered_windows, has_qkv_bias=_always, has_output_bias=_never),
     "qwen3": Family(sliding_windows=_layered_windows, has_head_norm=True, default_head_size=128),
+    "qwen3_moe": Family(
+        sliding_windows=_switched_window,
+        has_head_norm=True,
+        experts=QWEN3_EXPERTS,
+        defaults={"num_key_value_heads": 4, "max_position_embeddings": 32_768},
+    ),
     "seed_oss": Family(
         has_output_bias=_attention_out_bias,
         default_head_size=128,

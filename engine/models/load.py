@@ -14,7 +14,9 @@ from sluice.engine.models.decoder import Decoder
 from sluice.engine.models.rope_table import rope_table
 from sluice.engine.models.weight_copies import WeightCopier, copier_to
 from sluice.engine.models.weights import HEAD, Weights
+from sluice.kernels.decoder_shape import MixtureShape
 from sluice.kernels.decoder_step import DecoderWeights, LayerWeights
+from sluice.kernels.experts import Dense, Mixture, Router, SeparateExperts
 from sluice.kernels.linear import Linear, pack_gated_linear, pack_linear
 from sluice.kernels.linear.cpu import multiplies_bfloat16
 from sluice.kernels.linear.grouped import GroupedWeight, grouped, stacked
@@ -147,9 +149,17 @@ class _Reader:
         assert weight is not None, "there is a tensor if it is not stored in groups"
         return self.packed(weight, num_bits=8)
 
-    def gated_linear(self, prefix: str, names: dict[str, int], in_size: int, config: DecoderConfig) -> Linear:
+    def dense(self, prefix: str, names: tuple[dict[str, int], str], config: DecoderConfig, *, has_bias: bool) -> Dense:
+        """Build a feed-forward: the names of its gate and up projection with their sizes, and that of its last one."""
+        gate_up, down = names
+        return Dense(
+            self.gated_linear(prefix, gate_up, config, has_bias=has_bias),
+            self.linear(prefix, {down: config.hidden_size}, sum(gate_up.values()) // 2, has_bias=has_bias),
+        )
+
+    def gated_linear(self, prefix: str, names: dict[str, int], config: DecoderConfig, *, has_bias: bool) -> Linear:
         """Build the fused product of a gate and the projection that it gates."""
-        weight, bias = self.stacked(prefix, names, in_size, has_bias=config.has_mlp_bias)
+        weight, bias = self.stacked(prefix, names, config.hidden_size, has_bias=has_bias)
         form = self._form
         with _as_unavailable():
             if form.quantization == "int4" and isinstance(weight, Tensor):
@@ -201,11 +211,8 @@ def _as_unavailable() -> Generator[None]:
 
 
 def _load_layer(config: DecoderConfig, reader: _Reader, index: int, *, angles: Tensor) -> LayerWeights:
-    prefix = f"model.layers.{index}"
-    hidden, inner = config.hidden_size, config.intermediate_size
-    query = config.num_heads * config.head_size
-    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-    gate_up = {"gate_up_proj": 2 * inner} if config.rules.is_gate_up_fused else {"gate_proj": inner, "up_proj": inner}
+    prefix, hidden = f"model.layers.{index}", config.hidden_size
+    query, attention = config.num_heads * config.head_size, f"{prefix}.self_attn"
 
     def norm(name: str | None) -> Tensor | None:
         return None if name is None else reader.kept(f"{prefix}.{name}.weight", hidden)
@@ -219,10 +226,44 @@ def _load_layer(config: DecoderConfig, reader: _Reader, index: int, *, angles: T
         attention_output=reader.linear(attention, {"o_proj": hidden}, query, has_bias=config.has_output_bias),
         attention_post_norm=norm(config.rules.norms.attention_post),
         mlp_norm=norm(config.rules.norms.mlp),
-        gated=reader.gated_linear(mlp, gate_up, hidden, config),
-        down=reader.linear(mlp, {"down_proj": hidden}, inner, has_bias=config.has_mlp_bias),
+        feed_forward=_load_feed_forward(config, reader, index, prefix),
         mlp_post_norm=norm(config.rules.norms.mlp_post),
         sliding_window=config.sliding_windows[index],
+    )
+
+
+def _load_feed_forward(config: DecoderConfig, reader: _Reader, index: int, prefix: str) -> Dense | Mixture:
+    if config.mixture is not None and config.mixture.layers[index]:
+        return _load_mixture(config, config.mixture, reader, prefix)
+    return reader.dense(f"{prefix}.mlp", _names_of_dense(config), config, has_bias=config.has_mlp_bias)
+
+
+def _names_of_dense(config: DecoderConfig) -> tuple[dict[str, int], str]:
+    size = config.intermediate_size
+    names = ("gate_up_proj",) if config.rules.is_gate_up_fused else ("gate_proj", "up_proj")
+    return dict.fromkeys(names, 2 * size // len(names)), "down_proj"
+
+
+def _load_mixture(config: DecoderConfig, shape: MixtureShape, reader: _Reader, prefix: str) -> Mixture:
+    """Load the router and the experts of a layer."""
+    rules = config.rules.experts
+    assert rules is not None, "the family says what the sizes are"
+    block = f"{prefix}.{rules.block}"
+    names = dict.fromkeys(rules.gate_up, 2 * shape.intermediate_size // len(rules.gate_up)), rules.down
+    return Mixture(
+        router=Router(
+            weight=reader.kept(f"{block}.{rules.router}.weight", shape.num_experts, config.hidden_size),
+            bias=None,
+            num_chosen=shape.num_chosen,
+            is_normalised=shape.is_normalised,
+            has_shared=False,
+        ),
+        experts=SeparateExperts(
+            [
+                reader.dense(f"{block}.experts.{expert}", names, config, has_bias=shape.has_bias)
+                for expert in range(shape.num_experts)
+            ]
+        ),
     )
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from sluice.kernels.decoder_shape import DecoderShape
+from sluice.kernels.experts import Dense, Mixture
 from sluice.kernels.linear import Linear
 from sluice.kernels.write_kv import HeadNorm
 
@@ -45,10 +46,7 @@ class LayerWeights:
     mlp_norm: Tensor | None
     """`[M]`; None if the feed-forward reads the residual as it is, or what attention has read (`is_parallel`)."""
 
-    gated: Linear
-    """M to I, through the gate."""
-
-    down: Linear
+    feed_forward: Dense | Mixture
     mlp_post_norm: Tensor | None
     """Like `attention_post_norm`, for the feed-forward; both are set or neither."""
 
@@ -78,7 +76,7 @@ class DecoderWeights:
     @property
     def products(self) -> list[Linear]:
         """All products, in the order of a step."""
-        blocks = ((layer.qkv, layer.attention_output, layer.gated, layer.down) for layer in self.layers)
+        blocks = ((layer.qkv, layer.attention_output, *layer.feed_forward.products) for layer in self.layers)
         return [product for block in blocks for product in block] + [self.output]
 
 

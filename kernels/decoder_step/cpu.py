@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sluice.kernels.checks import check, check_rows
 from sluice.kernels.decoder_step import DecoderWeights, LayerWeights, StepInputs
+from sluice.kernels.experts import Dense
 from sluice.kernels.gated_activation.cpu import ACTIVATION_CODES
 from sluice.kernels.linear import Linear
 from sluice.kernels.linear.native import NativeLinear, WeightStruct, whole_rows
@@ -303,11 +304,12 @@ def _layer(layer: LayerWeights) -> _Layer:
     # A layer has at most one of the two.
     norm, row_norm = layer.head_norm, layer.row_norm
     either = norm or row_norm
+    assert isinstance(layer.feed_forward, Dense), "check can_step first"
     return _Layer(
         _native(layer.qkv).struct,
         _native(layer.attention_output).struct,
-        _native(layer.gated).struct,
-        _native(layer.down).struct,
+        _native(layer.feed_forward.gated).struct,
+        _native(layer.feed_forward.down).struct,
         _pointer(layer.attention_norm),
         _pointer(layer.mlp_norm),
         _pointer(layer.attention_post_norm),

@@ -22,7 +22,7 @@ SEED = 7
 def _serve(requests: TextIO, answers: TextIO) -> None:
     given = json.loads(requests.readline())
     device = torch.device(given["device"])
-    sizes = ModelSizes(**given["sizes"] | {"sliding_windows": tuple(given["sizes"]["sliding_windows"])})
+    sizes = ModelSizes.of(given["sizes"])
     set_deterministic(sizes.is_deterministic)
     if device.type == "cuda":
         torch.cuda.set_device(device.index or 0)

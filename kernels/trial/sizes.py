@@ -1,11 +1,12 @@
 """Sizes of a model, as far as its kernels depend on them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
-from sluice.kernels.decoder_shape import DecoderShape
+from sluice.kernels.decoder_shape import DecoderShape, MixtureShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,15 @@ class ModelSizes(DecoderShape):
     is_deterministic: bool = False
     """Whether a row's result must not depend on its batch."""
 
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> "ModelSizes":  # Any: what JSON has made of each field
+        """Return the sizes whose fields were written as JSON."""
+        read: dict[str, Any] = {**fields, "sliding_windows": tuple(fields["sliding_windows"])}
+        if (mixture := fields["mixture"]) is not None:
+            of_experts: dict[str, Any] = {**mixture, "layers": tuple(mixture["layers"])}
+            read["mixture"] = MixtureShape(**of_experts)
+        return cls(**read)
+
     @property
     def torch_dtype(self) -> torch.dtype:
         """The model's dtype."""
@@ -38,11 +48,12 @@ class ModelSizes(DecoderShape):
     @property
     def products(self) -> set[tuple[int, int, bool]]:
         """Sizes (N, K) of the different weights of products, and whether they have a bias."""
-        heads, hidden, inner = self.num_heads * self.head_size, self.hidden_size, self.intermediate_size
+        heads, hidden = self.num_heads * self.head_size, self.hidden_size
+        dense = {self.intermediate_size, 0 if self.mixture is None else self.mixture.shared_size} - {0}
         return {
             (heads + 2 * self.num_kv_heads * self.head_size, hidden, self.has_qkv_bias),
             (hidden, heads, self.has_output_bias),
-            (2 * inner, hidden, self.has_mlp_bias),
-            (hidden, inner, self.has_mlp_bias),
             (self.vocab_size, hidden, False),
+            *((2 * inner, hidden, self.has_mlp_bias) for inner in dense),
+            *((hidden, inner, self.has_mlp_bias) for inner in dense),
         }

@@ -9,6 +9,7 @@ from tempfile import gettempdir
 import pytest
 
 from sluice.kernels import tiles
+from sluice.kernels.experts import cpu as experts_cpu
 from sluice.kernels.gated_activation import cpu as gated_activation_cpu
 from sluice.kernels.linear import native as linear_native
 from sluice.kernels.native import declare, load_library
@@ -21,6 +22,7 @@ from sluice.kernels.write_kv import cpu as write_kv_cpu
 MODULES = (
     tiles,
     linear_native,
+    experts_cpu,
     gated_activation_cpu,
     paged_attention_cpu,
     rms_norm_cpu,

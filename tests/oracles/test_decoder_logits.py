@@ -20,6 +20,7 @@ from sluice.engine.sequence import Sequence
 from sluice.kernels.linear import cpu as linear_cpu
 from sluice.kernels.native import library
 from tests.engine.layouts import StepLayout
+from tests.oracles.near_ties import num_settled
 from tests.oracles.tiny_models import TINY_MODELS, VOCAB_SIZE, save_text_and_images
 
 CPU = torch.device("cpu")
@@ -101,9 +102,13 @@ class TestGivenATinyModel:
 
         actual = logits_of(load(tmp_path, max_model_len=160), prompts, block_size=block_size, chunk=chunk)
 
+        num_compared = 0
         for prompt, logits in zip(prompts, actual, strict=True):
-            expected = model(torch.tensor([prompt])).logits[0]
-            torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+            settled = num_settled(model, prompt)
+            expected = model(torch.tensor([prompt])).logits[0, :settled]
+            torch.testing.assert_close(logits[:settled], expected, rtol=1e-4, atol=1e-4)
+            num_compared += settled
+        assert num_compared > 0.7 * sum(map(len, prompts)), "most routers do not nearly tie"
 
 
 class TestGivenLongRope:

@@ -119,6 +119,12 @@ PHI3_LONG: dict[str, object] = {
         "long_factor": [1.0, 3.0],
     },
 }
+QWEN3_MOE: dict[str, object] = {
+    "head_dim": 16,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+}
 _LONG_FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.5], "long_factor": [1.0, 2.0, 3.0, 4.0]}
 
 TINY_MODELS: dict[str, TinyModel] = {
@@ -155,6 +161,8 @@ TINY_MODELS: dict[str, TinyModel] = {
     "qwen2-window": TinyModel("qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
     "qwen3": TinyModel("qwen3", {"head_dim": 16}),
     "qwen3-tied": TinyModel("qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+    "qwen3_moe": TinyModel("qwen3_moe", QWEN3_MOE),
+    "qwen3_moe-dense": TinyModel("qwen3_moe", {**QWEN3_MOE, "norm_topk_prob": True, "mlp_only_layers": [1]}),
     "gemma2": TinyModel("gemma2", GEMMA2),
     "gemma2-no-caps": TinyModel(
         "gemma2",

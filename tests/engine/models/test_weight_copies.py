@@ -20,6 +20,7 @@ from sluice.engine.models.decoder import Decoder
 from sluice.engine.models.folder import open_model_folder
 from sluice.engine.models.load import WeightForm, load_decoder
 from sluice.engine.models.weight_copies import WeightCopier
+from sluice.kernels.experts import Dense
 
 FOLDER = Path(worker.__file__).parent / "small_model"
 CPU = torch.device("cpu")
@@ -114,12 +115,13 @@ def numbers_of(decoder: Decoder) -> list[Tensor]:
     weights, layer = decoder.weights, decoder.weights.layers[-1]
     rows = torch.eye(decoder.config.hidden_size, dtype=weights.embedding.dtype)
     assert layer.attention_norm is not None
+    assert isinstance(layer.feed_forward, Dense)
     return [
         weights.embedding,
         weights.final_norm,
         layer.attention_norm,
         layer.qkv(rows).clone(),
-        layer.gated(rows).clone(),
+        layer.feed_forward.gated(rows).clone(),
         weights.output(rows).clone(),
     ]
 
