@@ -103,7 +103,7 @@ class PromptReader:
         targets = to_device(np.array(following, dtype=np.int64), self._device)
         count = part.read.num_logprobs or 0
         slices = [
-            logprobs(self._decoder.project(rows.contiguous()).float(), ids, count=count)
+            logprobs(self._decoder.project(rows.contiguous()), ids, count=count)
             for rows, ids in zip(states.split(SLICE_ROWS), targets.split(SLICE_ROWS), strict=True)
         ]
         return tuple(torch.cat(tensors) for tensors in zip(*slices, strict=True))

@@ -37,17 +37,18 @@ def _logsumexp_kernel(
     tl.store(out_ptr + tl.program_id(0), largest + tl.log(tl.sum(sums, axis=0)))
 
 
-def logprobs_triton(logits: Tensor, token_ids: Tensor, *, count: int) -> tuple[Tensor, Tensor, Tensor]:
+def logprobs_triton(logits: Tensor, rows: Tensor, token_ids: Tensor, *, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """Launch the kernel; see `sluice.kernels.logprobs.logprobs`."""
-    num_rows, vocab_size = logits.shape
+    wide = logits.index_select(0, rows).float()  # [A, V]
+    num_rows, vocab_size = wide.shape
     normaliser = torch.empty(num_rows, 1, dtype=torch.float32, device=logits.device)
     if num_rows > 0:
         block = min(_BLOCK, triton.next_power_of_2(vocab_size))
         _logsumexp_kernel[(num_rows,)](
-            normaliser, logits, logits.stride(0), vocab_size, BLOCK=block, num_warps=max(1, block // 512)
+            normaliser, wide, wide.stride(0), vocab_size, BLOCK=block, num_warps=max(1, block // 512)
         )
-    ids = _likeliest(logits, count)
-    return logits.gather(1, token_ids[:, None]) - normaliser, logits.gather(1, ids) - normaliser, ids
+    ids = _likeliest(wide, count)
+    return wide.gather(1, token_ids[:, None]) - normaliser, wide.gather(1, ids) - normaliser, ids
 
 
 def _likeliest(logits: Tensor, count: int) -> Tensor:

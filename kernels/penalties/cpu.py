@@ -6,7 +6,7 @@ from torch import Tensor
 from sluice.kernels.native import native_function
 from sluice.kernels.penalties import Penalties
 
-SIGNATURE = ("sluice_penalties", "plpppllpppll")
+SIGNATURE = ("sluice_penalties", "plpppllppplli")
 
 
 def apply_penalties_cpu(logits: Tensor, penalties: Penalties) -> None:
@@ -29,6 +29,7 @@ def apply_penalties_cpu(logits: Tensor, penalties: Penalties) -> None:
         penalties.presence.data_ptr(),
         num_rows,
         vocab_size,
+        torch.get_num_threads(),
     )
 
 

@@ -7,7 +7,7 @@ typedef struct {
   const int32_t *places; /* [E]; -1 for none */
   const int32_t *extras; /* [E, K]; -1 for none */
   const float *repetition, *frequency, *presence; /* [E] */
-  int64_t logits_stride, seen_stride, K, V;
+  int64_t logits_stride, seen_stride, K, E, V;
 } Penalties;
 
 /* Each operation is rounded by itself, as torch does: the stores keep the compiler from fusing them. */
@@ -52,15 +52,16 @@ static void penalise_row(const Penalties *by, int64_t row) {
   }
 }
 
-static void penalise_rows(const Penalties *by, int64_t first, int64_t end) {
-  for (int64_t row = first; row < end; row++) penalise_row(by, row);
+static void penalise_part(const void *argument, Team *team) {
+  const Penalties *by = argument;
+  for (int row; (row = next_task(team, (int)by->E)) >= 0;) penalise_row(by, row);
 }
 
 EXPORT void sluice_penalties(float *logits, int64_t logits_stride, const int32_t *seen, const int32_t *places,
                              const int32_t *extras, int64_t K, int64_t seen_stride, const float *repetition,
-                             const float *frequency, const float *presence, int64_t num_rows, int64_t V) {
-  const Penalties by = {logits,    seen,     places,        extras,      repetition,
-                        frequency, presence, logits_stride, seen_stride, K,          V};
-  RUN_PARTS(num_rows > 1 && num_rows * V >= PARALLEL_ELEMENTS,
-            penalise_rows(&by, share_begin(&team, num_rows), share_end(&team, num_rows)));
+                             const float *frequency, const float *presence, int64_t num_rows, int64_t V,
+                             int num_threads) {
+  const Penalties by = {logits,    seen,     places,        extras,      repetition, frequency,
+                        presence, logits_stride, seen_stride, K,          num_rows,   V};
+  run_team(penalise_part, &by, num_rows > 1 && num_rows * V >= PARALLEL_ELEMENTS ? num_threads : 1);
 }

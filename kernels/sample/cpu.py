@@ -1,6 +1,5 @@
 """Sampling on the CPU: native.c, or torch without the library."""
 
-import threading
 from collections.abc import Callable
 from itertools import cycle
 
@@ -12,10 +11,9 @@ from sluice.kernels.dtypes import DTYPE_CODES
 from sluice.kernels.native import native_function
 from sluice.kernels.sample import SampleOptions, sample
 from sluice.kernels.sample.reference import sample_reference
+from sluice.kernels.scratch import row_scratch
 
 SIGNATURE = ("sluice_sample", "iplppppppppplli")
-_CANDIDATE_PADDING = 16
-_of_thread = threading.local()
 
 
 def sample_cpu(logits: Tensor, options: SampleOptions, *, out: Tensor) -> None:
@@ -32,7 +30,7 @@ def sample_cpu(logits: Tensor, options: SampleOptions, *, out: Tensor) -> None:
         logits.stride(0),
         *_pointers(options),
         out.data_ptr(),
-        _scratch(num_threads, vocab_size).data_ptr(),
+        row_scratch(num_threads, vocab_size).data_ptr(),
         num_rows,
         vocab_size,
         num_threads,
@@ -56,7 +54,7 @@ def draws_with_cpu(options: SampleOptions) -> Callable[[Tensor], Tensor] | None:
             return sample(logits, options)
         check(rows == num_rows, "logits must be [{}, V], got {}", num_rows, logits.shape)
         check_rows("logits", logits)
-        (result, at), scratch = next(results), _scratch(num_threads, vocab_size).data_ptr()
+        (result, at), scratch = next(results), row_scratch(num_threads, vocab_size).data_ptr()
         native(dtype, logits.data_ptr(), logits.stride(0), *pointers, at, scratch, num_rows, vocab_size, num_threads)
         return result
 
@@ -77,15 +75,3 @@ def _pointers(options: SampleOptions) -> list[int]:
     parts = (*parts, options.counter_2)
     check(all(x.shape == options.temperature.shape and x.is_contiguous() for x in parts), "options must be [S]")
     return [x.data_ptr() for x in parts]
-
-
-def _scratch(num_threads: int, vocab_size: int) -> Tensor:
-    """Return scratch space for every token of a row as a candidate and as two numbers, per thread of a team.
-
-    Each caller has its own, since two may sample at once; kept for its next call.
-    """
-    size = num_threads * 2 * (vocab_size + _CANDIDATE_PADDING)
-    held: Tensor | None = getattr(_of_thread, "scratch", None)
-    if held is None or held.numel() < size:
-        held = _of_thread.scratch = torch.empty(size, dtype=torch.int64)
-    return held

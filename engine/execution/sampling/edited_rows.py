@@ -18,6 +18,7 @@ from sluice.engine.execution.sampling.seen_tokens import SeenTokens
 from sluice.engine.execution.slots import Slot
 from sluice.engine.execution.transfers import to_device
 from sluice.engine.request import Sampling
+from sluice.kernels.float_rows import float_rows
 from sluice.kernels.penalties import Penalties, apply_penalties
 
 
@@ -85,7 +86,7 @@ class EditedRows:
 
     def of(self, logits: Tensor) -> Tensor:
         """Return a copy of these rows of `logits`, with biases: `[E, V]` float32."""
-        edited = logits.index_select(0, self.rows).float()
+        edited = float_rows(logits, self.rows)
         if self.biases is not None:
             rows, token_ids, values = self.biases
             edited[rows, token_ids] += values

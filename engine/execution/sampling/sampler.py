@@ -3,8 +3,8 @@
 Order: masks, logit bias and bans (min_tokens), then penalties, of the rows that have any; then `kernels.sample`
 (greedy, or temperature, filters, noise). Log-probabilities are those of the logits before any of it.
 
-Hot: masks change the logits themselves; only those of edited rows, and of those with log-probabilities, are copied.
-`sample` does not wait; the only wait for the device is `Drawn.collect`.
+Hot: masks change the logits themselves; only those of edited rows are copied, and with
+masks those of rows with log-probabilities. `sample` does not wait; the only wait for the device is `Drawn.collect`.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,6 +32,7 @@ from sluice.engine.execution.sampling.seen_tokens import SeenTokens
 from sluice.engine.execution.slots import Slot
 from sluice.engine.execution.transfers import PendingCopy, to_device
 from sluice.engine.request import SampledLogprobs
+from sluice.kernels.float_rows import float_rows
 from sluice.kernels.logprobs import logprobs
 from sluice.kernels.sample import draws_with
 from sluice.kernels.token_masks import apply_token_masks
@@ -201,8 +202,10 @@ class Sampler:
         """
         slots, positions, rows, _, edited = prepared
         num_asked = _num_asked(slots) if rows.has_logprobs else {}
-        asked = self._asked(logits, num_asked) if num_asked else None
+        asked = to_device(np.array(list(num_asked), dtype=np.int64), self._device) if num_asked else None
+        unmasked = None
         if masks:
+            unmasked = float_rows(logits, asked) if asked is not None else None
             apply_token_masks(logits, *self._send_masks(masks))
             drawn = None
         if edited is not None and len(edited.edits) == len(slots):
@@ -211,7 +214,14 @@ class Sampler:
             token_ids = rows.draw(logits) if drawn is None else drawn
             if edited is not None:
                 token_ids.index_copy_(0, edited.rows.rows, self._draw_edited(logits, prepared, edited, last))
-        measured = _measured(asked, token_ids, count=max(num_asked.values())) if asked is not None else ()
+        measured = ()
+        if asked is not None:
+            # Rows without a token are discarded, so any valid index will do.
+            chosen, count = token_ids.index_select(0, asked).clamp(min=0), max(num_asked.values())
+            if unmasked is not None:
+                measured = logprobs(unmasked, chosen, count=count)
+            else:
+                measured = logprobs(logits, chosen, count=count, rows=asked)
         return Drawn(
             token_ids=token_ids,
             positions=positions,
@@ -256,18 +266,6 @@ class Sampler:
             drafts = [prepared.drafts[edit.row] if prepared.drafts else () for edit in edited.edits]
             penalise(changed, edited.rows, positions, drafts, self._seen, last)
         return edited.draw(changed)
-
-    def _asked(self, logits: Tensor, num_asked: dict[int, int]) -> tuple[Tensor, Tensor]:
-        """Return the rows whose log-probabilities are requested `[A]`, and a copy of their logits `[A, V]`."""
-        rows = to_device(np.array(list(num_asked), dtype=np.int64), self._device)
-        return rows, logits.index_select(0, rows).float()
-
-
-def _measured(asked: tuple[Tensor, Tensor], token_ids: Tensor, *, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return log-probabilities of requested rows: `[A, 1]` of their tokens, `[A, K]` of the likeliest, and ids."""
-    rows, raw = asked
-    # Rows without a token are discarded, so any valid index will do.
-    return logprobs(raw, token_ids.index_select(0, rows).clamp(min=0), count=count)
 
 
 def _has_filters(slots: Items[Slot]) -> bool:

@@ -299,7 +299,7 @@ class TestGivenLogprobs:
         logits[0, :7] = float("-inf")
         token_ids = torch.tensor([9, 0, 699, 17, 3], device=device)
 
-        found = logprobs_triton(logits, token_ids, count=6)
+        found = logprobs_triton(logits, torch.arange(5, device=device), token_ids, count=6)
 
         expected = logprobs_reference(logits, token_ids, count=6)
         assert torch.equal(found[2], expected[2])
@@ -309,9 +309,10 @@ class TestGivenLogprobs:
     def test_when_rows_join_or_leave_then_a_row_keeps_its_bits(self, device: str, dtype: torch.dtype) -> None:
         logits = random_tensor(9, 4500, dtype=dtype, generator=generator_on(device))
         token_ids = torch.arange(9, device=device)
-        together = logprobs_triton(logits, token_ids, count=4)
+        all_rows = torch.arange(9, device=device)
+        together = logprobs_triton(logits, all_rows, token_ids, count=4)
 
         for rows in (slice(0, 1), slice(4, 7)):
-            alone = logprobs_triton(logits[rows], token_ids[rows], count=4)
+            alone = logprobs_triton(logits, all_rows[rows], token_ids[rows], count=4)
 
             assert all(same_bits(one, all_of[rows]) for one, all_of in zip(alone, together, strict=True))
