@@ -63,7 +63,7 @@ class RandomWeights:
         weight = torch.empty(shape, dtype=self._dtype, device=device)
         return weight.normal_(0, shape[-1] ** -0.5, generator=self._generator)
 
-    def grouped(self, name: str, shape: tuple[int, ...]) -> None:
+    def packed(self, name: str, shape: tuple[int, ...]) -> None:
         """Have no matrix in groups."""
 
     def num_rows(self, name: str) -> int:

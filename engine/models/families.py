@@ -453,10 +453,6 @@ def family_of(config: Json) -> Family:
             f"config.json: model_type {name!r} is not one of {', '.join(known_families())}. vLLM may serve it: start "
             f"the worker with --engine vllm."
         )
-    if config.get("quantization_config"):
-        raise ModelFolderError(
-            "config.json: quantized weights are not supported; use a bf16, fp16 or fp32 folder, or --engine vllm."
-        )
     for name_of_switch in family.refused:
         if config.get(name_of_switch):
             raise ModelFolderError(

@@ -13,8 +13,10 @@ from sluice.engine.gguf.file import GgufFile, find_gguf, read_gguf
 from sluice.engine.models.families import text_part
 from sluice.engine.models.gguf_config import config_of, generation_config_of
 from sluice.engine.models.gguf_weights import GgufWeights
+from sluice.engine.models.quantized_weights import QuantizedWeights
 from sluice.engine.models.safetensors_weights import SafetensorsWeights
 from sluice.engine.models.weights import DTYPES, Weights
+from sluice.engine.quantized.config import format_of
 from sluice.engine.text.json_files import Json, read_json
 from sluice.kernels.philox import NOISE_VERSION
 
@@ -141,8 +143,13 @@ def open_model_folder(path: Path) -> ModelFolder:
     if not path.is_dir():
         raise ModelFolderError(f"{path} is not a folder: give the path of a folder with config.json and *.safetensors.")
     config = text_part(_read_json(path / "config.json"))
-    generation_config = read_json(path / "generation_config.json")
-    return ModelFolder(path=path, config=config, generation_config=generation_config, weights=SafetensorsWeights(path))
+    stored_format, tensors = format_of(config), SafetensorsWeights(path)
+    return ModelFolder(
+        path=path,
+        config=config,
+        generation_config=read_json(path / "generation_config.json"),
+        weights=tensors if stored_format is None else QuantizedWeights(tensors, stored_format),
+    )
 
 
 def _open_gguf(file: GgufFile) -> ModelFolder:

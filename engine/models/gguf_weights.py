@@ -63,6 +63,11 @@ class GgufWeights:
         tensors = self._file.tensors.items()
         return sum(packed_bytes(info.type, prod(info.shape)) for name, info in tensors if name != plain)
 
+    @property
+    def dequantized(self) -> str:
+        """Nothing: types that groups cannot hold are rounded to them."""
+        return ""
+
     def header_bytes(self, file: Path) -> int:
         """Bytes of the file before its tensors."""
         return self._file.header_bytes
@@ -82,7 +87,7 @@ class GgufWeights:
             return (tensor - 1).to(dtype or torch.float32)
         return self._in_halves(tensor, name)
 
-    def grouped(self, name: str, shape: tuple[int, ...]) -> GroupedWeight | None:
+    def packed(self, name: str, shape: tuple[int, ...]) -> GroupedWeight | None:
         """See `Weights`."""
         stored = self._checked(name, shape)
         with _as_folder_error(stored, self._file.path):

@@ -19,7 +19,8 @@ from sluice.kernels.decoder_step import DecoderWeights, LayerWeights
 from sluice.kernels.experts import Dense, Mixture, Router, SeparateExperts
 from sluice.kernels.linear import Linear, pack_gated_linear, pack_linear
 from sluice.kernels.linear.cpu import multiplies_bfloat16
-from sluice.kernels.linear.grouped import GroupedWeight, grouped, stacked
+from sluice.kernels.linear.grouped import grouped
+from sluice.kernels.linear.stored import StoredWeight, stacked_packed
 from sluice.kernels.write_kv import HeadNorm
 
 
@@ -33,25 +34,27 @@ class WeightForm:
     """Of the weights of products."""
 
     @property
-    def keeps_groups(self) -> bool:
-        """Whether groups of 4 and 8 bits stay packed: only the CPU's native products multiply them."""
+    def keeps_packed(self) -> bool:
+        """Whether weights in 4 and 8 bits stay packed: only the CPU's native products multiply them."""
         is_multiplied = self.device.type == "cpu" and self.dtype == torch.bfloat16 and multiplies_bfloat16()
         return self.quantization == "auto" and is_multiplied
 
     def scheme(self, weights: Weights) -> str:
         """Return what becomes of a model's weights, for its fingerprint; empty if they are in the dtype."""
-        if self.keeps_groups and weights.packed_bytes:
+        if self.keeps_packed and weights.packed_bytes:
             return "groups"
         return self.quantization if self.quantization in ("int8", "int4") else ""
 
     def says(self, weights: Weights) -> str:
-        """Return what becomes of weights that are stored in groups, for people; empty if there are none."""
-        if not weights.packed_bytes:
+        """Return what becomes of quantized weights, for people; empty if there are none."""
+        if not weights.packed_bytes and not weights.dequantized:
             return ""
-        if self.keeps_groups:
-            return f"packed: {weights.packed_bytes / 2**20:.0f} MiB in 4 and 8 bits"
-        # Only the CPU's native products, of bfloat16, multiply groups.
-        return f"dequantized at load to {self.scheme(weights) or str(self.dtype).removeprefix('torch.')}"
+        becomes = f"dequantized at load to {self.scheme(weights) or str(self.dtype).removeprefix('torch.')}"
+        # Only the CPU's native products, of bfloat16, multiply packed weights.
+        if not self.keeps_packed or not weights.packed_bytes:
+            return f"{becomes}: {weights.dequantized}" if weights.dequantized else becomes
+        packed = f"packed: {weights.packed_bytes / 2**20:.0f} MiB in 4 and 8 bits"
+        return f"{packed}, {becomes}: {weights.dequantized}" if weights.dequantized else packed
 
 
 def load_decoder(
@@ -133,7 +136,7 @@ class _Reader:
         """Build one product of several matrices `[N_i, in_size]`, stacked."""
         return self.packed(*self.stacked(prefix, names, in_size, has_bias=has_bias))
 
-    def packed(self, weight: Tensor | GroupedWeight, bias: Tensor | None = None, *, num_bits: int = 4) -> Linear:
+    def packed(self, weight: StoredWeight, bias: Tensor | None = None, *, num_bits: int = 4) -> Linear:
         """Build the product of one matrix, in the form of the weights: of `num_bits` at least."""
         form = self._form
         with _as_unavailable():
@@ -143,10 +146,10 @@ class _Reader:
 
     def output(self, name: str, shape: tuple[int, int], tied: Tensor | None) -> Linear:
         """Build the product with the output's weight: that of the embedding `tied`, if it is given."""
-        stored = self._weights.grouped(name, shape) if self._form.keeps_groups else None
+        stored = self._weights.packed(name, shape) if self._form.keeps_packed else None
         plain = self.tensor(name, *shape) if stored is None and tied is None else tied
         weight = plain if stored is None else stored
-        assert weight is not None, "there is a tensor if it is not stored in groups"
+        assert weight is not None, "there is a tensor if it is not packed"
         return self.packed(weight, num_bits=8)
 
     def dense(self, prefix: str, names: tuple[dict[str, int], str], config: DecoderConfig, *, has_bias: bool) -> Dense:
@@ -164,26 +167,27 @@ class _Reader:
         with _as_unavailable():
             if form.quantization == "int4" and isinstance(weight, Tensor):
                 weight = grouped(weight, num_bits=4)
-            elif isinstance(weight, GroupedWeight) and weight.shape[0] % 32:
+            elif not isinstance(weight, Tensor) and weight.shape[0] % 32:
                 weight = weight.dequantized(form.dtype)
             return pack_gated_linear(weight, bias, activation=config.activation, is_int8=form.quantization == "int8")
 
     def stacked(
         self, prefix: str, names: dict[str, int], in_size: int, *, has_bias: bool
-    ) -> tuple[Tensor | GroupedWeight, Tensor | None]:
+    ) -> tuple[StoredWeight, Tensor | None]:
         """Return several matrices `[N_i, in_size]`, stacked, and their biases."""
         weight = self._matrices([f"{prefix}.{name}.weight" for name in names], [(n, in_size) for n in names.values()])
         if not has_bias:
             return weight, None
         return weight, self._stack([f"{prefix}.{name}.bias" for name in names], [(size,) for size in names.values()])
 
-    def _matrices(self, names: list[str], shapes: list[tuple[int, int]]) -> Tensor | GroupedWeight:
-        """Stack matrices: packed if all are stored in groups that the device multiplies."""
-        if self._form.keeps_groups:
-            parts = [self._weights.grouped(name, shape) for name, shape in zip(names, shapes, strict=True)]
+    def _matrices(self, names: list[str], shapes: list[tuple[int, int]]) -> StoredWeight:
+        """Stack matrices: packed if all are stored in one form that the device multiplies."""
+        if self._form.keeps_packed:
+            parts = [self._weights.packed(name, shape) for name, shape in zip(names, shapes, strict=True)]
             packed = [part for part in parts if part is not None]
-            if len(packed) == len(parts):
-                return stacked(packed)
+            together = stacked_packed(packed) if len(packed) == len(parts) else None
+            if together is not None:
+                return together
         return self._stack(names, shapes)
 
     def _stack(self, names: list[str], shapes: Sequence[tuple[int, ...]]) -> Tensor:

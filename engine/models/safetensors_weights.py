@@ -12,13 +12,25 @@ from torch import Tensor
 from sluice.engine.errors import ModelFolderError
 from sluice.engine.models.weights import DTYPES
 from sluice.engine.text.json_files import read_json
-from sluice.kernels.linear.grouped import GroupedWeight
+from sluice.kernels.linear.stored import PackedWeight
 
 _TEXT_PREFIX = re.compile(r"^language_model\.(?=model\.|lm_head\.)|(?<=^model\.)language_model\.")
 """What the names of a text part's tensors have besides: `language_model.model.…` or `model.language_model.…`."""
 
 _BARE = "embed_tokens.weight"
 """A tensor of a model that was saved without an output head, whose names lack the prefix `model.`."""
+
+_HEADER_DTYPES = {
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+}
+"""Of tensors that are read, by their names in a header."""
 
 _HEADS = ("lm_head.", "score.")
 
@@ -46,6 +58,11 @@ class SafetensorsWeights:
         return name in self._tensors
 
     @property
+    def names(self) -> list[str]:
+        """The names of all tensors."""
+        return list(self._tensors)
+
+    @property
     def files(self) -> list[Path]:
         """The files that hold the tensors, in order of name."""
         return self._files
@@ -57,8 +74,13 @@ class SafetensorsWeights:
 
     @property
     def packed_bytes(self) -> int:
-        """None: tensors in groups are not read."""
+        """None: these tensors are plain."""
         return 0
+
+    @property
+    def dequantized(self) -> str:
+        """Nothing: these tensors are plain."""
+        return ""
 
     def header_bytes(self, file: Path) -> int:
         """See `Weights`."""
@@ -71,13 +93,7 @@ class SafetensorsWeights:
         Raises:
             ModelFolderError: it is missing, corrupt, or not of `shape`.
         """
-        if name not in self._tensors:
-            raise ModelFolderError(f"the weights have no tensor {name!r}: they do not belong to this config.json.")
-        try:
-            path, stored_name = self._tensors[name]
-            tensor = cast("Tensor", _open(path).get_tensor(stored_name))
-        except (SafetensorError, OSError) as error:
-            raise ModelFolderError(f"tensor {name!r} cannot be read: {error}.") from error
+        tensor = self.stored(name)
         if tuple(tensor.shape) != shape:
             raise ModelFolderError(f"tensor {name!r} is {tuple(tensor.shape)}, config.json expects {shape}.")
         if tensor.dtype not in DTYPES.values():
@@ -86,8 +102,31 @@ class SafetensorsWeights:
             )
         return tensor
 
-    def grouped(self, name: str, shape: tuple[int, ...]) -> GroupedWeight | None:
-        """None: tensors in groups are not read."""
+    def stored(self, name: str) -> Tensor:
+        """Return the tensor called `name`, memory-mapped, whatever its dtype and shape.
+
+        Raises:
+            ModelFolderError: it is missing or corrupt.
+        """
+        if name not in self._tensors:
+            raise ModelFolderError(f"the weights have no tensor {name!r}: they do not belong to this config.json.")
+        try:
+            path, stored_name = self._tensors[name]
+            return cast("Tensor", _open(path).get_tensor(stored_name))
+        except (SafetensorError, OSError) as error:
+            raise ModelFolderError(f"tensor {name!r} cannot be read: {error}.") from error
+
+    def form_of(self, name: str) -> tuple[torch.dtype, tuple[int, ...]] | None:
+        """Return dtype and shape of a tensor, as the header has them; None without it, or if its dtype is not read."""
+        if name not in self._tensors:
+            return None
+        path, stored_name = self._tensors[name]
+        view = _open(path).get_slice(stored_name)
+        dtype = _HEADER_DTYPES.get(str(view.get_dtype()))
+        return None if dtype is None else (dtype, tuple(view.get_shape()))
+
+    def packed(self, name: str, shape: tuple[int, ...]) -> PackedWeight | None:
+        """None: these tensors are plain."""
         return None
 
     def num_rows(self, name: str) -> int:

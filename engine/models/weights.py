@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sluice.kernels.linear.grouped import GroupedWeight
+from sluice.kernels.linear.stored import PackedWeight
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 """Those that a model computes in."""
@@ -31,7 +31,12 @@ class Weights(Protocol):
 
     @property
     def packed_bytes(self) -> int:
-        """What the matrices that are stored in groups of 4 or 8 bits take packed; 0 without such."""
+        """What the matrices take that products multiply as they are stored, in 4 or 8 bits; 0 without such."""
+        ...
+
+    @property
+    def dequantized(self) -> str:
+        """Which quantized matrices no product multiplies as they are, and why, for people; empty without such."""
         ...
 
     def header_bytes(self, file: Path) -> int:
@@ -46,8 +51,8 @@ class Weights(Protocol):
         """
         ...
 
-    def grouped(self, name: str, shape: tuple[int, ...]) -> GroupedWeight | None:
-        """Return a matrix in the groups that it is stored in; None if it is not.
+    def packed(self, name: str, shape: tuple[int, ...]) -> PackedWeight | None:
+        """Return a matrix in the form that it is stored in; None if it is plain, or no product multiplies it so.
 
         Raises:
             ModelFolderError: as `get`.

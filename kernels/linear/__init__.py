@@ -5,18 +5,18 @@ from torch import Tensor
 
 from sluice.kernels.checks import check
 from sluice.kernels.gated_activation import Activation
-from sluice.kernels.linear.grouped import GroupedWeight
 from sluice.kernels.linear.plain import Linear
+from sluice.kernels.linear.stored import StoredWeight
 
 __all__ = ["Linear", "pack_gated_linear", "pack_linear"]
 
 
-def pack_linear(weight: Tensor | GroupedWeight, bias: Tensor | None = None, *, is_int8: bool = False) -> Linear:
+def pack_linear(weight: StoredWeight, bias: Tensor | None = None, *, is_int8: bool = False) -> Linear:
     """Prepare `x @ weight.T + bias` for many calls.
 
     Args:
-        weight: `[N, K]`, float32, float16 or bfloat16, or on the CPU in groups, of which the native product multiplies
-            rows in bfloat16, rounded to 8 bits. The caller may drop it afterwards.
+        weight: `[N, K]`, float32, float16 or bfloat16, or on the CPU in groups or int8, of which the native product
+            multiplies rows in bfloat16, rounded to 8 bits. The caller may drop it afterwards.
         bias: `[N]`, dtype of `weight`, or of the rows.
         is_int8: keep the weight in int8. The CPU multiplies in int8 too, with rounded rows, for bfloat16 only; CUDA
             multiplies in the dtype of the rows, float16 or bfloat16.
@@ -38,7 +38,7 @@ def pack_linear(weight: Tensor | GroupedWeight, bias: Tensor | None = None, *, i
 
 
 def pack_gated_linear(
-    weight: Tensor | GroupedWeight, bias: Tensor | None = None, *, activation: Activation, is_int8: bool = False
+    weight: StoredWeight, bias: Tensor | None = None, *, activation: Activation, is_int8: bool = False
 ) -> Linear:
     """Prepare `activation(gate) * up` for many calls, where `x @ weight.T + bias` is the gate, then the up projection.
 
@@ -55,7 +55,7 @@ def pack_gated_linear(
     return pack_gated_linear_cpu(weight, bias, activation=activation, is_int8=is_int8)
 
 
-def _check(weight: Tensor | GroupedWeight, bias: Tensor | None) -> None:
+def _check(weight: StoredWeight, bias: Tensor | None) -> None:
     check(len(weight.shape) == 2, "weight must be [N, K], got {}", weight.shape)
     check(bias is None or bias.shape == weight.shape[:1], "bias must be [N]")
     dtype = weight.dtype if isinstance(weight, Tensor) else torch.bfloat16

@@ -19,9 +19,9 @@ from sluice.kernels.chain import is_deterministic
 from sluice.kernels.checks import check
 from sluice.kernels.gated_activation import Activation
 from sluice.kernels.linear import onednn
-from sluice.kernels.linear.grouped import GroupedWeight
 from sluice.kernels.linear.native import PRODUCT, Epilogue, NativeLinear, can_multiply
 from sluice.kernels.linear.plain import GatedLinear, Linear, PlainLinear
+from sluice.kernels.linear.stored import StoredWeight
 from sluice.kernels.native import native_function
 
 _GATES: dict[Activation, Epilogue] = {"silu": Epilogue.GATE_SILU, "gelu_tanh": Epilogue.GATE_GELU_TANH}
@@ -68,14 +68,14 @@ class PackedLinear:
         return onednn.product(x, self._packed, self._bias)
 
 
-def pack_linear_cpu(weight: Tensor | GroupedWeight, bias: Tensor | None, *, is_int8: bool) -> Linear:
-    """Prepare one product in the fastest way, in groups as they are, or in int8.
+def pack_linear_cpu(weight: StoredWeight, bias: Tensor | None, *, is_int8: bool) -> Linear:
+    """Prepare one product in the fastest way, packed as it is, or in int8.
 
     Raises:
-        ValueError: int8 is not supported for it, or there are no products of groups.
+        ValueError: int8 is not supported for it, or there are no products of packed weights.
     """
-    if isinstance(weight, GroupedWeight):
-        _check_native("groups")
+    if not isinstance(weight, Tensor):
+        _check_native("packed weights")
         return NativeLinear(weight, bias)
     if is_int8:
         _check_int8(weight)
@@ -85,12 +85,12 @@ def pack_linear_cpu(weight: Tensor | GroupedWeight, bias: Tensor | None, *, is_i
 
 
 def pack_gated_linear_cpu(
-    weight: Tensor | GroupedWeight, bias: Tensor | None, *, activation: Activation, is_int8: bool
+    weight: StoredWeight, bias: Tensor | None, *, activation: Activation, is_int8: bool
 ) -> Linear:
     """Prepare a gated product: as `pack_linear_cpu`, the first half of columns gating the second."""
-    if isinstance(weight, GroupedWeight):
-        _check_native("groups")
-        check(weight.shape[0] % 32 == 0, "groups need gates of a multiple of 16 columns, got {}", weight.shape)
+    if not isinstance(weight, Tensor):
+        _check_native("packed weights")
+        check(weight.shape[0] % 32 == 0, "packed gates need a multiple of 16 columns, got {}", weight.shape)
         return NativeLinear(weight, bias, epilogue=_GATES[activation])
     if is_int8:
         _check_int8(weight)

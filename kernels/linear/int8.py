@@ -1,5 +1,8 @@
 """Weights in int8: rounding and widening."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -7,6 +10,30 @@ MAX_IN_SIZE = 2**16
 """Largest K of the product in integers on a GPU: up to here products of two int8 do not overflow 32 bits."""
 
 _QUANTIZED_ROWS = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Int8Weight:
+    """A matrix `[N, K]` in int8, whose product rounds rows to int8, too."""
+
+    codes: Tensor
+    """`[N, K]` int8."""
+
+    scales: Tensor
+    """`[N]` float32."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """N and K."""
+        return self.codes.shape
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Int8Weight":
+        """Return the weight of which `change` has selected rows: it is called for each tensor."""
+        return Int8Weight(codes=change(self.codes), scales=change(self.scales))
+
+    def dequantized(self, dtype: torch.dtype) -> Tensor:
+        """Return the matrix in `dtype`."""
+        return dequantized(self.codes, self.scales, dtype)
 
 
 def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:

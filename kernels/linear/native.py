@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from sluice.kernels.linear.grouped import GROUP, UNIT_GROUPS, GroupedWeight
-from sluice.kernels.linear.int8 import quantized
+from sluice.kernels.linear.int8 import Int8Weight, quantized
+from sluice.kernels.linear.stored import StoredWeight
 from sluice.kernels.native import native_function
 from sluice.kernels.pages import zero_pages
 from sluice.kernels.tiles import may_use_tiles
@@ -68,13 +69,13 @@ class NativeLinear:
 
     def __init__(
         self,
-        weight: Tensor | GroupedWeight,
+        weight: StoredWeight,
         bias: Tensor | None,
         *,
         epilogue: Epilogue = Epilogue.STORE,
         is_int8: bool = False,
     ) -> None:
-        """Pack `weight` `[N, K]`, bfloat16 or in groups.
+        """Pack `weight` `[N, K]`, bfloat16, in groups or in int8.
 
         For a gate, N is the rows of the gate followed by as many of the up projection; K is unchanged.
         """
@@ -84,16 +85,12 @@ class NativeLinear:
             weight = _interleaved(weight) if isinstance(weight, Tensor) else weight.map(_interleaved)
             bias = None if bias is None else _interleaved(bias)
         self._bias = None if bias is None else bias.contiguous()
-        self._scales, span = None, 1
+        if is_int8 and isinstance(weight, Tensor):
+            codes, scales = quantized(weight)
+            weight = Int8Weight(codes=codes, scales=scales)
+        self._scales = weight.scales.contiguous() if isinstance(weight, Int8Weight) else None
         num_rows, self.in_size = weight.shape
-        if isinstance(weight, GroupedWeight):
-            self.kind, span = _kind_of(weight), weight.span
-            self._panels = _group_panels(weight) if weight.zeros is None else _span_panels(weight, weight.zeros)
-        else:
-            self.kind = Kind.INT8 if is_int8 else Kind.BF16
-            if is_int8:
-                weight, self._scales = quantized(weight)
-            self._panels = _panels(weight)
+        self.kind, self._panels = _packed(weight)
         self.out_size = num_rows // 2 if self._is_gate else num_rows
         self.struct = WeightStruct(
             self._panels.data_ptr(),
@@ -102,7 +99,7 @@ class NativeLinear:
             num_rows,
             self.in_size,
             self.kind,
-            span,
+            weight.span if isinstance(weight, GroupedWeight) else 1,
         )
         self.row_bytes = _row_bytes(self.struct)
         """Bytes of a row of x in 8 bits; 0 if it is read as it is."""
@@ -162,6 +159,15 @@ def _panels(weight: Tensor) -> Tensor:
     panels = zero_pages((-(-num_rows // _PANEL), steps, 2, _STEP_WORDS, 16), torch.int32, _CPU)
     native(weight.data_ptr(), panels.data_ptr(), num_rows, num_words)
     return panels
+
+
+def _packed(weight: StoredWeight) -> tuple[Kind, Tensor]:
+    """Return the kind of a weight, and its panels."""
+    if isinstance(weight, Int8Weight):
+        return Kind.INT8, _panels(weight.codes)
+    if isinstance(weight, Tensor):
+        return Kind.BF16, _panels(weight)
+    return _kind_of(weight), _group_panels(weight) if weight.zeros is None else _span_panels(weight, weight.zeros)
 
 
 def _kind_of(weight: GroupedWeight) -> Kind:

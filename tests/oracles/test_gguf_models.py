@@ -78,7 +78,7 @@ FIELDS: dict[str, dict[str, Any]] = {
 def load_packed(file: Path) -> Decoder:
     folder = open_model_folder(file)
     form = WeightForm(torch.bfloat16, torch.device("cpu"), quantization="auto")
-    if not form.keeps_groups:
+    if not form.keeps_packed:
         pytest.skip("this machine has no native products")
     return load_decoder(parse_config(folder.config), folder.weights, form=form, max_model_len=160, max_tokens=256)
 
@@ -138,7 +138,7 @@ class TestGivenAModelConvertedToGguf:
             ("int4", torch.bfloat16),
             ("auto", torch.float32),
         ]
-        if not WeightForm(torch.bfloat16, torch.device("cpu"), quantization="auto").keeps_groups:
+        if not WeightForm(torch.bfloat16, torch.device("cpu"), quantization="auto").keeps_packed:
             pytest.skip("this machine has no native products")
 
         folder = open_model_folder(file)

@@ -213,7 +213,7 @@ class TestGivenABadFolder:
             ({"vocab_size": None}, "vocab_size must be a whole number"),
             ({"num_key_value_heads": 3}, "not a multiple of 3"),
             ({"hidden_act": "relu"}, "hidden_act 'relu' is not one of"),
-            ({"quantization_config": {"bits": 4}}, "quantized weights"),
+            ({"quantization_config": {"bits": 4}}, "quantized weights of quant_method"),
             ({"rope_scaling": {"type": "su"}}, "rope type 'su' is not one of"),
             ({"rope_scaling": {"rope_type": "linear"}}, "'linear' needs factor"),
             ({"rope_scaling": {"rope_type": "linear", "factor": "two"}}, "factor must be a number"),

@@ -1,0 +1,1 @@
+"""Published formats of quantized weights in safetensors: what a config states, and their codes. Knows no model."""

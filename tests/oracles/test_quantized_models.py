@@ -1,0 +1,152 @@
+"""Models in the published formats against transformers, on the numbers that their files stand for."""
+
+# torch's types are partial.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+
+from sluice.engine.models.config import parse_config
+from sluice.engine.models.decoder import Decoder
+from sluice.engine.models.folder import open_model_folder
+from sluice.engine.models.load import WeightForm, load_decoder
+from sluice.engine.request import Request, Sampling
+from sluice.kernels.linear.native import Kind, NativeLinear
+from tests.engine.quantized.test_formats import BLOCK, DYNAMIC, FP8, INT4, INT8
+from tests.engine.quantized.writing import Scheme, awq, compressed, fp8, gptq, write_folders
+from tests.oracles.engines import run
+from tests.oracles.test_decoder_logits import LENGTHS, load, logits_of
+from tests.oracles.tiny_models import VOCAB_SIZE, TinyModel
+
+CPU = torch.device("cpu")
+SIZES: dict[str, object] = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
+"""Whose rows are whole groups."""
+
+SCHEMES: dict[str, tuple[Callable[[], Scheme], Kind]] = {
+    "gptq": (lambda: gptq(group=64), Kind.SPANS4),
+    "gptq, 8 bits": (lambda: gptq(bits=8, symmetric=True), Kind.SPANS8),
+    "gptq, groups in an order": (lambda: gptq(is_ordered=True), Kind.BF16),
+    "awq": (lambda: awq(64), Kind.SPANS4),
+    "fp8": (fp8, Kind.BF16),
+    "W4A16": (lambda: compressed("pack-quantized", INT4), Kind.SPANS4),
+    "W8A8": (lambda: compressed("int-quantized", INT8, activations=DYNAMIC), Kind.INT8),
+    "FP8 by row": (lambda: compressed("float-quantized", FP8), Kind.BF16),
+    "FP8 by block": (lambda: compressed("float-quantized", BLOCK), Kind.BF16),
+}
+FAMILIES = {"llama": "gptq", "qwen3": "awq", "phi3": "gptq", "glm4": "awq", "gemma2": "W8A8"}
+"""Fused and reordered projections, tied outputs, other gates."""
+
+
+@pytest.fixture(autouse=True)
+def _no_gradients() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+def written(scheme: str, out: Path, family: str = "llama") -> tuple[Path, Path]:
+    """A quantized folder, and one of its numbers."""
+    TinyModel(family, SIZES).save(out / "plain")
+    return write_folders(out / "plain", SCHEMES[scheme][0](), out)
+
+
+def prompts_of() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randint(VOCAB_SIZE, (n,), generator=generator).tolist() for n in LENGTHS]
+
+
+def transformers_of(folder: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+def load_packed(path: Path) -> Decoder:
+    folder = open_model_folder(path)
+    form = WeightForm(torch.bfloat16, CPU, quantization="auto")
+    if not form.keeps_packed:
+        pytest.skip("this machine has no native products")
+    return load_decoder(parse_config(folder.config), folder.weights, form=form, max_model_len=160, max_tokens=256)
+
+
+class TestGivenAQuantizedFolder:
+    @pytest.mark.parametrize(
+        ("scheme", "family"),
+        [*((name, "llama") for name in SCHEMES), *((name, each) for each, name in FAMILIES.items())],
+    )
+    def test_when_it_is_computed_in_float32_then_logits_are_those_of_transformers_over_its_numbers(
+        self, scheme: str, family: str, tmp_path: Path
+    ) -> None:
+        quantized, numbers = written(scheme, tmp_path, family)
+        prompts, model = prompts_of(), transformers_of(numbers)
+
+        actual = logits_of(load(quantized, 160), prompts, block_size=16, chunk=50)
+
+        for prompt, logits in zip(prompts, actual, strict=True):
+            torch.testing.assert_close(logits, model(torch.tensor([prompt])).logits[0], rtol=1e-4, atol=1e-4)
+
+    @pytest.mark.parametrize(
+        ("scheme", "family"),
+        [*((name, "llama") for name in SCHEMES), *((name, each) for each, name in FAMILIES.items())],
+    )
+    def test_when_it_stays_packed_then_logits_are_close_to_those_of_its_numbers(
+        self, scheme: str, family: str, tmp_path: Path
+    ) -> None:
+        """Rows are rounded to 8 bits, and sums to bfloat16; small random models amplify both."""
+        quantized, numbers = written(scheme, tmp_path, family)
+        prompts, decoder = prompts_of(), load_packed(quantized)
+
+        actual = logits_of(decoder, prompts, block_size=16, chunk=50)
+
+        layers = [product for product in decoder.weights.products[:-1] if isinstance(product, NativeLinear)]
+        assert {product.kind for product in layers} == {SCHEMES[scheme][1]}
+        assert decoder.has_native_step
+        expected = logits_of(load(numbers, 160), prompts, block_size=16, chunk=50)
+        for mine, theirs in zip(actual, expected, strict=True):
+            assert float((mine.float() - theirs).square().mean().sqrt()) < 0.1 * float(theirs.std())
+
+    @pytest.mark.parametrize("scheme", SCHEMES)
+    def test_when_it_generates_then_its_tokens_are_those_of_transformers(self, scheme: str, tmp_path: Path) -> None:
+        quantized, numbers = written(scheme, tmp_path)
+        prompts, model = prompts_of(), transformers_of(numbers)
+        sampling = Sampling(temperature=0, max_tokens=20, ignore_eos=True)
+        requests = [
+            Request(id=str(i), prompt_token_ids=tuple(prompt), sampling=sampling) for i, prompt in enumerate(prompts)
+        ]
+
+        outcome = run(quantized, requests, dtype="float32")
+
+        for i, prompt in enumerate(prompts):
+            given = torch.tensor([prompt])
+            generated = model.generate(
+                given, attention_mask=torch.ones_like(given), max_new_tokens=20, min_new_tokens=20, do_sample=False,
+                pad_token_id=0, eos_token_id=None,
+            )  # fmt: skip
+            assert outcome.token_ids[str(i), 0] == cast("list[int]", generated[0, len(prompt) :].tolist())
+
+    def test_when_its_weights_are_kept_in_a_form_then_start_and_doctor_say_so(self, tmp_path: Path) -> None:
+        quantized, _ = written("gptq", tmp_path)
+        ordered, _ = written("gptq, groups in an order", tmp_path / "ordered")
+        forms = [
+            WeightForm(torch.bfloat16, CPU, quantization="auto"),
+            WeightForm(torch.float32, CPU, quantization="auto"),
+        ]
+        if not forms[0].keeps_packed:
+            pytest.skip("this machine has no native products")
+
+        says = [form.says(open_model_folder(quantized).weights) for form in forms]
+
+        assert says == ["packed: 0 MiB in 4 and 8 bits", "dequantized at load to float32"]
+        assert forms[0].says(open_model_folder(ordered).weights) == (
+            "dequantized at load to bfloat16: 21 matrices whose groups are in an order of activations"
+        )
+        assert open_model_folder(quantized).weights.description == "GPTQ, 4 bits in groups of 64"
