@@ -21,6 +21,18 @@ COLOURS = Grammar(
 )
 """Long enough for `NUM_TOKENS`, with tokens that follow from those before, and others."""
 
+CALLS = Grammar.composed(
+    [
+        (
+            "start",
+            "lark",
+            'start: "<tool_call>\\n" call "\\n</tool_call>"\ncall: "{\\"name\\": \\"paint\\", " @paint "}"',
+        ),
+        ("paint", "json_schema", COLOURS.text),
+    ]
+)
+"""A call with text around its arguments, as the answers of models have them."""
+
 ROWS: Mapping[str, Mapping[str, Any]] = {  # Any: options of `Driver.request`
     "greedy": {},
     "seeded": SEEDED,
@@ -29,10 +41,12 @@ ROWS: Mapping[str, Mapping[str, Any]] = {  # Any: options of `Driver.request`
     "penalties": {**SEEDED, "frequency_penalty": 0.7, "presence_penalty": 0.4, "repetition_penalty": 1.2},
     "bias and minimum": {**SEEDED, "logit_bias": {5: 3.0}, "min_tokens": 20},
     "grammar": {**SEEDED, "grammar": COLOURS},
+    "a call's grammar": {**SEEDED, "grammar": CALLS},
     "stop strings": {**SEEDED, "stop": ("\0",)},
     "stop tokens": {**SEEDED, "stop_token_ids": ()},
+    "a prompt that is read": {**SEEDED, "prompt_logprobs": 2},
 }
-"""Options by the name of their row. The stops of the last two are in the output that they end."""
+"""Options by the name of their row. Stops are in the output that they end."""
 
 
 class Resume(StrEnum):
