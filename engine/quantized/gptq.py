@@ -16,6 +16,9 @@ from sluice.engine.quantized.source import FLOATS, Source, check_shapes, form_re
 from sluice.engine.quantized.words import codes_of, signed
 from sluice.engine.text.json_files import Json
 
+_ONES = {4: 0x11111111, 8: 0x01010101}
+"""A word of codes of one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Gptq:
@@ -62,9 +65,10 @@ class Gptq:
         codes = codes_of(source.stored(f"{module}.qweight")[:, rows].T, self.num_bits)
         in_word = 32 // self.num_bits
         words = source.stored(f"{module}.qzeros")[:, rows.start // in_word : -(-rows.stop // in_word)]
-        zeros = codes_of(words, self.num_bits)[:, : rows.stop - rows.start]
         if self.adds_one:
-            zeros = (zeros + 1) & (2**self.num_bits - 1)
+            # One was subtracted from each code of a whole word: a zero of 0 has borrowed from the next.
+            words = words + _ONES[self.num_bits]
+        zeros = codes_of(words, self.num_bits)[:, : rows.stop - rows.start]
         return CodedRows(
             codes=signed(codes, self.num_bits),
             scales=source.stored(f"{module}.scales")[:, rows].T.float(),

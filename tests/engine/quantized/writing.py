@@ -104,10 +104,10 @@ def gptq(
             shuffled = torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(2))
             spread = (torch.arange(weight.shape[1]) // group)[shuffled]
         codes = rounded(weight, bits, group, symmetric=symmetric, group_of=spread)
-        zeros = codes.zeros - 1 if version == 1 else codes.zeros
+        zeros = words(codes.zeros.T, bits, along=1)
         tensors = {
             "qweight": words(codes.codes.T, bits, along=0),
-            "qzeros": words(zeros.T % 2**bits, bits, along=1),
+            "qzeros": zeros - (0x11111111 if bits == 4 else 0x01010101) if version == 1 else zeros,
             "scales": codes.scales.T.contiguous(),
             "g_idx": codes.group_of.int(),
         }
