@@ -180,6 +180,26 @@ typedef struct {
 
 void product_part(const Product *a, Team *team);
 
+/* Rows that one expert computes: `count` from `first` on, which is a multiple of 8. */
+typedef struct {
+  int32_t expert, first, count;
+} ExpertBlock;
+
+/* Products of blocks of rows, each with the weight of its expert. */
+typedef struct {
+  Product product;       /* of all rows; its weight and T are not read */
+  const Weight *weights; /* [E], of one size and kind */
+  const ExpertBlock *blocks;
+  const int64_t *num_blocks; /* at most max_blocks, which depends on the number of rows alone */
+  int64_t max_blocks;
+  const Weight *after; /* [E], as Product.after: of the next product of these blocks; may be null */
+} GroupedProduct;
+
+void grouped_product_part(const GroupedProduct *a, Team *team);
+
+/* The most rows that a block should have for these weights. */
+int64_t rows_of_block(const Weight *weight);
+
 /* Write a row of K bfloat16 as row t of x in 8 bits, for a weight that is not BF16. INT8: round(row / scale), scale the
    largest of the row over 127. Others: groups with scales of their own, 8 rows beside each other. */
 void quantize_row(const Weight *weight, const void *row, char *x, int64_t x_stride, float *scales, int64_t t);
@@ -195,6 +215,11 @@ typedef struct {
    one; the scores are changed. */
 void score_experts(const Router *router, const void *x, int64_t first, int64_t end, float *scores, int dtype);
 void choose_experts(const Router *router, float *scores, int32_t *experts, float *shares);
+
+/* Where the outputs of rows are, by expert: places: [pairs] of a row and a rank each, whose experts are given; blocks of
+   at most `most` rows; counts: room for [E]. Blocks of different experts begin at multiples of 8. */
+void group_rows(const int32_t *experts, int64_t pairs, int64_t E, int64_t most, int32_t *places, ExpertBlock *blocks,
+                int64_t *num_blocks, int32_t *counts);
 
 /* The sum of k rows at `places`, `stride` elements apart, times their shares, in order; then that of `shared`. */
 void combine_row(int dtype, const void *rows, int64_t stride, const int32_t *places, const float *shares,

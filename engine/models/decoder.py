@@ -180,7 +180,7 @@ class Decoder:
 
 def _native_step(weights: DecoderWeights, max_tokens: int) -> "DecoderStep | None":
     """Return the decoder as one native call per step, or None if any of its products is not native."""
-    if weights.embedding.device.type != "cpu" or weights.shape.mixture is not None:
+    if weights.embedding.device.type != "cpu":
         return None
     from sluice.kernels.decoder_step.cpu import DecoderStep, can_step
 

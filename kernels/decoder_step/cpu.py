@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from sluice.kernels.checks import check, check_rows
+from sluice.kernels.decoder_shape import DecoderShape
 from sluice.kernels.decoder_step import DecoderWeights, LayerWeights, StepInputs
-from sluice.kernels.experts import Dense
+from sluice.kernels.experts import Dense, Mixture, SeparateExperts
 from sluice.kernels.gated_activation.cpu import ACTIVATION_CODES
 from sluice.kernels.linear import Linear
 from sluice.kernels.linear.native import NativeLinear, WeightStruct, whole_rows
@@ -41,11 +42,36 @@ _PHASES = (
     "keep",
     "attention_output",
     "quantize",
+    "route",
+    "gather",
     "gated",
     "down",
+    "combine",
     "output",
 )
 """Phases of a step in native.c, in its order."""
+
+
+_OF_EXPERTS = ("scores", "shares", "chosen", "places", "counts", "blocks", "num_blocks", "rows", "inner", "shared")
+"""Buffers of layers with experts."""
+
+_BLOCK_ROWS = 32
+"""The least that `rows_of_block` of linear/native.c answers."""
+
+
+class _Router(ctypes.Structure):
+    """`Router` of parts.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("weight", "bias")),
+        *((name, ctypes.c_int64) for name in ("E", "M", "num_chosen", "is_normalised", "has_shared")),
+    )
+
+
+class _Mixture(ctypes.Structure):
+    """`Mixture` of native.c."""
+
+    _fields_ = (("router", _Router), *((name, ctypes.c_void_p) for name in ("gate_up", "down")))
 
 
 class _Layer(ctypes.Structure):
@@ -53,6 +79,7 @@ class _Layer(ctypes.Structure):
 
     _fields_ = (
         *((name, WeightStruct) for name in ("qkv", "attention_output", "gate_up", "down")),
+        ("mixture", ctypes.c_void_p),
         *((name, ctypes.c_void_p) for name in ("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm")),
         *((name, ctypes.c_void_p) for name in ("query_norm", "key_norm", "query_row_norm", "key_row_norm")),
         *((name, ctypes.c_void_p) for name in ("cos_sin", "keys", "values")),
@@ -71,9 +98,10 @@ class _Model(ctypes.Structure):
             (name, ctypes.c_void_p)
             for name in ("residual", "normed", "qkv", "query", "attended", "gated", "bytes", "scales")
         ),
+        *((name, ctypes.c_void_p) for name in _OF_EXPERTS),
         *(
             (name, ctypes.c_int64)
-            for name in ("hidden_stride", "qkv_stride", "heads_stride", "gated_stride", "bytes_stride")
+            for name in ("hidden_stride", "qkv_stride", "heads_stride", "gated_stride", "bytes_stride", "inner_stride")
         ),
         *((name, ctypes.c_int64) for name in ("L", "M", "H", "G", "D", "block_size", "P", "DP")),
         *((name, ctypes.c_int64) for name in ("activation", "use_tiles", "is_norm_centered", "is_parallel")),
@@ -96,7 +124,7 @@ class _Step(ctypes.Structure):
     )
 
 
-_SIZES = (ctypes.sizeof(_Layer), ctypes.sizeof(_Model), ctypes.sizeof(_Step), len(_PHASES))
+_SIZES = (*map(ctypes.sizeof, (_Layer, _Model, _Step, _Mixture)), len(_PHASES))
 
 
 class DecoderStep:
@@ -107,12 +135,16 @@ class DecoderStep:
         assert native is not None, "native products exist only with the native library"
         assert _native_sizes() == _SIZES, "the structures here differ from those of native.c"
         self._native = native
-        self._kept = model
+        mixtures = [
+            _MixtureWeights(layer.feed_forward) if isinstance(layer.feed_forward, Mixture) else None
+            for layer in model.layers
+        ]
+        self._kept = model, mixtures
         self._caches: list[KVCache] | None = None
         self._num_tables = 1
         self._output = _native(model.output)
         self._logits = torch.empty(0, self._output.out_size, dtype=torch.bfloat16)
-        self._layers = (_Layer * len(model.layers))(*map(_layer, model.layers))
+        self._layers = (_Layer * len(model.layers))(*map(_layer, model.layers, mixtures))
         self._max_tokens = max_tokens
         self._room = _Room(model, max_tokens)
         self._model = _model(model, self._layers, self._output, self._room)
@@ -229,10 +261,64 @@ class _Room:
         self.residual, self.normed = rows(shape.hidden_size), rows(shape.hidden_size)
         self.qkv = rows(heads + 2 * shape.num_kv_heads * shape.head_size)
         self.query, self.attended = rows(heads), rows(heads)
-        self.gated = rows(shape.intermediate_size)
+        shared = 0 if shape.mixture is None else shape.mixture.shared_size
+        self.gated = rows(max(shape.intermediate_size, shared))
+        self.of_experts = _RoomOfExperts(shape, max_tokens)
         row_bytes = max(_native(product).row_bytes for product in model.products)
-        self.bytes = torch.empty(whole_rows(max_tokens), row_bytes + _STEP_BYTES, dtype=torch.int8)
-        self.scales = torch.empty(max_tokens, dtype=torch.float32)
+        num_rows = whole_rows(max(max_tokens, self.of_experts.rows.shape[0]))
+        self.bytes = torch.empty(num_rows, row_bytes + _STEP_BYTES, dtype=torch.int8)
+        self.scales = torch.empty(num_rows, dtype=torch.float32)
+
+
+class _RoomOfExperts:
+    """Buffers of layers with experts; empty if there are none."""
+
+    def __init__(self, shape: DecoderShape, max_tokens: int) -> None:
+        mixture = shape.mixture
+        tokens, experts, chosen = (
+            (0, 0, 0) if mixture is None else (max_tokens, mixture.num_experts, mixture.num_chosen)
+        )
+        pairs = tokens * chosen
+        # Rows of each expert begin at a multiple of eight.
+        num_rows = pairs + 7 * min(experts, pairs)
+
+        def ints(*size: int) -> Tensor:
+            return torch.empty(size, dtype=torch.int32)
+
+        def rows(count: int, width: int) -> Tensor:
+            return torch.empty(count, width + _LINE, dtype=torch.bfloat16)
+
+        self.scores = torch.empty(tokens, experts + 1, dtype=torch.float32)
+        self.shares = torch.empty(tokens, chosen + 1, dtype=torch.float32)
+        self.chosen, self.places, self.counts = ints(tokens, chosen), ints(tokens, chosen), ints(experts)
+        self.blocks = ints(min(experts, pairs) + pairs // _BLOCK_ROWS, 3)
+        self.num_blocks = torch.zeros(1, dtype=torch.int64)
+        self.rows = rows(num_rows, shape.hidden_size)
+        self.inner = rows(num_rows, 0 if mixture is None else mixture.intermediate_size)
+        self.shared = rows(tokens if mixture is not None and mixture.shared_size else 0, shape.hidden_size)
+
+
+class _MixtureWeights:
+    """The C structure of a mixture, and what it points to."""
+
+    def __init__(self, mixture: Mixture) -> None:
+        assert isinstance(mixture.experts, SeparateExperts), "check can_step first"
+        each, router = mixture.experts.each, mixture.router
+        self._gate_up = (WeightStruct * len(each))(*(_native(expert.gated).struct for expert in each))
+        self._down = (WeightStruct * len(each))(*(_native(expert.down).struct for expert in each))
+        self.struct = _Mixture(
+            _Router(
+                router.weight.data_ptr(),
+                _pointer(router.bias),
+                router.num_experts,
+                router.weight.shape[1],
+                router.num_chosen,
+                router.is_normalised,
+                router.has_shared,
+            ),
+            ctypes.addressof(self._gate_up),
+            ctypes.addressof(self._down),
+        )
 
 
 def can_step(products: Sequence[Linear], head_size: int) -> bool:
@@ -300,16 +386,17 @@ def _native(product: Linear) -> NativeLinear:
     return product
 
 
-def _layer(layer: LayerWeights) -> _Layer:
+def _layer(layer: LayerWeights, mixture: _MixtureWeights | None) -> _Layer:
     # A layer has at most one of the two.
     norm, row_norm = layer.head_norm, layer.row_norm
     either = norm or row_norm
-    assert isinstance(layer.feed_forward, Dense), "check can_step first"
+    dense = layer.feed_forward if isinstance(layer.feed_forward, Dense) else layer.feed_forward.shared
     return _Layer(
         _native(layer.qkv).struct,
         _native(layer.attention_output).struct,
-        _native(layer.feed_forward.gated).struct,
-        _native(layer.feed_forward.down).struct,
+        WeightStruct() if dense is None else _native(dense.gated).struct,
+        WeightStruct() if dense is None else _native(dense.down).struct,
+        None if mixture is None else ctypes.addressof(mixture.struct),
         _pointer(layer.attention_norm),
         _pointer(layer.mlp_norm),
         _pointer(layer.attention_post_norm),
@@ -348,11 +435,13 @@ def _model(model: DecoderWeights, layers: ctypes.Array[_Layer], output: NativeLi
         gated=room.gated.data_ptr(),
         bytes=room.bytes.data_ptr(),
         scales=room.scales.data_ptr(),
+        **{name: getattr(room.of_experts, name).data_ptr() for name in _OF_EXPERTS},
         hidden_stride=room.residual.stride(0),
         qkv_stride=room.qkv.stride(0),
         heads_stride=room.query.stride(0),
         gated_stride=room.gated.stride(0),
         bytes_stride=room.bytes.stride(0),
+        inner_stride=room.of_experts.inner.stride(0),
         L=len(model.layers),
         M=shape.hidden_size,
         H=shape.num_heads,

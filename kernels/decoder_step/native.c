@@ -8,10 +8,20 @@
 #include <time.h>
 
 /* Phases, named as in cpu.py. */
-enum { START, EMBED, NORM, QKV, WRITE_KV, ATTENTION, KEEP, ATTENTION_OUTPUT, QUANTIZE, GATED, DOWN, OUTPUT, NUM_PHASES };
+enum {
+  START, EMBED, NORM, QKV, WRITE_KV, ATTENTION, KEEP, ATTENTION_OUTPUT, QUANTIZE, ROUTE, GATHER, GATED, DOWN, COMBINE,
+  OUTPUT, NUM_PHASES
+};
+
+/* A router, and the experts that it chooses from. */
+typedef struct {
+  Router router;
+  const Weight *gate_up, *down; /* [E] */
+} Mixture;
 
 typedef struct {
-  Weight qkv, attention_output, gate_up, down;
+  Weight qkv, attention_output, gate_up, down; /* with a mixture the last two are those of its shared expert, or empty */
+  const Mixture *mixture;                          /* or null */
   const void *attention_norm, *mlp_norm;           /* [M], or null: products read the residual */
   const void *attention_post_norm, *mlp_post_norm; /* [M], or null */
   const void *query_norm, *key_norm;               /* [D], or null */
@@ -23,7 +33,9 @@ typedef struct {
 } Layer;
 
 /* Sizes, weights, and buffers of a step: rows of residual [., M], normed [., M], qkv, query [., H * D], attended [., H
-   * D], gated [., I], each `*_stride` elements apart; bytes and scales for rows in 8 bits. */
+   * D], gated [., I], each `*_stride` elements apart; bytes and scales for rows in 8 bits. Of mixtures: scores [., E +
+   1], chosen and places [., k], shares [., k + 1], blocks and counts of group_rows, shared [., M]; the rows of experts,
+   rows [P, M] before and after them, inner [P, I] between. */
 typedef struct {
   const Layer *layers;
   const void *embedding, *final_norm;
@@ -31,7 +43,12 @@ typedef struct {
   uint16_t *residual, *normed, *qkv, *query, *attended, *gated;
   int8_t *bytes;
   float *scales;
-  int64_t hidden_stride, qkv_stride, heads_stride, gated_stride, bytes_stride;
+  float *scores, *shares;
+  int32_t *chosen, *places, *counts;
+  ExpertBlock *blocks;
+  int64_t *num_blocks;
+  uint16_t *rows, *inner, *shared;
+  int64_t hidden_stride, qkv_stride, heads_stride, gated_stride, bytes_stride, inner_stride;
   int64_t L, M, H, G, D, block_size, P, DP, activation, use_tiles, is_norm_centered, is_parallel;
   float norm_eps, norm_offset, scale, soft_cap, embedding_scale, logit_scale, final_cap;
 } Model;
@@ -118,6 +135,13 @@ INLINE void scale_row(uint16_t *row, int64_t M, float factor) {
   for (; i < M; i++) store1(row, i, load1(row, i, BFLOAT16) * factor, BFLOAT16);
 }
 
+/* row += added, rounded. */
+INLINE void add_row(uint16_t *row, const uint16_t *added, int64_t M) {
+  int64_t i = 0;
+  for (; i + LANES <= M; i += LANES) store16(row, i, load16(row, i, BFLOAT16) + load16(added, i, BFLOAT16), BFLOAT16);
+  for (; i < M; i++) store1(row, i, load1(row, i, BFLOAT16) + load1(added, i, BFLOAT16), BFLOAT16);
+}
+
 INLINE void embed(const Model *m, const Step *s, Team *team) {
   FOR_RUNS(team, rows, s->T) {
     for (int64_t t = rows.first; t < rows.end; t++) {
@@ -183,6 +207,110 @@ INLINE void attend(const Model *m, const Layer *layer, const Step *s, Team *team
   lap(team, s, ATTENTION);
 }
 
+/* The gated product of rows x of a dense feed-forward, quantised if the next one takes it so. */
+INLINE void gate(const Model *m, const Layer *layer, const Step *s, int64_t T, Team *team, const uint16_t *x) {
+  multiply(m, team, x, m->hidden_stride, &layer->gate_up, m->gated, m->gated_stride, T,
+           GATE_SILU + (int)m->activation, &layer->down);
+  lap(team, s, GATED);
+  if (layer->down.kind != BF16) {
+    FOR_RUNS(team, rows, T) quantize_rows(m, m->gated, m->gated_stride, &layer->down, rows.first, rows.end);
+    lap(team, s, QUANTIZE);
+  }
+}
+
+#define SCORED 16 /* experts that one task scores for a row */
+
+/* The most rows of a block of an expert's. */
+INLINE int64_t rows_together(const Mixture *mixture) {
+  const int64_t up = rows_of_block(mixture->gate_up), down = rows_of_block(mixture->down);
+  return up < down ? up : down;
+}
+
+/* Choose the experts of rows x, and lay out where each computes them: `places`, `blocks` and `shares`. */
+INLINE void route(const Model *m, const Mixture *mixture, const Step *s, Team *team, const uint16_t *x, int64_t T) {
+  const Router *r = &mixture->router;
+  const int64_t width = r->E + r->has_shared, k = r->num_chosen, slices = (width + SCORED - 1) / SCORED;
+  FOR_RUNS(team, run, T * slices) {
+    for (int64_t i = run.first; i < run.end; i++) {
+      const int64_t t = i / slices, first = i % slices * SCORED, end = first + SCORED < width ? first + SCORED : width;
+      score_experts(r, x + t * m->hidden_stride, first, end, m->scores + t * width, BFLOAT16);
+    }
+  }
+  lap(team, s, ROUTE);
+  if (next_task(team, T > 0) >= 0) {
+    for (int64_t t = 0; t < T; t++)
+      choose_experts(r, m->scores + t * width, m->chosen + t * k, m->shares + t * (k + r->has_shared));
+    group_rows(m->chosen, T * k, r->E, rows_together(mixture), m->places, m->blocks, m->num_blocks, m->counts);
+  }
+  lap(team, s, ROUTE);
+}
+
+/* A product of the rows of all experts, each by its own weight. */
+INLINE void multiply_by_experts(const Model *m, Team *team, const Mixture *mixture, const uint16_t *x, int64_t x_stride,
+                                const Weight *weights, uint16_t *out, int64_t out_stride, int64_t T, int epilogue,
+                                const Weight *after) {
+  const int is_plain = weights->kind == BF16;
+  const int64_t pairs = T * mixture->router.num_chosen, E = mixture->router.E;
+  const Product product = {is_plain ? (const char *)x : (const char *)m->bytes,
+                           is_plain ? x_stride * 2 : m->bytes_stride,
+                           m->scales, NULL, (char *)out, out_stride * 2, 0, epilogue, (int)m->use_tiles, NULL};
+  /* A block is full, or an expert's last. */
+  const GroupedProduct a = {product, weights, m->blocks, m->num_blocks,
+                            (E < pairs ? E : pairs) + pairs / rows_together(mixture), after};
+  grouped_product_part(&a, team);
+}
+
+/* The sum of a row's experts, and of the shared one, to the residual, or to `normed` if it is normalised first. */
+INLINE void combine(const Model *m, const Router *r, Team *team, int64_t T, const void *post_norm) {
+  const int64_t k = r->num_chosen;
+  FOR_RUNS(team, rows, T) {
+    for (int64_t t = rows.first; t < rows.end; t++) {
+      uint16_t *normed = m->normed + t * m->hidden_stride, *residual = m->residual + t * m->hidden_stride;
+      combine_row(BFLOAT16, m->rows, m->hidden_stride, m->places + t * k, m->shares + t * (k + r->has_shared),
+                  r->has_shared ? m->shared + t * m->hidden_stride : NULL, normed, m->M, k);
+      if (!post_norm) add_row(residual, normed, m->M);
+    }
+  }
+}
+
+/* The feed-forward of a layer with experts, of rows x. */
+INLINE void mix(const Model *m, const Layer *layer, const Step *s, int64_t T, Team *team, const uint16_t *x) {
+  const Mixture *mixture = layer->mixture;
+  const Router *r = &mixture->router;
+  const int64_t k = r->num_chosen;
+  if (r->has_shared) {
+    gate(m, layer, s, T, team, x);
+    multiply(m, team, m->gated, m->gated_stride, &layer->down, m->shared, m->hidden_stride, T, STORE, NULL);
+    lap(team, s, DOWN);
+  }
+  route(m, mixture, s, team, x, T);
+  FOR_RUNS(team, pairs, T * k) {
+    for (int64_t p = pairs.first; p < pairs.end; p++) {
+      const uint16_t *row = x + p / k * m->hidden_stride;
+      if (mixture->gate_up->kind == BF16)
+        memcpy(m->rows + m->places[p] * m->hidden_stride, row, m->M * 2);
+      else
+        quantize_row(mixture->gate_up, row, (char *)m->bytes, m->bytes_stride, m->scales, m->places[p]);
+    }
+  }
+  lap(team, s, GATHER);
+  multiply_by_experts(m, team, mixture, m->rows, m->hidden_stride, mixture->gate_up, m->inner, m->inner_stride, T,
+                      GATE_SILU + (int)m->activation, mixture->down);
+  lap(team, s, GATED);
+  if (mixture->down->kind != BF16) {
+    FOR_RUNS(team, pairs, T * k) {
+      for (int64_t p = pairs.first; p < pairs.end; p++)
+        quantize_row(mixture->down, m->inner + m->places[p] * m->inner_stride, (char *)m->bytes, m->bytes_stride,
+                     m->scales, m->places[p]);
+    }
+    lap(team, s, QUANTIZE);
+  }
+  multiply_by_experts(m, team, mixture, m->inner, m->inner_stride, mixture->down, m->rows, m->hidden_stride, T, STORE, NULL);
+  lap(team, s, DOWN);
+  combine(m, r, team, T, layer->mlp_post_norm);
+  lap(team, s, COMBINE);
+}
+
 /* Add the attention's output, then the feed-forward of the sum, to the residual. */
 INLINE void feed(const Model *m, const Layer *layer, const Step *s, int64_t T, Team *team, const Weight *after) {
   const Weight *output = &layer->attention_output;
@@ -195,13 +323,11 @@ INLINE void feed(const Model *m, const Layer *layer, const Step *s, int64_t T, T
   lap(team, s, ATTENTION_OUTPUT);
   normalise_rows(m, team, layer->attention_post_norm, layer->mlp_norm, x, &layer->gate_up, T);
   lap(team, s, NORM);
-  multiply(m, team, x, m->hidden_stride, &layer->gate_up, m->gated, m->gated_stride, T,
-           GATE_SILU + (int)m->activation, &layer->down);
-  lap(team, s, GATED);
-  if (layer->down.kind != BF16) {
-    FOR_RUNS(team, rows, T) quantize_rows(m, m->gated, m->gated_stride, &layer->down, rows.first, rows.end);
-    lap(team, s, QUANTIZE);
+  if (layer->mixture) {
+    mix(m, layer, s, T, team, x);
+    return;
   }
+  gate(m, layer, s, T, team, x);
   multiply_last(m, team, m->gated, m->gated_stride, &layer->down, T, layer->mlp_post_norm, after);
   lap(team, s, DOWN);
 }
@@ -245,12 +371,14 @@ static void run(const Model *m, const Step *s, Team *team) {
   lap(team, s, OUTPUT);
 }
 
-/* Values that cpu.py must agree with: sizes: [4], the bytes of Layer, Model and Step, and the number of phases. */
+/* Values that cpu.py must agree with: sizes: [5], the bytes of Layer, Model, Step and Mixture, and the number of
+   phases. */
 EXPORT void sluice_decoder_step_sizes(int64_t *sizes) {
   sizes[0] = sizeof(Layer);
   sizes[1] = sizeof(Model);
   sizes[2] = sizeof(Step);
-  sizes[3] = NUM_PHASES;
+  sizes[3] = sizeof(Mixture);
+  sizes[4] = NUM_PHASES;
 }
 
 typedef struct {

@@ -82,6 +82,23 @@ void choose_experts(const Router *r, float *scores, int32_t *experts, float *sha
   }
 }
 
+void group_rows(const int32_t *experts, int64_t pairs, int64_t E, int64_t most, int32_t *places, ExpertBlock *blocks,
+                int64_t *num_blocks, int32_t *counts) {
+  int32_t first = 0;
+  int64_t number = 0;
+  memset(counts, 0, E * sizeof *counts);
+  for (int64_t p = 0; p < pairs; p++) counts[experts[p]]++;
+  for (int64_t e = 0; e < E; e++) {
+    const int32_t count = counts[e];
+    for (int32_t at = 0; at < count; at += (int32_t)most)
+      blocks[number++] = (ExpertBlock){(int32_t)e, first + at, count - at < most ? count - at : (int32_t)most};
+    counts[e] = first;
+    first += (count + 7) / 8 * 8;
+  }
+  for (int64_t p = 0; p < pairs; p++) places[p] = counts[experts[p]]++;
+  *num_blocks = number;
+}
+
 void combine_row(int dtype, const void *rows, int64_t stride, const int32_t *places, const float *shares,
                  const void *shared, void *out, int64_t M, int64_t k) {
   const int64_t size = dtype == BFLOAT16 ? 2 : 4;

@@ -371,10 +371,13 @@ INLINE void multiply_panel(const Product *a, int64_t first, int64_t end, int64_t
   }
 }
 
+int64_t rows_of_block(const Weight *weight) {
+  const int64_t block = BLOCK_BYTES / row_bytes(weight) / ROWS * ROWS;
+  return block < ROWS ? ROWS : block;
+}
+
 INLINE void multiply(const Product *a, Team *team, int kind) {
-  const int64_t panels = num_panels(a->weight);
-  int64_t block = BLOCK_BYTES / row_bytes(a->weight) / ROWS * ROWS;
-  if (block < ROWS) block = ROWS;
+  const int64_t panels = num_panels(a->weight), block = rows_of_block(a->weight);
   const int num_tasks = (int)(panels * ((a->T + block - 1) / block));
   const char *after = a->after ? panel_at(a->after, share_begin(team, num_panels(a->after))) : NULL;
   int configured = 0, task;
@@ -405,6 +408,65 @@ void product_part(const Product *a, Team *team) {
     case UNITS4: multiply(a, team, UNITS4); break;
     case SPANS4: multiply(a, team, SPANS4); break;
     case SPANS8: multiply(a, team, SPANS8); break;
+  }
+}
+
+/* The product of one block. */
+INLINE Product product_of(const GroupedProduct *g, const ExpertBlock *block, int kind) {
+  Product a = g->product;
+  a.weight = g->weights + block->expert;
+  a.x += block->first * (kind >= GROUPS4 ? row_bytes(a.weight) : a.x_stride);
+  a.x_scales += block->first;
+  a.out += block->first * a.out_stride;
+  a.T = block->count;
+  return a;
+}
+
+/* The panel of the item after `item` in the thread's own run; past its end, where its next run begins. */
+INLINE const char *panel_after(const GroupedProduct *g, const Team *team, int64_t item, int64_t items, int64_t panels,
+                               int num_tasks) {
+  const int64_t next = item + 1;
+  if (next < items * share_end(team, num_tasks) / num_tasks)
+    return panel_at(g->weights + g->blocks[next / panels].expert, next % panels);
+  if (!g->after) return NULL;
+  const int64_t panels_after = num_panels(g->after);
+  const int64_t first = share_begin(team, *g->num_blocks * panels_after);
+  return panel_at(g->after + g->blocks[first / panels_after].expert, first % panels_after);
+}
+
+/* The number of tasks depends on the number of rows alone: a late thread must count the tasks of its phase as the others
+   did, and the blocks may already be those of another layer. So panels of blocks are spread over as many tasks as there
+   could be; a task has one of them or none. Blocks are read while a task is held. */
+INLINE void multiply_grouped(const GroupedProduct *g, Team *team, int kind) {
+  const int64_t panels = num_panels(g->weights);
+  const int num_tasks = (int)(panels * g->max_blocks);
+  int configured = 0, task;
+  while ((task = next_task(team, num_tasks)) >= 0) {
+    const int64_t items = *g->num_blocks * panels, item = items * task / num_tasks;
+    if (item == items * (task + 1) / num_tasks) continue;
+    const Product a = product_of(g, g->blocks + item / panels, kind);
+    const char *next = panel_after(g, team, item, items, panels, num_tasks);
+#if HAS_TILES
+    if (a.use_tiles && kind < GROUPS4) {
+      multiply_panel_tiles(&a, 0, a.T, item % panels, next, &configured, kind);
+      continue;
+    }
+#endif
+    multiply_panel(&a, 0, a.T, item % panels, next, kind);
+  }
+  (void)configured;
+#if HAS_TILES
+  if (g->product.use_tiles && kind < GROUPS4) _tile_release();
+#endif
+}
+
+void grouped_product_part(const GroupedProduct *a, Team *team) {
+  switch (a->weights->kind) {
+    case BF16: multiply_grouped(a, team, BF16); break;
+    case INT8: multiply_grouped(a, team, INT8); break;
+    case GROUPS4: multiply_grouped(a, team, GROUPS4); break;
+    case GROUPS8: multiply_grouped(a, team, GROUPS8); break;
+    case UNITS4: multiply_grouped(a, team, UNITS4); break;
   }
 }
 

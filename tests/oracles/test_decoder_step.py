@@ -27,7 +27,7 @@ from sluice.kernels.native import library
 from sluice.kernels.paged_attention import FP8, KVCache
 from sluice.kernels.write_kv import HeadNorm
 from tests.engine.layouts import Part, StepLayout
-from tests.oracles.tiny_models import COHERE2, EXAONE4, GEMMA2, GEMMA3, GRANITE, TinyModel
+from tests.oracles.tiny_models import COHERE2, EXAONE4, GEMMA2, GEMMA3, GRANITE, QWEN3_MOE, TinyModel
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 8
@@ -39,11 +39,16 @@ SIZES: dict[str, object] = {
     "num_key_value_heads": 2,
     "head_dim": 32,
 }
+QWEN3_MOE_NATIVE: dict[str, object] = {**QWEN3_MOE, "num_experts": 20, "moe_intermediate_size": 64}
 MODELS = {
     "llama": TinyModel("llama", {**SIZES, "num_attention_heads": 6, "hidden_size": 192}),
     "mistral, window": TinyModel("mistral", {**SIZES, "sliding_window": 70}),
     "qwen2, biases": TinyModel("qwen2", {**SIZES, "num_attention_heads": 2, "tie_word_embeddings": True}),
     "qwen3, norms of heads": TinyModel("qwen3", SIZES),
+    "qwen3_moe, experts": TinyModel("qwen3_moe", QWEN3_MOE_NATIVE | SIZES),
+    "qwen3_moe, experts in two layers": TinyModel(
+        "qwen3_moe", {**QWEN3_MOE_NATIVE, **SIZES, "norm_topk_prob": True, "mlp_only_layers": [1]}
+    ),
     "gemma2, soft caps": TinyModel("gemma2", GEMMA2 | SIZES),
     "gemma3": TinyModel("gemma3_text", GEMMA3 | SIZES),
     "smollm3, a layer without positions": TinyModel("smollm3", {**SIZES, "no_rope_layers": [1, 0, 1]}),
