@@ -9,7 +9,7 @@ from typing import cast
 
 from sluice.engine.errors import ModelFolderError
 from sluice.engine.models.config_fields import integer, object_of, positive, switch
-from sluice.engine.models.mixtures import QWEN3_EXPERTS, ExpertRules
+from sluice.engine.models.mixtures import GRANITE_EXPERTS, MIXTRAL_EXPERTS, QWEN2_EXPERTS, QWEN3_EXPERTS, ExpertRules
 from sluice.engine.text.json_files import Json
 
 
@@ -136,6 +136,14 @@ def _switched_window(config: Json, num_layers: int) -> tuple[int, ...]:
     return (_window(config) if switch(config, "use_sliding_window") else 0,) * num_layers
 
 
+def _alternating_windows(config: Json, num_layers: int) -> tuple[int, ...]:
+    """Return Qwen2-MoE's windows: only if enabled, and without `layer_types` on each second layer of the first."""
+    if not switch(config, "use_sliding_window") or config.get("layer_types") is not None:
+        return _layered_windows(config, num_layers)
+    window, end = _window(config), integer(config, "max_window_layers", 28, least=0)
+    return tuple(window if layer % 2 == 0 and layer < end else 0 for layer in range(num_layers))
+
+
 def _layered_windows(config: Json, num_layers: int) -> tuple[int, ...]:
     """Return Qwen's windows: only if enabled, on the layers in `layer_types` or else from `max_window_layers` on."""
     if not switch(config, "use_sliding_window"):
@@ -230,6 +238,10 @@ def _always(_: Json) -> bool:
     return True
 
 
+def _qkv_bias(config: Json) -> bool:
+    return switch(config, "qkv_bias")
+
+
 def _attention_out_bias(config: Json) -> bool:
     return switch(config, "attention_out_bias")
 
@@ -291,6 +303,26 @@ FAMILIES: dict[str, Family] = {
     ),
     "qwen2": Family(sliding_windows=_layered_windows, has_qkv_bias=_always, has_output_bias=_never),
     "qwen3": Family(sliding_windows=_layered_windows, has_head_norm=True, default_head_size=128),
+    "mixtral": Family(
+        sliding_windows=_one_window,
+        has_qkv_bias=_never,
+        has_output_bias=_never,
+        experts=MIXTRAL_EXPERTS,
+        defaults={
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131_072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "sliding_window": None,
+        },
+    ),
+    "qwen2_moe": Family(
+        sliding_windows=_alternating_windows,
+        has_qkv_bias=_qkv_bias,
+        has_output_bias=_never,
+        experts=QWEN2_EXPERTS,
+        defaults={"num_key_value_heads": 16, "max_position_embeddings": 32_768, "qkv_bias": True},
+    ),
     "qwen3_moe": Family(
         sliding_windows=_switched_window,
         has_head_norm=True,
@@ -313,6 +345,7 @@ FAMILIES: dict[str, Family] = {
         },
     ),
     "granite": Family(multipliers=_granite_multipliers),
+    "granitemoe": Family(multipliers=_granite_multipliers, experts=GRANITE_EXPERTS),
     "phi3": Family(
         sliding_windows=_one_window,
         has_qkv_bias=_never,

@@ -11,6 +11,7 @@ from sluice.engine.config import Quantization
 from sluice.engine.errors import QuantizationUnavailable
 from sluice.engine.models.config import DecoderConfig
 from sluice.engine.models.decoder import Decoder
+from sluice.engine.models.mixtures import by_expert
 from sluice.engine.models.rope_table import rope_table
 from sluice.engine.models.weight_copies import WeightCopier, copier_to
 from sluice.engine.models.weights import HEAD, Weights
@@ -81,7 +82,7 @@ def load_decoder(
         QuantizationUnavailable: weights cannot be kept in this form.
     """
     copier = copier or copier_to(form.device)
-    reader = _Reader(weights, form, copier)
+    reader = _Reader(by_expert(weights, config.mixture, config.rules.experts), form, copier)
     embedding = reader.kept("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
     scale = config.embedding_scale
     model = DecoderWeights(
@@ -131,6 +132,11 @@ class _Reader:
         """Return a copy of a tensor: a view of the mapped file would keep all of it in memory."""
         tensor = self.tensor(name, *shape)
         return tensor.clone() if self._copier is None else tensor
+
+    def kept_rows(self, rows: dict[str, int], width: int) -> Tensor:
+        """Return a copy of several matrices, stacked: their names and numbers of rows are given."""
+        tensor = self._stack(list(rows), [(count, width) for count in rows.values()])
+        return tensor.clone() if self._copier is None and len(rows) == 1 else tensor
 
     def linear(self, prefix: str, names: dict[str, int], in_size: int, *, has_bias: bool) -> Linear:
         """Build one product of several matrices `[N_i, in_size]`, stacked."""
@@ -253,21 +259,30 @@ def _load_mixture(config: DecoderConfig, shape: MixtureShape, reader: _Reader, p
     rules = config.rules.experts
     assert rules is not None, "the family says what the sizes are"
     block = f"{prefix}.{rules.block}"
-    names = dict.fromkeys(rules.gate_up, 2 * shape.intermediate_size // len(rules.gate_up)), rules.down
+
+    def dense(name: str, size: int) -> Dense:
+        gate_up = dict.fromkeys(rules.gate_up, 2 * size // len(rules.gate_up))
+        return reader.dense(f"{block}.{name}", (gate_up, rules.down), config, has_bias=shape.has_bias)
+
     return Mixture(
-        router=Router(
-            weight=reader.kept(f"{block}.{rules.router}.weight", shape.num_experts, config.hidden_size),
-            bias=None,
-            num_chosen=shape.num_chosen,
-            is_normalised=shape.is_normalised,
-            has_shared=False,
-        ),
-        experts=SeparateExperts(
-            [
-                reader.dense(f"{block}.experts.{expert}", names, config, has_bias=shape.has_bias)
-                for expert in range(shape.num_experts)
-            ]
-        ),
+        router=_load_router(config, shape, reader, block),
+        experts=SeparateExperts([dense(f"experts.{e}", shape.intermediate_size) for e in range(shape.num_experts)]),
+        shared=dense(rules.shared, shape.shared_size) if shape.shared_size else None,
+    )
+
+
+def _load_router(config: DecoderConfig, shape: MixtureShape, reader: _Reader, block: str) -> Router:
+    rules = config.rules.experts
+    assert rules is not None, "the family says what the sizes are"
+    rows = {f"{block}.{rules.router}.weight": shape.num_experts}
+    if shape.shared_size:
+        rows[f"{block}.{rules.shared}_gate.weight"] = 1
+    return Router(
+        weight=reader.kept_rows(rows, config.hidden_size),
+        bias=None,
+        num_chosen=shape.num_chosen,
+        is_normalised=shape.is_normalised,
+        has_shared=shape.shared_size > 0,
     )
 
 

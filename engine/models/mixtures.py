@@ -1,13 +1,22 @@
 """Families whose layers have experts: how their configs state the sizes, and how the tensors are named."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
+
+import torch
+from torch import Tensor
 
 from sluice.engine.errors import ModelFolderError
 from sluice.engine.models.config_fields import integer, switch
+from sluice.engine.models.weights import Weights
 from sluice.engine.text.json_files import Json
 from sluice.kernels.decoder_shape import MixtureShape
+from sluice.kernels.linear.grouped import GroupedWeight
+
+_OF_EXPERT = re.compile(r"(.+)\.experts\.(\d+)\.(.+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +26,9 @@ class ExpertRules:
     shape: Callable[[Json, int], MixtureShape]
     """Their sizes, given the number of layers."""
 
+    stacked: "Callable[[Weights, ExpertTensor], Tensor] | None" = None
+    """Reads a tensor of one expert from those of all; None if each has its own."""
+
     block: str = "mlp"
     """The part of a layer that holds router and experts."""
 
@@ -25,6 +37,91 @@ class ExpertRules:
     """Gate and up projection of an expert; one name if they are one tensor."""
 
     down: str = "down_proj"
+    shared: str = "shared_expert"
+    """The expert that computes every row, if there is one; its gate is named after it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertTensor:
+    """A tensor of one expert."""
+
+    block: str
+    """With the name of the layer."""
+
+    expert: int
+    num_experts: int
+    part: str
+    """Such as `down_proj.weight`."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None
+
+
+class UnstackedExperts:
+    """Weights whose experts are stored as tensors of all, by the names that each would have. See `Weights`."""
+
+    def __init__(self, weights: Weights, num_experts: int, read: Callable[[Weights, ExpertTensor], Tensor]) -> None:
+        self._weights = weights
+        self._num_experts = num_experts
+        self._read = read
+
+    @property
+    def files(self) -> list[Path]:
+        """See `Weights`."""
+        return self._weights.files
+
+    @property
+    def description(self) -> str:
+        """See `Weights`."""
+        return self._weights.description
+
+    @property
+    def packed_bytes(self) -> int:
+        """See `Weights`."""
+        return self._weights.packed_bytes
+
+    def header_bytes(self, file: Path) -> int:
+        """See `Weights`."""
+        return self._weights.header_bytes(file)
+
+    def get(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        """See `Weights`."""
+        if (found := _OF_EXPERT.fullmatch(name)) is None:
+            return self._weights.get(name, shape, dtype)
+        tensor = ExpertTensor(
+            block=found[1],
+            expert=int(found[2]),
+            num_experts=self._num_experts,
+            part=found[3],
+            shape=shape,
+            dtype=dtype,
+        )
+        return self._read(self._weights, tensor)
+
+    def grouped(self, name: str, shape: tuple[int, ...]) -> GroupedWeight | None:
+        """See `Weights`."""
+        return None if _OF_EXPERT.fullmatch(name) else self._weights.grouped(name, shape)
+
+    def num_rows(self, name: str) -> int:
+        """See `Weights`."""
+        return self._weights.num_rows(name)
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """See `Weights`."""
+        return self._weights.dtype_of(name)
+
+
+def by_expert(weights: Weights, shape: MixtureShape | None, rules: ExpertRules | None) -> Weights:
+    """Return weights in which each expert has tensors of its own."""
+    if shape is None or rules is None or rules.stacked is None:
+        return weights
+    return UnstackedExperts(weights, shape.num_experts, rules.stacked)
+
+
+def _granite_tensor(weights: Weights, tensor: ExpertTensor) -> Tensor:
+    stacked = {"gate_up_proj.weight": "input_linear.weight", "down_proj.weight": "output_linear.weight"}[tensor.part]
+    every = weights.get(f"{tensor.block}.{stacked}", (tensor.num_experts, *tensor.shape), tensor.dtype)
+    return every[tensor.expert]
 
 
 def _num_experts(config: Json, default: int) -> int:
@@ -33,13 +130,35 @@ def _num_experts(config: Json, default: int) -> int:
     return integer(config, name, default, most=2**15)
 
 
+def _every_layer(config: Json, num_layers: int) -> MixtureShape:
+    """Return the sizes of Mixtral and Granite, all of whose layers have experts."""
+    num_experts = _num_experts(config, 8)
+    return MixtureShape(
+        layers=(True,) * num_layers,
+        num_experts=num_experts,
+        num_chosen=integer(config, "num_experts_per_tok", 2, most=num_experts),
+        intermediate_size=integer(config, "intermediate_size"),
+    )
+
+
+def _qwen2(config: Json, num_layers: int) -> MixtureShape:
+    shared = integer(config, "shared_expert_intermediate_size", 5632)
+    return _qwen(config, num_layers, defaults=(60, 4, 1408), shared_size=shared)
+
+
 def _qwen3(config: Json, num_layers: int) -> MixtureShape:
-    num_experts = _num_experts(config, 128)
+    return _qwen(config, num_layers, defaults=(128, 8, 768))
+
+
+def _qwen(config: Json, num_layers: int, *, defaults: tuple[int, int, int], shared_size: int = 0) -> MixtureShape:
+    """Return the sizes of Qwen's mixtures, given defaults: numbers of experts and of chosen ones, and their size."""
+    num_experts = _num_experts(config, defaults[0])
     return MixtureShape(
         layers=_qwen_layers(config, num_layers),
         num_experts=num_experts,
-        num_chosen=integer(config, "num_experts_per_tok", 8, most=num_experts),
-        intermediate_size=integer(config, "moe_intermediate_size", 768),
+        num_chosen=integer(config, "num_experts_per_tok", defaults[1], most=num_experts),
+        intermediate_size=integer(config, "moe_intermediate_size", defaults[2]),
+        shared_size=shared_size,
         is_normalised=switch(config, "norm_topk_prob"),
     )
 
@@ -52,4 +171,13 @@ def _qwen_layers(config: Json, num_layers: int) -> tuple[bool, ...]:
     return tuple(layer not in dense and not (layer + 1) % step for layer in range(num_layers))
 
 
+MIXTRAL_EXPERTS = ExpertRules(shape=_every_layer, block="block_sparse_moe", gate_up=("w1", "w3"), down="w2")
+GRANITE_EXPERTS = ExpertRules(
+    shape=_every_layer,
+    stacked=_granite_tensor,
+    block="block_sparse_moe",
+    router="router.layer",
+    gate_up=("gate_up_proj",),
+)
+QWEN2_EXPERTS = ExpertRules(shape=_qwen2)
 QWEN3_EXPERTS = ExpertRules(shape=_qwen3)

@@ -27,7 +27,17 @@ from sluice.kernels.native import library
 from sluice.kernels.paged_attention import FP8, KVCache
 from sluice.kernels.write_kv import HeadNorm
 from tests.engine.layouts import Part, StepLayout
-from tests.oracles.tiny_models import COHERE2, EXAONE4, GEMMA2, GEMMA3, GRANITE, QWEN3_MOE, TinyModel
+from tests.oracles.tiny_models import (
+    COHERE2,
+    EXAONE4,
+    GEMMA2,
+    GEMMA3,
+    GRANITE,
+    MIXTRAL,
+    QWEN2_MOE,
+    QWEN3_MOE,
+    TinyModel,
+)
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 8
@@ -45,6 +55,17 @@ MODELS = {
     "mistral, window": TinyModel("mistral", {**SIZES, "sliding_window": 70}),
     "qwen2, biases": TinyModel("qwen2", {**SIZES, "num_attention_heads": 2, "tie_word_embeddings": True}),
     "qwen3, norms of heads": TinyModel("qwen3", SIZES),
+    "qwen2_moe, a shared expert": TinyModel(
+        "qwen2_moe",
+        {
+            **QWEN2_MOE,
+            **SIZES,
+            "num_attention_heads": 2,
+            "moe_intermediate_size": 64,
+            "shared_expert_intermediate_size": 192,
+        },
+    ),
+    "granitemoe, experts in one tensor": TinyModel("granitemoe", {**GRANITE, **MIXTRAL, **SIZES}),
     "qwen3_moe, experts": TinyModel("qwen3_moe", QWEN3_MOE_NATIVE | SIZES),
     "qwen3_moe, experts in two layers": TinyModel(
         "qwen3_moe", {**QWEN3_MOE_NATIVE, **SIZES, "norm_topk_prob": True, "mlp_only_layers": [1]}

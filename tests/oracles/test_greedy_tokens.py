@@ -25,7 +25,10 @@ MODELS = [
     "qwen2",
     "qwen2-window",
     "qwen3",
+    "mixtral",
+    "qwen2_moe",
     "qwen3_moe",
+    "granitemoe",
     # Those of Gemma whose weights are not tied: the others repeat the last token.
     "gemma-untied",
     "gemma2-no-caps",

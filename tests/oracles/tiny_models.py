@@ -119,6 +119,13 @@ PHI3_LONG: dict[str, object] = {
         "long_factor": [1.0, 3.0],
     },
 }
+MIXTRAL: dict[str, object] = {"num_local_experts": 5, "num_experts_per_tok": 2}
+QWEN2_MOE: dict[str, object] = {
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 56,
+}
 QWEN3_MOE: dict[str, object] = {
     "head_dim": 16,
     "num_experts": 6,
@@ -161,7 +168,22 @@ TINY_MODELS: dict[str, TinyModel] = {
     "qwen2-window": TinyModel("qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
     "qwen3": TinyModel("qwen3", {"head_dim": 16}),
     "qwen3-tied": TinyModel("qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+    "mixtral": TinyModel("mixtral", MIXTRAL),
+    "mixtral-window": TinyModel("mixtral", {**MIXTRAL, "sliding_window": 11, "head_dim": 16}),
+    "qwen2_moe": TinyModel("qwen2_moe", QWEN2_MOE),
+    "qwen2_moe-window": TinyModel(
+        "qwen2_moe",
+        {
+            **QWEN2_MOE,
+            "norm_topk_prob": True,
+            "qkv_bias": False,
+            "decoder_sparse_step": 2,
+            "use_sliding_window": True,
+            "sliding_window": 9,
+        },
+    ),
     "qwen3_moe": TinyModel("qwen3_moe", QWEN3_MOE),
+    "qwen3_moe-window": TinyModel("qwen3_moe", {**QWEN3_MOE, "use_sliding_window": True, "sliding_window": 9}),
     "qwen3_moe-dense": TinyModel("qwen3_moe", {**QWEN3_MOE, "norm_topk_prob": True, "mlp_only_layers": [1]}),
     "gemma2": TinyModel("gemma2", GEMMA2),
     "gemma2-no-caps": TinyModel(
@@ -199,6 +221,7 @@ TINY_MODELS: dict[str, TinyModel] = {
         "smollm3", {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 9}
     ),
     "granite": TinyModel("granite", GRANITE),
+    "granitemoe": TinyModel("granitemoe", {**GRANITE, **MIXTRAL}),
     "phi3": TinyModel("phi3", {"sliding_window": 11}),
     "phi3-longrope": TinyModel("phi3", PHI3_LONG),
     "olmo2": TinyModel("olmo2"),
