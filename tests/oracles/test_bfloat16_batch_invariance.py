@@ -20,14 +20,22 @@ from sluice.kernels.native import library
 from tests.grids import grid
 from tests.oracles.engines import DISTURBED, EngineRun, Setting, run
 from tests.oracles.test_seeded_sampling import requests
-from tests.oracles.tiny_models import TinyModel
+from tests.oracles.tiny_models import QWEN3_MOE, TinyModel
 
 DTYPE = "bfloat16"
-MODEL = TinyModel(
-    "qwen3",
-    {"hidden_size": 64, "intermediate_size": 192, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32},
-)
-"""Of a shape that the native products take."""
+SIZES: dict[str, object] = {
+    "hidden_size": 64,
+    "intermediate_size": 192,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
+MODEL = TinyModel("qwen3", SIZES)
+MODELS = {
+    "qwen3": MODEL,
+    "qwen3_moe": TinyModel("qwen3_moe", {**SIZES, **QWEN3_MOE, "head_dim": 32, "moe_intermediate_size": 64}),
+}
+"""Of shapes that the native products take."""
 
 
 @pytest.fixture(autouse=True)
@@ -39,18 +47,18 @@ def _native_products(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @cache
-def folder() -> Path:
+def folder(model: str) -> Path:
     path = Path(mkdtemp(prefix="sluice-tiny-"))
-    MODEL.save(path, torch.bfloat16)
+    MODELS[model].save(path, torch.bfloat16)
     return path
 
 
 @cache
-def alone(block_size: int, quantization: Quantization) -> EngineRun:
+def alone(model: str, block_size: int, quantization: Quantization) -> EngineRun:
     """Each request in a separate engine."""
     outcome = EngineRun()
     for request in requests():
-        single = run(folder(), [request], Setting(block_size=block_size), dtype=DTYPE, quantization=quantization)
+        single = run(folder(model), [request], Setting(block_size=block_size), dtype=DTYPE, quantization=quantization)
         outcome.token_ids |= single.token_ids
         outcome.logprobs |= single.logprobs
     return outcome
@@ -58,29 +66,32 @@ def alone(block_size: int, quantization: Quantization) -> EngineRun:
 
 FORMS: list[Quantization] = ["none", "int4"]
 SETTINGS = [setting for setting in DISTURBED.values() if not setting.abort]
-FAST = [(setting, "none") for setting in SETTINGS] + [
-    (DISTURBED[name], "int4") for name in ("together", "chunks of three", "preemption")
+FAST = [
+    *((setting, "none", "qwen3") for setting in SETTINGS),
+    *((DISTURBED[name], "int4", "qwen3") for name in ("together", "chunks of three", "preemption")),
+    (DISTURBED["chunks of three"], "none", "qwen3_moe"),
+    (DISTURBED["preemption"], "int4", "qwen3_moe"),
 ]
 
 
 class TestGivenWeightsInBfloat16OrFewerBits:
-    @pytest.mark.parametrize(("setting", "quantization"), grid(SETTINGS, FORMS, fast=FAST))
+    @pytest.mark.parametrize(("setting", "quantization", "model"), grid(SETTINGS, FORMS, list(MODELS), fast=FAST))
     def test_when_requests_run_in_any_batch_then_nothing_depends_on_it(
-        self, setting: Setting, quantization: Quantization
+        self, setting: Setting, quantization: Quantization, model: str
     ) -> None:
-        outcome = run(folder(), requests(), setting, dtype=DTYPE, quantization=quantization)
+        outcome = run(folder(model), requests(), setting, dtype=DTYPE, quantization=quantization)
 
-        expected = alone(setting.block_size, quantization)
+        expected = alone(model, setting.block_size, quantization)
         assert outcome.token_ids == expected.token_ids
         assert outcome.logprobs == expected.logprobs
 
     @pytest.mark.parametrize(("cut", "quantization"), [(1, "none"), (7, "none"), (15, "none"), (7, "int4")])
     def test_when_a_request_is_resumed_then_it_goes_on_to_the_bit(self, cut: int, quantization: Quantization) -> None:
         setting = DISTURBED["preemption"]
-        expected = alone(setting.block_size, quantization)
+        expected = alone("qwen3", setting.block_size, quantization)
         later = [resumed(request, expected, cut) for request in requests()]
 
-        outcome = run(folder(), later, setting, dtype=DTYPE, quantization=quantization)
+        outcome = run(folder("qwen3"), later, setting, dtype=DTYPE, quantization=quantization)
 
         for key, tokens in expected.token_ids.items():
             assert outcome.token_ids.get(key, []) == tokens[cut:]

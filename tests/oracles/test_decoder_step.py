@@ -335,8 +335,11 @@ class TestGivenMoreThreadsThanCores:
     """Some are always descheduled: within a task, between two, and for a whole step."""
 
     @pytest.mark.parametrize("weights", QUANTIZATION)
-    def test_when_steps_follow_each_other_then_bits_are_those_of_one_thread(self, tmp_path: Path, weights: str) -> None:
-        MODELS["gemma2, soft caps"].save(tmp_path, torch.bfloat16)
+    @pytest.mark.parametrize("name", ["gemma2, soft caps", "qwen2_moe, a shared expert"])
+    def test_when_steps_follow_each_other_then_bits_are_those_of_one_thread(
+        self, tmp_path: Path, weights: str, name: str
+    ) -> None:
+        MODELS[name].save(tmp_path, torch.bfloat16)
         folder = open_model_folder(tmp_path)
         form = WeightForm(torch.bfloat16, CPU, quantization=QUANTIZATION[weights])
         decoder = load_decoder(
