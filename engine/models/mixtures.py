@@ -14,7 +14,7 @@ from sluice.engine.models.config_fields import integer, switch
 from sluice.engine.models.weights import Weights
 from sluice.engine.text.json_files import Json
 from sluice.kernels.decoder_shape import MixtureShape
-from sluice.kernels.linear.grouped import GroupedWeight
+from sluice.kernels.linear.stored import PackedWeight
 
 _OF_EXPERT = re.compile(r"(.+)\.experts\.(\d+)\.(.+)")
 
@@ -80,6 +80,11 @@ class UnstackedExperts:
         """See `Weights`."""
         return self._weights.packed_bytes
 
+    @property
+    def dequantized(self) -> str:
+        """See `Weights`."""
+        return self._weights.dequantized
+
     def header_bytes(self, file: Path) -> int:
         """See `Weights`."""
         return self._weights.header_bytes(file)
@@ -98,9 +103,9 @@ class UnstackedExperts:
         )
         return self._read(self._weights, tensor)
 
-    def grouped(self, name: str, shape: tuple[int, ...]) -> GroupedWeight | None:
+    def packed(self, name: str, shape: tuple[int, ...]) -> PackedWeight | None:
         """See `Weights`."""
-        return None if _OF_EXPERT.fullmatch(name) else self._weights.grouped(name, shape)
+        return None if _OF_EXPERT.fullmatch(name) else self._weights.packed(name, shape)
 
     def num_rows(self, name: str) -> int:
         """See `Weights`."""
