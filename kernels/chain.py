@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 OPERATIONS: Mapping[str, bool] = {
     "copy_blocks": True,
+    "experts": False,
     "gated_activation": True,
     "hopper_prefill": True,
     "linear": True,
@@ -29,9 +30,9 @@ OPERATIONS: Mapping[str, bool] = {
 }
 """Operations with a Triton kernel; whether a step can still be recorded with torch's operators in its place.
 
-Those of attention read the lengths of sequences on the host. `linear` is the product in int8, in 16 bits of very few
-rows, and any product of a deterministic process. `hopper_prefill` is attention's kernel for Hopper, below which is its
-kernel for any GPU.
+Those of attention read the lengths of sequences on the host, and those of experts how many rows each has. `linear` is
+the product in int8, in 16 bits of very few rows, and any product of a deterministic process. `hopper_prefill` is
+attention's kernel for Hopper, below which is its kernel for any GPU.
 """
 
 HOPPER_PREFILL = "hopper_prefill"

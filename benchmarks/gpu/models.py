@@ -176,11 +176,24 @@ def triton_in_place_of_cpu(calls: Counter[str] | None = None, *, deterministic: 
             for name, launcher in functions.items():
                 counted = _counted(name.removesuffix("_cpu"), launcher, calls)
                 stack.enter_context(patch(f"sluice.kernels.{operation}.cpu.{name}", counted))
+        stack.enter_context(_triton_experts())
         if deterministic:
             stack.enter_context(patch("sluice.kernels.linear.cuda.path_of", return_value=chain.Path.INVARIANT))
         # The CPU's shortcuts past `sample` and `prepare_batch`.
         stack.enter_context(patch("sluice.kernels.sample.cpu.draws_with_cpu", return_value=None))
         stack.enter_context(patch("sluice.engine.execution.layout._are_decodes", return_value=False))
+        yield
+
+
+@contextmanager
+def _triton_experts() -> Generator[None]:
+    """Run the kernels of mixtures. They are not counted: most models have no experts."""
+    from sluice.kernels.experts.kernel import experts_triton, route_triton
+
+    with (
+        patch("sluice.kernels.experts.cpu.route_cpu", route_triton),
+        patch("sluice.kernels.experts.cpu.experts_cpu", experts_triton),
+    ):
         yield
 
 

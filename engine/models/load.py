@@ -17,7 +17,7 @@ from sluice.engine.models.weight_copies import WeightCopier, copier_to
 from sluice.engine.models.weights import HEAD, Weights
 from sluice.kernels.decoder_shape import MixtureShape
 from sluice.kernels.decoder_step import DecoderWeights, LayerWeights
-from sluice.kernels.experts import Dense, Mixture, Router, SeparateExperts
+from sluice.kernels.experts import Dense, Mixture, Router, SeparateExperts, Stacked, StackedExperts
 from sluice.kernels.linear import Linear, pack_gated_linear, pack_linear
 from sluice.kernels.linear.cpu import multiplies_bfloat16
 from sluice.kernels.linear.grouped import grouped
@@ -177,6 +177,18 @@ class _Reader:
                 weight = weight.dequantized(form.dtype)
             return pack_gated_linear(weight, bias, activation=config.activation, is_int8=form.quantization == "int8")
 
+    def of_experts(self, prefix: str, names: dict[str, int], in_size: int, shape: MixtureShape) -> Stacked:
+        """Stack a matrix `[N, in_size]`, of several `[N_i, in_size]`, of each expert."""
+        experts = [f"{prefix}.{expert}.{name}" for expert in range(shape.num_experts) for name in names]
+        rows = [*names.values()] * shape.num_experts
+        weight = self._stack([f"{name}.weight" for name in experts], [(count, in_size) for count in rows])
+        bias = self._stack([f"{name}.bias" for name in experts], [(n,) for n in rows]) if shape.has_bias else None
+        return Stacked.of(
+            weight.view(shape.num_experts, -1, in_size),
+            None if bias is None else bias.view(shape.num_experts, -1),
+            is_int8=self._form.quantization == "int8",
+        )
+
     def stacked(
         self, prefix: str, names: dict[str, int], in_size: int, *, has_bias: bool
     ) -> tuple[StoredWeight, Tensor | None]:
@@ -266,8 +278,22 @@ def _load_mixture(config: DecoderConfig, shape: MixtureShape, reader: _Reader, p
 
     return Mixture(
         router=_load_router(config, shape, reader, block),
-        experts=SeparateExperts([dense(f"experts.{e}", shape.intermediate_size) for e in range(shape.num_experts)]),
+        experts=SeparateExperts([dense(f"experts.{e}", shape.intermediate_size) for e in range(shape.num_experts)])
+        if reader.device.type == "cpu"
+        else _load_stacked(config, shape, reader, f"{block}.experts"),
         shared=dense(rules.shared, shape.shared_size) if shape.shared_size else None,
+    )
+
+
+def _load_stacked(config: DecoderConfig, shape: MixtureShape, reader: _Reader, prefix: str) -> StackedExperts:
+    """Load the experts of a layer into two tensors."""
+    rules, size, hidden = config.rules.experts, shape.intermediate_size, config.hidden_size
+    assert rules is not None, "the family says what the sizes are"
+    gate_up = dict.fromkeys(rules.gate_up, 2 * size // len(rules.gate_up))
+    return StackedExperts(
+        gate_up=reader.of_experts(prefix, gate_up, hidden, shape),
+        down=reader.of_experts(prefix, {rules.down: hidden}, size, shape),
+        activation=config.activation,
     )
 
 

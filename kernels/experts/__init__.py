@@ -10,12 +10,14 @@ from typing import Protocol
 
 from torch import Tensor
 
+from sluice.kernels.chain import Path, path_of
 from sluice.kernels.checks import check, check_rows
 from sluice.kernels.experts.dense import Dense
 from sluice.kernels.experts.routing import Router, Routing
+from sluice.kernels.experts.stacked import Stacked, StackedExperts
 from sluice.kernels.linear import Linear
 
-__all__ = ["Dense", "Experts", "Mixture", "Router", "Routing", "SeparateExperts", "route"]
+__all__ = ["Dense", "Experts", "Mixture", "Router", "Routing", "SeparateExperts", "Stacked", "StackedExperts", "route"]
 
 
 class Experts(Protocol):
@@ -26,7 +28,7 @@ class Experts(Protocol):
         ...
 
     @property
-    def products(self) -> list[Linear]:
+    def products(self) -> Sequence[Linear]:
         """Those that are separate."""
         ...
 
@@ -79,6 +81,11 @@ def route(x: Tensor, router: Router) -> Routing:
     check(x.dim() == 2 and x.shape[1] == router.weight.shape[1], "x must be [T, M], got {}", x.shape)
     check(x.dtype == router.weight.dtype, "the router must be {}, got {}", x.dtype, router.weight.dtype)
     check_rows("x", x)
-    from sluice.kernels.experts.cpu import route_cpu
-
-    return route_cpu(x, router)
+    path = path_of("experts", x)
+    if path is Path.TRITON:
+        from sluice.kernels.experts.kernel import route_triton as choose
+    elif path is Path.TORCH:
+        from sluice.kernels.experts.cpu import route_torch as choose
+    else:
+        from sluice.kernels.experts.cpu import route_cpu as choose
+    return choose(x, router)

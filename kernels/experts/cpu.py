@@ -4,6 +4,7 @@ The products are the experts' own, one expert after another.
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,6 +14,9 @@ from sluice.kernels.experts.dense import Dense
 from sluice.kernels.experts.routing import Router, Routing
 from sluice.kernels.native import native_function
 
+if TYPE_CHECKING:
+    from sluice.kernels.experts.stacked import StackedExperts
+
 ROUTE = ("sluice_route", "iplpplllliippp")
 COMBINE = ("sluice_combine", "iplppplplll")
 
@@ -20,7 +24,7 @@ COMBINE = ("sluice_combine", "iplppplplll")
 def route_cpu(x: Tensor, router: Router) -> Routing:
     """Choose the experts of each row of `x` `[T, M]`."""
     dtype, native = DTYPE_CODES.get(x.dtype), native_function(*ROUTE)
-    if dtype is None or native is None or x.is_cuda:
+    if dtype is None or native is None:
         return route_torch(x, router)
     num_rows, num_experts = x.shape[0], router.num_experts
     scores = torch.empty(num_rows, router.weight.shape[0], dtype=torch.float32)
@@ -74,10 +78,22 @@ def grouped_rows(x: Tensor, chosen: Tensor, experts: Sequence[Dense]) -> tuple[T
     return torch.cat(parts) if parts else x[:0], places.view(chosen.shape)
 
 
+def experts_cpu(x: Tensor, routing: Routing, shared: Tensor | None, *, experts: "StackedExperts") -> Tensor:
+    """Compute rows by experts in two tensors, one after another."""
+    rows, places = grouped_rows(x, routing.experts, experts.each)
+    return combine(rows, places, routing, shared)
+
+
+def experts_torch(x: Tensor, routing: Routing, shared: Tensor | None, *, experts: "StackedExperts") -> Tensor:
+    """Compute `experts_cpu` with torch operators, on any device."""
+    rows, places = grouped_rows(x, routing.experts, experts.each)
+    return combine_torch(rows, places, routing, shared)
+
+
 def combine(rows: Tensor, places: Tensor, routing: Routing, shared: Tensor | None) -> Tensor:
     """Add up the outputs `rows` `[P, M]` of each row's experts, at `places` `[T, k]`, by rank; then the shared one."""
     dtype, native = DTYPE_CODES.get(rows.dtype), native_function(*COMBINE)
-    if dtype is None or native is None or rows.is_cuda:
+    if dtype is None or native is None:
         return combine_torch(rows, places, routing, shared)
     shares = routing.shares if routing.shared is None else torch.cat([routing.shares, routing.shared[:, None]], dim=1)
     out = rows.new_empty(places.shape[0], rows.shape[1])

@@ -13,10 +13,15 @@ from torch import Tensor
 from sluice.kernels.chain import OPERATIONS
 from sluice.kernels.copy_blocks import block_runs, copy_blocks, parts_of
 from sluice.kernels.copy_blocks.reference import copy_blocks_reference
+from sluice.kernels.decoder_shape import MixtureShape
+from sluice.kernels.experts import Dense, Mixture, Router, Stacked, StackedExperts, route
+from sluice.kernels.experts.cpu import combine_torch, grouped_rows
+from sluice.kernels.experts.reference import route_reference
 from sluice.kernels.gated_activation import gated_activation
 from sluice.kernels.gated_activation.reference import gated_activation_reference
 from sluice.kernels.linear import pack_linear
 from sluice.kernels.linear.int8 import dequantized, quantized
+from sluice.kernels.linear.plain import PlainLinear
 from sluice.kernels.logprobs import logprobs
 from sluice.kernels.logprobs.reference import logprobs_reference
 from sluice.kernels.paged_attention import FP8
@@ -63,6 +68,7 @@ def cases_of(operation: str, sizes: ModelSizes, device: torch.device) -> list[Ca
     given = _Given(sizes, device)
     makers: Mapping[str, Callable[[], Iterable[Case]]] = {
         "copy_blocks": lambda: [partial(_try_copy, given)],
+        "experts": lambda: _mixture_cases(given, sizes.mixture),
         "gated_activation": lambda: [partial(_try_gate, given)],
         "hopper_prefill": lambda: hopper_cases(sizes, device),
         "logprobs": lambda: [partial(_try_logprobs, given)],
@@ -110,6 +116,66 @@ def _try_gate(given: _Given) -> None:
     gate_up = given.random(_NUM_ROWS, 2 * given.sizes.intermediate_size)
     actual = gated_activation(gate_up, activation=given.sizes.activation)
     require_close(actual, gated_activation_reference(gate_up.double(), activation=given.sizes.activation))
+
+
+def _mixture_cases(given: _Given, shape: MixtureShape | None) -> Iterator[Case]:
+    """Yield mixtures of rows that fill small blocks, and large ones."""
+    if shape is None:
+        return
+    for num_rows in (1, 20 * shape.num_experts // shape.num_chosen):
+        yield partial(_try_mixture, given, shape, num_rows)
+    if given.sizes.is_deterministic:
+        yield partial(_try_mixture_alone, given, shape)
+
+
+def _mixture(given: _Given, shape: MixtureShape) -> Mixture:
+    """Return a mixture of random experts, which are not more than are needed to be different."""
+    sizes, has_shared, size = given.sizes, shape.shared_size > 0, shape.intermediate_size
+    num_experts = min(shape.num_experts, 2 * shape.num_chosen)
+
+    def stacked(out_size: int, in_size: int) -> Stacked:
+        bias = given.random(num_experts, out_size) if shape.has_bias else None
+        weight = given.random(num_experts, out_size, in_size) / in_size**0.5
+        return Stacked.of(weight, bias, is_int8=sizes.is_int8)
+
+    shared = given.random(sizes.hidden_size, sizes.hidden_size) / sizes.hidden_size**0.5
+    router = Router(
+        weight=given.random(num_experts + has_shared, sizes.hidden_size) / sizes.hidden_size**0.5,
+        bias=given.random(num_experts, dtype=torch.float32) if shape.has_bias else None,
+        num_chosen=shape.num_chosen,
+        is_normalised=shape.is_normalised,
+        has_shared=has_shared,
+    )
+    experts = StackedExperts(
+        gate_up=stacked(2 * size, sizes.hidden_size),
+        down=stacked(sizes.hidden_size, size),
+        activation=sizes.activation,
+    )
+    # What the shared expert computes is of other operations.
+    return Mixture(router=router, experts=experts, shared=Dense(lambda x: x, PlainLinear(shared, None)))
+
+
+def _try_mixture(given: _Given, shape: MixtureShape, num_rows: int) -> None:
+    mixture, x = _mixture(given, shape), given.random(num_rows, given.sizes.hidden_size)
+    assert isinstance(mixture.experts, StackedExperts)
+    routing = route(x, mixture.router)
+    expected = route_reference(x, mixture.router)
+    # Two scores may be so near that they are ordered otherwise.
+    require_equal(routing.experts, expected.experts, max_different=num_rows // 50)
+    require_close(routing.shares, expected.shares)
+    rows, places = grouped_rows(x, routing.experts, mixture.experts.each)
+    shared = None if routing.shared is None else mixture.shared(x) if mixture.shared else None
+    require_close(mixture.experts(x, routing, shared), combine_torch(rows, places, routing, shared))
+
+
+def _try_mixture_alone(given: _Given, shape: MixtureShape) -> None:
+    """Check that a row's mixture does not depend on the number of rows."""
+    mixture, x = _mixture(given, shape), given.random(max(_DETERMINISTIC_ROWS), given.sizes.hidden_size)
+
+    def computed(rows: Tensor) -> Tensor:
+        return mixture.experts(rows, route(rows, mixture.router), None)
+
+    require_same_rows([computed(x[:num_rows]) for num_rows in _DETERMINISTIC_ROWS])
 
 
 def _try_cap(given: _Given) -> None:

@@ -8,6 +8,8 @@ import re
 import pytest
 import torch
 
+from sluice.kernels.experts import Router, Stacked, StackedExperts
+from sluice.kernels.experts.kernel import experts_triton, route_triton
 from sluice.kernels.gated_activation.kernel import gated_activation_triton
 from sluice.kernels.linear.few_rows import few_rows_triton
 from sluice.kernels.linear.invariant import invariant_product
@@ -460,4 +462,28 @@ class TestGivenTheOtherKernels:
         with CompileInstead() as compiled:
             apply_token_masks_triton(torch.zeros(2, 300), torch.tensor([1]), torch.zeros(1, 10, dtype=torch.int32))
 
+        check_fits(compiled)
+
+
+class TestGivenAMixtureOfExperts:
+    """The sizes of Qwen3 30B-A3B."""
+
+    @pytest.mark.parametrize("num_tokens", [1, 512])
+    @pytest.mark.parametrize("is_int8", [False, True])
+    def test_when_its_kernels_are_compiled_then_they_fit(self, num_tokens: int, is_int8: bool) -> None:
+        x = torch.zeros(num_tokens, 2048, dtype=torch.bfloat16)
+        weight = torch.zeros(128, 2048, dtype=torch.bfloat16)
+        router = Router(weight=weight, bias=None, num_chosen=8, is_normalised=True, has_shared=False)
+        element = torch.int8 if is_int8 else torch.bfloat16
+
+        def stacked(out_size: int, in_size: int) -> Stacked:
+            # One element stands for all.
+            weight = torch.zeros(1, dtype=element).expand(128, out_size, in_size)
+            return Stacked(weight=weight, scales=torch.zeros(128, out_size) if is_int8 else None, bias=None)
+
+        experts = StackedExperts(gate_up=stacked(1536, 2048), down=stacked(2048, 768), activation="silu")
+        with CompileInstead() as compiled:
+            experts_triton(x, route_triton(x, router), None, experts=experts)
+
+        assert len(compiled) == 6
         check_fits(compiled)

@@ -83,8 +83,6 @@ def plan_load(options: ModelOptions) -> LoadPlan:
             f"{options.quantization} needs a model in bfloat16, this one is {str(dtype).removeprefix('torch.')}: "
             f"set dtype to bfloat16, or drop the quantization."
         )
-    if config.mixture is not None and device.type != "cpu":
-        raise QuantizationUnavailable("mixtures of experts need a CPU.")
     if options.quantization == "int4" and device.type != "cpu":
         raise QuantizationUnavailable("int4 needs a CPU: on a GPU there are products of int8 only.")
     if options.is_deterministic:

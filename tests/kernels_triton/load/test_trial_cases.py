@@ -14,6 +14,7 @@ import torch
 
 from benchmarks.gpu.models import triton_in_place_of_cpu
 from sluice.kernels.chain import HOPPER_PREFILL, OPERATIONS
+from sluice.kernels.decoder_shape import MixtureShape
 from sluice.kernels.paged_attention import layout
 from sluice.kernels.trial.cases import cases_of
 from sluice.kernels.trial.compare import WrongResult, require_same_rows
@@ -53,6 +54,9 @@ SIZES = ModelSizes(
     is_parallel=False,
     is_int8=True,
     cache="model",
+    mixture=MixtureShape(
+        layers=(True, False), num_experts=9, num_chosen=2, intermediate_size=40, shared_size=24, is_normalised=False
+    ),
 )
 
 
@@ -99,7 +103,7 @@ class TestGivenKernelsThatWork:
         assert try_all("rms_norm", parallel) == 3
         assert try_all("rms_norm", replace(SIZES, has_pre_norms=False)) == 3
 
-    @pytest.mark.parametrize("operation", fast_only([], SLOW))
+    @pytest.mark.parametrize("operation", fast_only(["experts"], SLOW))
     def test_when_results_must_not_depend_on_the_batch_then_each_passes(self, operation: str) -> None:
         whole = replace(SIZES, is_deterministic=True, is_int8=False, sliding_windows=(0,))
 
