@@ -66,6 +66,12 @@ class Admission(NamedTuple):
     window_ids: tuple[tuple[int, ...], ...] = ()
     """As many entries of the table of each window group; empty if there are none."""
 
+    adapter: str = ""
+    """The adapter that computes it with the model; empty: none. If another is in its place, this one replaces it."""
+
+    adapter_place: int = -1
+    """-1 without an adapter."""
+
 
 class TableWrite(NamedTuple):
     """Blocks of a running sequence: they are entries `first` and following of its block table."""

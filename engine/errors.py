@@ -7,8 +7,10 @@ EngineError
 │   ├── UnknownToken         a token id outside the model's vocabulary
 │   ├── RequestTooLarge      its longest output cannot fit the KV cache
 │   ├── OptionRefused        this engine does not implement an option that it states; another may
+│   ├── UnknownAdapter       this engine does not have the adapter that it names
 │   └── InvalidGrammar       its grammar cannot be compiled, or contradicts its other options
 ├── ModelFolderError         the operator must act: the model folder cannot be loaded
+├── AdapterError             the operator must act: an adapter cannot be used with the model
 ├── QuantizationUnavailable  the operator must act: the requested quantization is not supported
 ├── DeterminismUnavailable   the operator must act: this model has no form here that is independent of the batch
 ├── KernelsUnavailable       the operator must act: a Triton kernel does not work here, and no other may be used
@@ -46,12 +48,20 @@ class OptionRefused(RequestRejected):
     """The request states an option that this engine does not implement. Another engine may."""
 
 
+class UnknownAdapter(RequestRejected):
+    """The request names an adapter that this engine does not have."""
+
+
 class InvalidGrammar(RequestRejected):
     """The grammar cannot be compiled, or contradicts other options."""
 
 
 class ModelFolderError(EngineError):
     """The model folder is missing, incomplete, corrupt or of an unknown family."""
+
+
+class AdapterError(EngineError):
+    """An adapter is missing, damaged or changed, asks for what is not supported, or is of another model."""
 
 
 class QuantizationUnavailable(EngineError):

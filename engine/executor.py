@@ -1,6 +1,7 @@
 """Interface between the engine and the executor: a model on a device, or the null model. Knows no tensors."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from sluice.engine.batch import Batch, Masks, Sampled
@@ -48,6 +49,12 @@ class ModelLimits:
 
     block_bytes: int = 0
     """Memory of a block; 0 if nothing is stored."""
+
+    adapters: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The adapters that requests may name, each with the fingerprint of the model with it."""
+
+    max_adapters: int = 0
+    """Adapters that running sequences can use at once: places for loaded ones."""
 
     @property
     def blocks_per_entry(self) -> int:

@@ -356,7 +356,8 @@ class LLMEngine:
             choice=choice,
             sampling=request.sampling,
             priority=request.priority,
-            cache_salt=request.cache_salt,
+            cache_salt=_salt_of(request),
+            adapter=request.adapter,
             targets=request.targets,
             needs_all=needs_all,
             token_ids=[*request.prompt_token_ids, *progress.token_ids],
@@ -392,6 +393,12 @@ def read_of(request: Request) -> Read | None:
     if request.embed is None and request.sampling.prompt_logprobs is None:
         return None
     return Read(request.embed, request.sampling.prompt_logprobs)
+
+
+def _salt_of(request: Request) -> str:
+    """Return the salt of the blocks of a request: those of an adapter have keys and values of its own."""
+    # No name of an adapter has a NUL.
+    return f"{request.adapter}\0{request.cache_salt}" if request.adapter else request.cache_salt
 
 
 def _rejected(reason: str, *, is_rejection: bool = True) -> Finish:

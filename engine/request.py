@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal, NamedTuple, get_args
 
-from sluice.engine.errors import OutOfMemory
+from sluice.engine.errors import AdapterError, OutOfMemory
 from sluice.engine.sampling import SamplingFields
 
 MAX_LOGPROBS = 20
@@ -52,7 +52,7 @@ class FailureKind(StrEnum):
         if is_memory or "can't allocate memory" in str(error):
             return cls.MEMORY
         is_file = isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError)
-        return cls.FILE if is_file else cls.STEP
+        return cls.FILE if is_file or isinstance(error, AdapterError) else cls.STEP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +171,10 @@ class Request:
     """Its class: a higher one goes first under the policy `priority`."""
 
     cache_salt: str = ""
-    """Sequences share cached blocks only with sequences of the same salt."""
+    """Sequences share cached blocks only with sequences of the same salt, and of the same adapter."""
+
+    adapter: str = ""
+    """The adapter of the model that computes it, one of `ModelLimits.adapters`; empty: the model alone."""
 
     progress: tuple[ChoiceProgress, ...] = ()
     """Progress per choice; empty on a first attempt."""

@@ -42,6 +42,10 @@ class Sequence:
     sampling: Sampling
     priority: int = 0
     cache_salt: str = ""
+    adapter: str = ""
+    adapter_place: int = -1
+    """The place of its adapter (`sluice.engine.scheduling.adapter_places`) while it runs; -1 without one."""
+
     targets: LatencyTargets = NO_TARGETS
     needs_all: bool = False
     """Whether all tokens of its prompt are computed, cached or not: something is read from each."""
@@ -159,6 +163,10 @@ class Sequence:
             self.first_scheduled_s = now_s
             self.num_cached_tokens = min(num_cached_tokens, self.num_prompt_tokens)
 
+    def use_adapter(self, place: int) -> None:
+        """Have its adapter in a place, or in none."""
+        self.adapter_place = place
+
     def preempt(self, now_s: float, *, is_yield: bool) -> None:
         """Run no more. It keeps its blocks until no step in flight has them; `wait` then."""
         self.status = SequenceStatus.LEAVING
@@ -273,6 +281,8 @@ class Sequence:
             num_prompt_tokens=self.num_prompt_tokens,
             block_ids=tuple(self.block_table[: self.num_entries]),
             window_ids=tuple(map(tuple, self.tables[1:])),
+            adapter=self.adapter,
+            adapter_place=self.adapter_place,
         )
 
     def blocks_at(self, index: int) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from sluice.engine.errors import (
     PromptTooLong,
     RequestRejected,
     RequestTooLarge,
+    UnknownAdapter,
     UnknownToken,
 )
 from sluice.engine.executor import ModelLimits
@@ -36,6 +37,9 @@ def check_request(request: Request, limits: ModelLimits, *, step_tokens: int = 0
     _check_tokens(request, limits)
     _check_length(request, limits, step_tokens)
     _check_reads(request, limits)
+    if request.adapter and request.adapter not in limits.adapters:
+        known = ", ".join(sorted(limits.adapters)) or "none"
+        raise UnknownAdapter(f"this engine has no adapter {request.adapter!r}; it has {known}")
     if request.grammar is not None:
         _check_grammar(request.grammar, ignores_end=request.sampling.ignore_eos)
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 OPERATIONS: Mapping[str, bool] = {
+    "adapters": True,
     "copy_blocks": True,
     "experts": False,
     "gated_activation": True,

@@ -161,6 +161,32 @@ typedef struct {
   int64_t span; /* of SPANS4 and SPANS8: groups that share a scale */
 } Weight;
 
+/* What an adapter adds to a product: x times `down`, transposed, times `up`. Sixteen columns of the product read `rank`
+   of the R numbers between the two, from sources[column / 16] on. R is a multiple of 4, and `rank` of 2. */
+typedef struct {
+  const uint16_t *down;   /* [R, K] bfloat16; null: nothing is added */
+  const uint32_t *up;     /* [N / 16, rank / 2, 16] pairs of bfloat16, zeros where N is padded to whole panels */
+  const int32_t *sources; /* [N / 16] */
+  int64_t R, K, rank;
+} Adapter;
+
+/* The adapters of rows, of which each has one or none. */
+typedef struct {
+  const Adapter *const *rows; /* [T]: the products of each row's adapter, or null; null if no row has one */
+  float *shrunk;              /* [T, stride]: x times `down` of a row */
+  int64_t index, stride;      /* index: which product of the adapter */
+} Adapters;
+
+/* What the adapter of row t adds to the product; null if it has none, or none for this product. */
+INLINE const Adapter *adapter_of(const Adapters *a, int64_t t) {
+  if (!a->rows || !a->rows[t]) return NULL;
+  const Adapter *adapter = a->rows[t] + a->index;
+  return adapter->down ? adapter : NULL;
+}
+
+/* Multiply a row x of K bfloat16 with `down` of its adapter, if it has one, to row t of `shrunk`. */
+void shrink_row(const Adapters *a, const void *x, int64_t t);
+
 enum { STORE = 0, ADD = 1, GATE_SILU = 2, GATE_GELU_TANH = 3 };
 
 /* x times a weight, transposed, with an epilogue. */
@@ -176,6 +202,7 @@ typedef struct {
   int epilogue;
   int use_tiles;       /* result of sluice_allow_tiles */
   const Weight *after; /* weight whose beginning is prefetched; may be null */
+  Adapters adapters;   /* of rows that shrink_row has multiplied */
 } Product;
 
 void product_part(const Product *a, Team *team);

@@ -17,8 +17,9 @@ from torch import Tensor
 from sluice.engine.batch import Batch, Drafts, ScheduledRow
 from sluice.engine.execution.kept_rows import kept_rows
 from sluice.engine.execution.slots import Slot, Slots
-from sluice.engine.execution.transfers import Staging
-from sluice.kernels.decoder_step import StepInputs
+from sluice.engine.execution.transfers import Staging, to_device
+from sluice.kernels.adapters import NO_PLACE, RowPlaces
+from sluice.kernels.decoder_step import StepAdapters, StepInputs
 from sluice.kernels.prepare_batch import PADDING, PreparedTokens, StepPlan, prepare_batch
 
 ALIGNED_COLUMNS = 4
@@ -125,12 +126,28 @@ class BatchLayout:
         slots = [self._slots[row] for row in rows]
         is_known = self._device.type == "cpu" and not (batch.padding or drawn_rows or batch.drafts or batch.reads)
         if is_known and _are_decodes(rows, slots):
-            return self._lay_out_decodes(rows, slots)
+            return self._with_adapters(self._lay_out_decodes(rows, slots), slots)
         plan = self.plan(batch, drawn_rows)
         step, logit_rows = self._to_device(plan)
         spare_slot = self._num_blocks * self._block_size
         tokens = prepare_batch(step, drawn_ids, block_size=self._block_size, spare_slot=spare_slot)
-        return tensors_of(step, tokens, logit_rows, plan.max_query_len, plan.max_context_len)
+        tensors = tensors_of(step, tokens, logit_rows, plan.max_query_len, plan.max_context_len)
+        return self._with_adapters(tensors, slots, plan)
+
+    def _with_adapters(self, tensors: StepInputs, slots: list[Slot], plan: HostPlan | None = None) -> StepInputs:
+        """Add the places of the tokens' adapters, if any has one; without a plan, each sequence has one token."""
+        used = tuple(sorted({slot.adapter_place for slot in slots if slot.adapter_place >= 0}))
+        if not used:
+            return tensors
+        places = np.array([slot.adapter_place for slot in slots], dtype=np.int32)
+        of_tokens, kept = places, places
+        if plan is not None:
+            num_padding = len(plan.context_lens) - len(slots)
+            places = np.concatenate((places, np.full(num_padding, NO_PLACE, dtype=np.int32)))
+            of_tokens = np.repeat(places, np.diff(plan.query_start_locs))
+            kept = of_tokens[plan.logit_rows]
+        rows = [RowPlaces(to_device(array, self._device), used) for array in (of_tokens, kept)]
+        return tensors._replace(adapters=StepAdapters(*rows))
 
     def plan(
         self, batch: Batch, drawn_rows: Mapping[int, int] | None = None, *, num_columns: int | None = None

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sluice.engine.adapters.table import AdapterTable
 from sluice.engine.batch import MAX_DRAFTS, NO_DRAFTS, Batch, Drafts, Masks, Sampled, ScheduledRow
 from sluice.engine.errors import OutOfMemory
 from sluice.engine.execution.device_errors import guarded
@@ -86,9 +87,16 @@ class Undrawn(NamedTuple):
 class ModelRunner:
     """A model on a device as the engine's executor. One thread at a time."""
 
-    def __init__(self, decoder: Decoder, options: ModelOptions, limits: ModelLimits, fingerprint: str) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        options: ModelOptions,
+        limits: ModelLimits,
+        fingerprint: str,
+        adapters: AdapterTable | None = None,
+    ) -> None:
         weights = decoder.weights.embedding
-        self._decoder = decoder
+        self._decoder, self._adapters = decoder, adapters
         self._limits, self._fingerprint = limits, fingerprint
         dtype = cache_dtype(options, weights.dtype)
         parts, self._caches = make_grouped_caches(decoder.config, limits, dtype=dtype, device=weights.device)
@@ -161,6 +169,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _launch(self, batch: Batch) -> Launched:
+        if self._adapters is not None:
+            self._adapters.load(batch.admissions)
         self._slots.write(batch)
         self._host.save(batch.saves)
         self._host.load(batch.loads)
@@ -230,7 +240,7 @@ class ModelRunner:
         If the step is recorded, it is replayed, and the second tensor `[R]` has the tokens that it drew.
         """
         bucket = self._buckets.of(batch) if self._graphs is not None else None
-        if self._graphs is None or bucket is None:
+        if self._graphs is None or bucket is None or self._has_adapters(batch):
             return self.forward(self._lay_out(batch)), None
         is_due = not self._graphs.has(bucket) and self._graphs.note_use(bucket)
         if is_due or self._graphs.has(bucket):
@@ -240,6 +250,10 @@ class ModelRunner:
                 # The next step reads them, after it may have recorded another step, which draws to the same place.
                 return logits, self._sampler.options.drawn.clone()
         return self.forward(self._lay_out(batch)), None
+
+    def _has_adapters(self, batch: Batch) -> bool:
+        """Return whether a row of a step has an adapter: what is recorded has none."""
+        return self._adapters is not None and any(self._slots[row].adapter_place >= 0 for row in batch.rows)
 
     def _recordings(self, options: ModelOptions, device: torch.device) -> GraphedDecoder | None:
         if not records_steps(options, device):

@@ -84,6 +84,12 @@ class ModelOptions:
     warms_up: bool = False
     """Whether a load on a GPU tries each kernel, and runs every variant, so that nothing is compiled for a job."""
 
+    adapters: Path | None = None
+    """Folder whose folders are adapters. None: there are none."""
+
+    max_loaded_adapters: int = 8
+    """Adapters that are loaded at once."""
+
     num_threads: int | None = None
     """Threads on the CPU. None: one per core that affinity and cgroups allow, or as OMP_NUM_THREADS says."""
 

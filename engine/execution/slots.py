@@ -31,6 +31,9 @@ class Slot:
     """Prompt and output, as far as the host knows them."""
 
     num_blocks: int
+    adapter_place: int = -1
+    """Of its adapter; -1 without one."""
+
     options: bytes = b""
     """Its sampling options as they are sent to the device; empty until they were first needed."""
 
@@ -99,10 +102,12 @@ class Slots:
             held.token_ids[: len(admission.token_ids)] = admission.token_ids
             has_kept = self._has_kept(held, admission)
             num_blocks = self._write_tables(admission, 0)
-            if has_kept:
+            # Preempted and running again, it may have its adapter in another place.
+            place = admission.adapter_place
+            if has_kept and held.adapter_place == place:
                 held.num_blocks = num_blocks
             else:
-                self._slots[admission.slot] = replace(held, num_blocks=num_blocks)
+                self._slots[admission.slot] = replace(held, num_blocks=num_blocks, adapter_place=place)
             return
         num_blocks = self._write_tables(admission, 0)
         self._slots[admission.slot] = Slot(
@@ -113,4 +118,5 @@ class Slots:
             num_prompt_tokens=admission.num_prompt_tokens,
             token_ids=list(admission.token_ids),
             num_blocks=num_blocks,
+            adapter_place=admission.adapter_place,
         )

@@ -3,6 +3,7 @@
 Hot: no logging, no host reads of tensors, no work per sequence in Python.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,11 @@ import torch
 from torch import Tensor
 
 from sluice.engine.models.config import DecoderConfig
-from sluice.kernels.decoder_step import DecoderWeights, LayerWeights, StepInputs
+from sluice.kernels.adapters import RowPlaces
+from sluice.kernels.adapters.products import AdaptedProducts
+from sluice.kernels.decoder_step import NUM_ADAPTED, DecoderWeights, LayerWeights, StepInputs
+from sluice.kernels.experts import Dense
+from sluice.kernels.linear import Linear
 from sluice.kernels.paged_attention import KVCache, Layout, paged_attention
 from sluice.kernels.rms_norm import add_rms_norm, rms_norm
 from sluice.kernels.soft_cap import soft_cap
@@ -46,11 +51,18 @@ class Decoder:
         self._weights = weights
         self._workspace = Workspace(config, max_tokens, weights.embedding.dtype, weights.embedding.device)
         self._step = _native_step(weights, max_tokens)
+        self._adapters: AdaptedProducts | None = None
 
     @property
     def weights(self) -> DecoderWeights:
         """The model's weights."""
         return self._weights
+
+    def use_adapters(self, adapters: AdaptedProducts) -> None:
+        """Take the adapters that steps name, of `weights.adapted`."""
+        self._adapters = adapters
+        if self._step is not None:
+            self._step.use_adapters(adapters)
 
     @property
     def has_native_step(self) -> bool:
@@ -112,27 +124,41 @@ class Decoder:
         # What the next product reads: the normalised residual, or the residual itself.
         read = residual if first_norm is None else rms_norm(residual, first_norm, **options, out=normed)
         tables = tensors.tables
+        adapters = None if tensors.adapters is None else tensors.adapters.tokens
         for index, layer in enumerate(weights.layers):
             slot_mapping, block_tables = tables[caches[index].table]
-            query = self._write_kv(layer, read, tensors.positions, slot_mapping, caches[index])
+            qkv, attention_output, gated, down = self._products(index, layer)
+            query = self._write_kv(layer, qkv(read, adapters), tensors.positions, slot_mapping, caches[index])
             attended = self._attend(layer, query, tensors, block_tables, caches[index])
             if index == len(weights.layers) - 1:
                 # After attention, the last block is needed only for rows that sample a token.
                 attended, residual = attended[tensors.logit_rows], residual[tensors.logit_rows]
                 read = read[tensors.logit_rows] if config.is_parallel else read
                 normed = normed[: attended.shape[0]]
+                adapters = None if tensors.adapters is None else tensors.adapters.kept
             add_norm = partial(add_rms_norm, residual=residual, **options, out=normed)
-            computed = layer.attention_output(attended)
+            computed = attention_output(attended, adapters)
             total = add_norm(computed, weight=layer.mlp_norm, added_weight=layer.attention_post_norm)
-            computed = layer.feed_forward(read if config.is_parallel else total)
+            entering = read if config.is_parallel else total
+            # A mixture has no adapters: those of an expert's products would be of few rows each.
+            computed = (
+                down(gated(entering, adapters), adapters)
+                if isinstance(layer.feed_forward, Dense)
+                else layer.feed_forward(entering)
+            )
             read = add_norm(computed, weight=self._norm_after(index), added_weight=layer.mlp_post_norm)
         return read
 
+    def _products(self, index: int, layer: LayerWeights) -> "list[Callable[[Tensor, RowPlaces | None], Tensor]]":
+        """Return the products of a layer that adapters change, as functions of rows and their adapters."""
+        if self._adapters is None:
+            return [partial(_without_adapters, product) for product in layer.adapted]
+        return [partial(self._adapters.multiply, index * NUM_ADAPTED + number) for number in range(NUM_ADAPTED)]
+
     def _write_kv(
-        self, layer: LayerWeights, read: Tensor, positions: Tensor, slot_mapping: Tensor, cache: KVCache
+        self, layer: LayerWeights, qkv: Tensor, positions: Tensor, slot_mapping: Tensor, cache: KVCache
     ) -> Tensor:
-        """Write keys and values of `read` `[T, M]`; return the queries `[T, H, D]`."""
-        qkv = layer.qkv(read)
+        """Write the keys and values of `qkv` `[T, (H + 2 * G) * D]`; return the queries `[T, H, D]`."""
         if layer.row_norm is not None:
             self._normalise_heads_together(qkv, layer.row_norm)
         return write_kv(
@@ -142,7 +168,7 @@ class Decoder:
             layer.cos_sin,
             cache,
             head_norm=layer.head_norm,
-            out=self._workspace.query[: read.shape[0]],
+            out=self._workspace.query[: qkv.shape[0]],
         )
 
     def _normalise_heads_together(self, qkv: Tensor, norm: HeadNorm) -> None:
@@ -176,6 +202,12 @@ class Decoder:
         """Weight of the norm that follows a block."""
         layers = self._weights.layers
         return layers[index + 1].attention_norm if index + 1 < len(layers) else self._weights.final_norm
+
+
+def _without_adapters(product: Linear | None, x: Tensor, rows: RowPlaces | None) -> Tensor:
+    assert rows is None, "a step with adapters is of a model with adapters"
+    assert product is not None, "experts are not multiplied here"
+    return product(x)
 
 
 def _native_step(weights: DecoderWeights, max_tokens: int) -> "DecoderStep | None":

@@ -318,13 +318,13 @@ def _load_qkv(config: DecoderConfig, reader: _Reader, prefix: str) -> Linear:
     names = {"qkv_proj": query + 2 * key_value} if config.rules.is_qkv_fused else apart
     weight, bias = reader.stacked(prefix, names, config.hidden_size, has_bias=config.has_qkv_bias)
     if config.rules.has_adjacent_pairs:
-        order = _half_order(config).to(reader.device)
+        order = half_order(config).to(reader.device)
         weight = weight[order] if isinstance(weight, Tensor) else weight.map(lambda part: part[order])
         bias = None if bias is None else bias[order]
     return reader.packed(weight, bias)
 
 
-def _half_order(config: DecoderConfig) -> Tensor:
+def half_order(config: DecoderConfig) -> Tensor:
     """Return the rows of the projection in the order in which a rotated pair is elements i and i + R / 2.
 
     Attention scores are the same, since queries and keys change their order alike.

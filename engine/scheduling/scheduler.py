@@ -23,6 +23,7 @@ from sluice.engine.batch import Batch, Sampled, ScheduledRow
 from sluice.engine.config import EngineConfig
 from sluice.engine.executor import ModelLimits
 from sluice.engine.request import NO_ROOM, Room
+from sluice.engine.scheduling.adapter_places import AdapterPlaces
 from sluice.engine.scheduling.admission import AdmissionMode, make_admission
 from sluice.engine.scheduling.blocks.manager import BlockManager, CachedPrefix
 from sluice.engine.scheduling.blocks.windows import WindowSizes
@@ -74,6 +75,7 @@ class Scheduler(ABC):
         self._budget = StepBudget(config.max_num_batched_tokens)
         # Those that leave keep theirs while a step in flight has them.
         self._slots = RowSlots(2 * config.max_num_seqs)
+        self._adapters = AdapterPlaces(limits.max_adapters)
         self.blocks = BlockManager(
             limits.num_blocks,
             limits.block_size,
@@ -248,6 +250,7 @@ class Scheduler(ABC):
         """
         self.blocks.check_invariants([*self.running, *self.leaving])
         self._slots.check_invariants([*self.running, *self.leaving])
+        self._adapters.check_invariants([*self.running, *self.leaving])
         orders = [self._policy.order(sequence) for sequence in self.running]
         assert orders == sorted(set(orders)), "the running sequences are out of order"
         assert len(self.running) <= self._config.max_num_seqs, "more sequences run than max_num_seqs"
@@ -320,6 +323,8 @@ class Scheduler(ABC):
             prefix: its cached blocks, by `self.blocks`.
             num_tokens: 1 or more.
         """
+        if not self._adapters.has_room(sequence):
+            return None
         num_held = self._admission.num_held_tokens(sequence)
         num_spare = self._admission.num_spare_blocks(self.running)
         if not self.blocks.try_hold(sequence, prefix, num_spare=num_spare, num_held=num_held):
@@ -327,6 +332,7 @@ class Scheduler(ABC):
         insort(self.running, sequence, key=self._policy.order)
         self.num_changes += 1
         sequence.join(self._slots.assign(sequence), prefix.num_tokens, self._clock())
+        self._adapters.hold(sequence)
         self.counters.num_loaded_tokens += len(prefix.host_ids) * self.blocks.block_size
         if sequence.num_preemptions:
             del self._preempted[sequence.id]
@@ -372,3 +378,4 @@ class Scheduler(ABC):
     def _release(self, sequence: Sequence, *, comes_back: bool = False) -> None:
         self.blocks.release(sequence, comes_back=comes_back)
         self._slots.release(sequence)
+        self._adapters.release(sequence)

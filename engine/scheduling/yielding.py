@@ -74,7 +74,7 @@ class YieldingScheduler(Scheduler):
 
     def _would_join(self, sequence: Sequence, prefix: CachedPrefix, victims: list[Sequence]) -> bool:
         """Return whether `sequence` has a place and blocks once `victims`, not in `running` any more, are gone."""
-        if self._is_full:
+        if self._is_full or not self._adapters.has_room(sequence):
             return False
         num_lacking = self.blocks.num_lacking(
             sequence,

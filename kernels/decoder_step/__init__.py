@@ -10,12 +10,16 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from sluice.kernels.adapters import RowPlaces
 from sluice.kernels.decoder_shape import DecoderShape
 from sluice.kernels.experts import Dense, Mixture
 from sluice.kernels.linear import Linear
 from sluice.kernels.write_kv import HeadNorm
 
-__all__ = ["DecoderWeights", "LayerWeights", "StepInputs"]
+__all__ = ["DecoderWeights", "LayerWeights", "StepAdapters", "StepInputs"]
+
+NUM_ADAPTED = 4
+"""Products of a layer that adapters change: see `LayerWeights.adapted`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +57,13 @@ class LayerWeights:
     sliding_window: int
     """Sliding window in tokens, including the token itself; 0: all tokens before it."""
 
+    @property
+    def adapted(self) -> tuple[Linear | None, ...]:
+        """The products that adapters change: what they add has this order. None in the place of those of experts."""
+        feed_forward = self.feed_forward
+        products = (feed_forward.gated, feed_forward.down) if isinstance(feed_forward, Dense) else (None, None)
+        return (self.qkv, self.attention_output, *products)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderWeights:
@@ -78,6 +89,21 @@ class DecoderWeights:
         """All products, in the order of a step."""
         blocks = ((layer.qkv, layer.attention_output, *layer.feed_forward.products) for layer in self.layers)
         return [product for block in blocks for product in block] + [self.output]
+
+    @property
+    def adapted(self) -> list[Linear | None]:
+        """Those that adapters change, `NUM_ADAPTED` of each layer."""
+        return [product for layer in self.layers for product in layer.adapted]
+
+
+class StepAdapters(NamedTuple):
+    """The adapters of a step's rows."""
+
+    tokens: RowPlaces
+    """Of all T tokens."""
+
+    kept: RowPlaces
+    """Of the R tokens of `logit_rows`."""
 
 
 class StepInputs(NamedTuple):
@@ -112,6 +138,8 @@ class StepInputs(NamedTuple):
 
     max_query_len: int
     max_context_len: int
+    adapters: StepAdapters | None = None
+    """None if no token has an adapter."""
 
     @property
     def tables(self) -> list[tuple[Tensor, Tensor]]:

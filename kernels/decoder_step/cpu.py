@@ -10,9 +10,11 @@ from operator import is_not
 import torch
 from torch import Tensor
 
+from sluice.kernels.adapters.native import NativeRows
+from sluice.kernels.adapters.products import AdaptedProducts
 from sluice.kernels.checks import check, check_rows
 from sluice.kernels.decoder_shape import DecoderShape
-from sluice.kernels.decoder_step import DecoderWeights, LayerWeights, StepInputs
+from sluice.kernels.decoder_step import DecoderWeights, LayerWeights, StepAdapters, StepInputs
 from sluice.kernels.experts import Dense, Mixture, SeparateExperts
 from sluice.kernels.gated_activation.cpu import ACTIVATION_CODES
 from sluice.kernels.linear import Linear
@@ -41,7 +43,7 @@ _PHASES = (
     "attention",
     "keep",
     "attention_output",
-    "quantize",
+    "prepare",
     "route",
     "gather",
     "gated",
@@ -96,12 +98,15 @@ class _Model(ctypes.Structure):
         ("output", WeightStruct),
         *(
             (name, ctypes.c_void_p)
-            for name in ("residual", "normed", "qkv", "query", "attended", "gated", "bytes", "scales")
+            for name in ("residual", "normed", "qkv", "query", "attended", "gated", "bytes", "scales", "shrunk")
         ),
         *((name, ctypes.c_void_p) for name in _OF_EXPERTS),
         *(
             (name, ctypes.c_int64)
-            for name in ("hidden_stride", "qkv_stride", "heads_stride", "gated_stride", "bytes_stride", "inner_stride")
+            for name in (
+                *("hidden_stride", "qkv_stride", "heads_stride", "gated_stride", "bytes_stride"),
+                *("shrunk_stride", "inner_stride"),
+            )
         ),
         *((name, ctypes.c_int64) for name in ("L", "M", "H", "G", "D", "block_size", "P", "DP")),
         *((name, ctypes.c_int64) for name in ("activation", "use_tiles", "is_norm_centered", "is_parallel")),
@@ -118,7 +123,8 @@ class _Step(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("input_ids", "positions", "slot_mapping")),
         *((name, ctypes.c_void_p) for name in ("block_tables", "query_start_locs", "context_lens")),
-        *((name, ctypes.c_void_p) for name in ("window_slots", "window_tables", "rows", "logits", "seconds")),
+        *((name, ctypes.c_void_p) for name in ("window_slots", "window_tables", "rows")),
+        *((name, ctypes.c_void_p) for name in ("adapters", "kept_adapters", "logits", "seconds")),
         *((name, ctypes.c_int64) for name in ("T", "S", "num_rows", "table_stride", "logits_stride")),
         *((name, ctypes.c_int64) for name in ("window_slots_stride", "window_stride", "window_table_stride")),
     )
@@ -152,6 +158,13 @@ class DecoderStep:
         """The last step's tensors; `_step` and `_rows` are made from them."""
 
         self._step, self._rows = _Step(), self._logits
+        self._adapters: AdaptedProducts | None = None
+        self._adapted_rows: tuple[NativeRows, ...] = ()
+        """Pointed to by `_step`."""
+
+    def use_adapters(self, adapters: AdaptedProducts) -> None:
+        """Take the adapters that steps name."""
+        self._adapters = adapters
 
     def run(self, inputs: StepInputs, caches: list[KVCache], *, seconds: Tensor | None = None) -> Tensor:
         """Compute every token, writing keys and values to packed `caches`, one per layer.
@@ -174,6 +187,7 @@ class DecoderStep:
         # Most steps reuse the memory of the previous one. Each tensor access is costly while the caches hold weights.
         if self._inputs is None or any(map(is_not, inputs[:_NUM_TENSORS], self._inputs)):
             self._take(inputs)
+        self._take_adapters(inputs.adapters)
         self._step.seconds = None if seconds is None else seconds.data_ptr()
         self._native(ctypes.addressof(self._model), ctypes.addressof(self._step), torch.get_num_threads())
         return self._rows
@@ -203,6 +217,8 @@ class DecoderStep:
             _pointer(slots),
             _pointer(tables),
             inputs.logit_rows.data_ptr(),
+            None,
+            None,
             self._logits.data_ptr(),
             None,
             inputs.input_ids.shape[0],
@@ -214,6 +230,18 @@ class DecoderStep:
             *((0, 0) if tables is None else tables.stride()[:2]),
         )
         self._inputs, self._rows = inputs[:_NUM_TENSORS], self._logits[:num_rows]
+
+    def _take_adapters(self, adapters: StepAdapters | None) -> None:
+        """Point to the adapters of the step's rows, or to none."""
+        step, model = self._step, self._model
+        if adapters is None:
+            step.adapters = step.kept_adapters = None
+            return
+        assert self._adapters is not None, "a step with adapters is of a model with adapters"
+        of_tokens, of_kept = (self._adapters.native_rows(rows) for rows in adapters)
+        self._adapted_rows = of_tokens, of_kept
+        step.adapters, step.kept_adapters = of_tokens.address, of_kept.address
+        model.shrunk, model.shrunk_stride = of_tokens.shrunk.data_ptr(), of_tokens.shrunk.stride(0)
 
     def run_hidden(self, inputs: StepInputs, caches: list[KVCache]) -> Tensor:
         """Compute a step as `run` does, without the product with the output's weight.
@@ -227,6 +255,7 @@ class DecoderStep:
         if caches is not self._caches:
             self._use(caches)
         self._take(inputs)
+        self._take_adapters(inputs.adapters)
         self._step.logits = None
         # The next step fills the structure again, with its logits.
         self._inputs = None

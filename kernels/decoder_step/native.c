@@ -9,7 +9,7 @@
 
 /* Phases, named as in cpu.py. */
 enum {
-  START, EMBED, NORM, QKV, WRITE_KV, ATTENTION, KEEP, ATTENTION_OUTPUT, QUANTIZE, ROUTE, GATHER, GATED, DOWN, COMBINE,
+  START, EMBED, NORM, QKV, WRITE_KV, ATTENTION, KEEP, ATTENTION_OUTPUT, PREPARE, ROUTE, GATHER, GATED, DOWN, COMBINE,
   OUTPUT, NUM_PHASES
 };
 
@@ -43,12 +43,13 @@ typedef struct {
   uint16_t *residual, *normed, *qkv, *query, *attended, *gated;
   int8_t *bytes;
   float *scales;
+  float *shrunk; /* [., shrunk_stride]: x times the first matrix of a row's adapter */
   float *scores, *shares;
   int32_t *chosen, *places, *counts;
   ExpertBlock *blocks;
   int64_t *num_blocks;
   uint16_t *rows, *inner, *shared;
-  int64_t hidden_stride, qkv_stride, heads_stride, gated_stride, bytes_stride, inner_stride;
+  int64_t hidden_stride, qkv_stride, heads_stride, gated_stride, bytes_stride, shrunk_stride, inner_stride;
   int64_t L, M, H, G, D, block_size, P, DP, activation, use_tiles, is_norm_centered, is_parallel;
   float norm_eps, norm_offset, scale, soft_cap, embedding_scale, logit_scale, final_cap;
 } Model;
@@ -61,6 +62,8 @@ typedef struct {
   const int64_t *window_slots;  /* [W, T], or null */
   const int32_t *window_tables; /* [W, S, max_blocks], or null */
   const int64_t *rows;
+  const Adapter *const *adapters, *const *kept_adapters; /* of the T tokens, and of `rows`, as in Adapters: products
+                                                            of each layer in the order of ADAPTED; null if none has one */
   uint16_t *logits;
   double *seconds; /* [NUM_PHASES + 1]: each phase's duration is added to its entry; the last entry is the time when a
                       phase last ended; or null */
@@ -80,21 +83,39 @@ INLINE void lap(Team *team, const Step *s, int phase) {
   s->seconds[NUM_PHASES] = seconds;
 }
 
-/* Rows of x in 8 bits, if the weight's product takes them so. */
-INLINE void quantize_rows(const Model *m, const uint16_t *x, int64_t stride, const Weight *weight, int64_t first,
-                          int64_t end) {
+/* Products of a layer that adapters have. */
+enum { ADAPTED_QKV, ADAPTED_OUTPUT, ADAPTED_GATED, ADAPTED_DOWN, NUM_ADAPTED };
+
+static const Adapters NO_ADAPTERS = {NULL, NULL, 0, 0};
+
+/* What adapters add to a product of layer l: of all tokens, or, in the last layer after attention, of the kept ones. */
+INLINE Adapters adapters_of(const Model *m, const Step *s, int64_t l, int which) {
+  const int is_kept = l + 1 == m->L && which != ADAPTED_QKV;
+  return (Adapters){is_kept ? s->kept_adapters : s->adapters, m->shrunk, l * NUM_ADAPTED + which, m->shrunk_stride};
+}
+
+/* Whether rows of x are prepared for the product: in 8 bits, or with adapters. */
+INLINE int needs_rows(const Weight *weight, const Adapters *adapters) { return weight->kind != BF16 || adapters->rows; }
+
+/* Rows of x in 8 bits, if the weight's product takes them so, and times the first matrix of their adapters. */
+INLINE void prepare_rows(const Model *m, const uint16_t *x, int64_t stride, const Weight *weight,
+                         const Adapters *adapters, int64_t first, int64_t end) {
+  if (adapters->rows)
+    for (int64_t t = first; t < end; t++) shrink_row(adapters, x + t * stride, t);
   if (weight->kind == BF16) return;
   for (int64_t t = first; t < end; t++)
     quantize_row(weight, x + t * stride, (char *)m->bytes, m->bytes_stride, m->scales, t);
 }
 
-/* A product of rows that an earlier phase has quantised if necessary. */
+/* A product of rows that an earlier phase has prepared if necessary. */
 INLINE void multiply(const Model *m, Team *team, const uint16_t *x, int64_t x_stride, const Weight *weight,
-                     uint16_t *out, int64_t out_stride, int64_t T, int epilogue, const Weight *after) {
+                     const Adapters *adapters, uint16_t *out, int64_t out_stride, int64_t T, int epilogue,
+                     const Weight *after) {
   const int is_plain = weight->kind == BF16;
   const Product a = {is_plain ? (const char *)x : (const char *)m->bytes,
                      is_plain ? x_stride * 2 : m->bytes_stride,
-                     m->scales, weight, (char *)out, out_stride * 2, T, epilogue, (int)m->use_tiles, after};
+                     m->scales, weight, (char *)out, out_stride * 2, T, epilogue, (int)m->use_tiles, after,
+                     *adapters};
   product_part(&a, team);
 }
 
@@ -116,13 +137,13 @@ INLINE void layer_norm_rows(const Model *m, const void *norm, int64_t first, int
 
 /* Make the rows x for the product with `weight`: `normed`, or the residual without a norm. */
 INLINE void normalise_rows(const Model *m, Team *team, const void *post_norm, const void *norm, const uint16_t *x,
-                           const Weight *weight, int64_t T) {
+                           const Weight *weight, const Adapters *adapters, int64_t T) {
   FOR_RUNS(team, rows, T) {
     if (norm && m->is_norm_centered)
       layer_norm_rows(m, norm, rows.first, rows.end);
     else
       rms_norm_rows(m, post_norm, norm, rows.first, rows.end);
-    quantize_rows(m, x, m->hidden_stride, weight, rows.first, rows.end);
+    prepare_rows(m, x, m->hidden_stride, weight, adapters, rows.first, rows.end);
   }
 }
 
@@ -154,8 +175,8 @@ INLINE void embed(const Model *m, const Step *s, Team *team) {
 
 /* A block's last product: added to the residual, or left in `normed` if it is normalised before it is added. */
 INLINE void multiply_last(const Model *m, Team *team, const uint16_t *x, int64_t x_stride, const Weight *weight,
-                          int64_t T, const void *post_norm, const Weight *after) {
-  multiply(m, team, x, x_stride, weight, post_norm ? m->normed : m->residual, m->hidden_stride, T,
+                          const Adapters *adapters, int64_t T, const void *post_norm, const Weight *after) {
+  multiply(m, team, x, x_stride, weight, adapters, post_norm ? m->normed : m->residual, m->hidden_stride, T,
            post_norm ? STORE : ADD, after);
 }
 
@@ -182,8 +203,9 @@ INLINE void normalise_heads(const Model *m, const Layer *layer, int64_t first, i
 
 /* Queries, keys and values of the rows; then attention. */
 INLINE void attend(const Model *m, const Layer *layer, const Step *s, Team *team) {
-  multiply(m, team, after_norm(m, layer->attention_norm), m->hidden_stride, &layer->qkv, m->qkv, m->qkv_stride, s->T, STORE,
-           &layer->attention_output);
+  const Adapters adapters = adapters_of(m, s, layer - m->layers, ADAPTED_QKV);
+  multiply(m, team, after_norm(m, layer->attention_norm), m->hidden_stride, &layer->qkv, &adapters, m->qkv,
+           m->qkv_stride, s->T, STORE, &layer->attention_output);
   lap(team, s, QKV);
   const int64_t w = layer->table - 1; /* below 0: not in a window group */
   const int64_t *slots = w < 0 ? s->slot_mapping : s->window_slots + w * s->window_slots_stride;
@@ -207,14 +229,16 @@ INLINE void attend(const Model *m, const Layer *layer, const Step *s, Team *team
   lap(team, s, ATTENTION);
 }
 
-/* The gated product of rows x of a dense feed-forward, quantised if the next one takes it so. */
+/* The gated product of rows x of a dense feed-forward, prepared for the next one. */
 INLINE void gate(const Model *m, const Layer *layer, const Step *s, int64_t T, Team *team, const uint16_t *x) {
-  multiply(m, team, x, m->hidden_stride, &layer->gate_up, m->gated, m->gated_stride, T,
+  const int64_t l = layer - m->layers;
+  const Adapters of_gated = adapters_of(m, s, l, ADAPTED_GATED), of_down = adapters_of(m, s, l, ADAPTED_DOWN);
+  multiply(m, team, x, m->hidden_stride, &layer->gate_up, &of_gated, m->gated, m->gated_stride, T,
            GATE_SILU + (int)m->activation, &layer->down);
   lap(team, s, GATED);
-  if (layer->down.kind != BF16) {
-    FOR_RUNS(team, rows, T) quantize_rows(m, m->gated, m->gated_stride, &layer->down, rows.first, rows.end);
-    lap(team, s, QUANTIZE);
+  if (needs_rows(&layer->down, &of_down)) {
+    FOR_RUNS(team, rows, T) prepare_rows(m, m->gated, m->gated_stride, &layer->down, &of_down, rows.first, rows.end);
+    lap(team, s, PREPARE);
   }
 }
 
@@ -280,7 +304,7 @@ INLINE void mix(const Model *m, const Layer *layer, const Step *s, int64_t T, Te
   const int64_t k = r->num_chosen;
   if (r->has_shared) {
     gate(m, layer, s, T, team, x);
-    multiply(m, team, m->gated, m->gated_stride, &layer->down, m->shared, m->hidden_stride, T, STORE, NULL);
+    multiply(m, team, m->gated, m->gated_stride, &layer->down, &NO_ADAPTERS, m->shared, m->hidden_stride, T, STORE, NULL);
     lap(team, s, DOWN);
   }
   route(m, mixture, s, team, x, T);
@@ -303,7 +327,7 @@ INLINE void mix(const Model *m, const Layer *layer, const Step *s, int64_t T, Te
         quantize_row(mixture->down, m->inner + m->places[p] * m->inner_stride, (char *)m->bytes, m->bytes_stride,
                      m->scales, m->places[p]);
     }
-    lap(team, s, QUANTIZE);
+    lap(team, s, PREPARE);
   }
   multiply_by_experts(m, team, mixture, m->inner, m->inner_stride, mixture->down, m->rows, m->hidden_stride, T, STORE, NULL);
   lap(team, s, DOWN);
@@ -315,20 +339,24 @@ INLINE void mix(const Model *m, const Layer *layer, const Step *s, int64_t T, Te
 INLINE void feed(const Model *m, const Layer *layer, const Step *s, int64_t T, Team *team, const Weight *after) {
   const Weight *output = &layer->attention_output;
   const uint16_t *x = m->is_parallel ? m->normed : after_norm(m, layer->mlp_norm);
-  if (output->kind != BF16) {
-    FOR_RUNS(team, rows, T) quantize_rows(m, m->attended, m->heads_stride, output, rows.first, rows.end);
-    lap(team, s, QUANTIZE);
+  const int64_t l = layer - m->layers;
+  const Adapters of_output = adapters_of(m, s, l, ADAPTED_OUTPUT), of_gated = adapters_of(m, s, l, ADAPTED_GATED);
+  const Adapters of_down = adapters_of(m, s, l, ADAPTED_DOWN);
+  if (needs_rows(output, &of_output)) {
+    FOR_RUNS(team, rows, T) prepare_rows(m, m->attended, m->heads_stride, output, &of_output, rows.first, rows.end);
+    lap(team, s, PREPARE);
   }
-  multiply_last(m, team, m->attended, m->heads_stride, output, T, layer->attention_post_norm, &layer->gate_up);
+  multiply_last(m, team, m->attended, m->heads_stride, output, &of_output, T, layer->attention_post_norm,
+                &layer->gate_up);
   lap(team, s, ATTENTION_OUTPUT);
-  normalise_rows(m, team, layer->attention_post_norm, layer->mlp_norm, x, &layer->gate_up, T);
+  normalise_rows(m, team, layer->attention_post_norm, layer->mlp_norm, x, &layer->gate_up, &of_gated, T);
   lap(team, s, NORM);
   if (layer->mixture) {
     mix(m, layer, s, T, team, x);
     return;
   }
   gate(m, layer, s, T, team, x);
-  multiply_last(m, team, m->gated, m->gated_stride, &layer->down, T, layer->mlp_post_norm, after);
+  multiply_last(m, team, m->gated, m->gated_stride, &layer->down, &of_down, T, layer->mlp_post_norm, after);
   lap(team, s, DOWN);
 }
 
@@ -337,7 +365,8 @@ static void run(const Model *m, const Step *s, Team *team) {
   embed(m, s, team);
   lap(team, s, EMBED);
   const void *first_norm = m->layers[0].attention_norm;
-  normalise_rows(m, team, NULL, first_norm, after_norm(m, first_norm), &m->layers[0].qkv, s->T);
+  const Adapters first = adapters_of(m, s, 0, ADAPTED_QKV);
+  normalise_rows(m, team, NULL, first_norm, after_norm(m, first_norm), &m->layers[0].qkv, &first, s->T);
   lap(team, s, NORM);
   int64_t T = s->T;
   for (int64_t l = 0; l < m->L; l++) {
@@ -352,11 +381,13 @@ static void run(const Model *m, const Step *s, Team *team) {
     }
     feed(m, layer, s, T, team, after);
     const void *norm = is_last ? m->final_norm : layer[1].attention_norm;
-    normalise_rows(m, team, layer->mlp_post_norm, norm, after_norm(m, norm), after, T);
+    const Adapters next = is_last ? NO_ADAPTERS : adapters_of(m, s, l + 1, ADAPTED_QKV);
+    normalise_rows(m, team, layer->mlp_post_norm, norm, after_norm(m, norm), after, &next, T);
     lap(team, s, NORM);
   }
   if (!s->logits) return;
-  multiply(m, team, m->normed, m->hidden_stride, &m->output, s->logits, s->logits_stride, T, STORE, &m->layers[0].qkv);
+  multiply(m, team, m->normed, m->hidden_stride, &m->output, &NO_ADAPTERS, s->logits, s->logits_stride, T, STORE,
+           &m->layers[0].qkv);
   if (m->logit_scale != 1) {
     end_phase(team);
     FOR_RUNS(team, rows, T) {

@@ -8,6 +8,7 @@
 #pragma GCC optimize("O3") /* the rows of a pass stay in registers only if all loops over them are unrolled */
 #endif
 #include "../tiles.h"
+#include "adapters.h"
 #include "groups.h"
 
 #define STEP 16                    /* words of a row in one step */
@@ -259,7 +260,7 @@ INLINE void multiply_vectors(Sums *sums, int num_rows, const char *x, int64_t st
 }
 
 /* Sixteen columns of a row, from `column` on, as floats with scale and bias; 0 past the last column. */
-INLINE f32x16 finished(const Sums *sums, int row, int half, const Product *a, int64_t t, int64_t column, int kind) {
+INLINE f32x16 scaled(const Sums *sums, int row, int half, const Product *a, int64_t t, int64_t column, int kind) {
   const Weight *w = a->weight;
   const int64_t left = w->N - column;
   f32x16 y = kind == INT8 ? __builtin_convertvector(*(const i32x16 *)(sums->i[row] + half * 16), f32x16)
@@ -273,6 +274,14 @@ INLINE f32x16 finished(const Sums *sums, int row, int half, const Product *a, in
     if (kind == INT8) y[lane] *= a->x_scales[t] * w->scales[column + lane];
     if (w->bias) y[lane] += load1(w->bias, column + lane, BFLOAT16);
   }
+  return y;
+}
+
+/* The same, with what the row's adapter adds. */
+INLINE f32x16 finished(const Sums *sums, int row, int half, const Product *a, int64_t t, int64_t column, int kind) {
+  f32x16 y = scaled(sums, row, half, a, t, column, kind);
+  const Adapter *adapter = adapter_of(&a->adapters, t);
+  if (adapter) y += expand16(adapter, a->adapters.shrunk + t * a->adapters.stride, column / LANES);
   return y;
 }
 
@@ -493,6 +502,13 @@ void quantize_row(const Weight *weight, const void *row, char *x, int64_t x_stri
     quantize_groups(row, x, t, weight->K);
 }
 
+void shrink_row(const Adapters *a, const void *x, int64_t t) {
+  const Adapter *adapter = adapter_of(a, t);
+  if (!adapter) return;
+  for (int64_t r = 0; r < adapter->R; r += SHRUNK_AT_ONCE)
+    shrink(adapter->down + r * adapter->K, x, adapter->K, a->shrunk + t * a->stride + r);
+}
+
 /* weight: [N, W] words of four bytes; out: as in parts.h, zeros where N and W are padded. */
 EXPORT void sluice_pack(const uint32_t *weight, uint32_t *out, int64_t N, int64_t W) {
   const int64_t steps = (W + STEP - 1) / STEP, panels = (N + PANEL - 1) / PANEL;
@@ -519,10 +535,12 @@ EXPORT void sluice_multiplies_bfloat16(int32_t *answer) {
 EXPORT void sluice_row_bytes(const Weight *weight, int64_t *answer) { *answer = row_bytes(weight); }
 
 /* x: [T, K] bfloat16, rows x_stride bytes apart; weight, out, epilogue: as in parts.h; bytes, scales: room for T rows
-   of sluice_row_bytes, a multiple of 8, and for T scales, unless the weight is bfloat16. */
+   of sluice_row_bytes, a multiple of 8, and for T scales, unless the weight is bfloat16; adapters: see parts.h. */
 EXPORT void sluice_product(const void *x, int64_t x_stride, const Weight *weight, void *out, int64_t out_stride,
-                           int64_t T, int epilogue, int use_tiles, void *bytes, float *scales) {
-  Product a = {x, x_stride, scales, weight, out, out_stride, T, epilogue, use_tiles, NULL};
+                           int64_t T, int epilogue, int use_tiles, void *bytes, float *scales,
+                           const Adapters *adapters) {
+  Product a = {x, x_stride, scales, weight, out, out_stride, T, epilogue, use_tiles, NULL, *adapters};
+  for (int64_t t = 0; t < T; t++) shrink_row(adapters, a.x + t * x_stride, t);
   if (weight->kind != BF16) {
     const int64_t stride = row_bytes(weight);
     for (int64_t t = 0; t < T; t++)

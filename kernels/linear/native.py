@@ -11,6 +11,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from sluice.kernels.adapters.native import NO_ADAPTERS, AdaptersStruct
 from sluice.kernels.linear.grouped import GROUP, UNIT_GROUPS, GroupedWeight
 from sluice.kernels.linear.int8 import Int8Weight, quantized
 from sluice.kernels.linear.stored import StoredWeight
@@ -19,7 +20,7 @@ from sluice.kernels.pages import zero_pages
 from sluice.kernels.tiles import may_use_tiles
 
 PACK = ("sluice_pack", "ppll")
-PRODUCT = ("sluice_product", "plpplliipp")
+PRODUCT = ("sluice_product", "plpplliippp")
 ROW_BYTES = ("sluice_row_bytes", "pp")
 _CPU = torch.device("cpu")
 _PANEL = 32
@@ -114,8 +115,13 @@ class NativeLinear:
         """Multiplications per row."""
         return self.struct.N * self.in_size
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Multiply `x` `[T, K]` to `[T, N]`, or `[T, N / 2]` for a gate."""
+    @property
+    def columns(self) -> Tensor | None:
+        """Which row of the weight each column of the product is, `[N]` int64; None: they have one order."""
+        return _interleaved(torch.arange(self.struct.N)) if self._is_gate else None
+
+    def __call__(self, x: Tensor, adapters: AdaptersStruct = NO_ADAPTERS) -> Tensor:
+        """Multiply `x` `[T, K]` to `[T, N]`, or `[T, N / 2]` for a gate, with what adapters add before it."""
         native = native_function(*PRODUCT)
         assert native is not None, "native products exist only with the native library"
         num_tokens = x.shape[0]
@@ -135,6 +141,7 @@ class NativeLinear:
             may_use_tiles(),
             None if rows is None else rows.data_ptr(),
             None if scales is None else scales.data_ptr(),
+            ctypes.addressof(adapters),
         )
         return out
 

@@ -32,9 +32,9 @@ class GatedLinear:
     """A product whose first half of columns gates the second."""
 
     def __init__(self, product: Linear, activation: Activation) -> None:
-        self._product = product
-        self._activation: Activation = activation
+        self.product = product
+        self.activation: Activation = activation
 
     def __call__(self, x: Tensor) -> Tensor:
         """Multiply `x` `[T, K]` to `[T, I]`."""
-        return gated_activation(self._product(x), activation=self._activation)
+        return gated_activation(self.product(x), activation=self.activation)

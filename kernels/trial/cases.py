@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from sluice.kernels.adapters import AdapterBank, LowRank, RowPlaces, add_adapters
 from sluice.kernels.chain import OPERATIONS
 from sluice.kernels.copy_blocks import block_runs, copy_blocks, parts_of
 from sluice.kernels.copy_blocks.reference import copy_blocks_reference
@@ -67,6 +68,7 @@ def cases_of(operation: str, sizes: ModelSizes, device: torch.device) -> list[Ca
     """Return the cases of one of `OPERATIONS`; none if the model does not use it."""
     given = _Given(sizes, device)
     makers: Mapping[str, Callable[[], Iterable[Case]]] = {
+        "adapters": lambda: _adapter_cases(given) if sizes.adapter_rank else [],
         "copy_blocks": lambda: [partial(_try_copy, given)],
         "experts": lambda: _mixture_cases(given, sizes.mixture),
         "gated_activation": lambda: [partial(_try_gate, given)],
@@ -85,6 +87,25 @@ def cases_of(operation: str, sizes: ModelSizes, device: torch.device) -> list[Ca
     }
     assert makers.keys() == OPERATIONS.keys()
     return list(makers[operation]())
+
+
+def _adapter_cases(given: _Given) -> Iterator[Case]:
+    for out_size, in_size, _ in sorted(given.sizes.products, reverse=True):
+        yield partial(_try_adapters, given, out_size, in_size)
+
+
+def _try_adapters(given: _Given, out_size: int, in_size: int) -> None:
+    out, x = given.random(_NUM_ROWS, out_size), given.random(_NUM_ROWS, in_size)
+    rank, places = given.sizes.adapter_rank, (torch.arange(_NUM_ROWS, dtype=torch.int32) % 4 - 1).to(given.device)
+    bank = AdapterBank((out_size,), in_size, rank=rank, num_places=3, like=x)
+    for place in range(2):
+        bank.put(place, [LowRank(given.random(rank, in_size) / in_size**0.5, given.random(out_size, rank))])
+    rows, expected = RowPlaces(places, (0, 1, 2)), out.double()
+    for place in range(2):
+        added = x.double() @ bank.down[place].double().T @ bank.up[place].double().T
+        expected += torch.where((places == place)[:, None], added, 0.0)
+    add_adapters(out, x, bank, rows)
+    require_close(out, expected)
 
 
 def _norm_cases(given: _Given) -> Iterator[Case]:

@@ -28,6 +28,9 @@ class ModelSizes(DecoderShape):
     cache: Literal["model", "fp8"]
     """Dtype of keys and values."""
 
+    adapter_rank: int = 0
+    """The largest rank of its adapters; 0 without any."""
+
     is_deterministic: bool = False
     """Whether a row's result must not depend on its batch."""
 

@@ -159,6 +159,8 @@ def run(
     dtype: str = "auto",
     quantization: Quantization = "auto",
     draft_source: DraftSource | None = None,
+    adapters: Path | None = None,
+    max_loaded_adapters: int = 2,
 ) -> EngineRun:
     """Run `requests` to their ends, checking the engine's books after every step."""
     options = ModelOptions(
@@ -172,6 +174,8 @@ def run(
         lag=setting.lag,
         graphs=setting.graphs,
         host_cache_bytes=setting.host_cache_bytes,
+        adapters=adapters,
+        max_loaded_adapters=max_loaded_adapters,
     )
     config = EngineConfig(
         max_num_seqs=setting.max_num_seqs,

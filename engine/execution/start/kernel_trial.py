@@ -46,8 +46,10 @@ def num_processes(weight_files: Iterable[Path], device: torch.device) -> int:
     return max(1, min(MAX_PROCESSES, num_cores, spare_bytes // PROCESS_BYTES))
 
 
-def sizes_of(config: DecoderConfig, dtype: torch.dtype, options: ModelOptions, max_model_len: int) -> ModelSizes:
-    """Return the sizes and options that a model's kernels depend on."""
+def sizes_of(
+    config: DecoderConfig, dtype: torch.dtype, options: ModelOptions, max_model_len: int, *, adapter_rank: int = 0
+) -> ModelSizes:
+    """Return the sizes and options that a model's kernels depend on; `adapter_rank` is the largest of its adapters."""
     shape = {field.name: getattr(config, field.name) for field in fields(DecoderShape)}
     return ModelSizes(
         **shape,
@@ -58,6 +60,7 @@ def sizes_of(config: DecoderConfig, dtype: torch.dtype, options: ModelOptions, m
         sliding_windows=tuple(sorted(set(config.sliding_windows))),
         is_int8=options.quantization == "int8",
         cache="fp8" if options.kv_cache_dtype == "fp8" else "model",
+        adapter_rank=adapter_rank,
         is_deterministic=options.is_deterministic,
     )
 

@@ -9,6 +9,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from sluice.engine.adapters.catalogue import NO_ADAPTERS, Catalogue, adapted_fingerprint, read_catalogue
+from sluice.engine.adapters.modules import modules_of
+from sluice.engine.adapters.table import AdapterTable
+from sluice.engine.adapters.weights import AdapterWeights
 from sluice.engine.batch import MAX_DRAFTS, Batch
 from sluice.engine.errors import ModelFolderError, NotEnoughMemory, OutOfMemory, QuantizationUnavailable
 from sluice.engine.execution.block_groups import block_groups
@@ -36,6 +40,7 @@ from sluice.engine.models.folder import ModelFolder, open_model_folder
 from sluice.engine.models.load import WeightForm, load_decoder
 from sluice.engine.models.weights import HEAD
 from sluice.kernels import chain
+from sluice.kernels.adapters.products import AdaptedProducts, AdapterRoom
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +53,8 @@ class LoadPlan:
     dtype: torch.dtype
     limits: ModelLimits
     """0 blocks unless the options state them."""
+
+    catalogue: Catalogue = NO_ADAPTERS
 
     @property
     def max_model_len(self) -> int:
@@ -72,6 +79,7 @@ def plan_load(options: ModelOptions) -> LoadPlan:
         ModelFolderError: the folder is missing, incomplete, corrupt or of an unknown family.
         QuantizationUnavailable: the requested quantization is not supported.
         DeterminismUnavailable: results that do not depend on the batch are not supported.
+        AdapterError: an adapter cannot be used with the model.
         NotEnoughMemory: the blocks asked for do not hold the sequence asked for.
     """
     folder = open_model_folder(options.path)
@@ -87,10 +95,38 @@ def plan_load(options: ModelOptions) -> LoadPlan:
         raise QuantizationUnavailable("int4 needs a CPU: on a GPU there are products of int8 only.")
     if options.is_deterministic:
         check_deterministic(config, dtype, options)
+    catalogue = _catalogue(options, config)
     limits = _limits(folder, config, options, cache_dtype(options, dtype))
     if options.num_blocks is not None and options.max_model_len is not None:
         check_one_sequence_fits(limits, options.max_num_batched_tokens)
-    return LoadPlan(options=options, folder=folder, config=config, dtype=dtype, limits=limits)
+    plan = LoadPlan(options=options, folder=folder, config=config, dtype=dtype, limits=limits, catalogue=catalogue)
+    return _with_adapters(plan) if catalogue.adapters else plan
+
+
+def _catalogue(options: ModelOptions, config: DecoderConfig) -> Catalogue:
+    """Read the adapters, and check that each is one of this model.
+
+    Raises:
+        AdapterError: one is not, or cannot be used.
+    """
+    if options.adapters is None:
+        return NO_ADAPTERS
+    catalogue = read_catalogue(options.adapters)
+    modules = modules_of(config)
+    for adapter in catalogue.adapters.values():
+        AdapterWeights(adapter.folder, modules)
+    return catalogue
+
+
+def _with_adapters(plan: LoadPlan) -> LoadPlan:
+    """Return a plan whose limits name its adapters, with the fingerprints of the model with each."""
+    adapters, of_model = plan.catalogue.adapters, _fingerprint(plan)
+    limits = replace(
+        plan.limits,
+        adapters={name: adapted_fingerprint(of_model, adapter.hash) for name, adapter in adapters.items()},
+        max_adapters=min(plan.options.max_loaded_adapters, len(adapters)),
+    )
+    return replace(plan, limits=limits)
 
 
 def _limits(folder: ModelFolder, config: DecoderConfig, options: ModelOptions, kv_dtype: torch.dtype) -> ModelLimits:
@@ -146,7 +182,7 @@ def load_planned(plan: LoadPlan) -> ModelRunner:
     with (
         torch.inference_mode(),
         kernels_tried(
-            sizes_of(plan.config, plan.dtype, options, plan.max_model_len),
+            sizes_of(plan.config, plan.dtype, options, plan.max_model_len, adapter_rank=plan.catalogue.max_rank),
             options.device,
             allowed_kernels(options),
             processes,
@@ -159,6 +195,7 @@ def load_planned(plan: LoadPlan) -> ModelRunner:
             max_model_len=plan.max_model_len,
             max_tokens=options.max_num_batched_tokens,
         )
+    adapters = _adapter_table(decoder, plan)
     if warms_up:
         warm_up(decoder, plan)
     limits = replace(
@@ -166,9 +203,24 @@ def load_planned(plan: LoadPlan) -> ModelRunner:
         eos_token_ids=plan.limits.eos_token_ids | options.end_token_ids,
         num_blocks=blocks_to_allocate(plan.limits, options, lambda: _step_bytes(decoder, options, plan.max_model_len)),
     )
-    runner = ModelRunner(decoder, options, limits, _fingerprint(plan))
+    runner = ModelRunner(decoder, options, limits, _fingerprint(plan), adapters)
     runner.prepare_first()
     return runner
+
+
+def _adapter_table(decoder: Decoder, plan: LoadPlan) -> AdapterTable | None:
+    """Make room for the adapters, before the memory that is left is measured; None if there are none."""
+    if not plan.catalogue.adapters:
+        return None
+    room = AdapterRoom(
+        num_places=plan.limits.max_adapters,
+        max_rank=plan.catalogue.max_rank,
+        max_tokens=plan.options.max_num_batched_tokens,
+    )
+    modules, weights = modules_of(plan.config), decoder.weights
+    products = AdaptedProducts(weights.adapted, [of.sizes for of in modules], room, like=weights.embedding)
+    decoder.use_adapters(products)
+    return AdapterTable(plan.catalogue, modules, products, plan.dtype)
 
 
 def _fingerprint(plan: LoadPlan) -> str:

@@ -57,6 +57,7 @@ SIZES = ModelSizes(
     mixture=MixtureShape(
         layers=(True, False), num_experts=9, num_chosen=2, intermediate_size=40, shared_size=24, is_normalised=False
     ),
+    adapter_rank=5,
 )
 
 

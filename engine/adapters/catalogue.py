@@ -1,0 +1,70 @@
+"""The adapters of a folder: each of its folders is one, by its name. They are read once, when the model is loaded."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+
+from sluice.engine.adapters.folder import AdapterFolder, open_adapter
+from sluice.engine.errors import AdapterError
+
+MAX_ADAPTERS = 256
+"""Each is named in every heartbeat of a worker."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """One adapter that a model can be used with."""
+
+    folder: AdapterFolder
+    hash: str
+    """Of its files, as they were when the catalogue was read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """The adapters of a folder, by name."""
+
+    adapters: Mapping[str, Adapter] = field(default_factory=dict[str, Adapter])
+
+    @property
+    def max_rank(self) -> int:
+        """The largest rank; 0 without adapters."""
+        return max((adapter.folder.max_rank for adapter in self.adapters.values()), default=0)
+
+
+NO_ADAPTERS = Catalogue()
+
+
+def read_catalogue(path: Path) -> Catalogue:
+    """Read the folders of adapters in a folder. Files, and folders whose names begin with a dot, are left out.
+
+    Raises:
+        AdapterError: there is no such folder, it has none or too many, or one of them cannot be used.
+    """
+    if not path.is_dir():
+        raise AdapterError(f"{path} is not a folder: give one whose folders are adapters.")
+    folders = sorted(each for each in path.iterdir() if each.is_dir() and not each.name.startswith("."))
+    if not folders:
+        raise AdapterError(f"{path} has no folders: each adapter is one, as PEFT's save_pretrained writes it.")
+    if len(folders) > MAX_ADAPTERS:
+        raise AdapterError(f"{path} has {len(folders)} folders; at most {MAX_ADAPTERS} adapters are served.")
+    return Catalogue({each.name: _read(each) for each in folders})
+
+
+def adapted_fingerprint(of_model: str, adapter_hash: str) -> str:
+    """Return the fingerprint of a model with an adapter: a request resumes only where both are the same."""
+    return sha256(f"{of_model} adapter {adapter_hash}".encode()).hexdigest()[:32]
+
+
+def _read(path: Path) -> Adapter:
+    if _NAME.fullmatch(path.name) is None:
+        raise AdapterError(
+            f"the adapter {path.name!r} needs another name: up to 100 letters, digits, dots, hyphens and underscores, "
+            f"of which the first is a letter or a digit."
+        )
+    folder = open_adapter(path)
+    return Adapter(folder=folder, hash=folder.hash())
