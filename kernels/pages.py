@@ -1,11 +1,18 @@
-"""Memory for large tensors with scattered access: the KV cache, prepared weights."""
+"""Memory for large tensors with scattered access (the KV cache, prepared weights), and giving freed memory back."""
 
 import contextlib
+import ctypes
 import math
 import mmap
 
 import torch
 from torch import Tensor
+
+
+def free_heap_pages() -> None:
+    """Return the pages of freed memory that the C library keeps to the system; without glibc, do nothing."""
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
 
 
 def zero_pages(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -227,6 +227,9 @@ void grouped_product_part(const GroupedProduct *a, Team *team);
 /* The most rows that a block should have for these weights. */
 int64_t rows_of_block(const Weight *weight);
 
+/* Row n of a weight as K bfloat16, dequantised in float32 and rounded once: of an embedding that stays packed. */
+void weight_row(const Weight *weight, int64_t n, uint16_t *out);
+
 /* Write a row of K bfloat16 as row t of x in 8 bits, for a weight that is not BF16. INT8: round(row / scale), scale the
    largest of the row over 127. Others: groups with scales of their own, 8 rows beside each other. */
 void quantize_row(const Weight *weight, const void *row, char *x, int64_t x_stride, float *scales, int64_t t);

@@ -81,7 +81,7 @@ def random_runner(scale: Scale, shape: str, *, max_num_seqs: int) -> ModelRunner
 
 def run_ours(runner: ModelRunner, jobs: Sequence[Job], *, max_num_seqs: int = 0, temperature: float = 0.6) -> None:
     """Generate all jobs; `max_num_seqs` at once, 0: all. The temperature is nano-vllm's if not given."""
-    device = runner.decoder.weights.embedding.device.type
+    device = runner.decoder.weights.device.type
     config = config_of(max_num_seqs or len(jobs), StepLimits.of(device).max_num_batched_tokens)
     run_jobs(runner, jobs, config, temperature=temperature)
 

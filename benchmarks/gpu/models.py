@@ -272,7 +272,7 @@ def logits_of_prompts(
     decoder: Decoder, prompts: Sequence[Sequence[int]], *, chunk: int, cache_dtype: torch.dtype
 ) -> list[Tensor]:
     """Return logits `[tokens, V]` of each prompt, all computed together, `chunk` tokens of each per step."""
-    block_size, device = 16, decoder.weights.embedding.device
+    block_size, device = 16, decoder.weights.device
     longest = max(map(len, prompts))
     blocks_each = -(-longest // block_size)
     caches = make_caches(

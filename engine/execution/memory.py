@@ -1,6 +1,5 @@
 """Memory of the device: how much is free, the peak of a computation, and returning it."""
 
-import ctypes
 import gc
 import os
 from collections.abc import Callable, Iterator
@@ -10,6 +9,7 @@ from pathlib import Path
 import torch
 
 from sluice.engine.execution.cgroups import cgroup_folders
+from sluice.kernels.pages import free_heap_pages
 
 _VERSION_2 = (("memory.max", "memory.high"), "memory.current")
 """The files of a cgroup's limits and usage in version 2. Beyond `high` it is throttled."""
@@ -69,8 +69,8 @@ def give_memory_back(device: torch.device) -> None:
     if device.type == "cuda":
         gc.collect()
         torch.cuda.empty_cache()
-    elif (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:  # glibc's
-        trim(0)
+    else:
+        free_heap_pages()
 
 
 def peak_bytes(device: torch.device, compute: Callable[[], object]) -> int:

@@ -95,7 +95,7 @@ class ModelRunner:
         fingerprint: str,
         adapters: AdapterTable | None = None,
     ) -> None:
-        weights = decoder.weights.embedding
+        weights = decoder.weights
         self._decoder, self._adapters = decoder, adapters
         self._limits, self._fingerprint = limits, fingerprint
         dtype = cache_dtype(options, weights.dtype)
@@ -334,7 +334,7 @@ class ModelRunner:
 
     @property
     def _device(self) -> torch.device:
-        return self._decoder.weights.embedding.device
+        return self._decoder.weights.device
 
 
 def _by_row(masks: Masks, rows: Mapping[int, int], drafts: Drafts) -> dict[int, bytes]:

@@ -12,7 +12,7 @@ from sluice.engine.gguf.types import BLOCKS, TensorType
 
 _DTYPES = {TensorType.F32: torch.float32, TensorType.F16: torch.float16, TensorType.BF16: torch.bfloat16}
 
-_ROWS_ELEMENTS = 2**22
+_ROWS_ELEMENTS = 2**16
 """Elements that are in float32 at a time."""
 
 

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from sluice.engine.gguf.dequantize import dequantized, eights, fives, halves, k_scales, nibbles
 from sluice.engine.gguf.types import BLOCKS, TensorType
-from sluice.kernels.linear.grouped import GROUP, GroupedWeight, grouped, packed_nibbles, stacked_rows
+from sluice.kernels.linear.grouped import GROUP, GroupedWeight, collected, grouped, packed_nibbles
 
 _GROUP_BYTES = {TensorType.Q4_0: 20.0, TensorType.Q4_1: 20.0, TensorType.Q4_K: 18.5}
 """Of a group of 4 bits: its codes, scales and minimums."""
 
-_ROWS_ELEMENTS = 2**22
+_ROWS_ELEMENTS = 2**16
 """Elements that are a byte each at a time."""
 
 
@@ -25,7 +25,7 @@ def grouped_tensor(stored: Tensor, kind: TensorType, shape: tuple[int, ...]) -> 
         return None
     rows = stored.view(shape[0], -1)
     step = max(1, _ROWS_ELEMENTS // shape[1])
-    return stacked_rows([_READERS[kind](rows[at : at + step], kind) for at in range(0, shape[0], step)])
+    return collected((_READERS[kind](rows[at : at + step], kind) for at in range(0, shape[0], step)), shape[0])
 
 
 def packed_bytes(kind: TensorType, num_elements: int) -> int:

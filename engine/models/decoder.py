@@ -14,6 +14,7 @@ from sluice.engine.models.config import DecoderConfig
 from sluice.kernels.adapters import RowPlaces
 from sluice.kernels.adapters.products import AdaptedProducts
 from sluice.kernels.decoder_step import NUM_ADAPTED, DecoderWeights, LayerWeights, StepInputs
+from sluice.kernels.embedding import embed
 from sluice.kernels.experts import Dense
 from sluice.kernels.linear import Linear
 from sluice.kernels.paged_attention import KVCache, Layout, paged_attention
@@ -49,7 +50,7 @@ class Decoder:
     def __init__(self, config: DecoderConfig, weights: DecoderWeights, max_tokens: int) -> None:
         self.config = config
         self._weights = weights
-        self._workspace = Workspace(config, max_tokens, weights.embedding.dtype, weights.embedding.device)
+        self._workspace = Workspace(config, max_tokens, weights.dtype, weights.device)
         self._step = _native_step(weights, max_tokens)
         self._adapters: AdaptedProducts | None = None
 
@@ -116,7 +117,7 @@ class Decoder:
         num_tokens = tensors.input_ids.shape[0]
         residual = self._workspace.residual[:num_tokens]
         normed = self._workspace.normed[:num_tokens]
-        torch.index_select(weights.embedding, 0, tensors.input_ids, out=residual)
+        embed(weights.embedding, tensors.input_ids, out=residual)
         if weights.embedding_scale != 1:
             residual.mul_(weights.embedding_scale)
 
@@ -212,7 +213,7 @@ def _without_adapters(product: Linear | None, x: Tensor, rows: RowPlaces | None)
 
 def _native_step(weights: DecoderWeights, max_tokens: int) -> "DecoderStep | None":
     """Return the decoder as one native call per step, or None if any of its products is not native."""
-    if weights.embedding.device.type != "cpu":
+    if weights.device.type != "cpu":
         return None
     from sluice.kernels.decoder_step.cpu import DecoderStep, can_step
 

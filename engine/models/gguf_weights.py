@@ -58,10 +58,8 @@ class GgufWeights:
 
     @property
     def packed_bytes(self) -> int:
-        """What matrices in blocks take as groups. An embedding that is not the output, too, is not packed."""
-        plain = "token_embd.weight" if "output.weight" in self._file.tensors else ""
-        tensors = self._file.tensors.items()
-        return sum(packed_bytes(info.type, prod(info.shape)) for name, info in tensors if name != plain)
+        """What matrices in blocks take as groups."""
+        return sum(packed_bytes(info.type, prod(info.shape)) for info in self._file.tensors.values())
 
     @property
     def dequantized(self) -> str:

@@ -1,6 +1,6 @@
 """Load a folder's weights into a decoder: names as in transformers, products fused and packed."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -17,11 +17,15 @@ from sluice.engine.models.weight_copies import WeightCopier, copier_to
 from sluice.engine.models.weights import HEAD, Weights
 from sluice.kernels.decoder_shape import MixtureShape
 from sluice.kernels.decoder_step import DecoderWeights, LayerWeights
+from sluice.kernels.embedding import Embedding
 from sluice.kernels.experts import Dense, Mixture, Router, SeparateExperts, Stacked, StackedExperts
 from sluice.kernels.linear import Linear, pack_gated_linear, pack_linear
 from sluice.kernels.linear.cpu import multiplies_bfloat16
 from sluice.kernels.linear.grouped import grouped
-from sluice.kernels.linear.stored import StoredWeight, stacked_packed
+from sluice.kernels.linear.int8 import rounded_to_int8
+from sluice.kernels.linear.native import NativeLinear
+from sluice.kernels.linear.stored import PackedWeight, StoredWeight, stacked_packed
+from sluice.kernels.pages import free_heap_pages
 from sluice.kernels.write_kv import HeadNorm
 
 
@@ -83,7 +87,7 @@ def load_decoder(
     """
     copier = copier or copier_to(form.device)
     reader = _Reader(by_expert(weights, config.mixture, config.rules.experts), form, copier)
-    embedding = reader.kept("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+    embedding, output = _load_ends(config, weights, reader)
     scale = config.embedding_scale
     model = DecoderWeights(
         shape=config,
@@ -91,12 +95,9 @@ def load_decoder(
         embedding_scale=float(torch.tensor(scale, dtype=form.dtype))
         if config.rules.is_embedding_scale_rounded
         else scale,
-        layers=tuple(
-            _load_layer(config, reader, index, angles=angles)
-            for index, angles in enumerate(_angles(config, max_model_len, form.device))
-        ),
+        layers=tuple(_load_layers(config, reader, _angles(config, max_model_len, form.device))),
         final_norm=reader.kept("model.norm.weight", config.hidden_size),
-        output=_load_output(config, weights, reader, embedding),
+        output=output,
         head=_load_head(config, weights, reader),
     )
     if copier is not None:
@@ -142,21 +143,27 @@ class _Reader:
         """Build one product of several matrices `[N_i, in_size]`, stacked."""
         return self.packed(*self.stacked(prefix, names, in_size, has_bias=has_bias))
 
-    def packed(self, weight: StoredWeight, bias: Tensor | None = None, *, num_bits: int = 4) -> Linear:
-        """Build the product of one matrix, in the form of the weights: of `num_bits` at least."""
-        form = self._form
+    def packed(self, weight: StoredWeight, bias: Tensor | None = None) -> Linear:
+        """Build the product of one matrix."""
         with _as_unavailable():
-            if form.quantization == "int4" and isinstance(weight, Tensor):
-                weight = grouped(weight, num_bits=num_bits)
-            return pack_linear(weight, bias, is_int8=form.quantization == "int8")
+            return pack_linear(weight, bias, is_int8=self._form.quantization == "int8")
 
-    def output(self, name: str, shape: tuple[int, int], tied: Tensor | None) -> Linear:
-        """Build the product with the output's weight: that of the embedding `tied`, if it is given."""
+    def embedding(self, name: str, shape: tuple[int, int]) -> Embedding:
+        """Build an embedding: packed if it is stored so."""
         stored = self._weights.packed(name, shape) if self._form.keeps_packed else None
-        plain = self.tensor(name, *shape) if stored is None and tied is None else tied
-        weight = plain if stored is None else stored
-        assert weight is not None, "there is a tensor if it is not packed"
-        return self.packed(weight, num_bits=8)
+        return self.kept(name, *shape) if stored is None else NativeLinear(stored, None)
+
+    def output(self, name: str, shape: tuple[int, int]) -> Linear:
+        """Build the product with the output's weight."""
+        return self.packed(self._matrices([name], [shape], num_bits=8))
+
+    def tied(self, name: str, shape: tuple[int, int]) -> tuple[Embedding, Linear]:
+        """Build the embedding that is the output's weight, too: one and the same, if the product has its numbers."""
+        product = self.output(name, shape)
+        is_rounded = self._form.quantization in ("int8", "int4")
+        if isinstance(product, NativeLinear) and not is_rounded:
+            return product, product
+        return self.kept(name, *shape), product
 
     def dense(self, prefix: str, names: tuple[dict[str, int], str], config: DecoderConfig, *, has_bias: bool) -> Dense:
         """Build a feed-forward: the names of its gate and up projection with their sizes, and that of its last one."""
@@ -171,9 +178,7 @@ class _Reader:
         weight, bias = self.stacked(prefix, names, config.hidden_size, has_bias=has_bias)
         form = self._form
         with _as_unavailable():
-            if form.quantization == "int4" and isinstance(weight, Tensor):
-                weight = grouped(weight, num_bits=4)
-            elif not isinstance(weight, Tensor) and weight.shape[0] % 32:
+            if form.keeps_packed and not isinstance(weight, Tensor) and weight.shape[0] % 32:
                 weight = weight.dequantized(form.dtype)
             return pack_gated_linear(weight, bias, activation=config.activation, is_int8=form.quantization == "int8")
 
@@ -193,34 +198,48 @@ class _Reader:
         self, prefix: str, names: dict[str, int], in_size: int, *, has_bias: bool
     ) -> tuple[StoredWeight, Tensor | None]:
         """Return several matrices `[N_i, in_size]`, stacked, and their biases."""
+        free_heap_pages()
         weight = self._matrices([f"{prefix}.{name}.weight" for name in names], [(n, in_size) for n in names.values()])
         if not has_bias:
             return weight, None
         return weight, self._stack([f"{prefix}.{name}.bias" for name in names], [(size,) for size in names.values()])
 
-    def _matrices(self, names: list[str], shapes: list[tuple[int, int]]) -> StoredWeight:
-        """Stack matrices: packed if all are stored in one form that the device multiplies."""
-        if self._form.keeps_packed:
-            parts = [self._weights.packed(name, shape) for name, shape in zip(names, shapes, strict=True)]
-            packed = [part for part in parts if part is not None]
-            together = stacked_packed(packed) if len(packed) == len(parts) else None
-            if together is not None:
-                return together
-        return self._stack(names, shapes)
+    def _matrices(self, names: list[str], shapes: list[tuple[int, int]], *, num_bits: int = 4) -> StoredWeight:
+        """Stack matrices: packed if all are packed alike, as they are stored or rounded to `num_bits` at least."""
+        parts: list[PackedWeight] = []
+        for name, shape in zip(names, shapes, strict=True):
+            part = self._packed_part(name, shape, num_bits)
+            if part is None:
+                return self._stack(names, shapes)
+            parts.append(part)
+        together = stacked_packed(parts)
+        return self._stack(names, shapes) if together is None else together
+
+    def _packed_part(self, name: str, shape: tuple[int, int], num_bits: int) -> PackedWeight | None:
+        """Return a matrix packed; None if it is multiplied as it is, or by a product that rounds it on its device."""
+        form = self._form
+        if form.keeps_packed:
+            return self._weights.packed(name, shape)
+        if form.device.type != "cpu" or form.quantization not in ("int8", "int4"):
+            return None
+        # Each by itself, so that only one is in the file's dtype at a time.
+        plain = self.tensor(name, *shape)
+        with _as_unavailable():
+            return rounded_to_int8(plain) if form.quantization == "int8" else grouped(plain, num_bits=num_bits)
 
     def _stack(self, names: list[str], shapes: Sequence[tuple[int, ...]]) -> Tensor:
-        """Stack tensors; with a copier each is copied to its place on the device, else a single one is not copied."""
+        """Stack tensors, each copied to its place; on the CPU a single one is not copied."""
         form = self._form
-        if self._copier is None:
-            parts = [
-                self._weights.get(name, shape, form.dtype).to(form.device, form.dtype)
-                for name, shape in zip(names, shapes, strict=True)
-            ]
-            return parts[0] if len(parts) == 1 else torch.cat(parts)
+        if self._copier is None and len(names) == 1:
+            return self._weights.get(names[0], shapes[0], form.dtype).to(form.device, form.dtype)
         rows = [shape[0] for shape in shapes]
         out = torch.empty((sum(rows), *shapes[0][1:]), dtype=form.dtype, device=form.device)
         for name, shape, place in zip(names, shapes, out.split(rows), strict=True):
-            self._copier.copy(self._weights.get(name, shape, form.dtype), place)
+            tensor = self._weights.get(name, shape, form.dtype)
+            if self._copier is None:
+                place.copy_(tensor)
+            else:
+                self._copier.copy(tensor, place)
         return out
 
 
@@ -230,6 +249,12 @@ def _as_unavailable() -> Generator[None]:
         yield
     except ValueError as error:
         raise QuantizationUnavailable(f"{error}.") from error
+
+
+def _load_layers(config: DecoderConfig, reader: _Reader, angles: Sequence[Tensor]) -> Iterator[LayerWeights]:
+    for index, of_layer in enumerate(angles):
+        yield _load_layer(config, reader, index, angles=of_layer)
+        free_heap_pages()
 
 
 def _load_layer(config: DecoderConfig, reader: _Reader, index: int, *, angles: Tensor) -> LayerWeights:
@@ -346,12 +371,17 @@ def _load_head_norm(config: DecoderConfig, reader: _Reader, prefix: str, *, toge
     )
 
 
-def _load_output(config: DecoderConfig, weights: Weights, reader: _Reader, embedding: Tensor) -> Linear:
-    shape = config.vocab_size, config.hidden_size
+def _load_ends(config: DecoderConfig, weights: Weights, reader: _Reader) -> tuple[Embedding, Linear]:
+    """Load the embedding and the output: first, since the file's pages of the largest matrices add to the peak."""
+    name, shape = "model.embed_tokens.weight", (config.vocab_size, config.hidden_size)
     # A model without an output head generates nothing; steps that draw compute all the same.
-    if config.is_tied or not generates(config, weights):
-        return reader.output("model.embed_tokens.weight", shape, embedding)
-    return reader.output("lm_head.weight", shape, None)
+    ends = (
+        reader.tied(name, shape)
+        if config.is_tied or not generates(config, weights)
+        else (reader.embedding(name, shape), reader.output("lm_head.weight", shape))
+    )
+    free_heap_pages()
+    return ends
 
 
 def generates(config: DecoderConfig, weights: Weights) -> bool:

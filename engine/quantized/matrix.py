@@ -10,14 +10,14 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from sluice.kernels.linear.grouped import GROUP, GroupedWeight, packed_nibbles, stacked_rows
+from sluice.kernels.linear.grouped import GROUP, GroupedWeight, collected, packed_nibbles
 from sluice.kernels.linear.int8 import Int8Weight
 from sluice.kernels.linear.stored import PackedWeight
 
 Product: TypeAlias = Literal["spans", "int8", "none"]
 """Which product multiplies a matrix as it is: of groups, of int8 with rows in int8, or none."""
 
-_ROWS_ELEMENTS = 2**22
+_ROWS_ELEMENTS = 2**16
 """Elements that are a byte each, or in float32, at a time."""
 
 _ROWS_MULTIPLE = 128
@@ -68,7 +68,8 @@ class StoredMatrix:
         """Return the matrix as a product multiplies it; None if none does."""
         match self.product:
             case "spans":
-                return stacked_rows([_in_spans(self.rows(rows), self.num_bits) for rows in self._runs()])
+                parts = (_in_spans(self.rows(rows), self.num_bits) for rows in self._runs())
+                return collected(parts, self.shape[0])
             case "int8":
                 coded = self.rows(slice(0, self.shape[0]))
                 return Int8Weight(codes=coded.codes, scales=coded.scales[:, 0].contiguous())

@@ -8,10 +8,12 @@ them, and kernels do not import the engine.
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from sluice.kernels.adapters import RowPlaces
 from sluice.kernels.decoder_shape import DecoderShape
+from sluice.kernels.embedding import Embedding
 from sluice.kernels.experts import Dense, Mixture
 from sluice.kernels.linear import Linear
 from sluice.kernels.write_kv import HeadNorm
@@ -73,7 +75,7 @@ class DecoderWeights:
     embedding_scale: float
     """In the dtype of the model."""
 
-    embedding: Tensor
+    embedding: Embedding
     """`[V, M]`."""
 
     layers: tuple[LayerWeights, ...]
@@ -83,6 +85,16 @@ class DecoderWeights:
 
     head: Tensor | None = None
     """`[C, M]` float32: of a model that classifies."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of rows between products."""
+        return self.final_norm.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+        return self.final_norm.device
 
     @property
     def products(self) -> list[Linear]:

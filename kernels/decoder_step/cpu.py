@@ -95,6 +95,7 @@ class _Model(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("layers", "embedding", "final_norm")),
+        ("packed_embedding", WeightStruct),
         ("output", WeightStruct),
         *(
             (name, ctypes.c_void_p)
@@ -453,7 +454,8 @@ def _model(model: DecoderWeights, layers: ctypes.Array[_Layer], output: NativeLi
     shape = model.shape
     return _Model(
         layers=ctypes.addressof(layers),
-        embedding=model.embedding.data_ptr(),
+        embedding=model.embedding.data_ptr() if isinstance(model.embedding, Tensor) else None,
+        packed_embedding=WeightStruct() if isinstance(model.embedding, Tensor) else model.embedding.struct,
         final_norm=model.final_norm.data_ptr(),
         output=output.struct,
         residual=room.residual.data_ptr(),

@@ -38,8 +38,8 @@ typedef struct {
    rows [P, M] before and after them, inner [P, I] between. */
 typedef struct {
   const Layer *layers;
-  const void *embedding, *final_norm;
-  Weight output;
+  const void *embedding, *final_norm; /* embedding: null if it is packed */
+  Weight packed_embedding, output;
   uint16_t *residual, *normed, *qkv, *query, *attended, *gated;
   int8_t *bytes;
   float *scales;
@@ -167,7 +167,10 @@ INLINE void embed(const Model *m, const Step *s, Team *team) {
   FOR_RUNS(team, rows, s->T) {
     for (int64_t t = rows.first; t < rows.end; t++) {
       uint16_t *row = m->residual + t * m->hidden_stride;
-      memcpy(row, (const uint16_t *)m->embedding + s->input_ids[t] * m->M, m->M * 2);
+      if (m->embedding)
+        memcpy(row, (const uint16_t *)m->embedding + s->input_ids[t] * m->M, m->M * 2);
+      else
+        weight_row(&m->packed_embedding, s->input_ids[t], row);
       if (m->embedding_scale != 1) scale_row(row, m->M, m->embedding_scale);
     }
   }

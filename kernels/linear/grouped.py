@@ -6,7 +6,7 @@ span, share a scale in float32, and the code that stands for zero: an element is
 product rounds rows of x to 8 bits in groups of 32, too.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,7 @@ from sluice.kernels.checks import check
 
 GROUP = 32
 UNIT_GROUPS = 8
-_ROWS_ELEMENTS = 2**22
+_ROWS_ELEMENTS = 2**15
 """Elements that are in float32 at a time."""
 
 
@@ -120,8 +120,9 @@ def grouped(weight: Tensor, *, num_bits: int) -> GroupedWeight:
         ValueError: K is no multiple of 32.
     """
     check(weight.shape[1] % GROUP == 0, "groups need rows of a multiple of 32, got {}", weight.shape[1])
-    parts = [_rounded(weight[rows].float().unflatten(1, (-1, GROUP)), num_bits) for rows in _runs_of_rows(weight.shape)]
-    return stacked_rows(parts)
+    runs = _runs_of_rows(weight.shape)
+    parts = (_rounded(weight[rows].float().unflatten(1, (-1, GROUP)), num_bits) for rows in runs)
+    return collected(parts, weight.shape[0])
 
 
 def _rounded(numbers: Tensor, num_bits: int) -> GroupedWeight:
@@ -158,6 +159,20 @@ def stacked_rows(weights: Sequence[GroupedWeight]) -> GroupedWeight:
         return weights[0]
     names = weights[0].parts
     return GroupedWeight(**{name: torch.cat([weight.parts[name] for weight in weights]) for name in names})
+
+
+def collected(weights: Iterable[GroupedWeight], num_rows: int) -> GroupedWeight:
+    """Stack rows of weights with the same parts as they are made, `num_rows` in all: one is in memory at a time."""
+    places: dict[str, Tensor] = {}
+    first = 0
+    for weight in weights:
+        rows = slice(first, first + weight.shape[0])
+        for name, part in weight.parts.items():
+            if name not in places:
+                places[name] = torch.empty(num_rows, part.shape[1], dtype=part.dtype)
+            places[name][rows] = part
+        first = rows.stop
+    return GroupedWeight(**places)
 
 
 def rounded_rows(x: Tensor) -> Tensor:

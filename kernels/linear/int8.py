@@ -9,7 +9,8 @@ from torch import Tensor
 MAX_IN_SIZE = 2**16
 """Largest K of the product in integers on a GPU: up to here products of two int8 do not overflow 32 bits."""
 
-_QUANTIZED_ROWS = 1024
+_QUANTIZED_ELEMENTS = 2**16
+"""Elements that are in float32 at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +42,21 @@ def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
     narrow = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
     scales = torch.empty(weight.shape[0], dtype=torch.float32, device=weight.device)
     # A few rows at a time: floats take four times the memory.
-    for first in range(0, weight.shape[0], _QUANTIZED_ROWS):
-        rows = slice(first, first + _QUANTIZED_ROWS)
+    step = max(1, _QUANTIZED_ELEMENTS // max(1, weight.shape[1]))
+    for first in range(0, weight.shape[0], step):
+        rows = slice(first, first + step)
         wide = weight[rows].to(torch.float32, copy=True)
         largest = torch.linalg.vector_norm(wide, ord=torch.inf, dim=1)
         factors = torch.where(largest > 0, 127 / largest, 0.0)
         narrow[rows] = wide.mul_(factors[:, None]).round_()
         scales[rows] = largest / 127
     return narrow, scales
+
+
+def rounded_to_int8(weight: Tensor) -> Int8Weight:
+    """Round `weight` `[N, K]` as `quantized` does."""
+    codes, scales = quantized(weight)
+    return Int8Weight(codes=codes, scales=scales)
 
 
 def dequantized(narrow: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:

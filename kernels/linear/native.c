@@ -522,6 +522,82 @@ EXPORT void sluice_pack(const uint32_t *weight, uint32_t *out, int64_t N, int64_
       }
 }
 
+/* x as it is: the compiler would fuse a product of it with a sum, and round once where grouped.py rounds twice. */
+INLINE float unfused(float x) {
+  __asm__ volatile("" : "+m"(x));
+  return x;
+}
+
+INLINE float half_at(const char *from, int64_t index) {
+  uint16_t bits;
+  memcpy(&bits, from + index * 2, 2);
+  return as_float((uint32_t)(bits & 0x8000) << 16 | (uint32_t)(bits & 0x7fff) << 13) * 0x1p112f;
+}
+
+/* Scale of a group's column, and what a code of 0 stands for. */
+typedef struct {
+  float scale, minimum;
+} ColumnStep;
+
+INLINE ColumnStep column_step(const Weight *w, const char *panel, int64_t g, int column) {
+  const int kind = (int)w->kind;
+  const int64_t groups = w->K / GROUP;
+  const char *shared = panel + groups * group_bytes(kind);
+  const char *scales = panel + g * group_bytes(kind) + code_bytes(kind);
+  if (has_spans(kind)) {
+    const int64_t at = g / w->span * PANEL + column;
+    return (ColumnStep){((const float *)shared)[at], ((const int8_t *)(shared + groups / w->span * PANEL * 4))[at]};
+  }
+  if (kind == UNITS4) {
+    const char *unit = shared + g / UNIT_GROUPS * UNIT_BYTES;
+    const uint8_t *bytes = (const uint8_t *)scales;
+    return (ColumnStep){bytes[column] * half_at(unit, column), bytes[PANEL + column] * half_at(unit, PANEL + column)};
+  }
+  return (ColumnStep){half_at(scales, column), kind == GROUPS8 ? 0 : half_at(scales, PANEL + column)};
+}
+
+/* 32 elements of a row, of group g. */
+INLINE void group_row(const Weight *w, const char *panel, int64_t g, int column, uint16_t *out) {
+  const int kind = (int)w->kind, num_codes = has_bytes(kind) ? 4 : 8;
+  const ColumnStep step = column_step(w, panel, g, column);
+  const float scale = unfused(step.scale), minimum = unfused(step.minimum);
+  for (int u = 0; u < num_words(kind); u++) {
+    uint32_t word;
+    memcpy(&word, panel + g * group_bytes(kind) + (u * PANEL + column) * 4, 4);
+    for (int i = 0; i < num_codes; i++) {
+      const uint32_t bits = num_codes == 4 ? word >> 8 * i : word >> (i % 4 * 8 + i / 4 * 4) & 15;
+      const float code = num_codes == 4 ? (float)(int8_t)bits : (float)bits;
+      const float y = has_spans(kind) ? scale * (code - minimum) : unfused(scale * code) + minimum;
+      store1(out, u * num_codes + i, y, BFLOAT16);
+    }
+  }
+}
+
+void weight_row(const Weight *w, int64_t n, uint16_t *out) {
+  const char *panel = panel_at(w, n / PANEL);
+  const int column = (int)(n % PANEL);
+  if (w->kind >= GROUPS4) {
+    for (int64_t g = 0; g < w->K / GROUP; g++) group_row(w, panel, g, column, out + g * GROUP);
+    return;
+  }
+  const int in_word = w->kind == INT8 ? 4 : 2;
+  for (int64_t word = 0; word * in_word < w->K; word++) {
+    const char *from = panel + ((word / STEP * 2 + column / LANES) * STEP * LANES + word % STEP * LANES + column % LANES) * 4;
+    if (w->kind == BF16)
+      memcpy(out + word * 2, from, 4);
+    else
+      for (int i = 0; i < 4; i++) store1(out, word * 4 + i, (float)((const int8_t *)from)[i] * w->scales[n], BFLOAT16);
+  }
+}
+
+#define PARALLEL_ROWS 16
+
+/* Rows `ids` [T] of a weight, to out [T, K] bfloat16, rows out_stride elements apart. */
+EXPORT void sluice_rows(const Weight *weight, const int64_t *ids, uint16_t *out, int64_t out_stride, int64_t T) {
+#pragma omp parallel for if (T >= PARALLEL_ROWS)
+  for (int64_t t = 0; t < T; t++) weight_row(weight, ids[t], out + t * out_stride);
+}
+
 /* Whether these products were measured to be fast on such a processor. */
 EXPORT void sluice_multiplies_bfloat16(int32_t *answer) {
 #if defined(__AVX2__) && defined(__FMA__)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sluice.kernels.adapters.native import NO_ADAPTERS, AdaptersStruct
 from sluice.kernels.linear.grouped import GROUP, UNIT_GROUPS, GroupedWeight
-from sluice.kernels.linear.int8 import Int8Weight, quantized
+from sluice.kernels.linear.int8 import Int8Weight, rounded_to_int8
 from sluice.kernels.linear.stored import StoredWeight
 from sluice.kernels.native import native_function
 from sluice.kernels.pages import zero_pages
@@ -21,6 +21,7 @@ from sluice.kernels.tiles import may_use_tiles
 
 PACK = ("sluice_pack", "ppll")
 PRODUCT = ("sluice_product", "plpplliippp")
+ROWS = ("sluice_rows", "pppll")
 ROW_BYTES = ("sluice_row_bytes", "pp")
 _CPU = torch.device("cpu")
 _PANEL = 32
@@ -87,8 +88,7 @@ class NativeLinear:
             bias = None if bias is None else _interleaved(bias)
         self._bias = None if bias is None else bias.contiguous()
         if is_int8 and isinstance(weight, Tensor):
-            codes, scales = quantized(weight)
-            weight = Int8Weight(codes=codes, scales=scales)
+            weight = rounded_to_int8(weight)
         self._scales = weight.scales.contiguous() if isinstance(weight, Int8Weight) else None
         num_rows, self.in_size = weight.shape
         self.kind, self._panels = _packed(weight)
@@ -119,6 +119,12 @@ class NativeLinear:
     def columns(self) -> Tensor | None:
         """Which row of the weight each column of the product is, `[N]` int64; None: they have one order."""
         return _interleaved(torch.arange(self.struct.N)) if self._is_gate else None
+
+    def rows(self, ids: Tensor, *, out: Tensor) -> None:
+        """Write the rows `ids` `[T]` int64 of the weight to `out` `[T, K]` bfloat16, dequantized. Not for gates."""
+        native = native_function(*ROWS)
+        assert native is not None, "native products exist only with the native library"
+        native(ctypes.addressof(self.struct), ids.data_ptr(), out.data_ptr(), out.stride(0), ids.shape[0])
 
     def __call__(self, x: Tensor, adapters: AdaptersStruct = NO_ADAPTERS) -> Tensor:
         """Multiply `x` `[T, K]` to `[T, N]`, or `[T, N / 2]` for a gate, with what adapters add before it."""

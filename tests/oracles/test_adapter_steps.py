@@ -54,7 +54,7 @@ def decoder_of(name: str, quantization: Quantization, folder: Path) -> Decoder:
     modules = modules_of(config)
     room = AdapterRoom(num_places=len(RANKS), max_rank=max(RANKS), max_tokens=256)
     weights = decoder.weights
-    products = AdaptedProducts(weights.adapted, [of.sizes for of in modules], room, like=weights.embedding)
+    products = AdaptedProducts(weights.adapted, [of.sizes for of in modules], room, like=weights.final_norm)
     for place, rank in enumerate(RANKS):
         saved = open_adapter(save_adapter(folder / f"rank-{rank}", folder, rank=rank, seed=place))
         products.put(place, AdapterWeights(saved, modules).pairs(torch.bfloat16))

@@ -54,7 +54,7 @@ def logits_of(decoder: Decoder, prompts: list[list[int]], *, block_size: int, ch
     blocks_per_sequence = -(-max(map(len, prompts)) // block_size)
     num_blocks = blocks_per_sequence * len(prompts)
     caches = make_caches(
-        decoder.config, num_blocks=num_blocks, block_size=block_size, dtype=decoder.weights.embedding.dtype, device=CPU
+        decoder.config, num_blocks=num_blocks, block_size=block_size, dtype=decoder.weights.dtype, device=CPU
     )
     layout = StepLayout(
         max_num_seqs=len(prompts),

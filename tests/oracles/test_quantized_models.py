@@ -4,6 +4,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -76,6 +77,38 @@ def load_packed(path: Path) -> Decoder:
     if not form.keeps_packed:
         pytest.skip("this machine has no native products")
     return load_decoder(parse_config(folder.config), folder.weights, form=form, max_model_len=160, max_tokens=256)
+
+
+class TestGivenATiedModel:
+    """Its embedding is the output's weight."""
+
+    @pytest.mark.parametrize("stored", ["bfloat16", "Q4_0", "Q8_0"])
+    def test_when_both_share_the_packed_weight_then_logits_are_those_of_a_dequantized_table(
+        self, stored: str, tmp_path: Path
+    ) -> None:
+        gguf = pytest.importorskip("gguf")
+        from tests.engine.gguf.writing import write_model
+
+        TinyModel("llama", SIZES | {"tie_word_embeddings": True}).save(tmp_path / "folder", torch.bfloat16)
+        path = tmp_path / "folder"
+        if stored != "bfloat16":
+            TinyModel("llama", SIZES | {"tie_word_embeddings": True}).save(tmp_path / "wide")
+            path = tmp_path / "model.gguf"
+            write_model(tmp_path / "wide", path, gguf.GGMLQuantizationType[stored], {})
+        decoder = load_packed(path)
+        weights = decoder.weights
+        assert weights.embedding is weights.output
+        weight = open_model_folder(path).weights
+        table = weight.get("model.embed_tokens.weight", (VOCAB_SIZE, 128), torch.bfloat16)
+        with_table = Decoder(decoder.config, replace(weights, embedding=table), 256)
+
+        actual = logits_of(decoder, prompts_of(), block_size=16, chunk=50)
+
+        expected = logits_of(with_table, prompts_of(), block_size=16, chunk=50)
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(actual, expected, strict=True))
+        decoder.forward = decoder.forward_by_operations
+        by_operations = logits_of(decoder, prompts_of(), block_size=16, chunk=50)
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(actual, by_operations, strict=True))
 
 
 class TestGivenAQuantizedFolder:

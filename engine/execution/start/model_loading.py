@@ -218,7 +218,7 @@ def _adapter_table(decoder: Decoder, plan: LoadPlan) -> AdapterTable | None:
         max_tokens=plan.options.max_num_batched_tokens,
     )
     modules, weights = modules_of(plan.config), decoder.weights
-    products = AdaptedProducts(weights.adapted, [of.sizes for of in modules], room, like=weights.embedding)
+    products = AdaptedProducts(weights.adapted, [of.sizes for of in modules], room, like=weights.final_norm)
     decoder.use_adapters(products)
     return AdapterTable(plan.catalogue, modules, products, plan.dtype)
 
@@ -330,6 +330,6 @@ def _step_bytes(decoder: Decoder, options: ModelOptions, max_model_len: int) -> 
         max_model_len=max_model_len,
     )
     of_pool = peak if buckets.most_tokens == options.max_num_batched_tokens else peak_of(buckets.most_tokens)
-    weights = decoder.weights.embedding
-    of_logits = (options.max_num_seqs + 1) * decoder.config.vocab_size * weights.element_size()
+    weights = decoder.weights
+    of_logits = (options.max_num_seqs + 1) * decoder.config.vocab_size * weights.dtype.itemsize
     return peak + of_pool + of_logits + len(buckets.first) * RECORDING_BYTES

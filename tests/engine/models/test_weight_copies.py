@@ -20,6 +20,7 @@ from sluice.engine.models.decoder import Decoder
 from sluice.engine.models.folder import open_model_folder
 from sluice.engine.models.load import WeightForm, load_decoder
 from sluice.engine.models.weight_copies import WeightCopier
+from sluice.kernels.embedding import embed
 from sluice.kernels.experts import Dense
 
 FOLDER = Path(worker.__file__).parent / "small_model"
@@ -113,11 +114,13 @@ def load(dtype: torch.dtype, copies: WeightCopier | None) -> Decoder:
 def numbers_of(decoder: Decoder) -> list[Tensor]:
     """What can be seen of the weights: those that stay as they are, and products of those that are packed."""
     weights, layer = decoder.weights, decoder.weights.layers[-1]
-    rows = torch.eye(decoder.config.hidden_size, dtype=weights.embedding.dtype)
+    rows = torch.eye(decoder.config.hidden_size, dtype=weights.dtype)
     assert layer.attention_norm is not None
     assert isinstance(layer.feed_forward, Dense)
+    embedded = torch.empty(decoder.config.vocab_size, decoder.config.hidden_size, dtype=weights.dtype)
+    embed(weights.embedding, torch.arange(decoder.config.vocab_size), out=embedded)
     return [
-        weights.embedding,
+        embedded,
         weights.final_norm,
         layer.attention_norm,
         layer.qkv(rows).clone(),
