@@ -62,6 +62,12 @@ class GgufWeights:
         return sum(packed_bytes(info.type, prod(info.shape)) for info in self._file.tensors.values())
 
     @property
+    def packed_elements(self) -> int:
+        """Their elements."""
+        sizes = [(info.type, prod(info.shape)) for info in self._file.tensors.values()]
+        return sum(size for kind, size in sizes if packed_bytes(kind, size))
+
+    @property
     def dequantized(self) -> str:
         """Nothing: types that groups cannot hold are rounded to them."""
         return ""

@@ -81,6 +81,11 @@ class UnstackedExperts:
         return self._weights.packed_bytes
 
     @property
+    def packed_elements(self) -> int:
+        """See `Weights`."""
+        return self._weights.packed_elements
+
+    @property
     def dequantized(self) -> str:
         """See `Weights`."""
         return self._weights.dequantized

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from functools import cached_property
+from math import prod
 from pathlib import Path
 
 import torch
@@ -37,6 +38,11 @@ class QuantizedWeights:
     def packed_bytes(self) -> int:
         """What the matrices take that products multiply as they are."""
         return sum(matrix.packed_bytes for matrix in self._matrices.values())
+
+    @property
+    def packed_elements(self) -> int:
+        """Their elements."""
+        return sum(prod(matrix.shape) for matrix in self._matrices.values() if matrix.packed_bytes)
 
     @property
     def dequantized(self) -> str:

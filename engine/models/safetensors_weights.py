@@ -78,6 +78,11 @@ class SafetensorsWeights:
         return 0
 
     @property
+    def packed_elements(self) -> int:
+        """None, either."""
+        return 0
+
+    @property
     def dequantized(self) -> str:
         """Nothing: these tensors are plain."""
         return ""

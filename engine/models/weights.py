@@ -35,6 +35,11 @@ class Weights(Protocol):
         ...
 
     @property
+    def packed_elements(self) -> int:
+        """Their elements."""
+        ...
+
+    @property
     def dequantized(self) -> str:
         """Which quantized matrices no product multiplies as they are, and why, for people; empty without such."""
         ...

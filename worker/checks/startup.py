@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from sluice.engine.execution.threads import default_num_threads
 from sluice.kernels.compiler import COMPILERS
+from sluice.worker.checks.estimate import check_estimate
 from sluice.worker.checks.queue_check import check_queue
 from sluice.worker.checks.redis_check import check_redis
 from sluice.worker.checks.site import CheckLevel, CheckResult, Site, warning
@@ -164,6 +165,9 @@ MODEL_CHECKS = (
 )
 """Run after the others: they import torch, which takes seconds."""
 
+ESTIMATES = (StartupCheck("memory", check_estimate, needs=frozenset({"model"})),)
+"""For people, not for a start: they measure the device."""
+
 
 def require(checks: Sequence[StartupCheck], site: Site, log: Log) -> None:
     """Run checks for a start, and log their warnings.
@@ -181,7 +185,7 @@ def require(checks: Sequence[StartupCheck], site: Site, log: Log) -> None:
 def examine(site: Site) -> Iterator[CheckResult]:
     """Run all checks for `worker doctor`: an error of one is its result."""
     failed: set[str] = set()
-    for check in (*SERVER_CHECKS, *MODEL_CHECKS):
+    for check in (*SERVER_CHECKS, *MODEL_CHECKS, *ESTIMATES):
         if check.needs & failed:
             failed.add(check.what)
             yield CheckResult(check.what, "not checked, because of the above", CheckLevel.NOTE)

@@ -220,6 +220,7 @@ def _prepare_folder(config: WorkerConfig, folder: Path) -> PreparedModel[LocalMo
     limit_spinning()
     # Imported here because torch takes seconds to import and the null model does not need it.
     from sluice.engine.execution.start.model_loading import load_planned, plan_load
+    from sluice.engine.execution.start.needs import needs_of
     from sluice.engine.models.load import generates
     from sluice.worker.model.draft_model import prepare_draft_model
     from sluice.worker.model.folder_text import read_text
@@ -251,6 +252,7 @@ def _prepare_folder(config: WorkerConfig, folder: Path) -> PreparedModel[LocalMo
         max_job_tokens=plan.limits.longest_request(batching.max_num_batched_tokens)
         if options.num_blocks
         else plan.max_model_len,
+        needs=lambda: needs_of(plan),
         load=load_weights,
     )
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from sluice.engine.capabilities import Capabilities
 from sluice.engine.executor import Executor, ModelLimits
@@ -24,6 +24,9 @@ from sluice.worker.model.translate import (
     bounded_encoder,
     bounded_pair_encoder,
 )
+
+if TYPE_CHECKING:
+    from sluice.engine.execution.start.needs import ModelNeeds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +151,9 @@ class PreparedModel(Generic[LoadedT_co]):
     text: ModelText
     max_job_tokens: int
     """Maximum number of tokens of a job. The memory that is found at loading may lower it."""
+
+    needs: "Callable[[], ModelNeeds] | None" = None
+    """Counts what the model takes; None if its engine cannot."""
 
     load: Callable[[], LoadedT_co]
     """Loads the weights.
