@@ -74,6 +74,9 @@ class DecoderShape:
     logit_scale: float
     """Factor on logits, before their soft cap."""
 
+    has_sinks: bool = False
+    """Whether attention has a sink for each head."""
+
     has_qkv_bias: bool
     has_output_bias: bool
     """Whether the attention's output projection has a bias."""

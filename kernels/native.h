@@ -246,13 +246,25 @@ INLINE f32x16 tanh16(f32x16 x) {
   return select16(size < 0.55f, x + x * (square * slope), (f32x16)((u32x16)far | sign));
 }
 
-/* Codes of the gates: both are x times a logistic, of x or of twice the argument of gelu's tanh form. */
-enum { SILU = 0, GELU_TANH = 1 };
+/* Codes of the gates: all are x times a logistic, of x or of twice the argument of gelu's tanh form; or, of gpt-oss, x
+   cut above 7 times the logistic of 1.702 x, and one is added to what it gates, cut to 7 in size. */
+enum { SILU = 0, GELU_TANH = 1, SWIGLU_CLAMPED = 2 };
 
 INLINE f32x16 gate16(f32x16 x, int activation) {
   f32x16 inner = x;
   if (activation == GELU_TANH) inner = 1.5957691216f * (x + 0.044715f * x * x * x);
   return x / (1.0f + exp16(-inner));
+}
+
+/* x cut to at most `most`; NaN is preserved. */
+INLINE f32x16 cut16(f32x16 x, float most) { return select16(x > most, splat(most), x); }
+
+/* What a gate makes of its two projections. */
+INLINE f32x16 gated16(f32x16 gate, f32x16 up, int activation) {
+  if (activation != SWIGLU_CLAMPED) return gate16(gate, activation) * up;
+  gate = cut16(gate, 7.0f);
+  up = -cut16(-cut16(up, 7.0f), 7.0f);
+  return gate / (1.0f + exp16(-1.702f * gate)) * (up + 1.0f);
 }
 
 #endif

@@ -187,7 +187,7 @@ INLINE const Adapter *adapter_of(const Adapters *a, int64_t t) {
 /* Multiply a row x of K bfloat16 with `down` of its adapter, if it has one, to row t of `shrunk`. */
 void shrink_row(const Adapters *a, const void *x, int64_t t);
 
-enum { STORE = 0, ADD = 1, GATE_SILU = 2, GATE_GELU_TANH = 3 };
+enum { STORE = 0, ADD = 1, GATE_SILU = 2, GATE_GELU_TANH = 3, GATE_SWIGLU_CLAMPED = 4 };
 
 /* x times a weight, transposed, with an epilogue. */
 typedef struct {

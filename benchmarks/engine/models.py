@@ -1,8 +1,10 @@
 """Random models of the shapes that engines are compared on, created once in a temporary folder.
 
 `llama-100m`: 12 layers x 768, 12/4 heads, vocabulary 32,000 (125 M parameters with the embedding). `qwen2-500m`: the
-shape of Qwen2 0.5 B, with its vocabulary of 151,936 and tied embeddings. Both bf16, with a tokenizer in which every
-token is a byte or a word. `smollm2` is no random model: SmolLM2-135M-Instruct in bf16, see `tools.real_model`.
+shape of Qwen2 0.5 B, with its vocabulary of 151,936 and tied embeddings. `qwen3-moe-300m`: 12 layers x 768, each with
+32 experts of 256, 4 of which compute a row (295 M parameters with the embedding, 72 M of which compute a token). All
+bf16, with a tokenizer in which every token is a byte or a word. `smollm2` is no random model: SmolLM2-135M-Instruct in
+bf16, see `tools.real_model`.
 """
 
 import tempfile
@@ -25,6 +27,12 @@ SHAPES: Mapping[str, Mapping[str, object]] = {
         "model_type": "qwen2", "vocab_size": 151_936, "hidden_size": 896, "intermediate_size": 4864,
         "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2, "max_position_embeddings": 4096,
         "tie_word_embeddings": True,
+    },
+    "qwen3-moe-300m": {
+        "model_type": "qwen3_moe", "vocab_size": VOCAB_SIZE, "hidden_size": 768, "intermediate_size": 2048,
+        "num_hidden_layers": 12, "num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 64,
+        "max_position_embeddings": 4096, "num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 256,
+        "norm_topk_prob": True,
     },
 }  # fmt: skip
 

@@ -17,6 +17,7 @@ _ACTIVATIONS: dict[str, Activation] = {
     "swish": "silu",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_tanh": "gelu_tanh",
+    "swiglu_clamped": "swiglu_clamped",
 }
 
 
@@ -93,8 +94,7 @@ def parse_config(config: Json) -> DecoderConfig:
     Raises:
         ModelFolderError: the family or a setting is not supported, or a size is missing.
     """
-    family = family_of(config)
-    config = {**family.defaults, **config}
+    family, config = _with_defaults(config)
     num_layers, hidden_size = integer(config, "num_hidden_layers", most=_MOST_LAYERS), integer(config, "hidden_size")
     num_heads, num_kv_heads, head_size = _heads(config, family, hidden_size)
     windows, mixture = family.sliding_windows(config, num_layers), _mixture_of(config, family, num_layers)
@@ -117,6 +117,7 @@ def parse_config(config: Json) -> DecoderConfig:
         is_parallel=family.is_parallel,
         activation=_activation(config, family),
         attention_scale=head_size**-0.5 if multipliers.attention is None else multipliers.attention,
+        has_sinks=family.has_sinks,
         attention_soft_cap=soft_cap(config, "attn_logit_softcapping"),
         final_soft_cap=soft_cap(config, "final_logit_softcapping"),
         logit_scale=multipliers.logits,
@@ -133,6 +134,11 @@ def parse_config(config: Json) -> DecoderConfig:
         rope=rope,
         local_rope=local_rope,
     )
+
+
+def _with_defaults(config: Json) -> tuple[Family, Json]:
+    family = family_of(config)
+    return family, {**family.defaults, **config}
 
 
 def _mixture_of(config: Json, family: Family, num_layers: int) -> MixtureShape | None:

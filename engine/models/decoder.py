@@ -195,6 +195,7 @@ class Decoder:
             max_context_len=tensors.max_context_len,
             sliding_window=layer.sliding_window,
             soft_cap=self.config.attention_soft_cap,
+            sinks=layer.sinks,
             out=self._workspace.attended[:num_tokens],
         )
         return attended.view(num_tokens, -1)

@@ -9,7 +9,14 @@ from typing import cast
 
 from sluice.engine.errors import ModelFolderError
 from sluice.engine.models.config_fields import integer, object_of, positive, switch
-from sluice.engine.models.mixtures import GRANITE_EXPERTS, MIXTRAL_EXPERTS, QWEN2_EXPERTS, QWEN3_EXPERTS, ExpertRules
+from sluice.engine.models.mixtures import (
+    GPT_OSS_EXPERTS,
+    GRANITE_EXPERTS,
+    MIXTRAL_EXPERTS,
+    QWEN2_EXPERTS,
+    QWEN3_EXPERTS,
+    ExpertRules,
+)
 from sluice.engine.text.json_files import Json
 
 
@@ -86,6 +93,7 @@ class Family:
     """None: hidden size divided by heads."""
 
     has_row_norm: bool = False
+    has_sinks: bool = False
     norms: BlockNorms = BlockNorms()
     eps_name: str = "rms_norm_eps"
     is_norm_centered: bool = False
@@ -346,6 +354,32 @@ FAMILIES: dict[str, Family] = {
     ),
     "granite": Family(multipliers=_granite_multipliers),
     "granitemoe": Family(multipliers=_granite_multipliers, experts=GRANITE_EXPERTS),
+    "gpt_oss": Family(
+        sliding_windows=_every_second_window,
+        has_qkv_bias=_attention_bias,
+        has_output_bias=_attention_bias,
+        has_sinks=True,
+        default_head_size=64,
+        experts=GPT_OSS_EXPERTS,
+        # What its configs call silu is cut, and one is added to what it gates.
+        activations={"silu": "swiglu_clamped"},
+        defaults={
+            "attention_bias": True,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131_072,
+            "rms_norm_eps": 1e-5,
+            "sliding_window": 128,
+            "rope_theta": 150_000.0,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 32.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 4096,
+            },
+        },
+    ),
     "phi3": Family(
         sliding_windows=_one_window,
         has_qkv_bias=_never,

@@ -91,6 +91,10 @@ class GgufWeights:
             return (tensor - 1).to(dtype or torch.float32)
         return self._in_halves(tensor, name)
 
+    def stored(self, name: str) -> Tensor:
+        """Refuse: no tensor here is read so."""
+        raise ModelFolderError(f"tensor {name!r} of {self._file.path} is not read as it is stored.")
+
     def packed(self, name: str, shape: tuple[int, ...]) -> GroupedWeight | None:
         """See `Weights`."""
         stored = self._checked(name, shape)

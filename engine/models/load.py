@@ -276,6 +276,7 @@ def _load_layer(config: DecoderConfig, reader: _Reader, index: int, *, angles: T
         feed_forward=_load_feed_forward(config, reader, index, prefix),
         mlp_post_norm=norm(config.rules.norms.mlp_post),
         sliding_window=config.sliding_windows[index],
+        sinks=reader.kept(f"{attention}.sinks", config.num_heads).float() if config.has_sinks else None,
     )
 
 
@@ -330,7 +331,7 @@ def _load_router(config: DecoderConfig, shape: MixtureShape, reader: _Reader, bl
         rows[f"{block}.{rules.shared}_gate.weight"] = 1
     return Router(
         weight=reader.kept_rows(rows, config.hidden_size),
-        bias=None,
+        bias=reader.kept(f"{block}.{rules.router}.bias", shape.num_experts).float() if shape.has_bias else None,
         num_chosen=shape.num_chosen,
         is_normalised=shape.is_normalised,
         has_shared=shape.shared_size > 0,

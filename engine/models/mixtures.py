@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from sluice.engine.errors import ModelFolderError
-from sluice.engine.models.config_fields import integer, switch
+from sluice.engine.models.config_fields import integer, positive, switch
 from sluice.engine.models.weights import Weights
+from sluice.engine.quantized.mxfp4 import mxfp4_matrix
 from sluice.engine.text.json_files import Json
 from sluice.kernels.decoder_shape import MixtureShape
 from sluice.kernels.linear.stored import PackedWeight
@@ -108,6 +109,10 @@ class UnstackedExperts:
         )
         return self._read(self._weights, tensor)
 
+    def stored(self, name: str) -> Tensor:
+        """See `Weights`."""
+        return self._weights.stored(name)
+
     def packed(self, name: str, shape: tuple[int, ...]) -> PackedWeight | None:
         """See `Weights`."""
         return None if _OF_EXPERT.fullmatch(name) else self._weights.packed(name, shape)
@@ -138,6 +143,36 @@ def _num_experts(config: Json, default: int) -> int:
     """Return the number of experts, which not all releases of transformers call the same."""
     name = "num_experts" if config.get("num_experts") is not None else "num_local_experts"
     return integer(config, name, default, most=2**15)
+
+
+def _gpt_oss_tensor(weights: Weights, tensor: ExpertTensor) -> Tensor:
+    """Read a tensor of gpt-oss: in MXFP4, or transposed. The rows of gate and up projection alternate."""
+    part, _, kind = tensor.part.rpartition(".")
+    name, every = f"{tensor.block}.experts.{part}", tensor.num_experts
+    if kind == "bias":
+        found = weights.get(f"{name}_bias", (every, *tensor.shape), tensor.dtype)[tensor.expert]
+    elif weights.num_rows(f"{name}_blocks"):
+        blocks, scales = weights.stored(f"{name}_blocks"), weights.stored(f"{name}_scales")
+        found = mxfp4_matrix(name, blocks, scales, tensor.expert, (every, *tensor.shape)).to(
+            tensor.dtype or torch.float32
+        )
+    else:
+        found = weights.get(name, (every, *reversed(tensor.shape)), tensor.dtype)[tensor.expert].T
+    return torch.cat([found[::2], found[1::2]]) if part == "gate_up_proj" else found
+
+
+def _gpt_oss(config: Json, num_layers: int) -> MixtureShape:
+    for name, value in (("swiglu_limit", 7.0), ("swiglu_alpha", 1.702)):
+        if positive(config, name, value) != value:
+            raise ModelFolderError(f"config.json: {name} must be {value}, got {config[name]!r}.")
+    num_experts = _num_experts(config, 128)
+    return MixtureShape(
+        layers=(True,) * num_layers,
+        num_experts=num_experts,
+        num_chosen=integer(config, "num_experts_per_tok", 4, most=num_experts),
+        intermediate_size=integer(config, "intermediate_size"),
+        has_bias=True,
+    )
 
 
 def _every_layer(config: Json, num_layers: int) -> MixtureShape:
@@ -189,5 +224,6 @@ GRANITE_EXPERTS = ExpertRules(
     router="router.layer",
     gate_up=("gate_up_proj",),
 )
+GPT_OSS_EXPERTS = ExpertRules(shape=_gpt_oss, stacked=_gpt_oss_tensor, router="router", gate_up=("gate_up_proj",))
 QWEN2_EXPERTS = ExpertRules(shape=_qwen2)
 QWEN3_EXPERTS = ExpertRules(shape=_qwen3)

@@ -59,6 +59,10 @@ class QuantizedWeights:
         matrix = self._matrix(name, shape)
         return self._tensors.get(name, shape) if matrix is None else matrix.dequantized(dtype or torch.float32)
 
+    def stored(self, name: str) -> Tensor:
+        """See `Weights`."""
+        return self._tensors.stored(name)
+
     def packed(self, name: str, shape: tuple[int, ...]) -> PackedWeight | None:
         """See `Weights`."""
         matrix = self._matrix(name, shape)

@@ -56,6 +56,14 @@ class Weights(Protocol):
         """
         ...
 
+    def stored(self, name: str) -> Tensor:
+        """Return a tensor as it is stored, whatever its dtype and shape.
+
+        Raises:
+            ModelFolderError: it is missing or corrupt, or a tensor of this file has no such form.
+        """
+        ...
+
     def packed(self, name: str, shape: tuple[int, ...]) -> PackedWeight | None:
         """Return a matrix in the form that it is stored in; None if it is plain, or no product multiplies it so.
 

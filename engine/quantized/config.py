@@ -8,6 +8,7 @@ from sluice.engine.quantized.compressed_tensors import compressed_tensors_of
 from sluice.engine.quantized.fields import optional
 from sluice.engine.quantized.float8 import float8_of
 from sluice.engine.quantized.gptq import gptq_of
+from sluice.engine.quantized.mxfp4 import mxfp4_of
 from sluice.engine.quantized.source import Format
 from sluice.engine.text.json_files import Json
 
@@ -16,6 +17,7 @@ FORMATS: Mapping[str, Callable[[Json], Format]] = {
     "compressed-tensors": compressed_tensors_of,
     "fp8": float8_of,
     "gptq": gptq_of,
+    "mxfp4": mxfp4_of,
 }
 """By their `quant_method`."""
 

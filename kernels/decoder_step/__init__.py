@@ -59,6 +59,9 @@ class LayerWeights:
     sliding_window: int
     """Sliding window in tokens, including the token itself; 0: all tokens before it."""
 
+    sinks: Tensor | None = None
+    """`[H]` float32: logits of the softmax that have no value; None if there are none."""
+
     @property
     def adapted(self) -> tuple[Linear | None, ...]:
         """The products that adapters change: what they add has this order. None in the place of those of experts."""

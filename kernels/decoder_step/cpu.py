@@ -84,7 +84,7 @@ class _Layer(ctypes.Structure):
         ("mixture", ctypes.c_void_p),
         *((name, ctypes.c_void_p) for name in ("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm")),
         *((name, ctypes.c_void_p) for name in ("query_norm", "key_norm", "query_row_norm", "key_row_norm")),
-        *((name, ctypes.c_void_p) for name in ("cos_sin", "keys", "values")),
+        *((name, ctypes.c_void_p) for name in ("cos_sin", "sinks", "keys", "values")),
         *((name, ctypes.c_int64) for name in ("window", "table", "R")),
         *((name, ctypes.c_float) for name in ("head_eps", "head_offset")),
     )
@@ -436,6 +436,7 @@ def _layer(layer: LayerWeights, mixture: _MixtureWeights | None) -> _Layer:
         None if row_norm is None else row_norm.query_weight.data_ptr(),
         None if row_norm is None else row_norm.key_weight.data_ptr(),
         layer.cos_sin.data_ptr(),
+        _pointer(layer.sinks),
         None,
         None,
         layer.sliding_window,

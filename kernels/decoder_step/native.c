@@ -27,6 +27,7 @@ typedef struct {
   const void *query_norm, *key_norm;               /* [D], or null */
   const void *query_row_norm, *key_row_norm;       /* [H * D] and [G * D], or null */
   const float *cos_sin;                            /* [., R] */
+  const float *sinks;                              /* [H], or null */
   void *keys, *values;
   int64_t window, table, R; /* table: 0, or 1 and more for window groups */
   float head_eps, head_offset; /* of the norms of heads */
@@ -227,7 +228,7 @@ INLINE void attend(const Model *m, const Layer *layer, const Step *s, Team *team
                                s->context_lens,
                                (char *)m->attended, m->heads_stride, (int)s->S, (int)s->T, (int)m->H, (int)m->G,
                                (int)m->D, (int)m->block_size, (int)m->P, (int)m->DP, (int)layer->window,
-                               (int)m->use_tiles, m->scale, m->soft_cap, NULL};
+                               (int)m->use_tiles, m->scale, m->soft_cap, layer->sinks};
   attention_part(&attention, team, BFLOAT16);
   lap(team, s, ATTENTION);
 }

@@ -17,6 +17,7 @@ from torch import Tensor
 from sluice.kernels.experts.routing import Router, Routing
 from sluice.kernels.experts.stacked import Stacked, StackedExperts
 from sluice.kernels.gated_activation import Activation
+from sluice.kernels.gated_activation.kernel import gated
 
 _SCORED = 4096
 """Weights of a router that a program multiplies at a time."""
@@ -145,7 +146,7 @@ def _product_kernel(
     K,
     PAIRS_PER_ROW: tl.constexpr,  # of x
     IS_GATED: tl.constexpr,
-    IS_SILU: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     IS_INT8: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -184,9 +185,7 @@ def _product_kernel(
                 up *= tl.load(scales_ptr + vector + N, mask=columns < N, other=0.0)[:, None]
             if HAS_BIAS:
                 up += tl.load(bias_ptr + vector + N, mask=columns < N, other=0.0).to(tl.float32)[:, None]
-            # As in gated_activation/kernel.py.
-            argument = acc if IS_SILU else 1.5957691216057308 * (acc + 0.044715 * acc * acc * acc)
-            acc = acc / (1.0 + tl.exp(-argument)) * up
+            acc = gated(acc, up, ACTIVATION)
         at = pairs[None, :] * N + columns[:, None]
         tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=has_column & has_pair)
 
@@ -314,7 +313,7 @@ def product_triton(
         in_size,
         PAIRS_PER_ROW=pairs_per_row,
         IS_GATED=activation is not None,
-        IS_SILU=activation == "silu",
+        ACTIVATION=activation or "",
         IS_INT8=stacked.scales is not None,
         HAS_BIAS=stacked.bias is not None,
         BLOCK_N=block_n,

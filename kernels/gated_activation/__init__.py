@@ -10,11 +10,13 @@ from sluice.kernels.checks import check, check_rows
 
 __all__ = ["Activation", "gated_activation"]
 
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu_tanh", "swiglu_clamped"]
+"""The last is that of gpt-oss: the gate is cut above 7 and multiplied by the logistic of 1.702 times it; what it gates
+is cut to 7 in size, and one is added."""
 
 
 def gated_activation(gate_up: Tensor, *, activation: Activation = "silu", out: Tensor | None = None) -> Tensor:
-    """Return `activation(gate) * up`. Float32 inside, rounded once.
+    """Return `activation(gate) * up`, of gpt-oss `activation(gate) * (up + 1)`. Float32 inside, rounded once.
 
     Args:
         gate_up: `[T, 2 * I]`: the gate, then the up projection. Rows may be strided, the last dimension is contiguous.

@@ -9,7 +9,7 @@ from sluice.kernels.gated_activation import Activation
 from sluice.kernels.native import native_function
 
 SIGNATURE = ("sluice_gated_activation", "iiplplll")
-ACTIVATION_CODES: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}
+ACTIVATION_CODES: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1, "swiglu_clamped": 2}
 
 
 def gated_activation_cpu(gate_up: Tensor, *, activation: Activation, out: Tensor) -> None:
@@ -33,5 +33,9 @@ def gated_activation_cpu(gate_up: Tensor, *, activation: Activation, out: Tensor
 def gated_activation_torch(gate_up: Tensor, *, activation: Activation, out: Tensor) -> None:
     """Compute `gated_activation_cpu` with torch operators."""
     gate, up = gate_up.float().chunk(2, dim=-1)
-    gated = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
+    if activation == "swiglu_clamped":
+        gate, up = gate.clamp(max=7), up.clamp(-7, 7) + 1
+        gated = gate * torch.sigmoid(1.702 * gate)
+    else:
+        gated = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
     out.copy_(torch.mul(gated, up, out=gated))

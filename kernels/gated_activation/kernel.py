@@ -12,13 +12,29 @@ BLOCK = 1024
 
 
 @triton.jit
+def gated(gate, up, ACTIVATION: tl.constexpr):
+    """Return what a gate makes of its two projections, float32."""
+    if ACTIVATION == "swiglu_clamped":
+        # A comparison with a NaN is false.
+        gate = tl.where(gate > 7.0, 7.0, gate)
+        up = tl.where(up > 7.0, 7.0, tl.where(up < -7.0, -7.0, up)) + 1.0
+        argument = 1.702 * gate
+    elif ACTIVATION == "silu":
+        argument = gate
+    else:
+        # gelu_tanh(x) = x * (1 + tanh(u)) / 2 = x * sigmoid(2 * u): no tanh, no overflow.
+        argument = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+    return gate / (1.0 + tl.exp(-argument)) * up
+
+
+@triton.jit
 def _gated_activation_kernel(
     out_ptr,  # [T, I]
     gate_up_ptr,  # [T, 2 * I]
     out_stride_token,
     gate_up_stride_token,
     I,  # noqa: E741 - the shape letter
-    IS_SILU: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     BLOCK_I: tl.constexpr,
 ):
     """One program per (token, block of I): out[t] = activation(gate[t]) * up[t]."""
@@ -29,9 +45,7 @@ def _gated_activation_kernel(
     gate_ptrs = gate_up_ptr + token * gate_up_stride_token + offsets
     gate = tl.load(gate_ptrs, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_ptrs + I, mask=inside, other=0.0).to(tl.float32)
-    # gelu_tanh(x) = x * (1 + tanh(u)) / 2 = x * sigmoid(2 * u): no tanh, no overflow.
-    argument = gate if IS_SILU else 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
-    out = gate / (1.0 + tl.exp(-argument)) * up
+    out = gated(gate, up, ACTIVATION)
 
     tl.store(out_ptr + token * out_stride_token + offsets, out.to(out_ptr.dtype.element_ty), mask=inside)
 
@@ -48,7 +62,7 @@ def gated_activation_triton(gate_up: Tensor, *, activation: Activation = "silu",
         out.stride(0),
         gate_up.stride(0),
         intermediate_size,
-        IS_SILU=activation == "silu",
+        ACTIVATION=activation,
         BLOCK_I=block,
         num_warps=4,
     )

@@ -10,10 +10,10 @@ INLINE void rows(int dtype, int activation, const char *gate_up, int64_t stride,
     char *row = out + t * out_stride * size;
     int64_t i = 0;
     for (; i + LANES <= I; i += LANES)
-      store16(row, i, gate16(load16(gate, i, dtype), activation) * load16(up, i, dtype), dtype);
+      store16(row, i, gated16(load16(gate, i, dtype), load16(up, i, dtype), activation), dtype);
     for (; i < I; i++) {
-      const f32x16 g = gate16(splat(load1(gate, i, dtype)), activation);
-      store1(row, i, g[0] * load1(up, i, dtype), dtype);
+      const f32x16 y = gated16(splat(load1(gate, i, dtype)), splat(load1(up, i, dtype)), activation);
+      store1(row, i, y[0], dtype);
     }
   }
 }

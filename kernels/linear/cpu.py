@@ -26,7 +26,11 @@ from sluice.kernels.linear.plain import GatedLinear, Linear, PlainLinear
 from sluice.kernels.linear.stored import PackedWeight, StoredWeight
 from sluice.kernels.native import native_function
 
-_GATES: dict[Activation, Epilogue] = {"silu": Epilogue.GATE_SILU, "gelu_tanh": Epilogue.GATE_GELU_TANH}
+_GATES: dict[Activation, Epilogue] = {
+    "silu": Epilogue.GATE_SILU,
+    "gelu_tanh": Epilogue.GATE_GELU_TANH,
+    "swiglu_clamped": Epilogue.GATE_SWIGLU_CLAMPED,
+}
 
 _MEASURED_ELEMENTS = 2**18
 """Elements below which a weight is not measured and stays as it is."""

@@ -309,7 +309,7 @@ INLINE void finish(const Sums *sums, const Product *a, int64_t first, int num_ro
     const f32x16 left = finished(sums, r, 0, a, t, column, kind);
     if (a->epilogue >= GATE_SILU) {
       const f32x16 right = finished(sums, r, 1, a, t, column + LANES, kind);
-      put(row, column / 2, N / 2 - column / 2, gate16(left, a->epilogue - GATE_SILU) * right, 0);
+      put(row, column / 2, N / 2 - column / 2, gated16(left, right, a->epilogue - GATE_SILU), 0);
       continue;
     }
     put(row, column, N - column, left, a->epilogue == ADD);

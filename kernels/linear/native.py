@@ -38,6 +38,7 @@ class Epilogue(IntEnum):
     ADD = 1
     GATE_SILU = 2
     GATE_GELU_TANH = 3
+    GATE_SWIGLU_CLAMPED = 4
 
 
 class Kind(IntEnum):
@@ -82,7 +83,7 @@ class NativeLinear:
         For a gate, N is the rows of the gate followed by as many of the up projection; K is unchanged.
         """
         self._epilogue = epilogue
-        self._is_gate = epilogue in (Epilogue.GATE_SILU, Epilogue.GATE_GELU_TANH)
+        self._is_gate = epilogue >= Epilogue.GATE_SILU
         if self._is_gate:
             weight = _interleaved(weight) if isinstance(weight, Tensor) else weight.map(_interleaved)
             bias = None if bias is None else _interleaved(bias)

@@ -108,6 +108,7 @@ def _attend(
     starts = torch.tensor([0, *query_lens]).cumsum(0).int().to(device)
     query = torch.randn(sum(query_lens), sizes.num_heads, sizes.head_size, device=device).to(sizes.torch_dtype)
     tensors = (tables.to(device), starts, contexts.int().to(device))
+    sinks = _sinks(sizes, device)
     actual = paged_attention(
         query,
         cache,
@@ -117,6 +118,7 @@ def _attend(
         max_context_len=max(context_lens),
         sliding_window=window,
         soft_cap=sizes.attention_soft_cap,
+        sinks=sinks,
     )
     expected = paged_attention_reference(
         query.double(),
@@ -125,8 +127,13 @@ def _attend(
         scale=sizes.attention_scale,
         sliding_window=window,
         soft_cap=sizes.attention_soft_cap,
+        sinks=sinks,
     )
     require_close(actual, expected)
+
+
+def _sinks(sizes: ModelSizes, device: torch.device) -> Tensor | None:
+    return torch.randn(sizes.num_heads, device=device) if sizes.has_sinks else None
 
 
 def _attend_in_parts(sizes: ModelSizes, device: torch.device, window: int) -> None:
@@ -136,6 +143,7 @@ def _attend_in_parts(sizes: ModelSizes, device: torch.device, window: int) -> No
     _fill(cache, sizes.torch_dtype)
     table = torch.randperm(cache.num_blocks, device=device).int()[None]
     query = torch.randn(length, sizes.num_heads, sizes.head_size, device=device).to(sizes.torch_dtype)
+    sinks = _sinks(sizes, device)
 
     def attended(first: int, last: int) -> Tensor:
         return paged_attention(
@@ -149,6 +157,7 @@ def _attend_in_parts(sizes: ModelSizes, device: torch.device, window: int) -> No
             max_context_len=last,
             sliding_window=window,
             soft_cap=sizes.attention_soft_cap,
+            sinks=sinks,
         )
 
     whole = attended(0, length)

@@ -116,7 +116,7 @@ class TestGivenRowsInAWiderBuffer:
         assert soft_cap_agreement(x, before, cap).holds
         assert torch.equal(soft_cap(reversed_x, cap=cap).flatten().flip(0), x.flatten())
 
-    @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+    @pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "swiglu_clamped"])
     def test_when_they_are_gated_then_they_equal_the_reference(
         self, num_rows: int, size: int, dtype: torch.dtype, tolerance: float, activation: Activation
     ) -> None:

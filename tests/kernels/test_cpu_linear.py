@@ -83,14 +83,14 @@ class TestGivenANativeProduct:
         for first, end in ((0, 1), (3, 8), (16, 33), (40, 71)):
             assert torch.equal(linear(x[first:end]), together[first:end])
 
-    @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+    @pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "swiglu_clamped"])
     @pytest.mark.parametrize("is_int8", [False, True])
     def test_when_half_of_it_is_a_gate_then_it_is_applied_before_rounding(
         self, activation: Activation, is_int8: bool
     ) -> None:
         x, weight, bias = _tensors(35, (2 * 48, 128), torch.bfloat16)
         x = _steps(x)
-        epilogue = Epilogue.GATE_SILU if activation == "silu" else Epilogue.GATE_GELU_TANH
+        epilogue = Epilogue[f"GATE_{activation.upper()}"]
 
         actual = NativeLinear(weight, bias, epilogue=epilogue, is_int8=is_int8)(x)
 

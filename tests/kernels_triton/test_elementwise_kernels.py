@@ -175,7 +175,7 @@ class TestGivenRows:
             assert guarded[:, 65:].isnan().all()
             assert not guarded[:, 5:65].isnan().any()
 
-    @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+    @pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "swiglu_clamped"])
     @pytest.mark.parametrize(("num_tokens", "intermediate_size"), [(1, 1), (3, 60), (2, 1100), (5, 128), (0, 16)])
     def test_when_they_are_gated_then_each_is_within_rounding_of_float64(
         self, device: str, dtype: torch.dtype, activation: Activation, num_tokens: int, intermediate_size: int

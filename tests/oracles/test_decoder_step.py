@@ -32,6 +32,7 @@ from tests.oracles.tiny_models import (
     EXAONE4,
     GEMMA2,
     GEMMA3,
+    GPT_OSS,
     GRANITE,
     MIXTRAL,
     QWEN2_MOE,
@@ -66,6 +67,7 @@ MODELS = {
         },
     ),
     "granitemoe, experts in one tensor": TinyModel("granitemoe", {**GRANITE, **MIXTRAL, **SIZES}),
+    "gpt_oss, sinks and biases": TinyModel("gpt_oss", GPT_OSS | SIZES),
     "qwen3_moe, experts": TinyModel("qwen3_moe", QWEN3_MOE_NATIVE | SIZES),
     "qwen3_moe, experts in two layers": TinyModel(
         "qwen3_moe", {**QWEN3_MOE_NATIVE, **SIZES, "norm_topk_prob": True, "mlp_only_layers": [1]}

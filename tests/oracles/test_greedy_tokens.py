@@ -29,6 +29,7 @@ MODELS = [
     "qwen2_moe",
     "qwen3_moe",
     "granitemoe",
+    "gpt_oss",
     # Those of Gemma whose weights are not tied: the others repeat the last token.
     "gemma-untied",
     "gemma2-no-caps",

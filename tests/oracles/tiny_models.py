@@ -51,7 +51,7 @@ class TinyModel:
         # Norm weights and biases that are not their neutral values, or a missing one would not show.
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                if "norm" in name or name.endswith("bias"):
+                if "norm" in name or name.endswith(("bias", "sinks")):
                     parameter.add_(torch.randn_like(parameter) * 0.2)
         return model
 
@@ -131,6 +131,23 @@ QWEN3_MOE: dict[str, object] = {
     "num_experts": 6,
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 32,
+}
+# Scores, so that some are beyond the cut of the activation.
+GPT_OSS: dict[str, object] = {
+    "head_dim": 16,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 3,
+    "sliding_window": 11,
+    "initializer_range": 0.3,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 500.0,
+        "factor": 4.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 40,
+    },
 }
 _LONG_FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.5], "long_factor": [1.0, 2.0, 3.0, 4.0]}
 
@@ -222,6 +239,7 @@ TINY_MODELS: dict[str, TinyModel] = {
     ),
     "granite": TinyModel("granite", GRANITE),
     "granitemoe": TinyModel("granitemoe", {**GRANITE, **MIXTRAL}),
+    "gpt_oss": TinyModel("gpt_oss", GPT_OSS),
     "phi3": TinyModel("phi3", {"sliding_window": 11}),
     "phi3-longrope": TinyModel("phi3", PHI3_LONG),
     "olmo2": TinyModel("olmo2"),

@@ -1,10 +1,11 @@
-"""Write a model folder of Llama's or Qwen2's shape as GGUF: `python write_gguf.py FOLDER OUT bf16|int8|int4`.
+"""Write a folder of Llama's, Qwen2's or Qwen3-MoE's shape as GGUF: `python write_gguf.py FOLDER OUT bf16|int8|int4`.
 
 int8 is Q8_0; int4 is Q4_0, with the embedding and the output in Q8_0.
 The vocabulary is a list of made-up pieces: prompts are token ids.
 """
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -26,7 +27,7 @@ def main() -> None:
     folder, out, weights = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     kind = KINDS[weights]
     config = json.loads((folder / "config.json").read_text())
-    writer = gguf.GGUFWriter(out, config["model_type"])
+    writer = gguf.GGUFWriter(out, config["model_type"].replace("_", ""))
     write_shape(writer, config, kind)
     write_vocabulary(writer, config["vocab_size"])
     write_tensors(writer, config, load_file(folder / "model.safetensors"), kind)
@@ -47,6 +48,12 @@ def write_shape(writer: gguf.GGUFWriter, config: dict, kind: gguf.GGMLQuantizati
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     rope = config.get("rope_parameters") or config
     writer.add_rope_freq_base(rope.get("rope_theta", 10_000.0))
+    if config["model_type"] == "qwen3_moe":
+        writer.add_expert_count(config["num_local_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        writer.add_key_length(config["head_dim"])
+        writer.add_value_length(config["head_dim"])
     writer.add_file_type(getattr(gguf.LlamaFileType, f"MOSTLY_{kind.name}"))
 
 
@@ -66,10 +73,11 @@ def write_tensors(
     writer: gguf.GGUFWriter, config: dict, tensors: dict[str, torch.Tensor], kind: gguf.GGMLQuantizationType
 ) -> None:
     """Return matrices as requested, vectors in fp32."""
-    arch = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2}[config["model_type"]]
+    architectures = {"llama": "LLAMA", "qwen2": "QWEN2", "qwen3_moe": "QWEN3MOE"}
+    arch = gguf.MODEL_ARCH[architectures[config["model_type"]]]
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-    for name, tensor in tensors.items():
+    for name, tensor in stacked_experts(tensors).items():
         part = name.split(".")[-2]
         if config["model_type"] == "llama" and part in heads:
             tensor = interleaved(tensor, heads[part])
@@ -79,6 +87,19 @@ def write_tensors(
         else:
             own = KINDS["int8"] if written in WIDE and kind == KINDS["int4"] else kind
             writer.add_tensor(written, gguf.quants.quantize(tensor.float().contiguous().numpy(), own), raw_dtype=own)
+
+
+def stacked_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the tensors with those of a layer's experts as one, in their order."""
+    of_experts: dict[str, dict[int, torch.Tensor]] = {}
+    others: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        if found := re.fullmatch(r"(.+\.experts)\.(\d+)\.(.+)", name):
+            of_experts.setdefault(f"{found[1]}.{found[3]}", {})[int(found[2])] = tensor
+        else:
+            others[name] = tensor
+    stacked = {name: torch.stack([each[e] for e in sorted(each)]) for name, each in of_experts.items()}
+    return others | stacked
 
 
 def interleaved(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
