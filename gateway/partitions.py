@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from secrets import token_hex
+from typing import NamedTuple
 
 from sluice.producer.aio import AsyncProducer
 from sluice.producer.errors import QueueUnreachable
@@ -22,6 +23,16 @@ from sluice.protocol.scaling.backlog import BACKLOG_FIELDS
 
 SURVEY_LIMIT_S = 1.0
 """A partition that takes longer counts as unavailable."""
+
+
+class ServedModel(NamedTuple):
+    """A model that living workers serve."""
+
+    offers: tuple[str, ...]
+    """The different offers of their engines."""
+
+    parent: str | None = None
+    """The model whose adapter it is."""
 
 
 class Partitions:
@@ -54,17 +65,20 @@ class Partitions:
         """
         return await self._read(lambda keys: survey_all(keys, fields=BACKLOG_FIELDS, has_lanes=has_lanes))
 
-    async def models(self) -> Mapping[str, tuple[str, ...]]:
-        """Read which models the workers of the available partitions serve, with the different offers of their engines.
+    async def models(self) -> Mapping[str, ServedModel]:
+        """Read which models, and which adapters of them, the workers of the available partitions serve.
 
         Raises:
             QueueUnreachable, InvalidSetting: as `surveys`.
         """
         views = await self._read(lambda keys: ask_calls(list(map(calls.inspect, keys))))
+        parents = {name: model for view in views for name, model in view.parents.items()}
         models = {model for view in views for model in view.models}
-        return {
-            model: tuple(sorted({offer for view in views for offer in view.offers.get(model, ())})) for model in models
+        offers = {
+            model: tuple(sorted({offer for view in views for offer in view.offers.get(model, ())}))
+            for model in models | set(parents.values())
         }
+        return {model: ServedModel(offers[parents.get(model, model)], parents.get(model)) for model in models}
 
     async def _read(self, read: Callable[[Sequence[QueueKeys]], Operation[list[Result]]]) -> list[Result]:
         if self._eager is None:

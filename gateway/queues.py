@@ -9,7 +9,7 @@ from time import monotonic
 from typing import cast
 
 from sluice.gateway.errors import SERVER, HttpError, bad_request
-from sluice.gateway.partitions import Partitions
+from sluice.gateway.partitions import Partitions, ServedModel
 from sluice.gateway.readers import Abandoned, Readers, may_be_accepted
 from sluice.gateway.settings import GatewaySettings, ServedQueue
 from sluice.producer.aio import AsyncProducer
@@ -83,7 +83,10 @@ class Queues:
         self._clients = {queue.name: _clients(queue, settings) for queue in settings.queues}
         self._configured = dict(settings.model_queues)
         self._wrong: dict[str, InvalidSetting] = {}
-        self._offers: dict[str, Mapping[str, tuple[str, ...]]] = {}
+        self._served: dict[str, Mapping[str, ServedModel]] = {}
+        self._adapters: set[str] = set()
+        """All that were ever seen."""
+
         self._seen_s: dict[str, dict[str, float]] = {name: {} for name in self._clients}
         self._look_every_s, self._looked_s = look_every_s, float("-inf")
         self._looking: asyncio.Task[None] | None = None
@@ -145,12 +148,19 @@ class Queues:
 
     def offers_of(self, model: str) -> list[Offer]:
         """Return what the engines of a model's living workers can run, as of the last look, each different one once."""
-        texts = {text for offers in self._offers.values() for text in offers.get(model, ())}
+        texts = {text for served in self._served.values() if model in served for text in served[model].offers}
         return [Offer.read(text) for text in sorted(texts)]
 
+    def parent_of(self, model: str) -> str | None:
+        """Return the model whose adapter a living worker serves by this name; None if it is no adapter."""
+        parents = (served[model].parent for served in self._served.values() if model in served)
+        return next(filter(None, parents), None)
+
     async def model_of(self, clients: QueueClients) -> str:
-        """Return the name of a model that a queue's workers serve; "" if none is known."""
-        return min((name for name, queue in (await self._by_model()).items() if queue == clients.name), default="")
+        """Return the name of a model that a queue's workers serve, and no adapter; "" if none is known."""
+        by_model = await self._by_model()
+        names = {name for name, queue in by_model.items() if queue == clients.name}
+        return min(names - self._adapters, default="")
 
     async def look(self) -> None:
         """Read the heartbeats of all queues, unless they were read less than `look_every_s` ago.
@@ -205,8 +215,9 @@ class Queues:
             for error in self._wrong.values():
                 LOG.warning("The gateway does not serve a queue: %s", error)
         for name, models in by_queue.items():
-            new: Mapping[str, tuple[str, ...]] = {} if isinstance(models, InvalidSetting) else models
-            self._offers[name] = new
+            new: Mapping[str, ServedModel] = {} if isinstance(models, InvalidSetting) else models
+            self._served[name] = new
+            self._adapters |= {model for model, served in new.items() if served.parent is not None}
             seen_s = self._seen_s[name] | dict.fromkeys(new, now_s)
             self._seen_s[name] = {model: at_s for model, at_s in seen_s.items() if now_s - at_s < KNOWN_FOR_S}
 
@@ -253,7 +264,7 @@ def _clients(queue: ServedQueue, settings: GatewaySettings) -> QueueClients:
     return QueueClients(queue.name, submitting, following, readers, abandoned, partitions)
 
 
-async def _served(partitions: Partitions) -> Mapping[str, tuple[str, ...]] | InvalidSetting:
+async def _served(partitions: Partitions) -> Mapping[str, ServedModel] | InvalidSetting:
     try:
         return await partitions.models()
     except InvalidSetting as error:

@@ -29,7 +29,14 @@ ENGINE = object_schema(
     weights=list_of(TEXT),
 )
 MODEL = object_schema(
-    "Model", id=TEXT, object={"const": "model"}, created=NUMBER, owned_by=TEXT, engines=list_of(ENGINE)
+    "Model",
+    optional=("parent",),
+    id=TEXT,
+    object={"const": "model"},
+    created=NUMBER,
+    owned_by=TEXT,
+    parent=TEXT,
+    engines=list_of(ENGINE),
 )
 MODELS = object_schema("Models", object={"const": "list"}, data=list_of(MODEL))
 
@@ -80,7 +87,9 @@ class StatusRoutes:
 
     def _model(self, name: str) -> Object:
         engines = [_engine(offer) for offer in self._queues.offers_of(name)]
-        return {"id": name, "object": "model", "created": 0, "owned_by": "sluice", "engines": engines}
+        model = {"id": name, "object": "model", "created": 0, "owned_by": "sluice", "engines": engines}
+        parent = self._queues.parent_of(name)
+        return model if parent is None else {**model, "parent": parent}
 
 
 def _engine(offer: Offer) -> Object:

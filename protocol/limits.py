@@ -36,6 +36,11 @@ MAX_MODEL_BYTES = 4 * MAX_MODEL_CHARS
 MAX_OFFER_BYTES = 1024
 """Length of the text in which a worker publishes what its engine can run."""
 
+MAX_ADAPTERS = 256
+"""Adapters that a worker's heartbeat names, and in `MAX_PARENTS` those of all workers, each with its model, that are
+read together."""
+
+MAX_PARENTS = 2048
 MAX_OFFERS = 64
 """Different ones of a partition that scripts compare."""
 

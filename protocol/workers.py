@@ -15,6 +15,9 @@ LOADING, WAITING_FOR_ITS_TURN = "loading", "waiting_for_its_turn"
 
 AWAY_STATES = frozenset({LOADING, WAITING_FOR_ITS_TURN})
 
+ADAPTERS = "adapters"
+"""The field of a heartbeat that has the names of adapters, separated by spaces."""
+
 MAX_PID, MAX_NUMBER = 2**22, 2**53
 
 
@@ -61,6 +64,9 @@ class WorkerRow:
     tokens_per_s: float
     started_ms: int | None
     samples: tuple[Sample, ...]
+    adapters: tuple[str, ...] = ()
+    """Those that jobs may name as their model."""
+
     offer: Offer | None = None
     """What its engine can run; None if it does not say."""
 
@@ -91,6 +97,7 @@ def workers_of(queue: str, views: Sequence[QueueView]) -> Iterator[WorkerRow]:
             tokens_per_s=_number(about, "tokens_per_s"),
             started_ms=int(_number(about, "started_ms")) or None,
             samples=samples_of(about.get("recent", "")),
+            adapters=tuple(about.get(ADAPTERS, "").split()),
             offer=Offer.of(about),
         )
 

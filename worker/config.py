@@ -258,6 +258,17 @@ class ModelConfig:
     engine_untested: bool = setting(
         False, help="Run a release of another engine with which the conformance suite has not been run."
     )
+    adapters: str | None = setting(
+        None,
+        metavar="FOLDER",
+        help="Folder whose folders are adapters of the model (LoRA, as PEFT saves them). Jobs name one as their model.",
+    )
+    max_loaded_adapters: int = setting(
+        8,
+        metavar="ADAPTERS",
+        help="Adapters in memory at once: others are loaded in the place of the least recently used. Jobs with more "
+        "different ones than this wait for each other.",
+    )
     num_threads: int | None = setting(
         None,
         metavar="THREADS",
@@ -299,7 +310,14 @@ class ModelConfig:
             yield "kv_cache_dtype", "fp8 needs a GPU; on a CPU it would be slower"
         yield from self._engine_problems()
         yield from _positive(
-            self, "processes", "block_size", "num_blocks", "host_cache_mib", "max_model_len", "num_threads"
+            self,
+            "processes",
+            "max_loaded_adapters",
+            "block_size",
+            "num_blocks",
+            "host_cache_mib",
+            "max_model_len",
+            "num_threads",
         )
 
     def _engine_problems(self) -> Iterator[tuple[str, str]]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from sluice.protocol.offers import Offer
 from sluice.protocol.redis.surveys import pages_of_workers
+from sluice.protocol.workers import ADAPTERS
 from sluice.worker.checks.queue_check import TWO_MODELS_ADVICE, models_of, two_models
 from sluice.worker.config import WorkerConfig
 from sluice.worker.connection.clients import connect
@@ -43,6 +44,11 @@ def table_of(workers: Sequence[Mapping[str, str]], where: str) -> str:
         lines.append(f"warning: {two_models(models)}. {TWO_MODELS_ADVICE}")
     offers = {str(offer): offer for offer in map(Offer.of, workers) if offer is not None}
     lines += [f"engine {offer.sentence}" for offer in offers.values()]
+    lines += dict.fromkeys(
+        f"model {worker.get('model', '-')} has the adapters {', '.join(adapters)}"
+        for worker in workers
+        if (adapters := worker.get(ADAPTERS, "").split())
+    )
     for worker in workers:
         if (replaced := worker.get("kernels", "-")) != "-":
             lines.append(

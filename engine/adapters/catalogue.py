@@ -31,6 +31,13 @@ class Catalogue:
     adapters: Mapping[str, Adapter] = field(default_factory=dict[str, Adapter])
 
     @property
+    def description(self) -> str:
+        """What it has, for people; empty without adapters."""
+        if not self.adapters:
+            return ""
+        return f"{len(self.adapters)} adapters of rank {self.max_rank} or less: {', '.join(self.adapters)}"
+
+    @property
     def max_rank(self) -> int:
         """The largest rank; 0 without adapters."""
         return max((adapter.folder.max_rank for adapter in self.adapters.values()), default=0)

@@ -51,8 +51,9 @@ class PullRequest:
     """Most output tokens that count towards the cost of a job at admission."""
 
     own_model: str | None = None
-    """Fingerprint of the model, if only jobs that it began may be continued. A job that another one began is set aside
-    for `model_wait_ms`, for another worker: it is not leased, and no attempt is counted."""
+    """Fingerprints of the model, and of it with each adapter, separated by spaces, if only jobs that these began may be
+    continued. A job that another one began is set aside for `model_wait_ms`, for another worker: it is not leased, and
+    no attempt is counted."""
 
     model_wait_ms: int = 0
 

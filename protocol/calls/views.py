@@ -192,6 +192,9 @@ class PartitionView:
     offers: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """The texts of what engines of live incarnations offer (`Offer`), by model."""
 
+    parents: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The adapters of live incarnations, which `models` has too, each with its model."""
+
 
 Lane = tuple[str, str, int, int]
 """(class, tenant, jobs, tokens)"""
@@ -224,7 +227,7 @@ def inspect(keys: QueueKeys) -> Call[PartitionView]:
 
 def _read_partition(reply: Raw) -> PartitionView:
     now, counters, settings, oldest, dead, suspects, outbox, num_workers, models, callbacks, *rest = reply
-    delayed, due, deadline, offers = rest
+    delayed, due, deadline, offers, parents = rest
     numbers = {name: read_number(value) for name, value in read_map(counters).items()}
     by_name = read_map(settings)
     by_name.pop("stamp", None)  # not a setting: workers read it with `restore_settings`
@@ -250,6 +253,7 @@ def _read_partition(reply: Raw) -> PartitionView:
         due_jobs=due,
         deadline_ms=deadline,
         offers=_read_offers(offers),
+        parents=dict(word.split("\n", 1) for word in sorted(read_words(parents)) if "\n" in word),
     )
 
 

@@ -28,6 +28,7 @@ local function renew()
   for i = 5, #ARGV do about[#about + 1] = ARGV[i] end
   local said = as_map({ unpack(ARGV, 5) })
   if said.model then note_model(me, said.model, now, now + expires_in) end
+  if said.model and said.adapters then note_adapters(me, said.adapters, said.model, now, now + expires_in) end
   if said.model and said.offer then note_offer(said.model, said.offer, now, now + expires_in) end
   call('HSET', key, unpack(about))
   -- It is alive: if it dies again, that is a new death with its own count of mates.

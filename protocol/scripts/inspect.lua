@@ -4,7 +4,8 @@
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- Reply: {now, counters, settings, oldest head or false, dead, suspects, outbox entries, living workers, {model that one of
---   them serves …}, callbacks entries, delayed jobs, those of them that are due, next deadline or false, {`<offer>\n<model>` of living workers …}};
+--   them serves …}, callbacks entries, delayed jobs, those of them that are due, next deadline or false, {`<offer>\n<model>` of living workers …},
+--   {`<adapter>\n<model>` of living workers …}};
 --   maps are flat.
 
 local function oldest_head()
@@ -53,9 +54,14 @@ local function living_offers()
   return failed(listed) and {} or listed
 end
 
+local function living_parents()
+  local listed = try('ZRANGEBYSCORE', PARENTS, now, '+inf', 'LIMIT', 0, LIMITS.MAX_PARENTS)
+  return failed(listed) and {} or listed
+end
+
 local due, deadline = read_timers()
 return {
   NOW, read_counters(), call('HGETALL', KEYS[1]), oldest_head() or false, call('ZCARD', DEAD),
   call('ZCARD', SUSPECTS), call('XLEN', OUTBOX), call('ZCOUNT', ALIVE, now, '+inf'), served_models(),
-  call('XLEN', CALLBACKS), call('ZCARD', DELAYED), due, deadline, living_offers(),
+  call('XLEN', CALLBACKS), call('ZCARD', DELAYED), due, deadline, living_offers(), living_parents(),
 }

@@ -91,6 +91,8 @@ end
 local SERVING = PREFIX .. 'serving:'
 -- `<offer>\n<model>` -> the last expiry among the workers that have it: how many are compared depends on the engines alone.
 local OFFERS = PREFIX .. 'offers'
+-- `<adapter>\n<model>` -> the last expiry among the workers of the model that have the adapter.
+local PARENTS = PREFIX .. 'parents'
 local QUEUE = string.match(PREFIX, '^{(.*):%d+}:$')
 -- Lua formats a number at each command, and this one is used often.
 local NOW_TEXT = string.format('%d', NOW)

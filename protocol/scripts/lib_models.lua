@@ -43,8 +43,27 @@ local function note_offer(model, offer, now, expiry)
   if call('ZREMRANGEBYSCORE', OFFERS, '-inf', now) > 0 or is_new then write_features() end
 end
 
+-- The adapters that a worker names: each is served as a model is. At most `MAX_ADAPTERS` are read.
+local function adapters_of(text)
+  local names = {}
+  for name in string.gmatch(text or '', '%S+') do
+    if #names < LIMITS.MAX_ADAPTERS and is_text(name, LIMITS.MAX_MODEL_BYTES) then names[#names + 1] = name end
+  end
+  return names
+end
+
+-- With each heartbeat, as `note_model`.
+local function note_adapters(incarnation, adapters, model, now, expiry)
+  if not is_text(model, LIMITS.MAX_MODEL_BYTES) then return end
+  for _, name in ipairs(adapters_of(adapters)) do
+    note_model(incarnation, name, now, expiry)
+    if add_to(PARENTS, 'GT', expiry, name .. '\n' .. model) then call('ZREMRANGEBYSCORE', PARENTS, '-inf', now) end
+  end
+end
+
 -- When a worker leaves, or its process has ended.
 local function leave_model(incarnation)
-  local model = call('HGET', worker_key(incarnation), 'model')
-  if model then try('ZREM', SERVING .. model, incarnation) end
+  local found = call('HMGET', worker_key(incarnation), 'model', 'adapters')
+  if found[1] then try('ZREM', SERVING .. found[1], incarnation) end
+  for _, name in ipairs(adapters_of(found[2])) do try('ZREM', SERVING .. name, incarnation) end
 end

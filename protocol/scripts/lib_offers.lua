@@ -23,13 +23,20 @@ function offers.is_declined_by(job, incarnation)
   return has_declined(job, call('HGET', worker_key(incarnation), 'offer') or '')
 end
 
+-- Whether a living worker of a model has the adapter of this name.
+local function is_adapter(name, model)
+  local expiry = try('ZSCORE', PARENTS, name .. '\n' .. model)
+  return type(expiry) == 'string' and tonumber(expiry) > beat_time()
+end
+
 -- Whether a living worker that may run the job has an engine that has not declined it. One that has deregistered counts
 -- until its last heartbeat would have expired.
 function offers.has_other(job)
   local model, listed = offers.model_of(job), try('ZRANGEBYSCORE', OFFERS, '(' .. beat_time(), '+inf', 'LIMIT', 0, LIMITS.MAX_OFFERS)
   for _, member in ipairs(failed(listed) and {} or listed) do
     local offer, its_model = string.match(member, '^([^\n]*)\n(.*)$')
-    if offer and (not model or model == its_model) and not has_declined(job, offer) then return true end
+    local is_its = not model or model == its_model or is_adapter(model, its_model)
+    if offer and is_its and not has_declined(job, offer) then return true end
   end
   return false
 end

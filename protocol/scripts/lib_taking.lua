@@ -99,10 +99,15 @@ end
 local wait_for_worker
 do
 
+-- Whether a fingerprint is that of this worker's model, or of the model with one of its adapters.
+local function is_own(fingerprint)
+  return string.find(' ' .. request.own_model .. ' ', ' ' .. fingerprint .. ' ', 1, true) ~= nil
+end
+
 -- Whether another model began the job, and this worker continues only jobs of its own.
 local function is_of_other_model(job, lease)
   local began_with = request.own_model and job.fingerprint
-  return began_with and began_with ~= request.own_model and published_tokens(lease) > 0
+  return began_with and not is_own(began_with) and published_tokens(lease) > 0
 end
 
 -- A model whose key is foreign counts as served: the next heartbeat of a worker with it replaces that key.
@@ -118,8 +123,10 @@ end
 -- If no live worker serves the model, this one takes the job, and ends it with the reason.
 local function is_for_other_model(job)
   local model = offers.model_of(job)
-  local mine = model and call('HGET', MINE, 'model')
-  return mine and mine ~= model and is_served(model)
+  local mine = model and call('HMGET', MINE, 'model', 'adapters') or {}
+  if not mine[1] or mine[1] == model then return false end
+  local is_adapter = string.find(' ' .. (mine[2] or '') .. ' ', ' ' .. model .. ' ', 1, true)
+  return not is_adapter and is_served(model)
 end
 
 -- If no live worker has an engine that has not declined the job, this one takes it, and ends it with the reason.

@@ -4,7 +4,7 @@
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV: incarnation, number, kv tokens, prefill tokens, sequences, cache tokens, is empty, holds one oversized, may
---   reclaim, reserve tokens, until when it may reclaim or '', fingerprint of the only model whose jobs it continues or '', how
+--   reclaim, reserve tokens, until when it may reclaim or '', fingerprints of the only models whose jobs it continues or '', how
 --   long jobs of another one are set aside (booleans as 0 and 1), id of the notification that woke it or '', the first of
 --   its chain, '' or the class over which jobs must be: a full worker takes them in the place of what it runs.
 -- Reply: {number, {job …}, last id of the notification stream, has more, is paused, drain, now, when to pull again or

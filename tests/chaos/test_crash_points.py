@@ -160,7 +160,9 @@ def _event_ids(it: Stand) -> Generator[str]:
         yield event.id
 
 
-KEPT_FOR_EVER = {"clock", "config", "counters", "served", "tenants", "models", "offers", "bell", "outbox", "callbacks"}
+KEPT_FOR_EVER = {
+    *("clock", "config", "counters", "served", "tenants", "models", "offers", "parents", "bell", "outbox", "callbacks"),
+}
 
 
 def check_no_residue(client: Any) -> None:  # Any: a redis-py client

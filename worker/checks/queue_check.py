@@ -39,7 +39,7 @@ def check_queue(site: Site) -> Iterator[CheckResult]:
     for keys in partitions:
         view = site.ask_redis(lambda client, keys=keys: look_at(client, keys))
         check_compatibility(view, site.config, prepared.max_job_tokens if prepared else None)
-        models.update(view.models)
+        models.update(set(view.models) - view.parents.keys())
         yield from site.ask_redis(lambda client, keys=keys: list(_clock_results(client, keys)))
     site.ask_redis(lambda client: check_left_out(client, site.config))
     if len(models) > 1:

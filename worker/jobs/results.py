@@ -1,7 +1,7 @@
 """The result of a job for readers, and its record for the history. Pure functions."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from sluice.engine.request import PromptRead
 from sluice.protocol.wire import (
@@ -9,6 +9,7 @@ from sluice.protocol.wire import (
     JobOptions,
     JobRecord,
     JobResult,
+    JobSpec,
     PromptResult,
     Usage,
     WireError,
@@ -19,11 +20,25 @@ from sluice.worker.jobs.channel import ChannelOutput, logprobs_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """The model and the worker, the same in every result and record of this worker."""
+    """The model and the worker, the same in the results and records of all jobs that name no adapter."""
 
     model: str
     fingerprint: str
     worker: str
+    adapters: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The model's adapters, each with the fingerprint of the model with it."""
+
+    @property
+    def fingerprints(self) -> str:
+        """Those of all jobs that begin here, separated by spaces."""
+        return " ".join((self.fingerprint, *self.adapters.values()))
+
+    def of(self, spec: JobSpec | None) -> "Origin":
+        """Return the origin of a job: that of the adapter that it names, if it does."""
+        fingerprint = self.adapters.get(spec.model) if spec is not None and spec.model is not None else None
+        if spec is None or spec.model is None or fingerprint is None:
+            return self
+        return replace(self, model=spec.model, fingerprint=fingerprint)
 
 
 def usage_of(measured: JobRecord, choices: Sequence[ChannelOutput]) -> Usage:

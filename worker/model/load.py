@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl
 from sluice.engine.capabilities import CLASSIFY, EMBED, Capabilities
 from sluice.engine.config import CPU_CACHE_BYTES, EngineConfig
 from sluice.engine.errors import (
+    AdapterError,
     DeterminismUnavailable,
     EngineBroken,
     EngineError,
@@ -81,6 +82,8 @@ def _explained(model: ModelConfig) -> Generator[None]:
         yield
     except ModelFolderError as error:
         raise ConfigError([f"SLUICE_MODEL: {error}"]) from error
+    except AdapterError as error:
+        raise ConfigError([f"SLUICE_ADAPTERS: {error}"]) from error
     except QuantizationUnavailable as error:
         raise ConfigError([f"{_names_of_forms(model)}: {error}"]) from error
     except DeterminismUnavailable as error:
@@ -173,6 +176,8 @@ def _prepare_null(config: WorkerConfig) -> PreparedModel[LocalModel]:
         raise ConfigError([f"SLUICE_QUANTIZATION: the null model has no weights in {config.model.quantization}"])
     if config.model.kv_cache_dtype != "auto":
         raise ConfigError(["SLUICE_KV_CACHE_DTYPE: the null model has no keys and values to keep in fp8"])
+    if config.model.adapters is not None:
+        raise ConfigError(["SLUICE_ADAPTERS: the null model has no weights that an adapter could change"])
     if config.batching.draft_model is not None:
         raise ConfigError(["SLUICE_DRAFT_MODEL: the null model has no tokenizer that another model could share"])
     options = dict(parse_qsl((config.model.path or "").partition("?")[2]))
@@ -247,7 +252,9 @@ def _prepare_folder(config: WorkerConfig, folder: Path) -> PreparedModel[LocalMo
 
     return PreparedModel(
         name=name,
-        description=", ".join(filter(None, (read.description, plan.form.says(plan.folder.weights)))),
+        description=", ".join(
+            filter(None, (read.description, plan.form.says(plan.folder.weights), plan.catalogue.description))
+        ),
         text=text,
         max_job_tokens=plan.limits.longest_request(batching.max_num_batched_tokens)
         if options.num_blocks
@@ -278,6 +285,8 @@ def _model_options(config: WorkerConfig, folder: Path) -> ModelOptions:
         graphs=None if model.graphs else False,
         kernels=model.kernels,
         is_deterministic=model.deterministic,
+        adapters=None if model.adapters is None else Path(model.adapters),
+        max_loaded_adapters=model.max_loaded_adapters,
         warms_up=True,
     )
 

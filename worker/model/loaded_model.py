@@ -96,6 +96,7 @@ class LoadedModel:
             validate=self.validate,
             lacking=lacking_features(self.facts.capabilities),
             model=self.name,
+            adapters=frozenset(self.facts.limits.adapters),
             defaults=self.text.defaults,
             end_token_ids=self.facts.limits.eos_token_ids,
             encode_pair=None

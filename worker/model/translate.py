@@ -139,6 +139,9 @@ class Translator:
     model: str
     """Name by which producers may request this model."""
 
+    adapters: frozenset[str] = frozenset()
+    """Names of its adapters, each of which they may request as a model."""
+
     defaults: JobOptions = NOTHING_STATED
     """The model's, for options that a request does not state."""
 
@@ -186,8 +189,9 @@ class Translator:
         return translation
 
     def _check_model(self, spec: JobSpec) -> None:
-        if spec.model is not None and spec.model != self.model:
-            message = f"the job asks for the model {spec.model!r}; this queue serves {self.model!r}"
+        if spec.model is not None and spec.model != self.model and spec.model not in self.adapters:
+            known = ", ".join(repr(name) for name in (self.model, *sorted(self.adapters)))
+            message = f"the job asks for the model {spec.model!r}; this queue serves {known}"
             raise JobRejected("model_mismatch", message)
 
     def _check_features(self, spec: JobSpec) -> None:
@@ -212,6 +216,7 @@ class Translator:
             priority=leased.priority,
             # A tenant shares cached blocks with no other.
             cache_salt=split_job_id(job.id)[1],
+            adapter=spec.model if spec.model is not None and spec.model in self.adapters else "",
             progress=progress if has_progress else (),
         )
         return Translation(request, resolved, str(encoded.output_format))

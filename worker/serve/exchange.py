@@ -205,12 +205,12 @@ class Exchange:
         """Return the updates that the channels of a job lack; if they cannot be encoded, its ends with the error."""
         context = self._context
         try:
-            return list(pending_updates(job, context.origin, now_s=now_s))
+            return list(pending_updates(job, context.origin.of(job.spec), now_s=now_s))
         except Exception as error:  # an error in one job must end that job alone
             context.log.exception("output not encoded", job_id=job.id, attempt=job.leased.attempt)
             job.end_all(End(state=JobState.FAILED), now_ms=context.clock.ms(now_s))
             self._mailbox.lose([job.request_id])
-            return failed_updates(job, context.origin, error)
+            return failed_updates(job, context.origin.of(job.spec), error)
 
     def _count_reads(self, calls: list[PartitionCall], now_s: float) -> dict[int, QueueKeys]:
         """Add what counts the reads of each partition, after its updates, if that is due; return where."""

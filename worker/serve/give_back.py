@@ -17,6 +17,7 @@ from sluice.protocol.keys import QueueKeys
 from sluice.protocol.limits import SLICE_JOBS
 from sluice.protocol.redis.execution import run
 from sluice.protocol.redis.surveys import pages_of_workers
+from sluice.protocol.workers import ADAPTERS
 from sluice.worker.clock import monotonic_s
 from sluice.worker.connection.clients import Client
 from sluice.worker.jobs.held_job import HeldJob
@@ -29,7 +30,7 @@ LOOK_EVERY_S = 1.0
 Leaving = Literal["clean", "broken"]
 """How an incarnation ends."""
 
-IDLE_FIELDS = ("state", "held", "running", "fingerprint", "places", "largest_job_tokens", "kv_tokens_total")
+IDLE_FIELDS = ("state", "held", "running", "fingerprint", ADAPTERS, "places", "largest_job_tokens", "kv_tokens_total")
 """Fields of a heartbeat that say whether a worker is idle, and what fits it."""
 
 
@@ -151,7 +152,8 @@ class ReturnQueue:
     def _may_continue(self, about: Mapping[str, str]) -> bool:
         """Return whether this worker, as its heartbeat describes it, is idle and has the same model."""
         is_idle = (about.get("state"), about.get("held"), about.get("running")) == ("pulling", "0", "0")
-        return is_idle and about.get("fingerprint") == self._context.origin.fingerprint
+        has_adapters = set(self._context.origin.adapters) <= set(about.get(ADAPTERS, "").split())
+        return is_idle and has_adapters and about.get("fingerprint") == self._context.origin.fingerprint
 
     def _return(self) -> None:
         was_due = self._due

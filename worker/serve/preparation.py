@@ -140,7 +140,7 @@ class Preparation:
     def _grade_resumption(self, job: HeldJob) -> None:
         """Record how exactly a job continues; check what another attempt has published."""
         began_with = job.leased.fingerprint
-        is_same = began_with is None or began_with == self._context.origin.fingerprint
+        is_same = began_with is None or began_with == self._context.origin.of(job.spec).fingerprint
         if job.leased.attempt == 1 or not job.num_published:
             job.record_resumption("undisturbed")
             return

@@ -161,7 +161,7 @@ class Pulling:
         return keys, replace(
             request,
             reclaim_until_ms=self._context.clock.ms(now_s + beat.every_s),
-            own_model=self._context.origin.fingerprint if queue.on_model_change == "wait" else None,
+            own_model=self._context.origin.fingerprints if queue.on_model_change == "wait" else None,
             model_wait_ms=round(queue.model_wait_s * 1000),
         )
 

@@ -11,7 +11,7 @@ Finding = tuple[str, str]
 
 FOR_EVER = frozenset(
     {
-        "clock", "config", "counters", "weights", "served", "tenants", "models", "offers", "bell", "outbox",
+        "clock", "config", "counters", "weights", "served", "tenants", "models", "offers", "parents", "bell", "outbox",
         "callbacks", "dead", "garbage",
     }
 )  # fmt: skip

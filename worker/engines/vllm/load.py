@@ -99,6 +99,7 @@ def _check_settings(config: WorkerConfig) -> None:
     model, batching = config.model, config.batching
     given = {
         "SLUICE_QUANTIZATION": (model.rounds_weights, "vLLM reads how a folder's weights are quantised there"),
+        "SLUICE_ADAPTERS": (model.adapters is not None, "adapters are served by our own engine only"),
         "SLUICE_HOST_CACHE_MIB": (bool(model.host_cache_mib), "blocks of vLLM cannot leave its cache"),
         "SLUICE_DETERMINISTIC": (model.deterministic, "with vLLM, bits depend on the batch"),
         "SLUICE_DRAFT_MODEL": (batching.draft_model is not None, "vLLM's steps verify no drafts"),
