@@ -9,7 +9,7 @@ import pickle
 import random
 import re
 import resource
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -55,7 +55,7 @@ TYPES = [b"F32", b"BF16", b"F8_E4M3", b"I8", b"I32", b"I64", b"U8", b"BOOL", b"F
 
 
 @contextmanager
-def little_room() -> Iterator[None]:
+def little_room() -> Generator[None]:
     """Let a large allocation fail."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     limits = resource.getrlimit(resource.RLIMIT_AS)

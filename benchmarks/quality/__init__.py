@@ -1,0 +1,1 @@
+"""Quality of quantized weights: how far a real model's distributions move."""
