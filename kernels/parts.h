@@ -274,6 +274,7 @@ typedef struct {
   int64_t T, block_size;
   int H, G, D, R, P, DP;
   float eps, offset;
+  float *key_scales, *value_scales; /* [blocks, G, P] of a cache in int8, or null */
 } WriteKV;
 
 /* Tokens first to end; see sluice_write_kv. */
@@ -292,6 +293,7 @@ typedef struct {
   float scale;
   float soft_cap;     /* 0: none */
   const float *sinks; /* [H], or null */
+  const float *key_scales, *value_scales; /* [blocks, G, P] of a cache in int8, or null */
 } Attention;
 
 void attention_part(const Attention *a, Team *team, int dtype);

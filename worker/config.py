@@ -175,10 +175,11 @@ class ModelConfig:
         help="auto: the weights of a quantized GGUF stay packed on a CPU. none: all weights are in the dtype. int8, "
         "int4 (on a CPU): they are rounded at load, to half or a third of the memory, at some loss of quality.",
     )
-    kv_cache_dtype: Literal["auto", "fp8"] = setting(
+    kv_cache_dtype: Literal["auto", "fp8", "int8"] = setting(
         "auto",
         metavar="HOW",
-        help="auto (the model's dtype), or fp8: keys and values take half the memory. Needs a GPU of 2022 or later.",
+        help="auto (the model's dtype), or half the memory for keys and values: fp8 on a GPU of 2022 or later, int8 on "
+        "a CPU.",
     )
     generation_config: Literal["auto", "none"] = setting(
         "auto",
@@ -307,7 +308,9 @@ class ModelConfig:
         if self.quantization == "int4" and self.device != "cpu":
             yield "quantization", "int4 needs a CPU; on a GPU take int8"
         if self.kv_cache_dtype == "fp8" and self.device == "cpu":
-            yield "kv_cache_dtype", "fp8 needs a GPU; on a CPU it would be slower"
+            yield "kv_cache_dtype", "fp8 needs a GPU; on a CPU take int8"
+        if self.kv_cache_dtype == "int8" and self.device != "cpu":
+            yield "kv_cache_dtype", "int8 needs a CPU; on a GPU take fp8"
         yield from self._engine_problems()
         yield from _positive(
             self,

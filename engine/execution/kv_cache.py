@@ -11,7 +11,8 @@ from sluice.engine.execution.memory import free_memory_bytes
 from sluice.engine.execution.options import ModelOptions
 from sluice.engine.executor import ModelLimits
 from sluice.engine.models.config import DecoderConfig
-from sluice.kernels.paged_attention import FP8, KVCache, allocate_kv_cache, kv_block_bytes
+from sluice.kernels.paged_attention import FP8, INT8, KVCache, Layout, allocate_kv_cache, kv_block_bytes
+from sluice.kernels.paged_attention.layout import PACKED_LANES
 
 _FP8_CAPABILITY = (8, 9)
 
@@ -20,11 +21,18 @@ def cache_dtype(options: ModelOptions, dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of keys and values for a model in `dtype`.
 
     Raises:
-        QuantizationUnavailable: this GPU has no 8-bit floats.
+        QuantizationUnavailable: this GPU has no 8-bit floats, or nothing here attends to int8.
     """
     if options.kv_cache_dtype == "auto":
         return dtype
     device = torch.device(options.device)
+    if options.kv_cache_dtype == "int8":
+        probe = allocate_kv_cache(1, options.block_size, 1, PACKED_LANES, dtype=INT8, device=torch.device("cpu"))
+        if device.type != "cpu" or dtype != torch.bfloat16 or probe.layout is not Layout.PACKED:
+            raise QuantizationUnavailable(
+                "a KV cache in int8 needs a model in bfloat16 on a CPU, and the native kernels (a C compiler)."
+            )
+        return INT8
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
         raise QuantizationUnavailable(
             f"a KV cache in fp8 needs a GPU of compute capability 8.9 or more, this is {options.device}: "

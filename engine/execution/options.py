@@ -29,8 +29,10 @@ class ModelOptions:
     GGUF's groups stay packed on the CPU in bfloat16.
     """
 
-    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
-    """fp8: keys and values in 8-bit floats, with one scale per head and token. auto: the model's dtype."""
+    kv_cache_dtype: Literal["auto", "fp8", "int8"] = "auto"
+    """Keys and values in 8 bits, with one scale per head and token: fp8 on a GPU, int8 on the CPU for bfloat16. auto:
+    the model's dtype.
+    """
 
     block_size: int = 16
     """Token slots in a block of the KV cache."""

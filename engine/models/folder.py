@@ -93,7 +93,7 @@ class ModelFolder:
         dtype: torch.dtype,
         *,
         scheme: str = "",
-        has_fp8_cache: bool = False,
+        cache: str = "",
         kernels: str = "",
         angles_for: int | None = None,
     ) -> str:
@@ -102,16 +102,16 @@ class ModelFolder:
         A job brings the end tokens and sampling defaults that it was begun with, so generation_config.json is left out.
 
         `scheme` is how weights are kept if not in `dtype` (`WeightForm.scheme`): rounded ones differ from the folder's,
-        as keys and values in fp8 differ from the model's, and packed ones have other products. `kernels` names those of
-        a GPU (`kernels/chain.py`): others may round differently. `angles_for` is the longest sequence, if the rotary
-        angles depend on it.
+        and packed ones have other products. `cache` is the form of keys and values if it is not `dtype`. `kernels`
+        names those of a GPU (`kernels/chain.py`): others may round differently. `angles_for` is the longest sequence,
+        if the rotary angles depend on it.
 
         The release of llguidance is part of it, though only jobs with a grammar depend on it: a queue whose jobs wait
         for the same model compares one fingerprint a worker.
 
         Small weights are hashed completely; for large ones the headers, the sizes and 256 samples of 64 KiB per file.
         """
-        kept = (f" {scheme}" if scheme else "") + (" fp8 cache" if has_fp8_cache else "")
+        kept = (f" {scheme}" if scheme else "") + (f" {cache} cache" if cache else "")
         kept += f" kernels {kernels}" if kernels else ""
         kept += f" angles for {angles_for}" if angles_for is not None else ""
         versions = f"noise {NOISE_VERSION} semantics {SEMANTICS_VERSION} grammars {_version('llguidance')}"

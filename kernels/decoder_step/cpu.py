@@ -87,6 +87,7 @@ class _Layer(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("cos_sin", "sinks", "keys", "values")),
         *((name, ctypes.c_int64) for name in ("window", "table", "R")),
         *((name, ctypes.c_float) for name in ("head_eps", "head_offset")),
+        *((name, ctypes.c_void_p) for name in ("key_scales", "value_scales")),
     )
 
 
@@ -273,6 +274,7 @@ class DecoderStep:
         for layer, cache in zip(self._layers, caches, strict=True):
             assert cache.layout is Layout.PACKED, "a cache with native products is packed"
             layer.keys, layer.values = cache.keys.data_ptr(), cache.values.data_ptr()
+            layer.key_scales, layer.value_scales = _pointer(cache.key_scales), _pointer(cache.value_scales)
             layer.table = cache.table
         self._model.block_size, self._model.P = caches[0].block_size, padded(caches[0].block_size)
         self._caches, self._inputs = caches, None

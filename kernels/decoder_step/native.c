@@ -31,6 +31,7 @@ typedef struct {
   void *keys, *values;
   int64_t window, table, R; /* table: 0, or 1 and more for window groups */
   float head_eps, head_offset; /* of the norms of heads */
+  float *key_scales, *value_scales; /* of a cache in int8, or null */
 } Layer;
 
 /* Sizes, weights, and buffers of a step: rows of residual [., M], normed [., M], qkv, query [., H * D], attended [., H
@@ -217,7 +218,7 @@ INLINE void attend(const Model *m, const Layer *layer, const Step *s, Team *team
   const WriteKV write = {(const char *)m->qkv, m->qkv_stride, s->positions, slots, layer->cos_sin,
                          layer->query_norm, layer->key_norm, layer->keys, layer->values, (char *)m->query,
                          m->heads_stride, s->T, m->block_size, (int)m->H, (int)m->G, (int)m->D, (int)layer->R, (int)m->P,
-                         (int)m->DP, layer->head_eps, layer->head_offset};
+                         (int)m->DP, layer->head_eps, layer->head_offset, layer->key_scales, layer->value_scales};
   FOR_RUNS(team, tokens, s->T) {
     if (layer->query_row_norm) normalise_heads(m, layer, tokens.first, tokens.end);
     write_kv_tokens(&write, tokens.first, tokens.end, BFLOAT16);
@@ -228,7 +229,8 @@ INLINE void attend(const Model *m, const Layer *layer, const Step *s, Team *team
                                s->context_lens,
                                (char *)m->attended, m->heads_stride, (int)s->S, (int)s->T, (int)m->H, (int)m->G,
                                (int)m->D, (int)m->block_size, (int)m->P, (int)m->DP, (int)layer->window,
-                               (int)m->use_tiles, m->scale, m->soft_cap, layer->sinks};
+                               (int)m->use_tiles, m->scale, m->soft_cap, layer->sinks, layer->key_scales,
+                               layer->value_scales};
   attention_part(&attention, team, BFLOAT16);
   lap(team, s, ATTENTION);
 }

@@ -6,10 +6,10 @@ from torch import Tensor
 from sluice.kernels.chain import Path, path_of
 from sluice.kernels.checks import check, check_rows
 from sluice.kernels.paged_attention.call import AttentionCall
-from sluice.kernels.paged_attention.fp8 import FP8
 from sluice.kernels.paged_attention.layout import KVCache, Layout
+from sluice.kernels.paged_attention.narrow import FP8, INT8
 
-__all__ = ["FP8", "KVCache", "Layout", "allocate_kv_cache", "kv_block_bytes", "paged_attention"]
+__all__ = ["FP8", "INT8", "KVCache", "Layout", "allocate_kv_cache", "kv_block_bytes", "paged_attention"]
 
 
 def allocate_kv_cache(
@@ -17,8 +17,8 @@ def allocate_kv_cache(
 ) -> KVCache:
     """Make one layer's cache, zeroed, in the layout of the device's kernel.
 
-    `dtype` is the model's, or `FP8`: half the memory, and half of what a decode reads. Only a GPU benefits; the CPU's
-    native kernel has no fp8, so torch operators are used there.
+    `dtype` is the model's or, with half the memory and half of what a decode reads, `FP8` for a GPU and `INT8` for a
+    CPU and queries in bfloat16. The CPU's native kernel has no fp8: torch operators are used for it there.
     """
     if device.type == "cuda":
         from sluice.kernels.paged_attention.kernel import allocate_cuda
@@ -65,7 +65,7 @@ def paged_attention(  # noqa: PLR0913 - a kernel's arguments are its tensors
 
     Args:
         query: `[T, H, D]`, float32, float16 or bfloat16; tokens and heads may be strided, D is contiguous.
-        kv_cache: of G key-value heads, dtype of `query` or fp8; G divides H.
+        kv_cache: of G key-value heads, dtype of `query`, fp8 or int8; G divides H.
         block_tables: `[S, max_blocks]` int32, rows may be strided; entries past a sequence's last block, and those
             wholly before the window of its first new token, are not read.
         query_start_locs: `[S + 1]` int32, ascending from 0.

@@ -7,6 +7,9 @@
 
    The contents of a slot that no row may see never enter a sum: its score is replaced, its value is not read.
 
+   A cache in int8 is widened to bfloat16, which holds its codes exactly, chunk by chunk. A key's scale multiplies its
+   scores, a value's its weights.
+
    Each element type is a unit of its own, which halves the time of the compiler: native.c and native_bfloat16.c. */
 #ifndef SLUICE_ATTEND_H
 #define SLUICE_ATTEND_H
@@ -35,7 +38,8 @@
 /* Sixteen token slots of one block: slots `low` to `high` (exclusive) are seen by some row. */
 typedef struct {
   const char *keys, *values;
-  int first_position; /* of slot 0 */
+  const float *key_scales, *value_scales; /* of the slots of a cache in int8, or null */
+  int first_position;                     /* of slot 0 */
   int low, high;
 } Segment;
 
@@ -167,8 +171,16 @@ INLINE void cap_scores(Tile *tile, int num_rows, int num_segments, const Attenti
     for (int c = 0; c < num_segments; c++) tile->scores[r][c] = tanh16(tile->scores[r][c] * factor);
 }
 
+/* Multiply scores by the scales of their keys. */
+INLINE void scale_scores(Tile *tile, int num_rows, int num_segments, const Segment *segments) {
+  for (int c = 0; c < num_segments; c++) {
+    const f32x16 scales = *(const f32x16 *)segments[c].key_scales;
+    for (int r = 0; r < num_rows; r++) tile->scores[r][c] *= scales;
+  }
+}
+
 /* One row's online softmax over the chunk: scores become weights, earlier sums are rescaled. `scale`: see unit_of. */
-INLINE void soften_row(Tile *tile, int r, int num_segments, int DP, float scale, int dtype) {
+INLINE void soften_row(Tile *tile, int r, const Segment *segments, int num_segments, int DP, float scale, int dtype) {
   f32x16 best = tile->scores[r][0];
   /* The maximum may lose a NaN; its weight will be NaN again. */
   for (int c = 1; c < num_segments; c++) best = larger16(best, tile->scores[r][c]);
@@ -180,7 +192,11 @@ INLINE void soften_row(Tile *tile, int r, int num_segments, int DP, float scale,
     const f32x16 x = tile->scores[r][c];
     const f32x16 weight = zero_if_hidden16(exp2_16(x * scale - shift), x);
     sums += weight;
-    if (dtype == BFLOAT16)
+    if (dtype == BFLOAT16 && segments[c].value_scales) {
+      /* Those of slots without a value are any number. */
+      const f32x16 scaled = zero_if_hidden16(weight * *(const f32x16 *)segments[c].value_scales, x);
+      *(u16x16 *)((uint16_t *)tile->weights[r] + c * LANES) = to_bf16x16(scaled);
+    } else if (dtype == BFLOAT16)
       *(u16x16 *)((uint16_t *)tile->weights[r] + c * LANES) = to_bf16x16(weight);
     else
       *(f32x16 *)((float *)tile->weights[r] + c * LANES) = weight;
@@ -232,11 +248,11 @@ INLINE void fetch_far_after(const Stream *stream, int piece) {
   for (int64_t i = 0; i < stream->piece_bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
 }
 
-INLINE void score_chunk(Tile *tile, int num_rows, const Stream *stream, int steps, int dtype) {
-  const Chunk *chunk = stream->chunk;
-  for (int c = 0; c < chunk->count; c += FUSED_SEGMENTS) {
-    const int has_two = FUSED_SEGMENTS == 2 && c + 1 < chunk->count;
-    const char *keys[2] = {chunk->segments[c].keys, chunk->segments[c + has_two].keys};
+INLINE void score_chunk(Tile *tile, int num_rows, const Segment *segments, const Stream *stream, int steps, int dtype) {
+  const int count = stream->chunk->count;
+  for (int c = 0; c < count; c += FUSED_SEGMENTS) {
+    const int has_two = FUSED_SEGMENTS == 2 && c + 1 < count;
+    const char *keys[2] = {segments[c].keys, segments[c + has_two].keys};
     fetch_far_after(stream, c);
     if (has_two) {
       fetch_far_after(stream, c + 1);
@@ -274,8 +290,7 @@ INLINE void configure_tiles(int num_rows) {
 }
 
 /* Scores of all rows with tiles: 16 slots per segment, 32 elements of a head at a time. */
-INLINE void score_chunk_tiles(Tile *tile, const Stream *stream, int DP) {
-  const Segment *segments = stream->chunk->segments;
+INLINE void score_chunk_tiles(Tile *tile, const Segment *segments, const Stream *stream, int DP) {
   const int num_segments = stream->chunk->count;
   for (int c = 0; c < num_segments; c += 2) {
     fetch_after(stream, c);
@@ -345,21 +360,67 @@ INLINE void weigh_chunk_tiles(Tile *tile, const char *const *values, const Strea
 }
 #endif
 
+/* Codes of sixteen slots as bfloat16. */
+INLINE void widen(uint32_t *out, const char *codes, int DP) {
+  for (int i = 0; i < LANES * DP; i += 2 * LANES) {
+    uint16_t *to = (uint16_t *)out + i;
+#if defined(__AVX512BF16__)
+    const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(codes + i))));
+    const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(codes + i + LANES))));
+    _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+#elif defined(__AVX2__)
+    for (int half = 0; half < 2 * LANES; half += LANES) {
+      __m256i bits[2];
+      for (int j = 0; j < 2; j++) {
+        const __m128i eight = _mm_loadl_epi64((const __m128i *)(codes + i + half + 8 * j));
+        bits[j] = _mm256_srli_epi32((__m256i)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight)), 16);
+      }
+      /* The halves are packed within halves of a register. */
+      const __m256i packed = _mm256_packus_epi32(bits[0], bits[1]);
+      _mm256_storeu_si256((__m256i *)(to + half), _mm256_permute4x64_epi64(packed, 0xd8));
+    }
+#else
+    for (int half = 0; half < 2 * LANES; half += LANES) {
+      const f32x16 wide = __builtin_convertvector(*(const i8x16 *)(codes + i + half), f32x16);
+      *(u16x16 *)(to + half) = __builtin_convertvector((u32x16)wide >> 16, u16x16);
+    }
+#endif
+  }
+}
+
+/* The keys or the values of a chunk in bfloat16. */
+typedef struct {
+  Segment segments[CHUNK];
+  uint32_t words[CHUNK][LANES / 2 * MAX_DP];
+} WideChunk;
+
+INLINE const Segment *widened(WideChunk *wide, const Chunk *chunk, int are_values, int DP) {
+  for (int c = 0; c < chunk->count; c++) {
+    wide->segments[c] = chunk->segments[c];
+    widen(wide->words[c], are_values ? chunk->segments[c].values : chunk->segments[c].keys, DP);
+    wide->segments[c].keys = wide->segments[c].values = (const char *)wide->words[c];
+  }
+  return wide->segments;
+}
+
 /* One chunk for all rows of the tile, while the next data is prefetched. */
 INLINE void attend_chunk(Tile *tile, int num_rows, const Chunk *chunk, const Chunk *after, const Attention *a,
                          int by_tiles, int dtype) {
-  const Segment *segments = chunk->segments;
-  const int num_segments = chunk->count;
-  const Stream stream = {chunk, after, LANES * a->DP * (dtype == BFLOAT16 ? 2 : 4)};
+  const int num_segments = chunk->count, is_narrow = dtype == BFLOAT16 && a->key_scales != NULL;
+  const Stream stream = {chunk, after, LANES * a->DP * (is_narrow ? 1 : dtype == BFLOAT16 ? 2 : 4)};
+  WideChunk wide;
+  const Segment *segments = is_narrow ? widened(&wide, chunk, 0, a->DP) : chunk->segments;
 #if HAS_TILES
   if (by_tiles)
-    score_chunk_tiles(tile, &stream, a->DP);
+    score_chunk_tiles(tile, segments, &stream, a->DP);
   else
 #endif
-    score_chunk(tile, num_rows, &stream, a->DP / (dtype == BFLOAT16 ? 2 : 1), dtype);
+    score_chunk(tile, num_rows, segments, &stream, a->DP / (dtype == BFLOAT16 ? 2 : 1), dtype);
+  if (is_narrow) scale_scores(tile, num_rows, num_segments, segments);
   if (a->soft_cap > 0) cap_scores(tile, num_rows, num_segments, a);
   for (int c = 0; c < num_segments; c++) mask_scores(tile, num_rows, c, segments + c, a->window);
-  for (int r = 0; r < num_rows; r++) soften_row(tile, r, num_segments, a->DP, unit_of(a), dtype);
+  for (int r = 0; r < num_rows; r++) soften_row(tile, r, segments, num_segments, a->DP, unit_of(a), dtype);
+  if (is_narrow) segments = widened(&wide, chunk, 1, a->DP);
 #if HAS_TILES
   if (by_tiles) {
     uint32_t copies[CHUNK][LANES / 2 * MAX_DP];
@@ -454,7 +515,8 @@ INLINE Task task_at(const Attention *a, int index) {
 /* The chunk of a task that begins with the segment of `position`. Chunks end at the same positions for every row of a
    sequence, so that its bits do not depend on the other rows of its task. */
 INLINE Chunk chunk_at(const Attention *a, const Task *t, int position, int dtype) {
-  const int64_t size = dtype == BFLOAT16 ? 2 : 4, plane_bytes = (int64_t)a->P * a->DP * size;
+  const int is_narrow = dtype == BFLOAT16 && a->key_scales != NULL;
+  const int64_t size = is_narrow ? 1 : dtype == BFLOAT16 ? 2 : 4, slot_bytes = a->DP * size;
   const int32_t *table = a->block_tables + t->s * a->table_stride;
   int block = position / a->block_size, slot = position % a->block_size / LANES * LANES;
   Chunk chunk = {.count = 0};
@@ -462,10 +524,16 @@ INLINE Chunk chunk_at(const Attention *a, const Task *t, int position, int dtype
   for (; left && block * a->block_size + slot < t->end; left--) {
     const int first_position = block * a->block_size + slot;
     const int slots = a->block_size - slot < LANES ? a->block_size - slot : LANES;
-    const int64_t offset = ((int64_t)table[block] * a->G + t->g) * plane_bytes + (int64_t)slot * a->DP * size;
+    const int64_t from = ((int64_t)table[block] * a->G + t->g) * a->P + slot, offset = from * slot_bytes;
     const int low = t->first > first_position ? t->first - first_position : 0;
     const int high = t->end < first_position + slots ? t->end - first_position : slots;
-    chunk.segments[chunk.count++] = (Segment){a->keys + offset, a->values + offset, first_position, low, high};
+    chunk.segments[chunk.count++] = (Segment){a->keys + offset,
+                                              a->values + offset,
+                                              is_narrow ? a->key_scales + from : NULL,
+                                              is_narrow ? a->value_scales + from : NULL,
+                                              first_position,
+                                              low,
+                                              high};
     slot += LANES;
     if (slot >= a->block_size) block++, slot = 0;
   }

@@ -10,10 +10,11 @@ from sluice.kernels.dtypes import DTYPE_CODES
 from sluice.kernels.native import native_function
 from sluice.kernels.paged_attention.call import AttentionCall
 from sluice.kernels.paged_attention.layout import KVCache, Layout, allocate_packed, allocate_plain, padded
+from sluice.kernels.paged_attention.narrow import INT8
 from sluice.kernels.paged_attention.reference import gather_context, visible
 from sluice.kernels.tiles import may_use_tiles
 
-SIGNATURE = ("sluice_paged_attention", "ipllppplpppiiiiiiiiiiffp")
+SIGNATURE = ("sluice_paged_attention", "ipllppplpppiiiiiiiiiiffppp")
 _CHUNK_TOKENS = 512
 """Query tokens of one call of torch's attention."""
 
@@ -23,7 +24,8 @@ MAX_HEAD_SIZE = 256
 
 def allocate_cpu(num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, *, dtype: torch.dtype) -> KVCache:
     """Make a cache in the layout of this machine's kernel."""
-    if dtype in DTYPE_CODES and head_size <= MAX_HEAD_SIZE and native_function(*SIGNATURE) is not None:
+    has_native = native_function(*SIGNATURE) is not None and head_size <= MAX_HEAD_SIZE
+    if has_native and (dtype in DTYPE_CODES or dtype == INT8):
         return allocate_packed(num_blocks, block_size, num_kv_heads, head_size, dtype=dtype)
     return allocate_plain(num_blocks, block_size, num_kv_heads, head_size, dtype=dtype, device=torch.device("cpu"))
 
@@ -63,6 +65,8 @@ def _attend_native(call: AttentionCall) -> None:
         call.scale,
         call.soft_cap,
         None if call.sinks is None else call.sinks.data_ptr(),
+        None if cache.key_scales is None else cache.key_scales.data_ptr(),
+        None if cache.value_scales is None else cache.value_scales.data_ptr(),
     )
 
 

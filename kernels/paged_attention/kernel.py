@@ -24,8 +24,8 @@ from sluice.kernels.paged_attention.config import (
     short_chunk_config,
 )
 from sluice.kernels.paged_attention.decode import attend_decodes, num_programs
-from sluice.kernels.paged_attention.fp8 import FP8
 from sluice.kernels.paged_attention.layout import KVCache, Layout
+from sluice.kernels.paged_attention.narrow import FP8
 from sluice.kernels.paged_attention.prefill import attend_chunks
 from sluice.kernels.paged_attention.short_chunks import attend_short_chunks
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sluice.kernels.checks import check
-from sluice.kernels.paged_attention.fp8 import FP8
+from sluice.kernels.paged_attention.narrow import FP8, INT8, LARGEST
 from sluice.kernels.pages import zero_pages
 
 PACKED_LANES = 16
@@ -25,7 +25,7 @@ class Layout(Enum):
 
     N and D are rounded up to P and E, multiples of 16. bfloat16: keys `[B, G, P / 16, E / 2, 16, 2]` (16 adjacent
     tokens, pairs along D), values `[B, G, P / 2, E, 2]` (pairs along tokens). float32: keys `[B, G, P / 16, E, 16]`,
-    values `[B, G, P, E]`. Elements past D are 0 in every slot that was written.
+    values `[B, G, P, E]`. int8 as bfloat16. Elements past D are 0 in every slot that was written.
     """
 
 
@@ -46,7 +46,9 @@ class KVCache:
     head_size: int
     layout: Layout
     key_scales: Tensor | None = None
-    """`[B, N, G]` float32, for the plain layout in fp8: each head's scale (see `fp8`). None for every other dtype."""
+    """Float32, of a cache in 8 bits: each head's scale (see `narrow`), `[B, N, G]` in the plain layout, `[B, G, P]` in
+    the packed one. None for every other dtype.
+    """
 
     value_scales: Tensor | None = None
     table: int = 0
@@ -55,7 +57,7 @@ class KVCache:
     @property
     def is_fp8(self) -> bool:
         """Whether keys and values are 8-bit floats with scales."""
-        return self.key_scales is not None
+        return self.keys.dtype == FP8
 
     @property
     def num_bytes(self) -> int:
@@ -69,16 +71,17 @@ class KVCache:
         Raises:
             ValueError: it cannot.
         """
-        holds = self.is_fp8 or self.keys.dtype == dtype
+        is_bfloat16 = dtype == torch.bfloat16
+        holds = self.is_fp8 or (self.keys.dtype == INT8 and is_bfloat16) or self.keys.dtype == dtype
         check(holds, "{} is {}, the cache {}", name, dtype, self.keys.dtype)
 
 
 def allocate_plain(
     num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, *, dtype: torch.dtype, device: torch.device
 ) -> KVCache:
-    """Make a cache of zeros in the plain layout; with scales for `FP8`."""
+    """Make a cache of zeros in the plain layout; with scales for `FP8` and `INT8`."""
     shape = (num_blocks, block_size, num_kv_heads, head_size)
-    scales = [zero_pages(shape[:-1], torch.float32, device) if dtype == FP8 else None for _ in range(2)]
+    scales = [zero_pages(shape[:-1], torch.float32, device) if dtype in LARGEST else None for _ in range(2)]
     return KVCache(
         keys=zero_pages(shape, dtype, device),
         values=zero_pages(shape, dtype, device),
@@ -100,14 +103,18 @@ def allocate_packed(
     pair = 1 if dtype == torch.float32 else 2
     key_shape = (num_blocks, num_kv_heads, slots // lanes, elements // pair, lanes, pair)
     value_shape = (num_blocks, num_kv_heads, slots // pair, elements, pair)
+    scale_shape, cpu = (num_blocks, num_kv_heads, slots), torch.device("cpu")
+    scales = [zero_pages(scale_shape, torch.float32, cpu) if dtype == INT8 else None for _ in range(2)]
     return KVCache(
-        keys=zero_pages(key_shape, dtype, torch.device("cpu")),
-        values=zero_pages(value_shape, dtype, torch.device("cpu")),
+        keys=zero_pages(key_shape, dtype, cpu),
+        values=zero_pages(value_shape, dtype, cpu),
         num_blocks=num_blocks,
         block_size=block_size,
         num_kv_heads=num_kv_heads,
         head_size=head_size,
         layout=Layout.PACKED,
+        key_scales=scales[0],
+        value_scales=scales[1],
     )
 
 
@@ -122,4 +129,10 @@ def unpacked(cache: KVCache) -> KVCache:
         keys=cache.keys.permute(0, 2, 4, 1, 3, 5).reshape(shape)[used],
         values=cache.values.permute(0, 2, 4, 1, 3).reshape(shape)[used],
         layout=Layout.PLAIN,
+        key_scales=_plain_scales(cache, cache.key_scales),
+        value_scales=_plain_scales(cache, cache.value_scales),
     )
+
+
+def _plain_scales(cache: KVCache, scales: Tensor | None) -> Tensor | None:
+    return None if scales is None else scales[..., : cache.block_size].transpose(1, 2).contiguous()

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from sluice.kernels.paged_attention.fp8 import from_fp8
 from sluice.kernels.paged_attention.layout import KVCache
+from sluice.kernels.paged_attention.narrow import from_8_bits
 
 
 def paged_attention_reference(  # noqa: PLR0913 - a kernel's arguments are its tensors
@@ -61,7 +61,7 @@ def _widened(tensor: Tensor, scales: Tensor | None, at: tuple[Tensor, Tensor], d
     if scales is None:
         return tensor[at].to(dtype)
     # torch cannot index fp8 on the CPU.
-    return from_fp8(tensor.view(torch.uint8)[at].view(tensor.dtype), scales[at], dtype)
+    return from_8_bits(tensor.view(torch.uint8)[at].view(tensor.dtype), scales[at], dtype)
 
 
 def _scores(query: Tensor, keys: Tensor, *, scale: float, soft_cap: float) -> Tensor:

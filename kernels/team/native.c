@@ -43,6 +43,7 @@ static struct {
   Signal begun[MAX_THREADS]; /* one per helper; the caller's is unused */
   int num_inside;            /* helpers that run the task, or CLOSED: a helper that comes too late is not waited for */
   Signal left;
+  int is_moving; /* a thread moves threads to other cores */
 } crew = {.is_busy = PTHREAD_MUTEX_INITIALIZER, .num_inside = CLOSED};
 
 INLINE void relax(void) {
@@ -134,11 +135,14 @@ static void move(pid_t thread, int core, int away) {
     sched_setaffinity(thread, sizeof former, &former);
 }
 
-/* Give this core, which the caller does not need now, to a thread that waits for its own; take that one. */
+/* Give this core, which the caller does not need now, to a thread that waits for its own; take that one. One thread at a
+   time does so: another would take the cores of a move for those where the thread may run, and leave it there. */
 static void change_cores(const Share *late) {
+  if (__atomic_exchange_n(&crew.is_moving, 1, __ATOMIC_ACQUIRE)) return;
   const int core = sched_getcpu(), other = __atomic_load_n(&late->cpu, __ATOMIC_RELAXED);
   if (other != core) move(late->thread, core, 0);
   move(0, other, other == core);
+  __atomic_store_n(&crew.is_moving, 0, __ATOMIC_RELEASE);
 }
 
 /* Change cores with one whose task this phase waits for, if such a one is descheduled. The system would leave it where
@@ -222,7 +226,7 @@ static int recruit(int count) {
   if (crew.process != getpid()) {
     crew.num_helpers = 0;
     memset(crew.begun, 0, sizeof crew.begun);
-    crew.progress.phase.sleepers = crew.left.sleepers = 0;
+    crew.progress.phase.sleepers = crew.left.sleepers = crew.is_moving = 0;
     crew.process = getpid();
   }
   while (crew.num_helpers + 1 < count) {

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sluice.kernels.chain import HOPPER_PREFILL, step_down, stepped_down
 from sluice.kernels.paged_attention import FP8, KVCache, allocate_kv_cache, paged_attention
-from sluice.kernels.paged_attention.fp8 import from_fp8, to_fp8
+from sluice.kernels.paged_attention.narrow import from_8_bits, to_8_bits
 from sluice.kernels.paged_attention.reference import paged_attention_reference
 from sluice.kernels.trial.compare import WrongResult, require_close, require_same_rows
 from sluice.kernels.trial.sizes import ModelSizes
@@ -174,7 +174,7 @@ def _fill(cache: KVCache, dtype: torch.dtype) -> None:
         if scales is None:
             part.copy_(heads)
         else:
-            narrow, of_heads = to_fp8(heads)
+            narrow, of_heads = to_8_bits(heads, FP8)
             part.view(torch.uint8).copy_(narrow.view(torch.uint8))
             scales.copy_(of_heads)
 
@@ -182,7 +182,7 @@ def _fill(cache: KVCache, dtype: torch.dtype) -> None:
 def _wide(cache: KVCache) -> KVCache:
     """Return the keys and values of `cache` in float64."""
     parts = ((cache.keys, cache.key_scales), (cache.values, cache.value_scales))
-    wide = [p.double() if s is None else from_fp8(p, s, torch.float64) for p, s in parts]
+    wide = [p.double() if s is None else from_8_bits(p, s, torch.float64) for p, s in parts]
     return replace(cache, keys=wide[0], values=wide[1], key_scales=None, value_scales=None)
 
 

@@ -5,13 +5,13 @@ from torch import Tensor
 
 from sluice.kernels.dtypes import DTYPE_CODES
 from sluice.kernels.native import native_function
-from sluice.kernels.paged_attention.fp8 import to_fp8
 from sluice.kernels.paged_attention.layout import KVCache, Layout, padded
+from sluice.kernels.paged_attention.narrow import to_8_bits
 from sluice.kernels.rms_norm.cpu import normalised
 from sluice.kernels.rope.cpu import rope_cpu
 from sluice.kernels.write_kv import HeadNorm
 
-SIGNATURE = ("sluice_write_kv", "iplpppppffppp" + "liiiilii")
+SIGNATURE = ("sluice_write_kv", "iplpppppffppp" + "liiiiliipp")
 
 
 def write_kv_cpu(
@@ -52,6 +52,8 @@ def write_kv_cpu(
         kv_cache.block_size,
         padded(kv_cache.block_size),
         padded(kv_cache.head_size),
+        None if kv_cache.key_scales is None else kv_cache.key_scales.data_ptr(),
+        None if kv_cache.value_scales is None else kv_cache.value_scales.data_ptr(),
     )
 
 
@@ -83,11 +85,11 @@ def write_kv_torch(
 
 
 def _store(cache: Tensor, scales: Tensor | None, slots: Tensor, heads: Tensor) -> None:
-    """Write heads `[T, G, D]` to their slots, unchanged or in fp8."""
+    """Write heads `[T, G, D]` to their slots, unchanged or in 8 bits."""
     if scales is None:
         _put(cache, slots, heads)
         return
-    narrow, narrow_scales = to_fp8(heads)
+    narrow, narrow_scales = to_8_bits(heads, cache.dtype)
     # torch cannot index fp8 on the CPU.
     _put(cache.view(torch.uint8), slots, narrow.view(torch.uint8))
     _put(scales, slots, narrow_scales)

@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from sluice.kernels.paged_attention.fp8 import to_fp8
 from sluice.kernels.paged_attention.layout import KVCache
+from sluice.kernels.paged_attention.narrow import to_8_bits
 from sluice.kernels.rms_norm.reference import rms_norm_reference
 from sluice.kernels.rope.reference import rope_reference
 from sluice.kernels.write_kv import HeadNorm
@@ -38,9 +38,9 @@ def write_kv_reference(
 
 
 def _store(slot: Tensor, scales: Tensor | None, at: tuple[int, int], heads: Tensor) -> None:
-    """Write heads `[G, D]` to a slot `[G, D]`, unchanged or in fp8."""
+    """Write heads `[G, D]` to a slot `[G, D]`, unchanged or in 8 bits."""
     if scales is None:
         slot.copy_(heads)
     else:
-        narrow, scales[at] = to_fp8(heads)
+        narrow, scales[at] = to_8_bits(heads, slot.dtype)
         slot.copy_(narrow)

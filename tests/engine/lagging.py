@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from sluice.engine.batch import Batch, Masks, Sampled
 from sluice.engine.executor import Executor, Launched, ModelLimits
+from sluice.kernels.copy_blocks import parts_of
 
 if TYPE_CHECKING:
     # Most of what lags computes with integers, and needs no torch.
@@ -79,8 +80,10 @@ def on_late_device(runner: "ModelRunner") -> LaggingExecutor:
 
     def scribble(block_ids: list[int]) -> None:
         for cache in caches:
-            cache.keys[block_ids] = float("nan")
-            cache.values[block_ids] = float("nan")
+            for part in parts_of(cache):
+                # Codes in 8 bits are no NaN, but their scales are.
+                if part.is_floating_point():
+                    part[block_ids] = float("nan")
 
     return LaggingExecutor(runner, scribble=scribble)
 

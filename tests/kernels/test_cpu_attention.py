@@ -12,8 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from sluice.kernels.copy_blocks import parts_of
 from sluice.kernels.paged_attention import FP8, KVCache, allocate_kv_cache, paged_attention
 from sluice.kernels.paged_attention.layout import Layout, unpacked
+from sluice.kernels.paged_attention.narrow import from_8_bits
 from sluice.kernels.paged_attention.reference import paged_attention_reference
 from sluice.kernels.write_kv import HeadNorm, write_kv
 from sluice.kernels.write_kv.reference import write_kv_reference
@@ -26,8 +28,9 @@ TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 1.6e-2}
 def nan_cache(num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, dtype: torch.dtype) -> KVCache:
     """A cache whose every byte is NaN: whatever is read must have been written before."""
     cache = allocate_kv_cache(num_blocks, block_size, num_kv_heads, head_size, dtype=dtype, device=CPU)
-    cache.keys.fill_(NAN)
-    cache.values.fill_(NAN)
+    for part in parts_of(cache):
+        # Codes of 8 bits are not NaN, but their scales are.
+        part.fill_(NAN if part.is_floating_point() else 77)
     return cache
 
 
@@ -44,6 +47,8 @@ class Case:
     soft_cap: float = 0.0
     sinks: tuple[float, ...] | None = None
     dtype: torch.dtype = torch.float32
+    cache_dtype: torch.dtype | None = None
+    """`dtype` if None."""
 
     @property
     def sink_logits(self) -> Tensor | None:
@@ -66,14 +71,14 @@ def make(case: Case, seed: int = 0) -> Given:
     generator = torch.Generator().manual_seed(seed)
     blocks = [-(-context // case.block_size) for _, context in case.lengths]
     num_blocks = sum(blocks) + 3
-    cache = nan_cache(num_blocks, case.block_size, case.num_kv_heads, case.head_size, case.dtype)
+    cache = nan_cache(num_blocks, case.block_size, case.num_kv_heads, case.head_size, case.cache_dtype or case.dtype)
     ids = (torch.randperm(num_blocks - 1, generator=generator) + 1).tolist()
     tables = torch.zeros(len(blocks), max(blocks, default=0) + 2, dtype=torch.int32)
     for s, (num_new, context) in enumerate(case.lengths):
         table = [ids.pop() for _ in range(blocks[s])]
         tables[s, : len(table)] = torch.tensor(table, dtype=torch.int32)
         oldest = max(0, context - num_new - case.window + 1) if case.window else 0
-        _fill(cache, table, range(oldest, context), generator)
+        _fill(cache, table, range(oldest, context), case.dtype, generator)
     starts = torch.tensor([0] + [new for new, _ in case.lengths]).cumsum(0).int()
     num_tokens = int(starts[-1])
     return Given(
@@ -85,12 +90,12 @@ def make(case: Case, seed: int = 0) -> Given:
     )
 
 
-def _fill(cache: KVCache, table: list[int], positions: range, generator: torch.Generator) -> None:
+def _fill(cache: KVCache, table: list[int], positions: range, dtype: torch.dtype, generator: torch.Generator) -> None:
     """Random keys and values at some positions of one sequence."""
     slots = torch.tensor([table[p // cache.block_size] * cache.block_size + p % cache.block_size for p in positions])
     qkv = torch.randn(len(positions), (1 + 2 * cache.num_kv_heads) * cache.head_size, generator=generator)
     no_rotation = torch.zeros(1, 0)
-    write_kv(qkv.to(cache.keys.dtype), torch.zeros(len(positions), dtype=torch.int64), slots.long(), no_rotation, cache)
+    write_kv(qkv.to(dtype), torch.zeros(len(positions), dtype=torch.int64), slots.long(), no_rotation, cache)
 
 
 def attend(given: Given, case: Case) -> Tensor:
@@ -112,7 +117,11 @@ def attend(given: Given, case: Case) -> Tensor:
 
 def attend_reference(given: Given, case: Case) -> Tensor:
     plain = unpacked(given.cache)
-    cache = replace(plain, keys=plain.keys.double(), values=plain.values.double())
+    keys, values = plain.keys.double(), plain.values.double()
+    if plain.key_scales is not None and plain.value_scales is not None:
+        keys = from_8_bits(plain.keys, plain.key_scales, torch.float64)
+        values = from_8_bits(plain.values, plain.value_scales, torch.float64)
+    cache = replace(plain, keys=keys, values=values, key_scales=None, value_scales=None)
     return paged_attention_reference(
         given.query.double(),
         cache,

@@ -17,10 +17,10 @@ from sluice.kernels.linear.kernel import int8_product_triton, widen_triton
 from sluice.kernels.paged_attention import decode, kernel
 from sluice.kernels.paged_attention.call import Chunks
 from sluice.kernels.paged_attention.config import decode_config
-from sluice.kernels.paged_attention.fp8 import FP8
 from sluice.kernels.paged_attention.hopper import attend_chunks_on_hopper
 from sluice.kernels.paged_attention.invariant import paged_attention_invariant
 from sluice.kernels.paged_attention.kernel import allocate_cuda, paged_attention_triton
+from sluice.kernels.paged_attention.narrow import FP8
 from sluice.kernels.penalties.kernel import apply_penalties_triton
 from sluice.kernels.prepare_batch import StepPlan
 from sluice.kernels.prepare_batch.kernel import prepare_batch_triton

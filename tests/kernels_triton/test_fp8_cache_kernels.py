@@ -14,9 +14,9 @@ import triton.language as tl
 from torch import Tensor
 
 from sluice.kernels.paged_attention import kernel
-from sluice.kernels.paged_attention.fp8 import FP8, from_fp8, to_fp8
 from sluice.kernels.paged_attention.kernel import allocate_cuda, paged_attention_triton
 from sluice.kernels.paged_attention.layout import KVCache
+from sluice.kernels.paged_attention.narrow import FP8, from_8_bits, to_8_bits
 from sluice.kernels.write_kv import HeadNorm
 from sluice.kernels.write_kv.kernel import _to_e4m3, write_kv_triton  # pyright: ignore[reportPrivateUsage]
 from tests.grids import cross_section
@@ -70,7 +70,7 @@ class TestGivenHeads:
         heads = torch.randn(40, 3, 64, generator=generator_on("cpu")) * torch.logspace(-6, 6, 40)[:, None, None]
         heads[7] = 0
 
-        found = from_fp8(*to_fp8(heads), torch.float64)
+        found = from_8_bits(*to_8_bits(heads, FP8), torch.float64)
 
         largest = heads.double().abs().amax(dim=-1, keepdim=True)
         assert ((found - heads.double()).abs() <= heads.double().abs() / 16 + largest / 448 * 2.0**-10 * 1.001).all()
@@ -81,7 +81,7 @@ class TestGivenHeads:
         heads = torch.ones(2, 2, 8)
         heads[1, 0, 3] = value
 
-        found = from_fp8(*to_fp8(heads), torch.float32)
+        found = from_8_bits(*to_8_bits(heads, FP8), torch.float32)
 
         assert found[1, 0].isnan().all()
         assert (found[0] == 1).all()
@@ -96,7 +96,7 @@ class TestGivenFloats:
         heads = random_tensor(500, 16, dtype=dtype, generator=generator_on(device))
         largest = heads.abs().amax(dim=-1).cpu().double()
 
-        narrow, scales = to_fp8(heads)
+        narrow, scales = to_8_bits(heads, FP8)
 
         assert torch.equal(scales.cpu(), (largest / 448).float())
         assert same_bits(narrow.cpu(), (heads.cpu() / scales.cpu()[:, None]).to(FP8))

@@ -22,8 +22,8 @@ from sluice.kernels.gated_activation.reference import gated_activation_reference
 from sluice.kernels.linear.int8 import dequantized
 from sluice.kernels.linear.reference import linear_reference
 from sluice.kernels.paged_attention.call import AttentionCall
-from sluice.kernels.paged_attention.fp8 import FP8, from_fp8, to_fp8
 from sluice.kernels.paged_attention.layout import KVCache, allocate_plain
+from sluice.kernels.paged_attention.narrow import FP8, from_8_bits, to_8_bits
 from sluice.kernels.paged_attention.reference import paged_attention_reference
 from sluice.kernels.penalties import Penalties
 from sluice.kernels.rms_norm.reference import rms_norm_reference
@@ -204,7 +204,7 @@ def _put(elements: Tensor, scales: Tensor | None, at: tuple[Tensor, Tensor], hea
         return
     # Of very different sizes, which scales are for.
     sizes = torch.logspace(-1, 0.5, heads.shape[1], device=heads.device)[:, None] if heads.shape[1] > 1 else 1.0
-    narrow, scales[at] = to_fp8(heads * sizes)
+    narrow, scales[at] = to_8_bits(heads * sizes, FP8)
     elements.view(torch.uint8)[at] = narrow.view(torch.uint8)
 
 
@@ -212,8 +212,8 @@ def widened(kv_cache: KVCache) -> KVCache:
     """Return the values of `kv_cache`, in float64."""
     keys, values = kv_cache.keys.double(), kv_cache.values.double()
     if kv_cache.key_scales is not None and kv_cache.value_scales is not None:
-        keys = from_fp8(kv_cache.keys, kv_cache.key_scales, torch.float64)
-        values = from_fp8(kv_cache.values, kv_cache.value_scales, torch.float64)
+        keys = from_8_bits(kv_cache.keys, kv_cache.key_scales, torch.float64)
+        values = from_8_bits(kv_cache.values, kv_cache.value_scales, torch.float64)
     return replace(kv_cache, keys=keys, values=values, key_scales=None, value_scales=None)
 
 

@@ -5,15 +5,16 @@ and now and then a token: so a resumed job could continue with others. The nativ
 Attention sums block by block, so this holds among workers of one block size.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import Any
 
 import pytest
 import torch
 
-from sluice.engine.config import Quantization
 from sluice.engine.request import ChoiceProgress, Request
 from sluice.kernels.linear import cpu as linear_cpu
 from sluice.kernels.native import library
@@ -37,6 +38,12 @@ MODELS = {
 }
 """Of shapes that the native products take."""
 
+FORMS: Mapping[str, Mapping[str, Any]] = {  # Any: options of `run`
+    "none": {"quantization": "none"},
+    "int4": {"quantization": "int4"},
+    "int8 cache": {"kv_cache_dtype": "int8"},
+}
+
 
 @pytest.fixture(autouse=True)
 def _native_products(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,44 +61,47 @@ def folder(model: str) -> Path:
 
 
 @cache
-def alone(model: str, block_size: int, quantization: Quantization) -> EngineRun:
+def alone(model: str, block_size: int, form: str) -> EngineRun:
     """Each request in a separate engine."""
     outcome = EngineRun()
     for request in requests():
-        single = run(folder(model), [request], Setting(block_size=block_size), dtype=DTYPE, quantization=quantization)
+        single = run(folder(model), [request], Setting(block_size=block_size), dtype=DTYPE, **FORMS[form])
         outcome.token_ids |= single.token_ids
         outcome.logprobs |= single.logprobs
     return outcome
 
 
-FORMS: list[Quantization] = ["none", "int4"]
 SETTINGS = [setting for setting in DISTURBED.values() if not setting.abort]
 FAST = [
     *((setting, "none", "qwen3") for setting in SETTINGS),
-    *((DISTURBED[name], "int4", "qwen3") for name in ("together", "chunks of three", "preemption")),
+    *(
+        (DISTURBED[name], form, "qwen3")
+        for name in ("together", "chunks of three", "preemption")
+        for form in ("int4", "int8 cache")
+    ),
     (DISTURBED["chunks of three"], "none", "qwen3_moe"),
     (DISTURBED["preemption"], "int4", "qwen3_moe"),
 ]
 
 
-class TestGivenWeightsInBfloat16OrFewerBits:
-    @pytest.mark.parametrize(("setting", "quantization", "model"), grid(SETTINGS, FORMS, list(MODELS), fast=FAST))
+class TestGivenWeightsOrKeysInBfloat16OrFewerBits:
+    @pytest.mark.parametrize(("setting", "form", "model"), grid(SETTINGS, list(FORMS), list(MODELS), fast=FAST))
     def test_when_requests_run_in_any_batch_then_nothing_depends_on_it(
-        self, setting: Setting, quantization: Quantization, model: str
+        self, setting: Setting, form: str, model: str
     ) -> None:
-        outcome = run(folder(model), requests(), setting, dtype=DTYPE, quantization=quantization)
+        outcome = run(folder(model), requests(), setting, dtype=DTYPE, **FORMS[form])
 
-        expected = alone(model, setting.block_size, quantization)
+        expected = alone(model, setting.block_size, form)
         assert outcome.token_ids == expected.token_ids
         assert outcome.logprobs == expected.logprobs
 
-    @pytest.mark.parametrize(("cut", "quantization"), [(1, "none"), (7, "none"), (15, "none"), (7, "int4")])
-    def test_when_a_request_is_resumed_then_it_goes_on_to_the_bit(self, cut: int, quantization: Quantization) -> None:
+    @pytest.mark.parametrize(("cut", "form"), [(1, "none"), (7, "none"), (15, "none"), (7, "int4"), (7, "int8 cache")])
+    def test_when_a_request_is_resumed_then_it_goes_on_to_the_bit(self, cut: int, form: str) -> None:
         setting = DISTURBED["preemption"]
-        expected = alone("qwen3", setting.block_size, quantization)
+        expected = alone("qwen3", setting.block_size, form)
         later = [resumed(request, expected, cut) for request in requests()]
 
-        outcome = run(folder("qwen3"), later, setting, dtype=DTYPE, quantization=quantization)
+        outcome = run(folder("qwen3"), later, setting, dtype=DTYPE, **FORMS[form])
 
         for key, tokens in expected.token_ids.items():
             assert outcome.token_ids.get(key, []) == tokens[cut:]

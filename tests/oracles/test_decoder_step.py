@@ -22,9 +22,10 @@ from sluice.engine.models.folder import open_model_folder
 from sluice.engine.models.load import WeightForm, load_decoder
 from sluice.engine.request import Sampling
 from sluice.engine.sequence import Sequence as Tokens
+from sluice.kernels.copy_blocks import parts_of
 from sluice.kernels.linear import cpu as linear_cpu
 from sluice.kernels.native import library
-from sluice.kernels.paged_attention import FP8, KVCache
+from sluice.kernels.paged_attention import FP8, INT8, KVCache
 from sluice.kernels.write_kv import HeadNorm
 from tests.engine.layouts import Part, StepLayout
 from tests.oracles.tiny_models import (
@@ -110,8 +111,8 @@ def decoder(request: pytest.FixtureRequest, model: TinyModel, tmp_path: Path) ->
     return load_decoder(config, folder.weights, form=form, max_model_len=160, max_tokens=256)
 
 
-def caches_of(decoder: Decoder) -> list[KVCache]:
-    return make_caches(decoder.config, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, dtype=torch.bfloat16, device=CPU)
+def caches_of(decoder: Decoder, dtype: torch.dtype = torch.bfloat16) -> list[KVCache]:
+    return make_caches(decoder.config, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, dtype=dtype, device=CPU)
 
 
 def sequences() -> list[Tokens]:
@@ -155,9 +156,12 @@ def whole(sequence: Tokens) -> Part:
 
 
 class TestGivenADecoder:
-    def test_when_a_step_is_native_then_it_is_its_operations_to_the_bit(self, decoder: Decoder) -> None:
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, INT8], ids=str)
+    def test_when_a_step_is_native_then_it_is_its_operations_to_the_bit(
+        self, decoder: Decoder, dtype: torch.dtype
+    ) -> None:
         parts = [whole(sequence) for sequence in sequences()]
-        apart, together = caches_of(decoder), caches_of(decoder)
+        apart, together = caches_of(decoder, dtype), caches_of(decoder, dtype)
 
         expected = forward(decoder, parts, apart, by_operations=True)
         actual = forward(decoder, parts, together)
@@ -165,8 +169,16 @@ class TestGivenADecoder:
         assert decoder.has_native_step
         assert torch.equal(actual, expected)
         for one, other in zip(apart, together, strict=True):
-            assert torch.equal(one.keys, other.keys)
-            assert torch.equal(one.values, other.values)
+            assert all(map(torch.equal, parts_of(one), parts_of(other)))
+
+    def test_when_the_cache_is_in_int8_then_logits_are_close_to_those_of_bfloat16(self, decoder: Decoder) -> None:
+        parts = [whole(sequence) for sequence in sequences()]
+
+        narrow, wide = forward(decoder, parts, caches_of(decoder, INT8)), forward(decoder, parts, caches_of(decoder))
+
+        # Random weights of this size turn half a percent of a value into several percent of a logit.
+        off = (narrow.float() - wide.float()).norm() / wide.float().norm()
+        assert 0 < off < 0.15
 
     def test_when_the_cache_is_in_fp8_then_the_step_is_left_to_the_operations(self, decoder: Decoder) -> None:
         """The native step would read it as its own layout."""

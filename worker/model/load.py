@@ -175,7 +175,7 @@ def _prepare_null(config: WorkerConfig) -> PreparedModel[LocalModel]:
     if config.model.rounds_weights:
         raise ConfigError([f"SLUICE_QUANTIZATION: the null model has no weights in {config.model.quantization}"])
     if config.model.kv_cache_dtype != "auto":
-        raise ConfigError(["SLUICE_KV_CACHE_DTYPE: the null model has no keys and values to keep in fp8"])
+        raise ConfigError(["SLUICE_KV_CACHE_DTYPE: the null model has no keys and values to keep in 8 bits"])
     if config.model.adapters is not None:
         raise ConfigError(["SLUICE_ADAPTERS: the null model has no weights that an adapter could change"])
     if config.batching.draft_model is not None:

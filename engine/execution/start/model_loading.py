@@ -228,7 +228,7 @@ def _fingerprint(plan: LoadPlan) -> str:
     return plan.folder.fingerprint(
         plan.dtype,
         scheme=plan.form.scheme(plan.folder.weights),
-        has_fp8_cache=options.kv_cache_dtype == "fp8",
+        cache="" if options.kv_cache_dtype == "auto" else options.kv_cache_dtype,
         kernels=chain.description() if is_cuda else "",
         angles_for=plan.max_model_len if plan.config.rope.depends_on_length else None,
     )

@@ -152,7 +152,7 @@ class TestGivenAFingerprint:
     def test_when_anything_that_tokens_depend_on_changes_then_so_does_it(self, folder: Path) -> None:
         fingerprints = {load(folder).fingerprint, load(folder, dtype="bfloat16").fingerprint}
         fingerprints.add(open_model_folder(folder).fingerprint(torch.bfloat16, scheme="int8"))
-        fingerprints.add(open_model_folder(folder).fingerprint(torch.bfloat16, has_fp8_cache=True))
+        fingerprints.add(open_model_folder(folder).fingerprint(torch.bfloat16, cache="fp8"))
         (folder / "tokenizer.json").write_text("{}")
         fingerprints.add(load(folder).fingerprint)
         (folder / "chat_template.jinja").write_text("{{ messages }}")
