@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -110,7 +111,7 @@ class TestGivenBadRequestsAmongGoodOnes:
         mixed = [body for number in range(rounds) for body in (*BAD[number::rounds], *GOOD)]
 
         with ThreadPoolExecutor(16) as threads:
-            answers = list(threads.map(lambda body: ask(gateway, body), mixed))
+            answers = list(threads.map(partial(ask, gateway), mixed))
 
         for body, answer in zip(mixed, answers, strict=True):
             if body in GOOD:

@@ -1,7 +1,7 @@
 """Keys and values in int8 on the CPU: what is stored, and attention over it, on every path."""
 
 # torch's types are partial.
-# pyright: reportUnknownMemberType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import math
 from dataclasses import replace
