@@ -58,12 +58,14 @@ class Resume(StrEnum):
 
 
 def resume_matrix(driver: Driver) -> dict[str, list[Resume]]:
-    """Return for each row how exactly its request continues after 1, 2, … tokens.
+    """Return for each row how exactly its request continues after 1, 2, … tokens; one more if there is an adapter.
 
     Raises:
         Violation: a continued request has other tokens, or another end.
     """
-    return {name: _row(driver, name, options) for name, options in ROWS.items()}
+    adapter = driver.subject.adapter
+    rows = {**ROWS, "adapter": {**SEEDED, "adapter": adapter}} if adapter else ROWS
+    return {name: _row(driver, name, options) for name, options in rows.items()}
 
 
 def _row(driver: Driver, name: str, options: Mapping[str, Any]) -> list[Resume]:

@@ -16,7 +16,7 @@ PATIENCE_S = 60.0
 POLL_S = 0.0005
 
 
-_OWN = ("id", "num_choices", "priority", "progress", "grammar", "embed")
+_OWN = ("id", "num_choices", "priority", "progress", "grammar", "embed", "adapter")
 """Options of requests that are no sampling options."""
 
 
@@ -41,6 +41,9 @@ class Subject:
     eos_token_ids: frozenset[int]
     refused_options: frozenset[str] = frozenset()
     """Sampling options, `num_choices` or `grammar`, that it refuses; their checks are left out."""
+
+    adapter: str = ""
+    """An adapter that it has; empty if it has none."""
 
     break_steps_of: Callable[[str], None] | None = None
     """Let each step with the request of this id raise from now on. None: such faults cannot be made."""

@@ -142,5 +142,6 @@ def add_adapters_triton(out: Tensor, x: Tensor, bank: "AdapterBank", rows: "RowP
         bank.rank,
         BLOCK_T=_BLOCK_T,
         BLOCK_N=64,
-        BLOCK_RANK=block_r,
+        # More ranks at once, in float32, would not fit the registers.
+        BLOCK_RANK=_LEAST_RANKS,
     )

@@ -8,6 +8,8 @@ import re
 import pytest
 import torch
 
+from sluice.kernels.adapters import AdapterBank, RowPlaces
+from sluice.kernels.adapters.kernel import add_adapters_triton
 from sluice.kernels.experts import Router, Stacked, StackedExperts
 from sluice.kernels.experts.kernel import experts_triton, route_triton
 from sluice.kernels.gated_activation.kernel import gated_activation_triton
@@ -461,6 +463,22 @@ class TestGivenTheOtherKernels:
     def test_when_the_masks_are_compiled_then_they_fit(self) -> None:
         with CompileInstead() as compiled:
             apply_token_masks_triton(torch.zeros(2, 300), torch.tensor([1]), torch.zeros(1, 10, dtype=torch.int32))
+
+        check_fits(compiled)
+
+
+class TestGivenAdapters:
+    """Query, key and value of an 8 B model, stacked."""
+
+    @pytest.mark.parametrize("rank", [8, 64])
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+    def test_when_they_are_compiled_then_they_fit(self, rank: int, dtype: torch.dtype) -> None:
+        like = torch.zeros(33, 4096, dtype=dtype)
+        bank = AdapterBank((4096, 1024, 1024), 4096, rank=rank, num_places=2, like=like)
+        rows = RowPlaces(torch.zeros(33, dtype=torch.int32), (0,))
+
+        with CompileInstead() as compiled:
+            add_adapters_triton(torch.zeros(33, 6144, dtype=dtype), like, bank, rows)
 
         check_fits(compiled)
 

@@ -1,5 +1,9 @@
 """Factories of the engines that the conformance suite is run on here."""
 
+from dataclasses import replace
+from pathlib import Path
+from tempfile import mkdtemp
+
 from sluice.engine.batch import Batch
 from sluice.engine.config import EngineConfig
 from sluice.engine.conformance.subject import Subject
@@ -10,6 +14,7 @@ from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullModel, NullModelConfig, NullTokenizer
 from sluice.engine.text.tokenizer import load_tokenizer
 from sluice.worker.model.folders import SMALL_MODEL
+from tests.oracles.adapters import save_adapter
 
 CONFIG = EngineConfig(max_num_seqs=6, max_num_batched_tokens=64)
 NOT_COMPUTED = frozenset(
@@ -52,9 +57,13 @@ def null_engine() -> Subject:
 
 
 def small_model() -> Subject:
-    """The engine over the small model on the CPU."""
-    options = ModelOptions(path=SMALL_MODEL, num_blocks=96, max_model_len=256, max_num_seqs=CONFIG.max_num_seqs)
-    return subject_of(load_model_runner(options), load_tokenizer(SMALL_MODEL))
+    """The engine over the small model on the CPU, with an adapter."""
+    adapters = Path(mkdtemp(prefix="sluice-adapters-"))
+    save_adapter(adapters / "one", SMALL_MODEL)
+    options = ModelOptions(
+        path=SMALL_MODEL, num_blocks=96, max_model_len=256, max_num_seqs=CONFIG.max_num_seqs, adapters=adapters
+    )
+    return replace(subject_of(load_model_runner(options), load_tokenizer(SMALL_MODEL)), adapter="one")
 
 
 def subject_of(

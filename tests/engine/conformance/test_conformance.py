@@ -50,6 +50,7 @@ class TestGivenTheSmallModel:
 
         assert {cell for cells in matrix.values() for cell in cells} == {Resume.BITWISE}
         assert all(len(cells) == NUM_TOKENS for name, cells in matrix.items() if not name.startswith("stop"))
+        assert "adapter" in matrix
 
 
 class Faulty:
