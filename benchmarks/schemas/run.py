@@ -1,18 +1,22 @@
 """Schemas that others wrote: `python -m benchmarks schemas`.
 
 How many compile, how long the first mask takes, and whether each output that ends is valid by `jsonschema`. Beside it,
-how many xgrammar, vLLM's default decoder, compiles. Packages are downloaded into a cache outside the tree.
+how many xgrammar, vLLM's default decoder, compiles, and with `--llama.cpp` how many llama.cpp does (its server is built
+the first time: minutes). Packages are downloaded into a cache outside the tree.
 """
 
 import argparse
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -22,7 +26,9 @@ from threading import Thread
 import jsonschema
 import referencing
 
-from benchmarks.schemas import peer
+from benchmarks.peers.engine_side import PEERS, build_server, server_of
+from benchmarks.peers.environments import python_of
+from benchmarks.schemas import llama_cpp_peer, peer
 from benchmarks.schemas.collection import Schema, cache_folder, collected
 from sluice.engine.config import EngineConfig
 from sluice.engine.execution.options import ModelOptions
@@ -34,10 +40,14 @@ from sluice.engine.text.matcher import CompiledGrammar
 from sluice.engine.text.tokenizer import load_tokenizer
 from sluice.engine.validation import MAX_GRAMMAR_CHARS
 from sluice.worker.model.folders import SMALL_MODEL
+from tools.real_model.folder import real_model_gguf
 
 PEER = ("xgrammar==0.2.9", "apache-tvm-ffi")
 PATIENCE_S = 10.0
 """For one schema; a decoder that takes longer does not compile it."""
+
+START_S = 90.0
+"""For a program to start, and its first schema."""
 
 
 @dataclass(slots=True, eq=False)
@@ -58,6 +68,7 @@ def main() -> None:
     """Print a table for each collection."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--max-tokens", type=int, default=400, metavar="TOKENS", help="of an output (default: 400)")
+    parser.add_argument("--llama.cpp", action="store_true", dest="llama_cpp", help="ask llama.cpp's server, too")
     options = parser.parse_args()
     schemas, tables = collected(), dict[str, _Table]()
     for schema in schemas:
@@ -66,11 +77,14 @@ def main() -> None:
     _generate(compiled, tables, options.max_tokens)
     for source, table in tables.items():
         _print(source, table)
-    by_peer = Counter[str]()
-    for schema, reason in zip(schemas, _reasons_of_peer([schema.text for schema in schemas]), strict=True):
-        by_peer[schema.source] += not reason
-    for source, table in tables.items():
-        print(f"xgrammar compiles {by_peer[source]} of {table.num_schemas} of {source}")
+    texts = [schema.text for schema in schemas]
+    programs = [_xgrammar(), *([_llama_cpp()] if options.llama_cpp else [])]
+    for program in programs:
+        by_peer = Counter[str]()
+        for schema, reason in zip(schemas, _reasons_of(program, texts), strict=True):
+            by_peer[schema.source] += not reason
+        for source, table in tables.items():
+            print(f"{program.name} compiles {by_peer[source]} of {table.num_schemas} of {source}")
 
 
 def _compile(schemas: list[Schema], tables: dict[str, _Table]) -> list[Schema]:
@@ -153,28 +167,51 @@ def _judge(table: _Table, schema: Schema, text: str, reason: FinishReason) -> No
         table.num_unjudged += 1
 
 
-def _reasons_of_peer(texts: list[str]) -> list[str]:
-    """Return for each schema why xgrammar does not compile it; nothing if it does."""
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """Another decoder."""
+
+    name: str
+    file: str
+    environ: Mapping[str, str]
+
+
+def _xgrammar() -> _Program:
     site = cache_folder() / "xgrammar"
     if not site.exists():
         pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
         subprocess.run([*pip, "install", "--no-deps", "--target", site, *PEER], check=True)
+    return _Program("xgrammar", peer.__file__, {"PYTHONPATH": str(site)})
+
+
+def _llama_cpp() -> _Program:
+    python = python_of(PEERS["llama.cpp"].recipe)
+    if not server_of(python).is_file():
+        build_server(python)
+    environ = {"LLAMA_SERVER": str(server_of(python)), "GGUF": str(real_model_gguf())}
+    return _Program("llama.cpp", llama_cpp_peer.__file__, environ)
+
+
+def _reasons_of(program: _Program, texts: list[str]) -> list[str]:
+    """Return for each schema why another decoder does not compile it; nothing if it does."""
     reasons: list[str] = []
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(texts, file)
         file.flush()
         while len(reasons) < len(texts):
-            reasons += _part_of_peer(Path(file.name), len(reasons), site)
+            reasons += _part_of(program, Path(file.name), len(reasons))
             if len(reasons) < len(texts):
                 reasons.append("it hangs, or crashes")
     return reasons
 
 
-def _part_of_peer(texts: Path, first: int, site: Path) -> list[str]:
+def _part_of(program: _Program, texts: Path, first: int) -> list[str]:
     """Compile from the schema numbered `first` on, until one hangs or crashes."""
-    environ = {**os.environ, "PYTHONPATH": str(site)}
-    command = [sys.executable, peer.__file__, str(texts), str(first)]
-    child = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    environ = {**os.environ, **program.environ}
+    command = [sys.executable, program.file, str(texts), str(first)]
+    child = subprocess.Popen(
+        command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
+    )
     lines: SimpleQueue[str | None] = SimpleQueue()
 
     def read() -> None:
@@ -185,11 +222,14 @@ def _part_of_peer(texts: Path, first: int, site: Path) -> list[str]:
     Thread(target=read, daemon=True).start()
     reasons: list[str] = []
     try:
-        while (line := lines.get(timeout=PATIENCE_S)) is not None:
+        # The first one waits for the start of the program, too.
+        while (line := lines.get(timeout=PATIENCE_S if reasons else START_S)) is not None:
             reasons.append(json.loads(line))
     except Empty:
         pass
-    child.kill()
+    # With its children: llama.cpp's server is one.
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
     child.wait()
     return reasons
 
