@@ -177,6 +177,8 @@ def triton_in_place_of_cpu(calls: Counter[str] | None = None, *, deterministic: 
                 counted = _counted(name.removesuffix("_cpu"), launcher, calls)
                 stack.enter_context(patch(f"sluice.kernels.{operation}.cpu.{name}", counted))
         stack.enter_context(_triton_experts())
+        # The products of a GPU round weights themselves.
+        stack.enter_context(patch("sluice.engine.models.load._Reader._packed_part", return_value=None))
         if deterministic:
             stack.enter_context(patch("sluice.kernels.linear.cuda.path_of", return_value=chain.Path.INVARIANT))
         # The CPU's shortcuts past `sample` and `prepare_batch`.

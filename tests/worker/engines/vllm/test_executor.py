@@ -3,7 +3,7 @@
 import pytest
 
 from sluice.engine.conformance.behaviours import CHECKS, checks_for
-from sluice.engine.conformance.resumption import Resume, resume_matrix
+from sluice.engine.conformance.resumption import ROWS, Resume, resume_matrix
 from sluice.engine.conformance.subject import Driver, Subject
 from sluice.engine.errors import EngineBroken
 from sluice.engine.null_model import NullTokenizer
@@ -36,10 +36,14 @@ class TestGivenTheEngineOverIt:
 
         driver.settle()
 
-    def test_when_requests_are_resumed_then_every_cell_is_bitwise_the_same(self, driver: Driver) -> None:
+    def test_when_requests_are_resumed_then_every_cell_that_it_computes_is_bitwise_the_same(
+        self, driver: Driver
+    ) -> None:
         matrix = resume_matrix(driver)
 
-        assert {cell for cells in matrix.values() for cell in cells} == {Resume.BITWISE}
+        refused = {name for name, options in ROWS.items() if not driver.subject.refused_options.isdisjoint(options)}
+        assert {name for name, cells in matrix.items() if set(cells) == {Resume.BITWISE}} == ROWS.keys() - refused
+        assert {name for name, cells in matrix.items() if set(cells) == {Resume.REFUSED}} == refused
 
 
 class TestGivenASequenceThatRuns:
