@@ -19,6 +19,8 @@ from sluice.engine.executor import Executor, Launched
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.request import Request, Sampling
 from sluice.engine.text.detokenizer import ByteDetokenizer
+from sluice.kernels.decoder_step import LayerWeights
+from sluice.kernels.experts import Dense
 
 if TYPE_CHECKING:
     from sluice.engine.execution.model_runner import ModelRunner
@@ -127,6 +129,12 @@ def run_recorded(runner: RecordingRunner, jobs: Sequence[Job], max_num_seqs: int
     run_jobs(runner, jobs, config_of(max_num_seqs))
 
 
+def dense_of(layer: LayerWeights) -> Dense:
+    """Return the feed-forward of a layer of a model without experts."""
+    assert isinstance(layer.feed_forward, Dense)
+    return layer.feed_forward
+
+
 @torch.inference_mode()
 def run_products(runner: RecordingRunner) -> None:
     """Repeat only the matrix products of the recorded steps."""
@@ -140,8 +148,9 @@ def run_products(runner: RecordingRunner) -> None:
             layer.qkv(hidden[:num_tokens])
             num_left = num_rows if index == len(weights.layers) - 1 else num_tokens
             layer.attention_output(attended[:num_left])
-            layer.gated(hidden[:num_left])
-            layer.down(inner[:num_left])
+            dense = dense_of(layer)
+            dense.gated(hidden[:num_left])
+            dense.down(inner[:num_left])
         weights.output(hidden[:num_rows])
 
 

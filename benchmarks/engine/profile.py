@@ -18,7 +18,7 @@ from statistics import median
 
 import torch
 
-from benchmarks.engine.bare import timed_s
+from benchmarks.engine.bare import dense_of, timed_s
 from benchmarks.engine.models import VOCAB_SIZE, model_folder
 from benchmarks.engine.scheduler import measure
 from sluice.engine.batch import Batch
@@ -95,7 +95,7 @@ def measure_roof(weights: DecoderWeights) -> Roof:
     """Measure the bandwidth of reading all weights, and the rate of a product of 512 rows: the best of several."""
     products = _products(weights)
     num_bytes = sum(product.num_bytes for product in products)
-    layer = weights.layers[0].gated
+    layer = dense_of(weights.layers[0]).gated
     assert isinstance(layer, NativeLinear)
     # Zeros multiply faster than other numbers.
     rows = {size: torch.randn(PREFILL, size).to(torch.bfloat16) for size in {p.in_size for p in products}}
@@ -123,8 +123,8 @@ def bounds_us(runner: ModelRunner, case: Case, roof: Roof) -> dict[str, float]:
     for layer, num_rows in pairs:
         by_name["qkv"] += product_us(layer.qkv, num_tokens)
         by_name["attention_output"] += product_us(layer.attention_output, num_rows)
-        by_name["gated"] += product_us(layer.gated, num_rows)
-        by_name["down"] += product_us(layer.down, num_rows)
+        by_name["gated"] += product_us(dense_of(layer).gated, num_rows)
+        by_name["down"] += product_us(dense_of(layer).down, num_rows)
     output_us = product_us(weights.output, case.num_sequences)
     seen = case.num_sequences * case.num_new * (case.context - (case.num_new - 1) / 2)  # pairs of tokens
     scored = 2 * seen * config.num_heads * config.head_size * len(layers)
@@ -167,7 +167,7 @@ def print_case(runner: ModelRunner, case: Case, roof: Roof) -> None:
 
 def _products(weights: DecoderWeights) -> list[NativeLinear]:
     linears = [
-        linear for layer in weights.layers for linear in (layer.qkv, layer.attention_output, layer.gated, layer.down)
+        linear for layer in weights.layers for linear in (layer.qkv, layer.attention_output, *dense_of(layer).products)
     ]
     return [linear for linear in (*linears, weights.output) if isinstance(linear, NativeLinear)]
 

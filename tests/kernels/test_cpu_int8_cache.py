@@ -45,7 +45,8 @@ class TestGivenHeads:
         codes, scales = to_8_bits(heads, INT8)
 
         off = (from_8_bits(codes, scales, torch.float64) - heads.double()).abs()
-        assert bool((off <= scales.double()[..., None] * 0.5000001).all())
+        # The scale of numbers below the least normal one may be rounded to 0.
+        assert bool((off <= scales.double()[..., None] * 0.5000001 + 2.0**-126).all())
 
     @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
     def test_when_one_number_is_not_finite_then_its_head_is_nan_and_no_other(self, bad: float) -> None:

@@ -82,7 +82,7 @@ FLEET = (
     ),
     Guard(
         name="a worker that left serves its model until its heartbeat would have expired",
-        patches=_script("lib_models", "try('ZREM', SERVING .. model, incarnation)"),
+        patches=_script("lib_models", "if found[1] then try('ZREM', SERVING .. found[1], incarnation) end"),
         tests=(f"{MODELS}::TestGivenWorkersOfTwoModels",),
     ),
     Guard(
@@ -598,12 +598,12 @@ RECLAIMS = (
     ),
     Guard(
         name="a job waits for its model with a worker of another one",
-        patches=_script("lib_taking", "began_with and began_with ~= request.own_model and", "false and"),
+        patches=_script("lib_taking", "began_with and not is_own(began_with) and", "false and"),
         tests=(f"{PULL}::TestGivenAJobThatAnotherModelBegan",),
     ),
     Guard(
         name="a worker takes a job that names the model of another live worker",
-        patches=_script("lib_taking", "mine ~= model and is_served(model)", "false"),
+        patches=_script("lib_taking", "return not is_adapter and is_served(model)", "return false"),
         tests=(f"{MODELS}::TestGivenWorkersOfTwoModels",),
     ),
     Guard(
@@ -618,7 +618,7 @@ RECLAIMS = (
     ),
     Guard(
         name="a job whose model nobody serves waits for ever",
-        patches=_script("lib_taking", "mine ~= model and is_served(model)", "mine ~= model"),
+        patches=_script("lib_taking", "return not is_adapter and is_served(model)", "return not is_adapter"),
         tests=(f"{MODELS}::TestGivenWorkersOfTwoModels",),
     ),
     Guard(

@@ -23,6 +23,7 @@ FINAL = frozenset(
         "unknown_token",
         "request_too_large",
         "model_mismatch",
+        "unknown_adapter",
         "result_too_large",
         "output_not_encoded",
         # A requeue helps once another engine is there.
