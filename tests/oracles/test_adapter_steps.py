@@ -22,8 +22,6 @@ from sluice.engine.sequence import Sequence as Tokens
 from sluice.kernels.adapters import NO_PLACE, RowPlaces
 from sluice.kernels.adapters.products import AdaptedProducts, AdapterRoom
 from sluice.kernels.decoder_step import StepAdapters, StepInputs
-from sluice.kernels.linear import cpu as linear_cpu
-from sluice.kernels.native import library
 from tests.grids import cross_section
 from tests.oracles.adapters import save_adapter
 from tests.oracles.test_decoder_step import BLOCK_SIZE, CPU, MODELS, NUM_BLOCKS, layout_of, sequences, whole
@@ -35,11 +33,7 @@ Placed = Sequence[tuple[Tokens, int]]
 
 
 @pytest.fixture(autouse=True)
-def _native_products(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As on a processor that multiplies bfloat16, whatever this one does."""
-    if library() is None:
-        pytest.skip("there is no C compiler")
-    monkeypatch.setattr(linear_cpu, "multiplies_bfloat16", lambda: True)
+def _inference(native_products: None) -> Iterator[None]:
     with torch.inference_mode():
         yield
 

@@ -16,12 +16,12 @@ import pytest
 import torch
 
 from sluice.engine.request import ChoiceProgress, Request
-from sluice.kernels.linear import cpu as linear_cpu
-from sluice.kernels.native import library
 from tests.grids import grid
 from tests.oracles.engines import DISTURBED, EngineRun, Setting, run
 from tests.oracles.test_seeded_sampling import requests
 from tests.oracles.tiny_models import QWEN3_MOE, TinyModel
+
+pytestmark = pytest.mark.usefixtures("native_products")
 
 DTYPE = "bfloat16"
 SIZES: dict[str, object] = {
@@ -43,14 +43,6 @@ FORMS: Mapping[str, Mapping[str, Any]] = {  # Any: options of `run`
     "int4": {"quantization": "int4"},
     "int8 cache": {"kv_cache_dtype": "int8"},
 }
-
-
-@pytest.fixture(autouse=True)
-def _native_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a processor that multiplies bfloat16, whatever this one does."""
-    if library() is None:
-        pytest.skip("there is no C compiler")
-    monkeypatch.setattr(linear_cpu, "multiplies_bfloat16", lambda: True)
 
 
 @cache

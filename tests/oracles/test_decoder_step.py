@@ -23,8 +23,6 @@ from sluice.engine.models.load import WeightForm, load_decoder
 from sluice.engine.request import Sampling
 from sluice.engine.sequence import Sequence as Tokens
 from sluice.kernels.copy_blocks import parts_of
-from sluice.kernels.linear import cpu as linear_cpu
-from sluice.kernels.native import library
 from sluice.kernels.paged_attention import FP8, INT8, KVCache
 from sluice.kernels.write_kv import HeadNorm
 from tests.engine.layouts import Part, StepLayout
@@ -88,11 +86,7 @@ QUANTIZATION: dict[str, Quantization] = {"bfloat16": "none", "int8": "int8", "in
 
 
 @pytest.fixture(autouse=True)
-def _native_products(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As on a processor that multiplies bfloat16, whatever this one does."""
-    if library() is None:
-        pytest.skip("there is no C compiler")
-    monkeypatch.setattr(linear_cpu, "multiplies_bfloat16", lambda: True)
+def _inference(native_products: None) -> Iterator[None]:
     with torch.inference_mode():
         yield
 

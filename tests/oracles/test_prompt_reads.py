@@ -22,8 +22,6 @@ from sluice.engine.models.config import parse_config
 from sluice.engine.models.folder import open_model_folder
 from sluice.engine.models.load import generates
 from sluice.engine.request import CLASSES, ChoiceProgress, Embed, Pooling, PromptRead, Request, Sampling
-from sluice.kernels.linear import cpu as linear_cpu
-from sluice.kernels.native import library
 from tests.oracles.engines import DISTURBED, FAILING, Setting, run
 from tests.oracles.test_bfloat16_batch_invariance import DTYPE, MODEL
 from tests.oracles.tiny_models import SIZES, TINY_MODELS, VOCAB_SIZE
@@ -145,13 +143,6 @@ class TestGivenAClassificationHead:
             torch.testing.assert_close(floats(outcome.prompts[str(index)]), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.fixture
-def _native_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    if library() is None:
-        pytest.skip("there is no C compiler")
-    monkeypatch.setattr(linear_cpu, "multiplies_bfloat16", lambda: True)
-
-
 @cache
 def folder() -> Path:
     path = Path(mkdtemp(prefix="sluice-tiny-"))
@@ -168,7 +159,7 @@ def alone(block_size: int) -> dict[str, PromptRead]:
     return read
 
 
-@pytest.mark.usefixtures("_native_products")
+@pytest.mark.usefixtures("native_products")
 class TestGivenNativeProducts:
     @pytest.mark.parametrize("setting", [s for s in [*DISTURBED.values(), *FAILING.values()] if not s.abort], ids=str)
     def test_when_prompts_run_in_any_batch_then_no_bit_depends_on_it(self, setting: Setting) -> None:
