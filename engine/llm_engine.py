@@ -15,7 +15,8 @@ from sluice.engine.request import ChoiceProgress, Finish, FinishReason, Request,
 from sluice.engine.scheduling.disciplines import make_scheduler
 from sluice.engine.sequence import Sequence
 from sluice.engine.speculation.choice import make_source
-from sluice.engine.speculation.source import DraftSource, Fitting
+from sluice.engine.speculation.grammar_drafts import GrammarDrafts
+from sluice.engine.speculation.source import DraftSource, Fallback, Fitting
 from sluice.engine.text.grammars import Compiler, Refused
 from sluice.engine.text.matcher import CompiledGrammar
 from sluice.engine.text.output import ChoiceOutput, Outputs
@@ -76,7 +77,8 @@ class LLMEngine:
             draft_source = make_source(config, draft_model, self._limits.vocab_size, clock)
         self._outputs = Outputs(decoder, self._limits)
         if draft_source is not None:
-            draft_source = Fitting(draft_source, self._outputs.fitting)
+            fitting = Fitting(draft_source, self._outputs.fitting)
+            draft_source = Fallback(fitting, GrammarDrafts(self._outputs.guesses))
         # A draft model reads a sequence's last token, which only the device has while a step is in flight.
         lag = executor.lag if draft_model is None else 0
         self._scheduler = make_scheduler(config, self._limits, clock, draft_source, lag=lag)

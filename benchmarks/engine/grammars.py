@@ -1,13 +1,15 @@
 """What grammars cost and save: `python -m benchmarks grammars [MODEL]`, on this CPU.
 
-Three tables: the time until the first mask, the tokens per second of one extraction with and without forced tokens, and
-the step of 64 sequences of which none, half or all have a grammar, with forced tokens and without, which costs tokens
-that others get for nothing. Rounds alternate; figures are medians, ratios of each round's.
+Three tables: the time until the first mask, the tokens per second of one extraction without forced tokens, with them,
+and with drafts, and the step of 64 sequences of which none, half or all have a grammar, with forced tokens and without,
+which costs tokens that others get for nothing, again with drafts. Rounds alternate; figures are medians, ratios of each
+round's.
 """
 
 import argparse
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -22,7 +24,7 @@ from sluice.engine.request import Grammar, Request, Sampling
 from sluice.engine.text import output
 from sluice.engine.text.tokenizer import Tokenizer, load_tokenizer
 
-NUM_ROWS, NUM_STEPS, ROUNDS = 64, 24, 5
+NUM_ROWS, NUM_STEPS, ROUNDS, NUM_EXTRACTIONS = 64, 24, 5, 9
 LISTS = Grammar(
     kind="json_schema",
     text='{"type": "object", "properties": {"name": {"type": "string"}, "tags": {"type": "array", "items": '
@@ -75,12 +77,16 @@ def main() -> None:
     folder = model_folder(name) if name in NAMES else Path(name)
     options = ModelOptions(path=folder, num_blocks=NUM_ROWS * 24, max_model_len=384, max_num_seqs=NUM_ROWS)
     tokenizer = load_tokenizer(folder)
-    engine = LLMEngine(
-        load_model_runner(options), tokenizer, EngineConfig(max_num_seqs=NUM_ROWS, max_num_batched_tokens=1024)
-    )
+    runner = load_model_runner(options)
+    config = EngineConfig(max_num_seqs=NUM_ROWS, max_num_batched_tokens=1024)
+    engine = LLMEngine(runner, tokenizer, config)
+    # As a worker on a CPU serves.
+    guessing = LLMEngine(runner, tokenizer, replace(config, speculation="suffix"))
     _print_first_masks(engine)
-    _print_extraction(engine, tokenizer)
+    _print_extraction(engine, guessing, tokenizer)
     _print_steps(engine)
+    print("With drafts:")
+    _print_steps(guessing)
 
 
 def _print_first_masks(engine: LLMEngine) -> None:
@@ -110,27 +116,35 @@ def _seconds_to_first_token(engine: LLMEngine, name: str, grammar: Grammar | Non
     return time.perf_counter() - began_s
 
 
-def _print_extraction(engine: LLMEngine, tokenizer: Tokenizer) -> None:
-    """Print the speed of one sequence that extracts, with and without forced tokens."""
+def _print_extraction(engine: LLMEngine, guessing: LLMEngine, tokenizer: Tokenizer) -> None:
+    """Print the speed of one sequence that extracts: each token drawn, forced ones added, and with drafts.
+
+    Each extraction has a cache salt of its own, so none is a draft of another.
+    """
     prompt = tuple(tokenizer.encode(INVOICE, add_special_tokens=False))
     most = output.MAX_FORCED_TOKENS
+    kinds = {"each token drawn": (engine, 0), "forced ones added": (engine, most), "and drafts": (guessing, most)}
     for temperature in (0.0, 0.7):
-        speeds: dict[int, list[float]] = {0: [], most: []}
-        for seed in range(ROUNDS):
-            for num_forced, found in speeds.items():
+        speeds: dict[str, list[float]] = {kind: [] for kind in kinds}
+        num_steps = dict.fromkeys(kinds, 0)
+        for seed in range(NUM_EXTRACTIONS):
+            for kind, (one, num_forced) in kinds.items():
                 output.MAX_FORCED_TOKENS = num_forced
-                found.append(_tokens_per_s(engine, prompt, temperature, seed))
+                before = one.stats.num_steps
+                speeds[kind].append(_tokens_per_s(one, prompt, temperature, seed))
+                num_steps[kind] += one.stats.num_steps - before
         output.MAX_FORCED_TOKENS = most
-        drawn, forced = median(speeds[0]), median(speeds[most])
-        print(
-            f"temperature {temperature:g}, one extraction: {drawn:.0f} tokens/s with each token drawn, "
-            f"{forced:.0f} with forced ones added ({forced / drawn:.2f} times)"
-        )
+        print(f"temperature {temperature:g}, one extraction, {NUM_EXTRACTIONS} of them:")
+        drawn = speeds["each token drawn"]
+        for kind, found in speeds.items():
+            ratio = median(one / plain for one, plain in zip(found, drawn, strict=True))
+            print(f"  {kind}: {median(found):.0f} tokens/s ({ratio:.2f} times), {num_steps[kind]} steps")
 
 
 def _tokens_per_s(engine: LLMEngine, prompt: tuple[int, ...], temperature: float, seed: int) -> float:
+    name = f"extraction {temperature}-{seed}"
     sampling = Sampling(temperature=temperature, seed=seed, max_tokens=250)
-    request = Request(id=f"{temperature}-{seed}", prompt_token_ids=prompt, sampling=sampling, grammar=EXTRACTION)
+    request = Request(id=name, prompt_token_ids=prompt, sampling=sampling, grammar=EXTRACTION, cache_salt=name)
     engine.add([request])
     began_s, num_tokens = 0.0, 0
     while not engine.is_idle:

@@ -150,10 +150,11 @@ class Drafting:
 
     def _offers(self, batch: Batch, room: int, running: Items[Sequence]) -> tuple[_Offers, _Offers]:
         """Return the guesses for this step, and those that the next step will have, of sequences that wait for it."""
+        # One that was forced to add tokens decodes more than one of them.
         decodes = [
             (sequence, row.start < len(sequence.token_ids))
             for row, sequence in zip(batch.rows, self._slots.of(batch), strict=True)
-            if row.num_tokens == 1 and row.samples
+            if row.samples and (row.num_tokens == 1 or row.start >= sequence.num_prompt_tokens)
         ]
         began_s = self._clock()
         proposed = self._source.propose([sequence for sequence, _ in decodes], room=room, worth=self._worth.worth)

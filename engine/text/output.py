@@ -3,7 +3,7 @@
 Hot module: one `ChoiceOutput.accept` per sequence and step.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 
 from sluice.engine.batch import Batch, Masks, Read, Reads, Sampled
@@ -11,6 +11,7 @@ from sluice.engine.executor import ModelLimits, TextDecoder
 from sluice.engine.request import FailureKind, Finish, FinishReason, Request, SequenceStats, TokenDelta
 from sluice.engine.sequence import Sequence
 from sluice.engine.text.detokenizer import Detokenizer, stream_opener
+from sluice.engine.text.habits import Guess, Habits
 from sluice.engine.text.logprobs import PlacedDetokenizer, bytes_reader
 from sluice.engine.text.matcher import Matcher, only_token, set_token
 from sluice.engine.text.stopping import StopMatcher, prepared
@@ -155,7 +156,7 @@ class ConstrainedOutput(ChoiceOutput):
     all that were added, and draws after the last one.
     """
 
-    __slots__ = ("_end_ids", "_grammar", "_has_logprobs", "_next_mask", "forced_ids")
+    __slots__ = ("_end_ids", "_foreseen", "_grammar", "_habits", "_has_logprobs", "_masks", "forced_ids")
 
     def __init__(
         self,
@@ -169,31 +170,67 @@ class ConstrainedOutput(ChoiceOutput):
         self._grammar = grammar
         self._end_ids = request.sampling.eos_token_ids(limits.eos_token_ids)
         self._has_logprobs = request.sampling.logprobs is not None
-        self._next_mask: bytes | None = None
+        self._habits = Habits()
+        self._foreseen: tuple[int, ...] = ()
+        """Tokens that may come next."""
+
+        self._masks: list[bytes] = []
+        """The mask of the next token, and those after the tokens foreseen, as far as they are known."""
+
         self.forced_ids: tuple[int, ...] = ()
         """The tokens that were added to those of the last row."""
 
     def mask(self) -> bytes:
         """Return the tokens that may come next, see `Masks`: all zeros if none may, and the row is about to fail."""
-        if self._next_mask is None:
-            self._next_mask = mask = self._mask_after(self.num_tokens)
+        if not self._masks:
+            mask = self._mask_after(self.num_tokens)
+            self._foreseen, self._masks = (), [mask]
             if self._grammar.problem is None and mask.count(0) == len(mask):
                 self._grammar.problem = f"after {self.num_tokens} tokens the grammar leaves none that may follow"
                 if self.num_tokens < self._min_tokens:
                     self._grammar.problem += f", and min_tokens ({self._min_tokens}) forbids the end"
-        return self._next_mask
+        return self._masks[0]
 
     def masks(self, drafts: Items[int]) -> tuple[bytes, ...]:
         """Return the mask of the next token, and of one after each draft."""
         self.sequence.note_run(self._has_forced_run())
         if not drafts:
             return (self.mask(),)
-        masks = [self.mask()]
-        for count, token_id in enumerate(drafts, start=1):
-            self._grammar.take(token_id)
-            masks.append(self._mask_after(self.num_tokens + count))
-        self._grammar.take_back(len(drafts))
-        return tuple(masks)
+        if tuple(drafts) != self._foreseen[: len(drafts)]:
+            self._foresee(lambda _, number: Guess(drafts[number], 1.0) if number < len(drafts) else None)
+        return tuple(self._masks[: 1 + len(drafts)])
+
+    def guesses(self, most: int, least: float) -> tuple[int, ...]:
+        """Return guesses of the next tokens, which are all right with probability `least` or more."""
+        if most <= 0 or self._guess(self.mask()) is None:
+            return ()
+        chance = 1.0
+
+        def guess(mask: bytes, number: int) -> Guess | None:
+            nonlocal chance
+            found = self._guess(mask) if number < most else None
+            chance *= found.probability if found is not None else 0.0
+            return found if chance >= least else None
+
+        return self._foresee(guess)
+
+    def _guess(self, mask: bytes) -> Guess | None:
+        """Return what follows where a mask is, if it is known or likely."""
+        forced = only_token(mask)
+        found = Guess(forced, 1.0) if forced is not None else self._habits.guess(mask)
+        return found if found is not None and found.token_id not in self._stop_ids else None
+
+    def _foresee(self, guess: Callable[[bytes, int], Guess | None]) -> tuple[int, ...]:
+        """Foresee the tokens that `guess` finds, one after the other, by mask and number; return them."""
+        token_ids, masks = list[int](), [self.mask()]
+        while (found := guess(masks[-1], len(token_ids))) is not None:
+            self._grammar.take(found.token_id)
+            token_ids.append(found.token_id)
+            masks.append(self._mask_after(self.num_tokens + len(token_ids)))
+        if token_ids:
+            self._grammar.take_back(len(token_ids))
+        self._foreseen, self._masks = tuple(token_ids), masks
+        return self._foreseen
 
     def _has_forced_run(self) -> bool:
         """Whether the next token and the one after it are forced: they are added at once if nothing is in flight."""
@@ -243,7 +280,7 @@ class ConstrainedOutput(ChoiceOutput):
         return delta._replace(token_ids=(*delta.token_ids, *forced), text=delta.text + text, finish=self.finish)
 
     def _take(self, token_id: int) -> str:
-        self._next_mask = None
+        self._pass(token_id)
         text = super()._take(token_id)
         if self.finish is None:
             self._grammar.take(token_id)
@@ -254,6 +291,14 @@ class ConstrainedOutput(ChoiceOutput):
                 # No token can say so.
                 self.finish = Finish(reason=FinishReason.STOP)
         return text
+
+    def _pass(self, token_id: int) -> None:
+        """Learn from the next token, and keep the masks after it if it was foreseen."""
+        if self._masks:
+            self._habits.note(self._masks[0], token_id)
+        was_foreseen = self._foreseen[:1] == (token_id,)
+        self._masks = self._masks[1:] if was_foreseen else []
+        self._foreseen = self._foreseen[1:] if was_foreseen else ()
 
 
 class Outputs:
@@ -357,6 +402,11 @@ class Outputs:
         """Return the guesses of the next tokens of a sequence, up to the first one that its grammar refuses."""
         output = self._constrained.get(sequence_id)
         return guesses if output is None else output.fitting(guesses)
+
+    def guesses(self, sequence_id: int, most: int, least: float) -> tuple[int, ...]:
+        """Return what the grammar of a sequence, if it has one, makes likely: see `ConstrainedOutput.guesses`."""
+        output = self._constrained.get(sequence_id)
+        return () if output is None else output.guesses(most, least)
 
     def take_finished(self) -> list[ChoiceOutput]:
         """Return the choices that `read` or `fail` ended since the last call, and are still open."""

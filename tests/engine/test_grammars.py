@@ -26,6 +26,7 @@ from sluice.engine.request import (
     Sampling,
     TokenDelta,
 )
+from sluice.engine.speculation.source import DraftSource
 from sluice.engine.text.tokenizer import load_tokenizer
 from sluice.worker.model.folders import SMALL_MODEL
 from tests.engine.given import Checked, CheckingModel, Prophet, checking_model, engine_over, lagging, run
@@ -71,7 +72,12 @@ def tokens(deltas: list[TokenDelta]) -> list[int]:
 
 
 def small_engine(
-    *, lag: Literal[0, 1] = 0, is_late: bool = True, num_blocks: int = 400, **options: object
+    *,
+    lag: Literal[0, 1] = 0,
+    is_late: bool = True,
+    num_blocks: int = 400,
+    draft_source: DraftSource | None = None,
+    **options: object,
 ) -> LLMEngine:
     runner = load_model_runner(
         ModelOptions(
@@ -85,7 +91,20 @@ def small_engine(
     )
     executor = LaggingExecutor(runner) if lag and is_late else runner
     limits = {"max_num_seqs": 8, "max_num_batched_tokens": 64}
-    return LLMEngine(executor, load_tokenizer(SMALL_MODEL), EngineConfig(**(limits | options)))  # pyright: ignore[reportArgumentType] - options of several types
+    config = EngineConfig(**(limits | options))  # pyright: ignore[reportArgumentType] - options of several types
+    return LLMEngine(executor, load_tokenizer(SMALL_MODEL), config, draft_source=draft_source)
+
+
+def drafts_of(model: CheckingModel) -> list[int]:
+    """Note the drafts of all steps from now on."""
+    launch, drafts = model.launch, list[int]()
+
+    def noted(batch: Batch) -> Checked:
+        drafts.extend(token_id for guesses in batch.drafts.values() for token_id in guesses)
+        return launch(batch)
+
+    model.launch = noted  # pyright: ignore[reportAttributeAccessIssue] - for this test only
+    return drafts
 
 
 def failing(model: CheckingModel, num_failures: int) -> CheckingModel:
@@ -189,9 +208,11 @@ class TestGivenAModelWithoutKnowledge:
         engine = engine_over(model, draft_source=Prophet(expected, 0.0))
 
         engine.add(requests)
+        drafts = drafts_of(model)
         run(engine)
 
-        assert model.num_drafts == 0
+        assert model.num_drafts == len(drafts) > 0
+        assert ord("?") not in drafts
 
     def test_when_the_grammar_is_complete_then_only_the_end_follows(self) -> None:
         engine = engine_over(checking_model())
@@ -335,6 +356,25 @@ class TestGivenTheSmallModel:
 
         assert outputs[0] == outputs[1]
         assert (num_preemptions[0] > 0) == (num_blocks == 18)
+
+    @pytest.mark.parametrize("lag", [0, 1])
+    @pytest.mark.parametrize("temperature", [0.0, 1.0])
+    def test_when_grammars_guess_what_is_likely_then_the_tokens_are_the_same_in_fewer_steps(
+        self, lag: Literal[0, 1], temperature: float
+    ) -> None:
+        found: list[tuple[dict[str, list[int]], int]] = []
+        for guesses in (None, Prophet({}, 0.0)):
+            engine = small_engine(lag=lag, is_late=False, draft_source=guesses)
+            # One at a time: a guess takes little of a step.
+            outputs = dict[str, list[int]]()
+            for seed in range(4):
+                engine.add([asked(f"r{seed}", schema(EXTRACTION), seed=seed, temperature=temperature)])
+                outputs |= {name: tokens(deltas) for name, deltas in ended(engine).items()}
+            found.append((outputs, engine.stats.num_steps))
+
+        (expected, num_steps), (guessed, num_steps_with_guesses) = found
+        assert guessed == expected
+        assert num_steps_with_guesses < 0.9 * num_steps
 
     @pytest.mark.parametrize("lag", [0, 1])
     @pytest.mark.parametrize("temperature", [0.0, 1.0, 3.0])
