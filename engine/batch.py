@@ -204,6 +204,9 @@ class Batch:
     reads: Reads = field(default_factory=lambda: NO_READS)
     """Of rows that compute a part of a prompt, or the first that samples after it."""
 
+    unread: tuple[int, ...] = ()
+    """Ids of sequences that ended before their prompts were read: what was kept of them is forgotten."""
+
     @property
     def is_empty(self) -> bool:
         """Whether the step has no rows."""
@@ -235,7 +238,7 @@ class Batch:
         written.
         """
         if not (self.admissions or self.table_writes or self.copies or self.loads or self.saves or self.drafts):
-            return Batch(rows, masks=self.masks, reads=self.reads)
+            return Batch(rows, masks=self.masks, reads=self.reads, unread=self.unread)
         ids = {row.sequence_id for row in rows}
         return Batch(
             rows,
@@ -247,6 +250,7 @@ class Batch:
             saves=self.saves,
             masks=self.masks,
             reads=self.reads,
+            unread=self.unread,
         )
 
 

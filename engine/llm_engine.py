@@ -294,6 +294,8 @@ class LLMEngine:
             batch = replace(batch, draws_later=is_later, masks=NO_MASKS if is_later else self._outputs.masks(batch))
         if self._outputs.are_reading:
             batch = replace(batch, reads=self._outputs.reads(batch))
+        if self._outputs.has_unread and not batch.is_empty:
+            batch = replace(batch, unread=self._outputs.take_unread())
         if (watching := self._watching) is not None:
             watching.note_plan(batch)
         return batch

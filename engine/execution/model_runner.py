@@ -177,6 +177,7 @@ class ModelRunner:
         if batch.copies:
             # Before the recorded part, and not in it: the step's tokens attend to what is copied.
             copy_blocks(self._runs, [(copy.source, copy.destination) for copy in batch.copies])
+        self._reader.forget(batch.unread)
         sampling = [row for row in batch.rows if row.samples]
         if batch.reads:
             return self._launch_reading(batch, [row for row in sampling if draws(self._slots[row])])

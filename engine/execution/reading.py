@@ -8,7 +8,7 @@ A vector does not depend on the chunks: a mean is a sum of integers, which is th
 Hot only for steps that read: others do not run this code.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Items
 from typing import NamedTuple
 
@@ -77,9 +77,15 @@ class PromptReader:
             return ()
         return tuple(torch.cat(tensors) for tensors in zip(*parts, strict=True))
 
-    def forget(self, sequence_id: int) -> None:
-        """Forget a prompt, which has been returned."""
-        self._taken.pop(sequence_id, None)
+    def forget(self, sequence_ids: Iterable[int]) -> None:
+        """Forget prompts, which were returned or are wanted no more."""
+        for sequence_id in sequence_ids:
+            self._taken.pop(sequence_id, None)
+
+    @property
+    def num_kept(self) -> int:
+        """Prompts of which something is kept."""
+        return len(self._taken)
 
     def _in_order(self, row: ScheduledRow, read: Read) -> Iterator[tuple[Tensor, ...]]:
         """Yield the parts of a prompt. Those that are left of another division into chunks are passed over."""
@@ -155,8 +161,7 @@ class ReadStep(NamedTuple):
             elif prompt is not None:
                 sampled = sampled._replace(prompt=prompt)
             rows.append(sampled)
-        for sequence_id in prompts:
-            self.reader.forget(sequence_id)
+        self.reader.forget(prompts)
         return rows
 
     def _prompts(self) -> Iterator[tuple[int, PromptRead | str]]:

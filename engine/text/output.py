@@ -316,6 +316,9 @@ class Outputs:
         self._reads: dict[int, Read] = {}
         """By sequence: what is read of its prompt, until it has been."""
 
+        self._unread: list[int] = []
+        """Sequences that were closed before their prompts were read."""
+
         self._finished: list[ChoiceOutput] = []
 
     def make(self, request: Request, sequence: Sequence, grammar: Matcher | None = None) -> ChoiceOutput:
@@ -351,7 +354,8 @@ class Outputs:
         for output in outputs:
             del self._by_sequence[output.sequence.id]
             self._constrained.pop(output.sequence.id, None)
-            self._reads.pop(output.sequence.id, None)
+            if self._reads.pop(output.sequence.id, None) is not None:
+                self._unread.append(output.sequence.id)
             siblings = self._by_request[output.request_id]
             siblings.remove(output)
             if not siblings:
@@ -383,6 +387,16 @@ class Outputs:
             for _, sequence_id, _, _, samples in batch.rows
             if samples and sequence_id in constrained
         }
+
+    def take_unread(self) -> tuple[int, ...]:
+        """Return the sequences that were closed since the last call, before their prompts were read."""
+        unread, self._unread = tuple(self._unread), []
+        return unread
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether `take_unread` returns any."""
+        return bool(self._unread)
 
     @property
     def are_reading(self) -> bool:
