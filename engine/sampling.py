@@ -6,6 +6,9 @@ Written by `python -m tools.sampling_options` from `protocol/sampling.py`, which
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+MAX_GRAMMAR_CHARS = 131_072
+"""Of a grammar, or of each part of one that is composed."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingFields:

@@ -14,9 +14,7 @@ from sluice.engine.errors import (
 )
 from sluice.engine.executor import ModelLimits
 from sluice.engine.request import GRAMMAR_KINDS, Grammar, GrammarKind, Request
-
-MAX_GRAMMAR_CHARS = 128 * 1024
-"""Of each part, if it is composed."""
+from sluice.engine.sampling import MAX_GRAMMAR_CHARS
 
 MAX_GRAMMAR_RULES = 1000
 """Of a Lark grammar: colons, of which each rule has one. A chain of 4,000 terminals took over a minute to compile."""

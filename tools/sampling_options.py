@@ -11,6 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 from textwrap import fill
 
+from sluice.protocol.limits import MAX_STRUCTURED_CHARS
 from sluice.protocol.sampling import DEFAULTS, NEUTRAL, OPTIONS, JobOptions, sentence_of
 
 ROOT = Path(__file__).parents[1]
@@ -46,6 +47,9 @@ Written by `python -m tools.sampling_options` from `protocol/sampling.py`, which
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+MAX_GRAMMAR_CHARS = {max_grammar_chars:_}
+"""Of a grammar, or of each part of one that is composed."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingFields:
@@ -67,7 +71,7 @@ def contract(text: str) -> str:
 
 def engine() -> str:
     """Return the text of `engine/sampling.py`."""
-    return OF_ENGINE + "".join(_fields())
+    return OF_ENGINE.format(max_grammar_chars=MAX_STRUCTURED_CHARS) + "".join(_fields())
 
 
 def page(text: str) -> str:

@@ -35,10 +35,10 @@ from sluice.engine.execution.options import ModelOptions
 from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.request import FinishReason, Grammar, Request, Sampling
+from sluice.engine.sampling import MAX_GRAMMAR_CHARS
 from sluice.engine.text.grammars import Compiler
 from sluice.engine.text.matcher import CompiledGrammar
 from sluice.engine.text.tokenizer import load_tokenizer
-from sluice.engine.validation import MAX_GRAMMAR_CHARS
 from sluice.worker.model.folders import SMALL_MODEL
 from tools.real_model.folder import real_model_gguf
 

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.engine.request import GRAMMAR_KINDS
-from sluice.engine.validation import MAX_GRAMMAR_CHARS
 from sluice.protocol.errors import InvalidJob
 from sluice.protocol.jobs import sampling_options, template
 from sluice.protocol.limits import MAX_STRUCTURED_CHARS
@@ -107,7 +106,6 @@ class TestGivenAStoredJob:
 
 
 class TestGivenTheEngine:
-    def test_when_its_grammars_are_compared_then_kinds_and_limits_are_the_same(self) -> None:
+    def test_when_its_grammars_are_compared_then_their_kinds_are_the_same(self) -> None:
         # What a worker composes of grammars is its own.
         assert sorted([*KINDS, "composed"]) == sorted(GRAMMAR_KINDS)
-        assert MAX_GRAMMAR_CHARS == MAX_STRUCTURED_CHARS

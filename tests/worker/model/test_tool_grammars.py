@@ -8,10 +8,11 @@ import pytest
 from sluice.engine.errors import InvalidGrammar
 from sluice.engine.null_model import NullModel
 from sluice.engine.request import Grammar, GrammarPart
+from sluice.engine.sampling import MAX_GRAMMAR_CHARS
 from sluice.engine.text.grammars import Compiler
 from sluice.engine.text.matcher import CompiledGrammar
 from sluice.engine.text.tokenizer import Tokenizer, load_tokenizer
-from sluice.engine.validation import MAX_GRAMMAR_CHARS, check_request
+from sluice.engine.validation import check_request
 from sluice.protocol.limits import MAX_STRUCTURED_CHARS
 from sluice.protocol.outputs.formats import OutputFormat
 from sluice.protocol.tools import Function, functions_of, stored_tools
