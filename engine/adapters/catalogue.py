@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 
 from sluice.engine.adapters.folder import AdapterFolder, open_adapter
 from sluice.engine.errors import AdapterError
+from sluice.engine.executor import ModelLimits
 
 MAX_ADAPTERS = 256
 """Each is named in every heartbeat of a worker."""
@@ -42,6 +43,20 @@ class Catalogue:
         """The largest rank; 0 without adapters."""
         return max((adapter.folder.max_rank for adapter in self.adapters.values()), default=0)
 
+    def limits_with(self, limits: ModelLimits, *, of_model: str, max_loaded: int) -> ModelLimits:
+        """Return the limits of a model that has these adapters, with the fingerprint of the model with each.
+
+        Args:
+            limits: those of the model alone.
+            of_model: its fingerprint.
+            max_loaded: adapters that may be loaded at once.
+        """
+        return replace(
+            limits,
+            adapters={name: _adapted_fingerprint(of_model, adapter.hash) for name, adapter in self.adapters.items()},
+            max_adapters=min(max_loaded, len(self.adapters)),
+        )
+
 
 NO_ADAPTERS = Catalogue()
 
@@ -62,7 +77,7 @@ def read_catalogue(path: Path) -> Catalogue:
     return Catalogue({each.name: _read(each) for each in folders})
 
 
-def adapted_fingerprint(of_model: str, adapter_hash: str) -> str:
+def _adapted_fingerprint(of_model: str, adapter_hash: str) -> str:
     """Return the fingerprint of a model with an adapter: a request resumes only where both are the same."""
     return sha256(f"{of_model} adapter {adapter_hash}".encode()).hexdigest()[:32]
 

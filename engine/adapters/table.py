@@ -1,24 +1,21 @@
 """The adapters that a model has loaded, by place. The scheduler says which is in which place."""
 
-from collections.abc import Iterable
-
-import torch
+from collections.abc import Callable, Iterable
 
 from sluice.engine.adapters.catalogue import Adapter, Catalogue
-from sluice.engine.adapters.modules import StackedModules
-from sluice.engine.adapters.weights import AdapterWeights
+from sluice.engine.adapters.folder import AdapterFolder
 from sluice.engine.batch import Admission
 from sluice.engine.errors import AdapterError
-from sluice.kernels.adapters.products import AdaptedProducts
+
+Put = Callable[[int, AdapterFolder], None]
+"""Puts an adapter in a place, instead of the one that is there. Raises AdapterError if it cannot."""
 
 
 class AdapterTable:
     """Loaded adapters. Changes when a step brings a sequence whose adapter is not in its place."""
 
-    def __init__(
-        self, catalogue: Catalogue, modules: list[StackedModules], products: AdaptedProducts, dtype: torch.dtype
-    ) -> None:
-        self._catalogue, self._modules, self._products, self._dtype = catalogue, modules, products, dtype
+    def __init__(self, catalogue: Catalogue, put: Put) -> None:
+        self._catalogue, self._put_folder = catalogue, put
         self._names: dict[int, str] = {}
 
     def load(self, admissions: Iterable[Admission]) -> None:
@@ -37,7 +34,6 @@ class AdapterTable:
             raise AdapterError(
                 f"the files of the adapter {adapter.folder.name!r} have changed since this worker started: restart it."
             )
-        pairs = AdapterWeights(adapter.folder, self._modules).pairs(self._dtype)
         self._names.pop(place, None)
-        self._products.put(place, pairs)
+        self._put_folder(place, adapter.folder)
         self._names[place] = adapter.folder.name

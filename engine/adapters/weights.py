@@ -8,9 +8,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from sluice.engine.adapters.catalogue import Catalogue
 from sluice.engine.adapters.folder import WEIGHTS, AdapterFolder
-from sluice.engine.adapters.modules import StackedModules
+from sluice.engine.adapters.modules import StackedModules, modules_of
 from sluice.engine.errors import AdapterError
+from sluice.engine.models.config import DecoderConfig
 from sluice.engine.models.weights import DTYPES
 from sluice.kernels.adapters import LowRank
 
@@ -105,6 +107,17 @@ class AdapterWeights:
 
     def _error(self, what: str) -> AdapterError:
         return AdapterError(f"the adapter {self._folder.name!r} {what}.")
+
+
+def check_adapters(catalogue: Catalogue, config: DecoderConfig) -> None:
+    """Check that each adapter is one of this model.
+
+    Raises:
+        AdapterError: one is not.
+    """
+    modules = modules_of(config)
+    for adapter in catalogue.adapters.values():
+        AdapterWeights(adapter.folder, modules)
 
 
 def _open(folder: AdapterFolder) -> Any:  # noqa: ANN401 - safe_open has no types

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sluice.engine.adapters.catalogue import NO_ADAPTERS, Catalogue, adapted_fingerprint, read_catalogue
+from sluice.engine.adapters.catalogue import NO_ADAPTERS, Catalogue, read_catalogue
+from sluice.engine.adapters.folder import AdapterFolder
 from sluice.engine.adapters.modules import modules_of
 from sluice.engine.adapters.table import AdapterTable
-from sluice.engine.adapters.weights import AdapterWeights
+from sluice.engine.adapters.weights import AdapterWeights, check_adapters
 from sluice.engine.batch import MAX_DRAFTS, Batch
 from sluice.engine.errors import ModelFolderError, NotEnoughMemory, OutOfMemory, QuantizationUnavailable
 from sluice.engine.execution.block_groups import block_groups
@@ -100,7 +101,10 @@ def plan_load(options: ModelOptions) -> LoadPlan:
     if options.num_blocks is not None and options.max_model_len is not None:
         check_one_sequence_fits(limits, options.max_num_batched_tokens)
     plan = LoadPlan(options=options, folder=folder, config=config, dtype=dtype, limits=limits, catalogue=catalogue)
-    return _with_adapters(plan) if catalogue.adapters else plan
+    if not catalogue.adapters:
+        return plan
+    max_loaded = options.max_loaded_adapters
+    return replace(plan, limits=catalogue.limits_with(limits, of_model=_fingerprint(plan), max_loaded=max_loaded))
 
 
 def _catalogue(options: ModelOptions, config: DecoderConfig) -> Catalogue:
@@ -112,21 +116,8 @@ def _catalogue(options: ModelOptions, config: DecoderConfig) -> Catalogue:
     if options.adapters is None:
         return NO_ADAPTERS
     catalogue = read_catalogue(options.adapters)
-    modules = modules_of(config)
-    for adapter in catalogue.adapters.values():
-        AdapterWeights(adapter.folder, modules)
+    check_adapters(catalogue, config)
     return catalogue
-
-
-def _with_adapters(plan: LoadPlan) -> LoadPlan:
-    """Return a plan whose limits name its adapters, with the fingerprints of the model with each."""
-    adapters, of_model = plan.catalogue.adapters, _fingerprint(plan)
-    limits = replace(
-        plan.limits,
-        adapters={name: adapted_fingerprint(of_model, adapter.hash) for name, adapter in adapters.items()},
-        max_adapters=min(plan.options.max_loaded_adapters, len(adapters)),
-    )
-    return replace(plan, limits=limits)
 
 
 def _limits(folder: ModelFolder, config: DecoderConfig, options: ModelOptions, kv_dtype: torch.dtype) -> ModelLimits:
@@ -220,7 +211,11 @@ def _adapter_table(decoder: Decoder, plan: LoadPlan) -> AdapterTable | None:
     modules, weights = modules_of(plan.config), decoder.weights
     products = AdaptedProducts(weights.adapted, [of.sizes for of in modules], room, like=weights.final_norm)
     decoder.use_adapters(products)
-    return AdapterTable(plan.catalogue, modules, products, plan.dtype)
+
+    def put(place: int, folder: AdapterFolder) -> None:
+        products.put(place, AdapterWeights(folder, modules).pairs(plan.dtype))
+
+    return AdapterTable(plan.catalogue, put)
 
 
 def _fingerprint(plan: LoadPlan) -> str:
