@@ -1,5 +1,6 @@
 """Device names: `cpu`, `cuda:N`, or several GPUs as `cuda:0,2` and `cuda:all`."""
 
+import os
 import re
 import subprocess
 import sys
@@ -9,6 +10,9 @@ from sluice.worker.errors import ConfigError
 
 _DEVICE = re.compile(r"cpu|cuda(:(all|\d+(,\d+)*))?")
 _COUNT = "import torch; print(torch.cuda.device_count(), torch.version.cuda or '')"
+
+_MAX_DEVICES = 16
+"""GPUs of a host."""
 
 
 def is_device(text: str) -> bool:
@@ -50,3 +54,11 @@ def num_gpus() -> int:
         build = "" if built_for else "; this torch is built without CUDA"
         raise ConfigError([f"SLUICE_DEVICE: there is no GPU (0 found{build}): run on --cpu"])
     return int(count)
+
+
+def show_devices_from(index: int) -> None:
+    """Let an engine see the GPUs from one on, of those that this process sees, if it takes the first ones."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    # Numbers that no GPU has end the list.
+    names = visible.split(",") if visible else list(map(str, range(_MAX_DEVICES)))
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names[index:])

@@ -80,6 +80,20 @@ def neighbours(driver: Driver) -> None:
         _equal(one, other, "in a batch")
 
 
+@check("an adapter changes tokens, and only those of its requests, whatever runs beside", "adapter")
+def adapters(driver: Driver) -> None:
+    if not driver.subject.adapter:
+        raise LeftOut
+    prompts = [driver.prompt(4 + 3 * number) for number in range(3)]
+    names = ("", driver.subject.adapter)
+    requests = [driver.request(prompt, adapter=name) for prompt in prompts for name in names]
+    alone = [driver.run(driver.request(one.prompt_token_ids, adapter=one.adapter))[0] for one in requests]
+    pairs = zip(alone[::2], alone[1::2], strict=True)
+    expect(any(one.token_ids != other.token_ids for one, other in pairs), "an adapter changes nothing")
+    for one, other in zip(alone, driver.run(*requests), strict=True):
+        _equal(one, other, "beside others")
+
+
 @check("a request that is added between steps joins the batch, with the tokens that it has alone")
 def added_between_steps(driver: Driver) -> None:
     prompts = [driver.prompt() for _ in range(4)]

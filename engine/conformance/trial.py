@@ -1,4 +1,4 @@
-"""A trial of a loaded vLLM: does each option do what it says, also after a resume? What cannot be shown is refused.
+"""A trial of a loaded engine: does each option do what it says, also after a resume? It takes a second or two.
 
 Its requests are made so that rounding cannot decide: a temperature that leaves nothing but the noise, and biases that
 leave two candidates.
@@ -9,10 +9,7 @@ from typing import Any
 
 from sluice.engine.capabilities import GRAMMAR, NUM_CHOICES
 from sluice.engine.conformance.subject import Driver, Output, Subject, TimedOut, Violation, expect
-from sluice.engine.errors import EngineBroken
-from sluice.engine.interface import Engine
 from sluice.engine.request import ChoiceProgress, Grammar, Request
-from sluice.worker.engines.vllm.orders import CoreFacts, Refused
 
 _ALL_NOISE = 10_000.0
 """A temperature at which differences of logits do not count."""
@@ -24,23 +21,19 @@ _PENALTIES: Mapping[str, float] = {"repetition_penalty": 1.0, "frequency_penalty
 """With the values that change nothing."""
 
 
-def refused_after_trial(engine: Engine, facts: CoreFacts, eos_token_ids: frozenset[int]) -> dict[str, str]:
+def failed_options(subject: Subject) -> dict[str, str]:
     """Try an idle engine; return the options that do not work, each with the reason.
 
     Raises:
-        Refused: it does not draw by the seed, or resumes with other noise: no job that is not greedy could be.
-        EngineBroken: a request did not end in time.
+        Violation: it does not draw by the seed, or resumes with other noise: no job that is not greedy could be run.
+        TimedOut: a request did not end in time.
     """
-    driver = Driver(Subject(engine=engine, vocab_size=facts.vocab_size, eos_token_ids=eos_token_ids))
-    try:
-        if (problem := _tried(driver, _seeds)) is not None:
-            raise Refused(f"its tokens are not those of the seed: {problem}")
-        found = {options: _tried(driver, trial) for options, trial in _TRIALS.items()}
-        driver.settle()
-    except TimedOut as error:
-        raise EngineBroken(f"the trial at start does not end: {error}") from error
-    failed = f"a trial at start failed with vLLM {facts.version}"
-    return {name: f"{failed}: {why}" for options, why in found.items() if why is not None for name in options}
+    driver = Driver(subject)
+    if (problem := _tried(driver, _seeds)) is not None:
+        raise Violation(f"its tokens are not those of the seed: {problem}")
+    found = {options: _tried(driver, trial) for options, trial in _TRIALS.items()}
+    driver.settle()
+    return {name: why for options, why in found.items() if why is not None for name in options}
 
 
 def _tried(driver: Driver, trial: Callable[[Driver], None]) -> str | None:

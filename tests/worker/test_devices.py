@@ -1,12 +1,13 @@
 """What a device's name stands for."""
 
+import os
 import subprocess
 from typing import Any
 
 import pytest
 
 from sluice.worker import devices
-from sluice.worker.devices import devices_of, is_device, is_several, num_gpus
+from sluice.worker.devices import devices_of, is_device, is_several, num_gpus, show_devices_from
 from sluice.worker.errors import ConfigError
 
 
@@ -60,3 +61,22 @@ class TestGivenAHostWithoutGpus:
             num_gpus()
 
         assert expected in str(caught.value)
+
+
+class TestGivenSeveralGpus:
+    @pytest.mark.parametrize(
+        ("visible", "index", "seen"),
+        [(None, 2, "2,3,4"), ("4,5,6", 0, "4,5,6"), ("4,5,6", 1, "5,6"), ("GPU-a,GPU-b", 1, "GPU-b")],
+    )
+    def test_when_one_is_named_then_an_engine_sees_it_and_those_after_it(
+        self, monkeypatch: pytest.MonkeyPatch, visible: str | None, index: int, seen: str
+    ) -> None:
+        if visible is None:
+            monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        else:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+        show_devices_from(index)
+
+        found = os.environ["CUDA_VISIBLE_DEVICES"]
+        assert found.startswith(seen) if visible is None else found == seen

@@ -37,7 +37,7 @@ class Engine:
 
     name: str
     settings: Mapping[str, str]
-    """Of `worker start`, by their environment names without prefix."""
+    """Of `worker start`, by their environment names without prefix. One that is empty is not given."""
 
 
 def chat(text: str, **options: Any) -> Job:  # Any: options of several types
@@ -155,7 +155,7 @@ def running_service(
         "MAX_MODEL_LEN": "1024", "RECORDER": "true", "DATABASE_URL": place.database_url, "ENGINE_PROCESS": "on",
         "BEAT_EVERY_S": "1", "BEAT_LIFE_S": "10",
     }  # fmt: skip
-    settings = {**known, **own, **engine.settings}
+    settings = {name: value for name, value in {**known, **own, **engine.settings}.items() if value}
     with ExitStack() as stack:
         client: Any = stack.enter_context(server.client())  # redis-py types it in part
         client.config_set("appendfsync", "always")

@@ -18,7 +18,16 @@ from tests.oracles.adapters import save_adapter
 
 CONFIG = EngineConfig(max_num_seqs=6, max_num_batched_tokens=64)
 NOT_COMPUTED = frozenset(
-    {"logit_bias", "min_tokens", "frequency_penalty", "presence_penalty", "repetition_penalty", "top_k", "top_p"}
+    {
+        "logit_bias",
+        "min_tokens",
+        "frequency_penalty",
+        "presence_penalty",
+        "repetition_penalty",
+        "top_k",
+        "top_p",
+        "adapter",
+    }
 )
 """Options that mean nothing to a model whose tokens are a hash."""
 

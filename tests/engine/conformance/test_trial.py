@@ -1,4 +1,4 @@
-"""The trial at start: an engine that behaves passes, and options that one with a fault gets wrong are refused."""
+"""The trial at start: an engine that behaves passes, and options that one with a fault gets wrong are found."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -6,13 +6,11 @@ from typing import Any
 
 import pytest
 
+from sluice.engine.conformance.subject import Subject, Violation
+from sluice.engine.conformance.trial import failed_options
 from sluice.engine.interface import Engine
-from sluice.engine.null_model import NullTokenizer
 from sluice.engine.request import ChoiceProgress, Request, Sampling
-from sluice.worker.engines.vllm.orders import Refused
-from sluice.worker.engines.vllm.trial import refused_after_trial
-from tests.worker.engines.vllm.fake_core import FakeCore
-from tests.worker.engines.vllm.test_executor import engine_over
+from tests.engine.conformance.subjects import small_model
 
 PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
 FILTERS = ("top_k", "top_p", "min_p")
@@ -50,20 +48,20 @@ class LosesChoices:
             self._engine.add([replace(request, progress=progress)])
 
 
-def unchanged(engine: Engine) -> Engine:
-    """The engine itself."""
-    return engine
+@pytest.fixture(scope="module")
+def subject() -> Subject:
+    """Our engine over the small model."""
+    return small_model()
 
 
-def refused(wrap: Callable[[Engine], Any] = unchanged) -> set[str]:  # Any: engines by delegation
-    """The options that are refused of an engine over the fake."""
-    core = FakeCore()
-    return set(refused_after_trial(wrap(engine_over(core).engine), core.facts, NullTokenizer.eos_token_ids))
+def failed(subject: Subject, wrap: Callable[[Engine], Any]) -> set[str]:  # Any: engines by delegation
+    """The options that a trial finds not to work, of an engine with a fault."""
+    return set(failed_options(replace(subject, engine=wrap(subject.engine))))
 
 
 class TestGivenAnEngineThatBehaves:
-    def test_when_it_is_tried_then_nothing_is_refused(self) -> None:
-        assert refused() == set()
+    def test_when_it_is_tried_then_all_options_work(self, subject: Subject) -> None:
+        assert failed_options(subject) == {}
 
 
 class TestGivenAnEngineThatIgnoresAnOption:
@@ -77,15 +75,15 @@ class TestGivenAnEngineThatIgnoresAnOption:
             *(((name,), False, {name}) for name in (*PENALTIES, *FILTERS)),
         ],
     )
-    def test_when_it_is_tried_then_the_option_is_refused(
-        self, names: tuple[str, ...], only_resumed: bool, expected: set[str]
+    def test_when_it_is_tried_then_the_option_fails(
+        self, subject: Subject, names: tuple[str, ...], only_resumed: bool, expected: set[str]
     ) -> None:
-        assert refused(lambda engine: Without(engine, *names, only_resumed=only_resumed)) == expected
+        assert failed(subject, lambda engine: Without(engine, *names, only_resumed=only_resumed)) == expected
 
     @pytest.mark.parametrize("only_resumed", [False, True])
-    def test_when_it_ignores_seeds_then_it_is_not_run_at_all(self, only_resumed: bool) -> None:
-        with pytest.raises(Refused, match="its tokens are not those of the seed"):
-            refused(lambda engine: Without(engine, "seed", only_resumed=only_resumed))
+    def test_when_it_ignores_seeds_then_nothing_else_is_tried(self, subject: Subject, only_resumed: bool) -> None:
+        with pytest.raises(Violation, match="its tokens are not those of the seed"):
+            failed(subject, lambda engine: Without(engine, "seed", only_resumed=only_resumed))
 
-    def test_when_it_mixes_up_choices_then_several_are_refused(self) -> None:
-        assert "num_choices" in refused(LosesChoices)
+    def test_when_it_mixes_up_choices_then_several_of_them_fail(self, subject: Subject) -> None:
+        assert "num_choices" in failed(subject, LosesChoices)

@@ -8,12 +8,16 @@ scheduler would, and the sampler of each of its workers is replaced by ours.
 """
 
 import os
+from argparse import ArgumentError
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 import torch
+from vllm.config.lora import MaxLoRARanks
 from vllm.engine.arg_utils import EngineArgs
+from vllm.lora.request import LoRARequest
+from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
@@ -21,29 +25,29 @@ from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, Schedul
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor import Executor
 from vllm.v1.kv_cache_interface import AttentionSpec
-from vllm.v1.outputs import LogprobsTensors, ModelRunnerOutput, SamplerOutput
+from vllm.v1.outputs import SamplerOutput
 from vllm.version import __version__
 
-from sluice.engine.errors import OutOfMemory
-from sluice.engine.request import SampledLogprobs
+from sluice.engine.adapters.folder import AdapterFolder
+from sluice.engine.batch import Sampled
+from sluice.engine.errors import AdapterError, OutOfMemory
 from sluice.worker.engines.vllm.orders import (
     CoreFacts,
-    Drawing,
-    Drawn,
     Draws,
     KnownSequence,
     NewSequence,
     Refused,
+    RefusedOption,
     StepOrder,
 )
-from sluice.worker.engines.vllm.sampling import NO_TOKEN, DrawnRows, Row, RowSampler
+from sluice.worker.engines.vllm.sampling import RowSampler
 from sluice.worker.signals import end_with_parent
 
-_DRAWING = "sluice"
+_SLOT = "sluice"
 """Our key in the extra arguments of vLLM's sampling parameters."""
 
-_DRAWS = "sluice_draws"
-"""Our attribute of a planned step."""
+_DRAWS, _SAMPLED = "sluice_draws", "sluice_sampled"
+"""Our attributes of a planned step, and of its output. They travel with them between processes."""
 
 _MEMORY_IN_USE = "Free memory on device"
 """Begins vLLM's error if a device has too little memory now: a process that ends may leave more."""
@@ -51,8 +55,8 @@ _MEMORY_IN_USE = "Free memory on device"
 _REFUSED_OPTIONS = {
     "speculative_config": "its steps verify no drafts here",
     "logits_processors": "tokens are drawn by Sluice's sampler",
+    "enable_lora": "adapters are named by --adapters",
 }
-
 
 _NOTHING = Draws(frozenset(), {})
 
@@ -86,9 +90,9 @@ def _parsed(settings: Mapping[str, object], options: Sequence[str]) -> EngineArg
         flag = "--" + name.strip().lstrip("-").replace("_", "-")
         field = flag[2:].replace("-", "_")
         if field in settings:
-            raise Refused(f"{name} has a setting of the worker's own, or must be as the worker sets it")
+            raise RefusedOption(f"{name} has a setting of the worker's own, or must be as the worker sets it")
         if field in _REFUSED_OPTIONS:
-            raise Refused(f"{name} would do nothing: {_REFUSED_OPTIONS[field]}")
+            raise RefusedOption(f"{name} would do nothing: {_REFUSED_OPTIONS[field]}")
         if value.lower() == "false":
             given.append(f"--no-{flag[2:]}")
         else:
@@ -96,9 +100,23 @@ def _parsed(settings: Mapping[str, object], options: Sequence[str]) -> EngineArg
     parser = EngineArgs.add_cli_args(_Parser(exit_on_error=False))
     try:
         known = vars(parser.parse_args(given))
-    except (Refused, SystemExit, ValueError) as error:
-        raise Refused(f"vLLM {__version__} refuses {' '.join(options)}: {_sentence(error)}") from error
-    return EngineArgs(**{one.name: known[one.name] for one in fields(EngineArgs) if one.name in known} | dict(settings))
+    except (ArgumentError, Refused, SystemExit, ValueError) as error:
+        raise RefusedOption(f"vLLM {__version__} refuses {' '.join(options)}: {_sentence(error)}") from error
+    defaults = {one.name: known[one.name] for one in fields(EngineArgs) if one.name in known}
+    return EngineArgs(**defaults | _with_room(settings))
+
+
+def _with_room(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with as much room for adapters as vLLM needs to hold them."""
+    stated = dict(settings)
+    if "max_loras" in stated:
+        ranks, rank = sorted(get_args(MaxLoRARanks)), stated["max_lora_rank"]
+        if rank > ranks[-1]:
+            raise Refused(f"an adapter has rank {rank}, and vLLM's highest is {ranks[-1]}")
+        stated["max_lora_rank"] = next(one for one in ranks if one >= rank)
+        # Its products on a CPU compute a row without an adapter with the last place: one more, which stays empty.
+        stated["max_loras"] += current_platform.is_cpu()
+    return stated
 
 
 def _sentence(error: BaseException) -> str:
@@ -128,6 +146,9 @@ class VllmCore:
             raise Refused(_sentence(error)) from error
         self._executor = self._core.model_executor
         self._executor.register_failure_callback(self._note_lost)
+        self._adapters: dict[int, LoRARequest] = {}
+        """By place."""
+
         self._sends_tokens = config.parallel_config.pipeline_parallel_size > 1
         max_rows = config.scheduler_config.max_num_seqs
         backends = self._executor.collective_rpc(replace_sampler, args=(eos_token_ids, max_rows, os.getpid()))
@@ -138,7 +159,17 @@ class VllmCore:
         """Why its workers compute nothing more; None while they do."""
         return self._lost
 
-    def step(self, order: StepOrder) -> dict[str, Drawn]:
+    def put_adapter(self, place: int, folder: AdapterFolder) -> None:
+        """Load an adapter into a place: see `executor.Core.put_adapter`."""
+        # vLLM never needs the room of one that is in use: it has as many as there are places.
+        name, path = folder.name, str(folder.path.absolute())
+        try:
+            self._executor.add_lora(LoRARequest(name, 1 + place, path, load_inplace=True))
+        except Exception as error:
+            raise AdapterError(f"vLLM cannot use the adapter {name!r}: {_sentence(error)}.") from error
+        self._adapters[place] = LoRARequest(name, 1 + place, path)
+
+    def step(self, order: StepOrder) -> dict[str, Sampled]:
         """Compute a step, and return what it drew: see `executor.Core.step`."""
         try:
             output = self._executor.execute_model(self._planned(order))
@@ -148,11 +179,11 @@ class VllmCore:
             # A late answer would be taken for that of another step.
             self._lost = "one of its worker processes does not answer"
             raise
-        return _drawn(output, order)
+        return getattr(output, _SAMPLED)
 
     def _planned(self, order: StepOrder) -> SchedulerOutput:
         planned = SchedulerOutput(
-            scheduled_new_reqs=[_new(sequence) for sequence in order.new],
+            scheduled_new_reqs=[self._new(sequence) for sequence in order.new],
             scheduled_cached_reqs=self._known(order.known),
             num_scheduled_tokens=order.num_tokens,
             total_num_scheduled_tokens=sum(order.num_tokens.values()),
@@ -165,6 +196,20 @@ class VllmCore:
         # Travels with it to all ranks. vLLM's own masks would change the logits that log-probabilities are of.
         setattr(planned, _DRAWS, order.draws)
         return planned
+
+    def _new(self, sequence: NewSequence) -> NewRequestData:
+        slot = sequence.slot
+        return NewRequestData(
+            req_id=sequence.id,
+            prompt_token_ids=list(slot.token_ids),
+            mm_features=[],
+            # Its options are not used: our sampler draws. Greedy needs no generator.
+            sampling_params=SamplingParams(temperature=0.0, detokenize=False, extra_args={_SLOT: slot}),
+            pooling_params=None,
+            block_ids=sequence.block_ids,
+            num_computed_tokens=sequence.num_computed_tokens,
+            lora_request=self._adapters[slot.adapter_place] if slot.adapter_place >= 0 else None,
+        )
 
     def _known(self, known: list[KnownSequence]) -> CachedRequestData:
         return CachedRequestData(
@@ -179,49 +224,6 @@ class VllmCore:
 
     def _note_lost(self) -> None:
         self._lost = "one of its worker processes has ended"
-
-
-def _new(sequence: NewSequence) -> NewRequestData:
-    return NewRequestData(
-        req_id=sequence.id,
-        prompt_token_ids=sequence.token_ids,
-        mm_features=[],
-        # Its options are not used: our sampler draws. Greedy needs no generator.
-        sampling_params=SamplingParams(temperature=0.0, detokenize=False, extra_args={_DRAWING: sequence.drawing}),
-        pooling_params=None,
-        block_ids=sequence.block_ids,
-        num_computed_tokens=sequence.num_computed_tokens,
-        lora_request=None,
-        prefill_token_ids=sequence.token_ids,
-    )
-
-
-def _drawn(output: ModelRunnerOutput, order: StepOrder) -> dict[str, Drawn]:
-    """Read what was drawn for the sequences of a step."""
-    drawn: dict[str, Drawn] = {}
-    for name in order.num_tokens:
-        row = output.req_id_to_index[name]
-        token_ids = output.sampled_token_ids[row]
-        if not token_ids:
-            continue  # not all its known tokens are computed
-        [token_id] = token_ids
-        logprobs = None
-        if output.logprobs is not None:
-            logprobs = _read_logprobs(
-                output.logprobs.logprob_token_ids[row].tolist(), output.logprobs.logprobs[row].tolist()
-            )
-        drawn[name] = Drawn(None if token_id == NO_TOKEN else token_id, logprobs)
-    return drawn
-
-
-def _read_logprobs(token_ids: list[int], values: list[float]) -> SampledLogprobs | None:
-    """Read a row of `_with_logprobs`."""
-    if token_ids[0] == NO_TOKEN:
-        return None
-    count = token_ids[0]
-    return SampledLogprobs(
-        chosen=values[0], top=tuple(zip(token_ids[1 : count + 1], values[1 : count + 1], strict=True))
-    )
 
 
 def _facts(config: Any, core: EngineCore, backends: list[str]) -> CoreFacts:
@@ -266,17 +268,23 @@ def replace_sampler(worker: Any, eos_token_ids: frozenset[int], max_rows: int, e
     if os.getppid() == engine_pid:
         end_with_parent()
     runner = worker.model_runner
-    sampler, execute = _Sampler(runner, eos_token_ids, max_rows), runner.execute_model
+    runner.sampler = sampler = _Sampler(runner, eos_token_ids, max_rows)
+    execute, sample = runner.execute_model, runner.sample_tokens
 
     def execute_model(planned: SchedulerOutput, *others: Any) -> Any:
         sampler.draws = getattr(planned, _DRAWS, _NOTHING)
         return execute(planned, *others)
 
-    runner.sampler, runner.execute_model = sampler, execute_model
+    def sample_tokens(*arguments: Any) -> Any:
+        output = sample(*arguments)
+        setattr(output, _SAMPLED, sampler.sampled)
+        return output
+
+    runner.execute_model, runner.sample_tokens = execute_model, sample_tokens
     return "/".join(sorted({group.backend.get_name() for groups in runner.attn_groups for group in groups}))
 
 
-class _Sampler:
+class _Sampler(RowSampler):
     """Our sampler in the place of vLLM's, for the rows of its persistent batch."""
 
     def __init__(self, runner: Any, eos_token_ids: frozenset[int], max_rows: int) -> None:
@@ -284,7 +292,7 @@ class _Sampler:
         self.draws = _NOTHING
         """Those of the step that is computed."""
 
-        self._rows = RowSampler(
+        super().__init__(
             vocab_size=runner.model_config.get_vocab_size(),
             eos_token_ids=eos_token_ids,
             max_rows=max_rows,
@@ -294,34 +302,6 @@ class _Sampler:
     def __call__(self, *, logits: torch.Tensor, sampling_metadata: object) -> SamplerOutput:
         """Draw a token for each row: `[R, V]` logits; the metadata is that of vLLM's own options."""
         requests = self._runner.requests
-        self._rows.keep(requests)
-        rows = [_row(requests[name]) for name in self._runner.input_batch.req_ids]
-        drawn = self._rows.draw(logits, rows, self.draws)
-        token_ids = torch.full((len(rows), 1), NO_TOKEN, dtype=torch.int32, device=logits.device)
-        if drawn is None:
-            return SamplerOutput(sampled_token_ids=token_ids, logprobs_tensors=None)
-        token_ids[drawn.rows, 0] = drawn.drawn.token_ids.to(torch.int32)
-        return SamplerOutput(sampled_token_ids=token_ids, logprobs_tensors=_with_logprobs(drawn, len(rows)))
-
-
-def _row(request: Any) -> Row:
-    drawing: Drawing = request.sampling_params.extra_args[_DRAWING]
-    return Row(request.req_id, drawing, request.prompt_token_ids, request.output_token_ids)
-
-
-def _with_logprobs(of_rows: DrawnRows, num_rows: int) -> LogprobsTensors | None:
-    """Return the log-probabilities of the rows that want some, in vLLM's form: its own is of all rows.
-
-    The first column has that of the drawn token and, instead of its id, the number of the others; NO_TOKEN in rows that
-    want none.
-    """
-    drawn = of_rows.drawn
-    if not drawn.num_asked:
-        return None
-    _, chosen, values, token_ids = drawn.pending_copy.wait()
-    rows, counts = [of_rows.rows[number] for number in drawn.num_asked], list(drawn.num_asked.values())
-    all_values = torch.zeros(num_rows, 1 + values.shape[1])
-    all_ids = torch.full(all_values.shape, NO_TOKEN, dtype=torch.int32)
-    all_values[rows] = torch.cat((chosen, values), dim=1)
-    all_ids[rows, 0], all_ids[rows, 1:] = torch.tensor(counts, dtype=torch.int32), token_ids.int()
-    return LogprobsTensors(all_ids, all_values, torch.zeros(num_rows, dtype=torch.int32))
+        names = self._runner.input_batch.req_ids
+        rows = [(name, requests[name].sampling_params.extra_args[_SLOT]) for name in names]
+        return SamplerOutput(sampled_token_ids=self.draw(logits, rows, self.draws), logprobs_tensors=None)

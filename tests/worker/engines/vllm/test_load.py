@@ -1,6 +1,5 @@
 """What a worker refuses before it starts vLLM, and what it tells vLLM."""
 
-import os
 import stat
 from pathlib import Path
 
@@ -8,15 +7,17 @@ import pytest
 
 from sluice.worker.config import load_config
 from sluice.worker.engines.registry import prepare
-from sluice.worker.engines.vllm.load import show_devices_from
 from sluice.worker.errors import ConfigError
+from sluice.worker.model.folders import SMALL_MODEL
 from sluice.worker.model.load import load
+from tests.oracles.adapters import save_adapter
+from tests.oracles.tiny_models import TINY_MODELS
 
 
 def python_with(folder: Path, release: str) -> str:
     """A Python that says it has a release of vLLM, none if it is empty, and Sluice."""
     program = folder / "python"
-    program.write_text(f"#!/bin/sh\necho vLLM: {release}\necho Sluice: 1.0\n")
+    program.write_text(f"#!/bin/sh\necho vllm {release}\necho sluice-llm 1.0\n")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     return str(program)
 
@@ -79,23 +80,34 @@ class TestGivenTheEnvironmentOfTheEngine:
         assert prepared.max_job_tokens == ours.max_job_tokens
 
 
-class TestGivenSeveralDevices:
-    @pytest.mark.parametrize(
-        ("visible", "index", "seen"),
-        [(None, 2, "2,3,4"), ("4,5,6", 0, "4,5,6"), ("4,5,6", 1, "5,6"), ("GPU-a,GPU-b", 1, "GPU-b")],
-    )
-    def test_when_one_is_named_then_vllm_sees_it_and_those_after_it(
-        self, monkeypatch: pytest.MonkeyPatch, visible: str | None, index: int, seen: str
-    ) -> None:
-        if visible is None:
-            monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        else:
-            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+class TestGivenAFolderOfAdapters:
+    def environ(self, folder: Path) -> dict[str, str]:
+        return {
+            "SLUICE_ENGINE": "vllm",
+            "SLUICE_ENGINE_PYTHON": python_with(folder, "0.32.0"),
+            "SLUICE_ADAPTERS": str(folder / "adapters"),
+        }
 
-        show_devices_from(index)
+    def test_when_they_can_be_used_then_they_are_described(self, tmp_path: Path) -> None:
+        save_adapter(tmp_path / "adapters" / "law", SMALL_MODEL, rank=9)
 
-        found = os.environ["CUDA_VISIBLE_DEVICES"]
-        assert found.startswith(seen) if visible is None else found == seen
+        prepared = prepare(load_config(self.environ(tmp_path)))
+
+        assert "1 adapters of rank 9 or less: law" in prepared.description
+
+    def test_when_one_is_damaged_then_it_is_refused(self, tmp_path: Path) -> None:
+        folder = save_adapter(tmp_path / "adapters" / "law", SMALL_MODEL)
+        (folder / "adapter_config.json").write_text("{")
+
+        with pytest.raises(ConfigError, match="SLUICE_ADAPTERS: the adapter 'law' cannot be read"):
+            prepare(load_config(self.environ(tmp_path)))
+
+    def test_when_one_is_of_another_model_then_it_is_refused(self, tmp_path: Path) -> None:
+        TINY_MODELS["llama"].save(tmp_path / "other")
+        save_adapter(tmp_path / "adapters" / "law", tmp_path / "other")
+
+        with pytest.raises(ConfigError, match=r"SLUICE_ADAPTERS: the adapter 'law' .*this model"):
+            prepare(load_config(self.environ(tmp_path)))
 
 
 class TestGivenWhatRunsOurEngineAlone:
