@@ -21,6 +21,10 @@ ANSWERS = {
         "SLUICE_ENGINE_OPTION: vLLM 0.32.0 refuses tensor_parallel_sise=2: unrecognized arguments: "
         "--tensor-parallel-sise 2"
     ),
+    "speculative_conf={}": (
+        "SLUICE_ENGINE_OPTION: vLLM 0.32.0 refuses speculative_conf={}: unrecognized arguments: --speculative-conf {}"
+    ),
+    "speculative_config={}": "SLUICE_ENGINE_OPTION: speculative_config would do nothing",
     "max_model_len=64": "SLUICE_ENGINE_OPTION: max_model_len has a setting of the worker's own",
     "enable_lora": "SLUICE_ENGINE_OPTION: enable_lora would do nothing: adapters are named by --adapters",
 }

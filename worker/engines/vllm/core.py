@@ -97,7 +97,8 @@ def _parsed(settings: Mapping[str, object], options: Sequence[str]) -> EngineArg
             given.append(f"--no-{flag[2:]}")
         else:
             given += [flag, value] if has_value and value.lower() != "true" else [flag]
-    parser = EngineArgs.add_cli_args(_Parser(exit_on_error=False))
+    # Abbreviations would pass by what is refused above.
+    parser = EngineArgs.add_cli_args(_Parser(exit_on_error=False, allow_abbrev=False))
     try:
         known = vars(parser.parse_args(given))
     except (ArgumentError, Refused, SystemExit, ValueError) as error:
