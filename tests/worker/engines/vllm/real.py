@@ -3,7 +3,7 @@
     $(python -m tools.vllm_environment) -m sluice.engine.conformance tests.worker.engines.vllm.real:vllm_engine
 
 MODEL names the folder, DTYPE its type; the small model in float32 if not given. OPTIONS are vLLM's own, as
-`tensor_parallel_size=2`.
+`tensor_parallel_size=2`. ADAPTER=0 leaves the adapter out.
 """
 
 import os
@@ -24,14 +24,12 @@ from tests.oracles.adapters import save_adapter
 
 
 def vllm_engine() -> Subject:
-    """The engine over vLLM, with an adapter, whose steps can be made to raise."""
+    """The engine over vLLM, whose steps can be made to raise."""
     model = os.environ.get("MODEL", str(SMALL_MODEL))
-    adapters = Path(mkdtemp(prefix="sluice-adapters-"))
-    save_adapter(adapters / "one", find_folder(model))
+    adapter = "one" if os.environ.get("ADAPTER", "1") == "1" else ""
     settings = {
         "SLUICE_ENGINE": "vllm",
         "SLUICE_MODEL": model,
-        "SLUICE_ADAPTERS": str(adapters),
         "SLUICE_DTYPE": os.environ.get("DTYPE", "float32"),
         "SLUICE_MAX_MODEL_LEN": "256",
         "SLUICE_BLOCK_SIZE": "32",
@@ -40,6 +38,9 @@ def vllm_engine() -> Subject:
         "SLUICE_MAX_NUM_BATCHED_TOKENS": "64",
         "SLUICE_GRAPHS": os.environ.get("GRAPHS", "0"),
     }
+    if adapter:
+        settings["SLUICE_ADAPTERS"] = mkdtemp(prefix="sluice-adapters-")
+        save_adapter(Path(settings["SLUICE_ADAPTERS"]) / adapter, find_folder(model))
     if "OPTIONS" in os.environ:
         settings["SLUICE_ENGINE_OPTION"] = os.environ["OPTIONS"]
     config = load_config(settings)
@@ -47,4 +48,4 @@ def vllm_engine() -> Subject:
     assert isinstance(loaded, LocalModel)
     decoder = load_tokenizer(find_folder(config.model.path))
     batching, unread = engine_config(config, has_speculation=False), frozenset(UNREAD)
-    return replace(subject_of(loaded.executor, decoder, batching, refused_options=unread), adapter="one")
+    return replace(subject_of(loaded.executor, decoder, batching, refused_options=unread), adapter=adapter)
