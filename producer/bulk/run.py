@@ -13,11 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Self
 
 from sluice.producer.bulk.files import ErrorsFile, LineFile
 from sluice.producer.bulk.line_names import check_names
-from sluice.producer.bulk.output import bad_line, error_line, output_line, refused_code
+from sluice.producer.bulk.open_lines import JobsOfLine, SubmittedLine
+from sluice.producer.bulk.output import bad_line, error_line, line_of_many, output_line, refused_code
 from sluice.producer.bulk.recorded import RecordedOutcomes
 from sluice.producer.bulk.summary import Summary
 from sluice.producer.client import Producer
@@ -40,7 +41,7 @@ from sluice.protocol.bulk_files.journal import Journal, name_of
 from sluice.protocol.calls import NewJob
 from sluice.protocol.jobs import Options, Prepared
 from sluice.protocol.openai_format.requests import Endpoint
-from sluice.protocol.wire import JobId
+from sluice.protocol.wire import JobId, JobResult
 
 REPORT_EVERY = 256
 MAX_ASKED = 512
@@ -114,15 +115,6 @@ def default_batch(path: str) -> str:
     where = str(time.time_ns()) if is_stream(path) else str(Path(path).absolute())
     stem = "".join(letter if letter.isalnum() and letter.isascii() else "-" for letter in Path(path).name.split(".")[0])
     return f"{(stem or 'batch')[:48]}-{blake2b(where.encode(), digest_size=4).hexdigest()}"
-
-
-class SubmittedLine(NamedTuple):
-    """A line whose job has not ended. A named tuple, because there is one per line."""
-
-    number: int
-    custom_id: str
-    endpoint: Endpoint
-    model: str | None
 
 
 @dataclass(slots=True, eq=False)
@@ -286,19 +278,22 @@ class BulkRun:
             return
         if isinstance(answer, LessDurable):
             raise answer  # not in the journal, so the next run submits it again, and the queue accepts it once
+        sent = self._submitted.get(job.id)
+        if sent is None:
+            return  # another job of its line was refused meanwhile
         if isinstance(answer, ProducerError):
-            sent = self._submitted.pop(job.id)
+            self._close(sent, job.id)
             self._refuse(BadLine(sent.number, sent.custom_id, refused_code(answer), str(answer)))
             return
         self._room.goes_on()
-        self._journal.add(job.id, self._submitted[job.id].number)
+        self._journal.add(job.id, sent.number)
         self._output.begin()
         self._errors.begin()
         self._accepted(job.id)
         if getattr(answer, "is_duplicate", False):
-            self.counts.before += 1
+            self.counts.before += sent.is_first(job.id)
         else:
-            self.counts.accepted += 1
+            self.counts.accepted += sent.is_first(job.id)
         if self.counts.accepted % REPORT_EVERY == 0:
             self._listener(self.counts)
 
@@ -317,18 +312,27 @@ class BulkRun:
                 self._refuse(line)
                 continue
             try:
-                job = self._jobs.job(line)
+                jobs = self._jobs.jobs(line)
             except InvalidJob as error:
                 self._refuse(line.refused(error))
                 continue
-            if name_of(job.id) in self._output:
+            if name_of(jobs[0].id) in self._output:
                 self.counts.written_before += 1
                 continue
-            self._submitted[job.id] = SubmittedLine(line.number, line.name, line.endpoint, line.options.get("model"))
-            if self._settings.is_ordered:
-                self._order.append(job.id)
+            yield from self._new_jobs_of(line, jobs)
+
+    def _new_jobs_of(self, line: Line, jobs: list[NewJob]) -> Iterator[NewJob]:
+        """Yield those jobs of a line that were not submitted before."""
+        many = None if line.many is None else JobsOfLine(line.many, tuple([job.id for job in jobs]))
+        sent = SubmittedLine(line.number, line.name, line.endpoint, line.options.get("model"), many)
+        self._submitted.update((job.id, sent) for job in jobs)
+        if self._settings.is_ordered:
+            self._order.append(jobs[0].id)
+        for job in jobs:
+            if job.id not in self._submitted:
+                return  # another of them was refused
             if name_of(job.id) in self._journal:
-                self.counts.before += 1
+                self.counts.before += sent.is_first(job.id)
                 self._accepted(job.id)
             else:
                 yield job
@@ -370,7 +374,8 @@ class BulkRun:
     def _looked_at(self, line: Line | BadLine) -> Line | BadLine:
         if isinstance(line, Line):
             try:
-                self._jobs.template(line.options).new_job(line.prompt)
+                for prompt in line.prompts:
+                    self._jobs.template(line.options).new_job(prompt)
             except InvalidJob as error:
                 return line.refused(error)
         return line
@@ -417,6 +422,13 @@ class BulkRun:
         self._ask_s = end_s + IDLE_SHARE * (end_s - begin_s)
 
     def _ended(self, outcome: Outcome) -> None:
+        sent = self._submitted.get(outcome.job_id)
+        if sent is None:
+            return  # another job of its line was refused
+        if sent.many is not None:
+            if not sent.many.add(outcome):
+                return
+            outcome = sent.many.outcomes[0]
         self.counts.ended += 1
         if self._settings.is_ordered:
             self._early[outcome.job_id] = outcome
@@ -435,13 +447,17 @@ class BulkRun:
             self._order.popleft()
 
     def _write(self, outcome: Outcome) -> None:
-        sent, name = self._submitted.pop(outcome.job_id), name_of(outcome.job_id)
-        if isinstance(outcome.error, JobNotFound | ResultExpired):
-            outcome = self._recorded.find(outcome.job_id) or outcome
-        if outcome.result is not None and outcome.error is None:
-            self.summary.add(outcome.view, outcome.result, outcome.entries)
-            self._output.append(output_line(name, sent.custom_id, sent.endpoint, outcome.result, model=sent.model))
-        elif isinstance(outcome.error, JobNotDone):
+        sent, name = self._submitted[outcome.job_id], name_of(outcome.job_id)
+        self._close(sent, outcome.job_id)
+        outcomes = [self._recorded_if_gone(one) for one in ([outcome] if sent.many is None else sent.many.outcomes)]
+        results = [one.result for one in outcomes if one.result is not None and one.error is None]
+        if len(results) == len(outcomes):
+            for one, result in zip(outcomes, results, strict=True):
+                self.summary.add(one.view, result, one.entries)
+            self._write_results(name, sent, results)
+            return
+        outcome = next(one for one in outcomes if one.result is None or one.error is not None)
+        if isinstance(outcome.error, JobNotDone):
             error = outcome.error
             self.summary.add_failure(error.code or error.state, f"line {sent.number}: {error.reason}")
             self._errors.report(name, error_line(name, sent.custom_id, error, sent.endpoint))
@@ -450,6 +466,27 @@ class BulkRun:
             self._errors.keep(name)
         else:
             self.summary.add_missing(f"line {sent.number}, job {outcome.job_id}")
+
+    def _write_results(self, name: str, sent: SubmittedLine, results: list[JobResult]) -> None:
+        if sent.many is None:
+            self._output.append(output_line(name, sent.custom_id, sent.endpoint, results[0], model=sent.model))
+            return
+        line, is_done = line_of_many(name, sent.custom_id, sent.many.request, results, model=sent.model)
+        if is_done:
+            self._output.append(line)
+        else:
+            self._errors.report(name, line)
+
+    def _recorded_if_gone(self, outcome: Outcome) -> Outcome:
+        """Return an outcome, from the history if the queue no longer has it."""
+        if isinstance(outcome.error, JobNotFound | ResultExpired):
+            return self._recorded.find(outcome.job_id) or outcome
+        return outcome
+
+    def _close(self, sent: SubmittedLine, job_id: JobId) -> None:
+        """Forget a line that has ended."""
+        for one in sent.ids(job_id):
+            self._submitted.pop(one, None)
 
 
 def _digest(*identity: str | int) -> str:

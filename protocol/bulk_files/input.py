@@ -289,12 +289,12 @@ class LineReader:
 
     def _request(self, fields: dict[str, Any]) -> ReadRequest:
         if "body" in fields:
-            return _read(self._url(fields), fields["body"], is_batch=self._of_batch is not None)
+            return _read(self._url(fields), fields["body"])
         if self._of_batch is not None:
             raise RequestRefused("missing_body", "body is missing", "body")
         rest = {name: value for name, value in fields.items() if name != "custom_id"}
         if self._endpoint is not None:
-            return _read(self._endpoint, rest, is_batch=False)
+            return _read(self._endpoint, rest)
         return read_plain(rest)
 
     def _url(self, fields: dict[str, Any]) -> Endpoint:
@@ -321,11 +321,11 @@ class LineReader:
         )
 
 
-def _read(endpoint: Endpoint, body: object, *, is_batch: bool) -> ReadRequest:
+def _read(endpoint: Endpoint, body: object) -> ReadRequest:
     if endpoint == RERANK:
         return read_rerank_line(body)
     if endpoint == EMBEDDINGS:
-        return read_embedding_line(body, is_batch=is_batch)
+        return read_embedding_line(body)
     return read_request(endpoint, body)
 
 

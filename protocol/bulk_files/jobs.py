@@ -83,16 +83,34 @@ class LineJobs:
         self._asked: Counter[tuple[str, bytes]] = Counter()
 
     def job(self, line: Line) -> NewJob:
-        """Build the job of a line.
+        """Build the job of a line, or the first of several. Its name is that of the line.
 
         Raises:
             InvalidJob: the line has an invalid value.
         """
-        template = self.template(line.options)
-        source = SourceLine(custom_id=line.name, number=line.number, endpoint=line.endpoint)
+        template, whole = self.template(line.options), _digest_of_prompts(line)
         return template.new_job(
-            line.prompt, lambda digest: self._identity(line.custom_id, template.tenant, digest), source
+            line.prompt, lambda digest: self._identity(line.custom_id, template.tenant, digest + whole), _source(line)
         )
+
+    def jobs(self, line: Line) -> list[NewJob]:
+        """Build all jobs of a line, in the order of its prompts.
+
+        Raises:
+            InvalidJob: the line has an invalid value.
+        """
+        first, template, source = self.job(line), self.template(line.options), _source(line)
+        others = [
+            template.new_job(
+                prompt, lambda digest, index=index: self._further(first.id, index, template.tenant, digest), source
+            )
+            for index, prompt in enumerate(line.prompts[1:], start=1)
+        ]
+        return [first, *others]
+
+    def _further(self, first: JobId, index: int, tenant: str, digest: bytes) -> tuple[JobId, int]:
+        """Return id and seed of a further job of a line."""
+        return self._drawn(json.dumps([first, index]).encode() + digest, tenant)
 
     def _identity(self, custom_id: str | None, tenant: str, digest: bytes) -> tuple[JobId, int]:
         which: str | int
@@ -102,6 +120,9 @@ class LineJobs:
             which = self._asked[tenant, digest]
             self._asked[tenant, digest] += 1
         identity = json.dumps([self._spec.queue, self._spec.batch, self._run, tenant, which]).encode() + digest
+        return self._drawn(identity, tenant)
+
+    def _drawn(self, identity: bytes, tenant: str) -> tuple[JobId, int]:
         drawn = blake2b(identity, digest_size=NAME_BYTES + 8).digest()
         name = drawn[:NAME_BYTES].hex()
         job_id = job_id_of(partition_of(name, self._spec.partitions), tenant, name)
@@ -125,3 +146,14 @@ class LineJobs:
             options = {"stream": False, **options, "batch": self._spec.batch}
             cached = self._templates[key] = template(options)
         return cached
+
+
+def _source(line: Line) -> SourceLine:
+    return SourceLine(custom_id=line.name, number=line.number, endpoint=line.endpoint)
+
+
+def _digest_of_prompts(line: Line) -> bytes:
+    """Return a digest of the prompts of a line of several; empty for one, whose job has its own."""
+    if line.many is None:
+        return b""
+    return blake2b(json.dumps(line.many.prompts).encode(), digest_size=16).digest()

@@ -72,21 +72,15 @@ def read_embeddings(body: object) -> EmbeddingsRequest:
     return EmbeddingsRequest(inputs=inputs, options=cast("Options", options), is_base64=encoding == "base64")
 
 
-def read_embedding_line(body: object, *, is_batch: bool) -> ReadRequest:
-    """Parse a request in a line of a file. In a bulk file it is one job, with a list of numbers as result.
+def read_embedding_line(body: object) -> ReadRequest:
+    """Parse a request in a line of a file.
 
     Raises:
-        RequestRefused: as `read_embeddings`; in a bulk file, there are several inputs, or another encoding.
+        RequestRefused: as `read_embeddings`.
     """
     request = read_embeddings(body)
     prompt, *others = request.inputs
     is_plain = not (others or request.is_base64)
-    if others and not is_batch:
-        message = "several inputs are not supported in a line of a bulk file: give each a line of its own"
-        raise RequestRefused("unsupported", message, "input")
-    if request.is_base64 and not is_batch:
-        message = "encoding_format base64 is not supported in a bulk file: a vector is a list of numbers"
-        raise RequestRefused("unsupported", message, "encoding_format")
     many = None if is_plain else request
     return ReadRequest(endpoint=EMBEDDINGS, prompt=prompt, options=request.options, names=NAMES, many=many)
 

@@ -83,15 +83,15 @@ def _jobs_of(path: Path, run: int, spec: BulkSpec) -> Iterator[NewJob]:
     try:
         with opened(str(path)) as file:
             for line in (reader.read(number, text) for number, text in lines(file)):
-                if isinstance(line, Line) and (job := _job(made, line)) is not None:
-                    yield job
+                if isinstance(line, Line):
+                    yield from _jobs_of_line(made, line)
     except (OSError, InvalidSetting) as error:
         raise ConfigError([f"--file cannot be read: {error}"]) from error
 
 
-def _job(made: LineJobs, line: Line) -> NewJob | None:
-    """Make the job of a line; None for an invalid line, which was never submitted."""
+def _jobs_of_line(made: LineJobs, line: Line) -> list[NewJob]:
+    """Make the jobs of a line; none of an invalid line, which was never submitted."""
     try:
-        return made.job(line)
+        return made.jobs(line)
     except InvalidJob:
-        return None
+        return []

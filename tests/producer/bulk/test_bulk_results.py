@@ -2,6 +2,8 @@
 
 import json
 import time
+from array import array
+from base64 import b64decode
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -259,3 +261,75 @@ class TestGivenLinesThatFail:
 
         assert (tmp_path / "errors.jsonl").read_text().startswith(before)
         assert len(rows(tmp_path / "errors.jsonl")) == 4
+
+
+class TestGivenLinesOfSeveralInputs:
+    """Each input is a job; a line has one answer."""
+
+    BODIES = ({"input": ["one", "two words", "one"]}, {"input": "one"}, {"input": [[3, 4], [5]], "dimensions": 2})
+
+    def write(self, folder: Path, *bodies: dict[str, Any]) -> None:
+        made = (
+            {"custom_id": f"c{number}", "method": "POST", "url": "/v1/embeddings", "body": body}
+            for number, body in enumerate(bodies)
+        )
+        (folder / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in made))
+
+    @pytest.mark.parametrize("is_ordered", [False, True])
+    def test_when_a_worker_embeds_them_then_each_line_has_the_vectors_in_order(
+        self, bulk: Bulk, valkey: RedisServer, tmp_path: Path, is_ordered: bool
+    ) -> None:
+        bodies = [*self.BODIES, {**self.BODIES[0], "encoding_format": "base64"}]
+        self.write(tmp_path, *bodies)
+
+        with running_worker(valkey.url):
+            run = bulk.run(is_ordered=is_ordered)
+
+        written = {row["custom_id"]: row["response"]["body"] for row in rows(tmp_path / "output.jsonl")}
+        found = [[entry["embedding"] for entry in written[f"c{number}"]["data"]] for number in range(4)]
+        assert [len(vectors) for vectors in found] == [3, 1, 2, 3]
+        assert found[0][0] == found[0][2] == found[1][0] != found[0][1]
+        assert len(found[2][0]) == 2
+        assert [array("f", b64decode(vector)).tolist() for vector in found[3]] == found[0]
+        assert (run.counts.lines, run.counts.accepted, run.counts.ended) == (4, 4, 4)
+        if is_ordered:
+            assert list(written) == ["c0", "c1", "c2", "c3"]
+
+    def test_when_it_is_interrupted_and_run_again_then_no_job_is_made_twice(
+        self, bulk: Bulk, worker: HandWorker, valkey: RedisServer, tmp_path: Path
+    ) -> None:
+        self.write(tmp_path, *self.BODIES)
+        bulk.run(is_waiting=False)
+
+        with running_worker(valkey.url):
+            run = bulk.run()
+            again = bulk.run()
+
+        assert (run.counts.before, run.counts.accepted, len(rows(tmp_path / "output.jsonl"))) == (3, 0, 3)
+        assert again.counts.written_before == 3
+        assert run.summary.done == 6
+
+    def test_when_one_input_fails_then_its_line_does(self, bulk: Bulk, worker: HandWorker, tmp_path: Path) -> None:
+        self.write(tmp_path, {"input": ["one", "two"]})
+        bulk.run(is_waiting=False)
+        first, second = worker.pull()
+        worker.say(second, [], "", end=JobState.FAILED, error="it broke", code="broken")
+        worker.say(first, [], "", end=JobState.CANCELLED)
+
+        run = bulk.run()
+
+        assert rows(tmp_path / "output.jsonl") == []
+        [error] = rows(tmp_path / "errors.jsonl")
+        assert error["custom_id"] == "c0"
+        assert (run.summary.failed, run.counts.ended) == (1, 1)
+
+    def test_when_the_queue_refuses_one_then_the_line_is_bad_once(
+        self, bulk: Bulk, worker: HandWorker, tmp_path: Path
+    ) -> None:
+        bulk.producer.configure(QueueSettings(max_job_tokens=20))
+        self.write(tmp_path, {"input": [[1], [2] * 30, [3] * 30, [4]]}, {"input": [[1], [2]]})
+
+        run = bulk.run(is_waiting=False)
+
+        assert (run.counts.bad, run.counts.accepted) == (1, 2)
+        assert [row["custom_id"] for row in rows(tmp_path / "errors.jsonl")] == ["c0"]
