@@ -33,6 +33,10 @@ class Penalties:
     presence: Tensor
     """`[E]` float32: subtracted if the output has the token."""
 
+    listed: tuple[Tensor, Tensor] | None = None
+    """On the CPU, the tokens of each sequence that `seen` counts: `[P, V]` int32, of which the first `[P]` int32 are
+    defined, each token once. Few are seen of many, so that these are read faster."""
+
 
 def apply_penalties(logits: Tensor, penalties: Penalties) -> None:
     """Change the logits of seen tokens in place: repetition first, then frequency and presence.
@@ -47,6 +51,10 @@ def apply_penalties(logits: Tensor, penalties: Penalties) -> None:
     check(penalties.seen.shape[1:] == (vocab_size,), "seen must be [P, {}]", vocab_size)
     check(penalties.places.shape == (num_rows,), "places must be [{}]", num_rows)
     check(penalties.extras.shape[:1] == (num_rows,), "extras must be [{}, K]", num_rows)
+    if penalties.listed is not None:
+        listed, lengths = penalties.listed
+        check(listed.shape == penalties.seen.shape, "listed must be {}", penalties.seen.shape)
+        check(lengths.shape == listed.shape[:1], "lengths must be [{}]", listed.shape[0])
     path = path_of("penalties", logits)
     if path is Path.TRITON:
         from sluice.kernels.penalties.kernel import apply_penalties_triton as apply

@@ -6,7 +6,7 @@ from torch import Tensor
 from sluice.kernels.native import native_function
 from sluice.kernels.penalties import Penalties
 
-SIGNATURE = ("sluice_penalties", "plpppllppplli")
+SIGNATURE = ("sluice_penalties", "plpppppllppplli")
 
 
 def apply_penalties_cpu(logits: Tensor, penalties: Penalties) -> None:
@@ -16,10 +16,13 @@ def apply_penalties_cpu(logits: Tensor, penalties: Penalties) -> None:
         apply_penalties_torch(logits, penalties)
         return
     num_rows, vocab_size = logits.shape
+    listed, lengths = [x.data_ptr() for x in penalties.listed] if penalties.listed is not None else (0, 0)
     native(
         logits.data_ptr(),
         logits.stride(0),
         penalties.seen.data_ptr(),
+        listed,
+        lengths,
         penalties.places.data_ptr(),
         penalties.extras.data_ptr(),
         penalties.extras.shape[1],

@@ -299,8 +299,8 @@ def _try_penalties(given: _Given) -> None:
     }
     logits = given.random(num_rows, vocab_size, dtype=torch.float32)
     expected = logits.cpu().clone()
-    apply_penalties_cpu(expected, Penalties(**parts))
-    apply_penalties(logits, Penalties(**{name: part.to(given.device) for name, part in parts.items()}))
+    apply_penalties_cpu(expected, Penalties(**parts, listed=None))
+    apply_penalties(logits, Penalties(**{name: part.to(given.device) for name, part in parts.items()}, listed=None))
     require_close(logits.cpu(), expected)
 
 

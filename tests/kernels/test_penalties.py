@@ -4,6 +4,7 @@
 # pyright: reportUnknownMemberType=false
 
 import math
+from dataclasses import replace
 
 import torch
 from hypothesis import given, settings
@@ -42,6 +43,16 @@ def penalties_of(rows: list[Row], num_extras: int) -> Penalties:
     )
 
 
+def listed(penalties: Penalties) -> Penalties:
+    """The same, with the tokens that have a count listed in any order."""
+    tokens = torch.full_like(penalties.seen, -1)
+    lengths = torch.zeros(len(tokens), dtype=torch.int32)
+    for place, counts in enumerate(penalties.seen):
+        found = counts.nonzero().flatten().flip(0)
+        tokens[place, : len(found)], lengths[place] = found.int(), len(found)
+    return replace(penalties, listed=(tokens, lengths))
+
+
 def some_logits(num_rows: int) -> torch.Tensor:
     """Zeros of both signs, a banned one and numbers."""
     logits = torch.randn(num_rows, VOCAB_SIZE, generator=torch.Generator().manual_seed(0)) * 5
@@ -74,6 +85,17 @@ class TestGivenPenalties:
         apply_penalties_torch(torchs, penalties)
 
         assert torch.equal(native.view(torch.int32), torchs.view(torch.int32))
+
+    @settings(max_examples=100, deadline=None)
+    @given(rows=st.lists(ROW, min_size=1, max_size=4), num_extras=st.integers(0, 3))
+    def test_when_seen_tokens_are_listed_then_the_bits_are_the_same(self, rows: list[Row], num_extras: int) -> None:
+        penalties = penalties_of(rows, num_extras)
+        found, by_list = some_logits(len(rows)), some_logits(len(rows))
+
+        apply_penalties(found, penalties)
+        apply_penalties(by_list, listed(penalties))
+
+        assert torch.equal(found.view(torch.int32), by_list.view(torch.int32))
 
     def test_when_tokens_are_extras_then_the_bits_are_those_of_counted_ones(self) -> None:
         rows: list[Row] = [([1, 2], [7, 2, 7, 7], 1.3, 0.3, 0.7), ([9], [4], 0.7, -1.1, 0.0)]

@@ -72,6 +72,9 @@ class EditedRows:
     rows: Tensor
     """`[E]` int64: rows of the step's logits."""
 
+    copied: Tensor | None
+    """`[E, V]` float32, for the copies of each step; None on a GPU. Fresh memory would be mapped page by page."""
+
     biases: tuple[Tensor, Tensor, Tensor] | None
     """Row among these, token id (both int64) and bias (float32, -inf for a ban) of each; a token at most once a row."""
 
@@ -85,8 +88,8 @@ class EditedRows:
     """Repetition, frequency and presence penalty, `[E]` float32."""
 
     def of(self, logits: Tensor) -> Tensor:
-        """Return a copy of these rows of `logits`, with biases: `[E, V]` float32."""
-        edited = float_rows(logits, self.rows)
+        """Return a copy of these rows of `logits`, with biases: `[E, V]` float32, valid until the next call."""
+        edited = float_rows(logits, self.rows, out=self.copied)
         if self.biases is not None:
             rows, token_ids, values = self.biases
             edited[rows, token_ids] += values
@@ -115,6 +118,7 @@ def edited_rows(
     return EditedRows(
         slots=slots,
         rows=on_device([edit.row for edit in edits], np.int64),
+        copied=torch.empty(len(edits), seen.table.shape[1]) if device.type == "cpu" else None,
         biases=of_biases() if biased else None,
         penalised=tuple(number for number, sampling in enumerate(params) if sampling.has_penalties),
         places=on_device([seen.place_of(slot) if slot.sampling.has_penalties else -1 for slot in slots], np.int32),
@@ -164,6 +168,7 @@ def penalise(
         repetition=repetition,
         frequency=frequency,
         presence=presence,
+        listed=seen.listed,
     )
     apply_penalties(edited, penalties)
 
@@ -171,6 +176,8 @@ def penalise(
 def _extras(rows: EditedRows, ends: Items[int], drafts: Items[tuple[int, ...]], last: LastTokens) -> Tensor:
     """Return `Penalties.extras`: drafts, or else the token that only the device has."""
     num_rows, device = len(rows.slots), rows.places.device
+    if last.token_ids is None and not any(drafts):
+        return rows.places.new_empty(num_rows, 0)
     sources = np.full(num_rows, -1, dtype=np.int64)
     for number in rows.penalised:
         if len(rows.slots[number].token_ids) < ends[number]:

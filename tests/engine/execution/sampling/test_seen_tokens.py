@@ -1,7 +1,7 @@
 """Places of the tokens that sequences with penalties have seen: how many there are, and what follows if one is lost."""
 
 # torch's types are partial.
-# pyright: reportUnknownMemberType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import torch
 
@@ -31,6 +31,12 @@ def slot_of(index: int, output: list[int]) -> Slot:
 
 def counts_of(seen: SeenTokens, *slots: Slot) -> list[list[int]]:
     seen.count([(slot, len(slot.token_ids)) for slot in slots])
+    assert seen.listed is not None
+    for slot in slots:
+        place = seen.place_of(slot)
+        tokens, lengths = seen.listed
+        listed = tokens[place, : int(lengths[place])].tolist()
+        assert sorted(listed) == seen.table[place].nonzero().flatten().tolist()
     return [seen.table[seen.place_of(slot)].tolist() for slot in slots]
 
 
