@@ -13,6 +13,7 @@ BENCHMARKS = {
     "gateway": ("gateway.run", "what the HTTP gateway adds to a token's way and cost"),
     "grammars": ("engine.grammars", "what grammars cost a step, on this CPU"),
     "gpu": ("gpu.run", "all GPU measurements"),
+    "instructions": ("queue.instructions", "instructions of the queue's server for each job, by callgrind"),
     "quality": ("quality.run", "a real model's distributions in each form of quantized weights, on this CPU"),
     "queue": ("queue.peers", "the queue compared with other queues"),
     "schemas": ("schemas.run", "JSON schemas of others: compiled, valid, beside another decoder"),

@@ -15,7 +15,6 @@ FIXED = (
     "config",
     "counters",
     "depth",
-    "leases",
     "timers",
     "delayed",
     "outbox",
@@ -75,7 +74,7 @@ class QueueKeys:
         return self.key("lane", priority, tenant)
 
     def job(self, job_id: JobId) -> str:
-        """Return the hash of one job."""
+        """Return the row of one job."""
         return self.key("job", *split_job_id(job_id)[1:])
 
     def payload(self, job_id: JobId) -> str:

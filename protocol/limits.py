@@ -28,6 +28,12 @@ DEFAULT_MAX_TOKENS = 256
 MAX_NUMBER = 2**53
 """Greatest number in a job's hash or a lane's entry: times, counts and versions. Scripts compute with doubles."""
 
+MAX_ROW_NUMBER = 2**48 - 2
+"""Greatest number of tokens, bytes or milliseconds in a job's row."""
+
+MAX_ROW_BYTES = 1_000_000
+"""Longest row of a job."""
+
 MAX_VERSION = 2**31 - 1
 """Version of a job in an event: it grows by one with each change of the job's state."""
 
@@ -107,8 +113,11 @@ SORTED_TIMERS = 1000
 TIMER_STEP_MS = 3_600_000
 """Among due timers, one of a higher class goes first unless the other has been due for this much longer per class."""
 
-MAX_LANES_PER_PULL = 16
+MAX_LANES_PER_PULL = 32
 """Lanes that one pull takes jobs from."""
+
+MAX_LANES_LISTED = 64
+"""Lanes of one class that one pull reads, at most."""
 
 MAX_SKIPPED_PER_PULL = 32
 """Further lanes that one pull examines in vain; and returned jobs, up to `MAX_RETURNED_PER_PULL`, if the worker is

@@ -23,6 +23,7 @@ from sluice.history.percentiles import percentile
 from sluice.producer.client import Producer
 from sluice.protocol.jobs import job
 from sluice.protocol.keys import QueueKeys
+from sluice.protocol.rows import read_row
 
 KEYS = QueueKeys("default")
 NUM_JOBS = 16
@@ -101,11 +102,11 @@ class Scene:
         """Attempt and published tokens of jobs, in one round trip."""
         pipe: Any = self.here.client.pipeline(transaction=False)
         for one in ids:
-            pipe.hget(KEYS.job(one), "attempt")
+            pipe.get(KEYS.job(one))
             pipe.xrevrange(KEYS.channel(one, 0), count=1)
         said = pipe.execute()
-        for attempt, last in zip(said[::2], said[1::2], strict=True):
-            yield int(attempt or 0), int(last[0][0].split(b"-")[0]) if last else 0
+        for row, last in zip(said[::2], said[1::2], strict=True):
+            yield read_row(row).attempt, int(last[0][0].split(b"-")[0]) if last else 0
 
     def _replace(self, ended: "subprocess.Popen[bytes]") -> None:
         """Start a worker in place of one whose engine was killed."""

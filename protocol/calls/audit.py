@@ -1,6 +1,6 @@
 """The calls of `worker audit`: inspections, which never write, and repairs. No I/O."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from sluice.protocol.calls.base import Call, Raw, check_slice, read_number, read_text, read_truths
@@ -18,7 +18,7 @@ LANE_SLICE_ENTRIES = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecords:
-    """The records of one job in its hash and in all other keys, at one instant."""
+    """The records of one job in its row and in all other keys, at one instant."""
 
     id: JobId
     problem: str | None
@@ -30,7 +30,7 @@ class JobRecords:
     bytes: int
     epoch: int
     entry: str | None
-    """The lane entry according to the hash; likewise `lane`."""
+    """The lane entry according to the row; likewise `lane`."""
 
     lane: str | None
     has_entry: bool
@@ -42,10 +42,12 @@ class JobRecords:
     """Whether a timer will make the job due."""
 
     owner: str | None
-    """Owner in the lease: empty after it was given back, None without a lease."""
+    """Owner of a running job, according to its row; None if it does not run."""
 
     lease_epoch: int
     is_held: bool
+    """Whether the owner holds its lease."""
+
     is_owner_listed: bool
     """Whether the owner is listed as alive, or as dead with jobs that are not reclaimed yet."""
 
@@ -61,6 +63,9 @@ class JobRecords:
     has_open_channel: bool
     """Whether the job has ended, but a channel has tokens without an end."""
 
+    strays: tuple[str, ...]
+    """Incarnations that hold a lease of the job and do not own it."""
+
     seen_ms: int
 
     @property
@@ -69,14 +74,22 @@ class JobRecords:
         return self.has_entry + self.is_delayed + self.is_suspect
 
 
-def audit_jobs(keys: QueueKeys, job_ids: Sequence[JobId]) -> Call[list[JobRecords]]:
+Holders = Mapping[JobId, Collection[str]]
+"""For each job, the incarnations whose lists of leases were seen to have it."""
+
+
+def _with_holders(job_ids: Sequence[JobId], holders: Holders) -> bytes:
+    return pack_for_script([(job_id, sorted(holders.get(job_id, ()))) for job_id in job_ids])
+
+
+def audit_jobs(keys: QueueKeys, job_ids: Sequence[JobId], holders: Holders) -> Call[list[JobRecords]]:
     """Inspect up to `AUDIT_SLICE_JOBS` jobs with all their records. Never writes."""
 
     def read(reply: Raw) -> list[JobRecords]:
         now, rows = reply
         return [_read_records(job_id, row, now) for job_id, row in zip(job_ids, rows, strict=True)]
 
-    return Call("audit_jobs", keys.fixed(), (pack_for_script(job_ids),), read)
+    return Call("audit_jobs", keys.fixed(), (_with_holders(job_ids, holders),), read)
 
 
 def _read_records(job_id: JobId, row: Raw, now: int) -> JobRecords:
@@ -105,6 +118,7 @@ def _read_records(job_id: JobId, row: Raw, now: int) -> JobRecords:
         submitted_ms=row[19],
         is_in_batch=None if row[20] is None else bool(row[20]),
         has_open_channel=bool(row[21]),
+        strays=tuple(one.decode(errors="replace") for one in row[22]),
         seen_ms=now,
     )
 
@@ -242,10 +256,10 @@ def repair_batches(keys: QueueKeys, batches: Sequence[str]) -> Call[list[bool]]:
     return Call("repair_batches", keys.fixed(), (pack_for_script(batches),), read_truths)
 
 
-def repair_jobs(keys: QueueKeys, job_ids: Sequence[JobId]) -> Call[list[str]]:
+def repair_jobs(keys: QueueKeys, job_ids: Sequence[JobId], holders: Holders) -> Call[list[str]]:
     """Repair leases and places of jobs so that they match the states; returns the action for each, '' if none."""
     check_slice(job_ids)
-    args = (pack_for_script(job_ids),)
+    args = (_with_holders(job_ids, holders),)
     return Call("repair_jobs", keys.fixed(), args, lambda reply: [item.decode() for item in reply])
 
 

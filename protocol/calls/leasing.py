@@ -1,13 +1,14 @@
 """Lease jobs from the queue (`pull`) and return them (`give_back`)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from sluice.protocol import limits
 from sluice.protocol.calls.base import Call, Raw, read_text, read_truths
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.packing import pack_for_script
+from sluice.protocol.rows import read_lease, read_row
 from sluice.protocol.wire import JobId
 
 
@@ -160,7 +161,7 @@ def _read_pull(reply: Raw) -> PullReply:
     number, jobs, last_notification, has_more, is_paused, drain, now, look_again = reply
     return PullReply(
         number=number,
-        jobs=tuple(map(_read_leased, jobs)),
+        jobs=tuple(map(_read_leased, jobs[::4], jobs[1::4], jobs[2::4], jobs[3::4])),
         last_notification=last_notification.decode(),
         has_more=bool(has_more),
         is_paused=bool(is_paused),
@@ -170,47 +171,37 @@ def _read_pull(reply: Raw) -> PullReply:
     )
 
 
-def _read_leased(row: Raw) -> LeasedJob:
-    """Parse one job. One with a field that cannot be read has no options, so that the worker rejects it alone."""
-    try:
-        return _leased(row)
-    except (ValueError, TypeError, ArithmeticError):
-        return replace(_leased([*row[:6], b"0", *row[7:]]), spec=b"")
+def _read_leased(job_id: bytes, packed: bytes, payload: bytes, lease: bytes) -> LeasedJob:
+    """Parse one job, in the order of `add_leased` in lib_taking.lua.
 
-
-def _read_seed(digits: bytes) -> int:
-    seed = int(digits)
-    if not 0 <= seed < 2**64:
-        raise ValueError(f"seed must have 64 bits, got {seed}")
-    return seed
-
-
-def _leased(row: Raw) -> LeasedJob:
-    """Parse the fields, in the order of `leased_row` in lib_taking.lua."""
+    One whose seed another program wrote has no options, so that the worker rejects it alone.
+    """
+    row, held = read_row(packed), read_lease(lease)
+    rare, seed = row.rare, int(row.seed)
     return LeasedJob(
-        id=JobId(row[0].decode()),
-        epoch=row[1],
-        attempt=row[2],
-        priority=row[3],
-        spec=row[4],
-        payload=row[5],
-        seed=_read_seed(row[6]),
-        choices=row[7],
-        submitted_ms=row[8],
-        pulled_ms=row[9],
-        deadline_ms=row[10],
-        prompt_tokens=row[11],
-        published=tuple(row[12]),
-        ended=tuple(map(bool, row[13])),
-        fingerprint=read_text(row[14]),
-        was_reclaimed=bool(row[15]),
-        fits=bool(row[16]),
-        first_scheduled_ms=row[17],
-        first_token_ms=row[18],
-        resumed_from=read_text(row[19]),
-        failures=row[20],
-        cost=row[21],
-        resolved=row[22] or None,
+        id=JobId(job_id.decode()),
+        epoch=row.epoch,
+        attempt=row.attempt,
+        priority=row.priority,
+        spec=row.spec if seed < 2**64 else b"",
+        payload=payload,
+        seed=seed if seed < 2**64 else 0,
+        choices=row.choices,
+        submitted_ms=row.submitted_ms,
+        pulled_ms=row.started_ms,
+        deadline_ms=rare.get(b"deadline"),
+        prompt_tokens=row.prompt_tokens,
+        published=held.offsets,
+        ended=held.ended,
+        fingerprint=read_text(rare.get(b"fingerprint")),
+        was_reclaimed=held.mark in (b"r", b"b"),
+        fits=held.mark not in (b"h", b"b"),
+        first_scheduled_ms=row.first_scheduled_ms,
+        first_token_ms=row.first_token_ms,
+        resumed_from=read_text(rare.get(b"previous")),
+        failures=row.failures,
+        cost=row.cost,
+        resolved=rare.get(b"resolved"),
     )
 
 

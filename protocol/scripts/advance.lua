@@ -14,19 +14,19 @@ write_even_when_full()
 
 local incarnation = ARGV[1]
 if not is_text(incarnation, LIMITS.MAX_INCARNATION_BYTES) then return wrong_arguments() end
-local rows = rows_of(ARGV[2], LIMITS.MAX_JOBS_PER_CALL, 'string', 'number', 'number', 'number', 'number', 'string')
+local sent = rows_of(ARGV[2], LIMITS.MAX_JOBS_PER_CALL, 'string', 'number', 'number', 'number', 'number', 'string')
 
 -- ---------------------------------------------------------------- leases: read in one command, written in one
 
-local leases, changed = {}, {}
+local held, changed = {}, {}
 
 local function read_leases()
   local ids = {}
-  for i = 1, #rows do ids[i] = rows[i][1] end
-  local packed = call('HMGET', LEASES, unpack(ids))
+  for i = 1, #sent do ids[i] = sent[i][1] end
+  local packed = call('HMGET', held_key(incarnation), unpack(ids))
   for i = 1, #ids do
     local id = ids[i]
-    if packed[i] and not leases[id] then leases[id] = cmsgpack.unpack(packed[i]) end
+    if packed[i] and not held[id] then held[id] = unpack_lease(incarnation, packed[i]) end
   end
 end
 
@@ -35,12 +35,12 @@ local function write_leases()
   local flat = {}
   for id, lease in pairs(changed) do
     flat[#flat + 1] = id
-    flat[#flat + 1] = cmsgpack.pack(lease)
+    flat[#flat + 1] = pack_lease(lease)
   end
-  call_in_parts('HSET', LEASES, flat)
+  call_in_parts('HSET', held_key(incarnation), flat)
 end
 
-local function forget_lease(id) leases[id], changed[id] = nil, nil end
+local function forget_lease(id) held[id], changed[id] = nil, nil end
 
 -- ---------------------------------------------------------------- libraries that only some rows need, loaded on demand
 
@@ -62,8 +62,8 @@ end
 -- Tokens touch only channels and leases, whose types are checked when they are used. Ends and charges touch the keys of
 -- the queue.
 local function touches_the_queue()
-  for i = 1, #rows do
-    if rows[i][8] or passes_mark(rows[i]) then return true end
+  for i = 1, #sent do
+    if sent[i][8] or passes_mark(sent[i]) then return true end
   end
   return false
 end
@@ -74,8 +74,8 @@ local function is_sound(row)
   end
   return not (row[7] or row[8]) or load_end_library().is_sound(row[7], row[8])
 end
-for i = 1, #rows do
-  if not is_sound(rows[i]) then return wrong_arguments() end
+for i = 1, #sent do
+  if not is_sound(sent[i]) then return wrong_arguments() end
 end
 
 local wrong = touches_the_queue() and load_end_library().wrong_key(incarnation)
@@ -84,10 +84,8 @@ if wrong then return wrong end
 -- ---------------------------------------------------------------- one choice
 
 local function without_lease(id, epoch)
-  local _, suffix = names_of(id)
-  if not suffix then return 'replaced' end
-  local ended_by = try('HGET', PREFIX .. 'job:' .. suffix, 'ended_by')
-  return ended_by == incarnation .. ':' .. epoch and 'already' or 'replaced'
+  local job = load_end_library().load_job(id)
+  return job and job.ended_by == incarnation .. ':' .. epoch and 'already' or 'replaced'
 end
 
 local function append(id, choice, to, entry)
@@ -101,14 +99,14 @@ local function catch_up(id, lease, choice, to)
   local _, suffix = names_of(id)
   local last = try('XREVRANGE', PREFIX .. 'channel:' .. suffix .. ':' .. choice, '+', '-', 'COUNT', 1)
   local offset = not failed(last) and last[1] and tonumber(string.match(last[1][1], '^(%d+)%-0$'))
-  if not offset or offset <= lease[FIRST + 2 * choice] or offset > to then return false end
-  lease[FIRST + 2 * choice] = offset
+  if not offset or offset <= lease[2 * choice + 1] or offset > to then return false end
+  lease[2 * choice + 1] = offset
   changed[id] = lease
   return true
 end
 
 local function stop_word(word, lease)
-  return lease[FLAG] ~= '' and word .. ' ' .. lease[FLAG] or word
+  return lease.flag ~= '' and word .. ' ' .. lease.flag or word
 end
 
 -- Compare the offset of the choice with that of the tokens sent; nil if they are the next ones.
@@ -122,17 +120,17 @@ end
 
 local function advance(row)
   local id, epoch, choice, from, tokens = row[1], row[2], row[3], row[4], row[5]
-  local lease = leases[id]
+  local lease = held[id]
   if not lease then return without_lease(id, epoch) end
-  local at = FIRST + 2 * choice
-  if lease[OWNER] ~= incarnation or lease[EPOCH] ~= epoch or not lease[at] then return 'replaced' end
+  local at = 2 * choice + 1
+  if lease.epoch ~= epoch or not lease[at] then return 'replaced' end
   local elsewhere = out_of_line(lease, at, from, tokens, row[8])
   if elsewhere then return elsewhere end
 
   local job, why
   if row[7] or row[8] then
     job, why = load_end_library().load_running(id)
-    if not job then return rest.broken(id, nil, lease, 'job hash: ' .. why) end
+    if not job then return rest.broken(id, nil, lease, 'job row: ' .. why) end
   end
   if row[8] and not rest.has_all_parts(job, row[8]) then return 'at ' .. lease[at] end
   if tokens > 0 then
@@ -143,7 +141,7 @@ local function advance(row)
     end
     lease[at] = from + tokens
     changed[id] = lease
-    if lease[DEATHS] == 1 then load_end_library().clear_deaths(id, lease) end
+    if lease.deaths == 1 then load_end_library().clear_deaths(id, lease) end
     if passes_mark(row) then rest.charge_further(job or rest.load_job(id), lease) end
   end
   if row[7] then rest.note_extras(job, row[7], lease, tokens) end
@@ -151,9 +149,21 @@ local function advance(row)
   return row[8] and rest.end_choice(job, lease, choice, rest.how_of(row[8])) or word
 end
 
+-- The rows of jobs whose ends or first tokens are sent.
+local function read_jobs()
+  local ids = {}
+  for i = 1, #sent do
+    if (sent[i][7] or sent[i][8]) and held[sent[i][1]] then ids[#ids + 1] = sent[i][1] end
+  end
+  if #ids > 0 then load_end_library().load_jobs(ids) end
+end
+
 local answers = {}
-if #rows > 0 then read_leases() end
-for i = 1, #rows do answers[i] = advance(rows[i]) end
+if #sent > 0 then
+  read_leases()
+  read_jobs()
+end
+for i = 1, #sent do answers[i] = advance(sent[i]) end
 write_leases()
 if rest then rest.finish() end
 return answers

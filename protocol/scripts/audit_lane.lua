@@ -11,22 +11,14 @@ if not is_sound then return wrong_arguments() end
 local key, name = PREFIX .. 'lane:' .. ARGV[1], ARGV[1]
 local tokens, jobs, job_tokens, job_bytes, without_job = 0, 0, 0, 0, {}
 
-local function about(id)
-  local _, suffix = names_of(id)
-  local found = suffix and try('HMGET', PREFIX .. 'job:' .. suffix, 'state', 'entry', 'lane', 'cost', 'bytes')
-  if not found or failed(found) then return {} end
-  return found
-end
-
 local function look_at(entry)
   local parsed = parse_entry(entry)
-  local job = parsed and about(parsed.job) or {}
-  tokens = tokens + (parsed and parsed.cost or 0)
-  if job[1] == 'queued' and job[2] == entry[1] and job[3] == name then
-    jobs = jobs + 1
-    job_tokens, job_bytes = job_tokens + (tonumber(job[4]) or 0), job_bytes + (tonumber(job[5]) or 0)
+  local job = parsed and load_job(parsed.job) or {}
+  tokens = tokens + (job.cost or 0)
+  if job.state == 'queued' and job.entry == entry[1] and job.lane == name then
+    jobs, job_tokens, job_bytes = jobs + 1, job_tokens + job.cost, job_bytes + job.bytes
   else
-    without_job[#without_job + 1] = { entry[1], parsed and parsed.job or false, job[1] or false, job[2] or false }
+    without_job[#without_job + 1] = { entry[1], parsed and parsed.job or false, job.state or false, job.entry or false }
   end
 end
 

@@ -46,21 +46,20 @@ local function take_back(id)
   local before, kept = #deaths_of(job), take_back_death(job, me)
   if #kept == before or #kept >= 2 or job.state ~= 'queued' then return end
   if call('ZREM', SUSPECTS, id) == 0 then return end
-  enqueue_again(job, read_lease(id))
+  enqueue_again(job, leases.of_row(job))
 end
 
 -- The reply to this worker's own end may be in flight: only an end by another worker means that the job is lost.
 local function was_ended_by_me(id)
-  local _, suffix = names_of(id)
-  local ended_by = suffix and try('HGET', PREFIX .. 'job:' .. suffix, 'ended_by')
-  return type(ended_by) == 'string' and string.sub(ended_by, 1, #me + 1) == me .. ':'
+  local job = load_job(id)
+  return job and job.ended_by and string.sub(job.ended_by, 1, #me + 1) == me .. ':'
 end
 
 local function look_at(id, packed)
-  local lease = packed and cmsgpack.unpack(packed)
-  if lease and lease[OWNER] == me then
-    if lease[FLAG] ~= '' then stops[#stops + 1], stops[#stops + 2] = id, lease[FLAG] end
-  elseif lease or not was_ended_by_me(id) then
+  local lease = packed and unpack_lease(me, packed)
+  if lease then
+    if lease.flag ~= '' then stops[#stops + 1], stops[#stops + 2] = id, lease.flag end
+  elseif not was_ended_by_me(id) then
     lost[#lost + 1] = id
     take_back(id)
   end
@@ -69,7 +68,7 @@ end
 local function look_at_all()
   for from = 1, #listed, 1000 do
     local to = math.min(from + 999, #listed)
-    local packed = call('HMGET', LEASES, unpack(listed, from, to))
+    local packed = call('HMGET', held_key(me), unpack(listed, from, to))
     for i = from, to do
       is_listed[listed[i]] = true
       look_at(listed[i], packed[i - from + 1])
@@ -78,19 +77,16 @@ local function look_at_all()
 end
 
 -- A lease from a pull before the list was made, and missing in the list: the worker never received it.
-local function is_orphan(id, value)
-  local number = tonumber(string.match(value, '^%d+') or '')
-  return not is_listed[id] and number and number <= processed
-end
+local function is_orphan(id, lease) return not is_listed[id] and lease.number <= processed end
 
-local function give_back_orphan(id)
-  local lease = read_lease(id)
-  if not lease or lease[OWNER] ~= me then return call('HDEL', held_key(me), id) end
+local function give_back_orphan(id, lease)
   local job, why = load_running(id)
   if not job then
-    forget_lease_of_nothing(id, lease, why)
-  elseif lease[FLAG] ~= '' then
-    end_without_worker(job, lease, lease[FLAG], END_REASONS[lease[FLAG]])
+    forget_lease_of_nothing(me, id, why)
+  elseif job.owner ~= me then
+    call('HDEL', held_key(me), id)
+  elseif lease.flag ~= '' then
+    end_without_worker(job, lease, lease.flag, END_REASONS[lease.flag])
   else
     return_job(job, lease, 'lost_reply')
   end
@@ -100,9 +96,12 @@ local function give_back_orphans()
   local num_given = 0
   local flat = call('HGETALL', held_key(me))
   for i = 1, #flat, 2 do
-    if num_given < LIMITS.SLICE_JOBS and not slice.is_spent() and is_orphan(flat[i], flat[i + 1]) then
+    local lease = unpack_lease(me, flat[i + 1])
+    if not lease then
+      call('HDEL', held_key(me), flat[i])
+    elseif num_given < LIMITS.SLICE_JOBS and not slice.is_spent() and is_orphan(flat[i], lease) then
       num_given = num_given + 1
-      give_back_orphan(flat[i])
+      give_back_orphan(flat[i], lease)
     end
   end
 end

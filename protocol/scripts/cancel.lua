@@ -17,7 +17,8 @@ local how = { error = reason, error_code = END_REASONS.cancelled.error_code }
 
 local function ask(job, lease)
   if stop(job, lease, 'cancelled', how) then return job.state end
-  call('HSET', job.hash, 'asked', reason)
+  job.asked = reason
+  save(job)
   return 'asked'
 end
 
@@ -26,7 +27,7 @@ local function cancel(id)
   local job = load_job(id)
   if not job then return 'unknown' end
   if job.state ~= 'queued' and job.state ~= 'running' then return job.state end
-  local lease = read_lease(id)
+  local lease = leases.of(job)
   if job.state == 'running' and lease then return ask(job, lease) end
   end_without_worker(job, lease, 'cancelled', how)
   return 'cancelled'

@@ -20,7 +20,7 @@ local function delete(id)
   if not job then return why == 'unknown' and 1 or 0 end
   if job.state == 'queued' or job.state == 'running' then return 0 end
   forget_key(job)
-  local keys = { job.hash, payload_key(job), result_key(job) }
+  local keys = { row_key(job), payload_key(job), result_key(job) }
   for choice = 0, job.choices - 1 do keys[#keys + 1] = channel_key(job, choice) end
   call('DEL', unpack(keys))
   call('ZREM', DEAD, id)

@@ -15,26 +15,24 @@ if wrong then return wrong end
 local me, is_deregistered, has_broken, is_declined = ARGV[1], ARGV[2] == '1', ARGV[4] == '1', ARGV[5] == '1'
 local death = has_broken and about_death(me)
 
-local rows = rows_of(ARGV[3], LIMITS.MAX_JOBS_PER_CALL, 'string', 'number')
+local asked = rows_of(ARGV[3], LIMITS.MAX_JOBS_PER_CALL, 'string', 'number')
 
 -- Leave a job to a living worker whose engine has not declined it, if there is one.
 local function decline(job, lease)
   offers.decline(job, me)
   if not offers.has_other(job) then return 2 end
-  call('HSET', job.hash, 'declined', job.declined)
   return_job(job, lease, 'declined')
   return 1
 end
 
 local function give_back(id, epoch)
-  local lease = read_lease(id)
-  if not lease or lease[OWNER] ~= me or lease[EPOCH] ~= epoch then return 0 end
-  local job = load_job(id)
-  if not job or job.state ~= 'running' then return 0 end
-  if lease[FLAG] ~= '' then
+  local job = load_running(id)
+  local lease = job and job.owner == me and leases.held(job)
+  if not lease or lease.epoch ~= epoch then return 0 end
+  if lease.flag ~= '' then
     -- Too many ends for one call: the job stays leased, and a pull or beat ends it.
     if slice.is_spent() then return 0 end
-    end_without_worker(job, lease, lease[FLAG], END_REASONS[lease[FLAG]])
+    end_without_worker(job, lease, lease.flag, END_REASONS[lease.flag])
   elseif is_declined then
     return decline(job, lease)
   elseif not (death and is_settled_by_death(job, lease, death)) then
@@ -59,7 +57,7 @@ local function deregister()
 end
 
 local answers = {}
-for i, row in ipairs(rows) do answers[i] = give_back(row[1], row[2]) end
+for i, row in ipairs(asked) do answers[i] = give_back(row[1], row[2]) end
 if is_deregistered then deregister() end
 finish()
 return answers

@@ -14,7 +14,7 @@ local RETURNED = 'returned'
 -- before any write. `also`: a hash that only some scripts write.
 local function wrong_key(incarnation, also)
   local types = {
-    OUTBOX, 'stream', CALLBACKS, 'stream', NOTIFICATIONS, 'stream', GARBAGE, 'stream', LEASES, 'hash', COUNTERS, 'hash',
+    OUTBOX, 'stream', CALLBACKS, 'stream', NOTIFICATIONS, 'stream', GARBAGE, 'stream', COUNTERS, 'hash',
     DEPTH, 'hash', SERVED, 'hash', TIMERS, 'zset', DEAD, 'zset', SUSPECTS, 'zset', ALIVE, 'zset', DELAYED, 'zset',
     ISOLATOR, 'string',
   }
@@ -101,11 +101,20 @@ local MODE = SETTINGS.mode or DEFAULT_MODE
 
 -- ---------------------------------------------------------------- names
 
-local function lane_key(class, tenant) return PREFIX .. 'lane:' .. class .. ':' .. tenant end
+local lane_name
+do
+  -- A number is made text only once: Lua formats it each time.
+  local class_names = { [RETURNED] = RETURNED }
+  function lane_name(class, tenant)
+    class_names[class] = class_names[class] or string.format('%d', class)
+    return class_names[class] .. ':' .. tenant
+  end
+end
+local function lane_key(class, tenant) return PREFIX .. 'lane:' .. lane_name(class, tenant) end
+local function row_key(job) return PREFIX .. 'job:' .. job.suffix end
 local function channel_key(job, choice) return PREFIX .. 'channel:' .. job.suffix .. ':' .. choice end
 local function payload_key(job) return PREFIX .. 'payload:' .. job.suffix end
 local function result_key(job) return PREFIX .. 'result:' .. job.suffix end
-local function held_key(incarnation) return PREFIX .. 'held:' .. incarnation end
 local function worker_key(incarnation) return PREFIX .. 'worker:' .. incarnation end
 local function batch_key(batch) return PREFIX .. 'batch:' .. batch end
 -- Keys are per tenant: two tenants may choose the same.
@@ -148,22 +157,21 @@ end
 
 -- ---------------------------------------------------------------- jobs
 
-local whole, load_job, load_running, MOST
+-- A job is one string, its row (docs/reference/keys.md#a-jobs-row): numbers of fixed size, short texts, the fields that only
+-- some jobs have as a packed map, and the spec, which no script reads. A script reads a row once, changes the table, and
+-- `finish` writes each changed row once.
+
+local whole, load_job, load_jobs, load_running, save, state_and_class, MOST
+local rows = {}
 
 do
 
--- The greatest value of each field that is a whole number. A user that may submit may write its jobs' hashes, so every
--- field is checked before a script uses it; fields that are not listed here are text.
+-- The greatest value of each field that is a whole number; fields that are not listed here are text.
 MOST = {
   class = LIMITS.MAX_PRIORITY, choices = LIMITS.MAX_CHOICES, max_tokens = LIMITS.MAX_TOKENS,
-  version = LIMITS.MAX_VERSION, prompt = LIMITS.MAX_NUMBER, cost = LIMITS.MAX_NUMBER, bytes = LIMITS.MAX_NUMBER,
-  submitted = LIMITS.MAX_NUMBER, number = LIMITS.MAX_NUMBER, before = LIMITS.MAX_NUMBER, attempt = LIMITS.MAX_NUMBER,
-  epoch = LIMITS.MAX_NUMBER, started = LIMITS.MAX_NUMBER, charged = LIMITS.MAX_NUMBER, scheduled = LIMITS.MAX_NUMBER,
-  first_token = LIMITS.MAX_NUMBER, ended = LIMITS.MAX_NUMBER, output = LIMITS.MAX_NUMBER, retry = LIMITS.MAX_NUMBER,
-  waits_since = LIMITS.MAX_NUMBER,
-  not_before = LIMITS.MAX_NUMBER, ttl = LIMITS.MAX_NUMBER, deadline = LIMITS.MAX_NUMBER, gap = LIMITS.MAX_NUMBER, callback = LIMITS.MAX_NUMBER,
-  failures = LIMITS.MAX_NUMBER, requeues = LIMITS.MAX_NUMBER, prompt_bytes = LIMITS.MAX_NUMBER,
-  parts = LIMITS.MAX_SPEC_PARTS, line = LIMITS.MAX_NUMBER,
+  prompt = LIMITS.MAX_ROW_NUMBER, not_before = LIMITS.MAX_NUMBER, ttl = LIMITS.MAX_NUMBER, deadline = LIMITS.MAX_NUMBER,
+  gap = LIMITS.MAX_NUMBER, callback = LIMITS.MAX_NUMBER, retry = LIMITS.MAX_NUMBER, waits_since = LIMITS.MAX_NUMBER,
+  line = LIMITS.MAX_NUMBER, output = LIMITS.MAX_NUMBER,
 }
 
 -- A whole number from 0 to `most`, or nil: also for text, fractions, infinity and nan.
@@ -172,55 +180,139 @@ function whole(text, most)
   if number and number >= 0 and number <= most and number % 1 == 0 then return number end
 end
 
--- The name of a text field that no script of ours wrote, or nil.
-local function foreign_text(job)
-  local is_state = string.find(job.state, '^%a+$') and string.find(TRANSITIONS, '>' .. job.state .. ' ', 1, true)
-  if not is_state then return 'state' end
-  if job.seed and not (#job.seed <= 20 and string.find(job.seed, '^%d+$')) then return 'seed' end
-  if job.spec and #job.spec > LIMITS.MAX_SPEC_BYTES then return 'spec' end
-  if job.resolved and #job.resolved > LIMITS.MAX_SPEC_BYTES then return 'resolved' end
-  if job.declined and #job.declined > 16 * LIMITS.MAX_OFFERS then return 'declined' end
-  if not job.entry then return nil end
-  local ms, number = string.match(job.entry, '^(%d+)%-(%d+)$')
-  if not ms or #ms > 19 or #number > 19 then return 'entry' end
-  -- A lane of another tenant would let this job delete its entries.
-  local class, tenant = string.match(job.lane or '', '^([^:]+):(.+)$')
-  if tenant ~= job.tenant or class ~= RETURNED and not whole(class, LIMITS.MAX_PRIORITY) then return 'lane' end
+-- Version of the format, state, class, choices, whether it is in the class of returned jobs, version, attempt, epoch,
+-- failures, requeues, most tokens; prompt, cost, bytes, submitted, started, charged + 1, number, before, scheduled, first
+-- token, ended, each 0 if it is absent; entry, owner; digest, seed and rare fields, each with its length. The spec is the
+-- rest. Six bytes hold a whole number below 2^48, so that whatever another program writes there is one.
+local FORMAT, ROW_VERSION = '<c1c1BBBI4I4I4I4I4I4I6I6I6I6I6I6I6I6I6I6I6ssHc0Bc0I4c0', '1'
+local LETTERS, STATES = {}, {}
+for state in string.gmatch(TRANSITIONS, ' (%a+)>') do LETTERS[state] = string.sub(state, 1, 1) end
+for state in string.gmatch(TRANSITIONS, '>(%a+)') do LETTERS[state] = string.sub(state, 1, 1) end
+for state, letter in pairs(LETTERS) do STATES[letter] = state end
+
+-- The fields that only some jobs have, in the packed map.
+local IS_RARE = {}
+for name in string.gmatch([[
+  batch key not_before ttl deadline callback custom_id line endpoint fingerprint resolved gap previous published deaths
+  retry waits_since asked declined reason error error_code output ended_by
+]], '%S+') do IS_RARE[name] = true end
+local MOST_TEXT = { resolved = LIMITS.MAX_SPEC_BYTES, declined = 16 * LIMITS.MAX_OFFERS }
+
+-- The name of a rare field that no script of ours wrote, or nil. A user that may submit may write its jobs' rows, so
+-- every field is checked before a script uses it.
+local function foreign_rare(fields)
+  if type(fields) ~= 'table' then return 'fields' end
+  for name, value in pairs(fields) do
+    local most = MOST[name]
+    local is_sound = most and type(value) == 'number' and whole(value, most)
+      or not most and IS_RARE[name] and type(value) == 'string' and #value <= (MOST_TEXT[name] or #value)
+    if not is_sound then return tostring(name) end
+  end
 end
 
--- Return the job as a table, or nil and why: 'unknown', 'not a job id', 'wrong type', 'not a job: <field>'. Absent and
--- empty fields are nil, except counts, which are 0. `is_of_caller`: the caller may read the job and no more than that
--- (docs/explanation/security.md), so the number of its fields is not asked for.
-function load_job(id, is_of_caller)
+local function write_field(job, name, value)
+  if IS_RARE[name] then job.rare[name] = value else rawset(job, name, value) end
+end
+
+-- Give a job its rare fields: they are read and written as the others.
+function rows.with_rare(job, rare)
+  job.rare = rare
+  return setmetatable(job, { __index = rare, __newindex = write_field })
+end
+
+-- The name of a field of fixed size, or a text, that no script of ours wrote, or nil.
+local function foreign_field(job)
+  if job.version > LIMITS.MAX_VERSION then return 'version' end
+  if job.class > LIMITS.MAX_PRIORITY then return 'class' end
+  if job.choices < 1 or job.choices > LIMITS.MAX_CHOICES then return 'choices' end
+  if job.max_tokens > LIMITS.MAX_TOKENS then return 'max_tokens' end
+  if #job.seed > 20 or string.find(job.seed, '%D') or job.seed == '' then return 'seed' end
+  if #job.spec > LIMITS.MAX_SPEC_BYTES then return 'spec' end
+  if job.entry == '' then return nil end
+  local ms, number = string.match(job.entry, '^(%d+)%-(%d+)$')
+  if not ms or #ms > 19 or #number > 19 then return 'entry' end
+end
+
+local function present(value) return value ~= 0 and value or nil end
+
+-- The job of a row, or nil and why.
+local function parse(id, tenant, suffix, row)
+  if #row > LIMITS.MAX_ROW_BYTES then return nil, 'not a job: row' end
+  local is_read, format, letter, class, choices, is_returned, version, attempt, epoch, failures, requeues, max_tokens,
+    prompt, cost, bytes, submitted, started, charged, number, before, scheduled, first_token, ended, entry, owner, digest,
+    seed, rare, after = pcall(struct.unpack, FORMAT, row)
+  if not is_read or format ~= ROW_VERSION or not STATES[letter] then return nil, 'not a job: row' end
+  local job = {
+    id = id, tenant = tenant, suffix = suffix, state = STATES[letter], class = class, choices = choices, version = version,
+    attempt = attempt, epoch = epoch, failures = failures, requeues = requeues, max_tokens = max_tokens, prompt = prompt,
+    cost = cost, bytes = bytes, submitted = submitted, started = present(started), charged = charged > 0 and charged - 1 or nil,
+    number = number, before = before, scheduled = present(scheduled), first_token = present(first_token),
+    ended = present(ended), entry = entry, owner = owner, digest = digest, seed = seed, spec = string.sub(row, after), keep_ms = false, packed = false,
+  }
+  local foreign, fields = foreign_field(job), {}
+  if not foreign and rare ~= '' then
+    is_read, fields = pcall(cmsgpack.unpack, rare)
+    foreign = not is_read and 'fields' or foreign_rare(fields)
+  end
+  if foreign then return nil, 'not a job: ' .. foreign end
+  if entry == '' then
+    job.entry = nil
+  else
+    job.lane = lane_name(is_returned == 1 and RETURNED or class, tenant)
+  end
+  return rows.with_rare(job, fields)
+end
+
+function rows.of(job)
+  local rare = next(job.rare) and cmsgpack.pack(job.rare) or ''
+  local is_returned = job.lane and string.sub(job.lane, 1, #RETURNED) == RETURNED
+  return struct.pack(FORMAT, ROW_VERSION, LETTERS[job.state], job.class, job.choices, is_returned and 1 or 0, job.version,
+    job.attempt, job.epoch, job.failures, job.requeues, job.max_tokens, job.prompt, job.cost, job.bytes, job.submitted,
+    job.started or 0, job.charged and job.charged + 1 or 0, job.number, job.before, job.scheduled or 0,
+    job.first_token or 0, job.ended or 0, job.entry or '', job.owner, #job.digest, job.digest, #job.seed, job.seed, #rare,
+    rare) .. job.spec
+end
+
+-- State and class of a row, without the rest.
+function state_and_class(suffix)
+  local head = try('GETRANGE', PREFIX .. 'job:' .. suffix, '0', '2')
+  if failed(head) or #head < 3 then return nil end
+  local _, letter, class = struct.unpack('<c1c1B', head)
+  return STATES[letter], math.min(class, LIMITS.MAX_PRIORITY)
+end
+
+local known, changed = {}, {}  -- jobs that this call has read, and those of them that `finish` writes
+
+-- Return the job as a table, or nil and why: 'unknown', 'not a job id', 'wrong type', 'not a job: <field>'. Absent fields
+-- are nil, except counts, which are 0. Within a call, each job is one table.
+function load_job(id)
+  if known[id] then return known[id] end
   local tenant, suffix = names_of(id)
   if not tenant then return nil, 'not a job id' end
-  local hash = PREFIX .. 'job:' .. suffix
-  -- Its user may have added any number of fields. Of a key of the wrong type, the next command says so.
-  local size = not is_of_caller and try('HLEN', hash)
-  if tonumber(size) and size > LIMITS.MAX_JOB_FIELDS then return nil, 'not a job: too many fields' end
-  local flat = try('HGETALL', hash)
-  if failed(flat) then return nil, 'wrong type' end
-  if #flat > 2 * LIMITS.MAX_JOB_FIELDS then return nil, 'not a job: too many fields' end
-  if not flat[1] then return nil, 'unknown' end
-  local job = {
-    id = id, hash = hash, tenant = tenant, suffix = suffix, bytes = 0, epoch = 0, attempt = 0, failures = 0,
-    requeues = 0, number = 0, before = 0,
-  }
-  for i = 1, #flat, 2 do
-    local name, value = flat[i], flat[i + 1]
-    if value ~= '' then
-      local most = MOST[name]
-      job[name] = most and whole(value, most) or not most and value or nil
-      if not job[name] then return nil, 'not a job: ' .. name end
+  local row = try('GET', PREFIX .. 'job:' .. suffix)
+  if failed(row) then return nil, 'wrong type' end
+  if not row then return nil, 'unknown' end
+  local job, why = parse(id, tenant, suffix, row)
+  known[id] = job
+  return job, why
+end
+
+-- Read many jobs in one command; `load_job` then has them. Of other keys, `load_job` says what they are.
+function load_jobs(ids)
+  local keys, wanted = {}, {}
+  for _, id in ipairs(ids) do
+    local tenant, suffix = names_of(id)
+    if tenant and not known[id] then
+      keys[#keys + 1] = PREFIX .. 'job:' .. suffix
+      wanted[#keys] = id
     end
   end
-  for i = 1, job.parts or 0 do job.spec = (job.spec or '') .. (job['spec.' .. i] or '') end
-  for _, name in ipairs({ 'state', 'version', 'class', 'submitted', 'choices', 'cost', 'prompt', 'max_tokens' }) do
-    if not job[name] then return nil, 'not a job: ' .. name end
+  if #keys == 0 then return end
+  local found = call('MGET', unpack(keys))
+  for i = 1, #keys do
+    local id = wanted[i]
+    if found[i] then known[id] = parse(id, tenants[id], suffixes[id], found[i]) end
   end
-  local foreign = job.choices == 0 and 'choices' or foreign_text(job)
-  if foreign then return nil, 'not a job: ' .. foreign end
-  return job
 end
 
 -- The job if it runs, as a lease of it says; else nil and why.
@@ -228,6 +320,33 @@ function load_running(id)
   local job, why = load_job(id)
   if job and job.state ~= 'running' then return nil, 'not a job: state' end
   return job, why
+end
+
+-- Write the row with the others at the end of the call. `keep_ms`: how long it is kept from now on, of an ended job.
+function save(job, keep_ms)
+  job.keep_ms, job.packed = keep_ms or job.keep_ms, false
+  if not changed[job] then
+    changed[job] = true
+    changed[#changed + 1] = job
+  end
+  known[job.id] = job
+end
+
+-- Rows of ended jobs have a time to live, which another change of them leaves as it is.
+function rows.write()
+  local flat = {}
+  for i = 1, #changed do
+    local job = changed[i]
+    if job.state == 'queued' or job.state == 'running' then
+      flat[#flat + 1], flat[#flat + 2] = row_key(job), job.packed or rows.of(job)
+    elseif job.keep_ms then
+      call('SET', row_key(job), rows.of(job), 'PX', job.keep_ms)
+    else
+      call('SET', row_key(job), rows.of(job), 'KEEPTTL')
+    end
+  end
+  for from = 1, #flat, 1000 do call('MSET', unpack(flat, from, math.min(from + 999, #flat))) end
+  changed = {}
 end
 
 end
@@ -243,43 +362,73 @@ end
 
 -- ---------------------------------------------------------------- leases
 
-local function new_lease(choices)
-  local lease = { '', 0, '', '', 0 }
-  for choice = 0, choices - 1 do
-    lease[FIRST + 2 * choice] = 0
-    lease[FIRST + 2 * choice + 1] = 0
-  end
+local leases = {}
+
+function leases.new(choices)
+  local lease = { 0, 0, owner = '', epoch = 0, number = 0, place = 0, flag = '', mark = ' ', deaths = 0 }
+  for at = 3, 2 * choices do lease[at] = 0 end
   return lease
 end
 
-local function read_lease(id)
-  local packed = call('HGET', LEASES, id)
-  return packed and cmsgpack.unpack(packed) or nil
+-- Offset and end of all choices as text, `12:2,7:1`: kept in the row of a job that nobody runs.
+local function offsets_of(lease)
+  local offsets = {}
+  for at = 1, #lease, 2 do offsets[#offsets + 1] = string.format('%d:%d', lease[at], lease[at + 1]) end
+  return table.concat(offsets, ',')
 end
 
-local function write_lease(id, lease) call('HSET', LEASES, id, cmsgpack.pack(lease)) end
+-- The lease of a running job; nil if its owner does not hold it.
+function leases.held(job)
+  local packed = try('HGET', held_key(job.owner), job.id)
+  return type(packed) == 'string' and unpack_lease(job.owner, packed) or nil
+end
+
+-- All leases of an incarnation, {job id, lease}, in the order in which they were given; other values are left out.
+function leases.all_of(incarnation)
+  local all, flat = {}, call('HGETALL', held_key(incarnation))
+  for i = 1, #flat, 2 do
+    local lease = unpack_lease(incarnation, flat[i + 1])
+    if lease then all[#all + 1] = { flat[i], lease } end
+  end
+  table.sort(all, function(a, b)
+    if a[2].number ~= b[2].number then return a[2].number < b[2].number end
+    return a[2].place < b[2].place
+  end)
+  return all
+end
+
+-- What a job has published, as a lease without an owner. Only choices that ended well stay ended in a requeue.
+function leases.of_row(job, is_requeue)
+  local lease, choice = leases.new(job.choices), 0
+  for offset, ended in string.gmatch(job.published or '', '(%d+):(%d)') do
+    if choice >= job.choices then break end
+    lease[2 * choice + 1] = whole(offset, LIMITS.MAX_TOKENS) or 0
+    lease[2 * choice + 2] = is_requeue and ended ~= '2' and 0 or tonumber(ended)
+    choice = choice + 1
+  end
+  lease.epoch = job.epoch
+  return lease
+end
+
+-- The lease of a job, or what it has published without one. nil: it runs, and its owner does not hold it.
+function leases.of(job)
+  if job.state == 'running' then return leases.held(job) end
+  return leases.of_row(job)
+end
+
+function leases.write(job, lease) call('HSET', held_key(job.owner), job.id, pack_lease(lease)) end
 
 local function published_tokens(lease)
   local total = 0
   if lease then
-    for i = FIRST, #lease, 2 do total = total + lease[i] end
+    for i = 1, #lease, 2 do total = total + lease[i] end
   end
   return total
 end
 
--- Offset and end of all choices as text, `12:2,7:1`: kept in the hash of a job without a lease.
-local function offsets_of(lease)
-  local offsets = {}
-  for at = FIRST, #lease, 2 do offsets[#offsets + 1] = string.format('%d:%d', lease[at], lease[at + 1]) end
-  return table.concat(offsets, ',')
-end
-
 -- Delete a lease whose job does not exist any more: there is nothing to end.
-local function forget_lease_of_nothing(id, lease, why)
-  call('HDEL', LEASES, id)
-  if lease[OWNER] ~= '' then
-    call('HDEL', held_key(lease[OWNER]), id)
-    count('running_jobs', -1)
-  end
-  to_garbage(LEASES, id .. ': ' .. why)
+local function forget_lease_of_nothing(incarnation, id, why)
+  call('HDEL', held_key(incarnation), id)
+  count('running_jobs', -1)
+  to_garbage(held_key(incarnation), id .. ': ' .. why)
 end

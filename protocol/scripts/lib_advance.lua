@@ -33,7 +33,7 @@ local function how_of(row)
 end
 
 local function all_ended(lease)
-  for at = FIRST + 1, #lease, 2 do
+  for at = 2, #lease, 2 do
     if lease[at] == 0 then return false end
   end
   return true
@@ -43,9 +43,9 @@ end
 local function is_retried(job, lease, how)
   if not how.retry_in then return false end
   -- It is flagged: end it with the requested state, on its channel too, instead of the failure.
-  if lease[FLAG] ~= '' then
-    local reason = END_REASONS[lease[FLAG]]
-    how.state, how.error, how.error_code, how.entry = lease[FLAG], reason.error, reason.error_code, nil
+  if lease.flag ~= '' then
+    local reason = END_REASONS[lease.flag]
+    how.state, how.error, how.error_code, how.entry = lease.flag, reason.error, reason.error_code, nil
     return false
   end
   return job.failures + 1 < setting('max_failures', LIMITS.DEFAULT_MAX_FAILURES)
@@ -53,7 +53,7 @@ end
 
 local function retry(job, lease, how)
   job.error, job.error_code = how.error, how.error_code
-  call('HSET', job.hash, 'failures', job.failures + 1, 'error', how.error or '', 'error_code', how.error_code or '')
+  job.failures = job.failures + 1
   return_job(job, lease, 'retry', how.retry_in > 0 and NOW + how.retry_in or nil)
 end
 
@@ -81,7 +81,7 @@ local function broken(id, job, lease, reason)
   if wrong_key(incarnation) then return 'broken ' .. reason end
   forget_lease(id)
   if not job then
-    forget_lease_of_nothing(id, lease, reason)
+    forget_lease_of_nothing(incarnation, id, reason)
     return 'broken ' .. reason
   end
   end_job(job, lease, { state = 'failed', error = reason, error_code = 'broken_key', incarnation = incarnation })
@@ -95,14 +95,12 @@ end
 local function note_extras(job, extras, lease, tokens)
   job.scheduled = job.scheduled or extras[1] or nil
   job.first_token = job.first_token or extras[2] or nil
-  job.prompt = extras[3] or job.prompt
+  job.prompt = math.min(LIMITS.MAX_ROW_NUMBER, extras[3] or job.prompt)
   local is_first = published_tokens(lease) == tokens
   job.fingerprint = is_first and extras[4] or job.fingerprint or extras[4] or nil
   job.resolved = is_first and extras[6] or job.resolved or extras[6] or nil
   if extras[5] then job.gap = math.max(job.gap or 0, extras[5]) end
-  call('HSET', job.hash, 'scheduled', job.scheduled or '', 'first_token', job.first_token or '', 'prompt', job.prompt,
-    'fingerprint', job.fingerprint or '', 'gap', job.gap or '',
-    'resolved', job.resolved or '')
+  save(job)
 end
 
 -- Charge a tenant for a long output while it is generated: as if the job were admitted now, with its tokens so far and
@@ -112,7 +110,8 @@ local function charge_further(job, lease)
   local due = cost_of(job, published_tokens(lease))
   if due <= job.charged then return end
   charge(job, due - job.charged)
-  call('HSET', job.hash, 'charged', due)
+  job.charged = due
+  save(job)
 end
 
 -- A result written in parts must be complete before its end is accepted.
@@ -124,20 +123,22 @@ end
 -- Progress clears the deaths: the job has passed the point at which its worker died.
 local function clear_deaths(id, lease)
   local job = load_job(id)
-  if job then call('HDEL', job.hash, 'deaths') end
-  lease[DEATHS] = 0
+  if job then
+    job.deaths = nil
+    save(job)
+  end
+  lease.deaths = 0
 end
 
 local function finish_ends()
   if #dropped > 0 then
-    call_in_parts('HDEL', LEASES, dropped)
     call_in_parts('HDEL', held_key(incarnation), dropped)
   end
   finish()
 end
 
 return {
-  is_sound = is_sound, wrong_key = wrong_key, load_job = load_job, load_running = load_running, how_of = how_of,
+  is_sound = is_sound, wrong_key = wrong_key, load_job = load_job, load_jobs = load_jobs, load_running = load_running, how_of = how_of,
   end_choice = end_choice, broken = broken,
   note_extras = note_extras, has_all_parts = has_all_parts, clear_deaths = clear_deaths, charge_further = charge_further, finish = finish_ends,
 }

@@ -9,8 +9,6 @@
 local call, try = redis.call, redis.pcall
 local PREFIX = string.sub(KEYS[1], 1, -7)
 
-local LEASES = PREFIX .. 'leases'
-
 -- ---------------------------------------------------------------- the call
 
 -- At maxmemory, Redis refuses the first growing write of a script, but accepts all writes after one of any kind. Only
@@ -47,17 +45,59 @@ end
 
 local function failed(reply) return type(reply) == 'table' and reply.err or nil end
 
--- `<tenant>`, `<tenant>:<random>` of a job id; nil if it is not a job id. Cached for the call.
+-- `<tenant>`, `<tenant>:<random>` of a job id; nil if it is not one of this partition. Cached for the call.
+local PARTITION = string.match(PREFIX, ':(%d+)}:$')
 local tenants, suffixes = {}, {}
 local function names_of(id)
   if not suffixes[id] then
-    local tenant, random = string.match(id, '^%d+%.([a-z0-9_-]+)%.([A-Za-z0-9_-]+)$')
-    if not tenant then return nil end
+    local partition, tenant, random = string.match(id, '^(%d+)%.([^.]+)%.([^.]+)$')
+    if partition ~= PARTITION or string.find(tenant, '[^%l%d_-]') or string.find(random, '[^%w_-]') then return nil end
     tenants[id], suffixes[id] = tenant, tenant .. ':' .. random
   end
   return tenants[id], suffixes[id]
 end
 
--- A lease is an array: owner ('' when returned), epoch, flag ('' or the requested state), previous owner, 1 if the
--- job has recorded deaths, then for each choice its offset and whether it ended: 0 no, 1 yes, 2 well (`done`).
-local OWNER, EPOCH, FLAG, PREVIOUS, DEATHS, FIRST = 1, 2, 3, 4, 5, 6
+-- ---------------------------------------------------------------- leases
+
+-- What `held:<incarnation>` says of a job is its lease: epoch, number of the pull that leased it and place among its jobs,
+-- flag ('' or the requested state), mark of that pull, 1 if deaths of its owners are recorded, then for each choice its offset and whether it ended:
+-- 0 no, 1 yes, 2 well (`done`). In Lua it also has the owner, '' of a job that nobody runs; of choice c (from 0) the offset
+-- is at 2c + 1, and the end at 2c + 2.
+local pack_lease, unpack_lease
+
+do
+
+local LETTERS, WORDS = { [''] = ' ', cancelled = 'c', expired = 'e' }, { [' '] = '', c = 'cancelled', e = 'expired' }
+local HEAD, HEAD_BYTES, CHOICE, CHOICE_BYTES = '<I4I6Bc1c1B', 14, 'I4B', 5
+-- By the number of choices.
+local FORMATS = { HEAD .. CHOICE }
+local function format_of(choices)
+  FORMATS[choices] = FORMATS[choices] or HEAD .. string.rep(CHOICE, choices)
+  return FORMATS[choices]
+end
+
+function pack_lease(lease)
+  return struct.pack(format_of(#lease / 2), lease.epoch, lease.number, lease.place,
+    LETTERS[lease.flag], lease.mark, lease.deaths, unpack(lease))
+end
+
+local function lease_from(owner, choices, epoch, number, place, letter, mark, deaths, ...)
+  if not WORDS[letter] then return nil end
+  local lease = {
+    owner = owner, epoch = epoch, number = number, place = place, flag = WORDS[letter], mark = mark, deaths = deaths, ...
+  }
+  -- The position behind the last value.
+  lease[2 * choices + 1] = nil
+  return lease
+end
+
+-- The lease of an owner from what is stored; nil if another program wrote it.
+function unpack_lease(owner, packed)
+  local choices = (#packed - HEAD_BYTES) / CHOICE_BYTES
+  if choices < 1 or choices > LIMITS.MAX_CHOICES or choices % 1 ~= 0 then return nil end
+  return lease_from(owner, choices, struct.unpack(format_of(choices), packed))
+end
+
+end
+
+local function held_key(incarnation) return PREFIX .. 'held:' .. incarnation end

@@ -25,8 +25,8 @@ local function write_deaths(job, deaths)
   for i, death in ipairs(deaths) do
     parts[i] = string.format('%s,%d,%d,%d;', death.incarnation, death.mates, death.is_apart and 1 or 0, death.number)
   end
-  job.deaths = table.concat(parts)
-  call('HSET', job.hash, 'deaths', job.deaths)
+  job.deaths = #parts > 0 and table.concat(parts) or nil
+  save(job)
 end
 
 function has_died_apart(job)
@@ -40,7 +40,7 @@ local function list_death(job, lease, death)
   local deaths = deaths_of(job)
   deaths[#deaths + 1] = death
   write_deaths(job, deaths)
-  lease[DEATHS] = 1
+  lease.deaths = 1
   return deaths
 end
 
@@ -104,7 +104,7 @@ local function deaths_with(job, lease, death)
     if one.incarnation == death.incarnation then return deaths end
   end
   deaths = list_death(job, lease, death)
-  write_lease(job.id, lease)
+  leases.write(job, lease)
   return deaths
 end
 

@@ -9,7 +9,7 @@ end
 
 -- Write the end of one choice to its channel. The stream's check of ids prevents a second one.
 local function write_end(job, lease, choice, state, packed)
-  local at = FIRST + 2 * choice
+  local at = 2 * choice + 1
   local id = string.format('%d-%d', lease[at], 1 + job.requeues)
   local added = try('XADD', channel_key(job, choice), id, 'e', packed)
   if failed(added) then to_garbage(channel_key(job, choice), added.err) end
@@ -111,6 +111,7 @@ function slice.is_spent() return slice.num_channels >= LIMITS.SLICE_CHANNELS end
 
 -- Set by an advance, which ends many jobs of one owner, to delete their leases in one command.
 local dropped
+local deleted = {}  -- keys that `finish` deletes
 
 -- How long channels are kept after the end: not beyond the job, whose id may then be used again. Its readers, and the
 -- worker of the new job, would meet the old output.
@@ -129,8 +130,8 @@ do
 local function close_channels(job, lease, how, keep_ms)
   local num_channels = job.attempt > 0 and job.choices or 1
   for choice = 0, num_channels - 1 do
-    if lease[FIRST + 2 * choice + 1] == 0 then
-      write_end(job, lease, choice, how.state, end_entry(lease[FIRST + 2 * choice], how))
+    if lease[2 * choice + 2] == 0 then
+      write_end(job, lease, choice, how.state, end_entry(lease[2 * choice + 1], how))
     end
     call('PEXPIRE', channel_key(job, choice), keep_ms)
   end
@@ -152,7 +153,8 @@ local function add_to_dead_set(job)
   local oldest = call('ZPOPMIN', DEAD)[1]
   local forgotten = load_job(oldest)
   if not forgotten then return end
-  for _, key in ipairs({ forgotten.hash, payload_key(forgotten), result_key(forgotten) }) do
+  save(forgotten, setting('result_ttl_ms', LIMITS.RESULT_TTL_S * 1000))
+  for _, key in ipairs({ payload_key(forgotten), result_key(forgotten) }) do
     call('PEXPIRE', key, setting('result_ttl_ms', LIMITS.RESULT_TTL_S * 1000))
   end
   for choice = 0, forgotten.choices - 1 do
@@ -193,33 +195,18 @@ local function channel_kept_ms(lease)
   return math.min(kept_ms, LIMITS.EMPTY_CHANNEL_TTL_S * 1000)
 end
 
-local function drop_lease(job, lease)
+local function drop_lease(job)
   if dropped then
     dropped[#dropped + 1] = job.id
-    return
+  elseif job.owner ~= '' then
+    try('HDEL', held_key(job.owner), job.id)
   end
-  call('HDEL', LEASES, job.id)
-  if lease[OWNER] ~= '' then call('HDEL', held_key(lease[OWNER]), job.id) end
+  job.owner = ''
 end
 
--- Redis stores a hash with a value of more than 64 bytes as a hash table, in three times the memory, and never converts
--- it back. An ended job is kept for a day, so its hash is written again: with the spec in parts, which `load_job` joins,
--- and without empty fields and those of a waiting job.
-local IS_OF_WAITING = { spec = true, number = true, before = true, charged = true }
-local function write_compact(job)
-  local parts = job.spec and math.ceil(#job.spec / LIMITS.SPEC_PART_BYTES) - 1 or 0
-  if parts < 1 or parts > LIMITS.MAX_SPEC_PARTS or job.parts then return end
-  local fields = { 'parts', parts }
-  local function add(name, value) fields[#fields + 1], fields[#fields + 2] = name, value end
-  for name, value in pairs(as_map(call('HGETALL', job.hash))) do
-    if value ~= '' and not IS_OF_WAITING[name] then add(name, value) end
-  end
-  for i = 0, parts do
-    local from = i * LIMITS.SPEC_PART_BYTES
-    add(i == 0 and 'spec' or 'spec.' .. i, string.sub(job.spec, from + 1, from + LIMITS.SPEC_PART_BYTES))
-  end
-  call('DEL', job.hash)
-  call('HSET', job.hash, unpack(fields))
+-- What only a waiting or running job needs.
+local function forget_wait(job)
+  job.entry, job.lane, job.number, job.before, job.previous = nil, nil, 0, 0, nil
 end
 
 -- End a job in any of the four states, with all effects. `how`: state, reason, error, error_code; from a worker also
@@ -228,11 +215,11 @@ function end_job(job, lease, how)
   local was_running = job.state == 'running'
   if was_running then count('running_jobs', -1) else leave_waiting(job, false) end
   enter(job, how.state)
-  lease = lease or new_lease(job.choices)
+  lease = lease or leases.of_row(job)
   settle(job, lease, how)
   remove_timers(job)
-  if lease[FLAG] ~= '' then call('ZREM', TIMERS, 'stop|' .. job.id) end
-  drop_lease(job, lease)
+  if lease.flag ~= '' then call('ZREM', TIMERS, 'stop|' .. job.id) end
+  drop_lease(job)
 
   if how.state == 'cancelled' then how.error = job.asked or how.error end
   -- The dead set is for jobs that a requeue may fix.
@@ -240,13 +227,14 @@ function end_job(job, lease, how)
   local keep_ms = is_dead and LIMITS.DEAD_TTL_S * 1000 or setting('result_ttl_ms', LIMITS.RESULT_TTL_S * 1000)
   close_channels(job, lease, how, is_dead and keep_ms or channel_kept_ms(lease))
   keep_result(job, how, keep_ms)
-  if not is_dead then call('DEL', payload_key(job)) end
-  call('HSET', job.hash, 'state', job.state, 'version', job.version, 'ended', NOW, 'published', offsets_of(lease),
-    'ended_by', (how.incarnation or '') .. ':' .. lease[EPOCH], 'reason', how.reason or '', 'error', how.error or '',
-    'error_code', how.error_code or '', 'output', how.output_tokens or published_tokens(lease), 'entry', '',
-    'lane', '', 'charged', job.charged or '', 'resolved', is_dead and job.resolved or '')
-  if not is_dead then write_compact(job) end
-  call('PEXPIRE', job.hash, keep_ms)
+  if not is_dead then deleted[#deleted + 1] = payload_key(job) end
+  job.ended, job.published = NOW, offsets_of(lease)
+  job.ended_by = (how.incarnation or '') .. ':' .. lease.epoch
+  job.reason, job.error, job.error_code = how.reason, how.error, how.error_code
+  job.output = how.output_tokens or published_tokens(lease)
+  if not is_dead then job.resolved = nil end
+  forget_wait(job)
+  save(job, keep_ms)
   if is_dead then add_to_dead_set(job) end
   keep_idempotency(job)
   count(job.state, 1)
@@ -322,8 +310,8 @@ end
 -- Flag a running job: its owner gets the flag with its next advance or beat. If the owner is dead, end the job; a timer
 -- looks whether it dies later. The first flag is kept. Returns whether the job ended.
 function stop(job, lease, state, reason)
-  local owner = lease[OWNER]
-  if lease[FLAG] ~= '' then state, reason = lease[FLAG], END_REASONS[lease[FLAG]] end
+  local owner = lease.owner
+  if lease.flag ~= '' then state, reason = lease.flag, END_REASONS[lease.flag] end
   local is_sound = is_type(worker_key(owner), 'hash') and is_type(held_key(owner), 'hash')
   local life, until_ms = LIMITS.HEARTBEAT_LIFETIME_S * 1000, NOW
   if is_sound then life, until_ms = life_of(owner, job) end
@@ -332,9 +320,9 @@ function stop(job, lease, state, reason)
     end_without_worker(job, lease, state, reason)
     return true
   end
-  if lease[FLAG] == '' then
-    lease[FLAG] = state
-    write_lease(job.id, lease)
+  if lease.flag == '' then
+    lease.flag = state
+    leases.write(job, lease)
   end
   add_timer('stop', job, math.max(until_ms + 1, NOW + LIMITS.BEAT_EVERY_S * 1000))
   return false
@@ -350,13 +338,16 @@ local function end_batch(batch, state, reason, budget)
   local numbers = { ended = 0, asked = 0 }
 
   local function end_member(job)
-    local lease = read_lease(job.id)
+    local lease = leases.of(job)
     if job.state ~= 'running' or not lease then
       end_without_worker(job, lease, state, reason)
       return 'ended'
     end
     if stop(job, lease, state, reason) then return 'ended' end
-    if state == 'cancelled' then call('HSET', job.hash, 'asked', reason.error) end
+    if state == 'cancelled' then
+      job.asked = reason.error
+      save(job)
+    end
     call('ZADD', members_key(batch), 1, job.id)
     return 'asked'
   end
@@ -391,16 +382,12 @@ local function write_notification(chain)
 end
 
 local function finish()
+  rows.write()
+  if #deleted > 0 then call('DEL', unpack(deleted)) end
   -- Before the lanes, whose scores depend on it.
   write_served()
   count_batches()
-  for _, lane in pairs(lanes) do
-    if lane.has_lost then relist(lane) end
-    if lane.is_changed then
-      call('HSET', DEPTH, lane.name, string.format('%d %d %d %d %d %d', lane.jobs, lane.tokens, lane.added,
-        lane.added_tokens, lane.taken, lane.taken_tokens))
-    end
-  end
+  write_lanes()
   write_waiting()
   local packed = #events > 0 and cmsgpack.pack(events)
   -- The recorder subtracts it when it deletes the entry.

@@ -19,27 +19,43 @@ local function is_sound_class(class)
   return sound_classes[class]
 end
 
+-- `depth`: its field of that hash. `is_sound`: as far as the caller knows; its key is looked at otherwise.
+local function new_lane(class, tenant, depth, is_sound)
+  local lane = {
+    name = lane_name(class, tenant), class = class, tenant = tenant, key = lane_key(class, tenant), is_changed = false,
+    gone = {}, head = nil, has_lost = false, num_spoiled = 0,
+  }
+  lane.is_sound = is_sound or is_type(lane.key, 'stream') and is_sound_class(class)
+  local jobs, tokens, added, added_tokens, taken, taken_tokens =
+    string.match(depth or '', '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$')
+  lane.jobs, lane.tokens = whole(jobs, LIMITS.MAX_NUMBER) or 0, whole(tokens, LIMITS.MAX_NUMBER) or 0
+  lane.added, lane.added_tokens = whole(added, LIMITS.MAX_NUMBER) or 0, whole(added_tokens, LIMITS.MAX_NUMBER) or 0
+  lane.taken, lane.taken_tokens = whole(taken, LIMITS.MAX_NUMBER) or 0, whole(taken_tokens, LIMITS.MAX_NUMBER) or 0
+  lanes[lane.name] = lane
+  return lane
+end
+
 local function open_lane(class, tenant)
   class = tonumber(class) or class
-  local name = class .. ':' .. tenant
+  local name = lane_name(class, tenant)
   local lane = lanes[name]
   if lane then return lane end
-  lane = { name = name, class = class, tenant = tenant, key = lane_key(class, tenant), is_changed = false, gone = {} }
-  lane.is_sound = is_type(lane.key, 'stream') and is_sound_class(class)
-  local numbers = {}
-  for number in string.gmatch(call('HGET', DEPTH, name) or '', '%d+') do
-    numbers[#numbers + 1] = whole(number, LIMITS.MAX_NUMBER) or 0
+  return new_lane(class, tenant, call('HGET', DEPTH, name))
+end
+
+-- Open lanes of a class that are about to be read, in one command; whoever reads one learns whether its type is right.
+local function open_lanes(class, tenants)
+  local names = {}
+  for i, tenant in ipairs(tenants) do names[i] = lane_name(class, tenant) end
+  local found = call('HMGET', DEPTH, unpack(names))
+  for i, tenant in ipairs(tenants) do
+    if not lanes[names[i]] then new_lane(class, tenant, found[i], true) end
   end
-  lane.jobs, lane.tokens = numbers[1] or 0, numbers[2] or 0
-  lane.added, lane.added_tokens = numbers[3] or 0, numbers[4] or 0
-  lane.taken, lane.taken_tokens = numbers[5] or 0, numbers[6] or 0
-  lanes[name] = lane
-  return lane
 end
 
 -- Weights are apart from the settings, which every call reads whole: there may be one for each tenant.
 local WEIGHTS = PREFIX .. 'weights'
-local weight_in, weight_of
+local weight_in, weight_of, read_weights
 
 do
 
@@ -51,18 +67,20 @@ function weight_in(text)
   return weight and weight >= LIMITS.MIN_WEIGHT and weight <= LIMITS.MAX_WEIGHT and weight or nil
 end
 
+function read_weights(tenants)
+  local found = try('HMGET', WEIGHTS, unpack(tenants))
+  for i, tenant in ipairs(tenants) do weights[tenant] = not failed(found) and weight_in(found[i]) or 1 end
+end
+
 function weight_of(tenant)
-  if not weights[tenant] then
-    local found = try('HGET', WEIGHTS, tenant)
-    weights[tenant] = not failed(found) and weight_in(found) or 1
-  end
+  if not weights[tenant] then read_weights({ tenant }) end
   return weights[tenant]
 end
 
 end
 
 -- The names used outside: a script may have 200 locals.
-local served_of, set_served, lift_served, charge, charge_at_start, write_served, forget_served
+local served_of, read_served, set_served, lift_served, charge, charge_at_start, write_served, forget_served
 
 do
 
@@ -70,6 +88,8 @@ do
 -- that a tenant has when it joins others in that class. Read once, written once by `finish`.
 local VIRTUAL_TIME = ':time'
 local served, charged = {}, {}
+-- Charges of jobs of the only tenant that waits in a class, before they are noted: nothing is compared with them.
+local row_of_charges, note_charges
 local function is_tenant(name) return string.sub(name, 1, 1) ~= ':' end
 -- nan and infinity would remove a tenant from its class for good.
 local function tokens_in(text)
@@ -77,8 +97,15 @@ local function tokens_in(text)
   return tokens and tokens >= 0 and tokens <= LIMITS.MAX_NUMBER and tokens or 0
 end
 function served_of(tenant)
+  if row_of_charges and row_of_charges.tenant == tenant then note_charges() end
   if not served[tenant] then served[tenant] = tokens_in(call('HGET', SERVED, tenant)) end
   return served[tenant]
+end
+
+function read_served(tenants)
+  for i, text in ipairs(call('HMGET', SERVED, unpack(tenants))) do
+    served[tenants[i]] = served[tenants[i]] or tokens_in(text)
+  end
 end
 
 function set_served(tenant, tokens)
@@ -106,6 +133,7 @@ end
 -- per waiting tenant (`waiting`, if the caller knows their number), and never moves back: another number of tenants may
 -- wait at the refund, which could then exceed the advance, again and again.
 function charge(job, tokens, waiting)
+  note_charges()
   local virtual = tokens / weight_of(job.tenant)
   set_served(job.tenant, served_of(job.tenant) + virtual)
   if virtual <= 0 then return end
@@ -113,24 +141,49 @@ function charge(job, tokens, waiting)
   if waiting > 0 then set_served(':' .. job.class, served_of(':' .. job.class) + virtual / waiting) end
 end
 
--- The charge of a job at its start. It also moves the virtual time of the class between the waiting tenants.
--- `alone`: the only tenant that waits in the class, if the caller knows that there is no other.
-function charge_at_start(job, alone)
-  local least, greatest
+local function add_charge(job, tokens)
+  local charges = row_of_charges
+  if not charges or charges.tenant ~= job.tenant or charges.class ~= job.class then
+    note_charges()
+    charges = { tenant = job.tenant, class = job.class, total = 0 }
+    row_of_charges = charges
+  end
+  charges.total, charges.last = charges.total + tokens, tokens
+end
+
+function note_charges()
+  local charges = row_of_charges
+  row_of_charges = nil
+  if not charges then return end
+  -- As if each had been charged by itself: the virtual time is that before the last one.
+  local served_before = served_of(charges.tenant)
+  local total = charges.total / weight_of(charges.tenant)
+  set_served(charges.tenant, served_before + total)
+  set_served(VIRTUAL_TIME, served_before + total - charges.last / weight_of(charges.tenant))
+  set_served(':' .. charges.class, served_before + total)
+end
+
+-- The charge of a job at its start. It also moves the virtual time of the class between the waiting tenants: `waiting` has
+-- the least and the greatest of their virtual tokens and how many they are, or the only one; nil if none waits.
+function charge_at_start(job, waiting)
+  local tokens = job.cost - (job.charged or 0)
+  job.charged = job.cost
+  local alone = waiting and waiting.alone
+  if alone == job.tenant and tokens > 0 then return add_charge(job, tokens) end
+  note_charges()
+  local least, greatest = waiting and waiting.least, waiting and waiting.greatest
   if alone then
     least = served_of(alone)
     greatest = least
-  else
-    least, greatest = range_of(job.class)
   end
   set_served(VIRTUAL_TIME, served_of(job.tenant))
   if least then set_served(':' .. job.class, math.max(least, math.min(greatest, served_of(':' .. job.class)))) end
-  charge(job, job.cost - (job.charged or 0), alone and 1)
-  job.charged = job.cost
+  charge(job, tokens, waiting and (alone and 1 or waiting.num_waiting) or 0)
 end
 
 -- Move the lanes of charged tenants to their new positions in every class where some wait.
 function write_served()
+  note_charges()
   local flat, moved = {}, {}
   for tenant in pairs(charged) do
     flat[#flat + 1], flat[#flat + 2] = tenant, served[tenant]
@@ -208,13 +261,11 @@ local function unlist_lane(lane)
   try('ZREM', PREFIX .. 'ready:' .. lane.class, lane.tenant)
 end
 
--- Append the entry of a job to a lane. `at` is the time it is ordered by; published tokens count as prompt, since they
--- are computed again. The lane must be sound; the caller writes the job. Returns whether the lane took it: not if its
+-- Append the entry of a job to a lane. `at` is the time it is ordered by. The lane must be sound; the caller writes the job. Returns whether the lane took it: not if its
 -- user has added the last possible id. A pull then discards what is foreign, and deletes the lane once it is empty.
-local function add_entry(job, class, at, published)
+local function add_entry(job, class, at)
   local lane = open_lane(class, job.tenant)
-  local entry = try('XADD', lane.key, '*', 'job', job.id, 'prompt', job.prompt + published, 'cost', job.cost, 'choices',
-    job.choices, 'at', at)
+  local entry = try('XADD', lane.key, '*', 'job', job.id, 'at', at == NOW and NOW_TEXT or string.format('%d', at))
   if failed(entry) then
     list_lane(lane, NOW, score_of(lane, NOW))
     return false
@@ -239,11 +290,9 @@ end
 -- Remove the entry of a job from its lane. `finish` deletes all removed entries of a lane at once and finds its new
 -- head.
 local function remove_entry(job, is_taken)
-  local class, tenant = string.match(job.lane, '^([^:]+):(.+)$')
-  local lane = open_lane(class, tenant)
+  local lane = lanes[job.lane] or open_lane(string.match(job.lane, '^([^:]+):(.+)$'))
   if lane.is_sound then lane.gone[#lane.gone + 1] = job.entry end
-  lane.jobs = math.max(0, lane.jobs - 1)
-  lane.tokens = math.max(0, lane.tokens - job.cost)
+  lane.jobs, lane.tokens = lane.jobs - 1, lane.tokens - job.cost
   if is_taken then
     lane.taken = lane.taken + 1
     lane.taken_tokens = lane.taken_tokens + job.cost
@@ -255,31 +304,67 @@ end
 -- Parse an entry of `add_entry`; nil if another program wrote it.
 local function parse_entry(entry)
   local fields = entry[2]
-  if fields[1] ~= 'job' or fields[9] ~= 'at' then return nil end
-  local prompt, cost = whole(fields[4], LIMITS.MAX_NUMBER), whole(fields[6], LIMITS.MAX_NUMBER)
-  local choices, at = whole(fields[8], LIMITS.MAX_CHOICES), whole(fields[10], LIMITS.MAX_NUMBER)
-  if not (prompt and cost and choices and at) then return nil end
-  return { id = entry[1], job = fields[2], prompt = prompt, cost = cost, choices = choices, at = at }
+  local at = fields[1] == 'job' and fields[3] == 'at' and whole(fields[4], LIMITS.MAX_NUMBER)
+  return at and { id = entry[1], job = fields[2], at = at } or nil
 end
 
--- List a lane by its head. A foreign head counts as submitted now.
-local function list_head(lane, head)
+-- The time and the score of a lane by its head. A foreign head counts as submitted now.
+local function place_of(lane, head)
   local at = head and head.at or NOW
   local job = MODE == 'deadline' and lane.class ~= RETURNED and head and load_job(head.job) or nil
-  list_lane(lane, at, score_of(lane, at, job))
+  return at, score_of(lane, at, job)
 end
 
--- Update a lane that lost entries: list it by its new head, or delete it if it is empty.
-local function relist(lane)
-  if not lane.is_sound then return unlist_lane(lane) end
+-- Delete the entries that a lane lost; return its new head, or nil if it is empty. `lane.head`: the head that a pull has
+-- read.
+local function delete_entries(lane)
   call_in_parts('XDEL', lane.key, lane.gone)
   lane.gone = {}
-  local first = call('XRANGE', lane.key, '-', '+', 'COUNT', 1)[1]
-  if first then
-    return list_head(lane, parse_entry(first))
+  return lane.head or call('XRANGE', lane.key, '-', '+', 'COUNT', 1)[1]
+end
+
+-- Update lanes that lost entries: list each by its new head, or delete it if it is empty.
+local function relist(lost)
+  local listed, empty_keys, empty_names = {}, {}, {}
+  for _, lane in ipairs(lost) do
+    local first = lane.is_sound and delete_entries(lane)
+    if first then
+      local of_class = listed[lane.class] or { heads = {}, ready = {} }
+      listed[lane.class] = of_class
+      local heads, ready, at, score = of_class.heads, of_class.ready, place_of(lane, parse_entry(first))
+      heads[#heads + 1], heads[#heads + 2] = at, lane.tenant
+      ready[#ready + 1], ready[#ready + 2] = score, lane.tenant
+    else
+      unlist_lane(lane)
+      lane.is_changed = lane.is_changed and not lane.is_sound
+      if lane.is_sound then
+        empty_keys[#empty_keys + 1], empty_names[#empty_names + 1] = lane.key, lane.name
+      end
+    end
   end
-  call('DEL', lane.key)
-  call('HDEL', DEPTH, lane.name)
-  unlist_lane(lane)
-  lane.is_changed = false
+  for class, of_class in pairs(listed) do
+    try('ZADD', PREFIX .. 'heads:' .. class, unpack(of_class.heads))
+    try('ZADD', PREFIX .. 'ready:' .. class, unpack(of_class.ready))
+    has_waiting[class] = true
+  end
+  if #empty_keys > 0 then
+    call('DEL', unpack(empty_keys))
+    call('HDEL', DEPTH, unpack(empty_names))
+  end
+end
+
+-- The last writes about lanes.
+local function write_lanes()
+  local lost, depths = {}, {}
+  for _, lane in pairs(lanes) do
+    if lane.has_lost then lost[#lost + 1] = lane end
+  end
+  relist(lost)
+  for name, lane in pairs(lanes) do
+    if lane.is_changed then
+      depths[#depths + 1], depths[#depths + 2] = name, string.format('%d %d %d %d %d %d', math.max(0, lane.jobs),
+        math.max(0, lane.tokens), lane.added, lane.added_tokens, lane.taken, lane.taken_tokens)
+    end
+  end
+  call_in_parts('HSET', DEPTH, depths)
 end

@@ -5,48 +5,60 @@
 local RESERVE = setting('reserve_tokens', LIMITS.DEFAULT_RESERVE_TOKENS)
 local function cost_of(job, published)
   local rest = math.max(0, job.max_tokens - math.floor(published / job.choices))
-  return job.prompt + published + job.choices * math.min(rest, RESERVE)
+  return math.min(LIMITS.MAX_ROW_NUMBER, job.prompt + published + job.choices * math.min(rest, RESERVE))
 end
 
 -- The waiting jobs of a tenant, in any place. Read once, written once by `finish`; a tenant without any is kept for a
 -- while, so that other tenants leave room for it.
 local TENANTS = PREFIX .. 'tenants'
-local waiting_of, write_waiting  -- the names used outside: a script may have 200 locals
+local waiting_of, read_waiting, write_waiting  -- the names used outside: a script may have 200 locals
 
 do
 
 local held_by = {}
 
-function waiting_of(tenant)
-  local held = held_by[tenant]
-  if held then return held end
-  local found = try('HGET', TENANTS, tenant)
+local function note_waiting(tenant, found)
   found = type(found) == 'string' and found or nil
   local jobs, tokens, bytes = string.match(found or '', '^(%d+) (%d+) (%d+) ')
-  held = { jobs = tonumber(jobs or 0), tokens = tonumber(tokens or 0), bytes = tonumber(bytes or 0), is_known = found }
+  local held = { jobs = tonumber(jobs or 0), tokens = tonumber(tokens or 0), bytes = tonumber(bytes or 0), is_known = found }
   -- Another user may have written any number.
   if held.jobs + held.tokens + held.bytes > LIMITS.MAX_NUMBER then held.jobs, held.tokens, held.bytes = 0, 0, 0 end
   held_by[tenant] = held
   return held
 end
 
+function read_waiting(tenants)
+  local found = try('HMGET', TENANTS, unpack(tenants))
+  for i, tenant in ipairs(tenants) do
+    if not held_by[tenant] then note_waiting(tenant, not failed(found) and found[i]) end
+  end
+end
+
+function waiting_of(tenant)
+  if not held_by[tenant] then read_waiting({ tenant }) end
+  return held_by[tenant]
+end
+
 function write_waiting()
+  local flat = {}
   for tenant, held in pairs(held_by) do
     if held.is_changed then
-      try('HSET', TENANTS, tenant, string.format('%d %d %d %d', held.jobs, held.tokens, held.bytes, NOW))
+      flat[#flat + 1], flat[#flat + 2] = tenant, string.format('%d %d %d %d', math.max(0, held.jobs),
+        math.max(0, held.tokens), math.max(0, held.bytes), NOW)
     end
   end
+  for from = 1, #flat, 1000 do try('HSET', TENANTS, unpack(flat, from, math.min(from + 999, #flat))) end
 end
 
 end
 
 local function count_waiting(job, by)
   local held = waiting_of(job.tenant)
-  held.jobs, held.tokens = math.max(0, held.jobs + by), math.max(0, held.tokens + by * job.cost)
-  held.bytes, held.is_changed = math.max(0, held.bytes + by * job.bytes), true
-  count('waiting_jobs', by)
-  count('waiting_tokens', by * job.cost)
-  count('waiting_bytes', by * job.bytes)
+  local tokens, bytes = by * job.cost, by * job.bytes
+  held.jobs, held.tokens, held.bytes, held.is_changed = held.jobs + by, held.tokens + tokens, held.bytes + bytes, true
+  counted.waiting_jobs = (counted.waiting_jobs or 0) + by
+  counted.waiting_tokens = (counted.waiting_tokens or 0) + tokens
+  counted.waiting_bytes = (counted.waiting_bytes or 0) + bytes
 end
 
 -- Remove a job from its place: lane, delayed jobs or suspects.
@@ -67,21 +79,17 @@ local function remove_timers(job)
   call('ZREM', TIMERS, 'not_before|' .. id, 'ttl|' .. id, 'deadline|' .. id, 'retry|' .. id)
 end
 
--- Write the place of a queued job to its hash.
-local function write_place(job)
-  call('HSET', job.hash, 'state', 'queued', 'version', job.version, 'cost', job.cost, 'entry', job.entry or '', 'lane',
-    job.lane or '', 'number', job.number, 'before', job.before)
-end
-
 -- Release a lease without ending the job: remove it from the owner, keep the offsets.
 local function release_lease(job, lease)
-  call('HDEL', held_key(lease[OWNER]), job.id)
-  lease[PREVIOUS], lease[OWNER], lease[FLAG] = lease[OWNER], '', ''
-  write_lease(job.id, lease)
+  try('HDEL', held_key(job.owner), job.id)
+  job.previous, job.owner = job.owner, ''
+  job.published = offsets_of(lease)
+  lease.owner, lease.flag = '', ''
 end
 
 local function wait_until(job, at)
-  call('HSET', job.hash, 'retry', at, 'waits_since', NOW)
+  job.retry, job.waits_since = at, NOW
+  save(job)
   call('ZADD', DELAYED, 0, job.id)
   add_timer('retry', job, at)
 end
@@ -90,11 +98,11 @@ end
 -- until that is removed.
 local function enqueue(job, class, at, lease)
   local lane = open_lane(class, job.tenant)
-  if not (lane.is_sound and add_entry(job, class, at, published_tokens(lease))) then
+  if not (lane.is_sound and add_entry(job, class, at)) then
     to_garbage(lane.key, 'a foreign key or a last id where a lane should be; jobs wait for it to go')
     wait_until(job, NOW + LIMITS.FOREIGN_LANE_WAIT_S * 1000)
   end
-  write_place(job)
+  save(job)
 end
 
 -- Enqueue by its submit time, in the class that is served first.
@@ -110,7 +118,7 @@ local function return_job(job, lease, why, retry_at)
   count_waiting(job, 1)
   local is_retry = why == 'retry'
   emit('returned', job, {
-    why = why, epoch = lease[EPOCH], gap_ms = job.gap, seen_ms = job.seen, error = is_retry and job.error or nil,
+    why = why, epoch = lease.epoch, gap_ms = job.gap, seen_ms = job.seen, error = is_retry and job.error or nil,
     error_code = is_retry and job.error_code or nil,
   })
   if why == 'suspect' then
@@ -121,5 +129,5 @@ local function return_job(job, lease, why, retry_at)
   else
     return enqueue_again(job, lease)
   end
-  write_place(job)
+  save(job)
 end

@@ -29,8 +29,9 @@ local function move_to_me(job, lease, death)
     num_left = num_left + 1
     return
   end
-  local published = published_tokens(lease)
-  local need = need_of(job.prompt + published, cost_of(job, published), job.choices)
+  job.published = offsets_of(lease)
+  job.cost = cost_of(job, published_tokens(lease))
+  local need = need_of(job)
   local mark = 'r'
   if not fits(need) then
     if request.holds or need.cost > request.cache then
@@ -45,17 +46,17 @@ local function move_to_me(job, lease, death)
   enter(job, 'queued')
   count('running_jobs', -1)
   local why = death.is_deregistered and 'farewell' or 'death'
-  emit('returned', job, { why = why, epoch = lease[EPOCH], seen_ms = job.seen })
-  lease[PREVIOUS] = death.incarnation
+  emit('returned', job, { why = why, epoch = lease.epoch, seen_ms = job.seen })
+  job.previous, lease.flag = death.incarnation, ''
   start(job, lease, payload, need, mark)
 end
 
 local function reclaim_job(id, death)
-  local lease = read_lease(id)
-  if not lease or lease[OWNER] ~= death.incarnation then return call('HDEL', held_key(death.incarnation), id) end
   local job, why = load_running(id)
-  if not job then return forget_lease_of_nothing(id, lease, why) end
-  if lease[FLAG] ~= '' then return end_without_worker(job, lease, lease[FLAG], END_REASONS[lease[FLAG]]) end
+  if not job then return forget_lease_of_nothing(death.incarnation, id, why) end
+  local lease = job.owner == death.incarnation and leases.held(job)
+  if not lease then return call('HDEL', held_key(death.incarnation), id) end
+  if lease.flag ~= '' then return end_without_worker(job, lease, lease.flag, END_REASONS[lease.flag]) end
   job.seen = death.seen
   if is_settled_by_death(job, lease, death) then return end
   local wait_ms = wait_for_worker(job, lease)
@@ -74,12 +75,14 @@ end
 local function reclaim_from(incarnation, budget)
   if not is_dead(incarnation) then return 0 end
   local death = about_death(incarnation)
-  local ids, num_seen = call('HKEYS', held_key(incarnation)), 0
-  local from = #ids > budget and (request.number - 1) * LIMITS.SLICE_JOBS % #ids or 0
-  while num_seen < math.min(budget, #ids) and not is_slice_full() do
-    reclaim_job(ids[(from + num_seen) % #ids + 1], death)
+  local held, num_seen = leases.all_of(incarnation), 0
+  local from = #held > budget and (request.number - 1) * LIMITS.SLICE_JOBS % #held or 0
+  while num_seen < math.min(budget, #held) and not is_slice_full() do
+    reclaim_job(held[(from + num_seen) % #held + 1][1], death)
     num_seen = num_seen + 1
   end
+  -- What is no lease does not keep it there.
+  if #held == 0 then call('DEL', held_key(incarnation)) end
   if call('EXISTS', held_key(incarnation)) == 0 then call('ZREM', ALIVE, incarnation) end
   return num_seen
 end

@@ -105,7 +105,8 @@ local function shorten_wait(id)
   local job = load_job(id)
   if not (job and job.state == 'queued' and job.retry and job.waits_since and job.waits_since > NOW) then return end
   local at = NOW + math.max(0, job.retry - job.waits_since)
-  call('HSET', job.hash, 'retry', at, 'waits_since', NOW)
+  job.retry, job.waits_since = at, NOW
+  save(job)
   call('ZADD', TIMERS, at, 'retry|' .. id)
 end
 
@@ -148,6 +149,7 @@ function recount()
     write(sums)
   end
   look_at_tenants(held)
+  rows.write()
 end
 
 end

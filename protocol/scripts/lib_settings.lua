@@ -44,7 +44,8 @@ end
 -- Another order: every waiting lane gets a new score. The only operation whose cost grows with the number of lanes.
 local function rescore(class)
   local heads = call('ZRANGE', PREFIX .. 'heads:' .. class, 0, -1)
-  for _, tenant in ipairs(heads) do relist(open_lane(class, tenant)) end
+  for i, tenant in ipairs(heads) do heads[i] = open_lane(class, tenant) end
+  relist(heads)
 end
 
 -- The stamp `<letter><time>:<number>` tells workers whether they know the settings. The number grows with each change.

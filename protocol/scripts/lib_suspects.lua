@@ -13,10 +13,9 @@ local function suspect_for_me(id)
     if not job then to_garbage(SUSPECTS, id .. ': ' .. why) end
     return
   end
-  local lease = read_lease(id)
+  local lease = leases.of_row(job)
   if is_too_late(job, lease) or wait_for_worker(job, lease) then return end
-  local published = published_tokens(lease)
-  local need = need_of(job.prompt + published, cost_of(job, published), job.choices)
+  local need = need_of(job)
   if need.cost <= request.cache or fits(need) then return job, lease, need end
 end
 
@@ -30,7 +29,7 @@ local function take_suspect(id)
   if not payload then return give_up_payload(job, lease) end
   is_over = is_alone
   leave_waiting(job, true)
-  start(job, lease, payload, need, fits(need) and '' or 'h')
+  start(job, lease, payload, need, fits(need) and ' ' or 'h')
 end
 
 -- The worker that drains for suspects, if it still does: it pulls on meanwhile, and each pull renews this. One that was
@@ -62,7 +61,7 @@ end
 
 local function take_suspects()
   for _, id in ipairs(candidates()) do
-    if is_over or #taken >= LIMITS.MAX_SUSPECTS_PER_PULL then break end
+    if is_over or num_taken() >= LIMITS.MAX_SUSPECTS_PER_PULL then break end
     take_suspect(id)
   end
   drain_no_more()

@@ -10,7 +10,8 @@ local request = {
 local ME, MINE = request.incarnation, worker_key(request.incarnation)
 
 local taken, payload_bytes, has_more, is_over = {}, 0, false, false
-local new_leases, new_held = {}, {}
+local new_leases = {}
+local function num_taken() return #taken / 4 end
 
 -- ---------------------------------------------------------------- room
 
@@ -20,46 +21,39 @@ local function fits(need)
   return need.cost <= request.kv and need.prompt <= request.prefill and need.choices <= request.sequences
 end
 
-local function spend(need)
-  request.kv, request.prefill = request.kv - need.cost, request.prefill - need.prompt
-  request.sequences = request.sequences - need.choices
-end
+local need_of
+do
 
 -- A cost above the limit of this queue is an overestimate: use the limit.
 local MAX_JOB_TOKENS = setting('max_job_tokens', math.huge)
-local function need_of(prompt, cost, choices)
-  local bound = math.min(cost, prompt + choices * request.reserve, MAX_JOB_TOKENS)
-  return { prompt = math.min(prompt, bound), cost = bound, choices = choices }
+-- Published tokens count as prompt, since they are computed again.
+function need_of(job)
+  local prompt = job.prompt
+  if job.published then prompt = prompt + published_tokens(leases.of_row(job)) end
+  local bound = math.min(job.cost, prompt + job.choices * request.reserve, MAX_JOB_TOKENS)
+  return { prompt = math.min(prompt, bound), cost = bound, choices = job.choices }
+end
+
 end
 
 -- The slice is full: other jobs wait for the next pull, which follows at once.
 local function is_slice_full()
-  if #taken >= LIMITS.SLICE_JOBS or payload_bytes >= LIMITS.MAX_CALL_BYTES or slice.is_spent() then has_more = true end
+  if num_taken() >= LIMITS.SLICE_JOBS or payload_bytes >= LIMITS.MAX_CALL_BYTES or slice.is_spent() then has_more = true end
   return has_more or is_over
 end
 
 -- ---------------------------------------------------------------- leasing one job
 
-local function leased_row(job, lease, payload, mark)
-  local published, ended = {}, {}
-  for at = FIRST, #lease, 2 do
-    published[#published + 1] = lease[at]
-    ended[#ended + 1] = lease[at + 1]
-  end
-  return {
-    job.id, lease[EPOCH], job.attempt, job.class, job.spec, payload, job.seed, job.choices, job.submitted,
-    job.started or NOW, job.deadline or false, job.prompt, published, ended, job.fingerprint or false,
-    (mark == 'r' or mark == 'b') and 1 or 0, (mark == 'h' or mark == 'b') and 0 or 1,
-    job.scheduled or false, job.first_token or false, lease[PREVIOUS] ~= '' and lease[PREVIOUS] or false,
-    job.failures, job.cost, job.resolved or false,
-  }
+-- A leased job in the reply: its id, row, prompt and lease.
+local function add_leased(job, lease, payload)
+  local at = #taken
+  job.packed = rows.of(job)
+  taken[at + 1], taken[at + 2], taken[at + 3], taken[at + 4] = job.id, job.packed, payload, pack_lease(lease)
 end
 
 local function read_payload(job)
-  local size = try('STRLEN', payload_key(job))
-  if failed(size) or size > LIMITS.MAX_PROMPT_BYTES then return nil end
-  local payload = try('GET', payload_key(job))
-  if failed(payload) or not payload then return nil end
+  local payload = try('GETRANGE', payload_key(job), '0', 'LIMITS.MAX_PROMPT_BYTES')
+  if failed(payload) or #payload > LIMITS.MAX_PROMPT_BYTES or payload == '' then return nil end
   return payload
 end
 
@@ -152,23 +146,24 @@ local function give_up_payload(job, lease)
 end
 
 -- queued -> running, for this incarnation, with the next epoch. `mark`: 'h' held until there is room, 'r' reclaimed,
--- 'b' both.
+-- 'b' both, ' ' neither.
 local function start(job, lease, payload, need, mark)
   enter(job, 'running')
   job.attempt = job.attempt + 1
   job.epoch = job.epoch + 1
-  lease = lease or new_lease(job.choices)
-  lease[OWNER], lease[EPOCH] = ME, job.epoch
-  job.started = NOW
-  if job.gap then call('HDEL', job.hash, 'gap') end
-  call('HSET', job.hash, 'state', 'running', 'version', job.version, 'attempt', job.attempt, 'epoch', job.epoch,
-    'started', NOW, 'entry', '', 'lane', '', 'charged', job.charged or '')
+  lease.owner, lease.epoch, lease.number, lease.place, lease.mark = ME, job.epoch, request.number, num_taken(), mark
+  lease.deaths = job.deaths and 1 or 0
+  job.owner, job.started = ME, NOW
+  if job.gap then job.gap = nil end
+  if job.published then job.published = nil end
+  if job.entry then job.entry, job.lane = nil, nil end
+  save(job)
   if job.attempt == 1 and job.ttl then call('ZREM', TIMERS, 'ttl|' .. job.id) end
-  new_leases[#new_leases + 1], new_leases[#new_leases + 2] = job.id, cmsgpack.pack(lease)
-  new_held[#new_held + 1], new_held[#new_held + 2] = job.id, request.number .. mark
   count('running_jobs', 1)
   emit('started', job, { epoch = job.epoch, attempt = job.attempt, incarnation = ME })
-  taken[#taken + 1] = leased_row(job, lease, payload, mark)
+  add_leased(job, lease, payload)
+  new_leases[#new_leases + 1], new_leases[#new_leases + 2] = job.id, taken[#taken]
   payload_bytes = payload_bytes + #payload
-  spend(need)
+  request.kv, request.prefill = request.kv - need.cost, request.prefill - need.prompt
+  request.sequences = request.sequences - need.choices
 end

@@ -6,7 +6,7 @@ local fire_timers, next_timer
 do
 
 local function end_expired(job, reason)
-  local lease = read_lease(job.id)
+  local lease = leases.of(job)
   if job.state == 'running' then
     if lease then stop(job, lease, 'expired', reason) end
   elseif job.state == 'queued' then
@@ -18,7 +18,7 @@ end
 local function make_due(job, class, at)
   if job.state ~= 'queued' or job.entry then return end
   call('ZREM', DELAYED, job.id)
-  enqueue(job, class, at, read_lease(job.id))
+  enqueue(job, class, at, leases.of_row(job))
 end
 
 -- When a job's timer is due, by its own hash: the set of timers is shared, so another user may have added or moved one.
@@ -43,8 +43,8 @@ local TIMER_EFFECTS = {
   end,
   deadline = function(job) end_expired(job, END_REASONS.expired) end,
   stop = function(job)
-    local lease = job.state == 'running' and read_lease(job.id)
-    if lease and lease[FLAG] ~= '' then stop(job, lease) end
+    local lease = job.state == 'running' and leases.held(job)
+    if lease and lease.flag ~= '' then stop(job, lease) end
   end,
 }
 
@@ -102,12 +102,12 @@ local SORTED_MS = 1e13
 local function urgency_of(member)
   local kind, id = string.match(member, '^([a-z_]+)|(.+)$')
   if kind == 'batch' then return LIMITS.MAX_PRIORITY + 2 end
-  local suffix
-  if kind and kind ~= 'ttl' then suffix = select(2, names_of(id)) end
-  local about = suffix and try('HMGET', PREFIX .. 'job:' .. suffix, 'class', 'state')
-  if not about or failed(about) then return 0 end
-  if kind == 'deadline' or kind == 'stop' then return about[2] == 'running' and LIMITS.MAX_PRIORITY + 2 or 0 end
-  return 1 + (whole(about[1], LIMITS.MAX_PRIORITY) or 0)
+  local suffix = kind and kind ~= 'ttl' and select(2, names_of(id))
+  local state, class
+  if suffix then state, class = state_and_class(suffix) end
+  if not state then return 0 end
+  if kind == 'deadline' or kind == 'stop' then return state == 'running' and LIMITS.MAX_PRIORITY + 2 or 0 end
+  return 1 + class
 end
 
 local function sort_due()

@@ -1,4 +1,4 @@
--- include: lib_timers lib_deaths lib_offers lib_taking lib_order lib_reclaim lib_suspects lib_wakeups
+-- include: lib_timers lib_deaths lib_offers lib_taking lib_classes lib_order lib_reclaim lib_suspects lib_wakeups
 -- Lease the first jobs that fit, in one step: jobs of dead workers, then returned ones, then those of the class and
 -- lane whose turn it is.
 --
@@ -7,8 +7,8 @@
 --   reclaim, reserve tokens, until when it may reclaim or '', fingerprints of the only models whose jobs it continues or '', how
 --   long jobs of another one are set aside (booleans as 0 and 1), id of the notification that woke it or '', the first of
 --   its chain, '' or the class over which jobs must be: a full worker takes them in the place of what it runs.
--- Reply: {number, {job …}, last id of the notification stream, has more, is paused, drain, now, when to pull again or
---   false}; a job is an array in the order of `leased_row`.
+-- Reply: {number, {id, row, prompt, lease, id, row …}, last id of the notification stream, has more, is paused, drain, now, when to pull again or
+--   false}.
 --
 -- A pull is numbered: a repeated number gets the same jobs again, so a lost reply loses nothing; a lower number is a
 -- late duplicate and gets nothing.
@@ -25,21 +25,20 @@ local function has_wrong_arguments()
   end
   if request.woken_by and not (is_stream_id(request.woken_by) and is_stream_id(request.chain)) then return true end
   if (ARGV[16] or '') ~= '' and not request.over then return true end
-  return not is_text(ME, LIMITS.MAX_INCARNATION_BYTES)
+  -- It is stored with a NUL behind it.
+  return not is_text(ME, LIMITS.MAX_INCARNATION_BYTES) or string.find(ME, '%z')
 end
 if has_wrong_arguments() then return wrong_arguments() end
 local wrong = wrong_key(ME)
 if wrong then return wrong end
 
 local function resend_reply()
-  local flat = call('HGETALL', held_key(ME))
-  for i = 1, #flat, 2 do
-    local id = flat[i]
-    local number, mark = string.match(flat[i + 1], '^(%d+)(%a?)$')
-    if tonumber(number) == request.number then
-      local lease, job = read_lease(id), load_job(id)
+  for _, held in ipairs(leases.all_of(ME)) do
+    local id, lease = held[1], held[2]
+    if lease.number == request.number then
+      local job = load_running(id)
       local payload = job and read_payload(job)
-      if lease and payload and lease[OWNER] == ME then taken[#taken + 1] = leased_row(job, lease, payload, mark) end
+      if payload and job.owner == ME then add_leased(job, lease, payload) end
     end
   end
   has_more = true
@@ -57,17 +56,12 @@ end
 
 -- Redis stores a hash of few short fields as a list and scans it for each field; an advance reads hundreds. A long
 -- field converts it to a hash table, which it stays until it is empty or the server restarts.
-local function write_new_leases()
-  local long_field = string.rep('-', 65)
-  new_leases[#new_leases + 1], new_leases[#new_leases + 2] = long_field, ''
-  call('HSET', LEASES, unpack(new_leases))
-  call('HDEL', LEASES, long_field)
-end
-
 local function remember()
   if #new_leases == 0 then return end
-  write_new_leases()
-  call('HSET', held_key(ME), unpack(new_held))
+  local long_field = string.rep('-', 65)
+  new_leases[#new_leases + 1], new_leases[#new_leases + 2] = long_field, ''
+  call('HSET', held_key(ME), unpack(new_leases))
+  call('HDEL', held_key(ME), long_field)
   call('HSET', MINE, 'pull', request.number)
   call('PEXPIRE', MINE, LIMITS.WORKER_KEPT_S * 1000)
 end

@@ -17,7 +17,7 @@ local function is_spent() return left <= 0 or num_looked >= LIMITS.MAX_JOBS_PER_
 local function cancel(id)
   local job = load_job(id)
   if not job or job.state ~= 'queued' then return false end
-  end_without_worker(job, read_lease(id), 'cancelled', END_REASONS.cancelled)
+  end_without_worker(job, leases.of_row(job), 'cancelled', END_REASONS.cancelled)
   left = left - 1
   return true
 end
@@ -37,7 +37,7 @@ local function purge_lane(class, tenant)
   for _, entry in ipairs(entries) do
     if not slice.is_spent() then purge_entry(lane, entry) end
   end
-  relist(lane)
+  relist({ lane })
   lane.has_lost = false
   return #entries
 end
@@ -71,9 +71,8 @@ end
 
 -- All members have score 0, so they are ordered by text, and the jobs of a tenant are adjacent.
 local function purge_delayed()
-  local partition = string.match(PREFIX, ':(%d+)}:$')
   local from, to = '-', '+'
-  if only ~= '' then from, to = '[' .. partition .. '.' .. only .. '.', '(' .. partition .. '.' .. only .. '/' end
+  if only ~= '' then from, to = '[' .. PARTITION .. '.' .. only .. '.', '(' .. PARTITION .. '.' .. only .. '/' end
   for _, id in ipairs(call('ZRANGEBYLEX', DELAYED, from, to, 'LIMIT', 0, left)) do
     if not is_spent() and not cancel(id) then call('ZREM', DELAYED, id) end
   end

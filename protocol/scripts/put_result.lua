@@ -11,8 +11,10 @@ if wrong then return wrong end
 
 local me, id, epoch, offset, part = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
 if not epoch or not whole(offset, LIMITS.MAX_NUMBER) or not part then return wrong_arguments() end
-local lease, tenant, suffix = read_lease(id), names_of(id)
-if not lease or lease[OWNER] ~= me or lease[EPOCH] ~= epoch then return 'replaced' end
+local tenant, suffix = names_of(id)
+local packed = tenant and try('HGET', held_key(me), id)
+local lease = type(packed) == 'string' and unpack_lease(me, packed)
+if not lease or lease.epoch ~= epoch then return 'replaced' end
 if offset + #part > LIMITS.MAX_RESULT_BYTES then return 'too_large' end
 local key = result_key({ suffix = suffix })
 if offset == 0 then

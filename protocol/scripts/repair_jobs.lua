@@ -1,9 +1,9 @@
 -- include: lib_counts
--- Repair what the audit found: make lease and places of a job match the state in its hash. Checks each job again before
+-- Repair what the audit found: make lease and places of a job match the state in its row. Checks each job again before
 -- it writes, so it may be repeated, and may come late.
 --
 -- KEYS: config, then the fixed keys of the queue.
--- ARGV[1]: packed array of job ids.
+-- ARGV[1]: packed array of {job id, incarnations whose lists of leases were seen to have it}.
 -- Reply: for each the action: '' (none needed), 'forgotten' (references to a missing job deleted), 'put back' (on its
 --   lane, or delayed), 'returned' or, if flagged, 'ended' (it had no live owner), 'cleaned' (records that an ended or
 --   waiting job must not have deleted), or 'broken' (its keys have the wrong type, and were not changed).
@@ -12,11 +12,15 @@ write_even_when_full()
 local wrong = wrong_key()
 if wrong then return wrong end
 
-local function forget_lease(id, lease)
-  if not lease then return false end
-  call('HDEL', LEASES, id)
-  if lease[OWNER] ~= '' then call('HDEL', held_key(lease[OWNER]), id) end
-  return true
+-- Delete the leases of incarnations that do not own the job.
+local function forget_leases(id, owner, holders)
+  local num_gone = 0
+  for _, holder in ipairs(holders) do
+    if type(holder) == 'string' and holder ~= owner and is_type(held_key(holder), 'hash') then
+      num_gone = num_gone + call('HDEL', held_key(holder), id)
+    end
+  end
+  return num_gone > 0
 end
 
 local function leave_sets(id, also)
@@ -26,15 +30,15 @@ end
 
 -- Without a lease, its channels have the offsets.
 local function lease_from_channels(job)
-  local lease = new_lease(job.choices)
+  local lease = leases.new(job.choices)
   for choice = 0, job.choices - 1 do
     local last = try('XREVRANGE', channel_key(job, choice), '+', '-', 'COUNT', 1)
     local id = not failed(last) and last[1] and last[1][1] or '0-0'
     local tokens, ends = string.match(id, '^(%d+)-(%d+)$')
-    lease[FIRST + 2 * choice] = tonumber(tokens)
-    lease[FIRST + 2 * choice + 1] = tonumber(ends) > 0 and 1 or 0
+    lease[2 * choice + 1] = tonumber(tokens)
+    lease[2 * choice + 2] = tonumber(ends) > 0 and 1 or 0
   end
-  lease[EPOCH] = job.epoch
+  lease.epoch = job.epoch
   return lease
 end
 
@@ -43,17 +47,18 @@ local function waits_until(job)
   if job.attempt == 0 and job.not_before and job.not_before > NOW then return 'not_before', job.not_before end
 end
 
-local function put_back(job, lease)
+local function put_back(job)
+  local lease = leases.of_row(job)
   job.entry, job.lane = nil, nil
   local kind, at = waits_until(job)
   if kind then
     call('ZADD', DELAYED, 0, job.id)
     add_timer(kind, job, at)
-    write_place(job)
-  elseif job.attempt > 0 or lease then
+    save(job)
+  elseif job.attempt > 0 or published_tokens(lease) > 0 then
     enqueue_again(job, lease)
   else
-    enqueue(job, job.class, job.submitted, nil)
+    enqueue(job, job.class, job.submitted, lease)
   end
   return 'put back'
 end
@@ -64,28 +69,22 @@ local function is_due_never(job)
   return not has_timer(job)
 end
 
-local function repair_queued(job, lease)
-  local done = ''
-  if lease and lease[OWNER] ~= '' then
-    release_lease(job, lease)
-    done = 'cleaned'
-  end
-  if entry_of(job) then return leave_sets(job.id) and 'cleaned' or done end
+local function repair_queued(job)
+  if entry_of(job) then return leave_sets(job.id) and 'cleaned' or '' end
   if is_due_never(job) then
     call('ZREM', DELAYED, job.id)
-    return put_back(job, lease)
+    return put_back(job)
   end
-  if call('ZSCORE', SUSPECTS, job.id) or call('ZSCORE', DELAYED, job.id) then return done end
-  return put_back(job, lease)
+  if call('ZSCORE', SUSPECTS, job.id) or call('ZSCORE', DELAYED, job.id) then return '' end
+  return put_back(job)
 end
 
 local function is_owned(job, lease)
-  if not lease or lease[OWNER] == '' or lease[EPOCH] ~= job.epoch then return false end
-  return call('HEXISTS', held_key(lease[OWNER]), job.id) == 1 and call('ZSCORE', ALIVE, lease[OWNER])
+  return lease and lease.epoch == job.epoch and call('ZSCORE', ALIVE, job.owner)
 end
 
 local function has_all_ends(lease)
-  for at = FIRST + 1, #lease, 2 do
+  for at = 2, #lease, 2 do
     if lease[at] == 0 then return false end
   end
   return true
@@ -103,15 +102,15 @@ local function end_as_published(job, lease)
   return 'ended'
 end
 
-local function repair_running(job, lease)
-  local was_waiting = leave_sets(job.id)
+local function repair_running(job)
+  local was_waiting, lease = leave_sets(job.id), leases.held(job)
   if is_owned(job, lease) then return was_waiting and 'cleaned' or '' end
   if not lease and has_all_ends(lease_from_channels(job)) then return end_as_published(job, lease_from_channels(job)) end
   lease = lease or lease_from_channels(job)
-  lease[EPOCH] = job.epoch
+  lease.epoch = job.epoch
   -- It has no owner that could act on the flag.
-  if lease[FLAG] ~= '' then
-    end_without_worker(job, lease, lease[FLAG], END_REASONS[lease[FLAG]])
+  if lease.flag ~= '' then
+    end_without_worker(job, lease, lease.flag, END_REASONS[lease.flag])
     return 'ended'
   end
   return_job(job, lease, 'audit')
@@ -124,18 +123,18 @@ local function keep_ends_apart(job, choice)
   local ends = not failed(about) and tonumber(string.match(as_map(about)['last-generated-id'], '%-(%d+)$')) or 0
   if ends <= job.requeues then return end
   job.requeues = ends
-  call('HSET', job.hash, 'requeues', ends)
+  save(job)
 end
 
 -- A reader of a channel without an end would wait for it.
 local function end_channels(job)
   local lease, num_ended = lease_from_channels(job), 0
   for choice = 0, job.choices - 1 do
-    local at = FIRST + 2 * choice
+    local at = 2 * choice + 1
     if lease[at] > 0 and lease[at + 1] == 0 then
       keep_ends_apart(job, choice)
       write_end(job, lease, choice, job.state, end_entry(lease[at], job))
-      local left_ms = call('PTTL', job.hash)
+      local left_ms = call('PTTL', row_key(job))
       call('PEXPIRE', channel_key(job, choice), left_ms > 0 and math.min(left_ms, channel_ttl_ms()) or channel_ttl_ms())
       num_ended = num_ended + 1
     end
@@ -143,10 +142,9 @@ local function end_channels(job)
   return num_ended > 0
 end
 
-local function repair_ended(job, lease)
-  local had_lease = forget_lease(job.id, lease)
+local function repair_ended(job)
   local was_placed = leave_sets(job.id, job.state ~= 'failed' and DEAD or nil)
-  return (end_channels(job) or had_lease or was_placed) and 'cleaned' or ''
+  return (end_channels(job) or was_placed) and 'cleaned' or ''
 end
 
 -- A batch lists its jobs that have not ended.
@@ -159,23 +157,18 @@ local function repair_membership(job)
   return true
 end
 
-local function repair_nothing(id, lease)
-  local had_lease = forget_lease(id, lease)
-  local was_placed = leave_sets(id, DEAD)
-  return (had_lease or was_placed) and 'forgotten' or ''
-end
-
-local function repair(id)
+local function repair(id, holders)
   local job, why = load_job(id)
-  local lease = read_lease(id)
-  if why == 'unknown' then return repair_nothing(id, lease) end
+  local had_leases = (job or why == 'unknown') and forget_leases(id, job and job.state == 'running' and job.owner, holders)
+  if why == 'unknown' then return (leave_sets(id, DEAD) or had_leases) and 'forgotten' or '' end
   if not job then return 'broken' end
   local by_state = { queued = repair_queued, running = repair_running }
-  local done = (by_state[job.state] or repair_ended)(job, lease)
-  return repair_membership(job) and done == '' and 'cleaned' or done
+  local done = (by_state[job.state] or repair_ended)(job)
+  local was_listed = repair_membership(job)
+  return done == '' and (was_listed or had_leases) and 'cleaned' or done
 end
 
 local answers = {}
-for i, id in ipairs(rows_of(ARGV[1], LIMITS.SLICE_JOBS, 'string')) do answers[i] = repair(id) end
+for i, row in ipairs(rows_of(ARGV[1], LIMITS.SLICE_JOBS, 'string', 'table')) do answers[i] = repair(row[1], row[2]) end
 finish()
 return answers

@@ -30,8 +30,7 @@ end
 
 local function emit_state_again(job)
   if job.state == 'running' then
-    local lease = read_lease(job.id)
-    emit('started', job, { epoch = job.epoch, attempt = job.attempt, incarnation = lease and lease[OWNER] or nil })
+    emit('started', job, { epoch = job.epoch, attempt = job.attempt, incarnation = job.owner })
   elseif job.state ~= 'queued' then
     emit_end_again(job)
   elseif job.version > 1 then
@@ -44,19 +43,19 @@ local function republish(id, known)
   if not job then return 0 end
   if known >= job.version then
     job.version = known + 1
-    call('HSET', job.hash, 'version', job.version)
+    save(job)
   end
   if known == 0 then emit_submitted_again(job) end
   emit_state_again(job)
   return 1
 end
 
-local rows = rows_of(ARGV[1], LIMITS.SLICE_JOBS, 'string', 'number')
-for _, row in ipairs(rows) do
+local asked = rows_of(ARGV[1], LIMITS.SLICE_JOBS, 'string', 'number')
+for _, row in ipairs(asked) do
   if not whole(row[2], LIMITS.MAX_NUMBER) then return wrong_arguments() end
 end
 
 local answers = {}
-for i, row in ipairs(rows) do answers[i] = republish(row[1], row[2]) end
+for i, row in ipairs(asked) do answers[i] = republish(row[1], row[2]) end
 finish()
 return answers

@@ -9,23 +9,10 @@ write_even_when_full()
 local wrong = wrong_key()
 if wrong then return wrong end
 
--- Restore the lease from the end: offsets are kept, and choices that are done stay ended.
-local function lease_again(job)
-  local lease, choice = new_lease(job.choices), 0
-  for offset, ended in string.gmatch(job.published or '', '(%d+):(%d)') do
-    if choice >= job.choices then break end
-    lease[FIRST + 2 * choice] = whole(offset, LIMITS.MAX_NUMBER) or 0
-    lease[FIRST + 2 * choice + 1] = ended == '2' and 2 or 0
-    choice = choice + 1
-  end
-  lease[EPOCH] = job.epoch
-  return lease
-end
-
 -- Delete the old end and keep the tokens. Its id stays the last id of the stream, so the next end has a higher one.
 local function reopen_channels(job, lease)
   for choice = 0, job.choices - 1 do
-    local key, at = channel_key(job, choice), FIRST + 2 * choice
+    local key, at = channel_key(job, choice), 2 * choice + 1
     if lease[at + 1] == 0 then
       try('XDEL', key, string.format('%d-%d', lease[at], 1 + job.requeues))
     end
@@ -52,7 +39,6 @@ local function reopen_batch(job)
 end
 
 local function reopen_keys(job)
-  call('PERSIST', job.hash)
   call('PERSIST', payload_key(job))
   call('DEL', result_key(job))
   call('ZREM', DEAD, job.id)
@@ -65,10 +51,13 @@ local function renew_timers(job)
   if job.deadline and job.deadline > NOW then
     add_timer('deadline', job, job.deadline)
   else
-    call('HDEL', job.hash, 'deadline')
+    job.deadline = nil
   end
-  call('HDEL', job.hash, 'ttl', 'not_before', 'retry', 'waits_since', 'deaths', 'failures', 'ended', 'ended_by', 'error', 'error_code',
-    'reason', 'asked', 'published')
+  for _, name in ipairs({
+    'ttl', 'not_before', 'retry', 'waits_since', 'deaths', 'ended', 'ended_by', 'error', 'error_code', 'reason', 'asked',
+    'output',
+  }) do job[name] = nil end
+  job.failures = 0
 end
 
 -- Whether another job took the idempotency key, which expires before the dead set forgets the job: that one is the
@@ -84,19 +73,20 @@ local function requeue(id)
   if not job or job.state ~= 'failed' or has_lost_key(job) then return 0 end
   if not open_lane(job.class, job.tenant).is_sound then return 0 end
   if call('TYPE', payload_key(job)).ok ~= 'string' then return 0 end
-  local lease = lease_again(job)
+  local lease = leases.of_row(job, true)
   enter(job, 'queued')
   reopen_channels(job, lease)
   reopen_keys(job)
   renew_timers(job)
-  write_lease(id, lease)
+  job.published = offsets_of(lease)
   job.cost = cost_of(job, published_tokens(lease))
   count('failed', -1)
   count('requeued', 1)
   count_waiting(job, 1)
   enqueue(job, job.class, NOW, lease)
-  call('HSET', job.hash, 'requeues', job.requeues + 1)
-  emit('returned', job, { why = 'requeue', epoch = lease[EPOCH] })
+  job.requeues = job.requeues + 1
+  save(job)
+  emit('returned', job, { why = 'requeue', epoch = lease.epoch })
   return 1
 end
 

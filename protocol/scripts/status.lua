@@ -6,11 +6,9 @@
 
 local function offsets(job, lease)
   local published = {}
-  if lease then
-    for at = FIRST, #lease, 2 do published[#published + 1] = lease[at] end
-  else
-    for offset in string.gmatch(job.published or '', '(%d+):%d') do published[#published + 1] = tonumber(offset) end
-  end
+  -- A job that was never started has none.
+  if job.attempt == 0 and not job.published then return published end
+  for at = 1, lease and #lease or 0, 2 do published[#published + 1] = lease[at] end
   return published
 end
 
@@ -31,17 +29,17 @@ local function expires_in(job)
 end
 
 local function look(id)
-  local job = load_job(id, true)
+  local job = load_job(id)
   if not job then return false end
-  local lease = read_lease(id)
+  local lease = leases.of(job)
   local jobs, tokens = false, false
   if job.state == 'queued' then jobs, tokens = ahead_of(job) end
   return {
     job.id, job.state, job.version, job.class, job.submitted, job.started or false, job.ended or false, job.attempt,
-    lease and lease[OWNER] ~= '' and lease[OWNER] or false, job.prompt, job.cost, job.choices, offsets(job, lease),
+    job.owner ~= '' and job.owner or false, job.prompt, job.cost, job.choices, offsets(job, lease),
     job.error or false, job.error_code or false, job.reason or false, job.batch or false, job.spec or false, job.seed,
     jobs, tokens, call('EXISTS', result_key(job)), job.scheduled or false, job.first_token or false,
-    lease and lease[FLAG] ~= '' and lease[FLAG] or false, job.requeues, job.output or false,
+    lease and lease.flag ~= '' and lease.flag or false, job.requeues, job.output or false,
     job.failures, job.deaths or false, job.custom_id or false, job.line or false, expires_in(job),
   }
 end

@@ -12,12 +12,14 @@ local wrong = wrong_key()
 if wrong then return wrong end
 
 local function unpacked(row)
-  return {
+  return rows.with_rare({
     id = row[1], spec = row[2], payload = row[3], seed = row[4], class = row[5], prompt = row[6], prompt_bytes = row[7],
-    max_tokens = row[8], choices = row[9], key = row[10], digest = row[11], batch = row[12], not_before = row[13],
-    ttl = row[14], deadline = row[15], callback = row[16], features = row[17], custom_id = row[18], line = row[19],
-    endpoint = row[20], not_before_in = row[21], deadline_in = row[22], submitted = row[23], is_open = row[24] == 1,
-  }
+    max_tokens = row[8], choices = row[9], digest = row[11], features = row[17], not_before_in = row[21],
+    deadline_in = row[22], submitted = row[23], is_open = row[24] == 1,
+  }, {
+    key = row[10], batch = row[12], not_before = row[13], ttl = row[14], deadline = row[15], callback = row[16],
+    custom_id = row[18], line = row[19], endpoint = row[20],
+  })
 end
 
 -- Whether a row has the form that our clients pack; other programs may send any. All rows are checked before the first
@@ -210,11 +212,11 @@ end
 -- ---------------------------------------------------------------- duplicates
 
 local function seen_by_id(job)
-  local seen = try('HMGET', job.hash, 'digest', 'state')
-  if failed(seen) then return refused('wrong_type', 0, job.hash .. ' has a different type') end
-  if not seen[2] then return nil end
-  if seen[1] ~= job.digest then return { 'conflict', job.id } end
-  return { 'duplicate', job.id, seen[2] }
+  local seen, why = load_job(job.id)
+  if not seen and why == 'unknown' then return nil end
+  if not seen then return refused('wrong_type', 0, row_key(job) .. ' is not a job') end
+  if seen.digest ~= job.digest then return { 'conflict', job.id } end
+  return { 'duplicate', job.id, seen.state }
 end
 
 local function seen_by_key(job)
@@ -226,21 +228,21 @@ local function seen_by_key(job)
   if digest ~= job.digest then return { 'conflict', id or '' } end
   local tenant, suffix = names_of(id)
   -- The user may have written any id. An error here would leave earlier jobs of the call accepted without an answer.
-  local now = tenant == job.tenant and try('HGET', PREFIX .. 'job:' .. suffix, 'state')
-  return { 'duplicate', id, type(now) == 'string' and now or state }
+  local now = tenant == job.tenant and load_job(id)
+  return { 'duplicate', id, now and now.state or state }
 end
 
 -- ---------------------------------------------------------------- accepting a job
 
 local BYTES_PER_TOKEN = setting('bytes_per_token', LIMITS.DEFAULT_BYTES_PER_TOKEN)
 local function prepare(job)
-  job.hash = PREFIX .. 'job:' .. job.suffix
   job.is_exact = job.prompt ~= nil
-  job.prompt = job.prompt or math.ceil(job.prompt_bytes / BYTES_PER_TOKEN)
+  job.prompt = job.prompt or math.min(LIMITS.MAX_ROW_NUMBER, math.ceil(job.prompt_bytes / BYTES_PER_TOKEN))
   job.cost = cost_of(job, 0)
   job.bytes = #job.payload + #job.spec
   job.submitted = math.min(job.submitted or NOW, NOW)
-  job.version = 1
+  job.state, job.version, job.attempt, job.epoch, job.owner = 'queued', 1, 0, 0, ''
+  job.number, job.before, job.failures, job.requeues = 0, 0, 0, 0
   job.ttl = from_now(job.ttl)
   job.not_before = from_now(job.not_before_in) or job.not_before
   job.deadline = from_now(job.deadline_in) or job.deadline
@@ -262,25 +264,6 @@ local function write_timers(job)
   if job.deadline then add_timer('deadline', job, job.deadline) end
 end
 
-local OPTIONAL = { 'batch', 'key', 'not_before', 'ttl', 'deadline', 'callback', 'custom_id', 'line', 'endpoint' }
-
-local function write_hash(job)
-  local fields = {
-    'state', 'queued', 'version', '1', 'class', job.class, 'prompt', job.prompt, 'max_tokens', job.max_tokens,
-    'choices', job.choices, 'cost', job.cost, 'bytes', job.bytes, 'spec', job.spec, 'seed', job.seed,
-    'digest', job.digest, 'submitted', job.submitted == NOW and NOW_TEXT or job.submitted,
-    'entry', job.entry or '', 'lane', job.lane or '',
-    'number', job.number or 0, 'before', job.before or 0,
-  }
-  for _, name in ipairs(OPTIONAL) do
-    if job[name] then
-      fields[#fields + 1] = name
-      fields[#fields + 1] = job[name]
-    end
-  end
-  call('HSET', job.hash, unpack(fields))
-end
-
 local function join_batch(job)
   if not job.batch then return end
   local total = try('HINCRBY', batch_key(job.batch), 'total', 1)
@@ -295,16 +278,15 @@ local function accept(job)
     call('ZADD', DELAYED, 0, job.id)
   else
     job.not_before = nil
-    if not add_entry(job, job.class, NOW, 0) then
+    if not add_entry(job, job.class, NOW) then
       return refused('wrong_type', 0, lane_key(job.class, job.tenant) .. ' takes no more entries')
     end
   end
-  -- Before the hash: a call that failed in between would leave a job without a prompt.
+  -- Before the row: a call that failed in between would leave a job without a prompt.
   call('SET', payload_key(job), job.payload)
-  write_hash(job)
+  save(job)
   if job.key then call('SET', idem_key(job), job.id .. ' queued ' .. job.digest) end
   write_timers(job)
-  join_batch(job)
   count_waiting(job, 1)
   count('submitted', 1)
   waiting.jobs, waiting.tokens, waiting.bytes = waiting.jobs + 1, waiting.tokens + job.cost, waiting.bytes + job.bytes
@@ -315,11 +297,9 @@ local function accept(job)
 end
 
 -- The parts of the id of a job of this partition, in the form that clients write; nil for any other.
-local PARTITION = string.match(PREFIX, ':(%d+)}:$')
 local function own_names_of(id)
   local tenant, suffix = names_of(id)
-  local is_own = tenant and string.match(id, '^%d+') == PARTITION and #tenant <= LIMITS.MAX_TENANT_CHARS
-    and #suffix - #tenant - 1 <= LIMITS.MAX_JOB_NAME_CHARS
+  local is_own = tenant and #tenant <= LIMITS.MAX_TENANT_CHARS and #suffix - #tenant - 1 <= LIMITS.MAX_JOB_NAME_CHARS
   if is_own then return tenant, suffix end
 end
 
@@ -347,6 +327,11 @@ end
 
 local answers = {}
 for i, job in ipairs(new_jobs) do answers[i] = answer(job) end
+-- A batch counts only jobs that are there.
+rows.write()
+for i, job in ipairs(new_jobs) do
+  if answers[i][1] == 'accepted' then join_batch(job) end
+end
 -- Redis 6.2 puts the position in the script before the error code.
 if no_write then return redis.error_reply(string.match(no_write, '%u%u%u+ .*') or no_write) end
 finish()

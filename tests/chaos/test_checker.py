@@ -24,6 +24,7 @@ from tests.chaos.catalogue import Ask, Intent, JournalWriter, catalogue, write_r
 from tests.chaos.checker.audit import Findings, check
 from tests.chaos.checker.deliveries import read_deliveries
 from tests.chaos.checker.evidence import read_journals, read_reference
+from tests.chaos.checker.rows import fields_of, row_of
 from tests.chaos.faults.recording import record_all
 from tests.end_to_end.processes import ROOT
 from tests.integration.jobs import KEYS, wait_until
@@ -193,6 +194,12 @@ def put_in_result(drained: Drained, number: int, change: Callable[[list[Any]], o
     drained.client.set(key, repack(drained.client.get(key), change), keepttl=True)
 
 
+def put_in_row(drained: Drained, number: int, **changes: object) -> None:
+    key = job_key(number)
+    fields: dict[str, object] = {**fields_of("t", drained.client.get(key)), **changes}
+    drained.client.set(key, row_of(fields), keepttl=True)
+
+
 def repeat_an_entry(entries: list[tuple[str, list[Any]]]) -> None:
     (entry_id, message), (_, before) = entries[3], entries[2]
     entries[3] = (entry_id, [*message[:1], before[1], before[2] + message[2], *message[3:]])
@@ -220,9 +227,9 @@ Damage = Callable[[Drained], object]
 
 DAMAGES: dict[str, tuple[str, str, Damage]] = {
     "a job is gone": ("lost", "0.t.job0", lambda d: d.client.delete(job_key(0))),
-    "a job never ended": ("unfinished", "0.t.job0", lambda d: d.client.hset(job_key(0), "state", "running")),
-    "a job ended otherwise": ("ended otherwise", "0.t.job0", lambda d: d.client.hset(job_key(0), "state", "failed")),
-    "a lease stays": ("lease left", "0.t.job0", lambda d: d.client.hset(KEYS.key("leases"), "0.t.job0", b"\x90")),
+    "a job never ended": ("unfinished", "0.t.job0", lambda d: put_in_row(d, 0, state="running")),
+    "a job ended otherwise": ("ended otherwise", "0.t.job0", lambda d: put_in_row(d, 0, state="failed")),
+    "a lease stays": ("lease left", "0.t.job0", lambda d: d.client.hset(KEYS.key("held", "W"), "0.t.job0", b"x")),
     "an entry is gone": (
         "gap", "0.t.job0", lambda d: d.client.xdel(channel(0), d.client.xrange(channel(0))[2][0]),
     ),
@@ -241,7 +248,7 @@ DAMAGES: dict[str, tuple[str, str, Damage]] = {
     ),
     "a channel is gone": ("channel gone", "0.t.job0", lambda d: d.client.delete(channel(0))),
     "a channel is for ever": ("residue", "0.t.job0", lambda d: d.client.persist(channel(0))),
-    "the offset is another": ("published", "0.t.job0", lambda d: d.client.hset(job_key(0), "published", "1:2")),
+    "the offset is another": ("published", "0.t.job0", lambda d: put_in_row(d, 0, published="1:2")),
     "the result is gone": ("result", "0.t.job0", lambda d: d.client.delete(job_key(0, "result"))),
     "the result has another text": (
         "result", "0.t.job0", lambda d: put_in_result(d, 0, lambda m: m[1][0].__setitem__(0, "?")),

@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from sluice.history.database import open_database
 from sluice.history.tables import attempts, jobs, results
 from sluice.history.writer import HistoryWriter
+from sluice.protocol.rows import read_row
 from sluice.worker.callbacks.chore_jobs import rq_queue
 from sluice.worker.callbacks.events import job_event
 from sluice.worker.callbacks.mover import Mover
@@ -27,6 +28,7 @@ from sluice.worker.callbacks.settings import CallbackSettings
 from sluice.worker.connection.clients import connect
 from sluice.worker.recorder.migrate import migrate
 from sluice.worker.recorder.recorder import Recorder, RecorderSettings
+from tests.chaos.checker.rows import fields_of
 from tests.chaos.crash_points import NUM_JOBS, Case, Scene, all_cases
 from tests.chaos.faults.fault_proxy import Fault
 from tests.chaos.scenarios import CALLBACK_URL, SCENES, Stand, stand
@@ -49,7 +51,7 @@ REPORTED = {
     "choices": "choices",
     "prompt_tokens": "prompt",
 }
-"""Column of a row -> field of the job's hash with the same value."""
+"""Column of a row -> field of the job's row with the same value."""
 
 
 @pytest.fixture
@@ -91,8 +93,8 @@ def try_case(server: RedisServer, case: Case, folder: Path, migrated: bytes, see
 def check_books(it: Stand) -> None:
     """Channels, results, counters, events, rows and callbacks, each against what was asked."""
     assert len(it.submitted) == NUM_JOBS
-    reported = {job_id: it.client.hmget(KEYS.job(job_id), "state", "error_code", "error") for job_id in it.submitted}
-    assert {job_id: why for job_id, why in reported.items() if why[0] != b"done"} == {}
+    reported = {job_id: fields_of(job_id.split(".")[1], it.client.get(KEYS.job(job_id))) for job_id in it.submitted}
+    assert {job_id: job for job_id, job in reported.items() if job["state"] != "done"} == {}
     check_every_token_once(it.client, it.submitted)
     check_nothing_is_left(it.client)
     if it.case.point.scene is not Scene.RECORDING:
@@ -122,10 +124,11 @@ def check_rows(it: Stand) -> None:
     engine.dispose()
     assert set(rows) == set(it.submitted)
     for job_id in it.submitted:
-        reported = dict(zip(REPORTED, it.client.hmget(KEYS.job(job_id), *REPORTED.values()), strict=True))
+        job = fields_of(job_id.split(".")[1], it.client.get(KEYS.job(job_id)))
+        reported = {name: job[field] for name, field in REPORTED.items()}
         row, result = rows[job_id], result_of(it.client, job_id)
         assert (row.state, row.record_error) == ("done", None)
-        assert {name: str(getattr(row, name)).encode() for name in REPORTED} == reported, job_id
+        assert {name: str(getattr(row, name)) for name in REPORTED} == reported, job_id
         assert row.output_tokens == sum(len(choice.token_ids) for choice in result.choices)
         assert [choice["text"] for choice in texts[job_id]] == [choice.text for choice in result.choices]
         assert begun[job_id] == row.attempts
@@ -149,12 +152,11 @@ def check_callbacks(it: Stand) -> None:
 
 def _event_ids(it: Stand) -> Generator[str]:
     for job_id in it.submitted:
-        job = it.client.hgetall(KEYS.job(job_id))
-        kept = {"version": b"version", "at": b"ended", "submitted": b"submitted"}
-        fields = {"id": job_id, "state": "done", **{name: job[field].decode() for name, field in kept.items()}}
-        # The hash of an ended job has a long spec in parts.
-        spec = b"".join(job.get(name, b"") for name in (b"spec", *(b"spec.%d" % i for i in range(1, 100))))
-        event = job_event(KEYS, fields, spec)
+        row = it.client.get(KEYS.job(job_id))
+        job = fields_of(job_id.split(".")[1], row)
+        kept = {"version": "version", "at": "ended", "submitted": "submitted"}
+        fields = {"id": job_id, "state": "done", **{name: job[field] for name, field in kept.items()}}
+        event = job_event(KEYS, fields, read_row(row).spec)
         assert event is not None
         assert event.url == CALLBACK_URL
         yield event.id

@@ -16,6 +16,7 @@ from tests.integration.jobs import (
     Ask,
     check_every_token_once,
     check_nothing_is_left,
+    field_of,
     num_on_channel,
     submit_all,
     wait_for_ends,
@@ -68,7 +69,7 @@ class TestGivenAWorkerBehindABadConnection:
                 wait_for_ends(client, job_ids)
             check_every_token_once(client, dict(zip(job_ids, asks, strict=True)))
             check_nothing_is_left(client)
-            attempts = {int(client.hget(KEYS.job(one), "attempt") or 0) for one in job_ids}
+            attempts = {int(field_of(client, one, "attempt") or 0) for one in job_ids}
 
         assert proxy.num_cuts >= 2
         assert attempts == {1}, "a repeated pull brings the same leases"
@@ -122,4 +123,4 @@ class TestGivenAConnectionThatStandsAndPassesNothing:
 
             check_every_token_once(client, dict(zip(job_ids, asks, strict=True)))
             assert proxy.num_cuts == 1
-            assert {client.hget(KEYS.job(one), "attempt") for one in job_ids} == {b"1"}, "no lease was lost"
+            assert {field_of(client, one, "attempt") for one in job_ids} == {"1"}, "no lease was lost"

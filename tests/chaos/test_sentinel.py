@@ -13,11 +13,11 @@ from sluice.protocol.wire import JobId, JobOptions
 from tests.chaos.faults.replicated import Watched, watched
 from tests.end_to_end.processes import worker_pool
 from tests.integration.jobs import (
-    KEYS,
     Ask,
     check_every_token_once,
     check_nothing_is_left,
     expected_tokens,
+    field_of,
     num_on_channel,
     submit_all,
     wait_for_ends,
@@ -97,7 +97,7 @@ class TestGivenAReplicaThatIsBehind:
             assert took_s < TAKEOVER_S
             check_every_token_once(replica, dict(zip(job_ids, asks, strict=True)))
             assert [listener.received() for listener in listeners] == [expected_tokens(ask)[0] for ask in asks]
-            assert {replica.hget(KEYS.job(one), "attempt") for one in job_ids} == {b"1"}, "a failover moves no lease"
+            assert {field_of(replica, one, "attempt") for one in job_ids} == {"1"}, "a failover moves no lease"
             check_nothing_is_left(replica)
 
     @pytest.mark.long
@@ -118,7 +118,7 @@ class TestGivenAReplicaThatIsBehind:
             assert max(kept) < NUM_SAID
             check_every_token_once(replica, dict(zip(job_ids, asks, strict=True)))
             check_nothing_is_left(replica)
-            attempts = [int(replica.hget(KEYS.job(one), "attempt") or 0) for one in job_ids]
+            attempts = [int(field_of(replica, one, "attempt") or 0) for one in job_ids]
             assert sorted(set(attempts)) == [1, 2], "the dead worker's jobs were taken over, and no others"
             with Producer(service.url, database_url=history) as producer:
                 wait_until(lambda: [row.state for row in producer.jobs()] == ["done"] * len(asks), "all are recorded")

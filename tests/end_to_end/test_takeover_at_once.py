@@ -19,6 +19,7 @@ from tests.integration.jobs import (
     Ask,
     check_every_token_once,
     check_nothing_is_left,
+    field_of,
     num_on_channel,
     submit_all,
     wait_for_ends,
@@ -42,7 +43,7 @@ def workers(valkey: RedisServer, tmp_path: Path) -> Generator[WorkerPool]:
 
 
 def attempts(client: Any, job_ids: list[JobId]) -> set[int]:
-    return {int(client.hget(KEYS.job(one), "attempt")) for one in job_ids}
+    return {int(field_of(client, one, "attempt") or 0) for one in job_ids}
 
 
 class TestGivenTwoWorkersWithRoom:

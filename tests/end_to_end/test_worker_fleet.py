@@ -19,6 +19,7 @@ from tests.integration.jobs import (
     Ask,
     check_every_token_once,
     check_nothing_is_left,
+    field_of,
     num_on_channel,
     state_of,
     submit_all,
@@ -72,7 +73,7 @@ class TestGivenAFleetOfTwoOnTheCpu:
         assert held > 0, "it had jobs"
         check_every_token_once(client, dict(zip(job_ids, asks, strict=True)))
         check_nothing_is_left(client)
-        assert {int(client.hget(KEYS.job(one), "attempt")) for one in job_ids} == {1, 2}, "only the dead one's moved"
+        assert {int(field_of(client, one, "attempt") or 0) for one in job_ids} == {1, 2}, "only the dead one's moved"
         assert logged_by(fleet.output, "cpu0", "worker process died; restarting")[0]["exit_code"] == -signal.SIGKILL
         ports = [logged_by(fleet.output, name, "metrics served")[0]["port"] for name in ("cpu0", "cpu1")]
         assert len(set(ports)) == 2
@@ -95,7 +96,7 @@ class TestGivenAFleetOfTwoOnTheCpu:
 
         wait_until(lambda: client.zcard(KEYS.key("alive")) == 0, "both deregistered")
         check_every_token_once(client, dict(zip(job_ids, asks, strict=True)))
-        assert {int(client.hget(KEYS.job(one), "attempt")) for one in job_ids} == {1}
+        assert {int(field_of(client, one, "attempt") or 0) for one in job_ids} == {1}
 
 
 class TestGivenTheProcessThatForksTheWorkersOfAFleet:

@@ -14,7 +14,7 @@ import pytest
 from sluice.protocol.states import JobState
 from sluice.protocol.wire import JobOptions
 from tests.end_to_end.processes import WorkerProcess
-from tests.integration.jobs import KEYS, Ask, num_on_channel, state_of, submit_all, wait_for_ends, wait_until
+from tests.integration.jobs import KEYS, Ask, field_of, num_on_channel, state_of, submit_all, wait_for_ends, wait_until
 from tests.servers import RedisServer
 
 ASK = Ask(options=JobOptions(max_tokens=60))
@@ -126,5 +126,5 @@ class TestGivenASupervisorThatSignalsEveryProcess:
         worker.signal(signal.SIGKILL)
         wait_for_ends(client, [job_id])
 
-        assert client.hget(KEYS.job(job_id), "attempt") == b"1"
+        assert field_of(client, job_id, "attempt") == "1"
         assert state_of(client, job_id) is JobState.DONE

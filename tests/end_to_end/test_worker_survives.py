@@ -16,6 +16,7 @@ from tests.integration.jobs import (
     Ask,
     check_every_token_once,
     check_nothing_is_left,
+    field_of,
     num_on_channel,
     state_of,
     submit_all,
@@ -61,7 +62,7 @@ class TestGivenTwoWorkers:
 
         check_every_token_once(client, dict(zip(job_ids, asks, strict=True)))
         check_nothing_is_left(client)
-        attempts = [int(client.hget(KEYS.job(one), "attempt")) for one in job_ids]
+        attempts = [int(field_of(client, one, "attempt") or 0) for one in job_ids]
         assert set(attempts) == {1, 2}, "some were the dead worker's, some were not"
 
     def test_when_one_is_stopped_past_its_lifetime_then_its_late_writes_are_refused(
@@ -74,7 +75,7 @@ class TestGivenTwoWorkers:
 
         zombie.signal_worker(signal.SIGSTOP)
         workers.start_all(1)
-        wait_until(lambda: all(int(client.hget(KEYS.job(one), "epoch")) == 2 for one in job_ids), "all are taken over")
+        wait_until(lambda: all(int(field_of(client, one, "epoch") or 0) == 2 for one in job_ids), "all are taken over")
         zombie.signal_worker(signal.SIGCONT)
         zombie.wait_for_line("job lost")
         wait_for_ends(client, job_ids)
@@ -192,7 +193,7 @@ class TestGivenARedisThatRestarts:
 
             check_every_token_once(client, dict(zip(job_ids, asks, strict=True)))
             check_nothing_is_left(client)
-            assert {int(client.hget(KEYS.job(one), "attempt")) for one in job_ids} == {1}
+            assert {int(field_of(client, one, "attempt") or 0) for one in job_ids} == {1}
             assert "redis unreachable" in first.output + second.output
             for worker in (first, second):
                 wait_until(lambda count=worker.outages: count()[0] == count()[1], "each outage that it noticed is over")

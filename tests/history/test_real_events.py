@@ -134,7 +134,7 @@ class TestGivenAJobThatRuns:
         with history.connect() as connection:
             gaps = connection.execute(sa.select(attempts.c.gap_s).order_by(attempts.c.epoch)).scalars().all()
         assert gaps == [2.5, None, 3.2205]
-        assert queue.hash_of("job", "t", "one")["gap"] == "3000"
+        assert queue.fields("t", "one")["gap"] == "3000"
         assert row(history, job_id).state == "done"
 
     def test_when_it_fails_and_is_requeued_then_the_row_follows(

@@ -38,6 +38,7 @@ from sluice.worker.config import load_config
 from sluice.worker.model.load import load
 from sluice.worker.model.sampling_defaults import NOTHING_STATED, resolve
 from sluice.worker.model.translate import Translator
+from tests.chaos.checker.rows import fields_of
 
 KEYS = QueueKeys("default")
 PATIENCE_S = 60.0
@@ -165,10 +166,16 @@ def num_on_channel(client: Any, job_id: JobId, choice: int = 0, *, keys: QueueKe
     return int(last[0][0].split(b"-")[0]) if last else 0
 
 
+def field_of(client: Any, job_id: JobId, name: str, *, keys: QueueKeys = KEYS) -> str | None:
+    """A field of the job's row as text; None if it is absent."""
+    row = client.get(keys.job(job_id))
+    return fields_of(job_id.split(".")[1], row).get(name) if row else None
+
+
 def state_of(client: Any, job_id: JobId, *, keys: QueueKeys = KEYS) -> JobState | None:
     """The job's state."""
-    found = client.hget(keys.job(job_id), "state")
-    return JobState(found.decode()) if found else None
+    state = field_of(client, job_id, "state", keys=keys)
+    return JobState(state) if state else None
 
 
 def wait_until(is_so: Callable[[], object], what: str, *, patience_s: float = PATIENCE_S) -> None:
@@ -214,7 +221,7 @@ def check_every_token_once(client: Any, asks: dict[JobId, Ask], *, keys: QueueKe
 
 def check_nothing_is_left(client: Any, *, keys: QueueKeys = KEYS) -> None:
     """No lease, no waiting entry, no running job."""
-    assert client.hlen(keys.key("leases")) == 0
+    assert client.keys(keys.key("held", "*")) == []
     counters = client.hgetall(keys.key("counters"))
     for name in (b"waiting_jobs", b"waiting_tokens", b"waiting_bytes", b"running_jobs"):
         assert int(counters.get(name) or 0) == 0, counters

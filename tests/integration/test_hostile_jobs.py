@@ -7,49 +7,40 @@ from sluice.protocol.wire import JobOptions
 from tests.grids import fast_only
 from tests.integration.jobs import KEYS, Ask, state_of, submit_all, wait_for_ends, wait_until
 from tests.integration.workers import running_worker
+from tests.protocol.driving import Queue
+from tests.protocol.hostile.test_damaged_jobs import POISONS, READABLE, damage
 from tests.servers import RedisServer
 
 EVIL = Ask(tenant="evil", options=JobOptions(max_tokens=5))
-POISONS: list[tuple[str, bytes]] = [
-    ("attempt", b"abc"),
-    ("seed", b"x"),
-    ("seed", b"9" * 20),
-    ("fingerprint", b"\xff"),
-    ("class", b"nan"),
-    ("epoch", b"abc"),
-    ("bytes", b"abc"),
-    ("choices", b"inf"),
-    ("choices", b"100000"),
-]
-"""Each stopped every worker for good, or held one for minutes."""
+DAMAGES = [*POISONS, *READABLE]
 
 
 class TestGivenDamagedJobsInEveryPlace:
     def test_when_others_submit_then_they_are_served_meanwhile(self, valkey: RedisServer) -> None:
         victims = [Ask(tenant="victim", options=JobOptions(max_tokens=5)) for _ in range(20)]
         with valkey.client() as client:
-            waiting = submit_all(client, [EVIL] * len(POISONS))
-            for job_id, (field, value) in zip(waiting, POISONS, strict=True):
-                client.hset(KEYS.job(job_id), field, value)
+            waiting = submit_all(client, [EVIL] * len(DAMAGES))
+            for job_id, (field, value) in zip(waiting, DAMAGES, strict=True):
+                damage(Queue(client, KEYS), job_id, field, value)
             with running_worker(valkey.url) as worker, running_worker(valkey.url):
                 wait_for_ends(client, submit_all(client, victims))
 
                 assert worker.exit_code is None
-                assert not client.hgetall(KEYS.key("leases"))
+                assert not Queue(client, KEYS).leases()
 
-    @pytest.mark.parametrize(("field", "value"), fast_only(POISONS[:1], [*POISONS[1:], ("state", b"done")]))
+    @pytest.mark.parametrize(("field", "value"), fast_only(DAMAGES[:1], [*DAMAGES[1:], ("state", "done")]))
     def test_when_one_is_damaged_as_it_runs_then_its_worker_lives(
-        self, valkey: RedisServer, field: str, value: bytes
+        self, valkey: RedisServer, field: str, value: object
     ) -> None:
         slow = Ask(tenant="evil", options=JobOptions(max_tokens=2000, ignore_eos=True))
         with valkey.client() as client, running_worker(valkey.url, model__path="null?step_s=0.002") as worker:
             (running,) = submit_all(client, [slow])
             wait_until(lambda: client.exists(KEYS.channel(running)) == 1, "it generates")
 
-            client.hset(KEYS.job(running), field, value)
+            damage(Queue(client, KEYS), running, field, value)
             others = submit_all(client, [Ask(options=JobOptions(max_tokens=5))])
             wait_for_ends(client, others)
-            wait_until(lambda: not client.hexists(KEYS.key("leases"), running), "its lease is gone")
+            wait_until(lambda: running not in Queue(client, KEYS).leases(), "its lease is gone")
 
             assert [state_of(client, one) for one in others] == [JobState.DONE]
             assert worker.exit_code is None

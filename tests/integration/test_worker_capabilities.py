@@ -19,7 +19,7 @@ from sluice.worker.connection.clients import Client, connect
 from sluice.worker.model.load import load
 from sluice.worker.model.loaded_model import LocalModel
 from sluice.worker.model.offered import features_without
-from tests.integration.jobs import state_of, wait_until
+from tests.integration.jobs import field_of, state_of, wait_until
 from tests.integration.workers import FAST, running_worker
 from tests.servers import RedisServer
 
@@ -78,8 +78,8 @@ class TestGivenAnEngineThatRefusesMinP:
                 results = [producer.result(job, timeout_s=30) for job in jobs]
 
             assert all(result.text for result in results)
-            owners = {client.hget(KEYS.job(job.id), "ended_by") for job in jobs}
-            assert {owner.decode().split(":")[0] for owner in owners if owner} == {full.incarnation}
+            owners = {field_of(client, job.id, "ended_by") for job in jobs}
+            assert {owner.split(":")[0] for owner in owners if owner} == {full.incarnation}
             assert lean.incarnation != full.incarnation
 
     def test_when_the_other_worker_dies_before_it_took_the_job_then_it_fails_with_the_sentence(
@@ -92,7 +92,7 @@ class TestGivenAnEngineThatRefusesMinP:
             run(client, beat(KEYS, silent))
             job = producer.submit("hi", min_p=0.1, max_tokens=3)
 
-            wait_until(lambda: client.hget(KEYS.job(job.id), "declined"), "it is declined")
+            wait_until(lambda: field_of(client, job.id, "declined"), "it is declined")
             assert state_of(client, job.id) is JobState.QUEUED
 
             with pytest.raises(JobFailed, match="refuses min_p"):

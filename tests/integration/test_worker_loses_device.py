@@ -18,7 +18,16 @@ from sluice.worker.config import LogConfig
 from sluice.worker.errors import ExitCode
 from sluice.worker.log import configure_logs
 from sluice.worker.model.loaded_model import LocalModel
-from tests.integration.jobs import KEYS, Ask, num_on_channel, result_of, state_of, submit_all, wait_for_ends, wait_until
+from tests.integration.jobs import (
+    Ask,
+    field_of,
+    num_on_channel,
+    result_of,
+    state_of,
+    submit_all,
+    wait_for_ends,
+    wait_until,
+)
 from tests.integration.workers import running_worker
 from tests.servers import RedisServer
 
@@ -73,7 +82,7 @@ class TestGivenAWorkerAmidJobs:
                 for job_id, other in zip(job_ids, undisturbed, strict=True):
                     choices = zip(result_of(client, job_id).choices, result_of(client, other).choices, strict=True)
                     assert all(choice.token_ids == expected.token_ids for choice, expected in choices)
-                    assert int(client.hget(KEYS.job(job_id), "attempt")) == 2
+                    assert int(field_of(client, job_id, "attempt") or 0) == 2
         finally:
             structlog.reset_defaults()
         lines = [json.loads(line) for line in output.getvalue().splitlines()]

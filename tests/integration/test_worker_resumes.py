@@ -14,6 +14,7 @@ from tests.integration.jobs import (
     check_every_token_once,
     check_nothing_is_left,
     expected_tokens,
+    field_of,
     num_on_channel,
     read_channel,
     result_of,
@@ -100,7 +101,7 @@ class TestGivenAJobThatAnotherWorkerBegan:
             with running_worker(valkey.url, model__path=SLOW):
                 wait_for_ends(client, [job_id])
 
-        assert client.hget(KEYS.job(job_id), "attempt") == b"2", "waiting is no attempt"
+        assert field_of(client, job_id, "attempt") == "2", "waiting is no attempt"
         check_every_token_once(client, {job_id: LONG})
         check_nothing_is_left(client)
 
@@ -163,7 +164,7 @@ class TestGivenAChannelThatWasLost:
             wait_for_ends(client, [job_id])
 
         assert state_of(client, job_id) is JobState.FAILED
-        assert client.hget(KEYS.job(job_id), "error_code") == b"channel_lost"
+        assert field_of(client, job_id, "error_code") == "channel_lost"
 
     @pytest.mark.parametrize("num_choices", [1, 2])
     def test_when_an_entry_is_garbage_then_only_the_job_fails_and_says_so(
@@ -179,8 +180,8 @@ class TestGivenAChannelThatWasLost:
         with running_worker(valkey.url, model__path=SLOW):
             wait_for_ends(client, [job_id])
 
-        assert client.hget(KEYS.job(job_id), "error_code") == b"channel_damaged"
-        assert b"cannot be read" in client.hget(KEYS.job(job_id), "error")
+        assert field_of(client, job_id, "error_code") == "channel_damaged"
+        assert "cannot be read" in (field_of(client, job_id, "error") or "")
 
 
 class TestGivenARedisThatLosesItsLastSeconds:

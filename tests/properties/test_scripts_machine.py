@@ -159,7 +159,7 @@ class ScriptsMachine(RuleBasedStateMachine):
     def requeue(self, data: st.DataObject) -> None:
         job_id = data.draw(st.sampled_from(sorted(self.jobs)))
         job = self.jobs[job_id]
-        well_ended = self.queue.hash_of("job", *job_id.split(".")[1:]).get("published", "")
+        well_ended = self.queue.fields(*job_id.split(".")[1:]).get("published", "")
         (answer,) = self.queue.requeue(job_id)
 
         assert answer is (job.state is JobState.FAILED)
@@ -283,7 +283,7 @@ class ScriptsMachine(RuleBasedStateMachine):
         mine = [one for one, job in self.jobs.items() if job.owner == name]
         known = sorted({job.id for owner, job in self.leases if owner == name})
         held = [] if forgets else known
-        numbers = self.queue.hash_of("held", name)
+        numbers = {job_id: lease.pull for job_id, (owner, lease) in self.queue.leases().items() if owner == name}
         has_ended = self.queue.hash_of("worker", name).get("reported") == "1"
         processed = worker.number - 1 if is_late else worker.number
         dead = self._dead()
@@ -295,9 +295,7 @@ class ScriptsMachine(RuleBasedStateMachine):
         if has_ended:
             assert list(reply.lost) == held
             return
-        self._after_beat(
-            name, held, mine, {one: int(number.rstrip("hrb")) for one, number in numbers.items()}, processed
-        )
+        self._after_beat(name, held, mine, numbers, processed)
         self._after_timers(dead - {name})
         for job_id, flag in reply.stops:
             assert self.jobs[job_id].flag is flag
@@ -408,7 +406,7 @@ class ScriptsMachine(RuleBasedStateMachine):
                     job.flag = job.flag or view.asked
 
     def _after_beat(
-        self, name: str, held: list[JobId], mine: list[JobId], numbers: dict[str, int], processed: int
+        self, name: str, held: list[JobId], mine: list[JobId], numbers: dict[JobId, int], processed: int
     ) -> None:
         for job_id in mine:
             job = self.jobs[job_id]

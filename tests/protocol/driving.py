@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 from sluice.protocol import calls
 from sluice.protocol.calls import Call, EndCall, LeasedJob, NewJob, Progress, PullReply, QueueSettings
 from sluice.protocol.keys import QueueKeys
-from sluice.protocol.packing import unpack_from_script
 from sluice.protocol.redis.execution import run
 from sluice.protocol.redis.surveys import survey
 from sluice.protocol.states import JobState
@@ -26,6 +25,7 @@ from sluice.protocol.wire import (
     encode_record,
     encode_spec,
 )
+from tests.chaos.checker.rows import Lease, fields_of, lease_of, row_of
 
 Reply = TypeVar("Reply")
 SPEC = encode_spec(JobSpec())
@@ -243,10 +243,33 @@ class Queue:
         found = self.client.hgetall(self.keys.key(*name))
         return {key.decode(): value.decode(errors="replace") for key, value in found.items()}
 
-    def lease(self, job_id: JobId) -> list[Any] | None:  # Any: strings and numbers, as lib.lua says
-        """A lease as it is stored."""
-        found = self.client.hget(self.keys.key("leases"), job_id)
-        return None if found is None else unpack_from_script(found)
+    def fields(self, tenant: str, name: str) -> dict[str, str]:
+        """The fields of a job's row; none if there is no job."""
+        row = self.client.get(self.keys.key("job", tenant, name))
+        return {} if row is None else fields_of(tenant, row)
+
+    def write_fields(self, job_id: JobId, **changes: object) -> None:
+        """Change fields of a job's row, as another program may; None removes one. Its time to live stays."""
+        _, tenant, name = job_id.split(".")
+        changed = {**self.fields(tenant, name), **changes}
+        self.client.set(
+            self.keys.job(job_id),
+            row_of({key: value for key, value in changed.items() if value is not None}),
+            keepttl=True,
+        )
+
+    def leases(self) -> dict[JobId, tuple[str, Lease]]:
+        """Owner and lease of each job that a worker holds."""
+        owners = sorted(name.removeprefix("held:") for name in self.names("held:*"))
+        return {
+            JobId(job_id.decode()): (owner, lease_of(packed))
+            for owner in owners
+            for job_id, packed in self.client.hgetall(self.keys.key("held", owner)).items()
+        }
+
+    def lease(self, job_id: JobId) -> Lease | None:
+        """The lease of a job."""
+        return self.leases().get(job_id, ("", None))[1]
 
 
 def drain(queue: Queue, worker: Worker) -> list[str]:
@@ -267,8 +290,8 @@ def short(jobs: Iterable[LeasedJob]) -> list[str]:
 
 def check(queue: Queue, ignored: Sequence[str] = ()) -> None:
     """Look at every key and compare what they say of each other. `ignored`: jobs that a test has broken."""
-    hashes = {name.removeprefix("job:"): queue.hash_of(name) for name in queue.names("job:*")}
-    jobs = {name: job for name, job in hashes.items() if name not in ignored}
+    names = [name.removeprefix("job:") for name in queue.names("job:*")]
+    jobs = {name: queue.fields(*name.split(":")) for name in names if name not in ignored}
     _check_states(queue, jobs)
     _check_counters(queue, jobs)
     _check_tenants(queue, jobs)
@@ -285,13 +308,13 @@ def _id(name: str) -> JobId:
 
 
 def _check_states(queue: Queue, jobs: dict[str, dict[str, str]]) -> None:
-    held = {name.removeprefix("held:"): queue.hash_of(name) for name in queue.names("held:*")}
+    leases = queue.leases()
     suspects = {one.decode() for one in queue.client.zrange(queue.keys.key("suspects"), 0, -1)}
     delayed = {one.decode() for one in queue.client.zrange(queue.keys.key("delayed"), 0, -1)}
     dead = {one.decode() for one in queue.client.zrange(queue.keys.key("dead"), 0, -1)}
     for name, job in jobs.items():
-        job_id, lease = _id(name), queue.lease(_id(name))
-        owner = lease[0].decode() if lease else ""
+        job_id = _id(name)
+        owner, lease = leases.get(job_id, ("", None))
         places = [job.get("entry", "") != "", job_id in suspects, job_id in delayed]
         assert (job_id in dead) <= (job["state"] == "failed"), job_id
         match job["state"]:
@@ -301,17 +324,14 @@ def _check_states(queue: Queue, jobs: dict[str, dict[str, str]]) -> None:
             case "running":
                 assert not any(places), (job_id, places)
                 assert owner, job_id
-                assert job_id in held.get(owner, {}), (job_id, owner)
+                assert job["owner"] == owner, job_id
                 assert lease is not None
-                assert lease[1] == int(job["epoch"]), job_id
+                assert lease.epoch == int(job["epoch"]), job_id
             case _:
                 assert not any(places), (job_id, places)
                 assert lease is None, job_id
-    for owner, ids in held.items():
-        for job_id in ids:
-            lease = queue.lease(JobId(job_id))
-            assert lease is not None
-            assert lease[0].decode() == owner
+    # A job that two workers held would be here with one of them.
+    assert len(leases) == sum(queue.client.hlen(queue.keys.key(name)) for name in queue.names("held:*"))
 
 
 def _check_counters(queue: Queue, jobs: dict[str, dict[str, str]]) -> None:
@@ -361,7 +381,7 @@ def _check_lanes(queue: Queue, jobs: dict[str, dict[str, str]]) -> None:
     for lane, numbers in queue.hash_of("depth").items():
         num_jobs, num_tokens, *_ = map(int, numbers.split())
         assert num_jobs == len(lanes[lane]), lane
-        assert num_tokens == sum(int(f[b"cost"]) for _, f in lanes[lane]), lane
+        assert num_tokens == sum(int(job["cost"]) for job in jobs.values() if job.get("lane") == lane), lane
 
 
 def _check_timers(queue: Queue, jobs: dict[str, dict[str, str]]) -> None:
@@ -408,6 +428,6 @@ def _check_channels(queue: Queue, name: str, job: dict[str, str]) -> None:
             assert (entry.end is None) == entry_id.endswith("-0")
         assert [entry.end is None for _, entry in entries[:-1]] == [True] * len(entries[:-1])
         if lease is not None:
-            assert lease[5 + 2 * choice] == offset, name
+            assert lease.offsets[choice] == offset, name
         if is_over:
             assert entries[-1][1].end is not None, name

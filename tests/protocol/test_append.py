@@ -110,7 +110,7 @@ class TestGivenAnEnd:
         assert queue.client.get(queue.keys.result(job_id)) == b"the result"
         view = queue.view(job_id)
         assert (view.state, view.finish_reason, view.output_tokens) == (JobState.DONE, "stop", 3)
-        assert queue.names("held:*") | queue.names("leases") | queue.names("timers") | queue.names("payload:*") == set()
+        assert queue.names("held:*") | queue.names("timers") | queue.names("payload:*") == set()
         assert [f[b"id"] for _, f in queue.entries(queue.keys.callbacks)] == [job_id.encode()]
         *_, ended = queue.events(job_id)
         assert (ended.kind, ended.version) == ("ended", 3)
@@ -435,7 +435,7 @@ class TestGivenKeysOfTheWrongType:
         assert queue.look().dead == 1
         assert queue.lease(bad) is None
 
-    def test_when_one_jobs_hash_is_a_list_then_its_lease_goes_and_its_mates_continue(self, queue: Queue) -> None:
+    def test_when_one_jobs_row_is_a_list_then_its_lease_goes_and_its_mates_continue(self, queue: Queue) -> None:
         bad, good = queue.add("bad"), queue.add("good")
         worker = queue.worker("A")
         jobs = {job.id: job for job in worker.pull().jobs}

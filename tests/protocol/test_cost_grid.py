@@ -86,8 +86,10 @@ def _write_raw(queue: Queue, num: int) -> None:
         pipe.xadd(keys.lane(0, "evil"), {"x": "1"})
         pipe.xadd(keys.key("garbage"), {"where": "x", "what": "y"})
     junk = {f"junk{i}": "1" for i in many}
-    for name in ("counters", "depth", "served", "batch:big", "job:evil:j0", "job:held:j0"):
+    for name in ("counters", "depth", "served", "batch:big"):
         pipe.hset(keys.key(name), mapping=junk)
+    for name in ("evil:j0", "held:j0"):
+        pipe.set(keys.key(f"job:{name}"), b"1q" + b"x" * num)
     for name in ("heads:5", "ready:5", "timers", "delayed", "members:big", "members:wide"):
         pipe.zadd(keys.key(name), dict.fromkeys(junk, 0))
     pipe.execute()
@@ -127,12 +129,12 @@ CALLS: dict[str, Make] = {
     "inspect": lambda crowd: calls.inspect(crowd.queue.keys),
     "list_workers": lambda crowd: calls.list_workers(crowd.queue.keys),
     "count_reads": lambda crowd: calls.count_reads(crowd.queue.keys),
-    "audit_jobs": lambda crowd: audit.audit_jobs(crowd.queue.keys, crowd.ids("wide", audit.AUDIT_SLICE_JOBS)),
+    "audit_jobs": lambda crowd: audit.audit_jobs(crowd.queue.keys, crowd.ids("wide", audit.AUDIT_SLICE_JOBS), {}),
     "audit_lane": lambda crowd: audit.audit_lane(crowd.queue.keys, "0:evil", None),
     "audit_batches": lambda crowd: audit.audit_batches(crowd.queue.keys, ["big", "wide"]),
     "audit_counts": lambda crowd: audit.audit_counts(crowd.queue.keys, []),
     "repair_batches": lambda crowd: audit.repair_batches(crowd.queue.keys, ["big", "wide"]),
-    "repair_jobs": lambda crowd: audit.repair_jobs(crowd.queue.keys, crowd.ids("wide", SLICE)),
+    "repair_jobs": lambda crowd: audit.repair_jobs(crowd.queue.keys, crowd.ids("wide", SLICE), {}),
     "repair_lane": lambda crowd: audit.repair_lane(
         crowd.queue.keys,
         "0:evil",

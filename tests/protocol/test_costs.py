@@ -6,7 +6,6 @@ import redis
 from sluice.protocol import calls, limits
 from sluice.protocol.calls import Beat, Call, PullRequest
 from sluice.protocol.packing import pack_for_script
-from sluice.protocol.states import JobState
 from tests.protocol.costs import Cost, cost_of
 from tests.protocol.driving import Queue, check, drain, ending, new_job, short
 
@@ -121,31 +120,6 @@ class TestGivenJobsWhosePromptsAreGone:
 class TestGivenAHashWithManyFields:
     def add_fields(self, queue: Queue, *key: str) -> None:
         queue.client.hset(queue.keys.key(*key), mapping={f"f{i}": "x" for i in range(MANY)})
-
-    def test_when_it_is_of_a_waiting_job_then_a_pull_names_it_and_takes_others(self, one_queue: Queue) -> None:
-        one_queue.add("large", "evil")
-        one_queue.add("one", "victim")
-        self.add_fields(one_queue, "job", "evil", "large")
-
-        cost = cost_of(one_queue, pull(one_queue))
-
-        assert cost.values < MANY
-        [job] = one_queue.worker("A").pull(number=1).jobs
-        assert job.id == "0.victim.one"
-        assert "too many fields" in str(one_queue.entries(one_queue.keys.key("garbage")))
-
-    def test_when_it_is_of_a_running_job_then_it_alone_is_dropped(self, one_queue: Queue) -> None:
-        one_queue.add("large", "evil")
-        one_queue.add("one", "victim")
-        worker = one_queue.worker("A")
-        first, second = sorted(worker.pull().jobs, key=lambda job: job.id)
-        self.add_fields(one_queue, "job", "evil", "large")
-
-        dropped, ended = worker.advance(ending(first, 0, 3), ending(second, 0, 3))
-
-        assert isinstance(dropped, calls.Broken)
-        assert ended == calls.Ok(None)
-        assert one_queue.state(second.id) is JobState.DONE
 
     def test_when_it_is_of_a_batch_then_its_jobs_end_and_none_is_read(self, one_queue: Queue) -> None:
         one_queue.submit(*[new_job(f"j{i}", batch="b") for i in range(3)])

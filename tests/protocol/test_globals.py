@@ -13,8 +13,8 @@ from tests.servers import RedisServer
 
 NAMES = sorted(path.stem for path in Path(scripts.__file__).parent.glob("*.lua") if not path.stem.startswith("lib"))
 KNOWN = {
-    "ARGV", "KEYS", "cjson", "cmsgpack", "error", "ipairs", "math", "next", "pairs", "pcall", "redis", "select",
-    "string", "table", "tonumber", "tostring", "type", "unpack",
+    "ARGV", "KEYS", "cjson", "cmsgpack", "error", "ipairs", "math", "next", "pairs", "pcall", "rawset", "redis",
+    "select", "setmetatable", "string", "struct", "table", "tonumber", "tostring", "type", "unpack",
 }  # fmt: skip
 """Globals of every server since Redis 6.2 that scripts may use."""
 

@@ -255,7 +255,7 @@ class TestGivenADeadWorker:
         assert worker.pull(number=1).jobs == first.jobs
         check(queue)
 
-    def test_when_a_jobs_hash_is_foreign_then_its_lease_goes_and_its_mates_move(self, queue: Queue) -> None:
+    def test_when_a_jobs_row_is_foreign_then_its_lease_goes_and_its_mates_move(self, queue: Queue) -> None:
         bad, good = queue.add("bad"), queue.add("good")
         queue.worker("A").pull()
         queue.client.delete(queue.keys.job(bad))
@@ -347,7 +347,7 @@ class TestGivenADeregistration:
         worker.give_back(deregister=True)
 
         assert queue.worker("B").take().was_reclaimed
-        assert "deaths" not in queue.hash_of("job", "t", job.id.split(".")[2])
+        assert "deaths" not in queue.fields("t", job.id.split(".")[2])
         assert queue.events(job.id)[2].fields["why"] == b"farewell"
         check(queue)
 
@@ -462,11 +462,11 @@ class TestGivenARedisThatWasAway:
             worker = queue.worker("A")
             job = worker.take()
             worker.advance(tokens(job, 0, 3))
-            saved = queue.client.dump(queue.keys.key("leases"))
+            saved = queue.client.dump(queue.keys.key("held", "A"))
             channel = queue.client.dump(queue.keys.channel(job.id))
             worker.advance(tokens(job, 3, 2))
             # What an append-only file written each second may come back as: both keys as they were.
-            queue.client.restore(queue.keys.key("leases"), 0, saved, replace=True)
+            queue.client.restore(queue.keys.key("held", "A"), 0, saved, replace=True)
             queue.client.restore(queue.keys.channel(job.id), 0, channel, replace=True)
             # The server may write its file late, while an fsync goes on.
             assert queue.client.waitaof(1, 0, 10_000)[0] == 1

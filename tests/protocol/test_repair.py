@@ -37,7 +37,7 @@ class TestGivenAQueueThatIsSound:
             lane: [one.decode() for one, _ in queue.entries(queue.keys.key("lane", lane))] for lane in lanes(queue)
         }
 
-        assert queue.run(audit_calls.repair_jobs(queue.keys, ids)) == [""] * 6
+        assert queue.run(audit_calls.repair_jobs(queue.keys, ids, {})) == [""] * 6
         for lane, entry_ids in entries.items():
             assert not any(queue.run(audit_calls.repair_lane(queue.keys, lane, entry_ids)))
         assert queue.run(audit_calls.repair_counters(queue.keys, lanes(queue), Sums())) == []
@@ -63,11 +63,11 @@ class TestGivenAQueueThatIsSound:
 class TestGivenAJobWithoutAPlace:
     def test_when_it_is_mended_twice_then_it_waits_once(self, queue: Queue) -> None:
         ids = busy(queue)
-        about = queue.hash_of("job", "t", "queued")
+        about = queue.fields("t", "queued")
         queue.client.xdel(queue.keys.key("lane", about["lane"]), about["entry"])
 
-        first = queue.run(audit_calls.repair_jobs(queue.keys, ids))
-        second = queue.run(audit_calls.repair_jobs(queue.keys, ids))
+        first = queue.run(audit_calls.repair_jobs(queue.keys, ids, {}))
+        second = queue.run(audit_calls.repair_jobs(queue.keys, ids, {}))
         queue.run(audit_calls.repair_counters(queue.keys, lanes(queue), Sums()))
 
         assert (first, second) == (["", "", "", "", "put back", ""], [""] * 6)
@@ -82,9 +82,9 @@ class TestGivenARunningJobWithoutALease:
         old = queue.worker("A")
         job = old.take()
         old.advance(tokens(job, 0, 3), tokens(job, 0, 5, choice=1))
-        queue.client.hdel(queue.keys.key("leases"), job.id)
+        queue.client.hdel(queue.keys.key("held", "A"), job.id)
 
-        assert queue.run(audit_calls.repair_jobs(queue.keys, [job.id])) == ["returned"]
+        assert queue.run(audit_calls.repair_jobs(queue.keys, [job.id], {})) == ["returned"]
 
         again = queue.worker("B").take()
         assert (again.published, again.epoch) == ((3, 5), job.epoch + 1)
@@ -96,7 +96,7 @@ class TestGivenARunningJobWithoutALease:
         queue.cancel(job.id)
         queue.client.zrem(queue.keys.key("alive"), "A")
 
-        assert queue.run(audit_calls.repair_jobs(queue.keys, [job.id])) == ["ended"]
+        assert queue.run(audit_calls.repair_jobs(queue.keys, [job.id], {})) == ["ended"]
         assert queue.state(job.id) is JobState.CANCELLED
 
 

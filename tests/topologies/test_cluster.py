@@ -39,6 +39,7 @@ from tests.integration.jobs import (
     Ask,
     check_every_token_once,
     check_nothing_is_left,
+    field_of,
     num_on_channel,
     read_channel,
     state_of,
@@ -197,7 +198,7 @@ class TestGivenAShardThatStandsStill:
             wait_until_joined(queue.cluster)
             queue.check(jobs)
             for keys, asked in jobs.items():
-                assert {int(queue.client.hget(keys.job(job_id), "attempt")) for job_id in asked} == {1}
+                assert {field_of(queue.client, job_id, "attempt", keys=keys) for job_id in asked} == {"1"}
 
     def test_when_one_of_its_jobs_resumes_then_others_start_first_and_it_after_return(self, queue: Partitioned) -> None:
         context = replace(Running(queue.cluster.url).context, partitions=tuple(queue.keys))

@@ -45,8 +45,11 @@ _MISPLACED = frozenset(
     {
         Kind.QUEUED_NOWHERE,
         Kind.QUEUED_TWICE,
+        Kind.QUEUED_BUT_LEASED,
         Kind.RUNNING_WITHOUT_OWNER,
+        Kind.LEASED_TWICE,
         Kind.RUNNING_BUT_WAITING,
+        Kind.ENDED_BUT_LEASED,
         Kind.ENDED_BUT_WAITING,
         Kind.NO_SUCH_JOB,
         Kind.ENTRY_WITHOUT_JOB,
@@ -151,9 +154,9 @@ class Auditor:
                 yield from self._judge(records, rows.get(records.id, ()))
 
     def _referenced(self, side: QueueSide) -> Iterator[Finding]:
-        """Yield findings on jobs without a hash that leases or sets refer to."""
+        """Yield findings on jobs without a row that leases or sets refer to, and on leases of others than the owner."""
         for records in side.records_of(side.referenced_jobs()):
-            if records.state is None:
+            if records.state is None or records.strays:
                 yield from within_queue(records)
 
     def _known_elsewhere(self, side: QueueSide, report: AuditReport) -> Iterator[Finding]:
@@ -168,7 +171,7 @@ class Auditor:
                 yield from self._unknown_here(side, ids)
 
     def _unknown_here(self, side: QueueSide, ids: Sequence[JobId]) -> Iterator[Finding]:
-        """Yield findings on those of the ids, open in the history or acknowledged in the journal, that have no hash."""
+        """Yield findings on those of the ids, open in the history or acknowledged in the journal, that have no row."""
         unknown = side.unknown(list(ids))
         rows = self._rows_of(unknown)
         for records in side.records_of(unknown):

@@ -33,6 +33,7 @@ class Kind(StrEnum):
         f"{REPAIR} restores it from a history with prompts or --file; else it fails when pulled",
     )
     RUNNING_WITHOUT_OWNER = "running_for_nobody", f"{REPAIR} returns it to the queue; it resumes at its next token"
+    LEASED_TWICE = "leased_twice", f"{REPAIR} deletes the leases of other workers than its owner"
     RUNNING_BUT_WAITING = "running_but_waiting", f"{REPAIR} removes it from the waiting jobs"
     ENDED_BUT_LEASED = "ended_but_leased", f"{REPAIR} deletes the lease"
     ENDED_BUT_WAITING = "ended_but_waiting", f"{REPAIR} removes it from the waiting jobs"
@@ -168,11 +169,11 @@ def _within(records: JobRecords) -> Iterator[tuple[Kind, str]]:
 
 def _of_no_job(records: JobRecords) -> Iterator[tuple[Kind, str]]:
     if records.problem != "unknown":
-        yield Kind.FOREIGN_KEY, f"its hash is {records.problem}"
+        yield Kind.FOREIGN_KEY, f"its row is {records.problem}"
         return
     is_dead = records.dead_ms is not None and records.seen_ms - records.dead_ms < limits.DEAD_TTL_S * 1000
     references = {
-        "has a lease": records.owner is not None,
+        "has a lease": bool(records.strays),
         "is among the suspects": records.is_suspect,
         "is among the delayed": records.is_delayed,
         "is in the dead set": is_dead,
@@ -187,8 +188,8 @@ def _of_queued(records: JobRecords) -> Iterator[tuple[Kind, str]]:
         yield Kind.QUEUED_NOWHERE, f"{lost}; neither delayed nor a suspect"
     if records.num_places > 1:
         yield Kind.QUEUED_TWICE, _places(records)
-    if records.owner:
-        yield Kind.QUEUED_BUT_LEASED, f"lease of {records.owner}"
+    if records.strays:
+        yield Kind.QUEUED_BUT_LEASED, _leases(records)
     if records.is_delayed and not records.has_timer:
         yield Kind.NEVER_DUE, "delayed, without a timer"
     if not records.has_payload:
@@ -197,14 +198,14 @@ def _of_queued(records: JobRecords) -> Iterator[tuple[Kind, str]]:
 
 
 def _of_running(records: JobRecords) -> Iterator[tuple[Kind, str]]:
-    if not records.owner:
-        yield Kind.RUNNING_WITHOUT_OWNER, "no lease" if records.owner is None else "its lease was given back"
-    elif not records.is_held:
+    if not records.is_held:
         yield Kind.RUNNING_WITHOUT_OWNER, f"its owner {records.owner} does not hold it"
     elif not records.is_owner_listed:
         yield Kind.RUNNING_WITHOUT_OWNER, f"its owner {records.owner} is not known"
     elif records.lease_epoch != records.epoch:
         yield Kind.RUNNING_WITHOUT_OWNER, f"its lease has epoch {records.lease_epoch}, the job {records.epoch}"
+    if records.strays:
+        yield Kind.LEASED_TWICE, _leases(records)
     if records.is_delayed or records.is_suspect:
         yield Kind.RUNNING_BUT_WAITING, _places(records)
     if not records.has_payload:
@@ -218,8 +219,8 @@ def _of_open(records: JobRecords) -> Iterator[tuple[Kind, str]]:
 
 
 def _of_ended(records: JobRecords) -> Iterator[tuple[Kind, str]]:
-    if records.owner is not None:
-        yield Kind.ENDED_BUT_LEASED, f"lease of {records.owner or 'no worker'}"
+    if records.strays:
+        yield Kind.ENDED_BUT_LEASED, _leases(records)
     if records.is_delayed or records.is_suspect:
         yield Kind.ENDED_BUT_WAITING, _places(records)
     if records.dead_ms is not None and records.state is not JobState.FAILED:
@@ -228,6 +229,10 @@ def _of_ended(records: JobRecords) -> Iterator[tuple[Kind, str]]:
         yield Kind.BATCH_MEMBER, "its batch lists it as open"
     if records.has_open_channel:
         yield Kind.CHANNEL_OPEN, "a channel has tokens and no end"
+
+
+def _leases(records: JobRecords) -> str:
+    return "lease of " + " and ".join(records.strays)
 
 
 def _places(records: JobRecords) -> str:

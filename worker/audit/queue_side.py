@@ -50,19 +50,21 @@ def in_slices(items: Iterable[Item], size: int = READ_AT_ONCE) -> Iterator[list[
 
 
 class QueueSide:
-    """One partition. Changes as it notes the lanes that it sees."""
+    """One partition. Changes as it notes the lanes and leases that it sees."""
 
     def __init__(self, client: Client, keys: QueueKeys) -> None:
         self.keys = keys
         self.lanes: set[str] = set()
         self.batches: set[str] = set()
+        self.holders: dict[JobId, set[str]] = {}
+        self._incarnations: set[str] = set()
         self.sums = Sums()
         self._client = client
 
     # ------------------------------------------------------------ jobs
 
     def job_ids(self) -> Iterator[JobId]:
-        """Iterate over jobs with a hash, possibly including concurrent changes, and note the lanes on the way."""
+        """Iterate over jobs with a row, possibly including concurrent changes, and note what else is on the way."""
         start = len(self.keys.prefix) + 1
         pattern = re.sub(r"([\\*?\[\]])", r"\\\1", self.keys.prefix) + ":*"
         for key in self._client.scan_iter(match=pattern, count=500):
@@ -71,18 +73,25 @@ class QueueSide:
                 self.lanes.add(rest)
             elif kind == "batch" and _BATCH.fullmatch(rest):
                 self.batches.add(rest)
+            elif kind == "held":
+                self._incarnations.add(rest)
             elif kind == "job" and (job_id := self._job_id(rest.replace(":", "."))):
                 yield job_id
 
     def referenced_jobs(self) -> Iterator[JobId]:
-        """Iterate over jobs in the leases and in the delayed, suspect and dead sets, with or without a hash."""
-        for name, read in (("leases", "hscan_iter"), ("delayed", "zscan_iter"), ("suspects", "zscan_iter")):
-            yield from self._members(name, read)
-        yield from self._members("dead", "zscan_iter")
+        """Iterate over jobs in leases and in the delayed, suspect and dead sets, with or without a row.
 
-    def _members(self, name: str, read: str) -> Iterator[JobId]:
-        each: Callable[..., Iterator[tuple[bytes, object]]] = getattr(self._client, read)
-        for member, _ in each(self.keys.key(name), count=READ_AT_ONCE):
+        Notes who holds the leases that it sees.
+        """
+        for incarnation in sorted(self._incarnations):
+            for job_id in self._members(f"held:{incarnation}", self._client.hscan_iter):
+                self.holders.setdefault(job_id, set()).add(incarnation)
+                yield job_id
+        for name in ("delayed", "suspects", "dead"):
+            yield from self._members(name, self._client.zscan_iter)
+
+    def _members(self, name: str, read: Callable[..., Iterator[tuple[bytes, object]]]) -> Iterator[JobId]:
+        for member, _ in read(self.keys.key(name), count=READ_AT_ONCE):
             if job_id := self._job_id(member.decode(errors="replace")):
                 yield job_id
 
@@ -97,14 +106,14 @@ class QueueSide:
     def records_of(self, job_ids: Iterable[JobId]) -> Iterator[JobRecords]:
         """Yield the state of each job, each read atomically."""
         for ids in in_slices(job_ids):
-            calls = [audit_jobs(self.keys, job_slice) for job_slice in in_slices(ids, AUDIT_SLICE_JOBS)]
+            calls = [audit_jobs(self.keys, job_slice, self.holders) for job_slice in in_slices(ids, AUDIT_SLICE_JOBS)]
             for answer in run_many(self._client, calls):
                 if isinstance(answer, Exception):
                     raise answer
                 yield from cast("list[JobRecords]", answer)
 
     def unknown(self, job_ids: list[JobId]) -> list[JobId]:
-        """Return the jobs that have no hash. Cheaper than `records_of`."""
+        """Return the jobs that have no row. Cheaper than `records_of`."""
         replies = run_commands(self._client, [("EXISTS", self.keys.job(job_id)) for job_id in job_ids])
         if error := next((reply for reply in replies if isinstance(reply, Exception)), None):
             raise error
@@ -121,7 +130,7 @@ class QueueSide:
         for lane in sorted(self.lanes):
             yield from self._walk_lane(lane, waiting, sums)
         for name in ("delayed", "suspects"):
-            for records in self.records_of(self._members(name, "zscan_iter")):
+            for records in self.records_of(self._members(name, self._client.zscan_iter)):
                 waiting[split_job_id(records.id)[1]].update(jobs=1, tokens=records.cost, bytes=records.bytes)
         stated = self._stated_tenants()
         is_still = self.counts().stamp == before.stamp

@@ -34,6 +34,7 @@ _OF_JOBS = frozenset(
         Kind.RUNNING_WITHOUT_OWNER,
         Kind.RUNNING_BUT_WAITING,
         Kind.ENDED_BUT_LEASED,
+        Kind.LEASED_TWICE,
         Kind.ENDED_BUT_WAITING,
         Kind.DEAD_BUT_NOT_FAILED,
         Kind.NO_SUCH_JOB,
@@ -86,7 +87,7 @@ class Repair:
     def _repair_jobs(self, side: QueueSide, findings: Sequence[Finding]) -> None:
         for job_slice in in_slices(findings, limits.SLICE_JOBS):
             ids = [_job_id(finding) for finding in job_slice]
-            for finding, done in zip(job_slice, self._run(repair_jobs(side.keys, ids)), strict=True):
+            for finding, done in zip(job_slice, self._run(repair_jobs(side.keys, ids, side.holders)), strict=True):
                 self._note(finding, done or "nothing left to do")
 
     def _repair_lanes(self, side: QueueSide, findings: Sequence[Finding]) -> None:

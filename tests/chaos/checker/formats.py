@@ -1,4 +1,4 @@
-"""Independent reader of docs/reference/wire-format.md and keys.md: keys, entries, results, leases."""
+"""Independent reader of docs/reference/wire-format.md and keys.md: keys, entries, results."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -102,7 +102,7 @@ class Job:
 
     id: str
     fields: dict[str, str]
-    """Its hash; empty: unknown."""
+    """Those of its row; empty: unknown."""
 
     channels: tuple[tuple[Entry, ...] | None, ...]
     """None where there is no channel."""

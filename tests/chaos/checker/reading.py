@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tests.chaos.checker.formats import Entry, Job, entry_of, names_of, result_of
+from tests.chaos.checker.rows import fields_of
 
 AT_A_TIME = 200
 
@@ -17,15 +18,23 @@ def read_jobs(client: Any, prefix: str, job_ids: Sequence[str]) -> Iterator[Job]
 def _read_some(client: Any, prefix: str, job_ids: Sequence[str]) -> Iterator[Job]:
     pipe = client.pipeline(transaction=False)
     for job_id in job_ids:
-        pipe.hgetall(f"{prefix}:job:{names_of(job_id)}")
-        pipe.hexists(f"{prefix}:leases", job_id)
-    replies = pipe.execute()
-    hashes = [{name.decode(): _text(value) for name, value in found.items()} for found in replies[::2]]
-    for job_id, found in zip(job_ids, hashes, strict=True):
+        pipe.get(f"{prefix}:job:{names_of(job_id)}")
+    rows = pipe.execute()
+    jobs = [
+        {} if row is None else fields_of(job_id.split(".")[1], row) for job_id, row in zip(job_ids, rows, strict=True)
+    ]
+    leased = _leased(client, prefix)
+    for job_id, found in zip(job_ids, jobs, strict=True):
         _ask_for_rest(pipe, prefix, job_id, found)
     rest = iter(pipe.execute())
-    for job_id, found, has_lease in zip(job_ids, hashes, replies[1::2], strict=True):
-        yield _job_of(job_id, found, bool(has_lease), rest)
+    for job_id, found in zip(job_ids, jobs, strict=True):
+        yield _job_of(job_id, found, job_id in leased, rest)
+
+
+def _leased(client: Any, prefix: str) -> set[str]:  # Any: as above
+    """Jobs that any worker's list has."""
+    held = client.scan_iter(match=f"{prefix.replace('{', '[{]').replace('}', '[}]')}:held:*", count=1000)
+    return {job_id.decode() for key in held for job_id in client.hkeys(key)}
 
 
 def _ask_for_rest(pipe: Any, prefix: str, job_id: str, found: dict[str, str]) -> None:
@@ -57,7 +66,3 @@ def _job_of(job_id: str, found: dict[str, str], has_lease: bool, rest: Iterator[
         has_lease=has_lease,
         kept_ms={name: kept for name, kept in kept_ms.items() if kept != -2},
     )
-
-
-def _text(value: bytes) -> str:
-    return value.decode(errors="replace")

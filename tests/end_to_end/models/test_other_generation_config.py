@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sluice.protocol.rows import read_row
 from sluice.protocol.wire import (
     JobId,
     JobOptions,
@@ -18,7 +19,7 @@ from sluice.protocol.wire import (
     decode_resolved,
 )
 from tests.end_to_end.processes import ROOT, WorkerPool, worker_pool
-from tests.integration.jobs import KEYS, Ask, num_on_channel, result_of, submit_all, wait_for_ends, wait_until
+from tests.integration.jobs import KEYS, Ask, field_of, num_on_channel, result_of, submit_all, wait_for_ends, wait_until
 from tests.servers import RedisServer
 
 END = 2
@@ -76,7 +77,7 @@ class TestGivenAWorkerThatIsKilledInAJob:
 
         killed.kill()
         assert 100 <= num_on_channel(client, job_id) < 1200
-        assert decode_resolved(client.hget(KEYS.job(job_id), "resolved")) == FIRST
+        assert decode_resolved(read_row(client.get(KEYS.job(job_id))).rare[b"resolved"]) == FIRST
         workers.start_all(1, MODEL=other, DTYPE="float32")
         wait_for_ends(client, [job_id])
 
@@ -84,4 +85,4 @@ class TestGivenAWorkerThatIsKilledInAJob:
         assert len(result_of(client, job_id).choices[0].token_ids) == 1200
         record = record_of(client, job_id)
         assert (record.resolved, record.exactness) == (FIRST, "same_fingerprint")
-        assert not client.hget(KEYS.job(job_id), "resolved"), "the record has it now"
+        assert not field_of(client, job_id, "resolved"), "the record has it now"

@@ -21,6 +21,7 @@ from tests.integration.jobs import (
     Ask,
     check_every_token_once,
     check_nothing_is_left,
+    field_of,
     submit_all,
     wait_for_ends,
     wait_until,
@@ -76,7 +77,7 @@ class TestGivenAFleetThatScalesToTheBacklog:
             assert 200 < float(client.hget(KEYS.key("config"), CAPACITY)) < 600
             check_every_token_once(client, dict(zip(job_ids, asks, strict=True)))
             check_nothing_is_left(client)
-            assert {int(client.hget(KEYS.job(one), "attempt")) for one in job_ids} == {1}, (
+            assert {int(field_of(client, one, "attempt") or 0) for one in job_ids} == {1}, (
                 "a drained worker ends its jobs"
             )
         fleet.signal(signal.SIGTERM)

@@ -20,12 +20,6 @@ KEYS = QueueKeys(QUEUE)
 CLASSES = ("returned", *map(str, range(10)), "x", "")
 LAST_ID = f"{2**64 - 1}-{2**64 - 1}"
 COUNTERS = ("submitted", "waiting_jobs", "waiting_tokens", "waiting_bytes", "running_jobs", "done", "outbox_bytes")
-JOB_FIELDS = (
-    "state", "version", "class", "prompt", "max_tokens", "choices", "cost", "bytes", "spec", "seed", "submitted",
-    "entry", "lane", "number", "attempt", "epoch", "started", "charged", "deadline", "ttl", "not_before", "retry",
-    "callback", "failures", "requeues", "batch", "key", "parts", "fingerprint", "asked", "deaths", "scheduled",
-    "resolved",
-)  # fmt: skip
 EVENTS = ("submitted", "started", "returned", "ended", "x")
 WRITES_PER_ROUND = 20
 JOBS_KEPT = 200
@@ -132,7 +126,8 @@ class Attacker:
     def _own_job(self) -> Command:
         name = self._job_id() if self._dice.random() < 0.1 else self._dice.choice(self.own)
         key = KEYS.key("job", TENANT, name.rpartition(".")[2])
-        return ("HSET", key, self._dice.choice((*JOB_FIELDS, "x")), self._value())
+        at = self._dice.randrange(150)
+        return self._dice.choice((("SET", key, self._value()), ("SETRANGE", key, at, self._dice.randbytes(3))))
 
     def _batch(self) -> Command:
         key, fields = KEYS.key("batch", self._name()), ("total", "done", "closed", "url", "deadline", "completed", "x")

@@ -17,8 +17,8 @@ NO_ROOM = {"kv_tokens": 0, "prefill_tokens": 0, "sequences": 0}
 Stop = Callable[[Queue, JobId], object]
 
 
-def fire_deadline(queue: Queue, _job_id: JobId) -> None:
-    queue.client.hset(queue.keys.key("job", "t", "a"), "deadline", queue.now_ms)
+def fire_deadline(queue: Queue, job_id: JobId) -> None:
+    queue.write_fields(job_id, deadline=queue.now_ms)
     queue.client.zadd(queue.keys.key("timers"), {"deadline|0.t.a": queue.now_ms})
     queue.fire_timers()
 

@@ -29,7 +29,7 @@ def pass_by(queue: Queue, name: str) -> None:
 
 def deaths(queue: Queue, job_id: JobId) -> list[str]:
     """Incarnations listed on a job."""
-    listed = queue.hash_of("job", *job_id.split(".")[1:]).get("deaths", "")
+    listed = queue.fields(*job_id.split(".")[1:]).get("deaths", "")
     return [one.split(",")[0] for one in listed.split(";") if one]
 
 
@@ -346,13 +346,13 @@ class TestGivenAJobThatBreaksItsWorkersCleanly:
                 at += 1
             worker.give_back(*jobs, deregister=True, broken=True)
 
-        assert queue.hash_of("job", "t", "bad")["error_code"] == "killed_its_worker"
+        assert queue.fields("t", "bad")["error_code"] == "killed_its_worker"
         assert self.state(queue, "good") == "queued"
         check(queue)
 
     @staticmethod
     def state(queue: Queue, name: str) -> str:
-        return queue.hash_of("job", "t", name)["state"]
+        return queue.fields("t", name)["state"]
 
     def test_when_a_worker_leaves_as_asked_then_no_death_is_listed(self, queue: Queue) -> None:
         job_id = queue.add("a")

@@ -178,7 +178,9 @@ CALLS: dict[str, Callable[[World], Call[Any]]] = {
     "requeue": lambda world: calls.requeue(world.queue.keys, [JobId("0.t.failed")]),
     "report_death": lambda world: calls.report_death(world.queue.keys, "W"),
     "timers": _timers,
-    "repair_jobs": lambda world: audit.repair_jobs(world.queue.keys, [JobId("0.t.streaming"), JobId("0.t.waiting")]),
+    "repair_jobs": lambda world: audit.repair_jobs(
+        world.queue.keys, [JobId("0.t.streaming"), JobId("0.t.waiting")], {}
+    ),
     "repair_counters": lambda world: audit.repair_counters(world.queue.keys, ["0:t"], audit.Sums()),
     "repair_lane": _repair_lane,
     "repair_batches": _repair_batches,

@@ -45,16 +45,17 @@ def run_all(queue: Queue) -> None:
 
 def wrong(queue: Queue, known: set[str]) -> list[str]:
     """What must not be once everything has run."""
-    hashes = {name.removeprefix("job:"): queue.hash_of(name) for name in queue.names("job:*")}
-    found = [f"{name} is lost" for name in known - hashes.keys()]
-    found += [f"{name} is {job['state']}" for name, job in hashes.items() if job["state"] not in FINAL]
+    names = [name.removeprefix("job:") for name in queue.names("job:*")]
+    jobs = {name: queue.fields(*name.split(":")) for name in names}
+    found = [f"{name} is lost" for name in known - jobs.keys()]
+    found += [f"{name} is {job['state']}" for name, job in jobs.items() if job["state"] not in FINAL]
     counters = queue.hash_of("counters")
     found += [f"{name} is {counters[name]}" for name in ("waiting_jobs", "running_jobs") if counters[name] != "0"]
     batch = queue.hash_of("batch", "b")
     ended = sum(int(batch.get(state, 0)) for state in FINAL)
     found += [f"batch {batch}"] if int(batch["total"]) != ended else []
     found += [f"member {one}" for one in queue.client.zrange(queue.keys.key("members", "b"), 0, -1)]
-    for name in hashes:
+    for name in jobs:
         entries = queue.channel(JobId("0." + name.replace(":", ".")))
         # One without tokens is as one that has expired: its readers ask for the job's state.
         if entries and entries[-1][1].end is None:

@@ -1,6 +1,7 @@
-"""A submitting user writes anything into its own jobs' hashes: that job fails alone, others are served meanwhile."""
+"""A submitting user writes anything into its own jobs' rows: that job fails alone, others are served meanwhile."""
 
 import itertools
+import math
 
 import pytest
 
@@ -10,47 +11,30 @@ from sluice.protocol.states import JobState
 from sluice.protocol.wire import JobId
 from tests.protocol.driving import Queue, ending, new_job, short, tokens
 
-NUMBERS = [
-    "version",
-    "class",
-    "prompt",
-    "max_tokens",
-    "choices",
-    "cost",
-    "bytes",
-    "submitted",
-    "number",
-    "before",
-    "attempt",
-    "epoch",
-    "started",
-    "charged",
-    "scheduled",
-    "first_token",
-    "not_before",
-    "ttl",
-    "deadline",
-    "retry",
-    "failures",
-    "requeues",
-]
-POISONS: list[tuple[str, bytes]] = [
-    *zip(NUMBERS, itertools.cycle((b"abc", b"nan", b"inf", b"-1", b"1.5", b"1e300")), strict=False),
-    ("choices", b"0"),
-    ("choices", b"100000"),
-    ("class", b"10"),
+RARE = ["not_before", "ttl", "deadline", "retry", "gap", "line"]
+POISONS: list[tuple[str, object]] = [
+    *zip(RARE, itertools.cycle((b"abc", math.nan, math.inf, -1, 1.5, 1e300)), strict=False),
+    ("choices", 0),
+    ("choices", 200),
+    ("class", 10),
+    ("version", 2**31),
+    ("max_tokens", 2**32 - 1),
     ("seed", b"x"),
-    ("seed", b"9" * 5000),
-    ("state", b"\xff"),
-    ("state", b"queued>running queued"),
+    ("seed", b"9" * 200),
+    ("state", "unknown"),
     ("entry", b"x"),
     ("entry", b"9" * 20 + b"-1"),
-    ("lane", b"x"),
-    ("lane", b"0:victim"),
     ("spec", b"x" * 300_000),
     ("resolved", b"x" * 300_000),
+    ("batch", 5),
+    ("x", b"1"),
+    ("row", b""),
+    ("row", b"2"),
+    ("row", b"1q" + b"\xff" * 200),
 ]
-READABLE: list[tuple[str, bytes]] = [
+"""A field and what it becomes: of `row`, the whole."""
+
+READABLE: list[tuple[str, object]] = [
     ("fingerprint", b"\xff"),
     ("seed", b"9" * 20),
     ("resolved", b"\xff"),
@@ -58,6 +42,18 @@ READABLE: list[tuple[str, bytes]] = [
     ("key", b"\0"),
 ]
 """What scripts pass on; the worker must read each row by itself."""
+
+
+NAMES_OF = {"state": "row"}
+"""Fields that are not read one by one."""
+
+
+def damage(queue: Queue, job_id: JobId, field: str, value: object) -> None:
+    """Write one field of a job's row, as its submitting user may."""
+    if field == "row":
+        queue.client.set(queue.keys.job(job_id), value)
+    else:
+        queue.write_fields(job_id, **{field: value})
 
 
 def garbage(queue: Queue) -> str:
@@ -69,26 +65,26 @@ class TestGivenADamagedJobOnItsLane:
 
     @pytest.mark.parametrize(("field", "value"), POISONS)
     def test_when_workers_pull_then_others_run_and_it_is_named(
-        self, one_queue: Queue, field: str, value: bytes
+        self, one_queue: Queue, field: str, value: object
     ) -> None:
         queue = one_queue
         poison = queue.add("poison", "evil")
         queue.add("one", "victim")
-        queue.client.hset(queue.keys.job(poison), field, value)
+        damage(queue, poison, field, value)
 
         jobs = queue.worker("A").pull().jobs
 
         assert short(jobs) == ["one"]
-        assert f"not a job: {field}" in garbage(queue)
+        assert f"not a job: {NAMES_OF.get(field, field)}" in garbage(queue)
         assert queue.worker("A").advance(ending(jobs[0], 0, 2)) == [calls.Ok(None)]
         assert queue.run(calls.status(queue.keys, [poison])) == [None]
 
     @pytest.mark.parametrize(("field", "value"), READABLE)
     def test_when_only_the_worker_can_tell_then_the_row_fails_alone(
-        self, one_queue: Queue, field: str, value: bytes
+        self, one_queue: Queue, field: str, value: object
     ) -> None:
         queue = one_queue
-        queue.client.hset(queue.keys.job(queue.add("poison", "evil")), field, value)
+        damage(queue, queue.add("poison", "evil"), field, value)
         queue.add("one", "victim")
 
         jobs = {job.id: job for job in queue.worker("A").pull().jobs}
@@ -106,12 +102,12 @@ class TestGivenADamagedJobOnItsLane:
         assert short(queue.worker("A").pull().jobs) == ["one"]
         assert queue.view(poison).error_code == "payload_lost"
 
-    def test_when_its_lane_is_anothers_then_ending_it_removes_nothing_there(self, one_queue: Queue) -> None:
+    def test_when_its_entry_is_anothers_then_ending_it_removes_nothing_there(self, one_queue: Queue) -> None:
         queue = one_queue
         victim = queue.add("one", "victim")
         poison = queue.add("poison", "evil", ttl_ms=10)
-        entry = queue.hash_of("job", "victim", "one")["entry"]
-        queue.client.hset(queue.keys.job(poison), mapping={"lane": "0:victim", "entry": entry})
+        entry = queue.fields("victim", "one")["entry"]
+        queue.write_fields(poison, entry=entry)
 
         queue.pass_time(20)
         queue.fire_timers()
@@ -129,41 +125,39 @@ class TestGivenADamagedJobThatRuns:
         poison, victim = one_queue.worker("A").pull().jobs
         return poison, victim
 
-    @pytest.mark.parametrize(
-        ("field", "value"), [*POISONS, ("state", b"done"), ("state", b"queued"), ("choices", b"64")]
-    )
+    @pytest.mark.parametrize(("field", "value"), [*POISONS, ("state", "done"), ("state", "queued"), ("choices", 64)])
     def test_when_its_owner_publishes_then_only_it_is_dropped(
-        self, one_queue: Queue, running: tuple[LeasedJob, LeasedJob], field: str, value: bytes
+        self, one_queue: Queue, running: tuple[LeasedJob, LeasedJob], field: str, value: object
     ) -> None:
         poison, victim = running
-        one_queue.client.hset(one_queue.keys.job(poison.id), field, value)
+        damage(one_queue, poison.id, field, value)
 
         first, second = one_queue.worker("A").advance(ending(poison, 0, 2), ending(victim, 0, 2))
 
         assert second == calls.Ok(None)
         assert one_queue.state(victim.id) is JobState.DONE
-        if (field, value) != ("choices", b"64") and field not in ("entry", "lane"):
+        if (field, value) != ("choices", 64):
             assert isinstance(first, Broken)
             assert one_queue.lease(poison.id) is None
 
-    @pytest.mark.parametrize(("field", "value"), [*POISONS, ("state", b"done"), ("state", b"queued")])
+    @pytest.mark.parametrize(("field", "value"), [*POISONS, ("state", "done"), ("state", "queued")])
     def test_when_its_owner_dies_then_the_victims_job_moves(
-        self, one_queue: Queue, running: tuple[LeasedJob, LeasedJob], field: str, value: bytes
+        self, one_queue: Queue, running: tuple[LeasedJob, LeasedJob], field: str, value: object
     ) -> None:
         poison, victim = running
-        one_queue.client.hset(one_queue.keys.job(poison.id), field, value)
+        damage(one_queue, poison.id, field, value)
         one_queue.pass_time(60_000)
 
         jobs = one_queue.worker("B").pull().jobs
 
         assert victim.id in [job.id for job in jobs]
 
-    @pytest.mark.parametrize("state", [b"done", b"abc"])
+    @pytest.mark.parametrize("state", ["done", "unknown"])
     def test_when_its_pull_reply_was_lost_then_a_beat_forgets_it(
-        self, one_queue: Queue, running: tuple[LeasedJob, LeasedJob], state: bytes
+        self, one_queue: Queue, running: tuple[LeasedJob, LeasedJob], state: str
     ) -> None:
         poison, victim = running
-        one_queue.client.hset(one_queue.keys.job(poison.id), "state", state)
+        damage(one_queue, poison.id, "state", state)
         worker = one_queue.worker("A")
 
         worker.beat(victim.id, processed=1)
@@ -189,12 +183,12 @@ class TestGivenForeignNumbersInSharedKeys:
 
         assert one_queue.worker("A").take().id == "0.victim.one"
 
-    @pytest.mark.parametrize(("at", "value"), [(5, b"nan"), (5, b"-5"), (3, b"inf"), (7, b"100000"), (9, b"x")])
+    @pytest.mark.parametrize(("at", "value"), [(3, b"nan"), (3, b"-5"), (3, b"inf"), (3, b"x"), (2, b"when")])
     def test_when_a_lanes_entry_is_foreign_then_the_next_one_runs(
         self, one_queue: Queue, at: int, value: bytes
     ) -> None:
         queue = one_queue
-        entry = [b"job", b"0.evil.x", b"prompt", b"10", b"cost", b"30", b"choices", b"1", b"at", b"5"]
+        entry = [b"job", b"0.evil.x", b"at", b"5"]
         entry[at] = value
         queue.add("one", "evil")
         queue.client.execute_command("XADD", queue.keys.lane(0, "evil"), "*", *entry)

@@ -45,7 +45,7 @@ class TestGivenTimersOfAnotherUser:
         queue.fire_timers()
 
         assert queue.state(job_id) is (JobState.QUEUED if kind == "not_before" else JobState.EXPIRED)
-        assert bool(queue.hash_of("job", "victim", "one")["entry"]) is (kind == "not_before")
+        assert bool(queue.fields("victim", "one").get("entry")) is (kind == "not_before")
         check(queue)
 
     def test_when_it_names_a_batch_then_the_batch_keeps_its_own_deadline(self, queue: Queue) -> None:

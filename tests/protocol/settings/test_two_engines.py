@@ -218,6 +218,6 @@ class TestGivenForeignData:
 
     def test_when_a_job_has_foreign_marks_then_it_is_not_a_job(self, queue: Queue, lean: Worker) -> None:
         one = queue.add("a")
-        queue.client.hset(queue.keys.job(one), "declined", "x" * 5000)
+        queue.write_fields(one, declined="x" * 5000)
 
         assert short(lean.pull().jobs) == []

@@ -60,7 +60,7 @@ class TestGivenAProducerWhoseClockIsBehind:
 class TestGivenTimesFromNow:
     def test_when_they_are_submitted_then_they_become_points_in_the_servers_time(self, queue: Queue) -> None:
         job_id = queue.add("a", not_before_ms=FromNow(1000), deadline_ms=FromNow(5000))
-        stored = queue.hash_of("job", "t", "a")
+        stored = queue.fields("t", "a")
 
         assert queue.now_ms + 900 <= int(stored["not_before"]) <= queue.now_ms + 1000
         assert queue.now_ms + 4900 <= int(stored["deadline"]) <= queue.now_ms + 5000
@@ -101,7 +101,7 @@ class TestGivenAnOlderProducer:
 
         _submit_row(queue, row[:17])
 
-        assert queue.hash_of("job", "t", "a")["deadline"] == str(queue.now_ms + 1000)
+        assert queue.fields("t", "a")["deadline"] == str(queue.now_ms + 1000)
         queue.pass_time(1000)
         queue.fire_timers()
         assert queue.state(new_job("a").id) is JobState.EXPIRED

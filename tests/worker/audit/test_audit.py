@@ -7,7 +7,6 @@ from sqlalchemy.engine import Engine
 
 from sluice.protocol.calls import LeasedJob, Ok
 from sluice.protocol.keys import QueueKeys
-from sluice.protocol.packing import pack_for_script
 from sluice.protocol.states import JobState
 from sluice.protocol.wire import JobId
 from sluice.worker.errors import ConfigError
@@ -64,7 +63,7 @@ Break = Callable[[Queue], object]
 
 
 def lose_entry(queue: Queue) -> None:
-    about = queue.hash_of("job", "t", "queued")
+    about = queue.fields("t", "queued")
     queue.client.xdel(queue.keys.key("lane", about["lane"]), about["entry"])
 
 
@@ -73,11 +72,12 @@ def lose_hash(queue: Queue, name: str) -> None:
 
 
 def lease(queue: Queue, job_id: JobId, owner: str) -> None:
-    queue.client.hset(queue.keys.key("leases"), job_id, pack_for_script([owner, 1, "", "", 0, 0, 0]))
+    packed = next(iter(queue.client.hgetall(queue.keys.key("held", "W")).values()))
+    queue.client.hset(queue.keys.key("held", owner), job_id, packed)
 
 
 def add_foreign_entry(queue: Queue) -> None:
-    fields = {"job": "0.t.nobody", "prompt": 1, "cost": 2, "choices": 1, "at": 3}
+    fields = {"job": "0.t.nobody", "at": 3}
     queue.client.xadd(queue.keys.key("lane", "0", "t"), fields, id="9999999999999-1")
 
 
@@ -111,10 +111,7 @@ WITHIN_THE_QUEUE: dict[str, tuple[Break, set[tuple[str, str]]]] = {
         {("queued_twice", QUEUED)},
     ),
     "a waiting job has an owner": (lambda queue: lease(queue, QUEUED, "W"), {("queued_but_leased", QUEUED)}),
-    "a running job has no lease": (
-        lambda queue: queue.client.hdel(queue.keys.key("leases"), RUNNING),
-        {("running_for_nobody", RUNNING)},
-    ),
+    "another worker holds a running job": (lambda queue: lease(queue, RUNNING, "X"), {("leased_twice", RUNNING)}),
     "a running job is not held": (
         lambda queue: queue.client.hdel(queue.keys.key("held", "W"), RUNNING),
         {("running_for_nobody", RUNNING)},
@@ -235,7 +232,7 @@ class TestGivenAQueueOfTwoPartitions:
             scene = Scene(valkey, queues[0], sqlite_history, partitions=2)
             scene.record()
             assert (scene.found(), scene.audit().hashes["queued"]) == ({}, 4)
-            about = queues[1].hash_of("job", "t", "two")
+            about = queues[1].fields("t", "two")
             client.xdel(queues[1].keys.key("lane", "0:t"), about["entry"])
             drift(queues[1], "done")
 

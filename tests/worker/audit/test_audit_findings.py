@@ -29,7 +29,7 @@ def records(state: JobState | None = JobState.QUEUED, **changes: Any) -> JobReco
         "has_entry": is_queued, "is_delayed": False, "is_suspect": False, "has_timer": False,
         "owner": "w" if is_running else None, "lease_epoch": 1, "is_held": is_running, "is_owner_listed": is_running,
         "has_payload": True, "dead_ms": None, "ended_ms": None, "submitted_ms": 1, "seen_ms": 10, "is_in_batch": None,
-        "has_open_channel": False,
+        "has_open_channel": False, "strays": (),
     }  # fmt: skip
     return JobRecords(**(known | changes))
 

@@ -19,19 +19,19 @@ from sluice.protocol.packing import pack_for_script
 from sluice.protocol.states import JobState
 from sluice.protocol.wire import JobId, JobOptions, JobSpec, Message, Prompt, encode_prompt, encode_spec
 from sluice.worker.cli import main
+from tests.chaos.checker.rows import row_of
 from tests.protocol.driving import Queue, ending, new_job, tokens
 from tests.worker.audit.audits import Scene
 
 
 def forget(queue: Queue, job_id: JobId) -> None:
     """As a Redis that lost its last second: nothing of the job is left, nor any counter with it."""
-    entry = queue.hash_of("job", *job_id.split(".")[1:])
-    if entry["entry"]:
+    entry = queue.fields(*job_id.split(".")[1:])
+    if "entry" in entry:
         queue.client.xdel(queue.keys.key("lane", entry["lane"]), entry["entry"])
     for name in queue.names("*:" + job_id.split(".")[2] + "*"):
         queue.client.delete(queue.keys.key(name))
-    for name in ("leases", "held:W"):
-        queue.client.hdel(queue.keys.key(name), job_id)
+    queue.client.hdel(queue.keys.key("held", "W"), job_id)
     queue.client.zrem(queue.keys.key("delayed"), job_id)
     queue.client.delete(queue.keys.key("outbox"))
 
@@ -142,7 +142,7 @@ class TestGivenAJobThatTheQueueForgot:
         asked["source"] = SourceLine(custom_id="c", number=7, endpoint="/v1/completions")
         job = new_job("one", spec=spec, payload=encode_prompt(prompt), **asked)
         scene.queue.submit(job)
-        before = scene.queue.hash_of("job", "t", "one")
+        before = scene.queue.fields("t", "one")
         bring_to(scene.queue, job.id, end)
         scene.record()
         forget(scene.queue, job.id)
@@ -151,7 +151,7 @@ class TestGivenAJobThatTheQueueForgot:
         assert only(scene.repair(), "forgotten") == {job.id: "re-added"}
         scene.record()
 
-        after = scene.queue.hash_of("job", "t", "one")
+        after = scene.queue.fields("t", "one")
         same = (
             *("spec", "seed", "class", "max_tokens", "choices", "bytes", "digest", "batch", "callback", "key"),
             *("custom_id", "line", "endpoint"),
@@ -183,13 +183,13 @@ class TestGivenAJobThatTheQueueForgot:
         queue.client.hdel(queue.keys.key("config"), "test_clock_ms")
         now_ms = queue.look().server_ms
         job_id = queue.add("one", ttl_ms=60_000, not_before_ms=now_ms + 30_000, deadline_ms=now_ms + 90_000)
-        before = queue.hash_of("job", "t", "one")
+        before = queue.fields("t", "one")
         one_scene.record()
         forget(queue, job_id)
 
         one_scene.repair()
 
-        after = queue.hash_of("job", "t", "one")
+        after = queue.fields("t", "one")
         assert (after["not_before"], after["deadline"]) == (before["not_before"], before["deadline"])
         assert int(after["ttl"]) == pytest.approx(int(before["ttl"]), abs=5000)
 
@@ -207,8 +207,7 @@ class TestGivenAJobThatTheQueueForgot:
 
 class TestGivenAQueueThatWentBack:
     def go_back(self, queue: Queue, name: str, before: dict[str, str]) -> None:
-        queue.client.delete(queue.keys.key("job", "t", name))
-        queue.client.hset(queue.keys.key("job", "t", name), mapping=before)
+        queue.client.set(queue.keys.key("job", "t", name), row_of(before))
 
     def test_when_a_queued_job_had_run_before_then_its_versions_continue_the_history(self, scene: Scene) -> None:
         queue, worker = scene.queue, scene.queue.worker("W")
@@ -216,15 +215,15 @@ class TestGivenAQueueThatWentBack:
         for _ in range(3):
             worker.give_back(worker.take())
         scene.record()
-        about = queue.hash_of("job", "t", "one")
-        queue.client.hset(queue.keys.key("job", "t", "one"), mapping={"version": "1"})
+        about = queue.fields("t", "one")
+        queue.write_fields(job_id, version=1)
 
         assert set(scene.found()) == {("queue_went_back", job_id)}
         scene.repair()
         scene.record()
 
         assert scene.found() == {}
-        assert int(queue.hash_of("job", "t", "one")["version"]) > int(about["version"])
+        assert int(queue.fields("t", "one")["version"]) > int(about["version"])
         worker.advance(ending(worker.take(), 0, 1))
         scene.record()
         assert scene.state_in_history(job_id) == "done"
@@ -293,7 +292,7 @@ class TestGivenAJournalOfAcknowledgedJobs:
     def test_when_one_is_unknown_then_it_is_named_and_re_added_from_the_file(self, scene: Scene, file: Path) -> None:
         journal, ids = self.submit(scene, file)
         scene.record()
-        before = scene.queue.hash_of("job", *ids[2].split(".")[1:])
+        before = scene.queue.fields(*ids[2].split(".")[1:])
         self.lose(scene, ids[2])
 
         assert ("unknown_to_all", ids[2]) in scene.found(journal=journal)
@@ -301,7 +300,7 @@ class TestGivenAJournalOfAcknowledgedJobs:
         assert only(scene.repair(journal=journal, file=file), "unknown_to_all") == {ids[2]: "re-added"}
         scene.record()
 
-        after = scene.queue.hash_of("job", *ids[2].split(".")[1:])
+        after = scene.queue.fields(*ids[2].split(".")[1:])
         same = ("spec", "seed", "digest", "max_tokens", "bytes", "cost")
         assert {name: after[name] for name in same} == {name: before[name] for name in same}
         assert scene.found(journal=journal) == {}
@@ -320,7 +319,7 @@ class TestGivenAJournalOfAcknowledgedJobs:
         done = one_scene.repair(journal=journal, file=file, retention_days=30)
 
         assert done[("lost_or_deleted", ids[2])].startswith("left")
-        assert one_scene.queue.hash_of("job", *ids[2].split(".")[1:]) == {}
+        assert one_scene.queue.fields(*ids[2].split(".")[1:]) == {}
 
     def test_when_the_file_is_another_then_it_says_that_no_line_is_the_job(self, one_scene: Scene, file: Path) -> None:
         journal, ids = self.submit(one_scene, file)

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from sluice.protocol.rows import read_row
 from sluice.protocol.wire import JobId, JobOptions
 from sluice.worker.connection.listeners import ACKNOWLEDGED_WITHIN_MS
 from tests.end_to_end.processes import WorkerProcess, worker_pool
-from tests.integration.jobs import KEYS, Ask, submit_all, wait_for_ends, wait_until
+from tests.integration.jobs import KEYS, Ask, field_of, submit_all, wait_for_ends, wait_until
 from tests.servers import RedisServer
 
 AT_MOST_MS = 200
@@ -20,8 +21,8 @@ LONG_LIFE = {"BEAT_LIFE_S": "600", "MODEL": "null"}
 
 def waited_ms(client: Any, job_id: JobId) -> int:
     """From the submit to its lease, by the server's clock."""
-    submitted, started = client.hmget(KEYS.job(job_id), "submitted", "started")
-    return int(started) - int(submitted)
+    row = read_row(client.get(KEYS.job(job_id)))
+    return row.started_ms - row.submitted_ms
 
 
 def submit_beside(client: Any, stopped: WorkerProcess) -> int:
@@ -30,7 +31,7 @@ def submit_beside(client: Any, stopped: WorkerProcess) -> int:
     stopped.signal_worker(signal.SIGSTOP)
     (job_id,) = submit_all(client, [ONE_TOKEN])
     # A pull of the stopped one may have been under way: then it holds the job until it continues.
-    wait_until(lambda: client.hexists(KEYS.job(job_id), "started"), "one takes it")
+    wait_until(lambda: field_of(client, job_id, "started"), "one takes it")
     stopped.signal_worker(signal.SIGCONT)
     wait_for_ends(client, [job_id])
     return waited_ms(client, job_id)
