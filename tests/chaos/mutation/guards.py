@@ -1177,7 +1177,7 @@ HOSTILES = (
     ),
     Guard(
         name="a job of another partition is accepted",
-        patches=_script("submit", "string.match(id, '^%d+') == PARTITION", "true"),
+        patches=_script("lib_base", "partition ~= PARTITION or", "not tenant or"),
         tests=(f"{ARGUMENTS}::TestGivenArgumentsThatNoClientSends",),
     ),
     Guard(

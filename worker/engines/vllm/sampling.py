@@ -50,5 +50,5 @@ class RowSampler:
         token_ids[drawing, 0] = drawn.token_ids.to(torch.int32)
         self.sampled = dict(zip(names, drawn.collect(), strict=True))
         for name, slot in zip(names, slots, strict=True):
-            slot.token_ids += self.sampled[name].token_ids
+            slot.token_ids.extend(self.sampled[name].token_ids)
         return token_ids
