@@ -289,13 +289,14 @@ class TestGivenAZombie:
         check(queue)
 
     def test_when_the_job_returned_to_its_incarnation_then_its_old_sequence_is_fenced(self, queue: Queue) -> None:
-        queue.add("a")
+        job_id = queue.add("a")
         worker = queue.worker("A")
         old = worker.take()
         worker.give_back(old)
         new = worker.take()
 
         assert worker.advance(tokens(old, 0, 1), ending(old, 0, 1)) == [Replaced(), Replaced()]
+        assert queue.run(calls.put_result(queue.keys, "A", job_id, old.epoch, offset=0, part=b"x")) == "replaced"
         assert worker.advance(tokens(new, 0, 1)) == [Ok()]
         check(queue)
 

@@ -719,7 +719,7 @@ CONTROLS = (
     ),
     Guard(
         name="an ended job's options are lost",
-        patches=_script("lib", "rare) .. job.spec", "rare)"),
+        patches=_script("lib_ends", "  forget_wait(job)\n", "  forget_wait(job)\n  job.spec = 'x'\n"),
         tests=(f"{APPEND}::TestGivenAnEndedJob",),
     ),
 )
