@@ -26,7 +26,7 @@ DEFAULT_MAX_TOKENS = 256
 """Most tokens of a choice if neither the request nor the model states it."""
 
 MAX_NUMBER = 2**53
-"""Greatest number in a job's hash or a lane's entry: times, counts and versions. Scripts compute with doubles."""
+"""Greatest number in a job's row or a lane's entry: times, counts and versions. Scripts compute with doubles."""
 
 MAX_ROW_NUMBER = 2**48 - 2
 """Greatest number of tokens, bytes or milliseconds in a job's row."""
@@ -59,13 +59,6 @@ MAX_SPEC_BYTES = 256 * 1024
 
 MAX_ENTRY_BYTES = 16 * 1024 * 1024
 """One channel entry; a step adds a few tokens, a replayed one may add many."""
-
-SPEC_PART_BYTES = 64
-MAX_SPEC_PARTS = 64
-"""An ended job's spec is stored in parts of this size, because a longer value would triple the memory of its hash."""
-
-MAX_JOB_FIELDS = 256
-"""Fields of a job's hash: scripts write fewer, and read no hash with more."""
 
 MAX_EVENTS_BYTES = 32 * 1024 * 1024
 """One outbox entry: the events of one script call."""

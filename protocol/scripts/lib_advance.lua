@@ -74,7 +74,7 @@ end
 
 -- ---------------------------------------------------------------- broken keys
 
--- A key of the wrong type: the job cannot continue anywhere, so it ends in the dead set with that reason. If its hash
+-- A key of the wrong type: the job cannot continue anywhere, so it ends in the dead set with that reason. If its row
 -- is the wrong key, there is nothing to end: delete the lease.
 local function broken(id, job, lease, reason)
   -- It cannot be ended while keys of the queue are wrong too: it stays with its owner, which gets the reason.

@@ -143,7 +143,7 @@ end
 
 -- ---------------------------------------------------------------- the class to serve next
 
-local highest, lower  -- false when a head has changed
+local highest, lower = false, nil  -- `highest` is false when a head has changed
 
 -- The highest class that waits, and of those below it the one with the highest effective priority: class plus age of
 -- its oldest head by the step. An older head wins a tie.
@@ -185,7 +185,6 @@ end
 -- are strict. The share is granted when a place is free: it is not a reason to interrupt a job.
 function classes.next(cost_of_head)
   if best_of(RETURNED) then return listings[RETURNED], listings[RETURNED].best, 0 end
-  if highest == nil then highest = false end
   find_classes()
   if not highest or request.over and highest <= request.over then return nil end
   local class, share = highest, 0

@@ -89,7 +89,7 @@ do
 local VIRTUAL_TIME = ':time'
 local served, charged = {}, {}
 -- Charges of jobs of the only tenant that waits in a class, before they are noted: nothing is compared with them.
-local row_of_charges, note_charges
+local open_charges, note_charges
 local function is_tenant(name) return string.sub(name, 1, 1) ~= ':' end
 -- nan and infinity would remove a tenant from its class for good.
 local function tokens_in(text)
@@ -97,7 +97,7 @@ local function tokens_in(text)
   return tokens and tokens >= 0 and tokens <= LIMITS.MAX_NUMBER and tokens or 0
 end
 function served_of(tenant)
-  if row_of_charges and row_of_charges.tenant == tenant then note_charges() end
+  if open_charges and open_charges.tenant == tenant then note_charges() end
   if not served[tenant] then served[tenant] = tokens_in(call('HGET', SERVED, tenant)) end
   return served[tenant]
 end
@@ -142,18 +142,18 @@ function charge(job, tokens, waiting)
 end
 
 local function add_charge(job, tokens)
-  local charges = row_of_charges
+  local charges = open_charges
   if not charges or charges.tenant ~= job.tenant or charges.class ~= job.class then
     note_charges()
     charges = { tenant = job.tenant, class = job.class, total = 0 }
-    row_of_charges = charges
+    open_charges = charges
   end
   charges.total, charges.last = charges.total + tokens, tokens
 end
 
 function note_charges()
-  local charges = row_of_charges
-  row_of_charges = nil
+  local charges = open_charges
+  open_charges = nil
   if not charges then return end
   -- As if each had been charged by itself: the virtual time is that before the last one.
   local served_before = served_of(charges.tenant)
