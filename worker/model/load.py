@@ -69,14 +69,14 @@ def prepare(config: WorkerConfig) -> PreparedModel[LocalModel]:
         ConfigError: the settings do not allow it.
         WorkerBroken: the device is unavailable now.
     """
-    with _explained(config.model):
+    with explained(config.model):
         is_folder = not is_null(config.model)
         prepared = _prepare_folder(config, find_folder(config.model.path)) if is_folder else _prepare_null(config)
-    return replace(prepared, load=_explained(config.model)(prepared.load))
+    return replace(prepared, load=explained(config.model)(prepared.load))
 
 
 @contextmanager
-def _explained(model: ModelConfig) -> Generator[None]:
+def explained(model: ModelConfig) -> Generator[None]:
     """Translate the engine's errors, and name the setting that is wrong."""
     try:
         yield

@@ -8,9 +8,8 @@ scheduler would, and the sampler of each of its workers is replaced by ours.
 """
 
 import os
-from argparse import ArgumentError
+from argparse import ArgumentError, Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Any, NoReturn, get_args
 
 import torch
@@ -31,16 +30,9 @@ from vllm.version import __version__
 from sluice.engine.adapters.folder import AdapterFolder
 from sluice.engine.batch import Sampled
 from sluice.engine.errors import AdapterError, OutOfMemory
-from sluice.worker.engines.vllm.orders import (
-    CoreFacts,
-    Draws,
-    KnownSequence,
-    NewSequence,
-    Refused,
-    RefusedOption,
-    StepOrder,
-)
+from sluice.worker.engines.vllm.orders import CoreFacts, Draws, KnownSequence, NewSequence, StepOrder
 from sluice.worker.engines.vllm.sampling import RowSampler
+from sluice.worker.errors import ConfigError
 from sluice.worker.signals import end_with_parent
 
 _SLOT = "sluice"
@@ -65,34 +57,19 @@ class _Parser(FlexibleArgumentParser):
     """vLLM's parser of its own arguments, which raises instead of ending the process."""
 
     def error(self, message: str) -> NoReturn:
-        raise Refused(message)
+        raise ValueError(message)
 
 
-def open_core(settings: Mapping[str, object], options: Sequence[str], *, eos_token_ids: frozenset[int]) -> "VllmCore":
-    """Load a model.
-
-    Args:
-        settings: vLLM's arguments that the worker decides.
-        options: further ones, `name=value`, which vLLM's own parser checks.
-        eos_token_ids: the model's end-of-sequence tokens.
-
-    Raises:
-        Refused: vLLM refuses an option, or cannot run the model, or not so that its jobs can be resumed.
-        Exception: as vLLM raises it.
-    """
-    return VllmCore(_parsed(settings, options), eos_token_ids=eos_token_ids)
-
-
-def _parsed(settings: Mapping[str, object], options: Sequence[str]) -> EngineArgs:
+def _parsed(stated: Mapping[str, object], options: Sequence[str]) -> EngineArgs:
     given: list[str] = []
     for option in options:
         name, has_value, value = option.partition("=")
         flag = "--" + name.strip().lstrip("-").replace("_", "-")
         field = flag[2:].replace("-", "_")
-        if field in settings:
-            raise RefusedOption(f"{name} has a setting of the worker's own, or must be as the worker sets it")
+        if field in stated:
+            raise _refused_option(f"{name} has a setting of the worker's own, or must be as the worker sets it")
         if field in _REFUSED_OPTIONS:
-            raise RefusedOption(f"{name} would do nothing: {_REFUSED_OPTIONS[field]}")
+            raise _refused_option(f"{name} would do nothing: {_REFUSED_OPTIONS[field]}")
         if value.lower() == "false":
             given.append(f"--no-{flag[2:]}")
         else:
@@ -100,24 +77,32 @@ def _parsed(settings: Mapping[str, object], options: Sequence[str]) -> EngineArg
     # Abbreviations would pass by what is refused above.
     parser = EngineArgs.add_cli_args(_Parser(exit_on_error=False, allow_abbrev=False))
     try:
-        known = vars(parser.parse_args(given))
-    except (ArgumentError, Refused, SystemExit, ValueError) as error:
-        raise RefusedOption(f"vLLM {__version__} refuses {' '.join(options)}: {_sentence(error)}") from error
-    defaults = {one.name: known[one.name] for one in fields(EngineArgs) if one.name in known}
-    return EngineArgs(**defaults | _with_room(settings))
+        return EngineArgs.from_cli_args(parser.parse_args(given, Namespace(**_with_room(stated))))
+    except (ArgumentError, SystemExit, ValueError) as error:
+        raise _refused_option(f"vLLM {__version__} refuses {' '.join(options)}: {_sentence(error)}") from error
 
 
-def _with_room(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with as much room for adapters as vLLM needs to hold them."""
-    stated = dict(settings)
-    if "max_loras" in stated:
-        ranks, rank = sorted(get_args(MaxLoRARanks)), stated["max_lora_rank"]
-        if rank > ranks[-1]:
-            raise Refused(f"an adapter has rank {rank}, and vLLM's highest is {ranks[-1]}")
-        stated["max_lora_rank"] = next(one for one in ranks if one >= rank)
+def _with_room(stated: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments with as much room for adapters as vLLM needs to hold them."""
+    if "max_loras" not in stated:
+        return dict(stated)
+    ranks, rank = sorted(get_args(MaxLoRARanks)), stated["max_lora_rank"]
+    if rank > ranks[-1]:
+        raise AdapterError(f"an adapter has rank {rank}, and vLLM's highest is {ranks[-1]}.")
+    return {
+        **stated,
+        "max_lora_rank": next(one for one in ranks if one >= rank),
         # Its products on a CPU compute a row without an adapter with the last place: one more, which stays empty.
-        stated["max_loras"] += current_platform.is_cpu()
-    return stated
+        "max_loras": stated["max_loras"] + current_platform.is_cpu(),
+    }
+
+
+def _refused_option(why: str) -> ConfigError:
+    return ConfigError([f"SLUICE_ENGINE_OPTION: {why}"])
+
+
+def _refused(why: str) -> ConfigError:
+    return ConfigError([f"SLUICE_MODEL: vLLM cannot run it: {why}"])
 
 
 def _sentence(error: BaseException) -> str:
@@ -131,20 +116,31 @@ def _sentence(error: BaseException) -> str:
 class VllmCore:
     """The core. One thread owns it."""
 
-    def __init__(self, args: EngineArgs, *, eos_token_ids: frozenset[int]) -> None:
+    def __init__(self, stated: Mapping[str, object], options: Sequence[str], *, eos_token_ids: frozenset[int]) -> None:
+        """Load a model.
+
+        Args:
+            stated: vLLM's arguments that the worker decides.
+            options: further ones, `name=value`, which vLLM's own parser checks.
+            eos_token_ids: the model's end-of-sequence tokens.
+
+        Raises:
+            ConfigError: vLLM refuses an option, or cannot run the model, or not so that its jobs can be resumed.
+            Exception: as vLLM raises it.
+        """
         try:
-            config = args.create_engine_config()
+            config = _parsed(stated, options).create_engine_config()
         except ValueError as error:
-            raise Refused(_sentence(error)) from error
+            raise _refused(_sentence(error)) from error
         if config.use_v2_model_runner:
-            raise Refused("its second model runner draws tokens in another way: set VLLM_USE_V2_MODEL_RUNNER=0")
+            raise _refused("its second model runner draws tokens in another way: set VLLM_USE_V2_MODEL_RUNNER=0")
         self._lost: str | None = None
         try:
             self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
         except ValueError as error:
             if _MEMORY_IN_USE in str(error):
                 raise OutOfMemory(f"{_sentence(error).partition('. ')[0]}, set by SLUICE_MEMORY_FRACTION") from error
-            raise Refused(_sentence(error)) from error
+            raise _refused(_sentence(error)) from error
         self._executor = self._core.model_executor
         self._executor.register_failure_callback(self._note_lost)
         self._adapters: dict[int, LoRARequest] = {}
@@ -232,7 +228,7 @@ def _facts(config: Any, core: EngineCore, backends: list[str]) -> CoreFacts:
     sizes = {group.kv_cache_spec.block_size for group in groups}
     if not groups or len(sizes) > 1 or not all(_is_attention(group.kv_cache_spec) for group in groups):
         kinds = sorted({type(group.kv_cache_spec).__name__ for group in groups}) or ["no cache"]
-        raise Refused(f"it keeps other state than keys and values of every token ({', '.join(kinds)})")
+        raise _refused(f"it keeps other state than keys and values of every token ({', '.join(kinds)})")
     parallel, model = config.parallel_config, config.model_config
     dtype = str(model.dtype).removeprefix("torch.")
     description = (

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING
 from sluice.engine.adapters.catalogue import NO_ADAPTERS, Catalogue, read_catalogue
 from sluice.engine.capabilities import CLASSIFY, EMBED, Capabilities, Exactness
 from sluice.engine.config import CPU_CACHE_BYTES
-from sluice.engine.conformance.subject import Subject, TimedOut, Violation
-from sluice.engine.conformance.trial import failed_options
-from sluice.engine.errors import AdapterError, EngineBroken, ModelFolderError, OutOfMemory
+from sluice.engine.errors import ModelFolderError
 from sluice.engine.execution.device_errors import guarded
 from sluice.engine.execution.threads import limit_spinning
 from sluice.engine.llm_engine import LLMEngine
@@ -19,13 +17,14 @@ from sluice.engine.models.config_fields import integer
 from sluice.worker.config import WorkerConfig
 from sluice.worker.devices import is_several, show_devices_from
 from sluice.worker.engines.environment import release_of
+from sluice.worker.engines.trial import tried
 from sluice.worker.engines.vllm.executor import VllmExecutor
-from sluice.worker.engines.vllm.orders import CoreFacts, Refused, RefusedOption
-from sluice.worker.errors import ConfigError, WorkerBroken
+from sluice.worker.engines.vllm.orders import CoreFacts
+from sluice.worker.errors import ConfigError
 from sluice.worker.model.folders import find_folder, is_null, name_of
-from sluice.worker.model.load import engine_config, warm_up
+from sluice.worker.model.load import engine_config, explained, warm_up
 from sluice.worker.model.loaded_model import EngineFacts, LoadedModel, LocalModel, PreparedModel
-from sluice.worker.model.offered import PLAIN, features_without
+from sluice.worker.model.offered import OF_ENGINES, PLAIN
 
 if TYPE_CHECKING:
     from sluice.engine.models.folder import ModelFolder
@@ -49,7 +48,9 @@ _ENVIRONMENT = {
 }
 """Variables that vLLM reads, unless the operator has set them."""
 
-UNREAD = dict.fromkeys((EMBED, CLASSIFY, "prompt_logprobs"), "its steps return no states of a prompt's tokens")
+UNREAD: Mapping[str, str] = dict.fromkeys(
+    (EMBED, CLASSIFY, "prompt_logprobs"), "its steps return no states of a prompt's tokens"
+)
 """Options that no release has by the interface of this adapter."""
 
 
@@ -67,29 +68,23 @@ def prepare(config: WorkerConfig) -> PreparedModel[LoadedModel]:
     from sluice.worker.model.folder_text import read_text
 
     path = find_folder(config.model.path)
-    try:
+    with explained(config.model):
         folder = open_model_folder(path)
         read = read_text(config.model, folder, vocab_size=integer(folder.config, "vocab_size"))
-    except ModelFolderError as error:
-        raise ConfigError([f"SLUICE_MODEL: {error}"]) from error
+        catalogue = _catalogue(config, folder)
     if not folder.path.is_dir():
         raise ConfigError([f"SLUICE_MODEL: {path} is a GGUF, which is for our own engine: give vLLM a folder"])
-    catalogue = _catalogue(config, folder)
     return PreparedModel(
         name=name_of(config.model.path, path),
         description=", ".join(filter(None, (read.description, catalogue.description, f"by vLLM {release}"))),
         text=read.text,
         max_job_tokens=config.model.max_model_len or _longest(folder),
-        load=lambda: _load(config, folder, read, catalogue),
+        load=explained(config.model)(lambda: _load(config, folder, read, catalogue)),
     )
 
 
 def _check_settings(config: WorkerConfig) -> None:
-    """Refuse settings that are for our own engine.
-
-    Raises:
-        ConfigError: there are some.
-    """
+    """Refuse settings that are for our own engine."""
     model, batching = config.model, config.batching
     given = {
         "SLUICE_QUANTIZATION": (model.rounds_weights, "vLLM reads how a folder's weights are quantised there"),
@@ -111,32 +106,19 @@ def _check_settings(config: WorkerConfig) -> None:
 
 
 def _catalogue(config: WorkerConfig, folder: "ModelFolder") -> Catalogue:
-    """Read the adapters.
-
-    Raises:
-        ConfigError: one cannot be used with the model.
-    """
     if config.model.adapters is None:
         return NO_ADAPTERS
     from sluice.engine.adapters.weights import check_adapters
     from sluice.engine.models.config import parse_config
 
-    try:
-        catalogue = read_catalogue(Path(config.model.adapters))
-        # vLLM alone knows the modules of other families, and does not compare all sizes.
-        with suppress(ModelFolderError):
-            check_adapters(catalogue, parse_config(folder.config))
-    except AdapterError as error:
-        raise ConfigError([f"SLUICE_ADAPTERS: {error}"]) from error
+    catalogue = read_catalogue(Path(config.model.adapters))
+    # vLLM alone knows the modules of other families, and does not compare all sizes.
+    with suppress(ModelFolderError):
+        check_adapters(catalogue, parse_config(folder.config))
     return catalogue
 
 
 def _longest(folder: "ModelFolder") -> int:
-    """Return the longest sequence of the model.
-
-    Raises:
-        ConfigError: its config does not state it.
-    """
     try:
         return integer(folder.config, "max_position_embeddings")
     except ModelFolderError as error:
@@ -145,7 +127,9 @@ def _longest(folder: "ModelFolder") -> int:
 
 def _load(config: WorkerConfig, folder: "ModelFolder", read: "FolderText", catalogue: Catalogue) -> LocalModel:
     core = _core(config, folder, read, catalogue)
-    _try_adapters(core, catalogue)
+    for adapter in catalogue.adapters.values():
+        # One that vLLM refuses ends the start, and not its jobs.
+        core.put_adapter(0, adapter.folder)
     facts = core.facts
     import torch
 
@@ -169,7 +153,7 @@ def _load(config: WorkerConfig, folder: "ModelFolder", read: "FolderText", catal
         executor=executor,
         facts=EngineFacts(
             limits=executor.limits,
-            capabilities=_capabilities(facts, str(folder.config.get("model_type")), _refused(engine, executor, facts)),
+            capabilities=tried(engine, executor.limits, _capabilities(facts, str(folder.config.get("model_type")))),
             fingerprint=executor.fingerprint,
             kernels=facts.description,
             stepped_down={},
@@ -177,75 +161,32 @@ def _load(config: WorkerConfig, folder: "ModelFolder", read: "FolderText", catal
     )
 
 
-def _refused(engine: LLMEngine, executor: VllmExecutor, facts: CoreFacts) -> dict[str, str]:
-    """Return the options that are refused, each with the reason.
-
-    Raises:
-        ConfigError: the engine cannot be used at all.
-    """
-    limits = executor.limits
-    subject = Subject(engine=engine, vocab_size=limits.vocab_size, eos_token_ids=limits.eos_token_ids)
-    try:
-        failed = failed_options(subject)
-    except TimedOut as error:
-        raise WorkerBroken(f"the trial of vLLM at start does not end: {error}") from error
-    except Violation as error:
-        raise ConfigError([f"SLUICE_ENGINE: vLLM {facts.version} cannot be used: {error}"]) from error
-    return UNREAD | {name: f"a trial at start failed with vLLM {facts.version}: {why}" for name, why in failed.items()}
-
-
-def _capabilities(facts: CoreFacts, family: str, refused: Mapping[str, str]) -> Capabilities:
-    """Return what this vLLM can run: its families are too many to name, so only the one that it has loaded."""
+def _capabilities(facts: CoreFacts, family: str) -> Capabilities:
+    """Return what it should be able to run: vLLM's families are too many to name, so only the one it has loaded."""
     return Capabilities(
         engine="vllm",
         version=facts.version,
         families=(family,),
         weights=(facts.quantization or PLAIN,),
-        features=features_without(refused),
+        features=OF_ENGINES,
         # It rounds differently in another batch.
         exactness=Exactness.SAME_TOKENS,
-        refused=refused,
+        refused=UNREAD,
     )
 
 
 def _core(config: WorkerConfig, folder: "ModelFolder", read: "FolderText", catalogue: Catalogue) -> "VllmCore":
-    """Load vLLM with the model.
-
-    Raises:
-        ConfigError: it cannot be imported, or refuses the model or the settings.
-        WorkerBroken: it cannot load the model now.
-    """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     kind, _, index = config.model.device.partition(":")
     if kind == "cuda":
         show_devices_from(int(index or 0))
     try:
-        from sluice.worker.engines.vllm import core as vllm
+        from sluice.worker.engines.vllm.core import VllmCore
     except ImportError as error:
         raise ConfigError([f"SLUICE_ENGINE: vLLM cannot be imported: {error}"]) from error
-    arguments, options = _arguments(config, folder, catalogue), config.model.engine_option
-    try:
-        return guarded(lambda: vllm.open_core(arguments, options, eos_token_ids=read.end_token_ids))
-    except RefusedOption as error:
-        raise ConfigError([f"SLUICE_ENGINE_OPTION: {error}"]) from error
-    except Refused as error:
-        raise ConfigError([f"SLUICE_MODEL: vLLM cannot run it: {error}"]) from error
-    except (OutOfMemory, EngineBroken, RuntimeError) as error:
-        raise WorkerBroken(f"vLLM cannot load the model now: {error}") from error
-
-
-def _try_adapters(core: "VllmCore", catalogue: Catalogue) -> None:
-    """Load each adapter once, so that one that vLLM refuses ends the start and not its jobs.
-
-    Raises:
-        ConfigError: vLLM refuses one.
-    """
-    try:
-        for adapter in catalogue.adapters.values():
-            core.put_adapter(0, adapter.folder)
-    except AdapterError as error:
-        raise ConfigError([f"SLUICE_ADAPTERS: {error}"]) from error
+    stated, options = _arguments(config, folder, catalogue), config.model.engine_option
+    return guarded(lambda: VllmCore(stated, options, eos_token_ids=read.end_token_ids))
 
 
 def _arguments(config: WorkerConfig, folder: "ModelFolder", catalogue: Catalogue) -> dict[str, object]:

@@ -9,14 +9,6 @@ BlockIds = tuple[list[int], ...]
 """For each group of layers, blocks of a block table."""
 
 
-class Refused(Exception):
-    """vLLM, or its release, cannot run what the settings ask for; the message is a sentence for the operator."""
-
-
-class RefusedOption(Refused):
-    """It is an option that vLLM refuses, or that the worker decides."""
-
-
 class NewSequence(NamedTuple):
     """A sequence that vLLM does not know yet."""
 
