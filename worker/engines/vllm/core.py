@@ -30,6 +30,7 @@ from vllm.version import __version__
 from sluice.engine.adapters.folder import AdapterFolder
 from sluice.engine.batch import Sampled
 from sluice.engine.errors import AdapterError, OutOfMemory
+from sluice.worker.engines.options import flags_of, refused_option
 from sluice.worker.engines.vllm.orders import CoreFacts, Draws, KnownSequence, NewSequence, StepOrder
 from sluice.worker.engines.vllm.sampling import RowSampler
 from sluice.worker.errors import ConfigError
@@ -61,25 +62,13 @@ class _Parser(FlexibleArgumentParser):
 
 
 def _parsed(stated: Mapping[str, object], options: Sequence[str]) -> EngineArgs:
-    given: list[str] = []
-    for option in options:
-        name, has_value, value = option.partition("=")
-        flag = "--" + name.strip().lstrip("-").replace("_", "-")
-        field = flag[2:].replace("-", "_")
-        if field in stated:
-            raise _refused_option(f"{name} has a setting of the worker's own, or must be as the worker sets it")
-        if field in _REFUSED_OPTIONS:
-            raise _refused_option(f"{name} would do nothing: {_REFUSED_OPTIONS[field]}")
-        if value.lower() == "false":
-            given.append(f"--no-{flag[2:]}")
-        else:
-            given += [flag, value] if has_value and value.lower() != "true" else [flag]
-    # Abbreviations would pass by what is refused above.
+    flags = flags_of(options, decided=stated, refused=_REFUSED_OPTIONS)
+    # Abbreviations would pass by what is refused.
     parser = EngineArgs.add_cli_args(_Parser(exit_on_error=False, allow_abbrev=False))
     try:
-        return EngineArgs.from_cli_args(parser.parse_args(given, Namespace(**_with_room(stated))))
+        return EngineArgs.from_cli_args(parser.parse_args(flags, Namespace(**_with_room(stated))))
     except (ArgumentError, SystemExit, ValueError) as error:
-        raise _refused_option(f"vLLM {__version__} refuses {' '.join(options)}: {_sentence(error)}") from error
+        raise refused_option(f"vLLM {__version__} refuses {' '.join(options)}: {_sentence(error)}") from error
 
 
 def _with_room(stated: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,10 +84,6 @@ def _with_room(stated: Mapping[str, Any]) -> dict[str, Any]:
         # Its products on a CPU compute a row without an adapter with the last place: one more, which stays empty.
         "max_loras": stated["max_loras"] + current_platform.is_cpu(),
     }
-
-
-def _refused_option(why: str) -> ConfigError:
-    return ConfigError([f"SLUICE_ENGINE_OPTION: {why}"])
 
 
 def _refused(why: str) -> ConfigError:
@@ -134,7 +119,9 @@ class VllmCore:
             raise _refused(_sentence(error)) from error
         if config.use_v2_model_runner:
             raise _refused("its second model runner draws tokens in another way: set VLLM_USE_V2_MODEL_RUNNER=0")
-        self._lost: str | None = None
+        self.why_lost: str | None = None
+        """See `executor.Core.why_lost`."""
+
         try:
             self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
         except ValueError as error:
@@ -150,11 +137,6 @@ class VllmCore:
         max_rows = config.scheduler_config.max_num_seqs
         backends = self._executor.collective_rpc(replace_sampler, args=(eos_token_ids, max_rows, os.getpid()))
         self.facts = _facts(config, self._core, sorted(set(backends)))
-
-    @property
-    def why_lost(self) -> str | None:
-        """Why its workers compute nothing more; None while they do."""
-        return self._lost
 
     def put_adapter(self, place: int, folder: AdapterFolder) -> None:
         """Load an adapter into a place: see `executor.Core.put_adapter`."""
@@ -174,7 +156,7 @@ class VllmCore:
                 output = self._executor.sample_tokens(None)
         except TimeoutError:
             # A late answer would be taken for that of another step.
-            self._lost = "one of its worker processes does not answer"
+            self.why_lost = "one of its worker processes does not answer"
             raise
         return getattr(output, _SAMPLED)
 
@@ -220,7 +202,7 @@ class VllmCore:
         )
 
     def _note_lost(self) -> None:
-        self._lost = "one of its worker processes has ended"
+        self.why_lost = "one of its worker processes has ended"
 
 
 def _facts(config: Any, core: EngineCore, backends: list[str]) -> CoreFacts:

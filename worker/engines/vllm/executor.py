@@ -22,13 +22,9 @@ from sluice.worker.engines.vllm.orders import BlockIds, CoreFacts, Draws, KnownS
 class Core(Protocol):
     """A loaded vLLM."""
 
-    @property
-    def facts(self) -> CoreFacts: ...
-
-    @property
-    def why_lost(self) -> str | None:
-        """Why no step can be computed any more; None if one can."""
-        ...
+    facts: CoreFacts
+    why_lost: str | None
+    """Why no step can be computed any more; None if one can."""
 
     def put_adapter(self, place: int, folder: AdapterFolder) -> None:
         """Put an adapter in a place, instead of the one that is there.
@@ -86,7 +82,7 @@ class VllmExecutor:
             block_size=facts.block_size,
             block_bytes=facts.block_bytes,
         )
-        self._limits = catalogue.limits_with(limits, of_model=fingerprint, max_loaded=max_loaded_adapters)
+        self.limits = catalogue.limits_with(limits, of_model=fingerprint, max_loaded=max_loaded_adapters)
         self._adapters = AdapterTable(catalogue, core.put_adapter)
         self.fingerprint = fingerprint
         self._slots = Slots(2 * max_num_seqs, blocks_needed(facts.max_model_len, facts.block_size))
@@ -95,11 +91,6 @@ class VllmExecutor:
 
         self._forgotten: set[str] = set()
         self._names = count()
-
-    @property
-    def limits(self) -> ModelLimits:
-        """See `Executor.limits`."""
-        return self._limits
 
     def launch(self, batch: Batch) -> Launched:
         """See `Executor.launch`."""

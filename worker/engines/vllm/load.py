@@ -41,7 +41,6 @@ _ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     # Standard output is not a log.
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
-    "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_CPU_KVCACHE_SPACE": str(CPU_CACHE_BYTES // 2**30),
     "HF_HUB_OFFLINE": "1",
@@ -206,8 +205,6 @@ def _arguments(config: WorkerConfig, folder: "ModelFolder", catalogue: Catalogue
         "enable_chunked_prefill": True,
         "async_scheduling": False,
         "disable_hybrid_kv_cache_manager": True,
-        "disable_log_stats": True,
-        "seed": 0,
     }
     if model.device != "cpu":
         stated["gpu_memory_utilization"] = model.memory_share
