@@ -27,6 +27,9 @@ from tests.servers import RedisServer
 
 NUM_WORKERS = 2
 PATIENCE_S = 300.0
+START_PATIENCE_S = 900.0
+"""For a worker that starts: with two ranks of vLLM, it took 245 s on two cores that a dozen processes shared."""
+
 PLACES = 8
 """Of a worker."""
 
@@ -100,7 +103,7 @@ class Service:
 
     def wait_for_workers(self) -> None:
         """Wait until all workers are there."""
-        self.wait_until(lambda: len(self.pids()) == self.num_workers, "all workers are there")
+        wait_until(lambda: len(self.pids()) == self.num_workers, "all workers are there", patience_s=START_PATIENCE_S)
 
     def pids(self) -> set[int]:
         """The workers that live and have announced themselves."""

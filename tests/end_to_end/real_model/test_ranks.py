@@ -15,7 +15,7 @@ from tests.forks import ROOT
 from tests.gateway.batches.processes import place_in
 from tests.servers import redis_server
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.vllm, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.vllm, pytest.mark.timeout(2400)]
 
 NUM_JOBS = 12
 
@@ -60,6 +60,9 @@ class TestGivenJobsUnderWayOnTwoRanks:
         ranks = ranks_of(pid)
 
         ranks[1].send_signal(harm)
+        two_ranks.wait_until(lambda: pid not in two_ranks.pids(), "the worker has ended")
+        # Its successor, too, starts two ranks: what that takes says nothing of the jobs.
+        two_ranks.wait_for_workers()
         texts = two_ranks.texts(job_ids)
 
         assert texts == calm
