@@ -6,6 +6,7 @@ of the catalogue alone has the expected output of every job. `checker/evidence.p
 
 import json
 import random
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -148,8 +149,9 @@ class JournalWriter:
         self._write(asdict(intent) for intent in intents)
 
     def acknowledge(self, job_ids: Iterable[str]) -> None:
-        """Record the acknowledgement of a submit."""
-        self._write({"acknowledged": job_id} for job_id in job_ids)
+        """Record the acknowledgement of a submit, and when it came, by the monotonic clock that all processes share."""
+        at_s = time.monotonic()
+        self._write({"acknowledged": job_id, "at_s": at_s} for job_id in job_ids)
 
     def _write(self, lines: Iterable[Mapping[str, object]]) -> None:
         self._file.write("".join(json.dumps(line) + "\n" for line in lines))

@@ -10,13 +10,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 
 from sluice.producer.client import Producer
-from sluice.producer.errors import ProducerError, QueueFull, QueueUnreachable
+from sluice.producer.errors import DurabilityRefused, LessDurable, ProducerError, QueueFull, QueueUnreachable
 from sluice.producer.operations.submission import Receipt
 from sluice.protocol.job_ids import new_job_id
 from sluice.protocol.jobs import Job, Options
@@ -27,6 +28,7 @@ MAX_AT_ONCE = 16
 JOBS_PER_BATCH = 200
 TENANTS = ("ant", "bee", "cow", "dog")
 CALLBACK_SHARE = 0.05
+RETRY_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +43,7 @@ class Shot:
 class Shooter:
     """Draw random jobs. Mutable: its random state and its batch."""
 
-    def __init__(self, asks: list[Ask], name: str, seed: int, callback_url: str) -> None:
+    def __init__(self, asks: list[Ask], name: str, seed: int, callback_url: str | None = None) -> None:
         self._asks = asks
         self._callback_url = callback_url
         self._name = name
@@ -93,26 +95,30 @@ class Shooter:
 
 
 def shoot(producer: Producer, shots: list[Shot], journal: JournalWriter) -> None:
-    """Submit until all are acknowledged. A lost reply changes nothing: the ids are the same."""
+    """Submit until all are acknowledged at the client's level. A lost reply changes nothing: the ids are the same."""
     journal.intend(shot.intent for shot in shots)
     left = {shot.intent.asked: shot for shot in shots}
     while left:
-        wait_s = 0.2
-        try:
-            for job_id, answer in zip(list(left), _submitted(producer, list(left.values())), strict=True):
-                if isinstance(answer, Receipt):
-                    journal.acknowledge([job_id])
-                    del left[job_id]
-                elif isinstance(answer, QueueFull):
-                    wait_s = min(1.0, answer.retry_after_s)
-                else:
-                    raise answer
-        except (QueueUnreachable, QueueFull):
-            pass
+        wait_s = _submit(producer, left, journal)
         if left:
             time.sleep(wait_s)
     if cancelled := [JobId(shot.intent.asked) for shot in shots if shot.is_cancelled]:
         producer.cancel_many(cancelled)
+
+
+def _submit(producer: Producer, left: dict[str, Shot], journal: JournalWriter) -> float:
+    """Submit all that are left, remove those that are acknowledged; return the seconds until the next try."""
+    wait_s = RETRY_S
+    with suppress(QueueUnreachable, QueueFull, DurabilityRefused):
+        for job_id, answer in zip(list(left), _submitted(producer, list(left.values())), strict=True):
+            if isinstance(answer, Receipt):
+                journal.acknowledge([job_id])
+                del left[job_id]
+            elif isinstance(answer, QueueFull):
+                wait_s = min(1.0, answer.retry_after_s)
+            elif not isinstance(answer, LessDurable):
+                raise answer
+    return wait_s
 
 
 def _submitted(producer: Producer, shots: list[Shot]) -> Iterator[Receipt | ProducerError]:
@@ -129,7 +135,8 @@ def main() -> int:
 
     signal.signal(signal.SIGTERM, stop)
     shooter = Shooter(catalogue_of(given.catalogue), given.name, given.seed, given.callback_url)
-    with Producer(given.redis_url, patience_s=20) as producer, JournalWriter(given.journal) as journal:
+    client = Producer(given.redis_url, patience_s=20, durability=given.durability)
+    with client as producer, JournalWriter(given.journal) as journal:
         while not stopping.is_set():
             shots = shooter.volley()
             try:
@@ -147,7 +154,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--name", required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--journal", type=Path, required=True)
-    parser.add_argument("--callback-url", required=True, help="of jobs that want a callback")
+    parser.add_argument("--callback-url", help="of jobs that want a callback; without it, none does")
+    parser.add_argument("--durability", help="level at which a submit counts as acknowledged; the queue's by default")
     parser.add_argument("--catalogue", required=True, help="seed:size:max_tokens of the asks")
     parser.add_argument("--jobs-per-s", type=float, required=True)
     return parser.parse_args()

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -136,20 +136,19 @@ def run(settings: SoakSettings, say: Callable[[str], object]) -> Report:
     """Run a soak to its end."""
     settings.folder.mkdir(parents=True, exist_ok=True)
     say(f"soak {settings.name}: seed {settings.seed}, logs and journals in {settings.folder}")
-    _write_undisturbed(settings)
+    write_undisturbed(settings.folder, settings.catalogue, _worker_settings(settings))
     with ExitStack() as stack:
         # A killed server has lost nothing then; what a lost second does is another test's question.
         server = stack.enter_context(redis_server(is_durable=True, extra=("--appendfsync", "always")))
         return _Soak(settings, server, stack, say).run()
 
 
-def _write_undisturbed(settings: SoakSettings) -> None:
-    """Run the whole catalogue on one worker without faults, on a separate server."""
-    with redis_server() as server, worker_pool(server.url, settings.folder) as workers:
-        workers.start(**_worker_settings(settings))
+def write_undisturbed(folder: Path, catalogue: str, worker: Mapping[str, str]) -> None:
+    """Run a whole catalogue on one worker without faults, on a separate server."""
+    with redis_server() as server, worker_pool(server.url, folder) as workers:
+        workers.start(**worker)
         with Producer(server.url) as producer:
-            asks = catalogue_of(settings.catalogue)
-            write_reference(producer, asks, settings.folder / "reference.json")
+            write_reference(producer, catalogue_of(catalogue), folder / "reference.json")
 
 
 def _worker_settings(settings: SoakSettings) -> dict[str, str]:
@@ -278,10 +277,10 @@ class _Soak:
     def _drain(self, workers: Fleet, recorders: Fleet, callbacks: Fleet) -> None:
         """Wait until every job ended, the dead set is empty, events are recorded and callbacks delivered; stop all."""
         with self._client() as client:
-            wait_until(lambda: _is_empty(client), "every job has ended", patience_s=self._settings.drain_s)
+            wait_until(lambda: is_empty(client), "every job has ended", patience_s=self._settings.drain_s)
             wait_until(lambda: self._only_living(client, workers), "the dead are cleared away", patience_s=60)
             workers.stop()
-            wait_until(lambda: not _num_unrecorded(client), "all is recorded", patience_s=self._settings.drain_s)
+            wait_until(lambda: not num_unrecorded(client), "all is recorded", patience_s=self._settings.drain_s)
             recorders.stop()
             deliver_all(client, callbacks, patience_s=self._settings.drain_s)
         callbacks.stop()
@@ -312,10 +311,12 @@ def _always(*command: str) -> Command:
     return lambda _start: command
 
 
-def _is_empty(client: Any) -> bool:
+def is_empty(client: Any) -> bool:  # Any: a redis-py client
+    """Whether every job has ended."""
     waiting, running = client.hmget(KEYS.key("counters"), "waiting_jobs", "running_jobs")
     return int(waiting or 0) == 0 and int(running or 0) == 0
 
 
-def _num_unrecorded(client: Any) -> int:
+def num_unrecorded(client: Any) -> int:  # Any: as above
+    """Entries of the outbox that no recorder has written yet."""
     return int(client.xlen(KEYS.outbox))
