@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 SOURCES := sluice engine gateway history kernels migrations producer protocol worker tests benchmarks tools
 
-.PHONY: demo demo-web pictures screenshots profile test test-long test-engine-process test-browser test-clients test-models test-vllm test-gpu-versions check-kubernetes bench-check soak overload mutation-test crash-points check format lint types imports rules fuzz fuzz-hostile audit-dependencies setup clean
+.PHONY: demo demo-web pictures screenshots profile test test-long test-engine-process test-browser test-clients test-models test-vllm test-gpu-versions check-kubernetes bench-check soak overload mutation-test crash-points test-network check format lint types imports rules fuzz fuzz-hostile audit-dependencies setup clean
 
 setup: $(VENV)/.ready
 
@@ -80,6 +80,9 @@ audit-dependencies: setup ## Known vulnerabilities of what constraints.txt names
 	$(PYTHON) -m venv $(VENV)/audit
 	$(VENV)/audit/bin/python -m pip install --quiet pip-audit
 	$(VENV)/audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip --strict
+
+test-network: setup ## Cut and worsen each link between hosts, step their clocks; as root, an hour. SEED=n repeats one.
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos.network $(if $(SEED),--seed $(SEED))
 
 overload: setup ## Ten times more jobs than a worker can do, for ten minutes: memory and latency.
 	$(BIN)/python -m tests.chaos.overload --minutes 10

@@ -1,11 +1,13 @@
 """A real PostgreSQL for tests: its data in a separate folder, on a unix socket, stopped with the tests."""
 
 import importlib.util
+import os
 import signal
+import subprocess
 import tempfile
 import time
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -64,6 +66,18 @@ class PostgresServer:
 
     def start(self) -> None:
         """Start it again on the same data."""
+        self.handle.ensure_postgres_running()
+
+    def start_at(self, address: str, port: int, environ: Mapping[str, str]) -> None:
+        """Start it again on the same data and socket, for clients of an address, too. Needs root."""
+        folder = self.handle.get_postmaster_info().socket_dir
+        with (self.handle.pgdata / "pg_hba.conf").open("a") as rules:
+            rules.write("host all all samenet trust\n")
+        settings = f"-h {address} -p {port} -k {folder}"
+        command = [str(self.handle.bin_path / "pg_ctl"), "-w", "-o", settings, "-l", str(self.handle.log),
+                   "-D", str(self.handle.pgdata), "start"]  # fmt: skip
+        own = {**os.environ, **environ}
+        subprocess.run(command, user=self.handle.system_user, env=own, check=True, stdout=subprocess.DEVNULL)
         self.handle.ensure_postgres_running()
 
 

@@ -108,14 +108,14 @@ class Watched:
 
 
 @contextmanager
-def watched(flavor: Flavor = "valkey") -> Generator[Watched]:
-    """A primary and its replica under a Sentinel, which fails over half a second after the primary fell silent."""
+def watched(flavor: Flavor = "valkey", *, down_after_ms: int = 500) -> Generator[Watched]:
+    """A primary and its replica under a Sentinel, which fails over once the primary has been silent for so long."""
     with replicated(flavor) as pair, tempfile.TemporaryDirectory(prefix="sluice-") as name:
         settings, port = Path(name) / "sentinel.conf", free_port()
         lines = [
             f"port {port}", "bind 127.0.0.1", f"dir {name}", f"logfile {name}/sentinel.log",
             f"sentinel monitor {SERVICE} 127.0.0.1 {pair.primary.port} 1",
-            f"sentinel down-after-milliseconds {SERVICE} 500", f"sentinel failover-timeout {SERVICE} 2000",
+            f"sentinel down-after-milliseconds {SERVICE} {down_after_ms}", f"sentinel failover-timeout {SERVICE} 2000",
         ]  # fmt: skip
         settings.write_text("\n".join(lines) + "\n")
         with subprocess.Popen([str(binary_of(flavor)), str(settings), "--sentinel"]) as sentinel:
