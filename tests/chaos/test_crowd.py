@@ -30,7 +30,7 @@ PLENTY = 1 << 40
 
 ASKS = [Ask(f"number {i}", {"max_tokens": 1 + i % 3, "seed": i, "stream": False}) for i in range(10)]
 WORKER = {"MODEL": "null?step_s=0.001", "BEAT_EVERY_S": "1", "BEAT_LIFE_S": "4", "LOG_LEVEL": "warning"}
-DRAIN_S = 3000.0
+START_S, DRAIN_S = 600.0, 3000.0
 DOWN_AFTER_MS = 2000
 TAKEOVER_S = 60.0
 """Far more than it takes to detect the death of the primary, to promote the replica, and to go on there."""
@@ -66,7 +66,10 @@ def num_done(service: Watched) -> int:
 
 def fail_over(service: Watched, workers: WorkerPool) -> tuple[float, int]:
     """Kill the primary amid the work; return the seconds until the next end, and how many jobs waited then."""
-    workers.start_all(NUM_WORKERS, **WORKER)
+    for _ in range(NUM_WORKERS):
+        workers.start(**WORKER)
+    with service.pair.primary.client() as primary:
+        wait_until(lambda: primary.zcard(KEYS.key("alive")) == NUM_WORKERS, "all workers beat", patience_s=START_S)
     wait_until(lambda: num_done(service) > NUM_JOBS // 100, "the crowd works", patience_s=DRAIN_S)
     service.pair.primary.kill()
     began_s, before = time.monotonic(), num_done(service)
@@ -94,7 +97,7 @@ def test_when_the_primary_dies_amid_a_million_waiting_jobs_then_each_is_done_onc
         pause_s, num_waiting = fail_over(service, crowd)
         with service.pair.replica.client() as client:
             wait_until(lambda: is_empty(client), "every job has ended", patience_s=DRAIN_S)
-            crowd.end()
+            crowd.drain()
             # There is no recorder: what it would read is not residue.
             client.delete(KEYS.outbox)
             evidence = read_journals([tmp_path / "journal.jsonl"]), read_reference(tmp_path / "reference.json")

@@ -147,6 +147,13 @@ class WorkerPool:
             worker.wait_until_started()
         return workers
 
+    def drain(self) -> None:
+        """Send SIGTERM to all, and wait for their ends."""
+        for worker in self._workers:
+            worker.signal(signal.SIGTERM)
+        for worker in self._workers:
+            worker.wait()
+
     def end(self) -> None:
         """Kill all."""
         for worker in self._workers:
