@@ -15,8 +15,8 @@ from tests.chaos.soak.run import is_empty, num_unrecorded, write_undisturbed
 from tests.integration.jobs import wait_until
 
 CATALOGUE_SIZE, MAX_TOKENS = 200, 60
-JOBS_PER_S = 5.0
-"""Of each producer."""
+JOBS_PER_S = 12.0
+"""Of each producer: more than the workers can do, so that jobs wait."""
 
 QUIET_S = 1.0
 """Between a fault and the next, once all is well."""
@@ -45,6 +45,7 @@ class Run:
             self._start_producers(place)
             self._wait_for_load()
             observer = Observer(place.redis)
+            time.sleep(QUIET_S)
             for fault in self._faults:
                 self._try(place, observer, fault)
             observer.stop()
