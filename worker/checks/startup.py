@@ -125,6 +125,8 @@ def check_model(site: Site) -> Iterator[CheckResult]:
         yield CheckResult("model", f"{path} is not a folder on this host; it will be downloaded at startup")
         return
     yield CheckResult("model", site.model.description)
+    for option, reason in site.model.refused.items():
+        yield CheckResult("model", f"{option} is refused: {reason}", CheckLevel.NOTE)
 
 
 def check_kernels(site: Site) -> Iterator[CheckResult]:

@@ -153,6 +153,9 @@ class PreparedModel(Generic[LoadedT_co]):
     max_job_tokens: int
     """Maximum number of tokens of a job. The memory that is found at loading may lower it."""
 
+    refused: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Options that its engine never has, each with the reason. A trial of the loaded model may refuse more."""
+
     needs: "Callable[[], ModelNeeds] | None" = None
     """Counts what the model takes; None if its engine cannot."""
 

@@ -78,6 +78,7 @@ def prepare(config: WorkerConfig) -> PreparedModel[LoadedModel]:
         description=", ".join(filter(None, (read.description, catalogue.description, f"by vLLM {release}"))),
         text=read.text,
         max_job_tokens=config.model.max_model_len or _longest(folder),
+        refused=UNREAD,
         load=explained(config.model)(lambda: _load(config, folder, read, catalogue)),
     )
 

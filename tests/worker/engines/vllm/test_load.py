@@ -5,9 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from sluice.worker.checks.site import CheckLevel, Site
+from sluice.worker.checks.startup import check_model
 from sluice.worker.config import load_config
 from sluice.worker.engines.registry import prepare
+from sluice.worker.engines.vllm.load import UNREAD
 from sluice.worker.errors import ConfigError
+from sluice.worker.log import get_log
 from sluice.worker.model.folders import SMALL_MODEL
 from sluice.worker.model.load import load
 from tests.oracles.adapters import save_adapter
@@ -78,6 +82,17 @@ class TestGivenTheEnvironmentOfTheEngine:
         ours = prepare(load_config({}))
         assert (prepared.name, prepared.text.end_tokens) == (ours.name, ours.text.end_tokens)
         assert prepared.max_job_tokens == ours.max_job_tokens
+
+    def test_when_the_doctor_looks_then_it_names_the_release_and_what_is_always_refused(self, tmp_path: Path) -> None:
+        environ = {"SLUICE_ENGINE": "vllm", "SLUICE_ENGINE_PYTHON": python_with(tmp_path, "0.32.0")}
+        site = Site(load_config(environ), environ, get_log(), patience_s=0)
+
+        model, *refused = check_model(site)
+
+        assert model.found.endswith("by vLLM 0.32.0")
+        reason = "its steps return no states of a prompt's tokens"
+        assert [one.found for one in refused] == [f"{option} is refused: {reason}" for option in UNREAD]
+        assert {one.level for one in refused} == {CheckLevel.NOTE}
 
 
 class TestGivenAFolderOfAdapters:
