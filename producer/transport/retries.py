@@ -26,7 +26,7 @@ from sluice.producer.errors import (
 from sluice.producer.operations.operation import Ask
 from sluice.protocol.redis import tls, urls
 from sluice.protocol.redis.backoff import Backoff
-from sluice.protocol.redis.error_kinds import ErrorKind, classify
+from sluice.protocol.redis.error_kinds import ErrorKind, classify, reason_of
 from sluice.protocol.redis.execution import Reply
 from sluice.protocol.waits import Wait, WaitCause, WaitNotifier, WaitReason
 
@@ -102,7 +102,7 @@ def _outage(error: Exception, kind: ErrorKind, settings: LinkSettings) -> WaitRe
     where, how = urls.redacted(settings.url), f"Trying for up to {settings.patience_s:g} s"
     if kind is ErrorKind.LOADING:
         return WaitReason(WaitCause.SERVER_LOADING, f"{where} loads its data. {how}")
-    message = f"{where} does not answer: {str(error).rstrip('.')}. {how}; check that the server runs"
+    message = f"{where} does not answer: {reason_of(error)}. {how}; check that the server runs"
     return WaitReason(WaitCause.SERVER_UNREACHABLE, message)
 
 
@@ -123,18 +123,18 @@ def _unreachable(error: Exception, url: str, *, is_repeatable: bool) -> QueueUnr
     if kind is ErrorKind.NOT_REDIS:
         return NotAQueue(f"the server at {where} is not Redis. Check host and port.")
     if tls.may_be_refused(error, url):
-        return CertificateRefused(f"{where}: the TLS handshake failed: {str(error).rstrip('.')}. {tls.HOW}")
+        return CertificateRefused(f"{where}: the TLS handshake failed: {reason_of(error)}. {tls.HOW}")
     unsure = (
         "" if is_repeatable else " It is not known whether the command was carried out: check before you repeat it."
     )
     return QueueUnreachable(
-        f"{where} does not answer: {str(error).rstrip('.')}. Check the address, and that the server runs.{unsure}"
+        f"{where} does not answer: {reason_of(error)}. Check the address, and that the server runs.{unsure}"
     )
 
 
 def _denied(error: Exception, url: str) -> AccessDenied:
     return AccessDenied(
-        f"{urls.redacted(url)} refuses this user: {str(error).rstrip('.')}. Check user name, password and rights."
+        f"{urls.redacted(url)} refuses this user: {reason_of(error)}. Check user name, password and rights."
     )
 
 
@@ -167,5 +167,5 @@ def _refusal(error: Exception, kind: ErrorKind, url: str) -> ProducerError:
                          reason="full_memory", waiting=(0, 0, 0), bound=0)  # fmt: skip
     if kind is ErrorKind.CANNOT_WRITE:
         how = "Free space on its disk, or bring back its replicas; then try again."
-        return QueueRefused(f"{where} takes no writes: {str(error).rstrip('.')}. {how}")
+        return QueueRefused(f"{where} takes no writes: {reason_of(error)}. {how}")
     return QueueRefused(f"{where} refuses the command: {error}")

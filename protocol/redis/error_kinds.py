@@ -99,6 +99,15 @@ _DENIED_IN_SCRIPT = ("NOAUTH", "NOPERM", "ACL failure in script", "The user exec
 """Parts of an error reply of a script (Valkey, Redis 7.0 and 6.2)."""
 
 
+_SENTINEL = re.compile(r"<redis\.\S*client\.Redis\(.*?,host=([^,]+),port=(\d+).*?\)>\)>\)> - (?:network:)?")
+"""A Sentinel in redis-py's message that none names a primary: the text of its client, with all options."""
+
+
+def reason_of(error: BaseException) -> str:
+    """Return an error's message without a period; Sentinels are named by their addresses."""
+    return _SENTINEL.sub(r"\1:\2 ", str(error)).rstrip(".")
+
+
 def classify(error: BaseException) -> ErrorKind:
     """Return the kind of an exception, whether raised or returned as a reply."""
     for classes, kind in _KIND_OF_CLASS:

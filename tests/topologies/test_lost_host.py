@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from sluice.producer import AsyncProducer
+from sluice.producer import AsyncProducer, Producer
 from sluice.producer.errors import QueueUnreachable, ResultTimeout
 from tests.chaos.faults.replicated import SERVICE, watched
 from tests.clusters import redis_cluster, replica_of
@@ -58,6 +58,20 @@ class TestGivenSentinelsOfWhichTheFirstIsGone:
                 await producer.submit("hello")
 
                 assert time.monotonic() - began_s < 0.5, "the first is not asked again"
+
+
+class TestGivenSentinelsOfWhichNoneAnswers:
+    def test_when_a_job_is_submitted_then_the_error_names_each_by_its_address_alone(self) -> None:
+        addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+        producer = Producer(f"redis+sentinel://{','.join(addresses)}/{SERVICE}", patience_s=0.0)
+
+        with producer, pytest.raises(QueueUnreachable) as caught:
+            producer.submit("hello")
+
+        reason = str(caught.value).partition(" does not answer: ")[2]
+        assert all(address in reason for address in addresses)
+        assert "redis" not in reason
+        assert "<" not in reason
 
 
 class TestGivenAShardWhosePrimaryStops:

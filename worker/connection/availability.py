@@ -5,7 +5,7 @@ import threading
 from redis.exceptions import RedisError
 
 from sluice.protocol.redis.backoff import Backoff
-from sluice.protocol.redis.error_kinds import ErrorKind, classify
+from sluice.protocol.redis.error_kinds import ErrorKind, classify, reason_of
 from sluice.worker.clock import monotonic_s
 from sluice.worker.log import Log
 
@@ -50,7 +50,7 @@ class RedisHealth:
                 self.num_outages += 1
                 is_refused = classify(error) is ErrorKind.DENIED
                 event = "redis refuses this user" if is_refused else "redis unreachable"
-                self._log.warning(event, url=self._url, error=f"{type(error).__name__}: {error}")
+                self._log.warning(event, url=self._url, error=f"{type(error).__name__}: {reason_of(error)}")
             self._failing[who] = monotonic_s()
 
     def stalled(self) -> None:
