@@ -120,7 +120,7 @@ class Round:
         """Lease jobs."""
         jobs: list[LeasedJob] = []
         while len(jobs) < count:
-            jobs += self.worker.pull(sequences=at_once).jobs
+            jobs += self.worker.pull_only(sequences=at_once).jobs
         return jobs
 
     def end(self, jobs: Sequence[LeasedJob], at_once: int) -> None:
@@ -163,12 +163,18 @@ def phases(
 
 
 def others(server: CountedServer) -> Iterator[tuple[str, float]]:
-    """Yield the instructions of an empty pull, of a heartbeat, and of a streamed token among 50 streams."""
+    """Yield the instructions of an empty pull, of a heartbeat, of maintenance, and of a streamed token among 50 streams."""
     one = Round(server, "others", 1)
     one.worker.pull()
     one.worker.beat()
     server.instructions()
-    for what, act in (("an empty pull", one.worker.pull), ("a heartbeat", one.worker.beat)):
+    one.worker.maintain()
+    idle = {
+        "an empty pull": one.worker.pull_only,
+        "a heartbeat": one.worker.beat_only,
+        "maintenance": one.worker.maintain,
+    }
+    for what, act in idle.items():
         yield what, _each(server, act)
     one.submit(50, 50)
     jobs = one.pull(50, 50)

@@ -348,7 +348,7 @@ class _Run:
                 producer.cancel_batch(batch.id, reason="the batch was cancelled")
         elif self._is_late:
             # Workers fire timers; without a worker, nothing else would.
-            producer.run(_fire_timers(producer.target))
+            producer.run(_maintain(producer.target))
         elif batch.submitted < batch.total:
             producer.expire_batch(batch.id, batch.deadline, is_new=True)
             submission = Submission(batch, collector.names, collector.bits, self._tick, self._until_s)
@@ -467,7 +467,7 @@ def _work_s(began_s: float) -> float:
     return max(SLICE_S, min(MAX_WORK_S, WORK_PER_READ * (monotonic() - began_s)))
 
 
-def _fire_timers(queue: Queue) -> Operation[None]:
+def _maintain(queue: Queue) -> Operation[None]:
     """Fire due timers; each call fires a slice of them."""
     for keys in (yield from queue.all_keys()):
-        yield from ask_calls([calls.fire_timers(keys)] * SLICES_PER_TRIP)
+        yield from ask_calls([calls.maintain(keys)] * SLICES_PER_TRIP)

@@ -66,7 +66,9 @@ class OverdueJobs:
 
     def _fire(self, overdue: list[JobId]) -> Operation[None]:
         slices = slices_of(overdue, limits.SLICE_JOBS)
-        firings = [calls.fire_timers(self._queue.keys(partition), [overdue[i] for i in at]) for partition, at in slices]
+        firings = [
+            calls.maintain(self._queue.keys(partition), overdue=[overdue[i] for i in at]) for partition, at in slices
+        ]
         replies = yield Ask(tuple(map(command_of, firings)), is_lenient=True)
         self._may_fire = not any(isinstance(reply, AccessDenied) for reply in replies)
 

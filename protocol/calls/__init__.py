@@ -13,7 +13,6 @@ from sluice.protocol.calls.control import (
     cancel,
     configure,
     delete,
-    fire_timers,
     pause,
     purge,
     requeue,
@@ -31,6 +30,7 @@ from sluice.protocol.calls.leasing import (
     give_back,
     pull,
 )
+from sluice.protocol.calls.maintenance import Maintained, maintain
 from sluice.protocol.calls.progress import (
     AdvanceAnswer,
     Already,
@@ -91,6 +91,7 @@ __all__ = [
     "JobView",
     "KnownSettings",
     "LeasedJob",
+    "Maintained",
     "NewJob",
     "Notification",
     "Ok",
@@ -120,12 +121,12 @@ __all__ = [
     "decline",
     "delete",
     "expire_batch",
-    "fire_timers",
     "give_back",
     "inspect",
     "inspect_batch",
     "join_batch",
     "list_workers",
+    "maintain",
     "pause",
     "pull",
     "purge",

@@ -47,15 +47,6 @@ def delete(keys: QueueKeys, job_ids: Sequence[JobId]) -> Call[list[bool]]:
     return Call("delete", keys.fixed(), (pack_for_script(check_slice(job_ids)),), read_truths)
 
 
-def fire_timers(keys: QueueKeys, overdue: Sequence[JobId] = ()) -> Call[tuple[int, int | None]]:
-    """Fire one slice of due timers, as every pull and beat does; returns (number of timers, when the next is due).
-
-    `overdue`: at most `SLICE_JOBS` jobs whose own deadlines are checked first, however many timers are due.
-    """
-    args = (pack_for_script(check_slice(overdue)),)
-    return Call("timers", keys.fixed(), args, lambda reply: (reply[0], reply[1]))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSettings:
     """Bounds and behaviour of a queue; None leaves a value unchanged.

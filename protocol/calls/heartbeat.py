@@ -48,7 +48,7 @@ class BeatReply:
 
 
 def beat(keys: QueueKeys, beat: Beat) -> Call[BeatReply]:
-    """Renew the heartbeat of an incarnation, fire due timers, return leases whose pull reply was lost."""
+    """Renew the heartbeat of an incarnation, and return leases whose pull reply was lost."""
     about = [text for pair in beat.about.items() for text in pair]
     args = (beat.incarnation, beat.processed_pull, beat.expiry_ms, pack_for_script(beat.held), *about)
     return Call("beat", keys.fixed(), args, _read_beat)

@@ -41,13 +41,6 @@ class PullRequest:
     holds_oversized: bool = False
     """Whether the worker already holds a job that waits for room."""
 
-    may_reclaim: bool = True
-    """False for one heartbeat expiry after the worker has connected, or after a stall of Redis."""
-
-    reclaim_until_ms: int | None = None
-    """A pull that is served after this time (by the clock of the queue) reclaims nothing: Redis had stalled, and
-    the heartbeats of workers that seem dead may be queued behind it."""
-
     reserve_tokens: int = 256
     """Most output tokens that count towards the cost of a job at admission."""
 
@@ -63,7 +56,7 @@ class PullRequest:
 
     over_class: int | None = None
     """None: the room is free. Else a lower class yields it: only jobs of a class above this one are leased, and only
-    when they have waited for `IDLE_FIRST_MS`, were returned or reclaimed, or no other worker lives."""
+    when they have waited for `IDLE_FIRST_MS`, were returned, or no other worker lives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +86,6 @@ class LeasedJob:
     fingerprint: str | None
     """Fingerprint of the model that started the job; None for a first attempt."""
 
-    was_reclaimed: bool
     fits: bool
     """False for the one job that is held until there is room."""
 
@@ -130,12 +122,14 @@ class PullReply:
 
     server_ms: int
     look_again_ms: int | None
-    """When the next timer is due or the next heartbeat expires, if any: do not block past it. If the room was not free:
-    when the first job that was left to idle workers has waited long enough."""
+    """If the room was not free: when the first job that was left to idle workers has waited long enough."""
+
+    due_ms: int | None
+    """When `maintain` is due, if it is: now if a heartbeat has expired, else at the next timer or expiry."""
 
 
 def pull(keys: QueueKeys, request: PullRequest) -> Call[PullReply]:
-    """Lease the first jobs that fit, reclaim jobs of dead workers and fire due timers, in one step."""
+    """Lease the first jobs that fit, in one step."""
     args = (
         request.incarnation,
         request.number,
@@ -145,9 +139,7 @@ def pull(keys: QueueKeys, request: PullRequest) -> Call[PullReply]:
         request.cache_tokens,
         int(request.is_empty),
         int(request.holds_oversized),
-        int(request.may_reclaim),
         request.reserve_tokens,
-        "" if request.reclaim_until_ms is None else request.reclaim_until_ms,
         request.own_model or "",
         request.model_wait_ms,
         "" if request.woken_by is None else request.woken_by.id,
@@ -158,7 +150,7 @@ def pull(keys: QueueKeys, request: PullRequest) -> Call[PullReply]:
 
 
 def _read_pull(reply: Raw) -> PullReply:
-    number, jobs, last_notification, has_more, is_paused, drain, now, look_again = reply
+    number, jobs, last_notification, has_more, is_paused, drain, now, look_again, due = reply
     return PullReply(
         number=number,
         jobs=tuple(map(_read_leased, jobs[::4], jobs[1::4], jobs[2::4], jobs[3::4])),
@@ -168,6 +160,7 @@ def _read_pull(reply: Raw) -> PullReply:
         drain_for_suspects=bool(drain),
         server_ms=now,
         look_again_ms=look_again,
+        due_ms=due,
     )
 
 
@@ -194,8 +187,7 @@ def _read_leased(job_id: bytes, packed: bytes, payload: bytes, lease: bytes) -> 
         published=held.offsets,
         ended=held.ended,
         fingerprint=read_text(rare.get(b"fingerprint")),
-        was_reclaimed=held.mark in (b"r", b"b"),
-        fits=held.mark not in (b"h", b"b"),
+        fits=held.mark != b"h",
         first_scheduled_ms=row.first_scheduled_ms,
         first_token_ms=row.first_token_ms,
         resumed_from=read_text(rare.get(b"previous")),

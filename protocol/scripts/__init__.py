@@ -10,7 +10,7 @@ from importlib.resources import files
 from sluice.protocol import limits
 from sluice.protocol.states import TRANSITIONS
 
-_BASE, _SHARED = ("lib_base",), ("lib", "lib_lanes", "lib_places", "lib_ends")
+_BASE, _SHARED = ("lib_base",), ("lib_time", "lib", "lib_lanes", "lib_places", "lib_finish", "lib_ends")
 """Libraries before every script, in this order. A script with `INCLUDE` lines, or that begins with `BASE_ONLY`, gets
 only the base."""
 

@@ -45,7 +45,7 @@ local function forget_lease(id) held[id], changed[id] = nil, nil end
 -- ---------------------------------------------------------------- libraries that only some rows need, loaded on demand
 
 local function later()
-INCLUDE lib lib_lanes lib_places lib_ends lib_advance
+INCLUDE lib_time lib lib_lanes lib_places lib_finish lib_ends lib_advance
 end
 
 local rest

@@ -1,5 +1,5 @@
--- include: lib_timers lib_deaths lib_recount lib_models
--- Renew the heartbeat of an incarnation, report lost and flagged jobs, return jobs it never received, fire due timers.
+-- include: lib_deaths lib_recount lib_models
+-- Renew the heartbeat of an incarnation, report lost and flagged jobs, and return jobs that it never received.
 --
 -- KEYS: config, then the fixed keys of the queue. ARGV: incarnation, number of the last pull processed, expiry of
 --   the heartbeat in ms, packed array of the job ids held, then name and value of each field about the worker.
@@ -123,7 +123,6 @@ if has_left() then return { NOW, 1, {}, listed, stamp, 0 } end
 local was_dead = renew()
 look_at_all()
 give_back_orphans()
-fire_timers()
 finish()
 recount()
 return { NOW, was_dead and 1 or 0, stops, lost, stamp, num_ready() }

@@ -1,4 +1,4 @@
--- include: lib_deaths lib_models lib_offers
+-- include: lib_deaths lib_settling lib_models lib_offers
 -- Return jobs to the queue, where they resume at their next token, and deregister the incarnation if requested. Jobs
 -- returned by a broken worker count as held at its death, so that a job that breaks workers is found.
 --

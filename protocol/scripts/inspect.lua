@@ -11,7 +11,7 @@
 local function oldest_head()
   local oldest
   for _, class in ipairs({ RETURNED, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 }) do
-    local at = tonumber(call('ZRANGE', PREFIX .. 'heads:' .. class, 0, 0, 'WITHSCORES')[2] or '')
+    local at = tonumber(call('ZRANGE', heads_key(class), 0, 0, 'WITHSCORES')[2] or '')
     if at then oldest = math.min(oldest or at, at) end
   end
   return oldest

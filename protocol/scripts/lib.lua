@@ -1,14 +1,13 @@
--- Shared by the scripts beyond the base: keys, settings, time, counters, and reading and writing jobs.
+-- Shared by the scripts beyond the base: keys, counters, and reading and writing jobs.
 -- docs/reference/keys.md describes every key, docs/reference/job-states.md every change.
 --
 -- Scripts do not roll back. So the keys of a job are checked (or used with `try`) before the first write for that job,
 -- and a wrong key of the queue stops the script before any write (`wrong_key`).
 
-local OUTBOX, CALLBACKS, NOTIFICATIONS = PREFIX .. 'outbox', PREFIX .. 'callbacks', PREFIX .. 'bell'
-local TIMERS, COUNTERS, DEPTH = PREFIX .. 'timers', PREFIX .. 'counters', PREFIX .. 'depth'
-local DEAD, SUSPECTS, ISOLATOR = PREFIX .. 'dead', PREFIX .. 'suspects', PREFIX .. 'isolator'
-local ALIVE, SERVED, GARBAGE, DELAYED = PREFIX .. 'alive', PREFIX .. 'served', PREFIX .. 'garbage', PREFIX .. 'delayed'
-local RETURNED = 'returned'
+local OUTBOX, CALLBACKS = PREFIX .. 'outbox', PREFIX .. 'callbacks'
+local COUNTERS, DEPTH = PREFIX .. 'counters', PREFIX .. 'depth'
+local DEAD, ISOLATOR = PREFIX .. 'dead', PREFIX .. 'isolator'
+local SERVED, GARBAGE, DELAYED = PREFIX .. 'served', PREFIX .. 'garbage', PREFIX .. 'delayed'
 
 -- Return an error reply if a key of the queue (or of this incarnation) has the wrong type, else nil. Scripts return it
 -- before any write. `also`: a hash that only some scripts write.
@@ -34,59 +33,6 @@ local function wrong_key(incarnation, also)
   end
 end
 
--- ---------------------------------------------------------------- settings and time
-
-local function as_map(flat)
-  local map = {}
-  for i = 1, #flat, 2 do map[flat[i]] = flat[i + 1] end
-  return map
-end
-
-local SETTINGS = as_map(call('HGETALL', KEYS[1]))
-
--- The least value of settings that are not from 0. Times to live must be over 0: SET refuses PX 0 in the middle of a
--- script.
-local LEAST = {
-  channel_ttl_ms = 1, result_ttl_ms = 1, idempotency_ttl_ms = 1, max_failures = 1, partitions = 1,
-  tenant_share_percent = 1,
-  bytes_per_token = 0.01, test_clock_offset_ms = -LIMITS.MAX_NUMBER,
-}
-local HAS_FRACTION = {
-  bytes_per_token = true, ms_per_token = true, ttft_target_ms = true, tpot_target_ms = true,
-}
-
--- The value of a setting that is a number; nil if it is out of its range.
-local function setting_in_range(name, text)
-  local value = tonumber(text)
-  if not value then return nil end
-  -- Not a number compares as false, so each bound is stated as what must hold.
-  local is_in_range = value >= (LEAST[name] or 0) and value <= LIMITS.MAX_NUMBER
-  return is_in_range and (HAS_FRACTION[name] or value % 1 == 0) and value or nil
-end
-
-local function setting(name, default)
-  return setting_in_range(name, SETTINGS[name]) or default
-end
-
--- The server's clock in milliseconds. Two settings are for tests: `test_clock_ms` stops the clock of the queue,
--- `test_clock_offset_ms` shifts it.
-local function server_clock()
-  local time = call('TIME')
-  return time[1] * 1000 + math.floor(time[2] / 1000)
-end
-local NOW = setting('test_clock_ms') or server_clock() + setting('test_clock_offset_ms', 0)
--- A time of `ms` from now.
-local function from_now(ms) return ms and math.min(NOW + ms, LIMITS.MAX_NUMBER) end
--- The time by which heartbeats expire. Only heartbeats advance it, each by what has passed since the one before, but at
--- most by `most`. So a step of the server's clock, or a failover to another clock, neither kills workers nor delays a
--- takeover for long. Before the first heartbeat it is the server's clock.
-local CLOCK = PREFIX .. 'clock'
-local function beat_time(most)
-  local found = call('HMGET', CLOCK, 'at', 'read', 'most')
-  local at, read = tonumber(found[1] or ''), tonumber(found[2] or '')
-  if not at or not read then return NOW end
-  return at + math.max(0, math.min(NOW - read, most or tonumber(found[3]) or 0))
-end
 -- For each model a set of the workers that serve it: so whether one does costs the same however many live.
 local SERVING = PREFIX .. 'serving:'
 -- `<offer>\n<model>` -> the last expiry among the workers that have it: how many are compared depends on the engines alone.
@@ -94,22 +40,12 @@ local OFFERS = PREFIX .. 'offers'
 -- `<adapter>\n<model>` -> the last expiry among the workers of the model that have the adapter.
 local PARENTS = PREFIX .. 'parents'
 local QUEUE = string.match(PREFIX, '^{(.*):%d+}:$')
--- Lua formats a number at each command, and this one is used often.
-local NOW_TEXT = string.format('%d', NOW)
 local DEFAULT_MODE = 'fair'
 local MODE = SETTINGS.mode or DEFAULT_MODE
 
 -- ---------------------------------------------------------------- names
 
-local lane_name
-do
-  -- A number is made text only once: Lua formats it each time.
-  local class_names = { [RETURNED] = RETURNED }
-  function lane_name(class, tenant)
-    class_names[class] = class_names[class] or string.format('%d', class)
-    return class_names[class] .. ':' .. tenant
-  end
-end
+local function lane_name(class, tenant) return CLASSES[class] .. ':' .. tenant end
 local function lane_key(class, tenant) return PREFIX .. 'lane:' .. lane_name(class, tenant) end
 local function row_key(job) return PREFIX .. 'job:' .. job.suffix end
 local function channel_key(job, choice) return PREFIX .. 'channel:' .. job.suffix .. ':' .. choice end
@@ -228,12 +164,13 @@ local function foreign_field(job)
   if job.max_tokens > LIMITS.MAX_TOKENS then return 'max_tokens' end
   if #job.seed > 20 or string.find(job.seed, '%D') or job.seed == '' then return 'seed' end
   if #job.spec > LIMITS.MAX_SPEC_BYTES then return 'spec' end
-  if job.entry == '' then return nil end
+  if not job.entry then return nil end
   local ms, number = string.match(job.entry, '^(%d+)%-(%d+)$')
   if not ms or #ms > 19 or #number > 19 then return 'entry' end
 end
 
-local function present(value) return value ~= 0 and value or nil end
+-- Fields of fixed size are there in each job, false if they are absent: assigning to one that is there is a plain write.
+local function present(value) return value ~= 0 and value end
 
 -- The job of a row, or nil and why.
 local function parse(id, tenant, suffix, row)
@@ -245,9 +182,9 @@ local function parse(id, tenant, suffix, row)
   local job = {
     id = id, tenant = tenant, suffix = suffix, state = STATES[letter], class = class, choices = choices, version = version,
     attempt = attempt, epoch = epoch, failures = failures, requeues = requeues, max_tokens = max_tokens, prompt = prompt,
-    cost = cost, bytes = bytes, submitted = submitted, started = present(started), charged = charged > 0 and charged - 1 or nil,
+    cost = cost, bytes = bytes, submitted = submitted, started = present(started), charged = charged > 0 and charged - 1,
     number = number, before = before, scheduled = present(scheduled), first_token = present(first_token),
-    ended = present(ended), entry = entry, owner = owner, digest = digest, seed = seed, spec = string.sub(row, after), keep_ms = false, packed = false,
+    ended = present(ended), entry = entry ~= '' and entry, lane = false, owner = owner, digest = digest, seed = seed, spec = string.sub(row, after), keep_ms = false, packed = false,
   }
   local foreign, fields = foreign_field(job), {}
   if not foreign and rare ~= '' then
@@ -255,11 +192,7 @@ local function parse(id, tenant, suffix, row)
     foreign = not is_read and 'fields' or foreign_rare(fields)
   end
   if foreign then return nil, 'not a job: ' .. foreign end
-  if entry == '' then
-    job.entry = nil
-  else
-    job.lane = lane_name(is_returned == 1 and RETURNED or class, tenant)
-  end
+  if job.entry then job.lane = lane_name(is_returned == 1 and RETURNED or class, tenant) end
   return rows.with_rare(job, fields)
 end
 
@@ -340,7 +273,7 @@ function rows.write()
     if job.state == 'queued' or job.state == 'running' then
       flat[#flat + 1], flat[#flat + 2] = row_key(job), job.packed or rows.of(job)
     elseif job.keep_ms then
-      call('SET', row_key(job), rows.of(job), 'PX', job.keep_ms)
+      call('SET', row_key(job), rows.of(job), 'PX', text_of(job.keep_ms))
     else
       call('SET', row_key(job), rows.of(job), 'KEEPTTL')
     end

@@ -4,22 +4,27 @@ dropped = {}
 
 -- ---------------------------------------------------------------- arguments
 
--- Whether every field is absent, or as `kinds` says: 0 for a whole number, '' for text.
+-- Whether every field is absent, or of the type that `kinds` names; numbers must be whole.
 local function has_kinds(row, kinds)
   if type(row) ~= 'table' then return false end
-  for i, kind in ipairs(kinds) do
+  for i = 1, #kinds do
     local value = row[i]
-    local is_sound = value == nil or (kind == '' and type(value) == 'string')
-      or (kind == 0 and type(value) == 'number' and whole(value, LIMITS.MAX_NUMBER))
-    if not is_sound then return false end
+    if value ~= nil then
+      if type(value) ~= kinds[i] then return false end
+      if kinds[i] == 'number' and not whole(value, LIMITS.MAX_NUMBER) then return false end
+    end
   end
   return true
 end
 
+local EXTRAS_KINDS = { 'number', 'number', 'number', 'string', 'number', 'string' }
+local END_KINDS = {
+  'string', 'string', 'string', 'string', 'string', 'string', 'number', 'number', 'string', 'number', 'number',
+}
 local IS_END = { done = true, failed = true, cancelled = true, expired = true }
 local function is_sound(extras, end_row)
-  if extras and not has_kinds(extras, { 0, 0, 0, '', 0, '' }) then return false end
-  return not end_row or has_kinds(end_row, { '', '', '', '', '', '', 0, 0, '', 0, 0 }) and IS_END[end_row[1]]
+  if extras and not has_kinds(extras, EXTRAS_KINDS) then return false end
+  return not end_row or has_kinds(end_row, END_KINDS) and IS_END[end_row[1]]
 end
 
 -- ---------------------------------------------------------------- ends
@@ -93,8 +98,8 @@ end
 -- The first measurements are kept, and the longest gap of this attempt. The exact number of prompt tokens replaces the
 -- estimate. Model and resolved options are those of the attempt with the first tokens: one without any decided nothing.
 local function note_extras(job, extras, lease, tokens)
-  job.scheduled = job.scheduled or extras[1] or nil
-  job.first_token = job.first_token or extras[2] or nil
+  job.scheduled = job.scheduled or extras[1] or false
+  job.first_token = job.first_token or extras[2] or false
   job.prompt = math.min(LIMITS.MAX_ROW_NUMBER, extras[3] or job.prompt)
   local is_first = published_tokens(lease) == tokens
   job.fingerprint = is_first and extras[4] or job.fingerprint or extras[4] or nil

@@ -26,9 +26,16 @@ local function rows_of(packed, most, ...)
   end
   check(rows, 'table')
   if #rows > most then error(string.format('an argument has %d rows, and at most %d are taken', #rows, most)) end
-  for _, row in ipairs(rows) do
-    if #kinds > 1 then check(row, 'table') end
-    for i, kind in ipairs(kinds) do check(#kinds > 1 and row[i] or #kinds == 1 and row or nil, kind) end
+  for i = 1, #rows do
+    local row = rows[i]
+    if #kinds == 1 then
+      check(row, kinds[1])
+    else
+      check(row, 'table')
+      for k = 1, #kinds do
+        if type(row[k]) ~= kinds[k] then check(row[k], kinds[k]) end
+      end
+    end
   end
   return rows
 end
@@ -47,11 +54,12 @@ local function failed(reply) return type(reply) == 'table' and reply.err or nil 
 
 -- `<tenant>`, `<tenant>:<random>` of a job id; nil if it is not one of this partition. Cached for the call.
 local PARTITION = string.match(PREFIX, ':(%d+)}:$')
+local JOB_ID = '^' .. PARTITION .. '%.([%l%d_-]+)%.([%w_-]+)$'
 local tenants, suffixes = {}, {}
 local function names_of(id)
   if not suffixes[id] then
-    local partition, tenant, random = string.match(id, '^(%d+)%.([^.]+)%.([^.]+)$')
-    if partition ~= PARTITION or string.find(tenant, '[^%l%d_-]') or string.find(random, '[^%w_-]') then return nil end
+    local tenant, random = string.match(id, JOB_ID)
+    if not tenant then return nil end
     tenants[id], suffixes[id] = tenant, tenant .. ':' .. random
   end
   return tenants[id], suffixes[id]

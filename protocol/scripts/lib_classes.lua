@@ -12,14 +12,14 @@ local listings, num_listings = {}, 0  -- class -> its lanes, or false if none wa
 -- others: it looks at a few of their lanes, each pull at other ones, and continues with the classes above its own.
 local function window_of(class)
   if class ~= RETURNED or not request.over then return 0, SIZE end
-  local num_lanes = call('ZCARD', PREFIX .. 'heads:' .. RETURNED)
+  local num_lanes = call('ZCARD', heads_key(RETURNED))
   if num_lanes <= LIMITS.MAX_RETURNED_PER_PULL then return 0, LIMITS.MAX_RETURNED_PER_PULL end
   return (request.number - 1) * LIMITS.MAX_RETURNED_PER_PULL % num_lanes, LIMITS.MAX_RETURNED_PER_PULL
 end
 
--- Members and scores of a class's set, the least first; none if another program's key is in its place.
-local function read(set, class, first, size)
-  local found = try('ZRANGE', PREFIX .. set .. class, first, first + size - 1, 'WITHSCORES')
+-- Members and scores of a set of a class, the least first; none if another program's key is in its place.
+local function read(key, class, first, size)
+  local found = try('ZRANGE', key, text_of(first), text_of(first + size - 1), 'WITHSCORES')
   if failed(found) then
     sound_classes[class] = false
     return {}
@@ -37,13 +37,13 @@ end
 
 -- By score; of those that are not among the oldest heads, the times of their heads are read too.
 local function add_by_score(listing)
-  local heads, ready = listing.heads, read('ready:', listing.class, listing.num_read, SIZE + 1)
+  local heads, ready = listing.heads, read(ready_key(listing.class), listing.class, listing.num_read, SIZE + 1)
   if sound_classes[listing.class] == false then return end
   local at_of, unknown = as_map(heads), {}
   for i = 1, math.min(#ready, 2 * SIZE), 2 do
     if not at_of[ready[i]] then unknown[#unknown + 1] = ready[i] end
   end
-  local found = #unknown > 0 and call('ZMSCORE', PREFIX .. 'heads:' .. listing.class, unpack(unknown)) or {}
+  local found = #unknown > 0 and call('ZMSCORE', heads_key(listing.class), unpack(unknown)) or {}
   for i, tenant in ipairs(unknown) do at_of[tenant] = found[i] or NOW end
   for i = 1, math.min(#ready, 2 * SIZE), 2 do add(listing, ready[i], ready[i + 1], at_of[ready[i]]) end
   listing.limit, listing.rest_at = tonumber(ready[2 * SIZE + 2]) or math.huge, nil
@@ -80,7 +80,7 @@ end
 local function listing_of(class)
   if listings[class] ~= nil then return listings[class] end
   local first, size = window_of(class)
-  local heads = read('heads:', class, first, size + 1)
+  local heads = read(heads_key(class), class, first, size + 1)
   has_waiting[class] = #heads > 0
   if #heads == 0 then
     listings[class] = false
@@ -104,7 +104,7 @@ end
 -- Read more lanes of a class. What this pull has changed in memory is not written yet, so the next ones are those behind.
 local function read_more(listing)
   if listing.is_by_head then
-    add_by_head(listing, read('heads:', listing.class, listing.num_read, SIZE + 1), SIZE)
+    add_by_head(listing, read(heads_key(listing.class), listing.class, listing.num_read, SIZE + 1), SIZE)
   else
     add_by_score(listing)
   end
@@ -237,7 +237,7 @@ local function charge_in(listing, job)
   scan(listing)
   local alone = listing.is_alone and listing.best and listing.best.tenant
   if alone then return charge_at_start(job, { alone = alone }) end
-  local key = PREFIX .. 'ready:' .. job.class
+  local key = ready_key(job.class)
   if not listing.greatest then
     local last = call('ZRANGE', key, 0, 0, 'REV', 'WITHSCORES')
     listing.greatest = tonumber(last[2] or '') or 0

@@ -1,4 +1,4 @@
--- The four ends of a job with all their effects, and the final writes of every script.
+-- The four ends of a job with all their effects.
 
 -- The channel entry of an end that no worker wrote, as `encode_entry` would pack it: version, start, ids, text, time,
 -- logprobs, end.
@@ -31,7 +31,7 @@ local function join_members(job)
 end
 
 -- The names used outside.
-local complete_batch, count_in_batch, look_at_batch, count_batches
+local complete_batch, count_in_batch, look_at_batch
 
 do
 
@@ -105,13 +105,8 @@ local function emit_end(job, how, version, at)
   emit('ended', job, fields, version, at)
 end
 
--- The channels that this call has closed. A slice of jobs ends early when their choices are many.
-local slice = { num_channels = 0 }
-function slice.is_spent() return slice.num_channels >= LIMITS.SLICE_CHANNELS end
-
 -- Set by an advance, which ends many jobs of one owner, to delete their leases in one command.
 local dropped
-local deleted = {}  -- keys that `finish` deletes
 
 -- How long channels are kept after the end: not beyond the job, whose id may then be used again. Its readers, and the
 -- worker of the new job, would meet the old output.
@@ -133,7 +128,7 @@ local function close_channels(job, lease, how, keep_ms)
     if lease[2 * choice + 2] == 0 then
       write_end(job, lease, choice, how.state, end_entry(lease[2 * choice + 1], how))
     end
-    call('PEXPIRE', channel_key(job, choice), keep_ms)
+    call('PEXPIRE', channel_key(job, choice), text_of(keep_ms))
   end
   slice.num_channels = slice.num_channels + num_channels
 end
@@ -180,9 +175,9 @@ end
 -- Delete parts that were written for an end that never came: they would be read as the result.
 local function keep_result(job, how, keep_ms)
   if how.result then
-    call('SET', result_key(job), how.result, 'PX', keep_ms)
+    call('SET', result_key(job), how.result, 'PX', text_of(keep_ms))
   elseif how.result_bytes then
-    call('PEXPIRE', result_key(job), keep_ms)
+    call('PEXPIRE', result_key(job), text_of(keep_ms))
   else
     call('DEL', result_key(job))
   end
@@ -206,7 +201,7 @@ end
 
 -- What only a waiting or running job needs.
 local function forget_wait(job)
-  job.entry, job.lane, job.number, job.before, job.previous = nil, nil, 0, 0, nil
+  job.entry, job.lane, job.number, job.before, job.rare.previous = false, false, 0, 0, nil
 end
 
 -- End a job in any of the four states, with all effects. `how`: state, reason, error, error_code; from a worker also
@@ -228,11 +223,12 @@ function end_job(job, lease, how)
   close_channels(job, lease, how, is_dead and keep_ms or channel_kept_ms(lease))
   keep_result(job, how, keep_ms)
   if not is_dead then deleted[#deleted + 1] = payload_key(job) end
-  job.ended, job.published = NOW, offsets_of(lease)
-  job.ended_by = (how.incarnation or '') .. ':' .. lease.epoch
-  job.reason, job.error, job.error_code = how.reason, how.error, how.error_code
-  job.output = how.output_tokens or published_tokens(lease)
-  if not is_dead then job.resolved = nil end
+  local rare = job.rare
+  job.ended, rare.published = NOW, offsets_of(lease)
+  rare.ended_by = (how.incarnation or '') .. ':' .. lease.epoch
+  rare.reason, rare.error, rare.error_code = how.reason, how.error, how.error_code
+  rare.output = how.output_tokens or published_tokens(lease)
+  if not is_dead then rare.resolved = nil end
   forget_wait(job)
   save(job, keep_ms)
   if is_dead then add_to_dead_set(job) end
@@ -372,30 +368,4 @@ local function end_batch(batch, state, reason, budget)
   end
   look_at_batch(batch)
   return numbers.ended, numbers.asked, #ids == budget or num_seen < #ids
-end
-
--- ---------------------------------------------------------------- the final writes of every script
-
--- `chain`: '1', or the id of the notification that no worker has acted on.
-local function write_notification(chain)
-  append_shared(NOTIFICATIONS, 'MAXLEN', '~', LIMITS.BELL_MAXLEN, '*', 'e', chain)
-end
-
-local function finish()
-  rows.write()
-  if #deleted > 0 then call('DEL', unpack(deleted)) end
-  -- Before the lanes, whose scores depend on it.
-  write_served()
-  count_batches()
-  write_lanes()
-  write_waiting()
-  local packed = #events > 0 and cmsgpack.pack(events)
-  -- The recorder subtracts it when it deletes the entry.
-  if packed then count('outbox_bytes', #packed) end
-  for name, by in pairs(counted) do
-    -- Another user may have written a value that is not a number: it is reset, and the audit recounts.
-    if by ~= 0 and failed(try('HINCRBY', COUNTERS, name, by)) then call('HSET', COUNTERS, name, math.max(0, by)) end
-  end
-  if packed then append_shared(OUTBOX, '*', 'e', packed) end
-  if has_notification then write_notification('1') end
 end

@@ -12,9 +12,9 @@ end
 local sound_classes, has_waiting = {}, {}
 local function is_sound_class(class)
   if sound_classes[class] == nil then
-    local ready = call('TYPE', PREFIX .. 'ready:' .. class).ok
+    local ready = call('TYPE', ready_key(class)).ok
     has_waiting[class] = has_waiting[class] or ready ~= 'none'
-    sound_classes[class] = is_type(PREFIX .. 'heads:' .. class, 'zset') and (ready == 'zset' or ready == 'none')
+    sound_classes[class] = is_type(heads_key(class), 'zset') and (ready == 'zset' or ready == 'none')
   end
   return sound_classes[class]
 end
@@ -115,7 +115,7 @@ end
 
 -- The least and the greatest virtual tokens of the tenants waiting in a class, or nil.
 local function range_of(class)
-  local ready = PREFIX .. 'ready:' .. class
+  local ready = ready_key(class)
   local least, greatest = call('ZRANGE', ready, 0, 0, 'WITHSCORES')[2], call('ZRANGE', ready, 0, 0, 'REV', 'WITHSCORES')[2]
   return tonumber(least or ''), tonumber(greatest or '')
 end
@@ -137,7 +137,7 @@ function charge(job, tokens, waiting)
   local virtual = tokens / weight_of(job.tenant)
   set_served(job.tenant, served_of(job.tenant) + virtual)
   if virtual <= 0 then return end
-  waiting = waiting or is_sound_class(job.class) and call('ZCARD', PREFIX .. 'ready:' .. job.class) or 0
+  waiting = waiting or is_sound_class(job.class) and call('ZCARD', ready_key(job.class)) or 0
   if waiting > 0 then set_served(':' .. job.class, served_of(':' .. job.class) + virtual / waiting) end
 end
 
@@ -192,22 +192,22 @@ function write_served()
   if #flat > 0 then call('HSET', SERVED, unpack(flat)) end
   if #moved == 0 then return end
   for class = 0, LIMITS.MAX_PRIORITY do
-    if has_waiting[class] == nil then has_waiting[class] = call('TYPE', PREFIX .. 'ready:' .. class).ok ~= 'none' end
-    if has_waiting[class] then try('ZADD', PREFIX .. 'ready:' .. class, 'XX', unpack(moved)) end
+    if has_waiting[class] == nil then has_waiting[class] = call('TYPE', ready_key(class)).ok ~= 'none' end
+    if has_waiting[class] then try('ZADD', ready_key(class), 'XX', unpack(moved)) end
   end
 end
 
 local function num_lanes_of_classes()
   local total = 0
   for class = 0, LIMITS.MAX_PRIORITY do
-    if is_sound_class(class) then total = total + call('ZCARD', PREFIX .. 'heads:' .. class) end
+    if is_sound_class(class) then total = total + call('ZCARD', heads_key(class)) end
   end
   return total
 end
 
 local function waits(tenant)
   for class = 0, LIMITS.MAX_PRIORITY do
-    if is_sound_class(class) and call('ZSCORE', PREFIX .. 'heads:' .. class, tenant) then return true end
+    if is_sound_class(class) and call('ZSCORE', heads_key(class), tenant) then return true end
   end
   return false
 end
@@ -251,26 +251,26 @@ end
 
 -- A class whose key has the wrong type lists nothing; its lanes are unsound, so nothing is added to them.
 local function list_lane(lane, at, score)
-  try('ZADD', PREFIX .. 'heads:' .. lane.class, at, lane.tenant)
-  try('ZADD', PREFIX .. 'ready:' .. lane.class, score, lane.tenant)
+  try('ZADD', heads_key(lane.class), at, lane.tenant)
+  try('ZADD', ready_key(lane.class), score, lane.tenant)
   has_waiting[lane.class] = true
 end
 
 local function unlist_lane(lane)
-  try('ZREM', PREFIX .. 'heads:' .. lane.class, lane.tenant)
-  try('ZREM', PREFIX .. 'ready:' .. lane.class, lane.tenant)
+  try('ZREM', heads_key(lane.class), lane.tenant)
+  try('ZREM', ready_key(lane.class), lane.tenant)
 end
 
 -- Append the entry of a job to a lane. `at` is the time it is ordered by. The lane must be sound; the caller writes the job. Returns whether the lane took it: not if its
 -- user has added the last possible id. A pull then discards what is foreign, and deletes the lane once it is empty.
 local function add_entry(job, class, at)
   local lane = open_lane(class, job.tenant)
-  local entry = try('XADD', lane.key, '*', 'job', job.id, 'at', at == NOW and NOW_TEXT or string.format('%d', at))
+  local entry = try('XADD', lane.key, '*', 'job', job.id, 'at', text_of(at))
   if failed(entry) then
     list_lane(lane, NOW, score_of(lane, NOW))
     return false
   end
-  local is_first = not lane.has_entries and not call('ZSCORE', PREFIX .. 'heads:' .. class, job.tenant)
+  local is_first = not lane.has_entries and not call('ZSCORE', heads_key(class), job.tenant)
   if is_first then
     if MODE == 'fair' and class ~= RETURNED then lift_served(class, job.tenant) end
     list_lane(lane, at, score_of(lane, at, job))
@@ -298,7 +298,7 @@ local function remove_entry(job, is_taken)
     lane.taken_tokens = lane.taken_tokens + job.cost
   end
   lane.is_changed, lane.has_lost = true, true
-  job.entry, job.lane = nil, nil
+  job.entry, job.lane = false, false
 end
 
 -- Parse an entry of `add_entry`; nil if another program wrote it.
@@ -343,8 +343,8 @@ local function relist(lost)
     end
   end
   for class, of_class in pairs(listed) do
-    try('ZADD', PREFIX .. 'heads:' .. class, unpack(of_class.heads))
-    try('ZADD', PREFIX .. 'ready:' .. class, unpack(of_class.ready))
+    try('ZADD', heads_key(class), unpack(of_class.heads))
+    try('ZADD', ready_key(class), unpack(of_class.ready))
     has_waiting[class] = true
   end
   if #empty_keys > 0 then

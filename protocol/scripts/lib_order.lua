@@ -146,10 +146,20 @@ local function skip(listing, listed)
   classes.remove(listing, listed)
 end
 
+-- Leave the head of a lane to others. The lane keeps its order: what is behind waits. Not so among returned jobs, of which
+-- each may have another class and size.
+local num_left = 0
+local function leave(listing, listed, lane, buffer)
+  num_left = num_left + 1
+  if lane.class ~= RETURNED or num_left > LIMITS.SLICE_JOBS then return skip(listing, listed) end
+  buffer.at, buffer.has_left = buffer.at + 1, true
+  move_head(listing, listed, lane)
+end
+
 -- The first head that does not fit is held until there is room, and the pull ends: no job overtakes it here. One that can
--- never fit this worker is left.
-local function hold(listing, listed, lane, job, need)
-  if need.cost > request.cache then return skip(listing, listed) end
+-- never fit this worker is left to others.
+local function hold(listing, listed, lane, buffer, job, need)
+  if need.cost > request.cache then return leave(listing, listed, lane, buffer) end
   local num_before = #taken
   take(lane, job, need, 'h')
   if #taken > num_before then is_over = true else has_more = true end
@@ -167,15 +177,6 @@ local function is_left(lane, job, at)
   if request.num_alive < 2 then return false end
   request.look_at = math.min(request.look_at or ready_at, ready_at)
   return true
-end
-
--- Behind a returned job there may be one of a higher class; behind a head that came too late, all came later.
-local num_left = 0
-local function leave(listing, listed, lane, buffer)
-  num_left = num_left + 1
-  if lane.class ~= RETURNED or num_left > LIMITS.SLICE_JOBS then return skip(listing, listed) end
-  buffer.at, buffer.has_left = buffer.at + 1, true
-  move_head(listing, listed, lane)
 end
 
 local function take_head(listing, listed)
@@ -199,7 +200,7 @@ local function take_head(listing, listed)
   local job = parsed and job_of(lane, entry, parsed.job)
   if job and is_left(lane, job, parsed.at) then return leave(listing, listed, lane, buffer) end
   local need = job and need_of(job)
-  if job and not fits(need) then return hold(listing, listed, lane, job, need) end
+  if job and not fits(need) then return hold(listing, listed, lane, buffer, job, need) end
   buffer.at = buffer.at + 1
   if job then take(lane, job, need, ' ') elseif not parsed then discard_foreign(lane, buffer) end
   if lane.num_spoiled < LIMITS.MAX_SPOILED_PER_LANE then return move_head(listing, listed, lane) end

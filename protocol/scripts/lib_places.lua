@@ -12,6 +12,7 @@ end
 -- while, so that other tenants leave room for it.
 local TENANTS = PREFIX .. 'tenants'
 local waiting_of, read_waiting, write_waiting  -- the names used outside: a script may have 200 locals
+local more_jobs, more_tokens, more_bytes = 0, 0, 0  -- that wait since this call, or fewer
 
 do
 
@@ -40,6 +41,9 @@ function waiting_of(tenant)
 end
 
 function write_waiting()
+  count('waiting_jobs', more_jobs)
+  count('waiting_tokens', more_tokens)
+  count('waiting_bytes', more_bytes)
   local flat = {}
   for tenant, held in pairs(held_by) do
     if held.is_changed then
@@ -56,9 +60,7 @@ local function count_waiting(job, by)
   local held = waiting_of(job.tenant)
   local tokens, bytes = by * job.cost, by * job.bytes
   held.jobs, held.tokens, held.bytes, held.is_changed = held.jobs + by, held.tokens + tokens, held.bytes + bytes, true
-  counted.waiting_jobs = (counted.waiting_jobs or 0) + by
-  counted.waiting_tokens = (counted.waiting_tokens or 0) + tokens
-  counted.waiting_bytes = (counted.waiting_bytes or 0) + bytes
+  more_jobs, more_tokens, more_bytes = more_jobs + by, more_tokens + tokens, more_bytes + bytes
 end
 
 -- Remove a job from its place: lane, delayed jobs or suspects.

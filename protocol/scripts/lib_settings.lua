@@ -43,7 +43,7 @@ end
 
 -- Another order: every waiting lane gets a new score. The only operation whose cost grows with the number of lanes.
 local function rescore(class)
-  local heads = call('ZRANGE', PREFIX .. 'heads:' .. class, 0, -1)
+  local heads = call('ZRANGE', heads_key(class), 0, -1)
   for i, tenant in ipairs(heads) do heads[i] = open_lane(class, tenant) end
   relist(heads)
 end

@@ -1,6 +1,6 @@
 -- Suspects run in isolation: with no other jobs on their worker, before and after.
 
-local isolate  -- the names used outside: a script may have 200 locals
+local isolate  -- the name used outside
 
 do
 

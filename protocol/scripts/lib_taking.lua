@@ -1,16 +1,13 @@
--- The request of a pull, the room it has left, and leasing one job.
+-- The room that a pull has left, and leasing one job.
 
-local request = {
-  incarnation = ARGV[1], number = tonumber(ARGV[2]), kv = tonumber(ARGV[3]), prefill = tonumber(ARGV[4]),
-  sequences = tonumber(ARGV[5]), cache = tonumber(ARGV[6]), is_empty = ARGV[7] == '1', holds = ARGV[8] == '1',
-  may_reclaim = ARGV[9] == '1' and NOW <= (tonumber(ARGV[11]) or NOW), reserve = tonumber(ARGV[10]),
-  own_model = ARGV[12] ~= '' and ARGV[12] or nil, model_wait_ms = tonumber(ARGV[13]) or 0,
-  woken_by = ARGV[14] ~= '' and ARGV[14] or nil, chain = ARGV[15], over = whole(ARGV[16], LIMITS.MAX_PRIORITY),
-}
-local ME, MINE = request.incarnation, worker_key(request.incarnation)
-
-local taken, payload_bytes, has_more, is_over = {}, 0, false, false
+local payload_bytes, is_over = 0, false
 local new_leases = {}
+local ends
+local function ends_library()
+  ends = ends or load_ends()
+  return ends
+end
+
 local function num_taken() return #taken / 4 end
 
 -- ---------------------------------------------------------------- room
@@ -75,14 +72,15 @@ end
 function is_too_late(job, lease)
   local reason
   if job.ttl and job.attempt == 0 and job.ttl <= NOW then
-    reason = END_REASONS.unstarted
+    reason = 'unstarted'
   elseif job.deadline and job.deadline <= NOW then
-    reason = END_REASONS.expired
+    reason = 'expired'
   elseif job.batch and deadline_of_batch(job.batch) <= NOW then
-    reason = END_REASONS.batch_expired
+    reason = 'batch_expired'
   end
   if not reason then return false end
-  end_without_worker(job, lease, 'expired', reason)
+  local library = ends_library()
+  library.end_without_worker(job, lease, 'expired', library.reasons[reason])
   has_more = true
   return true
 end
@@ -142,21 +140,20 @@ end
 
 -- Without its prompt, a job can never run: it ends in the dead set.
 local function give_up_payload(job, lease)
-  end_job(job, lease, { state = 'failed', error = 'The prompt is gone from the queue.', error_code = 'payload_lost' })
+  ends_library().end_job(job, lease, {
+    state = 'failed', error = 'The prompt is gone from the queue.', error_code = 'payload_lost',
+  })
 end
 
--- queued -> running, for this incarnation, with the next epoch. `mark`: 'h' held until there is room, 'r' reclaimed,
--- 'b' both, ' ' neither.
+-- queued -> running, for this incarnation, with the next epoch. `mark`: 'h' held until there is room, or ' '.
 local function start(job, lease, payload, need, mark)
   enter(job, 'running')
   job.attempt = job.attempt + 1
   job.epoch = job.epoch + 1
   lease.owner, lease.epoch, lease.number, lease.place, lease.mark = ME, job.epoch, request.number, num_taken(), mark
   lease.deaths = job.deaths and 1 or 0
-  job.owner, job.started = ME, NOW
-  if job.gap then job.gap = nil end
-  if job.published then job.published = nil end
-  if job.entry then job.entry, job.lane = nil, nil end
+  job.owner, job.started, job.entry, job.lane = ME, NOW, false, false
+  job.rare.gap, job.rare.published = nil, nil
   save(job)
   if job.attempt == 1 and job.ttl then call('ZREM', TIMERS, 'ttl|' .. job.id) end
   count('running_jobs', 1)

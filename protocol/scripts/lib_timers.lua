@@ -1,7 +1,6 @@
 -- Fire due timers, one slice per call, the most urgent first. Each member is removed directly after its effect.
 
--- The names used outside: a script may have 200 locals, and `pull` is near that limit.
-local fire_timers, next_timer
+local fire_timers  -- the name used outside
 
 do
 
@@ -132,13 +131,14 @@ local function end_overdue(id)
   end
 end
 
--- `overdue`: ids of jobs that are looked at first.
+-- `overdue`: ids of jobs that are looked at first. Returns how many timers fired, and whether more are due.
 function fire_timers(overdue)
   for _, id in ipairs(overdue or {}) do
     if not slice.is_spent() then end_overdue(id) end
   end
   local due = first_due(LIMITS.SLICE_JOBS + 1)
-  if #due > LIMITS.SLICE_JOBS then
+  local has_more = #due > LIMITS.SLICE_JOBS
+  if has_more then
     sort_due()
     due = first_due(LIMITS.SLICE_JOBS)
   end
@@ -153,12 +153,7 @@ function fire_timers(overdue)
   end
   forget_old_dead()
   forget_served()
-  return num_fired
-end
-
-function next_timer()
-  local at = tonumber(call('ZRANGE', TIMERS, 0, 0, 'WITHSCORES')[2] or '')
-  return at and at < 0 and NOW or at
+  return num_fired, has_more or num_fired < #due
 end
 
 end

@@ -4,7 +4,7 @@
 -- ARGV: cursor, 0 to begin; then the fields of their heartbeats that are wanted: none means all. `held` is counted here.
 -- Reply: {cursor of the next page or 0, {incarnation, {field, value …} …}}.
 
-INCLUDE lib
+INCLUDE lib_time lib
 
 local cursor, wanted = ARGV[1] or '', {}
 if not string.find(cursor, '^%d+$') or #cursor > 20 or #ARGV > 100 then return wrong_arguments() end

@@ -1,34 +1,100 @@
--- include: lib_timers lib_deaths lib_offers lib_taking lib_classes lib_order lib_reclaim lib_suspects lib_wakeups
--- Lease the first jobs that fit, in one step: jobs of dead workers, then returned ones, then those of the class and
--- lane whose turn it is.
+-- include: lib_time
+-- Lease the first jobs that fit, in one step: returned jobs, then those of the class and lane whose turn it is.
 --
 -- KEYS: config, then the fixed keys of the queue.
--- ARGV: incarnation, number, kv tokens, prefill tokens, sequences, cache tokens, is empty, holds one oversized, may
---   reclaim, reserve tokens, until when it may reclaim or '', fingerprints of the only models whose jobs it continues or '', how
---   long jobs of another one are set aside (booleans as 0 and 1), id of the notification that woke it or '', the first of
---   its chain, '' or the class over which jobs must be: a full worker takes them in the place of what it runs.
--- Reply: {number, {id, row, prompt, lease, id, row …}, last id of the notification stream, has more, is paused, drain, now, when to pull again or
---   false}.
+-- ARGV: incarnation, number, kv tokens, prefill tokens, sequences, cache tokens, is empty, holds one oversized (booleans
+--   as 0 and 1), reserve tokens, fingerprints of the only models whose jobs it continues or '', how long jobs of another
+--   one are set aside, id of the notification that woke it or '', the first of its chain, '' or the class over which jobs
+--   must be: a full worker takes them in the place of what it runs.
+-- Reply: {number, {id, row, prompt, lease, id, row …}, last id of the notification stream, has more, is paused, drain,
+--   now, when a job that was left to other workers may be taken or false, when `maintain` is due or false}.
 --
 -- A pull is numbered: a repeated number gets the same jobs again, so a lost reply loses nothing; a lower number is a
 -- late duplicate and gets nothing.
 
 write_even_when_full()
+
+local function optional(text) return text ~= '' and text or nil end
+local request = {
+  incarnation = ARGV[1], number = tonumber(ARGV[2]), kv = tonumber(ARGV[3]), prefill = tonumber(ARGV[4]),
+  sequences = tonumber(ARGV[5]), cache = tonumber(ARGV[6]), is_empty = ARGV[7] == '1', holds = ARGV[8] == '1',
+  reserve = tonumber(ARGV[9]), own_model = optional(ARGV[10]), model_wait_ms = tonumber(ARGV[11]),
+  woken_by = optional(ARGV[12]), chain = ARGV[13], over = tonumber(ARGV[14] or ''),
+}
+local ME, MINE = request.incarnation, PREFIX .. 'worker:' .. (ARGV[1] or '')
+
+local function is_whole(number, most) return number and number >= 0 and number <= most and number % 1 == 0 end
 -- A number of room may be negative: nothing fits then.
 local function has_wrong_arguments()
-  for _, i in ipairs({ 2, 3, 4, 5, 6, 10 }) do
-    local number = tonumber(ARGV[i] or '')
+  for _, name in ipairs({ 'number', 'kv', 'prefill', 'sequences', 'cache', 'reserve' }) do
+    local number = request[name]
     if not number or number ~= number then return true end
   end
-  for _, i in ipairs({ 11, 13 }) do
-    if (ARGV[i] or '') ~= '' and not whole(ARGV[i], LIMITS.MAX_NUMBER) then return true end
+  if not is_whole(request.model_wait_ms, LIMITS.MAX_NUMBER) then return true end
+  if request.woken_by then
+    local is_id = string.find(request.woken_by, '^%d+%-%d+$') and string.find(request.chain or '', '^%d+%-%d+$')
+    if not is_id then return true end
   end
-  if request.woken_by and not (is_stream_id(request.woken_by) and is_stream_id(request.chain)) then return true end
-  if (ARGV[16] or '') ~= '' and not request.over then return true end
+  if ARGV[14] ~= '' and not is_whole(request.over, LIMITS.MAX_PRIORITY) then return true end
   -- It is stored with a NUL behind it.
   return not is_text(ME, LIMITS.MAX_INCARNATION_BYTES) or string.find(ME, '%z')
 end
 if has_wrong_arguments() then return wrong_arguments() end
+
+local IS_PAUSED, NOW_BEATING = SETTINGS.paused == '1', beat_time()
+local taken, has_more = {}, false
+
+-- Now, if the heartbeat of another worker has expired; else when one does, or the next timer is due.
+local function when_maintenance_is_due()
+  local beating = call('ZRANGE', ALIVE, '0', '1', 'WITHSCORES')
+  local expiry = tonumber(beating[beating[1] == ME and 4 or 2] or '')
+  if expiry and expiry <= NOW_BEATING then return NOW end
+  return earlier(next_timer(), expiry and NOW + math.max(expiry - NOW_BEATING, LIMITS.LOOK_AGAIN_MS))
+end
+
+local function reply(must_drain)
+  local last_notification = call('XREVRANGE', NOTIFICATIONS, '+', '-', 'COUNT', '1')[1]
+  return {
+    request.number, taken, last_notification and last_notification[1] or '0-0', has_more and 1 or 0,
+    IS_PAUSED and 1 or 0, must_drain and 1 or 0, NOW, request.look_at or false, when_maintenance_is_due() or false,
+  }
+end
+
+-- ---------------------------------------------------------------- what most pulls of an idle worker find
+
+local function waits_anything()
+  local keys = { SUSPECTS, PREFIX .. 'isolator', heads_key(RETURNED) }
+  for class = 0, LIMITS.MAX_PRIORITY do keys[class + 4] = heads_key(class) end
+  return call('EXISTS', unpack(keys)) > 0
+end
+
+-- Nothing waits, and this number was not used before. A worker without its fields is a new one, or one whose heartbeat
+-- has expired: it must be registered, or turned away.
+local function finds_nothing()
+  local last = tonumber(call('HGET', MINE, 'pull') or '') or 0
+  return request.number > last and not waits_anything() and call('ZSCORE', ALIVE, ME) and not call('HGET', MINE, 'apart')
+end
+
+if finds_nothing() then
+  if request.woken_by then try('XACK', NOTIFICATIONS, 'workers', request.woken_by) end
+  return reply(false)
+end
+
+-- ---------------------------------------------------------------- taking jobs
+
+local function take_jobs()
+INCLUDE lib lib_lanes lib_places lib_finish
+-- Most pulls end no job and meet no suspect: these functions are created when they are needed.
+local function load_ends()
+INCLUDE lib_ends
+  return { end_job = end_job, end_without_worker = end_without_worker, reasons = END_REASONS }
+end
+INCLUDE lib_offers lib_taking lib_classes lib_order lib_wakeups
+local function load_suspects()
+INCLUDE lib_deaths lib_suspects
+  return isolate
+end
+
 local wrong = wrong_key(ME)
 if wrong then return wrong end
 
@@ -48,9 +114,9 @@ end
 -- were moved and it left `alive`: its fields are kept for longer.
 local function is_registered()
   local expiry = call('ZSCORE', ALIVE, ME)
-  if expiry then return tonumber(expiry) > beat_time() end
+  if expiry then return tonumber(expiry) > NOW_BEATING end
   if call('EXISTS', MINE) == 1 then return false end
-  call('ZADD', ALIVE, beat_time() + LIMITS.HEARTBEAT_LIFETIME_S * 1000, ME)
+  call('ZADD', ALIVE, NOW_BEATING + LIMITS.HEARTBEAT_LIFETIME_S * 1000, ME)
   return true
 end
 
@@ -71,17 +137,14 @@ local function take_what_fits()
   local is_apart = call('HGET', MINE, 'apart') == '1'
   if is_apart and num_held > 0 then return false end
   if is_apart then call('HDEL', MINE, 'apart') end
-  local must_drain = isolate(num_held == 0)
-  if must_drain or is_over then return must_drain end
-  if request.holds or not has_room() then return false end
-  reclaim()
-  take_from_lanes()
-  return false
+  local has_suspects = call('EXISTS', SUSPECTS, ISOLATOR) > 0
+  local must_drain = has_suspects and load_suspects()(num_held == 0)
+  if not must_drain and not is_over and not request.holds and has_room() then take_from_lanes() end
+  return must_drain
 end
 
 local function pull()
-  fire_timers()
-  if SETTINGS.paused == '1' then return false end
+  if IS_PAUSED then return false end
   local last = tonumber(call('HGET', MINE, 'pull') or '') or 0
   if request.number == last then
     resend_reply()
@@ -91,28 +154,11 @@ local function pull()
   return take_what_fits()
 end
 
--- When the next timer is due or the next heartbeat of another worker expires: an idle worker pulls again then. Expired
--- heartbeats do not count: their jobs were reclaimed by this pull, or do not fit. A full worker pulls again when the
--- first job that it left to idle ones has waited long enough.
-local function look_again()
-  if request.over then return request.look_at end
-  local at, now = next_timer(), beat_time()
-  local beating = call('ZRANGEBYSCORE', ALIVE, '(' .. now, '+inf', 'WITHSCORES', 'LIMIT', 0, 2)
-  local i = beating[1] == ME and 3 or 1
-  local expiry = tonumber(beating[i + 1] or '')
-  -- The clock of heartbeats may stand still until the next one.
-  expiry = expiry and NOW + math.max(expiry - now, LIMITS.LOOK_AGAIN_MS)
-  return expiry and math.min(at or expiry, expiry) or at
-end
-
 local must_drain = pull()
 remember()
-local has_readied = has_notification
-has_notification = false
 finish()
-wake_next(has_readied)
-local last_notification = call('XREVRANGE', NOTIFICATIONS, '+', '-', 'COUNT', 1)[1]
-return {
-  request.number, taken, last_notification and last_notification[1] or '0-0', has_more and 1 or 0,
-  SETTINGS.paused == '1' and 1 or 0, must_drain and 1 or 0, NOW, look_again() or false,
-}
+wake_next()
+return reply(must_drain)
+end
+
+return take_jobs()

@@ -48,7 +48,7 @@ local function purge_class(class)
     return
   end
   while not is_spent() and is_sound_class(class) do
-    local tenant = call('ZRANGE', PREFIX .. 'heads:' .. class, 0, 0)[1]
+    local tenant = call('ZRANGE', heads_key(class), 0, 0)[1]
     if not tenant then return end
     purge_lane(class, tenant)
   end

@@ -49,7 +49,7 @@ end
 
 local function put_back(job)
   local lease = leases.of_row(job)
-  job.entry, job.lane = nil, nil
+  job.entry, job.lane = false, false
   local kind, at = waits_until(job)
   if kind then
     call('ZADD', DELAYED, 0, job.id)

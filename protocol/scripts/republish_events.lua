@@ -21,8 +21,8 @@ end
 local function emit_end_again(job)
   local result = SETTINGS.keep_results ~= '0' and try('GET', result_key(job))
   local how = {
-    reason = job.reason, error = job.error, error_code = job.error_code, first_scheduled_ms = job.scheduled,
-    first_token_ms = job.first_token, incarnation = string.match(job.ended_by or '', '^([^:]+):'),
+    reason = job.reason, error = job.error, error_code = job.error_code, first_scheduled_ms = job.scheduled or nil,
+    first_token_ms = job.first_token or nil, incarnation = string.match(job.ended_by or '', '^([^:]+):'),
     result = not failed(result) and result or nil,
   }
   emit_end(job, how, job.version, job.ended)

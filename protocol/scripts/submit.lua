@@ -16,6 +16,9 @@ local function unpacked(row)
     id = row[1], spec = row[2], payload = row[3], seed = row[4], class = row[5], prompt = row[6], prompt_bytes = row[7],
     max_tokens = row[8], choices = row[9], digest = row[11], features = row[17], not_before_in = row[21],
     deadline_in = row[22], submitted = row[23], is_open = row[24] == 1,
+    state = 'queued', version = 1, attempt = 0, epoch = 0, owner = '', number = 0, before = 0, failures = 0, requeues = 0,
+    started = false, charged = false, scheduled = false, first_token = false, ended = false, entry = false, lane = false,
+    tenant = false, suffix = false, cost = 0, bytes = 0, is_exact = false, keep_ms = false, packed = false,
   }, {
     key = row[10], batch = row[12], not_before = row[13], ttl = row[14], deadline = row[15], callback = row[16],
     custom_id = row[18], line = row[19], endpoint = row[20],
@@ -241,11 +244,10 @@ local function prepare(job)
   job.cost = cost_of(job, 0)
   job.bytes = #job.payload + #job.spec
   job.submitted = math.min(job.submitted or NOW, NOW)
-  job.state, job.version, job.attempt, job.epoch, job.owner = 'queued', 1, 0, 0, ''
-  job.number, job.before, job.failures, job.requeues = 0, 0, 0, 0
-  job.ttl = from_now(job.ttl)
-  job.not_before = from_now(job.not_before_in) or job.not_before
-  job.deadline = from_now(job.deadline_in) or job.deadline
+  local rare = job.rare
+  rare.ttl = from_now(rare.ttl)
+  rare.not_before = from_now(job.not_before_in) or rare.not_before
+  rare.deadline = from_now(job.deadline_in) or rare.deadline
 end
 
 local function refusal_of_keys(job)

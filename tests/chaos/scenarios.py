@@ -26,7 +26,7 @@ from tests.servers import RedisServer
 
 SLOW = "null?step_s=0.003"
 CALLBACK_URL = "https://receiver.example/hook"
-SCRIPTS = ("pull", "advance", "beat", "put_result", "give_back", "timers", "configure", "inspect")
+SCRIPTS = ("pull", "advance", "beat", "put_result", "give_back", "maintain", "configure", "inspect")
 FIRST_HALF = NUM_JOBS // 2
 PATIENCE_S = 60.0
 

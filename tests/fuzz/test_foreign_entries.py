@@ -75,7 +75,7 @@ def acts(queue: Queue) -> list[tuple[str, Callable[[], object]]]:
         ("submit", do(calls.submit(keys, [new_job("a"), new_job("b")]))),
         ("pull", worker.pull),
         ("beat", worker.beat),
-        ("timers", do(calls.fire_timers(keys))),
+        ("maintain", do(calls.maintain(keys))),
         ("cancel", do(calls.cancel(keys, [new_job("waiting").id]))),
         ("requeue", do(calls.requeue(keys, [new_job("waiting").id]))),
         ("status", do(calls.status(keys, [new_job("waiting").id, new_job("a").id]))),

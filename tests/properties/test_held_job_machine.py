@@ -53,7 +53,7 @@ class HeldJobs(RuleBasedStateMachine):
         return LeasedJob(
             id=JobId(f"0.t.{name}"), epoch=self.num_pulls, attempt=1, priority=0, spec=b"", payload=b"p", seed=1,
             choices=2, submitted_ms=0, pulled_ms=0, deadline_ms=None, prompt_tokens=1, published=(0, 0),
-            ended=(False, False), fingerprint=None, was_reclaimed=False, fits=True,
+            ended=(False, False), fingerprint=None, fits=True,
         )  # fmt: skip
 
     @rule(job=jobs)

@@ -366,7 +366,7 @@ class ScriptsMachine(RuleBasedStateMachine):
 
     def _leased(self, name: str, leased: LeasedJob, dead: set[str]) -> None:
         job = self.jobs[leased.id]
-        if leased.was_reclaimed:
+        if job.state is JobState.RUNNING:
             assert job.owner in dead
             assert job.flag is None
             job.go_back()

@@ -93,13 +93,26 @@ def ending(
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """One incarnation, as far as the scripts see it. Changes: it counts its pulls."""
+    """One incarnation, as far as the scripts see it. Changes: it counts its calls."""
 
     queue: "Queue"
     name: str
     number: int = 0
+    num_maintained: int = 0
 
-    def pull(self, *, number: int | None = None, **changes: Any) -> PullReply:  # Any: the fields of PullRequest
+    def pull(
+        self,
+        *,
+        number: int | None = None,
+        may_declare_dead: bool = True,
+        until_ms: int | None = None,
+        **changes: Any,  # Any: the fields of PullRequest
+    ) -> PullReply:
+        """Maintain the queue, then pull."""
+        self.maintain(may_declare_dead=may_declare_dead, until_ms=until_ms)
+        return self.pull_only(number=number, **changes)
+
+    def pull_only(self, *, number: int | None = None, **changes: Any) -> PullReply:  # Any: the fields of PullRequest
         """Pull with much room, under the next number unless one is given."""
         if number is None:
             self.number += 1
@@ -114,6 +127,14 @@ class Worker:
         }
         return self.queue.run(calls.pull(self.queue.keys, calls.PullRequest(**(known | changes))))
 
+    def maintain(self, **changes: Any) -> calls.Maintained:  # Any: the arguments of `maintain`
+        """Maintain the queue: one slice."""
+        self.num_maintained += 1
+        known: dict[str, Any] = {
+            "incarnation": self.name, "number": self.num_maintained, "may_declare_dead": True,
+        }  # fmt: skip
+        return self.queue.run(calls.maintain(self.queue.keys, **(known | changes)))
+
     def take(self, **changes: Any) -> LeasedJob:  # Any: as above
         """Pull the one job that there is."""
         (job,) = self.pull(**changes).jobs
@@ -124,6 +145,12 @@ class Worker:
         return self.queue.run(calls.advance(self.queue.keys, self.name, progress))
 
     def beat(self, *held: JobId, processed: int | None = None, expiry_ms: int = 4000) -> calls.BeatReply:
+        """Beat, holding these jobs, then maintain the queue without declaring a worker dead."""
+        reply = self.beat_only(*held, processed=processed, expiry_ms=expiry_ms)
+        self.maintain(may_declare_dead=False)
+        return reply
+
+    def beat_only(self, *held: JobId, processed: int | None = None, expiry_ms: int = 4000) -> calls.BeatReply:
         """Beat, holding these jobs."""
         number = self.number if processed is None else processed
         beat = calls.Beat(incarnation=self.name, held=held, processed_pull=number, expiry_ms=expiry_ms)
@@ -217,7 +244,7 @@ class Queue:
 
     def fire_timers(self) -> int:
         """Fire one slice of timers."""
-        return self.run(calls.fire_timers(self.keys))[0]
+        return self.run(calls.maintain(self.keys)).num_fired
 
     def channel(self, job_id: JobId, choice: int = 0) -> list[tuple[str, ChannelEntry]]:
         """Entries of a channel with their ids."""

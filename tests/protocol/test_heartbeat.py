@@ -111,7 +111,7 @@ class TestGivenADeadWorker:
         job = worker.take()
 
         assert (job.id, job.epoch, job.attempt, job.published) == (job_id, 2, 2, (3,))
-        assert (job.was_reclaimed, job.resumed_from, job.fingerprint) == (True, "A", "f")
+        assert (job.resumed_from, job.fingerprint) == ("A", "f")
         assert (job.first_scheduled_ms, job.first_token_ms) == (7, 8)
         assert [e.kind for e in queue.events(job_id)] == ["submitted", "started", "returned", "started"]
         assert queue.events(job_id)[2].fields["why"] == b"death"
@@ -128,11 +128,11 @@ class TestGivenADeadWorker:
         queue.pass_time(1500)
         worker.beat()
 
-        assert worker.pull().look_again_ms == over_ms
+        assert worker.pull().due_ms == over_ms
         queue.pass_time(EXPIRY_MS - 1500)
         reply = worker.pull()
         assert short(reply.jobs) == ["a"]
-        assert reply.look_again_ms is None, "the reply does not name its own lifetime"
+        assert reply.due_ms is None, "the reply does not name its own lifetime"
 
     def test_when_its_jobs_do_not_fit_then_the_other_does_not_ask_again_and_again(self, queue: Queue) -> None:
         queue.add("a")
@@ -141,7 +141,7 @@ class TestGivenADeadWorker:
 
         reply = queue.worker("B").pull(kv_tokens=1, cache_tokens=1)
 
-        assert (reply.jobs, reply.look_again_ms) == ((), None)
+        assert (reply.jobs, reply.due_ms) == ((), None)
 
     def test_when_it_is_not_yet_past_its_lifetime_then_nothing_moves(self, queue: Queue) -> None:
         queue.add("a")
@@ -155,7 +155,7 @@ class TestGivenADeadWorker:
         queue.worker("A").take()
         queue.pass_time(EXPIRY_MS + 1)
 
-        assert queue.worker("B").pull(may_reclaim=False).jobs == ()
+        assert queue.worker("B").pull(may_declare_dead=False).jobs == ()
         assert queue.worker("B").pull(number=2).jobs != ()
 
     def test_when_a_pull_was_sent_before_redis_stalled_then_it_does_not_reclaim(self, queue: Queue) -> None:
@@ -166,12 +166,12 @@ class TestGivenADeadWorker:
         until_ms = queue.now_ms + 1000
         queue.pass_time(EXPIRY_MS + 1)
 
-        assert worker.pull(reclaim_until_ms=until_ms).jobs == ()
+        assert worker.pull(until_ms=until_ms).jobs == ()
         assert healthy.beat(job_id).lost == ()
 
         queue.pass_time(EXPIRY_MS + 1)
         worker.beat()
-        assert worker.take(reclaim_until_ms=queue.now_ms + 1000).id == job_id
+        assert worker.take(until_ms=queue.now_ms + 1000).id == job_id
         check(queue)
 
     def test_when_the_queue_is_paused_then_nothing_moves(self, queue: Queue) -> None:
@@ -193,7 +193,7 @@ class TestGivenADeadWorker:
         assert (view.state, view.error) == (JobState.CANCELLED, "enough")
         check(queue)
 
-    def test_when_some_do_not_fit_then_they_stay_its_own_and_it_goes_on_when_it_returns(self, queue: Queue) -> None:
+    def test_when_some_do_not_fit_then_they_wait_for_a_larger_worker(self, queue: Queue) -> None:
         queue.submit(new_job("a"), new_job("b", prompt_tokens=900))
         slow, worker = queue.worker("A"), queue.worker("B")
         first, second = slow.pull().jobs
@@ -203,8 +203,9 @@ class TestGivenADeadWorker:
 
         assert [job.id for job in moved] == [first.id]
         reply = slow.beat(first.id, second.id)
-        assert (reply.was_dead, reply.lost) == (True, (first.id,))
-        assert slow.advance(tokens(second, 0, 1)) == [Ok()]
+        assert (reply.was_dead, reply.lost) == (True, (first.id, second.id))
+        assert slow.advance(tokens(second, 0, 1)) == [Replaced()]
+        assert short(slow.pull().jobs) == ["b"]
         check(queue)
 
     def test_when_one_does_not_fit_now_but_could_then_it_is_held_as_the_one(self, queue: Queue) -> None:
@@ -214,7 +215,7 @@ class TestGivenADeadWorker:
 
         jobs = queue.worker("B").pull(kv_tokens=100).jobs
 
-        assert [(job.was_reclaimed, job.fits) for job in jobs] == [(True, False)]
+        assert [(job.resumed_from, job.fits) for job in jobs] == [("A", False)]
         check(queue)
 
     def test_when_it_held_more_than_a_bite_then_the_rest_moves_with_the_next_pull(self, queue: Queue) -> None:
@@ -232,16 +233,15 @@ class TestGivenADeadWorker:
         assert queue.names("held:A") == set()
         check(queue)
 
-    def test_when_many_have_died_then_a_pull_looks_at_four(self, queue: Queue) -> None:
+    def test_when_many_have_died_then_a_call_looks_at_four(self, queue: Queue) -> None:
         for i in range(6):
             queue.add(f"j{i}")
             queue.worker(f"dead{i}").take()
         queue.pass_time(EXPIRY_MS + 1)
         worker = queue.worker("B")
 
-        first, second = worker.pull(), worker.pull()
-
-        assert (len(first.jobs), len(second.jobs)) == (limits.MAX_DEAD_PER_PULL, 2)
+        assert {worker.maintain().num_returned for _ in range(3)} == {0, 2, limits.MAX_DEAD_PER_CALL}
+        assert len(worker.pull().jobs) == 6
         check(queue)
 
     def test_when_the_moving_pulls_reply_is_lost_then_the_repeat_brings_the_same(self, queue: Queue) -> None:
@@ -335,7 +335,7 @@ class TestGivenADeregistration:
         assert queue.hash_of("worker", "A") == {"farewell": "1"}
         assert queue.client.pttl(queue.keys.key("worker", "A")) > 0
         again = queue.worker("B").take()
-        assert (again.id, again.published, again.was_reclaimed, again.resumed_from) == (job_id, (2,), False, "A")
+        assert (again.id, again.published, again.resumed_from) == (job_id, (2,), "A")
         check(queue)
 
     def test_when_something_is_left_then_others_take_it_at_once_and_no_death_is_listed(self, queue: Queue) -> None:
@@ -346,7 +346,7 @@ class TestGivenADeregistration:
 
         worker.give_back(deregister=True)
 
-        assert queue.worker("B").take().was_reclaimed
+        assert queue.worker("B").take().resumed_from == "A"
         assert "deaths" not in queue.fields("t", job.id.split(".")[2])
         assert queue.events(job.id)[2].fields["why"] == b"farewell"
         check(queue)

@@ -22,7 +22,7 @@ class TestGivenWaitingJobs:
         assert (job.epoch, job.attempt, job.published, job.ended) == (1, 1, (0, 0), (False, False))
         assert (job.deadline_ms, job.prompt_tokens) == (9_007_199_254_740_991, 10)
         assert (job.spec, job.payload) == (new_job("a").spec, new_job("a").payload)
-        assert (job.fits, job.was_reclaimed, job.resumed_from, job.fingerprint) == (True, False, None, None)
+        assert (job.fits, job.resumed_from, job.fingerprint) == (True, None, None)
         assert queue.state(job_id) is JobState.RUNNING
         check(queue)
 
@@ -265,11 +265,11 @@ class TestGivenTheBell:
 
     def test_when_a_timer_is_set_then_the_reply_says_when(self, queue: Queue) -> None:
         worker = queue.worker("A")
-        assert worker.pull().look_again_ms is None
+        assert worker.pull().due_ms is None
         due = queue.look().server_ms + 5000
         queue.add("later", not_before_ms=due)
 
-        assert worker.pull().look_again_ms == due
+        assert worker.pull().due_ms == due
 
 
 class TestGivenAJobThatAnotherModelBegan:

@@ -63,7 +63,7 @@ ACTS: dict[str, Act] = {
     "restore_settings": lambda queue: queue.run(calls.restore_settings(queue.keys, calls.KnownSettings())),
     "purge": lambda queue: queue.run(calls.purge(queue.keys)),
     "delete": lambda queue: queue.run(calls.delete(queue.keys, [JobId("0.t.done")])),
-    "timers": lambda queue: queue.fire_timers(),
+    "maintain": lambda queue: queue.fire_timers(),
     "close_batch": lambda queue: queue.run(calls.close_batch(queue.keys, "b")),
     "cancel_batch": lambda queue: queue.run(calls.cancel_batch(queue.keys, "b")),
     "expire_batch": lambda queue: queue.run(calls.expire_batch(queue.keys, "b", deadline_ms=queue.now_ms)),

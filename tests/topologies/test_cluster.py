@@ -272,7 +272,7 @@ def _resumed(keys: QueueKeys) -> HeldJob:
     leased = LeasedJob(
         id=JobId(f"{keys.partition}.t.a"), epoch=2, attempt=2, priority=0, spec=b"", payload=encode_prompt("hello"),
         seed=1, choices=1, submitted_ms=0, pulled_ms=0, deadline_ms=None, prompt_tokens=1, published=(3,),
-        ended=(False,), fingerprint=None, was_reclaimed=False, fits=True,
+        ended=(False,), fingerprint=None, fits=True,
     )  # fmt: skip
     return Leases().new_job(leased, keys, JobSpec())
 

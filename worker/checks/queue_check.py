@@ -9,8 +9,8 @@ from sluice.protocol.calls import (
     PartitionView,
     QueueSettings,
     configure,
-    fire_timers,
     inspect,
+    maintain,
     restore_settings,
 )
 from sluice.protocol.keys import QueueKeys
@@ -70,7 +70,7 @@ def look_at(client: Client, keys: QueueKeys) -> PartitionView:
     """
     try:
         # It checks the type of every key of the queue, and changes no more than a heartbeat does.
-        run(client, fire_timers(keys))
+        run(client, maintain(keys))
         return run(client, inspect(keys))
     except ResponseError as error:
         # A full disk, a failover or a server that loads passes: only what a person must change ends the start.

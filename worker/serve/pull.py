@@ -1,4 +1,4 @@
-"""The thread that pulls jobs from the queue, alongside the one that publishes output (`exchange.py`).
+"""The thread that pulls jobs and calls `maintain`, alongside the one that publishes output (`exchange.py`).
 
 Each has its own connection, so the server works on one while the worker reads from the other. Only leases order the
 two threads: an update carries its job's epoch and offset, and a job that is pulled again is another `HeldJob` whose
@@ -12,7 +12,7 @@ from dataclasses import replace
 from redis.exceptions import RedisError
 
 from sluice.engine.request import NO_ROOM
-from sluice.protocol.calls import PullReply, PullRequest, pull
+from sluice.protocol.calls import PullReply, PullRequest, maintain, pull
 from sluice.protocol.keys import QueueKeys
 from sluice.worker.clock import monotonic_s
 from sluice.worker.connection.clients import Uplink
@@ -21,6 +21,7 @@ from sluice.worker.jobs.held_job import HeldJob
 from sluice.worker.model.translate import read_spec, room_of
 from sluice.worker.serve.context import WorkerContext
 from sluice.worker.serve.give_back import ReturnQueue
+from sluice.worker.serve.maintenance import MaintenanceSchedule
 from sluice.worker.serve.pull_schedule import LOOK_EVERY_S, PULL_AT_LEAST_EVERY_S, PullSchedule
 from sluice.worker.serve.round_trips import RoundTrips
 
@@ -60,6 +61,7 @@ class Pulling:
             reserve_tokens=context.config.queue.reserve_tokens,
             unavailable=context.unavailable,
         )
+        self._maintenance = MaintenanceSchedule(context.partitions, context.unavailable)
         self._oversized: set[str] = set()
         self._look_s = 0.0
         """When a full worker looks for jobs of a higher class again."""
@@ -108,11 +110,39 @@ class Pulling:
     def _turn(self) -> None:
         with self._turning:
             self._returns.turn()
+            self._maintain()
             pull = self._next_pull()
             if pull is not None:
                 self._pull(*pull)
         if pull is None:
             self._rest()
+
+    def _maintain(self) -> None:
+        if self._closing.is_set() or self._watchdog.is_overdue or not (due := self._maintenance.due(monotonic_s())):
+            return
+        beat, now_s = self._context.config.beat, monotonic_s()
+        # Other workers may have been cut off or stalled with this one: for one lifetime it declares none of them dead.
+        undisturbed_s = now_s - max(self._uplink.since_s, self._context.health.stalled_s)
+        calls = [
+            maintain(
+                keys,
+                incarnation=self._context.incarnation,
+                number=number,
+                may_declare_dead=undisturbed_s > beat.life_s,
+                until_ms=self._context.clock.ms(now_s + beat.every_s),
+            )
+            for keys, number in due
+        ]
+        round_trip = self._round_trips.make([(keys, call) for (keys, _), call in zip(due, calls, strict=True)])
+        now_s = monotonic_s()
+        for (keys, _), reply in zip(due, round_trip.replies, strict=True):
+            if isinstance(reply, BaseException):
+                self._maintenance.on_missed(keys, now_s)
+            else:
+                self._maintenance.on_reply(keys, reply, now_s)
+                if reply.num_fired or reply.num_returned:
+                    self._schedule.on_readied(keys, now_s)
+        self._round_trips.mark_partitions(round_trip)
 
     def _pull(self, keys: QueueKeys, request: PullRequest) -> None:
         round_trip = self._round_trips.make([(keys, pull(keys, request))])
@@ -132,6 +162,8 @@ class Pulling:
                 self._listener.listen(self._schedule.last_notifications)
             else:
                 due_s = min(due_s, self._look_s)
+        if not self._watchdog.is_overdue:
+            due_s = min(due_s, self._maintenance.next_due_s())
         self._mailbox.wait_to_pull(min(max(due_s - monotonic_s(), 0.001), PULL_AT_LEAST_EVERY_S))
         for keys, notification in self._listener.take_notified():
             self._schedule.on_notified(keys, notification)
@@ -140,9 +172,7 @@ class Pulling:
         # While the loop hangs there is no heartbeat, and other workers take the held jobs.
         if self._closing.is_set() or self._watchdog.is_overdue:
             return None
-        now_s, beat = monotonic_s(), self._context.config.beat
-        # Other workers may have been cut off or stalled with this one: for one lifetime it declares none of them dead.
-        undisturbed_s = now_s - max(self._uplink.since_s, self._context.health.stalled_s)
+        now_s = monotonic_s()
         room = NO_ROOM if self.is_quiet else self._mailbox.room()
         if room.is_some and room.over_class is not None and now_s >= self._look_s:
             self._look(room.over_class, now_s)
@@ -151,7 +181,6 @@ class Pulling:
             now_s=now_s,
             cache_tokens=self._context.cache_tokens,
             is_empty=not len(self._leases),
-            may_reclaim=undisturbed_s > beat.life_s,
             holds_oversized=self._holds_oversized(),
         )
         if turn is None:
@@ -160,7 +189,6 @@ class Pulling:
         queue = self._context.config.queue
         return keys, replace(
             request,
-            reclaim_until_ms=self._context.clock.ms(now_s + beat.every_s),
             own_model=self._context.origin.fingerprints if queue.on_model_change == "wait" else None,
             model_wait_ms=round(queue.model_wait_s * 1000),
         )
@@ -190,7 +218,10 @@ class Pulling:
         self._mailbox.expect([(job.request_id, room_of(job, reserve_tokens=reserve_tokens)) for job in jobs])
         for older in self._leases.take(keys, reply.number, jobs):
             self._mailbox.lose([older.request_id])
-        self._schedule.on_reply(keys, reply, left=self._mailbox.room(), now_s=monotonic_s())
+        now_s = monotonic_s()
+        self._schedule.on_reply(keys, reply, left=self._mailbox.room(), now_s=now_s)
+        if reply.due_ms is not None:
+            self._maintenance.on_pull_reply(keys, (reply.due_ms - reply.server_ms) / 1000, now_s)
         if jobs:
             self._context.meters.num_jobs_pulled += len(jobs)
             self._log_taken(jobs)

@@ -8,7 +8,7 @@ from sluice.protocol.calls import Notification, PullReply, PullRequest
 from sluice.protocol.keys import QueueKeys
 
 PULL_AT_LEAST_EVERY_S = 0.5
-"""Longest time between pulls without a notification: jobs of dead workers are found by pulling."""
+"""Longest time between pulls without a notification, and between calls of `maintain`."""
 
 LOOK_EVERY_S = 0.02
 """A full worker looks this often whether jobs of a higher class wait. It receives no notifications: these are for
@@ -85,7 +85,7 @@ class PullSchedule:
         return min((turn.due_s for turn in self._there()), default=float("inf"))
 
     def next(
-        self, room: Room, *, now_s: float, cache_tokens: int, is_empty: bool, may_reclaim: bool, holds_oversized: bool
+        self, room: Room, *, now_s: float, cache_tokens: int, is_empty: bool, holds_oversized: bool
     ) -> tuple[QueueKeys, PullRequest] | None:
         """Return the pull to make now, if any; partitions take turns.
 
@@ -104,7 +104,6 @@ class PullSchedule:
             cache_tokens=cache_tokens,
             is_empty=is_empty and room.is_some,
             holds_oversized=holds_oversized,
-            may_reclaim=may_reclaim,
             reserve_tokens=self._reserve_tokens,
             woken_by=turn.woken_by,
             over_class=room.over_class,
@@ -134,6 +133,10 @@ class PullSchedule:
         turn.due_s = now_s + max(0.001, min(PULL_AT_LEAST_EVERY_S, until_then_s))
         self._turns.remove(turn)
         self._turns.append(turn)
+
+    def on_readied(self, keys: QueueKeys, now_s: float) -> None:
+        """Pull now: jobs may have become ready."""
+        self._turn_of(keys).due_s = now_s
 
     def on_look(self, keys: QueueKeys, *, is_waiting: bool, now_s: float) -> None:
         """Note whether jobs of a class over the room's wait: pull for them now, unless the last pull left them."""

@@ -519,7 +519,7 @@ RECLAIMS = (
     ),
     Guard(
         name="reclaim of all that seem dead by a worker that was cut off itself",
-        patches=_script("lib_reclaim", "return request.may_reclaim and has_been_up_for", "return has_been_up_for"),
+        patches=_script("lib_reclaim", "return may_declare and has_been_up_for", "return has_been_up_for"),
         tests=(f"{HEARTBEAT}::TestGivenADeadWorker", f"{REPORT}::TestGivenWorkersThatMayNotReclaim"),
     ),
     Guard(
@@ -544,7 +544,9 @@ RECLAIMS = (
     ),
     Guard(
         name="reclaim within a lifetime of the worker's own stall",
-        patches=(Patch("worker/serve/pull.py", "may_reclaim=undisturbed_s > beat.life_s", "may_reclaim=True"),),
+        patches=(
+            Patch("worker/serve/pull.py", "may_declare_dead=undisturbed_s > beat.life_s", "may_declare_dead=True"),
+        ),
         tests=(f"{TURNS}::TestGivenARedisThatStandsStill",),
     ),
     Guard(

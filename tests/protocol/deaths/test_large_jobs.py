@@ -42,7 +42,7 @@ class TestGivenLargeJobsOfTheDead:
 
     def test_when_a_small_one_is_among_them_then_it_is_found(self, queue: Queue) -> None:
         dead = queue.worker("dead")
-        for number in range(70):
+        for number in range(20):
             lease(queue, dead, f"large{number}", 5000)
         lease(queue, dead, "small", 10)
         queue.pass_time(60_000)

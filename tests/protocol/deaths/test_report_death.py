@@ -45,7 +45,7 @@ class TestGivenAWorkerThatHoldsAJob:
         assert "A" not in queue.look().workers
         job = queue.worker("B").take()
         assert (job.id, job.epoch, job.attempt, job.published) == (old.id, 2, 2, (3,))
-        assert (job.was_reclaimed, job.resumed_from) == (True, "A")
+        assert job.resumed_from == "A"
         assert queue.events(old.id)[-2].fields["why"] == b"death"
         assert counted_deaths(queue) == 1
         assert dead.advance(tokens(old, 3, 1)) == [Replaced()], "what was in flight is refused"
@@ -131,7 +131,7 @@ class TestGivenAWorkerThatHoldsAJob:
         assert report(queue, "A")
 
         job = queue.worker("B").take()
-        assert (job.id, job.was_reclaimed) == (old.id, False)
+        assert job.id == old.id
         assert queue.view(old.id).deaths == ()
         check(queue)
 
@@ -192,7 +192,7 @@ class TestGivenWorkersThatMayNotReclaim:
     def test_when_one_of_the_dead_was_reported_then_its_jobs_move_and_no_others(self, queue: Queue) -> None:
         self.given(queue)
 
-        assert short(queue.worker("C").pull(may_reclaim=False).jobs) == ["reported"]
+        assert short(queue.worker("C").pull(may_declare_dead=False).jobs) == ["reported"]
 
         assert short(queue.worker("C").pull(number=2).jobs) == ["expired"]
         check(queue)
@@ -200,7 +200,7 @@ class TestGivenWorkersThatMayNotReclaim:
     def test_when_the_pull_waited_for_a_stalled_redis_then_the_same_holds(self, queue: Queue) -> None:
         self.given(queue)
 
-        jobs = queue.worker("C").pull(reclaim_until_ms=queue.now_ms - 1).jobs
+        jobs = queue.worker("C").pull(until_ms=queue.now_ms - 1).jobs
 
         assert short(jobs) == ["reported"]
         check(queue)

@@ -8,7 +8,7 @@ from sluice.protocol import calls, limits
 from sluice.protocol.calls import Ok, Replaced
 from sluice.protocol.states import JobState
 from sluice.protocol.wire import JobId
-from tests.protocol.driving import Queue, Worker, check, ending, new_job, tokens
+from tests.protocol.driving import Queue, Worker, check, ending, new_job, short, tokens
 from tests.servers import RedisServer
 
 LIFE_MS, BEAT_MS = int(limits.HEARTBEAT_LIFETIME_S * 1000), int(limits.BEAT_EVERY_S * 1000)
@@ -206,7 +206,7 @@ class TestGivenARedisThatWasAway:
 
 
 class TestGivenADeadOwnerAndAPausedQueue:
-    def test_when_nobody_asked_its_job_to_stop_then_it_stays(self, queue: Queue) -> None:
+    def test_when_nobody_asked_its_job_to_stop_then_it_waits(self, queue: Queue) -> None:
         _, job = running(queue)
         queue.pause()
         queue.pass_time(3 * LIFE_MS)
@@ -214,5 +214,7 @@ class TestGivenADeadOwnerAndAPausedQueue:
         other.beat()
 
         assert other.pull().jobs == ()
-        assert queue.state(job.id) is JobState.RUNNING
+        assert queue.state(job.id) is JobState.QUEUED
+        queue.resume()
+        assert short(other.pull().jobs) == ["a"]
         check(queue)

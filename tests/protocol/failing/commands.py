@@ -87,7 +87,7 @@ def world_on(queue: Queue) -> World:
     queue.add("ending", batch="b", wants_callback=True, deadline_ms=queue.now_ms + 60_000, ttl_ms=50_000)
     worker.beat()
     worker.number += 1
-    leased = {job.id.split(".")[2]: job for job in worker.pull(may_reclaim=False).jobs}
+    leased = {job.id.split(".")[2]: job for job in worker.pull(may_declare_dead=False).jobs}
     worker.advance(tokens(leased["streaming"], 0, 3), ending(leased["done"], 0, 2))
     worker.advance(ending(leased["failed"], 0, 1, state=JobState.FAILED))
     queue.cancel(JobId("0.t.flagged"))
@@ -150,9 +150,9 @@ def _restore_prompt(world: World) -> Call[Any]:
     return audit.restore_prompt(world.queue.keys, [(waiting, encode_prompt("waiting"))])
 
 
-def _timers(world: World) -> Call[Any]:
+def _maintain(world: World) -> Call[Any]:
     world.queue.pass_time(70_000)
-    return calls.fire_timers(world.queue.keys)
+    return calls.maintain(world.queue.keys, incarnation="M", may_declare_dead=True)
 
 
 CALLS: dict[str, Callable[[World], Call[Any]]] = {
@@ -177,7 +177,7 @@ CALLS: dict[str, Callable[[World], Call[Any]]] = {
     ),
     "requeue": lambda world: calls.requeue(world.queue.keys, [JobId("0.t.failed")]),
     "report_death": lambda world: calls.report_death(world.queue.keys, "W"),
-    "timers": _timers,
+    "maintain": _maintain,
     "repair_jobs": lambda world: audit.repair_jobs(
         world.queue.keys, [JobId("0.t.streaming"), JobId("0.t.waiting")], {}
     ),

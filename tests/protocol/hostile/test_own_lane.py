@@ -2,11 +2,12 @@
 
 import pytest
 
-from sluice.protocol import calls
+from sluice.protocol import calls, limits
 from sluice.protocol.states import JobState
 from tests.protocol.driving import Queue, check, ending, new_job, short
 
 LAST_ID = f"{2**64 - 1}-{2**64 - 1}"
+FOREIGN_LANE_WAIT_MS = int(limits.FOREIGN_LANE_WAIT_S * 1000)
 
 
 def end_lane(queue: Queue, lane: str) -> None:
@@ -59,10 +60,12 @@ class TestGivenAnEntryAtTheLastIdOfALane:
         survivor = queue.worker("B")
         survivor.beat()
 
-        jobs = survivor.pull().jobs
+        one = survivor.take()
+        queue.client.delete(queue.keys.key("lane", "returned", "evil"))
+        queue.pass_time(FOREIGN_LANE_WAIT_MS)
+        survivor.beat(one.id)
 
-        assert sorted(short(jobs)) == ["mine", "one"]
-        assert survivor.advance(*[ending(job, 0, 2) for job in jobs]) == [calls.Ok(None)] * 2
+        assert (one.id, short(survivor.pull().jobs)) == ("0.victim.one", ["mine"])
 
 
 class TestGivenABatchWhoseTotalsAreNoNumbers:

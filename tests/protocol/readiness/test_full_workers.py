@@ -165,7 +165,7 @@ class TestGivenADeadWorker:
 
         reply = full.pull(over_class=0)
 
-        assert [(job.id, job.was_reclaimed, job.fits) for job in reply.jobs] == [(high, True, True)]
+        assert [(job.id, job.resumed_from, job.fits) for job in reply.jobs] == [(high, "dead", True)]
         assert not reply.has_more
         assert short(queue.worker("free").pull().jobs) == ["low"]
         check(queue)

@@ -98,7 +98,7 @@ class TestGivenAWorkerThatWasNotWoken:
 
         assert written_after(queue, last) == []
 
-    def test_when_it_makes_a_job_ready_then_it_wakes_one_unless_it_takes_it(self, one_queue: Queue) -> None:
+    def test_when_it_makes_a_job_ready_then_it_wakes_one(self, one_queue: Queue) -> None:
         queue, worker = one_queue, one_queue.worker("A")
         for name in ("first", "second"):
             queue.add(name, not_before_ms=queue.now_ms + 10)
@@ -108,21 +108,28 @@ class TestGivenAWorkerThatWasNotWoken:
 
             assert short(worker.pull(**room).jobs) == ([] if room else [name])
 
-            assert written_after(queue, last) == (["1"] if room else [])
+            assert written_after(queue, last) == ["1"]
 
 
 class TestGivenJobsThatOnlyAnotherWorkerCanTake:
-    def test_when_they_are_a_dead_workers_then_the_woken_one_passes_it_on(self, one_queue: Queue) -> None:
+    def test_when_they_are_a_dead_workers_then_the_woken_one_returns_them_and_wakes_another(
+        self, one_queue: Queue
+    ) -> None:
         queue, dead = one_queue, one_queue.worker("dead")
         queue.add("a")
         dead.beat()
         dead.take()
         queue.run(calls.report_death(queue.keys, "dead"))
-        woken_by = wake(queue)
+        woken_by, worker = wake(queue), queue.worker("A")
+        request = calls.PullRequest(
+            incarnation="A", number=1, cache_tokens=100, is_empty=False, woken_by=woken_by, **NO_ROOM
+        )
 
-        queue.worker("A").pull(woken_by=woken_by, **NO_ROOM)
+        reply = queue.run(calls.pull(queue.keys, request))
 
-        assert written_after(queue, woken_by.id) == [woken_by.id]
+        assert (reply.due_ms, written_after(queue, woken_by.id)) == (reply.server_ms, [])
+        worker.maintain()
+        assert written_after(queue, woken_by.id) == ["1"]
 
     def test_when_they_are_suspects_then_a_busy_worker_passes_it_on(self, one_queue: Queue) -> None:
         queue = one_queue

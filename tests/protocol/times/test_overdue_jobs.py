@@ -14,7 +14,7 @@ class TestGivenJobsWhoseTimeHasPassed:
         later = queue.add("later", ttl_ms=10_000, deadline_ms=queue.now_ms + 20_000)
         queue.pass_time(10)
 
-        queue.run(calls.fire_timers(queue.keys, [mine, later, JobId("0.t.unknown"), JobId("nonsense")]))
+        queue.run(calls.maintain(queue.keys, overdue=[mine, later, JobId("0.t.unknown"), JobId("nonsense")]))
 
         assert (queue.state(mine), queue.state(later)) == (JobState.EXPIRED, JobState.QUEUED)
         assert queue.view(later).expires_in_ms == 9990

@@ -19,7 +19,7 @@ def job_of(cost: int, *, output: int = 0) -> HeldJob:
     leased = LeasedJob(
         id=JobId("0.t.a"), epoch=1, attempt=1, priority=0, spec=b"", payload=b"", seed=1, choices=1, submitted_ms=0,
         pulled_ms=0, deadline_ms=None, prompt_tokens=10, published=(0,), ended=(False,), fingerprint=None,
-        was_reclaimed=False, fits=True, cost=cost,
+        fits=True, cost=cost,
     )  # fmt: skip
     job = Leases().new_job(leased, QueueKeys("q"), JobSpec())
     if output:

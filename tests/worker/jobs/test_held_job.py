@@ -30,7 +30,7 @@ def new_job(*, choices: int = 1, pulled_ms: int = 0) -> HeldJob:
     leased = LeasedJob(
         id=JobId("0.t.a"), epoch=1, attempt=1, priority=0, spec=b"", payload=b"", seed=1, choices=choices,
         submitted_ms=0, pulled_ms=pulled_ms, deadline_ms=None, prompt_tokens=1, published=(0,) * choices,
-        ended=(False,) * choices, fingerprint=None, was_reclaimed=False, fits=True,
+        ended=(False,) * choices, fingerprint=None, fits=True,
     )  # fmt: skip
     return Leases().new_job(leased, QueueKeys("q"), JobSpec())
 

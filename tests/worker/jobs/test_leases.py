@@ -16,7 +16,7 @@ def job(name: str, *, epoch: int = 1, keys: QueueKeys = ONE, payload: bytes = b"
     leased = LeasedJob(
         id=JobId(f"{keys.partition}.t.{name}"), epoch=epoch, attempt=epoch, priority=0, spec=b"", payload=payload,
         seed=1, choices=choices, submitted_ms=0, pulled_ms=0, deadline_ms=None, prompt_tokens=1,
-        published=(3,) * choices, ended=(False,) * choices, fingerprint=None, was_reclaimed=False, fits=True,
+        published=(3,) * choices, ended=(False,) * choices, fingerprint=None, fits=True,
     )  # fmt: skip
     return Leases().new_job(leased, keys, JobSpec())
 

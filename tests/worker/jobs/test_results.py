@@ -38,7 +38,7 @@ def job_of(*choices: ChannelOutput) -> HeldJob:
     leased = LeasedJob(
         id=JobId("0.t.abc"), epoch=1, attempt=1, priority=0, spec=b"", payload=b"", seed=1, choices=len(choices),
         submitted_ms=0, pulled_ms=0, deadline_ms=None, prompt_tokens=1, published=(0,) * len(choices),
-        ended=(False,) * len(choices), fingerprint=None, was_reclaimed=False, fits=True,
+        ended=(False,) * len(choices), fingerprint=None, fits=True,
     )  # fmt: skip
     job = Leases().new_job(leased, QueueKeys("q"), JobSpec())
     for index, output in enumerate(choices):

@@ -37,7 +37,6 @@ def leased(
         published=published,
         ended=(False,) * len(published),
         fingerprint=None,
-        was_reclaimed=False,
         fits=True,
     )
 

@@ -12,7 +12,7 @@ def new_job(number: int, *, prompt_tokens: int = 10, choices: int = 1) -> HeldJo
     leased = LeasedJob(
         id=JobId(f"0.t.{number}"), epoch=1, attempt=1, priority=0, spec=b"", payload=b"", seed=1, choices=choices,
         submitted_ms=0, pulled_ms=0, deadline_ms=None, prompt_tokens=prompt_tokens, published=(0,) * choices,
-        ended=(False,) * choices, fingerprint=None, was_reclaimed=False, fits=True,
+        ended=(False,) * choices, fingerprint=None, fits=True,
     )  # fmt: skip
     return Leases().new_job(leased, QueueKeys("q"), JobSpec(options=JobOptions(max_tokens=100, n=choices)))
 

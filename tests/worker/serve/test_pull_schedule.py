@@ -17,7 +17,7 @@ def room(sequences: int) -> Room:
 def reply(number: int, **given: object) -> PullReply:
     fields: dict[str, object] = {
         "number": number, "jobs": (), "last_notification": "5-0", "has_more": False, "is_paused": False,
-        "drain_for_suspects": False, "server_ms": 1000, "look_again_ms": None,
+        "drain_for_suspects": False, "server_ms": 1000, "look_again_ms": None, "due_ms": None,
     }  # fmt: skip
     return PullReply(**{**fields, **given})  # pyright: ignore[reportArgumentType]  # fields by name
 
@@ -26,13 +26,13 @@ def asked(
     pulls: PullSchedule, *, now_s: float = 0.0, left: Room = ROOM, is_empty: bool = True
 ) -> tuple[int, int] | None:
     """(partition, number) of the pull to make."""
-    found = pulls.next(left, now_s=now_s, cache_tokens=1000, is_empty=is_empty, may_reclaim=True, holds_oversized=False)
+    found = pulls.next(left, now_s=now_s, cache_tokens=1000, is_empty=is_empty, holds_oversized=False)
     return (found[0].partition, found[1].number) if found else None
 
 
 def woken_by(pulls: PullSchedule, left: Room) -> Notification | None:
     """What the next pull acknowledges."""
-    found = pulls.next(left, now_s=0.0, cache_tokens=1000, is_empty=True, may_reclaim=True, holds_oversized=False)
+    found = pulls.next(left, now_s=0.0, cache_tokens=1000, is_empty=True, holds_oversized=False)
     assert found is not None
     return found[1].woken_by
 
@@ -53,9 +53,7 @@ class TestGivenOnePartition:
         assert asked(pulls) == (0, 1)
         pulls.on_missed(ONE)
 
-        found = pulls.next(
-            NO_ROOM, now_s=0.0, cache_tokens=1000, is_empty=True, may_reclaim=True, holds_oversized=False
-        )
+        found = pulls.next(NO_ROOM, now_s=0.0, cache_tokens=1000, is_empty=True, holds_oversized=False)
 
         assert found is not None
         request = found[1]
@@ -148,9 +146,7 @@ class TestGivenAFullWorker:
 
         pulls.on_look(ONE, is_waiting=True, now_s=0.1)
 
-        found = pulls.next(
-            self.GIVEN_UP, now_s=0.1, cache_tokens=1000, is_empty=False, may_reclaim=True, holds_oversized=False
-        )
+        found = pulls.next(self.GIVEN_UP, now_s=0.1, cache_tokens=1000, is_empty=False, holds_oversized=False)
         assert found is not None
         assert found[1].over_class == 0
 
