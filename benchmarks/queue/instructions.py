@@ -163,7 +163,7 @@ def phases(
 
 
 def others(server: CountedServer) -> Iterator[tuple[str, float]]:
-    """Yield the instructions of an empty pull, of a heartbeat, of maintenance, and of a streamed token among 50 streams."""
+    """Yield the instructions of an empty pull, a heartbeat, maintenance, and a streamed token among 50 streams."""
     one = Round(server, "others", 1)
     one.worker.pull()
     one.worker.beat()

@@ -103,7 +103,7 @@ def _command(name: bytes, about: bytes) -> Matches:
 TRIPS: tuple[Trip, ...] = (
     Trip("pull", _script("pull")),
     Trip("advance", _script("advance"), max_nth=20),
-    Trip("advance with end", _advance_with_end, max_nth=8),
+    Trip("advance with end", _advance_with_end, max_nth=3),
     Trip("put result", _script("put_result"), max_nth=8),
     Trip("beat", _script("beat"), max_nth=2),
     Trip("notification", _command(b"XREAD", b":bell"), max_nth=1),

@@ -121,11 +121,8 @@ class TestGivenJobsThatOnlyAnotherWorkerCanTake:
         dead.take()
         queue.run(calls.report_death(queue.keys, "dead"))
         woken_by, worker = wake(queue), queue.worker("A")
-        request = calls.PullRequest(
-            incarnation="A", number=1, cache_tokens=100, is_empty=False, woken_by=woken_by, **NO_ROOM
-        )
 
-        reply = queue.run(calls.pull(queue.keys, request))
+        reply = worker.pull_only(woken_by=woken_by, **NO_ROOM)
 
         assert (reply.due_ms, written_after(queue, woken_by.id)) == (reply.server_ms, [])
         worker.maintain()
