@@ -100,16 +100,9 @@ class Worker:
     number: int = 0
     num_maintained: int = 0
 
-    def pull(
-        self,
-        *,
-        number: int | None = None,
-        may_declare_dead: bool = True,
-        until_ms: int | None = None,
-        **changes: Any,  # Any: the fields of PullRequest
-    ) -> PullReply:
+    def pull(self, *, number: int | None = None, **changes: Any) -> PullReply:  # Any: of `maintain` and PullRequest
         """Maintain the queue, then pull."""
-        self.maintain(may_declare_dead=may_declare_dead, until_ms=until_ms)
+        self.maintain(**{name: changes.pop(name) for name in ("may_declare_dead", "until_ms") if name in changes})
         return self.pull_only(number=number, **changes)
 
     def pull_only(self, *, number: int | None = None, **changes: Any) -> PullReply:  # Any: the fields of PullRequest
