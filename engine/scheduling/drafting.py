@@ -21,8 +21,9 @@ from sluice.engine.executor import ModelLimits
 from sluice.engine.scheduling.blocks.manager import BlockManager
 from sluice.engine.scheduling.row_slots import RowSlots
 from sluice.engine.sequence import Sequence
-from sluice.engine.speculation.source import MAX_DEPTH, DraftSource
-from sluice.engine.speculation.worth import DraftWorth
+from sluice.engine.speculation.payoff import Payoff
+from sluice.engine.speculation.source import MAX_DEPTH, DraftSource, Worth
+from sluice.engine.speculation.worth import MOST_PROBABLE, DraftWorth
 
 _LEAST_YIELD = 0.05
 """Least expected right drafts per row for a step to get any: with drafts, the host takes longer to lay it out."""
@@ -91,6 +92,9 @@ class Drafting:
         self._clock = clock
         self._overlaps = overlaps
         self._worth = DraftWorth()
+        self._payoff = Payoff()
+        """Of the steps in which only the surest drafts pay."""
+
         self._share = _FIRST_SHARE
         """Of verified drafts that were right."""
 
@@ -126,11 +130,10 @@ class Drafting:
             self._last = None
             return batch
         self._note_last(batch, num_accepted)
-        self._note_share(num_drafted, num_accepted)
-        now, later = self._offers(batch, min(MAX_DRAFTS, tokens_left), running)
-        least = _LEAST_YIELD * len(batch.rows) / self._worth.worth.probability
-        waiting = later.guesses if later.num_drafts >= least else {}
-        drafts = self._with_blocks(batch, now.guesses, len(running)) if now.num_drafts >= least else {}
+        worth = self._worth.of_step(len(batch.rows))
+        self._note_share(num_drafted, num_accepted, worth)
+        room = min(MAX_DRAFTS, tokens_left)
+        drafts, waiting = ({}, {}) if self._is_idle(worth) else self._guesses(batch, room, running, worth)
         self._num_without = 0 if drafts else self._num_without + 1
         if drafts or waiting:
             rows = tuple(row for row in batch.rows if row.sequence_id not in waiting)
@@ -148,7 +151,16 @@ class Drafting:
         for sequence in sequences:
             self._source.end(sequence)
 
-    def _offers(self, batch: Batch, room: int, running: Items[Sequence]) -> tuple[_Offers, _Offers]:
+    def _guesses(
+        self, batch: Batch, room: int, running: Items[Sequence], worth: Worth
+    ) -> tuple[dict[int, tuple[int, ...]], dict[int, tuple[int, ...]]]:
+        """Return the drafts of this step, and those of the next one, whose sequences wait for it."""
+        now, later = self._offers(batch, room, running, worth)
+        least = _LEAST_YIELD * len(batch.rows) / worth.probability
+        waiting = later.guesses if later.num_drafts >= least else {}
+        return self._with_blocks(batch, now.guesses, len(running)) if now.num_drafts >= least else {}, waiting
+
+    def _offers(self, batch: Batch, room: int, running: Items[Sequence], worth: Worth) -> tuple[_Offers, _Offers]:
         """Return the guesses for this step, and those that the next step will have, of sequences that wait for it."""
         # One that was forced to add tokens decodes more than one of them.
         decodes = [
@@ -157,8 +169,10 @@ class Drafting:
             if row.samples and (row.num_tokens == 1 or row.start >= sequence.num_prompt_tokens)
         ]
         began_s = self._clock()
-        proposed = self._source.propose([sequence for sequence, _ in decodes], room=room, worth=self._worth.worth)
+        proposed = self._source.propose([sequence for sequence, _ in decodes], room=room, worth=worth)
         self._draft_s = self._clock() - began_s
+        if worth.probability >= MOST_PROBABLE:
+            self._payoff.spend(self._draft_s * worth.tokens_per_s)
         # Sequences whose drafts are in flight will have drafts in the next step, too.
         num_in_flight = sum(sequence.num_launched_drafts for sequence in running) if self._overlaps else 0
         now, later = _Offers(room), _Offers(room - num_in_flight, num_in_flight)
@@ -196,11 +210,19 @@ class Drafting:
                 self._slots.note_growth(sequence)
         return drafts
 
-    def _note_share(self, num_drafted: int, num_accepted: int) -> None:
+    def _is_idle(self, worth: Worth) -> bool:
+        """Whether a step gets no drafts, since only the surest would pay, and to look for them costs more."""
+        is_idle = worth.probability >= MOST_PROBABLE and not self._payoff.pays and not self._payoff.rest()
+        self._draft_s = 0.0
+        return is_idle
+
+    def _note_share(self, num_drafted: int, num_accepted: int, worth: Worth) -> None:
         """Learn from the drafts that were verified since the last call."""
         drafted, accepted = num_drafted - self._counted[0], num_accepted - self._counted[1]
         self._counted = (num_drafted, num_accepted)
         self._share += (accepted - self._share * drafted) / max(_MEMORY, drafted)
+        if worth.probability >= MOST_PROBABLE:
+            self._payoff.gain(accepted - worth.token_cost * drafted)
 
     def _note_last(self, batch: Batch, num_accepted: int) -> None:
         """Learn from the time since the last step was planned, unless the engine was idle meanwhile."""
@@ -208,4 +230,5 @@ class Drafting:
             return
         last, began_s, num_before = self._last
         num_yielded = len(last.rows) + num_accepted - num_before
-        self._worth.note(last.num_tokens, num_yielded, self._clock() - began_s, self._draft_s)
+        taken_s = self._clock() - began_s
+        self._worth.note(last.num_tokens, num_yielded, taken_s, num_rows=len(last.rows), draft_s=self._draft_s)

@@ -31,7 +31,7 @@ class Payoff:
         if self._num_rounds >= _LEAST_ROUNDS and self.pays:
             self._rest = _FIRST_REST
 
-    def gain(self, num_tokens: int) -> None:
+    def gain(self, num_tokens: float) -> None:
         """Note tokens that came from guesses."""
         self._gained += num_tokens
 
