@@ -187,8 +187,8 @@ class Request:
     """Steps in which it decodes keep the strictest targets of all that decode."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampledLogprobs:
+# A named tuple instead of a frozen dataclass: two are made per token with log-probabilities.
+class SampledLogprobs(NamedTuple):
     """Log-probabilities at one output token, from the raw distribution (before temperature and filters)."""
 
     chosen: float

@@ -6,6 +6,8 @@ from one value to the next is known but for these choices. Knows no grammar: onl
 
 from typing import NamedTuple
 
+from sluice.engine.text.matcher import num_bytes_with_bits
+
 _MOST_BYTES = 32
 """Bytes with bits of a narrow mask: the others are of free text."""
 
@@ -45,4 +47,4 @@ class Habits:
 
 
 def _is_narrow(mask: bytes) -> bool:
-    return len(mask) - mask.count(0) <= _MOST_BYTES
+    return num_bytes_with_bits(mask) <= _MOST_BYTES

@@ -65,12 +65,9 @@ class PlacedDetokenizer:
         """
         read, offsets = self._token_bytes, self._offsets[start:]
         return tuple(
-            SampledLogprobs(
-                chosen=sampled.chosen,
-                top=sampled.top,
-                token=read(token_id),
-                top_tokens=tuple([read(other) for other, _ in sampled.top]),
-                offset=offset,
-            )
-            for token_id, sampled, offset in zip(token_ids, logprobs, offsets, strict=False)
+            [
+                # Positional arguments take half the time of keywords.
+                SampledLogprobs(chosen, top, read(token_id), tuple([read(other) for other, _ in top]), offset)
+                for token_id, (chosen, top, _, _, _), offset in zip(token_ids, logprobs, offsets, strict=False)
+            ]
         )

@@ -13,7 +13,7 @@ from sluice.engine.sequence import Sequence
 from sluice.engine.text.detokenizer import Detokenizer, stream_opener
 from sluice.engine.text.habits import Guess, Habits
 from sluice.engine.text.logprobs import PlacedDetokenizer, bytes_reader
-from sluice.engine.text.matcher import Matcher, only_token, set_token
+from sluice.engine.text.matcher import Matcher, num_bytes_with_bits, only_token, set_token
 from sluice.engine.text.stopping import StopMatcher, prepared
 
 MAX_FORCED_TOKENS = 64
@@ -185,7 +185,7 @@ class ConstrainedOutput(ChoiceOutput):
         if not self._masks:
             mask = self._mask_after(self.num_tokens)
             self._foreseen, self._masks = (), [mask]
-            if self._grammar.problem is None and mask.count(0) == len(mask):
+            if self._grammar.problem is None and not num_bytes_with_bits(mask):
                 self._grammar.problem = f"after {self.num_tokens} tokens the grammar leaves none that may follow"
                 if self.num_tokens < self._min_tokens:
                     self._grammar.problem += f", and min_tokens ({self._min_tokens}) forbids the end"

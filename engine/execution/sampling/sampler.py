@@ -129,7 +129,7 @@ def _logprobs(
     of_chosen: list[list[float]] = chosen.tolist()
     pairs = zip(num_asked.items(), of_chosen, values.tolist(), token_ids.tolist(), strict=True)
     return {
-        row: (SampledLogprobs(chosen=value[0], top=tuple(zip(ids[:number], likeliest, strict=False))),)
+        row: (SampledLogprobs(value[0], tuple(zip(ids[:number], likeliest, strict=False))),)
         for (row, number), value, likeliest, ids in pairs
     }
 
