@@ -37,8 +37,8 @@ INLINE float find_maxima(const Row *row, int dtype) {
     f32x16 most = splat(-INFINITY);
     for (int64_t j = i; j < i + BLOCK && j < row->V; j += LANES) {
       const f32x16 x = load_logits(row->logits, row->V, j, dtype);
-      has_nan |= x != x;
-      most = select16(x > most, x, most);
+      has_nan |= is_nan16(x);
+      most = larger16(x, most);
     }
     const float maximum = greatest16(most);
     row->maxima[i / BLOCK] = maximum;
@@ -55,7 +55,7 @@ INLINE int64_t collect(const Row *row, float low, float high, Candidate *candida
   for (int64_t i = 0; i < row->V; i += LANES) {
     if (row->maxima[i / BLOCK] / row->temperature < low) continue;
     const f32x16 z = load_logits(row->logits, row->V, i, dtype) / row->temperature;
-    const i32x16 kept = (z >= low) & (z < high);
+    const i32x16 kept = at_least16(z, splat(low)) & above16(splat(high), z);
     for (int lane = 0; lane < LANES; lane++) {
       candidates[count] = (Candidate){z[lane], (int32_t)i + lane};
       count -= kept[lane];

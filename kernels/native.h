@@ -70,6 +70,27 @@ INLINE uint32_t as_bits(float x) {
   return bits;
 }
 
+/* Where a comparison holds, all bits of the lane. gcc compares vectors that are wider than the machine's one number at a
+   time (118 instructions instead of a dozen), so they are compared by halves where the machine has those. */
+#if defined(__AVX2__) && !defined(__AVX512F__)
+typedef float f32x8 __attribute__((vector_size(32), aligned(4), may_alias));
+typedef int32_t i32x8 __attribute__((vector_size(32), aligned(4), may_alias));
+#define COMPARISON(name, operator)                                                                            \
+  INLINE i32x16 name(f32x16 a, f32x16 b) {                                                                     \
+    i32x16 found;                                                                                              \
+    for (int i = 0; i < 2; i++) ((i32x8 *)&found)[i] = ((const f32x8 *)&a)[i] operator((const f32x8 *) & b)[i]; \
+    return found;                                                                                              \
+  }
+#else
+#define COMPARISON(name, operator) \
+  INLINE i32x16 name(f32x16 a, f32x16 b) { return a operator b; }
+#endif
+COMPARISON(above16, >)
+COMPARISON(at_least16, >=)
+COMPARISON(differs16, !=)
+
+INLINE i32x16 is_nan16(f32x16 x) { return differs16(x, x); }
+
 INLINE f32x16 select16(i32x16 condition, f32x16 yes, f32x16 no) {
   return (f32x16)((condition & (i32x16)yes) | (~condition & (i32x16)no));
 }
@@ -89,7 +110,7 @@ INLINE u16x16 to_bf16x16(f32x16 x) {
 #else
   const u32x16 bits = (u32x16)x;
   const u32x16 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  const u32x16 is_nan = (u32x16)(x != x);
+  const u32x16 is_nan = (u32x16)is_nan16(x);
   return __builtin_convertvector((is_nan & 0x7fc0) | (~is_nan & rounded), u16x16);
 #endif
 }
@@ -143,16 +164,26 @@ INLINE float sum16(f32x16 x) {
 INLINE f32x16 larger16(f32x16 a, f32x16 b) {
 #if defined(__AVX512F__)
   return (f32x16)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  f32x16 found;
+  for (int i = 0; i < 2; i++)
+    ((f32x8 *)&found)[i] = (f32x8)_mm256_max_ps((__m256)((const f32x8 *)&a)[i], (__m256)((const f32x8 *)&b)[i]);
+  return found;
 #else
-  return select16(a > b, a, b);
+  return select16(above16(a, b), a, b);
 #endif
 }
 
 INLINE f32x16 smaller16(f32x16 a, f32x16 b) {
 #if defined(__AVX512F__)
   return (f32x16)_mm512_min_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  f32x16 found;
+  for (int i = 0; i < 2; i++)
+    ((f32x8 *)&found)[i] = (f32x8)_mm256_min_ps((__m256)((const f32x8 *)&a)[i], (__m256)((const f32x8 *)&b)[i]);
+  return found;
 #else
-  return select16(a < b, a, b);
+  return select16(above16(b, a), a, b);
 #endif
 }
 
@@ -160,7 +191,7 @@ INLINE int has_nan16(f32x16 x) {
 #if defined(__AVX512F__)
   return _mm512_cmp_ps_mask((__m512)x, (__m512)x, _CMP_UNORD_Q) != 0;
 #else
-  const i32x16 is_nan = x != x;
+  const i32x16 is_nan = is_nan16(x);
   for (int i = 0; i < LANES; i++)
     if (is_nan[i]) return 1;
   return 0;
@@ -171,6 +202,11 @@ INLINE int has_nan16(f32x16 x) {
 INLINE float greatest16(f32x16 x) {
 #if defined(__AVX512F__)
   return _mm512_reduce_max_ps((__m512)x);
+#elif defined(__AVX2__)
+  const __m256 half = _mm256_max_ps((__m256)((const f32x8 *)&x)[0], (__m256)((const f32x8 *)&x)[1]);
+  __m128 most = _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+  most = _mm_max_ps(most, _mm_movehl_ps(most, most));
+  return _mm_cvtss_f32(_mm_max_ss(most, _mm_movehdup_ps(most)));
 #else
   float best = x[0];
   for (int i = 1; i < LANES; i++) best = x[i] > best ? x[i] : best;
@@ -187,7 +223,7 @@ INLINE f32x16 zero_if_hidden16(f32x16 x, f32x16 from) {
   const __mmask16 seen = _mm512_cmp_ps_mask((__m512)from, _mm512_set1_ps(-INFINITY), _CMP_NEQ_UQ);
   return (f32x16)_mm512_maskz_mov_ps(seen, (__m512)x);
 #else
-  return select16(from == -INFINITY, splat(0), x);
+  return (f32x16)(differs16(from, splat(-INFINITY)) & (i32x16)x);
 #endif
 }
 
@@ -243,7 +279,7 @@ INLINE f32x16 tanh16(f32x16 x) {
   slope = slope * square - 5.2671805e-2f;
   slope = slope * square + 1.3320725e-1f;
   slope = slope * square - 3.3332947e-1f;
-  return select16(size < 0.55f, x + x * (square * slope), (f32x16)((u32x16)far | sign));
+  return select16(above16(splat(0.55f), size), x + x * (square * slope), (f32x16)((u32x16)far | sign));
 }
 
 /* Codes of the gates: all are x times a logistic, of x or of twice the argument of gelu's tanh form; or, of gpt-oss, x
@@ -257,7 +293,7 @@ INLINE f32x16 gate16(f32x16 x, int activation) {
 }
 
 /* x cut to at most `most`; NaN is preserved. */
-INLINE f32x16 cut16(f32x16 x, float most) { return select16(x > most, splat(most), x); }
+INLINE f32x16 cut16(f32x16 x, float most) { return select16(above16(x, splat(most)), splat(most), x); }
 
 /* What a gate makes of its two projections. */
 INLINE f32x16 gated16(f32x16 gate, f32x16 up, int activation) {

@@ -484,7 +484,7 @@ INLINE void quantize_whole(const void *x, int8_t *out, float *scale, int64_t K) 
   f32x16 most = splat(0);
   for (int64_t k = 0; k < K; k += LANES) {
     const f32x16 size = (f32x16)((u32x16)load16(x, k, BFLOAT16) & 0x7fffffffu);
-    most = select16((size > most) | (size != size), size, most);
+    most = select16(above16(size, most) | is_nan16(size), size, most);
   }
   const float largest = max16(most), factor = largest > 0 && largest < INFINITY ? 127.0f / largest : 0;
   *scale = largest / 127.0f;

@@ -33,7 +33,7 @@ INLINE int64_t first_equal(const Row *row, float value, int dtype) {
 
 INLINE i32x16 mass16(f32x16 z, float z_max) {
   const f32x16 mass = exp16(z - z_max) * MASS_ONE;
-  return __builtin_convertvector(select16(z >= z_max - MASS_SPAN, mass, splat(0)), i32x16);
+  return __builtin_convertvector(select16(at_least16(z, splat(z_max - MASS_SPAN)), mass, splat(0)), i32x16);
 }
 
 INLINE int64_t mass_of(float z, float z_max) { return mass16(splat(z), z_max)[0]; }
@@ -75,7 +75,7 @@ INLINE Candidate cut_by_mass(const Row *row, float z_max, float bound, float p, 
   for (int64_t i = 0; i < row->V; i += LANES) {
     if (row->maxima[i / BLOCK] / row->temperature < low) continue;
     const f32x16 z = load_logits(row->logits, row->V, i, dtype) / row->temperature;
-    const i32x16 kept = z >= low, mass = mass16(z, z_max) & kept;
+    const i32x16 kept = at_least16(z, splat(low)), mass = mass16(z, z_max) & kept;
     const i32x16 bins = __builtin_convertvector(select16(kept, (z_max - z) * 16.0f, splat(0)), i32x16);
     for (int lane = 0; lane < LANES; lane++) masses[bins[lane]] += mass[lane];
   }
@@ -106,6 +106,18 @@ INLINE void multiply(u32x16 x, uint32_t y, u32x16 *low, u32x16 *high) {
     (*low)[lane] = (uint32_t)product;
     (*high)[lane] = (uint32_t)(product >> 32);
   }
+#endif
+}
+
+/* The smaller of two. */
+INLINE u32x16 smaller_words(u32x16 a, u32x16 b) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  u32x16 found;
+  for (int i = 0; i < 2; i++)
+    ((i32x8 *)&found)[i] = (i32x8)_mm256_min_epu32((__m256i)((const i32x8 *)&a)[i], (__m256i)((const i32x8 *)&b)[i]);
+  return found;
+#else
+  return (u32x16)select16((i32x16)(a < b), (f32x16)a, (f32x16)b);
 #endif
 }
 
@@ -176,7 +188,7 @@ INLINE int64_t draw_until(const Row *row, Candidate cut, Key key, int dtype) {
     c[1] += key.position, c[2] += key.counter_2, c[3] += NOISE_VERSION;
     philox16(c, key.k0, key.k1);
     u32x16 least = c[0];
-    for (int j = 1; j < 4; j++) least = (u32x16)select16((i32x16)(c[j] < least), (f32x16)c[j], (f32x16)least);
+    for (int j = 1; j < 4; j++) least = smaller_words(c[j], least);
     uint32_t smallest = least[0];
     for (int lane = 1; lane < LANES; lane++) smallest = least[lane] < smallest ? least[lane] : smallest;
     if (z_best + gumbel_bound(smallest) < best.score) continue;
