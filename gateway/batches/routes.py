@@ -31,7 +31,7 @@ from sluice.protocol.bulk_files.input import lines
 from sluice.protocol.clock import wall_ms
 from sluice.protocol.limits import MAX_METADATA_KEY_CHARS, MAX_METADATA_PAIRS, MAX_METADATA_VALUE_CHARS
 from sluice.protocol.openai_format.bodies import Object
-from sluice.protocol.openai_format.requests import BATCH_ENDPOINTS, Endpoint
+from sluice.protocol.openai_format.requests import LINE_ENDPOINTS, Endpoint
 
 LOG = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ BATCH = object_schema(
     optional=("warning",),
     id=TEXT,
     object={"const": "batch"},
-    endpoint={"enum": list(BATCH_ENDPOINTS)},
+    endpoint={"enum": list(LINE_ENDPOINTS)},
     model=or_null(TEXT),
     errors=or_null(object_schema(object={"const": "list"}, data=list_of(FAULT))),
     input_file_id=TEXT,
@@ -71,7 +71,7 @@ NEW_BATCH = object_schema(
     "NewBatch",
     optional=("metadata",),
     input_file_id=TEXT,
-    endpoint={"enum": list(BATCH_ENDPOINTS)},
+    endpoint={"enum": list(LINE_ENDPOINTS)},
     completion_window={"type": "string", "description": "A number of hours or days, such as 24h or 7d."},
     metadata=METADATA,
 )
@@ -222,10 +222,10 @@ def _text(fields: Mapping[str, object], name: str) -> str:
 
 def _endpoint(fields: Mapping[str, object]) -> Endpoint:
     name = _text(fields, "endpoint")
-    for endpoint in BATCH_ENDPOINTS:
+    for endpoint in LINE_ENDPOINTS:
         if name == endpoint:
             return endpoint
-    raise bad_request(f"endpoint must be one of {' and '.join(BATCH_ENDPOINTS)}, got {name[:64]!r}", param="endpoint")
+    raise bad_request(f"endpoint must be one of {' and '.join(LINE_ENDPOINTS)}, got {name[:64]!r}", param="endpoint")
 
 
 def _metadata(value: object) -> Mapping[str, str] | None:

@@ -33,7 +33,7 @@ from sluice.protocol.bulk_files.input import STDIN, is_stream
 from sluice.protocol.bulk_files.journal import journal_path
 from sluice.protocol.host.state_folder import state_dir
 from sluice.protocol.host.terminal import say
-from sluice.protocol.openai_format.requests import ENDPOINTS, Endpoint
+from sluice.protocol.openai_format.requests import LINE_ENDPOINTS, Endpoint
 from sluice.protocol.redis.embedded import Embedded
 
 SHOWN_BAD_LINES = 10
@@ -67,7 +67,7 @@ class OutOfSpace(ProducerError):
 @click.option("--strict", "is_strict", is_flag=True, help="Submit nothing if any line is bad.")
 @click.option("--again", "is_again", is_flag=True, help="Run the file again as new jobs, and overwrite the output.")
 @click.option("--batch", metavar="NAME", help="Name of the batch. Default: derived from its path.")
-@click.option("--endpoint", type=click.Choice(ENDPOINTS), help="Endpoint of lines without a url.")
+@click.option("--endpoint", type=click.Choice(LINE_ENDPOINTS), help="Endpoint of lines without a url.")
 @click.option("--model", metavar="NAME", help="Model that the workers must serve. Lines may name no other.")
 @sampling_options
 @durability_option

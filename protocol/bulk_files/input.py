@@ -22,7 +22,6 @@ from sluice.protocol.jobs import OPTION_NAMES, Options, PromptLike
 from sluice.protocol.limits import MAX_CUSTOM_ID_CHARS, MAX_PROMPT_BYTES
 from sluice.protocol.openai_format.embeddings import read_embedding_line
 from sluice.protocol.openai_format.requests import (
-    BATCH_ENDPOINTS,
     CHAT,
     COMPLETIONS,
     EMBEDDINGS,
@@ -310,7 +309,7 @@ class LineReader:
                 return endpoint
         if url is None:
             raise RequestRefused("missing_url", "url is missing; give it in the line or as --endpoint", "url")
-        raise _invalid_url(url, LINE_ENDPOINTS)
+        raise _invalid_url(url)
 
     def _with_model(self, options: Options) -> Options:
         model = options.get("model")
@@ -332,16 +331,16 @@ def _read(endpoint: Endpoint, body: object) -> ReadRequest:
 def _url_of_batch(url: object, endpoint: Endpoint) -> Endpoint:
     if url is None:
         raise RequestRefused("missing_url", f"url is missing: it must be the batch's endpoint, {endpoint}", "url")
-    if url not in BATCH_ENDPOINTS:
-        raise _invalid_url(url, BATCH_ENDPOINTS)
+    if url not in LINE_ENDPOINTS:
+        raise _invalid_url(url)
     if url != endpoint:
         message = f"the line's url is {url}, and the batch's endpoint {endpoint}"
         raise RequestRefused("mismatched_url", message, "url")
     return endpoint
 
 
-def _invalid_url(url: object, known: Sequence[Endpoint]) -> RequestRefused:
-    return RequestRefused("invalid_url", f"url must be one of {' and '.join(known)}, got {url!r}", "url")
+def _invalid_url(url: object) -> RequestRefused:
+    return RequestRefused("invalid_url", f"url must be one of {' and '.join(LINE_ENDPOINTS)}, got {url!r}", "url")
 
 
 def _parsed(line: bytes | None) -> dict[str, Any]:

@@ -28,11 +28,8 @@ RERANK: Endpoint = "/v1/rerank"
 ENDPOINTS: tuple[Endpoint, ...] = (CHAT, COMPLETIONS)
 """Those that generate text."""
 
-LINE_ENDPOINTS: tuple[Endpoint, ...] = (*ENDPOINTS, EMBEDDINGS)
-"""Those of requests in the lines of a bulk file."""
-
-BATCH_ENDPOINTS: tuple[Endpoint, ...] = (*LINE_ENDPOINTS, RERANK)
-"""Those of requests in the lines of a batch's file."""
+LINE_ENDPOINTS: tuple[Endpoint, ...] = (*ENDPOINTS, EMBEDDINGS, RERANK)
+"""Those of requests in the lines of a file."""
 
 
 PROMPT = "prompt"

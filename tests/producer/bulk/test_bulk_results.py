@@ -268,9 +268,9 @@ class TestGivenLinesOfSeveralInputs:
 
     BODIES = ({"input": ["one", "two words", "one"]}, {"input": "one"}, {"input": [[3, 4], [5]], "dimensions": 2})
 
-    def write(self, folder: Path, *bodies: dict[str, Any]) -> None:
+    def write(self, folder: Path, *bodies: dict[str, Any], url: str = "/v1/embeddings") -> None:
         made = (
-            {"custom_id": f"c{number}", "method": "POST", "url": "/v1/embeddings", "body": body}
+            {"custom_id": f"c{number}", "method": "POST", "url": url, "body": body}
             for number, body in enumerate(bodies)
         )
         (folder / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in made))
@@ -294,6 +294,27 @@ class TestGivenLinesOfSeveralInputs:
         assert (run.counts.lines, run.counts.accepted, run.counts.ended) == (4, 4, 4)
         if is_ordered:
             assert list(written) == ["c0", "c1", "c2", "c3"]
+
+    def test_when_documents_are_to_be_ranked_then_each_line_has_them_by_relevance(
+        self, bulk: Bulk, valkey: RedisServer, tmp_path: Path
+    ) -> None:
+        bodies = [
+            {"query": "tea", "documents": ["one", "two words", "three more words"]},
+            {"query": "tea", "documents": ["one"], "return_documents": False},
+            {"query": "größer ☃", "documents": [{"text": "one"}, "two"], "top_n": 1},
+        ]
+        self.write(tmp_path, *bodies, url="/v1/rerank")
+
+        with running_worker(valkey.url):
+            run = bulk.run()
+
+        written = {row["custom_id"]: row["response"]["body"]["results"] for row in rows(tmp_path / "output.jsonl")}
+        assert [len(written[f"c{number}"]) for number in range(3)] == [3, 1, 1]
+        scores = [entry["relevance_score"] for entry in written["c0"]]
+        assert scores == sorted(scores, reverse=True)
+        assert len(set(scores)) > 1
+        assert {entry["index"] for entry in written["c0"]} == {0, 1, 2}
+        assert (run.counts.accepted, run.summary.done) == (3, 6)
 
     def test_when_it_is_interrupted_and_run_again_then_no_job_is_made_twice(
         self, bulk: Bulk, worker: HandWorker, valkey: RedisServer, tmp_path: Path
