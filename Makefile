@@ -46,7 +46,7 @@ test-clients: setup ## Clients of others against the gateway, each installed by 
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -m clients --timeout 1800 -o faulthandler_timeout=2000 tests/clients
 
 test-models: setup ## Real models in GGUF with our engine, as transformers reads them, and killed amid their work: minutes, 1 GB.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -m models tests/end_to_end/real_model
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -m models -o faulthandler_timeout=1000 tests/end_to_end/real_model
 
 test-vllm: setup ## A real model with each registered engine, killed amid its work; makes the model the first time: minutes.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -m vllm --timeout 1200 -o faulthandler_timeout=1400 tests/end_to_end/real_model
