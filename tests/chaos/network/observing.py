@@ -55,13 +55,13 @@ class Observer:
 
     # ------------------------------------------------------------ what it saw
 
-    def promoted_after_s(self, began_s: float, until_s: float) -> float | None:
-        """Seconds from a fault to the promotion of a replica; None if there was none."""
-        before = {one.server: one.is_primary for one in self.samples if one.at_s < began_s}
-        for one in self.samples:
-            if began_s <= one.at_s <= until_s and one.is_primary and not before.get(one.server, True):
-                return one.at_s - began_s
-        return None
+    def promoted_after_s(self, server: str, began_s: float, until_s: float) -> float | None:
+        """Seconds from a fault to the promotion of what is the primary in the end; None if it was it before, too."""
+        seen = [one for one in self.samples if one.server == server]
+        was_primary = [one.is_primary for one in seen if one.at_s < began_s]
+        if not was_primary or was_primary[-1]:
+            return None
+        return next((one.at_s - began_s for one in seen if began_s <= one.at_s <= until_s and one.is_primary), None)
 
     def ends_s(self, server: str) -> list[float]:
         """When a server had counted one more end or several, by the monotonic clock."""

@@ -90,7 +90,7 @@ class Run:
         row.well_s = place.wait_until_well()
         time.sleep(QUIET_S)
         row.ended_s = time.monotonic()
-        row.failover_s = observer.promoted_after_s(row.began_s, row.ended_s)
+        row.failover_s = observer.promoted_after_s(place.primary_name, row.began_s, row.ended_s)
         row.pause_s = longest_pause_s(observer.ends_s(place.primary_name), row.began_s, row.ended_s)
         self._report.rows.append(row)
         failover = "none" if row.failover_s is None else f"after {row.failover_s:.1f} s"

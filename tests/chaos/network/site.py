@@ -183,7 +183,7 @@ class Site:
             self.stack.callback(server.kill)
 
     def start_redis(self, name: str) -> None:
-        """Start a server, also again after it was killed: its configuration says whom it follows."""
+        """Start a server. One that returns is what its command line says, until a Sentinel tells it whom to follow."""
         with self.network.hosts[name].namespace.inside():
             self.redis[name].start()
 
