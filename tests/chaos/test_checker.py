@@ -275,6 +275,12 @@ DAMAGES: dict[str, tuple[str, str, Damage]] = {
     "a stored result is another": (
         "row", "0.t.job0", lambda d: d.sql("UPDATE results SET choices = '[]' WHERE job_id = '0.t.job0'"),
     ),
+    "a stored result has no reason": (
+        "row", "0.t.job0",
+        lambda d: d.sql(
+            "UPDATE results SET choices = json_remove(choices, '$[0].finish_reason') WHERE job_id = '0.t.job0'"
+        ),
+    ),
     "a claim is gone": ("attempts", "0.t.job0", lambda d: d.sql("DELETE FROM attempts WHERE job_id = '0.t.job0'")),
     "two claims ended it": (
         "attempts", "0.t.job0",

@@ -92,6 +92,6 @@ def _check_result(job: Job, result: Row | None) -> Iterator[str]:
     if job.state != "done" or job.result is None or result is None:
         return
     choices = json.loads(result["choices"]) if isinstance(result["choices"], str) else result["choices"]
-    kept = [(choice["text"], tuple(choice["token_ids"]), choice["finish_reason"]) for choice in choices]
+    kept = [(choice["text"], tuple(choice["token_ids"]), choice.get("finish_reason")) for choice in choices]
     if kept != [(choice.text, choice.ids, choice.finish) for choice in job.result]:
         yield "row: its result is not the queue's"
