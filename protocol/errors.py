@@ -2,7 +2,8 @@
 
 ProducerError
 ├── InvalidJob           caller: the job is wrong; nothing was sent
-│   └── InvalidPrompt    the prompt is wrong
+│   ├── InvalidPrompt    the prompt is wrong
+│   └── InvalidSchedule  the rule of a schedule is wrong
 ├── InvalidSetting       caller: a URL, an environment variable or a file is wrong
 ├── EmbeddedServerError  the embedded server cannot be found, started or stopped
 └── HistoryUnavailable   the job history cannot be read
@@ -38,6 +39,10 @@ class InvalidJob(ProducerError, ValueError):
 
 class InvalidPrompt(InvalidJob):
     """The prompt is empty, too large, or not a prompt."""
+
+
+class InvalidSchedule(InvalidJob):
+    """The schedule is wrong; the message names the value."""
 
 
 class InvalidSetting(ProducerError, ValueError):
