@@ -32,6 +32,7 @@ from sluice.producer.errors import (
     QueueUnreachable,
     ResultExpired,
     ResultTimeout,
+    ScheduleNotFound,
 )
 from sluice.protocol.errors import Copyable
 from sluice.protocol.openai_format.bodies import (
@@ -66,6 +67,7 @@ KINDS: dict[type, tuple[int, str, str | None]] = {
     JobCancelled: (409, CALLER, "cancelled"),
     JobNotFound: (404, CALLER, "job_not_found"),
     BatchNotFound: (404, CALLER, "batch_not_found"),
+    ScheduleNotFound: (404, CALLER, "schedule_not_found"),
     BadOffset: (400, CALLER, "bad_position"),
     ResultExpired: (410, CALLER, "result_expired"),
     ChannelExpired: (410, CALLER, "output_expired"),

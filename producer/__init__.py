@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         HistoryUnavailable,
         IdempotencyConflict,
         InvalidJob,
+        InvalidSchedule,
         InvalidSetting,
         JobCancelled,
         JobExpired,
@@ -39,11 +40,13 @@ if TYPE_CHECKING:
         QueueUnreachable,
         ResultExpired,
         ResultTimeout,
+        ScheduleNotFound,
     )
     from sluice.producer.operations.batches import BatchCancelled
     from sluice.producer.operations.dead import DeadFilter
     from sluice.producer.operations.follow import Cursor, StreamEvent
     from sluice.producer.operations.results import Outcome
+    from sluice.producer.operations.schedules import ScheduleView
     from sluice.producer.operations.submission import Receipt
     from sluice.producer.operations.views import JobStatus
     from sluice.protocol.calls import BatchView, JobView, QueueSettings, QueueView
@@ -73,6 +76,7 @@ __all__ = [
     "HistoryUnavailable",
     "IdempotencyConflict",
     "InvalidJob",
+    "InvalidSchedule",
     "InvalidSetting",
     "Job",
     "JobCancelled",
@@ -101,6 +105,8 @@ __all__ = [
     "Receipt",
     "ResultExpired",
     "ResultTimeout",
+    "ScheduleNotFound",
+    "ScheduleView",
     "StreamEvent",
     "TokenLogprobs",
     "Usage",
@@ -134,6 +140,7 @@ _HOMES = {
     "StreamEvent": "producer.operations.follow",
     "Outcome": "producer.operations.results",
     "Receipt": "producer.operations.submission",
+    "ScheduleView": "producer.operations.schedules",
     "JobStatus": "producer.operations.views",
     "WaitCause": "protocol.waits",
     "WaitNotice": "protocol.waits",

@@ -13,7 +13,7 @@ from sluice.producer.transport.retries import LinkSettings
 from sluice.protocol.durability import read_durability
 from sluice.protocol.errors import InvalidPrompt
 from sluice.protocol.host.state_folder import state_dir
-from sluice.protocol.jobs import Job, Options, PromptLike, encoded_prompt, template
+from sluice.protocol.jobs import CheckedJob, Job, Options, PromptLike, checked_job, encoded_prompt, template
 from sluice.protocol.redis import embedded
 from sluice.protocol.waits import WaitNotifier
 from sluice.protocol.wire import JobId
@@ -55,6 +55,22 @@ def _is_one_with_place(jobs: object) -> bool:
             return True
         case _:
             return False
+
+
+def scheduled_jobs(jobs: Iterable[PromptLike | Job], options: Options) -> list[CheckedJob]:
+    """Return the checked jobs of a schedule.
+
+    Raises:
+        InvalidJob: `jobs` is a single job, or one of them is wrong; the message begins with `jobs[NUMBER]`.
+    """
+    found = list[CheckedJob]()
+    for number, item in enumerate(listed(jobs)):
+        prompt, own = (item.prompt, item.options) if isinstance(item, Job) else (item, Options())
+        try:
+            found.append(checked_job(prompt, {**options, **own}))
+        except InvalidJob as error:
+            raise InvalidJob(f"jobs[{number}]: {error}") from error
+    return found
 
 
 def checked_texts(texts: Iterable[PromptLike]) -> list[PromptLike]:

@@ -27,9 +27,10 @@ from sluice.producer.arguments import (
     link_settings,
     listed,
     readers_of,
+    scheduled_jobs,
 )
 from sluice.producer.errors import ProducerError
-from sluice.producer.operations import batches, control, dead, results, submission, views
+from sluice.producer.operations import batches, control, dead, results, schedules, submission, views
 from sluice.producer.operations import follow as following
 from sluice.producer.operations.backpressure import submit_estimated, submit_within
 from sluice.producer.operations.batches import BatchCancelled
@@ -38,6 +39,7 @@ from sluice.producer.operations.follow import Place, Reader, StreamEvent, choice
 from sluice.producer.operations.operation import Operation, Reply, Step
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.results import Outcome, outcomes, vector_of
+from sluice.producer.operations.schedules import NUM_NEXT, ScheduleView
 from sluice.producer.operations.submission import JobPacker, Receipt, SubmitAnswer, receipt_of
 from sluice.producer.operations.views import JobStatus
 from sluice.producer.transport.links import Link
@@ -53,6 +55,8 @@ from sluice.protocol.jobs import (
     checked_job,
     only_prompt,
 )
+from sluice.protocol.schedules.firing import Look
+from sluice.protocol.schedules.schedule import Misfire, Overlap, Schedule
 from sluice.protocol.waits import OnWait, WaitNotifier
 from sluice.protocol.wire import JobId, JobResult
 
@@ -105,6 +109,7 @@ class Producer:
         self._use = embedded_use(url, self.waits)
         self._link = Link(link_settings(url, self._use, patience_s, self.waits))
         self._database_url = config.database_url(database_url)
+        self._schedule_watch = schedules.watch_of(self._queue)
 
     def __enter__(self) -> Self:
         return self
@@ -415,6 +420,76 @@ class Producer:
             BatchNotFound: the batch has no jobs, and is not new.
         """
         return self._link.run(batches.expire_batch(self._queue, name, deadline, is_new=is_new))
+
+    # ------------------------------------------------------------ schedules
+
+    def add_schedule(
+        self,
+        name: str,
+        jobs: Iterable[PromptLike | Job],
+        *,
+        cron: str,
+        tz: str = "UTC",
+        misfire: Misfire = "latest",
+        overlap: Overlap = "allow",
+        **options: Unpack[Options],
+    ) -> ScheduleView:
+        """Submit jobs at the times of a cron rule, once each: add a schedule, or replace the one of this name.
+
+        Workers of the queue fire it. Adding the same rule again changes nothing but the jobs, so a program may do it at
+        each start.
+
+        Args:
+            name: Its name, unique within the tenant: 1 to 40 letters, digits, `_` and `-`.
+            jobs: The jobs of a run: prompts, or `job(prompt, **options)`.
+            cron: Minute, hour, day, month and weekday, or a name such as `@daily`.
+            tz: Time zone of the rule.
+            misfire: What to do about times that nobody fired, such as during an outage: `latest` runs the newest, `all`
+                the newest 100, `skip` none.
+            overlap: `skip` leaves a run out while a job of the last one waits or runs.
+            options: Options of every job. `deadline` and `not_before` are durations, from each run.
+
+        Raises:
+            InvalidSchedule: the name, the rule, the zone or a choice is wrong.
+            InvalidJob: a job is wrong, or cannot be submitted more than once.
+            InvalidSetting: croniter is not installed.
+            QueueRefused: the queue has 1000 schedules.
+        """
+        tenant = options.get("tenant", "default")
+        schedule = Schedule(name=name, tenant=tenant, cron=cron, zone=tz, misfire=misfire, overlap=overlap)
+        return self._link.run(schedules.add(self._queue, schedule, scheduled_jobs(jobs, options)))
+
+    def schedules(self, *, tenant: str | None = None, num_next: int = 1) -> list[ScheduleView]:
+        """Return the schedules of the queue (of one tenant), each with its next runs."""
+        return self._link.run(schedules.schedules(self._queue, tenant=tenant, num_next=num_next))
+
+    def schedule(self, name: str, *, tenant: str = "default", num_next: int = NUM_NEXT) -> ScheduleView:
+        """Return one schedule, with its next runs.
+
+        Raises:
+            ScheduleNotFound: there is none of this name.
+        """
+        return self._link.run(schedules.schedule(self._queue, name, tenant, num_next))
+
+    def pause_schedule(self, name: str, *, tenant: str = "default", is_paused: bool = True) -> None:
+        """Pause or resume a schedule. The times of a pause do not run, also not later.
+
+        Raises:
+            ScheduleNotFound: there is none of this name.
+        """
+        self._link.run(schedules.pause(self._queue, name, tenant, is_paused=is_paused))
+
+    def remove_schedule(self, name: str, *, tenant: str = "default") -> None:
+        """Remove a schedule. Jobs that it has submitted continue.
+
+        Raises:
+            ScheduleNotFound: there is none of this name.
+        """
+        self._link.run(schedules.remove(self._queue, name, tenant))
+
+    def fire_schedules(self) -> Look:
+        """Submit the runs that are due now. Only a queue without workers needs this: they do it once a second."""
+        return self._link.run(schedules.fire(self._schedule_watch))
 
     def dead(self, selection: DeadFilter | None = None) -> list[JobView]:
         """Return the jobs of the dead set, oldest failure first."""

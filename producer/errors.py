@@ -3,6 +3,7 @@
 ProducerError
 ├── InvalidJob                   caller: the job is wrong; a retry will not help
 │   ├── InvalidPrompt            the prompt is wrong
+│   ├── InvalidSchedule          the rule of a schedule is wrong
 │   └── JobTooLarge              no worker of this queue can hold the job
 ├── InvalidSetting               caller: a URL, an environment variable or a file is wrong
 ├── BadOffset                    caller: the job never had the tokens of the given position
@@ -14,6 +15,7 @@ ProducerError
 ├── LessDurable                  the queue has the job, but the server did not confirm the durability; see `receipt`
 ├── JobNotFound                  the id is unknown, or its data has expired
 ├── BatchNotFound                no job of this batch is known
+├── ScheduleNotFound             the queue has no schedule of this name
 ├── JobNotDone                   the job ended without its whole output; `partial` has the output so far
 │   ├── JobFailed
 │   ├── JobCancelled
@@ -33,6 +35,7 @@ from sluice.protocol.errors import EmbeddedServerError as EmbeddedServerError
 from sluice.protocol.errors import HistoryUnavailable as HistoryUnavailable
 from sluice.protocol.errors import InvalidJob as InvalidJob
 from sluice.protocol.errors import InvalidPrompt as InvalidPrompt
+from sluice.protocol.errors import InvalidSchedule as InvalidSchedule
 from sluice.protocol.errors import InvalidSetting as InvalidSetting
 from sluice.protocol.errors import ProducerError as ProducerError
 from sluice.protocol.states import JobState
@@ -126,6 +129,17 @@ class BatchNotFound(ProducerError, LookupError):
             f"Look in the history: producer jobs list --batch {name}"
         )
         self.name = name
+
+
+class ScheduleNotFound(ProducerError, LookupError):
+    """The queue has no schedule of this name and tenant."""
+
+    def __init__(self, name: str, tenant: str) -> None:
+        super().__init__(
+            f"tenant {tenant!r} has no schedule {name!r:.100} in this queue. List them: producer schedules list"
+        )
+        self.name = name
+        self.tenant = tenant
 
 
 class JobNotDone(ProducerError):

@@ -58,6 +58,7 @@ _HOMES = {
     "jobs": "history",
     "queues": "queues",
     "requeue": "control",
+    "schedules": "schedules",
     "server": "queues",
     "submit": "bulk",
 }

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +16,9 @@ from sluice.producer.operations import follow, results
 from sluice.producer.operations.control import server_id
 from sluice.protocol import waits
 from sluice.protocol.calls import QueueSettings
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.schedules.schedule import ScheduleKeys, pack_schedule, read_schedule
+from tests.integration.jobs import wait_until
 from tests.integration.workers import running_worker
 from tests.security.acl import PASSWORD, QUEUE, rules_for, set_users, url_of
 from tests.servers import RedisServer
@@ -77,6 +81,42 @@ def is_refused(client: Any, command: tuple[str, ...]) -> bool:
 def through_a_script(command: tuple[str, ...]) -> tuple[str, ...]:
     """The same from inside a script that declares no key."""
     return ("EVAL", "return redis.call(unpack(ARGV))", "0", *command)
+
+
+class TestGivenAUserWhoManagesSchedules:
+    def test_when_it_adds_one_then_a_worker_runs_it(self, guarded: RedisServer) -> None:
+        with Producer(url_of(guarded, "chat-scheduler"), queue=QUEUE) as scheduler, guarded.client() as client:
+            # Due at once: it was added a minute ago by the server's clock, and fires every minute.
+            scheduler.add_schedule("report", ["hello"], cron="* * * * *", tenant="acme", max_tokens=2)
+            keys = ScheduleKeys(QueueKeys(QUEUE))
+            rule = read_schedule("acme.report", client.hget(keys.schedules, "acme.report"))
+            minute_ago = replace(rule, created_s=client.time()[0] - 60)
+            client.hset(keys.schedules, "acme.report", pack_schedule(minute_ago))
+            with running_worker(url_of(guarded, "chat-worker"), queue__name=QUEUE):
+                wait_until(lambda: scheduler.schedule("report", tenant="acme").last_run, "a worker runs it")
+            scheduler.pause_schedule("report", tenant="acme")
+            scheduler.pause_schedule("report", tenant="acme", is_paused=False)
+            scheduler.remove_schedule("report", tenant="acme")
+
+            assert int(client.hget("{chat:0}:counters", "submitted")) >= 1
+
+    def test_when_it_does_anything_else_then_it_is_refused(self, guarded: RedisServer) -> None:
+        with client_of(guarded, "chat-scheduler") as client:
+            tried = [
+                ("GET", "{chat:0}:job:acme:a"),
+                ("XADD", "{chat:0}:outbox", "*", "e", "x"),
+                ("HSET", "{chat:0}:counters", "submitted", "9"),
+                ("HSET", "{other:0}:schedules", "acme.report", "x"),
+                ("EVAL", "return 1", "0"),
+            ]
+            assert [is_refused(client, command) for command in tried] == [True] * len(tried)
+
+    def test_when_a_submitter_adds_one_then_it_is_refused(self, guarded: RedisServer) -> None:
+        with (
+            Producer(url_of(guarded, "acme-submit"), queue=QUEUE) as submitter,
+            pytest.raises(AccessDenied),
+        ):
+            submitter.add_schedule("report", ["hello"], cron="@daily", tenant="acme")
 
 
 class TestGivenASubmitOnlyUser:

@@ -42,6 +42,7 @@ from sluice.worker.serve.mailbox import Mailbox
 from sluice.worker.serve.metrics import Meters, MetricsServer, Readiness, WorkerCollector
 from sluice.worker.serve.preparation import Preparation
 from sluice.worker.serve.pull import Pulling
+from sluice.worker.serve.schedules import Schedules
 from sluice.worker.serve.status_reporter import StatusReporter
 from sluice.worker.signals import Quiet, install_startup_handlers
 from sluice.worker.stopping import stop_at_eof
@@ -215,7 +216,8 @@ def build(
     collector = WorkerCollector(status.metrics, context.meters)
     feed = IterationFeed(served.engine.watch)
     metrics = MetricsServer(config.metrics, collector, readiness, feed, context.log)
-    components = [metrics, *sidecars, preparation, heartbeat, listener, exchange]
+    schedules = Schedules(connections.open(), context)
+    components = [metrics, *sidecars, preparation, heartbeat, listener, exchange, schedules]
     if isinstance(served.engine, RemoteEngine):
         served.engine.wake_with(mailbox.announce_report)
         components.insert(0, served.engine)

@@ -1,0 +1,203 @@
+"""Fire the due times of a queue's schedules. No I/O: a generator yields the commands of a round trip, and gets replies.
+
+Any number of processes may do this at once, and each may die at any step:
+
+1. The rules and the last fired times are read.
+2. The jobs of a due time are submitted in one call, under ids that follow from schedule and time. Whoever submits them
+   again is answered that they are duplicates.
+3. The last time moves forward (`ZADD GT`), never back. If it does not, because the process has died, the next look
+   finds the same time due, and submits the same ids.
+"""
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias, cast
+
+from sluice.protocol.calls import Refused, submit
+from sluice.protocol.errors import InvalidJob, InvalidSetting, WireError
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.redis.execution import Command, Reply, command_of
+from sluice.protocol.schedules.schedule import LAST_RUN, PAUSED, Schedule, ScheduleKeys, read_jobs, read_schedule
+from sluice.protocol.wire import JobId
+
+FIRE_EVERY_S = 1.0
+"""Time between two looks."""
+
+_UNENDED = (b"q", b"r")
+"""States in the second byte of a job's row."""
+
+_FULL = ("full_jobs", "full_tokens", "full_bytes", "tenant_full", "full_memory", "outbox_full")
+"""Refusals that pass: the run is tried again."""
+
+Steps: TypeAlias = Generator[tuple[Command, ...], Sequence[Reply], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Fired:
+    """One run that was submitted, here or by another process at the same moment."""
+
+    schedule: Schedule
+    time_s: int
+    job_ids: Sequence[JobId]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a schedule, or one of its times, was not run."""
+
+    schedule_id: str
+    message: str
+
+
+@dataclass(slots=True, eq=False)
+class Look:
+    """What one look at the schedules did. Changes during the look."""
+
+    fired: list[Fired] = field(default_factory=list[Fired])
+    problems: list[Problem] = field(default_factory=list[Problem])
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A rule, and when it is due next; both are only computed when what the queue keeps has changed."""
+
+    packed: bytes
+    last_s: int
+    schedule: Schedule
+    next_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSchedules:
+    """What the queue keeps of its schedules, without their jobs."""
+
+    now_s: int
+    rules: Mapping[str, bytes]
+    paused: frozenset[str]
+    times_s: Mapping[str, int]
+
+    def last_s(self, id_: str) -> int:
+        """Return the last time that was fired or skipped; 0 if there is none."""
+        return self.times_s.get(id_, 0)
+
+    def last_run_s(self, id_: str) -> int | None:
+        """Return the time of the last run."""
+        return self.times_s.get(f"{id_}{LAST_RUN}")
+
+
+def reading(keys: ScheduleKeys) -> tuple[Command, ...]:
+    """Return the commands whose replies `read_stored` parses. The server's clock is everybody's."""
+    return (("TIME",), ("HGETALL", keys.schedules), ("ZRANGE", keys.times, 0, -1, "WITHSCORES"))
+
+
+def read_stored(replies: Sequence[Reply]) -> StoredSchedules:
+    """Parse the replies to `reading`.
+
+    Raises:
+        Exception: one of them is an error.
+    """
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    clock, entries, times = cast("Sequence[list[bytes]]", replies)
+    names = [name.decode(errors="replace") for name in entries[::2]]
+    rules = dict(zip(names, entries[1::2], strict=True))
+    paused = frozenset(name.removeprefix(PAUSED) for name in names if name.startswith(PAUSED))
+    known = {id_: rule for id_, rule in rules.items() if not id_.startswith(PAUSED)}
+    times_s = {name.decode(errors="replace"): int(float(at)) for name, at in zip(times[::2], times[1::2], strict=True)}
+    return StoredSchedules(int(clock[0]), known, paused, times_s)
+
+
+@dataclass(slots=True, eq=False)
+class ScheduleWatch:
+    """One process's look at the schedules of a queue. Changes with each look."""
+
+    queue: QueueKeys
+    """Partition 0 of the queue."""
+
+    _known: dict[str, _Known] = field(default_factory=dict[str, _Known], init=False)
+
+    def fire(self, look: Look) -> Steps:
+        """Submit every run that is due, and note it in `look`.
+
+        Raises:
+            Exception: a reply that is an error, of the first round trip.
+        """
+        keys = ScheduleKeys(self.queue)
+        stored = read_stored((yield reading(keys)))
+        self._known = {id_: known for id_, known in self._known.items() if id_ in stored.rules}
+        for id_ in stored.rules.keys() - stored.paused:
+            try:
+                schedule = self._due(id_, stored)
+                if schedule is not None:
+                    yield from _fire(keys, schedule, stored, look)
+            except (WireError, InvalidSetting, InvalidJob, ValueError) as error:
+                look.problems.append(Problem(id_, str(error)))
+
+    def _due(self, id_: str, stored: StoredSchedules) -> Schedule | None:
+        """Return a schedule if it is due."""
+        packed, last_s, known = stored.rules[id_], stored.last_s(id_), self._known.get(id_)
+        if known is None or (known.packed, known.last_s) != (packed, last_s):
+            schedule = read_schedule(id_, packed)
+            known = self._known[id_] = _Known(packed, last_s, schedule, schedule.next_s(last_s))
+        return known.schedule if known.next_s <= stored.now_s else None
+
+
+def _fire(keys: ScheduleKeys, schedule: Schedule, stored: StoredSchedules, look: Look) -> Steps:
+    due = schedule.due(stored.last_s(schedule.id), stored.now_s)
+    if due is None:
+        return
+    last_run_s = stored.last_run_s(schedule.id)
+    for time_s in due.runs_s:
+        if (yield from _is_going(keys, schedule, last_run_s)):
+            continue
+        problem = yield from _submit(keys, schedule, time_s)
+        if problem is not None and problem.is_passing:
+            look.problems.append(Problem(schedule.id, problem.message))
+            return
+        if problem is not None:
+            look.problems.append(Problem(schedule.id, f"the run of {time_s} was refused: {problem.message}"))
+        else:
+            look.fired.append(Fired(schedule, time_s, schedule.job_ids(time_s)))
+            last_run_s = time_s
+            yield (("ZADD", keys.times, "GT", time_s, schedule.id, time_s, f"{schedule.id}{LAST_RUN}"),)
+    yield (("ZADD", keys.times, "GT", due.last_s, schedule.id),)
+
+
+def _is_going(
+    keys: ScheduleKeys, schedule: Schedule, last_run_s: int | None
+) -> Generator[tuple[Command, ...], Sequence[Reply], bool]:
+    """Return whether a job of the last run has not ended, if the schedule leaves out runs meanwhile."""
+    if schedule.overlap == "allow" or last_run_s is None:
+        return False
+    rows = [keys.queue.job(job_id) for job_id in schedule.job_ids(last_run_s)]
+    states = yield tuple(("GETRANGE", row, 1, 1) for row in rows)
+    return any(state in _UNENDED for state in states)
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """Why the jobs of a run were not accepted, and whether a later try may help."""
+
+    message: str
+    is_passing: bool
+
+
+def _submit(
+    keys: ScheduleKeys, schedule: Schedule, time_s: int
+) -> Generator[tuple[Command, ...], Sequence[Reply], _Refusal | None]:
+    """Submit the jobs of one run; return why one was refused."""
+    [packed] = yield (("HGET", keys.jobs, schedule.id),)
+    if not isinstance(packed, bytes):
+        return _Refusal(f"its jobs cannot be read: {packed or 'they are gone'}", is_passing=True)
+    call = submit(keys.queue, read_jobs(packed, schedule, time_s))
+    [reply] = yield (command_of(call),)
+    if isinstance(reply, Exception):
+        return _Refusal(str(reply), is_passing=True)
+    answers = call.parse(reply)
+    # A conflict is a run that another process has submitted with the jobs from before a change of the schedule.
+    refusals = [answer for answer in answers if isinstance(answer, Refused)]
+    full = [refused for refused in refusals if refused.reason in _FULL]
+    for refused in full or refusals:
+        return _Refusal(refused.message, is_passing=bool(full))
+    return None
