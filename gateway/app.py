@@ -36,6 +36,7 @@ from sluice.gateway.native.jobs import JobRoutes
 from sluice.gateway.native.queues import QueueRoutes
 from sluice.gateway.native.records import Records
 from sluice.gateway.native.scale import ScaleRoutes
+from sluice.gateway.native.schedules import ScheduleRoutes
 from sluice.gateway.native.submit import SubmitRoute
 from sluice.gateway.openapi.routes import ApiRoute, routes_of
 from sluice.gateway.queues import Queues
@@ -127,6 +128,7 @@ def _api_routes(shared: SharedParts, settings: GatewaySettings, marks: StorageMa
         EventRoute(queues),
         QueueRoutes(queues),
         ScaleRoutes(queues),
+        ScheduleRoutes(queues, settings),
     )
 
 

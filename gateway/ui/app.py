@@ -25,6 +25,7 @@ from sluice.gateway.ui.pages.dead import DeadPage
 from sluice.gateway.ui.pages.job import JobPage
 from sluice.gateway.ui.pages.jobs import JobsPage
 from sluice.gateway.ui.pages.overview import OverviewPage
+from sluice.gateway.ui.pages.schedules import SchedulesPage
 from sluice.gateway.ui.pages.signin import HOME, SignIn
 from sluice.gateway.ui.pages.tenants import TenantsPage
 from sluice.gateway.ui.read.jobs import JobReader
@@ -76,6 +77,7 @@ def page_routes(parts: SharedParts) -> Iterator[BaseRoute]:
     yield from JobPage(frame, live, reader, queues, audit).routes()
     yield from DeadPage(frame, queues, audit).routes()
     yield from BatchPages(frame, live, queues, database, parts.storage).routes()
+    yield from SchedulesPage(frame, queues).routes()
     yield from TenantsPage(frame, queues, surveys, database, keyring, audit).routes()
     yield from AskPage(frame, queues, parts.rates, database, audit).routes()
     yield frame.open("/ui/{rest:path}", _unknown)

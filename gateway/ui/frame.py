@@ -59,6 +59,7 @@ NAVIGATION = (
     NavigationLink("/ui/jobs", "Jobs", "read"),
     NavigationLink("/ui/batches", "Batches", "read"),
     NavigationLink("/ui/dead", "Dead set", "read"),
+    NavigationLink("/ui/schedules", "Schedules", "read"),
     NavigationLink("/ui/tenants", "Tenants", "read"),
     NavigationLink("/ui/try", "Try it", "submit"),
 )

@@ -180,6 +180,27 @@ class TestGivenAPrice:
         assert re.findall(r"/ui/jobs\?tenant=(\w+)", text) == ["alone"]
 
 
+class TestGivenSchedulesOfTwoTenants:
+    @pytest.fixture(autouse=True)
+    def added(self, site: Site) -> None:
+        with Producer(site.server.url) as producer:
+            for tenant in ("early", "late"):
+                producer.add_schedule(f"of-{tenant}", [HOSTILE], cron="30 6 * * *", tz="Europe/Berlin", tenant=tenant)
+            producer.pause_schedule("of-late", tenant="late")
+
+    def test_when_a_tenant_looks_then_it_sees_its_own_with_its_next_runs(self, site: Site) -> None:
+        text = site.visitor("early", scopes=("read",)).get("/ui/schedules").text
+
+        assert "of-late" not in text
+        assert len(re.findall(r"\d{4}-\d\d-\d\d 06:30", text)) == 3
+
+    def test_when_an_operator_looks_then_it_sees_all_and_what_is_paused(self, site: Site) -> None:
+        text = site.visitor("operator").get("/ui/schedules").text
+
+        assert re.findall(r'<td class="name">(of-\w+)</td>', text) == ["of-early", "of-late"]
+        assert ">paused</td>" in text
+
+
 class TestGivenAQuestion:
     def test_when_it_is_asked_then_its_job_answers_and_is_found_again(self, site: Site) -> None:
         browser = site.visitor("asker")

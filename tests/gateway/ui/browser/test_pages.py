@@ -21,7 +21,7 @@ from tests.gateway.ui.test_other_pages import GONE, dead, failed
 
 pytestmark = pytest.mark.browser
 RULES = {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}}
-PAGES = ("/ui/", "/ui/jobs", "/ui/batches", "/ui/dead", "/ui/tenants", "/ui/try")
+PAGES = ("/ui/", "/ui/jobs", "/ui/batches", "/ui/dead", "/ui/schedules", "/ui/tenants", "/ui/try")
 BATCHES = (f"/ui/batches/{IDLE}/looked-at", "/ui/batches/default/broken")
 MAX_SHIFT = 0.01
 STREAM = "eventsource"

@@ -1,0 +1,129 @@
+"""Schedules over HTTP: each tenant has its own, and a worker runs them."""
+
+from collections.abc import Generator
+from datetime import datetime
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.gateway.native.conftest import Native
+from tests.gateway.native.jobs import ended, wait_for
+from tests.producer.test_schedules import last_fired
+
+pytestmark = pytest.mark.slow
+
+DAILY: dict[str, Any] = {
+    "name": "report",
+    "cron": "0 9 * * *",
+    "zone": "Europe/Berlin",
+    "jobs": [{"prompt": "one", "max_tokens": 3}, {"messages": [{"role": "user", "content": "two"}], "deadline": 600}],
+}
+
+
+@pytest.fixture(autouse=True)
+def removed(native: Native) -> Generator[None]:
+    """No schedule is left."""
+    yield
+    for client in (native.acme, native.globex):
+        for schedule in client.get("/schedules").json()["data"]:
+            client.delete(f"/schedules/{schedule['name']}")
+
+
+def code_of(answer: httpx.Response) -> tuple[int, str]:
+    return answer.status_code, answer.json()["error"]["code"]
+
+
+class TestGivenATenantWithASchedule:
+    def test_when_it_is_added_then_its_next_runs_are_shown_in_its_zone(self, native: Native) -> None:
+        added = native.acme.post("/schedules", json=DAILY)
+
+        schedule = added.json()
+        assert (added.status_code, added.headers["location"]) == (201, "/schedules/report")
+        assert (schedule["queue"], schedule["num_jobs"], schedule["misfire"]) == ("default", 2, "latest")
+        assert [time[11:16] for time in schedule["next_runs"]] == ["09:00"] * 5
+        assert native.acme.get("/schedules/report").json() == schedule
+        assert native.acme.get("/schedules").json() == {"data": [schedule]}
+
+    def test_when_it_is_due_then_a_worker_runs_it_for_the_tenant(self, native: Native) -> None:
+        body = {**DAILY, "cron": "* * * * *", "name": "minutes"}
+        native.acme.post("/schedules", json=body).raise_for_status()
+        with native.server.client() as client:
+            last_fired(client, 1, "minutes", tenant="acme")
+
+        wait_for(lambda: native.acme.get("/schedules/minutes").json()["last_run"] is not None)
+
+        run_s = int(datetime.fromisoformat(native.acme.get("/schedules/minutes").json()["last_run"]).timestamp())
+        assert len(ended(native.acme, f"0.acme.minutes-{run_s}")["choices"][0]["token_ids"]) == 3
+
+    def test_when_it_is_paused_resumed_and_removed_then_each_answer_says_so(self, native: Native) -> None:
+        native.acme.post("/schedules", json=DAILY).raise_for_status()
+
+        paused = native.acme.post("/schedules/report/pause").json()["paused"]
+        resumed = native.acme.post("/schedules/report/resume").json()["paused"]
+        removed = native.acme.delete("/schedules/report")
+
+        assert (paused, resumed, removed.status_code) == (True, False, 200)
+        assert code_of(native.acme.get("/schedules/report")) == (404, "schedule_not_found")
+
+    def test_when_another_tenant_asks_for_it_then_it_is_as_an_unknown_one(self, native: Native) -> None:
+        native.acme.post("/schedules", json=DAILY).raise_for_status()
+
+        answers = [
+            native.globex.get("/schedules/report"),
+            native.globex.post("/schedules/report/pause"),
+            native.globex.post("/schedules/report/resume"),
+            native.globex.delete("/schedules/report"),
+        ]
+
+        assert [code_of(answer) for answer in answers] == [(404, "schedule_not_found")] * 4
+        assert native.globex.get("/schedules").json() == {"data": []}
+        assert native.acme.get("/schedules/report").json()["paused"] is False
+
+    def test_when_another_tenant_adds_one_of_its_name_then_both_are_there(self, native: Native) -> None:
+        native.acme.post("/schedules", json=DAILY).raise_for_status()
+        native.globex.post("/schedules", json={**DAILY, "cron": "@hourly"}).raise_for_status()
+
+        crons = [client.get("/schedules/report").json()["cron"] for client in (native.acme, native.globex)]
+
+        assert crons == ["0 9 * * *", "@hourly"]
+
+
+class TestGivenAWrongSchedule:
+    @pytest.mark.parametrize(
+        ("changes", "words"),
+        [
+            ({"cron": "soon"}, "'soon' is not a cron rule"),
+            ({"zone": "Mars/Olympus"}, "there is no time zone"),
+            ({"name": "a.b"}, "a schedule's name is"),
+            ({"misfire": "never"}, "misfire must be one of"),
+            ({"jobs": []}, "jobs must be a list"),
+            ({"jobs": None}, "jobs is missing"),
+            ({"jobs": [{"prompt": "one", "job_id": "0.acme.a"}]}, "neither job_id nor idempotency_key"),
+            ({"jobs": [{"prompt": "one", "tenant": "globex"}]}, "tenant"),
+            ({"tenant": "globex"}, "unknown field 'tenant'"),
+        ],
+    )
+    def test_when_it_is_added_then_it_is_400_with_a_sentence(
+        self, native: Native, changes: dict[str, Any], words: str
+    ) -> None:
+        answer = native.acme.post("/schedules", json={**DAILY, **changes})
+
+        assert answer.status_code == 400
+        assert words in answer.json()["error"]["message"]
+        assert native.acme.get("/schedules").json() == {"data": []}
+
+
+class TestGivenAKeyThatOnlyReads:
+    def test_when_it_changes_schedules_then_it_is_403(self, native: Native) -> None:
+        native.acme.post("/schedules", json=DAILY).raise_for_status()
+
+        with native.client("read") as reader:
+            answers = [
+                reader.post("/schedules", json=DAILY),
+                reader.post("/schedules/report/pause"),
+                reader.delete("/schedules/report"),
+            ]
+
+            assert [answer.status_code for answer in answers] == [403, 403, 403]
+            assert reader.get("/schedules/report").status_code == 200
