@@ -193,7 +193,7 @@ NEAREST_TIMERS = 100
 MOST_NEAREST_TIMERS = 1000
 
 ASIDE_MS = 200
-"""Shortest time for which a pull sets a job aside that names the model of another live worker."""
+"""Shortest time for which a pull sets a job aside that another worker may have: one of its model, or a larger one."""
 
 ASIDE_EACH_MS = 2
 """Additional time for each delayed job, so that at most 500 of them are examined a second."""

@@ -470,4 +470,4 @@ def _work_s(began_s: float) -> float:
 def _maintain(queue: Queue) -> Operation[None]:
     """Fire due timers; each call fires a slice of them."""
     for keys in (yield from queue.all_keys()):
-        yield from ask_calls([calls.maintain(keys)] * SLICES_PER_TRIP)
+        yield from ask_calls([calls.maintain(keys, number=at) for at in range(SLICES_PER_TRIP)])

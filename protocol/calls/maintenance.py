@@ -39,7 +39,7 @@ def maintain(
     """Fire due timers and return jobs of workers whose heartbeat has expired: one slice of each.
 
     Anyone who may change all jobs of a queue may call it, any number of times; workers do. Jobs of workers whose death
-    was reported are always returned.
+    was reported, or that have deregistered, are returned by every caller.
 
     Args:
         keys: The partition.

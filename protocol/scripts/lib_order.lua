@@ -146,20 +146,18 @@ local function skip(listing, listed)
   classes.remove(listing, listed)
 end
 
--- Leave the head of a lane to others. The lane keeps its order: what is behind waits. Not so among returned jobs, of which
--- each may have another class and size.
-local num_left = 0
-local function leave(listing, listed, lane, buffer)
-  num_left = num_left + 1
-  if lane.class ~= RETURNED or num_left > LIMITS.SLICE_JOBS then return skip(listing, listed) end
-  buffer.at, buffer.has_left = buffer.at + 1, true
+-- A job that can never fit this worker is left to others. The lane keeps its order: what is behind waits. Not so among
+-- returned jobs, which are of all sizes: there it is set aside.
+local function leave_to_larger(listing, listed, lane, buffer, job)
+  if lane.class ~= RETURNED then return skip(listing, listed) end
+  buffer.at = buffer.at + 1
+  delay_for_worker(job, aside_ms())
   move_head(listing, listed, lane)
 end
 
--- The first head that does not fit is held until there is room, and the pull ends: no job overtakes it here. One that can
--- never fit this worker is left to others.
+-- The first head that does not fit is held until there is room, and the pull ends: no job overtakes it here.
 local function hold(listing, listed, lane, buffer, job, need)
-  if need.cost > request.cache then return leave(listing, listed, lane, buffer) end
+  if need.cost > request.cache then return leave_to_larger(listing, listed, lane, buffer, job) end
   local num_before = #taken
   take(lane, job, need, 'h')
   if #taken > num_before then is_over = true else has_more = true end
@@ -177,6 +175,16 @@ local function is_left(lane, job, at)
   if request.num_alive < 2 then return false end
   request.look_at = math.min(request.look_at or ready_at, ready_at)
   return true
+end
+
+-- Behind a returned job there may be one of a higher class; behind a head that came too late, all came later.
+local num_left = 0
+local function leave(listing, listed, lane, buffer)
+  num_left = num_left + 1
+  if lane.class ~= RETURNED or num_left > LIMITS.SLICE_JOBS then return skip(listing, listed) end
+  buffer.at, buffer.has_left = buffer.at + 1, true
+  if not next_entry(lane) then return skip(listing, listed) end
+  move_head(listing, listed, lane)
 end
 
 local function take_head(listing, listed)

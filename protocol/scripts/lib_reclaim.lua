@@ -4,21 +4,31 @@ local reclaim  -- the name used outside: a script may have 200 locals
 
 do
 
--- Those that `me` may not declare dead must not hide others: each call begins at other ones.
-local function dead_workers(me, number)
-  local dead, now = {}, beat_time()
+-- Whether its process has ended, or must have: its heartbeat expired while nothing kept it from renewing it.
+local function is_dead(incarnation, may_declare)
+  local about = call('HMGET', worker_key(incarnation), 'reported', 'farewell', 'life')
+  if about[1] == '1' or about[2] == '1' then return true end
+  local expires_in = tonumber(about[3] or '') or LIMITS.HEARTBEAT_LIFETIME_S * 1000
+  return may_declare and has_been_up_for(expires_in + LIMITS.BEAT_EVERY_S * 1000)
+end
+
+-- The dead that this call looks at, and whether more have expired. Those that may not be declared dead must not hide
+-- others: each call begins at other ones.
+local function dead_workers(me, number, now, may_declare)
+  local dead, most = {}, LIMITS.MAX_DEAD_PER_CALL
   local num_expired = call('ZCOUNT', ALIVE, '-inf', now)
-  local from = num_expired > LIMITS.MAX_DEAD_PER_CALL and number * LIMITS.MAX_DEAD_PER_CALL % num_expired or 0
-  for _, incarnation in ipairs(call('ZRANGEBYSCORE', ALIVE, '-inf', now, 'LIMIT', from, LIMITS.MAX_DEAD_PER_CALL)) do
+  local from = num_expired > LIMITS.SLICE_JOBS and number * LIMITS.SLICE_JOBS % num_expired or 0
+  for _, incarnation in ipairs(call('ZRANGEBYSCORE', ALIVE, '-inf', now, 'LIMIT', from, LIMITS.SLICE_JOBS)) do
     local is_sound = is_type(held_key(incarnation), 'hash') and is_type(worker_key(incarnation), 'hash')
     if not is_sound then
       call('ZREM', ALIVE, incarnation)
       to_garbage(ALIVE, incarnation .. ': a key of it has the wrong type')
-    elseif incarnation ~= me then
+    elseif incarnation ~= me and is_dead(incarnation, may_declare) then
+      if #dead == most then return dead, true end
       dead[#dead + 1] = incarnation
     end
   end
-  return dead
+  return dead, false
 end
 
 local function reclaim_job(id, lease, death)
@@ -29,13 +39,6 @@ local function reclaim_job(id, lease, death)
   job.seen = death.seen
   if is_settled_by_death(job, lease, death) then return end
   return_job(job, lease, death.is_deregistered and 'farewell' or 'death')
-end
-
--- Whether its process has ended, or must have: its heartbeat expired while nothing kept it from renewing it.
-local function is_dead(incarnation, may_declare)
-  if is_reported(incarnation) then return true end
-  local expires_in = tonumber(call('HGET', worker_key(incarnation), 'life') or '') or LIMITS.HEARTBEAT_LIFETIME_S * 1000
-  return may_declare and has_been_up_for(expires_in + LIMITS.BEAT_EVERY_S * 1000)
 end
 
 -- The dead worker leaves `alive` when it holds no more. Returns how many of its jobs were looked at.
@@ -54,14 +57,15 @@ local function reclaim_from(incarnation, budget)
   return num_seen
 end
 
--- Returns how many jobs were looked at, and whether more may be left.
-function reclaim(me, number, may_declare)
+-- Returns how many jobs were looked at, and whether more are left.
+function reclaim(me, number, now, may_declare)
   local num_seen, budget = 0, LIMITS.SLICE_JOBS
-  for _, incarnation in ipairs(dead_workers(me, number)) do
+  local dead, has_more = dead_workers(me, number, now, may_declare)
+  for _, incarnation in ipairs(dead) do
     if num_seen >= budget or slice.is_spent() then return num_seen, true end
-    if is_dead(incarnation, may_declare) then num_seen = num_seen + reclaim_from(incarnation, budget - num_seen) end
+    num_seen = num_seen + reclaim_from(incarnation, budget - num_seen)
   end
-  return num_seen, num_seen >= budget or slice.is_spent()
+  return num_seen, has_more or num_seen >= budget or slice.is_spent()
 end
 
 end

@@ -88,7 +88,7 @@ end
 end
 
 -- How long a job must wait for a worker of another model or engine, in ms; nil if this worker may have it.
-local wait_for_worker
+local wait_for_worker, aside_ms
 do
 
 -- Whether a fingerprint is that of this worker's model, or of the model with one of its adapters.
@@ -127,7 +127,7 @@ local function is_for_other_engine(job)
 end
 
 -- The more jobs are set aside, the longer each is, so that the cost of examining them again is constant.
-local function aside_ms()
+function aside_ms()
   return math.min(math.max(LIMITS.ASIDE_MS, LIMITS.ASIDE_EACH_MS * call('ZCARD', DELAYED)), LIMITS.ASIDE_MOST_MS)
 end
 

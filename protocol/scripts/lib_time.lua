@@ -67,9 +67,15 @@ local function beat_time(most)
   return at + math.max(0, math.min(NOW - read, most or tonumber(found[3]) or 0))
 end
 
+-- A time that a sorted set has as a score; nil if none, or if another program wrote what is no time.
+local function time_in(score)
+  local at = tonumber(score or '')
+  return at and at <= LIMITS.MAX_NUMBER and at or nil
+end
+
 -- When the first timer is due; nil if there is none. Due timers that one call did not fire have scores below 0.
 local function next_timer()
-  local at = tonumber(call('ZRANGE', TIMERS, '0', '0', 'WITHSCORES')[2] or '')
+  local at = time_in(call('ZRANGE', TIMERS, '0', '0', 'WITHSCORES')[2])
   return at and at < 0 and NOW or at
 end
 
@@ -77,7 +83,7 @@ end
 -- of heartbeats may stand still until the next one.
 local function next_expiry(me, now)
   local beating = call('ZRANGEBYSCORE', ALIVE, '(' .. text_of(now), '+inf', 'WITHSCORES', 'LIMIT', '0', '2')
-  local expiry = tonumber(beating[beating[1] == me and 4 or 2] or '')
+  local expiry = time_in(beating[beating[1] == me and 4 or 2])
   return expiry and NOW + math.max(expiry - now, LIMITS.LOOK_AGAIN_MS)
 end
 

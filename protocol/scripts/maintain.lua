@@ -16,11 +16,12 @@ local overdue = rows_of(ARGV[3], LIMITS.SLICE_JOBS, 'string')
 local wrong = wrong_key(me ~= '' and me or nil)
 if wrong then return wrong end
 
+local now = beat_time()
 local num_fired, has_more_timers = fire_timers(overdue)
 local may_declare = ARGV[4] == '1' and NOW <= (tonumber(until_ms) or NOW)
-local num_returned, has_more_dead = reclaim(me, number, may_declare)
+local num_returned, has_more_dead = reclaim(me, number, now, may_declare)
 finish()
 return {
   num_fired, num_returned, (has_more_timers or has_more_dead) and 1 or 0, NOW,
-  earlier(next_timer(), next_expiry(me, beat_time())) or false,
+  earlier(next_timer(), next_expiry(me, now)) or false,
 }

@@ -47,7 +47,7 @@ local taken, has_more = {}, false
 -- Now, if the heartbeat of another worker has expired; else when one does, or the next timer is due.
 local function when_maintenance_is_due()
   local beating = call('ZRANGE', ALIVE, '0', '1', 'WITHSCORES')
-  local expiry = tonumber(beating[beating[1] == ME and 4 or 2] or '')
+  local expiry = time_in(beating[beating[1] == ME and 4 or 2])
   if expiry and expiry <= NOW_BEATING then return NOW end
   return earlier(next_timer(), expiry and NOW + math.max(expiry - NOW_BEATING, LIMITS.LOOK_AGAIN_MS))
 end

@@ -141,7 +141,7 @@ class TestGivenADeadWorker:
 
         reply = queue.worker("B").pull(kv_tokens=1, cache_tokens=1)
 
-        assert (reply.jobs, reply.due_ms) == ((), None)
+        assert (reply.jobs, reply.due_ms) == ((), reply.server_ms + limits.ASIDE_MS)
 
     def test_when_it_is_not_yet_past_its_lifetime_then_nothing_moves(self, queue: Queue) -> None:
         queue.add("a")
@@ -205,6 +205,8 @@ class TestGivenADeadWorker:
         reply = slow.beat(first.id, second.id)
         assert (reply.was_dead, reply.lost) == (True, (first.id, second.id))
         assert slow.advance(tokens(second, 0, 1)) == [Replaced()]
+        queue.pass_time(limits.ASIDE_MOST_MS)
+        slow.beat()
         assert short(slow.pull().jobs) == ["b"]
         check(queue)
 
@@ -240,7 +242,9 @@ class TestGivenADeadWorker:
         queue.pass_time(EXPIRY_MS + 1)
         worker = queue.worker("B")
 
-        assert {worker.maintain().num_returned for _ in range(3)} == {0, 2, limits.MAX_DEAD_PER_CALL}
+        replies = [worker.maintain() for _ in range(3)]
+        found = [(reply.num_returned, reply.has_more) for reply in replies]
+        assert found == [(limits.MAX_DEAD_PER_CALL, True), (2, False), (0, False)]
         assert len(worker.pull().jobs) == 6
         check(queue)
 

@@ -69,7 +69,7 @@ def look_at(client: Client, keys: QueueKeys) -> PartitionView:
         RedisError: the server is unreachable, cannot serve now, or refuses this user.
     """
     try:
-        # It checks the type of every key of the queue, and changes no more than a heartbeat does.
+        # It checks the type of every key of the queue, and changes no more than any worker's maintenance does.
         run(client, maintain(keys))
         return run(client, inspect(keys))
     except ResponseError as error:

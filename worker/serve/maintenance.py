@@ -55,7 +55,8 @@ class MaintenanceSchedule:
 
     def on_missed(self, keys: QueueKeys, now_s: float) -> None:
         """Take an unanswered call: it may be repeated at any time."""
-        self._turns[keys].due_s = now_s + AT_MOST_EVERY_S
+        turn = self._turns[keys]
+        turn.last_s, turn.due_s = now_s, now_s + AT_MOST_EVERY_S
 
     def _there(self) -> list[_Turn]:
         return [turn for turn in self._turns.values() if turn.keys not in self._unavailable]

@@ -313,7 +313,7 @@ WAKEUPS = (
     ),
     Guard(
         name="jobs left for want of room wake nobody",
-        patches=_script("lib_wakeups", "if has_readied or has_run_out() then", "if has_readied then"),
+        patches=_script("lib_wakeups", "if has_run_out() then", "if false then"),
         tests=(WAKING,),
     ),
     Guard(
@@ -405,11 +405,6 @@ FULL_WORKERS = (
         tests=(FULL,),
     ),
     Guard(
-        name="a full worker takes a dead worker's jobs of every class",
-        patches=_script("lib_reclaim", "request.over and job.class <= request.over", "false"),
-        tests=(FULL,),
-    ),
-    Guard(
         name="the share of the lower classes interrupts",
         patches=_script("lib_order", "not request.over and is_due(lower, cost_of_head)", "is_due(lower, cost_of_head)"),
         tests=(FULL,),
@@ -443,8 +438,7 @@ LIVES = (
     ),
     Guard(
         name="jobs leased by a lost reply are never returned",
-        patches=_script("beat", "fire_timers()\nfinish()", "finish()")
-        + _script("beat", "\ngive_back_orphans()\n", "\n"),
+        patches=_script("beat", "\ngive_back_orphans()\n", "\n"),
         tests=(f"{HEARTBEAT}::TestGivenAWorkerThatBeats",),
     ),
     Guard(
@@ -524,7 +518,7 @@ RECLAIMS = (
     ),
     Guard(
         name="a reported death waits as if it could be an error",
-        patches=_script("lib_reclaim", "if is_reported(incarnation) then return true end"),
+        patches=_script("lib_reclaim", "if about[1] == '1' or about[2] == '1' then return true end"),
         tests=(f"{REPORT}::TestGivenWorkersThatMayNotReclaim",),
     ),
     Guard(
@@ -538,8 +532,8 @@ RECLAIMS = (
         tests=(f"{REPORT}::TestGivenAWorkerThatHoldsAJob",),
     ),
     Guard(
-        name="reclaim by a pull that waited for a stalled Redis",
-        patches=_script("lib_taking", "ARGV[9] == '1' and NOW <= (tonumber(ARGV[11]) or NOW)", "ARGV[9] == '1'"),
+        name="reclaim by a call that waited for a stalled Redis",
+        patches=_script("maintain", "ARGV[4] == '1' and NOW <= (tonumber(until_ms) or NOW)", "ARGV[4] == '1'"),
         tests=(f"{HEARTBEAT}::TestGivenADeadWorker",),
     ),
     Guard(
@@ -614,11 +608,6 @@ RECLAIMS = (
         patches=_script("lib_timers", "if job.attempt == 0 then make_due_first(job) else", "if false then else"),
         tests=(f"{MODELS}::TestGivenWorkersOfTwoModels",),
     ),
-    Guard(
-        name="a dead worker's job moves to a worker that may not continue it",
-        patches=_script("lib_reclaim", "if wait_ms then return return_job(", "if false then return return_job("),
-        tests=(f"{PULL}::TestGivenAJobThatAnotherModelBegan",),
-    ),
 )
 
 CONTROLS = (
@@ -673,7 +662,7 @@ CONTROLS = (
     ),
     Guard(
         name="an urgent timer waits for all that are due before it",
-        patches=_script("lib_timers", "if #due > LIMITS.SLICE_JOBS then", "if false then"),
+        patches=_script("lib_timers", "local has_more = #due > LIMITS.SLICE_JOBS", "local has_more = false"),
         tests=("tests/protocol/readiness/test_due_timers.py",),
     ),
     Guard(
@@ -1060,10 +1049,13 @@ HOSTILES = (
         tests=("tests/protocol/hostile/test_shared_keys.py::TestGivenASharedStreamAtItsLastId",),
     ),
     Guard(
-        name="jobs too large for a survivor hide those behind them",
-        patches=_script(
-            "lib_reclaim", "local from = (request.number - 1) * LIMITS.MAX_DEAD_PER_PULL", "local from = 0"
-        ),
+        name="dead workers that may not be declared dead hide the reported ones",
+        patches=_script("lib_reclaim", "and number * LIMITS.SLICE_JOBS % num_expired or 0", "and 0 or 0"),
+        tests=(f"{REPORT}::TestGivenWorkersThatMayNotReclaim",),
+    ),
+    Guard(
+        name="returned jobs too large for a survivor hide those behind them",
+        patches=_script("lib_order", "if lane.class ~= RETURNED then return skip", "if true then return skip"),
         tests=("tests/protocol/deaths/test_large_jobs.py",),
     ),
     Guard(
@@ -1179,7 +1171,7 @@ HOSTILES = (
     ),
     Guard(
         name="a job of another partition is accepted",
-        patches=_script("lib_base", "partition ~= PARTITION or", "not tenant or"),
+        patches=_script("lib_base", "local JOB_ID = '^' .. PARTITION ..", "local JOB_ID = '^%d+' .."),
         tests=(f"{ARGUMENTS}::TestGivenArgumentsThatNoClientSends",),
     ),
     Guard(

@@ -1,7 +1,8 @@
 """Dead workers hold jobs that fit no survivor: those that fit are found, and pulls do not spin."""
 
+from sluice.protocol import limits
 from sluice.protocol.calls import PullReply
-from tests.protocol.driving import Queue, Worker, short
+from tests.protocol.driving import Queue, Worker, check, short
 
 ROOM = {"kv_tokens": 100, "cache_tokens": 100}
 
@@ -38,13 +39,25 @@ class TestGivenLargeJobsOfTheDead:
         queue.pass_time(60_000)
         survivor = queue.worker("survivor")
 
-        assert [survivor.pull(**ROOM).has_more for _ in range(3)] == [False] * 3
+        assert [survivor.pull(**ROOM).has_more for _ in range(3)] == [True, False, False]
 
     def test_when_a_small_one_is_among_them_then_it_is_found(self, queue: Queue) -> None:
         dead = queue.worker("dead")
-        for number in range(20):
+        for number in range(70):
             lease(queue, dead, f"large{number}", 5000)
         lease(queue, dead, "small", 10)
         queue.pass_time(60_000)
 
         pull_until(queue.worker("survivor"), "small", most=3)
+
+    def test_when_many_tenants_have_one_then_a_job_that_fits_is_served(self, queue: Queue) -> None:
+        dead = queue.worker("dead")
+        for number in range(40):
+            queue.add("large", f"t{number}", prompt_tokens=5000)
+        room = {"kv_tokens": 10**6, "prefill_tokens": 10**6, "cache_tokens": 10**6}
+        assert [len(dead.pull(**room).jobs) for _ in range(2)] == [limits.SLICE_JOBS, 40 - limits.SLICE_JOBS]
+        queue.add("small", prompt_tokens=10)
+        queue.pass_time(60_000)
+
+        pull_until(queue.worker("survivor"), "small", most=4)
+        check(queue)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sluice.protocol import calls
+from sluice.protocol import calls, limits
 from sluice.protocol.calls import Ok, Replaced
 from sluice.protocol.states import JobState
 from sluice.protocol.wire import JobId
@@ -196,6 +196,28 @@ class TestGivenWorkersThatMayNotReclaim:
 
         assert short(queue.worker("C").pull(number=2).jobs) == ["expired"]
         check(queue)
+
+    def test_when_many_have_expired_before_it_then_some_call_returns_its_jobs(self, queue: Queue) -> None:
+        for number in range(limits.SLICE_JOBS + 1):
+            queue.worker(f"idle{number:02}").pull()
+        queue.pass_time(10)
+        queue.add("reported")
+        queue.worker("late").take()
+        queue.pass_time(EXPIRY_MS + 1)
+        report(queue, "late")
+
+        worker = queue.worker("C")
+        found = [worker.maintain(may_declare_dead=False).num_returned for _ in range(limits.SLICE_JOBS + 2)]
+
+        assert sum(found) == 1
+
+    def test_when_a_worker_has_deregistered_with_it_then_every_caller_returns_it(self, queue: Queue) -> None:
+        queue.add("a")
+        worker = queue.worker("A")
+        worker.take()
+        worker.give_back(deregister=True)
+
+        assert queue.run(calls.maintain(queue.keys)).num_returned == 1
 
     def test_when_the_pull_waited_for_a_stalled_redis_then_the_same_holds(self, queue: Queue) -> None:
         self.given(queue)

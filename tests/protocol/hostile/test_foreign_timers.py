@@ -1,11 +1,12 @@
 """The set of timers is shared by all tenants: a timer takes effect when the job's or batch's own time has come."""
 
 import pytest
+from redis.exceptions import ResponseError
 
 from sluice.protocol import calls
 from sluice.protocol.states import JobState
 from sluice.protocol.wire import JobId
-from tests.protocol.driving import Queue, check
+from tests.protocol.driving import Queue, check, short
 
 
 def score_of(queue: Queue, member: str) -> float | None:
@@ -62,3 +63,31 @@ class TestGivenTimersOfAnotherUser:
         assert [queue.state(job) for job in (one, two)] == [JobState.EXPIRED, JobState.QUEUED]
         assert JobId("0.victim.two") == two
         check(queue)
+
+
+class TestGivenAScoreThatIsNoTime:
+    @pytest.mark.parametrize("name", ["timers", "alive"])
+    def test_when_a_call_says_when_the_next_is_due_then_it_is_not_then(self, queue: Queue, name: str) -> None:
+        worker = queue.worker("A")
+        worker.beat()
+        for score in (1e300, float("inf")):
+            queue.client.zadd(queue.keys.key(name), {"x|0.t.a": score})
+
+            assert worker.maintain().due_ms is None
+            assert worker.pull_only().due_ms is None
+
+
+class TestGivenAClockOfAnotherType:
+    def test_when_a_timer_is_due_then_the_call_is_refused_before_it_changes_anything(self, queue: Queue) -> None:
+        queue.add("a", not_before_ms=queue.look().server_ms + 500)
+        queue.pass_time(600)
+        queue.client.delete(queue.keys.key("clock"))
+        queue.client.set(queue.keys.key("clock"), "x")
+
+        with pytest.raises(ResponseError, match="WRONGTYPE"):
+            queue.fire_timers()
+
+        queue.client.delete(queue.keys.key("clock"))
+        check(queue)
+        assert queue.fire_timers() == 1
+        assert short(queue.worker("A").pull().jobs) == ["a"]
