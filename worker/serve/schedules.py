@@ -55,7 +55,7 @@ class Schedules:
         except (RedisError, OSError) as error:
             if is_away(error):
                 self._health.failed("schedules", error)
-                return max(FIRE_EVERY_S, self._backoff.next_delay_s())
+                return self._backoff.next_delay_s()
             # Such as a key of another type. Jobs do not depend on it.
             look.problems.append(Problem("*", str(error)))
         finally:
