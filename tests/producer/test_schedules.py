@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sluice.producer import InvalidJob, InvalidSchedule, Producer, ScheduleNotFound, job
+from sluice.producer import InvalidJob, InvalidSchedule, InvalidSetting, Producer, ScheduleNotFound, job
 from sluice.producer.operations.schedules import ScheduleView
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.redis.execution import run_commands
@@ -334,3 +334,26 @@ class TestGivenAClient:
         assert leased.deadline_ms is not None
         assert 0 < leased.deadline_ms - now_ms <= 301_000
         assert (leased.seed, leased.priority) == (7, 3)
+
+
+class TestGivenAClientWithoutCroniter:
+    """As `pip install sluice-llm` leaves it."""
+
+    def test_when_a_schedule_is_added_then_a_sentence_names_the_extra(
+        self, producer: Producer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "croniter", None)
+
+        with pytest.raises(InvalidSetting, match=r"pip install 'sluice-llm\[schedules\]'"):
+            add(producer)
+
+    def test_when_jobs_are_submitted_then_croniter_is_not_imported(self, valkey: RedisServer) -> None:
+        submit = "import sys; from sluice.producer import Producer; Producer(sys.argv[1]).submit('hello')"
+        program = f"{submit}; print(*sys.modules)"
+
+        ended = subprocess.run(
+            [sys.executable, "-P", "-c", program, valkey.url], capture_output=True, text=True, timeout=60, check=True
+        )
+
+        assert "sluice.protocol.schedules.rule" in ended.stdout.split()
+        assert "croniter" not in ended.stdout.split()
