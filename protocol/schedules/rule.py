@@ -130,6 +130,7 @@ def _is_hourly(text: object) -> bool:
 
     Raises:
         InvalidSchedule: it is not valid.
+        InvalidSetting: croniter is not installed.
     """
     if not is_text(text) or len(str(text)) > MAX_CRON_CHARS:
         raise InvalidSchedule(f"a cron rule is text of at most {MAX_CRON_CHARS} characters, got {text!r:.100}")
@@ -139,8 +140,9 @@ def _is_hourly(text: object) -> bool:
         raise _invalid(str(text), "it needs minute, hour, day, month and weekday")
     if any(_HASHED.fullmatch(part) for whole in fields for part in whole.split(",")):
         raise _invalid(str(text), "H and R are not supported, because each process would find other times")
+    croniter = _croniter().croniter
     try:
-        hours = _croniter().croniter.expand(text)[0][1]
+        hours = croniter.expand(text)[0][1]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _invalid(str(text), error) from error
     return hours in (["*"], _ALL_HOURS)
