@@ -17,6 +17,7 @@ from sluice.producer import AsyncProducer, Producer, Receipt
 from sluice.producer.errors import InvalidPrompt, InvalidSetting
 from sluice.protocol.calls import LeasedJob
 from sluice.protocol.keys import QueueKeys
+from sluice.protocol.schedules.schedule import ScheduleKeys, pack_schedule, read_schedule
 from sluice.protocol.states import JobState
 from sluice.protocol.wire import JobId, JobOptions, JobSpec, encode_prompt
 from sluice.worker.audit.command import AuditOptions, run_audit
@@ -408,3 +409,23 @@ class TestGivenAServerThatIsNoCluster:
                     await awaiting.submit("hello")
             with pytest.raises(ConfigError, match="redis://"):
                 connect(url, timeout_s=5).ping()
+
+
+class TestGivenAScheduleOnACluster:
+    """Its keys and all jobs of its runs are on the shard of partition 0."""
+
+    def test_when_it_is_due_then_a_worker_runs_it(self, cluster: Cluster, queue: Partitioned) -> None:
+        keys = ScheduleKeys(queue.keys[0])
+        with Producer(cluster.url, queue=queue.name, partitions=PARTITIONS) as producer:
+            producer.add_schedule("report", ["one", "two"], cron="* * * * *", max_tokens=3)
+            rule = read_schedule("default.report", queue.client.hget(keys.schedules, "default.report"))
+            due = replace(rule, created_s=rule.created_s - 60)
+            queue.client.hset(keys.schedules, "default.report", pack_schedule(due))
+            with running_worker(cluster.url, queue__name=queue.name, queue__partitions=PARTITIONS):
+                wait_until(lambda: producer.schedule("report").last_run, "a worker runs it")
+                run = producer.schedule("report").last_run
+                assert run is not None
+                jobs = [f"0.default.report-{int(run.timestamp())}{end}" for end in ("", "-1")]
+
+                assert [producer.result(job, timeout_s=30).usage.output_tokens for job in jobs] == [3, 3]
+                producer.remove_schedule("report")
