@@ -39,9 +39,10 @@ def attacked(gateway: GatewayProcess, key: str) -> Generator[None]:
 
 def latencies_s(gateway: GatewayProcess, key: str, seconds: float) -> list[float]:
     """The times of a tenant's short completions and reads, one after another, sorted."""
-    until_s, found = time.monotonic() + seconds, list[float]()
+    found = list[float]()
     body = {"prompt": "hello", "max_tokens": 2, "model": "null", "priority": 5}
     with gateway.http(key) as http:
+        until_s = time.monotonic() + seconds
         while time.monotonic() < until_s:
             began_s = time.monotonic()
             answers = (http.post("/v1/completions", json=body), http.get("/v1/models"))
