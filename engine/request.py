@@ -80,8 +80,6 @@ class Sampling(SamplingFields):
 Pooling = Literal["last", "mean"]
 """How the hidden states of a prompt become one vector: that of its last token, or the mean of all."""
 
-POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Embed:

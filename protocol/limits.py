@@ -80,8 +80,8 @@ MAX_STAMP_BYTES = 64
 
 MAX_LANE_BYTES = 256
 MAX_RESULT_BYTES = 64 * 1024 * 1024
-MAX_PRIORITY = 9
 MAX_TTL_S = 10**9
+MAX_PRIORITY = 9
 """Priority classes are 0 (least urgent) to 9."""
 
 MAX_JOBS_PER_CALL = 256
