@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import fields
+from datetime import UTC, datetime
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -27,6 +28,7 @@ from sluice.gateway.ui.read.usage import Price, TenantUsage
 from sluice.gateway.ui.templates import HERE, fragment
 from sluice.gateway.ui.visitors import Visitor
 from sluice.history.queries import AttemptRow, JobRow
+from sluice.producer.operations.schedules import ScheduleView
 from sluice.producer.operations.views import JobStatus
 from sluice.protocol.calls import JobView
 from sluice.protocol.states import JobState
@@ -45,6 +47,7 @@ WRITTEN = Question(prompt="<script>alert(1)</script></textarea>", model=HOSTILE,
 """A form that is shown again; its prompt stays as it is."""
 
 LATENCY = Latency(p50_s=0.2, p95_s=75.0)
+WHEN = datetime(2026, 11, 30, 9, tzinfo=UTC)
 
 
 def filled(kind: type[Made], **given: object) -> Made:
@@ -172,6 +175,20 @@ CASES: Mapping[str, list[dict[str, Any]]] = {
     ],
     "overview.html": [{"parts": NO_PARTS}],
     "own_overview.html": [{"parts": NO_PARTS}],
+    "schedules.html": [
+        {"schedules": [], "is_all": True},
+        {
+            "schedules": [
+                (HOSTILE, filled(ScheduleView, paused=is_paused, last_run=last_run, next_runs=(WHEN, WHEN)))
+                for is_paused, last_run in ((False, None), (True, WHEN))
+            ],
+            "is_all": True,
+        },
+        {
+            "schedules": [("default", filled(ScheduleView, paused=False, last_run=WHEN, next_runs=()))],
+            "is_all": False,
+        },
+    ],
     "sign_in.html": [{"back": HOSTILE, "is_wrong": is_wrong} for is_wrong in (False, True)],
     "tenants.html": [
         {"tenants": [], "prices": [], "unpriced": (), "is_all": True, "hours_left": 3},
