@@ -115,7 +115,7 @@ class TestGivenLevelFsync:
             receipts = list[SubmitAnswer]()
 
             def submit_many() -> None:
-                with Producer(power.server.url, durability="fsync", patience_s=0) as producer:
+                with Producer(power.server.url, durability="fsync", patience_s=2) as producer:
                     receipts.extend(producer.submit_many(f"prompt {i}" for i in itertools.count()))
 
             with until_it_fails(submit_many):
