@@ -338,6 +338,13 @@ def _wait_for_row(here: Place, job_id: str) -> None:
     raise TimeoutError(job_id)
 
 
+def _about_a_schedule(here: Place, command: str, producer: Producer) -> None:
+    """After the command that adds it, which another process of the suite may have run."""
+    add = next(one for one in commands() if one.startswith("producer schedules add report "))
+    _succeeds(here, add, producer)
+    _succeeds(here, command, producer)
+
+
 Runner = Callable[[Place, str, Producer], None]
 RUNNERS: dict[str, Runner] = {
     "make ": _is_a_target,
@@ -360,6 +367,9 @@ RUNNERS: dict[str, Runner] = {
     "producer queues pause": _pauses,
     "producer requeue JOB_ID": _requeues,
     "producer keys revoke KEY_ID": _revokes_a_key,
+    **dict.fromkeys(
+        (f"producer schedules {verb}" for verb in ("next", "pause", "resume", "remove")), _about_a_schedule
+    ),
     "producer ": _succeeds,
     "curl ": _asks_the_gateway,
     "export ": _sets_a_variable,

@@ -20,7 +20,7 @@ class _Turn:
     keys: QueueKeys
     number: int = 0
     due_s: float = 0.0
-    last_s: float = float("-inf")
+    called_s: float = float("-inf")
 
 
 class MaintenanceSchedule:
@@ -44,19 +44,19 @@ class MaintenanceSchedule:
     def on_pull_reply(self, keys: QueueKeys, until_due_s: float, now_s: float) -> None:
         """Note the time until something is due, as a pull has said."""
         turn = self._turns[keys]
-        turn.due_s = min(turn.due_s, max(now_s + until_due_s, turn.last_s + AT_MOST_EVERY_S))
+        turn.due_s = min(turn.due_s, max(now_s + until_due_s, turn.called_s + AT_MOST_EVERY_S))
 
     def on_reply(self, keys: QueueKeys, reply: Maintained, now_s: float) -> None:
         """Take the reply to a call."""
         turn = self._turns[keys]
-        turn.last_s = now_s
+        turn.called_s = now_s
         until_due_s = float("inf") if reply.due_ms is None else (reply.due_ms - reply.server_ms) / 1000
         turn.due_s = now_s if reply.has_more else now_s + max(0.001, min(AT_LEAST_EVERY_S, until_due_s))
 
     def on_missed(self, keys: QueueKeys, now_s: float) -> None:
         """Take an unanswered call: it may be repeated at any time."""
         turn = self._turns[keys]
-        turn.last_s, turn.due_s = now_s, now_s + AT_MOST_EVERY_S
+        turn.called_s, turn.due_s = now_s, now_s + AT_MOST_EVERY_S
 
     def _there(self) -> list[_Turn]:
         return [turn for turn in self._turns.values() if turn.keys not in self._unavailable]

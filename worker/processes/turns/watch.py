@@ -2,7 +2,7 @@
 
 Without a heartbeat a model is unknown: gateways refuse its name, and clients are told that no worker serves the queue.
 So the fleet sends one for each member without the device, in its own process, with the state in which it is. Such a
-heartbeat holds no jobs and pulls none; it fires the queue's timers, so that jobs still expire in time.
+heartbeat holds no jobs and pulls none; with it the thread calls `maintain`, so that jobs still expire in time.
 """
 
 import socket
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from redis.exceptions import RedisError
 
-from sluice.protocol.calls import Beat, beat, give_back
+from sluice.protocol.calls import Beat, beat, give_back, maintain
 from sluice.protocol.offers import FIELD
 from sluice.protocol.redis.execution import run
 from sluice.protocol.workers import LOADING
@@ -73,6 +73,7 @@ class Stand:
             expiry_ms = int(self._member.config.beat.life_s * 1000)
             about = self._about(state or LOADING)
             run(client, beat(keys, _empty_beat(self._incarnation, expiry_ms, about)))
+            run(client, maintain(keys, incarnation=self._incarnation))
 
     def note(self, seen: Seen) -> None:
         """Note what was seen of its queue."""
