@@ -97,7 +97,7 @@ end
 -- some jobs have as a packed map, and the spec, which no script reads. A script reads a row once, changes the table, and
 -- `finish` writes each changed row once.
 
-local whole, load_job, load_jobs, load_running, save, state_and_class, MOST
+local load_job, load_jobs, load_running, save, state_and_class, MOST
 local rows = {}
 
 do
@@ -109,12 +109,6 @@ MOST = {
   gap = LIMITS.MAX_NUMBER, callback = LIMITS.MAX_NUMBER, retry = LIMITS.MAX_NUMBER, waits_since = LIMITS.MAX_NUMBER,
   line = LIMITS.MAX_NUMBER, output = LIMITS.MAX_NUMBER,
 }
-
--- A whole number from 0 to `most`, or nil: also for text, fractions, infinity and nan.
-function whole(text, most)
-  local number = tonumber(text or '')
-  if number and number >= 0 and number <= most and number % 1 == 0 then return number end
-end
 
 -- Version of the format, state, class, choices, whether it is in the class of returned jobs, version, attempt, epoch,
 -- failures, requeues, most tokens; prompt, cost, bytes, submitted, started, charged + 1, number, before, scheduled, first

@@ -15,6 +15,12 @@ local function text_of(number)
   return whole_texts[number]
 end
 
+-- A whole number from 0 to `most`, or nil: also for text, fractions, infinity and nan.
+local function whole(text, most)
+  local number = tonumber(text or '')
+  if number and number >= 0 and number <= most and number % 1 == 0 then return number end
+end
+
 local function as_map(flat)
   local map = {}
   for i = 1, #flat, 2 do map[flat[i]] = flat[i + 1] end

@@ -23,19 +23,18 @@ local request = {
 }
 local ME, MINE = request.incarnation, PREFIX .. 'worker:' .. (ARGV[1] or '')
 
-local function is_whole(number, most) return number and number >= 0 and number <= most and number % 1 == 0 end
 -- A number of room may be negative: nothing fits then.
 local function has_wrong_arguments()
   for _, name in ipairs({ 'number', 'kv', 'prefill', 'sequences', 'cache', 'reserve' }) do
     local number = request[name]
     if not number or number ~= number then return true end
   end
-  if not is_whole(request.model_wait_ms, LIMITS.MAX_NUMBER) then return true end
+  if not whole(request.model_wait_ms, LIMITS.MAX_NUMBER) then return true end
   if request.woken_by then
     local is_id = string.find(request.woken_by, '^%d+%-%d+$') and string.find(request.chain or '', '^%d+%-%d+$')
     if not is_id then return true end
   end
-  if ARGV[14] ~= '' and not is_whole(request.over, LIMITS.MAX_PRIORITY) then return true end
+  if ARGV[14] ~= '' and not whole(request.over, LIMITS.MAX_PRIORITY) then return true end
   -- It is stored with a NUL behind it.
   return not is_text(ME, LIMITS.MAX_INCARNATION_BYTES) or string.find(ME, '%z')
 end
