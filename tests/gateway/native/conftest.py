@@ -8,6 +8,7 @@ import pytest
 
 from tests.end_to_end.processes import worker_pool
 from tests.gateway.gateway_process import GatewayProcess, gateway_process, new_key
+from tests.gateway.native.jobs import wait_for
 from tests.servers import RedisServer, redis_server
 
 IDLE = "idle"
@@ -27,8 +28,10 @@ class Native:
     globex: httpx.Client
 
     def client(self, *scopes: str) -> httpx.Client:
-        """A client of acme with a key of its own."""
-        return self.gateway.http(new_key(self.database_url, "acme", scopes=scopes))
+        """A client of acme with a key of its own, which the gateway has read."""
+        made = self.gateway.http(new_key(self.database_url, "acme", scopes=scopes))
+        wait_for(lambda: made.get("/openapi.json").status_code == 200)
+        return made
 
 
 @pytest.fixture(scope="package")

@@ -1,6 +1,7 @@
 """Schedules over HTTP: each tenant has its own, and a worker runs them."""
 
 from collections.abc import Generator
+from contextlib import closing
 from datetime import datetime
 from typing import Any
 
@@ -118,7 +119,7 @@ class TestGivenAKeyThatOnlyReads:
     def test_when_it_changes_schedules_then_it_is_403(self, native: Native) -> None:
         native.acme.post("/schedules", json=DAILY).raise_for_status()
 
-        with native.client("read") as reader:
+        with closing(native.client("read")) as reader:
             answers = [
                 reader.post("/schedules", json=DAILY),
                 reader.post("/schedules/report/pause"),
