@@ -8,6 +8,12 @@ from sluice.protocol.job_ids import split_job_id
 from sluice.protocol.limits import MAX_PRIORITY
 from sluice.protocol.wire import JobId
 
+FORMAT = 2
+"""The format of the keys and their values, a part of every key's name: programs of two formats share no key.
+
+It grows with a change that scripts of the format before cannot read (docs/decisions/a-format-has-its-own-keys.md).
+"""
+
 RETURNED = "returned"
 """The reserved class of returned and retried entries; it is served first."""
 
@@ -39,8 +45,8 @@ class QueueKeys:
 
     @property
     def prefix(self) -> str:
-        """The hash tag; every key is `<prefix>:<name>`."""
-        return f"{{{self.queue}:{self.partition}}}"
+        """The hash tag and the format; every key is `<prefix>:<name>`."""
+        return f"{{{self.queue}:{self.partition}}}:{FORMAT}"
 
     def key(self, *parts: str | int) -> str:
         """Return `<prefix>:<part>:<part>…`."""

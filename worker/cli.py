@@ -455,7 +455,7 @@ def audit(as_json: bool, config_file: Path | None, **given: Any) -> NoReturn:  #
         worker audit --queue default
         worker audit --repair --file a.jsonl --journal ~/.local/state/sluice/journals/SERVER/default/nightly.journal
 
-    SERVER is the value of the key {QUEUE:0}:server, and nightly the name of the batch.
+    SERVER is the value of the key {QUEUE:0}:2:server, and nightly the name of the batch.
     """
     from sluice.worker.audit.command import AuditOptions, run_audit
     from sluice.worker.audit.report import json_of, table_of

@@ -12,7 +12,7 @@ from sluice.producer.operations.surveys import WAIT_FIELDS, survey_all, survey_o
 from sluice.protocol import calls, limits
 from sluice.protocol.calls import JobView, PartitionView, QueueView
 from sluice.protocol.durability import LOOK, persistence_in
-from sluice.protocol.keys import QueueKeys, served_partitions
+from sluice.protocol.keys import FORMAT, QueueKeys, served_partitions
 from sluice.protocol.limits import STARTING, STARTING_LIFE_MS
 from sluice.protocol.states import JobState
 from sluice.protocol.waits import WaitCause, WaitReason
@@ -141,7 +141,7 @@ def queue_names() -> Operation[dict[str, int]]:
     queues: dict[str, int] = {}
     cursor = b"0"
     while True:
-        [reply] = yield Ask((("SCAN", cursor, "MATCH", "{*:*}:counters", "COUNT", 1000),))
+        [reply] = yield Ask((("SCAN", cursor, "MATCH", f"{{*:*}}:{FORMAT}:counters", "COUNT", 1000),))
         cursor, names = cast("tuple[bytes, list[bytes]]", reply)
         for name in names:
             queue, _, partition = name.decode()[1:].partition("}")[0].rpartition(":")

@@ -39,7 +39,7 @@ local SERVING = PREFIX .. 'serving:'
 local OFFERS = PREFIX .. 'offers'
 -- `<adapter>\n<model>` -> the last expiry among the workers of the model that have the adapter.
 local PARENTS = PREFIX .. 'parents'
-local QUEUE = string.match(PREFIX, '^{(.*):%d+}:$')
+local QUEUE = string.match(PREFIX, '^{(.*):%d+}:')
 local DEFAULT_MODE = 'fair'
 local MODE = SETTINGS.mode or DEFAULT_MODE
 

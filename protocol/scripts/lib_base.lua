@@ -53,7 +53,7 @@ end
 local function failed(reply) return type(reply) == 'table' and reply.err or nil end
 
 -- `<tenant>`, `<tenant>:<random>` of a job id; nil if it is not one of this partition. Cached for the call.
-local PARTITION = string.match(PREFIX, ':(%d+)}:$')
+local PARTITION = string.match(PREFIX, ':(%d+)}:')
 local JOB_ID = '^' .. PARTITION .. '%.([%l%d_-]+)%.([%w_-]+)$'
 local tenants, suffixes = {}, {}
 local function names_of(id)

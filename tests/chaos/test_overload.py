@@ -180,4 +180,4 @@ class TestGivenAQueueThatForgetsSoon:
 
 def names_left(client: Any) -> set[str]:  # Any: a redis-py client
     """Kinds of keys that the queue still has."""
-    return {key.decode().split(":")[2] for key in client.scan_iter(f"{KEYS.prefix}:*")}
+    return {key.decode().split(":")[3] for key in client.scan_iter(f"{KEYS.prefix}:*")}

@@ -222,13 +222,13 @@ class TestGivenAQueueWhoseClockATestHasMoved:
         self, durable_valkey: RedisServer, tmp_path: Path, name: str
     ) -> None:
         with durable_valkey.client() as client:
-            client.hset("{default:1}:config", name, 1000)
+            client.hset("{default:1}:2:config", name, 1000)
             result = doctor_says(durable_valkey, tmp_path, SLUICE_PARTITIONS="2")
             assert f"{name} is 1000" in result.output
-            assert f"HDEL {{default:1}}:config {name}" in result.output
+            assert f"HDEL {{default:1}}:2:config {name}" in result.output
             assert result.exit_code == ExitCode.BROKEN
 
-            client.hdel("{default:1}:config", name)
+            client.hdel("{default:1}:2:config", name)
 
         assert doctor_says(durable_valkey, tmp_path, SLUICE_PARTITIONS="2").exit_code == ExitCode.DONE
 

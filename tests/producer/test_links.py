@@ -128,7 +128,7 @@ class TestGivenAnotherProgramsKey:
     def test_when_a_key_of_the_queue_is_foreign_then_it_is_refused_with_the_reason(
         self, valkey: RedisServer, redis_client: Any
     ) -> None:
-        redis_client.set("{default:0}:outbox", "not ours")
+        redis_client.set("{default:0}:2:outbox", "not ours")
 
         with Producer(valkey.url) as producer, pytest.raises(QueueRefused, match="outbox is a string"):
             producer.submit("hello")

@@ -19,13 +19,13 @@ class TestGivenAQueue:
         named = [*keys.fixed(), keys.lane(2, "acme"), keys.job(job_id), keys.payload(job_id), keys.channel(job_id, 1)]
 
         assert {key.split("}")[0] for key in named} == {"{chat:3"}
-        assert keys.fixed()[0] == "{chat:3}:config"
+        assert keys.fixed()[0] == "{chat:3}:2:config"
         assert len(keys.fixed()) == len(FIXED)
         assert named[-4:] == [
-            "{chat:3}:lane:2:acme",
-            "{chat:3}:job:acme:x1",
-            "{chat:3}:payload:acme:x1",
-            "{chat:3}:channel:acme:x1:1",
+            "{chat:3}:2:lane:2:acme",
+            "{chat:3}:2:job:acme:x1",
+            "{chat:3}:2:payload:acme:x1",
+            "{chat:3}:2:channel:acme:x1:1",
         ]
 
     def test_when_an_id_is_none_then_it_names_no_key(self) -> None:

@@ -26,30 +26,30 @@ from tests.servers import RedisServer
 pytestmark = pytest.mark.every_server
 
 WRITES: list[tuple[str, ...]] = [
-    ("XADD", "{chat:0}:channel:acme:a:0", "1-0", "e", "x"),
-    ("HSET", "{chat:0}:held:w", "0.acme.a", "1"),
-    ("HSET", "{chat:0}:worker:w", "host", "h"),
-    ("SET", "{chat:0}:result:acme:a", "x"),
-    ("DEL", "{chat:0}:result:acme:a"),
-    ("XADD", "{chat:0}:lane:0:other", "*", "job", "x"),
-    ("SET", "{chat:0}:job:other:a", "x"),
-    ("XREADGROUP", "GROUP", "workers", "idle", "STREAMS", "{chat:0}:bell", ">"),
-    ("XACK", "{chat:0}:bell", "workers", "1-0"),
-    ("XGROUP", "DESTROY", "{chat:0}:bell", "workers"),
+    ("XADD", "{chat:0}:2:channel:acme:a:0", "1-0", "e", "x"),
+    ("HSET", "{chat:0}:2:held:w", "0.acme.a", "1"),
+    ("HSET", "{chat:0}:2:worker:w", "host", "h"),
+    ("SET", "{chat:0}:2:result:acme:a", "x"),
+    ("DEL", "{chat:0}:2:result:acme:a"),
+    ("XADD", "{chat:0}:2:lane:0:other", "*", "job", "x"),
+    ("SET", "{chat:0}:2:job:other:a", "x"),
+    ("XREADGROUP", "GROUP", "workers", "idle", "STREAMS", "{chat:0}:2:bell", ">"),
+    ("XACK", "{chat:0}:2:bell", "workers", "1-0"),
+    ("XGROUP", "DESTROY", "{chat:0}:2:bell", "workers"),
 ]
 """What only a worker, or another tenant, may write."""
 
 NEW_WRITES: list[tuple[str, ...]] = [
-    ("HSET", "{chat:0}:config", "max_waiting_jobs", "1"),
-    ("XADD", "{chat:0}:callbacks", "*", "kind", "job"),
-    ("ZADD", "{chat:0}:alive", "1", "w"),
-    ("HSET", "{chat:0}:weights", "acme", "1000"),
-    ("SET", "{chat:0}:counters", "x"),
-    ("SET", "{chat:0}:heads:0", "x"),
-    ("XADD", "{chat:0}:timers", "*", "e", "x"),
-    ("HSET", "{chat:0}:delayed", "e", "x"),
-    ("SET", "{chat:0}:server", "x"),
-    ("ZADD", "{chat:0}:served", "1", "x"),
+    ("HSET", "{chat:0}:2:config", "max_waiting_jobs", "1"),
+    ("XADD", "{chat:0}:2:callbacks", "*", "kind", "job"),
+    ("ZADD", "{chat:0}:2:alive", "1", "w"),
+    ("HSET", "{chat:0}:2:weights", "acme", "1000"),
+    ("SET", "{chat:0}:2:counters", "x"),
+    ("SET", "{chat:0}:2:heads:0", "x"),
+    ("XADD", "{chat:0}:2:timers", "*", "e", "x"),
+    ("HSET", "{chat:0}:2:delayed", "e", "x"),
+    ("SET", "{chat:0}:2:server", "x"),
+    ("ZADD", "{chat:0}:2:served", "1", "x"),
 ]
 """Also refused to a submitter, but by Redis 6.2: its patterns are of all scripts' fixed keys alike."""
 
@@ -98,15 +98,15 @@ class TestGivenAUserWhoManagesSchedules:
             scheduler.pause_schedule("report", tenant="acme", is_paused=False)
             scheduler.remove_schedule("report", tenant="acme")
 
-            assert int(client.hget("{chat:0}:counters", "submitted")) >= 1
+            assert int(client.hget("{chat:0}:2:counters", "submitted")) >= 1
 
     def test_when_it_does_anything_else_then_it_is_refused(self, guarded: RedisServer) -> None:
         with client_of(guarded, "chat-scheduler") as client:
             tried = [
-                ("GET", "{chat:0}:job:acme:a"),
-                ("XADD", "{chat:0}:outbox", "*", "e", "x"),
-                ("HSET", "{chat:0}:counters", "submitted", "9"),
-                ("HSET", "{other:0}:schedules", "acme.report", "x"),
+                ("GET", "{chat:0}:2:job:acme:a"),
+                ("XADD", "{chat:0}:2:outbox", "*", "e", "x"),
+                ("HSET", "{chat:0}:2:counters", "submitted", "9"),
+                ("HSET", "{other:0}:2:schedules", "acme.report", "x"),
                 ("EVAL", "return 1", "0"),
             ]
             assert [is_refused(client, command) for command in tried] == [True] * len(tried)
@@ -153,7 +153,7 @@ class TestGivenASubmitOnlyUser:
     def test_when_a_call_of_it_refunds_a_tenant_then_it_can_read_the_weight(self, guarded: RedisServer) -> None:
         with Producer(guarded.url, queue=QUEUE) as owner:
             owner.configure(QueueSettings(weights={"acme": 4.0}))
-        read = ("HGET", "{chat:0}:weights", "acme")
+        read = ("HGET", "{chat:0}:2:weights", "acme")
 
         with client_of(guarded, "acme-submit") as client:
             found = [client.execute_command(*command) for command in (read, through_a_script(read))]
@@ -186,7 +186,7 @@ class TestGivenASubmitOnlyUser:
         assert allowed == []
 
     def test_when_it_reads_what_was_generated_then_it_is_refused(self, guarded: RedisServer) -> None:
-        reads = [("GET", "{chat:0}:result:acme:a"), ("XRANGE", "{chat:0}:channel:acme:a:0", "-", "+")]
+        reads = [("GET", "{chat:0}:2:result:acme:a"), ("XRANGE", "{chat:0}:2:channel:acme:a:0", "-", "+")]
         with client_of(guarded, "acme-submit") as client:
             assert [read for read in reads if not is_refused(client, read)] == []
 
@@ -207,14 +207,14 @@ class TestGivenATenantsReader:
             job = owner.submit("secret", tenant="other")
             name = str(job).rpartition(".")[2]
         reads = [
-            ("GET", f"{{chat:0}}:job:other:{name}"),
-            ("GET", f"{{chat:0}}:payload:other:{name}"),
-            ("GET", f"{{chat:0}}:payload:acme:{name}"),
-            ("GET", f"{{chat:0}}:result:other:{name}"),
-            ("XREAD", "STREAMS", f"{{chat:0}}:channel:other:{name}:0", "0-0"),
-            ("XRANGE", f"{{chat:0}}:channel:other:{name}:0", "-", "+"),
-            ("XRANGE", "{chat:0}:outbox", "-", "+") if guarded.flavor != "redis-6.2" else ("KEYS", "*"),
-            ("HGETALL", "{chat:0}:served") if guarded.flavor != "redis-6.2" else ("SCAN", "0"),
+            ("GET", f"{{chat:0}}:2:job:other:{name}"),
+            ("GET", f"{{chat:0}}:2:payload:other:{name}"),
+            ("GET", f"{{chat:0}}:2:payload:acme:{name}"),
+            ("GET", f"{{chat:0}}:2:result:other:{name}"),
+            ("XREAD", "STREAMS", f"{{chat:0}}:2:channel:other:{name}:0", "0-0"),
+            ("XRANGE", f"{{chat:0}}:2:channel:other:{name}:0", "-", "+"),
+            ("XRANGE", "{chat:0}:2:outbox", "-", "+") if guarded.flavor != "redis-6.2" else ("KEYS", "*"),
+            ("HGETALL", "{chat:0}:2:served") if guarded.flavor != "redis-6.2" else ("SCAN", "0"),
         ]
         with client_of(guarded, "acme-reader") as client:
             allowed = [read for read in reads if not is_refused(client, read)]
@@ -280,8 +280,8 @@ class TestGivenATenantsReaderWhoseJobWaits:
 class TestGivenReadersWhoMayNotWrite:
     @pytest.mark.parametrize("user", ["acme-reader", "watcher"])
     def test_when_they_write_anything_then_it_is_refused(self, guarded: RedisServer, user: str) -> None:
-        own = [("XADD", "{chat:0}:bell", "*", "a", "b"), ("SET", "{chat:0}:job:acme:a", "x")]
-        writes = [*WRITES, *NEW_WRITES, *own, ("DEL", "{chat:0}:config"), ("FLUSHALL",)]
+        own = [("XADD", "{chat:0}:2:bell", "*", "a", "b"), ("SET", "{chat:0}:2:job:acme:a", "x")]
+        writes = [*WRITES, *NEW_WRITES, *own, ("DEL", "{chat:0}:2:config"), ("FLUSHALL",)]
         with client_of(guarded, user) as client:
             allowed = [write for write in writes if not is_refused(client, write)]
             allowed += [write for write in writes if not is_refused(client, through_a_script(write))]
@@ -301,7 +301,7 @@ class TestGivenReadersWhoMayNotWrite:
                 watcher.cancel(job)
 
         with guarded.client() as client:
-            assert client.hget("{chat:0}:counters", "submitted") == b"1"
+            assert client.hget("{chat:0}:2:counters", "submitted") == b"1"
 
 
 class TestGivenAWorkersUser:
@@ -315,6 +315,6 @@ class TestGivenAWorkersUser:
             assert len(owner.result(job, timeout_s=20).choices[0].token_ids) == 4
 
     def test_when_it_speaks_of_another_queue_or_the_server_then_it_is_refused(self, guarded: RedisServer) -> None:
-        others = [("GET", "{mail:0}:config"), ("FLUSHALL",), ("KEYS", "*"), ("CONFIG", "GET", "*"), ("ACL", "LIST")]
+        others = [("GET", "{mail:0}:2:config"), ("FLUSHALL",), ("KEYS", "*"), ("CONFIG", "GET", "*"), ("ACL", "LIST")]
         with client_of(guarded, "chat-worker") as client:
             assert [one for one in others if not is_refused(client, one)] == []

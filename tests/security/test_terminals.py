@@ -123,7 +123,7 @@ class TestGivenAWorkerWithAnAttackAsItsName:
     def test_when_workers_are_listed_then_the_terminal_obeys_nothing(self, show: Show, valkey: RedisServer) -> None:
         with valkey.client() as client:
             HandWorker(client).beat()
-            client.hset("{default:0}:worker:hand", "name", ATTACK)
+            client.hset("{default:0}:2:worker:hand", "name", ATTACK)
 
         text = show("worker", "status")
 

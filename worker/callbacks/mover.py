@@ -1,6 +1,6 @@
 """Move ends of jobs and batches from the queue to rq.
 
-    {q:p}:callbacks ──Mover──> rq queue `sluice-webhooks-…` ──rq workers──> receivers
+    {q:p}:2:callbacks ─Mover─> rq queue `sluice-webhooks-…` ──rq workers──> receivers
                         ├────> rq queue `sluice-chores-…`   ──rq worker───> files, SQL
                         └────> rq queue `sluice-gateway-…`  ──rq worker───> batches of the HTTP gateway
 

@@ -41,7 +41,7 @@ def check(
     findings = Findings()
     history = History(database_url) if database_url else None
     for partition in range(partitions):
-        prefix = f"{{{queue}:{partition}}}"
+        prefix = f"{{{queue}:{partition}}}:2"
         here = [asked for asked in journal.values() if asked.id.startswith(f"{partition}.")]
         _Partition(client, prefix, here, reference, history, findings).check(deliveries)
     if deliveries is not None:

@@ -386,8 +386,8 @@ class TestGivenTwoHostsWithAFolderEach:
             assert await queue.submitting.run(mark(queue.name, "a")) == {"a"}
             assert (lacked, await lacks_callbacks(queue)) == (True, False)
         with valkey.client() as redis:
-            assert redis.zrange("{default:0}:storages", 0, -1) == [b"a"]
-            assert 0 < redis.pttl("{default:0}:storages:callbacks") <= LIFE_MS
+            assert redis.zrange("{default:0}:2:storages", 0, -1) == [b"a"]
+            assert 0 < redis.pttl("{default:0}:2:storages:callbacks") <= LIFE_MS
 
     def test_when_files_are_away_then_a_sweep_marks_its_process_all_the_same(
         self, valkey: RedisServer, tmp_path: Path
@@ -402,7 +402,7 @@ class TestGivenTwoHostsWithAFolderEach:
             tasks.sweep()
 
         with valkey.client() as redis:
-            assert redis.exists("{default:0}:storages:callbacks")
+            assert redis.exists("{default:0}:2:storages:callbacks")
 
     @pytest.mark.long
     def test_when_two_gateways_serve_one_queue_then_both_say_so(self, valkey: RedisServer, tmp_path: Path) -> None:

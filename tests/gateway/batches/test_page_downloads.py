@@ -41,7 +41,7 @@ class TestGivenABatchWithResultsAndErrors:
         until(client, begun(client, numbered(1)))
 
         with batch_server.client() as redis:
-            assert redis.exists("{default:0}:storages:callbacks")
+            assert redis.exists("{default:0}:2:storages:callbacks")
 
 
 class TestGivenNoCallbacksProcess:

@@ -131,6 +131,6 @@ class TestGivenAWorkerThatIsKilledWithItsHost:
 def states_in(server: RedisServer) -> list[JobState]:
     """The states of all jobs."""
     with server.client() as client, Producer(server.url) as producer:
-        hashes = [name.decode() for name in client.scan_iter("{default:0}:job:*")]
+        hashes = [name.decode() for name in client.scan_iter("{default:0}:2:job:*")]
         ids = ["0." + ".".join(name.split(":")[-2:]) for name in hashes]
         return [view.state for view in producer.views(ids) if view is not None]

@@ -44,7 +44,7 @@ class TestGivenAFileThatWasSubmitted:
         assert "0 jobs submitted, 2 submitted before" in back.err
         assert [OTHER in one.err for one in (first, *elsewhere, back)] == [False, True, False, False]
         with other.client() as client:
-            assert client.hget("{default:0}:counters", "submitted") == b"2"
+            assert client.hget("{default:0}:2:counters", "submitted") == b"2"
 
     def test_when_the_server_loses_its_data_then_all_lines_are_submitted(self, run: Run, valkey: RedisServer) -> None:
         run("submit", "in.jsonl")
@@ -79,7 +79,7 @@ class TestGivenABatchThatWasBegunOnOnePartition:
     def serve(self, server: RedisServer, partitions: int) -> None:
         """State a number of partitions, as workers do when they start."""
         with server.client() as client:
-            client.hset("{default:0}:config", "partitions", partitions)
+            client.hset("{default:0}:2:config", "partitions", partitions)
 
     def test_when_workers_serve_more_then_no_line_is_submitted_twice(
         self, run: Run, valkey: RedisServer, tmp_path: Path
@@ -99,7 +99,7 @@ class TestGivenABatchThatWasBegunOnOnePartition:
         self.serve(valkey, 4)
         run("submit", "in.jsonl", "--again").output()
         with valkey.client() as client:
-            counts = [client.hget(f"{{default:{partition}}}:counters", "submitted") for partition in range(4)]
+            counts = [client.hget(f"{{default:{partition}}}:2:counters", "submitted") for partition in range(4)]
         self.serve(valkey, 2)
 
         fewer = run("submit", "in.jsonl")

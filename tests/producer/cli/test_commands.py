@@ -208,7 +208,7 @@ class TestGivenJobsInTheQueue:
         for _ in range(3):
             producer.submit("hello", max_tokens=10)
         with valkey.client() as client:
-            client.hset("{default:0}:config", "capacity", "1.0")
+            client.hset("{default:0}:2:config", "capacity", "1.0")
 
         found = json.loads(run("queues", "scale", "--within", "30s", "--max", "2", "--json").out)
 

@@ -33,8 +33,8 @@ class TestGivenAQueueOfAnUnknownNumberOfPartitions:
     def test_when_the_workers_have_stated_one_then_all_its_keys_are_used(self) -> None:
         keys, [ask] = answered(Queue("q").all_keys(), [None, b"4"])
 
-        assert [one.prefix for one in keys] == ["{q:0}", "{q:1}", "{q:2}", "{q:3}"]
-        assert ask.commands == (("HGET", "{q:0}:config", "durability"), ("HGET", "{q:0}:config", "partitions"))
+        assert [one.prefix for one in keys] == ["{q:0}:2", "{q:1}:2", "{q:2}:2", "{q:3}:2"]
+        assert ask.commands == (("HGET", "{q:0}:2:config", "durability"), ("HGET", "{q:0}:2:config", "partitions"))
 
     def test_when_it_is_read_twice_then_the_server_is_asked_once(self) -> None:
         queue = Queue("q")
@@ -75,4 +75,4 @@ class TestGivenAQueueWhoseNumberTheUserNamed:
         durability, asks = answered(Queue("q", 2).read(1), QueueUnreachable("away"), [b"aof", b"2"])
 
         assert durability == b"aof"
-        assert [ask.commands[0][1] for ask in asks] == ["{q:0}:config", "{q:1}:config"]
+        assert [ask.commands[0][1] for ask in asks] == ["{q:0}:2:config", "{q:1}:2:config"]

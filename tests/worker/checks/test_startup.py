@@ -98,7 +98,7 @@ def newer_history(scene: Scene) -> list[str]:
 
 
 def foreign_key(scene: Scene) -> list[str]:
-    connect(scene.url, timeout_s=5).set("{default:0}:dead", "of another program")
+    connect(scene.url, timeout_s=5).set("{default:0}:2:dead", "of another program")
     return []
 
 
