@@ -220,6 +220,9 @@ MIN_WEIGHT = 0.001
 MAX_WEIGHT = 1000.0
 """A tenant's weight in mode fair is in this range. Other values would overflow or reverse its virtual tokens."""
 
+MAX_TENANT_LIMIT = 10**12
+"""Greatest limit of a tenant, of running jobs or of tokens a minute."""
+
 DEFAULT_AGE_STEP_S = 60.0
 """Waiting time that raises a lane by one priority class, among the classes below the highest that waits."""
 

@@ -29,6 +29,7 @@ from sluice.producer.operations.totals import queue_totals
 from sluice.producer.operations.views import has_been_used
 from sluice.protocol.bounds import TENANT_SHARE
 from sluice.protocol.calls import QueueSettings, QueueView
+from sluice.protocol.calls.control import TENANT_LIMITS
 from sluice.protocol.durability import read_durability
 from sluice.protocol.host.numbers import Number
 from sluice.protocol.host.state_folder import state_dir
@@ -210,6 +211,8 @@ FOR_OWN = ", in place of their own setting; 0: their own."
 TENANT_SHARE_HELP = "Refuse submits of a tenant above this share of what others leave of these limits."
 AGE_STEP_HELP = "Raise a job by one class, among those below the highest, after this waiting time; 0: strict classes."
 WEIGHT_HELP = "Weight of a tenant in mode fair, from 0.001 to 1000. May be repeated."
+MAX_RUNNING_HELP = "Most jobs of a tenant that run at once; 0: none starts. May be repeated."
+TOKENS_PER_MINUTE_HELP = "Most tokens of prompts and outputs that a tenant's jobs take a minute. May be repeated."
 
 
 @queues.command("set")
@@ -224,6 +227,8 @@ WEIGHT_HELP = "Weight of a tenant in mode fair, from 0.001 to 1000. May be repea
 @click.option("--mode", type=click.Choice(["fifo", "fair", "deadline"]), help="Order of jobs within a priority class.")
 @option("--age-step", TIME, None, AGE_STEP_HELP, name="age_step_s")
 @click.option("--weight", "weights", metavar="TENANT=WEIGHT", multiple=True, help=WEIGHT_HELP)
+@click.option("--max-running", metavar="TENANT=JOBS|none", multiple=True, help=MAX_RUNNING_HELP)
+@click.option("--tokens-per-minute", metavar="TENANT=TOKENS|none", multiple=True, help=TOKENS_PER_MINUTE_HELP)
 @option("--channel-ttl", TIME, None, "Keep a channel this long after its job has ended.", name="channel_ttl_s")
 @option("--result-ttl", TIME, None, "Keep results this long.", name="result_ttl_s")
 @option(
@@ -267,6 +272,8 @@ def _settings(values: Values) -> QueueSettings:
     if given["durability"] is not None:
         given["durability"] = str(read_durability(given["durability"]))
     given["weights"] = dict(map(_weight, given.pop("weights"))) or None
+    for name in TENANT_LIMITS:
+        given[name] = dict(_limit(name, text) for text in given.pop(name)) or None
     if all(value is None for value in given.values()):
         raise click.UsageError("nothing to set: give a setting.")
     try:
@@ -281,6 +288,15 @@ def _weight(text: str) -> tuple[str, float]:
         return tenant, float(weight)
     except ValueError as error:
         raise click.UsageError(f"--weight is TENANT=WEIGHT, got {text!r}.") from error
+
+
+def _limit(name: str, text: str) -> tuple[str, int | None]:
+    tenant, _, most = text.partition("=")
+    try:
+        return tenant, None if most == "none" else int(most)
+    except ValueError as error:
+        flag = f"--{name.replace('_', '-')}"
+        raise click.UsageError(f"{flag} is TENANT=NUMBER, or TENANT=none to remove the limit, got {text!r}.") from error
 
 
 @click.group()

@@ -85,6 +85,12 @@ class QueueSettings:
     weights: Mapping[str, float] | None = None
     """Tenant to weight, for mode fair: from `MIN_WEIGHT` to `MAX_WEIGHT`."""
 
+    max_running: Mapping[str, int | None] | None = None
+    """Tenant to the most jobs of it that run at once; None removes its limit. With 0, none of its jobs starts."""
+
+    tokens_per_minute: Mapping[str, int | None] | None = None
+    """Tenant to the tokens of prompts and outputs that its jobs may take a minute; None removes its limit."""
+
     channel_ttl_ms: int | None = None
     result_ttl_ms: int | None = None
     idempotency_ttl_ms: int | None = None
@@ -128,17 +134,38 @@ class QueueSettings:
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
                 raise ValueError(f"{name} must be 0 (none) or more, got {value:g}")
+        self._check_tenants()
+
+    def _check_tenants(self) -> None:
         for tenant, weight in (self.weights or {}).items():
-            if not limits.MIN_WEIGHT <= weight <= limits.MAX_WEIGHT:
-                bounds = f"from {limits.MIN_WEIGHT:g} to {limits.MAX_WEIGHT:g}"
-                raise ValueError(f"the weight of tenant {tenant} must be {bounds}, got {weight:g}")
+            _check_in(f"the weight of tenant {tenant}", weight, limits.MIN_WEIGHT, limits.MAX_WEIGHT)
+        for name, of_tenants in self.tenant_limits().items():
+            for tenant, most in of_tenants.items():
+                _check_in(f"{name} of tenant {tenant}", most, TENANT_LIMITS[name], limits.MAX_TENANT_LIMIT)
+
+    def tenant_limits(self) -> dict[str, Mapping[str, int | None]]:
+        """Return the limits of tenants by the names of `TENANT_LIMITS`; None removes one."""
+        return {"max_running": self.max_running or {}, "tokens_per_minute": self.tokens_per_minute or {}}
+
+
+def _check_in(name: str, value: float | None, least: float, most: float) -> None:
+    if value is not None and not least <= value <= most:
+        raise ValueError(f"{name} must be from {least:.15g} to {most:.15g}, got {value:.15g}")
+
+
+TENANT_LIMITS = {"max_running": 0, "tokens_per_minute": 1}
+"""The limits of a tenant, with their least values. Scripts store each as the setting `<limit>:<tenant>`."""
 
 
 def configure(keys: QueueKeys, settings: QueueSettings) -> Call[None]:
     """Write settings of a queue. A worker writes max_job_tokens, features and partitions at start."""
-    pairs = [(field.name, getattr(settings, field.name)) for field in fields(settings) if field.name != "weights"]
+    of_tenants = {"weights", *TENANT_LIMITS}
+    pairs = [(field.name, getattr(settings, field.name)) for field in fields(settings) if field.name not in of_tenants]
     pairs += [(f"weight:{tenant}", weight) for tenant, weight in (settings.weights or {}).items()]
     flat = [text for name, value in pairs if value is not None for text in (name, _setting(value))]
+    for name, limits_of in settings.tenant_limits().items():
+        for tenant, most in limits_of.items():
+            flat += [f"{name}:{tenant}", "" if most is None else str(most)]
     return Call("configure", keys.fixed(), tuple(flat), read_nothing)
 
 

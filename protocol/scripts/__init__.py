@@ -36,7 +36,7 @@ def load(name: str) -> Script:
     own = _read(name)
     is_lean = own.startswith(BASE_ONLY) or _LATER.search(own) is not None
     first = (*_BASE, *_included(own)) if is_lean else (*_BASE, *_SHARED, *_included(own))
-    rest = _joined(first[len(_BASE) :]) + _LATER.sub(lambda match: _joined(match[1].split()), own)
+    rest = _joined(first[len(_BASE) :]) + _expanded(own)
     source = _with_constants(f"{_joined(_BASE)}{_INNER.format(rest)}")
     return Script(name=name, source=source, sha1=register(source))
 
@@ -57,7 +57,12 @@ def source_of(sha1: str) -> str:
 
 
 def _joined(names: Iterable[str]) -> str:
-    return "".join(f"{_read(name)}\n" for name in names)
+    return "".join(f"{_expanded(_read(name))}\n" for name in names)
+
+
+def _expanded(source: str) -> str:
+    """Replace `INCLUDE` lines by the libraries that they name, which may have such lines themselves."""
+    return _LATER.sub(lambda match: _joined(match[1].split()), source)
 
 
 def _read(name: str) -> str:

@@ -123,6 +123,7 @@ if has_left() then return { NOW, 1, {}, listed, stamp, 0 } end
 local was_dead = renew()
 look_at_all()
 give_back_orphans()
+check_limits(me)
 finish()
 recount()
 return { NOW, was_dead and 1 or 0, stops, lost, stamp, num_ready() }

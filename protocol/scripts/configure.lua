@@ -6,7 +6,7 @@
 -- Reply: 'ok'.
 
 write_even_when_full()
-local wrong = wrong_key(nil, WEIGHTS)
+local wrong = wrong_key(nil, WEIGHTS, TENANT_LIMITS)
 if wrong then return wrong end
 
 -- All are checked before one is written.

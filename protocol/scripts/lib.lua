@@ -10,8 +10,8 @@ local DEAD, ISOLATOR = PREFIX .. 'dead', PREFIX .. 'isolator'
 local SERVED, GARBAGE, DELAYED = PREFIX .. 'served', PREFIX .. 'garbage', PREFIX .. 'delayed'
 
 -- Return an error reply if a key of the queue (or of this incarnation) has the wrong type, else nil. Scripts return it
--- before any write. `also`: a hash that only some scripts write.
-local function wrong_key(incarnation, also)
+-- before any write. Others: hashes that only some scripts write.
+local function wrong_key(incarnation, ...)
   local types = {
     OUTBOX, 'stream', CALLBACKS, 'stream', NOTIFICATIONS, 'stream', GARBAGE, 'stream', COUNTERS, 'hash',
     DEPTH, 'hash', SERVED, 'hash', TIMERS, 'zset', DEAD, 'zset', SUSPECTS, 'zset', ALIVE, 'zset', DELAYED, 'zset',
@@ -23,7 +23,7 @@ local function wrong_key(incarnation, also)
       types[#types + 1] = 'hash'
     end
   end
-  if also then types[#types + 1], types[#types + 2] = also, 'hash' end
+  for _, key in ipairs({ ... }) do types[#types + 1], types[#types + 2] = key, 'hash' end
   for i = 1, #types, 2 do
     local key, wanted = types[i], types[i + 1]
     local found = call('TYPE', key).ok
@@ -61,6 +61,11 @@ local function idem_key(job) return PREFIX .. 'idem:' .. job.tenant .. ':' .. jo
 local counted, events, has_notification = {}, {}, false
 
 local function count(name, by) counted[name] = (counted[name] or 0) + by end
+-- A job begins to run (1), or does not run any more (-1).
+local function count_running(id, by)
+  count('running_jobs', by)
+  if limits then limits.count(id, by) end
+end
 local function notify() has_notification = true end
 
 -- One change of a job's state for the history. The submit time says of which submission it is: an id may be used again.
@@ -356,6 +361,6 @@ end
 -- Delete a lease whose job does not exist any more: there is nothing to end.
 local function forget_lease_of_nothing(incarnation, id, why)
   call('HDEL', held_key(incarnation), id)
-  count('running_jobs', -1)
+  count_running(id, -1)
   to_garbage(held_key(incarnation), id .. ': ' .. why)
 end

@@ -111,10 +111,10 @@ end
 -- Charge a tenant for a long output while it is generated: as if the job were admitted now, with its tokens so far and
 -- the reserve.
 local function charge_further(job, lease)
-  if MODE ~= 'fair' or not job or not job.charged then return end
+  if not job or not job.charged or MODE ~= 'fair' and not limits then return end
   local due = cost_of(job, published_tokens(lease))
   if due <= job.charged then return end
-  charge(job, due - job.charged)
+  charge_tenant(job, due - job.charged)
   job.charged = due
   save(job)
 end

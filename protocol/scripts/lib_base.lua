@@ -8,6 +8,7 @@
 
 local call, try = redis.call, redis.pcall
 local PREFIX = string.sub(KEYS[1], 1, -7)
+local limits  -- of tenants (lib_limits.lua); nil if the queue has none
 
 -- ---------------------------------------------------------------- the call
 

@@ -64,8 +64,22 @@ local function add_by_head(listing, heads, size)
   listing.limit = not request.over and tonumber(heads[2 * size + 2]) or math.huge
 end
 
+-- Leave out the lanes of tenants at their limits: limits that are new, since a parked tenant is not listed.
+local function leave_out_limited(listing)
+  local tenants, lanes_left = {}, {}
+  for i, lane in ipairs(listing.lanes) do tenants[i] = lane.tenant end
+  limits.read(tenants)
+  for _, lane in ipairs(listing.lanes) do
+    local may_start = limits.may_start(lane.tenant)
+    if may_start then lanes_left[#lanes_left + 1] = lane else listing.of_tenant[lane.tenant] = nil end
+  end
+  listing.is_alone = listing.is_alone and #lanes_left > 0
+  listing.lanes = lanes_left
+end
+
 -- What is needed of each lane and tenant, in one command each.
 local function read_tenants(listing)
+  if limits then leave_out_limited(listing) end
   local tenants = {}
   for i, lane in ipairs(listing.lanes) do tenants[i] = lane.tenant end
   if #tenants == 0 then return end
@@ -223,6 +237,13 @@ function classes.remove(listing, lane)
   listing.of_tenant[lane.tenant], listing.is_alone = nil, false
   change(listing)
   highest = false
+end
+
+function classes.remove_tenant(tenant)
+  for _, listing in pairs(listings) do
+    local lane = listing and listing.of_tenant[tenant]
+    if lane then classes.remove(listing, lane) end
+  end
 end
 
 function classes.move(listing, lane, at, score)

@@ -162,12 +162,12 @@ local function is_refused(job, lease, how)
   return how.state == 'failed' and how.incarnation and not job.scheduled and published_tokens(lease) == 0
 end
 
--- Virtual tokens were charged by an estimate: correct them.
+-- The tenant was charged by an estimate: correct it.
 local function settle(job, lease, how)
-  if MODE ~= 'fair' or not job.charged then return end
+  if not job.charged or MODE ~= 'fair' and not limits then return end
   local computed = is_refused(job, lease, how) and 0 or job.prompt
   local true_tokens = computed + (how.output_tokens or published_tokens(lease))
-  if true_tokens ~= job.charged then charge(job, true_tokens - job.charged) end
+  if true_tokens ~= job.charged then charge_tenant(job, true_tokens - job.charged) end
   -- A requeue continues from here, so that nothing is settled twice.
   job.charged = true_tokens
 end
@@ -208,7 +208,7 @@ end
 -- incarnation, result, record, output_tokens, is_rejected.
 function end_job(job, lease, how)
   local was_running = job.state == 'running'
-  if was_running then count('running_jobs', -1) else leave_waiting(job, false) end
+  if was_running then count_running(job.id, -1) else leave_waiting(job, false) end
   enter(job, how.state)
   lease = lease or leases.of_row(job)
   settle(job, lease, how)

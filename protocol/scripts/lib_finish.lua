@@ -15,6 +15,7 @@ end
 local function finish()
   rows.write()
   if #deleted > 0 then call('DEL', unpack(deleted)) end
+  if limits then limits.write() end
   -- Before the lanes, whose scores depend on it.
   write_served()
   if count_batches then count_batches() end

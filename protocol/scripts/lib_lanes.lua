@@ -53,8 +53,8 @@ local function open_lanes(class, tenants)
   end
 end
 
--- Weights are apart from the settings, which every call reads whole: there may be one for each tenant.
-local WEIGHTS = PREFIX .. 'weights'
+-- Weights and limits are apart from the settings, which every call reads whole: there may be some for each tenant.
+local WEIGHTS, TENANT_LIMITS = PREFIX .. 'weights', PREFIX .. 'limits'
 local weight_in, weight_of, read_weights
 
 do
@@ -249,8 +249,10 @@ local function score_of(lane, at, head)
   return deadline_of(at, head) - (head and head.cost or 0) * setting('ms_per_token', 0)
 end
 
--- A class whose key has the wrong type lists nothing; its lanes are unsound, so nothing is added to them.
+-- A class whose key has the wrong type lists nothing; its lanes are unsound, so nothing is added to them. The lanes of a
+-- parked tenant are not listed.
 local function list_lane(lane, at, score)
+  if limits and limits.is_parked(lane.tenant) then return end
   try('ZADD', heads_key(lane.class), at, lane.tenant)
   try('ZADD', ready_key(lane.class), score, lane.tenant)
   has_waiting[lane.class] = true
@@ -270,7 +272,9 @@ local function add_entry(job, class, at)
     list_lane(lane, NOW, score_of(lane, NOW))
     return false
   end
-  local is_first = not lane.has_entries and not call('ZSCORE', heads_key(class), job.tenant)
+  local is_parked = limits and limits.is_parked(job.tenant)
+  local is_first = is_parked and lane.jobs == 0
+    or not is_parked and not lane.has_entries and not call('ZSCORE', heads_key(class), job.tenant)
   if is_first then
     if MODE == 'fair' and class ~= RETURNED then lift_served(class, job.tenant) end
     list_lane(lane, at, score_of(lane, at, job))
@@ -283,7 +287,7 @@ local function add_entry(job, class, at)
   lane.added_tokens = lane.added_tokens + job.cost
   lane.tokens = lane.tokens + job.cost
   lane.is_changed = true
-  notify()
+  if not is_parked then notify() end
   return true
 end
 
@@ -328,7 +332,9 @@ local function relist(lost)
   local listed, empty_keys, empty_names = {}, {}, {}
   for _, lane in ipairs(lost) do
     local first = lane.is_sound and delete_entries(lane)
-    if first then
+    if first and limits and limits.is_parked(lane.tenant) then
+      unlist_lane(lane)
+    elseif first then
       local of_class = listed[lane.class] or { heads = {}, ready = {} }
       listed[lane.class] = of_class
       local heads, ready, at, score = of_class.heads, of_class.ready, place_of(lane, parse_entry(first))
@@ -367,4 +373,10 @@ local function write_lanes()
     end
   end
   call_in_parts('HSET', DEPTH, depths)
+end
+
+-- Charge the tenant of a job further, or refund it with a negative number.
+local function charge_tenant(job, tokens)
+  if MODE == 'fair' then charge(job, tokens) end
+  if limits then limits.charge(job.tenant, tokens) end
 end

@@ -87,7 +87,9 @@ end
 -- The tenant is charged with the cost at the first pull, at that after a requeue with what was not charged before, and
 -- further while a long output is generated. The end corrects the charge.
 local function charge_once(job)
-  if MODE == 'fair' and not (job.charged and job.charged >= job.cost) then classes.charge(job) end
+  if job.charged and job.charged >= job.cost then return end
+  if limits then limits.charge(job.tenant, job.cost - (job.charged or 0)) end
+  if MODE == 'fair' then classes.charge(job) elseif limits then job.charged = job.cost end
 end
 
 -- Wait for a worker with the job's model, or an engine that runs it. This is not an attempt.
@@ -122,6 +124,7 @@ end
 -- entries were all left to others is only passed over.
 local has_emptied = false
 local function move_head(listing, listed, lane)
+  if limits and not limits.may_start(lane.tenant) then return classes.remove_tenant(lane.tenant) end
   local buffer = buffers[lane.name]
   -- Whether more entries follow does not matter any more.
   if buffer.at > #buffer.entries and (is_slice_full() or not has_room()) then return end

@@ -63,6 +63,10 @@ local function count_waiting(job, by)
   more_jobs, more_tokens, more_bytes = more_jobs + by, more_tokens + tokens, more_bytes + bytes
 end
 
+if SETTINGS.limited then
+INCLUDE lib_limits
+end
+
 -- Remove a job from its place: lane, delayed jobs or suspects.
 local function leave_waiting(job, is_taken)
   count_waiting(job, -1)
@@ -115,7 +119,7 @@ local function enqueue_again(job, lease) enqueue(job, RETURNED, job.submitted, l
 local function return_job(job, lease, why, retry_at)
   enter(job, 'queued')
   release_lease(job, lease)
-  count('running_jobs', -1)
+  count_running(job.id, -1)
   job.cost = cost_of(job, published_tokens(lease))
   count_waiting(job, 1)
   local is_retry = why == 'retry'

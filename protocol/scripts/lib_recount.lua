@@ -1,6 +1,14 @@
 -- Count a short queue again. The counters of waiting jobs are shared, so another user may write any number there, and
 -- while they claim a full queue, no job is accepted. The counters of a long queue are left to the audit.
 
+-- The limits of tenants may be lost, and the tenants still be parked.
+local function check_limits(me)
+  if not limits and call('EXISTS', PARKED) == 1 then
+INCLUDE lib_limits
+  end
+  if limits then limits.check(me) end
+end
+
 local recount  -- the name used outside: a script may have 200 locals
 
 do
@@ -27,6 +35,18 @@ local function add_class(class)
   if #tenants > LIMITS.SLICE_JOBS then ids = nil end
   for _, tenant in ipairs(tenants) do
     if ids then add_lane(class, tenant) end
+  end
+end
+
+-- The lanes of parked tenants are in no class.
+local function add_parked()
+  local tenants = try('ZRANGE', PARKED, 0, LIMITS.SLICE_JOBS)
+  if failed(tenants) then return end
+  if #tenants > LIMITS.SLICE_JOBS then ids = nil end
+  for _, tenant in ipairs(tenants) do
+    for _, lane in ipairs(ids and limits.lanes_of(tenant) or {}) do
+      if ids then add_lane(lane.class, tenant) end
+    end
   end
 end
 
@@ -143,6 +163,7 @@ function recount()
   for class = 0, LIMITS.MAX_PRIORITY do
     if ids then add_class(class) end
   end
+  if limits and ids then add_parked() end
   local sums, held
   if ids then
     sums, held = sums_of(ids)

@@ -13,11 +13,24 @@ for name in string.gmatch([[
   ttft_target_ms tpot_target_ms dead_set_max test_clock_ms test_clock_offset_ms
 ]], '%S+') do NUMBERS[name] = true end
 
+-- The least value of each limit of a tenant. No job of a tenant with 0 running ones starts.
+local LEAST_LIMITS = { max_running = 0, tokens_per_minute = 1 }
+
+-- The limit and the tenant of a setting `<limit>:<tenant>`; nil for any other.
+local function limited_by(name)
+  local limit, tenant = string.match(name, '^([a-z_]+):([a-z0-9_-]+)$')
+  if LEAST_LIMITS[limit or ''] then return limit, tenant end
+end
+
 -- Return the description of valid values if a setting is not valid, else nil.
 local function refusal_of(name, value)
-  local is_weight = string.find(name, '^weight:[a-z0-9_-]+$')
-  if not (is_weight or WORDS[name] or NUMBERS[name]) then return 'the name of a setting' end
+  local is_weight, limit = string.find(name, '^weight:[a-z0-9_-]+$'), limited_by(name)
+  if not (is_weight or limit or WORDS[name] or NUMBERS[name]) then return 'the name of a setting' end
   if value == '' then return nil end
+  if limit then
+    local is_limit = (whole(value, LIMITS.MAX_TENANT_LIMIT) or -1) >= LEAST_LIMITS[limit]
+    return not is_limit and 'a whole number from ' .. LEAST_LIMITS[limit] .. ' to LIMITS.MAX_TENANT_LIMIT' or nil
+  end
   if is_weight then
     return not weight_in(value) and 'a number from LIMITS.MIN_WEIGHT to LIMITS.MAX_WEIGHT' or nil
   end
@@ -36,9 +49,27 @@ local function tenant_of_weight(name) return string.match(name, '^weight:(.+)$')
 
 local function write_one(name, value)
   local tenant = tenant_of_weight(name)
-  local key, field = tenant and WEIGHTS or KEYS[1], tenant or name
+  local key, field = tenant and WEIGHTS or limited_by(name) and TENANT_LIMITS or KEYS[1], tenant or name
   if value == '' then call('HDEL', key, field) else call('HSET', key, field, value) end
-  if not tenant then SETTINGS[name] = value ~= '' and value or nil end
+  if key == KEYS[1] then SETTINGS[name] = value ~= '' and value or nil end
+end
+
+-- The first limit of a queue is being written.
+local function load_limits()
+INCLUDE lib_limits
+end
+
+-- After limits were written: `limited` tells other calls whether to look at them. The tenants of changed ones begin anew.
+local function begin_limits(pairs)
+  local tenants = {}
+  for i = 1, #pairs, 2 do
+    local _, tenant = limited_by(pairs[i])
+    if tenant then tenants[tenant] = true end
+  end
+  if not next(tenants) then return end
+  if not limits then load_limits() end
+  write_one('limited', call('HLEN', TENANT_LIMITS) > 0 and '1' or '')
+  for tenant in next, tenants do limits.begin(tenant) end
 end
 
 -- Another order: every waiting lane gets a new score. The only operation whose cost grows with the number of lanes.
@@ -75,6 +106,7 @@ local function write_settings(pairs)
   if order() ~= before then
     for class = 0, LIMITS.MAX_PRIORITY do rescore(class) end
   end
+  begin_limits(pairs)
   stamp_change(pairs)
   -- A resumed queue or higher limits may make jobs ready.
   notify()

@@ -15,6 +15,7 @@ local function suspect_for_me(id)
   end
   local lease = leases.of_row(job)
   if is_too_late(job, lease) or wait_for_worker(job, lease) then return end
+  if limits and not limits.may_start(job.tenant) then return end
   local need = need_of(job)
   if need.cost <= request.cache or fits(need) then return job, lease, need end
 end

@@ -156,7 +156,7 @@ local function start(job, lease, payload, need, mark)
   job.rare.gap, job.rare.published = nil, nil
   save(job)
   if job.attempt == 1 and job.ttl then call('ZREM', TIMERS, 'ttl|' .. job.id) end
-  count('running_jobs', 1)
+  count_running(job.id, 1)
   emit('started', job, { epoch = job.epoch, attempt = job.attempt, incarnation = ME })
   add_leased(job, lease, payload)
   new_leases[#new_leases + 1], new_leases[#new_leases + 2] = job.id, taken[#taken]

@@ -2,6 +2,8 @@
 
 local TIMERS, ALIVE = PREFIX .. 'timers', PREFIX .. 'alive'
 local SUSPECTS, NOTIFICATIONS = PREFIX .. 'suspects', PREFIX .. 'bell'
+-- Tenants at their limits, by when they may start a job.
+local PARKED = PREFIX .. 'parked'
 local RETURNED = 'returned'
 
 -- Lua formats a number at each command that it is passed to, which costs as much as the command. So numbers that are used
@@ -79,9 +81,13 @@ local function time_in(score)
   return at and at <= LIMITS.MAX_NUMBER and at or nil
 end
 
--- When the first timer is due; nil if there is none. Due timers that one call did not fire have scores below 0.
+local function earlier(a, b) return a and b and math.min(a, b) or a or b end
+
+-- When the first timer is due, or the first parked tenant may start a job; nil if neither is known. Due timers that one call
+-- did not fire have scores below 0.
 local function next_timer()
   local at = time_in(call('ZRANGE', TIMERS, '0', '0', 'WITHSCORES')[2])
+  if SETTINGS.limited then at = earlier(at, time_in(call('ZRANGE', PARKED, '0', '0', 'WITHSCORES')[2])) end
   return at and at < 0 and NOW or at
 end
 
@@ -92,5 +98,3 @@ local function next_expiry(me, now)
   local expiry = time_in(beating[beating[1] == me and 4 or 2])
   return expiry and NOW + math.max(expiry - now, LIMITS.LOOK_AGAIN_MS)
 end
-
-local function earlier(a, b) return a and b and math.min(a, b) or a or b end

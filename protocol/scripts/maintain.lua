@@ -20,8 +20,9 @@ local now = beat_time()
 local num_fired, has_more_timers = fire_timers(overdue)
 local may_declare = ARGV[4] == '1' and NOW <= (tonumber(until_ms) or NOW)
 local num_returned, has_more_dead = reclaim(me, number, now, may_declare)
+local has_more_parked = limits and limits.look_at_due()
 finish()
 return {
-  num_fired, num_returned, (has_more_timers or has_more_dead) and 1 or 0, NOW,
+  num_fired, num_returned, (has_more_timers or has_more_dead or has_more_parked) and 1 or 0, NOW,
   earlier(next_timer(), next_expiry(me, now)) or false,
 }

@@ -61,6 +61,15 @@ local function purge_lanes()
   end
 end
 
+-- The lanes of parked tenants are in no class.
+local function purge_parked()
+  for _, tenant in ipairs(limits.waiting_parked(left)) do
+    for _, lane in ipairs(limits.lanes_of(tenant)) do
+      while not is_spent() and purge_lane(lane.class, tenant) > 0 do end
+    end
+  end
+end
+
 local function is_wanted(id) return only == '' or names_of(id) == only end
 
 local function purge_suspects()
@@ -79,6 +88,7 @@ local function purge_delayed()
 end
 
 purge_lanes()
+if limits and only == '' and not is_spent() then purge_parked() end
 if not is_spent() then purge_suspects() end
 if not is_spent() then purge_delayed() end
 finish()

@@ -7,7 +7,7 @@
 -- Reply: {stamp, {name, value …} of all settings, {name, value …} of those written again}.
 
 write_even_when_full()
-local wrong = wrong_key(nil, WEIGHTS)
+local wrong = wrong_key(nil, WEIGHTS, TENANT_LIMITS)
 if wrong then return wrong end
 if #ARGV % 2 ~= 1 then return wrong_arguments() end
 local _, began, number = read_stamp(SETTINGS.stamp)
@@ -16,6 +16,7 @@ local _, known_began, known_number = read_stamp(ARGV[1])
 local function is_known(name)
   local tenant = tenant_of_weight(name)
   if tenant then return call('HEXISTS', WEIGHTS, tenant) == 1 end
+  if limited_by(name) then return call('HEXISTS', TENANT_LIMITS, name) == 1 end
   return SETTINGS[name]
 end
 
@@ -38,12 +39,13 @@ local function new_stamp()
   for name in pairs(SETTINGS) do
     if not refusal_of(name, '') and not string.find(name, '^test_') then return string.format('a%012x:0', NOW) end
   end
-  return string.format('%s%012x:0', call('EXISTS', WEIGHTS) == 1 and 'a' or 'c', NOW)
+  return string.format('%s%012x:0', call('EXISTS', WEIGHTS, TENANT_LIMITS) > 0 and 'a' or 'c', NOW)
 end
 
 local function all_settings()
   local all, known = call('HGETALL', KEYS[1]), call('HGETALL', WEIGHTS)
   for i = 1, #known, 2 do all[#all + 1], all[#all + 2] = 'weight:' .. known[i], known[i + 1] end
+  for _, text in ipairs(call('HGETALL', TENANT_LIMITS)) do all[#all + 1] = text end
   return all
 end
 

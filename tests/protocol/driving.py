@@ -287,6 +287,10 @@ class Queue:
             for job_id, packed in self.client.hgetall(self.keys.key("held", owner)).items()
         }
 
+    def parked(self) -> set[str]:
+        """The tenants that are at their limits."""
+        return {tenant.decode() for tenant in self.client.zrange(self.keys.key("parked"), 0, -1)}
+
     def lease(self, job_id: JobId) -> Lease | None:
         """The lease of a job."""
         return self.leases().get(job_id, ("", None))[1]
@@ -316,6 +320,7 @@ def check(queue: Queue, ignored: Sequence[str] = ()) -> None:
     _check_counters(queue, jobs)
     _check_tenants(queue, jobs)
     _check_lanes(queue, jobs)
+    _check_limits(queue)
     _check_timers(queue, jobs)
     _check_batches(queue, jobs)
     _check_events(queue, jobs)
@@ -396,12 +401,32 @@ def _check_lanes(queue: Queue, jobs: dict[str, dict[str, str]]) -> None:
         for one in CLASSES
         for tenant in queue.client.zrange(queue.keys.key("ready", one), 0, -1)
     }
-    assert heads == {lane: float(entries[0][1][b"at"]) for lane, entries in lanes.items()}
-    assert ready == set(lanes)
+    parked = queue.parked()
+    listed = {lane: entries for lane, entries in lanes.items() if lane.partition(":")[2] not in parked}
+    assert heads == {lane: float(entries[0][1][b"at"]) for lane, entries in listed.items()}
+    assert ready == set(listed)
     for lane, numbers in queue.hash_of("depth").items():
         num_jobs, num_tokens, *_ = map(int, numbers.split())
         assert num_jobs == len(lanes[lane]), lane
         assert num_tokens == sum(int(job["cost"]) for job in jobs.values() if job.get("lane") == lane), lane
+
+
+def _check_limits(queue: Queue) -> None:
+    """Running jobs of limited tenants are known, and a tenant is parked exactly if it may start no job."""
+    limits, leases, parked = queue.hash_of("limits"), queue.leases(), queue.parked()
+    assert queue.hash_of("config").get("limited") == ("1" if limits else None)
+    leased = {name: queue.client.smembers(queue.keys.key(name)) for name in queue.names("leased:*")}
+    for name in ("max_running", "tokens_per_minute"):
+        for tenant in [one.partition(":")[2] for one in limits if one.startswith(f"{name}:")]:
+            running = {job_id.encode() for job_id in leases if job_id.split(".")[1] == tenant}
+            if name == "max_running":
+                assert leased.pop(f"leased:{tenant}", set()) == running, tenant
+            is_full = len(running) >= int(limits.get(f"max_running:{tenant}", 10**12))
+            is_empty = float(queue.hash_of("buckets").get(tenant, "1 0").split()[0]) <= 0
+            assert (tenant in parked) or not is_full, tenant
+            assert (is_full or is_empty) or tenant not in parked, tenant
+    assert not leased
+    assert parked <= {one.partition(":")[2] for one in limits}
 
 
 def _check_timers(queue: Queue, jobs: dict[str, dict[str, str]]) -> None:

@@ -20,6 +20,7 @@ FULL = "tests/protocol/readiness/test_full_workers.py"
 CLASSES = "tests/integration/classes"
 MODELS = "tests/protocol/settings/test_two_models.py"
 ENGINES = "tests/protocol/settings/test_two_engines.py"
+RUNNING = "tests/protocol/limits/test_running_jobs.py"
 RESTORED = "tests/protocol/settings/test_restored_settings.py"
 REPORT = "tests/protocol/deaths/test_report_death.py"
 STOPPED = "tests/protocol/deaths/test_stopped_jobs.py"
@@ -943,6 +944,44 @@ OVERLAP = (
     ),
 )
 
+LIMITED = (
+    Guard(
+        name="a tenant starts jobs above its limit in one pull",
+        patches=_script("lib_order", "if limits and not limits.may_start(lane.tenant) then", "if false then"),
+        tests=(f"{RUNNING}::TestGivenATenantThatMayRunTwoJobs",),
+    ),
+    Guard(
+        name="a tenant that gets a limit goes on",
+        patches=_script("lib_classes", "  if limits then leave_out_limited(listing) end\n"),
+        tests=(f"{RUNNING}::TestGivenATenantThatRunsFourJobs",),
+    ),
+    Guard(
+        name="leases of before a limit do not count",
+        patches=_script("lib_limits", "if names_of(id) == limit.tenant then", "if false then"),
+        tests=(f"{RUNNING}::TestGivenATenantThatRunsFourJobs",),
+    ),
+    Guard(
+        name="a parked tenant is listed by its next submit",
+        patches=_script("lib_lanes", "if limits and limits.is_parked(lane.tenant) then return end", ""),
+        tests=(f"{RUNNING}::TestGivenATenantThatMayRunTwoJobs",),
+    ),
+    Guard(
+        name="a parked tenant is forgotten",
+        patches=_script("lib_limits", "    if was_parked and not at then list_again(tenant) end\n"),
+        tests=(f"{RUNNING}::TestGivenATenantThatMayRunTwoJobs",),
+    ),
+    Guard(
+        name="a job that returns keeps its place",
+        patches=_script("lib_places", "count_running(job.id, -1)", "count('running_jobs', -1)"),
+        tests=(f"{RUNNING}::TestGivenATenantThatMayRunTwoJobs",),
+    ),
+    Guard(
+        name="a purge leaves the jobs of parked tenants",
+        patches=_script("purge", "if limits and only == '' and not is_spent() then purge_parked() end\n"),
+        tests=(f"{RUNNING}::TestGivenATenantThatMayRunTwoJobs",),
+    ),
+)
+
 ORDERS = (
     Guard(
         name="a long output is charged only at its end",
@@ -1004,7 +1043,7 @@ ORDERS = (
     ),
     Guard(
         name="the start of a requeued job is not charged",
-        patches=_script("lib_order", "(job.charged and job.charged >= job.cost)", "job.charged"),
+        patches=_script("lib_order", "if job.charged and job.charged >= job.cost then", "if job.charged then"),
         tests=(f"{CONTROL}::TestGivenTheDeadSet",),
     ),
     Guard(
@@ -1139,7 +1178,7 @@ HOSTILES = (
         name="a setting that does not exist is written",
         patches=_script(
             "lib_settings",
-            "if not (is_weight or WORDS[name] or NUMBERS[name]) then",
+            "if not (is_weight or limit or WORDS[name] or NUMBERS[name]) then",
             "if not is_weight and false then",
         ),
         tests=(f"{ARGUMENTS}::TestGivenASettingOutOfItsRange",),
@@ -1215,5 +1254,6 @@ GUARDS: tuple[Guard, ...] = (
     *RESUME,
     *OVERLAP,
     *ORDERS,
+    *LIMITED,
     *HOSTILES,
 )

@@ -27,6 +27,14 @@ SETTINGS = [
     ("unknown", "text"),
     ("unknown", "1"),
     ("weight:", "1"),
+    ("max_running:t", "-1"),
+    ("max_running:t", "1.5"),
+    ("max_running:t", "1e13"),
+    ("max_running:T", "1"),
+    ("tokens_per_minute:t", "0"),
+    ("tokens_per_minute:t", "nan"),
+    ("tokens_per_minute:", "1"),
+    ("limited", "1"),
 ]
 ROW = ["0.t.b", b"spec", b"payload", "1", 0, 10, 40, 20, 1, None, b"digest"]
 INFINITE = float("inf")
@@ -142,12 +150,14 @@ class TestGivenASettingOutOfItsRange:
 
     def test_when_a_client_makes_any_setting_then_the_queue_knows_it(self, one_queue: Queue) -> None:
         texts = {"durability": "aof", "features": ("json",), "mode": "fifo", "keep_prompts": "hash"}
-        values: dict[str, Any] = {field.name: 1 for field in fields(QueueSettings)} | texts | {"weights": {"t": 2.0}}
+        of_tenants: dict[str, Any] = {"weights": {"t": 2.0}, "max_running": {"t": 3}, "tokens_per_minute": {"t": 4}}
+        values: dict[str, Any] = {field.name: 1 for field in fields(QueueSettings)} | texts | of_tenants
 
         one_queue.configure(**values)
 
-        assert one_queue.hash_of("config").keys() >= values.keys() - {"weights"}
+        assert one_queue.hash_of("config").keys() >= values.keys() - of_tenants.keys()
         assert one_queue.hash_of("weights") == {"t": "2.0"}
+        assert one_queue.hash_of("limits") == {"max_running:t": "3", "tokens_per_minute:t": "4"}
 
     @pytest.mark.parametrize("name", ["result_ttl_ms", "idempotency_ttl_ms", "channel_ttl_ms"])
     def test_when_an_older_release_wrote_it_then_jobs_end_all_the_same(self, queue: Queue, name: str) -> None:
