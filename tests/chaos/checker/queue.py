@@ -11,8 +11,8 @@ Finding = tuple[str, str]
 
 FOR_EVER = frozenset(
     {
-        "clock", "config", "counters", "weights", "limits", "buckets", "served", "tenants", "models", "offers", "parents",
-        "bell", "outbox", "callbacks", "dead", "garbage",
+        "clock", "config", "counters", "weights", "limits", "buckets", "served", "tenants", "models", "offers",
+        "parents", "bell", "outbox", "callbacks", "dead", "garbage",
     }
 )  # fmt: skip
 """Keys that do not expire; their size is bounded."""

@@ -972,7 +972,9 @@ LIMITED = (
     ),
     Guard(
         name="a job that returns keeps its place",
-        patches=_script("lib_places", "count_running(job.id, -1)", "count('running_jobs', -1)"),
+        patches=_script(
+            "lib_places", "(job, lease)\n  count_running(job.id, -1)", "(job, lease)\n  count('running_jobs', -1)"
+        ),
         tests=(f"{RUNNING}::TestGivenATenantThatMayRunTwoJobs",),
     ),
     Guard(
