@@ -225,24 +225,27 @@ function limits.waiting_parked(most)
   return waiting
 end
 
+local function forget_ended(tenant)
+  local ids, limit = try('SRANDMEMBER', leased_key(tenant), LIMITS.SLICE_JOBS), limit_of(tenant)
+  if failed(ids) then return end
+  load_jobs(ids)
+  for _, id in ipairs(ids) do
+    local runs = names_of(id) == tenant and load_running(id)
+    if not runs then limit.left[#limit.left + 1], limit.is_seen = id, true end
+  end
+end
+
 -- Some of the parked tenants and of the jobs that count as running, other ones each time, and all leases of one worker:
 -- after a failure of Redis, a set of running jobs may have too few or too many, and a tenant may be parked without a limit.
 function limits.check(incarnation)
   local some_parked = try('ZRANDMEMBER', PARKED, LIMITS.SLICE_JOBS)
   local some_limits = try('HRANDFIELD', TENANT_LIMITS, LIMITS.SLICE_JOBS)
-  local held = call('HKEYS', held_key(incarnation))
   if not failed(some_parked) then look_at(some_parked) end
   for _, field in ipairs(failed(some_limits) and {} or some_limits) do
     local tenant = string.match(field, '^max_running:(.+)$')
-    local ids = tenant and try('SRANDMEMBER', leased_key(tenant), LIMITS.SLICE_JOBS) or {}
-    load_jobs(failed(ids) and {} or ids)
-    for _, id in ipairs(failed(ids) and {} or ids) do
-      if not load_running(id) then limits.count(id, -1) end
-    end
+    if tenant then forget_ended(tenant) end
   end
-  for _, id in ipairs(held) do
-    if load_running(id) then limits.count(id, 1) end
-  end
+  for _, id in ipairs(call('HKEYS', held_key(incarnation))) do limits.count(id, 1) end
 end
 
 -- ---------------------------------------------------------------- changed limits

@@ -87,7 +87,8 @@ local function earlier(a, b) return a and b and math.min(a, b) or a or b end
 -- did not fire have scores below 0.
 local function next_timer()
   local at = time_in(call('ZRANGE', TIMERS, '0', '0', 'WITHSCORES')[2])
-  if SETTINGS.limited then at = earlier(at, time_in(call('ZRANGE', PARKED, '0', '0', 'WITHSCORES')[2])) end
+  local first = SETTINGS.limited and try('ZRANGE', PARKED, '0', '0', 'WITHSCORES')
+  if first and not failed(first) then at = earlier(at, time_in(first[2])) end
   return at and at < 0 and NOW or at
 end
 

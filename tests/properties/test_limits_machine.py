@@ -42,6 +42,10 @@ class LimitsMachine(ScriptsMachine):
         self.max_running[tenant] = most
         self.queue.configure(max_running={tenant: most})
 
+    @rule(tenant=st.sampled_from(TENANTS), tokens=st.sampled_from([None, 1, 30, 1000]))
+    def change_a_rate(self, tenant: str, tokens: int | None) -> None:
+        self.queue.configure(tokens_per_minute={tenant: tokens})
+
     @rule(
         name=st.sampled_from(WORKERS), sequences=st.sampled_from([1, 2, 50]), is_empty=st.booleans(),
         over_class=st.sampled_from([None, None, 0, 5]),
@@ -61,7 +65,7 @@ class LimitsMachine(ScriptsMachine):
         """Every job that may start does so, once the dead are buried and time has passed."""
         self.queue.resume()
         for tenant, most in self.max_running.items():
-            self.queue.configure(max_running={tenant: None if most == 0 else most})
+            self.queue.configure(max_running={tenant: None if most == 0 else most}, tokens_per_minute={tenant: 60})
         last = self.queue.worker("last")
         for _ in range(200):
             self.queue.pass_time(60_000)

@@ -21,6 +21,8 @@ CLASSES = "tests/integration/classes"
 MODELS = "tests/protocol/settings/test_two_models.py"
 ENGINES = "tests/protocol/settings/test_two_engines.py"
 RUNNING = "tests/protocol/limits/test_running_jobs.py"
+TOKENS = "tests/protocol/limits/test_tokens_a_minute.py"
+LOST = "tests/protocol/limits/test_lost_limits.py"
 RESTORED = "tests/protocol/settings/test_restored_settings.py"
 REPORT = "tests/protocol/deaths/test_report_death.py"
 STOPPED = "tests/protocol/deaths/test_stopped_jobs.py"
@@ -976,6 +978,51 @@ LIMITED = (
             "lib_places", "(job, lease)\n  count_running(job.id, -1)", "(job, lease)\n  count('running_jobs', -1)"
         ),
         tests=(f"{RUNNING}::TestGivenATenantThatMayRunTwoJobs",),
+    ),
+    Guard(
+        name="tokens that a job did not use are lost",
+        patches=_script("lib_limits", "tokens_of(limit) - tokens)", "tokens_of(limit) - math.max(0, tokens))"),
+        tests=(f"{TOKENS}::TestGivenATenantThatMayTake60TokensAMinute",),
+    ),
+    Guard(
+        name="a tenant saves up tokens for more than a minute",
+        patches=_script("lib_limits", "math.min(limit.per_minute, tokens + math.max", "(tokens + math.max"),
+        tests=(f"{TOKENS}::TestGivenATenantThatMayTake60TokensAMinute",),
+    ),
+    Guard(
+        name="tokens do not flow back after a step back of the clock",
+        patches=_script("lib_limits", "  if at > NOW then limit.is_changed = true end\n"),
+        tests=(f"{TOKENS}::TestGivenATenantThatMayTake60TokensAMinute",),
+    ),
+    Guard(
+        name="nobody says when a parked tenant may start again",
+        patches=_script("lib_time", "if first and not failed(first) then", "if false then"),
+        tests=(f"{TOKENS}::TestGivenATenantThatMayTake60TokensAMinute",),
+    ),
+    Guard(
+        name="a job that counts as running without a lease does so for ever",
+        patches=_script("lib_limits", "    if tenant then forget_ended(tenant) end\n"),
+        tests=(f"{LOST}::TestGivenATenantAtItsLimit",),
+    ),
+    Guard(
+        name="leases that a server has lost from the count are not counted again",
+        patches=_script("lib_limits", "ipairs(call('HKEYS', held_key(incarnation)))", "ipairs({})"),
+        tests=(f"{LOST}::TestGivenATenantAtItsLimit",),
+    ),
+    Guard(
+        name="a tenant that is parked without a limit is forgotten",
+        patches=_script("lib_recount", "if not limits and call('EXISTS', PARKED) == 1 then", "if false then"),
+        tests=(f"{LOST}::TestGivenATenantAtItsLimit",),
+    ),
+    Guard(
+        name="the waiting jobs of parked tenants are not counted again",
+        patches=_script("lib_recount", "  if limits and ids then add_parked() end\n"),
+        tests=(f"{LOST}::TestGivenATenantAtItsLimit",),
+    ),
+    Guard(
+        name="a bucket that another program wrote is used",
+        patches=_script("lib_limits", "if not is_sound then tokens", "if not tokens then tokens"),
+        tests=(f"{LOST}::TestGivenForeignValues",),
     ),
     Guard(
         name="a purge leaves the jobs of parked tenants",
