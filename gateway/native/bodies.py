@@ -17,7 +17,9 @@ from sluice.protocol.wire import ChoiceResult, JobResult, Usage
 
 STATE: Schema = schema_of(JobState)
 
-HIDDEN = frozenset({"id", "state", "owner", "deaths", "spec", "waits_for", "worker", "incarnation", "fingerprint"})
+HIDDEN = frozenset(
+    {"id", "state", "owner", "deaths", "spec", "waits_for", "limit", "worker", "incarnation", "fingerprint"}
+)
 """Fields that responses leave out: they name machines, or are shown elsewhere."""
 
 

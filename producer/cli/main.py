@@ -61,6 +61,7 @@ _HOMES = {
     "schedules": "schedules",
     "server": "queues",
     "submit": "bulk",
+    "tenants": "queues",
 }
 """The module of each command that is not here. It is imported with its command, so that others start sooner."""
 

@@ -25,11 +25,10 @@ from sluice.producer.cli.common import (
 from sluice.producer.cli.durations import TIME
 from sluice.producer.client import Producer
 from sluice.producer.errors import ProducerError
-from sluice.producer.operations.totals import queue_totals
+from sluice.producer.operations.totals import queue_totals, tenant_totals
 from sluice.producer.operations.views import has_been_used
 from sluice.protocol.bounds import TENANT_SHARE
-from sluice.protocol.calls import QueueSettings, QueueView
-from sluice.protocol.calls.control import TENANT_LIMITS
+from sluice.protocol.calls import TENANT_LIMITS, QueueSettings, QueueView
 from sluice.protocol.durability import read_durability
 from sluice.protocol.host.numbers import Number
 from sluice.protocol.host.state_folder import state_dir
@@ -297,6 +296,35 @@ def _limit(name: str, text: str) -> tuple[str, int | None]:
     except ValueError as error:
         flag = f"--{name.replace('_', '-')}"
         raise click.UsageError(f"{flag} is TENANT=NUMBER, or TENANT=none to remove the limit, got {text!r}.") from error
+
+
+TENANT_HEADERS = (
+    "tenant",
+    "waiting",
+    "tokens",
+    "weight",
+    "share",
+    "running",
+    "max_running",
+    "tokens_left",
+    "tokens_per_minute",
+    "is_at_limit",
+)
+
+
+@click.command("tenants")
+@json_option
+@connection_options
+def tenants(*, as_json: bool, **values: object) -> None:
+    """List the tenants of a queue with waiting jobs, a weight or a limit.
+
+    \b
+    Example:
+        producer tenants --queue default
+    """
+    with producer_of(values) as producer:
+        totals = tenant_totals(producer.target.name, _views(producer))
+    show_rows(TENANT_HEADERS, [asdict(tenant) for tenant in totals], as_json=as_json)
 
 
 @click.group()

@@ -8,7 +8,7 @@ from typing import cast
 from sluice.producer.errors import ProducerError
 from sluice.producer.operations.operation import Ask, Operation
 from sluice.protocol import calls
-from sluice.protocol.calls import PartitionView, QueueView
+from sluice.protocol.calls import PartitionView, QueueView, TenantLimit
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.limits import LANES_PER_PAGE
 from sluice.protocol.redis.execution import Command, Reply, command_of
@@ -28,10 +28,13 @@ def survey_all(
     Args:
         all_keys: The partitions.
         fields: The fields of heartbeats to read; all if empty.
-        has_lanes: Whether to read the lanes, and the waiting jobs and weights of tenants.
+        has_lanes: Whether to read the lanes, and the waiting jobs, weights and limits of tenants.
     """
     lists = calls.LISTS if has_lanes else ()
-    surveys = [_Survey(keys=keys, fields=tuple(fields), lists_at=dict.fromkeys(lists, 0)) for keys in all_keys]
+    surveys = [
+        _Survey(keys=keys, fields=tuple(fields), has_lanes=has_lanes, lists_at=dict.fromkeys(lists, 0))
+        for keys in all_keys
+    ]
     while parts := [part for survey in surveys for part in survey.parts()]:
         replies = yield Ask(tuple(command for command, _ in parts), is_lenient=True)
         for (_, take), reply in zip(parts, replies, strict=True):
@@ -51,6 +54,7 @@ class _Survey:
 
     keys: QueueKeys
     fields: tuple[str, ...]
+    has_lanes: bool
     lists_at: dict[str, int]
     """Cursor of the next page of each unfinished list."""
 
@@ -58,8 +62,12 @@ class _Survey:
     """Cursor of the next page of workers; None after the last page."""
 
     partition: PartitionView | None = None
+    limits_at: int | None = None
+    """Cursor of the next page of limits; None without limits, or after the last page."""
+
     workers: dict[str, dict[str, str]] = field(default_factory=dict[str, dict[str, str]])
     lists: dict[str, dict[bytes, bytes]] = field(default_factory=dict[str, dict[bytes, bytes]])
+    limits: dict[str, TenantLimit] = field(default_factory=dict[str, TenantLimit])
 
     def parts(self) -> Iterator[Part]:
         """Yield the next reads."""
@@ -67,6 +75,8 @@ class _Survey:
             yield command_of(calls.inspect(self.keys)), self._take_partition
         if self.workers_at is not None:
             yield command_of(calls.list_workers(self.keys, self.workers_at, fields=self.fields)), self._take_workers
+        if self.limits_at is not None:
+            yield command_of(calls.list_limits(self.keys, self.limits_at)), self._take_limits
         for name, cursor in self.lists_at.items():
             yield ("HSCAN", self.keys.key(name), cursor, "COUNT", LANES_PER_PAGE), partial(self._take_list, name)
 
@@ -74,10 +84,17 @@ class _Survey:
     def view(self) -> QueueView:
         """The whole state of the partition."""
         assert self.partition is not None
-        return calls.whole_view(self.partition, self.workers, self.lists)
+        return calls.whole_view(self.partition, self.workers, self.lists, self.limits)
 
     def _take_partition(self, reply: Reply) -> None:
         self.partition = calls.inspect(self.keys).parse(_sound(reply))
+        if self.partition.has_limits and self.has_lanes:
+            self.limits_at = 0
+
+    def _take_limits(self, reply: Reply) -> None:
+        page = calls.list_limits(self.keys).parse(_sound(reply))
+        self.limits |= {limit.tenant: limit for limit in page.limits}
+        self.limits_at = page.cursor or None
 
     def _take_workers(self, reply: Reply) -> None:
         page = calls.list_workers(self.keys).parse(_sound(reply))

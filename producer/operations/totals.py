@@ -3,8 +3,9 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from sluice.protocol.calls import QueueView
+from sluice.protocol.calls import QueueView, TenantLimit
 from sluice.protocol.keys import RETURNED
 from sluice.protocol.limits import MAX_WEIGHT, MIN_WEIGHT
 
@@ -57,6 +58,17 @@ class TenantTotals:
     share: float | None
     """Fraction of the weights of all tenants with waiting jobs; null unless it has some and the mode is fair."""
 
+    max_running: int | None = None
+    """Limit of the jobs that run at once, of which `running` do; both null without this limit."""
+
+    running: int | None = None
+    tokens_per_minute: int | None = None
+    """Limit of the tokens of prompts and outputs a minute, of which `tokens_left` may be taken now."""
+
+    tokens_left: int | None = None
+    is_at_limit: bool = False
+    """Whether its waiting jobs wait for one of these limits."""
+
 
 def queue_totals(name: str, views: Sequence[QueueView]) -> QueueTotals:
     """Sum up the partitions of a queue."""
@@ -80,7 +92,7 @@ def queue_totals(name: str, views: Sequence[QueueView]) -> QueueTotals:
 
 
 def tenant_totals(name: str, views: Sequence[QueueView]) -> list[TenantTotals]:
-    """Sum up the waiting jobs of each tenant that has waiting jobs or a weight, by name."""
+    """Sum up the waiting jobs of each tenant that has waiting jobs, a weight or a limit, by name."""
     settings = {key: value for view in views for key, value in view.settings.items()}
     weights = {key.removeprefix(WEIGHT): _weight(value) for key, value in settings.items() if key.startswith(WEIGHT)}
     jobs, tokens = Counter[str](), Counter[str]()
@@ -90,6 +102,7 @@ def tenant_totals(name: str, views: Sequence[QueueView]) -> list[TenantTotals]:
     waiting = {tenant for view in views for _, tenant, num_jobs, _ in view.lanes if num_jobs}
     total = sum(weights.get(tenant, 1.0) for tenant in waiting)
     is_fair = settings.get("mode") == "fair"
+    limits = _limits(views)
     return [
         TenantTotals(
             tenant=tenant,
@@ -98,9 +111,27 @@ def tenant_totals(name: str, views: Sequence[QueueView]) -> list[TenantTotals]:
             tokens=tokens[tenant],
             weight=weights.get(tenant, 1.0),
             share=weights.get(tenant, 1.0) / total if is_fair and tenant in waiting else None,
+            **limits.get(tenant, {}),
         )
-        for tenant in sorted({*weights, *waiting, *jobs})
+        for tenant in sorted({*weights, *waiting, *jobs, *limits})
     ]
+
+
+def _limits(views: Sequence[QueueView]) -> dict[str, dict[str, Any]]:
+    """Return the fields about limits of each tenant that has some."""
+    listed: dict[str, list[TenantLimit]] = {}
+    for limit in (limit for view in views for limit in view.limits):
+        listed.setdefault(limit.tenant, []).append(limit)
+    return {
+        tenant: {
+            "max_running": limits[0].max_running,
+            "running": sum(limit.running or 0 for limit in limits) if limits[0].max_running is not None else None,
+            "tokens_per_minute": limits[0].tokens_per_minute,
+            "tokens_left": min((limit.tokens_left for limit in limits if limit.tokens_left is not None), default=None),
+            "is_at_limit": any(limit.is_at_limit for limit in limits),
+        }
+        for tenant, limits in listed.items()
+    }
 
 
 def _weight(text: str) -> float:

@@ -10,7 +10,7 @@ from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.scripts import for_jobs
 from sluice.producer.operations.surveys import WAIT_FIELDS, survey_all, survey_one
 from sluice.protocol import calls, limits
-from sluice.protocol.calls import JobView, PartitionView, QueueView
+from sluice.protocol.calls import JobView, PartitionView, QueueView, TenantLimit
 from sluice.protocol.durability import LOOK, persistence_in
 from sluice.protocol.keys import FORMAT, QueueKeys, served_partitions
 from sluice.protocol.limits import STARTING, STARTING_LIFE_MS
@@ -96,14 +96,29 @@ def wait_reason(queue: Queue, view: JobView, survey: QueueView) -> WaitReason:
     if states == {"quiet"}:
         how = "Send them SIGCONT, or start another"
         return WaitReason(WaitCause.WORKERS_QUIET, f"the workers of queue {queue.name!r} take no more jobs. {how}")
+    return _behind(view, survey)
+
+
+def _behind(view: JobView, survey: QueueView) -> WaitReason:
+    """Return the reason for which a job waits while workers take jobs."""
     if view.ahead_jobs is None:
         return WaitReason(WaitCause.NOT_YET, f"job {view.id} waits until its not_before or its next retry")
+    if view.limit is not None:
+        return WaitReason(WaitCause.TENANT_AT_LIMIT, f"job {view.id} waits: {at_limit(view.limit)}")
     if not view.ahead_jobs:
         how = "it starts when a worker has room for it"
         return WaitReason(WaitCause.BEHIND_OTHERS, f"no job of its tenant and class is ahead of job {view.id}; {how}")
     work_s = _starts_in_s(view, survey)
     work = "" if work_s is None else f", about {work_s:.0f} s of work"
     return WaitReason(WaitCause.BEHIND_OTHERS, f"{view.ahead_jobs} jobs are ahead of job {view.id}{work}")
+
+
+def at_limit(limit: TenantLimit) -> str:
+    """Return a clause that says which limit a tenant is at."""
+    if limit.max_running is not None and (limit.running or 0) >= limit.max_running:
+        return f"tenant {limit.tenant} runs {limit.running} jobs and may run {limit.max_running}"
+    when = "" if limit.free_in_ms is None else f"; the next may start in {max(0.1, limit.free_in_ms / 1000):.1f} s"
+    return f"tenant {limit.tenant} has taken its {limit.tokens_per_minute} tokens a minute{when}"
 
 
 def _without_turn(queue: Queue, states: Collection[str | None]) -> WaitReason:

@@ -81,6 +81,29 @@ class JobView:
     None if it has neither, or has ended. The deadline of its batch does not count.
     """
 
+    limit: "TenantLimit | None" = None
+    """The limit that a queued job waits for: its tenant is at it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantLimit:
+    """The limits of a tenant in one partition, and what is left of them."""
+
+    tenant: str
+    max_running: int | None
+    """Most jobs that run at once; `running` of them do."""
+
+    tokens_per_minute: int | None
+    running: int | None
+    tokens_left: int | None
+    """Tokens that it may take now; below 0 after a job that took more than there were."""
+
+    free_in_ms: int | None
+    """Time until enough tokens have flowed back for the next job; None unless it waits for tokens."""
+
+    is_at_limit: bool
+    """Whether none of its jobs may start now."""
+
 
 def status(keys: QueueKeys, job_ids: Sequence[JobId]) -> Call[list[JobView | None]]:
     """Read the state of jobs; None for an unknown or expired job. At most `MAX_JOBS_PER_CALL` jobs a call."""
@@ -139,6 +162,20 @@ def _read_view(row: Raw) -> JobView:
         custom_id=read_text(row[29]),
         line=row[30],
         expires_in_ms=row[31],
+        limit=None if row[32] is None else _read_limit(row[32]),
+    )
+
+
+def _read_limit(row: Raw) -> TenantLimit:
+    tenant, max_running, tokens_per_minute, running, tokens_left, free_in_ms = row
+    return TenantLimit(
+        tenant=tenant.decode(),
+        max_running=max_running,
+        tokens_per_minute=tokens_per_minute,
+        running=running,
+        tokens_left=tokens_left,
+        free_in_ms=None if free_in_ms == -1 else free_in_ms,
+        is_at_limit=free_in_ms is not None,
     )
 
 
@@ -173,6 +210,9 @@ class PartitionView:
 
     settings: Mapping[str, str]
     server_ms: int
+    has_limits: bool = False
+    """Whether tenants have limits (`list_limits`)."""
+
     num_workers: int = 0
     """Live incarnations."""
 
@@ -216,6 +256,9 @@ class QueueView(PartitionView):
     tenants: tuple[TenantWaiting, ...] = ()
     """(tenant, jobs, tokens, bytes) of the tenants with waiting jobs, delayed ones included."""
 
+    limits: tuple[TenantLimit, ...] = ()
+    """The limits of tenants, by name."""
+
     tokens_per_s: float | None = None
     """Sum of the `tokens_per_s` that live workers report in `Beat.about`; None if no worker reports it."""
 
@@ -231,6 +274,7 @@ def _read_partition(reply: Raw) -> PartitionView:
     numbers = {name: read_number(value) for name, value in read_map(counters).items()}
     by_name = read_map(settings)
     by_name.pop("stamp", None)  # not a setting: workers read it with `restore_settings`
+    has_limits = by_name.pop("limited", None) is not None
     return PartitionView(
         waiting_jobs=numbers.pop("waiting_jobs", 0),
         waiting_tokens=numbers.pop("waiting_tokens", 0),
@@ -248,6 +292,7 @@ def _read_partition(reply: Raw) -> PartitionView:
         num_workers=num_workers,
         models=tuple(sorted(read_words(models))),
         settings=by_name,
+        has_limits=has_limits,
         server_ms=now,
         delayed_jobs=delayed,
         due_jobs=due,
@@ -291,6 +336,24 @@ def _read_workers(reply: Raw) -> WorkersPage:
     return WorkersPage({name.decode(): read_map(about) for name, about in pairs}, int(cursor))
 
 
+@dataclass(frozen=True, slots=True)
+class LimitsPage:
+    """A page of the limits of tenants."""
+
+    limits: tuple[TenantLimit, ...]
+    cursor: int
+    """Where the next page begins; 0 after the last."""
+
+
+def list_limits(keys: QueueKeys, cursor: int = 0) -> Call[LimitsPage]:
+    """Read a page of the limits of tenants. A tenant is on at least one of the pages, perhaps on two."""
+    return Call("list_limits", keys.fixed(), (cursor,), _read_limits)
+
+
+def _read_limits(reply: Raw) -> LimitsPage:
+    return LimitsPage(tuple(map(_read_limit, reply[1])), int(reply[0]))
+
+
 def _read_lanes(depth: Mapping[bytes, bytes]) -> Iterator[Lane]:
     """Read lanes with jobs; entries that cannot be read are left out."""
     for name, text in depth.items():
@@ -320,9 +383,12 @@ LISTS = ("depth", "weights", "tenants")
 
 
 def whole_view(
-    partition: PartitionView, workers: Workers, lists: Mapping[str, Mapping[bytes, bytes]] = MappingProxyType({})
+    partition: PartitionView,
+    workers: Workers,
+    lists: Mapping[str, Mapping[bytes, bytes]] = MappingProxyType({}),
+    limits: Mapping[str, TenantLimit] = MappingProxyType({}),
 ) -> QueueView:
-    """Join the state of a partition with its workers and the contents of `LISTS`, as far as they were read."""
+    """Join the state of a partition with its workers, the contents of `LISTS` and limits, as far as they were read."""
     facts = {name: getattr(partition, name) for name in PartitionView.__dataclass_fields__}
     weights = {f"weight:{_text(tenant)}": _text(weight) for tenant, weight in lists.get("weights", {}).items()}
     facts["settings"] = {**partition.settings, **weights}
@@ -331,6 +397,7 @@ def whole_view(
         workers=workers,
         lanes=tuple(sorted(_read_lanes(lists.get("depth", {})), key=_place_of)),
         tenants=tuple(sorted(_read_tenants(lists.get("tenants", {})))),
+        limits=tuple(limits[tenant] for tenant in sorted(limits)),
         tokens_per_s=rate_of(workers),
     )
 

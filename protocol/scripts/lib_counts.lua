@@ -71,9 +71,10 @@ local function stamp()
   return failed(about) and '0-0' or as_map(about)['last-generated-id']
 end
 
--- Whether pulls find the lane. Jobs on an unlisted lane are never served.
+-- Whether pulls find the lane, or will once its tenant leaves its limit. Jobs on an unlisted lane are never served.
 local function is_listed(name)
   local class, tenant = string.match(name, '^([^:]+):(.+)$')
+  if limits and limits.is_parked(tenant) then return true end
   for _, list in ipairs({ 'heads:', 'ready:' }) do
     local score = try('ZSCORE', PREFIX .. list .. class, tenant)
     if not score or failed(score) then return false end

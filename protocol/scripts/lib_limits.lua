@@ -195,6 +195,16 @@ function limits.write()
   write_buckets()
 end
 
+-- What is left of the limits of a tenant, as `list_limits` replies.
+function limits.facts_of(tenant)
+  local limit = limit_of(tenant)
+  local at = free_at(limit)
+  return {
+    tenant, limit.most or false, limit.per_minute or false, limit.most and running_of(limit) or false,
+    limit.per_minute and math.floor(tokens_of(limit)) or false, at == math.huge and -1 or at and at - NOW or false,
+  }
+end
+
 -- ---------------------------------------------------------------- maintenance
 
 local function look_at(tenants)

@@ -41,6 +41,7 @@ local function look(id)
     jobs, tokens, call('EXISTS', result_key(job)), job.scheduled or false, job.first_token or false,
     lease and lease.flag ~= '' and lease.flag or false, job.requeues, job.output or false,
     job.failures, job.deaths or false, job.custom_id or false, job.line or false, expires_in(job),
+    job.state == 'queued' and limits and limits.is_parked(job.tenant) and limits.facts_of(job.tenant) or false,
   }
 end
 

@@ -233,7 +233,9 @@ class Queue:
         """Look at the queue."""
         found = survey(self.client, self.keys)
         there = {name: self.keys.key(name) for name in calls.LISTS if self.client.type(self.keys.key(name)) == b"hash"}
-        return calls.whole_view(found, found.workers, {name: self.client.hgetall(key) for name, key in there.items()})
+        lists = {name: self.client.hgetall(key) for name, key in there.items()}
+        listed = self.run(calls.list_limits(self.keys)).limits
+        return calls.whole_view(found, found.workers, lists, {limit.tenant: limit for limit in listed})
 
     def fire_timers(self) -> int:
         """Fire one slice of timers."""

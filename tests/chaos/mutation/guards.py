@@ -953,9 +953,9 @@ LIMITED = (
         tests=(f"{RUNNING}::TestGivenATenantThatMayRunTwoJobs",),
     ),
     Guard(
-        name="a tenant that gets a limit goes on",
+        name="a tenant at its limit that is listed starts a job",
         patches=_script("lib_classes", "  if limits then leave_out_limited(listing) end\n"),
-        tests=(f"{RUNNING}::TestGivenATenantThatRunsFourJobs",),
+        tests=(f"{LOST}::TestGivenATenantAtItsLimit",),
     ),
     Guard(
         name="leases of before a limit do not count",
@@ -1017,6 +1017,11 @@ LIMITED = (
     Guard(
         name="the waiting jobs of parked tenants are not counted again",
         patches=_script("lib_recount", "  if limits and ids then add_parked() end\n"),
+        tests=(f"{LOST}::TestGivenATenantAtItsLimit",),
+    ),
+    Guard(
+        name="the audit reports the lanes of parked tenants",
+        patches=_script("lib_counts", "  if limits and limits.is_parked(tenant) then return true end\n"),
         tests=(f"{LOST}::TestGivenATenantAtItsLimit",),
     ),
     Guard(

@@ -3,7 +3,7 @@
 import pytest
 
 from sluice.protocol import calls
-from sluice.protocol.calls import KnownSettings, Ok
+from sluice.protocol.calls import KnownSettings, Ok, audit
 from sluice.protocol.states import JobState
 from sluice.protocol.wire import JobId
 from tests.protocol.driving import Queue, Worker, check, ending, new_job, short
@@ -47,6 +47,16 @@ class TestGivenATenantAtItsLimit:
         assert worker.pull().jobs == ()
         check(queue)
 
+    def test_when_it_is_listed_all_the_same_then_a_pull_parks_it(self, worker: Worker) -> None:
+        queue = worker.queue
+        queue.client.delete(queue.keys.key("parked"))
+        queue.add("more", "few")
+        assert queue.names("heads:*") == {"heads:0"}
+
+        assert worker.pull().jobs == ()
+
+        check(queue)
+
     def test_when_the_limits_are_lost_then_a_heartbeat_lists_it_again(self, worker: Worker) -> None:
         queue = worker.queue
         queue.client.delete(queue.keys.key("limits"), queue.keys.key("leased", "few"), queue.keys.key("buckets"))
@@ -70,7 +80,12 @@ class TestGivenATenantAtItsLimit:
         assert queue.parked() == {"few"}
         assert queue.client.smembers(queue.keys.key("leased", "few")) == {one.encode() for one in RUNNING}
 
-    def test_when_its_lanes_are_looked_at_by_the_audit_then_they_are_right(self, worker: Worker) -> None:
+    def test_when_the_queue_is_audited_then_its_lanes_are_right(self, worker: Worker) -> None:
+        counts = worker.queue.run(audit.audit_counts(worker.queue.keys, []))
+
+        assert (counts.unlisted_lanes, counts.wrong_lanes) == ((), ())
+
+    def test_when_waiting_jobs_are_counted_again_then_its_own_count(self, worker: Worker) -> None:
         before = worker.queue.hash_of("counters")
 
         worker.queue.pass_time(1001)
