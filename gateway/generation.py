@@ -207,13 +207,14 @@ class GenerationRoutes:
         """
         body = await read_json(request, self._settings.max_body_bytes)
         parsed = read_request(endpoint, body)
-        parsed = replace(
-            parsed, options={**parsed.options, "stream": parsed.is_stream, "idempotency_key": KEY.read(request)}
-        )
+        own = {"stream": parsed.is_stream, "awaited": not parsed.is_stream, "idempotency_key": KEY.read(request)}
+        parsed = replace(parsed, options={**parsed.options, **own})
         queue = await self._queues.of_model(parsed.model)
-        own = Options(deadline=timedelta(seconds=self._settings.request_limit_s), traceparent=traceparent_of(request))
+        bounds = Options(
+            deadline=timedelta(seconds=self._settings.request_limit_s), traceparent=traceparent_of(request)
+        )
         with named(parsed.names):
-            job = callers_job(caller_of(request), parsed.prompt, {**parsed.options, **own})
+            job = callers_job(caller_of(request), parsed.prompt, {**parsed.options, **bounds})
             return await self._generate(queue, parsed, job, request)
 
     async def _generate(self, queue: QueueClients, parsed: ReadRequest, job: CheckedJob, request: Request) -> Response:

@@ -57,7 +57,13 @@ class Options(SamplingOptions, total=False):
     """Model that the worker must serve. Default: None, the one that the queue serves."""
 
     stream: bool
-    """False publishes tokens in checkpoints (every 64 tokens or every second) instead of at every step. Default: True.
+    """False publishes tokens in checkpoints (every 64 tokens or every second) instead of at every step, and a job
+    that is done before its first checkpoint has no channel, only its result. Default: True.
+    """
+
+    awaited: bool
+    """Whether the end of a job that is not streamed wakes who waits for it at once. Otherwise `result` finds it within
+    50 ms. Default: False.
     """
 
     seed: int | None
@@ -103,7 +109,17 @@ MESSAGE_FIELDS = frozenset({"role", "content", "name", "reasoning_content", "too
 SAMPLING_NAMES = frozenset(SamplingOptions.__annotations__)
 OPTION_NAMES = frozenset(Options.__annotations__)
 _SPEC = (
-    *("model", "stream", "metadata", "traceparent", "callback_url", "batch", "add_special_tokens", "as_chat"),
+    *(
+        "model",
+        "stream",
+        "awaited",
+        "metadata",
+        "traceparent",
+        "callback_url",
+        "batch",
+        "add_special_tokens",
+        "as_chat",
+    ),
     *("tools", "tool_choice", "parallel_tool_calls"),
 )
 
@@ -152,7 +168,7 @@ class Template:
     idempotency_key: str | None
     job_id: JobId | None
     asked: bytes
-    """Input of the digest besides the prompt: options and a given seed, but not trace context or streaming."""
+    """Input of the digest besides the prompt: options and a given seed, but not trace context or how it is read."""
 
     features: tuple[str, ...]
     """Features that a worker needs for these jobs."""
@@ -276,7 +292,7 @@ def template(options: Options) -> Template:
 
 def _template(options: Options) -> Template:
     spec = _spec(options)
-    digested = encode_spec(replace(spec, traceparent=None, stream=True))
+    digested = encode_spec(replace(spec, traceparent=None, stream=True, awaited=False))
     _check_reads(spec.options)
     seed = options.get("seed")
     tenant, priority = options.get("tenant", "default"), options.get("priority", 0)

@@ -83,7 +83,11 @@ class JobSpec:
     """The required model; None accepts the model that the queue serves."""
 
     stream: bool = True
-    """False publishes tokens in checkpoints (every 64 tokens or every second) instead of at every step."""
+    """False publishes tokens in checkpoints (every 64 tokens or every second) instead of at every step, and a job
+    that is done before its first checkpoint has no channel, only its result."""
+
+    awaited: bool = False
+    """Whether the end is written to the channel in any case, to wake who waits for it."""
 
     metadata: Mapping[str, str] = field(default_factory=dict[str, str])
     traceparent: str | None = None
@@ -110,7 +114,7 @@ class JobSpec:
         raise_first(self._checks())
 
     def _checks(self) -> Iterator[Check]:
-        for name in ("stream", "add_special_tokens", "as_chat", "parallel_tool_calls"):
+        for name in ("stream", "awaited", "add_special_tokens", "as_chat", "parallel_tool_calls"):
             yield isinstance(getattr(self, name), bool), f"{name} must be true or false, got {getattr(self, name)!r}"
         yield (
             is_short(self.model, limits.MAX_MODEL_CHARS),

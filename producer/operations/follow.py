@@ -25,7 +25,14 @@ from sluice.producer.operations.operation import (
     xread,
 )
 from sluice.producer.operations.queue import Queue
-from sluice.producer.operations.results import MAX_LOOK_S, WAIT_BLOCK_MS, ended_badly, look
+from sluice.producer.operations.results import (
+    MAX_LOOK_S,
+    SILENT_LOOK_S,
+    WAIT_BLOCK_MS,
+    ended_badly,
+    ends_silently,
+    look,
+)
 from sluice.producer.operations.views import explain, views
 from sluice.protocol.calls import JobView
 from sluice.protocol.limits import MAX_TOKENS
@@ -312,6 +319,7 @@ def _follow(queue: Queue, readers: Sequence[Reader], clock: Countdown, wait: Wai
         checked = yield from _look(queue, open_readers, wait)
         unstarted = _first_channels(queue, open_readers.values(), checked)
         look_in_s = yield from overdue.end(checked)
+        look_after_s = min(look_after_s, SILENT_LOOK_S) if any(map(ends_silently, checked)) else look_after_s
         last_entry_s = clock.passed_s
         overdue_s = last_entry_s + look_in_s
         while open_readers and (left_s := min(last_entry_s + look_after_s, overdue_s) - clock.passed_s) > 0:

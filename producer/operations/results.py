@@ -32,17 +32,21 @@ from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.views import explain, views
 from sluice.protocol import calls
 from sluice.protocol.calls import JobView
+from sluice.protocol.errors import WireError
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.redis.execution import command_of
 from sluice.protocol.states import JobState
 from sluice.protocol.waits import Wait, WaitNotifier
-from sluice.protocol.wire import ChannelEntry, JobId, JobResult, decode_entry, decode_result
+from sluice.protocol.wire import ChannelEntry, JobId, JobResult, decode_entry, decode_result, decode_spec
 
 WAIT_BLOCK_MS = 2000
 """Longest blocking read, after which the state is read again, since the worker may have died or the channel expired."""
 
 MAX_LOOK_S = 30.0
 """Longest interval between two reads of the state while a channel is silent. The interval doubles up to this."""
+
+SILENT_LOOK_S = 0.05
+"""Longest interval between two reads of the state of a job whose end is not on its channel."""
 
 WAIT_SHARE = 0.05
 MAX_WAIT_S = 0.1
@@ -126,7 +130,21 @@ def _packed_result(queue: Queue, job_id: JobId, clock: Countdown, wait: Wait) ->
         elif wait.is_due:
             wait.waits_for((yield from explain(queue, view)))
         look_in_s = yield from overdue.end([view])
-        yield from _wait_for_end(queue.keys_of(job_id), view, clock, min(WAIT_BLOCK_MS / 1000, look_in_s))
+        if ends_silently(view):
+            yield Sleep(max(MIN_PAUSE_S, min(SILENT_LOOK_S, WAIT_SHARE * clock.passed_s)))
+        else:
+            yield from _wait_for_end(queue.keys_of(job_id), view, clock, min(WAIT_BLOCK_MS / 1000, look_in_s))
+
+
+def ends_silently(view: JobView) -> bool:
+    """Return whether a job's end is not on its channel if it is done now: it is not streamed, and has no output yet."""
+    if view.choices > 1 or sum(view.published) or view.spec is None:
+        return False
+    try:
+        spec = decode_spec(view.spec)
+    except WireError:
+        return False
+    return not (spec.stream or spec.awaited)
 
 
 def look(queue: Queue, job_id: JobId) -> Operation[tuple[JobView | None, bytes | None]]:

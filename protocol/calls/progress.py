@@ -1,13 +1,13 @@
 """Append tokens to channels and end jobs (`advance`, `put_result`), and detect whether channels are read."""
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from sluice.protocol import limits
 from sluice.protocol.calls.base import Call, Raw
 from sluice.protocol.keys import QueueKeys
-from sluice.protocol.packing import pack_for_script
 from sluice.protocol.states import JobState
 from sluice.protocol.wire import JobId
 
@@ -33,7 +33,8 @@ class EndCall:
 
     entry: bytes
     """Encoded ChannelEntry of the end: no tokens, `start` is the offset after the last one, the text that only the end
-    releases, and its `End`. A requeue removes this entry alone."""
+    releases, and its `End`. A requeue removes this entry alone. Empty for a job of one choice that is done and whose
+    channel has nothing: it then has none, and the tokens of this call are only counted."""
 
     retry_in_ms: int | None = None
     """For a retryable failure: requeue the job after this time, unless it has failed too often."""
@@ -121,38 +122,70 @@ def advance(keys: QueueKeys, incarnation: str, progress: Sequence[Progress]) -> 
     """
     if len(progress) > limits.MAX_JOBS_PER_CALL:
         raise ValueError(f"{len(progress)} in one call; at most {limits.MAX_JOBS_PER_CALL}")
-    rows = [_progress_row(item) for item in progress]
-    return Call("advance", keys.fixed(), (incarnation, pack_for_script(rows)), _read_advance)
+    return Call("advance", keys.fixed(), (incarnation, b"".join(_pieces(progress))), _read_advance)
 
 
-def _progress_row(progress: Progress) -> tuple[object, ...]:
-    """Build a row in the order of `advance` in advance.lua. Trailing fields that most steps lack are left out."""
-    # By position: job to entry, the six extras, the end.
-    row, extras = progress[:6], progress[6:12]
-    has_extras = extras != _NO_EXTRAS
-    if progress.end is None:
-        return (*row, extras) if has_extras else row
-    return (*row, extras if has_extras else None, _end_row(progress.end))
-
-
+_NUMBERS = struct.Struct("<IBIII")
 _NO_EXTRAS = (None, None, None, None, None, None)
 
 
-def _end_row(end: EndCall) -> tuple[object, ...]:
-    """Build the end in the order of `how_of` in lib_advance.lua."""
-    return (
-        str(end.state),
-        end.reason,
-        end.error,
-        end.error_code,
-        end.result,
-        end.record,
-        end.output_tokens,
-        end.retry_in_ms,
-        end.entry,
-        end.result_bytes,
-        1 if end.is_rejected else None,
-    )
+def _pieces(progress: Iterable[Progress]) -> Iterator[bytes]:
+    """Yield the pieces of the packed progress; advance.lua has the formats.
+
+    Raises:
+        ValueError: a name is longer than 255 bytes.
+    """
+    for item in progress:
+        # By position: job to entry, the six extras, the end.
+        job_id, epoch, choice, start, num_tokens, entry = item[:6]
+        extras = item[6:12]
+        has_extras = extras != _NO_EXTRAS
+        yield bytes((has_extras + (2 if item.end else 0),))
+        yield _short(job_id)
+        yield _NUMBERS.pack(epoch, choice, start, num_tokens, len(entry))
+        yield entry
+        if has_extras:
+            yield _packed_extras(*extras)
+        if item.end is not None:
+            yield from _pieces_of_end(item.end)
+
+
+def _packed_extras(
+    first_scheduled_ms: int | None,
+    first_token_ms: int | None,
+    prompt_tokens: int | None,
+    fingerprint: str | None,
+    gap_ms: int | None,
+    resolved: bytes | None,
+) -> bytes:
+    times = _six(first_scheduled_ms or 0) + _six(first_token_ms or 0)
+    return times + _optional(prompt_tokens) + _optional(gap_ms) + _short(fingerprint) + _long(resolved)
+
+
+def _pieces_of_end(end: EndCall) -> Iterator[bytes]:
+    yield end.state[0].encode() + bytes((end.is_rejected,))
+    yield _short(end.reason) + _long((end.error or "").encode()) + _short(end.error_code)
+    yield from (_long(end.result), _long(end.record))
+    yield _six(end.output_tokens) + _optional(end.retry_in_ms) + _optional(end.result_bytes)
+    yield _long(end.entry)
+
+
+def _six(number: int) -> bytes:
+    return number.to_bytes(6, "little")
+
+
+def _optional(number: int | None) -> bytes:
+    return _six(0 if number is None else number + 1)
+
+
+def _short(text: str | None) -> bytes:
+    data = (text or "").encode()
+    return bytes((len(data),)) + data
+
+
+def _long(data: bytes | None) -> bytes:
+    data = data or b""
+    return len(data).to_bytes(4, "little") + data
 
 
 def _read_advance(reply: Raw) -> list[AdvanceAnswer]:

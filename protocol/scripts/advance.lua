@@ -1,9 +1,8 @@
 -- Append tokens and ends to the channels of many choices. Each is checked before it is written.
 --
 -- KEYS: config, then the fixed keys of the queue.
--- ARGV[1]: incarnation. ARGV[2]: packed array of progress, each {job, epoch, choice, from, tokens, entry, extras, end}:
---   extras (or nil) {first scheduled, first token, prompt tokens, fingerprint, longest gap of this attempt,
---   resolved options}; end (or nil) in the order of `how_of` in lib_advance.lua.
+-- ARGV[1]: incarnation. ARGV[2]: the progress of each choice, one behind the other, as `advance` in calls/progress.py packs it
+--   (formats below). Whole numbers of fixed size need no further check; 0 and '' are absent values.
 -- Reply: for each one text: 'ok', 'already', 'at <n>' (send again from n), 'replaced', 'retried' (requeued, as
 --   the end requested), 'broken <reason>'; and 'ok <state>', 'already <state>' when the job is flagged.
 --
@@ -14,11 +13,10 @@ write_even_when_full()
 
 local incarnation = ARGV[1]
 if not is_text(incarnation, LIMITS.MAX_INCARNATION_BYTES) then return wrong_arguments() end
-local sent = rows_of(ARGV[2], LIMITS.MAX_JOBS_PER_CALL, 'string', 'number', 'number', 'number', 'number', 'string')
 
 -- ---------------------------------------------------------------- leases: read in one command, written in one
 
-local held, changed = {}, {}
+local sent, held, changed = {}, {}, {}
 
 local function read_leases()
   local ids = {}
@@ -54,6 +52,34 @@ local function load_end_library()
   return rest
 end
 
+-- ---------------------------------------------------------------- arguments
+
+-- Parts that follow (1: extras, 2: end, 3: both), job, epoch, choice, from, number of tokens, their entry.
+local PROGRESS = '<BBc0I4BI4I4I4c0'
+-- First scheduled, first token, prompt tokens + 1, longest gap of this attempt + 1, fingerprint, resolved options.
+local EXTRAS = '<I6I6I6I6Bc0I4c0'
+-- First letter of the state, 1 if it is rejected, reason, error, its code, result, record, output tokens, time to a retry + 1,
+-- bytes of a result in parts + 1, the end's entry.
+local END = '<c1BBc0I4c0Bc0I4c0I4c0I6I6I6I4c0'
+
+local function read_sent(packed)
+  local parts, id, epoch, choice, from, tokens, entry
+  local at = 1
+  while at <= #packed do
+    if #sent >= LIMITS.MAX_JOBS_PER_CALL then return false end
+    parts, id, epoch, choice, from, tokens, entry, at = struct.unpack(PROGRESS, packed, at)
+    local row = { id, epoch, choice, from, tokens, entry, false, false }
+    if parts > 3 or from + tokens > LIMITS.MAX_TOKENS then return false end
+    if parts % 2 == 1 then row[7], at = load_end_library().extras_from(struct.unpack(EXTRAS, packed, at)) end
+    if parts > 1 then row[8], at = load_end_library().end_from(struct.unpack(END, packed, at)) end
+    if not at or tokens > 0 and entry == '' and not (row[8] and row[8].is_silent) then return false end
+    sent[#sent + 1] = row
+  end
+  return true
+end
+
+if not read_sent(ARGV[2]) then return wrong_arguments() end
+
 -- A choice that passes a mark may owe more than it was charged. An end settles the charge itself.
 local function passes_mark(row)
   return not row[8] and row[4] % LIMITS.CHARGE_EVERY_TOKENS + row[5] >= LIMITS.CHARGE_EVERY_TOKENS
@@ -66,16 +92,6 @@ local function touches_the_queue()
     if sent[i][8] or passes_mark(sent[i]) then return true end
   end
   return false
-end
--- Check the types of a row: integers, and extras and ends as a worker packs them.
-local function is_sound(row)
-  for i = 2, 5 do
-    if row[i] < 0 or row[i] % 1 ~= 0 then return false end
-  end
-  return not (row[7] or row[8]) or load_end_library().is_sound(row[7], row[8])
-end
-for i = 1, #sent do
-  if not is_sound(sent[i]) then return wrong_arguments() end
 end
 
 local wrong = touches_the_queue() and load_end_library().wrong_key(incarnation)
@@ -132,9 +148,9 @@ local function advance(row)
     job, why = load_end_library().load_running(id)
     if not job then return rest.broken(id, nil, lease, 'job row: ' .. why) end
   end
-  if row[8] and not rest.has_all_parts(job, row[8]) then return 'at ' .. lease[at] end
+  if row[8] and not rest.has_all_parts(job, row[8].result_bytes) then return 'at ' .. lease[at] end
   if tokens > 0 then
-    local added = append(id, choice, from + tokens, row[6])
+    local added = row[6] ~= '' and append(id, choice, from + tokens, row[6])
     if failed(added) then
       if catch_up(id, lease, choice, from + tokens) then return 'at ' .. lease[at] end
       return load_end_library().broken(id, rest.load_running(id), lease, 'channel ' .. choice .. ': ' .. added.err)
@@ -146,7 +162,7 @@ local function advance(row)
   end
   if row[7] then rest.note_extras(job, row[7], lease, tokens) end
   local word = stop_word('ok', lease)
-  return row[8] and rest.end_choice(job, lease, choice, rest.how_of(row[8])) or word
+  return row[8] and rest.end_choice(job, lease, choice, row[8]) or word
 end
 
 -- The rows of jobs whose ends or first tokens are sent.

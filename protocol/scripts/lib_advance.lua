@@ -4,37 +4,30 @@ dropped = {}
 
 -- ---------------------------------------------------------------- arguments
 
--- Whether every field is absent, or of the type that `kinds` names; numbers must be whole.
-local function has_kinds(row, kinds)
-  if type(row) ~= 'table' then return false end
-  for i = 1, #kinds do
-    local value = row[i]
-    if value ~= nil then
-      if type(value) ~= kinds[i] then return false end
-      if kinds[i] == 'number' and not whole(value, LIMITS.MAX_NUMBER) then return false end
-    end
-  end
-  return true
-end
+local function present_number(value) return value > 0 and value or nil end
+local function present_text(value) return value ~= '' and value or nil end
+local function number_before(value) return value > 0 and value - 1 or nil end
 
-local EXTRAS_KINDS = { 'number', 'number', 'number', 'string', 'number', 'string' }
-local END_KINDS = {
-  'string', 'string', 'string', 'string', 'string', 'string', 'number', 'number', 'string', 'number', 'number',
-}
-local IS_END = { done = true, failed = true, cancelled = true, expired = true }
-local function is_sound(extras, end_row)
-  if extras and not has_kinds(extras, EXTRAS_KINDS) then return false end
-  return not end_row or has_kinds(end_row, END_KINDS) and IS_END[end_row[1]]
+-- The extras and the end of a progress, with the place behind them in the argument.
+local function extras_from(scheduled, first_token, prompt, gap, fingerprint, resolved, at)
+  return {
+    scheduled = present_number(scheduled), first_token = present_number(first_token), prompt = number_before(prompt),
+    gap = number_before(gap), fingerprint = present_text(fingerprint), resolved = present_text(resolved),
+  }, at
 end
 
 -- ---------------------------------------------------------------- ends
 
-local function how_of(row)
+local ENDS = { d = 'done', f = 'failed', c = 'cancelled', e = 'expired' }
+local function end_from(
+  letter, is_rejected, reason, message, code, result, record, output, retry_in, result_bytes, entry, at
+)
   return {
-    state = row[1], reason = row[2], error = row[3], error_code = row[4], result = row[5], record = row[6],
-    output_tokens = row[7], retry_in = row[8], entry = row[9], result_bytes = row[10], is_rejected = row[11] == 1,
-    incarnation = incarnation,
-  }
+    state = ENDS[letter], is_rejected = is_rejected == 1, reason = present_text(reason), error = present_text(message),
+    error_code = present_text(code), result = present_text(result), record = record, output_tokens = output,
+    retry_in = number_before(retry_in), result_bytes = number_before(result_bytes), entry = present_text(entry),
+    is_silent = letter == 'd' and entry == '', incarnation = incarnation,
+  }, ENDS[letter] and at
 end
 
 local function all_ended(lease)
@@ -69,7 +62,11 @@ local function end_choice(job, lease, choice, how)
     forget_lease(job.id)
     return 'retried'
   end
-  if how.entry then write_end(job, lease, choice, how.state, how.entry) end
+  if how.is_silent then
+    lease[2 * choice + 2] = 2
+  elseif how.entry then
+    write_end(job, lease, choice, how.state, how.entry)
+  end
   if how.retry_in or all_ended(lease) then
     end_job(job, lease, how)
     return forget_lease(job.id)
@@ -98,13 +95,13 @@ end
 -- The first measurements are kept, and the longest gap of this attempt. The exact number of prompt tokens replaces the
 -- estimate. Model and resolved options are those of the attempt with the first tokens: one without any decided nothing.
 local function note_extras(job, extras, lease, tokens)
-  job.scheduled = job.scheduled or extras[1] or false
-  job.first_token = job.first_token or extras[2] or false
-  job.prompt = math.min(LIMITS.MAX_ROW_NUMBER, extras[3] or job.prompt)
+  job.scheduled = job.scheduled or extras.scheduled or false
+  job.first_token = job.first_token or extras.first_token or false
+  job.prompt = extras.prompt or job.prompt
   local is_first = published_tokens(lease) == tokens
-  job.fingerprint = is_first and extras[4] or job.fingerprint or extras[4] or nil
-  job.resolved = is_first and extras[6] or job.resolved or extras[6] or nil
-  if extras[5] then job.gap = math.max(job.gap or 0, extras[5]) end
+  job.fingerprint = is_first and extras.fingerprint or job.fingerprint or extras.fingerprint
+  job.resolved = is_first and extras.resolved or job.resolved or extras.resolved
+  if extras.gap then job.gap = math.max(job.gap or 0, extras.gap) end
   save(job)
 end
 
@@ -120,8 +117,7 @@ local function charge_further(job, lease)
 end
 
 -- A result written in parts must be complete before its end is accepted.
-local function has_all_parts(job, end_row)
-  local num_bytes = end_row[10]
+local function has_all_parts(job, num_bytes)
   return not num_bytes or try('STRLEN', result_key(job)) == num_bytes
 end
 
@@ -143,7 +139,8 @@ local function finish_ends()
 end
 
 return {
-  is_sound = is_sound, wrong_key = wrong_key, load_job = load_job, load_jobs = load_jobs, load_running = load_running, how_of = how_of,
+  extras_from = extras_from, end_from = end_from, wrong_key = wrong_key, load_job = load_job, load_jobs = load_jobs,
+  load_running = load_running,
   end_choice = end_choice, broken = broken,
   note_extras = note_extras, has_all_parts = has_all_parts, clear_deaths = clear_deaths, charge_further = charge_further, finish = finish_ends,
 }

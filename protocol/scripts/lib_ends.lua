@@ -121,8 +121,13 @@ local end_job
 do
 
 -- A job that was never started has no channel yet: it gets that of its first choice alone, whose end counts for all. An
--- end takes 4 KB of memory, and a job may have many choices.
+-- end takes 4 KB of memory, and a job may have many choices. A silent end leaves no
+-- channel: a call that failed may have begun one.
 local function close_channels(job, lease, how, keep_ms)
+  if how.is_silent then
+    deleted[#deleted + 1] = channel_key(job, 0)
+    return
+  end
   local num_channels = job.attempt > 0 and job.choices or 1
   for choice = 0, num_channels - 1 do
     if lease[2 * choice + 2] == 0 then

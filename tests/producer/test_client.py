@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ from sluice.producer.errors import (
 )
 from sluice.producer.operations.follow import Cursor
 from sluice.producer.operations.results import WAIT_BLOCK_MS
-from sluice.protocol.calls import QueueSettings
+from sluice.protocol.calls import LeasedJob, QueueSettings
 from sluice.protocol.states import JobState
 from sluice.protocol.wire import JobId, Message, decode_prompt, encode_entry
 from tests.producer.worker_side import HandWorker
@@ -411,6 +412,37 @@ class TestGivenARunningJob:
 
         assert tokens_of(seen) == [1, 2, 3, 4, 5, 6, 7]
         assert text_of(seen) == "abcdefg"
+
+
+class TestGivenARunningJobThatIsNotStreamed:
+    """Its worker has it done before its first checkpoint, so it has no channel."""
+
+    @pytest.fixture
+    def quiet(self, producer: Producer, worker: HandWorker) -> LeasedJob:
+        producer.submit("quiet", stream=False)
+        [job] = worker.pull()
+        return job
+
+    def test_when_its_result_is_awaited_then_its_end_is_seen(
+        self, producer: Producer, worker: HandWorker, quiet: LeasedJob
+    ) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(producer.result, quiet.id, timeout_s=30)
+            worker.end_silently(quiet, [1, 2], "so quiet")
+
+            assert waiting.result().choices[0].text == "so quiet"
+
+    def test_when_it_is_followed_all_the_same_then_its_output_comes_at_its_end(
+        self, producer: Producer, worker: HandWorker, quiet: LeasedJob
+    ) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(lambda: list(producer.stream(quiet.id, timeout_s=30)))
+            worker.end_silently(quiet, [1, 2], "so quiet")
+
+            [event] = waiting.result()
+        assert (event.text, event.token_ids) == ("so quiet", (1, 2))
+        assert event.end is not None
+        assert event.end.state is JobState.DONE
 
 
 class TestGivenAWaitingJob:

@@ -541,3 +541,70 @@ class TestGivenAnEndedJob:
 
         assert one_queue.view(job_id).spec == spec
         check(one_queue)
+
+
+UNREAD = encode_spec(JobSpec(stream=False))
+
+
+class TestGivenAJobWhoseWorkerNeedsNoChannel:
+    """It is done before its first checkpoint, and nobody follows it."""
+
+    def test_when_it_is_done_then_it_has_its_result_and_no_channel(self, queue: Queue) -> None:
+        job_id = queue.add("a", spec=UNREAD)
+        worker = queue.worker("A")
+
+        assert worker.advance(silently(worker.take())) == [Ok()]
+
+        assert queue.state(job_id) is JobState.DONE
+        assert queue.view(job_id).published == (5,)
+        assert queue.client.get(queue.keys.result(job_id)) == b"the result"
+        assert not queue.client.exists(queue.keys.channel(job_id))
+        check(queue)
+
+    def test_when_the_answer_was_lost_then_it_is_already(self, queue: Queue) -> None:
+        queue.add("a", spec=UNREAD)
+        worker = queue.worker("A")
+        job = worker.take()
+        worker.advance(silently(job))
+
+        assert worker.advance(silently(job)) == [Already()]
+        check(queue)
+
+    def test_when_a_call_that_failed_has_begun_one_then_it_is_deleted(self, queue: Queue) -> None:
+        job_id = queue.add("a", spec=UNREAD)
+        worker = queue.worker("A")
+        job = worker.take()
+        queue.client.xadd(queue.keys.channel(job_id), {"e": packed(0, 3)}, id="3-0")
+
+        assert worker.advance(silently(job)) == [Ok()]
+
+        assert not queue.client.exists(queue.keys.channel(job_id))
+        check(queue)
+
+    def test_when_it_is_flagged_then_its_end_stands(self, queue: Queue) -> None:
+        job_id = queue.add("a", spec=UNREAD)
+        worker = queue.worker("A")
+        job = worker.take()
+        queue.run(calls.cancel(queue.keys, [job_id]))
+
+        worker.advance(silently(job))
+
+        assert queue.state(job_id) is JobState.DONE
+        check(queue)
+
+    @pytest.mark.parametrize("state", [JobState.FAILED, JobState.CANCELLED])
+    def test_when_it_ends_otherwise_then_the_call_is_refused(self, queue: Queue, state: JobState) -> None:
+        job_id = queue.add("a", spec=UNREAD)
+        worker = queue.worker("A")
+        job = worker.take()
+
+        with pytest.raises(redis.ResponseError, match="wrong arguments"):
+            worker.advance(silently(job, state=state))
+
+        assert queue.state(job_id) is JobState.RUNNING
+        check(queue)
+
+
+def silently(job: calls.LeasedJob, **changes: Any) -> calls.Progress:  # Any: the fields of EndCall
+    """The end of a job that needs no channel, with its five tokens."""
+    return ending(job, 0, 5, entry=b"", **changes)._replace(entry=b"")

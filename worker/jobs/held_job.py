@@ -83,6 +83,7 @@ class HeldJob:
         "is_announced",
         "keys",
         "leased",
+        "may_be_silent",
         "num_prompt_tokens",
         "prompt",
         "request_id",
@@ -135,6 +136,9 @@ class HeldJob:
             ChannelOutput(published=offset, has_end=ended, waits=ReaderWaits(is_streamed=self._is_streamed))
             for offset, ended in zip(leased.published, leased.ended, strict=True)
         ]
+        self.may_be_silent = not (spec is None or spec.stream or spec.awaited) and len(self.choices) == 1
+        """Whether it needs no channel if it is done before its first checkpoint."""
+
         self._reported_gap_s = 0.0
         self._record = JobRecord(
             cached_tokens=0, first_scheduled_ms=leased.first_scheduled_ms, first_token_ms=leased.first_token_ms

@@ -66,7 +66,8 @@ def _progress(
     job: HeldJob, index: int, choice: ChannelOutput, end: EndCall | None, origin: Origin, now_s: float
 ) -> Progress:
     num_tokens = choice.num_next_tokens
-    entry = choice.encode_next() if num_tokens else b""
+    is_silent = end is not None and not end.entry
+    entry = choice.encode_next() if num_tokens and not is_silent else b""
     # Positional arguments take half the time of keywords.
     progress = Progress(
         job.id, job.leased.epoch, index, choice.published, num_tokens, entry, None, None, None, None, None, None, end
@@ -162,9 +163,14 @@ def _end_call(job: HeldJob, index: int, own_end: End, summary: _Summary) -> EndC
         record=encode_record(replace(summary.record, finish_reason=decisive.finish_reason)),
         output_tokens=summary.record.output_tokens or 0,
         retry_in_ms=retry_in_ms,
-        entry=job.choices[index].encode_end(own_end),
+        entry=b"" if _is_silent(job, index, decisive) else job.choices[index].encode_end(own_end),
         is_rejected=_is_rejected(job, decisive),
     )
+
+
+def _is_silent(job: HeldJob, index: int, end: End) -> bool:
+    """Return whether the queue needs nothing on the channel, because the result has all and nobody follows."""
+    return job.may_be_silent and not job.choices[index].published and end.state is JobState.DONE
 
 
 def _is_rejected(job: HeldJob, end: End) -> bool:

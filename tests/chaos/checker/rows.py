@@ -53,7 +53,18 @@ def _fields_of(tenant: str, row: bytes) -> dict[str, str]:
     found |= {"state": _STATES[letter.decode()], "owner": owner, "digest": digest, "seed": seed, "spec": spec}
     # Texts may be any bytes.
     found |= {name.decode(): value for name, value in msgpack.unpackb(rare, raw=True).items()} if rare else {}
+    if found["choices"] == 1 and _needs_no_channel(spec):
+        found["silent"] = 1
     return {name: _text(value) for name, value in found.items() if value != b""}
+
+
+def _needs_no_channel(spec: bytes) -> bool:
+    """Whether a job with this spec has no channel if it is done early: it is neither streamed nor awaited."""
+    try:
+        values = msgpack.unpackb(spec, strict_map_key=False)[1]
+    except Exception:  # noqa: BLE001  # as above
+        return False
+    return not values.get("stream", True) and not values.get("awaited", False)
 
 
 def _cut(data: bytes, size: str) -> tuple[bytes, bytes]:
@@ -72,6 +83,7 @@ def row_of(fields: Mapping[str, Any]) -> bytes:  # Any: text or numbers
     """The row of these fields; rare ones, and any that no row has, are in its map."""
     rest = dict(fields)
     letter = str(rest.pop("state"))[0].encode()
+    rest.pop("silent", None)
     rest["is_returned"] = str(rest.pop("lane", "")).startswith("returned")
     numbers = [int(rest.pop(name, 0)) for name in _NUMBERS]
     rest["charged"] = int(rest.get("charged", -1)) + 1

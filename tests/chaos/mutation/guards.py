@@ -1269,10 +1269,18 @@ HOSTILES = (
     ),
     Guard(
         name="an end is written before it is checked",
-        patches=_script(
-            "advance", "return not (row[7] or row[8]) or load_end_library().is_sound(row[7], row[8])", "return true"
-        ),
+        patches=_script("lib_advance", "}, ENDS[letter] and at", "}, at"),
         tests=(f"{ARGUMENTS}::TestGivenArgumentsThatNoClientSends",),
+    ),
+    Guard(
+        name="tokens without an entry are taken of a job that goes on",
+        patches=_script("advance", "if not at or tokens > 0 and entry == ''", "if not at or false and entry == ''"),
+        tests=(f"{ARGUMENTS}::TestGivenArgumentsThatNoClientSends",),
+    ),
+    Guard(
+        name="a silent end leaves what a failed call began on its channel",
+        patches=_script("lib_ends", "    deleted[#deleted + 1] = channel_key(job, 0)\n    return\n", "    return\n"),
+        tests=("tests/protocol/test_append.py::TestGivenAJobWhoseWorkerNeedsNoChannel",),
     ),
     Guard(
         name="a recount is written before it is checked",

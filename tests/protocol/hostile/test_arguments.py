@@ -1,5 +1,6 @@
 """Settings and arguments are checked before a script's first write: a bad one changes nothing."""
 
+import struct
 from dataclasses import fields
 from typing import Any, cast
 
@@ -38,14 +39,17 @@ SETTINGS = [
 ]
 ROW = ["0.t.b", b"spec", b"payload", "1", 0, 10, 40, 20, 1, None, b"digest"]
 INFINITE = float("inf")
-STEP = ["0.t.one", 1, 0, 0, 0, b""]
 
 
-def an_end(**changes: Any) -> list[Any]:  # Any: what no client of ours sends
-    """An end as a worker packs it, with some fields changed."""
-    names = ("state", "reason", "error", "error_code", "result", "record", "output", "retry_in", "entry", "bytes")
-    known = dict.fromkeys(names) | {"state": "done", "record": b"r", "output": 0, "entry": b"e"} | changes
-    return [known[name] for name in names]
+def a_step(*, parts: int = 0, tokens: int = 0, start: int = 0, entry: bytes = b"", rest: bytes = b"") -> bytes:
+    """Progress as a worker packs it, with what no worker sends."""
+    name = b"0.t.one"
+    return bytes((parts, len(name))) + name + struct.pack("<IBIII", 1, 0, start, tokens, len(entry)) + entry + rest
+
+
+def an_end(state: bytes = b"d") -> bytes:
+    """The end behind it."""
+    return state + bytes(1 + 1 + 4 + 1 + 4 + 4 + 6 + 6 + 6 + 4)
 
 
 def counted(**changes: Any) -> tuple[Any, ...]:  # Any: as above
@@ -62,16 +66,17 @@ BAD_ARGUMENTS: list[tuple[str, tuple[Any, ...]]] = [
     ("requeue", (pack_for_script(["0.t.one", 5]),)),
     ("give_back", ("A", "1", pack_for_script([["0.t.one", "x"]]), "0")),
     ("give_back", ("", "1", pack_for_script([]), "0")),
-    ("advance", ("A", pack_for_script([["0.t.one", 1, "x", 0, 1, b"e"]]))),
-    ("advance", ("A", pack_for_script([["0.t.one", 1, 0, 0, 1.5, b"e"]]))),
-    ("advance", ("A", pack_for_script([["0.t.one", 1, 0, 0, INFINITE, b"e"]]))),
-    ("advance", ("A", pack_for_script([[*STEP, ["x", None, None, None]]]))),
-    ("advance", ("A", pack_for_script([[*STEP, [None, None, -1, None]]]))),
-    ("advance", ("A", pack_for_script([[*STEP, "x"]]))),
-    ("advance", ("A", pack_for_script([[*STEP, None, an_end(state="queued")]]))),
-    ("advance", ("A", pack_for_script([[*STEP, None, an_end(error=5)]]))),
-    ("advance", ("A", pack_for_script([[*STEP, None, an_end(output=-1)]]))),
-    ("advance", ("A", pack_for_script([[*STEP, None, an_end(state="failed", retry_in=INFINITE)]]))),
+    ("advance", ("A", b"x")),
+    ("advance", ("A", a_step()[:-1])),
+    ("advance", ("A", a_step() + b"x")),
+    ("advance", ("A", a_step(parts=4))),
+    ("advance", ("A", a_step(tokens=1))),
+    ("advance", ("A", a_step(start=2**32 - 1, tokens=1, entry=b"e"))),
+    ("advance", ("A", a_step(parts=1, rest=b"x"))),
+    ("advance", ("A", a_step(parts=2, rest=an_end(b"q")))),
+    ("advance", ("A", a_step(parts=2, rest=an_end()[:-1]))),
+    ("advance", ("A", a_step(parts=2, rest=an_end(b"f"), tokens=1))),
+    ("advance", ("A", a_step() * 257)),
     ("pull", ("B", "x", 1, 1, 1, 1, 1, 0, 0, 1, "")),
     ("pull", ("B", 1, 1, 1, 1, 1, 1, 0, 0, 1, "soon", "", 0)),
     ("pull", ("B", 1, 1, 1, 1, 1, 1, 0, 0, 1, "", "", "nan")),
