@@ -353,7 +353,7 @@ def _parsed(line: bytes | None) -> dict[str, Any]:
 
 
 PROMPTS = ("prompt", "messages", "token_ids")
-OWN = OPTION_NAMES - SAME - TRANSLATED - OF_TOOLS - {"stream", "job_id", "batch", "echo"}
+OWN = OPTION_NAMES - SAME - TRANSLATED - OF_TOOLS - {"stream", "awaited", "job_id", "batch", "echo"}
 """Options of plain lines besides the parameters of requests."""
 
 

@@ -83,7 +83,6 @@ class HeldJob:
         "is_announced",
         "keys",
         "leased",
-        "may_be_silent",
         "num_prompt_tokens",
         "prompt",
         "request_id",
@@ -136,9 +135,6 @@ class HeldJob:
             ChannelOutput(published=offset, has_end=ended, waits=ReaderWaits(is_streamed=self._is_streamed))
             for offset, ended in zip(leased.published, leased.ended, strict=True)
         ]
-        self.may_be_silent = not (spec is None or spec.stream or spec.awaited) and len(self.choices) == 1
-        """Whether it needs no channel if it is done before its first checkpoint."""
-
         self._reported_gap_s = 0.0
         self._record = JobRecord(
             cached_tokens=0, first_scheduled_ms=leased.first_scheduled_ms, first_token_ms=leased.first_token_ms
@@ -155,6 +151,12 @@ class HeldJob:
     def is_held(self) -> bool:
         """Whether it is not released."""
         return self.state is not HoldState.RELEASED
+
+    @property
+    def may_be_silent(self) -> bool:
+        """Whether it needs no channel if it is done before its first checkpoint: nobody follows it, or waits there."""
+        spec = self.spec
+        return spec is not None and not (spec.stream or spec.awaited) and len(self.choices) == 1
 
     def admit(self) -> None:
         """Enter `admitted`. The caller holds the lock of `Leases` until it has delivered the request."""
