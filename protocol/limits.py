@@ -91,7 +91,10 @@ MAX_CALL_BYTES = 1024 * 1024
 """Arguments of one submit or advance; a larger job is sent alone."""
 
 SLICE_JOBS = 32
-"""Jobs in one slice: a pull, reclaim, cancel or firing of timers."""
+"""Jobs in one slice: a reclaim, cancel or firing of timers."""
+
+PULL_JOBS = 64
+"""Jobs that one pull takes. Each costs less than a job of another slice, and the pull itself as much as several."""
 
 SLICE_CHANNELS = 128
 """Channels that a slice closes before it leaves its other jobs to the next slice: a job may have 64 choices."""

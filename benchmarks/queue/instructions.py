@@ -20,15 +20,23 @@ import redis
 from benchmarks.tables import table
 from sluice.protocol.calls import LeasedJob, NewJob, Progress, QueueSettings, configure
 from sluice.protocol.keys import QueueKeys
-from sluice.protocol.limits import MAX_JOBS_PER_CALL
+from sluice.protocol.limits import MAX_JOBS_PER_CALL, PULL_JOBS
 from sluice.protocol.redis.execution import no_retry, run
 from tests.protocol.driving import Queue, Worker, ending, new_job, tokens
 from tests.servers import binary_of
 
 NUM_JOBS = 256
 NUM_TOKENS = 20
-PULLED_AT_ONCE = 32
 PROMPT = b"x" * 400
+CASES = (
+    (1, MAX_JOBS_PER_CALL, PULL_JOBS, True),
+    (1, MAX_JOBS_PER_CALL, PULL_JOBS, False),
+    (50, MAX_JOBS_PER_CALL, PULL_JOBS, True),
+    (50, MAX_JOBS_PER_CALL, PULL_JOBS, False),
+    (1, 1, 1, True),
+)
+"""Tenants, jobs in a submit, jobs in a pull and in an end, and whether jobs have a channel."""
+
 START_S = 60
 DUMP_S = 20
 
@@ -96,8 +104,9 @@ def counted_server() -> Generator[CountedServer]:
 class Round:
     """One queue on the server. Changes: it numbers its jobs."""
 
-    def __init__(self, server: CountedServer, name: str, num_tenants: int) -> None:
+    def __init__(self, server: CountedServer, name: str, num_tenants: int, *, is_followed: bool = True) -> None:
         self.queue, self.num_tenants, self.num_jobs = Queue(server.client, QueueKeys(name)), num_tenants, 0
+        self.is_followed = is_followed
         run(
             server.client,
             configure(self.queue.keys, QueueSettings(max_waiting_jobs=10_000_000, max_outbox_entries=10_000_000)),
@@ -130,7 +139,9 @@ class Round:
 
     def _last(self, job: LeasedJob) -> Progress:
         now = job.pulled_ms
-        return ending(job, 0, NUM_TOKENS)._replace(
+        last = ending(job, 0, NUM_TOKENS) if self.is_followed else ending(job, 0, NUM_TOKENS, entry=b"")
+        return last._replace(
+            entry=last.entry if self.is_followed else b"",
             first_scheduled_ms=now, first_token_ms=now, prompt_tokens=10, fingerprint="0123456789abcdef",
             resolved=b"\x98\x01 \x00\x01\x00\x00\x01\x91\x02",
         )  # fmt: skip
@@ -146,12 +157,13 @@ class Round:
 
 
 def phases(
-    server: CountedServer, name: str, num_tenants: int, submitted: int, pulled: int
+    server: CountedServer, num_tenants: int, submitted: int, pulled: int, *, is_followed: bool
 ) -> Iterator[tuple[str, float]]:
     """Yield each phase of a job's life with its instructions per job, after a small round that warms the server."""
-    one, count = Round(server, name, num_tenants), NUM_JOBS if pulled > 1 else PULLED_AT_ONCE
-    one.submit(2 * PULLED_AT_ONCE, submitted)
-    one.end(one.pull(2 * PULLED_AT_ONCE, pulled), pulled)
+    name = f"q{num_tenants}x{pulled}x{is_followed}"
+    one, count = Round(server, name, num_tenants, is_followed=is_followed), NUM_JOBS if pulled > 1 else PULL_JOBS
+    one.submit(2 * PULL_JOBS, submitted)
+    one.end(one.pull(2 * PULL_JOBS, pulled), pulled)
     one.clear_outbox()
     server.instructions()
     one.submit(count, submitted)
@@ -196,14 +208,15 @@ def main() -> int:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     rows: list[tuple[str, ...]] = []
     with counted_server() as server:
-        for num_tenants, submitted, pulled in ((1, MAX_JOBS_PER_CALL, 32), (50, MAX_JOBS_PER_CALL, 32), (1, 1, 1)):
-            found = dict(phases(server, f"q{num_tenants}x{pulled}", num_tenants, submitted, pulled))
+        for num_tenants, submitted, pulled, is_followed in CASES:
+            found = dict(phases(server, num_tenants, submitted, pulled, is_followed=is_followed))
             drained = found["pull"] + found["end"]
             values = (found["submit"], found["pull"], found["end"], drained)
-            rows.append((str(num_tenants), f"{submitted} / {pulled}", *(f"{value / 1000:.0f}" for value in values)))
+            case = (str(num_tenants), f"{submitted} / {pulled}", "yes" if is_followed else "no")
+            rows.append((*case, *(f"{value / 1000:.0f}" for value in values)))
         single = [(what, f"{value / 1000:.0f}") for what, value in others(server)]
     print("Thousand instructions of the server per job\n")
-    print(table([("tenants", "jobs a call, submit / pull", "submit", "pull", "end", "drained"), *rows]))
+    print(table([("tenants", "jobs a call, submit / pull", "channel", "submit", "pull", "end", "drained"), *rows]))
     print()
     print(table([("call", "thousand instructions"), *single]))
     return 0

@@ -213,7 +213,8 @@ function state_and_class(suffix)
   return STATES[letter], math.min(class, LIMITS.MAX_PRIORITY)
 end
 
-local known, changed = {}, {}  -- jobs that this call has read, and those of them that `finish` writes
+-- Rows that this call has read and not used, jobs that it has used, and those of them that `finish` writes.
+local fetched, known, changed = {}, {}, {}
 
 -- Return the job as a table, or nil and why: 'unknown', 'not a job id', 'wrong type', 'not a job: <field>'. Absent fields
 -- are nil, except counts, which are 0. Within a call, each job is one table.
@@ -221,7 +222,7 @@ function load_job(id)
   if known[id] then return known[id] end
   local tenant, suffix = names_of(id)
   if not tenant then return nil, 'not a job id' end
-  local row = try('GET', PREFIX .. 'job:' .. suffix)
+  local row = fetched[id] or try('GET', PREFIX .. 'job:' .. suffix)
   if failed(row) then return nil, 'wrong type' end
   if not row then return nil, 'unknown' end
   local job, why = parse(id, tenant, suffix, row)
@@ -234,7 +235,7 @@ function load_jobs(ids)
   local keys, wanted = {}, {}
   for _, id in ipairs(ids) do
     local tenant, suffix = names_of(id)
-    if tenant and not known[id] then
+    if tenant and not (known[id] or fetched[id]) then
       keys[#keys + 1] = PREFIX .. 'job:' .. suffix
       wanted[#keys] = id
     end
@@ -242,8 +243,7 @@ function load_jobs(ids)
   if #keys == 0 then return end
   local found = call('MGET', unpack(keys))
   for i = 1, #keys do
-    local id = wanted[i]
-    if found[i] then known[id] = parse(id, tenants[id], suffixes[id], found[i]) end
+    if found[i] then fetched[wanted[i]] = found[i] end
   end
 end
 

@@ -27,11 +27,32 @@ local function read(key, class, first, size)
   return found
 end
 
+-- Lanes are in the order in which they are served: by score, and of equal ones the older head first.
+local function insert(lanes, lane)
+  local low, high = 1, #lanes + 1
+  while low < high do
+    local middle = math.floor((low + high) / 2)
+    local other = lanes[middle]
+    if lane.score < other.score or lane.score == other.score and lane.at < other.at then
+      high = middle
+    else
+      low = middle + 1
+    end
+  end
+  table.insert(lanes, low, lane)
+end
+
+local function take_out(lanes, lane)
+  for i, one in ipairs(lanes) do
+    if one == lane then return table.remove(lanes, i) end
+  end
+end
+
 local function add(listing, tenant, score, at)
   if listing.has_had[tenant] then return end
   listing.has_had[tenant] = true
   local lane = { tenant = tenant, score = tonumber(score), at = tonumber(at) }
-  listing.lanes[#listing.lanes + 1] = lane
+  insert(listing.lanes, lane)
   listing.of_tenant[tenant] = lane
 end
 
@@ -126,15 +147,10 @@ local function read_more(listing)
   read_tenants(listing)
 end
 
--- The lane to serve next: of those with the least score the one with the older head. Nil if none is left, or if one that
--- was not read may come before it.
+-- The lane to serve next. Nil if none is left, or if one that was not read may come before it.
 local function scan(listing)
   if listing.is_scanned then return listing.best end
-  local lanes_left, best = listing.lanes, listing.lanes[1]
-  for i = 2, #lanes_left do
-    local lane = lanes_left[i]
-    if lane.score < best.score or lane.score == best.score and lane.at < best.at then best = lane end
-  end
+  local best = listing.lanes[1]
   listing.is_cut = listing.limit < math.huge and (not best or best.score > listing.limit)
   if listing.is_cut and listing.num_read < LIMITS.MAX_LANES_LISTED then
     read_more(listing)
@@ -159,16 +175,27 @@ end
 
 local highest, lower = false, nil  -- `highest` is false when a head has changed
 
+-- The classes in which lanes wait, the highest first.
+local in_order
+local function classes_in_order()
+  if in_order then return in_order end
+  in_order = {}
+  for class = LIMITS.MAX_PRIORITY, 0, -1 do
+    if listing_of(class) then in_order[#in_order + 1] = class end
+  end
+  return in_order
+end
+
 -- The highest class that waits, and of those below it the one with the highest effective priority: class plus age of
 -- its oldest head by the step. An older head wins a tie.
 local function find_classes()
   if highest ~= false then return end
   local lower_rank, lower_at
   highest, lower = nil, nil
-  for class = LIMITS.MAX_PRIORITY, 0, -1 do
+  for _, class in ipairs(classes_in_order()) do
     local has_lane = best_of(class)
     -- Its next lane is unknown: no lower class is served before it.
-    if not highest and listings[class] and listings[class].is_cut then return end
+    if not highest and listings[class].is_cut then return end
     if has_lane then
       local at = highest and oldest_of(listings[class])
       local rank = highest and class + (NOW - at) / AGE_STEP
@@ -231,9 +258,7 @@ local function change(listing)
 end
 
 function classes.remove(listing, lane)
-  for i, one in ipairs(listing.lanes) do
-    if one == lane then table.remove(listing.lanes, i) end
-  end
+  take_out(listing.lanes, lane)
   listing.of_tenant[lane.tenant], listing.is_alone = nil, false
   change(listing)
   highest = false
@@ -248,7 +273,9 @@ end
 
 function classes.move(listing, lane, at, score)
   if at == lane.at and score == lane.score then return end
+  take_out(listing.lanes, lane)
   lane.at, lane.score = at, score
+  insert(listing.lanes, lane)
   change(listing)
 end
 

@@ -9,19 +9,21 @@ do
 local buffers, num_lanes = {}, 0  -- of lanes that this pull has not skipped
 
 -- Entries of a lane that this pull has read and not used, and the rows of their jobs. The first read is small, unless no
--- other lane waits; later ones are larger.
+-- other lane waits; later ones are larger. A read with fewer entries than it may have was the last.
 local function next_entry(lane, is_alone)
   local buffer = buffers[lane.name]
   if not buffer then
-    buffer = { entries = {}, at = 1, after = '-', size = is_alone and math.min(LIMITS.SLICE_JOBS, request.sequences + 1) or 2 }
+    local size = is_alone and math.min(LIMITS.PULL_JOBS, request.sequences + 1) or 2
+    buffer = { entries = {}, at = 1, after = '-', size = size, is_last = false }
     buffers[lane.name] = buffer
     num_lanes = num_lanes + 1
   end
-  if buffer.at > #buffer.entries then
+  if buffer.at > #buffer.entries and not buffer.is_last then
     -- After an entry at the last possible id, which another user may add, XRANGE refuses to begin.
     local found = try('XRANGE', lane.key, buffer.after, '+', 'COUNT', buffer.size)
     if failed(found) and string.find(found.err, 'WRONGTYPE', 1, true) then lane.is_sound = false end
     buffer.entries, buffer.at = failed(found) and {} or found, 1
+    buffer.is_last = #buffer.entries < buffer.size
     buffer.size = LIMITS.SLICE_JOBS
     local ids = {}
     for i, one in ipairs(buffer.entries) do ids[i] = one[2][2] end
