@@ -27,11 +27,11 @@ class TestGivenWaitingJobs:
         check(queue)
 
     def test_when_two_workers_pull_then_each_job_goes_to_one(self, queue: Queue) -> None:
-        queue.submit(*[new_job(f"j{i}") for i in range(40)])
+        queue.submit(*[new_job(f"j{i}") for i in range(limits.PULL_JOBS + 8)])
 
         first, second = queue.worker("A").pull(), queue.worker("B").pull()
 
-        assert (len(first.jobs), len(second.jobs)) == (32, 8)
+        assert (len(first.jobs), len(second.jobs)) == (limits.PULL_JOBS, 8)
         assert {j.id for j in first.jobs}.isdisjoint({j.id for j in second.jobs})
         check(queue)
 
@@ -45,12 +45,12 @@ class TestGivenWaitingJobs:
         assert queue.client.hlen(leases) == 1
 
     def test_when_more_wait_than_a_bite_then_it_says_so(self, queue: Queue) -> None:
-        queue.submit(*[new_job(f"j{i}") for i in range(40)])
+        queue.submit(*[new_job(f"j{i}") for i in range(limits.PULL_JOBS + 8)])
         worker = queue.worker("A")
 
         first, second = worker.pull(), worker.pull()
 
-        assert (len(first.jobs), first.has_more) == (limits.SLICE_JOBS, True)
+        assert (len(first.jobs), first.has_more) == (limits.PULL_JOBS, True)
         assert (len(second.jobs), second.has_more) == (8, False)
 
     def test_when_prompts_are_large_then_the_bite_ends_by_bytes(self, queue: Queue) -> None:

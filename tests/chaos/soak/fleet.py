@@ -67,8 +67,8 @@ class Supervised:
         """The process id of the worker whose parent this process is, if there is one."""
         try:
             children = psutil.Process(self.pid).children() if self.process.is_alive() else []
-            # One of them may be the process that forks the workers.
-            workers = [one.pid for one in children if one.name() == NAME or "--forks" not in one.cmdline()]
+            # Others are its recorder and the process that forks workers. The command line of a fork is another's.
+            workers = [one.pid for one in children if one.name() == NAME or "--incarnation" in one.cmdline()]
         except psutil.NoSuchProcess:
             return None
         return workers[0] if workers else None

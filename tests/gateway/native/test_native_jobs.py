@@ -22,7 +22,8 @@ EVERY_OPTION: dict[str, Any] = {
     "repetition_penalty": 1.1, "frequency_penalty": 0.1, "presence_penalty": 0.1, "logit_bias": {"3": 1.5},
     "stop": ["x"], "stop_token_ids": [7], "ignore_eos": False, "logprobs": 2, "n": 2, "skip_special_tokens": False,
     "structured": {"regex": "[a-z]+"},
-    "add_special_tokens": False, "as_chat": True, "model": "null", "stream": True, "seed": 2**64 - 1, "priority": 3,
+    "add_special_tokens": False, "as_chat": True, "model": "null", "stream": True, "awaited": True,
+    "seed": 2**64 - 1, "priority": 3,
     "ttl_s": 600, "deadline": 600.5, "not_before": "2020-01-31T12:00:00Z", "idempotency_key": "k", "batch": "b",
     "metadata": {"a": "b"}, "traceparent": "00-1-2-01", "callback_url": "https://example.com/", "job_id": "0.acme.mine",
 }  # fmt: skip
