@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 from sluice.gateway.access import Access
 from sluice.gateway.arrival.requests import RequestBounds
 from sluice.gateway.arrival.shares import ShareLimits, Shares
+from sluice.gateway.audit import AuditLog
 from sluice.gateway.batches.routes import BatchRoutes
 from sluice.gateway.batches.store import BatchStore
 from sluice.gateway.connections.drain import Drain, Draining
@@ -126,7 +127,7 @@ def _api_routes(shared: SharedParts, settings: GatewaySettings, marks: StorageMa
         SubmitRoute(queues, rates, settings),
         JobRoutes(queues, shared.records),
         EventRoute(queues),
-        QueueRoutes(queues),
+        QueueRoutes(queues, AuditLog(database), settings),
         ScaleRoutes(queues),
         ScheduleRoutes(queues, settings),
     )

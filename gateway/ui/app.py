@@ -10,13 +10,13 @@ from starlette.routing import BaseRoute, Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
+from sluice.gateway.audit import AuditLog
 from sluice.gateway.files.storage import Storage
 from sluice.gateway.keyring import Keyring
 from sluice.gateway.native.records import Records
 from sluice.gateway.queues import Queues
 from sluice.gateway.rates import KeyRates
 from sluice.gateway.tables.database import Database
-from sluice.gateway.ui.audit import AuditLog
 from sluice.gateway.ui.frame import HEADERS, Frame
 from sluice.gateway.ui.live import Live
 from sluice.gateway.ui.pages.ask import AskPage

@@ -7,12 +7,12 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
+from sluice.gateway.audit import AuditLog
 from sluice.gateway.errors import HttpError, bad_request
 from sluice.gateway.queues import Queues
 from sluice.gateway.rates import KeyRates, callers_job
 from sluice.gateway.tables.database import Database
 from sluice.gateway.threads import HISTORY
-from sluice.gateway.ui.audit import AuditLog
 from sluice.gateway.ui.frame import Form, Frame, readable, render
 from sluice.gateway.ui.read.joblist import JobLine, JobListQuery, page_of_jobs
 from sluice.gateway.ui.visitors import Visitor

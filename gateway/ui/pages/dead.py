@@ -9,10 +9,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from sluice.gateway.audit import AuditLog, Entry
 from sluice.gateway.errors import bad_request
 from sluice.gateway.native.search import queue_named
 from sluice.gateway.queues import QueueClients, Queues
-from sluice.gateway.ui.audit import AuditLog, Entry
 from sluice.gateway.ui.frame import CONFIRMATIONS, Form, Frame, after, render
 from sluice.gateway.ui.read.deadset import DeadGroup, code_of, groups_of
 from sluice.gateway.ui.visitors import Visitor

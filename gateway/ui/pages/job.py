@@ -6,10 +6,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from sluice.gateway.audit import AuditLog
 from sluice.gateway.errors import CALLER, HttpError
 from sluice.gateway.ownership import shown_batch, unknown_job
 from sluice.gateway.queues import Queues
-from sluice.gateway.ui.audit import AuditLog
 from sluice.gateway.ui.frame import CONFIRMATIONS, Form, Frame, after, render
 from sluice.gateway.ui.live import Live
 from sluice.gateway.ui.pages.jobstream import JobStream, job_parts, shown_items

@@ -9,9 +9,9 @@ from starlette.routing import Route
 
 from sluice.gateway.access import Caller
 from sluice.gateway.api_keys.key import ID_BYTES, split_key
+from sluice.gateway.audit import AuditLog
 from sluice.gateway.keyring import Keyring
 from sluice.gateway.threads import SQL
-from sluice.gateway.ui.audit import AuditLog
 from sluice.gateway.ui.frame import SIGN_IN, Form, Frame, is_own_path, read_form, render
 from sluice.gateway.ui.sessions import LIFE_S, Sessions
 from sluice.gateway.ui.visitors import COOKIE, Visitor, Visitors, check_origin

@@ -10,12 +10,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from sluice.gateway.audit import AuditLog
 from sluice.gateway.errors import bad_request
 from sluice.gateway.keyring import Keyring
+from sluice.gateway.native.search import queue_named
 from sluice.gateway.queues import Queues
 from sluice.gateway.tables.database import Database
+from sluice.gateway.tenant_limits import set_limits
 from sluice.gateway.threads import HISTORY, SQL
-from sluice.gateway.ui.audit import AuditLog
 from sluice.gateway.ui.frame import CONFIRMATIONS, Form, Frame, after, render
 from sluice.gateway.ui.read.day import DayUsage
 from sluice.gateway.ui.read.overview import Latency
@@ -24,14 +26,19 @@ from sluice.gateway.ui.read.usage import Price, TenantUsage, prices_now, set_pri
 from sluice.gateway.ui.visitors import Visitor
 from sluice.producer.errors import ProducerError
 from sluice.producer.operations.totals import TenantTotals, tenant_totals
+from sluice.protocol.calls import TENANT_LIMITS
 from sluice.protocol.clock import wall_ms
 
 PATH = "/ui/tenants"
 CURRENCY = re.compile(r"[A-Z]{3}")
 MAX_PRICE = 1e6
 MAX_MODEL_CHARS = 256
+MAX_DIGITS = 18
 
-CONFIRMATIONS.update(price_set=("good", "The price is set. It applies to jobs submitted from now on."))
+CONFIRMATIONS.update(
+    price_set=("good", "The price is set. It applies to jobs submitted from now on."),
+    limits_set=("good", "The limits are set. They apply to the next jobs that start."),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +55,13 @@ class TenantLine:
     weight_share: float
     ttft: Latency
     limits: str
+    """Of its API keys; in `in_queues`, of the tenant in each queue that limits it."""
+
+    in_queues: tuple[TenantTotals, ...]
 
 
 class TenantsPage:
-    """The page, and the form that sets a price. Without `admin`, a visitor sees its own tenant."""
+    """The page, and the forms that set a price and limits. Without `admin`, a visitor sees its own tenant."""
 
     def __init__(
         self,
@@ -70,6 +80,7 @@ class TenantsPage:
         """Yield the routes."""
         yield self._frame.page(PATH, self._show)
         yield self._frame.action("/ui/prices", self._set_price, scope="admin")
+        yield self._frame.action("/ui/limits", self._set_limits, scope="admin")
 
     async def _show(self, request: Request, visitor: Visitor) -> Response:
         names = [queue.name for queue in self._queues]
@@ -92,6 +103,7 @@ class TenantsPage:
             unpriced=sum(usage.values(), TenantUsage()).unpriced,
             is_all=own is None,
             hours_left=hours_left,
+            queues=names,
         )
 
     async def _totals(self) -> list[TenantTotals]:
@@ -109,6 +121,27 @@ class TenantsPage:
         async with self._audit.action(visitor.caller, "set_price", price.model):
             await SQL.run(set_price, self._database, price)
         return after(PATH, "price_set")
+
+    async def _set_limits(self, request: Request, visitor: Visitor, form: Form) -> Response:
+        del request
+        values = {name: texts[0].strip() for name, texts in form.items()}
+        limits = {name: _limit(name, values.get(name, "")) for name in TENANT_LIMITS}
+        queue = queue_named(self._queues, values.get("queue", ""))
+        await set_limits(self._audit, visitor.caller, queue, values.get("tenant", ""), limits)
+        return after(PATH, "limits_set")
+
+
+def _limit(name: str, text: str) -> int | None:
+    """Read a limit; an empty field is none.
+
+    Raises:
+        HttpError: 400, it is not a whole number.
+    """
+    if not text:
+        return None
+    if not text.isascii() or not text.isdecimal() or len(text) > MAX_DIGITS:
+        raise bad_request(f"{name} must be a whole number, or empty for no limit")
+    return int(text)
 
 
 def price_of(form: Mapping[str, str]) -> Price:
@@ -157,6 +190,11 @@ def _lines(
             weight_share=weights[name] / sum(weights.values()),
             ttft=ttft.get(name, Latency()),
             limits=_limits(keyring, name),
+            in_queues=tuple(
+                figures
+                for figures in totals
+                if figures.tenant == name and (figures.max_running, figures.tokens_per_minute) != (None, None)
+            ),
         )
         for name in names
     ]

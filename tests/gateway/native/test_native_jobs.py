@@ -7,8 +7,10 @@ from uuid import uuid4
 
 import httpx
 import pytest
+import sqlalchemy as sa
 from prometheus_client.parser import text_string_to_metric_families
 
+from sluice.history.tables import audit_log
 from sluice.producer import Producer, QueueSettings
 from sluice.protocol.jobs import OPTION_NAMES
 from tests.gateway.gateway_process import GatewayProcess, gateway_process
@@ -373,6 +375,36 @@ class TestGivenAQueue:
 
         shares = [(one["tenant"], one["waiting"], one["weight"], one["share"]) for one in found]
         assert shares == [("acme", 1, 3.0, 0.75), ("globex", 1, 1.0, 0.25), ("idle", 0, 2.0, None)]
+
+    def test_when_limits_of_a_tenant_are_set_then_they_are_shown_and_recorded(self, native: Native) -> None:
+        path, queue = "/tenants/limited/limits", {"queue": IDLE}
+
+        answer = native.acme.post(path, params=queue, json={"max_running": 2, "tokens_per_minute": 500})
+
+        (tenant,) = answer.json()["data"]
+        names = ("max_running", "running", "tokens_per_minute", "tokens_left", "is_at_limit")
+        assert [tenant[name] for name in names] == [2, 0, 500, 500, False]
+        with Producer(native.server.url, queue=IDLE) as producer:
+            (view,) = producer.queue()
+        assert [limit.tenant for limit in view.limits] == ["limited"]
+        with sa.create_engine(native.database_url).connect() as connection:
+            rows = connection.execute(sa.select(audit_log.c.target, audit_log.c.queue, audit_log.c.outcome)).all()
+        assert ("limited max_running=2 tokens_per_minute=500", IDLE, "done") in [tuple(row) for row in rows]
+        assert native.acme.post(path, params=queue, json={}).json()["data"] == []
+
+    @pytest.mark.parametrize(
+        "body",
+        [[], {"max_running": -1}, {"max_running": 1.5}, {"max_running": True}, {"tokens_per_minute": 0}, {"other": 1}],
+    )
+    def test_when_limits_are_wrong_then_they_are_refused(self, native: Native, body: object) -> None:
+        assert native.acme.post("/tenants/limited/limits", params={"queue": IDLE}, json=body).status_code == 400
+
+    def test_when_a_key_without_admin_sets_limits_then_it_is_403(self, native: Native) -> None:
+        client = native.client("submit", "read", "control")
+        answer = client.post("/tenants/acme/limits", json={"max_running": 9})
+        client.close()
+
+        assert answer.status_code == 403
 
     def test_when_a_job_is_in_the_second_one_then_it_is_found(self, native: Native) -> None:
         job = native.acme.post("/jobs", params={"queue": IDLE}, json={"prompt": "once"}).json()["id"]

@@ -8,9 +8,9 @@ import pytest
 import sqlalchemy as sa
 
 from sluice.gateway.access import Caller
+from sluice.gateway.audit import MAX_REFUSALS, AuditLog
 from sluice.gateway.errors import HttpError, bad_request
 from sluice.gateway.tables.database import Database
-from sluice.gateway.ui.audit import MAX_REFUSALS, AuditLog
 from sluice.history.tables import audit_log
 from sluice.producer.errors import QueueUnreachable
 

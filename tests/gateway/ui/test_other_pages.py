@@ -174,6 +174,35 @@ class TestGivenAPrice:
 
         assert [browser.post("/ui/prices", **(right | one)).status_code for one in wrong] == [400] * 5
 
+
+class TestGivenLimitsOfATenant:
+    def test_when_they_are_set_then_the_page_shows_what_is_left(self, site: Site) -> None:
+        admin = site.visitor("operator")
+
+        answer = admin.post("/ui/limits", tenant="bound", queue="default", max_running="3", tokens_per_minute="9000")
+
+        assert answer.headers["location"].startswith("/ui/tenants")
+        until(lambda: "0 of 3 running" in admin.get("/ui/tenants").text)
+        assert "9,000 of 9,000 tokens left" in admin.get("/ui/tenants").text
+        admin.post("/ui/limits", tenant="bound", queue="default", max_running="", tokens_per_minute="")
+        until(lambda: "of 3 running" not in admin.get("/ui/tenants").text)
+
+    def test_when_a_key_without_admin_sets_them_then_it_is_403(self, site: Site) -> None:
+        browser = site.visitor(scopes=("read", "submit", "control"))
+
+        assert browser.post("/ui/limits", tenant="t", queue="default", max_running="3").status_code == 403
+
+    def test_when_they_are_wrong_then_they_are_refused(self, site: Site) -> None:
+        browser, right = site.visitor(), {"tenant": "t", "queue": "default", "max_running": "1"}
+
+        wrong = [{"tenant": ""}, {"tenant": "T"}, {"max_running": "-1"}, {"max_running": "x"}]
+        wrong += [{"tokens_per_minute": "0"}, {"max_running": "9" * 17}]
+
+        assert [browser.post("/ui/limits", **(right | one)).status_code for one in wrong] == [400] * 6
+        assert browser.post("/ui/limits", **(right | {"queue": "none"})).status_code == 404
+
+
+class TestGivenATenantWithoutAdmin:
     def test_when_a_tenant_looks_then_it_sees_no_others(self, site: Site) -> None:
         text = site.visitor("alone", scopes=("read",)).get("/ui/tenants").text
 

@@ -191,15 +191,16 @@ CASES: Mapping[str, list[dict[str, Any]]] = {
     ],
     "sign_in.html": [{"back": HOSTILE, "is_wrong": is_wrong} for is_wrong in (False, True)],
     "tenants.html": [
-        {"tenants": [], "prices": [], "unpriced": (), "is_all": True, "hours_left": 3},
+        {"tenants": [], "prices": [], "unpriced": (), "is_all": True, "hours_left": 3, "queues": []},
         {
             "tenants": [tenant()],
             "prices": [filled(Price)],
             "unpriced": ((HOSTILE, 9),),
             "is_all": True,
             "hours_left": 0,
+            "queues": [HOSTILE, "b"],
         },
-        {"tenants": [tenant()], "prices": [], "unpriced": (), "is_all": False, "hours_left": 0},
+        {"tenants": [tenant()], "prices": [], "unpriced": (), "is_all": False, "hours_left": 0, "queues": []},
     ],
     "parts/alerts.html": overviews(),
     "parts/queues.html": overviews(),

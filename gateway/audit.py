@@ -1,4 +1,4 @@
-"""The audit log of changes made on the page: caller, action, target, time and outcome."""
+"""The audit log of changes made on the page, and of limits set over HTTP: caller, action, target, time, outcome."""
 
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
