@@ -51,5 +51,5 @@ def submit_estimated(
     answers = yield from submit_jobs(queue, jobs, durability_check)
     for i, ((job, _), answer) in enumerate(zip(jobs, answers, strict=True)):
         if isinstance(answer, QueueFull) and isinstance(job, NewJob):
-            answers[i] = answer.with_estimate((yield from retry_after_s(queue, queue.keys_of(job.id), answer)))
+            answers[i] = answer.with_estimate((yield from retry_after_s(queue, job.id, answer)))
     return answers

@@ -24,6 +24,7 @@ from sluice.producer.operations.surveys import survey_one
 from sluice.protocol import calls, limits
 from sluice.protocol.calls import Accepted, Call, Conflict, Duplicate, NewJob, Refused
 from sluice.protocol.durability import NOTHING_ASKED, Durability, DurabilityCheck
+from sluice.protocol.job_ids import split_job_id
 from sluice.protocol.jobs import CheckedJob, Prepared
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.redis.execution import command_of
@@ -206,7 +207,7 @@ def submit(
         error.job_id = job.id
         raise
     if isinstance(answer, QueueFull):
-        raise answer.with_estimate((yield from retry_after_s(queue, queue.keys_of(job.id), answer)))
+        raise answer.with_estimate((yield from retry_after_s(queue, job.id, answer)))
     if isinstance(answer, ProducerError):
         raise answer
     return answer
@@ -220,13 +221,31 @@ RATE_KEPT_S = 1.0
 """How long the rate of a partition's workers is cached, because each of many refusals in a row needs it."""
 
 
-def retry_after_s(queue: Queue, keys: QueueKeys, full: QueueFull) -> Operation[float]:
-    """Estimate the time until the queue has room, in seconds: the workers' time for 1 % of the waiting tokens."""
+def retry_after_s(queue: Queue, job_id: JobId, full: QueueFull) -> Operation[float]:
+    """Estimate the time until the queue has room for a job, in seconds: the time for 1 % of the waiting tokens.
+
+    It is that of the workers, or what the limit of the job's tenant allows if its own jobs fill its share.
+    """
+    keys = queue.keys_of(job_id)
+    rates = [(yield from _rate_of_workers(queue, keys))]
+    if full.reason == "tenant_full":
+        rates.append((yield from _rate_of_tenant(keys, split_job_id(job_id)[1])))
+    rate = min((rate for rate in rates if rate), default=None)
+    return min(60.0, max(0.2, full.waiting_tokens / 100 / rate)) if rate else UNKNOWN_WAIT_S
+
+
+def _rate_of_tenant(keys: QueueKeys, tenant: str) -> Operation[float | None]:
+    """Return the tokens a second that a tenant's limit allows; None without one, or if this user may not read it."""
+    [stated] = yield Ask((("HGET", keys.key("limits"), f"tokens_per_minute:{tenant}"),), is_lenient=True)
+    return int(stated) / 60 if isinstance(stated, bytes) and stated.isdigit() else None
+
+
+def _rate_of_workers(queue: Queue, keys: QueueKeys) -> Operation[float | None]:
     read_s, rate = queue.rates.get(keys, (float("-inf"), None))
     if monotonic() - read_s > RATE_KEPT_S:
         rate = yield from _rate_of(keys)
         queue.rates[keys] = monotonic(), rate
-    return min(60.0, max(0.2, full.waiting_tokens / 100 / rate)) if rate else UNKNOWN_WAIT_S
+    return rate
 
 
 def _rate_of(keys: QueueKeys) -> Operation[float | None]:

@@ -9,6 +9,9 @@ from sluice.protocol.calls import QueueView, TenantLimit
 from sluice.protocol.keys import RETURNED
 from sluice.protocol.limits import MAX_WEIGHT, MIN_WEIGHT
 
+SUMMED = ("max_running", "running", "tokens_per_minute", "tokens_left")
+"""What is summed up of the limits of a tenant: each partition has a part of them."""
+
 WEIGHT = "weight:"
 """Prefix of the settings with tenants' weights."""
 
@@ -124,14 +127,16 @@ def _limits(views: Sequence[QueueView]) -> dict[str, dict[str, Any]]:
         listed.setdefault(limit.tenant, []).append(limit)
     return {
         tenant: {
-            "max_running": limits[0].max_running,
-            "running": sum(limit.running or 0 for limit in limits) if limits[0].max_running is not None else None,
-            "tokens_per_minute": limits[0].tokens_per_minute,
-            "tokens_left": min((limit.tokens_left for limit in limits if limit.tokens_left is not None), default=None),
+            **{name: _sum([getattr(limit, name) for limit in limits]) for name in SUMMED},
             "is_at_limit": any(limit.is_at_limit for limit in limits),
         }
         for tenant, limits in listed.items()
     }
+
+
+def _sum(parts: Sequence[int | None]) -> int | None:
+    known = [part for part in parts if part is not None]
+    return sum(known) if known else None
 
 
 def _weight(text: str) -> float:

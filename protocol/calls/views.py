@@ -87,7 +87,7 @@ class JobView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantLimit:
-    """The limits of a tenant in one partition, and what is left of them."""
+    """A partition's part of the limits of a tenant, and what is left of it."""
 
     tenant: str
     max_running: int | None

@@ -10,13 +10,22 @@ local known = {}  -- tenant -> its limits, and what this call knows and changes 
 
 limits = {}
 
+-- A limit is of the whole queue: each partition has an equal part, the first ones the remainder, and at least 1.
+local NUM_PARTITIONS = setting('partitions', 1)
+local function part_of(limit)
+  local part = math.floor(limit / NUM_PARTITIONS)
+  if tonumber(PARTITION) < limit % NUM_PARTITIONS then part = part + 1 end
+  return math.max(1, part)
+end
+
 local function limit_in(text, least)
-  local number = whole(text, LIMITS.MAX_TENANT_LIMIT)
-  return number and number >= least and number or nil
+  local limit = whole(text, LIMITS.MAX_TENANT_LIMIT)
+  if not limit or limit < least then return nil end
+  return limit > 0 and part_of(limit) or 0
 end
 
 -- Read the limits of tenants in one command. A value that another program wrote is no limit. `joined` and `left`: jobs that
--- run from now on, or no more; `is_seen`: whether `finish` looks if the tenant may start a job.
+-- run from now on, or no more; `is_seen`: whether `finish` looks if the tenant may start a job; `is_met`: a pull met it.
 function limits.read(tenants)
   local unknown, fields = {}, {}
   for _, tenant in ipairs(tenants) do
@@ -123,7 +132,7 @@ end
 function limits.may_start(tenant)
   local limit = limit_of(tenant)
   if not free_at(limit) then return true end
-  limit.is_seen = true
+  limit.is_seen, limit.is_met = true, true
   return false
 end
 
@@ -181,7 +190,7 @@ local function write_parked()
   local stopped = {}
   for tenant, limit in pairs(known) do
     local at, was_parked = limit.is_seen and free_at(limit), limit.is_seen and parked_until(tenant)
-    if at and not was_parked then stopped[#stopped + 1] = tenant end
+    if at and (limit.is_met or not was_parked) then stopped[#stopped + 1] = tenant end
     if at and at ~= was_parked then park(tenant, at) end
     if was_parked and not at then list_again(tenant) end
   end

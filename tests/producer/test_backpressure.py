@@ -139,3 +139,22 @@ def test_when_the_history_is_not_written_then_the_refusal_says_so(producer: Prod
 
     assert (caught.value.reason, caught.value.bound) == ("outbox_full", 3)
     assert redis_client.xlen(KEYS.outbox) == 3
+
+
+class TestGivenATenantWithALimitThatFillsItsShare:
+    """It may take 6,000 tokens a minute, and others have used the queue."""
+
+    @pytest.mark.parametrize(("tokens_per_s", "rate"), [(None, 100), (50.0, 50), (1e6, 100)])
+    def test_when_it_submits_then_the_wait_is_what_its_limit_allows(
+        self, producer: Producer, redis_client: Any, tokens_per_s: float | None, rate: int
+    ) -> None:
+        producer.configure(QueueSettings(max_waiting_jobs=10, tokens_per_minute={"t": 6000}))
+        producer.submit("hello", tenant="other")
+        about = {} if tokens_per_s is None else {"tokens_per_s": str(tokens_per_s)}
+        run(redis_client, beat(KEYS, Beat(incarnation="w", held=(), processed_pull=0, expiry_ms=60_000, about=about)))
+
+        *_, full = producer.submit_many(["hello" * 4000] * 9, tenant="t", max_tokens=100)
+
+        assert isinstance(full, QueueFull)
+        assert full.reason == "tenant_full"
+        assert full.retry_after_s == pytest.approx(full.waiting_tokens / 100 / rate)

@@ -36,6 +36,10 @@ WRITES: list[tuple[str, ...]] = [
     ("XREADGROUP", "GROUP", "workers", "idle", "STREAMS", "{chat:0}:2:bell", ">"),
     ("XACK", "{chat:0}:2:bell", "workers", "1-0"),
     ("XGROUP", "DESTROY", "{chat:0}:2:bell", "workers"),
+    ("HSET", "{chat:0}:2:limits", "max_running:acme", "9"),
+    ("ZADD", "{chat:0}:2:parked", "1", "other"),
+    ("SADD", "{chat:0}:2:leased:acme", "x"),
+    ("HSET", "{chat:0}:2:buckets", "acme", "9 9"),
 ]
 """What only a worker, or another tenant, may write."""
 
@@ -149,6 +153,17 @@ class TestGivenASubmitOnlyUser:
         assert caught.value.retry_after_s == 5.0
         assert isinstance(answer, QueueFull)
         assert answer.retry_after_s == 5.0
+
+    def test_when_its_tenant_is_at_a_limit_then_its_jobs_wait_for_it(self, guarded: RedisServer) -> None:
+        with Producer(guarded.url, queue=QUEUE) as owner, Producer(url_of(guarded, "acme-submit"), queue=QUEUE) as mine:
+            owner.configure(QueueSettings(max_running={"acme": 0}))
+
+            job = mine.submit("hello", tenant="acme")
+
+            with running_worker(guarded.url, queue__name=QUEUE):
+                owner.result(owner.submit("hello", tenant="other", max_tokens=1), timeout_s=20)
+                assert owner.status(job).state == "queued"
+                assert "tenant acme runs 0 jobs and may run 0" in (owner.status(job).waits_for or "")
 
     def test_when_a_call_of_it_refunds_a_tenant_then_it_can_read_the_weight(self, guarded: RedisServer) -> None:
         with Producer(guarded.url, queue=QUEUE) as owner:

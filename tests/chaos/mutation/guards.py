@@ -958,6 +958,18 @@ LIMITED = (
         tests=(f"{LOST}::TestGivenATenantAtItsLimit",),
     ),
     Guard(
+        name="each partition allows the limit of the whole queue",
+        patches=_script("lib_limits", "limit > 0 and part_of(limit) or 0", "limit"),
+        tests=(f"{RUNNING}::TestGivenAQueueOfThreePartitions",),
+    ),
+    Guard(
+        name="a pull meets a tenant at its limit again and again",
+        patches=_script(
+            "lib_limits", "if at and (limit.is_met or not was_parked) then", "if at and not was_parked then"
+        ),
+        tests=(f"{LOST}::TestGivenATenantAtItsLimit",),
+    ),
+    Guard(
         name="leases of before a limit do not count",
         patches=_script("lib_limits", "if names_of(id) == limit.tenant then", "if false then"),
         tests=(f"{RUNNING}::TestGivenATenantThatRunsFourJobs",),

@@ -57,6 +57,16 @@ class TestGivenATenantAtItsLimit:
 
         check(queue)
 
+    def test_when_a_user_who_may_not_see_that_it_is_parked_lists_it_then_a_pull_does_not(self, worker: Worker) -> None:
+        queue = worker.queue
+        for name in ("heads", "ready"):
+            queue.client.zadd(queue.keys.key(name, 0), {"few": 1})
+
+        assert worker.pull().jobs == ()
+
+        assert queue.names("heads:*") | queue.names("ready:*") == set()
+        check(queue)
+
     def test_when_the_limits_are_lost_then_a_heartbeat_lists_it_again(self, worker: Worker) -> None:
         queue = worker.queue
         queue.client.delete(queue.keys.key("limits"), queue.keys.key("leased", "few"), queue.keys.key("buckets"))

@@ -2,7 +2,9 @@
 
 import pytest
 
+from sluice.producer.operations.totals import tenant_totals
 from sluice.protocol import calls
+from sluice.protocol.keys import QueueKeys
 from sluice.protocol.states import JobState
 from sluice.protocol.wire import JobId
 from tests.protocol.driving import Queue, Worker, check, ending, new_job, short
@@ -198,6 +200,21 @@ class TestGivenATenantThatRunsFourJobs:
 
         assert short(worker.pull().jobs) == ["few4"]
         check(queue)
+
+
+class TestGivenAQueueOfThreePartitions:
+    @pytest.mark.parametrize(("most", "parts"), [(7, [3, 2, 2]), (3, [1, 1, 1]), (1, [1, 1, 1]), (0, [0, 0, 0])])
+    def test_when_a_tenant_has_a_limit_then_each_has_its_part(self, queue: Queue, most: int, parts: list[int]) -> None:
+        partitions = [Queue(queue.client, QueueKeys("q", number)) for number in range(3)]
+        for partition in partitions:
+            partition.configure(partitions=3, max_running={"few": most})
+
+        views = [partition.look() for partition in partitions]
+
+        assert [view.limits[0].max_running for view in views] == parts
+        assert tenant_totals("q", views)[0].max_running == sum(parts)
+        wait(queue, "few", 5)
+        assert len(queue.worker("A").pull().jobs) == parts[0]
 
 
 def queue_job(queue: Queue, job_id: str) -> calls.LeasedJob:
