@@ -48,6 +48,11 @@ class QueueKeys:
         """The hash tag and the format; every key is `<prefix>:<name>`."""
         return f"{{{self.queue}:{self.partition}}}:{FORMAT}"
 
+    @property
+    def prefix_of_format_1(self) -> str:
+        """The prefix of the format before, which had no number. `worker migrate-queue` reads its keys."""
+        return f"{{{self.queue}:{self.partition}}}"
+
     def key(self, *parts: str | int) -> str:
         """Return `<prefix>:<part>:<part>…`."""
         return ":".join([self.prefix, *map(str, parts)])

@@ -413,12 +413,14 @@ def status(as_json: bool, config_file: Path | None, **given: object) -> None:
     """
     from sluice.protocol.redis.urls import redacted
     from sluice.worker.endpoints import find_redis
-    from sluice.worker.status import living_workers, table_of
+    from sluice.worker.status import jobs_of_earlier_format, living_workers, table_of
 
     config = _config_of(config_file, given)
     url = find_redis(config, os.environ).url
     workers = living_workers(config, url)
     where = f"queue {config.queue.name!r} at {redacted(url)}"
+    for sentence in jobs_of_earlier_format(config, url):
+        say(f"warning: {sentence}", err=True)
     say(json.dumps(workers, indent=2) if as_json else table_of(workers, where))
 
 
@@ -467,7 +469,6 @@ def audit(as_json: bool, config_file: Path | None, **given: Any) -> NoReturn:  #
 
 
 @main.command()
-@click.option("--to", "revision", metavar="REVISION", help="Revision to migrate to. Default: the newest.")
 @_value(
     "--wait",
     "wait_s",
@@ -477,7 +478,7 @@ def audit(as_json: bool, config_file: Path | None, **given: Any) -> NoReturn:  #
     default=60.0,
 )
 @_options(*_HISTORY)
-def migrate(revision: str | None, wait_s: float, config_file: Path | None, **given: object) -> NoReturn:
+def migrate(wait_s: float, config_file: Path | None, **given: object) -> NoReturn:
     """Migrate the history's tables to this release.
 
     A worker migrates SQLite when it starts. PostgreSQL is migrated by this command only. The exit code is 2 if the
@@ -491,8 +492,44 @@ def migrate(revision: str | None, wait_s: float, config_file: Path | None, **giv
     from sluice.worker.recorder.migrate import main as run_migrate
 
     url = database_url_of(_config_of(config_file, given), os.environ)
-    target = {} if revision is None else {"revision": revision}
-    sys.exit(run_migrate(url, wait_s=wait_s, say=click.echo, **target))
+    sys.exit(run_migrate(url, wait_s=wait_s, say=click.echo))
+
+
+@main.command()
+@click.option(
+    "--queue", "names", metavar="NAME", multiple=True, help="A queue to move; repeatable. Default: the worker's."
+)
+@_value(
+    "--wait",
+    "wait_s",
+    Number(0, 86_400),
+    "SECONDS",
+    "Go on until workers of the earlier version have ended, at most this long.",
+    default=0.0,
+)
+@_options("redis.url", "redis.timeout_s", "queue.partitions")
+def migrate_queue(names: tuple[str, ...], wait_s: float, config_file: Path | None, **given: object) -> NoReturn:
+    """Move jobs of an earlier version to the format of this one.
+
+    Moves waiting and delayed jobs, failed ones, results, batches and settings, in slices, while workers of both
+    versions run. Clients of the earlier version can submit no more from the first call on. Jobs that its workers run
+    stay with them. Stopped at any point, it continues when it is run again.
+
+    \b
+    Exit codes:
+        0  nothing is left in the format of the earlier version
+        2  wrong settings, or jobs that cannot be moved
+        3  workers of the earlier version still run, or Redis does not answer: run it again
+
+    \b
+    Examples:
+        worker migrate-queue --queue chat --queue mail
+        worker migrate-queue --wait 600
+    """
+    from sluice.worker.queue_migration import run_migration
+
+    config = _config_of(config_file, given)
+    sys.exit(run_migration(config, os.environ, names or (config.queue.name,), wait_s=wait_s, say=say))
 
 
 @main.command()

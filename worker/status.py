@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from sluice.protocol.offers import Offer
 from sluice.protocol.redis.surveys import pages_of_workers
 from sluice.protocol.workers import ADAPTERS
-from sluice.worker.checks.queue_check import TWO_MODELS_ADVICE, models_of, two_models
+from sluice.worker.checks.queue_check import TWO_MODELS_ADVICE, jobs_left_behind, models_of, two_models
 from sluice.worker.config import WorkerConfig
 from sluice.worker.connection.clients import connect
 from sluice.worker.connection.server_checks import expecting_answers
@@ -31,6 +31,17 @@ def living_workers(config: WorkerConfig, url: str) -> list[dict[str, str]]:
             for page in pages_of_workers(client, keys):
                 workers |= {incarnation: {"worker": incarnation, **about} for incarnation, about in page.items()}
     return list(workers.values())
+
+
+def jobs_of_earlier_format(config: WorkerConfig, url: str) -> list[str]:
+    """Return a sentence if the queue has jobs in the format of an earlier version, else nothing.
+
+    Raises:
+        ConfigError, NotReady: as `living_workers`.
+    """
+    client = connect(url, timeout_s=config.redis.timeout_s)
+    with expecting_answers(url):
+        return jobs_left_behind(client, stated_partitions_of(client, config))
 
 
 def table_of(workers: Sequence[Mapping[str, str]], where: str) -> str:

@@ -1,14 +1,19 @@
 """A queue: its keys, and its settings for clients. No I/O."""
 
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
-from sluice.producer.errors import InvalidJob, QueueUnreachable
+from sluice.producer.errors import InvalidJob, ProducerError, QueueUnreachable
 from sluice.producer.operations.operation import Ask, Operation, Reply
 from sluice.protocol import limits
+from sluice.protocol.formats import look_for_format_1, said_of_format_1
 from sluice.protocol.job_ids import split_job_id
 from sluice.protocol.keys import QueueKeys, served_partitions
 from sluice.protocol.wire import WireError
+
+LOG = logging.getLogger(__name__)
 
 KEPT_S = 10.0
 """How long settings are cached, in seconds."""
@@ -39,6 +44,7 @@ class Queue:
 
     _durability: Reply = field(default=None, init=False)
     _read_s: float = field(default=float("-inf"), init=False)
+    _has_warned: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self.partitions = 1 if self.asked_partitions is None else self.asked_partitions
@@ -84,11 +90,22 @@ class Queue:
 
     def _read_one(self, partition: int) -> Operation[None]:
         config = self.keys(partition).key("config")
-        durability, stated = yield Ask((("HGET", config, "durability"), ("HGET", config, "partitions")))
+        settings = ("HGET", config, "durability"), ("HGET", config, "partitions")
+        durability, stated, *earlier = yield Ask((*settings, look_for_format_1(self.keys(partition))), is_lenient=True)
+        for reply in (durability, stated):
+            if isinstance(reply, ProducerError):
+                raise reply
+        self._warn_of_jobs_left_behind(earlier)
         # A server that has lost the settings has none until a worker writes them again.
         named = served_partitions(self.name, stated, self.asked_partitions)
         self.partitions, self.is_named = named or self.partitions, self.is_named or named is not None
         self._durability, self._read_s = durability, monotonic()
+
+    def _warn_of_jobs_left_behind(self, replies: Sequence[Reply]) -> None:
+        sentence = said_of_format_1(self.name, replies)
+        if sentence is not None and not self._has_warned:
+            LOG.warning("%s", sentence)
+            self._has_warned = True
 
     def keys(self, partition: int) -> QueueKeys:
         """Return the keys of one partition."""

@@ -138,16 +138,6 @@ class TestGivenADatabaseWithoutTables:
             f"The history is at schema {SCHEMA_REVISION}.",
         ]
 
-    @pytest.mark.parametrize("revision", ["foo", "14", "0001", "9999", "head", ""])
-    def test_when_the_revision_is_unknown_then_it_says_which_there_are(self, tmp_path: Path, revision: str) -> None:
-        messages: list[str] = []
-
-        code = main(f"sqlite:///{tmp_path}/new.db", revision=revision, say=messages.append)
-
-        assert code == ExitCode.MISUSED
-        assert messages == [f"there is no schema {revision!r}: give base or {SCHEMA_REVISION}"]
-        assert not (tmp_path / "new.db").exists()
-
 
 class TestGivenAWorkerThatStarts:
     """SQLite migrates itself; PostgreSQL is migrated by a person."""

@@ -9,6 +9,7 @@ import redis
 
 from sluice.protocol import calls, limits, scripts
 from sluice.protocol.calls import audit as audit_calls
+from sluice.protocol.calls import migration
 from sluice.protocol.keys import FIXED
 from sluice.protocol.redis.execution import no_retry, run_many
 from sluice.protocol.scripts import load
@@ -84,6 +85,12 @@ ACTS: dict[str, Act] = {
     "repair_batches": lambda queue: queue.run(audit_calls.repair_batches(queue.keys, ["b"])),
     "repair_counters": lambda queue: queue.run(audit_calls.repair_counters(queue.keys, [], audit_calls.Sums())),
     "republish_events": lambda queue: queue.run(audit_calls.republish_events(queue.keys, [(JobId("0.t.running"), 2)])),
+    "close_format_1": lambda queue: queue.run(migration.close_format_1(queue.keys, "moved")),
+    "migrate_lanes": lambda queue: queue.run(migration.migrate_lanes(queue.keys)),
+    "migrate_jobs": lambda queue: queue.run(migration.migrate_jobs(queue.keys, [JobId("0.t.other")])),
+    "migrate_batches": lambda queue: queue.run(migration.migrate_batches(queue.keys, ["b"])),
+    "migrate_streams": lambda queue: queue.run(migration.migrate_streams(queue.keys)),
+    "finish_format_1": lambda queue: queue.run(migration.finish_format_1(queue.keys, "moved", may_end=True)),
     "restore_prompt": lambda queue: queue.run(audit_calls.restore_prompt(queue.keys, [(JobId("0.t.other"), b"x")])),
 }
 

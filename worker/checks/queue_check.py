@@ -1,6 +1,6 @@
 """Check the queue: that its keys are Sluice's, and that this worker agrees with its live workers."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from redis.exceptions import ResponseError
 
@@ -13,9 +13,10 @@ from sluice.protocol.calls import (
     maintain,
     restore_settings,
 )
+from sluice.protocol.formats import look_for_format_1, said_of_format_1
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.redis.error_kinds import ErrorKind, classify
-from sluice.protocol.redis.execution import run
+from sluice.protocol.redis.execution import run, run_commands
 from sluice.worker.checks.redis_check import durability_results
 from sluice.worker.checks.site import CheckResult, Site, warning
 from sluice.worker.config import WorkerConfig
@@ -42,6 +43,8 @@ def check_queue(site: Site) -> Iterator[CheckResult]:
         models.update(set(view.models) - view.parents.keys())
         yield from site.ask_redis(lambda client, keys=keys: list(_clock_results(client, keys)))
     site.ask_redis(lambda client: check_left_out(client, site.config))
+    for sentence in site.ask_redis(lambda client: jobs_left_behind(client, partitions)):
+        yield warning("queue format", sentence)
     if len(models) > 1:
         yield warning("queue models", two_models(models), TWO_MODELS_ADVICE)
     yield CheckResult("queue", f"{site.config.queue.name!r} agrees with these settings")
@@ -126,6 +129,17 @@ def check_left_out(client: Client, config: WorkerConfig) -> None:
                 f"would serve: give its former number of partitions until it is empty"
             ]
         )
+
+
+def jobs_left_behind(client: Client, partitions: Sequence[QueueKeys]) -> list[str]:
+    """Return a sentence if a queue has jobs in the format of an earlier version, which its workers do not see.
+
+    Raises:
+        RedisError: the server is unreachable, or cannot serve now.
+    """
+    replies = run_commands(client, [look_for_format_1(keys) for keys in partitions])
+    sentence = said_of_format_1(partitions[0].queue, replies)
+    return [] if sentence is None else [sentence]
 
 
 def _clock_results(client: Client, keys: QueueKeys) -> Iterator[CheckResult]:

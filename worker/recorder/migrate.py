@@ -36,8 +36,6 @@ _POSTGRES_LOCK = 0x51_1C_E0
 LONGEST_WAIT_S = 2.0
 """Between two tries of `worker migrate`."""
 
-_REVISIONS = ("base", SCHEMA_REVISION)
-
 
 def prepare(engine: Engine) -> None:
     """Prepare a history at a worker's start: migrate SQLite, check PostgreSQL.
@@ -139,19 +137,14 @@ def _comment(connection: Connection) -> None:
                 connection.execute(SetColumnComment(column))
 
 
-def main(
-    database_url: str, *, revision: str = SCHEMA_REVISION, wait_s: float = 0.0, say: Callable[[str], None]
-) -> ExitCode:
+def main(database_url: str, *, wait_s: float = 0.0, say: Callable[[str], None]) -> ExitCode:
     """Run `worker migrate`, and report the result or the error through `say`.
 
     An unreachable database is retried for `wait_s` seconds: it may be starting.
     """
-    if revision not in _REVISIONS:
-        say(f"there is no schema {revision!r}: give {' or '.join(_REVISIONS)}")
-        return ExitCode.MISUSED
     try:
         with opened_database(database_url, is_writer=True) as engine:
-            before, after = _migrate_patiently(engine, revision, wait_s, say)
+            before, after = _migrate_patiently(engine, wait_s, say)
     except HistoryUnreachable as error:
         say(str(error))
         return ExitCode.NOT_READY
@@ -162,13 +155,11 @@ def main(
     return ExitCode.DONE
 
 
-def _migrate_patiently(
-    engine: Engine, revision: str, wait_s: float, say: Callable[[str], None]
-) -> tuple[str | None, str | None]:
+def _migrate_patiently(engine: Engine, wait_s: float, say: Callable[[str], None]) -> tuple[str | None, str | None]:
     until_s, backoff, has_said = time.monotonic() + wait_s, Backoff(FIRST_RETRY_S, LONGEST_WAIT_S), False
     while True:
         try:
-            return migrate(engine, revision)
+            return migrate(engine)
         except HistoryUnreachable as error:
             left_s = until_s - time.monotonic()
             if left_s <= 0:

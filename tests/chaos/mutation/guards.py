@@ -40,6 +40,9 @@ SHARES = "tests/properties/test_fair_shares.py"
 SAMPLING = "tests/oracles/test_seeded_sampling.py"
 ENGINE = "tests/engine/test_llm_engine.py"
 OVERLAPPED = "tests/engine/test_overlap.py"
+MIGRATED = "tests/migration/test_migrate_queue.py"
+KILLED = "tests/migration/test_killed_migration.py"
+TOLD = "tests/migration/test_told.py"
 MACHINE = "tests/properties/test_engine_machine.py"
 
 
@@ -1311,6 +1314,56 @@ HOSTILES = (
     ),
 )
 
+MIGRATIONS: tuple[Guard, ...] = (
+    Guard(
+        name="a job that a living worker of the earlier format runs is moved",
+        patches=_script(
+            "lib_migration",
+            "return job.state == 'running' and lease and lease.owner ~= '' and",
+            "return false and",
+        ),
+        tests=(f"{MIGRATED}::TestGivenAQueueOfFormat1",),
+    ),
+    Guard(
+        name="a job that both formats have is moved over the other",
+        patches=_script("lib_migration", "if call('EXISTS', row_key(job)) == 1 then", "if false then"),
+        tests=(f"{MIGRATED}::TestGivenJobsThatBothFormatsHave",),
+    ),
+    Guard(
+        name="a job is deleted before it is moved",
+        patches=_script(
+            "lib_format_1",
+            "  leaving[#leaving + 1] = {",
+            "  call('DEL', key('job', job.suffix))\n  leaving[#leaving + 1] = {",
+        ),
+        tests=(f"{KILLED}::TestGivenACommandThatFails",),
+    ),
+    Guard(
+        name="an earlier format with a living worker is ended",
+        patches=_script("finish_format_1", "or living + unread > 0 then", "or unread > 0 then"),
+        tests=(f"{TOLD}::TestGivenTheCommand",),
+    ),
+    Guard(
+        name="a foreign field of an earlier hash becomes a row",
+        patches=_script(
+            "lib_format_1",
+            "    if not fields[name] then return nil, name end\n",
+            "    fields[name] = fields[name] or 1\n",
+        ),
+        tests=(f"{MIGRATED}::TestGivenForeignValuesInFormat1",),
+    ),
+    Guard(
+        name="a migration leaves the earlier format open to submits",
+        patches=_script("close_format_1", "call('HSET', from, 'durability', ARGV[1], 'max_waiting_jobs', 0)", ""),
+        tests=(f"{MIGRATED}::TestGivenAQueueOfFormat1",),
+    ),
+    Guard(
+        name="an idempotency key of another job is replaced",
+        patches=_script("lib_migration", "try('SET', idem_key(job), value, 'NX')", "try('SET', idem_key(job), value)"),
+        tests=(f"{MIGRATED}::TestGivenJobsThatBothFormatsHave",),
+    ),
+)
+
 GUARDS: tuple[Guard, ...] = (
     *FENCE,
     *FLEET,
@@ -1330,4 +1383,5 @@ GUARDS: tuple[Guard, ...] = (
     *ORDERS,
     *LIMITED,
     *HOSTILES,
+    *MIGRATIONS,
 )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sluice.producer.errors import InvalidSetting, QueueUnreachable
+from sluice.producer.errors import AccessDenied, InvalidSetting, QueueUnreachable
 from sluice.producer.operations import queue as module
 from sluice.producer.operations.operation import Ask, Operation, Reply, Result
 from sluice.producer.operations.queue import Queue
@@ -34,7 +34,7 @@ class TestGivenAQueueOfAnUnknownNumberOfPartitions:
         keys, [ask] = answered(Queue("q").all_keys(), [None, b"4"])
 
         assert [one.prefix for one in keys] == ["{q:0}:2", "{q:1}:2", "{q:2}:2", "{q:3}:2"]
-        assert ask.commands == (("HGET", "{q:0}:2:config", "durability"), ("HGET", "{q:0}:2:config", "partitions"))
+        assert ask.commands[:2] == (("HGET", "{q:0}:2:config", "durability"), ("HGET", "{q:0}:2:config", "partitions"))
 
     def test_when_it_is_read_twice_then_the_server_is_asked_once(self) -> None:
         queue = Queue("q")
@@ -76,3 +76,30 @@ class TestGivenAQueueWhoseNumberTheUserNamed:
 
         assert durability == b"aof"
         assert [ask.commands[0][1] for ask in asks] == ["{q:0}:2:config", "{q:1}:2:config"]
+
+
+class TestGivenJobsOfAnEarlierVersion:
+    def test_when_settings_are_read_again_then_it_is_said_once(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(module, "KEPT_S", -1)
+        queue = Queue("q")
+
+        for _ in range(2):
+            num_keys(queue, [None, b"1", [b"3", b"1", b"9"]])
+
+        assert [record.getMessage() for record in caplog.records] == [
+            "queue 'q' has jobs in the format of an earlier version, 3 waiting and 1 running: "
+            "run `worker migrate-queue --queue q`"
+        ]
+
+    @pytest.mark.parametrize("reply", [[None, None, None], [b"x", b"-1", b"nan"], AccessDenied("no")])
+    def test_when_there_are_none_or_this_user_may_not_look_then_nothing_is_said(
+        self, reply: Reply, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        assert num_keys(Queue("q"), [None, b"1", reply]) == 1
+        assert caplog.records == []
+
+    def test_when_the_settings_cannot_be_read_then_that_is_the_error(self) -> None:
+        with pytest.raises(AccessDenied):
+            num_keys(Queue("q"), [AccessDenied("no"), b"1", None])

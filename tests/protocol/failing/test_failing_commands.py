@@ -21,6 +21,11 @@ FOLDER = Path(scripts.__path__[0])
 FAST = [("submit", 0.7), ("pull", 0.3), ("advance", 0.5), ("requeue", 0.6), ("repair_jobs", 0.9)]
 """Scripts, and at which share of its commands one fails."""
 
+OF_MIGRATIONS = {
+    *("close_format_1", "migrate_lanes", "migrate_jobs", "migrate_batches", "migrate_streams", "finish_format_1"),
+}
+"""Their commands fail in tests/migration."""
+
 FINAL = {"done", "failed", "cancelled", "expired"}
 
 
@@ -126,4 +131,4 @@ class TestGivenTheScripts:
             path.stem for path in scripts if re.search(r"^finish\(\)|^write_even", path.read_text(), re.MULTILINE)
         }
 
-        assert writing == set(CALLS)
+        assert writing == set(CALLS) | OF_MIGRATIONS
