@@ -56,6 +56,17 @@ class TestGivenAQueueOfFormat1:
         assert client.hget(f"{OLD}:counters", "running_jobs") == b"1"
         assert client.hget(f"{OLD}:counters", "waiting_jobs") == b"0"
 
+    def test_when_an_idle_worker_lives_then_the_format_has_not_ended(self, client: Any, said: Said) -> None:
+        end_workers(client)
+        now_ms = client.time()[0] * 1000
+        client.hset(f"{OLD}:worker:idle", mapping={"beaten": now_ms, "life": 600_000})
+        client.zadd(f"{OLD}:alive", {"idle": now_ms + 600_000})
+
+        assert said.migrate(client) is ExitCode.NOT_READY
+
+        assert "0 jobs run and 0 wait in the format of the earlier version, which 1 workers serve" in said[-1]
+        assert client.type(f"{OLD}:leases") != b"string"
+
     def test_when_its_workers_have_ended_then_nothing_is_left(self, client: Any, said: Said) -> None:
         end_workers(client)
 
@@ -188,7 +199,10 @@ class TestGivenForeignValuesInFormat1:
 
         said.migrate(client)
 
-        check(Queue(client, KEYS))
+        queue = Queue(client, KEYS)
+        check(queue)
+        for name in queue.names("job:*"):
+            queue.view(JobId(name.replace("job:", "0.").replace(":", ".")))
 
     @pytest.mark.parametrize(
         "name",

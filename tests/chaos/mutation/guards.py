@@ -42,7 +42,6 @@ ENGINE = "tests/engine/test_llm_engine.py"
 OVERLAPPED = "tests/engine/test_overlap.py"
 MIGRATED = "tests/migration/test_migrate_queue.py"
 KILLED = "tests/migration/test_killed_migration.py"
-TOLD = "tests/migration/test_told.py"
 MACHINE = "tests/properties/test_engine_machine.py"
 
 
@@ -1341,15 +1340,11 @@ MIGRATIONS: tuple[Guard, ...] = (
     Guard(
         name="an earlier format with a living worker is ended",
         patches=_script("finish_format_1", "or living + unread > 0 then", "or unread > 0 then"),
-        tests=(f"{TOLD}::TestGivenTheCommand",),
+        tests=(f"{MIGRATED}::TestGivenAQueueOfFormat1",),
     ),
     Guard(
         name="a foreign field of an earlier hash becomes a row",
-        patches=_script(
-            "lib_format_1",
-            "    if not fields[name] then return nil, name end\n",
-            "    fields[name] = fields[name] or 1\n",
-        ),
+        patches=_script("lib_format_1", "if string.find(fields.seed, '%D') then return nil, 'seed' end", ""),
         tests=(f"{MIGRATED}::TestGivenForeignValuesInFormat1",),
     ),
     Guard(
