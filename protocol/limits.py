@@ -190,6 +190,9 @@ FIELDS_PER_PAGE = 500
 """Fields of heartbeats that one call lists, if it asks for particular fields."""
 
 LANES_PER_PAGE = 1000
+LIMITS_PER_PAGE = 100
+"""Limits of tenants that one call lists: each costs a few commands."""
+
 NEAREST_TIMERS = 100
 """Timers that an inspection reads at a time; `MOST_NEAREST_TIMERS` in all."""
 

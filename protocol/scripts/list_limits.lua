@@ -7,7 +7,7 @@
 --   and -1 if one of its jobs must end first. A tenant may be on two pages.
 
 if not is_text(ARGV[1], 20) or string.find(ARGV[1], '%D') then return wrong_arguments() end
-local page = limits and try('HSCAN', TENANT_LIMITS, ARGV[1], 'COUNT', LIMITS.LANES_PER_PAGE)
+local page = limits and try('HSCAN', TENANT_LIMITS, ARGV[1], 'COUNT', LIMITS.LIMITS_PER_PAGE)
 if not page or failed(page) then return { '0', {} } end
 
 local listed, is_listed = {}, {}

@@ -24,7 +24,7 @@ FOLDER = Path(scripts.__file__).parent
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.lua") if not path.stem.startswith("lib"))
 READERS = {
     "status", "inspect", "inspect_batch", "list_workers", "audit_jobs", "audit_lane", "audit_counts", "audit_batches",
-    "count_reads",
+    "count_reads", "list_limits",
 }  # fmt: skip
 
 READ = JobId("0.t.read")
@@ -75,6 +75,7 @@ ACTS: dict[str, Act] = {
     "status": lambda queue: queue.run(calls.status(queue.keys, [JobId("0.t.running")])),
     "inspect": lambda queue: queue.run(calls.inspect(queue.keys)),
     "list_workers": lambda queue: queue.run(calls.list_workers(queue.keys)),
+    "list_limits": lambda queue: queue.run(calls.list_limits(queue.keys)),
     "inspect_batch": lambda queue: queue.run(calls.inspect_batch(queue.keys, "b")),
     "audit_jobs": lambda queue: queue.run(audit_calls.audit_jobs(queue.keys, [JobId("0.t.running")], {})),
     "audit_lane": lambda queue: queue.run(audit_calls.audit_lane(queue.keys, "0:t", None)),
