@@ -71,8 +71,12 @@ class LimitsMachine(ScriptsMachine):
             self.queue.pass_time(60_000)
             last.beat()
             jobs = [*last.pull(is_empty=True).jobs, *last.pull(is_empty=True).jobs]
-            last.advance(*[machine.ending(job, job.published[0], choice=0, retry_in_ms=None) for job in jobs])
-            last.give_back(*jobs)
+            last.advance(*[
+                machine.ending(job, job.published[choice], choice=choice)
+                for job in jobs
+                for choice in range(job.choices)
+                if not job.ended[choice]
+            ])  # fmt: skip
             if not self._num_left():
                 return
         assert not self._num_left()

@@ -213,6 +213,7 @@ class ScriptsMachine(RuleBasedStateMachine):
         again = worker.pull(number=worker.number).jobs
 
         self._after_timers(dead)
+        self._settle_the_dead(dead)
         mine = [one for one in self.last_pull[name] if self.jobs[one].owner == name]
         assert [job.id for job in again] == mine
         self.leases += [(name, job) for job in again]
@@ -297,6 +298,7 @@ class ScriptsMachine(RuleBasedStateMachine):
             return
         self._after_beat(name, held, mine, numbers, processed)
         self._after_timers(dead - {name})
+        self._settle_the_dead(dead - {name})
         for job_id, flag in reply.stops:
             assert self.jobs[job_id].flag is flag
         assert {one for one in reply.lost if self.jobs[one].owner == name} == set()
@@ -322,8 +324,10 @@ class ScriptsMachine(RuleBasedStateMachine):
 
     @rule()
     def fire_timers(self) -> None:
+        dead = self._dead()
         self.queue.fire_timers()
-        self._after_timers(self._dead())
+        self._after_timers(dead)
+        self._settle_the_dead(dead)
 
     @rule()
     def pause_or_resume(self) -> None:
