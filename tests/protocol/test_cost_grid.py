@@ -23,6 +23,11 @@ CALL, SLICE = limits.MAX_JOBS_PER_CALL, limits.SLICE_JOBS
 HALF = CALL // 2
 HOUR_MS = 3_600_000
 
+OF_FORMAT_1 = frozenset(
+    {"close_format_1", "finish_format_1", "migrate_batches", "migrate_jobs", "migrate_lanes", "migrate_streams"}
+)
+"""Scripts whose keys this crowd does not have: they move a queue of an earlier version, a slice of entries a call."""
+
 Make = Callable[["Crowd"], Call[Any]]
 
 
@@ -217,7 +222,7 @@ def crowded(one_queue: Queue) -> Iterator[Queue]:
 
 class TestGivenAQueueThatItsUsersHaveFilled:
     def test_when_the_scripts_are_listed_then_each_has_a_call_and_a_bound(self) -> None:
-        assert set(CALLS) == set(SCRIPTS) == {*BOUNDS, *PER_TENANT}
+        assert set(CALLS) == set(SCRIPTS) - OF_FORMAT_1 == {*BOUNDS, *PER_TENANT}
 
     def test_when_each_is_called_with_some_of_everything_then_it_stays_within(self, crowded: Queue) -> None:
         check_costs(crowded, 200, 1)
