@@ -13,7 +13,7 @@ from sluice.protocol.calls import QueueSettings
 from sluice.protocol.wire import JobId
 from tests.servers import RedisServer
 
-NUM_JOBS = 24
+NUM_JOBS = 80
 CHOSEN = JobId("3.default.a")
 
 
