@@ -35,6 +35,7 @@ BUDGETS_S = {
     "tests/kernels": 70,
     "tests/kernels_triton": 90,
     "tests/kubernetes": 5,
+    "tests/migration": 40,
     "tests/oracles": 70,
     "tests/producer": 70,
     "tests/properties": 60,
