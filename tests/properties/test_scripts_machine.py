@@ -291,10 +291,12 @@ class ScriptsMachine(RuleBasedStateMachine):
         reply = worker.beat(*held, processed=processed, expiry_ms=EXPIRY_MS)
         if name in self.deregistered:
             assert sorted(reply.lost) == held
-            return
-
-        if has_ended:
+        elif has_ended:
             assert list(reply.lost) == held
+        if name in self.deregistered or has_ended:
+            # The maintenance that follows a heartbeat is another call.
+            self._after_timers(dead)
+            self._settle_the_dead(dead)
             return
         self._after_beat(name, held, mine, numbers, processed)
         self._after_timers(dead - {name})
