@@ -109,18 +109,8 @@ MESSAGE_FIELDS = frozenset({"role", "content", "name", "reasoning_content", "too
 SAMPLING_NAMES = frozenset(SamplingOptions.__annotations__)
 OPTION_NAMES = frozenset(Options.__annotations__)
 _SPEC = (
-    *(
-        "model",
-        "stream",
-        "awaited",
-        "metadata",
-        "traceparent",
-        "callback_url",
-        "batch",
-        "add_special_tokens",
-        "as_chat",
-    ),
-    *("tools", "tool_choice", "parallel_tool_calls"),
+    *("model", "stream", "awaited", "metadata", "traceparent", "callback_url", "batch"),
+    *("add_special_tokens", "as_chat", "tools", "tool_choice", "parallel_tool_calls"),
 )
 
 

@@ -319,7 +319,8 @@ def _follow(queue: Queue, readers: Sequence[Reader], clock: Countdown, wait: Wai
         checked = yield from _look(queue, open_readers, wait)
         unstarted = _first_channels(queue, open_readers.values(), checked)
         look_in_s = yield from overdue.end(checked)
-        look_after_s = min(look_after_s, SILENT_LOOK_S) if any(map(ends_silently, checked)) else look_after_s
+        if any(map(ends_silently, checked)):
+            look_after_s = min(look_after_s, SILENT_LOOK_S)
         last_entry_s = clock.passed_s
         overdue_s = last_entry_s + look_in_s
         while open_readers and (left_s := min(last_entry_s + look_after_s, overdue_s) - clock.passed_s) > 0:

@@ -1,8 +1,8 @@
 -- Append tokens and ends to the channels of many choices. Each is checked before it is written.
 --
 -- KEYS: config, then the fixed keys of the queue.
--- ARGV[1]: incarnation. ARGV[2]: the progress of each choice, one behind the other, as `advance` in calls/progress.py packs it
---   (formats below). Whole numbers of fixed size need no further check; 0 and '' are absent values.
+-- ARGV[1]: incarnation. ARGV[2]: the progress of each choice, one behind the other, as `advance` in calls/progress.py
+--   packs it (formats below). Whole numbers of fixed size need no further check; 0 and '' are absent values.
 -- Reply: for each one text: 'ok', 'already', 'at <n>' (send again from n), 'replaced', 'retried' (requeued, as
 --   the end requested), 'broken <reason>'; and 'ok <state>', 'already <state>' when the job is flagged.
 --
@@ -58,8 +58,8 @@ end
 local PROGRESS = '<BBc0I4BI4I4I4c0'
 -- First scheduled, first token, prompt tokens + 1, longest gap of this attempt + 1, fingerprint, resolved options.
 local EXTRAS = '<I6I6I6I6Bc0I4c0'
--- First letter of the state, 1 if it is rejected, reason, error, its code, result, record, output tokens, time to a retry + 1,
--- bytes of a result in parts + 1, the end's entry.
+-- First letter of the state, 1 if it is rejected, reason, error, its code, result, record, output tokens, time to a
+-- retry + 1, bytes of a result in parts + 1, the end's entry.
 local END = '<c1BBc0I4c0Bc0I4c0I4c0I6I6I6I4c0'
 
 local function read_sent(packed)

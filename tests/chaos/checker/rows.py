@@ -7,7 +7,7 @@ from typing import Any
 
 import msgpack as untyped_msgpack  # pyright: ignore[reportMissingTypeStubs] (it ships none)
 
-from tests.chaos.checker.formats import Malformed
+from tests.chaos.checker.formats import Malformed, unpack
 
 msgpack: Any = untyped_msgpack
 
@@ -61,10 +61,10 @@ def _fields_of(tenant: str, row: bytes) -> dict[str, str]:
 def _needs_no_channel(spec: bytes) -> bool:
     """Whether a job with this spec has no channel if it is done early: it is neither streamed nor awaited."""
     try:
-        values = msgpack.unpackb(spec, strict_map_key=False)[1]
-    except Exception:  # noqa: BLE001  # as above
+        _, values, *_ = unpack(spec)
+        return not values.get("stream", True) and not values.get("awaited", False)
+    except (Malformed, TypeError, ValueError, AttributeError):
         return False
-    return not values.get("stream", True) and not values.get("awaited", False)
 
 
 def _cut(data: bytes, size: str) -> tuple[bytes, bytes]:
