@@ -91,8 +91,11 @@ local function leave_out_limited(listing)
   for i, lane in ipairs(listing.lanes) do tenants[i] = lane.tenant end
   limits.read(tenants)
   for _, lane in ipairs(listing.lanes) do
-    local may_start = limits.may_start(lane.tenant)
-    if may_start then lanes_left[#lanes_left + 1] = lane else listing.of_tenant[lane.tenant] = nil end
+    if limits.may_start(lane.tenant) then
+      lanes_left[#lanes_left + 1] = lane
+    else
+      listing.of_tenant[lane.tenant] = nil
+    end
   end
   listing.is_alone = listing.is_alone and #lanes_left > 0
   listing.lanes = lanes_left

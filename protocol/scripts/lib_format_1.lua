@@ -79,14 +79,23 @@ end
 
 local has_gone, leaving = {}, {}  -- jobs that this call has moved
 
+-- The reply to a command; nil if another program's key is in the place of ours. Any other error stops the call, before
+-- it deletes what was not moved.
+function earlier.unless_foreign(...)
+  local reply = try(...)
+  if not failed(reply) then return reply end
+  if not string.find(reply.err, 'WRONGTYPE', 1, true) then error(reply.err) end
+end
+local unless_foreign = earlier.unless_foreign
+
 -- The job as a table of the present format, without a place, and its entry and lane; or nil and why: 'unknown', also of
 -- one that has been moved, or what is foreign about it.
 function earlier.load(id)
   local tenant, suffix = names_of(id)
   if not tenant then return nil, 'not a job id' end
   if has_gone[id] then return nil, 'unknown' end
-  local size = try('HLEN', key('job', suffix))
-  if failed(size) then return nil, 'wrong type' end
+  local size = unless_foreign('HLEN', key('job', suffix))
+  if not size then return nil, 'wrong type' end
   if size > MAX_FIELDS then return nil, 'not a job: too many fields' end
   local flat = call('HGETALL', key('job', suffix))
   -- What `leave_trace` leaves has no version.
@@ -103,7 +112,7 @@ end
 
 -- Owner, epoch, flag, previous owner and published offsets of a job; nil if it was never pulled.
 function earlier.lease(job)
-  local packed = try('HGET', LEASES, job.id)
+  local packed = unless_foreign('HGET', LEASES, job.id)
   local is_read, lease = pcall(cmsgpack.unpack, type(packed) == 'string' and packed or '')
   if not is_read or type(lease) ~= 'table' or type(lease[OWNER]) ~= 'string' then return nil end
   local offsets = {}
@@ -120,8 +129,8 @@ end
 
 -- Whether a worker has ended, or must have: nobody else returns its jobs if no other worker of its format lives.
 function earlier.is_gone(incarnation, seen)
-  local found = try('HMGET', key('worker', incarnation), 'life', 'beaten', 'reported', 'farewell')
-  if failed(found) or found[3] == '1' or found[4] == '1' then return true end
+  local found = unless_foreign('HMGET', key('worker', incarnation), 'life', 'beaten', 'reported', 'farewell')
+  if not found or found[3] == '1' or found[4] == '1' then return true end
   local life = whole(found[1], LIMITS.MAX_NUMBER) or LIMITS.HEARTBEAT_LIFETIME_S * 1000
   local grace = life + LIMITS.BEAT_EVERY_S * 1000
   local beaten = math.max(seen or 0, whole(found[2], LIMITS.MAX_NUMBER) or 0)

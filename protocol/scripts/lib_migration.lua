@@ -24,15 +24,15 @@ end
 -- that has expired may be another request's by now.
 local function copy_idempotency(job)
   if not job.key then return end
-  local name = 'idem:' .. job.tenant .. ':' .. job.key
-  local value = try('GET', earlier.PREFIX .. name)
-  if type(value) ~= 'string' or string.sub(value, 1, #job.id + 1) ~= job.id .. ' ' then return end
-  local keep_ms = call('PTTL', earlier.PREFIX .. name)
-  if keep_ms < 0 then call('PEXPIRE', earlier.PREFIX .. name, IDEMPOTENCY_MS) end
+  local from = earlier.PREFIX .. 'idem:' .. job.tenant .. ':' .. job.key
+  local known = earlier.unless_foreign('GET', from)
+  if not known or string.sub(known, 1, #job.id + 1) ~= job.id .. ' ' then return end
+  local keep_ms = call('PTTL', from)
+  if keep_ms < 0 then call('PEXPIRE', from, IDEMPOTENCY_MS) end
   if keep_ms > 0 then
-    try('SET', idem_key(job), value, 'PX', keep_ms, 'NX')
+    call('SET', idem_key(job), known, 'PX', keep_ms, 'NX')
   else
-    try('SET', idem_key(job), value, 'NX')
+    call('SET', idem_key(job), known, 'NX')
   end
 end
 
@@ -101,11 +101,11 @@ local function wait_as_before(job, was)
 end
 
 local function place_of_queued(job, place)
-  local suspect_at = try('ZSCORE', earlier.key('suspects'), job.id)
+  local suspect_at = earlier.unless_foreign('ZSCORE', earlier.key('suspects'), job.id)
   return {
     at = place.entry and (place.at or earlier.time_of(place.lane, place.entry) or job.submitted),
     is_returned = string.sub(place.lane or '', 1, #RETURNED) == RETURNED,
-    suspect_at = not failed(suspect_at) and time_in(suspect_at) or nil,
+    suspect_at = suspect_at and time_in(suspect_at) or nil,
   }
 end
 
@@ -115,7 +115,9 @@ local function join(job)
   copy_idempotency(job)
   if not job.batch then return end
   move_batch(job.batch)
-  if job.state == 'queued' then join_members(job) end
+  if job.state ~= 'queued' then return end
+  local key = members_key(job.batch)
+  if not earlier.unless_foreign('ZADD', key, 0, job.id) then to_garbage(key, 'members of a batch of the wrong type') end
 end
 
 -- Whether a worker of the earlier format runs a job.
@@ -151,17 +153,18 @@ end
 local function move_ended(job, place)
   local kept_ms = call('PTTL', earlier.key('job', job.suffix))
   local keep_ms = kept_ms > 0 and kept_ms or setting('result_ttl_ms', LIMITS.RESULT_TTL_S * 1000)
-  local dead_at = try('ZSCORE', earlier.key('dead'), job.id)
+  local dead_at = earlier.unless_foreign('ZSCORE', earlier.key('dead'), job.id)
   earlier.forget(job, place, nil, keep_ms)
   join(job)
   count(job.state, 1)
-  if dead_at and not failed(dead_at) then call('ZADD', DEAD, dead_at, job.id) end
+  if dead_at then call('ZADD', DEAD, dead_at, job.id) end
   save(job, keep_ms)
   return 'ended'
 end
 
--- A client of the present format has submitted the same job again: that one stays.
-local function drop_duplicate(job, place)
+-- A client of the present format has submitted the same job again: that one stays. Or a call failed after it had written
+-- the job, and before it had deleted the prompt of one that it ended.
+local function drop_duplicate(job, place, present)
   local lease = earlier.lease(job)
   if is_run(job, lease) then return 'running' end
   if job.batch then
@@ -173,6 +176,7 @@ local function drop_duplicate(job, place)
   earlier.forget(job, place, lease, IDEMPOTENCY_MS)
   for _, kind in ipairs({ 'payload', 'result', 'readers' }) do call('DEL', earlier.key(kind, job.suffix)) end
   for choice = 0, job.choices - 1 do call('DEL', earlier.key('channel', job.suffix, choice)) end
+  if present.ended and present.state ~= 'failed' then call('DEL', payload_key(present)) end
   return 'duplicate'
 end
 
@@ -188,7 +192,7 @@ function move_job(id, at)
   end
   if call('EXISTS', row_key(job)) == 1 then
     local present = load_job(id)
-    return present and present.digest == job.digest and drop_duplicate(job, place) or 'taken'
+    return present and present.digest == job.digest and drop_duplicate(job, place, present) or 'taken'
   end
   place.at = at
   return (MOVES[job.state] or move_ended)(job, place)

@@ -85,7 +85,7 @@ class TestGivenAFleetOfTwoOnTheCpu:
     def test_when_the_parent_is_killed_then_the_workers_finish_what_they_have_and_go(
         self, fleets: WorkerPool, client: Any
     ) -> None:
-        fleet = fleets.start(PROCESSES="2")
+        fleet = fleets.start(PROCESSES="2", BEAT_LIFE_S="30")
         wait_until(lambda: fleet.output.count('"event": "worker started"') == 2, "both have started")
         asks = [Ask(prompt=f"job {i}", options=JobOptions(max_tokens=60), seed=i) for i in range(4)]
         job_ids = submit_all(client, asks)

@@ -1354,8 +1354,15 @@ MIGRATIONS: tuple[Guard, ...] = (
     ),
     Guard(
         name="an idempotency key of another job is replaced",
-        patches=_script("lib_migration", "try('SET', idem_key(job), value, 'NX')", "try('SET', idem_key(job), value)"),
+        patches=_script(
+            "lib_migration", "call('SET', idem_key(job), known, 'NX')", "call('SET', idem_key(job), known)"
+        ),
         tests=(f"{MIGRATED}::TestGivenJobsThatBothFormatsHave",),
+    ),
+    Guard(
+        name="a migration goes on after a command that fails",
+        patches=_script("lib_format_1", "if not string.find(reply.err, 'WRONGTYPE', 1, true) then", "if false then"),
+        tests=("tests/migration/test_killed_migration.py::TestGivenACommandThatFails",),
     ),
 )
 
