@@ -5,11 +5,11 @@ The last kind of job calls a function.
 """
 
 import json
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from sluice.protocol.packing import unpack_from_script
 from sluice.protocol.scripts import load
 from sluice.protocol.wire import JobOptions
 from tests.chaos.faults.fault_proxy import Command, Fault, Matches, Moment
@@ -86,9 +86,29 @@ def _arguments(command: Command) -> Command:
 
 
 def _advance_with_end(command: Command) -> bool:
-    return _script("advance")(command) and any(
-        len(row) > 7 and row[7] for row in unpack_from_script(_arguments(command)[1])
-    )
+    return _script("advance")(command) and _has_end(_arguments(command)[1])
+
+
+def _has_end(progress: bytes) -> bool:
+    """Whether one of the packed choices has an end (docs/reference/wire-format.md#advance)."""
+    at = 0
+    while at < len(progress):
+        parts, num_letters = progress[at : at + 2]
+        if parts > 1:
+            return True
+        at += 2 + num_letters + _NUMBERS.size
+        num_bytes: int = _NUMBERS.unpack_from(progress, at - _NUMBERS.size)[-1]
+        at += num_bytes
+        if parts:
+            at += _MEASUREMENTS
+            at += 1 + progress[at]
+            at += 4 + int.from_bytes(progress[at : at + 4], "little")
+    return False
+
+
+_NUMBERS = struct.Struct("<IBIII")
+_MEASUREMENTS = 4 * 6
+"""Bytes of the extras before their texts."""
 
 
 def _give_back(*, deregister: bool) -> Matches:
