@@ -58,6 +58,7 @@ def main() -> None:
         "model", nargs="?", default="smollm2", help=f"a folder, or one of {', '.join(NAMES)} (default: smollm2)"
     )
     parser.add_argument("--rounds", type=int, default=5, help="runs of each, in turns (default 5)")
+    parser.add_argument("--only", action="append", choices=[*FEATURES], help="this option alone; may be repeated")
     arguments = parser.parse_args()
     folder = model_folder(arguments.model) if arguments.model in NAMES else Path(arguments.model)
     options = ModelOptions(path=folder, num_blocks=NUM_AT_ONCE * 16, max_model_len=256, max_num_seqs=NUM_AT_ONCE)
@@ -66,7 +67,8 @@ def main() -> None:
     for name in ("nothing", "grammar"):
         _run(engine, FEATURES[name], f"warm-up {name}")
     rows: list[list[object]] = [["option", "tokens/s", "without: 1", "TTFT", "without: 1", "TPOT", "without: 1"]]
-    for name, feature in FEATURES.items():
+    for name in arguments.only or FEATURES:
+        feature = FEATURES[name]
         # In pairs: what the machine does meanwhile meets both alike.
         pairs = [
             (_run(engine, {}, f"plain {name} {number}"), _run(engine, feature, f"{name} {number}"))
