@@ -19,6 +19,7 @@ from tests.chaos.catalogue import catalogue_of, write_reference
 from tests.chaos.faults.proxies import cutting_proxy
 from tests.chaos.soak.callbacks import SECRET, deliver_all, receiver
 from tests.chaos.soak.fleet import Command, Fleet, fleet
+from tests.chaos.soak.limits import MAX_RUNNING, TOKENS_PER_MINUTE, LimitObserver
 from tests.chaos.soak.nemesis import Nemesis, Targets, Weather, is_kill
 from tests.chaos.soak.takeover import Takeovers, measure
 from tests.end_to_end.processes import worker_pool
@@ -179,8 +180,14 @@ class _Soak:
 
     def run(self) -> Report:
         with Producer(self._server.url) as producer:
-            bounds = QueueSettings(max_waiting_jobs=MAX_WAITING_JOBS, channel_ttl_ms=CHANNEL_KEPT_MS)
-            producer.configure(bounds)
+            settings = QueueSettings(
+                max_waiting_jobs=MAX_WAITING_JOBS,
+                channel_ttl_ms=CHANNEL_KEPT_MS,
+                max_running=MAX_RUNNING,
+                tokens_per_minute=TOKENS_PER_MINUTE,
+            )
+            producer.configure(settings)
+        limits = LimitObserver(self._client())
         weather = Weather()
         workers, recorders, producers, callbacks = self._start_all(weather)
         nemesis = self._nemesis(workers, recorders, producers, callbacks, weather)
@@ -195,7 +202,10 @@ class _Soak:
         self._report.seconds, self._report.faults = time.monotonic() - began_s, nemesis.counts
         self._say("quiet now: the queue runs empty")
         self._drain(workers, recorders, callbacks)
+        limits.stop()
         self._read_the_books(nemesis)
+        self._report.checker += "\n".join([limits.text(), *limits.problems(), ""])
+        self._report.is_sound = self._report.is_sound and not limits.problems()
         return self._report
 
     # ------------------------------------------------------------ the parts
