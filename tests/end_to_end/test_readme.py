@@ -44,6 +44,9 @@ ONLY_PARSED = {
 }
 """Commands that are checked for their options only, and why."""
 
+PRODUCER_OF_PAGES = "from sluice.producer import Producer; producer = Producer()"
+"""What the pages whose snippets are one program take for granted."""
+
 SCRIPTS = Path(sys.executable).parent
 START_TIMEOUT_S = 60.0
 
@@ -136,7 +139,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("readme")
     state = folder / "state"
     environment = {k: v for k, v in os.environ.items() if not k.startswith("SLUICE_")}
-    environment |= {"SLUICE_STATE_DIR": str(state), "SLUICE_METRICS_PORT": "0"}
+    # The guide's page on tools says that the small model needs the last one.
+    environment |= {"SLUICE_STATE_DIR": str(state), "SLUICE_METRICS_PORT": "0", "SLUICE_TOOL_FORMAT": "hermes"}
     with (folder / "worker.log").open("wb") as log:
         worker = subprocess.Popen(
             [str(SCRIPTS / "worker"), "start", "--cpu"], cwd=folder, env=environment, stdout=log, stderr=log
@@ -421,6 +425,19 @@ class TestGivenTheReadmeAndTheGuide:
 
         assert done.returncode == 0, done.stderr
         assert len(done.stdout) > 5
+
+    @pytest.mark.parametrize("page", fast_only(["embeddings", "structured-output"], ["tools"]))
+    def test_when_the_snippets_of_a_page_are_run_in_its_order_then_none_fails(self, page: str, place: Place) -> None:
+        text = (ROOT / "docs" / "guide" / f"{page}.md").read_text()
+        program = "\n".join([PRODUCER_OF_PAGES, *re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)])
+
+        done = subprocess.run(
+            [sys.executable, "-c", program.replace("http://localhost:8000", place.gateway_url)],
+            cwd=place.folder, env=place.environment | {"PYTHONPATH": str(ROOT)},
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+
+        assert done.returncode == 0, done.stderr
 
     def test_when_a_snippet_is_part_of_a_backend_then_it_is_parsed(self) -> None:
         snippets = [snippet for snippet in blocks("python") if not is_standalone(snippet)]
