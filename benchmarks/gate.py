@@ -92,7 +92,7 @@ def record() -> float:
         engine = open_database(f"sqlite:///{folder}/history.db", is_writer=True)
         migrate(engine)
         client = connect(one.server.url, timeout_s=60)
-        recorder = Recorder(client, HistoryWriter(engine), RecorderSettings(queue=e.QUEUE, name="gate"))
+        recorder = Recorder(client, HistoryWriter(engine), RecorderSettings(queues=(e.QUEUE,), name="gate"))
         for begin in range(0, NUM_ROWS, 256):
             events = [e.submitted(f"0.acme.{number:08d}") for number in range(begin, begin + 256)]
             client.xadd(e.KEYS.outbox, {"e": e.pack(events)})

@@ -1,5 +1,6 @@
 """Names of all Redis keys. The keys of one partition share a hash tag."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
@@ -99,6 +100,14 @@ class QueueKeys:
     def channel(self, job_id: JobId, choice: int = 0) -> str:
         """Return the stream of tokens of one choice."""
         return self.key("channel", *split_job_id(job_id)[1:], choice)
+
+
+def by_queue(partitions: Iterable[QueueKeys]) -> dict[str, list[QueueKeys]]:
+    """Group partitions by the name of their queue, in order."""
+    grouped: dict[str, list[QueueKeys]] = {}
+    for keys in partitions:
+        grouped.setdefault(keys.queue, []).append(keys)
+    return grouped
 
 
 def served_partitions(queue: str, stated: object, asked: int | None) -> int | None:

@@ -37,6 +37,8 @@ class Metric:
         return self.name.startswith(("queue_", "scale_", "tenant_"))
 
 
+_OF_QUEUE = ("queue",)
+
 WORKER = (
     Metric("places", "gauge", "Sequences that can run at once."),
     Metric("places_used", "gauge", "Running sequences, which hold blocks."),
@@ -55,16 +57,20 @@ WORKER = (
     Metric("kv_tokens_total", "gauge", "Token slots of the KV cache."),
     Metric("kv_tokens_used", "gauge", "Token slots held by running sequences."),
     Metric("kernels_replaced", "gauge", "Operations that torch computes because a GPU's kernel did not work."),
-    Metric("queue_depth_jobs", "gauge", "Jobs waiting in the queue."),
-    Metric("queue_depth_tokens", "gauge", "Tokens waiting in the queue."),
+    Metric("queue_depth_jobs", "gauge", "Jobs waiting in the queue.", _OF_QUEUE),
+    Metric("queue_depth_tokens", "gauge", "Tokens waiting in the queue.", _OF_QUEUE),
     Metric(
-        "queue_oldest_age_seconds", "gauge", "Age of the oldest waiting job; absent if none waits.", is_conditional=True
+        "queue_oldest_age_seconds",
+        "gauge",
+        "Age of the oldest waiting job; absent if none waits.",
+        _OF_QUEUE,
+        is_conditional=True,
     ),
-    Metric("queue_outbox", "gauge", "Entries waiting for the recorder."),
-    Metric("queue_callbacks", "gauge", "Ended jobs and batches waiting for `worker callbacks`."),
-    Metric("queue_dead", "gauge", "Failed jobs in the dead set."),
-    Metric("queue_suspects", "gauge", "Jobs that run in isolation because their workers died."),
-    Metric("queue_paused", "gauge", "1 while the queue is paused."),
+    Metric("queue_outbox", "gauge", "Entries waiting for the recorder.", _OF_QUEUE),
+    Metric("queue_callbacks", "gauge", "Ended jobs and batches waiting for `worker callbacks`.", _OF_QUEUE),
+    Metric("queue_dead", "gauge", "Failed jobs in the dead set.", _OF_QUEUE),
+    Metric("queue_suspects", "gauge", "Jobs that run in isolation because their workers died.", _OF_QUEUE),
+    Metric("queue_paused", "gauge", "1 while the queue is paused.", _OF_QUEUE),
     Metric("preemptions", "counter", "Preemptions, which release a sequence's blocks."),
     Metric("steps", "counter", "Steps of the engine."),
     Metric("failed_steps", "counter", "Attempts at a step, or at a part of one, that failed."),
@@ -74,22 +80,21 @@ WORKER = (
     Metric("output_tokens", "counter", "Tokens generated."),
     Metric("drafted_tokens", "counter", "Tokens guessed and verified (speculation)."),
     Metric("accepted_tokens", "counter", "Guessed tokens that were accepted."),
-    Metric("jobs_pulled", "counter", "Jobs leased from the queue."),
+    Metric("jobs_pulled", "counter", "Jobs leased from the queue.", _OF_QUEUE),
+    Metric("tokens_pulled", "counter", "Tokens that they reserve, which several queues share by weight.", _OF_QUEUE),
     Metric("jobs_lost", "counter", "Leases taken over by another worker."),
     Metric("jobs_retried", "counter", "Jobs that failed here and were queued for a retry."),
     Metric("refused_writes", "counter", "Writes refused because another worker holds the lease."),
     Metric("round_trips", "counter", "Pipelined round trips to Redis."),
     Metric("redis_outages", "counter", "Outages of Redis."),
-    Metric("queue_worker_deaths", "counter", "Workers that died or failed."),
-    Metric("queue_results_missed", "counter", "Results over 1 MiB deleted before the recorder read them."),
+    Metric("queue_worker_deaths", "counter", "Workers that died or failed.", _OF_QUEUE),
+    Metric("queue_results_missed", "counter", "Results over 1 MiB deleted before the recorder read them.", _OF_QUEUE),
     Metric("jobs_ended", "counter", "Jobs that ended at this worker, by state.", ("state",)),
     Metric("ttft_seconds", "histogram", "Time from submit to first token."),
     Metric("itl_seconds", "histogram", "Time from one token to the next."),
     Metric("e2e_seconds", "histogram", "Time from submit to end."),
 )
 """The metrics of a worker."""
-
-_OF_QUEUE = ("queue",)
 
 GATEWAY = (
     Metric("scale_backlog_jobs", "gauge", "Jobs that could start now.", _OF_QUEUE),

@@ -96,8 +96,10 @@ class Setting:
     @property
     def shown_default(self) -> str:
         """The default as text for the help; empty if there is none."""
-        if self.default is None or self.is_switch or self.is_list:
+        if self.default is None or self.is_switch:
             return ""
+        if self.is_list:
+            return " ".join(cast("tuple[str, ...]", self.default))
         return f"{self.default:g}s" if self.metavar == TIME else str(self.default)
 
 

@@ -20,10 +20,8 @@ def row(setting: Setting) -> str:
     """Format one setting as a row of its section's table."""
     if setting.default in (True, False) and setting.is_switch:
         default = "on" if setting.default else "off"
-    elif setting.default is None or setting.is_list:
-        default = ""
     else:
-        default = f"`{setting.shown_default}`"
+        default = f"`{setting.shown_default}`" if setting.shown_default else ""
     return f"| `{setting.env_name}` | {_flag(setting)} | `{setting.name}` | {default} | {setting.help} |"
 
 

@@ -142,7 +142,7 @@ def start(
     config_file: Path | None,
     **given: object,
 ) -> NoReturn:
-    """Serve a queue with a model until stopped.
+    """Serve a queue, or several by weight, with a model until stopped.
 
     A small parent process starts the worker and its recorder, forwards signals, and reports the worker's death to the
     queue, so that other workers continue its jobs at once. It exits with the worker's exit code (128 + n if signal n
@@ -170,6 +170,7 @@ def start(
     Examples:
         worker start --gpu 0 --model ./Qwen3-0.6B --redis-url redis://queue:6379/0
         worker start --gpu all --model ./Qwen3-0.6B --redis-url redis://queue:6379/0
+        worker start --queue chat:3 --queue batch:1
     """
     # Imported here so that help and usage errors are fast, and that the parent process stays small.
     if forks:
@@ -387,7 +388,7 @@ def trace(
 @click.option("--once", "is_once", is_flag=True, help="Print the state once, without keys.")
 @_options(*_QUEUE, "redis.timeout_s")
 def top(every_s: float, is_once: bool, config_file: Path | None, **given: object) -> None:
-    """Show the workers of a queue, live.
+    """Show the workers of a queue, or of several, live.
 
     Keys select, sort and filter workers, and ask one of this host to take no more jobs (quiet), to take them again
     (resume), or to finish its jobs and end (drain). The parent of several workers does not restart a drained one.
@@ -405,7 +406,7 @@ def top(every_s: float, is_once: bool, config_file: Path | None, **given: object
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @_options(*_QUEUE, "redis.timeout_s")
 def status(as_json: bool, config_file: Path | None, **given: object) -> None:
-    """List the live workers of a queue.
+    """List the live workers of a queue, or of several.
 
     \b
     Example:
@@ -418,7 +419,7 @@ def status(as_json: bool, config_file: Path | None, **given: object) -> None:
     config = _config_of(config_file, given)
     url = find_redis(config, os.environ).url
     workers = living_workers(config, url)
-    where = f"queue {config.queue.name!r} at {redacted(url)}"
+    where = f"{config.queue.title} at {redacted(url)}"
     for sentence in jobs_of_earlier_format(config, url):
         say(f"warning: {sentence}", err=True)
     say(json.dumps(workers, indent=2) if as_json else table_of(workers, where))
@@ -529,7 +530,7 @@ def migrate_queue(names: tuple[str, ...], wait_s: float, config_file: Path | Non
     from sluice.worker.queue_migration import run_migration
 
     config = _config_of(config_file, given)
-    sys.exit(run_migration(config, os.environ, names or (config.queue.name,), wait_s=wait_s, say=say))
+    sys.exit(run_migration(config, os.environ, names or config.queue.names, wait_s=wait_s, say=say))
 
 
 @main.command()

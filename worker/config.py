@@ -24,6 +24,8 @@ from sluice.engine.config import (
 )
 from sluice.kernels.native import INSTRUCTION_SET
 from sluice.protocol import limits
+from sluice.protocol.errors import InvalidSetting
+from sluice.protocol.queue_shares import QueueShare, read_shares
 from sluice.protocol.settings import (
     CONFIG_FILE_NAME,
     GATEWAY,
@@ -118,13 +120,19 @@ class HistoryConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueConfig:
-    """The queue to serve, and which of its jobs to take."""
+    """The queues to serve, and which of their jobs to take."""
 
-    name: str = setting("default", env="QUEUE", metavar="NAME", help="Name of the queue.")
+    name: tuple[str, ...] = setting(
+        ("default",),
+        env="QUEUE",
+        metavar="NAME[:WEIGHT]",
+        help="A queue to serve. May be repeated: while several have jobs, each gets tokens in proportion to its weight "
+        "(1 if not given). Several in the environment are separated by spaces.",
+    )
     partitions: int | None = setting(
         None,
         metavar="COUNT",
-        help="Number of partitions of the queue; 1 if not given. Only audit, status and top ask the workers for it.",
+        help="Number of partitions of each queue; 1 if not given. Only audit, status and top ask the workers for it.",
     )
     reserve_tokens: int = setting(
         256, help="Reserve at most this many output tokens for a job when deciding whether it fits."
@@ -143,10 +151,37 @@ class QueueConfig:
         """The number of partitions that a worker serves."""
         return self.partitions or 1
 
+    @property
+    def shares(self) -> tuple[QueueShare, ...]:
+        """The queues with their weights."""
+        return read_shares(self.name)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the queues."""
+        return tuple(share.name for share in self.shares)
+
+    @property
+    def title(self) -> str:
+        """The queues as a phrase for people."""
+        return f"queue{'s' * (len(self.name) > 1)} {', '.join(map(repr, self.names))}"
+
+    def only(self, reader: str) -> str:
+        """Return the name of the only queue; `reader` is the beginning of a sentence, such as "an audit reads".
+
+        Raises:
+            ConfigError: there are several.
+        """
+        if len(self.name) > 1:
+            raise ConfigError([f"SLUICE_QUEUE: {reader} one queue, not {', '.join(self.names)}: give --queue"])
+        return self.names[0]
+
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield each field that is wrong, with the reason."""
-        if not 0 < len(self.name) <= limits.MAX_QUEUE_NAME_CHARS or any(c in self.name for c in "{}: \n"):
-            yield "name", f"expected 1 to {limits.MAX_QUEUE_NAME_CHARS} characters without braces, colons or spaces"
+        try:
+            read_shares(self.name)
+        except InvalidSetting as error:
+            yield "name", str(error)
         yield from _positive(self, "partitions", "reserve_tokens", "model_wait_s")
 
 

@@ -1,6 +1,6 @@
 """The servers and keys of a configuration; embedded servers where no URL is given."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -90,22 +90,24 @@ def _embedded_use(environ: Mapping[str, str]) -> "Use":
 
 def partitions_of(config: WorkerConfig) -> tuple[QueueKeys, ...]:
     """List the keys of every partition that a worker serves."""
-    return _keys(config, config.queue.num_partitions)
+    return tuple(key for name in config.queue.names for key in _keys(name, config.queue.num_partitions))
 
 
 def stated_partitions_of(client: Any, config: WorkerConfig) -> tuple[QueueKeys, ...]:  # noqa: ANN401 - untyped
-    """List the keys of every partition that the queue's workers have stated they serve.
+    """List the keys of every partition that the queues' workers have stated they serve.
 
     Raises:
         ConfigError: the settings name another number.
     """
-    name = config.queue.name
-    stated = client.hget(QueueKeys(name).key("config"), "partitions")
-    try:
-        return _keys(config, served_partitions(name, stated, config.queue.partitions) or 1)
-    except InvalidSetting as error:
-        raise ConfigError([str(error)]) from error
+    asked, partitions = config.queue.partitions, list[QueueKeys]()
+    for name in config.queue.names:
+        stated = client.hget(QueueKeys(name).key("config"), "partitions")
+        try:
+            partitions += _keys(name, served_partitions(name, stated, asked) or 1)
+        except InvalidSetting as error:
+            raise ConfigError([str(error)]) from error
+    return tuple(partitions)
 
 
-def _keys(config: WorkerConfig, number: int) -> tuple[QueueKeys, ...]:
-    return tuple(QueueKeys(config.queue.name, partition) for partition in range(number))
+def _keys(queue: str, number: int) -> Iterator[QueueKeys]:
+    return (QueueKeys(queue, partition) for partition in range(number))

@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from itertools import islice
 from typing import TypeVar
 
@@ -59,17 +58,13 @@ def run_migration(
     client = connect(url, timeout_s=config.redis.timeout_s)
     until_s = time.monotonic() + wait_s
     with expecting_answers(url):
-        codes = [_run_queue(client, _of_queue(config, name), until_s, say) for name in names]
+        codes = [_run_queue(client, name, config.queue.partitions, until_s, say) for name in names]
     return max(codes)
 
 
-def _of_queue(config: WorkerConfig, name: str) -> WorkerConfig:
-    return replace(config, queue=replace(config.queue, name=name))
-
-
-def _run_queue(client: Client, config: WorkerConfig, until_s: float, say: Callable[[str], None]) -> ExitCode:
-    name, moved = config.queue.name, Counter[str]()
-    partitions = [Partition(client, keys, moved) for keys in _partitions(client, config)]
+def _run_queue(client: Client, name: str, asked: int | None, until_s: float, say: Callable[[str], None]) -> ExitCode:
+    moved = Counter[str]()
+    partitions = [Partition(client, keys, moved) for keys in _partitions(client, name, asked)]
     while True:
         left = [partition.run() for partition in partitions]
         if all(one.is_ended for one in left) or time.monotonic() >= until_s:
@@ -100,24 +95,24 @@ def _report(name: str, left: Sequence[Remainder], problems: Counter[str], say: C
     return ExitCode.NOT_READY if workers or running else ExitCode.MISUSED
 
 
-def _partitions(client: Client, config: WorkerConfig) -> list[QueueKeys]:
+def _partitions(client: Client, name: str, asked: int | None) -> list[QueueKeys]:
     """List the partitions that workers of either format have stated they serve.
 
     Raises:
         ConfigError: those of this version serve fewer.
     """
-    first = QueueKeys(config.queue.name)
+    first = QueueKeys(name)
     stated = [client.hget(f"{prefix}:config", "partitions") for prefix in (first.prefix_of_format_1, first.prefix)]
     before, now = (int(value) if value and value.isdigit() else 0 for value in stated)
-    now = config.queue.partitions or now
+    now = asked or now
     if now and before > now:
         raise ConfigError(
             [
-                f"SLUICE_PARTITIONS: queue {config.queue.name!r} has {before} partitions in the format of the earlier "
+                f"SLUICE_PARTITIONS: queue {name!r} has {before} partitions in the format of the earlier "
                 f"version, and its workers now serve {now}: start these with {before}"
             ]
         )
-    return [QueueKeys(config.queue.name, partition) for partition in range(before or now or 1)]
+    return [QueueKeys(name, partition) for partition in range(before or now or 1)]
 
 
 class Partition:

@@ -1,4 +1,4 @@
-"""The live workers of a queue, from their heartbeats. Reads only."""
+"""The live workers of queues, from their heartbeats. Reads only."""
 
 from collections.abc import Mapping, Sequence
 
@@ -18,7 +18,7 @@ COLUMNS = (
 
 
 def living_workers(config: WorkerConfig, url: str) -> list[dict[str, str]]:
-    """Return the status fields of each live worker of the queue on a server, with its incarnation.
+    """Return the status fields of each live worker of the queues on a server, with its incarnation.
 
     Raises:
         ConfigError: the settings name another number of partitions than the workers serve.
@@ -34,7 +34,7 @@ def living_workers(config: WorkerConfig, url: str) -> list[dict[str, str]]:
 
 
 def jobs_of_earlier_format(config: WorkerConfig, url: str) -> list[str]:
-    """Return a sentence if the queue has jobs in the format of an earlier version, else nothing.
+    """Return a sentence for each queue that has jobs in the format of an earlier version.
 
     Raises:
         ConfigError, NotReady: as `living_workers`.

@@ -13,6 +13,7 @@ from sluice.producer.cli.common import database_option, note, partitions_option,
 from sluice.producer.cli.hints import suggested
 from sluice.producer.errors import InvalidSetting
 from sluice.protocol.host.state_folder import files_url as find_files_url
+from sluice.protocol.queue_shares import QueueShare
 from sluice.protocol.settings import FC, config_option, flag_of
 
 
@@ -43,7 +44,8 @@ def own_options(command: FC) -> FC:
     show_default=True,
     envvar="SLUICE_QUEUE",
     show_envvar=True,
-    help="Queue to serve. May be repeated: a request goes to the one whose workers serve its model.",
+    help="Queue to serve. May be repeated: a request goes to the one whose workers serve its model. The weights of a "
+    "worker's setting are ignored.",
 )
 @server_option
 def serve(
@@ -71,17 +73,17 @@ def serve(
         raise InvalidSetting(
             f"{error.name} is missing; install the gateway: pip install 'sluice-llm[gateway]'"
         ) from error
+    names = [QueueShare.read(text).name for text in queues]
     settings = GatewaySettings(
         redis_url=url,
-        queues=tuple(ServedQueue(name, partitions) for name in queues),
+        queues=tuple(ServedQueue(name, partitions) for name in names),
         model_queues=tuple(_model_queue(text) for text in models),
         database_url=config.database_url(database_url),
         **_own_values(config_file, flags),
     )
 
     def report(url: str, has_keys: bool) -> None:
-        names = ", ".join(repr(name) for name in queues)
-        served = f"queue {names}" if len(queues) == 1 else f"queues {names}"
+        served = f"queue{'s' * (len(names) > 1)} {', '.join(map(repr, names))}"
         note(f"producer: serving {served} {'with' if has_keys else 'without'} API keys on {url}")
 
     run(settings, report, suggested("producer keys create", "--tenant", "NAME", keep="database_url".__eq__))

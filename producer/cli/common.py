@@ -15,6 +15,7 @@ from sluice.producer.client import Producer
 from sluice.producer.errors import InvalidSetting
 from sluice.protocol.host.terminal import printable, say
 from sluice.protocol.jobs import OPTION_NAMES, Options
+from sluice.protocol.queue_shares import read_shares
 from sluice.protocol.sampling import DEFAULTS, OPTIONS, Option, sentence_of
 from sluice.protocol.waits import WaitNotice
 
@@ -56,8 +57,23 @@ def option(
 
 def connection_options(command: Command) -> Command:
     """Add the options that locate the queue."""
-    queue = option("--queue", str, "NAME", "Name of the queue.", default="default", envvar="SLUICE_QUEUE")
+    about = "Name of the queue."
+    queue = option("--queue", str, "NAME", about, default="default", envvar="SLUICE_QUEUE", callback=_one_queue)
     return server_option(queue(partitions_option(command)))
+
+
+def _one_queue(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
+    """Return the name of the queue. The variable may be a worker's too: with a weight, or with several queues.
+
+    Raises:
+        InvalidSetting: it names several.
+    """
+    if not set(text) & {":", " "}:
+        return text
+    names = [share.name for share in read_shares(text.split())]
+    if len(names) > 1:
+        raise InvalidSetting(f"SLUICE_QUEUE names the queues {', '.join(names)}: choose one with --queue")
+    return names[0]
 
 
 def partitions_option(command: Command) -> Command:

@@ -11,6 +11,7 @@ from sluice.protocol import limits
 from sluice.protocol.formats import look_for_format_1, said_of_format_1
 from sluice.protocol.job_ids import split_job_id
 from sluice.protocol.keys import QueueKeys, served_partitions
+from sluice.protocol.queue_shares import is_queue_name
 from sluice.protocol.wire import WireError
 
 LOG = logging.getLogger(__name__)
@@ -49,8 +50,7 @@ class Queue:
     def __post_init__(self) -> None:
         self.partitions = 1 if self.asked_partitions is None else self.asked_partitions
         self.is_named = self.asked_partitions is not None
-        is_fine = 0 < len(self.name) <= limits.MAX_QUEUE_NAME_CHARS and not set(self.name) & set("{}: \n\r\t")
-        if not is_fine or self.partitions < 1:
+        if not is_queue_name(self.name) or self.partitions < 1:
             raise InvalidJob(
                 f"a queue's name is 1 to {limits.MAX_QUEUE_NAME_CHARS} characters without braces, colons and spaces, "
                 f"and it has 1 partition or more; got {self.name!r} and {self.partitions}"

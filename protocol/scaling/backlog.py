@@ -6,7 +6,7 @@ So outputs that are shorter or longer than their reserve change the measured rat
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Literal
 
@@ -70,6 +70,21 @@ def backlog_of(queue: str, views: Sequence[QueueView]) -> Backlog:
         nearest_deadline_s=None if deadline_ms is None else round((deadline_ms - now_ms) / 1000, 1),
         is_paused=any(view.is_paused for view in views),
     )
+
+
+def backlog_of_all(views: Mapping[str, Sequence[QueueView]]) -> Backlog:
+    """Sum up several queues that have the same workers; `views` are those of each queue's partitions.
+
+    Waiting jobs of a queue that is paused do not count, unless all are.
+    """
+    paused = {queue for queue, own in views.items() if any(view.is_paused for view in own)}
+    uncounted = paused if len(paused) < len(views) else set[str]()
+    counted = [
+        replace(view, waiting_jobs=0, is_paused=False) if queue in uncounted else view
+        for queue, own in views.items()
+        for view in own
+    ]
+    return backlog_of(", ".join(views), counted)
 
 
 def _ready_jobs(view: QueueView) -> int:

@@ -229,7 +229,8 @@ class TestGivenAGatewayOfTwoQueues:
     """The second one has the worker."""
 
     def test_when_its_model_is_asked_for_then_it_answers(self, queue_server: RedisServer) -> None:
-        arguments = ("--queue", "empty", "--queue", "default", "--model", "later=empty")
+        # The variable may be a worker's too, with weights.
+        arguments = ("--queue", "empty:3", "--queue", "default", "--model", "later=empty")
 
         with gateway_process(queue_server.url, *arguments) as gateway:
             client = gateway.client()

@@ -229,7 +229,7 @@ class TestGivenEndsWhoseResultsHaveKeys:
         self, valkey: RedisServer, sqlite_history: Engine
     ) -> None:
         writer = SizesOfWrites(sqlite_history)
-        settings = recording.RecorderSettings(queue=e.QUEUE, block_s=0.01)
+        settings = recording.RecorderSettings(queues=(e.QUEUE,), block_s=0.01)
 
         recording.Recorder(client_of(valkey), writer, settings).drain()
 
@@ -242,7 +242,7 @@ class TestGivenEntriesThatAReaderLeft:
     ) -> None:
         client, writer = client_of(valkey), SizesOfWrites(sqlite_history)
         add(client, *([e.submitted(f"0.a.{number}", prompt=e.prompt("x" * 1000))] for number in range(7)))
-        settings = recording.RecorderSettings(queue=e.QUEUE, block_s=0.01)
+        settings = recording.RecorderSettings(queues=(e.QUEUE,), block_s=0.01)
         first = recording.Recorder(client, writer, settings)
         client.xgroup_create(OUTBOX, recording.GROUP, "0")
         client.xreadgroup(recording.GROUP, socket.gethostname(), {OUTBOX: ">"})

@@ -33,7 +33,7 @@ def queue(valkey: RedisServer) -> Generator[Queue]:
 
 def record_all(valkey: RedisServer, history: Engine) -> None:
     """Write what the outbox holds."""
-    settings = RecorderSettings(queue="q", name="r1")
+    settings = RecorderSettings(queues=("q",), name="r1")
     Recorder(client_of(valkey), HistoryWriter(history), settings).drain()
 
 

@@ -36,7 +36,7 @@ def add(client: Client, *entries: list[e.Packed]) -> None:
 
 def recorder(valkey: RedisServer, history: Engine, **settings: object) -> Recorder:
     """A recorder of the queue's one partition."""
-    usual: dict[str, object] = {"queue": e.QUEUE, "name": "r1", "block_s": 0.05}
+    usual: dict[str, object] = {"queues": (e.QUEUE,), "name": "r1", "block_s": 0.05}
     return Recorder(client_of(valkey), HistoryWriter(history), RecorderSettings(**usual | settings))  # pyright: ignore[reportArgumentType]  # settings by name
 
 
@@ -515,7 +515,7 @@ class TestGivenARedisThatGoesAway:
         add(client, [e.submitted("0.a.1")])
         broken = client_of(valkey)
         broken.connection_pool = PoolWithoutSockets(broken.connection_pool)
-        settings = RecorderSettings(queue=e.QUEUE, name="r1", block_s=0.05)
+        settings = RecorderSettings(queues=(e.QUEUE,), name="r1", block_s=0.05)
 
         with running(Recorder(broken, HistoryWriter(sqlite_history), settings)):
             until(lambda: states(sqlite_history) == {"0.a.1": "queued"}, "the row")

@@ -22,7 +22,7 @@ import json, sys
 from sluice.worker.recorder.recorder import RecorderSettings, main
 given = json.loads(sys.argv[1])
 code = main(redis_url=given["redis"], database_url=given["database"], until_eof=given["until_eof"],
-            settings=RecorderSettings(queue=given["queue"], name="r1", block_s=0.1))
+            settings=RecorderSettings(queues=(given["queue"],), name="r1", block_s=0.1))
 print(json.dumps([name for name in ("torch", "transformers", "rq", "numpy") if name in sys.modules]))
 sys.exit(code)
 """

@@ -1,4 +1,4 @@
-"""Metrics of a queue's depth: all its partitions together."""
+"""Metrics of a queue's depth: all its partitions together, and each queue apart."""
 
 import urllib.error
 import urllib.request
@@ -17,8 +17,8 @@ from tests.servers import RedisServer, free_port, redis_server
 
 PARTITIONS = tuple(QueueKeys("q", number) for number in range(3))
 NAMES = ("depth_jobs", "depth_tokens", "outbox", "callbacks", "dead", "suspects", "paused", "worker_deaths")
-ZEROS: dict[str, Value] = {f"queue_{name}": 0 for name in (*NAMES, "results_missed")}
-EMPTY: dict[str, Value] = {**ZEROS, "queue_oldest_age_seconds": None}
+ZEROS: dict[str, Value] = {f"queue_{name}": {"q": 0} for name in (*NAMES, "results_missed")}
+EMPTY: dict[str, Value] = {**ZEROS, "queue_oldest_age_seconds": {}}
 
 
 class TestGivenAQueueInPartitions:
@@ -42,10 +42,10 @@ class TestGivenAQueueInPartitions:
 
             assert depth.look() == {
                 **EMPTY,
-                "queue_depth_jobs": 2,
-                "queue_depth_tokens": 60,
-                "queue_oldest_age_seconds": 5.0,
-                "queue_outbox": 2,
+                "queue_depth_jobs": {"q": 2},
+                "queue_depth_tokens": {"q": 60},
+                "queue_oldest_age_seconds": {"q": 5.0},
+                "queue_outbox": {"q": 2},
             }
 
     def test_when_some_hold_what_a_person_must_look_at_then_it_is_summed_too(self, valkey: RedisServer) -> None:
@@ -62,7 +62,21 @@ class TestGivenAQueueInPartitions:
             seen = QueueDepth(connect(valkey.url, timeout_s=5), PARTITIONS).look()
 
         names = ("queue_callbacks", "queue_dead", "queue_suspects", "queue_paused")
-        assert [seen[name] for name in names] == [2, 2, 1, True]
+        assert [seen[name] for name in names] == [{"q": 2}, {"q": 2}, {"q": 1}, {"q": True}]
+
+
+class TestGivenTwoQueues:
+    def test_when_jobs_wait_in_one_then_the_other_has_its_own_figures(self, valkey: RedisServer) -> None:
+        chat, batch = QueueKeys("chat"), QueueKeys("batch")
+        with valkey.client() as client:
+            Queue(client, batch).add("a")
+
+            seen = QueueDepth(connect(valkey.url, timeout_s=5), (chat, batch)).look()
+
+        assert seen["queue_depth_jobs"] == {"chat": 0, "batch": 1}
+        ages = seen["queue_oldest_age_seconds"]
+        assert isinstance(ages, dict)
+        assert ages.keys() == {"batch"}
 
 
 class TestGivenAWorkerWhoseRedisGoesAway:
@@ -107,13 +121,14 @@ class TestGivenACacheThatHoldsOneJob:
 
 
 def scrape(port: int) -> dict[str, float]:
-    """Return the values of /metrics without labels; none while no server listens."""
+    """Return the values of /metrics without labels, and those of the default queue; none while no server listens."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as reply:
             lines = reply.read().decode().splitlines()
     except urllib.error.URLError:
         return {}
-    pairs = [line.split(" ") for line in lines if "{" not in line and not line.startswith("#")]
+    own = [line.replace('{queue="default"}', "") for line in lines]
+    pairs = [line.split(" ") for line in own if "{" not in line and not line.startswith("#")]
     return {name: float(value) for name, value in pairs}
 
 

@@ -29,7 +29,7 @@ class Said(list[str]):
     def migrate(self, client: Any, *, wait_s: float = 0.0) -> ExitCode:
         path = client.connection_pool.connection_kwargs["path"]
         config = load_config({}, flags={"redis.url": f"unix://{path}"})
-        return run_migration(config, {}, ["default"], wait_s=wait_s, say=self.append)
+        return run_migration(config, {}, config.queue.names, wait_s=wait_s, say=self.append)
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ class HeldJobs(RuleBasedStateMachine):
         """Lease jobs; one that is held already is leased anew."""
         self.num_pulls += 1
         jobs = [self.leases.new_job(self._leased(name), KEYS, JobSpec(stream=stream)) for name in names]
-        older = [job for name in names if (job := self.leases.of_job(JobId(f"0.t.{name}"))) is not None]
+        older = [job for name in names if (job := self.leases.of_job(KEYS, JobId(f"0.t.{name}"))) is not None]
         assert self.leases.take(KEYS, self.num_pulls, jobs) == older
         for job in jobs:
             self.states[job.request_id] = job.state

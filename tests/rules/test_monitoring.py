@@ -35,19 +35,19 @@ SAMPLES = {
 SERIES = [
     {"series": 'sluice_scale_backlog_jobs{job="g", queue="q"}', "values": "5x30"},
     {"series": 'sluice_scale_workers{job="g", queue="q"}', "values": "1x9 0x20"},
-    {"series": 'sluice_queue_outbox{job="w", instance="a"}', "values": "0+200x30"},
+    {"series": 'sluice_queue_outbox{job="w", instance="a", queue="q"}', "values": "0+200x30"},
     {"series": 'sluice_places{job="r", instance="b"}', "values": "64x30"},
-    {"series": 'sluice_queue_outbox{job="r", instance="b"}', "values": "0x9"},
+    {"series": 'sluice_queue_outbox{job="r", instance="b", queue="r"}', "values": "0x9"},
     {"series": 'sluice_gateway_requests_total{job="g", status="200"}', "values": "0+100x30"},
     {"series": 'sluice_gateway_requests_total{job="g", status="503"}', "values": "0x9 0+50x20"},
-    {"series": 'sluice_queue_worker_deaths_total{job="w", instance="a"}', "values": "0x20 1x9"},
+    {"series": 'sluice_queue_worker_deaths_total{job="w", instance="a", queue="q"}', "values": "0x20 1x9"},
 ]
 FIRING = {
     "SluiceNoWorker": {"queue": "q"},
-    "SluiceOutboxGrows": {"job": "w"},
+    "SluiceOutboxGrows": {"queue": "q"},
     "SluiceRedisAway": {"instance": "b"},
     "SluiceGatewayErrors": {"job": "g"},
-    "SluiceWorkersDie": {"job": "w"},
+    "SluiceWorkersDie": {"queue": "q"},
 }
 
 

@@ -339,7 +339,7 @@ class TestGivenAHistory:
         history = open_database(url, is_writer=True)
         migrate(history)
         jobs = queue.submit(Ask(), 2)
-        settings = RecorderSettings(queue=queue.name, name="r1", partitions=PARTITIONS)
+        settings = RecorderSettings(queues=(queue.name,), name="r1", partitions=PARTITIONS)
         Recorder(queue.client, HistoryWriter(history), settings).drain()
         history.dispose()
         flags = {"redis.url": queue.cluster.url, "history.database_url": url, "queue.name": queue.name}

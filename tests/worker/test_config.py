@@ -5,9 +5,11 @@ from typing import ClassVar
 
 import pytest
 
+from sluice.protocol.queue_shares import QueueShare
 from sluice.worker.config import SETTINGS, load_config
 from sluice.worker.errors import ConfigError, ExitCode
 from sluice.worker.model.load import engine_config
+from sluice.worker.processes.specs import environment_of
 
 
 class TestGivenNothing:
@@ -17,14 +19,14 @@ class TestGivenNothing:
         config = load_config({})
 
         assert config.redis.url is None
-        assert config.queue.name == "default"
+        assert config.queue.names == ("default",)
         assert config.beat.every_s == 1.0
         assert config.beat.life_s == 4.0
 
     def test_when_the_environment_has_names_of_others_then_they_are_left_alone(self) -> None:
         config = load_config({"PATH": "/bin", "SLUICE_STATE_DIR": "/tmp/state", "SLUICE_API_KEY": "x"})
 
-        assert config.queue.name == "default"
+        assert config.queue.names == ("default",)
 
 
 class TestGivenAPodOfKubernetes:
@@ -133,12 +135,57 @@ class TestGivenTheSameSettingInAllPlaces:
 
         config = load_config(environ, file=file, flags={"queue.name": "from-flag"})
 
-        assert config.queue.name == "from-flag"
+        assert config.queue.names == ("from-flag",)
         assert config.beat.life_s == 8.0
         assert config.queue.partitions == 3
 
     def test_when_the_environment_names_the_file_then_it_is_read(self, file: Path) -> None:
-        assert load_config({"SLUICE_CONFIG": str(file)}).queue.name == "from-file"
+        assert load_config({"SLUICE_CONFIG": str(file)}).queue.names == ("from-file",)
+
+
+class TestGivenSeveralQueues:
+    """The first has three parts of the worker, the second one."""
+
+    SHARES = (QueueShare("chat", 3), QueueShare("batch", 1))
+
+    def test_when_any_source_names_them_then_they_have_their_weights(self, tmp_path: Path) -> None:
+        file = tmp_path / "sluice.toml"
+        file.write_text('[queue]\nname = ["chat:3", "batch"]\n')
+
+        assert load_config({}, file=file).queue.shares == self.SHARES
+        assert load_config({"SLUICE_QUEUE": "chat:3 batch:1"}).queue.shares == self.SHARES
+        assert load_config({}, flags={"queue.name": ("chat:3", "batch")}).queue.shares == self.SHARES
+
+    def test_when_a_child_process_reads_its_environment_then_they_are_the_same(self) -> None:
+        config = load_config({"SLUICE_QUEUE": "chat:3 batch"})
+
+        assert load_config(environment_of(config)) == config
+
+    def test_when_a_command_reads_one_then_the_refusal_names_both(self) -> None:
+        queue = load_config({"SLUICE_QUEUE": "chat:3 batch"}).queue
+
+        with pytest.raises(ConfigError, match="SLUICE_QUEUE: an audit reads one queue, not chat, batch: give --queue"):
+            queue.only("an audit reads")
+
+    @pytest.mark.parametrize(
+        ("text", "problem"),
+        [
+            ("chat:x", "expected NAME or NAME:WEIGHT, where the weight is a whole number, got 'chat:x'"),
+            ("chat:-1", "expected NAME or NAME:WEIGHT, where the weight is a whole number, got 'chat:-1'"),
+            ("chat:2:3", "expected NAME or NAME:WEIGHT, where the weight is a whole number, got 'chat:2:3'"),
+            ("chat:", "expected NAME or NAME:WEIGHT, where the weight is a whole number, got 'chat:'"),
+            ("chat:0", "the weight of a queue is 1 to 1000, got 0"),
+            ("chat:1001", "the weight of a queue is 1 to 1000, got 1001"),
+            (":3", "expected 1 to 64 characters without braces, colons or spaces, got ''"),
+            ("a{b", "expected 1 to 64 characters without braces, colons or spaces, got 'a{b'"),
+            ("chat:3 batch chat", "expected each queue once, got chat more than once"),
+        ],
+    )
+    def test_when_they_are_wrong_then_it_says_what_is_expected(self, text: str, problem: str) -> None:
+        with pytest.raises(ConfigError) as raised:
+            load_config({"SLUICE_QUEUE": text})
+
+        assert raised.value.problems == (f"SLUICE_QUEUE: {problem}",)
 
 
 class TestGivenManyMistakes:

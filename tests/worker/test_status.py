@@ -41,6 +41,18 @@ class TestGivenNoWorker:
         assert table_of([], WHERE) == "no living workers on queue 'default' at redis://example:6379"
 
 
+class TestGivenAWorkerOfTwoQueues:
+    def test_when_both_are_asked_then_it_is_there_once(self, valkey: RedisServer) -> None:
+        told = Beat(incarnation="w1", held=(), processed_pull=0, expiry_ms=60_000, about={"model": "small"})
+        with valkey.client() as client:
+            for queue in ("chat", "batch"):
+                run(client, beat(QueueKeys(queue), told))
+
+        for queues in ("chat:3 batch", "batch"):
+            config = load_config({"SLUICE_QUEUE": queues})
+            assert [one["worker"] for one in living_workers(config, valkey.url)] == ["w1"]
+
+
 class TestGivenAWorkerOfTwoPartitions:
     def test_when_no_number_is_given_then_it_is_found_on_the_last_one(self, valkey: RedisServer) -> None:
         with Producer(valkey.url, partitions=2) as owner:

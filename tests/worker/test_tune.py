@@ -149,7 +149,7 @@ class TestGivenAChoice:
         started = self.started(start_command(config, self.choice))
 
         assert started.model == replace(config.model, block_size=32)
-        assert started.queue.name == "night"
+        assert started.queue.names == ("night",)
         assert started.batching == replace(
             config.batching, max_num_seqs=8, max_num_batched_tokens=512, long_prefill_token_threshold=64
         )
@@ -311,18 +311,18 @@ class TestGivenAHistory:
         return url
 
     def test_when_it_is_read_then_the_newest_jobs_come_as_they_came(self, url: str) -> None:
-        assert read_history(url, "q", hours=24, most=100) == [
+        assert read_history(url, ["q"], hours=24, most=100) == [
             Arrival(at_s=0.0, num_prompt_tokens=12, num_output_tokens=5),
             Arrival(at_s=1.5, num_prompt_tokens=12, num_output_tokens=5),
         ]
 
     def test_when_it_has_no_such_job_then_a_file_is_asked_for(self, url: str) -> None:
         with pytest.raises(ConfigError, match="no job of 'nobody' that is done: give a file"):
-            read_history(url, "nobody", hours=24, most=100)
+            read_history(url, ["nobody"], hours=24, most=100)
 
     def test_when_it_is_not_there_then_that_is_said(self, tmp_path: Path) -> None:
         with pytest.raises(NotReady, match="the history cannot be read"):
-            read_history(f"sqlite:///{tmp_path / 'none.db'}", "q", hours=24, most=100)
+            read_history(f"sqlite:///{tmp_path / 'none.db'}", ["q"], hours=24, most=100)
 
 
 class TestGivenSettings:

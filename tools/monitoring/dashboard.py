@@ -36,7 +36,7 @@ ROWS: dict[str, Sequence[Panel]] = {
     "Queues": (
         Panel("Waiting and running jobs", "short", [
             ("{{queue}} can start", now("scale_backlog_jobs")), ("{{queue}} running", now("scale_running_jobs")),
-            ("{{job}} waiting, with delayed ones", now("queue_depth_jobs")),
+            ("{{queue}} waiting, with delayed ones", now("queue_depth_jobs")),
         ]),
         Panel("Age of the oldest job, time to the nearest deadline", "s", [
             ("{{queue}} oldest", now("scale_oldest_age_seconds")),
@@ -46,12 +46,13 @@ ROWS: dict[str, Sequence[Panel]] = {
             ("{{queue}} living", now("scale_workers")), ("{{queue}} wanted", now("scale_wanted_workers")),
         ]),
         Panel("Jobs that ended", "ops", [("{{job}} {{state}}", rate("jobs_ended", "job", "state"))]),
+        Panel("Tokens of pulled jobs", "short", [("{{queue}}", rate("tokens_pulled", "queue"))]),
         Panel("Waiting for recorder and callbacks", "short", [
-            ("{{job}} outbox", now("queue_outbox")), ("{{job}} callbacks", now("queue_callbacks")),
+            ("{{queue}} outbox", now("queue_outbox")), ("{{queue}} callbacks", now("queue_callbacks")),
         ]),
         Panel("Dead set, suspects, paused", "short", [
-            ("{{job}} dead", now("queue_dead")), ("{{job}} suspects", now("queue_suspects")),
-            ("{{job}} paused", now("queue_paused")),
+            ("{{queue}} dead", now("queue_dead")), ("{{queue}} suspects", now("queue_suspects")),
+            ("{{queue}} paused", now("queue_paused")),
         ]),
     ),
     "Tokens": (
@@ -85,7 +86,7 @@ ROWS: dict[str, Sequence[Panel]] = {
     ),
     "Takeovers and failures": (
         Panel("Workers that died, leases taken over", "ops", [
-            ("{{job}} deaths", rate("queue_worker_deaths")),
+            ("{{queue}} deaths", rate("queue_worker_deaths")),
             ("{{instance}} leases lost", rate("jobs_lost", "instance")),
             ("{{instance}} writes refused", rate("refused_writes", "instance")),
         ]),
@@ -95,7 +96,7 @@ ROWS: dict[str, Sequence[Panel]] = {
         ]),
         Panel("Outages of Redis, results missed", "ops", [
             ("{{instance}} outages", rate("redis_outages", "instance")),
-            ("{{job}} results", rate("queue_results_missed")),
+            ("{{queue}} results", rate("queue_results_missed")),
         ]),
     ),
     "Tenants": (

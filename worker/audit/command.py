@@ -58,12 +58,13 @@ def run_audit(config: WorkerConfig, environ: Mapping[str, str], options: AuditOp
         NotReady: Redis or the database does not answer.
     """
     options.check()
+    queue = config.queue.only("an audit reads")
     url = find_redis(config, environ).url
     client = connect(url, timeout_s=config.redis.timeout_s)
     if not options.has_history:
         with expecting_answers(url):
             return _audited(client, None, config, options)
-    with opened_history(database_url_of(config, environ), config.queue.name) as history, expecting_answers(url):
+    with opened_history(database_url_of(config, environ), queue) as history, expecting_answers(url):
         return _audited(client, history, config, options)
 
 
@@ -81,7 +82,7 @@ def _audited(client: Client, history: HistorySide | None, config: WorkerConfig, 
     ).audit()
     if options.repair and report.findings:
         sources: list[LostJobs] = (
-            [] if history is None else [partial(jobs_of_history, history.engine, config.queue.name)]
+            [] if history is None else [partial(jobs_of_history, history.engine, config.queue.names[0])]
         )
         if journal is not None and options.file is not None:
             sources.append(partial(jobs_of_file, options.file, journal))

@@ -1,6 +1,9 @@
-"""The command `worker callbacks`: a mover in this process, and rq workers in child processes."""
+"""The command `worker callbacks`: a mover of each queue in this process, and rq workers in child processes."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import NamedTuple
 
 from sluice.history.database import HistoryError, HistoryUnreachable
 from sluice.protocol.redis.urls import is_cluster, redacted
@@ -34,36 +37,35 @@ def run_callbacks(config: WorkerConfig, environ: Mapping[str, str], *, until_eof
         networks = parse_networks(settings.networks or "")
     except ValueError as error:
         raise ConfigError([f"SLUICE_CALLBACKS_NETWORKS: {error}"]) from error
-    return main(
-        CallbackSettings(
-            redis_url=redis_url,
-            rq_url=rq_url,
-            redis_patience_s=config.redis.patience_s,
-            database_url=database_url_of(config, environ),
-            queue=config.queue.name,
-            partitions=config.queue.num_partitions,
-            secret=settings.secret,
-            networks=networks,
-            webhook_workers=settings.senders,
-            retention_days=settings.retention_days or None,
-            file_retention_days=settings.file_retention_days or None,
-            prompt_retention_days=settings.prompt_retention_days,
-            export_folder=settings.export_folder,
-            files_url=files_url_of(config, environ),
-            log=config.log,
-        ),
-        until_eof=until_eof,
+    of_all = CallbackSettings(
+        redis_url=redis_url,
+        rq_url=rq_url,
+        redis_patience_s=config.redis.patience_s,
+        database_url=database_url_of(config, environ),
+        partitions=config.queue.num_partitions,
+        secret=settings.secret,
+        networks=networks,
+        webhook_workers=settings.senders,
+        retention_days=settings.retention_days or None,
+        file_retention_days=settings.file_retention_days or None,
+        prompt_retention_days=settings.prompt_retention_days,
+        export_folder=settings.export_folder,
+        files_url=files_url_of(config, environ),
+        log=config.log,
     )
+    return main(*(replace(of_all, queue=name) for name in config.queue.names), until_eof=until_eof)
 
 
-def main(settings: CallbackSettings, *, until_eof: bool = False) -> ExitCode:
+def main(*of_queues: CallbackSettings, until_eof: bool = False) -> ExitCode:
     """Run `worker callbacks` until SIGTERM, SIGINT or, with `until_eof`, the end of standard input.
+
+    The settings of several queues differ in the name of the queue alone.
 
     Raises:
         ConfigError: a server refuses this user.
-        NotReady: the queue's Redis or rq's did not answer in time.
+        NotReady: the queues' Redis or rq's did not answer in time.
     """
-    log = get_log(queue=settings.queue)
+    settings, log = of_queues[0], get_log(queue=" ".join(own.queue for own in of_queues))
     try:
         prepare_at(settings.database_url)
     except HistoryUnreachable as error:
@@ -76,31 +78,52 @@ def main(settings: CallbackSettings, *, until_eof: bool = False) -> ExitCode:
     wait_for_redis(rq_client, settings.rq_url, patience_s=settings.redis_patience_s, log=log)
     if settings.secret is None:
         log.warning("no secret configured; webhooks are refused, and never sent later")
+    parts = [_Part(Mover(client, rq_client, own), _pool(own)) for own in of_queues]
+    where = {"redis": redacted(settings.redis_url), "rq": redacted(settings.rq_url)}
+    return _serve(parts, log, where, until_eof=until_eof)
+
+
+def _pool(settings: CallbackSettings) -> WorkerPool:
     names = settings.rq_names
     webhooks = [names.webhooks] * (settings.webhook_workers if settings.secret else 0)
-    pool = WorkerPool([names.chores, *[names.gateway] * is_installed(), *webhooks], settings)
-    mover = Mover(client, rq_client, settings)
+    return WorkerPool([names.chores, *[names.gateway] * is_installed(), *webhooks], settings)
 
+
+class _Part(NamedTuple):
+    """What serves one queue."""
+
+    mover: Mover
+    pool: WorkerPool
+
+
+def _serve(parts: Sequence[_Part], log: Log, where: Mapping[str, str], *, until_eof: bool) -> ExitCode:
     def stop() -> None:
-        pool.close()
-        mover.stop()
+        for part in parts:
+            part.pool.close()
+            part.mover.stop()
 
-    with ended_by_threads(log), stopped_by_signals(stop):
+    with ended_by_threads(log), stopped_by_signals(stop), ThreadPoolExecutor(len(parts), "mover") as threads:
         if until_eof:
             stop_at_eof(stop)
-        pool.start()
-        log.info("callbacks started", redis=redacted(settings.redis_url), rq=redacted(settings.rq_url))
-        return _run(mover, pool, log)
+        for part in parts:
+            part.pool.start()
+        log.info("callbacks started", **where)
+        ends = [threads.submit(_run, part, log, stop) for part in parts]
+        code = max(end.result() for end in ends)
+    if code == ExitCode.DONE:
+        log.info("callbacks stopped")
+    return code
 
 
-def _run(mover: Mover, pool: WorkerPool, log: Log) -> ExitCode:
+def _run(part: _Part, log: Log, stop: Callable[[], None]) -> ExitCode:
+    """Run the mover of one queue. If it fails, the others stop too, and the process is restarted."""
     try:
-        mover.run()
+        part.mover.run()
     except Exception:
         log.exception("callbacks failed")
+        stop()
         return ExitCode.BROKEN
     finally:
         # Python would wait for the processes, which work as long as this one runs.
-        pool.stop()
-    log.info("callbacks stopped")
+        part.pool.stop()
     return ExitCode.DONE

@@ -1,4 +1,4 @@
-"""Check the queue: that its keys are Sluice's, and that this worker agrees with its live workers."""
+"""Check the queues: that their keys are Sluice's, and that this worker agrees with their live workers."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -14,7 +14,7 @@ from sluice.protocol.calls import (
     restore_settings,
 )
 from sluice.protocol.formats import look_for_format_1, said_of_format_1
-from sluice.protocol.keys import QueueKeys
+from sluice.protocol.keys import QueueKeys, by_queue
 from sluice.protocol.redis.error_kinds import ErrorKind, classify
 from sluice.protocol.redis.execution import run, run_commands
 from sluice.worker.checks.redis_check import durability_results
@@ -28,26 +28,30 @@ from sluice.worker.model.folders import must_download
 from sluice.worker.model.loaded_model import LoadedModel
 
 
-def check_queue(site: Site) -> Iterator[CheckResult]:
-    """Check every partition.
+def check_queues(site: Site) -> Iterator[CheckResult]:
+    """Check every partition of every queue.
 
     Raises:
         ConfigError: another program uses its keys, or its workers have promised otherwise.
     """
+    for queue, partitions in by_queue(partitions_of(site.config)).items():
+        yield from _check_queue(site, queue, partitions)
+
+
+def _check_queue(site: Site, queue: str, partitions: Sequence[QueueKeys]) -> Iterator[CheckResult]:
     prepared = None if must_download(site.config.model.path) else site.model
     models = {(prepared.name if prepared else site.config.model.path) or ""}
-    partitions = partitions_of(site.config)
     for keys in partitions:
         view = site.ask_redis(lambda client, keys=keys: look_at(client, keys))
-        check_compatibility(view, site.config, prepared.max_job_tokens if prepared else None)
+        check_compatibility(queue, view, site.config, prepared.max_job_tokens if prepared else None)
         models.update(set(view.models) - view.parents.keys())
         yield from site.ask_redis(lambda client, keys=keys: list(_clock_results(client, keys)))
-    site.ask_redis(lambda client: check_left_out(client, site.config))
+    site.ask_redis(lambda client: check_left_out(client, queue, len(partitions)))
     for sentence in site.ask_redis(lambda client: jobs_left_behind(client, partitions)):
         yield warning("queue format", sentence)
     if len(models) > 1:
         yield warning("queue models", two_models(models), TWO_MODELS_ADVICE)
-    yield CheckResult("queue", f"{site.config.queue.name!r} agrees with these settings")
+    yield CheckResult("queue", f"{queue!r} agrees with these settings")
     yield from site.ask_redis(lambda client: list(durability_results(client, partitions[0])))
 
 
@@ -85,10 +89,11 @@ def look_at(client: Client, keys: QueueKeys) -> PartitionView:
         raise ConfigError([f"{problem}{advice}"]) from error
 
 
-def check_compatibility(view: PartitionView, config: WorkerConfig, max_job_tokens: int | None) -> None:
+def check_compatibility(name: str, view: PartitionView, config: WorkerConfig, max_job_tokens: int | None) -> None:
     """Check that a worker agrees with the live workers of a partition.
 
     Args:
+        name: The queue.
         view: The partition.
         config: The settings.
         max_job_tokens: The largest job that this worker can run; None if that is not known yet.
@@ -96,7 +101,7 @@ def check_compatibility(view: PartitionView, config: WorkerConfig, max_job_token
     Raises:
         ConfigError: it would not.
     """
-    name, stated = config.queue.name, int(view.settings.get("max_job_tokens") or 0)
+    stated = int(view.settings.get("max_job_tokens") or 0)
     if view.num_workers and max_job_tokens is not None and stated > max_job_tokens:
         raise ConfigError(
             [
@@ -114,32 +119,34 @@ def check_compatibility(view: PartitionView, config: WorkerConfig, max_job_token
         )
 
 
-def check_left_out(client: Client, config: WorkerConfig) -> None:
+def check_left_out(client: Client, queue: str, num_partitions: int) -> None:
     """Check that the partition after the last has no jobs: the queue may have had more partitions before.
 
     Raises:
         ConfigError: it has.
     """
-    left_out = QueueKeys(config.queue.name, config.queue.num_partitions)
+    left_out = QueueKeys(queue, num_partitions)
     view = look_at(client, left_out)
     if view.waiting_jobs or view.running_jobs:
         raise ConfigError(
             [
-                f"SLUICE_PARTITIONS: partition {left_out.partition} of {config.queue.name!r} has jobs that no worker "
+                f"SLUICE_PARTITIONS: partition {left_out.partition} of {queue!r} has jobs that no worker "
                 f"would serve: give its former number of partitions until it is empty"
             ]
         )
 
 
 def jobs_left_behind(client: Client, partitions: Sequence[QueueKeys]) -> list[str]:
-    """Return a sentence if a queue has jobs in the format of an earlier version, which its workers do not see.
+    """Return a sentence for each queue with jobs in the format of an earlier version, which its workers do not see.
 
     Raises:
         RedisError: the server is unreachable, or cannot serve now.
     """
-    replies = run_commands(client, [look_for_format_1(keys) for keys in partitions])
-    sentence = said_of_format_1(partitions[0].queue, replies)
-    return [] if sentence is None else [sentence]
+    sentences = [
+        said_of_format_1(queue, run_commands(client, [look_for_format_1(keys) for keys in own]))
+        for queue, own in by_queue(partitions).items()
+    ]
+    return [sentence for sentence in sentences if sentence is not None]
 
 
 def _clock_results(client: Client, keys: QueueKeys) -> Iterator[CheckResult]:
@@ -153,7 +160,7 @@ def _clock_results(client: Client, keys: QueueKeys) -> Iterator[CheckResult]:
 
 
 def agree_on_queue(client: Client, config: WorkerConfig, served: LoadedModel) -> None:
-    """Configure which jobs the workers of this queue take, unless living workers have announced otherwise.
+    """Configure which jobs the workers of the queues take, unless living workers have announced otherwise.
 
     Raises:
         ConfigError: They have.
@@ -162,7 +169,7 @@ def agree_on_queue(client: Client, config: WorkerConfig, served: LoadedModel) ->
         # Notes when the settings of a new queue began, before the first one is written.
         run(client, restore_settings(keys, KnownSettings()))
         view = look_at(client, keys)
-        check_compatibility(view, config, served.max_job_tokens)
+        check_compatibility(keys.queue, view, config, served.max_job_tokens)
         is_first = not view.num_workers or not view.settings.get("max_job_tokens")
         settings = QueueSettings(
             max_job_tokens=served.max_job_tokens if is_first else None,
@@ -174,4 +181,5 @@ def agree_on_queue(client: Client, config: WorkerConfig, served: LoadedModel) ->
             keep_results=config.history.keep_results,
         )
         run(client, configure(keys, settings))
-    check_left_out(client, config)
+    for queue in config.queue.names:
+        check_left_out(client, queue, config.queue.num_partitions)

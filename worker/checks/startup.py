@@ -12,7 +12,7 @@ from typing import NamedTuple
 from sluice.engine.execution.threads import default_num_threads
 from sluice.kernels.compiler import COMPILERS
 from sluice.worker.checks.estimate import check_estimate
-from sluice.worker.checks.queue_check import check_queue
+from sluice.worker.checks.queue_check import check_queues
 from sluice.worker.checks.redis_check import check_redis
 from sluice.worker.checks.site import CheckLevel, CheckResult, Site, warning
 from sluice.worker.connection.listening import listen, ports_of
@@ -37,7 +37,10 @@ def check_settings(site: Site) -> Iterator[CheckResult]:
     """Check the settings of the engine against each other."""
     engine_config(site.config)
     queue = site.config.queue
-    yield CheckResult("settings", f"queue {queue.name!r}, {queue.num_partitions} partition(s)")
+    yield CheckResult("settings", f"{queue.title}, {queue.num_partitions} partition(s)")
+    if len(queue.shares) > 1:
+        weights = ", ".join(f"{share.name} {share.weight}" for share in queue.shares)
+        yield CheckResult("queue weights", weights)
 
 
 def check_metrics(site: Site) -> Iterator[CheckResult]:
@@ -163,7 +166,7 @@ MODEL_CHECKS = (
     StartupCheck("device", check_device),
     StartupCheck("model", check_model, needs=frozenset({"settings", "device"})),
     StartupCheck("kernels", check_kernels, needs=frozenset({"device"})),
-    StartupCheck("queue", check_queue, needs=frozenset({"redis", "model"})),
+    StartupCheck("queue", check_queues, needs=frozenset({"redis", "model"})),
 )
 """Run after the others: they import torch, which takes seconds."""
 

@@ -1,4 +1,4 @@
-"""Read one stream of each partition of a queue through a consumer group. Knows nothing of the entries' meaning.
+"""Read one stream of each partition through a consumer group. Knows nothing of the entries' meaning.
 
 The recorder and the mover of callbacks read in this way; each has its own turn.
 """

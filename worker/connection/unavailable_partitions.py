@@ -47,7 +47,7 @@ class UnavailablePartitions:
         Raises:
             RedisError: `error` itself, after too many unexpected error replies in a row.
         """
-        self._health.failed(f"partition {keys.partition}", error)
+        self._health.failed(keys.prefix, error)
         with self._lock:
             failed = self._known.setdefault(keys, _FailedPartition())
             if failed.is_away or self._closing.is_set():
@@ -65,7 +65,7 @@ class UnavailablePartitions:
             if failed is None or failed.is_away:
                 return
             del self._known[keys]
-        self._health.answered(f"partition {keys.partition}")
+        self._health.answered(keys.prefix)
 
     def when_back(self, keys: QueueKeys, act: Callable[[], None]) -> None:
         """Call `act` once the partition is available, or now if it is."""

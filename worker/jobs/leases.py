@@ -32,7 +32,9 @@ class Leases:
     """Guards the held jobs and their transitions. Hold it to make a check and a transition one step."""
 
     _by_request: dict[str, HeldJob] = field(default_factory=dict[str, HeldJob])
-    _by_job: dict[JobId, HeldJob] = field(default_factory=dict[JobId, HeldJob])
+    _by_job: dict[tuple[QueueKeys, JobId], HeldJob] = field(default_factory=dict[tuple[QueueKeys, JobId], HeldJob])
+    """By partition and id: two queues may have jobs of the same id."""
+
     _processed_pull: dict[QueueKeys, int] = field(default_factory=dict[QueueKeys, int])
 
     def new_job(self, leased: LeasedJob, keys: QueueKeys, spec: JobSpec | None) -> HeldJob:
@@ -44,11 +46,11 @@ class Leases:
         with self.lock:
             replaced: list[HeldJob] = []
             for job in jobs:
-                older = self._by_job.get(job.id)
+                older = self._by_job.get((keys, job.id))
                 if older is not None:
                     replaced.append(older)
                     self.remove(older)
-                self._by_job[job.id] = job
+                self._by_job[keys, job.id] = job
                 self._by_request[job.request_id] = job
             self._processed_pull[keys] = number
             return replaced
@@ -58,8 +60,8 @@ class Leases:
         with self.lock:
             if self._by_request.pop(job.request_id, None) is None:
                 return False
-            if self._by_job.get(job.id) is job:
-                del self._by_job[job.id]
+            if self._by_job.get((job.keys, job.id)) is job:
+                del self._by_job[job.keys, job.id]
             job.release()
             return True
 
@@ -67,9 +69,9 @@ class Leases:
         """Return the held job of an engine's request; None if it is released."""
         return self._by_request.get(request_id)
 
-    def of_job(self, job_id: JobId) -> HeldJob | None:
-        """Return the held job of an id; None if it is released."""
-        return self._by_job.get(job_id)
+    def of_job(self, keys: QueueKeys, job_id: JobId) -> HeldJob | None:
+        """Return the held job of an id in a partition; None if it is released."""
+        return self._by_job.get((keys, job_id))
 
     def all(self) -> list[HeldJob]:
         """Return every held job, oldest first."""

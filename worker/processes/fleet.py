@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from redis.exceptions import RedisError
 
 from sluice.protocol.errors import InvalidSetting
+from sluice.protocol.keys import by_queue
 from sluice.protocol.redis.surveys import survey
-from sluice.protocol.scaling.backlog import BACKLOG_FIELDS, Backlog, backlog_of
+from sluice.protocol.scaling.backlog import BACKLOG_FIELDS, Backlog, backlog_of_all
 from sluice.protocol.scaling.demand import ScalePolicy, wanted_by_jobs, wanted_workers
 from sluice.worker.clock import monotonic_s
 from sluice.worker.config import WorkerConfig
@@ -66,7 +67,7 @@ class ScaleIn:
 
 
 class BacklogReader:
-    """The backlog of a queue. Opens a new connection for each read: a fleet may be idle for hours."""
+    """The backlog of the queues. Opens a new connection for each read: a fleet may be idle for hours."""
 
     def __init__(self, url: str, config: WorkerConfig, log: Log) -> None:
         self._url = url
@@ -79,7 +80,10 @@ class BacklogReader:
         try:
             client = connect(self._url, timeout_s=TIMEOUT_S)
             try:
-                views = [survey(client, keys, fields=BACKLOG_FIELDS) for keys in partitions_of(self._config)]
+                views = {
+                    queue: [survey(client, keys, fields=BACKLOG_FIELDS) for keys in partitions]
+                    for queue, partitions in by_queue(partitions_of(self._config)).items()
+                }
             finally:
                 client.connection_pool.disconnect()
         except (RedisError, OSError) as error:
@@ -90,7 +94,7 @@ class BacklogReader:
         if self._is_away:
             self._log.info("redis reachable again")
         self._is_away = False
-        return backlog_of(self._config.queue.name, views)
+        return backlog_of_all(views)
 
 
 def start_fleet(config: WorkerConfig, environ: Mapping[str, str], policy: FleetPolicy) -> int:

@@ -55,7 +55,7 @@ def start_members(file: Path, environ: Mapping[str, str], flags: Mapping[str, ob
     common = members[0].config
     configure_logs(common.log)
     log = get_log()
-    by_member, sidecars = specs_by_member(members, environ), _sidecars(members, environ)
+    by_member, sidecars = specs_by_member(members, environ), sidecars_of(members, environ)
     workers = [spec for specs in by_member.values() for spec in specs]
     redis = server_of_children(common, environ, log)
     for member in members:
@@ -183,13 +183,16 @@ def _member_problems(file: Path, members: Sequence[Member]) -> Iterator[str]:
     first = members[0]
     models: dict[str, Member] = {}
     for member in members:
-        place, queue = f"{file}: {FLEET_SECTION}.{member.name}", member.config.queue.name
-        beside = models.setdefault(queue, member)
-        if beside.config.model.path != member.config.model.path:
-            # The head of a lane that this worker cannot run would wait for the other one.
-            yield f"{place}.queue: {beside.name} has another model on the queue {queue}: give each model a queue"
-        if beside is not member and member.turns is not None and beside.turns == member.turns:
-            yield f"{place}.queue: {beside.name} takes turns with it, and has the same queue"
+        place, queues = f"{file}: {FLEET_SECTION}.{member.name}", member.config.queue.names
+        for queue in queues:
+            beside = models.setdefault(queue, member)
+            if beside.config.model.path != member.config.model.path:
+                # The head of a lane that this worker cannot run would wait for the other one.
+                yield f"{place}.queue: {beside.name} has another model on the queue {queue}: give each model a queue"
+            if beside is not member and member.turns is not None and beside.turns == member.turns:
+                yield f"{place}.queue: {beside.name} takes turns with it, and has the same queue"
+        if member.turns is not None and len(queues) > 1:
+            yield f"{place}.queue: expected one queue of a worker with {_TURNS}, got {', '.join(queues)}"
         if member.config.redis != first.config.redis:
             yield f"{place}: it has another server than {first.name}: state the server in [redis]"
         if member.num_cores is not None and not member.is_on_cpu:
@@ -224,7 +227,12 @@ def _shares(members: Sequence[Member]) -> dict[tuple[str, str], frozenset[int]]:
     return dict(zip(by_holder, (next(equal) if own is None else own for own in asked), strict=True))
 
 
-def _sidecars(members: Sequence[Member], environ: Mapping[str, str]) -> list[ChildSpec]:
-    """Specify the recorder and the callbacks of each queue."""
-    by_queue = {member.config.queue.name: member.config for member in reversed(members)}
-    return [spec for config in by_queue.values() for spec in sidecar_specs(config, environ)]
+def sidecars_of(members: Sequence[Member], environ: Mapping[str, str]) -> list[ChildSpec]:
+    """Specify recorders and callbacks, so that each queue has one of them."""
+    specs, served = list[ChildSpec](), set[str]()
+    for member in members:
+        own = member.config.queue
+        if names := tuple(name for name in own.names if name not in served):
+            served.update(names)
+            specs += sidecar_specs(replace(member.config, queue=replace(own, name=names)), environ)
+    return specs

@@ -65,8 +65,10 @@ ReadEntry = tuple[Entry, list[OutboxEvent]]
 class RecorderSettings:
     """Which outboxes to record, and timing."""
 
-    queue: str = "default"
+    queues: tuple[str, ...] = ("default",)
     partitions: int = 1
+    """Of each queue."""
+
     name: str = ""
     """Consumer name of this recorder, stable across restarts. Empty means the host name."""
 
@@ -88,7 +90,7 @@ class RecorderSettings:
 
 
 class Recorder(PartitionedReader):
-    """A writer of events from the outboxes of one queue to one database."""
+    """A writer of events from the outboxes of queues to one database."""
 
     def __init__(
         self,
@@ -102,14 +104,14 @@ class Recorder(PartitionedReader):
         """Prepare a recorder.
 
         Args:
-            client: A connection to the queue's server.
+            client: A connection to the queues' server.
             writer: Of the history.
             settings: What to record.
             stopping: Set to end `run`.
             on_ended: Called after the ends of these jobs are in the history, perhaps repeatedly. Must not block.
         """
         name = settings.name or socket.gethostname()
-        all_keys = [QueueKeys(settings.queue, partition) for partition in range(settings.partitions)]
+        all_keys = [QueueKeys(queue, number) for queue in settings.queues for number in range(settings.partitions)]
         timing = ReaderSettings(
             group=GROUP,
             name=name,
@@ -117,7 +119,7 @@ class Recorder(PartitionedReader):
             block_s=settings.block_s,
             linger_s=settings.linger_s,
         )
-        log = get_log(queue=settings.queue, recorder=name)
+        log = get_log(queue=" ".join(settings.queues), recorder=name)
         super().__init__(client, {keys: keys.outbox for keys in all_keys}, timing, log, stopping)
         self._writer = writer
         self._settings = settings
@@ -320,7 +322,7 @@ def run_recorder(config: WorkerConfig, environ: Mapping[str, str], *, until_eof:
     """
     configure_logs(config.log)
     settings = RecorderSettings(
-        queue=config.queue.name,
+        queues=config.queue.names,
         partitions=config.queue.num_partitions,
         keep_prompts=config.history.keep_prompts or "full",
         otlp_traces_endpoint=traces_endpoint_of(config),

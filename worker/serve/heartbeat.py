@@ -12,7 +12,7 @@ from contextlib import suppress
 from redis.exceptions import RedisError
 
 from sluice.protocol.calls import Beat, BeatReply, beat
-from sluice.protocol.keys import QueueKeys
+from sluice.protocol.keys import QueueKeys, by_queue
 from sluice.protocol.limits import CAPACITY
 from sluice.protocol.redis.execution import run_many
 from sluice.protocol.states import JobState
@@ -147,7 +147,7 @@ class Heartbeat:
             if isinstance(reply, BaseException):
                 continue  # the replies of other shards still count
             self._context.clock.read(reply.server_ms, sent_s=sent_s, received_s=received_s)
-            self._on_reply(held, reply)
+            self._on_reply(keys, held, reply)
             stamps[keys] = reply.settings_stamp
             num_ready += reply.ready_jobs
         self._context.capacity.note_backlog(has_backlog=num_ready > 0 and not self._context.quiet.is_asked)
@@ -156,11 +156,17 @@ class Heartbeat:
         self._last_s = received_s
         for keys, stamp in stamps.items():
             if names := self._settings.update(self._client, keys, stamp):
-                self._log.warning("settings were missing; written again", partition=keys.partition, names=names)
+                where = {"queue": keys.queue, "partition": keys.partition}
+                self._log.warning("settings were missing; written again", **where, names=names)
         if (tokens_per_s := self._context.capacity.take_news()) is not None:
+            self._keep_capacity(tokens_per_s)
+
+    def _keep_capacity(self, tokens_per_s: float) -> None:
+        """Write the rate to every queue, for when no worker is left."""
+        for first, *_ in by_queue(self._context.partitions).values():
             # Not of the beat, which has succeeded: a server that is full refuses this. The next window has a new rate.
             with suppress(RedisError, OSError):
-                self._client.hset(partitions[0].key("config"), CAPACITY, f"{tokens_per_s:.1f}")
+                self._client.hset(first.key("config"), CAPACITY, f"{tokens_per_s:.1f}")
 
     def _make_beat(self, held: HeldList) -> Beat:
         return Beat(
@@ -171,20 +177,20 @@ class Heartbeat:
             about=self._status(),
         )
 
-    def _on_reply(self, held: HeldList, reply: BeatReply) -> None:
+    def _on_reply(self, keys: QueueKeys, held: HeldList, reply: BeatReply) -> None:
         if reply.was_dead:
             self._log.warning("heartbeat lifetime expired", held=len(held.requests), lost=len(reply.lost))
         with self._leases.lock:
             for job_id, state in reply.stops:
-                if (job := self._same_lease(held, job_id)) is not None:
+                if (job := self._same_lease(keys, held, job_id)) is not None:
                     self._context.flag(job, state)
             for job_id in reply.lost:
-                if (job := self._same_lease(held, job_id)) is not None:
+                if (job := self._same_lease(keys, held, job_id)) is not None:
                     self._context.lose(job, "replaced")
 
-    def _same_lease(self, held: HeldList, job_id: str) -> HeldJob | None:
+    def _same_lease(self, keys: QueueKeys, held: HeldList, job_id: str) -> HeldJob | None:
         """Return the held job, unless it was leased again after the heartbeat was sent: the reply is not about it."""
-        job = self._leases.of_job(job_id)  # pyright: ignore[reportArgumentType]  # an id that the queue repeated
+        job = self._leases.of_job(keys, job_id)  # pyright: ignore[reportArgumentType]  # an id that the queue repeated
         return job if job is not None and held.requests.get(job.id) == job.request_id else None
 
     def _deregister(self) -> None:
@@ -193,5 +199,5 @@ class Heartbeat:
             try:
                 return_jobs(self._client, keys, self._context, jobs, leaves="broken" if self._has_broken else "clean")
             except (RedisError, OSError) as error:
-                facts = {"error": str(error), "partition": keys.partition, "held": len(jobs)}
+                facts = {"error": str(error), "queue": keys.queue, "partition": keys.partition, "held": len(jobs)}
                 self._log.warning("deregistration not answered", **facts)

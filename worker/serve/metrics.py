@@ -6,6 +6,7 @@ Counting costs a list index; metric families are made when they are scraped.
 import socket
 import threading
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -63,7 +64,10 @@ class Meters:
     jobs_by_state: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_END_STATES, 0))
     """By every state that a job can end in. No key is added: another thread may read."""
 
-    num_jobs_pulled: int = 0
+    jobs_pulled: Counter[str] = field(default_factory=Counter[str])
+    """By queue, as `tokens_pulled`. A worker begins with all of its queues, and adds no key."""
+
+    tokens_pulled: Counter[str] = field(default_factory=Counter[str])
     num_jobs_lost: int = 0
     num_jobs_retried: int = 0
     num_refused_writes: int = 0
@@ -85,8 +89,8 @@ class Meters:
             self.itl.observe(gap_ms / 1000)
 
 
-Value = float | Histogram | Mapping[str, int] | None
-"""A number; or by state. None is left out."""
+Value = float | Histogram | Mapping[str, float] | None
+"""A number; or one for each state or queue. None is left out."""
 
 
 class WorkerCollector(Collector):
@@ -101,26 +105,27 @@ class WorkerCollector(Collector):
         values = {**self._read(), **_of_meters(self._meters)}
         for metric in WORKER:
             value = values.get(metric.name)
-            if value is not None:
+            if value is not None and value != {}:
                 yield _family(metric, value)
 
 
-def _family(metric: Metric, value: float | Histogram | Mapping[str, int]) -> Family:
+def _family(metric: Metric, value: float | Histogram | Mapping[str, float]) -> Family:
     name = f"{PREFIX}{metric.name}"
     if isinstance(value, Histogram):
         return HistogramMetricFamily(name, metric.about, buckets=value.buckets(), sum_value=value.sum)
-    if isinstance(value, Mapping):
-        family = CounterMetricFamily(name, metric.about, labels=metric.labels)
-        for label, count in sorted(value.items()):
-            family.add_metric([label], count)
-        return family
     kind = GaugeMetricFamily if metric.kind == "gauge" else CounterMetricFamily
+    if isinstance(value, Mapping):
+        family = kind(name, metric.about, labels=metric.labels)
+        for label, number in sorted(value.items()):
+            family.add_metric([label], number)
+        return family
     return kind(name, metric.about, value=value)
 
 
 def _of_meters(meters: Meters) -> dict[str, Value]:
     return {
-        "jobs_pulled": meters.num_jobs_pulled,
+        "jobs_pulled": meters.jobs_pulled,
+        "tokens_pulled": meters.tokens_pulled,
         "jobs_lost": meters.num_jobs_lost,
         "jobs_retried": meters.num_jobs_retried,
         "refused_writes": meters.num_refused_writes,

@@ -6,7 +6,7 @@ predecessor publishes nothing more. Jobs are returned on this thread too, betwee
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from redis.exceptions import RedisError
@@ -60,9 +60,11 @@ class Pulling:
             context.incarnation,
             reserve_tokens=context.config.queue.reserve_tokens,
             unavailable=context.unavailable,
+            weights={share.name: share.weight for share in context.config.queue.shares},
         )
         self._maintenance = MaintenanceSchedule(context.partitions, context.unavailable)
         self._oversized: set[str] = set()
+        self._has_several_queues = len(context.config.queue.names) > 1
         self._look_s = 0.0
         """When a full worker looks for jobs of a higher class again."""
 
@@ -157,7 +159,7 @@ class Pulling:
         """Sleep until the engine has room, a notification arrives, or a time is due."""
         due_s, room = float("inf"), self._mailbox.room()
         if not self.is_quiet and not self._watchdog.is_overdue and room.is_some:
-            due_s = self._schedule.next_due_s()
+            due_s = self._schedule.next_due_s(room)
             if room.over_class is None:
                 self._listener.listen(self._schedule.last_notifications)
             else:
@@ -196,15 +198,23 @@ class Pulling:
     def _look(self, over_class: int, now_s: float) -> None:
         """See whether jobs of a higher class wait. A pull costs the server many times as much, even if none do."""
         self._look_s = now_s + LOOK_EVERY_S
-        for keys in self._context.partitions:
-            if keys in self._context.unavailable or not (heads := keys.heads_over(over_class)):
-                continue
-            try:
-                is_waiting = self._round_trips.exists(heads)
-            except (RedisError, OSError) as error:
-                self._context.unavailable.failed(keys, error)
-            else:
+        partitions = self._context.partitions
+        if self._has_several_queues:
+            self._schedule.on_waiting([keys for keys in partitions if self._exists(keys, keys.heads_over(-1))])
+        for keys in filter(self._schedule.may_interrupt, partitions):
+            heads = keys.heads_over(over_class)
+            if heads and (is_waiting := self._exists(keys, heads)) is not None:
                 self._schedule.on_look(keys, is_waiting=is_waiting, now_s=now_s)
+
+    def _exists(self, keys: QueueKeys, names: Sequence[str]) -> bool | None:
+        """Return whether one of these keys exists; None if the partition does not answer."""
+        if keys in self._context.unavailable:
+            return None
+        try:
+            return self._round_trips.exists(names)
+        except (RedisError, OSError) as error:
+            self._context.unavailable.failed(keys, error)
+            return None
 
     def _holds_oversized(self) -> bool:
         """Return whether an oversized job is on its way to the engine; there the engine itself reports no room."""
@@ -215,15 +225,17 @@ class Pulling:
         jobs = [self._leases.new_job(leased, keys, read_spec(leased.spec)) for leased in reply.jobs]
         reserve_tokens = self._context.config.queue.reserve_tokens
         self._oversized |= {job.request_id for job in jobs if not job.leased.fits}
-        self._mailbox.expect([(job.request_id, room_of(job, reserve_tokens=reserve_tokens)) for job in jobs])
+        rooms = [room_of(job, reserve_tokens=reserve_tokens) for job in jobs]
+        self._mailbox.expect([(job.request_id, room) for job, room in zip(jobs, rooms, strict=True)])
         for older in self._leases.take(keys, reply.number, jobs):
             self._mailbox.lose([older.request_id])
-        now_s = monotonic_s()
-        self._schedule.on_reply(keys, reply, left=self._mailbox.room(), now_s=now_s)
+        now_s, tokens = monotonic_s(), sum(room.kv_tokens for room in rooms)
+        self._schedule.on_reply(keys, reply, left=self._mailbox.room(), now_s=now_s, tokens=tokens)
         if reply.due_ms is not None:
             self._maintenance.on_pull_reply(keys, (reply.due_ms - reply.server_ms) / 1000, now_s)
         if jobs:
-            self._context.meters.num_jobs_pulled += len(jobs)
+            self._context.meters.jobs_pulled[keys.queue] += len(jobs)
+            self._context.meters.tokens_pulled[keys.queue] += tokens
             self._log_taken(jobs)
             self._prepare(jobs)
 

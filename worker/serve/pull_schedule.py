@@ -1,7 +1,7 @@
 """When to pull, from which partition and for how much room. No I/O."""
 
-from collections.abc import Container, Iterable
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from sluice.engine.request import NO_ROOM, Room
 from sluice.protocol.calls import Notification, PullReply, PullRequest
@@ -40,12 +40,17 @@ class _Turn:
     has_left_higher: bool = False
     """Whether jobs of a higher class may wait that a pull for them did not bring. The next one is at `due_s`."""
 
+    may_interrupt: bool = True
+    """Whether a pull may bring jobs of a higher class to a full worker: not while a queue that has had less waits."""
+
+    is_paused: bool = False
+
     def is_due(self, room: Room, now_s: float, *, is_empty: bool) -> bool:
         """Return whether a pull could bring jobs."""
         if self.is_draining and not is_empty:
             return now_s >= self.due_s
         if room.over_class is not None:
-            return self.has_more or now_s >= self.due_s
+            return self.may_interrupt and (self.has_more or now_s >= self.due_s)
         return self.has_more or self.woken_by is not None or now_s >= self.due_s or self._has_grown(room)
 
     def _has_grown(self, room: Room) -> bool:
@@ -59,8 +64,38 @@ class _Turn:
         return grown
 
 
+@dataclass(slots=True, eq=False)
+class FairShares:
+    """Which queue goes first, by start-time fair queueing (Goyal et al., SIGCOMM 1996). Changes with each pull.
+
+    A pull starts at the virtual time, or where the last one of its queue ended, if that is later. It ends later by its
+    cost divided by the queue's weight. The virtual time is the start of the last pull. So a queue that had no jobs
+    starts at the virtual time: it has saved nothing up, and owes nothing.
+    """
+
+    weights: Mapping[str, int]
+    """1 for a queue that is not in it."""
+
+    _now: float = field(default=0.0, init=False)
+    _ends: dict[str, float] = field(default_factory=dict[str, float], init=False)
+
+    def start_of(self, turn: _Turn) -> float:
+        """Return where the next pull of a partition's queue starts. The least goes first."""
+        return max(self._now, self._ends.get(turn.keys.queue, 0.0))
+
+    def charge(self, turn: _Turn, tokens: int) -> None:
+        """Charge a queue for the jobs that a pull brought."""
+        if tokens:
+            self._now = self.start_of(turn)
+            self._ends[turn.keys.queue] = self._now + tokens / self.weights.get(turn.keys.queue, 1)
+
+
 class PullSchedule:
-    """Decisions on when to pull, from which partition and for how much room. Called by the pull thread only."""
+    """Decisions on when to pull, from which partition and for how much room. Called by the pull thread only.
+
+    Of the queues that have a partition to pull from, the one that has had the least for its weight goes first; the
+    partitions of one queue take turns.
+    """
 
     def __init__(
         self,
@@ -69,8 +104,10 @@ class PullSchedule:
         *,
         reserve_tokens: int,
         unavailable: Container[QueueKeys] = (),
+        weights: Mapping[str, int] | None = None,
     ) -> None:
         self._turns = [_Turn(keys) for keys in partitions]
+        self._shares = FairShares(weights or {})
         self._incarnation = incarnation
         self._reserve_tokens = reserve_tokens
         self._unavailable = unavailable
@@ -80,20 +117,23 @@ class PullSchedule:
         """The last notification id of each partition that a pull has covered."""
         return {turn.keys: turn.last_notification for turn in self._turns}
 
-    def next_due_s(self) -> float:
-        """Return when the next pull is due without an event; infinity if all partitions are unavailable."""
-        return min((turn.due_s for turn in self._there()), default=float("inf"))
+    def next_due_s(self, room: Room) -> float:
+        """Return when the next pull is due without an event; infinity if no partition may be pulled from."""
+        is_free = room.over_class is None
+        return min((turn.due_s for turn in self._open() if is_free or turn.may_interrupt), default=float("inf"))
 
     def next(
         self, room: Room, *, now_s: float, cache_tokens: int, is_empty: bool, holds_oversized: bool
     ) -> tuple[QueueKeys, PullRequest] | None:
-        """Return the pull to make now, if any; partitions take turns.
+        """Return the pull to make now, if any.
 
         Without room, it repeats an unanswered pull, and lets another worker have the notification that it received.
         """
         turn = self._next_turn(room, now_s, is_empty=is_empty)
         if turn is None:
             return None
+        if room.over_class is not None and not turn.may_interrupt:
+            room = NO_ROOM
         turn.is_for_free_room = room.is_some and room.over_class is None
         return turn.keys, PullRequest(
             incarnation=self._incarnation,
@@ -110,19 +150,28 @@ class PullSchedule:
         )
 
     def _next_turn(self, room: Room, now_s: float, *, is_empty: bool) -> _Turn | None:
+        due = [turn for turn in self._open() if turn.is_due(room, now_s, is_empty=is_empty) and room.is_some]
+        owed = [turn for turn in self._there() if turn.has_missed or turn.woken_by is not None]
+        return min(due or owed, key=self._shares.start_of, default=None)
+
+    def _open(self) -> list[_Turn]:
+        """List the partitions to take jobs from: those that wait for this worker to be empty, if there are any."""
         there = self._there()
-        due = (turn for turn in there if turn.is_due(room, now_s, is_empty=is_empty) and room.is_some)
-        owed = (turn for turn in there if turn.has_missed or turn.woken_by is not None)
-        return next(due, None) or next(owed, None)
+        return [turn for turn in there if turn.is_draining] or there
 
     def _there(self) -> list[_Turn]:
         return [turn for turn in self._turns if turn.keys not in self._unavailable]
 
-    def on_reply(self, keys: QueueKeys, reply: PullReply, *, left: Room, now_s: float) -> None:
-        """Take an answered pull: advance the number, and let another partition go first."""
+    def on_reply(self, keys: QueueKeys, reply: PullReply, *, left: Room, now_s: float, tokens: int = 0) -> None:
+        """Take an answered pull: advance the number, and let another partition go first.
+
+        `tokens` are what its jobs take of the KV cache.
+        """
         turn = self._turn_of(keys)
+        self._shares.charge(turn, tokens)
         turn.number = reply.number + 1
         turn.last_notification = reply.last_notification
+        turn.is_paused = reply.is_paused
         turn.has_more = reply.has_more and not reply.is_paused
         turn.woken_by, turn.has_missed = None, False
         turn.is_draining = reply.drain_for_suspects
@@ -137,6 +186,19 @@ class PullSchedule:
     def on_readied(self, keys: QueueKeys, now_s: float) -> None:
         """Pull now: jobs may have become ready."""
         self._turn_of(keys).due_s = now_s
+
+    def on_waiting(self, waiting: Container[QueueKeys]) -> None:
+        """Note which partitions have jobs: a queue interrupts no jobs while one that has had less for its weight waits.
+
+        Otherwise a queue with high classes would take a full worker, whatever the weights.
+        """
+        starts = [self._shares.start_of(turn) for turn in self._there() if turn.keys in waiting and not turn.is_paused]
+        for turn in self._turns:
+            turn.may_interrupt = self._shares.start_of(turn) <= min(starts, default=float("inf"))
+
+    def may_interrupt(self, keys: QueueKeys) -> bool:
+        """Return whether jobs of this partition may take the places of running jobs of a lower class."""
+        return self._turn_of(keys).may_interrupt
 
     def on_look(self, keys: QueueKeys, *, is_waiting: bool, now_s: float) -> None:
         """Note whether jobs of a class over the room's wait: pull for them now, unless the last pull left them."""

@@ -1,4 +1,4 @@
-"""Fire the queue's schedules, as every worker does once a second: a run is submitted once, whoever is first."""
+"""Fire a queue's schedules, as every worker does once a second: a run is submitted once, whoever is first."""
 
 import threading
 
@@ -14,19 +14,21 @@ from sluice.worker.serve.context import WorkerContext
 
 
 class Schedules:
-    """The thread that fires schedules. A component: start, stop."""
+    """The thread that fires the schedules of one queue. A component: start, stop."""
 
-    def __init__(self, client: Client, context: WorkerContext) -> None:
+    def __init__(self, client: Client, context: WorkerContext, queue: str) -> None:
         """Prepare the thread; `start` runs it.
 
         Args:
             client: A connection for this thread alone.
             context: The worker's shared state.
+            queue: The name of the queue.
         """
         self._client = client
         self._health = context.health
-        self._log = context.log
-        self._watch = ScheduleWatch(QueueKeys(context.partitions[0].queue))
+        self._who = f"schedules of {queue}"
+        self._log = context.log.bind(queue=queue)
+        self._watch = ScheduleWatch(QueueKeys(queue))
         self._closing = threading.Event()
         self._thread = context.mailbox.thread("schedules", self._run)
         self._backoff = Backoff()
@@ -54,13 +56,13 @@ class Schedules:
             self._fire(look)
         except (RedisError, OSError) as error:
             if is_away(error):
-                self._health.failed("schedules", error)
+                self._health.failed(self._who, error)
                 return self._backoff.next_delay_s()
             # Such as a key of another type. Jobs do not depend on it.
             look.problems.append(Problem("*", str(error)))
         finally:
             self._report(look)
-        self._health.answered("schedules")
+        self._health.answered(self._who)
         self._backoff.reset()
         return FIRE_EVERY_S
 

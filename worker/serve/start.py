@@ -8,6 +8,7 @@ import socket
 import stat
 import sys
 import uuid
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -216,8 +217,8 @@ def build(
     collector = WorkerCollector(status.metrics, context.meters)
     feed = IterationFeed(served.engine.watch)
     metrics = MetricsServer(config.metrics, collector, readiness, feed, context.log)
-    schedules = Schedules(connections.open(), context)
-    components = [metrics, *sidecars, preparation, heartbeat, listener, exchange, schedules]
+    schedules = [Schedules(connections.open(), context, queue) for queue in config.queue.names]
+    components = [metrics, *sidecars, preparation, heartbeat, listener, exchange, *schedules]
     if isinstance(served.engine, RemoteEngine):
         served.engine.wake_with(mailbox.announce_report)
         components.insert(0, served.engine)
@@ -247,7 +248,10 @@ def _context(
         clock=ServerClock(),
         health=health,
         unavailable=UnavailablePartitions(connections.open, health, mailbox.wake),
-        meters=Meters(),
+        meters=Meters(
+            jobs_pulled=Counter(dict.fromkeys(config.queue.names, 0)),
+            tokens_pulled=Counter(dict.fromkeys(config.queue.names, 0)),
+        ),
         watchdog=served.engine.watchdog
         if isinstance(served.engine, RemoteEngine)
         else Watchdog(config.beat.step_deadline_s),

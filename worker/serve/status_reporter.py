@@ -3,13 +3,13 @@
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from redis.exceptions import RedisError
 
 from sluice.engine.interface import EngineStats
 from sluice.protocol.calls import PartitionView, inspect
-from sluice.protocol.keys import QueueKeys
+from sluice.protocol.keys import QueueKeys, by_queue
 from sluice.protocol.limits import CAPACITY_FIELD, HELD_TOKENS_FIELD
 from sluice.protocol.offers import FIELD
 from sluice.protocol.redis.execution import run
@@ -27,29 +27,41 @@ QUEUE_VIEW_AGE_S = 1.0
 
 
 class QueueDepth:
-    """The depth of a queue, cached between scrapes. Changes with each read."""
+    """The depth of each queue, cached between scrapes. Changes with each read."""
 
     def __init__(
         self, client: Client, partitions: Sequence[QueueKeys], *, clock: Callable[[], float] = monotonic_s
     ) -> None:
         self._client = client
-        self._partitions = partitions
+        self._partitions = by_queue(partitions)
         self._clock = clock
         self._depth: dict[str, Value] = {}
         self._looked_s = float("-inf")
 
     def look(self) -> dict[str, Value]:
-        """Return the depth by metric name, at most `QUEUE_VIEW_AGE_S` old; nothing while Redis is away."""
+        """Return the depths by metric and queue, at most `QUEUE_VIEW_AGE_S` old; nothing while Redis is away."""
         if self._clock() - self._looked_s > QUEUE_VIEW_AGE_S:
             self._looked_s = self._clock()
             try:
-                self._depth = _depth_of([run(self._client, inspect(keys)) for keys in self._partitions])
+                views = {
+                    queue: [run(self._client, inspect(keys)) for keys in partitions]
+                    for queue, partitions in self._partitions.items()
+                }
+                self._depth = _by_metric({queue: _depth_of(own) for queue, own in views.items()})
             except (RedisError, OSError):
                 self._depth = {}
         return self._depth
 
 
-def _depth_of(views: Sequence[PartitionView]) -> dict[str, Value]:
+def _by_metric(depths: Mapping[str, Mapping[str, float | None]]) -> dict[str, Value]:
+    """Turn the depths by queue and metric into those by metric and queue, without those that are None."""
+    by_metric: dict[str, Value] = {}
+    for name in next(iter(depths.values())):
+        by_metric[name] = {queue: value for queue, own in depths.items() if (value := own[name]) is not None}
+    return by_metric
+
+
+def _depth_of(views: Sequence[PartitionView]) -> dict[str, float | None]:
     ages_ms = [view.server_ms - view.oldest_ms for view in views if view.oldest_ms is not None]
     return {
         "queue_depth_jobs": sum(view.waiting_jobs for view in views),

@@ -1,4 +1,4 @@
-"""`worker top`: read the queue once a second, draw it, and carry out what keys ask of workers of this host."""
+"""`worker top`: read the queues once a second, draw them, and carry out what keys ask of workers of this host."""
 
 import os
 import signal
@@ -10,6 +10,7 @@ import psutil
 from rich.console import Console
 from rich.live import Live
 
+from sluice.protocol.keys import by_queue
 from sluice.protocol.redis.surveys import survey
 from sluice.protocol.scaling.backlog import Backlog, backlog_of
 from sluice.protocol.workers import WorkerRow, workers_of
@@ -27,47 +28,54 @@ SIGNALS = {Action.QUIET: signal.SIGTSTP, Action.RESUME: signal.SIGCONT, Action.D
 
 
 class QueueReader:
-    """A reader of one queue. Keeps its connection."""
+    """A reader of queues. Keeps its connection."""
 
     def __init__(self, config: WorkerConfig, environ: Mapping[str, str]) -> None:
         self._url = find_redis(config, environ).url
         self._client = connect(self._url, timeout_s=config.redis.timeout_s)
-        self._config, self._name = config, config.queue.name
+        self._config = config
 
-    def look(self) -> tuple[Backlog, list[WorkerRow]]:
-        """Read the queue.
+    def look(self) -> tuple[list[Backlog], list[WorkerRow]]:
+        """Read the queues, and the workers of all of them.
 
         Raises:
             NotReady: Redis does not answer.
             ConfigError: the settings name another number of partitions than the workers serve.
         """
         with expecting_answers(self._url):
-            views = [survey(self._client, keys) for keys in stated_partitions_of(self._client, self._config)]
-        return backlog_of(self._name, views), list(workers_of(self._name, views))
+            by_name = {
+                queue: [survey(self._client, keys) for keys in partitions]
+                for queue, partitions in by_queue(stated_partitions_of(self._client, self._config)).items()
+            }
+        backlogs = [backlog_of(queue, views) for queue, views in by_name.items()]
+        rows = [row for queue, views in by_name.items() for row in workers_of(queue, views)]
+        return backlogs, list({row.id: row for row in rows}.values())
 
 
 def run_top(config: WorkerConfig, environ: Mapping[str, str], *, every_s: float, is_once: bool) -> None:
-    """Show the queue until `q`, or once.
+    """Show the queues until `q`, or once.
 
     Raises:
         NotReady: Redis does not answer at first.
     """
     reader, console = QueueReader(config, environ), Console()
-    backlog, rows = first = reader.look()
+    backlogs, rows = first = reader.look()
     if is_once or not sys.stdin.isatty() or not console.is_terminal:
         state = TopState()
-        console.print(screen(backlog, state.visible(rows), state))
+        console.print(screen(backlogs, state.visible(rows), state))
         return
     with raw_keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
         _show(reader, first, keys, live, every_s)
 
 
-def _show(reader: QueueReader, first: tuple[Backlog, list[WorkerRow]], keys: Keys, live: Live, every_s: float) -> None:
+def _show(
+    reader: QueueReader, first: tuple[list[Backlog], list[WorkerRow]], keys: Keys, live: Live, every_s: float
+) -> None:
     state, next_s = TopState(), monotonic_s() + every_s
-    backlog, workers = first
+    backlogs, workers = first
     while not state.is_over:
         rows = state.visible(workers)
-        live.update(screen(backlog, rows, state), refresh=True)
+        live.update(screen(backlogs, rows, state), refresh=True)
         key = keys.next(max(0.0, next_s - monotonic_s()))
         if key is not None:
             action = state.press(key, rows)
@@ -76,7 +84,7 @@ def _show(reader: QueueReader, first: tuple[Backlog, list[WorkerRow]], keys: Key
         elif (now_s := monotonic_s()) >= next_s:
             next_s = now_s + every_s
             try:
-                backlog, workers = reader.look()
+                backlogs, workers = reader.look()
             except NotReady as error:
                 state.message = str(error)
 

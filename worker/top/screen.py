@@ -1,4 +1,4 @@
-"""Draw the state of a queue and its workers. No I/O."""
+"""Draw the state of queues and their workers. No I/O."""
 
 from collections.abc import Sequence
 
@@ -21,11 +21,11 @@ BATCH_SAMPLES = 12
 """Two minutes of a worker's batch: all five leave no width for names."""
 
 
-def screen(backlog: Backlog, rows: Sequence[WorkerRow], state: TopState) -> Group:
+def screen(backlogs: Sequence[Backlog], rows: Sequence[WorkerRow], state: TopState) -> Group:
     """Draw the screen; `rows` are the visible ones, in order."""
     none = Text("no worker matches" if state.pattern else "no living workers")
     table = _table(rows, state) if rows else none
-    return Group(_queue_line(backlog), _chart(rows), Text(), table, Text(), _bottom(state))
+    return Group(*map(_queue_line, backlogs), _chart(rows), Text(), table, Text(), _bottom(state))
 
 
 def sparkline(values: Sequence[float], highest: float) -> str:

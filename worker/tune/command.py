@@ -91,12 +91,13 @@ def current_choice(config: WorkerConfig) -> Choice:
 def start_command(config: WorkerConfig, choice: Choice) -> str:
     """Return a command that starts a worker as tuned, independent of the environment.
 
-    It names the queue, the device, the settings of the measurement and the choice. It omits the URLs of Redis and the
+    It names the queues, the device, the settings of the measurement and the choice. It omits the URLs of Redis and the
     history, because they may contain passwords.
     """
     model = _widest(config, choice.block_size).model
     kind, _, index = model.device.partition(":")
-    flags = [f"--queue {shlex.quote(config.queue.name)}", "--cpu" if kind == "cpu" else f"--gpu {index or 0}"]
+    queues = [f"--queue {shlex.quote(queue)}" for queue in config.queue.name]
+    flags = [*queues, "--cpu" if kind == "cpu" else f"--gpu {index or 0}"]
     sections = {"model": model, "batching": config.batching}
     for leaf in SETTINGS:
         if leaf.section not in sections or leaf.name in _SET_ELSEWHERE:
@@ -125,7 +126,7 @@ def _widest(config: WorkerConfig, block_size: int) -> WorkerConfig:
 def _arrivals(config: WorkerConfig, environ: Mapping[str, str], options: TuneOptions, encode: Encoder) -> list[Arrival]:
     if options.traffic is None:
         url = database_url_of(config, environ)
-        return read_history(url, config.queue.name, hours=options.hours, most=options.requests)
+        return read_history(url, config.queue.names, hours=options.hours, most=options.requests)
     read = read_traffic(options.traffic, lambda text: len(encode(text, add_special_tokens=True)), rate=options.rate)
     return read[: options.requests]
 

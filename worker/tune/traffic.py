@@ -52,8 +52,8 @@ def read_traffic(path: Path, count_tokens: Callable[[str], int], *, rate: float)
     return _from_zero(arrivals) if num_timed else _spread(arrivals, rate)
 
 
-def read_history(url: str, queue: str, *, hours: float, most: int) -> list[Arrival]:
-    """Read the arrivals of the newest done jobs of `queue`: at most `most`, within `hours` before the newest.
+def read_history(url: str, queues: Sequence[str], *, hours: float, most: int) -> list[Arrival]:
+    """Read the arrivals of the newest done jobs of `queues`: at most `most`, within `hours` before the newest.
 
     Raises:
         NotReady: the history cannot be read.
@@ -61,11 +61,11 @@ def read_history(url: str, queue: str, *, hours: float, most: int) -> list[Arriv
     """
     jobs = tables.jobs.c
     newest = (
-        sa.select(sa.func.max(jobs.submitted_ms)).where(jobs.queue == queue, jobs.state == "done").scalar_subquery()
+        sa.select(sa.func.max(jobs.submitted_ms)).where(jobs.queue.in_(queues), jobs.state == "done").scalar_subquery()
     )
     query = (
         sa.select(jobs.submitted_ms, jobs.prompt_tokens, jobs.output_tokens, jobs.choices)
-        .where(jobs.queue == queue, jobs.state == "done", jobs.submitted_ms >= newest - hours * 3_600_000)
+        .where(jobs.queue.in_(queues), jobs.state == "done", jobs.submitted_ms >= newest - hours * 3_600_000)
         .where(jobs.prompt_tokens > 0, jobs.output_tokens > 0)
         .order_by(jobs.submitted_ms.desc())
         .limit(most)
@@ -77,7 +77,8 @@ def read_history(url: str, queue: str, *, hours: float, most: int) -> list[Arriv
         reason = why(error) if isinstance(error, SQLAlchemyError) else str(error)
         raise NotReady(f"the history cannot be read: {reason}") from error
     if not rows:
-        raise ConfigError([f"SLUICE_DATABASE_URL: the history has no job of {queue!r} that is done: give a file"])
+        named = ", ".join(map(repr, queues))
+        raise ConfigError([f"SLUICE_DATABASE_URL: the history has no job of {named} that is done: give a file"])
     return _from_zero(
         [
             Arrival(at_s=row[0] / 1000, num_prompt_tokens=row[1], num_output_tokens=max(1, row[2] // (row[3] or 1)))

@@ -130,7 +130,7 @@ class TestGivenResultsThatExpiredBeforeTheyWereRead:
         bulk.producer.delete([bad.id])  # failed jobs are kept longer
         wait_until(lambda: bulk.producer.views([good.id, bad.id]) == [None, None])
         engine = open_database(sqlite_url, is_writer=True)
-        settings = RecorderSettings(queue="default", name="r1")
+        settings = RecorderSettings(queues=("default",), name="r1")
         Recorder(client_of(valkey), HistoryWriter(engine), settings).drain()
         engine.dispose()
 

@@ -69,6 +69,31 @@ def write_lines(path: Path, *lines: object) -> Path:
     return path
 
 
+class TestGivenTheVariableOfAWorkerWithWeights:
+    def test_when_it_names_one_queue_then_that_is_the_queue(
+        self, run: Run, valkey: RedisServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("SLUICE_QUEUE", "chat:3")
+
+        with working(valkey, "chat"):
+            ended = run("ask", "Name three rivers.", "--max-tokens", "3")
+
+        assert ended == Ended(0, "w0 w1 w2 \n", "")
+
+    def test_when_it_names_several_then_one_must_be_chosen(
+        self, run: Run, valkey: RedisServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("SLUICE_QUEUE", "chat:3 batch:1")
+
+        refused = run("ask", "Name three rivers.")
+        with working(valkey, "batch"):
+            chosen = run("ask", "Name three rivers.", "--max-tokens", "3", "--queue", "batch")
+
+        assert refused.code == 2
+        assert "SLUICE_QUEUE names the queues chat, batch: choose one with --queue" in refused.err
+        assert chosen.out == "w0 w1 w2 \n"
+
+
 class TestGivenAWorker:
     def test_when_asked_then_the_completion_is_on_stdout_and_nothing_else(self, run: Run, valkey: RedisServer) -> None:
         with working(valkey):

@@ -32,7 +32,7 @@ def ended(run: Run, valkey: RedisServer, sqlite_url: str, monkeypatch: pytest.Mo
         worker.generate(good)
         worker.say(bad, [], "", end=JobState.FAILED, error="it broke", code="broken")
     engine = open_database(sqlite_url, is_writer=True)
-    Recorder(client_of(valkey), HistoryWriter(engine), RecorderSettings(queue=QUEUE)).drain()
+    Recorder(client_of(valkey), HistoryWriter(engine), RecorderSettings(queues=(QUEUE,))).drain()
     engine.dispose()
     return receipts[0], receipts[1]
 

@@ -5,8 +5,9 @@ from dataclasses import asdict
 import pytest
 
 from sluice.protocol.errors import InvalidSetting
+from sluice.protocol.keys import QueueKeys
 from sluice.protocol.limits import CAPACITY, CAPACITY_FIELD, HELD_TOKENS_FIELD
-from sluice.protocol.scaling.backlog import Backlog, backlog_of
+from sluice.protocol.scaling.backlog import Backlog, backlog_of, backlog_of_all
 from sluice.protocol.scaling.demand import ScalePolicy, scale_of, wanted_by_jobs, wanted_workers
 from tests.protocol.driving import Queue, Worker, new_job
 
@@ -113,6 +114,43 @@ class TestGivenWaitingJobs:
         ready.append(worker.beat().ready_jobs)
 
         assert ready == [3, 0]
+
+
+class TestGivenTwoQueuesOfTheSameWorkers:
+    """Each has one job of 30 tokens, and one worker serves both."""
+
+    @pytest.fixture
+    def queues(self, queue: Queue) -> list[Queue]:
+        both = [queue, Queue(queue.client, QueueKeys(f"{queue.keys.queue}-batch"))]
+        for one in both:
+            one.add("a")
+            one.worker("A").beat()
+            say(one.worker("A"), **{CAPACITY_FIELD: "20", HELD_TOKENS_FIELD: "12"})
+        return both
+
+    def test_when_they_are_read_then_their_jobs_are_summed_and_the_worker_counts_once(
+        self, queues: list[Queue]
+    ) -> None:
+        found = both(queues)
+
+        assert (found.backlog_jobs, found.backlog_tokens, found.running_tokens, found.workers) == (2, 60, 12, 1)
+
+    def test_when_one_is_paused_then_the_jobs_of_the_other_count_alone(self, queues: list[Queue]) -> None:
+        queues[0].pause()
+
+        found = both(queues)
+
+        assert (found.backlog_jobs, found.is_paused, wanted_workers(found, POLICY)) == (1, False, 1)
+
+    def test_when_both_are_paused_then_no_worker_is_wanted(self, queues: list[Queue]) -> None:
+        for one in queues:
+            one.pause()
+
+        assert wanted_workers(both(queues), POLICY) == 0
+
+
+def both(queues: list[Queue]) -> Backlog:
+    return backlog_of_all({one.keys.queue: [one.look()] for one in queues})
 
 
 class TestGivenDelayedJobs:

@@ -31,7 +31,7 @@ class Scene:
 
     def record(self) -> None:
         """Write what the outbox holds."""
-        settings = RecorderSettings(queue=self.queue.keys.queue, name="r1", partitions=self.partitions)
+        settings = RecorderSettings(queues=(self.queue.keys.queue,), name="r1", partitions=self.partitions)
         Recorder(self.queue.client, HistoryWriter(self.history), settings).drain()
 
     def audit(

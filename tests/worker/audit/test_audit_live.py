@@ -27,7 +27,7 @@ from tests.worker.audit.audits import Scene
 def running_recorder(scene: Scene) -> Generator[None]:
     """A recorder on a thread, stopped when all is written."""
     client = connect(scene.server.url, timeout_s=5)
-    settings = RecorderSettings(queue="q", name="r1", block_s=0.05)
+    settings = RecorderSettings(queues=("q",), name="r1", block_s=0.05)
     recorder = Recorder(client, HistoryWriter(scene.history), settings)
     thread = threading.Thread(target=recorder.run)
     thread.start()

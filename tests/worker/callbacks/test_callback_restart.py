@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 from rq.scheduler import RQScheduler
 
+from sluice.protocol.keys import QueueKeys
 from sluice.worker.cli import main
 from sluice.worker.errors import ExitCode
 from tests.history import events as e
@@ -35,11 +36,14 @@ def hook() -> Generator[Receiver]:
 
 
 @contextmanager
-def callbacks(valkey: RedisServer, database_url: str, log: Path) -> Generator[subprocess.Popen[bytes]]:
+def callbacks(
+    valkey: RedisServer, database_url: str, log: Path, *, queue: str = e.QUEUE
+) -> Generator[subprocess.Popen[bytes]]:
     """The command, logging to a file; killed with its children if the test fails."""
     environ = {
-        **os.environ, "SLUICE_REDIS_URL": valkey.url, "SLUICE_DATABASE_URL": database_url, "SLUICE_QUEUE": e.QUEUE,
+        **os.environ, "SLUICE_REDIS_URL": valkey.url, "SLUICE_DATABASE_URL": database_url, "SLUICE_QUEUE": queue,
         "SLUICE_CALLBACKS_SECRET": SECRET, "SLUICE_CALLBACKS_NETWORKS": "127.0.0.0/8",
+        "SLUICE_CALLBACKS_SENDERS": "1",
     }  # fmt: skip
     command = [sys.executable, "-m", "sluice.worker", "callbacks"]
     with log.open("wb") as file, subprocess.Popen(command, env=environ, stdout=file, stderr=file) as process:
@@ -92,6 +96,24 @@ class TestGivenAWebhookThatWaitsForItsNextTry:
 
         lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
         assert any("WebhookFailed" in line["event"] for line in lines), "rq's traceback is among them"
+
+
+@pytest.mark.slow
+class TestGivenSeveralQueues:
+    def test_when_jobs_of_each_end_then_their_webhooks_are_sent(
+        self, valkey: RedisServer, sqlite_url: str, hook: Receiver, tmp_path: Path
+    ) -> None:
+        hook.answers.clear()
+        client = client_of(valkey)
+        end_job(client, hook.url)
+        end_job(client, hook.url, "0.acme.2", stream=QueueKeys("other").callbacks)
+
+        with callbacks(valkey, sqlite_url, tmp_path / "log", queue=f"{e.QUEUE}:3 other") as process:
+            until(lambda: len(hook.got) == 2, "both were sent", patience_s=PATIENCE_S)
+            end(process, signal.SIGTERM)
+
+        assert process.returncode == 0
+        assert {json.loads(body)["data"]["queue"] for _, body in hook.got} == {e.QUEUE, "other"}
 
 
 @pytest.mark.slow

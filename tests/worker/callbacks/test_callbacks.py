@@ -69,7 +69,10 @@ def mover(valkey: RedisServer, **changes: Any) -> Mover:
     return Mover(client_of(valkey), client_of(valkey), settings_for(valkey, **changes))
 
 
-def end_job(client: Client, url: str | None, job_id: str = "0.acme.1", state: str = "done", version: int = 3) -> None:
+def end_job(
+    client: Client, url: str | None, job_id: str = "0.acme.1", state: str = "done", version: int = 3,
+    *, stream: str = CALLBACKS,
+) -> None:  # fmt: skip
     """Write what the script writes when a job that wants a callback ends."""
     spec = encode_spec(JobSpec(callback_url=url, metadata={"custom_id": "line-7"}, batch="nightly"))
     fields = {
@@ -82,7 +85,7 @@ def end_job(client: Client, url: str | None, job_id: str = "0.acme.1", state: st
         "spec": spec,
         "submitted": e.NOON_MS,
     }
-    client.xadd(CALLBACKS, fields)
+    client.xadd(stream, fields)
 
 
 def complete_batch(client: Client, url: str) -> None:

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from structlog.testing import capture_logs
 
 from sluice.history.database import VERSION_TABLE
-from sluice.worker.checks.queue_check import check_queue
+from sluice.worker.checks.queue_check import check_queues
 from sluice.worker.checks.redis_check import check_redis
 from sluice.worker.checks.site import Site
 from sluice.worker.checks.startup import MODEL_CHECKS, SERVER_CHECKS, require
@@ -283,7 +283,7 @@ class TestGivenAUserWhoMayNotRunAllCommandsOfScripts:
         poor = scene._replace(url=scene.url.replace("unix://", "unix://poor:any@"))
 
         with pytest.raises(ConfigError, match="lacks a right that a worker needs") as caught:
-            list(check_queue(site_of(poor, patience_s=0)))
+            list(check_queues(site_of(poor, patience_s=0)))
 
         assert "hgetall" in str(caught.value)
         assert "Remove or rename" not in str(caught.value)

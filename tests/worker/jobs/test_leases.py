@@ -48,6 +48,18 @@ class TestGivenPullsOfTwoPartitions:
         assert len(leases) == 0
 
 
+class TestGivenTwoQueuesWithJobsOfTheSameId:
+    def test_when_both_are_pulled_then_each_is_held(self) -> None:
+        chat, batch, leases = QueueKeys("chat"), QueueKeys("batch"), Leases()
+        of_chat, of_batch = job("a", keys=chat), job("a", keys=batch)
+
+        replaced = [*leases.take(chat, 1, [of_chat]), *leases.take(batch, 1, [of_batch])]
+
+        assert replaced == []
+        assert (leases.of_job(chat, of_chat.id), leases.of_job(batch, of_batch.id)) == (of_chat, of_batch)
+        assert [len(leases.held(keys).requests) for keys in (chat, batch)] == [1, 1]
+
+
 class TestGivenAJobThatComesBack:
     """It was leased, lost, and is leased again."""
 
@@ -60,7 +72,7 @@ class TestGivenAJobThatComesBack:
         assert replaced == [older]
         assert leases.of_request(older.request_id) is None
         assert leases.of_request(newer.request_id) is newer
-        assert leases.of_job(newer.id) is newer
+        assert leases.of_job(ONE, newer.id) is newer
 
     def test_when_the_queue_forgot_the_first_pull_then_the_second_is_another_request(self) -> None:
         """Redis lost its last second: the loop has not yet received the loss when the job is delivered anew."""
@@ -84,7 +96,7 @@ class TestGivenAJobThatComesBack:
 
         leases.remove(older)
 
-        assert leases.of_job(newer.id) is newer
+        assert leases.of_job(ONE, newer.id) is newer
 
 
 class TestGivenALongPrompt:

@@ -7,7 +7,7 @@ import pytest
 from sluice.worker.errors import ConfigError
 from sluice.worker.processes import models
 from sluice.worker.processes.child_process import ChildSpec
-from sluice.worker.processes.models import Member, read_members, specs_by_member
+from sluice.worker.processes.models import Member, read_members, sidecars_of, specs_by_member
 
 TWO = """
 [redis]
@@ -52,8 +52,16 @@ class TestGivenAFileWithTwoWorkers:
     def test_when_it_is_read_then_each_has_its_settings_over_the_common_ones(self, tmp_path: Path) -> None:
         small, large = members_of(tmp_path, TWO)
 
-        assert (small.name, small.config.queue.name, small.config.step_limits.max_num_seqs) == ("small", "small", 4)
-        assert (large.name, large.config.queue.name, large.config.step_limits.max_num_seqs) == ("large", "large", 8)
+        assert (small.name, small.config.queue.title, small.config.step_limits.max_num_seqs) == (
+            "small",
+            "queue 'small'",
+            4,
+        )
+        assert (large.name, large.config.queue.title, large.config.step_limits.max_num_seqs) == (
+            "large",
+            "queue 'large'",
+            8,
+        )
         assert small.config.redis == large.config.redis
         assert [small.config.log.name, large.config.log.name] == ["small", "large"]
 
@@ -89,6 +97,13 @@ class TestGivenAFileWithTwoWorkers:
         assert [one.environ["SLUICE_METRICS_PORT"] for one in (first, second)] == ["9000", "9001"]
         assert [float(one.environ["SLUICE_MEMORY_FRACTION"]) for one in (first, second)] == [0.25, 0.25]
         assert [one.environ["SLUICE_QUEUE"] for one in (first, second)] == ["small", "large"]
+
+    def test_when_both_serve_a_queue_then_it_has_one_recorder(self, tmp_path: Path) -> None:
+        one_model = TWO.replace("null?step_s=0.1", "null").replace('queue = "large"', 'queue = ["large:3", "small"]')
+
+        specs = sidecars_of(members_of(tmp_path, one_model), {})
+
+        assert [spec.environ["SLUICE_QUEUE"] for spec in specs] == ["small", "large"]
 
     @pytest.mark.parametrize(
         ("small", "large", "common", "ports"),

@@ -30,7 +30,7 @@ def drawn(*, width: int = 140, state: TopState | None = None, rows: int = 2) -> 
     shown = state or TopState()
     with console.capture() as captured:
         console.quiet = False
-        console.print(screen(BACKLOG, shown.visible(workers), shown))
+        console.print(screen([BACKLOG], shown.visible(workers), shown))
     return captured.get()
 
 
@@ -53,9 +53,20 @@ class TestGivenAQueueWithWorkers:
         console = Console(width=140)
 
         with console.capture() as captured:
-            console.print(screen(BACKLOG, [fast], TopState()))
+            console.print(screen([BACKLOG], [fast], TopState()))
 
         assert "10, at most 4,000 in 5 minutes" in captured.get()
+
+    def test_when_there_are_several_queues_then_each_has_a_line(self) -> None:
+        console = Console(width=140)
+
+        with console.capture() as captured:
+            console.print(screen([replace(BACKLOG, queue="chat"), BACKLOG], [], TopState()))
+
+        assert [line.split()[:2] for line in captured.get().splitlines()[:2]] == [
+            ["queue", "chat"],
+            ["queue", "default"],
+        ]
 
     @pytest.mark.parametrize("width", [40, 80, 200])
     def test_when_the_terminal_is_narrow_then_no_line_is_longer(self, width: int) -> None:
@@ -68,7 +79,7 @@ class TestGivenAQueueWithWorkers:
         console = Console(width=80)
 
         with console.capture() as captured:
-            console.print(screen(BACKLOG, [busy], TopState()))
+            console.print(screen([BACKLOG], [busy], TopState()))
 
         [line] = [line for line in captured.get().splitlines() if line.startswith("01234567")]
         assert line.split()[-6:-1] == ["pulling", "256/256", "9,999", "100%", "12,345"]
@@ -81,7 +92,7 @@ class TestGivenAQueueWithWorkers:
         )
 
         with console.capture() as captured:
-            console.print(screen(BACKLOG, rows, TopState()))
+            console.print(screen([BACKLOG], rows, TopState()))
 
         assert "\x1b]0;" not in captured.get()
         assert "tiny" in captured.get()

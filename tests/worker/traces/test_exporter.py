@@ -38,7 +38,7 @@ def record(valkey: RedisServer, history: Engine, exporter: TraceExporter, *entri
     """Record these entries with an exporter, and stop it."""
     client = client_of(valkey)
     add(client, *entries)
-    settings = RecorderSettings(queue=e.QUEUE, name="r1", block_s=0.05)
+    settings = RecorderSettings(queues=(e.QUEUE,), name="r1", block_s=0.05)
     Recorder(client, HistoryWriter(history), settings, on_ended=exporter.ended).drain()
     exporter.stop()
 

@@ -177,7 +177,7 @@ class Watch:
         for name, member in self._members.items():
             stand = self._stands[name]
             stand.turn(client, states.get(name))
-            at_s, queue = monotonic_s(), member.config.queue.name
+            at_s, queue = monotonic_s(), member.config.queue.names[0]
             seen[name] = look_at_queue(client, queue, partitions_of(member.config), at_s)
             stand.note(seen[name])
         self._seen = seen

@@ -98,6 +98,10 @@ class TestGivenAFileWithAWrongGroup:
     @pytest.mark.parametrize(
         ("text", "problem"),
         [
+            (
+                TWO.replace('queue = "small"', 'queue = ["small", "more"]'),
+                "workers.small.queue: expected one queue of a worker with turns, got small, more",
+            ),
             (TWO.replace("card", "a", 1), "turns.a: expected at least two workers with turns = 'a', got 1"),
             (TWO + "[turns.other]\n", "turns.other: expected at least two workers with turns = 'other', got 0"),
             (TWO + "[turns.card]\nshare = 0\n", "turns.card.share: must be over 0 and at most 1, got 0"),
