@@ -5,6 +5,7 @@ from importlib import import_module
 
 BENCHMARKS = {
     "adapters": ("engine.adapters", "what adapters cost a step, on this CPU"),
+    "chains": ("queue.chains", "what jobs that wait for others cost the queue"),
     "disciplines": ("disciplines.run", "batching disciplines compared with published figures"),
     "engine": ("engine.run", "the bare engine compared with its bound, on this CPU"),
     "engines": ("engine.peers", "the service and the bare engine compared with other engines, on this CPU"),

@@ -15,6 +15,7 @@ from sluice.gateway.settings import GatewaySettings, ServedQueue
 from sluice.producer.aio import AsyncProducer
 from sluice.producer.errors import InvalidSetting, LessDurable, QueueUnreachable
 from sluice.producer.operations.submission import Receipt
+from sluice.protocol.chains.chain import After
 from sluice.protocol.jobs import CheckedJob
 from sluice.protocol.offers import Offer
 
@@ -48,7 +49,7 @@ class QueueClients:
     abandoned: Abandoned
     partitions: Partitions
 
-    async def submit(self, job: CheckedJob) -> Receipt:
+    async def submit(self, job: CheckedJob, after: After | None = None) -> Receipt:
         """Submit a job. A job that is less durable than its queue requires is served all the same.
 
         An error would make clients submit it again, as another job. For the same reason, a job whose submit was not
@@ -58,7 +59,7 @@ class QueueClients:
             ProducerError: as `AsyncProducer.submit_checked`, except for LessDurable.
         """
         try:
-            return await self.submitting.submit_checked(self.partitions.placed(job))
+            return await self.submitting.submit_checked(self.partitions.placed(job), after=after)
         except QueueUnreachable as error:
             if error.job_id is not None and may_be_accepted(error) and job.is_open:
                 self.abandoned.add(error.job_id)

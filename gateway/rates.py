@@ -22,6 +22,7 @@ from sluice.producer.operations.operation import Ask, Operation
 from sluice.producer.operations.submission import Receipt
 from sluice.protocol import limits
 from sluice.protocol.bounds import REQUESTS_PER_MINUTE, TOKENS_PER_MINUTE
+from sluice.protocol.chains.chain import After
 from sluice.protocol.jobs import CheckedJob, Options, PromptLike, checked_job, template
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.openai_format.requests import PROMPT
@@ -95,7 +96,9 @@ class KeyRates:
     def __init__(self, producer: AsyncProducer, queue: str) -> None:
         self._producer, self._keys = producer, QueueKeys(queue)
 
-    async def submit(self, queue: QueueClients, caller: Caller, job: CheckedJob) -> tuple[Receipt, Mapping[str, str]]:
+    async def submit(
+        self, queue: QueueClients, caller: Caller, job: CheckedJob, after: After | None = None
+    ) -> tuple[Receipt, Mapping[str, str]]:
         """Submit a job of `callers_job`; return its receipt and the rate limit headers. A duplicate costs nothing.
 
         Raises:
@@ -104,7 +107,7 @@ class KeyRates:
         """
 
         async def submitted() -> list[Receipt]:
-            return [await queue.submit(job)]
+            return [await queue.submit(job, after)]
 
         [receipt], rates = await self.submit_all(caller, [job], submitted)
         return receipt, rates

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sluice.producer.aio import AsyncProducer
+    from sluice.producer.arguments import after
     from sluice.producer.client import Producer
     from sluice.producer.errors import (
         AccessDenied,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
         ScheduleNotFound,
     )
     from sluice.producer.operations.batches import BatchCancelled
+    from sluice.producer.operations.chains import ChainView
     from sluice.producer.operations.dead import DeadFilter
     from sluice.producer.operations.follow import Cursor, StreamEvent
     from sluice.producer.operations.results import Outcome
@@ -66,6 +68,7 @@ __all__ = [
     "BatchNotFound",
     "BatchView",
     "CertificateRefused",
+    "ChainView",
     "ChannelExpired",
     "ChoiceResult",
     "Cursor",
@@ -112,6 +115,7 @@ __all__ = [
     "Usage",
     "WaitCause",
     "WaitNotice",
+    "after",
     "job",
     "verify_webhook",
 ]
@@ -134,7 +138,9 @@ _HOMES = {
     "Job": "protocol.jobs",
     "Options": "protocol.jobs",
     "job": "protocol.jobs",
+    "after": "producer.arguments",
     "BatchCancelled": "producer.operations.batches",
+    "ChainView": "producer.operations.chains",
     "DeadFilter": "producer.operations.dead",
     "Cursor": "producer.operations.follow",
     "StreamEvent": "producer.operations.follow",

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Self, TypeAlias, TypeVar, Unpack
 from sluice.producer import config
 from sluice.producer.arguments import (
     AnyJob,
+    after_of,
     check_options,
     checked_texts,
     durability_policy,
@@ -29,10 +30,11 @@ from sluice.producer.arguments import (
     scheduled_jobs,
 )
 from sluice.producer.errors import ProducerError
-from sluice.producer.operations import batches, control, dead, results, schedules, submission, views
+from sluice.producer.operations import batches, chains, control, dead, results, schedules, submission, views
 from sluice.producer.operations import follow as following
 from sluice.producer.operations.backpressure import submit_estimated, submit_within
 from sluice.producer.operations.batches import BatchCancelled
+from sluice.producer.operations.chains import ChainView
 from sluice.producer.operations.dead import DeadFilter
 from sluice.producer.operations.follow import Place, Reader, StreamEvent, choice_readers
 from sluice.producer.operations.operation import Operation, Reply, Step
@@ -43,6 +45,9 @@ from sluice.producer.operations.submission import JobPacker, Receipt, SubmitAnsw
 from sluice.producer.operations.views import JobStatus
 from sluice.producer.transport.links import AsyncLink
 from sluice.protocol.calls import BatchView, JobView, QueueSettings, QueueView
+from sluice.protocol.chains.chain import After
+from sluice.protocol.chains.releasing import ChainLook
+from sluice.protocol.durability import NOTHING_ASKED
 from sluice.protocol.jobs import (
     CheckedJob,
     Job,
@@ -109,6 +114,7 @@ class AsyncProducer:
         self._link = AsyncLink(link_settings(url, self._use, patience_s, self.waits))
         self._database_url = config.database_url(database_url)
         self._schedule_watch = schedules.watch_of(self._queue)
+        self._chain_watch = chains.watch_of(self._queue)
 
     async def __aenter__(self) -> Self:
         return self
@@ -143,6 +149,7 @@ class AsyncProducer:
         *,
         messages: PromptLike | None = None,
         token_ids: Sequence[int] | None = None,
+        after: Iterable[AnyJob] | After | None = None,
         durability: str | None = None,
         wait_s: float = 0.0,
         **options: Unpack[Options],
@@ -152,6 +159,16 @@ class AsyncProducer:
         After this returns, the job is kept to the extent of `durability` (see docs/explanation/durability.md).
         If the queue is full, it waits up to `wait_s` for room. A worker checks what only it knows: the model's name,
         and the length of the prompt in tokens. A job that fails there raises JobFailed when you read it.
+
+        Args:
+            prompt: Text, or one of the next two.
+            messages: Chat messages.
+            token_ids: Token ids.
+            after: Jobs that must be done before this one may start, else it is cancelled; or `after(…)` with another
+                rule. In the prompt, or the contents of messages, `{{outputs[0]}}` becomes the text of the first one.
+            durability: What the server must confirm.
+            wait_s: Longest wait for room.
+            options: Options of the job.
 
         Raises:
             InvalidJob: a value is wrong, or needs a feature that the queue's workers lack. JobTooLarge: the job is too
@@ -163,23 +180,30 @@ class AsyncProducer:
             QueueUnreachable, QueueRefused: the server is unreachable, or refuses.
         """
         job = checked_job(only_prompt(prompt, messages, token_ids), options)
-        return await self.submit_checked(job, durability=durability, wait_s=wait_s)
+        return await self.submit_checked(job, after=after_of(after), durability=durability, wait_s=wait_s)
 
-    async def submit_checked(self, job: CheckedJob, *, durability: str | None = None, wait_s: float = 0.0) -> Receipt:
+    async def submit_checked(
+        self, job: CheckedJob, *, after: After | None = None, durability: str | None = None, wait_s: float = 0.0
+    ) -> Receipt:
         """Submit a job that is already checked, as `submit` does."""
         prepared, durability_check = await self._link.run(
             submission.prepare(self._queue, self._durability, job, durability)
         )
-        return await self._link.run(
-            submit_within(
-                wait_s,
-                lambda: submission.submit(self._queue, prepared, durability_check, is_chosen=job.is_chosen),
-                self.waits,
-            )
-        )
+
+        def attempt() -> Operation[Receipt]:
+            if after is None:
+                return submission.submit(self._queue, prepared, durability_check, is_chosen=job.is_chosen)
+            return chains.submit_after(self._queue, prepared, after, durability_check, is_chosen=job.is_chosen)
+
+        return await self._link.run(submit_within(wait_s, attempt, self.waits))
 
     def submit_many(
-        self, jobs: Many[PromptLike | Job], *, durability: str | None = None, **options: Unpack[Options]
+        self,
+        jobs: Many[PromptLike | Job],
+        *,
+        after: Iterable[AnyJob] | After | None = None,
+        durability: str | None = None,
+        **options: Unpack[Options],
     ) -> AsyncIterator[SubmitAnswer]:
         """Submit many jobs, pipelined; yields a Receipt or an error for each, in order.
 
@@ -188,6 +212,7 @@ class AsyncProducer:
         Args:
             jobs: Prompts, or `job(prompt, **options)` for a prompt with additional options. On asyncio, they may come
                 from an asynchronous iterator.
+            after: What each of them waits for, as in `submit`.
             durability: As in `submit`. One wait for disk or replicas covers up to 1024 jobs.
             options: Options of every job, checked and encoded once.
 
@@ -198,25 +223,31 @@ class AsyncProducer:
             QueueUnreachable, QueueRefused: the server is unreachable, or refuses; submit again with the same ids.
         """
         check_options(options, durability)
-        return self._submit_many(listed(jobs), durability, options)
+        return self._submit_many(listed(jobs), after_of(after), durability, options)
 
     async def _submit_many(
-        self, jobs: Many[PromptLike | Job], durability: str | None, options: Options
+        self, jobs: Many[PromptLike | Job], after: After | None, durability: str | None, options: Options
     ) -> AsyncIterator[SubmitAnswer]:
         await self._link.run(self._queue.read())
         encoder = JobEncoder(options, partitions=self._queue.partitions)
         prepared = (encoder.prepare(job) async for job in _each(jobs))
-        async with aclosing(self.submit_prepared(prepared, durability=durability)) as answers:
+        async with aclosing(self.submit_prepared(prepared, after=after, durability=durability)) as answers:
             async for answer in answers:
                 yield answer
 
     async def submit_prepared(
-        self, jobs: Many[Prepared], *, durability: str | None = None
+        self, jobs: Many[Prepared], *, after: After | None = None, durability: str | None = None
     ) -> AsyncGenerator[SubmitAnswer]:
         """Submit jobs that are already encoded, as `submit_many` does. Lazy, too."""
         durability_check = await self._link.run(self._durability.resolve(self._queue, durability))
-        packed = _packed(jobs, JobPacker(durability_check))
-        operations = (submit_estimated(self._queue, group, durability_check) async for group in packed)
+        packed = _packed(jobs, JobPacker(NOTHING_ASKED if after else durability_check))
+
+        def submit(group: Sequence[Prepared]) -> Operation[list[SubmitAnswer]]:
+            if after is None:
+                return submit_estimated(self._queue, group, durability_check)
+            return chains.submit_all_after(self._queue, group, after, durability_check)
+
+        operations = (submit(group) async for group in packed)
         async with aclosing(self._link.run_ahead(operations)) as groups:
             async for answers in groups:
                 for answer in answers:
@@ -495,6 +526,19 @@ class AsyncProducer:
     async def fire_schedules(self) -> Look:
         """Submit the runs that are due now. Only a queue without workers needs this: they do it once a second."""
         return await self._link.run(schedules.fire(self._schedule_watch))
+
+    # ------------------------------------------------------------ chains
+
+    async def chains(self, *, tenant: str | None = None, limit: int = 1000) -> list[ChainView]:
+        """Return the blocked jobs of the queue (of one tenant) by submit, and what they wait for, oldest first."""
+        return await self._link.run(chains.chains(self._queue, tenant=tenant, limit=limit))
+
+    async def release_chains(self) -> ChainLook:
+        """Release blocked jobs whose wait is over. Only a queue without workers needs this: they do it all the time.
+
+        A call looks at up to 256 jobs for which others wait, and the next one at the following.
+        """
+        return await self._link.run(chains.release(self._chain_watch))
 
     async def dead(self, selection: DeadFilter | None = None) -> list[JobView]:
         """Return the jobs of the dead set, oldest failure first."""

@@ -10,6 +10,7 @@ from sluice.producer.operations.follow import Cursor, Place, Reader
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.submission import Receipt
 from sluice.producer.transport.retries import LinkSettings
+from sluice.protocol.chains.chain import After, OnFailure, When
 from sluice.protocol.durability import read_durability
 from sluice.protocol.errors import InvalidPrompt
 from sluice.protocol.host.state_folder import state_dir
@@ -55,6 +56,30 @@ def _is_one_with_place(jobs: object) -> bool:
             return True
         case _:
             return False
+
+
+def after(*jobs: AnyJob, when: When = "all", on_failure: OnFailure = "cancel") -> After:
+    """Say what a job waits for: `submit(prompt, after=after(first, second, when="any"))`.
+
+    Args:
+        jobs: Jobs of the same queue and tenant, up to 64.
+        when: Whether `all` of them must end, or `any` one.
+        on_failure: What counts as an end. `cancel`: only a job that is done; the job that waits is cancelled once the
+            others cannot suffice. `release`: every end.
+
+    Raises:
+        InvalidJob: an id or a choice is wrong.
+    """
+    return After(tuple(job_ids(jobs)), when, on_failure)
+
+
+def after_of(jobs: Iterable[AnyJob] | After | None) -> After | None:
+    """Return what jobs wait for; None for nothing.
+
+    Raises:
+        InvalidJob: an id is wrong, or `jobs` is a single job.
+    """
+    return jobs if jobs is None or isinstance(jobs, After) else after(*job_ids(jobs))
 
 
 def scheduled_jobs(jobs: Iterable[PromptLike | Job], options: Options) -> list[CheckedJob]:

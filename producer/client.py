@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Self, TypeAlias, TypeVar, Unpack
 from sluice.producer import config
 from sluice.producer.arguments import (
     AnyJob,
+    after_of,
     check_options,
     checked_texts,
     durability_policy,
@@ -30,10 +31,11 @@ from sluice.producer.arguments import (
     scheduled_jobs,
 )
 from sluice.producer.errors import ProducerError
-from sluice.producer.operations import batches, control, dead, results, schedules, submission, views
+from sluice.producer.operations import batches, chains, control, dead, results, schedules, submission, views
 from sluice.producer.operations import follow as following
 from sluice.producer.operations.backpressure import submit_estimated, submit_within
 from sluice.producer.operations.batches import BatchCancelled
+from sluice.producer.operations.chains import ChainView
 from sluice.producer.operations.dead import DeadFilter
 from sluice.producer.operations.follow import Place, Reader, StreamEvent, choice_readers
 from sluice.producer.operations.operation import Operation, Reply, Step
@@ -44,6 +46,9 @@ from sluice.producer.operations.submission import JobPacker, Receipt, SubmitAnsw
 from sluice.producer.operations.views import JobStatus
 from sluice.producer.transport.links import Link
 from sluice.protocol.calls import BatchView, JobView, QueueSettings, QueueView
+from sluice.protocol.chains.chain import After
+from sluice.protocol.chains.releasing import ChainLook
+from sluice.protocol.durability import NOTHING_ASKED
 from sluice.protocol.jobs import (
     CheckedJob,
     Job,
@@ -110,6 +115,7 @@ class Producer:
         self._link = Link(link_settings(url, self._use, patience_s, self.waits))
         self._database_url = config.database_url(database_url)
         self._schedule_watch = schedules.watch_of(self._queue)
+        self._chain_watch = chains.watch_of(self._queue)
 
     def __enter__(self) -> Self:
         return self
@@ -144,6 +150,7 @@ class Producer:
         *,
         messages: PromptLike | None = None,
         token_ids: Sequence[int] | None = None,
+        after: Iterable[AnyJob] | After | None = None,
         durability: str | None = None,
         wait_s: float = 0.0,
         **options: Unpack[Options],
@@ -153,6 +160,16 @@ class Producer:
         After this returns, the job is kept to the extent of `durability` (see docs/explanation/durability.md).
         If the queue is full, it waits up to `wait_s` for room. A worker checks what only it knows: the model's name,
         and the length of the prompt in tokens. A job that fails there raises JobFailed when you read it.
+
+        Args:
+            prompt: Text, or one of the next two.
+            messages: Chat messages.
+            token_ids: Token ids.
+            after: Jobs that must be done before this one may start, else it is cancelled; or `after(…)` with another
+                rule. In the prompt, or the contents of messages, `{{outputs[0]}}` becomes the text of the first one.
+            durability: What the server must confirm.
+            wait_s: Longest wait for room.
+            options: Options of the job.
 
         Raises:
             InvalidJob: a value is wrong, or needs a feature that the queue's workers lack. JobTooLarge: the job is too
@@ -164,21 +181,28 @@ class Producer:
             QueueUnreachable, QueueRefused: the server is unreachable, or refuses.
         """
         job = checked_job(only_prompt(prompt, messages, token_ids), options)
-        return self.submit_checked(job, durability=durability, wait_s=wait_s)
+        return self.submit_checked(job, after=after_of(after), durability=durability, wait_s=wait_s)
 
-    def submit_checked(self, job: CheckedJob, *, durability: str | None = None, wait_s: float = 0.0) -> Receipt:
+    def submit_checked(
+        self, job: CheckedJob, *, after: After | None = None, durability: str | None = None, wait_s: float = 0.0
+    ) -> Receipt:
         """Submit a job that is already checked, as `submit` does."""
         prepared, durability_check = self._link.run(submission.prepare(self._queue, self._durability, job, durability))
-        return self._link.run(
-            submit_within(
-                wait_s,
-                lambda: submission.submit(self._queue, prepared, durability_check, is_chosen=job.is_chosen),
-                self.waits,
-            )
-        )
+
+        def attempt() -> Operation[Receipt]:
+            if after is None:
+                return submission.submit(self._queue, prepared, durability_check, is_chosen=job.is_chosen)
+            return chains.submit_after(self._queue, prepared, after, durability_check, is_chosen=job.is_chosen)
+
+        return self._link.run(submit_within(wait_s, attempt, self.waits))
 
     def submit_many(
-        self, jobs: Many[PromptLike | Job], *, durability: str | None = None, **options: Unpack[Options]
+        self,
+        jobs: Many[PromptLike | Job],
+        *,
+        after: Iterable[AnyJob] | After | None = None,
+        durability: str | None = None,
+        **options: Unpack[Options],
     ) -> Iterator[SubmitAnswer]:
         """Submit many jobs, pipelined; yields a Receipt or an error for each, in order.
 
@@ -187,6 +211,7 @@ class Producer:
         Args:
             jobs: Prompts, or `job(prompt, **options)` for a prompt with additional options. On asyncio, they may come
                 from an asynchronous iterator.
+            after: What each of them waits for, as in `submit`.
             durability: As in `submit`. One wait for disk or replicas covers up to 1024 jobs.
             options: Options of every job, checked and encoded once.
 
@@ -197,22 +222,30 @@ class Producer:
             QueueUnreachable, QueueRefused: the server is unreachable, or refuses; submit again with the same ids.
         """
         check_options(options, durability)
-        return self._submit_many(listed(jobs), durability, options)
+        return self._submit_many(listed(jobs), after_of(after), durability, options)
 
     def _submit_many(
-        self, jobs: Many[PromptLike | Job], durability: str | None, options: Options
+        self, jobs: Many[PromptLike | Job], after: After | None, durability: str | None, options: Options
     ) -> Iterator[SubmitAnswer]:
         self._link.run(self._queue.read())
         encoder = JobEncoder(options, partitions=self._queue.partitions)
         prepared = (encoder.prepare(job) for job in _each(jobs))
-        with closing(self.submit_prepared(prepared, durability=durability)) as answers:
+        with closing(self.submit_prepared(prepared, after=after, durability=durability)) as answers:
             yield from answers
 
-    def submit_prepared(self, jobs: Many[Prepared], *, durability: str | None = None) -> Generator[SubmitAnswer]:
+    def submit_prepared(
+        self, jobs: Many[Prepared], *, after: After | None = None, durability: str | None = None
+    ) -> Generator[SubmitAnswer]:
         """Submit jobs that are already encoded, as `submit_many` does. Lazy, too."""
         durability_check = self._link.run(self._durability.resolve(self._queue, durability))
-        packed = _packed(jobs, JobPacker(durability_check))
-        operations = (submit_estimated(self._queue, group, durability_check) for group in packed)
+        packed = _packed(jobs, JobPacker(NOTHING_ASKED if after else durability_check))
+
+        def submit(group: Sequence[Prepared]) -> Operation[list[SubmitAnswer]]:
+            if after is None:
+                return submit_estimated(self._queue, group, durability_check)
+            return chains.submit_all_after(self._queue, group, after, durability_check)
+
+        operations = (submit(group) for group in packed)
         with closing(self._link.run_ahead(operations)) as groups:
             for answers in groups:
                 yield from answers
@@ -490,6 +523,19 @@ class Producer:
     def fire_schedules(self) -> Look:
         """Submit the runs that are due now. Only a queue without workers needs this: they do it once a second."""
         return self._link.run(schedules.fire(self._schedule_watch))
+
+    # ------------------------------------------------------------ chains
+
+    def chains(self, *, tenant: str | None = None, limit: int = 1000) -> list[ChainView]:
+        """Return the blocked jobs of the queue (of one tenant) by submit, and what they wait for, oldest first."""
+        return self._link.run(chains.chains(self._queue, tenant=tenant, limit=limit))
+
+    def release_chains(self) -> ChainLook:
+        """Release blocked jobs whose wait is over. Only a queue without workers needs this: they do it all the time.
+
+        A call looks at up to 256 jobs for which others wait, and the next one at the following.
+        """
+        return self._link.run(chains.release(self._chain_watch))
 
     def dead(self, selection: DeadFilter | None = None) -> list[JobView]:
         """Return the jobs of the dead set, oldest failure first."""

@@ -70,7 +70,7 @@ class QueueFull(ProducerError):
         super().__init__(message)
         self.reason = reason
         """The limit: `full_jobs`, `full_tokens`, `full_bytes`, `tenant_full` (its share of them), `full_memory` (the
-        server's) or `outbox_full`.
+        server's), `outbox_full` or `full_blocked` (jobs that wait for others).
         """
 
         self.waiting_jobs, self.waiting_tokens, self.waiting_bytes = waiting

@@ -29,6 +29,7 @@ class Row:
     started_ms: int
     first_scheduled_ms: int | None
     first_token_ms: int | None
+    digest: bytes
     seed: bytes
     spec: bytes
     rare: dict[bytes, Any]  # Any: numbers and texts
@@ -53,7 +54,8 @@ def _read_row(row: bytes) -> Row:
         raise WireError(f"a job's row of version {head[0]!r}")
     long = [low | high << 32 for low, high in zip(head[11::2], head[12::2], strict=True)]
     at = row.index(b"\0", row.index(b"\0", _HEAD.size) + 1) + 1
-    at += 2 + int.from_bytes(row[at : at + 2], "little")
+    digest_from, at = at + 2, at + 2 + int.from_bytes(row[at : at + 2], "little")
+    digest = row[digest_from:at]
     seed_from, at = at + 1, at + 1 + row[at]
     rare_from = at + 4
     rare_to = rare_from + int.from_bytes(row[at:rare_from], "little")
@@ -69,6 +71,7 @@ def _read_row(row: bytes) -> Row:
         started_ms=long[4],
         first_scheduled_ms=long[8] or None,
         first_token_ms=long[9] or None,
+        digest=digest,
         seed=row[seed_from:at],
         spec=row[rare_to:],
         rare=unpack_from_script(row[rare_from:rare_to]) if rare_to > rare_from else {},

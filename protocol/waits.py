@@ -33,6 +33,9 @@ class WaitCause(StrEnum):
     NOT_YET = "not_yet"
     """The job is not due yet: `not_before`, or the delay before a retry."""
 
+    BLOCKED = "blocked"
+    """The job waits for others to end (`after`)."""
+
     TENANT_AT_LIMIT = "tenant_at_limit"
     """The tenant runs as many jobs, or has taken as many tokens, as its limit allows."""
 

@@ -15,18 +15,22 @@ from sluice.gateway.native.search import QUEUE, queue_named
 from sluice.gateway.openapi.messages import message_schema
 from sluice.gateway.openapi.options import KEY, TOKEN_ID, options_schema
 from sluice.gateway.openapi.routes import JSON, json_answer, route
-from sluice.gateway.openapi.schemas import TEXT, Schema, list_of, object_schema
+from sluice.gateway.openapi.schemas import TEXT, Schema, list_of, object_schema, schema_of
 from sluice.gateway.ownership import own_batch
 from sluice.gateway.queues import Queues
 from sluice.gateway.rates import KeyRates, callers_job
 from sluice.gateway.requests import read_json, traceparent_of
 from sluice.gateway.settings import GatewaySettings
+from sluice.protocol.chains.chain import MAX_AFTER, After, OnFailure, When
 from sluice.protocol.errors import InvalidJob, did_you_mean
 from sluice.protocol.jobs import OPTION_NAMES, Job, Moment, Options, only_prompt
-from sluice.protocol.messages import Role
+from sluice.protocol.messages import JobId, Role
 from sluice.protocol.openai_format.requests import PROMPT, RequestRefused, read_bias
 
 PROMPTS = ("prompt", "messages", "token_ids")
+WAITING = ("after", "when", "on_failure")
+"""Fields that say what the job waits for."""
+
 MOMENTS = ("deadline", "not_before")
 MAX_MOMENT_S = 10**9
 ALLOWED = OPTION_NAMES - {"tenant"}
@@ -34,10 +38,22 @@ MESSAGE = message_schema("Message", get_args(Role))
 BODY: Schema = {
     **object_schema(
         "NewJob",
-        optional=("prompt", "messages", "token_ids", *ALLOWED),
+        optional=("prompt", "messages", "token_ids", *WAITING, *ALLOWED),
         prompt={**TEXT, "minLength": 1},
         messages={**list_of(MESSAGE), "minItems": 1},
         token_ids={**list_of(TOKEN_ID), "minItems": 1},
+        after={
+            **list_of(TEXT),
+            "minItems": 1,
+            "maxItems": MAX_AFTER,
+            "description": "Jobs of the queue that must end first. `{{outputs[0]}}` in the prompt is the first's text.",
+        },
+        when={**schema_of(When), "default": "all", "description": "Whether all of them must end, or any one."},
+        on_failure={
+            **schema_of(OnFailure),
+            "default": "cancel",
+            "description": "`cancel`: only jobs that are done count; a failure cancels. `release`: every end counts.",
+        },
         **options_schema(ALLOWED),
     ),
     "oneOf": [{"required": [name]} for name in PROMPTS],
@@ -71,6 +87,7 @@ class SubmitRoute:
         """
         body = await read_json(request, self._max_bytes)
         caller = caller_of(request)
+        body, after = _without_waiting(body)
         job_request = read_job(body, caller, KEY.read(request))
         name, model = QUEUE.read(request), job_request.options.get("model")
         queue = await self._queues.of_model(model) if name is None else queue_named(self._queues, name)
@@ -78,13 +95,36 @@ class SubmitRoute:
             job = callers_job(
                 caller, job_request.prompt, {"traceparent": traceparent_of(request), **job_request.options}
             )
-            receipt, rates = await self._rates.submit(queue, caller, job)
+            receipt, rates = await self._rates.submit(queue, caller, job, after)
         request.state.job_id = receipt.id
         return JSONResponse(
             receipt_body(receipt, queue.name),
             200 if receipt.is_duplicate else 201,
             headers={**rates, "location": f"/jobs/{receipt.id}"},
         )
+
+
+def _without_waiting(body: object) -> tuple[object, After | None]:
+    """Return a request's body without the fields that say what the job waits for, and what that is.
+
+    Raises:
+        HttpError: one of them is wrong.
+    """
+    if not isinstance(body, dict):
+        return body, None
+    fields = cast("dict[str, Any]", body)
+    stated = {name: value for name in WAITING if (value := fields.get(name)) is not None}
+    rest = {name: value for name, value in fields.items() if name not in WAITING}
+    if not stated:
+        return rest, None
+    after = stated.get("after")
+    if not isinstance(after, list) or not all(isinstance(job_id, str) for job_id in cast("list[object]", after)):
+        raise bad_request("after must be a list of jobs' ids", param="after")
+    try:
+        ids = tuple(map(JobId, cast("list[str]", after)))
+        return rest, After(ids, stated.get("when", "all"), stated.get("on_failure", "cancel"))
+    except InvalidJob as error:
+        raise bad_request(str(error), param="after") from error
 
 
 def read_job(body: object, caller: Caller, idempotency_key: str | None = None) -> Job:

@@ -39,6 +39,7 @@ from sluice.protocol.bulk_files.input import BadLine, Line, LineReader, is_strea
 from sluice.protocol.bulk_files.jobs import NAME_BYTES, BulkSpec, LineJobs
 from sluice.protocol.bulk_files.journal import Journal, name_of
 from sluice.protocol.calls import NewJob
+from sluice.protocol.chains.chain import After
 from sluice.protocol.jobs import Options, Prepared
 from sluice.protocol.openai_format.requests import Endpoint
 from sluice.protocol.wire import JobId, JobResult
@@ -76,6 +77,9 @@ class BulkSettings:
 
     is_ordered: bool = False
     """Write output lines in the order of the input."""
+
+    after: After | None = None
+    """What every job waits for. The jobs are the same whatever that is."""
 
     output: Path | None = None
     errors: Path | None = None
@@ -242,7 +246,7 @@ class BulkRun:
                 yield job, True
 
         while True:
-            for answer in self._producer.submit_prepared(feed()):
+            for answer in self._producer.submit_prepared(feed(), after=self._settings.after):
                 self._answered(pending.popleft(), answer, refused)
             if not refused:
                 return

@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
-from typing import cast
+from typing import cast, get_args
 
 import click
 
 from sluice.producer import config
+from sluice.producer.arguments import after as waits_for
 from sluice.producer.bulk.run import BulkCounts, BulkRun, BulkSettings, Listener, default_batch
 from sluice.producer.cli.common import (
     Values,
@@ -21,6 +22,7 @@ from sluice.producer.cli.common import (
     durability_option,
     is_watched,
     note,
+    option,
     options_of,
     producer_of,
     sampling_options,
@@ -31,6 +33,7 @@ from sluice.producer.errors import ProducerError
 from sluice.producer.operations.control import server_id
 from sluice.protocol.bulk_files.input import STDIN, is_stream
 from sluice.protocol.bulk_files.journal import journal_path
+from sluice.protocol.chains.chain import OnFailure, When
 from sluice.protocol.host.state_folder import state_dir
 from sluice.protocol.host.terminal import say
 from sluice.protocol.openai_format.requests import LINE_ENDPOINTS, Endpoint
@@ -66,6 +69,15 @@ class OutOfSpace(ProducerError):
 @click.option("--stream", is_flag=True, help="Publish every token at once; the summary then has ITL.")
 @click.option("--strict", "is_strict", is_flag=True, help="Submit nothing if any line is bad.")
 @click.option("--again", "is_again", is_flag=True, help="Run the file again as new jobs, and overwrite the output.")
+@click.option("--after", metavar="JOB", multiple=True, help="Start no job before this one has ended. Repeatable.")
+@option("--when", click.Choice(get_args(When)), None, "Whether all of them must end, or any one.", default="all")
+@option(
+    "--on-failure",
+    click.Choice(get_args(OnFailure)),
+    None,
+    "Whether only one that is done counts, and a failure cancels the jobs, or every end counts.",
+    default="cancel",
+)
 @click.option("--batch", metavar="NAME", help="Name of the batch. Default: derived from its path.")
 @click.option("--endpoint", type=click.Choice(LINE_ENDPOINTS), help="Endpoint of lines without a url.")
 @click.option("--model", metavar="NAME", help="Model that the workers must serve. Lines may name no other.")
@@ -83,6 +95,9 @@ def submit(file: str, **values: object) -> None:
 
     Running the same file again submits no job twice: after Ctrl-C, repeat the command. For standard input and pipes,
     this needs --batch.
+
+    With --after, the jobs are blocked until other jobs have ended, whose outputs their prompts may use:
+    {{outputs[0]}} is the text of the first. `producer chains` lists what is blocked.
 
     \b
     Examples:
@@ -109,11 +124,13 @@ def submit(file: str, **values: object) -> None:
 def _settings(file: str, values: Values) -> BulkSettings:
     output, errors, batch = values.pop("output"), values.pop("errors"), values.pop("batch")
     model, endpoint = values.pop("model"), values.pop("endpoint")
+    after, when, on_failure = values.pop("after"), values.pop("when"), values.pop("on_failure")
     return BulkSettings(
         path=file,
         batch=batch or default_batch(file),
         endpoint=cast("Endpoint | None", endpoint),
         model=model,
+        after=waits_for(*after, when=when, on_failure=on_failure) if after else None,
         defaults=options_of(values),
         is_again=values.pop("is_again"),
         is_strict=values.pop("is_strict"),

@@ -34,6 +34,26 @@ DEAD_HEADERS = ("id", "error_code", "attempt", "failures", "deaths", "ended", "e
 
 
 @click.command()
+@click.option("--tenant", metavar="NAME", help="Only chains of this tenant.")
+@click.option("--limit", metavar="COUNT", type=click.IntRange(1), default=100, show_default=True, help="Most chains.")
+@json_option
+@connection_options
+def chains(*, tenant: str | None, limit: int, as_json: bool, **values: object) -> None:
+    """List the blocked jobs, and the jobs for which they wait. A line has the jobs of one submit.
+
+    \b
+    Example:
+        producer chains --tenant acme
+    """
+    with producer_of(values) as producer:
+        found = producer.chains(tenant=tenant, limit=limit)
+    if as_json:
+        return show_json([asdict(chain) for chain in found])
+    rows = [(chain.job_ids[0], len(chain.job_ids), chain.after.text, when(chain.submitted_ms)) for chain in found]
+    return show_table(("first_job", "jobs", "waits_for", "submitted"), rows)
+
+
+@click.command()
 @click.argument("job_ids", metavar="[JOB]...", nargs=-1)
 @click.option("--batch", metavar="NAME", help="Cancel every unfinished job of this batch, and close it.")
 @click.option("--reason", metavar="TEXT", help="Reason to record with the jobs.")
@@ -41,8 +61,8 @@ DEAD_HEADERS = ("id", "error_code", "attempt", "failures", "deaths", "ended", "e
 def cancel(job_ids: tuple[str, ...], *, batch: str | None, reason: str | None, **values: object) -> None:
     """Cancel jobs.
 
-    A waiting job ends at once; a running one is stopped by its worker. Prints the state reached, or `asked`, for each
-    job; for a batch, the number of jobs.
+    A waiting job ends at once; a running one is stopped by its worker, and a blocked one is ended by any. Prints the
+    state reached, or `asked`, for each job; for a batch, the number of jobs.
 
     \b
     Example:

@@ -53,6 +53,7 @@ class AskTimeout(ProducerError):
 _HOMES = {
     "batches": "control",
     "cancel": "control",
+    "chains": "control",
     "delete": "history",
     "follow": "follow",
     "jobs": "history",

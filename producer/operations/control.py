@@ -7,6 +7,7 @@ from time import monotonic
 from typing import cast
 
 from sluice.producer.errors import AccessDenied, JobNotFound
+from sluice.producer.operations.chains import blocked_jobs, flag_blocked
 from sluice.producer.operations.operation import Ask, Operation
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.scripts import ask_call, ask_calls, for_jobs, slices_of
@@ -15,12 +16,27 @@ from sluice.protocol.calls import JobView
 from sluice.protocol.redis.execution import command_of
 from sluice.protocol.wire import JobId
 
+UNKNOWN = "unknown"
+"""Answer to a cancel for a job that the queue does not have."""
+
 FIRE_EVERY_S = 1.0
 """Time between two attempts of a waiting call to end overdue jobs."""
 
 
 def cancel(queue: Queue, job_ids: Sequence[JobId], reason: str | None) -> Operation[list[str]]:
-    """Cancel jobs; returns for each the state reached, `asked` for a running job, or `unknown`."""
+    """Cancel jobs; returns for each the state reached, `asked` for a running or blocked job, or `unknown`."""
+    states = yield from _cancel(queue, job_ids, reason)
+    missing = [job_id for job_id, state in zip(job_ids, states, strict=True) if state == UNKNOWN]
+    blocked = (yield from flag_blocked(queue, missing, reason)) if missing else None
+    if blocked is None:
+        return states
+    # Those that are not blocked any more have a row by now; a look cancels those that are released after their flag.
+    again = dict(zip(missing, (yield from _cancel(queue, missing, reason)), strict=True))
+    asked = {job_id: "asked" if state == UNKNOWN and job_id in blocked else state for job_id, state in again.items()}
+    return [asked.get(job_id, state) for job_id, state in zip(job_ids, states, strict=True)]
+
+
+def _cancel(queue: Queue, job_ids: Sequence[JobId], reason: str | None) -> Operation[list[str]]:
     answers = dict.fromkeys(job_ids, calls.AGAIN)
     while left := [job_id for job_id, answer in answers.items() if answer == calls.AGAIN]:
         states = yield from for_jobs(queue, left, lambda keys, ids: calls.cancel(keys, ids, reason=reason))
@@ -34,7 +50,7 @@ def known(answer: str, job_id: JobId) -> str:
     Raises:
         JobNotFound: the job is unknown.
     """
-    if answer == "unknown":
+    if answer == UNKNOWN:
         raise JobNotFound(job_id)
     return answer
 
@@ -90,7 +106,9 @@ def requeue(queue: Queue, job_ids: Sequence[JobId]) -> Operation[list[bool]]:
 
 def delete(queue: Queue, job_ids: Sequence[JobId]) -> Operation[list[bool]]:
     """Delete the data of ended jobs; returns False for a job that has not ended."""
-    return (yield from for_jobs(queue, job_ids, calls.delete, is_repeatable=False))
+    deleted = yield from for_jobs(queue, job_ids, calls.delete, is_repeatable=False)
+    blocked = (yield from blocked_jobs(queue, job_ids)) or {}
+    return [is_gone and job_id not in blocked for job_id, is_gone in zip(job_ids, deleted, strict=True)]
 
 
 def pause(queue: Queue, *, is_paused: bool) -> Operation[None]:

@@ -27,11 +27,10 @@ from sluice.producer.operations.operation import (
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.results import (
     MAX_LOOK_S,
-    SILENT_LOOK_S,
     WAIT_BLOCK_MS,
     ended_badly,
-    ends_silently,
     look,
+    silent_look_s,
 )
 from sluice.producer.operations.views import explain, views
 from sluice.protocol.calls import JobView
@@ -319,8 +318,7 @@ def _follow(queue: Queue, readers: Sequence[Reader], clock: Countdown, wait: Wai
         checked = yield from _look(queue, open_readers, wait)
         unstarted = _first_channels(queue, open_readers.values(), checked)
         look_in_s = yield from overdue.end(checked)
-        if any(map(ends_silently, checked)):
-            look_after_s = min(look_after_s, SILENT_LOOK_S)
+        look_after_s = min(look_after_s, *_silent_looks_s(checked))
         last_entry_s = clock.passed_s
         overdue_s = last_entry_s + look_in_s
         while open_readers and (left_s := min(last_entry_s + look_after_s, overdue_s) - clock.passed_s) > 0:
@@ -335,6 +333,11 @@ def _follow(queue: Queue, readers: Sequence[Reader], clock: Countdown, wait: Wai
                 if any(key in unstarted for key, _ in rows):
                     break
         look_after_s = min(2 * look_after_s, MAX_LOOK_S)
+
+
+def _silent_looks_s(job_views: Iterable[JobView]) -> list[float]:
+    looks_s = map(silent_look_s, job_views)
+    return [MAX_LOOK_S, *(look_s for look_s in looks_s if look_s is not None)]
 
 
 def stream(

@@ -8,7 +8,7 @@ An `Ask` is sent again after a lost connection unless it sets `is_repeatable=Fal
 change nothing, a submit contains its ids, and cancelling a cancelled job returns its state.
 """
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias, TypeVar, cast
 
@@ -63,6 +63,16 @@ STEPS = (Ask, Read, Sleep)
 
 Operation: TypeAlias = Generator[Step, list[Reply], Result]
 """An operation that returns a result."""
+
+
+def driven(steps: Generator[tuple[Command, ...], Sequence[Reply], Result]) -> Operation[Result]:
+    """Run a generator of commands, to which the error of one command is its reply."""
+    try:
+        commands = next(steps)
+        while True:
+            commands = steps.send((yield Ask(commands, is_lenient=True)))
+    except StopIteration as stop:
+        return stop.value
 
 
 def first_ask(operation: Operation[Result]) -> Ask:

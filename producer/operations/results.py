@@ -14,6 +14,7 @@ from sluice.producer.errors import (
     ProducerError,
     ResultExpired,
 )
+from sluice.producer.operations.chains import with_blocked
 from sluice.producer.operations.control import OverdueJobs
 from sluice.producer.operations.countdown import Countdown, within
 from sluice.producer.operations.operation import (
@@ -47,6 +48,9 @@ MAX_LOOK_S = 30.0
 
 SILENT_LOOK_S = 0.05
 """Longest interval between two reads of the state of a job whose end is not on its channel."""
+
+BLOCKED_LOOK_S = 0.5
+"""The same of a blocked job, of which only the queue knows whether it is streamed."""
 
 WAIT_SHARE = 0.05
 MAX_WAIT_S = 0.1
@@ -130,13 +134,20 @@ def _packed_result(queue: Queue, job_id: JobId, clock: Countdown, wait: Wait) ->
         elif wait.is_due:
             wait.waits_for((yield from explain(queue, view)))
         look_in_s = yield from overdue.end([view])
-        if ends_silently(view):
-            yield Sleep(max(MIN_PAUSE_S, min(SILENT_LOOK_S, WAIT_SHARE * clock.passed_s)))
+        if (silent_s := silent_look_s(view)) is not None:
+            yield Sleep(max(MIN_PAUSE_S, min(silent_s, WAIT_SHARE * clock.passed_s)))
         else:
             yield from _wait_for_end(queue.keys_of(job_id), view, clock, min(WAIT_BLOCK_MS / 1000, look_in_s))
 
 
-def ends_silently(view: JobView) -> bool:
+def silent_look_s(view: JobView) -> float | None:
+    """Return the longest interval between two reads of the state of a job whose channel may have no end."""
+    if view.state is JobState.BLOCKED:
+        return BLOCKED_LOOK_S
+    return SILENT_LOOK_S if _ends_silently(view) else None
+
+
+def _ends_silently(view: JobView) -> bool:
     """Return whether a job's end is not on its channel if it is done now: it is not streamed, and has no output yet."""
     if view.choices > 1 or sum(view.published) or view.spec is None:
         return False
@@ -153,7 +164,11 @@ def look(queue: Queue, job_id: JobId) -> Operation[tuple[JobView | None, bytes |
     status = calls.status(keys, [job_id])
     # The state first, because a result is written before its job becomes terminal.
     state, data = yield Ask((command_of(status), ("GET", keys.result(job_id))))
-    return status.parse(state)[0], cast("bytes | None", data)
+    found = status.parse(state)
+    [view] = yield from with_blocked(queue, [job_id], found)
+    if found[0] is None and view is not None and view.state.is_terminal:
+        return (yield from look(queue, job_id))  # it was blocked at the first read, and has ended since
+    return view, cast("bytes | None", data)
 
 
 def outcome(view: JobView, data: bytes | None) -> JobResult:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from itertools import islice
 
 from sluice.producer.errors import InvalidJob, QueueRefused, ScheduleNotFound
-from sluice.producer.operations.operation import Ask, Operation
+from sluice.producer.operations.operation import Ask, Operation, driven
 from sluice.producer.operations.queue import Queue
 from sluice.protocol.errors import WireError
 from sluice.protocol.jobs import CheckedJob
@@ -148,13 +148,8 @@ def fire(watch: ScheduleWatch) -> Operation[Look]:
         QueueUnreachable: the server does not answer.
     """
     look = Look()
-    steps = watch.fire(look)
-    try:
-        commands = next(steps)
-        while True:
-            commands = steps.send((yield Ask(commands, is_lenient=True)))
-    except StopIteration:
-        return look
+    yield from driven(watch.fire(look))
+    return look
 
 
 def watch_of(queue: Queue) -> ScheduleWatch:

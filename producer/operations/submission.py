@@ -136,7 +136,7 @@ def submit_jobs(
         answers_by_index.update(zip(of_one, _answers(call, [jobs[i] for i in of_one], reply), strict=True))
     doubt = durability_check.doubt(replies[len(split) :])
     answers = [job if isinstance(job, ProducerError) else answers_by_index[i] for i, (job, _) in enumerate(jobs)]
-    return answers if doubt is None else [_doubted(answer, durability_check.asked, doubt) for answer in answers]
+    return answers if doubt is None else [doubted(answer, durability_check.asked, doubt) for answer in answers]
 
 
 def _one_call(keys: QueueKeys, jobs: Sequence[Prepared], indices: list[int]) -> Iterator[SubmitCall]:
@@ -166,7 +166,8 @@ def _answers(call: Call[list[calls.SubmitReply]], jobs: Sequence[Prepared], repl
             yield _answer(cast("NewJob", job), answer, is_chosen=is_chosen)
 
 
-def _doubted(answer: SubmitAnswer, durability: Durability, doubt: str) -> SubmitAnswer:
+def doubted(answer: SubmitAnswer, durability: Durability, doubt: str) -> SubmitAnswer:
+    """Return the answer of a job whose durability the server has not confirmed."""
     if isinstance(answer, ProducerError):
         return answer
     return LessDurable(answer.id, str(durability), doubt, receipt=replace(answer, is_less_durable=True))

@@ -1,10 +1,11 @@
 """Read the state of jobs and queues. No I/O."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from sluice.producer.errors import AccessDenied, JobNotFound
+from sluice.producer.operations.chains import waits_for, with_blocked
 from sluice.producer.operations.operation import Ask, Operation
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.scripts import for_jobs
@@ -31,12 +32,13 @@ class JobStatus(JobView):
     """
 
     waits_for: str | None = None
-    """The reason for which a queued job waits, and what to do; None if unknown."""
+    """The reason for which a queued or blocked job waits, and what to do; None if unknown."""
 
 
 def views(queue: Queue, job_ids: Sequence[JobId]) -> Operation[list[JobView | None]]:
     """Read the state of jobs; None for an unknown job."""
-    return (yield from for_jobs(queue, job_ids, calls.status, slice_jobs=limits.MAX_JOBS_PER_CALL))
+    found = yield from for_jobs(queue, job_ids, calls.status, slice_jobs=limits.MAX_JOBS_PER_CALL)
+    return (yield from with_blocked(queue, job_ids, found))
 
 
 def status(queue: Queue, job_id: JobId) -> Operation[JobStatus]:
@@ -48,6 +50,8 @@ def status(queue: Queue, job_id: JobId) -> Operation[JobStatus]:
     [view] = yield from views(queue, [job_id])
     if view is None:
         raise JobNotFound(job_id)
+    if view.state is JobState.BLOCKED:
+        return replace(status_of(queue, view, None), waits_for=(yield from waits_for(queue, job_id)))
     if view.state is not JobState.QUEUED:
         return status_of(queue, view, None)
     try:
@@ -71,6 +75,8 @@ def _starts_in_s(view: JobView, queue: QueueView) -> float | None:
 
 def explain(queue: Queue, view: JobView) -> Operation[WaitReason]:
     """Look up the reason for which an unfinished job waits."""
+    if view.state is JobState.BLOCKED:
+        return WaitReason(WaitCause.BLOCKED, (yield from waits_for(queue, view.id)))
     persistence = persistence_in((yield Ask(LOOK, is_lenient=True)))
     if persistence is not None and persistence.is_append_failing:
         how = "Free space on its disk; waiting jobs then continue by themselves"

@@ -47,6 +47,7 @@ from sluice.protocol.calls.progress import (
     put_result,
 )
 from sluice.protocol.calls.submission import (
+    FULL,
     Accepted,
     Conflict,
     Duplicate,
@@ -76,6 +77,7 @@ from sluice.protocol.calls.views import (
 
 __all__ = [
     "AGAIN",
+    "FULL",
     "LISTS",
     "TENANT_LIMITS",
     "Accepted",

@@ -119,6 +119,9 @@ class Refused:
 
 SubmitReply = Accepted | Duplicate | Conflict | Refused
 
+FULL = ("full_jobs", "full_tokens", "full_bytes", "tenant_full", "full_memory", "outbox_full")
+"""Reasons of refusals that pass: the jobs may be submitted again."""
+
 
 def submit(keys: QueueKeys, jobs: Sequence[NewJob]) -> Call[list[SubmitReply]]:
     """Put up to `MAX_JOBS_PER_CALL` jobs on their lanes; returns one answer per job.

@@ -13,7 +13,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, cast
 
-from sluice.protocol.calls import Refused, submit
+from sluice.protocol.calls import FULL, Refused, submit
 from sluice.protocol.errors import InvalidJob, InvalidSetting, WireError
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.redis.execution import Command, Reply, command_of
@@ -25,9 +25,6 @@ FIRE_EVERY_S = 1.0
 
 _UNENDED = (b"q", b"r")
 """States in the second byte of a job's row."""
-
-_FULL = ("full_jobs", "full_tokens", "full_bytes", "tenant_full", "full_memory", "outbox_full")
-"""Refusals that pass: the run is tried again."""
 
 Steps: TypeAlias = Generator[tuple[Command, ...], Sequence[Reply], None]
 
@@ -197,7 +194,7 @@ def _submit(
     answers = call.parse(reply)
     # A conflict is a run that another process has submitted with the jobs from before a change of the schedule.
     refusals = [answer for answer in answers if isinstance(answer, Refused)]
-    full = [refused for refused in refusals if refused.reason in _FULL]
+    full = [refused for refused in refusals if refused.reason in FULL]
     for refused in full or refusals:
         return _Refusal(refused.message, is_passing=bool(full))
     return None

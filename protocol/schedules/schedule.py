@@ -16,6 +16,7 @@ from sluice.protocol.jobs import CheckedJob
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.packing import UNREADABLE, WIRE_VERSION, Reading, open_message, packed
 from sluice.protocol.schedules.rule import CronRule
+from sluice.protocol.stored_jobs import read_job, stored_job
 from sluice.protocol.wire import JobId
 
 MAX_SCHEDULES = 1000
@@ -181,10 +182,6 @@ def read_schedule(id_: str, data: bytes) -> Schedule:
 
 
 _KEPT = ("cron", "zone", "misfire", "overlap", "num_jobs", "created_s")
-_FIELDS = (
-    *("spec", "payload", "priority", "prompt_tokens", "prompt_bytes", "max_tokens", "is_length_stated", "choices"),
-    *("digest", "batch", "ttl_ms", "wants_callback"),
-)
 
 
 def pack_jobs(jobs: Sequence[CheckedJob]) -> bytes:
@@ -208,17 +205,8 @@ def _stored(job: CheckedJob) -> dict[str, object]:
     for name, moment in (("not_before", template.not_before_ms), ("deadline", template.deadline_ms)):
         if moment is not None and not isinstance(moment, FromNow):
             raise InvalidJob(f"{name} of a scheduled job must be a time after the run (a timedelta)")
-    new = job.new_job(1)
-    return {
-        **{name: getattr(new, name) for name in _FIELDS},
-        "features": list(new.features),
-        "seed": None if template.seed is None else str(template.seed),
-        **{name: _after_ms(getattr(new, name)) for name in ("not_before_ms", "deadline_ms")},
-    }
-
-
-def _after_ms(moment: int | FromNow | None) -> int | None:
-    return moment.ms if isinstance(moment, FromNow) else None
+    seed = None if template.seed is None else str(template.seed)
+    return {**stored_job(job.new_job(1)), "seed": seed}
 
 
 def read_jobs(data: bytes, schedule: Schedule, time_s: int) -> list[NewJob]:
@@ -234,17 +222,4 @@ def read_jobs(data: bytes, schedule: Schedule, time_s: int) -> list[NewJob]:
 
 def _new_job(stored: dict[str, Any], schedule: Schedule, time_s: int, index: int) -> NewJob:  # Any: msgpack
     job_id = run_job_id(schedule.tenant, schedule.name, time_s, index)
-    seed = stored["seed"]
-    drawn = int.from_bytes(blake2b(job_id.encode(), digest_size=8).digest())
-    return NewJob(
-        id=job_id,
-        seed=drawn if seed is None else int(seed),
-        features=tuple(stored["features"]),
-        not_before_ms=_from_now(stored["not_before_ms"]),
-        deadline_ms=_from_now(stored["deadline_ms"]),
-        **{name: stored[name] for name in _FIELDS},
-    )
-
-
-def _from_now(after_ms: int | None) -> FromNow | None:
-    return None if after_ms is None else FromNow(after_ms)
+    return read_job(stored, job_id, int.from_bytes(blake2b(job_id.encode(), digest_size=8).digest()))

@@ -8,7 +8,7 @@ from functools import cache
 from importlib.resources import files
 
 from sluice.protocol import limits
-from sluice.protocol.states import TRANSITIONS
+from sluice.protocol.states import TRANSITIONS, JobState
 
 _BASE, _SHARED = ("lib_base",), ("lib_time", "lib", "lib_lanes", "lib_places", "lib_finish", "lib_ends")
 """Libraries before every script, in this order. A script with `INCLUDE` lines, or that begins with `BASE_ONLY`, gets
@@ -80,7 +80,8 @@ def _with_constants(source: str) -> str:
 
     As text, so that Lua and Python always agree, and no script builds a table at each call.
     """
-    ways = " ".join(f"{state}>{to}" for state, ways_out in TRANSITIONS.items() for to in sorted(ways_out))
+    rows = {state: ways_out for state, ways_out in TRANSITIONS.items() if state is not JobState.BLOCKED}
+    ways = " ".join(f"{state}>{to}" for state, ways_out in rows.items() for to in sorted(ways_out))
     return _LIMIT.sub(lambda match: str(vars(limits)[match[1]]), source).replace("TRANSITIONS", f"' {ways} '")
 
 

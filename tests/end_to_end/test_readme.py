@@ -32,7 +32,7 @@ from tests.servers import binary_of, free_port, how_to_get
 
 ROOT = Path(__file__).parent.parent.parent
 GUIDE = ("start", "web-backend", "http", "bulk", "offline", "models", "operations", "gpu", "callbacks", "history",
-         "responses", "batches", "native-routes", "page", "scaling", "traces", "schedules")  # fmt: skip
+         "responses", "batches", "native-routes", "page", "scaling", "traces", "schedules", "chains")  # fmt: skip
 PAGES = {"README": ROOT / "README.md"} | {name: ROOT / "docs" / "guide" / f"{name}.md" for name in GUIDE}
 TEXT = "\n".join(path.read_text() for path in PAGES.values())
 """The README and the guide, in the order in which a new user reads them."""
@@ -101,7 +101,7 @@ def is_standalone(snippet: str) -> bool:
 def snippets() -> list[ParameterSet]:
     """The snippets that run by themselves, named. One that loads a model in its process takes as long as a worker."""
     names = ["openai", "pydantic", "offline in the readme", "sync", "async", "waits", "durability", "offline", "chats",
-             "tools offline", "streams", "responses", "schedules"]  # fmt: skip
+             "tools offline", "streams", "responses", "schedules", "pipeline", "chains"]  # fmt: skip
     found = zip(names, [block for block in blocks("python") if is_standalone(block)], strict=True)
     return [
         pytest.param(snippet, id=name, marks=pytest.mark.long if name in ("offline", "chats", "tools offline") else ())

@@ -20,9 +20,11 @@ from hypothesis import strategies as st
 
 from sluice import producer
 from sluice.producer import JobFailed, JobId, QueueUnreachable
+from sluice.producer.operations.chains import ChainView
 from sluice.producer.operations.dead import DeadFilter
 from sluice.producer.operations.submission import Receipt
 from sluice.protocol.calls import QueueSettings
+from sluice.protocol.chains.chain import After
 from sluice.protocol.jobs import Job
 from sluice.protocol.wire import ChoiceResult, JobResult, Message, Usage
 from sluice.worker.offline.outputs import CompletionOutput, PromptFailed, RequestOutput, StreamOutput
@@ -149,6 +151,7 @@ MADE: dict[type[Any], Any] = {
     QueueSettings: QueueSettings(),
     Message: Message(role="tool", content="a", tool_call_id="b"),
     DeadFilter: DeadFilter(),
+    ChainView: ChainView(id="1-a", after=After((JOB,)), job_ids=(JobId("0.default.two"),), submitted_ms=1),
     SamplingParams: SamplingParams(max_tokens=3, stop=("a",)),
     RequestOutput: RequestOutput(
         prompt="a", prompt_token_ids=(1,), outputs=(), num_cached_tokens=0, error=PromptFailed("bad", "no")

@@ -122,6 +122,12 @@ class TestGivenAUserWhoManagesSchedules:
         ):
             submitter.add_schedule("report", ["hello"], cron="@daily", tenant="acme")
 
+    def test_when_a_submitter_lets_a_job_wait_for_another_then_it_is_refused(self, guarded: RedisServer) -> None:
+        with Producer(url_of(guarded, "acme-submit"), queue=QUEUE) as submitter:
+            parent = submitter.submit("parent", tenant="acme")
+            with pytest.raises(AccessDenied):
+                submitter.submit("child", tenant="acme", after=[parent])
+
 
 class TestGivenASubmitOnlyUser:
     def test_when_it_submits_in_every_way_then_the_queue_has_the_jobs(self, guarded: RedisServer) -> None:

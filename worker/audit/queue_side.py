@@ -21,6 +21,7 @@ from sluice.protocol.calls.audit import (
     audit_lane,
 )
 from sluice.protocol.calls.base import read_number
+from sluice.protocol.chains.chain import ChainKeys
 from sluice.protocol.job_ids import split_job_id
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.redis.execution import run, run_commands, run_many
@@ -113,11 +114,15 @@ class QueueSide:
                 yield from cast("list[JobRecords]", answer)
 
     def unknown(self, job_ids: list[JobId]) -> list[JobId]:
-        """Return the jobs that have no row. Cheaper than `records_of`."""
-        replies = run_commands(self._client, [("EXISTS", self.keys.job(job_id)) for job_id in job_ids])
+        """Return the jobs that have no row and are not blocked. Cheaper than `records_of`."""
+        # First whether they are blocked: a released job has its row before it is no longer blocked.
+        blocked = ("HMGET", ChainKeys(QueueKeys(self.keys.queue)).blocked, *job_ids)
+        replies = run_commands(self._client, [blocked, *(("EXISTS", self.keys.job(job_id)) for job_id in job_ids)])
         if error := next((reply for reply in replies if isinstance(reply, Exception)), None):
             raise error
-        return [job_id for job_id, is_there in zip(job_ids, replies, strict=True) if not is_there]
+        values, *rows = cast("list[list[object]]", replies)
+        known = zip(job_ids, values, rows, strict=True)
+        return [job_id for job_id, value, is_there in known if value is None and not is_there]
 
     # ------------------------------------------------------------ waiting jobs
 

@@ -1,5 +1,6 @@
 """The state that all components of one worker share: its identity, its held jobs, and the queues of its threads."""
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from sluice.protocol.keys import QueueKeys
@@ -9,6 +10,7 @@ from sluice.worker.config import WorkerConfig
 from sluice.worker.connection.availability import RedisHealth
 from sluice.worker.connection.unavailable_partitions import UnavailablePartitions
 from sluice.worker.jobs.capacity import Capacity
+from sluice.worker.jobs.ended import EndedJobs
 from sluice.worker.jobs.held_job import HeldJob
 from sluice.worker.jobs.leases import Leases
 from sluice.worker.jobs.results import Origin
@@ -42,6 +44,8 @@ class WorkerContext:
     settings: SettingsMemory = field(default_factory=SettingsMemory)
     quiet: Quiet = field(default_factory=Quiet)
     capacity: Capacity = field(default_factory=Capacity)
+    ended: dict[str, EndedJobs] = field(default_factory=lambda: defaultdict(EndedJobs))
+    """The jobs of each queue that ended here."""
 
     def flag(self, job: HeldJob, state: JobState) -> None:
         """End a job with `state`: now if the engine has it, before its admission otherwise."""

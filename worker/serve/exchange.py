@@ -333,6 +333,7 @@ class Exchange:
         ttft_s = (first_ms - job.leased.submitted_ms) / 1000 if first_ms is not None else None
         e2e_s = (now_ms - job.leased.submitted_ms) / 1000
         gaps = (gap for choice in job.choices for gap in choice.gaps_ms)
+        self._context.ended[job.keys.queue].note(job.id)
         self._context.capacity.end(job, end.state)
         self._context.meters.ended(end.state, ttft_s=ttft_s, e2e_s=e2e_s, gaps_ms=gaps)
         self._context.log.info(

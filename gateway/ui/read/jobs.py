@@ -57,7 +57,7 @@ class JobFacts:
     @property
     def is_over(self) -> bool:
         """Whether the job has ended."""
-        return self.state not in (JobState.QUEUED, JobState.RUNNING)
+        return self.state not in (JobState.BLOCKED, JobState.QUEUED, JobState.RUNNING)
 
     @property
     def num_choices(self) -> int:

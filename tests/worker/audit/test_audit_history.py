@@ -9,11 +9,12 @@ import pytest
 from click.testing import CliRunner
 
 from sluice.history.retention import forget_before
-from sluice.producer import Producer
+from sluice.producer import Producer, after
 from sluice.producer.bulk.run import BulkRun, BulkSettings
 from sluice.protocol import calls
 from sluice.protocol.bulk_files.journal import journal_path
 from sluice.protocol.calls import Duplicate, SourceLine
+from sluice.protocol.chains.chain import After
 from sluice.protocol.jobs import template
 from sluice.protocol.packing import pack_for_script
 from sluice.protocol.states import JobState
@@ -263,11 +264,11 @@ class TestGivenAJournalOfAcknowledgedJobs:
         path.write_text("".join(json.dumps({"prompt": f"number {n}", "seed": n}) + "\n" for n in range(5)))
         return path
 
-    def submit(self, scene: Scene, file: Path) -> tuple[Path, list[JobId]]:
+    def submit(self, scene: Scene, file: Path, rule: After | None = None) -> tuple[Path, list[JobId]]:
         """As `producer submit` does; the journal and its jobs."""
         journal = file.with_suffix(".journal")
         settings = BulkSettings(
-            path=str(file), batch="b", journal=journal, defaults={"max_tokens": 9, "tenant": "acme"}
+            path=str(file), batch="b", journal=journal, defaults={"max_tokens": 9, "tenant": "acme"}, after=rule
         )
         with (
             Producer(scene.server.url, queue="q") as producer,
@@ -285,6 +286,16 @@ class TestGivenAJournalOfAcknowledgedJobs:
         scene.record()
 
         report = scene.audit(journal=journal)
+
+        assert len(ids) == 5
+        assert (report.findings, report.num_journal) == ([], 5)
+
+    def test_when_they_are_blocked_then_nothing_is_found(self, one_scene: Scene, file: Path) -> None:
+        parent = one_scene.queue.add("parent", tenant="acme")
+        journal, ids = self.submit(one_scene, file, after(parent))
+        one_scene.record()
+
+        report = one_scene.audit(journal=journal)
 
         assert len(ids) == 5
         assert (report.findings, report.num_journal) == ([], 5)

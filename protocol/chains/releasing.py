@@ -1,0 +1,394 @@
+"""Release the chains of a queue. No I/O: generators yield the commands of a round trip, and get replies.
+
+Any number of processes may do this at once, and each may die at any step:
+
+1. The ends of jobs for which chains wait are read, a slice at a time. An end that does not decide is noted (`HSETNX`),
+   so that it still counts once the job's row has expired.
+2. What is decided, with the outputs that prompts use, is written once (`HSETNX`): whoever comes later follows it.
+3. The jobs are submitted under the ids that they have had since their submit. A repetition is answered that they are
+   duplicates. Jobs that must not run are submitted delayed and cancelled at once, so that they end as others do.
+4. A job that was submitted is no longer blocked (`HDEL`); a chain without blocked jobs is removed.
+
+A blocked job that was cancelled is flagged (`ChainKeys.cancelled`), and a look ends it, or cancels it if it was
+released meanwhile.
+"""
+
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+from sluice.protocol import limits
+from sluice.protocol.calls import AGAIN, FULL, Call, FromNow, NewJob, Refused, SubmitReply, cancel, submit
+from sluice.protocol.chains.chain import (
+    DONE,
+    ENDS,
+    GONE,
+    Chain,
+    ChainKeys,
+    read_blocked,
+    read_chain,
+    read_jobs,
+    submitted_ms,
+)
+from sluice.protocol.chains.outputs import rendered
+from sluice.protocol.errors import InvalidJob, WireError
+from sluice.protocol.job_ids import split_job_id
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.packing import pack, unpack
+from sluice.protocol.redis.execution import Command, Reply, command_of
+from sluice.protocol.wire import JobId, decode_result
+
+SLICE = 256
+"""Entries of `ChainKeys.after`, and cancelled jobs, that one look reads."""
+
+MAX_OUTPUTS_BYTES = 16 * 1024 * 1024
+"""Most bytes of the outputs that one chain uses."""
+
+ABANDONED_MS = 600_000
+"""Time after which the parts of a chain whose submit has not completed are removed."""
+
+_PASSING = (*FULL, "wrong_type")
+"""Refusals that may pass: the jobs are tried again at the next look."""
+
+_NEVER = FromNow(10 * 365 * 86_400_000)
+
+Result = TypeVar("Result")
+Steps: TypeAlias = Generator[tuple[Command, ...], Sequence[Reply], Result]
+
+
+class Released(NamedTuple):
+    """Jobs of one chain that were submitted, here or by another process at the same moment."""
+
+    chain_id: str
+    num_jobs: int
+    reason: str | None
+    """Why they were cancelled; None if they may run."""
+
+
+@dataclass(slots=True, eq=False)
+class ChainLook:
+    """What one look at the chains did. Changes during the look."""
+
+    released: list[Released] = field(default_factory=list[Released])
+    problems: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    """A chain, and why it was not released."""
+
+    is_full: bool = False
+    """Whether the queue has refused a job because it is full: the rest is left to the next look."""
+
+
+def ends_of(queue: QueueKeys, job_ids: Sequence[JobId]) -> Steps[dict[JobId, str]]:
+    """Return the letter of the end of each job that has ended: `GONE` if the queue has neither a row nor a blocked job.
+
+    Jobs whose partition does not answer are left out.
+    """
+    rows = tuple(("GETRANGE", _keys_of(queue, job_id).job(job_id), 1, 1) for job_id in job_ids)
+    letters = dict(zip(job_ids, (yield rows) if rows else (), strict=True))
+    absent = [job_id for job_id, letter in letters.items() if letter == b""]
+    if absent:
+        # First whether it is blocked, then its row: a released job is there before it is no longer blocked.
+        [values] = yield (("HMGET", ChainKeys(queue).blocked, *absent),)
+        blocked = dict.fromkeys(absent) if isinstance(values, Exception) else read_blocked(absent, values)
+        again = [job_id for job_id in absent if job_id not in blocked]
+        rows = tuple(("GETRANGE", _keys_of(queue, job_id).job(job_id), 1, 1) for job_id in again)
+        letters.update(dict.fromkeys(blocked))
+        letters.update(zip(again, (yield rows) if rows else (), strict=True))
+    found = {job_id: _letter(reply) for job_id, reply in letters.items()}
+    return {job_id: letter for job_id, letter in found.items() if letter in ENDS}
+
+
+def _letter(reply: Reply) -> str:
+    return (reply.decode(errors="replace") or GONE) if isinstance(reply, bytes) else ""
+
+
+def _keys_of(queue: QueueKeys, job_id: str) -> QueueKeys:
+    return QueueKeys(queue.queue, split_job_id(job_id)[0])
+
+
+@dataclass(slots=True, eq=False)
+class ChainWatch:
+    """One process's look at the chains of a queue. Changes with each look."""
+
+    queue: QueueKeys
+    """Partition 0 of the queue."""
+
+    _place: str = field(default="-", init=False)
+    """Where the next slice of `ChainKeys.after` begins."""
+
+    def release(self, look: ChainLook, ended: Collection[str] = ()) -> Steps[None]:
+        """End cancelled jobs, and release the chains that wait for `ended`; without these, those of the next slice.
+
+        Raises:
+            Exception: a reply that is an error.
+        """
+        keys = ChainKeys(self.queue)
+        if ended and not _sound((yield (("EXISTS", keys.after),)))[0]:
+            return
+        flagged, *found = _sound((yield (("HRANDFIELD", keys.cancelled, SLICE), *self._reads(ended))))
+        members = [_member(member) for part in found for member in part]
+        by_chain = yield from self._flagged([JobId(name) for name in map(_text, flagged) if _is_job_id(name)])
+        for chain_id, job_ids in by_chain.items():
+            yield from self._guarded(look, chain_id, _cancel_blocked(keys, look, chain_id, job_ids))
+        parents = [parent for parent in dict.fromkeys(parent for parent, _ in members) if _is_job_id(parent)]
+        ends = yield from ends_of(self.queue, parents)
+        if not ended:
+            self._move_on(members, ends)
+        for parent, chain_id in members:
+            if parent in ends and not look.is_full:
+                yield from self._guarded(look, chain_id, _advance(keys, look, chain_id, parent, ends[parent]))
+
+    def _reads(self, ended: Collection[str]) -> Iterator[Command]:
+        after = ChainKeys(self.queue).after
+        for job_id in ended:
+            yield ("ZRANGEBYLEX", after, f"[{job_id} ", f"({job_id}!", "LIMIT", 0, SLICE)
+        if not ended:
+            yield ("ZRANGEBYLEX", after, self._place, "+", "LIMIT", 0, SLICE)
+
+    def _move_on(self, members: Sequence[tuple[JobId, str]], ends: Mapping[JobId, str]) -> None:
+        """Set where the next slice begins: after this one, and after all chains of a last job that has not ended."""
+        self._place = "-"
+        if len(members) == SLICE:
+            parent, chain_id = members[-1]
+            self._place = f"({parent} {chain_id}" if parent in ends else f"({parent}!"
+
+    def _flagged(self, job_ids: Sequence[JobId]) -> Steps[dict[str, list[JobId]]]:
+        """Cancel the flagged jobs that are not blocked any more; return the others by chain."""
+        keys = ChainKeys(self.queue)
+        if not job_ids:
+            return {}
+        values, reasons = _sound((yield (("HMGET", keys.blocked, *job_ids), ("HMGET", keys.cancelled, *job_ids))))
+        blocked, by_chain = read_blocked(job_ids, values), dict[str, list[JobId]]()
+        for job_id, (chain_id, _) in blocked.items():
+            by_chain.setdefault(chain_id, []).append(job_id)
+        rest = {job_id: _text(reason) for job_id, reason in zip(job_ids, reasons, strict=True) if job_id not in blocked}
+        if rest:
+            yield from _cancel(self.queue, rest)
+            yield (("HDEL", keys.cancelled, *rest),)
+        return by_chain
+
+    def _guarded(self, look: ChainLook, chain_id: str, steps: Steps[None]) -> Steps[None]:
+        try:
+            yield from steps
+        except (WireError, InvalidJob, ValueError) as error:
+            look.problems.append((chain_id, str(error)))
+
+
+def _sound(replies: Sequence[Reply]) -> list[Any]:  # Any: replies of different commands
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    return list(replies)
+
+
+def _member(data: object) -> tuple[JobId, str]:
+    parent, _, chain_id = _text(data).partition(" ")
+    return JobId(parent), chain_id
+
+
+def _is_job_id(text: str) -> bool:
+    try:
+        split_job_id(text)
+    except WireError:
+        return False
+    return True
+
+
+def _text(value: object) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else ""
+
+
+# ---------------------------------------------------------------- what is decided
+
+
+def _advance(keys: ChainKeys, look: ChainLook, chain_id: str, parent: str, letter: str) -> Steps[None]:
+    """Note that a job for which a chain waits has ended; release or cancel the chain if that decides."""
+    note = ("HSETNX", keys.ends, f"{chain_id} {parent}", letter)
+    data, decision, _ = _sound((yield (("HGET", keys.chains, chain_id), ("HGET", keys.ends, chain_id), note)))
+    if data is None:
+        return (yield from _remove_rest(keys, chain_id, parent, decision))
+    chain = read_chain(chain_id, data)
+    if decision is None:
+        decision = yield from _decide(keys, chain)
+    if decision is None:
+        yield (("ZREM", keys.after, f"{parent} {chain_id}"),)
+        return
+    reason, outputs, _ = unpack(decision)
+    yield from _carry_out(keys, look, chain, reason, outputs)
+
+
+def _decide(keys: ChainKeys, chain: Chain) -> Steps[bytes | None]:
+    """Decide from the ends that were noted, once; return what counts: why to cancel, outputs, the jobs waited for."""
+    [noted] = _sound((yield (("HMGET", keys.ends, *map(chain.end_of, chain.after.ids)),)))
+    ends = {job_id: _text(letter) for job_id, letter in zip(chain.after.ids, noted, strict=True) if letter}
+    decided = chain.after.decided(ends)
+    if decided is None:
+        return None
+    reason, outputs = None if decided else _why_not(ends), dict[int, str]()
+    if decided and chain.outputs:
+        outputs, reason = yield from _outputs(keys, chain, ends)
+    write = ("HSETNX", keys.ends, chain.id, pack([reason, outputs, chain.after.ids]))
+    return _sound((yield (write, ("HGET", keys.ends, chain.id))))[1]
+
+
+def _why_not(ends: Mapping[JobId, str]) -> str:
+    job_id, letter = next((job_id, letter) for job_id, letter in ends.items() if ENDS.get(letter) != "done")
+    how = "has gone from the queue" if letter == GONE else f"has ended as {ENDS.get(letter, letter)}"
+    return f"Job {job_id}, for which it waited, {how}."
+
+
+def _outputs(keys: ChainKeys, chain: Chain, ends: Mapping[JobId, str]) -> Steps[tuple[dict[int, str], str | None]]:
+    """Return the outputs that a chain's prompts use, or why there are none."""
+    ids, on_failure = chain.after.ids, chain.after.on_failure
+    # With `any`, those that have not ended have no output yet.
+    wanted = {place: ids[place] for place in chain.outputs if on_failure == "release" or ends.get(ids[place]) == DONE}
+    outputs = dict[int, str]()
+    for place, job_id in wanted.items():
+        [data] = _sound((yield (("GET", _keys_of(keys.queue, job_id).result(job_id)),)))
+        if data is None and chain.after.on_failure == "cancel":
+            return {}, f"The output of job {job_id}, for which it waited, has expired."
+        outputs[place] = "" if data is None else decode_result(data).text
+    num_bytes = sum(len(text.encode()) for text in outputs.values())
+    if num_bytes > MAX_OUTPUTS_BYTES:
+        return {}, f"The outputs that its prompt uses take {num_bytes} bytes; at most {MAX_OUTPUTS_BYTES} are taken."
+    return outputs, None
+
+
+# ---------------------------------------------------------------- what is done
+
+
+def _carry_out(
+    keys: ChainKeys, look: ChainLook, chain: Chain, reason: str | None, outputs: Mapping[int, str]
+) -> Steps[None]:
+    """Submit the jobs of a chain that are still blocked and not flagged; then remove the chain if none is blocked."""
+    ids = chain.job_ids
+    reads = ("HGET", keys.jobs, chain.id), ("HMGET", keys.blocked, *ids), ("HMGET", keys.cancelled, *ids)
+    data, values, flags = _sound((yield reads))
+    flagged = {job_id for job_id, flag in zip(ids, flags, strict=True) if flag is not None}
+    if data is None and any(value is not None for value in values):
+        raise WireError("the server has lost its jobs")
+    stored = read_jobs(data) if data is not None else {}
+    jobs = [stored[job_id] for job_id in read_blocked(ids, values) if job_id not in flagged and job_id in stored]
+    to_run, to_end = list[NewJob](), dict[JobId, str]()
+    for job in jobs:
+        try:
+            to_run += [rendered(job, outputs)] if reason is None else []
+        except InvalidJob as error:
+            to_end[job.id] = f"With the outputs, {error}."
+    if reason is not None:
+        to_end = {job.id: reason for job in jobs}
+    to_end |= yield from _submit(keys, look, chain.id, to_run)
+    yield from _end(keys, look, chain.id, stored, to_end)
+    yield from _remove_if_done(keys, chain)
+
+
+def _submit(
+    keys: ChainKeys, look: ChainLook, chain_id: str, jobs: Sequence[NewJob], reason: str | None = None
+) -> Steps[dict[JobId, str]]:
+    """Submit jobs, and cancel them if there is a reason; return those that the queue refuses for good, and why."""
+    refused = dict[JobId, str]()
+    for call, ids in _calls(keys.queue, jobs):
+        [reply] = yield (command_of(call),)
+        answers = {} if isinstance(reply, Exception) else dict(zip(ids, call.parse(reply), strict=True))
+        no = {job_id: answer for job_id, answer in answers.items() if isinstance(answer, Refused)}
+        waiting = {answer.message for answer in no.values() if answer.reason in _PASSING}
+        look.is_full = look.is_full or any(answer.reason in FULL for answer in no.values())
+        refused |= {job_id: answer.message for job_id, answer in no.items() if answer.reason not in _PASSING}
+        look.problems += [(chain_id, message) for message in (waiting or ([str(reply)] if not answers else ()))]
+        # A duplicate or a conflict is there already; a conflict is another job of the same id.
+        if there := [job_id for job_id in answers if job_id not in no]:
+            if reason is not None:
+                yield from _cancel(keys.queue, dict.fromkeys(there, reason))
+            yield (("HDEL", keys.blocked, *there), *([("HDEL", keys.cancelled, *there)] if reason is not None else ()))
+            look.released.append(Released(chain_id, len(there), reason))
+    return refused
+
+
+def _end(
+    keys: ChainKeys, look: ChainLook, chain_id: str, jobs: Mapping[JobId, NewJob], reasons: Mapping[JobId, str]
+) -> Steps[None]:
+    """Submit jobs that must not run, delayed, and cancel them: what the queue would refuse of them is left out."""
+    for reason in dict.fromkeys(reasons.values()):
+        ending = [
+            replace(jobs[job_id], not_before_ms=_NEVER, features=(), prompt_tokens=None)
+            for job_id, why in reasons.items()
+            if why == reason
+        ]
+        refused = yield from _submit(keys, look, chain_id, ending, reason)
+        without_batch = [replace(job, batch=None) for job in ending if job.id in refused]
+        yield from _submit(keys, look, chain_id, without_batch, reason)
+
+
+def _cancel_blocked(keys: ChainKeys, look: ChainLook, chain_id: str, job_ids: Sequence[JobId]) -> Steps[None]:
+    """End flagged jobs of a chain, and remove the chain if none of its jobs is blocked."""
+    reads = ("HGET", keys.chains, chain_id), ("HGET", keys.jobs, chain_id), ("HMGET", keys.cancelled, *job_ids)
+    data, packed_jobs, reasons = _sound((yield reads))
+    if data is None or packed_jobs is None:
+        return
+    flags = {job_id: _text(reason) for job_id, reason in zip(job_ids, reasons, strict=True) if reason is not None}
+    yield from _end(keys, look, chain_id, read_jobs(packed_jobs), flags)
+    yield from _remove_if_done(keys, read_chain(chain_id, data))
+
+
+def _cancel(queue: QueueKeys, reasons: Mapping[JobId, str]) -> Steps[None]:
+    """Cancel jobs that the queue has."""
+    groups: dict[tuple[QueueKeys, str], list[JobId]] = {}
+    for job_id, reason in reasons.items():
+        groups.setdefault((_keys_of(queue, job_id), reason), []).append(job_id)
+    for (keys, reason), job_ids in groups.items():
+        left = job_ids
+        while left:
+            call = cancel(keys, left[: limits.SLICE_JOBS], reason=reason)
+            [reply] = _sound((yield (command_of(call),)))
+            states = zip(left[: limits.SLICE_JOBS], call.parse(reply), strict=True)
+            left = [job_id for job_id, state in states if state == AGAIN] + left[limits.SLICE_JOBS :]
+
+
+def _remove_if_done(keys: ChainKeys, chain: Chain) -> Steps[None]:
+    """Remove a chain none of whose jobs is blocked; `_remove_rest` removes what a process that dies here leaves."""
+    [values] = _sound((yield (("HMGET", keys.blocked, *chain.job_ids),)))
+    if any(value is not None for value in values):
+        return
+    [num_removed, *_] = yield (
+        ("HDEL", keys.chains, chain.id),
+        ("HDEL", keys.jobs, chain.id),
+        ("HDEL", keys.ends, chain.id, *map(chain.end_of, chain.after.ids)),
+        ("ZREM", keys.after, *chain.members),
+    )
+    if num_removed == 1:
+        yield (("DECRBY", keys.num_bytes, chain.num_bytes),)
+
+
+def _remove_rest(keys: ChainKeys, chain_id: str, parent: str, decision: bytes | None) -> Steps[None]:
+    """Remove what a chain without a record has left: its submit has not completed, or its removal."""
+    [clock, data] = _sound((yield (("TIME",), ("HGET", keys.jobs, chain_id))))
+    if data is not None and decision is None and int(clock[0]) * 1000 - submitted_ms(chain_id) < ABANDONED_MS:
+        return
+    job_ids = list(read_jobs(data)) if data is not None else []
+    reads = (("HMGET", keys.blocked, *job_ids),) if job_ids else ()
+    replies = _sound((yield reads)) if reads else [()]
+    blocked = read_blocked(job_ids, replies[0])
+    if mine := [job_id for job_id, (chain, _) in blocked.items() if chain == chain_id]:
+        yield (("HDEL", keys.blocked, *mine),)
+    waited_for = unpack(decision)[2] if decision is not None else ()
+    yield (
+        ("HDEL", keys.jobs, chain_id),
+        ("HDEL", keys.ends, chain_id, *(f"{chain_id} {one}" for one in {parent, *waited_for})),
+        ("ZREM", keys.after, f"{parent} {chain_id}"),
+    )
+
+
+def _calls(queue: QueueKeys, jobs: Sequence[NewJob]) -> Iterator[tuple[Call[list[SubmitReply]], list[JobId]]]:
+    """Yield the calls that submit jobs, each within the limits of one, and their ids."""
+    by_partition: dict[QueueKeys, list[NewJob]] = {}
+    for job in jobs:
+        by_partition.setdefault(_keys_of(queue, job.id), []).append(job)
+    for keys, there in by_partition.items():
+        current, num_bytes = list[NewJob](), 0
+        for job in there:
+            size = len(job.payload) + len(job.spec)
+            if current and (len(current) == limits.MAX_JOBS_PER_CALL or num_bytes + size > limits.MAX_CALL_BYTES):
+                yield submit(keys, current), [one.id for one in current]
+                current, num_bytes = [], 0
+            current.append(job)
+            num_bytes += size
+        yield submit(keys, current), [one.id for one in current]
