@@ -18,6 +18,9 @@ AWAY_STATES = frozenset({LOADING, WAITING_FOR_ITS_TURN})
 ADAPTERS = "adapters"
 """The field of a heartbeat that has the names of adapters, separated by spaces."""
 
+QUEUES = "queues"
+"""The field of a heartbeat that has the queues of a worker with their weights, separated by spaces."""
+
 MAX_PID, MAX_NUMBER = 2**22, 2**53
 
 

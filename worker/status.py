@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from sluice.protocol.offers import Offer
 from sluice.protocol.redis.surveys import pages_of_workers
-from sluice.protocol.workers import ADAPTERS
+from sluice.protocol.workers import ADAPTERS, QUEUES
 from sluice.worker.checks.queue_check import TWO_MODELS_ADVICE, jobs_left_behind, models_of, two_models
 from sluice.worker.config import WorkerConfig
 from sluice.worker.connection.clients import connect
@@ -60,6 +60,11 @@ def table_of(workers: Sequence[Mapping[str, str]], where: str) -> str:
         for worker in workers
         if (adapters := worker.get(ADAPTERS, "").split())
     )
+    lines += [
+        f"worker {_cell(worker, 'worker')} serves the queues {', '.join(queues)}"
+        for worker in workers
+        if len(queues := worker.get(QUEUES, "").split()) > 1
+    ]
     for worker in workers:
         if (replaced := worker.get("kernels", "-")) != "-":
             lines.append(

@@ -100,6 +100,9 @@ class LeasedJob:
     cost: int = 0
     """Tokens that the job reserved while it waited."""
 
+    deaths: int = 0
+    """Deaths of its owners since it last made progress. From the second one on it is a suspect, which runs isolated."""
+
     resolved: bytes | None = None
     """Encoded ResolvedOptions of the first attempt that published; None before."""
 
@@ -193,6 +196,7 @@ def _read_leased(job_id: bytes, packed: bytes, payload: bytes, lease: bytes) -> 
         resumed_from=read_text(rare.get(b"previous")),
         failures=row.failures,
         cost=row.cost,
+        deaths=rare.get(b"deaths", b"").count(b";"),
         resolved=rare.get(b"resolved"),
     )
 

@@ -36,6 +36,13 @@ class TestGivenWorkersOfTwoEngines:
         ]
 
 
+class TestGivenAWorkerThatServesTwoQueues:
+    def test_when_the_table_is_made_then_it_says_which_and_their_weights(self) -> None:
+        lines = table_of([WORKER | {"queues": "chat:3 batch"}, WORKER | {"queues": "chat"}], WHERE).splitlines()
+
+        assert [line for line in lines if "queues" in line] == ["worker 01234567 serves the queues chat:3, batch"]
+
+
 class TestGivenNoWorker:
     def test_when_the_table_is_made_then_it_names_queue_and_server(self) -> None:
         assert table_of([], WHERE) == "no living workers on queue 'default' at redis://example:6379"

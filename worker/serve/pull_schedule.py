@@ -10,6 +10,9 @@ from sluice.protocol.keys import QueueKeys
 PULL_AT_LEAST_EVERY_S = 0.5
 """Longest time between pulls without a notification, and between calls of `maintain`."""
 
+SUSPECT_DEATHS = 2
+"""From this number of deaths on, scripts lease a job in isolation alone."""
+
 LOOK_EVERY_S = 0.02
 """A full worker looks this often whether jobs of a higher class wait. It receives no notifications: these are for
 workers with free room."""
@@ -36,6 +39,9 @@ class _Turn:
 
     is_draining: bool = False
     """Whether a suspect, which runs alone, waits for this worker to be empty. Pulls show that it continues to drain."""
+
+    is_isolated: bool = False
+    """Whether suspects of this partition run here: until the worker is empty, it takes no other jobs."""
 
     has_left_higher: bool = False
     """Whether jobs of a higher class may wait that a pull for them did not bring. The next one is at `due_s`."""
@@ -150,14 +156,17 @@ class PullSchedule:
         )
 
     def _next_turn(self, room: Room, now_s: float, *, is_empty: bool) -> _Turn | None:
+        if is_empty:
+            for turn in self._turns:
+                turn.is_isolated = False
         due = [turn for turn in self._open() if turn.is_due(room, now_s, is_empty=is_empty) and room.is_some]
         owed = [turn for turn in self._there() if turn.has_missed or turn.woken_by is not None]
         return min(due or owed, key=self._shares.start_of, default=None)
 
     def _open(self) -> list[_Turn]:
-        """List the partitions to take jobs from: those that wait for this worker to be empty, if there are any."""
+        """List the partitions to take jobs from: if suspects wait for this worker to be empty, or run, theirs alone."""
         there = self._there()
-        return [turn for turn in there if turn.is_draining] or there
+        return [turn for turn in there if turn.is_draining or turn.is_isolated] or there
 
     def _there(self) -> list[_Turn]:
         return [turn for turn in self._turns if turn.keys not in self._unavailable]
@@ -175,6 +184,8 @@ class PullSchedule:
         turn.has_more = reply.has_more and not reply.is_paused
         turn.woken_by, turn.has_missed = None, False
         turn.is_draining = reply.drain_for_suspects
+        if reply.jobs:
+            turn.is_isolated = any(job.deaths >= SUSPECT_DEATHS for job in reply.jobs)
         # Whatever room becomes free is more than room that is not free.
         turn.left = left if turn.is_for_free_room and left.over_class is None else NO_ROOM
         turn.has_left_higher = left.over_class is not None and not reply.jobs

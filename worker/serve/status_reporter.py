@@ -13,7 +13,7 @@ from sluice.protocol.keys import QueueKeys, by_queue
 from sluice.protocol.limits import CAPACITY_FIELD, HELD_TOKENS_FIELD
 from sluice.protocol.offers import FIELD
 from sluice.protocol.redis.execution import run
-from sluice.protocol.workers import ADAPTERS, NUM_SAMPLES, SAMPLE_S
+from sluice.protocol.workers import ADAPTERS, NUM_SAMPLES, QUEUES, SAMPLE_S
 from sluice.version import installed_version
 from sluice.worker.clock import monotonic_s
 from sluice.worker.connection.clients import Client
@@ -132,6 +132,7 @@ class StatusReporter:
             "version": installed_version(),
             "device": self._context.config.model.device,
             "model": self._context.origin.model,
+            QUEUES: " ".join(self._context.config.queue.name),
             **({ADAPTERS: " ".join(self._context.origin.adapters)} if self._context.origin.adapters else {}),
             FIELD: self._offer,
             "discipline": self._context.config.batching.discipline,

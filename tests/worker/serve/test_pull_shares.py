@@ -1,9 +1,12 @@
 """Which of several queues is pulled from: that which has had the least for its weight, and never one without room."""
 
+from dataclasses import replace
+
 from sluice.engine.request import NO_ROOM, Room
 from sluice.protocol.calls import PullReply
 from sluice.protocol.keys import QueueKeys
 from sluice.worker.serve.pull_schedule import PULL_AT_LEAST_EVERY_S, PullSchedule
+from tests.worker.jobs.test_leases import job
 from tests.worker.serve.test_pull_schedule import ROOM, WOKEN_BY, reply
 
 CHAT, BATCH = QueueKeys("chat"), QueueKeys("batch")
@@ -106,6 +109,14 @@ class TestGivenAQueueWithASuspect:
 
     def test_when_it_is_empty_then_the_suspect_goes_first(self) -> None:
         assert asked(self.pulls(), now_s=0.1, is_empty=True) == "batch"
+
+    def test_when_the_suspect_runs_then_no_job_of_the_other_queue_is_taken_until_it_has_ended(self) -> None:
+        pulls = self.pulls()
+        assert asked(pulls, now_s=0.1, is_empty=True) == "batch"
+        answer(pulls, BATCH, 2, 30, jobs=(replace(job("a").leased, deaths=2),), has_more=False)
+
+        assert asked(pulls, now_s=0.2) is None
+        assert asked(pulls, now_s=0.3, is_empty=True) == "chat"
 
 
 class TestGivenAFullWorker:
