@@ -173,7 +173,7 @@ class QueueConfig:
             ConfigError: there are several.
         """
         if len(self.name) > 1:
-            raise ConfigError([f"SLUICE_QUEUE: {reader} one queue, not {', '.join(self.names)}: give --queue"])
+            raise ConfigError([f"SLUICE_QUEUE: {reader} one queue, not {', '.join(self.names)}: give one as --queue"])
         return self.names[0]
 
     def problems(self) -> Iterator[tuple[str, str]]:

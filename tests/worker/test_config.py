@@ -164,7 +164,9 @@ class TestGivenSeveralQueues:
     def test_when_a_command_reads_one_then_the_refusal_names_both(self) -> None:
         queue = load_config({"SLUICE_QUEUE": "chat:3 batch"}).queue
 
-        with pytest.raises(ConfigError, match="SLUICE_QUEUE: an audit reads one queue, not chat, batch: give --queue"):
+        with pytest.raises(
+            ConfigError, match="SLUICE_QUEUE: an audit reads one queue, not chat, batch: give one as --queue"
+        ):
             queue.only("an audit reads")
 
     @pytest.mark.parametrize(
