@@ -34,7 +34,7 @@ from sluice.protocol.chains.outputs import rendered
 from sluice.protocol.errors import InvalidJob, WireError
 from sluice.protocol.job_ids import split_job_id
 from sluice.protocol.keys import QueueKeys
-from sluice.protocol.packing import pack, unpack
+from sluice.protocol.packing import UNREADABLE, pack, unpack
 from sluice.protocol.redis.execution import Command, Reply, command_of
 from sluice.protocol.wire import JobId, decode_result
 
@@ -169,7 +169,7 @@ class ChainWatch:
     def _guarded(self, look: ChainLook, chain_id: str, steps: Steps[None]) -> Steps[None]:
         try:
             yield from steps
-        except (WireError, InvalidJob, ValueError) as error:
+        except UNREADABLE as error:  # WireError and InvalidJob are ValueErrors
             look.problems.append((chain_id, str(error)))
 
 

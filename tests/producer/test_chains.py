@@ -295,6 +295,46 @@ class TestGivenSeveralJobsToWaitFor:
         assert prompts(worker.pull()) == [", a, b {{outputs[0]}}, a"]
 
 
+class TestGivenAQueueOfSeveralPartitions:
+    def test_when_jobs_wait_for_jobs_of_other_partitions_then_each_runs_in_its_own(
+        self, valkey: RedisServer, redis_client: Any
+    ) -> None:
+        workers = [HandWorker(redis_client, QueueKeys("default", partition)) for partition in range(3)]
+        with Producer(valkey.url, partitions=3) as producer:
+            parents = [producer.submit("parent", job_id=JobId(f"{i}.default.parent")) for i in range(3)]
+            children = [str(answer) for answer in producer.submit_many(["{{outputs[2]}}"] * 20, after=parents)]
+            doomed = producer.submit("doomed", after=children[:1])
+            for worker in workers:
+                end(worker)
+            released(producer)
+            producer.cancel(children[0])
+            released(producer)
+
+            started = [leased for worker in workers for leased in worker.pull()]
+            assert {leased.id for leased in started} == {*children[1:]}
+            assert {*prompts(started)} == {"parent's text"}
+            assert len({leased.id[0] for leased in started}) == 3
+            assert producer.status(doomed).state is JobState.CANCELLED
+
+
+class TestGivenADamagedChain:
+    @pytest.mark.parametrize("key", ["chains", "jobs", "ends"])
+    def test_when_another_is_due_then_it_is_released_and_the_damaged_one_is_a_problem(
+        self, producer: Producer, worker: HandWorker, redis_client: Any, key: str
+    ) -> None:
+        parent = producer.submit("parent")
+        children = [producer.submit(name, after=[parent]) for name in ("damaged", "sound")]
+        damaged = next(chain.id for chain in producer.chains() if chain.job_ids == (children[0].id,))
+        redis_client.hset(getattr(KEYS, key), damaged, b"\xff")
+        redis_client.zadd(KEYS.after, {f"{parent} nonsense": 0, "nonsense": 0, "no job": 0})
+        end(worker)
+
+        look = producer.release_chains()
+
+        assert [leased.id for leased in worker.pull()] == [children[1].id]
+        assert [chain for chain, _ in look.problems] == [damaged]
+
+
 class TestGivenAWrongSubmit:
     def test_when_it_waits_for_an_unknown_job_then_a_sentence_says_so(self, producer: Producer) -> None:
         with pytest.raises(InvalidJob, match="which queue 'default' does not have"):

@@ -411,6 +411,24 @@ class TestGivenAServerThatIsNoCluster:
                 connect(url, timeout_s=5).ping()
 
 
+class TestGivenAChainOnACluster:
+    """It is on the shard of partition 0, its jobs and those for which they wait on others."""
+
+    def test_when_those_are_done_then_a_worker_releases_its_jobs(self, cluster: Cluster, queue: Partitioned) -> None:
+        with Producer(cluster.url, queue=queue.name, partitions=PARTITIONS) as producer:
+            parents = [
+                producer.submit("parent", job_id=JobId(f"{i}.default.parent"), max_tokens=2) for i in range(PARTITIONS)
+            ]
+            children = list(producer.submit_many(["{{outputs[1]}}"] * 8, after=parents, max_tokens=3))
+            jobs = [child for child in children if isinstance(child, Receipt)]
+            unneeded = producer.submit("unneeded", after=jobs[:1], max_tokens=1)
+            producer.cancel(unneeded)
+            with running_worker(cluster.url, queue__name=queue.name, queue__partitions=PARTITIONS):
+                assert [producer.result(job, timeout_s=30).usage.output_tokens for job in jobs] == [3] * 8
+                wait_until(lambda: producer.status(unneeded).state is JobState.CANCELLED, "it is cancelled")
+            assert producer.chains() == []
+
+
 class TestGivenAScheduleOnACluster:
     """Its keys and all jobs of its runs are on the shard of partition 0."""
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from time import monotonic
 from typing import Any
 
@@ -16,6 +16,7 @@ from sluice.gateway.ui.visitors import Visitor
 from sluice.history.queries import AttemptRow, History, JobRow
 from sluice.producer.bulk.recorded import recorded_outcome
 from sluice.producer.errors import AccessDenied, JobNotDone, ProducerError
+from sluice.producer.operations.chains import waits_for
 from sluice.producer.operations.operation import Ask, Operation
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.views import JobStatus, status_of
@@ -129,7 +130,10 @@ class JobReader:
         if view.state is JobState.QUEUED:
             with suppress(AccessDenied):
                 survey = await self._surveys.of_partition(queue, split_job_id(job_id)[0])
-        return status_of(queue.submitting.target, view, survey)
+        status = status_of(queue.submitting.target, view, survey)
+        if view.state is not JobState.BLOCKED:
+            return status
+        return replace(status, waits_for=await queue.submitting.run(waits_for(queue.submitting.target, job_id)))
 
     async def record(self, queues: Sequence[str], job_id: JobId) -> Record | None:
         """Return the history's facts about a job of these queues; None if it has none, or cannot be read."""

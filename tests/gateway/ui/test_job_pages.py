@@ -70,6 +70,17 @@ class TestGivenJobsOfTwoTenants:
             assert producer.status(theirs).state == "queued"
 
 
+class TestGivenABlockedJob:
+    def test_when_its_page_is_opened_then_it_says_for_which_job_it_waits(self, site: Site) -> None:
+        parent = submitted(site, queue=IDLE)
+        child = submitted(site, queue=IDLE, after=[parent])
+
+        text = unescape(site.visitor().get(f"/ui/jobs/{child}").text)
+
+        assert f"job {child} is blocked: it waits for {parent} to be done" in text
+        assert 'class="state is-blocked"' in text
+
+
 class TestGivenAWaitingJob:
     def test_when_its_page_is_opened_then_hostile_text_is_only_text(self, site: Site) -> None:
         with Producer(site.server.url, queue=IDLE) as producer:
