@@ -2,7 +2,6 @@
 
 import threading
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any
 
 import redis
@@ -40,6 +39,7 @@ class LimitObserver:
         """Times that the tenant with a limit of tokens was seen parked."""
 
         self.num_looks = 0
+        self._failure: Exception | None = None
         self._client = client
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._observe, name="limits", daemon=True)
@@ -51,6 +51,9 @@ class LimitObserver:
                 self._look()
             except redis.RedisError:
                 continue
+            except Exception as error:  # noqa: BLE001  # whatever it is, the soak has seen nothing since
+                self._failure = error
+                return
 
     def _look(self) -> None:
         held = Counter(_tenant_of(job_id) for job_id in self._client.eval(_HELD, 0, f"{KEYS.key('held')}:*"))
@@ -64,13 +67,15 @@ class LimitObserver:
         self._thread.join()
         self._client.close()
 
-    def problems(self, limits: Mapping[str, int] = MAX_RUNNING) -> list[str]:
-        """Return a sentence for each limit that was exceeded."""
-        return [
+    def problems(self) -> list[str]:
+        """Return a sentence for each limit that was exceeded, and for what was not seen at all."""
+        found = [
             f"{self.most[tenant]} jobs of {tenant} ran at once, its limit is {limit}"
-            for tenant, limit in limits.items()
+            for tenant, limit in MAX_RUNNING.items()
             if self.most[tenant] > limit
         ]
+        found += [f"no job of {tenant} was seen" for tenant in MAX_RUNNING if not self.most[tenant]]
+        return [*found, *([f"counting ended: {self._failure!r}"] if self._failure is not None else [])]
 
     def text(self) -> str:
         """For people."""
