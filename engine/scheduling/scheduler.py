@@ -192,7 +192,10 @@ class Scheduler(ABC):
         """Plan no drafts for a while, after a step failed with drafts and succeeded without."""
 
     def room(self) -> Room:
-        """Return what can start within the next steps; while any sequence waits, only what `Room.over_class` says."""
+        """Return what can start after the next step; while any sequence waits, only what `Room.over_class` says.
+
+        What the next step ends for certain counts as free: what is pulled while it runs has its place when it is over.
+        """
         num_places = self.num_places
         if num_places == 0:
             return NO_ROOM
@@ -212,11 +215,14 @@ class Scheduler(ABC):
 
     @property
     def num_places(self) -> int:
-        """How many more sequences can start in the next steps.
+        """How many more sequences can start after the next step.
 
         0 while any sequence waits: jobs not taken stay visible to other workers.
         """
-        return 0 if self.num_waiting else self._config.max_num_seqs - len(self.running)
+        if self.num_waiting:
+            return 0
+        num_ending = sum([sequence.ends_next for sequence in self.running])
+        return self._config.max_num_seqs - len(self.running) + num_ending
 
     @property
     def num_waiting(self) -> int:

@@ -1,5 +1,7 @@
 """The engine over the null model: what is asked, what is said."""
 
+from collections import deque
+
 import pytest
 
 from sluice.engine.config import EngineConfig
@@ -12,6 +14,7 @@ from tests.engine.given import (
     Transcripts,
     checking_model,
     engine_over,
+    lagging,
     note,
     request,
     run,
@@ -368,6 +371,43 @@ class TestGivenRoom:
         engine.advance()
 
         assert engine.room() == Room(kv_tokens=4 * 38, prefill_tokens=2 * 64 - 36, sequences=7)
+
+    def test_when_the_next_token_is_the_last_then_its_place_and_blocks_are_offered(self) -> None:
+        engine = engine_over(checking_model(num_blocks=16, block_size=4))
+        engine.add([request("r", b"p" * 9, max_tokens=3, ignore_eos=True)])
+        engine.advance()
+
+        before, _ = engine.room(), engine.advance()
+
+        assert before == Room(kv_tokens=4 * (16 - 3 - 1), prefill_tokens=127, sequences=7)
+        assert engine.room() == Room(kv_tokens=4 * 16, prefill_tokens=127, sequences=8)
+
+    @pytest.mark.parametrize("lag", [0, 1])
+    def test_when_that_room_is_used_then_the_next_one_starts_in_the_step_after_the_last_token(self, lag: int) -> None:
+        model = checking_model()
+        engine = engine_over(lagging(model) if lag else model, max_num_seqs=1)
+        given = deque(request(f"r{number}", max_tokens=number, ignore_eos=True) for number in (2, 3, 4))
+        pulled, num_tokens = [given.popleft()], list[int]()
+
+        while pulled or given or not engine.is_idle:
+            num_places = engine.room().sequences - len(pulled)
+            engine.add(pulled)
+            # As the worker does: what is pulled while a step runs is added after it.
+            pulled = [given.popleft()] if given and num_places > 0 else []
+            num_tokens.append(len(engine.advance()))
+
+        # With a step in flight, the first call after a start returns the tokens of none.
+        assert num_tokens == [0] * lag + [1] * 2 + [0] * lag + [1] * 3 + [0] * lag + [1] * 4
+
+    def test_when_one_that_ends_shares_blocks_then_these_are_not_offered(self) -> None:
+        engine = engine_over(checking_model(num_blocks=16, block_size=4))
+        engine.add([request("long", b"p" * 13, max_tokens=9, ignore_eos=True)])
+        engine.advance()
+        engine.add([request("ends", b"p" * 13, max_tokens=2, ignore_eos=True)])
+        engine.advance()
+
+        # Four blocks stay with the first, and one is spared for its growth.
+        assert engine.room() == Room(kv_tokens=4 * (16 - 4 - 1), prefill_tokens=126, sequences=7)
 
 
 class TestGivenACachedPrefix:

@@ -112,7 +112,7 @@ class TestGivenADeviceThatLags:
 
     def test_when_a_step_is_in_flight_then_the_engine_is_busy_and_its_tokens_not_owed(self) -> None:
         engine = engine_over(lagging(checking_model(num_blocks=64, block_size=4)))
-        engine.add([request("r", b"p" * 100, max_tokens=1)])
+        engine.add([request("r", b"p" * 100, max_tokens=2)])
 
         engine.advance()
         # 64 of its 100 tokens are on their way.

@@ -123,10 +123,10 @@ class BlockManager:
         num_idle = sum(map(self._pool.is_free, prefix.held_blocks))
         return num_new + num_idle + num_spare - self._pool.num_free
 
-    def num_released_by(self, holders: Items[Sequence], prefix: CachedPrefix) -> int:
+    def num_released_by(self, holders: Items[Sequence], prefix: CachedPrefix | None = None) -> int:
         """Return how many blocks would be free without `holders`, other than those of `prefix`."""
         held = Counter(block_id for holder in holders for block_id in (*holder.held_blocks, *holder.cow_sources))
-        for block_id in prefix.held_blocks:
+        for block_id in prefix.held_blocks if prefix is not None else ():
             held.pop(block_id, None)
         return sum(self._pool.num_references(block_id) == count for block_id, count in held.items())
 
