@@ -15,7 +15,7 @@ BENCHMARKS = {
     "grammars": ("engine.grammars", "what grammars cost a step, on this CPU"),
     "gpu": ("gpu.run", "all GPU measurements"),
     "instructions": ("queue.instructions", "instructions of the queue's server for each job, by callgrind"),
-    "places": ("service.places", "how many places that jobs leave are taken in the next step"),
+    "places": ("service.places", "for how many steps a place that a job leaves stays empty"),
     "quality": ("quality.run", "a real model's distributions in each form of quantized weights, on this CPU"),
     "queue": ("queue.peers", "the queue compared with other queues"),
     "schemas": ("schemas.run", "JSON schemas of others: compiled, valid, beside another decoder"),

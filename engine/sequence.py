@@ -145,9 +145,8 @@ class Sequence:
     def ends_next(self) -> bool:
         """Whether its next token, of the step in flight or else of the next one, is its last: the limit is reached."""
         num_left = self.num_prompt_tokens + self.sampling.max_tokens - len(self.token_ids)
-        if self.num_launched_tokens:
-            return num_left <= self.num_drawn_tokens
-        return num_left <= 1 and self.num_uncomputed_tokens <= 1
+        num_coming = self.num_drawn_tokens if self.num_launched_tokens else 1
+        return num_left <= num_coming and self.num_uncomputed_tokens <= 1
 
     @property
     def num_tokens(self) -> int:

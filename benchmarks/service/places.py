@@ -1,9 +1,8 @@
-"""How many places that jobs leave are taken in the next step: `python -m benchmarks places [--jobs 3000]`.
+"""For how many steps a place that a job leaves stays empty: `python -m benchmarks places [--jobs 3000]`.
 
 One worker with the null model at 5 ms a step, 64 places, a backlog all the time, prompts of 16 and outputs of 5 to 60
-tokens, read from the worker's own description of each iteration. A place that is taken n steps after the next one
-counts n times as left empty, so the share is 1 less empty places over freed ones. The first and the last steps, in
-which places fill and no backlog is left, are left out.
+tokens, read from the worker's own description of each iteration. 0 steps: the next step uses the place. The first and
+the last steps, in which places fill and no backlog is left, are left out.
 """
 
 import argparse
@@ -12,6 +11,7 @@ import re
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from benchmarks.processes import Server, free_port, server, wait_until, worker
 from sluice.producer.client import Producer
@@ -43,17 +43,20 @@ def steps_of(lines: Iterator[str]) -> Iterator[Step]:
             num_left = len(leaves[1].split(", "))
 
 
-def share_used_at_once(steps: Sequence[Step]) -> tuple[float, int]:
-    """Return the share of freed places that the next step uses, and how many were freed, while there is a backlog."""
-    first = next(i for i, step in enumerate(steps) if step.num_run == NUM_PLACES)
-    last = max(i for i, step in enumerate(steps) if step.num_run == NUM_PLACES)
-    num_empty = sum(NUM_PLACES - step.num_run for step in steps[first : last + 1])
-    num_freed = sum(step.num_left for step in steps[first:last])
-    return 1 - num_empty / num_freed, num_freed
+def use_of(steps: Sequence[Step]) -> str:
+    """Return how many places were freed, and how they were used, while there was a backlog."""
+    full = [number for number, step in enumerate(steps) if step.num_run == NUM_PLACES]
+    busy = steps[full[0] : full[-1] + 1]
+    num_freed, num_run = sum(step.num_left for step in busy[:-1]), [step.num_run for step in busy]
+    num_empty = NUM_PLACES * len(busy) - sum(num_run)
+    return (
+        f"{num_freed} freed places stayed empty for {num_empty / num_freed:.2f} steps each; "
+        f"{fmean(num_run):.1f} of {NUM_PLACES} ran"
+    )
 
 
-def measure(here: Server, num_jobs: int) -> tuple[float, int]:
-    """Run the load, and return what `share_used_at_once` does."""
+def measure(here: Server, num_jobs: int) -> str:
+    """Run the load, and return what `use_of` does."""
     dice, steps = random.Random(1), list[Step]()
     port = free_port()
     flags = ("--max-num-seqs", str(NUM_PLACES), "--metrics-port", str(port))
@@ -71,7 +74,7 @@ def measure(here: Server, num_jobs: int) -> tuple[float, int]:
         for _ in producer.submit_many(jobs):
             pass
         wait_until(lambda: here.count("done") == num_jobs, "all jobs to be done", every_s=0.2)
-    return share_used_at_once(steps)
+    return use_of(steps)
 
 
 def main() -> None:
@@ -82,8 +85,7 @@ def main() -> None:
     given = parser.parse_args()
     for _ in range(given.rounds):
         with server() as here:
-            share, num_freed = measure(here, given.jobs)
-        print(f"{share:.4f} of {num_freed} freed places are used in the next step", flush=True)
+            print(measure(here, given.jobs), flush=True)
 
 
 if __name__ == "__main__":

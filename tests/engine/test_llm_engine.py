@@ -1,13 +1,14 @@
 """The engine over the null model: what is asked, what is said."""
 
 from collections import deque
+from dataclasses import replace
 
 import pytest
 
 from sluice.engine.config import EngineConfig
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import END_OF_SEQUENCE, NullModel, NullModelConfig, NullTokenizer
-from sluice.engine.request import ChoiceProgress, FinishReason, Request, Room
+from sluice.engine.request import ChoiceProgress, Embed, FinishReason, Request, Room
 from sluice.engine.text.tokenizer import Tokenizer, TokenizerFacts
 from tests.engine.given import (
     JUNK,
@@ -398,6 +399,15 @@ class TestGivenRoom:
 
         # With a step in flight, the first call after a start returns the tokens of none.
         assert num_tokens == [0] * lag + [1] * 2 + [0] * lag + [1] * 3 + [0] * lag + [1] * 4
+
+    def test_when_parts_of_a_prompt_are_owed_then_its_place_is_not_offered(self) -> None:
+        engine = engine_over(lagging(checking_model(num_blocks=64, block_size=4)))
+        engine.add([replace(request("r", b"p" * 200, max_tokens=0), embed=Embed())])
+        engine.advance()
+
+        offered = [engine.room().sequences for _ in range(3) if engine.advance() == []]
+
+        assert offered == [7, 7, 8]
 
     def test_when_one_that_ends_shares_blocks_then_these_are_not_offered(self) -> None:
         engine = engine_over(checking_model(num_blocks=16, block_size=4))
