@@ -213,6 +213,9 @@ FOREIGN_LANE_WAIT_S = 10.0
 SERVED_KEPT = 1000
 """Tenants without waiting jobs whose virtual tokens are kept."""
 
+SUSPECT_DEATHS = 2
+"""From this number of deaths on, a job runs in isolation alone."""
+
 SUSPECT_WAIT_S = 30.0
 """After a suspect has waited this long, the next worker that pulls is drained for it."""
 

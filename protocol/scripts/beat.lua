@@ -44,7 +44,7 @@ local function take_back(id)
   local job = load_job(id)
   if not job or not job.deaths then return end
   local before, kept = #deaths_of(job), take_back_death(job, me)
-  if #kept == before or #kept >= 2 or job.state ~= 'queued' then return end
+  if #kept == before or #kept >= LIMITS.SUSPECT_DEATHS or job.state ~= 'queued' then return end
   if call('ZREM', SUSPECTS, id) == 0 then return end
   enqueue_again(job, leases.of_row(job))
 end

@@ -75,7 +75,7 @@ function is_settled_by_death(job, lease, death)
     })
     return true
   end
-  if #deaths < 2 then return false end
+  if #deaths < LIMITS.SUSPECT_DEATHS then return false end
   return_job(job, lease, 'suspect')
   return true
 end

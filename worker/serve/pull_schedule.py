@@ -6,12 +6,10 @@ from dataclasses import dataclass, field
 from sluice.engine.request import NO_ROOM, Room
 from sluice.protocol.calls import Notification, PullReply, PullRequest
 from sluice.protocol.keys import QueueKeys
+from sluice.protocol.limits import SUSPECT_DEATHS
 
 PULL_AT_LEAST_EVERY_S = 0.5
 """Longest time between pulls without a notification, and between calls of `maintain`."""
-
-SUSPECT_DEATHS = 2
-"""From this number of deaths on, scripts lease a job in isolation alone."""
 
 LOOK_EVERY_S = 0.02
 """A full worker looks this often whether jobs of a higher class wait. It receives no notifications: these are for
