@@ -131,12 +131,13 @@ class PullSchedule:
     ) -> tuple[QueueKeys, PullRequest] | None:
         """Return the pull to make now, if any.
 
-        Without room, it repeats an unanswered pull, and lets another worker have the notification that it received.
+        Without room, or if suspects of another partition come first, it repeats an unanswered pull, and lets another
+        worker have the notification that it received.
         """
         turn = self._next_turn(room, now_s, is_empty=is_empty)
         if turn is None:
             return None
-        if room.over_class is not None and not turn.may_interrupt:
+        if turn not in self._open() or (room.over_class is not None and not turn.may_interrupt):
             room = NO_ROOM
         turn.is_for_free_room = room.is_some and room.over_class is None
         return turn.keys, PullRequest(
@@ -162,9 +163,10 @@ class PullSchedule:
         return min(due or owed, key=self._shares.start_of, default=None)
 
     def _open(self) -> list[_Turn]:
-        """List the partitions to take jobs from: if suspects wait for this worker to be empty, or run, theirs alone."""
+        """List the partitions to take jobs from: if suspects run, or wait for this worker to be empty, theirs alone."""
         there = self._there()
-        return [turn for turn in there if turn.is_draining or turn.is_isolated] or there
+        isolated = [turn for turn in there if turn.is_isolated]
+        return isolated or [turn for turn in there if turn.is_draining] or there
 
     def _there(self) -> list[_Turn]:
         return [turn for turn in self._turns if turn.keys not in self._unavailable]

@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 from sluice.engine.request import NO_ROOM, Room
-from sluice.protocol.calls import PullReply
+from sluice.protocol.calls import Notification, PullReply
 from sluice.protocol.keys import QueueKeys
+from sluice.protocol.limits import SUSPECT_DEATHS
 from sluice.worker.serve.pull_schedule import PULL_AT_LEAST_EVERY_S, PullSchedule
 from tests.worker.jobs.test_leases import job
 from tests.worker.serve.test_pull_schedule import ROOM, WOKEN_BY, reply
@@ -24,6 +25,16 @@ def asked(pulls: PullSchedule, *, now_s: float = 0.0, room: Room = ROOM, is_empt
     """The queue to pull from."""
     found = pulls.next(room, now_s=now_s, cache_tokens=1000, is_empty=is_empty, holds_oversized=False)
     return found[0].queue if found else None
+
+
+def owed(pulls: PullSchedule) -> tuple[str, int, Notification | None, Room] | None:
+    """The pull to make of a worker with room, and the room that it asks for."""
+    found = pulls.next(ROOM, now_s=0.1, cache_tokens=1000, is_empty=False, holds_oversized=False)
+    if found is None:
+        return None
+    keys, made = found
+    room = Room(kv_tokens=made.kv_tokens, prefill_tokens=made.prefill_tokens, sequences=made.sequences)
+    return keys.queue, made.number, made.woken_by, room
 
 
 def answer(pulls: PullSchedule, keys: QueueKeys, number: int, tokens: int, **given: object) -> None:
@@ -101,6 +112,16 @@ class TestGivenAQueueWithASuspect:
         answer(pulls, BATCH, 1, 30, drain_for_suspects=True)
         return pulls
 
+    def with_its_suspect(self) -> PullSchedule:
+        pulls = self.pulls()
+        assert asked(pulls, now_s=0.1, is_empty=True) == "batch"
+        self.run_the_suspect(pulls)
+        return pulls
+
+    def run_the_suspect(self, pulls: PullSchedule) -> None:
+        suspect = replace(job("a").leased, deaths=SUSPECT_DEATHS)
+        answer(pulls, BATCH, 2, 30, jobs=(suspect,), has_more=False)
+
     def test_when_the_worker_is_not_empty_then_it_takes_no_jobs_of_the_other_queue(self) -> None:
         pulls = self.pulls()
 
@@ -111,12 +132,48 @@ class TestGivenAQueueWithASuspect:
         assert asked(self.pulls(), now_s=0.1, is_empty=True) == "batch"
 
     def test_when_the_suspect_runs_then_no_job_of_the_other_queue_is_taken_until_it_has_ended(self) -> None:
-        pulls = self.pulls()
-        assert asked(pulls, now_s=0.1, is_empty=True) == "batch"
-        answer(pulls, BATCH, 2, 30, jobs=(replace(job("a").leased, deaths=2),), has_more=False)
+        pulls = self.with_its_suspect()
 
         assert asked(pulls, now_s=0.2) is None
         assert asked(pulls, now_s=0.3, is_empty=True) == "chat"
+
+    def test_when_the_other_queue_gets_jobs_as_it_drains_then_it_passes_the_notification_on(self) -> None:
+        pulls = self.pulls()
+        pulls.on_notified(CHAT, WOKEN_BY)
+
+        assert owed(pulls) == ("chat", 1, WOKEN_BY, NO_ROOM)
+
+    def test_when_the_other_queue_did_not_answer_as_it_drains_then_it_repeats_the_number_without_room(self) -> None:
+        pulls = self.pulls()
+        pulls.on_missed(CHAT)
+
+        assert owed(pulls) == ("chat", 1, None, NO_ROOM)
+
+    def test_when_the_other_queue_gets_jobs_as_the_suspect_runs_then_it_takes_them_when_that_has_ended(self) -> None:
+        pulls = self.with_its_suspect()
+        pulls.on_notified(CHAT, WOKEN_BY)
+        assert owed(pulls) == ("chat", 1, WOKEN_BY, NO_ROOM)
+        answer(pulls, CHAT, 1, 0, has_more=False)
+
+        assert asked(pulls, now_s=0.2) is None
+        assert asked(pulls, now_s=0.3, is_empty=True) == "chat"
+
+    def test_when_the_other_queue_did_not_answer_as_the_suspect_runs_then_it_repeats_it_without_room(self) -> None:
+        pulls = self.with_its_suspect()
+        pulls.on_missed(CHAT)
+
+        assert owed(pulls) == ("chat", 1, None, NO_ROOM)
+
+    def test_when_the_other_queue_has_a_suspect_too_then_that_waits_for_the_end_of_the_first(self) -> None:
+        pulls = self.pulls()
+        answer(pulls, CHAT, 1, 0, drain_for_suspects=True)
+        self.run_the_suspect(pulls)
+
+        assert asked(pulls, now_s=PULL_AT_LEAST_EVERY_S - 0.01) is None
+        assert asked(pulls, now_s=PULL_AT_LEAST_EVERY_S) == "batch", (
+            "a pull from chat brings others if its own has gone"
+        )
+        assert asked(pulls, now_s=PULL_AT_LEAST_EVERY_S, is_empty=True) == "chat"
 
 
 class TestGivenAFullWorker:
