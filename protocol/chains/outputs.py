@@ -4,8 +4,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
+from sluice.protocol import limits
 from sluice.protocol.calls import NewJob
-from sluice.protocol.errors import InvalidJob
+from sluice.protocol.errors import InvalidJob, InvalidPrompt
 from sluice.protocol.jobs import encoded_prompt
 from sluice.protocol.messages import Message
 from sluice.protocol.wire import Prompt, decode_prompt
@@ -33,6 +34,11 @@ def _texts(prompt: Prompt) -> list[str]:
     return [turn.content for turn in prompt if isinstance(turn, Message)]
 
 
+def _num_chars(text: str, outputs: Mapping[int, str]) -> int:
+    """Return the length of a text with the outputs in it."""
+    return len(text) + sum(len(outputs.get(int(match[1]), "")) - len(match[0]) for match in _REFERENCE.finditer(text))
+
+
 def rendered(job: NewJob, outputs: Mapping[int, str]) -> NewJob:
     """Return a job with the outputs in its prompt; one that is missing is empty. The digest stays that of the submit.
 
@@ -42,10 +48,15 @@ def rendered(job: NewJob, outputs: Mapping[int, str]) -> NewJob:
     if b"outputs[" not in job.payload or job.prompt_tokens is not None:
         return job
 
+    prompt = decode_prompt(job.payload)
+    # Before the text is made: a reference of 14 bytes may become a megabyte. A character takes at least a byte.
+    num_chars = sum(_num_chars(text, outputs) for text in _texts(prompt))
+    if num_chars > limits.MAX_PROMPT_BYTES:
+        raise InvalidPrompt(f"the prompt is {num_chars} characters; at most {limits.MAX_PROMPT_BYTES} bytes are taken")
+
     def filled(text: str) -> str:
         return _REFERENCE.sub(lambda match: outputs.get(int(match[1]), ""), text)
 
-    prompt = decode_prompt(job.payload)
     if isinstance(prompt, str):
         new = filled(prompt)
     else:

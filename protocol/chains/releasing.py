@@ -268,25 +268,28 @@ def _carry_out(
         raise WireError("the server has lost its jobs")
     stored = read_jobs(data) if data is not None else {}
     jobs = [stored[job_id] for job_id in read_blocked(ids, values) if job_id not in flagged and job_id in stored]
-    to_run, to_end = list[NewJob](), dict[JobId, str]()
-    for job in jobs:
-        try:
-            to_run += [rendered(job, outputs)] if reason is None else []
-        except InvalidJob as error:
-            to_end[job.id] = f"With the outputs, {error}."
-    if reason is not None:
+    if reason is None:
+        to_end = yield from _submit(keys, look, chain.id, jobs, outputs=outputs)
+    else:
         to_end = {job.id: reason for job in jobs}
-    to_end |= yield from _submit(keys, look, chain.id, to_run)
     yield from _end(keys, look, chain.id, stored, to_end)
     yield from _remove_if_done(keys, chain)
 
 
 def _submit(
-    keys: ChainKeys, look: ChainLook, chain_id: str, jobs: Sequence[NewJob], reason: str | None = None
+    keys: ChainKeys,
+    look: ChainLook,
+    chain_id: str,
+    jobs: Sequence[NewJob],
+    reason: str | None = None,
+    outputs: Mapping[int, str] | None = None,
 ) -> Steps[dict[JobId, str]]:
-    """Submit jobs, and cancel them if there is a reason; return those that the queue refuses for good, and why."""
+    """Submit jobs, with these outputs in their prompts, and cancel them if there is a reason.
+
+    Return those that cannot be submitted, or that the queue refuses for good, and why.
+    """
     refused = dict[JobId, str]()
-    for call, ids in _calls(keys.queue, jobs):
+    for call, ids in _calls(keys.queue, jobs, outputs, refused):
         [reply] = yield (command_of(call),)
         answers = {} if isinstance(reply, Exception) else dict(zip(ids, call.parse(reply), strict=True))
         no = {job_id: answer for job_id, answer in answers.items() if isinstance(answer, Refused)}
@@ -377,18 +380,29 @@ def _remove_rest(keys: ChainKeys, chain_id: str, parent: str, decision: bytes | 
     )
 
 
-def _calls(queue: QueueKeys, jobs: Sequence[NewJob]) -> Iterator[tuple[Call[list[SubmitReply]], list[JobId]]]:
-    """Yield the calls that submit jobs, each within the limits of one, and their ids."""
+def _calls(
+    queue: QueueKeys, jobs: Sequence[NewJob], outputs: Mapping[int, str] | None, refused: dict[JobId, str]
+) -> Iterator[tuple[Call[list[SubmitReply]], list[JobId]]]:
+    """Yield the calls that submit jobs, each within the limits of one, and their ids.
+
+    Prompts get their outputs when their call is made, for their size; jobs that cannot be are added to `refused`.
+    """
     by_partition: dict[QueueKeys, list[NewJob]] = {}
     for job in jobs:
         by_partition.setdefault(_keys_of(queue, job.id), []).append(job)
     for keys, there in by_partition.items():
         current, num_bytes = list[NewJob](), 0
-        for job in there:
+        for waiting in there:
+            try:
+                job = waiting if outputs is None else rendered(waiting, outputs)
+            except InvalidJob as error:
+                refused[waiting.id] = f"With the outputs, {error}."
+                continue
             size = len(job.payload) + len(job.spec)
             if current and (len(current) == limits.MAX_JOBS_PER_CALL or num_bytes + size > limits.MAX_CALL_BYTES):
                 yield submit(keys, current), [one.id for one in current]
                 current, num_bytes = [], 0
             current.append(job)
             num_bytes += size
-        yield submit(keys, current), [one.id for one in current]
+        if current:
+            yield submit(keys, current), [one.id for one in current]

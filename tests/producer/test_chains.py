@@ -1,6 +1,7 @@
 """Chains on a real server: each blocked job runs once, or ends with a reason, whoever releases it and whoever dies."""
 
 import random
+import tracemalloc
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -156,6 +157,24 @@ class TestGivenAJobThatWaitsForAnother:
 
         with pytest.raises(JobCancelled, match="With the outputs, the prompt is 5000"):
             producer.result(child, timeout_s=5)
+
+    @pytest.mark.usefixtures("child")
+    def test_when_many_references_become_large_then_it_is_cancelled_before_its_text_is_made(
+        self, producer: Producer, worker: HandWorker, parent: Receipt
+    ) -> None:
+        large = producer.submit("{{outputs[0]}}" * 250_000, after=[parent])
+        end(worker, text="x" * 30_000)
+        tracemalloc.start()
+        try:
+            released(producer)
+            _, peak_bytes = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+
+        with pytest.raises(JobCancelled, match="With the outputs, the prompt is 7500000000 characters"):
+            producer.result(large, timeout_s=5)
+        assert peak_bytes < 100_000_000
+        assert prompts(worker.pull()) == [f"Sum up: {'x' * 30_000}!"]
 
     def test_when_it_is_read_while_it_is_blocked_then_the_read_waits_for_its_end(
         self, producer: Producer, worker: HandWorker, child: Receipt, valkey: RedisServer
