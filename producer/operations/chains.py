@@ -74,13 +74,18 @@ def submit_all_after(
     keys = ChainKeys(queue.keys(0))
     # The first step is a round trip in any case: `run_ahead` sends it ahead.
     clock, *held = yield Ask((("TIME",), ("HLEN", keys.blocked), ("GET", keys.num_bytes)))
-    wrong, new = dict[int, SubmitAnswer](), dict[JobId, NewJob]()
+    wrong, new, repeated = dict[int, SubmitAnswer](), dict[JobId, NewJob](), set[int]()
     for place, (job, _) in enumerate(jobs):
         try:
             if not isinstance(job, NewJob):
                 raise job
             _check(job, after)
-            new[job.id] = replace(job, digest=_digest(job, after))
+            mine = replace(job, digest=_digest(job, after))
+            first = new.setdefault(job.id, mine)
+            if first.digest != mine.digest:
+                wrong[place] = IdempotencyConflict(job.id)
+            elif first is not mine:
+                repeated.add(place)
         except InvalidJob as error:
             wrong[place] = error
     chosen = {job.id for job, is_chosen in jobs if is_chosen and isinstance(job, NewJob)}
@@ -91,7 +96,11 @@ def submit_all_after(
             answers |= dict.fromkeys(fresh, refusal)
         else:
             answers |= yield from _hold(queue, fresh, after, _chain_id(clock), durability_check)
-    return [wrong.get(place) or answers[cast("NewJob", job).id] for place, (job, _) in enumerate(jobs)]
+    found = [wrong.get(place) or answers[cast("NewJob", job).id] for place, (job, _) in enumerate(jobs)]
+    return [
+        replace(answer, is_duplicate=True) if place in repeated and isinstance(answer, Receipt) else answer
+        for place, answer in enumerate(found)
+    ]
 
 
 def _check(job: NewJob, after: After) -> None:
@@ -215,10 +224,12 @@ def _write(
 
 
 def _remove(keys: ChainKeys, chain: Chain) -> Operation[None]:
+    [values] = yield Ask((("HMGET", keys.blocked, *chain.job_ids),))
+    mine = [job_id for job_id, (chain_id, _) in read_blocked(chain.job_ids, values).items() if chain_id == chain.id]
     yield Ask(
         (
             ("HDEL", keys.chains, chain.id),
-            ("HDEL", keys.blocked, *chain.job_ids),
+            *([("HDEL", keys.blocked, *mine)] if mine else ()),
             ("HDEL", keys.jobs, chain.id),
             ("ZREM", keys.after, *chain.members),
             ("DECRBY", keys.num_bytes, chain.num_bytes),

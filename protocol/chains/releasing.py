@@ -6,10 +6,11 @@ Any number of processes may do this at once, and each may die at any step:
    so that it still counts once the job's row has expired.
 2. What is decided, with the outputs that prompts use, is written once (`HSETNX`): whoever comes later follows it.
 3. The jobs are submitted under the ids that they have had since their submit. A repetition is answered that they are
-   duplicates. Jobs that must not run are submitted delayed and cancelled at once, so that they end as others do.
+   duplicates. Jobs that must not run are flagged (`ChainKeys.cancelled`), submitted delayed and cancelled at once, so
+   that they end as others do.
 4. A job that was submitted is no longer blocked (`HDEL`); a chain without blocked jobs is removed.
 
-A blocked job that was cancelled is flagged (`ChainKeys.cancelled`), and a look ends it, or cancels it if it was
+A blocked job that was cancelled is flagged too, and a look ends it, or cancels it if it was
 released meanwhile.
 """
 
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from sluice.protocol import limits
-from sluice.protocol.calls import AGAIN, FULL, Call, FromNow, NewJob, Refused, SubmitReply, cancel, submit
+from sluice.protocol.calls import AGAIN, FULL, Call, Conflict, FromNow, NewJob, Refused, SubmitReply, cancel, submit
 from sluice.protocol.chains.chain import (
     DONE,
     ENDS,
@@ -71,7 +72,7 @@ class ChainLook:
 
     released: list[Released] = field(default_factory=list[Released])
     problems: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-    """A chain, and why it was not released."""
+    """A chain, and why it, or one of its jobs, was not released."""
 
     is_full: bool = False
     """Whether the queue has refused a job because it is full: the rest is left to the next look."""
@@ -256,6 +257,11 @@ def _outputs(keys: ChainKeys, chain: Chain, ends: Mapping[JobId, str]) -> Steps[
 # ---------------------------------------------------------------- what is done
 
 
+def _of_chain(chain_id: str, job_ids: Sequence[JobId], reply: object) -> list[JobId]:
+    """Return the blocked jobs of a chain, from the reply to an HMGET: a later chain may have taken an id over."""
+    return [job_id for job_id, (chain, _) in read_blocked(job_ids, reply).items() if chain == chain_id]
+
+
 def _carry_out(
     keys: ChainKeys, look: ChainLook, chain: Chain, reason: str | None, outputs: Mapping[int, str]
 ) -> Steps[None]:
@@ -264,10 +270,11 @@ def _carry_out(
     reads = ("HGET", keys.jobs, chain.id), ("HMGET", keys.blocked, *ids), ("HMGET", keys.cancelled, *ids)
     data, values, flags = _sound((yield reads))
     flagged = {job_id for job_id, flag in zip(ids, flags, strict=True) if flag is not None}
-    if data is None and any(value is not None for value in values):
+    blocked = _of_chain(chain.id, ids, values)
+    if data is None and blocked:
         raise WireError("the server has lost its jobs")
     stored = read_jobs(data) if data is not None else {}
-    jobs = [stored[job_id] for job_id in read_blocked(ids, values) if job_id not in flagged and job_id in stored]
+    jobs = [stored[job_id] for job_id in blocked if job_id not in flagged and job_id in stored]
     if reason is None:
         to_end = yield from _submit(keys, look, chain.id, jobs, outputs=outputs)
     else:
@@ -290,6 +297,8 @@ def _submit(
     """
     refused = dict[JobId, str]()
     for call, ids in _calls(keys.queue, jobs, outputs, refused):
+        if reason is not None:  # whoever dies before the cancel leaves the flag, and the next look cancels them
+            _sound((yield (("HSET", keys.cancelled, *(part for job_id in ids for part in (job_id, reason))),)))
         [reply] = yield (command_of(call),)
         answers = {} if isinstance(reply, Exception) else dict(zip(ids, call.parse(reply), strict=True))
         no = {job_id: answer for job_id, answer in answers.items() if isinstance(answer, Refused)}
@@ -297,12 +306,16 @@ def _submit(
         look.is_full = look.is_full or any(answer.reason in FULL for answer in no.values())
         refused |= {job_id: answer.message for job_id, answer in no.items() if answer.reason not in _PASSING}
         look.problems += [(chain_id, message) for message in (waiting or ([str(reply)] if not answers else ()))]
-        # A duplicate or a conflict is there already; a conflict is another job of the same id.
         if there := [job_id for job_id in answers if job_id not in no]:
+            others = {job_id for job_id in there if isinstance(answers[job_id], Conflict)}
+            look.problems += [
+                (chain_id, f"another job was submitted as {job_id} while it was blocked") for job_id in others
+            ]
+            mine = [job_id for job_id in there if job_id not in others]
             if reason is not None:
-                yield from _cancel(keys.queue, dict.fromkeys(there, reason))
-            yield (("HDEL", keys.blocked, *there), *([("HDEL", keys.cancelled, *there)] if reason is not None else ()))
-            look.released.append(Released(chain_id, len(there), reason))
+                yield from _cancel(keys.queue, dict.fromkeys(mine, reason))
+            yield (*([("HDEL", keys.cancelled, *there)] if reason is not None else ()), ("HDEL", keys.blocked, *there))
+            look.released += [Released(chain_id, len(mine), reason)] if mine else []
     return refused
 
 
@@ -349,7 +362,7 @@ def _cancel(queue: QueueKeys, reasons: Mapping[JobId, str]) -> Steps[None]:
 def _remove_if_done(keys: ChainKeys, chain: Chain) -> Steps[None]:
     """Remove a chain none of whose jobs is blocked; `_remove_rest` removes what a process that dies here leaves."""
     [values] = _sound((yield (("HMGET", keys.blocked, *chain.job_ids),)))
-    if any(value is not None for value in values):
+    if _of_chain(chain.id, chain.job_ids, values):
         return
     [num_removed, *_] = yield (
         ("HDEL", keys.chains, chain.id),
@@ -369,8 +382,7 @@ def _remove_rest(keys: ChainKeys, chain_id: str, parent: str, decision: bytes | 
     job_ids = list(read_jobs(data)) if data is not None else []
     reads = (("HMGET", keys.blocked, *job_ids),) if job_ids else ()
     replies = _sound((yield reads)) if reads else [()]
-    blocked = read_blocked(job_ids, replies[0])
-    if mine := [job_id for job_id, (chain, _) in blocked.items() if chain == chain_id]:
+    if mine := _of_chain(chain_id, job_ids, replies[0]):
         yield (("HDEL", keys.blocked, *mine),)
     waited_for = unpack(decision)[2] if decision is not None else ()
     yield (

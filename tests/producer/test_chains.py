@@ -437,6 +437,56 @@ class TestGivenASubmitThatIsRepeated:
         with pytest.raises(IdempotencyConflict):
             self.submit(producer, parent, "another")
 
+    def test_when_one_submit_has_an_id_twice_then_the_second_is_a_duplicate_or_a_conflict(
+        self, producer: Producer, worker: HandWorker, parent: Receipt
+    ) -> None:
+        jobs = [job(prompt, job_id=CHILD) for prompt in ("child", "child", "another")]
+
+        first, second, third = producer.submit_many(jobs, after=[parent])
+
+        assert isinstance(first, Receipt)
+        assert isinstance(second, Receipt)
+        assert (first.is_duplicate, second.is_duplicate) == (False, True)
+        assert isinstance(third, IdempotencyConflict)
+        end(worker)
+        released(producer)
+        assert prompts(worker.pull()) == ["child"]
+
+    @pytest.mark.parametrize("state", [JobState.DONE, JobState.FAILED])
+    def test_when_another_job_is_submitted_with_its_id_meanwhile_then_that_one_runs_and_the_look_says_so(
+        self, producer: Producer, worker: HandWorker, parent: Receipt, redis_client: Any, state: JobState
+    ) -> None:
+        self.submit(producer, parent)
+        end(worker, state=state)
+        producer.submit("another", job_id=CHILD)
+
+        look = producer.release_chains()
+
+        said = f"another job was submitted as {CHILD} while it was blocked"
+        assert (look.released, [message for _, message in look.problems]) == ([], [said])
+        assert prompts(worker.pull()) == ["another"]
+        assert left(redis_client) == []
+
+    def test_when_a_later_chain_has_taken_its_id_over_then_that_one_decides(
+        self, producer: Producer, worker: HandWorker, parent: Receipt, redis_client: Any
+    ) -> None:
+        self.submit(producer, parent)
+        later = producer.submit("later parent")
+        record = redis_client.hgetall(KEYS.chains)
+        redis_client.delete(KEYS.chains)  # as if that submit had not completed yet
+        self.submit(producer, later, "another")
+        redis_client.hset(KEYS.chains, mapping=record)
+        jobs = worker.pull()
+        worker.generate(jobs[0])
+        released(producer)
+        before = worker.pull()
+        worker.generate(jobs[1])
+        released(producer)
+
+        assert before == []
+        assert prompts(worker.pull()) == ["another"]
+        assert left(redis_client) == []
+
 
 class TestGivenManyBlockedJobs:
     @pytest.mark.slow
@@ -530,7 +580,7 @@ def all_done(producer: Producer, worker: HandWorker) -> list[str]:
 
 
 class TestGivenAProcessThatDiesAtAnyCommand:
-    @pytest.mark.parametrize("scenario", ["release", "cancel", "flagged", "two"])
+    @pytest.mark.parametrize("scenario", ["release", "cancel", "flagged", "two", "refused"])
     def test_when_another_looks_then_each_job_ends_once(
         self, producer: Producer, redis_client: Any, connection: Any, scenario: str
     ) -> None:
@@ -538,8 +588,10 @@ class TestGivenAProcessThatDiesAtAnyCommand:
         while not is_over:
             redis_client.flushall()
             worker = HandWorker(redis_client)
-            parents = [producer.submit("parent") for _ in range(2 if scenario == "two" else 1)]
-            children = [str(one) for one in producer.submit_many(["{{outputs[0]}}", "b", "c"], after=parents)]
+            parents = [producer.submit("parent", batch="b") for _ in range(2 if scenario == "two" else 1)]
+            middle = job("b", batch="b" if scenario == "refused" else None)
+            children = [str(one) for one in producer.submit_many(["{{outputs[0]}}", middle, "c"], after=parents)]
+            producer.close_batch("b")
             if scenario == "cancel":
                 producer.cancel(parents[0])
             else:
@@ -557,7 +609,7 @@ class TestGivenAProcessThatDiesAtAnyCommand:
             started += all_done(producer, worker)
 
             states = [producer.status(child).state for child in children]
-            expected = {"cancel": [], "flagged": [children[0], children[2]]}.get(scenario, children)
+            expected = {"cancel": [], "flagged": children[::2], "refused": children[::2]}.get(scenario, children)
             ends = [JobState.DONE if child in expected else JobState.CANCELLED for child in children]
             assert (started, states, left(redis_client)) == (expected, ends, []), num_commands
             assert submitted(redis_client) == len(parents) + len(children)
