@@ -13,7 +13,10 @@ from sluice.protocol.calls import (
     maintain,
     restore_settings,
 )
+from sluice.protocol.chains.chain import ChainKeys
+from sluice.protocol.errors import WireError
 from sluice.protocol.formats import look_for_format_1, said_of_format_1
+from sluice.protocol.job_ids import split_job_id
 from sluice.protocol.keys import QueueKeys, by_queue
 from sluice.protocol.redis.error_kinds import ErrorKind, classify
 from sluice.protocol.redis.execution import run, run_commands
@@ -120,7 +123,9 @@ def check_compatibility(name: str, view: PartitionView, config: WorkerConfig, ma
 
 
 def check_left_out(client: Client, queue: str, num_partitions: int) -> None:
-    """Check that the partition after the last has no jobs: the queue may have had more partitions before.
+    """Check that the partitions after the last have no jobs: the queue may have had more partitions before.
+
+    Of waiting jobs, the partition after the last is looked at; of blocked jobs, which partition 0 keeps, all.
 
     Raises:
         ConfigError: it has.
@@ -134,6 +139,23 @@ def check_left_out(client: Client, queue: str, num_partitions: int) -> None:
                 f"would serve: give its former number of partitions until it is empty"
             ]
         )
+    blocked = client.hscan_iter(ChainKeys(QueueKeys(queue)).blocked, count=1000)
+    names = (name.decode(errors="replace") for name, _ in blocked)
+    lost = next((name for name in names if _partition_of(name) >= num_partitions), None)
+    if lost is not None:
+        raise ConfigError(
+            [
+                f"SLUICE_PARTITIONS: the blocked job {lost} of {queue!r} would be released to a partition that no "
+                f"worker would serve: give its former number of partitions until it has been released"
+            ]
+        )
+
+
+def _partition_of(name: str) -> int:
+    try:
+        return split_job_id(name)[0]
+    except WireError:
+        return 0
 
 
 def jobs_left_behind(client: Client, partitions: Sequence[QueueKeys]) -> list[str]:

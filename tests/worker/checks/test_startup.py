@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from structlog.testing import capture_logs
 
 from sluice.history.database import VERSION_TABLE
+from sluice.producer import JobId, Producer
 from sluice.worker.checks.queue_check import check_queues
 from sluice.worker.checks.redis_check import check_redis
 from sluice.worker.checks.site import Site
@@ -102,6 +103,13 @@ def foreign_key(scene: Scene) -> list[str]:
     return []
 
 
+def blocked_job_left_out(scene: Scene) -> list[str]:
+    with Producer(scene.url, partitions=3) as producer:
+        parent = producer.submit("parent", job_id=JobId("0.default.parent"))
+        producer.submit("child", job_id=JobId("2.default.child"), after=[parent])
+    return []
+
+
 def model_with(scene: Scene, file: str, content: str) -> list[str]:
     """A copy of the small model in which one file is broken."""
     folder = scene.folder / "model"
@@ -127,8 +135,9 @@ BROKEN: dict[str, Break] = {
     "newer history": newer_history,
     "null option": lambda _: ["--model", "null?speed=3"],
     "foreign key": foreign_key,
+    "blocked job left out": blocked_job_left_out,
 }
-IN_FAST = ("engine settings", "newer history", "foreign key")
+IN_FAST = ("engine settings", "newer history", "foreign key", "blocked job left out")
 """Of these, what the fast suite starts a process for."""
 
 BROKEN_MODELS: dict[str, Break] = {
