@@ -527,7 +527,10 @@ class Producer:
     # ------------------------------------------------------------ chains
 
     def chains(self, *, tenant: str | None = None, limit: int = 1000) -> list[ChainView]:
-        """Return the blocked jobs of the queue (of one tenant) by submit, and what they wait for, oldest first."""
+        """Return the blocked jobs of the queue (of one tenant) by submit, and what they wait for, by age.
+
+        Of more than `limit`, it returns any, not the oldest.
+        """
         return self._link.run(chains.chains(self._queue, tenant=tenant, limit=limit))
 
     def release_chains(self) -> ChainLook:

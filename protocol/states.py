@@ -22,6 +22,9 @@ class JobState(StrEnum):
         return self not in (JobState.BLOCKED, JobState.QUEUED, JobState.RUNNING)
 
 
+RECORDED = tuple(state for state in JobState if state is not JobState.BLOCKED)
+"""States that a job has in its row and in the history."""
+
 REJECTIONS = frozenset({"prompt_empty", "prompt_too_long", "unknown_token"})
 """Error codes of prompts that no worker of the model can process, so these jobs are not kept in the dead set."""
 

@@ -27,11 +27,11 @@ from sluice.producer.errors import JobNotDone, JobNotFound, ResultExpired, Resul
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.results import PackedResult, packed_result
 from sluice.producer.operations.views import JobStatus
-from sluice.protocol.states import JobState
+from sluice.protocol.states import RECORDED, JobState
 from sluice.protocol.wire import JobId
 
 BATCH = text("batch", "Only jobs of this batch.")
-STATE = choice("state", "Only jobs in this state.", tuple(JobState), default=None)
+STATE = choice("state", "Only jobs in this state.", RECORDED, default=None)
 SINCE = seconds("since", "Only jobs submitted within this many seconds.", default=None)
 LIMIT = whole_number("limit", "Maximum number of jobs on a page.", default=50, least=1, most=1000)
 AFTER = text("after", "The `next` of the previous page.")

@@ -34,7 +34,7 @@ from sluice.producer.operations.views import JobStatus
 from sluice.protocol.clock import wall_ms
 from sluice.protocol.host.state_folder import history_path
 from sluice.protocol.host.terminal import say
-from sluice.protocol.states import JobState
+from sluice.protocol.states import RECORDED
 from sluice.protocol.wire import JobId
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ NAMES_IN_HISTORY = {"attempt": "attempts", "owner": "worker"}
 """Values that the queue and the history have under different names."""
 
 ATTEMPT_HEADERS = ("attempt", "incarnation", "started", "ended", "outcome", "why", "gap_s")
-STATES = [state.value for state in JobState]
+STATES = [state.value for state in RECORDED]
 LATENCY_HEADERS = ("metric", "jobs", "mean_s", "p50_s", "p90_s", "p95_s", "p99_s", "max_s")
 LIST_HEADERS = ("id", "state", "attempts", "submitted", "queue_s", "ttft_s", "e2e_s", "output_tokens", "reason")
 

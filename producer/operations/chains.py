@@ -41,10 +41,10 @@ from sluice.protocol.errors import WireError
 from sluice.protocol.jobs import Prepared
 from sluice.protocol.packing import packed
 from sluice.protocol.rows import read_row
-from sluice.protocol.states import JobState
+from sluice.protocol.states import RECORDED, JobState
 from sluice.protocol.wire import JobId
 
-_STATES = {state[0].encode(): state for state in JobState if state is not JobState.BLOCKED}
+_STATES = {state[0].encode(): state for state in RECORDED}
 """The states by the letter in a row."""
 
 
@@ -307,7 +307,7 @@ class ChainView:
 
 
 def chains(queue: Queue, *, tenant: str | None = None, limit: int = 1000) -> Operation[list[ChainView]]:
-    """Return the chains of a queue (of one tenant), oldest first. One that cannot be read is left out."""
+    """Return the chains of a queue (of one tenant) by age: of more than `limit`, any. Unreadable ones are left out."""
     keys, cursor, found = ChainKeys(queue.keys(0)), b"0", dict[str, ChainView]()
     while True:
         [reply] = yield Ask((("HSCAN", keys.chains, cursor, "COUNT", 100),))

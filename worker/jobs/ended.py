@@ -4,7 +4,7 @@ import threading
 from collections import deque
 
 MAX_KEPT = 1024
-"""Ends that wait for that thread; it finds older ones without them, a second later."""
+"""Ends that wait for that thread; it finds others by its looks, which take turns."""
 
 
 class EndedJobs:

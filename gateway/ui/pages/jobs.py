@@ -14,7 +14,7 @@ from sluice.gateway.ui.frame import Frame, render
 from sluice.gateway.ui.read.joblist import SPANS, page_of_jobs, read_query
 from sluice.gateway.ui.visitors import Visitor
 from sluice.protocol.limits import MAX_PRIORITY
-from sluice.protocol.states import JobState
+from sluice.protocol.states import RECORDED
 
 PATH = "/ui/jobs"
 
@@ -40,7 +40,7 @@ class JobsPage:
             jobs=lines,
             query=query,
             queues=names,
-            states=list(JobState),
+            states=RECORDED,
             spans=list(SPANS),
             priorities=range(MAX_PRIORITY + 1),
             older=older,

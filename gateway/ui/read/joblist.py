@@ -8,7 +8,7 @@ from sluice.gateway.tables.database import Database
 from sluice.history.filters import JobFilter, JobPlace
 from sluice.history.tables import jobs
 from sluice.protocol.limits import MAX_PRIORITY
-from sluice.protocol.states import JobState
+from sluice.protocol.states import RECORDED
 
 PAGE_JOBS = 50
 MAX_TEXT_CHARS = 256
@@ -84,7 +84,7 @@ def read_query(parameters: Mapping[str, str], queues: Sequence[str], tenant: str
     return JobListQuery(
         queues=[name for name in queues if name == queue] or list(queues),
         is_one_queue=queue in queues,
-        state=state if state in list(JobState) else None,
+        state=state if state in RECORDED else None,
         tenant=tenant or texts.get("tenant") or None,
         priority=int(priority) if priority in map(str, range(MAX_PRIORITY + 1)) else None,
         batch=texts.get("batch") or None,

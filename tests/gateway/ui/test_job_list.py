@@ -105,6 +105,9 @@ class TestGivenJobsOfSeveralKinds:
 
         assert [line.id for line in found] == ["0.t3.00000003"]
 
+    def test_when_an_address_has_a_state_that_the_history_never_has_then_it_is_ignored(self) -> None:
+        assert read_query({"state": "blocked"}, ["q"], None).state is None
+
 
 class TestGivenAQueueWithEveryJob:
     @pytest.mark.parametrize(
