@@ -196,7 +196,8 @@ def _write(
     try:
         yield Ask(
             (
-                # The jobs first: an entry of `after` without them is one of a chain that was removed.
+                ("INCRBY", keys.num_bytes, chain.num_bytes),
+                # Then the jobs: an entry of `after` without them is one of a chain that was removed.
                 ("HSET", keys.jobs, chain.id, data),
                 ("ZADD", keys.after, *(part for member in chain.members for part in (0, member))),
                 (
@@ -204,7 +205,6 @@ def _write(
                     keys.blocked,
                     *(part for job in jobs for part in (job.id, blocked_value(chain.id, job.choices))),
                 ),
-                ("INCRBY", keys.num_bytes, chain.num_bytes),
             )
         )
         record = (("HEXISTS", keys.jobs, chain.id), ("HSET", keys.chains, chain.id, pack_chain(chain)))
@@ -226,15 +226,16 @@ def _write(
 def _remove(keys: ChainKeys, chain: Chain) -> Operation[None]:
     [values] = yield Ask((("HMGET", keys.blocked, *chain.job_ids),))
     mine = [job_id for job_id, (chain_id, _) in read_blocked(chain.job_ids, values).items() if chain_id == chain.id]
-    yield Ask(
+    *_, num_removed, _ = yield Ask(
         (
             ("HDEL", keys.chains, chain.id),
             *([("HDEL", keys.blocked, *mine)] if mine else ()),
             ("HDEL", keys.jobs, chain.id),
             ("ZREM", keys.after, *chain.members),
-            ("DECRBY", keys.num_bytes, chain.num_bytes),
         )
     )
+    if num_removed == 1:
+        yield Ask((("DECRBY", keys.num_bytes, chain.num_bytes),))
 
 
 # ---------------------------------------------------------------- blocked jobs

@@ -92,7 +92,7 @@ class TestGivenAJobThatWaitsForAnother:
         assert [leased.id for leased in jobs] == [child.id]
         assert prompts(jobs) == ["Sum up: parent's text!"]
         assert left(redis_client) == []
-        assert redis_client.get(KEYS.num_bytes) == b"0"
+        assert redis_client.get(KEYS.num_bytes) is None
 
     def test_when_its_status_is_read_then_it_says_for_which_job_it_waits(
         self, producer: Producer, parent: Receipt, child: Receipt
@@ -400,6 +400,7 @@ class TestGivenAWrongSubmit:
             redis_client.config_set("maxmemory", 0)
 
         assert left(redis_client) == []
+        assert redis_client.get(KEYS.num_bytes) is None
 
 
 class TestGivenASubmitThatIsRepeated:
@@ -639,6 +640,7 @@ class TestGivenAProcessThatDiesAtAnyCommand:
             released(producer)
 
             assert all_done(producer, worker) == [CHILD], num_commands
+            assert redis_client.get(KEYS.num_bytes) is None
             num_commands += 1
 
 
