@@ -339,7 +339,7 @@ class LLMEngine:
         if isinstance(grammar, Refused):
             rejected, grammar = _rejected(grammar.reason, is_rejection=grammar.is_final), None
         # The prompt is read by one choice, for all of them.
-        read = read_of(request)
+        read, ended = read_of(request), list[tuple[ChoiceOutput, Finish]]()
         for choice, progress in enumerate(_progress(request)):
             if progress.is_finished:
                 continue
@@ -347,11 +347,21 @@ class LLMEngine:
             sequence = self._sequence(request, choice, progress, needs_all=read is not None and read.needs_all)
             output = self._outputs.make(request, sequence, matcher)
             if finish := rejected or output.finish:
-                self._ended.append(output.end(finish))
+                ended.append((output, finish))
                 continue
             self._outputs.open(output, read)
             read = None
             self._scheduler.add(output.sequence)
+        if read is not None and ended and ended[-1][1].reason is not FinishReason.ERROR:
+            self._read_alone(request, ended.pop()[0], read)
+        self._ended += [output.end(finish) for output, finish in ended]
+
+    def _read_alone(self, request: Request, output: ChoiceOutput, read: Read) -> None:
+        """Read the prompt for a choice whose tokens an earlier attempt has generated; it ends once that is done."""
+        silent = replace(request, sampling=replace(request.sampling, max_tokens=0))
+        output.sequence = self._sequence(silent, output.choice, ChoiceProgress(), needs_all=read.needs_all)
+        self._outputs.open(output, read)
+        self._scheduler.add(output.sequence)
 
     def _sequence(self, request: Request, choice: int, progress: ChoiceProgress, *, needs_all: bool) -> Sequence:
         return Sequence(

@@ -342,7 +342,7 @@ class Outputs:
             self._reads[output.sequence.id] = read
         self._by_sequence[output.sequence.id] = output
         self._by_request.setdefault(output.request_id, []).append(output)
-        if isinstance(output, ConstrainedOutput):
+        if isinstance(output, ConstrainedOutput) and output.finish is None:
             self._constrained[output.sequence.id] = output
 
     def of_request(self, request_id: str) -> list[ChoiceOutput]:
@@ -453,7 +453,8 @@ class Outputs:
         self._reads.pop(output.sequence.id, None)
         if output.sequence.sampling.max_tokens == 0:
             is_text = row.prompt.embedding is None
-            delta = output.end(Finish(reason=FinishReason.LENGTH if is_text else FinishReason.STOP))
+            finish = Finish(reason=FinishReason.LENGTH if is_text else FinishReason.STOP)
+            delta = output.end(output.finish or finish)
         sequence = output.sequence
         stream = self._open_stream(sequence.sampling.skip_special_tokens, [])
         token_ids = sequence.token_ids[: sequence.num_prompt_tokens]

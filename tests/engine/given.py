@@ -107,7 +107,8 @@ class CheckingModel:
         self._model.admit(batch)
         sampling = [row for row in batch.rows if row.samples]
         rows = verified_rows(sampling, batch.drafts, [self._translate(row) for row in self._model.draw(batch)])
-        self._drawn = {row.sequence_id: result.token_ids[-1] for row, result in zip(sampling, rows, strict=True)}
+        drawn = zip(sampling, rows, strict=True)
+        self._drawn = {row.sequence_id: result.token_ids[-1] for row, result in drawn if result.token_ids}
         return Checked(rows, sampling, self._slots)
 
     def _exchange_with_host(self, batch: Batch) -> None:

@@ -8,7 +8,7 @@ import pytest
 from sluice.engine.config import EngineConfig
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import END_OF_SEQUENCE, NullModel, NullModelConfig, NullTokenizer
-from sluice.engine.request import ChoiceProgress, Embed, FinishReason, Request, Room
+from sluice.engine.request import ChoiceProgress, Embed, Finish, FinishReason, Request, Room
 from sluice.engine.text.tokenizer import Tokenizer, TokenizerFacts
 from tests.engine.given import (
     JUNK,
@@ -352,6 +352,23 @@ class TestGivenRunningRequests:
             "r1/0 running: 5 prompt + 1 output tokens, 5 computed, 2 blocks, 0 preemptions",
             "r2/0 waiting: 5 prompt + 0 output tokens, 0 computed, 0 blocks, 0 preemptions",
         ]
+
+
+class TestGivenAnEarlierAttemptThatGeneratedAll:
+    @pytest.mark.parametrize("num_choices", [1, 2])
+    def test_when_the_prompt_is_read_then_it_is_read_again_before_the_end(self, num_choices: int) -> None:
+        asked = request("r", b"prompt", max_tokens=4, prompt_logprobs=1, ignore_eos=True, num_choices=num_choices)
+        calm = undisturbed(asked)
+        progress = [ChoiceProgress(token_ids=tuple(calm["r", choice].token_ids)) for choice in range(num_choices)]
+        engine = engine_over(checking_model())
+
+        engine.add([replace(asked, progress=tuple(progress))])
+        deltas = [delta for step in iter(engine.advance, []) for delta in step]
+
+        assert [delta.finish for delta in deltas] == [Finish(reason=FinishReason.LENGTH)] * num_choices
+        assert [(delta.start, delta.token_ids, delta.text) for delta in deltas] == [(4, (), "")] * num_choices
+        [read] = [delta.prompt for delta in deltas if delta.prompt is not None]
+        assert [read] == [delta.prompt for delta in calm["r", 0].deltas if delta.prompt is not None]
 
 
 class TestGivenRoom:
