@@ -100,7 +100,8 @@ class TestGivenAWorkerWithTwoAdapters:
             killed.signal_worker(signal.SIGKILL)
 
             assert disturbed.result() == calm
-        assert '"resumed_from": "' in other.output
+        # By the other, or by the process that follows the killed one.
+        assert '"resumed_from": "' in killed.output + other.output
         assert len(set(calm.values())) == len(calm)
 
 
