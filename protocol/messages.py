@@ -318,9 +318,11 @@ def _measured(column: str, meaning: str, *, default: object = None, **shown: Any
     return field(default=default, metadata={Measure: Measure(column=column, meaning=meaning, **shown)})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class JobRecord:
     """Measurements of a job, which its worker sends with its end. Times are wall-clock milliseconds of the server.
+
+    Mutable: the worker that holds the job fills it as it runs.
 
     Columns, comments, upserts and views of the history, and its page, are derived from these fields.
     """

@@ -76,7 +76,6 @@ class HeldJob:
     __slots__ = (
         "_is_streamed",
         "_lock",
-        "_record",
         "_reported_gap_s",
         "choices",
         "id",
@@ -85,6 +84,7 @@ class HeldJob:
         "leased",
         "num_prompt_tokens",
         "prompt",
+        "record",
         "request_id",
         "spec",
         "state",
@@ -136,9 +136,10 @@ class HeldJob:
             for offset, ended in zip(leased.published, leased.ended, strict=True)
         ]
         self._reported_gap_s = 0.0
-        self._record = JobRecord(
+        self.record = JobRecord(
             cached_tokens=0, first_scheduled_ms=leased.first_scheduled_ms, first_token_ms=leased.first_token_ms
         )
+        self._count_prompt()
 
     # ------------------------------------------------------------ state
 
@@ -200,7 +201,7 @@ class HeldJob:
 
     def record_resumption(self, exactness: str) -> None:
         """Store how exactly the output continues, and how many of its tokens earlier attempts generated."""
-        self._record = replace(self._record, resumed_tokens=self.num_published, exactness=exactness)
+        self.record.resumed_tokens, self.record.exactness = self.num_published, exactness
 
     @property
     def format(self) -> str | None:
@@ -212,7 +213,8 @@ class HeldJob:
         for choice in self.choices:
             choice.format = output_format
         self.num_prompt_tokens = len(request.prompt_token_ids)
-        self._record = replace(self._record, resolved=resolved)
+        self._count_prompt()
+        self.record.resolved = resolved
         if len(self.leased.payload) > FORGET_PROMPT_BYTES:
             self.leased = replace(self.leased, payload=b"")
 
@@ -235,7 +237,7 @@ class HeldJob:
         Returns:
             Whether the choice should be published: it is streamed, has ended, or reached a checkpoint.
         """
-        is_first = self._record.first_token_ms is None
+        is_first = self.record.first_token_ms is None
         if self.state is not _GENERATING:
             if not self._begin():
                 return False
@@ -259,34 +261,37 @@ class HeldJob:
             return self.state is _GENERATING
 
     def _measure(self, delta: TokenDelta, now_s: float, now_ms: int) -> None:
-        record, stats = self._record, delta.stats
+        record, stats = self.record, delta.stats
         if delta.token_ids:
-            first_ms = now_ms if record.first_token_ms is None else record.first_token_ms
-            record = replace(record, first_token_ms=first_ms, last_token_ms=now_ms)
+            record.last_token_ms = now_ms
+            if record.first_token_ms is None:
+                record.first_token_ms = now_ms
         if record.first_scheduled_ms is None and stats.first_scheduled_s is not None:
-            scheduled_ms = now_ms - int((now_s - stats.first_scheduled_s) * 1000)
-            record = replace(record, first_scheduled_ms=scheduled_ms)
+            record.first_scheduled_ms = now_ms - int((now_s - stats.first_scheduled_s) * 1000)
         if delta.finish is not None:
             if stats.num_preemptions:
-                record = self._with_preemptions(record, stats, now_s, now_ms)
-            record = replace(record, cached_tokens=max(record.cached_tokens or 0, stats.num_cached_tokens))
-        self._record = record
+                self._add_preemptions(stats, now_s, now_ms)
+            record.cached_tokens = max(record.cached_tokens or 0, stats.num_cached_tokens)
+        self._count_prompt()
 
-    def _with_preemptions(self, record: JobRecord, stats: SequenceStats, now_s: float, now_ms: int) -> JobRecord:
+    def _count_prompt(self) -> None:
+        """Record the tokens of the prompt once the job was scheduled: before, it cost nothing."""
+        record = self.record
+        if record.first_scheduled_ms is not None or record.first_token_ms is not None:
+            record.prompt_tokens = self.num_prompt_tokens
+
+    def _add_preemptions(self, stats: SequenceStats, now_s: float, now_ms: int) -> None:
         """Add those of a choice that has ended. Their times are from the start of this attempt."""
-        preemptions = stats.preemptions
+        record, preemptions = self.record, stats.preemptions
         now_ms -= self.leased.pulled_ms
         times: list[tuple[int, int | None]] = list(record.preemption_times)
         for begin_s, end_s in preemptions.ended:
             times.append((now_ms - _ms(now_s - begin_s), _ms(end_s - begin_s)))
         if preemptions.since_s is not None:
             times.append((now_ms - _ms(now_s - preemptions.since_s), None))
-        return replace(
-            record,
-            preemptions=record.preemptions + stats.num_preemptions,
-            preempted_ms=record.preempted_ms + _ms(preemptions.waited_s),
-            preemption_times=tuple(sorted(times, key=lambda pair: pair[0])[:MAX_PREEMPTIONS]),
-        )
+        record.preemptions += stats.num_preemptions
+        record.preempted_ms += _ms(preemptions.waited_s)
+        record.preemption_times = tuple(sorted(times, key=lambda pair: pair[0])[:MAX_PREEMPTIONS])
 
     def _end_of(self, finish: Finish) -> End:
         usage = usage_of(self.record, self.choices)
@@ -322,12 +327,6 @@ class HeldJob:
             for other in self.choices:
                 other.doubt_end()
         self.choices[choice].resend_from(offset)
-
-    @property
-    def record(self) -> JobRecord:
-        """The measurements so far. A job that was never scheduled has no prompt tokens: it cost nothing."""
-        is_scheduled = self._record.first_scheduled_ms is not None or self._record.first_token_ms is not None
-        return replace(self._record, prompt_tokens=self.num_prompt_tokens) if is_scheduled else self._record
 
     @property
     def num_published(self) -> int:

@@ -10,7 +10,7 @@ from sluice.protocol.states import REJECTIONS, JobState
 from sluice.protocol.wire import End, JobRecord, encode_entry, encode_record, encode_resolved
 from sluice.worker.jobs.channel import ChannelOutput
 from sluice.worker.jobs.held_job import HeldJob
-from sluice.worker.jobs.results import Origin, longest_gap_ms, record_of, result_of
+from sluice.worker.jobs.results import Origin, complete_record, longest_gap_ms, result_of
 from sluice.worker.jobs.retries import retry_in_ms
 
 PART_BYTES = MAX_CALL_BYTES // 2
@@ -114,7 +114,6 @@ def parts_of(result: bytes) -> Iterator[tuple[int, bytes]]:
 class _Summary(NamedTuple):
     """Facts about all choices in the ends of a job: made once, however many end together."""
 
-    record: JobRecord
     decisive: End | None = None
     """The end that decides the job's state; None while a choice has none."""
 
@@ -127,14 +126,14 @@ class _Summary(NamedTuple):
 
 
 def _summary_of(job: HeldJob, origin: Origin, now_s: float) -> _Summary:
-    record = record_of(origin, job.record, job.choices, finish_reason=None, now_s=now_s)
+    complete_record(job.record, origin, job.choices, now_s=now_s)
     if not job.has_ended:
-        return _Summary(record)
+        return _Summary()
     decisive = _worst([choice.end for choice in job.choices if choice.end])
     result = result_of(origin, job.record, job.choices, job.prompt, job.spec and job.spec.options)
     is_too_large = result is None and decisive.state is JobState.DONE
     replacement = _too_large(decisive) if is_too_large else None
-    return _Summary(record, replacement or decisive, replacement, result, _first_carrier(job.choices))
+    return _Summary(replacement or decisive, replacement, result, _first_carrier(job.choices))
 
 
 def _first_carrier(choices: Sequence[ChannelOutput]) -> int:
@@ -154,14 +153,15 @@ def _end_call(job: HeldJob, index: int, own_end: End, summary: _Summary) -> EndC
     retry_in_ms = _retry_in_ms(job, own_end)
     carries_result = index >= summary.first_carrier or retry_in_ms is not None
     job.choices[index].doubt_end()
+    job.record.finish_reason = decisive.finish_reason
     return EndCall(
         state=decisive.state,
         reason=decisive.finish_reason,
         error=decisive.error,
         error_code=decisive.error_code,
         result=summary.result if carries_result else None,
-        record=encode_record(replace(summary.record, finish_reason=decisive.finish_reason)),
-        output_tokens=summary.record.output_tokens or 0,
+        record=encode_record(job.record),
+        output_tokens=job.record.output_tokens or 0,
         retry_in_ms=retry_in_ms,
         entry=b"" if _is_silent(job, index, decisive) else job.choices[index].encode_end(own_end),
         is_rejected=_is_rejected(job, decisive),

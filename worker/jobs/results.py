@@ -105,30 +105,16 @@ def _prompt_result(prompt: PromptRead, options: JobOptions, *, with_logprobs: bo
     )
 
 
-def record_of(
-    origin: Origin,
-    measured: JobRecord,
-    choices: Sequence[ChannelOutput],
-    *,
-    finish_reason: str | None,
-    now_s: float,
-) -> JobRecord:
-    """Complete the record of a job; `finish_reason` belongs to the end that decides the job's state."""
+def complete_record(record: JobRecord, origin: Origin, choices: Sequence[ChannelOutput], *, now_s: float) -> None:
+    """Fill what is known of a job when a choice has ended, except `finish_reason`."""
     gaps_ms = sorted(gap for choice in choices for gap in choice.gaps_ms)
     gap_ms = longest_gap_ms(choices, now_s)
     earlier_ms = max(choice.waits.earlier_s for choice in choices) * 1000
-    return replace(
-        measured,
-        model=origin.model,
-        fingerprint=origin.fingerprint,
-        worker=origin.worker,
-        finish_reason=finish_reason,
-        output_tokens=sum(len(choice.token_ids) for choice in choices),
-        itl_p50_ms=percentile(gaps_ms, 0.50),
-        itl_p99_ms=percentile(gaps_ms, 0.99),
-        itl_max_ms=max(gap_ms or 0.0, gaps_ms[-1], earlier_ms) if gaps_ms else gap_ms,
-        gap_ms=gap_ms,
-    )
+    record.model, record.fingerprint, record.worker = origin.model, origin.fingerprint, origin.worker
+    record.output_tokens = sum(len(choice.token_ids) for choice in choices)
+    record.itl_p50_ms, record.itl_p99_ms = percentile(gaps_ms, 0.50), percentile(gaps_ms, 0.99)
+    record.itl_max_ms = max(gap_ms or 0.0, gaps_ms[-1], earlier_ms) if gaps_ms else gap_ms
+    record.gap_ms = gap_ms
 
 
 def longest_gap_ms(choices: Sequence[ChannelOutput], now_s: float) -> float | None:

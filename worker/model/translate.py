@@ -8,11 +8,22 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
 from sluice.engine.errors import InvalidGrammar, OptionRefused, PromptTooLong, RequestRejected
 from sluice.engine.executor import ModelLimits
-from sluice.engine.request import CLASSES, LAST_TOKEN, Embed, Grammar, Request, Room, Sampling
+from sluice.engine.request import (
+    CLASSES,
+    LAST_TOKEN,
+    NO_TARGETS,
+    Embed,
+    Grammar,
+    LatencyTargets,
+    Request,
+    Room,
+    Sampling,
+)
 from sluice.engine.sampling import SamplingFields
 from sluice.protocol.job_ids import split_job_id
 from sluice.protocol.limits import MAX_TOKENS
@@ -166,7 +177,7 @@ class Translator:
     max_job_tokens: int = MAX_TOKENS
     """Most tokens of prompt and output together that this worker can run."""
 
-    def translate(self, job: HeldJob) -> Translation:
+    def translate(self, job: HeldJob, targets: LatencyTargets = NO_TARGETS) -> Translation:
         """Return the request of a job, with the tokens that earlier attempts published, and what it is sampled with.
 
         Raises:
@@ -179,7 +190,7 @@ class Translator:
             self._check_model(job.spec)
             self._check_features(job.spec)
             self._check_output(job.spec.options)
-            translation = self._translated(job, job.spec, decode_prompt(job.leased.payload))
+            translation = self._translated(job, job.spec, decode_prompt(job.leased.payload), targets)
             self.validate(translation.request)
         except WireError as error:
             raise JobRejected(INVALID_REQUEST, f"the job cannot be read: {error}") from error
@@ -199,7 +210,7 @@ class Translator:
         if missing:
             raise OptionRefused(f"the engine of this worker does not have {' and '.join(sorted(missing))}")
 
-    def _translated(self, job: HeldJob, spec: JobSpec, prompt: Prompt) -> Translation:
+    def _translated(self, job: HeldJob, spec: JobSpec, prompt: Prompt, targets: LatencyTargets) -> Translation:
         leased = job.leased
         progress = tuple(choice.as_progress() for choice in job.choices)
         encoded = self.encoded(prompt, spec, now_ms=leased.submitted_ms, began_as=job.format)
@@ -218,6 +229,7 @@ class Translator:
             cache_salt=split_job_id(job.id)[1],
             adapter=spec.model if spec.model is not None and spec.model in self.adapters else "",
             progress=progress if has_progress else (),
+            targets=targets,
         )
         return Translation(request, resolved, str(encoded.output_format))
 
@@ -328,8 +340,9 @@ def read_spec(spec: bytes) -> JobSpec | None:
 
 def sampling_of(options: JobOptions, resolved: ResolvedOptions, seed: int) -> Sampling:
     """Convert a job's options to those of the engine."""
-    values: dict[str, Any] = {name: getattr(options, name) for name in _SAMPLING}  # Any: of several types
-    values |= {name: getattr(resolved, name) for name in NEUTRAL}
+    # Any: of several types. Read at once: it is done for each job.
+    values: dict[str, Any] = dict(zip(_SAMPLING, _of_options(options), strict=True))
+    values.update(zip(NEUTRAL, _of_resolved(resolved), strict=True))
     values["prompt_logprobs"] = options.read_logprobs
     # The model's default or the room may be less than the request's least.
     values["min_tokens"] = min(options.min_tokens, resolved.max_tokens)
@@ -344,6 +357,7 @@ def grammar_of(options: JobOptions) -> Grammar | None:
 
 
 _SAMPLING = [field.name for field in fields(SamplingFields)]
+_of_options, _of_resolved = attrgetter(*_SAMPLING), attrgetter(*NEUTRAL)
 
 
 def room_of(job: HeldJob, *, reserve_tokens: int) -> Room:

@@ -6,7 +6,6 @@ It reads the channels of a resumed job and translates the prompt.
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -92,7 +91,7 @@ class Preparation:
             self._resume(job)
             self._grade_resumption(job)
             targets = self._context.settings.targets(job.keys)
-            request, resolved, output_format = self._translator.translate(job)
+            request, resolved, output_format = self._translator.translate(job, targets)
         except JobDeclined as rejection:
             self._decline(job, rejection)
             return None
@@ -106,7 +105,7 @@ class Preparation:
             self._reject(job, rejection_of(error))
             return None
         job.record_translation(request, resolved, output_format)
-        return replace(request, targets=targets)
+        return request
 
     def _resume(self, job: HeldJob) -> None:
         """Read what earlier attempts published; a job whose partition is unavailable is prepared later."""
