@@ -6,6 +6,7 @@ from typing import get_args
 
 import click
 
+from sluice.producer.bulk.schedule_lines import jobs_of_lines
 from sluice.producer.cli.common import (
     Command,
     Values,
@@ -18,13 +19,12 @@ from sluice.producer.cli.common import (
     sampling_options,
     show_rows,
 )
-from sluice.producer.errors import InvalidJob
 from sluice.producer.operations.schedules import ScheduleView
-from sluice.protocol.bulk_files.input import BadLine, Line, LineReader, lines, opened
+from sluice.protocol.bulk_files.input import opened
 from sluice.protocol.host.terminal import say
-from sluice.protocol.jobs import Job, Options, checked_job
+from sluice.protocol.jobs import Job, Options
 from sluice.protocol.schedules.firing import FIRE_EVERY_S, Look
-from sluice.protocol.schedules.schedule import MAX_JOBS, Misfire, Overlap
+from sluice.protocol.schedules.schedule import Misfire, Overlap
 
 HEADERS = ("name", "tenant", "cron", "zone", "jobs", "misfire", "overlap", "paused", "last_run", "next_run")
 
@@ -89,25 +89,8 @@ def _jobs(path: str, options: Options) -> list[Job]:
         InvalidJob: a line is wrong, or there are too many.
         OSError: the file cannot be read.
     """
-    reader, jobs = LineReader(endpoint=None, model=None, defaults=options), list[Job]()
     with opened(path) as file:
-        for number, text in lines(file):
-            line = reader.read(number, text)
-            if isinstance(line, BadLine):
-                raise InvalidJob(f"line {number}: {line.message}")
-            jobs += _jobs_of(line)
-            if len(jobs) > MAX_JOBS:
-                raise InvalidJob(f"a schedule has at most {MAX_JOBS} jobs: submit a larger file with `producer submit`")
-    return jobs
-
-
-def _jobs_of(line: Line) -> list[Job]:
-    try:
-        for prompt in line.prompts:
-            checked_job(prompt, line.options)
-    except InvalidJob as error:
-        raise InvalidJob(f"line {line.number}: {line.refused(error).message}") from error
-    return [Job(prompt, line.options) for prompt in line.prompts]
+        return jobs_of_lines(file, options)
 
 
 @schedules.command("list")
