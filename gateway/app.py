@@ -115,6 +115,7 @@ def create_router(settings: GatewaySettings, keyring: Keyring) -> Starlette:
 
 def _api_routes(shared: SharedParts, settings: GatewaySettings, marks: StorageMarks) -> Iterator[ApiRoute]:
     queues, rates, database = shared.queues, shared.rates, shared.database
+    audit = AuditLog(database)
     quota, files = Quota(database, settings.tenant_files_mib * MIB), FileStore(database)
     return routes_of(
         StatusRoutes(shared.keyring, queues, marks),
@@ -127,9 +128,9 @@ def _api_routes(shared: SharedParts, settings: GatewaySettings, marks: StorageMa
         SubmitRoute(queues, rates, settings),
         JobRoutes(queues, shared.records),
         EventRoute(queues),
-        QueueRoutes(queues, AuditLog(database), settings),
+        QueueRoutes(queues, audit, settings),
         ScaleRoutes(queues),
-        ScheduleRoutes(queues, settings),
+        ScheduleRoutes(queues, audit, settings),
     )
 
 

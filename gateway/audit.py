@@ -1,4 +1,7 @@
-"""The audit log of changes made on the page, and of limits set over HTTP: caller, action, target, time, outcome."""
+"""The audit log of changes made on the page, and of limits and schedules changed over HTTP.
+
+An entry has caller, action, target, time and outcome.
+"""
 
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence

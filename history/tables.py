@@ -383,14 +383,23 @@ audit_log = sa.Table(
     sa.Column("key_id", sa.Text, comment="none: the gateway has no keys"),
     sa.Column("tenant", sa.Text, comment="of the key"),
     sa.Column(
-        "action", sa.Text, nullable=False, comment="cancel, requeue, delete, submit, set_price, sign_in, sign_out"
+        "action",
+        sa.Text,
+        nullable=False,
+        comment="cancel, requeue, delete, submit, add_schedule, pause_schedule, resume_schedule, remove_schedule, "
+        "set_limits, set_price, sign_in, sign_out",
     ),
     sa.Column("queue", sa.Text, comment="of the target; none if it has none"),
-    sa.Column("target", sa.Text, nullable=False, comment="id of the job or key, model, or address; one row for each"),
+    sa.Column(
+        "target",
+        sa.Text,
+        nullable=False,
+        comment="id of the job, schedule or key, tenant, model, or address; one row for each",
+    ),
     sa.Column("outcome", sa.Text, comment="none: the gateway ended before it knew"),
     sa.Index("audit_log_by_time", "at_ms"),
     sa.Index("audit_log_by_target", "target", "at_ms"),
-    comment="what was changed on the gateway's page",
+    comment="what was changed on the gateway's page, and limits and schedules changed over HTTP",
 )
 
 prices = sa.Table(

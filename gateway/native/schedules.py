@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from sluice.gateway.access import Caller, caller_of
+from sluice.gateway.audit import AuditLog
 from sluice.gateway.errors import bad_request, named
 from sluice.gateway.native.search import QUEUE, asked_queues, queue_named
 from sluice.gateway.native.submit import BODY as JOB
@@ -19,6 +20,7 @@ from sluice.gateway.openapi.schemas import TEXT, Schema, list_of, object_schema,
 from sluice.gateway.queues import QueueClients, Queues
 from sluice.gateway.rates import callers_job
 from sluice.gateway.requests import read_json
+from sluice.gateway.schedule_changes import Change, add_schedule, change_schedule
 from sluice.gateway.settings import GatewaySettings
 from sluice.producer.errors import ScheduleNotFound
 from sluice.producer.operations import schedules
@@ -48,8 +50,8 @@ SCHEDULES = object_schema("Schedules", data=list_of(SCHEDULE))
 class ScheduleRoutes:
     """The routes of schedules."""
 
-    def __init__(self, queues: Queues, settings: GatewaySettings) -> None:
-        self._queues, self._max_bytes = queues, settings.max_body_bytes
+    def __init__(self, queues: Queues, audit: AuditLog, settings: GatewaySettings) -> None:
+        self._queues, self._audit, self._max_bytes = queues, audit, settings.max_body_bytes
 
     @route(
         "POST /schedules",
@@ -64,16 +66,14 @@ class ScheduleRoutes:
         """Add a schedule, or replace the one of its name. Its runs do not count against limits of the key.
 
         Raises:
-            HttpError, RequestRefused, ProducerError: the request is refused.
+            HttpError, RequestRefused, ProducerError: the request is refused, or cannot be recorded.
         """
         body = _fields(await read_json(request, self._max_bytes))
         caller = caller_of(request)
         jobs = _jobs(body.pop("jobs", None), caller)
         name = QUEUE.read(request)
         queue = self._queues.first if name is None else queue_named(self._queues, name)
-        producer = queue.submitting
-        schedule = Schedule(tenant=caller.tenant, **body)
-        view = await producer.run(schedules.add(producer.target, schedule, jobs))
+        view = await add_schedule(self._audit, caller, queue, Schedule(tenant=caller.tenant, **body), jobs)
         return JSONResponse(_shown(queue, view), 201, headers={"location": f"/schedules/{view.name}"})
 
     @route(
@@ -126,9 +126,11 @@ class ScheduleRoutes:
 
         Raises:
             ScheduleNotFound: 404, the tenant has none of this name.
+            HistoryUnavailable: the audit log cannot be written, so nothing is changed.
             QueueUnreachable: the server does not answer.
         """
-        return await self._pause(request, is_paused=True)
+        await self._change(request, "pause")
+        return await self.show(request)
 
     @route(
         "POST /schedules/{name}/resume",
@@ -142,9 +144,11 @@ class ScheduleRoutes:
 
         Raises:
             ScheduleNotFound: 404, the tenant has none of this name.
+            HistoryUnavailable: the audit log cannot be written, so nothing is changed.
             QueueUnreachable: the server does not answer.
         """
-        return await self._pause(request, is_paused=False)
+        await self._change(request, "resume")
+        return await self.show(request)
 
     @route(
         "DELETE /schedules/{name}",
@@ -158,16 +162,16 @@ class ScheduleRoutes:
 
         Raises:
             ScheduleNotFound: 404, the tenant has none of this name.
+            HistoryUnavailable: the audit log cannot be written, so nothing is changed.
             QueueUnreachable: the server does not answer.
         """
-        queue, view = await self._find(request)
-        await queue.submitting.remove_schedule(view.name, tenant=view.tenant)
-        return JSONResponse(_shown(queue, view))
+        return JSONResponse(_shown(*await self._change(request, "remove")))
 
-    async def _pause(self, request: Request, *, is_paused: bool) -> Response:
+    async def _change(self, request: Request, change: Change) -> tuple[QueueClients, ScheduleView]:
+        """Change the schedule that a request names; return its queue, and what it was."""
         queue, view = await self._find(request)
-        await queue.submitting.pause_schedule(view.name, tenant=view.tenant, is_paused=is_paused)
-        return JSONResponse(_shown(*await self._find(request)))
+        await change_schedule(self._audit, caller_of(request), queue, view, change)
+        return queue, view
 
     async def _find(self, request: Request) -> tuple[QueueClients, ScheduleView]:
         """Return the schedule of the caller that a request names, and its queue."""

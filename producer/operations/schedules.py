@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import islice
 
 from sluice.producer.errors import InvalidJob, QueueRefused, ScheduleNotFound
 from sluice.producer.operations.operation import Ask, Operation, driven
@@ -61,16 +60,25 @@ def add(queue: Queue, schedule: Schedule, jobs: Sequence[CheckedJob]) -> Operati
         InvalidJob: a job belongs to another tenant, or cannot be submitted more than once.
         QueueRefused: the queue has too many schedules.
     """
-    if any(job.template.tenant != schedule.tenant for job in jobs):
-        raise InvalidJob(f"every job of schedule {schedule.name} must be one of its tenant, {schedule.tenant!r}")
-    packed_jobs, keys, id_ = pack_jobs(jobs), _keys(queue), schedule.id
+    packed, keys, id_ = packed_jobs(schedule, jobs), _keys(queue), schedule.id
     stored = yield from _read(queue)
     if id_ not in stored.rules and len(stored.rules) >= MAX_SCHEDULES:
         raise QueueRefused(f"queue {queue.name!r} has {MAX_SCHEDULES} schedules: remove one first")
     schedule = replace(schedule, num_jobs=len(jobs), created_s=_created_s(stored, schedule))
     # The rule is written last: a schedule without one is none.
-    yield Ask((("HSET", keys.jobs, id_, packed_jobs), ("HSET", keys.schedules, id_, pack_schedule(schedule))))
+    yield Ask((("HSET", keys.jobs, id_, packed), ("HSET", keys.schedules, id_, pack_schedule(schedule))))
     return _view(schedule, stored)
+
+
+def packed_jobs(schedule: Schedule, jobs: Sequence[CheckedJob]) -> bytes:
+    """Return the jobs of a schedule, as the queue keeps them.
+
+    Raises:
+        InvalidJob: a job belongs to another tenant or cannot be submitted more than once, or there are too many.
+    """
+    if any(job.template.tenant != schedule.tenant for job in jobs):
+        raise InvalidJob(f"every job of schedule {schedule.name} must be one of its tenant, {schedule.tenant!r}")
+    return pack_jobs(jobs)
 
 
 def _created_s(stored: StoredSchedules, schedule: Schedule) -> int:
@@ -173,13 +181,11 @@ def _known(stored: StoredSchedules, name: str, tenant: str) -> tuple[str, bytes]
 
 
 def _view(schedule: Schedule, stored: StoredSchedules, num_next: int = NUM_NEXT) -> ScheduleView:
-    now = datetime.fromtimestamp(stored.now_s, UTC)
-    last_run_s = stored.last_run_s(schedule.id)
-    zone = schedule.rule.zone_info
+    last_run_s, zone = stored.last_run_s(schedule.id), schedule.rule.zone_info
     names = ("name", "tenant", "cron", "zone", "misfire", "overlap", "num_jobs")
     return ScheduleView(
         **{name: getattr(schedule, name) for name in names},
         paused=schedule.id in stored.paused,
         last_run=None if last_run_s is None else datetime.fromtimestamp(last_run_s, zone),
-        next_runs=tuple(moment.astimezone(zone) for moment in islice(schedule.rule.times_after(now), num_next)),
+        next_runs=schedule.next_runs(datetime.fromtimestamp(stored.now_s, UTC), num_next),
     )

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import blake2b
+from itertools import islice
 from typing import Any, Literal, get_args
 
 from sluice.protocol import limits
@@ -126,6 +127,11 @@ class Schedule:
     def next_s(self, last_s: int) -> int:
         """Return the first time after the last one."""
         return int(next(self.rule.times_after(_moment(max(last_s, self.created_s)))).timestamp())
+
+    def next_runs(self, after: datetime, count: int) -> tuple[datetime, ...]:
+        """Return the next times after a moment, in the zone of the rule."""
+        zone = self.rule.zone_info
+        return tuple(moment.astimezone(zone) for moment in islice(self.rule.times_after(after), count))
 
     def job_ids(self, time_s: int) -> list[JobId]:
         """Return the ids of the jobs of one run, which are the same whoever submits them."""

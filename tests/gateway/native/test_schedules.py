@@ -7,7 +7,11 @@ from typing import Any
 
 import httpx
 import pytest
+import sqlalchemy as sa
 
+from sluice.history.tables import audit_log
+from sluice.producer import Producer
+from tests.gateway.gateway_process import gateway_process
 from tests.gateway.native.conftest import Native
 from tests.gateway.native.jobs import ended, wait_for
 from tests.producer.test_schedules import last_fired
@@ -33,6 +37,14 @@ def removed(native: Native) -> Generator[None]:
 
 def code_of(answer: httpx.Response) -> tuple[int, str]:
     return answer.status_code, answer.json()["error"]["code"]
+
+
+def recorded(native: Native) -> list[tuple[object, ...]]:
+    """The changes of schedules in the audit log: id, action, target, tenant, queue and outcome."""
+    names = ("id", "action", "target", "tenant", "queue", "outcome")
+    query = sa.select(*(audit_log.c[name] for name in names)).where(audit_log.c.action.like("%_schedule"))
+    with sa.create_engine(native.database_url).connect() as connection:
+        return [tuple(row) for row in connection.execute(query)]
 
 
 class TestGivenATenantWithASchedule:
@@ -67,6 +79,22 @@ class TestGivenATenantWithASchedule:
         assert (paused, resumed, removed.status_code) == (True, False, 200)
         assert code_of(native.acme.get("/schedules/report")) == (404, "schedule_not_found")
 
+    def test_when_it_is_changed_then_each_change_has_a_row_of_the_audit_log(self, native: Native) -> None:
+        known = set(recorded(native))
+
+        native.acme.post("/schedules", json={**DAILY, "name": "logged"}).raise_for_status()
+        native.acme.post("/schedules/logged/pause").raise_for_status()
+        native.acme.post("/schedules/logged/resume").raise_for_status()
+        native.acme.delete("/schedules/logged").raise_for_status()
+
+        common = ("acme", "default", "done")
+        assert {row[1:] for row in set(recorded(native)) - known} == {
+            ("add_schedule", "acme.logged 0 9 * * * Europe/Berlin", *common),
+            ("pause_schedule", "acme.logged", *common),
+            ("resume_schedule", "acme.logged", *common),
+            ("remove_schedule", "acme.logged", *common),
+        }
+
     def test_when_another_tenant_asks_for_it_then_it_is_as_an_unknown_one(self, native: Native) -> None:
         native.acme.post("/schedules", json=DAILY).raise_for_status()
 
@@ -90,6 +118,23 @@ class TestGivenATenantWithASchedule:
         assert crons == ["0 9 * * *", "@hourly"]
 
 
+class TestGivenAnAuditLogThatCannotBeWritten:
+    def test_when_schedules_are_changed_then_it_is_503_and_nothing_is(self, native: Native) -> None:
+        with Producer(native.server.url) as producer, gateway_process(native.server.url) as gateway:
+            producer.add_schedule("report", ["hello"], cron="@daily")
+            with gateway.http() as http:
+                answers = [
+                    http.post("/schedules", json={**DAILY, "name": "another"}),
+                    http.post("/schedules/report/pause"),
+                    http.delete("/schedules/report"),
+                ]
+            left = producer.schedules(tenant="default")
+            producer.remove_schedule("report")
+
+        assert [code_of(answer) for answer in answers] == [(503, "history_missing")] * 3
+        assert [(view.name, view.paused) for view in left] == [("report", False)]
+
+
 class TestGivenAWrongSchedule:
     @pytest.mark.parametrize(
         ("changes", "words"),
@@ -108,11 +153,14 @@ class TestGivenAWrongSchedule:
     def test_when_it_is_added_then_it_is_400_with_a_sentence(
         self, native: Native, changes: dict[str, Any], words: str
     ) -> None:
+        known = recorded(native)
+
         answer = native.acme.post("/schedules", json={**DAILY, **changes})
 
         assert answer.status_code == 400
         assert words in answer.json()["error"]["message"]
         assert native.acme.get("/schedules").json() == {"data": []}
+        assert recorded(native) == known
 
 
 class TestGivenAKeyThatOnlyReads:
