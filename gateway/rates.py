@@ -200,17 +200,25 @@ def _headers(buckets: Iterable[LimitState]) -> Mapping[str, str]:
 
 
 def callers_job(caller: Caller, prompt: PromptLike, options: Options) -> CheckedJob:
-    """Check and encode a job of a caller. With a token limit, the job states the `max_tokens` that are counted.
+    """Check and encode a job of a caller's tenant, as `counted_job`.
 
     Raises:
         InvalidJob: a value is wrong.
     """
-    own: Options = {**options, "tenant": caller.tenant}
-    job = checked_job(prompt, own)
+    return counted_job(caller, prompt, {**options, "tenant": caller.tenant})
+
+
+def counted_job(caller: Caller, prompt: PromptLike, options: Options) -> CheckedJob:
+    """Check and encode a job. If its caller has a token limit, it states the `max_tokens` that are counted.
+
+    Raises:
+        InvalidJob: a value is wrong.
+    """
+    job = checked_job(prompt, options)
     if caller.key is None or caller.key.tpm is None or job.template.is_length_stated:
         return job
     # Stated, because the model's default may be larger.
-    return replace(job, template=template({**own, "max_tokens": job.template.max_tokens}))
+    return replace(job, template=template({**options, "max_tokens": job.template.max_tokens}))
 
 
 def _tokens_of(jobs: Iterable[CheckedJob]) -> int:

@@ -77,7 +77,7 @@ def page_routes(parts: SharedParts) -> Iterator[BaseRoute]:
     yield from JobPage(frame, live, reader, queues, audit).routes()
     yield from DeadPage(frame, queues, audit).routes()
     yield from BatchPages(frame, live, queues, database, parts.storage).routes()
-    yield from SchedulesPage(frame, queues).routes()
+    yield from SchedulesPage(frame, queues, audit).routes()
     yield from TenantsPage(frame, queues, surveys, database, keyring, audit).routes()
     yield from AskPage(frame, queues, parts.rates, database, audit).routes()
     yield frame.open("/ui/{rest:path}", _unknown)

@@ -152,7 +152,7 @@ def after(path: str, change: str) -> Response:
 
 
 async def read_form(request: Request, max_bytes: int = MAX_FORM_BYTES) -> Form:
-    """Read the fields of a form.
+    """Read the fields of a form. Browsers send each end of a line as CR LF; the text has LF, as it was written.
 
     Raises:
         HttpError: the body is too large, or not a form; or all requests use too much memory.
@@ -168,7 +168,7 @@ async def read_form(request: Request, max_bytes: int = MAX_FORM_BYTES) -> Form:
     form: dict[str, list[str]] = {}
     try:
         for name, value in parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=MAX_FIELDS, errors="strict"):
-            form.setdefault(name, []).append(value)
+            form.setdefault(name, []).append(value.replace("\r\n", "\n"))
     except ValueError as error:
         raise bad_request("the form cannot be read") from error
     return form

@@ -18,6 +18,7 @@ from sluice.gateway.ui.pages.ask import Question
 from sluice.gateway.ui.pages.dead import Chosen
 from sluice.gateway.ui.pages.jobstream import job_parts, shown_items
 from sluice.gateway.ui.pages.overview import OwnFigures
+from sluice.gateway.ui.pages.schedules import NewSchedule
 from sluice.gateway.ui.pages.tenants import TenantLine
 from sluice.gateway.ui.read.batches import BatchLine, ErrorGroup
 from sluice.gateway.ui.read.deadset import groups_of
@@ -153,6 +154,15 @@ JOBS = {
     "newest": "/n",
 }
 NOTHING = JOBS | {"jobs": [], "older": None, "newest": None, "is_filtered": False}
+ADDING = {
+    "new": filled(NewSchedule, jobs=WRITTEN.prompt),
+    "refused": None,
+    "next_runs": (),
+    "queues": [HOSTILE],
+    "misfires": ["skip"],
+    "overlaps": ["skip"],
+    "kinds": ["prompt"],
+}
 NO_PARTS = {"alerts": "", "queues": "", "workers": "", "series": "[]", "own": "", "batch": ""}
 CASES: Mapping[str, list[dict[str, Any]]] = {
     "ask.html": [
@@ -175,18 +185,23 @@ CASES: Mapping[str, list[dict[str, Any]]] = {
     ],
     "overview.html": [{"parts": NO_PARTS}],
     "own_overview.html": [{"parts": NO_PARTS}],
+    "schedule_confirm.html": [{"queue": "q", "schedule": filled(ScheduleView, last_run=WHEN, next_runs=())}],
     "schedules.html": [
-        {"schedules": [], "is_all": True},
+        {"schedules": [], "is_all": True, **ADDING},
+        {"schedules": None, "is_all": True, **ADDING, "refused": bad_request(HOSTILE)},
         {
             "schedules": [
                 (HOSTILE, filled(ScheduleView, paused=is_paused, last_run=last_run, next_runs=(WHEN, WHEN)))
                 for is_paused, last_run in ((False, None), (True, WHEN))
             ],
             "is_all": True,
+            **ADDING,
+            "next_runs": [WHEN],
         },
         {
             "schedules": [("default", filled(ScheduleView, paused=False, last_run=WHEN, next_runs=()))],
             "is_all": False,
+            **ADDING,
         },
     ],
     "sign_in.html": [{"back": HOSTILE, "is_wrong": is_wrong} for is_wrong in (False, True)],
