@@ -23,3 +23,7 @@ class Latest(Generic[Value]):
             self._read_s = monotonic()
             self._reading = asyncio.ensure_future(self._read())
         return await asyncio.shield(self._reading)
+
+    def forget(self) -> None:
+        """Read the value again next time, because something changed."""
+        self._reading = None

@@ -128,6 +128,7 @@ class TenantsPage:
         limits = {name: _limit(name, values.get(name, "")) for name in TENANT_LIMITS}
         queue = queue_named(self._queues, values.get("queue", ""))
         await set_limits(self._audit, visitor.caller, queue, values.get("tenant", ""), limits)
+        self._surveys.forget(queue)
         return after(PATH, "limits_set")
 
 

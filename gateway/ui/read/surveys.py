@@ -23,6 +23,10 @@ class Surveys:
         """
         return await self._latest[queue.name].get()
 
+    def forget(self, queue: QueueClients) -> None:
+        """Read the survey of a queue again next time, because it was changed."""
+        self._latest[queue.name].forget()
+
     async def of_partition(self, queue: QueueClients, partition: int) -> QueueView | None:
         """Return the survey of one partition; None if the workers do not serve it, because an id may name any.
 
