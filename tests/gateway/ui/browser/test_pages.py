@@ -12,6 +12,7 @@ from playwright.sync_api import expect
 from sluice.gateway.ui.live import RETRY_S
 from sluice.producer import Producer
 from sluice.protocol.limits import MAX_TENANT_CHARS
+from sluice.protocol.schedules.schedule import MAX_NAME_CHARS
 from tests.gateway.gateway_process import new_key
 from tests.gateway.ui.browser.conftest import NARROW, WIDE, Chromium, Scheme, Window
 from tests.gateway.ui.conftest import ALL, IDLE, Browser, Site
@@ -97,6 +98,8 @@ class TestGivenEveryPage:
         failed(site, LOOKER, 2)
         with Producer(site.server.url) as producer:
             producer.submit("hello", model=GONE, tenant=LOOKER, batch="broken")
+            name, zone = "n" * MAX_NAME_CHARS, "America/Argentina/ComodRivadavia"
+            producer.add_schedule(name, ["hello"], cron="*/30 8-18 1 * mon-fri", tz=zone, tenant=LOOKER)
         until(lambda: "model_mismatch" in site.visitor(LOOKER).get("/ui/batches/default/broken").text)
         with Producer(site.server.url, queue=IDLE) as producer:
             job_id = producer.submit("<b>hello</b>", tenant=LOOKER, batch="looked-at").id
@@ -243,4 +246,72 @@ class TestGivenAQuestion:
             with Producer(site.server.url) as producer:
                 text = producer.result(job_url.rpartition("/")[2], timeout_s=20).choices[0].text
             expect(window.page.locator("#choice-0")).to_have_text(text, use_inner_text=False)
+            assert window.faults == []
+
+
+@pytest.mark.long
+class TestGivenTheFormOfASchedule:
+    def test_when_it_is_filled_then_the_schedule_is_added_paused_and_removed(
+        self, site: Site, chromium: Chromium
+    ) -> None:
+        with chromium.window() as window:
+            signed_in(window, site, "planner")
+            window.page.get_by_role("link", name="Schedules").click()
+            window.page.get_by_label("Name").fill("report")
+            window.page.get_by_label("Queue").select_option(IDLE)
+            window.page.get_by_label("Cron rule").fill("0 9 * *")
+            window.page.get_by_label("Time zone").fill("Europe/Berlin")
+            window.page.get_by_label("Jobs of a run").fill("Summarise:\n- yesterday")
+            window.page.get_by_role("button", name="Add schedule").click()
+            expect(window.page.get_by_role("alert")).to_contain_text("'0 9 * *' is not a cron rule")
+            expect(window.page.get_by_label("Jobs of a run")).to_have_value("Summarise:\n- yesterday")
+            expect(window.page.get_by_label("Name")).to_be_focused()
+            window.page.get_by_label("Cron rule").fill("0 9 * * mon")
+            window.page.get_by_role("button", name="Show next runs").click()
+            expect(window.page.get_by_role("status")).to_contain_text("It will run next at")
+            window.page.get_by_role("button", name="Add schedule").click()
+            expect(window.page.get_by_role("status")).to_contain_text("The schedule is added.")
+
+            window.page.get_by_role("button", name="Pause report").click()
+            expect(window.page.get_by_role("status")).to_contain_text("The schedule is paused.")
+            with Producer(site.server.url, queue=IDLE) as producer:
+                [view] = producer.schedules(tenant="planner")
+            assert (view.cron, view.zone, view.paused) == ("0 9 * * mon", "Europe/Berlin", True)
+            window.page.get_by_role("button", name="Remove report").click()
+            expect(window.page.get_by_role("heading", name="Remove report?")).to_be_visible()
+            assert violations(window) == []
+            window.page.get_by_role("button", name="Remove the schedule").click()
+
+            expect(window.page.get_by_role("status")).to_contain_text("The schedule is removed.")
+            # Chromium says of each answer that is no success that it could not be loaded.
+            assert [one for one in window.faults if "400" not in one] == []
+        with Producer(site.server.url, queue=IDLE) as producer:
+            assert producer.schedules(tenant="planner") == []
+
+
+@pytest.mark.long
+class TestGivenTheFormOfLimits:
+    def test_when_it_is_filled_and_emptied_then_the_tenant_is_limited_and_no_longer(
+        self, site: Site, chromium: Chromium
+    ) -> None:
+        def limit(jobs: str, tokens: str) -> None:
+            window.page.get_by_label("Tenant", exact=True).fill("tenant-with-limits")
+            window.page.get_by_label("Queue").select_option(IDLE)
+            window.page.get_by_label("Jobs at once").fill(jobs)
+            window.page.get_by_label("Tokens a minute").fill(tokens)
+            window.page.get_by_role("button", name="Set limits").click()
+            expect(window.page.get_by_role("status")).to_contain_text("The limits are set.")
+
+        with chromium.window() as window, Producer(site.server.url, queue=IDLE) as producer:
+            signed_in(window, site, "operator")
+            window.page.get_by_role("link", name="Tenants").click()
+            limit("3", "9000")
+            row = window.page.get_by_role("row", name="tenant-with-limits")
+            expect(row).to_contain_text("0 of 3 running")
+            expect(row).to_contain_text("9,000 of 9,000 tokens left")
+
+            limit("", "")
+
+            assert [view.limits for view in producer.queue()] == [()]
+            expect(row).to_have_count(0)
             assert window.faults == []
