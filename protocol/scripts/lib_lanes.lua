@@ -327,35 +327,39 @@ local function delete_entries(lane)
   return lane.head or call('XRANGE', lane.key, '-', '+', 'COUNT', 1)[1]
 end
 
--- Update lanes that lost entries: list each by its new head, or delete it if it is empty.
+-- Update lanes that lost entries: list each by its new head, or delete it if it is empty. Another mode lists all lanes
+-- again: a thousand at once, since Lua passes at most about 8,000 values to a command.
 local function relist(lost)
-  local listed, empty_keys, empty_names = {}, {}, {}
-  for _, lane in ipairs(lost) do
-    local first = lane.is_sound and delete_entries(lane)
-    if first and limits and limits.is_parked(lane.tenant) then
-      unlist_lane(lane)
-    elseif first then
-      local of_class = listed[lane.class] or { heads = {}, ready = {} }
-      listed[lane.class] = of_class
-      local heads, ready, at, score = of_class.heads, of_class.ready, place_of(lane, parse_entry(first))
-      heads[#heads + 1], heads[#heads + 2] = at, lane.tenant
-      ready[#ready + 1], ready[#ready + 2] = score, lane.tenant
-    else
-      unlist_lane(lane)
-      lane.is_changed = lane.is_changed and not lane.is_sound
-      if lane.is_sound then
-        empty_keys[#empty_keys + 1], empty_names[#empty_names + 1] = lane.key, lane.name
+  for from = 1, #lost, 1000 do
+    local listed, empty_keys, empty_names = {}, {}, {}
+    for i = from, math.min(from + 999, #lost) do
+      local lane = lost[i]
+      local first = lane.is_sound and delete_entries(lane)
+      if first and limits and limits.is_parked(lane.tenant) then
+        unlist_lane(lane)
+      elseif first then
+        local of_class = listed[lane.class] or { heads = {}, ready = {} }
+        listed[lane.class] = of_class
+        local heads, ready, at, score = of_class.heads, of_class.ready, place_of(lane, parse_entry(first))
+        heads[#heads + 1], heads[#heads + 2] = at, lane.tenant
+        ready[#ready + 1], ready[#ready + 2] = score, lane.tenant
+      else
+        unlist_lane(lane)
+        lane.is_changed = lane.is_changed and not lane.is_sound
+        if lane.is_sound then
+          empty_keys[#empty_keys + 1], empty_names[#empty_names + 1] = lane.key, lane.name
+        end
       end
     end
-  end
-  for class, of_class in pairs(listed) do
-    try('ZADD', heads_key(class), unpack(of_class.heads))
-    try('ZADD', ready_key(class), unpack(of_class.ready))
-    has_waiting[class] = true
-  end
-  if #empty_keys > 0 then
-    call('DEL', unpack(empty_keys))
-    call('HDEL', DEPTH, unpack(empty_names))
+    for class, of_class in pairs(listed) do
+      try('ZADD', heads_key(class), unpack(of_class.heads))
+      try('ZADD', ready_key(class), unpack(of_class.ready))
+      has_waiting[class] = true
+    end
+    if #empty_keys > 0 then
+      call('DEL', unpack(empty_keys))
+      call('HDEL', DEPTH, unpack(empty_names))
+    end
   end
 end
 

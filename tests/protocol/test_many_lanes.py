@@ -5,7 +5,7 @@ import pytest
 from sluice.protocol import calls, limits
 from sluice.protocol.states import JobState
 from sluice.protocol.wire import JobId
-from tests.protocol.driving import Queue, check, drain, ending, short
+from tests.protocol.driving import Queue, check, drain, ending, new_job, short
 
 SMALL = {"prompt_tokens": 10, "max_tokens": 20}
 LARGE = {"prompt_tokens": 5000, "max_tokens": 20}
@@ -74,6 +74,23 @@ class TestGivenManyLanesWhoseHeadsNeverFit:
         assert [job.priority for job in jobs].count(0) <= 2
         assert len(jobs) > 20
         check(queue)
+
+
+class TestGivenMoreWaitingTenantsThanLuaPassesToOneCommand:
+    """A lane's place is two values, and Lua passes about 8,000."""
+
+    def test_when_the_mode_changes_then_each_lane_has_its_new_place(self, one_queue: Queue) -> None:
+        queue, tenants = one_queue, [f"t{i}" for i in range(4100)]
+        for at in range(0, len(tenants), limits.MAX_JOBS_PER_CALL):
+            queue.submit(*[new_job("a", tenant) for tenant in tenants[at : at + limits.MAX_JOBS_PER_CALL]])
+
+        queue.configure(mode="fifo")
+
+        heads, ready = (
+            dict(queue.client.zrange(queue.keys.key(name, 0), 0, -1, withscores=True)) for name in ("heads", "ready")
+        )
+        assert len(heads) == len(tenants)
+        assert ready == heads
 
 
 class TestGivenATenantInTwoClasses:
