@@ -5,7 +5,7 @@
 -- Reply: {last id or false, tokens by the entries, number, tokens and bytes of their jobs, {{entry, job, state, its entry}
 --   …} without a matching job}; unknown values are false.
 
-local is_sound = is_text(ARGV[1], LIMITS.MAX_LANE_BYTES) and whole(ARGV[3], LIMITS.MAX_NUMBER)
+local is_sound = is_text(ARGV[1], LIMITS.MAX_LANE_BYTES) and whole(ARGV[3], LIMITS.MAX_JOBS_PER_CALL)
   and string.find(ARGV[2], '^[(]?[%d-]+$')
 if not is_sound then return wrong_arguments() end
 local key, name = PREFIX .. 'lane:' .. ARGV[1], ARGV[1]

@@ -104,6 +104,7 @@ BAD_ARGUMENTS: list[tuple[str, tuple[Any, ...]]] = [
     ("audit_jobs", (b"",)),
     ("audit_lane", ("0:t", "-", "x")),
     ("audit_lane", ("0:t", "x", "1")),
+    ("audit_lane", ("0:t", "-", "257")),
     ("audit_counts", (pack_for_script([["x"]]),)),
     ("repair_jobs", (pack_for_script([5]),)),
     ("repair_lane", ("x", "t", pack_for_script(["1-0"]))),
