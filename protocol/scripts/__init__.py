@@ -32,11 +32,11 @@ class Script:
 
 @cache
 def load(name: str) -> Script:
-    """Assemble a script by its file name without extension."""
+    """Assemble a script by its file name without extension; its header is for people."""
     own = _read(name)
     is_lean = own.startswith(BASE_ONLY) or _LATER.search(own) is not None
     first = (*_BASE, *_included(own)) if is_lean else (*_BASE, *_SHARED, *_included(own))
-    rest = _joined(first[len(_BASE) :]) + _expanded(own)
+    rest = _joined(first[len(_BASE) :]) + _expanded(_HEADER.sub("", own))
     source = _with_constants(f"{_joined(_BASE)}{_INNER.format(rest)}")
     return Script(name=name, source=source, sha1=register(source))
 
@@ -85,5 +85,6 @@ def _with_constants(source: str) -> str:
     return _LIMIT.sub(lambda match: str(vars(limits)[match[1]]), source).replace("TRANSITIONS", f"' {ways} '")
 
 
+_HEADER = re.compile(r"\A(?:--.*\n)+")
 _LATER = re.compile(r"^INCLUDE (.*)$", re.MULTILINE)
 _LIMIT = re.compile(r"\bLIMITS\.([A-Z_]+)")

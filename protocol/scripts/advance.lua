@@ -5,6 +5,11 @@
 --   packs it (formats below). Whole numbers of fixed size need no further check; 0 and '' are absent values.
 -- Reply: for each one text: 'ok', 'already', 'at <n>' (send again from n), 'replaced', 'retried' (requeued, as
 --   the end requested), 'broken <reason>'; and 'ok <state>', 'already <state>' when the job is flagged.
+-- Reads: batch, buckets, channel, dead, depth, heads, held, job, lane, leased, limits, outbox, parked, ready, result,
+--   served, tenants, weights.
+-- Writes: batch, bell, buckets, callbacks, channel, counters, dead, delayed, depth, garbage, heads, held, idem, job,
+--   lane, leased, members, outbox, parked, payload, ready, result, served, tenants, timers.
+-- Bound: LIMITS.MAX_JOBS_PER_CALL choices.
 --
 -- The lease must name this incarnation and epoch, and `from` must be its offset (fencing). So a replaced worker cannot
 -- write, and nothing is written twice. The stream's own check of ids, `<offset after it>-0`, is a second guard.

@@ -1,9 +1,12 @@
 -- include: lib_counts
--- Count the jobs of batches for the audit. Never writes.
+-- Count the jobs of batches for the audit.
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV[1]: packed array of batches.
 -- Reply: for each {its total, jobs that have ended or are listed as open}.
+-- Reads: batch, members.
+-- Writes: nothing.
+-- Bound: LIMITS.MAX_JOBS_PER_CALL batches.
 
 local answers = {}
 for i, batch in ipairs(rows_of(ARGV[1], LIMITS.MAX_JOBS_PER_CALL, 'string')) do

@@ -1,9 +1,12 @@
 -- include: lib_counts
--- Read jobs for the audit: the row of each and every record that refers to it, at one instant. Never writes.
+-- Read jobs for the audit: the row of each and every record that refers to it, at one instant.
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV[1]: packed array of {job id, incarnations whose lists of leases were seen to have it}.
 -- Reply: for each an array in the order of `picture_of`.
+-- Reads: alive, channel, dead, delayed, held, job, lane, members, payload, suspects, timers.
+-- Writes: nothing.
+-- Bound: LIMITS.MAX_JOBS_PER_CALL jobs, with LIMITS.MAX_CHOICES channels and the named incarnations of each.
 
 local function number_in(zset, id) return tonumber(call('ZSCORE', zset, id) or '') or false end
 

@@ -1,9 +1,12 @@
--- Read entries of a lane for the audit, each with the job that it names, at one instant. Never writes.
+-- Read entries of a lane for the audit, each with the job that it names, at one instant.
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV: lane (`<class>:<tenant>`), id after which to begin, or '-', how many.
 -- Reply: {last id or false, tokens by the entries, number, tokens and bytes of their jobs, {{entry, job, state, its entry}
 --   …} without a matching job}; unknown values are false.
+-- Reads: job, lane.
+-- Writes: nothing.
+-- Bound: LIMITS.MAX_JOBS_PER_CALL entries.
 
 local is_sound = is_text(ARGV[1], LIMITS.MAX_LANE_BYTES) and whole(ARGV[3], LIMITS.MAX_JOBS_PER_CALL)
   and string.find(ARGV[2], '^[(]?[%d-]+$')

@@ -5,6 +5,15 @@
 --   the heartbeat in ms, packed array of the job ids held, then name and value of each field about the worker.
 -- Reply: {now, 1 if the last heartbeat had expired, {job, requested state, …}, {lost job …}, stamp of the settings,
 --   number of jobs that wait for room in a worker}.
+-- Reads: alive, batch, buckets, clock, counters, delayed, depth, heads, held, job, lane, leased, limits, offers,
+--   outbox, parked, ready, served, suspects, tenants, timers, weights, worker.
+-- Writes: alive, batch, bell, buckets, callbacks, channel, clock, config, counters, delayed, depth, garbage, heads,
+--   held, idem, job, lane, leased, members, models, offers, outbox, parents, parked, payload, ready, result, served,
+--   serving, suspects, tenants, timers, worker.
+-- Bound: the named jobs and all leases of the worker, of which LIMITS.SLICE_JOBS return, until LIMITS.SLICE_CHANNELS
+--   channels are closed; LIMITS.MAX_ADAPTERS adapters; LIMITS.SLICE_JOBS parked tenants and LIMITS.SLICE_JOBS limits,
+--   with LIMITS.SLICE_JOBS jobs of each; once a second the first LIMITS.SLICE_JOBS waiting jobs and LIMITS.SLICE_JOBS
+--   tenants, and after a step back of the clock LIMITS.SORTED_TIMERS delayed jobs and LIMITS.SORTED_TIMERS timers.
 
 write_even_when_full()
 if not is_text(ARGV[1], LIMITS.MAX_INCARNATION_BYTES) then return wrong_arguments() end

@@ -5,6 +5,11 @@
 -- ARGV: reason or '', packed array of job ids.
 -- Reply: for each the state reached, 'asked', 'unknown', or 'again': not looked at, since the jobs before it have many
 --   choices.
+-- Reads: alive, batch, buckets, clock, depth, held, job, lane, leased, limits, outbox, parked, ready, served, tenants,
+--   weights, worker.
+-- Writes: batch, bell, buckets, callbacks, channel, counters, delayed, depth, garbage, heads, held, idem, job, lane,
+--   leased, members, outbox, parked, payload, ready, result, served, suspects, tenants, timers, worker.
+-- Bound: LIMITS.SLICE_JOBS jobs, until LIMITS.SLICE_CHANNELS channels are closed.
 
 write_even_when_full()
 local wrong = wrong_key()

@@ -3,6 +3,11 @@
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV: batch, reason or ''.
 -- Reply: {how many ended, how many were asked, 1 if more may be left}.
+-- Reads: alive, batch, buckets, clock, depth, held, job, lane, leased, limits, members, outbox, parked, ready, served,
+--   tenants, weights, worker.
+-- Writes: batch, bell, buckets, callbacks, channel, counters, delayed, depth, garbage, heads, held, idem, job, lane,
+--   leased, members, outbox, parked, payload, ready, result, served, suspects, tenants, timers, worker.
+-- Bound: LIMITS.SLICE_JOBS jobs, until LIMITS.SLICE_CHANNELS channels are closed.
 
 write_even_when_full()
 local wrong = wrong_key()

@@ -5,6 +5,9 @@
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV: batch, callback URL or ''.
 -- Reply: its totals as a flat map.
+-- Reads: batch.
+-- Writes: batch, callbacks, timers.
+-- Bound: one batch.
 
 write_even_when_full()
 local wrong = wrong_key()

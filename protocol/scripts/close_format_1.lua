@@ -4,6 +4,9 @@
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV[1]: the sentence that clients of format 1 show.
 -- Reply: 1 if this call closed them, else 0.
+-- Reads: depth, heads, job, lane, parked, 1:config, 1:server, 1:weights.
+-- Writes: bell, config, depth, heads, lane, ready, server, weights, 1:config.
+-- Bound: all settings and weights; all lanes if the mode changes.
 
 write_even_when_full()
 local wrong = wrong_key()

@@ -4,6 +4,9 @@
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV: name, value, name, value …
 -- Reply: 'ok'.
+-- Reads: alive, buckets, depth, heads, held, job, lane, leased, limits, parked, ready, served.
+-- Writes: bell, buckets, config, depth, heads, lane, leased, limits, parked, ready, served, weights.
+-- Bound: the named settings; all lanes if the mode changes; all leases for each tenant whose limit changes.
 
 write_even_when_full()
 local wrong = wrong_key(nil, WEIGHTS, TENANT_LIMITS)

@@ -1,9 +1,12 @@
 -- base only
 -- Count the XREADs that this server has answered. Only readers of channels send them, so a worker detects whether there
--- are any. Never writes.
+-- are any.
 --
 -- KEYS: config, then the fixed keys of the queue. No arguments.
 -- Reply: the count, of all clients and queues; false if the server does not report it.
+-- Reads: nothing.
+-- Writes: nothing.
+-- Bound: one command.
 
 local known = try('INFO', 'commandstats')
 if failed(known) then return false end

@@ -3,6 +3,9 @@
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV[1]: packed array of job ids.
 -- Reply: for each 1 (deleted), or 0 if it has not ended.
+-- Reads: idem, job.
+-- Writes: channel, dead, idem, job, payload, result.
+-- Bound: LIMITS.SLICE_JOBS jobs, with LIMITS.MAX_CHOICES channels of each.
 
 write_even_when_full()
 local wrong = wrong_key()

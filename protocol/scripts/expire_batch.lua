@@ -4,6 +4,9 @@
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV: batch, time in milliseconds, 1 if it is from now.
 -- Reply: its totals as a flat map.
+-- Reads: batch.
+-- Writes: batch, timers.
+-- Bound: one batch.
 
 write_even_when_full()
 local wrong = wrong_key()

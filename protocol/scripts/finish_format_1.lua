@@ -5,6 +5,11 @@
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV: the sentence that a person finds in place of the keys, 1 to end the format if nothing is left.
 -- Reply: 1 if the format has ended, waiting jobs, running jobs, unread events and callbacks, living workers.
+-- Reads: 1:alive, 1:callbacks, 1:counters, 1:delayed, 1:heads, 1:outbox, 1:suspects, 1:worker.
+-- Writes: counters, 1:alive, 1:bell, 1:callbacks, 1:clock, 1:config, 1:counters, 1:dead, 1:delayed, 1:depth, 1:garbage,
+--   1:isolator, 1:leases, 1:models, 1:offers, 1:outbox, 1:parents, 1:served, 1:server, 1:storages, 1:suspects,
+--   1:tenants, 1:timers, 1:weights.
+-- Bound: all workers of format 1.
 
 write_even_when_full()
 local wrong = wrong_key()

@@ -6,6 +6,12 @@
 -- ARGV: incarnation, 1 to deregister, packed array of {job, epoch}, 1 if it broke, 1 if its engine declines the jobs.
 -- Reply: for each 1 (returned, or ended as requested), 0 (no longer owned by this incarnation), or, of a declined one, 2: each
 --   living engine of its model has declined it, and it stays with this worker, which ends it.
+-- Reads: batch, buckets, clock, dead, depth, heads, held, job, lane, leased, limits, offers, outbox, parents, parked,
+--   ready, served, tenants, weights, worker.
+-- Writes: alive, batch, bell, buckets, callbacks, channel, counters, dead, delayed, depth, garbage, heads, held, idem,
+--   job, lane, leased, members, outbox, parked, payload, ready, result, served, serving, suspects, tenants, timers,
+--   worker.
+-- Bound: LIMITS.MAX_JOBS_PER_CALL jobs; flagged ones end until LIMITS.SLICE_CHANNELS channels are closed.
 
 write_even_when_full()
 if not is_text(ARGV[1], LIMITS.MAX_INCARNATION_BYTES) then return wrong_arguments() end

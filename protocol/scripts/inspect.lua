@@ -1,12 +1,17 @@
 -- include: lib_totals
 -- Read the state of a partition, without its lanes and weights (HSCAN of `depth` and `weights`) and workers
--- (`list_workers`). Never writes.
+-- (`list_workers`).
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- Reply: {now, counters, settings, oldest head or false, dead, suspects, outbox entries, living workers, {model that one of
 --   them serves …}, callbacks entries, delayed jobs, those of them that are due, next deadline or false, {`<offer>\n<model>` of living workers …},
 --   {`<adapter>\n<model>` of living workers …}};
 --   maps are flat.
+-- Reads: alive, callbacks, clock, counters, dead, delayed, heads, models, offers, outbox, parents, serving, suspects,
+--   timers.
+-- Writes: nothing.
+-- Bound: LIMITS.MOST_NEAREST_TIMERS timers, LIMITS.MAX_OFFERS offers, LIMITS.MAX_PARENTS adapters, all models of living
+--   workers.
 
 local function oldest_head()
   local oldest

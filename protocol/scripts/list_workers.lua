@@ -1,8 +1,11 @@
--- List living workers, a page at a time. Never writes. A worker that lives meanwhile is on a page, perhaps on two.
+-- List living workers, a page at a time. A worker that lives meanwhile is on a page, perhaps on two.
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV: cursor, 0 to begin; then the fields of their heartbeats that are wanted: none means all. `held` is counted here.
 -- Reply: {cursor of the next page or 0, {incarnation, {field, value …} …}}.
+-- Reads: alive, clock, held, worker.
+-- Writes: nothing.
+-- Bound: a page of about LIMITS.WORKERS_PER_PAGE workers; of more if LIMITS.FIELDS_PER_PAGE fields suffice for them.
 
 INCLUDE lib_time lib
 

@@ -6,6 +6,13 @@
 -- ARGV: incarnation of the caller or '', number of its call, packed array of the ids of jobs to look at first, 1 if it may
 --   return jobs of workers whose death was not reported, until when or ''.
 -- Reply: {timers fired, jobs returned, 1 if more is due, now, when the next call is due or false}.
+-- Reads: alive, batch, buckets, clock, dead, depth, heads, held, job, lane, leased, limits, members, outbox, parked,
+--   ready, served, tenants, timers, weights, worker.
+-- Writes: alive, batch, bell, buckets, callbacks, channel, counters, dead, delayed, depth, garbage, heads, held, idem,
+--   job, lane, leased, members, outbox, parked, payload, ready, result, served, suspects, tenants, timers, worker.
+-- Bound: LIMITS.SLICE_JOBS overdue jobs, LIMITS.SLICE_JOBS due timers (LIMITS.SORTED_TIMERS are sorted),
+--   LIMITS.SLICE_JOBS jobs of expired batches, LIMITS.SLICE_JOBS jobs of LIMITS.MAX_DEAD_PER_CALL dead workers (whose
+--   leases are all read) and LIMITS.SLICE_JOBS parked tenants, until LIMITS.SLICE_CHANNELS channels are closed.
 
 write_even_when_full()
 local me, number, until_ms = ARGV[1], whole(ARGV[2], LIMITS.MAX_NUMBER), ARGV[5]

@@ -4,6 +4,9 @@
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV[1]: packed array of names.
 -- Reply: how many were moved.
+-- Reads: batch, 1:batch.
+-- Writes: batch, callbacks, garbage, timers, 1:batch, 1:timers.
+-- Bound: LIMITS.SLICE_JOBS batches.
 
 write_even_when_full()
 local wrong = wrong_key()

@@ -3,6 +3,13 @@
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- Reply: jobs moved, and 1 if more may be left on lanes.
+-- Reads: batch, depth, heads, job, parked, ready, served, tenants, 1:batch, 1:depth, 1:heads, 1:idem, 1:job, 1:lane,
+--   1:leases, 1:suspects, 1:tenants.
+-- Writes: batch, bell, callbacks, channel, counters, delayed, depth, garbage, heads, idem, job, lane, members, payload,
+--   readers, ready, result, served, tenants, timers, 1:batch, 1:channel, 1:counters, 1:dead, 1:delayed, 1:depth,
+--   1:heads, 1:idem, 1:job, 1:lane, 1:leases, 1:members, 1:payload, 1:readers, 1:ready, 1:result, 1:suspects,
+--   1:tenants, 1:timers.
+-- Bound: LIMITS.SLICE_JOBS entries, until LIMITS.SLICE_CHANNELS channels are moved.
 
 write_even_when_full()
 local wrong = wrong_key()

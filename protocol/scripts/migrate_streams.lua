@@ -3,6 +3,9 @@
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- Reply: entries moved; fewer than a slice are the last.
+-- Reads: outbox, 1:callbacks, 1:outbox.
+-- Writes: callbacks, counters, garbage, outbox, 1:callbacks, 1:outbox.
+-- Bound: LIMITS.SLICE_JOBS events and LIMITS.SLICE_JOBS callbacks.
 
 write_even_when_full()
 local wrong = wrong_key()

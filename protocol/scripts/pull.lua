@@ -8,6 +8,14 @@
 --   must be: a full worker takes them in the place of what it runs.
 -- Reply: {number, {id, row, prompt, lease, id, row …}, last id of the notification stream, has more, is paused, drain,
 --   now, when a job that was left to other workers may be taken or false, when `maintain` is due or false}.
+-- Reads: alive, batch, bell, buckets, clock, dead, delayed, depth, heads, held, isolator, job, lane, leased, limits,
+--   offers, outbox, parents, parked, payload, ready, served, serving, suspects, tenants, timers, weights, worker.
+-- Writes: alive, batch, bell, buckets, callbacks, channel, counters, dead, delayed, depth, garbage, heads, held, idem,
+--   isolator, job, lane, leased, members, outbox, parked, payload, ready, result, served, suspects, tenants, timers,
+--   worker.
+-- Bound: LIMITS.PULL_JOBS jobs; LIMITS.MAX_LANES_LISTED lanes of each class are read, jobs taken from
+--   LIMITS.MAX_LANES_PER_PULL of them and LIMITS.MAX_SKIPPED_PER_PULL more examined; all leases of the worker if its
+--   number is repeated.
 --
 -- A pull is numbered: a repeated number gets the same jobs again, so a lost reply loses nothing; a lower number is a
 -- late duplicate and gets nothing.

@@ -3,6 +3,12 @@
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV: tenant or ''.
 -- Reply: {how many, 1 if more may be left}.
+-- Reads: batch, buckets, delayed, depth, heads, job, lane, leased, limits, outbox, parked, ready, served, suspects,
+--   tenants, weights.
+-- Writes: batch, bell, buckets, callbacks, channel, counters, delayed, depth, garbage, heads, idem, job, lane, members,
+--   outbox, parked, payload, ready, result, served, suspects, tenants, timers.
+-- Bound: LIMITS.SLICE_JOBS jobs of LIMITS.MAX_JOBS_PER_CALL lanes and entries, until LIMITS.SLICE_CHANNELS channels are
+--   closed; all parked tenants.
 
 write_even_when_full()
 local wrong = wrong_key()

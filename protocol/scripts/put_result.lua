@@ -3,6 +3,9 @@
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV: incarnation, job, epoch, offset, bytes.
 -- Reply: 'ok', 'replaced', 'too_large', or 'missing': parts are written in order, and the one before is not there.
+-- Reads: held, result.
+-- Writes: result.
+-- Bound: one part of a result of LIMITS.MAX_RESULT_BYTES bytes.
 
 write_even_when_full()
 if not is_text(ARGV[1], LIMITS.MAX_INCARNATION_BYTES) then return wrong_arguments() end

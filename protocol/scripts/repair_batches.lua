@@ -4,6 +4,9 @@
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV[1]: packed array of batches.
 -- Reply: for each 1, or 0 if its total was right.
+-- Reads: batch, members.
+-- Writes: batch, callbacks, timers.
+-- Bound: LIMITS.SLICE_JOBS batches.
 
 write_even_when_full()
 local wrong = wrong_key()

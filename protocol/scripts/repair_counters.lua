@@ -7,6 +7,9 @@
 --   packed array of {lane, its text in `depth` at that time, tokens}; packed array of {tenant, waiting jobs, tokens, bytes},
 --   summed up at that stamp too.
 -- Reply: names of the counters and lanes that were changed.
+-- Reads: alive, counters, delayed, depth, heads, held, job, lane, outbox, parked, ready, served, suspects, tenants.
+-- Writes: counters, depth, heads, ready, tenants.
+-- Bound: all lanes, workers and tenants, a few commands for each.
 
 write_even_when_full()
 local wrong = wrong_key()

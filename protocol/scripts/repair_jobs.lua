@@ -7,6 +7,11 @@
 -- Reply: for each the action: '' (none needed), 'forgotten' (references to a missing job deleted), 'put back' (on its
 --   lane, or delayed), 'returned' or, if flagged, 'ended' (it had no live owner), 'cleaned' (records that an ended or
 --   waiting job must not have deleted), or 'broken' (its keys have the wrong type, and were not changed).
+-- Reads: alive, batch, buckets, channel, dead, delayed, depth, heads, held, job, lane, leased, limits, members, outbox,
+--   parked, ready, result, served, suspects, tenants, timers, weights.
+-- Writes: batch, bell, buckets, callbacks, channel, counters, dead, delayed, depth, garbage, heads, held, idem, job,
+--   lane, leased, members, outbox, parked, payload, ready, result, served, suspects, tenants, timers.
+-- Bound: LIMITS.SLICE_JOBS jobs, with LIMITS.MAX_CHOICES channels and the named incarnations of each.
 
 write_even_when_full()
 local wrong = wrong_key()

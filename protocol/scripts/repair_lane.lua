@@ -3,6 +3,9 @@
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV: class, tenant, packed array of entry ids.
 -- Reply: for each 1, or 0 if it does not exist or is the entry of a job.
+-- Reads: depth, job, lane, parked, served.
+-- Writes: depth, garbage, heads, lane, ready.
+-- Bound: LIMITS.SLICE_JOBS entries.
 
 write_even_when_full()
 local wrong = wrong_key()

@@ -4,6 +4,9 @@
 --
 -- KEYS: config, then the fixed keys of the queue. ARGV: incarnation.
 -- Reply: 1, or 0 if it is not registered: it deregistered, never began, or all its jobs have been reclaimed.
+-- Reads: alive, clock, worker.
+-- Writes: alive, bell, serving, worker.
+-- Bound: one worker, with LIMITS.MAX_ADAPTERS adapters.
 
 write_even_when_full()
 if not is_text(ARGV[1], LIMITS.MAX_INCARNATION_BYTES) then return wrong_arguments() end

@@ -4,6 +4,9 @@
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV[1]: packed array of {job id, version that the history has (0: none)}.
 -- Reply: for each 1, or 0 if the job is unknown.
+-- Reads: job, outbox, payload, result.
+-- Writes: counters, job, outbox.
+-- Bound: LIMITS.SLICE_JOBS jobs, with prompt and result of each.
 --
 -- The version is raised above that of the history, so that it accepts this event; later events of the job continue from
 -- there.

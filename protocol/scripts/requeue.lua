@@ -4,6 +4,10 @@
 -- ARGV[1]: packed array of job ids.
 -- Reply: for each 1, or 0 if it has not failed, its prompt has expired, or a newer job has its
 --   idempotency key.
+-- Reads: batch, depth, heads, idem, job, outbox, parked, ready, served, tenants.
+-- Writes: batch, bell, channel, counters, dead, delayed, depth, garbage, heads, idem, job, lane, members, outbox,
+--   payload, ready, result, served, tenants, timers.
+-- Bound: LIMITS.SLICE_JOBS jobs, with LIMITS.MAX_CHOICES channels of each.
 
 write_even_when_full()
 local wrong = wrong_key()

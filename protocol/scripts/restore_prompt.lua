@@ -3,6 +3,9 @@
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV[1]: packed array of {job id, prompt as it was submitted}.
 -- Reply: for each 1, or 0 if the prompt exists, the job has ended, or its prompt was another.
+-- Reads: job.
+-- Writes: payload.
+-- Bound: LIMITS.SLICE_JOBS prompts.
 
 write_even_when_full()
 local wrong = wrong_key()

@@ -5,6 +5,9 @@
 -- KEYS: config, then the fixed keys of the queue. ARGV: stamp of the settings that the caller remembers (empty: none),
 --   then name and value of each setting that it remembers.
 -- Reply: {stamp, {name, value …} of all settings, {name, value …} of those written again}.
+-- Reads: alive, buckets, depth, heads, held, job, lane, leased, limits, parked, ready, served, weights.
+-- Writes: bell, buckets, config, depth, heads, lane, leased, limits, parked, ready, served, weights.
+-- Bound: all settings, weights and limits; as `configure` if some were lost.
 
 write_even_when_full()
 local wrong = wrong_key(nil, WEIGHTS, TENANT_LIMITS)

@@ -1,8 +1,11 @@
--- Read the state of jobs. Never writes.
+-- Read the state of jobs.
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV[1]: packed array of job ids.
 -- Reply: for each false (unknown), or an array in the order below.
+-- Reads: buckets, depth, held, job, leased, limits, parked, result.
+-- Writes: nothing.
+-- Bound: LIMITS.MAX_JOBS_PER_CALL jobs.
 
 local function offsets(job, lease)
   local published = {}

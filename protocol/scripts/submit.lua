@@ -5,6 +5,10 @@
 -- ARGV[1]: packed array of jobs, each an array in the order of `unpacked` below.
 -- Reply: for each job one of {'accepted', id, jobs ahead, tokens ahead}, {'duplicate', id, state}, {'conflict', id},
 --   {'refused', reason, waiting jobs, waiting tokens, waiting bytes, limit, message}.
+-- Reads: batch, callbacks, counters, depth, heads, idem, job, outbox, parked, ready, served, tenants.
+-- Writes: batch, bell, counters, delayed, depth, garbage, heads, idem, job, lane, members, outbox, payload, ready,
+--   served, tenants, timers.
+-- Bound: LIMITS.MAX_JOBS_PER_CALL jobs.
 --
 -- The only script that a full server refuses: Redis accepts its first write only below maxmemory.
 

@@ -1,17 +1,15 @@
 """The names in the scripts: a global that no server has is a local's name misspelt, and nil until its line runs."""
 
 from collections.abc import Generator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sluice.protocol import scripts
 from sluice.protocol.scripts import load
 from tests.protocol.lua_globals import globals_of
 from tests.servers import RedisServer
+from tools.scripts_page import NAMES
 
-NAMES = sorted(path.stem for path in Path(scripts.__file__).parent.glob("*.lua") if not path.stem.startswith("lib"))
 KNOWN = {
     "ARGV", "KEYS", "cjson", "cmsgpack", "error", "ipairs", "math", "next", "pairs", "pcall", "rawset", "redis",
     "select", "setmetatable", "string", "struct", "table", "tonumber", "tostring", "type", "unpack",

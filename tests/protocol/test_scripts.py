@@ -17,15 +17,13 @@ from sluice.protocol.states import TRANSITIONS, JobState
 from sluice.protocol.wire import JobId
 from tests.integration.jobs import wait_until
 from tests.protocol.driving import Queue, check, ending, new_job, tokens
+from tools.scripts_page import NAMES as SCRIPTS
+from tools.scripts_page import header_of
 
 pytestmark = pytest.mark.every_server
 
 FOLDER = Path(scripts.__file__).parent
-SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.lua") if not path.stem.startswith("lib"))
-READERS = {
-    "status", "inspect", "inspect_batch", "list_workers", "audit_jobs", "audit_lane", "audit_counts", "audit_batches",
-    "count_reads", "list_limits",
-}  # fmt: skip
+READERS = {name for name in SCRIPTS if not header_of(name).writes}
 
 READ = JobId("0.t.read")
 NUM_ENTRIES = 3
@@ -34,7 +32,7 @@ LAST = b"9-0"
 Act = Callable[[Queue], object]
 
 
-def _busy(queue: Queue) -> None:
+def busy(queue: Queue) -> None:
     """One job of each kind: waiting, not due, running on A, failed, done, and one of a batch."""
     queue.add("failed")
     queue.add("done")
@@ -102,7 +100,7 @@ class TestGivenAServerAtMaxmemory:
 
     @pytest.mark.parametrize("name", ACTS)
     def test_when_any_script_but_submit_runs_then_it_does_all_its_work(self, queue: Queue, name: str) -> None:
-        _busy(queue)
+        busy(queue)
         queue.pass_time(50)
         queue.client.config_set("maxmemory", 1)
 
