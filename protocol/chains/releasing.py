@@ -36,6 +36,7 @@ from sluice.protocol.errors import InvalidJob, WireError
 from sluice.protocol.job_ids import split_job_id
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.packing import UNREADABLE, pack, unpack
+from sluice.protocol.redis.error_kinds import ErrorKind, classify
 from sluice.protocol.redis.execution import Command, Reply, command_of
 from sluice.protocol.wire import JobId, decode_result
 
@@ -72,10 +73,24 @@ class ChainLook:
 
     released: list[Released] = field(default_factory=list[Released])
     problems: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-    """A chain, and why it, or one of its jobs, was not released."""
+    """A chain, and why it, or one of its jobs, was not released; or a released job, and why it was not cancelled."""
 
-    is_full: bool = False
-    """Whether the queue has refused a job because it is full: the rest is left to the next look."""
+    full: set[tuple[int, str | None]] = field(default_factory=set[tuple[int, str | None]])
+    """Partitions that take no more jobs of a tenant, or of all (None): these are left to the next look."""
+
+    away: dict[int, Exception] = field(default_factory=dict[int, Exception])
+    """Partitions that do not answer, each with its error: they are asked once, as each time may take a timeout."""
+
+    def is_full(self, job_id: JobId) -> bool:
+        """Return whether a job is left to the next look."""
+        partition, tenant, _ = split_job_id(job_id)
+        return not self.full.isdisjoint({(partition, None), (partition, tenant)})
+
+    def note_full(self, job_id: JobId, refused: Refused) -> None:
+        """Note that a job was refused, if it was for lack of room."""
+        partition, tenant, _ = split_job_id(job_id)
+        if refused.reason in FULL:
+            self.full.add((partition, tenant if refused.reason == "tenant_full" else None))
 
 
 def ends_of(queue: QueueKeys, job_ids: Sequence[JobId]) -> Steps[dict[JobId, str]]:
@@ -127,7 +142,7 @@ class ChainWatch:
             return
         flagged, *found = _sound((yield (("HRANDFIELD", keys.cancelled, SLICE), *self._reads(ended))))
         members = [_member(member) for part in found for member in part]
-        by_chain = yield from self._flagged([JobId(name) for name in map(_text, flagged) if _is_job_id(name)])
+        by_chain = yield from self._flagged(look, [JobId(name) for name in map(_text, flagged) if _is_job_id(name)])
         for chain_id, job_ids in by_chain.items():
             yield from self._guarded(look, chain_id, _cancel_blocked(keys, look, chain_id, job_ids))
         parents = [parent for parent in dict.fromkeys(parent for parent, _ in members) if _is_job_id(parent)]
@@ -135,7 +150,7 @@ class ChainWatch:
         if not ended:
             self._move_on(members, ends)
         for parent, chain_id in members:
-            if parent in ends and not look.is_full:
+            if parent in ends:
                 yield from self._guarded(look, chain_id, _advance(keys, look, chain_id, parent, ends[parent]))
 
     def _reads(self, ended: Collection[str]) -> Iterator[Command]:
@@ -152,7 +167,7 @@ class ChainWatch:
             parent, chain_id = members[-1]
             self._place = f"({parent} {chain_id}" if parent in ends else f"({parent}!"
 
-    def _flagged(self, job_ids: Sequence[JobId]) -> Steps[dict[str, list[JobId]]]:
+    def _flagged(self, look: ChainLook, job_ids: Sequence[JobId]) -> Steps[dict[str, list[JobId]]]:
         """Cancel the flagged jobs that are not blocked any more; return the others by chain."""
         keys = ChainKeys(self.queue)
         if not job_ids:
@@ -162,15 +177,17 @@ class ChainWatch:
         for job_id, (chain_id, _) in blocked.items():
             by_chain.setdefault(chain_id, []).append(job_id)
         rest = {job_id: _text(reason) for job_id, reason in zip(job_ids, reasons, strict=True) if job_id not in blocked}
-        if rest:
-            yield from _cancel(self.queue, rest)
-            yield (("HDEL", keys.cancelled, *rest),)
+        by_partition: dict[QueueKeys, dict[JobId, str]] = {}
+        for job_id, reason in rest.items():
+            by_partition.setdefault(_keys_of(self.queue, job_id), {})[job_id] = reason
+        for there in by_partition.values():
+            yield from self._guarded(look, next(iter(there)), _cancel_released(keys, look, there))
         return by_chain
 
     def _guarded(self, look: ChainLook, chain_id: str, steps: Steps[None]) -> Steps[None]:
         try:
             yield from steps
-        except UNREADABLE as error:  # WireError and InvalidJob are ValueErrors
+        except (*UNREADABLE, _NoReplyError) as error:  # WireError and InvalidJob are ValueErrors
             look.problems.append((chain_id, str(error)))
 
 
@@ -179,6 +196,27 @@ def _sound(replies: Sequence[Reply]) -> list[Any]:  # Any: replies of different 
         if isinstance(reply, Exception):
             raise reply
     return list(replies)
+
+
+class _NoReplyError(Exception):
+    """The partition of a job replies with an error: a problem of its chain, unlike one of the keys of all chains."""
+
+
+def _ask(look: ChainLook, keys: QueueKeys, what: str, command: Command) -> Steps[Any]:  # Any: a reply to any command
+    """Send a command to the partition of a job, unless that does not answer in this look.
+
+    Raises:
+        _NoReplyError: the reply is an error.
+    """
+    error = look.away.get(keys.partition)
+    if error is None:
+        [reply] = yield (command,)
+        if not isinstance(reply, Exception):
+            return reply
+        error = reply
+        if classify(error) is ErrorKind.UNAVAILABLE:
+            look.away[keys.partition] = error
+    raise _NoReplyError(f"{what}: {error}") from error
 
 
 def _member(data: object) -> tuple[JobId, str]:
@@ -209,24 +247,26 @@ def _advance(keys: ChainKeys, look: ChainLook, chain_id: str, parent: str, lette
         return (yield from _remove_rest(keys, chain_id, parent, decision))
     chain = read_chain(chain_id, data)
     if decision is None:
-        decision = yield from _decide(keys, chain)
-    if decision is None:
-        yield (("ZREM", keys.after, f"{parent} {chain_id}"),)
-        return
+        [noted] = _sound((yield (("HMGET", keys.ends, *map(chain.end_of, chain.after.ids)),)))
+        ends = {job_id: _text(letter) for job_id, letter in zip(chain.after.ids, noted, strict=True) if letter}
+        decided = chain.after.decided(ends)
+        if decided is None:
+            yield (("ZREM", keys.after, f"{parent} {chain_id}"),)
+            return
+        if decided and all(map(look.is_full, chain.job_ids)):
+            return  # before the server holds their outputs twice
+        decision = yield from _decide(keys, look, chain, ends, None if decided else _why_not(ends))
     reason, outputs, _ = unpack(decision)
     yield from _carry_out(keys, look, chain, reason, outputs)
 
 
-def _decide(keys: ChainKeys, chain: Chain) -> Steps[bytes | None]:
-    """Decide from the ends that were noted, once; return what counts: why to cancel, outputs, the jobs waited for."""
-    [noted] = _sound((yield (("HMGET", keys.ends, *map(chain.end_of, chain.after.ids)),)))
-    ends = {job_id: _text(letter) for job_id, letter in zip(chain.after.ids, noted, strict=True) if letter}
-    decided = chain.after.decided(ends)
-    if decided is None:
-        return None
-    reason, outputs = None if decided else _why_not(ends), dict[int, str]()
-    if decided and chain.outputs:
-        outputs, reason = yield from _outputs(keys, chain, ends)
+def _decide(
+    keys: ChainKeys, look: ChainLook, chain: Chain, ends: Mapping[JobId, str], reason: str | None
+) -> Steps[bytes]:
+    """Write what is decided, once; return what counts: why to cancel, outputs, the jobs waited for."""
+    outputs = dict[int, str]()
+    if reason is None and chain.outputs:
+        outputs, reason = yield from _outputs(keys, look, chain, ends)
     write = ("HSETNX", keys.ends, chain.id, pack([reason, outputs, chain.after.ids]))
     return _sound((yield (write, ("HGET", keys.ends, chain.id))))[1]
 
@@ -237,14 +277,17 @@ def _why_not(ends: Mapping[JobId, str]) -> str:
     return f"Job {job_id}, for which it waited, {how}."
 
 
-def _outputs(keys: ChainKeys, chain: Chain, ends: Mapping[JobId, str]) -> Steps[tuple[dict[int, str], str | None]]:
+def _outputs(
+    keys: ChainKeys, look: ChainLook, chain: Chain, ends: Mapping[JobId, str]
+) -> Steps[tuple[dict[int, str], str | None]]:
     """Return the outputs that a chain's prompts use, or why there are none."""
     ids, on_failure = chain.after.ids, chain.after.on_failure
     # With `any`, those that have not ended have no output yet.
     wanted = {place: ids[place] for place in chain.outputs if on_failure == "release" or ends.get(ids[place]) == DONE}
     outputs = dict[int, str]()
     for place, job_id in wanted.items():
-        [data] = _sound((yield (("GET", _keys_of(keys.queue, job_id).result(job_id)),)))
+        there = _keys_of(keys.queue, job_id)
+        data = yield from _ask(look, there, f"output of job {job_id}", ("GET", there.result(job_id)))
         if data is None and chain.after.on_failure == "cancel":
             return {}, f"The output of job {job_id}, for which it waited, has expired."
         outputs[place] = "" if data is None else decode_result(data).text
@@ -297,26 +340,38 @@ def _submit(
     """
     refused = dict[JobId, str]()
     for call, ids in _calls(keys.queue, jobs, outputs, refused):
+        if reason is None and look.is_full(ids[0]):
+            continue
         if reason is not None:  # whoever dies before the cancel leaves the flag, and the next look cancels them
             _sound((yield (("HSET", keys.cancelled, *(part for job_id in ids for part in (job_id, reason))),)))
-        [reply] = yield (command_of(call),)
-        answers = {} if isinstance(reply, Exception) else dict(zip(ids, call.parse(reply), strict=True))
-        no = {job_id: answer for job_id, answer in answers.items() if isinstance(answer, Refused)}
-        waiting = {answer.message for answer in no.values() if answer.reason in _PASSING}
-        look.is_full = look.is_full or any(answer.reason in FULL for answer in no.values())
-        refused |= {job_id: answer.message for job_id, answer in no.items() if answer.reason not in _PASSING}
-        look.problems += [(chain_id, message) for message in (waiting or ([str(reply)] if not answers else ()))]
-        if there := [job_id for job_id in answers if job_id not in no]:
+        try:
+            reply = yield from _ask(look, _keys_of(keys.queue, ids[0]), f"submit of job {ids[0]}", command_of(call))
+        except _NoReplyError as error:
+            look.problems.append((chain_id, str(error)))
+            continue
+        answers = dict(zip(ids, call.parse(reply), strict=True))
+        refused |= _refused(look, chain_id, answers)
+        if there := [job_id for job_id, answer in answers.items() if not isinstance(answer, Refused)]:
             others = {job_id for job_id in there if isinstance(answers[job_id], Conflict)}
             look.problems += [
                 (chain_id, f"another job was submitted as {job_id} while it was blocked") for job_id in others
             ]
             mine = [job_id for job_id in there if job_id not in others]
             if reason is not None:
-                yield from _cancel(keys.queue, dict.fromkeys(mine, reason))
+                yield from _cancel(keys, look, dict.fromkeys(mine, reason))
             yield (*([("HDEL", keys.cancelled, *there)] if reason is not None else ()), ("HDEL", keys.blocked, *there))
             look.released += [Released(chain_id, len(mine), reason)] if mine else []
     return refused
+
+
+def _refused(look: ChainLook, chain_id: str, answers: Mapping[JobId, SubmitReply]) -> dict[JobId, str]:
+    """Return the jobs that the queue refuses for good, and why; note why it refuses others now."""
+    no = {job_id: answer for job_id, answer in answers.items() if isinstance(answer, Refused)}
+    for job_id, answer in no.items():
+        look.note_full(job_id, answer)
+    passing = dict.fromkeys(answer.message for answer in no.values() if answer.reason in _PASSING)
+    look.problems += [(chain_id, message) for message in passing]
+    return {job_id: answer.message for job_id, answer in no.items() if answer.reason not in _PASSING}
 
 
 def _end(
@@ -345,16 +400,22 @@ def _cancel_blocked(keys: ChainKeys, look: ChainLook, chain_id: str, job_ids: Se
     yield from _remove_if_done(keys, read_chain(chain_id, data))
 
 
-def _cancel(queue: QueueKeys, reasons: Mapping[JobId, str]) -> Steps[None]:
+def _cancel_released(keys: ChainKeys, look: ChainLook, reasons: Mapping[JobId, str]) -> Steps[None]:
+    """Cancel flagged jobs that are not blocked any more."""
+    yield from _cancel(keys, look, reasons)
+    yield (("HDEL", keys.cancelled, *reasons),)
+
+
+def _cancel(keys: ChainKeys, look: ChainLook, reasons: Mapping[JobId, str]) -> Steps[None]:
     """Cancel jobs that the queue has."""
     groups: dict[tuple[QueueKeys, str], list[JobId]] = {}
     for job_id, reason in reasons.items():
-        groups.setdefault((_keys_of(queue, job_id), reason), []).append(job_id)
-    for (keys, reason), job_ids in groups.items():
+        groups.setdefault((_keys_of(keys.queue, job_id), reason), []).append(job_id)
+    for (there, reason), job_ids in groups.items():
         left = job_ids
         while left:
-            call = cancel(keys, left[: limits.SLICE_JOBS], reason=reason)
-            [reply] = _sound((yield (command_of(call),)))
+            call = cancel(there, left[: limits.SLICE_JOBS], reason=reason)
+            reply = yield from _ask(look, there, f"cancel of job {left[0]}", command_of(call))
             states = zip(left[: limits.SLICE_JOBS], call.parse(reply), strict=True)
             left = [job_id for job_id, state in states if state == AGAIN] + left[limits.SLICE_JOBS :]
 

@@ -88,7 +88,7 @@ class Schedules:
         self._health.answered(self._who)
         self._backoff.reset()
         # More of them may be due than one look reads.
-        return 0.0 if chains.released and not chains.is_full else FIRE_EVERY_S
+        return 0.0 if chains.released and not chains.full else FIRE_EVERY_S
 
     def _run_steps(self, steps: Generator[tuple[Command, ...], Sequence[Reply], None], look: Look) -> None:
         commands = next(steps)
