@@ -42,7 +42,7 @@ test-engine-process: setup ## Worker processes again, with the engine in a proce
 test-browser: setup ## The gateway's page in a real Chromium, which must be installed: apt install chromium. Minutes.
 	OMP_NUM_THREADS=1 SLUICE_TESTS_NEED_BROWSER=1 $(BIN)/python -m pytest -n 0 -m browser --timeout 600 -o faulthandler_timeout=700 tests/gateway/ui
 
-test-clients: setup ## Clients of others against the gateway, each installed by itself: minutes and 4 GB the first time.
+test-clients: setup ## Clients of others against the gateway, each installed by itself: minutes and 6 GB the first time.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -m clients --timeout 1800 -o faulthandler_timeout=2000 tests/clients
 
 test-models: setup ## Real models in GGUF with our engine, as transformers reads them, and killed amid their work: minutes, 1 GB.

@@ -200,20 +200,12 @@ def _headers(buckets: Iterable[LimitState]) -> Mapping[str, str]:
 
 
 def callers_job(caller: Caller, prompt: PromptLike, options: Options) -> CheckedJob:
-    """Check and encode a job of a caller's tenant, as `counted_job`.
+    """Check and encode a job of a caller's tenant. If its key has a token limit, it states the `max_tokens` that count.
 
     Raises:
         InvalidJob: a value is wrong.
     """
-    return counted_job(caller, prompt, {**options, "tenant": caller.tenant})
-
-
-def counted_job(caller: Caller, prompt: PromptLike, options: Options) -> CheckedJob:
-    """Check and encode a job. If its caller has a token limit, it states the `max_tokens` that are counted.
-
-    Raises:
-        InvalidJob: a value is wrong.
-    """
+    options = {**options, "tenant": caller.tenant}
     job = checked_job(prompt, options)
     if caller.key is None or caller.key.tpm is None or job.template.is_length_stated:
         return job

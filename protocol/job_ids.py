@@ -1,7 +1,6 @@
 """Job ids: `<partition>.<tenant>.<random>`, so that a job's keys can be derived from its id."""
 
 import re
-import secrets
 
 from sluice.protocol import limits
 from sluice.protocol.checks import is_text
@@ -17,16 +16,6 @@ _TENANT = re.compile(rf"[a-z0-9_-]{{1,{limits.MAX_TENANT_CHARS}}}")
 def job_id_of(partition: int, tenant: str, name: str) -> JobId:
     """Return the id with these parts, each of which has been checked."""
     return JobId(f"{partition}.{tenant}.{name}")
-
-
-def new_job_id(tenant: str, partition: int = 0) -> JobId:
-    """Return a new job id with 96 random bits.
-
-    Raises:
-        InvalidJob: the tenant's name cannot be part of a key.
-    """
-    check_tenant(tenant)
-    return job_id_of(partition, tenant, secrets.token_hex(12))
 
 
 def check_tenant(tenant: str) -> None:

@@ -1,4 +1,4 @@
-"""Names of all Redis keys. The keys of one partition share a hash tag."""
+"""Names of Redis keys. The keys of one partition share a hash tag. Chains and schedules name theirs by these."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -71,6 +71,11 @@ class QueueKeys:
     def outbox(self) -> str:
         """Stream of events on their way to SQL."""
         return self.key("outbox")
+
+    @property
+    def limits(self) -> str:
+        """Hash of the limits of tenants."""
+        return self.key("limits")
 
     @property
     def callbacks(self) -> str:

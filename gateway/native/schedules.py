@@ -18,14 +18,13 @@ from sluice.gateway.native.submit import prompt_name, read_job
 from sluice.gateway.openapi.routes import JSON, json_answer, route
 from sluice.gateway.openapi.schemas import TEXT, Schema, list_of, object_schema, schema_of
 from sluice.gateway.queues import QueueClients, Queues
-from sluice.gateway.rates import callers_job
 from sluice.gateway.requests import read_json
 from sluice.gateway.schedule_changes import Change, add_schedule, change_schedule
 from sluice.gateway.settings import GatewaySettings
 from sluice.producer.errors import ScheduleNotFound
 from sluice.producer.operations import schedules
 from sluice.producer.operations.schedules import ScheduleView
-from sluice.protocol.jobs import CheckedJob
+from sluice.protocol.jobs import CheckedJob, checked_job
 from sluice.protocol.openai_format.requests import PROMPT
 from sluice.protocol.schedules.schedule import MAX_JOBS, Misfire, Overlap, Schedule
 
@@ -214,7 +213,8 @@ def _jobs(jobs: object, caller: Caller) -> list[CheckedJob]:
 def _job(body: object, caller: Caller) -> CheckedJob:
     job = read_job(body, caller)
     with named({PROMPT: prompt_name(cast("dict[str, object]", body))}):
-        return callers_job(caller, job.prompt, job.options)
+        # Runs do not count towards the limits of a key.
+        return checked_job(job.prompt, {**job.options, "tenant": caller.tenant})
 
 
 def _shown(queue: QueueClients, view: ScheduleView) -> dict[str, object]:

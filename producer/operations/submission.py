@@ -237,7 +237,7 @@ def retry_after_s(queue: Queue, job_id: JobId, full: QueueFull) -> Operation[flo
 
 def _rate_of_tenant(keys: QueueKeys, tenant: str) -> Operation[float | None]:
     """Return the tokens a second that a tenant's limit allows; None without one, or if this user may not read it."""
-    [stated] = yield Ask((("HGET", keys.key("limits"), f"tokens_per_minute:{tenant}"),), is_lenient=True)
+    [stated] = yield Ask((("HGET", keys.limits, f"tokens_per_minute:{tenant}"),), is_lenient=True)
     return int(stated) / 60 if isinstance(stated, bytes) and stated.isdigit() else None
 
 

@@ -25,8 +25,8 @@ class Backlog:
 
     queue: str
     backlog_jobs: int
-    """Jobs that could start now; in `backlog_tokens`, the tokens that they reserve. Delayed jobs do not count; those that
-    wait for a limit of their tenant do."""
+    """Jobs that could start now; in `backlog_tokens`, the tokens that they reserve. Delayed jobs do not count, those
+    that wait for a limit of their tenant do."""
 
     backlog_tokens: int
     running_jobs: int

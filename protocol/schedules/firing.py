@@ -148,13 +148,14 @@ def _fire(keys: ScheduleKeys, schedule: Schedule, stored: StoredSchedules, look:
     for time_s in due.runs_s:
         if (yield from _is_going(keys, schedule, last_run_s)):
             continue
-        problem = yield from _submit(keys, schedule, time_s)
-        if problem is not None and problem.is_passing:
-            look.problems.append(Problem(schedule.id, problem.message))
+        refusal = yield from _submit(keys, schedule, time_s)
+        if refusal is not None and refusal.is_passing:
+            look.problems.append(Problem(schedule.id, refusal.message))
             return
-        if problem is not None:
-            look.problems.append(Problem(schedule.id, f"the run of {time_s} was refused: {problem.message}"))
-        else:
+        if refusal is not None:
+            which = "a job of the run" if refusal.others_run else "the run"
+            look.problems.append(Problem(schedule.id, f"{which} of {time_s} was refused: {refusal.message}"))
+        if refusal is None or refusal.others_run:
             look.fired.append(Fired(schedule, time_s, schedule.job_ids(time_s)))
             last_run_s = time_s
             yield (("ZADD", keys.times, "GT", time_s, schedule.id, time_s, f"{schedule.id}{LAST_RUN}"),)
@@ -174,10 +175,14 @@ def _is_going(
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """Why the jobs of a run were not accepted, and whether a later try may help."""
+    """Why a job of a run was not accepted."""
 
     message: str
-    is_passing: bool
+    is_passing: bool = False
+    """Whether a later try may help."""
+
+    others_run: bool = False
+    """Whether the queue has accepted others of the run."""
 
 
 def _submit(
@@ -196,5 +201,5 @@ def _submit(
     refusals = [answer for answer in answers if isinstance(answer, Refused)]
     full = [refused for refused in refusals if refused.reason in FULL]
     for refused in full or refusals:
-        return _Refusal(refused.message, is_passing=bool(full))
+        return _Refusal(refused.message, is_passing=bool(full), others_run=len(refusals) < len(answers))
     return None

@@ -12,7 +12,6 @@ from sluice.producer.client import Producer
 from sluice.producer.errors import LessDurable
 from sluice.producer.operations.submission import Receipt, SubmitAnswer
 from sluice.protocol.calls import QueueSettings
-from sluice.protocol.job_ids import new_job_id
 from sluice.protocol.jobs import Job
 from tests.chaos.catalogue import Ask, Intent, JournalWriter, write_reference
 from tests.chaos.checker.audit import check
@@ -20,7 +19,7 @@ from tests.chaos.checker.evidence import read_journals, read_reference
 from tests.chaos.faults.replicated import Watched, watched
 from tests.chaos.soak.run import is_empty
 from tests.end_to_end.processes import WorkerPool, worker_pool
-from tests.integration.jobs import KEYS, wait_until
+from tests.integration.jobs import KEYS, new_job_id, wait_until
 from tests.servers import redis_server
 
 NUM_WORKERS, NUM_TENANTS, NUM_JOBS = 64, 10_000, 1_000_000

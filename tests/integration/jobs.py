@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from hashlib import blake2b
+from secrets import token_hex
 from typing import Any
 
 from sluice.engine.config import EngineConfig
@@ -16,7 +17,7 @@ from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullModel, NullModelConfig, NullTokenizer
 from sluice.engine.request import PromptRead, Request, TokenDelta
 from sluice.protocol.calls import Accepted, NewJob, submit
-from sluice.protocol.job_ids import new_job_id
+from sluice.protocol.job_ids import job_id_of
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.redis.execution import run
 from sluice.protocol.states import JobState
@@ -79,6 +80,11 @@ class Ask:
         """The prompt as it travels."""
         is_chat = self.tools and isinstance(self.prompt, str)
         return (Message(role="user", content=str(self.prompt)),) if is_chat else self.prompt
+
+
+def new_job_id(tenant: str, partition: int = 0) -> JobId:
+    """A random one."""
+    return job_id_of(partition, tenant, token_hex(12))
 
 
 def new_job(ask: Ask, *, partition: int = 0) -> NewJob:

@@ -26,6 +26,8 @@ from tests.servers import RedisServer
 
 KEYS = ScheduleKeys(QueueKeys("default"))
 EVERY_MINUTE = "* * * * *"
+TOO_LONG = (5,) * 600
+"""A prompt of token ids, so that the queue knows its length."""
 
 
 def minutes_ago(client: Any, count: int) -> int:
@@ -145,6 +147,32 @@ class TestGivenAScheduleWithADueTime:
         assert [problem.message for problem in refused.problems] == ["the queue holds 1 jobs and takes 1"]
         assert [run.time_s for run in fired.fired] == [run_s]
         assert waiting(worker) == [f"0.default.report-{run_s}", f"0.default.report-{run_s}-1"]
+
+    def test_when_one_of_its_jobs_is_refused_for_good_then_the_others_are_a_run(
+        self, producer: Producer, worker: HandWorker, redis_client: Any, run_s: int
+    ) -> None:
+        producer.add_schedule("report", ["one", TOO_LONG], cron=EVERY_MINUTE)
+        redis_client.hset(QueueKeys("default").key("config"), "max_job_tokens", 500)
+
+        look = producer.fire_schedules()
+
+        assert waiting(worker) == [f"0.default.report-{run_s}"]
+        assert [run.time_s for run in look.fired] == [run_s]
+        assert producer.schedule("report").last_run == datetime.fromtimestamp(run_s, UTC)
+        (problem,) = look.problems
+        assert problem.message.startswith(f"a job of the run of {run_s} was refused: ")
+
+    def test_when_all_its_jobs_are_refused_for_good_then_it_is_left_out(
+        self, producer: Producer, worker: HandWorker, redis_client: Any, run_s: int
+    ) -> None:
+        producer.add_schedule("report", [TOO_LONG], cron=EVERY_MINUTE)
+        redis_client.hset(QueueKeys("default").key("config"), "max_job_tokens", 500)
+
+        look = producer.fire_schedules()
+
+        assert (waiting(worker), look.fired, producer.schedule("report").last_run) == ([], [], None)
+        (problem,) = look.problems
+        assert problem.message.startswith(f"the run of {run_s} was refused: ")
 
     def test_when_it_is_paused_then_it_does_not_run_and_later_neither(self, producer: Producer, run_s: int) -> None:
         producer.pause_schedule("report")

@@ -346,7 +346,7 @@ class TestGivenAHistory:
         config = load_config({}, flags={**flags, "queue.partitions": PARTITIONS})
 
         report = run_audit(config, {}, AuditOptions(pause_s=0, history_s=0))
-        assert (report.findings, report.hashes["queued"]) == ([], 2 * PARTITIONS)
+        assert (report.findings, report.jobs["queued"]) == ([], 2 * PARTITIONS)
 
         keys = queue.keys[-1]
         lost = next(iter(jobs[keys]))

@@ -70,7 +70,9 @@ class AuditReport:
     """Findings beyond those that are kept."""
 
     counters: Counter[str] = field(default_factory=Counter[str])
-    hashes: Counter[str] = field(default_factory=Counter[str])
+    jobs: Counter[str] = field(default_factory=Counter[str])
+    """In the queue, by state."""
+
     history: Mapping[str, int] | None = None
     num_journal: int | None = None
     notes: list[str] = field(default_factory=list[str])
@@ -150,7 +152,7 @@ class Auditor:
             all_records = list(side.records_of(ids))
             rows = self._rows_of(ids)
             for records in all_records:
-                report.hashes[records.state or "foreign"] += records.problem != "unknown"
+                report.jobs[records.state or "foreign"] += records.problem != "unknown"
                 yield from self._judge(records, rows.get(records.id, ()))
 
     def _referenced(self, side: QueueSide) -> Iterator[Finding]:

@@ -21,7 +21,7 @@ def _sums(report: AuditReport) -> Iterator[str]:
     yield "  ".join(["source           ", *(f"{name:>10}" for name in ("submitted", *STATES))])
     counters = report.counters
     yield _row("counters", counters["submitted"], counters)
-    yield _row("jobs in the queue", None, report.hashes)
+    yield _row("jobs in the queue", None, report.jobs)
     if report.history is not None:
         yield _row("history", sum(report.history.values()), report.history)
     if report.num_journal is not None:
@@ -60,7 +60,7 @@ def json_of(report: AuditReport) -> str:
         {
             "agrees": not report.findings,
             "counters": dict(report.counters),
-            "jobs_in_queue": dict(report.hashes),
+            "jobs_in_queue": dict(report.jobs),
             "history": report.history,
             "journal": report.num_journal,
             "disagreements": [_object(finding, report) for finding in report.findings],

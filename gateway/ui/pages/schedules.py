@@ -15,14 +15,13 @@ from sluice.gateway.audit import AuditLog
 from sluice.gateway.errors import HttpError, bad_request
 from sluice.gateway.native.search import queue_named
 from sluice.gateway.queues import Queues
-from sluice.gateway.rates import counted_job
 from sluice.gateway.schedule_changes import Change, add_schedule, change_schedule
 from sluice.gateway.ui.frame import CONFIRMATIONS, Form, Frame, after, readable, render
 from sluice.gateway.ui.visitors import Visitor
 from sluice.producer.bulk.schedule_lines import jobs_of_lines
 from sluice.producer.errors import ProducerError, ScheduleNotFound
 from sluice.producer.operations.schedules import ScheduleView, packed_jobs
-from sluice.protocol.jobs import CheckedJob, Job, Options
+from sluice.protocol.jobs import CheckedJob, Job, Options, checked_job
 from sluice.protocol.schedules.schedule import Misfire, Overlap, Schedule
 
 PATH = "/ui/schedules"
@@ -78,7 +77,7 @@ class NewSchedule:
         own: Options = {"tenant": tenant}
         is_prompt = self.kind == PROMPT
         given = [Job(self.jobs, own)] if is_prompt else jobs_of_lines(BytesIO(self.jobs.encode()), own)
-        jobs = [counted_job(visitor.caller, job.prompt, job.options) for job in given]
+        jobs = [checked_job(job.prompt, job.options) for job in given]
         packed_jobs(schedule, jobs)
         return schedule, jobs
 

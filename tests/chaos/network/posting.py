@@ -18,9 +18,9 @@ from typing import Any
 
 import httpx
 
-from sluice.protocol.job_ids import new_job_id
 from tests.chaos.catalogue import Ask, Intent, JournalWriter, catalogue_of
 from tests.chaos.checker.evidence import Reference, read_reference
+from tests.integration.jobs import new_job_id
 
 TRY_S = 10.0
 """Longest wait for the gateway's next byte."""

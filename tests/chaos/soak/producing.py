@@ -19,10 +19,10 @@ from types import FrameType
 from sluice.producer.client import Producer
 from sluice.producer.errors import DurabilityRefused, LessDurable, ProducerError, QueueFull, QueueUnreachable
 from sluice.producer.operations.submission import Receipt
-from sluice.protocol.job_ids import new_job_id
 from sluice.protocol.jobs import Job, Options
 from sluice.protocol.wire import JobId
 from tests.chaos.catalogue import Ask, Intent, JournalWriter, catalogue_of
+from tests.integration.jobs import new_job_id
 
 MAX_AT_ONCE = 16
 JOBS_PER_BATCH = 200

@@ -26,6 +26,7 @@ ANSWERS = {
     ),
     "speculative_config={}": "SLUICE_ENGINE_OPTION: speculative_config would do nothing",
     "max_model_len=64": "SLUICE_ENGINE_OPTION: max_model_len has a setting of the worker's own",
+    "block_size=32": "SLUICE_ENGINE_OPTION: block_size has a setting of the worker's own",
     "enable_lora": "SLUICE_ENGINE_OPTION: enable_lora would do nothing: adapters are named by --adapters",
 }
 

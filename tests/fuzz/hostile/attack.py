@@ -7,12 +7,12 @@ from typing import Any, cast
 import redis
 
 from sluice.protocol.calls import Call, NewJob, submit
-from sluice.protocol.job_ids import new_job_id
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.packing import pack_for_script
 from sluice.protocol.redis.execution import run
 from sluice.protocol.wire import JobId, JobOptions, JobSpec, encode_prompt, encode_spec
 from tests.fuzz import inputs
+from tests.integration.jobs import new_job_id
 from tests.security.acl import QUEUE
 
 TENANT = "acme"

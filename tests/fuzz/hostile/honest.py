@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from sluice.producer import AsyncProducer
 from sluice.producer.errors import QueueFull
 from sluice.producer.operations.submission import Receipt
-from sluice.protocol.job_ids import new_job_id
 from sluice.protocol.jobs import Job
 from sluice.protocol.wire import JobId
 from tests.chaos.catalogue import Ask
+from tests.integration.jobs import new_job_id
 from tests.security.acl import QUEUE
 
 TENANT = "victim"

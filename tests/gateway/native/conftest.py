@@ -2,6 +2,7 @@
 
 from collections.abc import Generator
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 import pytest
@@ -27,9 +28,9 @@ class Native:
     acme: httpx.Client
     globex: httpx.Client
 
-    def client(self, *scopes: str) -> httpx.Client:
+    def client(self, *scopes: str, **fields: Any) -> httpx.Client:  # Any: as in `new_key`
         """A client of acme with a key of its own, which the gateway has read."""
-        made = self.gateway.http(new_key(self.database_url, "acme", scopes=scopes))
+        made = self.gateway.http(new_key(self.database_url, "acme", scopes=scopes, **fields))
         wait_for(lambda: made.get("/openapi.json").status_code == 200)
         return made
 

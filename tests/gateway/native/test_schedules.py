@@ -11,6 +11,9 @@ import sqlalchemy as sa
 
 from sluice.history.tables import audit_log
 from sluice.producer import Producer
+from sluice.protocol.keys import QueueKeys
+from sluice.protocol.schedules.schedule import Schedule, ScheduleKeys, read_jobs
+from sluice.protocol.wire import decode_spec
 from tests.gateway.gateway_process import gateway_process
 from tests.gateway.native.conftest import Native
 from tests.gateway.native.jobs import ended, wait_for
@@ -68,6 +71,15 @@ class TestGivenATenantWithASchedule:
 
         run_s = int(datetime.fromisoformat(native.acme.get("/schedules/minutes").json()["last_run"]).timestamp())
         assert len(ended(native.acme, f"0.acme.minutes-{run_s}")["choices"][0]["token_ids"]) == 3
+
+    def test_when_its_key_has_a_limit_of_tokens_then_no_length_is_stated_for_its_jobs(self, native: Native) -> None:
+        with closing(native.client("submit", tpm=1000)) as limited:
+            limited.post("/schedules", json={**DAILY, "jobs": [{"prompt": "one"}]}).raise_for_status()
+
+        with native.server.client() as client:
+            stored = client.hget(ScheduleKeys(QueueKeys("default")).jobs, "acme.report")
+        (new,) = read_jobs(stored, Schedule(name="report", tenant="acme", cron="@daily"), 0)
+        assert decode_spec(new.spec).options.max_tokens is None
 
     def test_when_it_is_paused_resumed_and_removed_then_each_answer_says_so(self, native: Native) -> None:
         native.acme.post("/schedules", json=DAILY).raise_for_status()

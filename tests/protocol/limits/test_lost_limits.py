@@ -69,7 +69,7 @@ class TestGivenATenantAtItsLimit:
 
     def test_when_the_limits_are_lost_then_a_heartbeat_lists_it_again(self, worker: Worker) -> None:
         queue = worker.queue
-        queue.client.delete(queue.keys.key("limits"), queue.keys.key("leased", "few"), queue.keys.key("buckets"))
+        queue.client.delete(queue.keys.limits, queue.keys.key("leased", "few"), queue.keys.key("buckets"))
         queue.client.hdel(queue.keys.key("config"), "limited")
 
         worker.beat(*RUNNING)
@@ -111,7 +111,7 @@ class TestGivenForeignValues:
     def test_when_they_are_limits_then_jobs_run_without_any(self, queue: Queue, value: str) -> None:
         queue.configure(max_running={"few": 1}, tokens_per_minute={"few": 1})
         names = ("max_running:few", "tokens_per_minute:few")
-        queue.client.hset(queue.keys.key("limits"), mapping=dict.fromkeys(names, value))
+        queue.client.hset(queue.keys.limits, mapping=dict.fromkeys(names, value))
         queue.submit(*[new_job(f"few{i}", "few") for i in range(3)])
 
         assert short(queue.worker("A").pull().jobs) == ["few0", "few1", "few2"]

@@ -188,7 +188,7 @@ class TestGivenAQueueThatItsHistoryAgreesWith:
             "submitted": 8, "done": 1, "failed": 1, "cancelled": 1, "expired": 0, "queued": 4, "running": 1,
         }  # fmt: skip
         assert report.history == {"done": 1, "failed": 1, "cancelled": 1, "queued": 4, "running": 1}
-        assert report.hashes == report.history
+        assert report.jobs == report.history
 
     def test_when_repaired_though_all_is_well_then_nothing_changes(self, one_scene: Scene) -> None:
         before = {name: one_scene.queue.client.dump(one_scene.queue.keys.key(name)) for name in one_scene.queue.names()}
@@ -231,7 +231,7 @@ class TestGivenAQueueOfTwoPartitions:
                 queue.submit(*(new_job(name, id=JobId(f"{number}.t.{name}")) for name in ("one", "two")))
             scene = Scene(valkey, queues[0], sqlite_history, partitions=2)
             scene.record()
-            assert (scene.found(), scene.audit().hashes["queued"]) == ({}, 4)
+            assert (scene.found(), scene.audit().jobs["queued"]) == ({}, 4)
             about = queues[1].fields("t", "two")
             client.xdel(queues[1].keys.key("lane", "0:t"), about["entry"])
             drift(queues[1], "done")

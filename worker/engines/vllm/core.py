@@ -51,6 +51,9 @@ _REFUSED_OPTIONS = {
     "enable_lora": "adapters are named by --adapters",
 }
 
+_OF_SETTINGS = ("block_size", "gpu_memory_utilization", "max_lora_rank", "max_loras", "num_gpu_blocks_override")
+"""Options that the worker's settings decide, also where they state nothing."""
+
 _NOTHING = Draws(frozenset(), {})
 
 
@@ -62,7 +65,7 @@ class _Parser(FlexibleArgumentParser):
 
 
 def _parsed(stated: Mapping[str, object], options: Sequence[str]) -> EngineArgs:
-    flags = flags_of(options, decided=stated, refused=_REFUSED_OPTIONS)
+    flags = flags_of(options, decided={*stated, *_OF_SETTINGS}, refused=_REFUSED_OPTIONS)
     # Abbreviations would pass by what is refused.
     parser = EngineArgs.add_cli_args(_Parser(exit_on_error=False, allow_abbrev=False))
     try:
