@@ -8,7 +8,7 @@ import mmap
 import struct
 from array import array
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import TypeAlias, TypeVar
@@ -44,6 +44,11 @@ class TensorInfo:
     """Of its first byte in the file."""
 
     num_bytes: int
+
+    def part(self, index: int) -> "TensorInfo":
+        """Return one of the tensors that this one stacks."""
+        size = self.num_bytes // self.shape[0]
+        return replace(self, shape=self.shape[1:], offset=self.offset + index * size, num_bytes=size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -353,7 +353,9 @@ FAMILIES: dict[str, Family] = {
         },
     ),
     "granite": Family(multipliers=_granite_multipliers),
-    "granitemoe": Family(multipliers=_granite_multipliers, experts=GRANITE_EXPERTS),
+    "granitemoe": Family(
+        multipliers=_granite_multipliers, experts=GRANITE_EXPERTS, refused=("shared_expert_intermediate_size",)
+    ),
     "gpt_oss": Family(
         sliding_windows=_every_second_window,
         has_qkv_bias=_attention_bias,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from sluice.engine.errors import ModelFolderError
 from sluice.engine.gguf.file import GgufFile, Value
 from sluice.engine.gguf.tensors import read_tensor
+from sluice.engine.models.families import FAMILIES
 from sluice.engine.text.json_files import Json
 
 _GLOBAL_ANGLES, _LONG_ANGLES, _SHORT_ANGLES = (
@@ -27,6 +28,10 @@ _SIZES = {
     "rope.freq_base": "rope_theta",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
 """Fields of an architecture that a config has under another name."""
 
@@ -58,6 +63,9 @@ class Architecture:
     has_whole_norms: bool = False
     """Whether norms are stored with the one that transformers adds to them."""
 
+    mixture: str | None = None
+    """The family of its files with experts, if another one."""
+
 
 def _granite(file: GgufFile, _: Json) -> Json:
     names = {
@@ -67,6 +75,15 @@ def _granite(file: GgufFile, _: Json) -> Json:
         "logit_scale": "logits_scaling",
     }
     return _renamed(_fields_of(file), names)
+
+
+def _qwen2_moe(_: GgufFile, config: Json) -> Json:
+    return {"qkv_bias": config["attention_bias"]}
+
+
+def _qwen3_moe(_file: GgufFile, _config: Json) -> Json:
+    """Return what the file does not state, since all published models have it."""
+    return {"norm_topk_prob": True}
 
 
 def _cohere(file: GgufFile, _: Json) -> Json:
@@ -92,11 +109,14 @@ def _gemma3(file: GgufFile, config: Json) -> Json:
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "llama": Architecture("llama", has_adjacent_pairs=True),
+    "llama": Architecture("llama", has_adjacent_pairs=True, mixture="mixtral"),
     "smollm3": Architecture("smollm3", has_adjacent_pairs=True),
     "granite": Architecture("granite", _granite, has_adjacent_pairs=True),
+    "granitemoe": Architecture("granitemoe", _granite, has_adjacent_pairs=True),
     "qwen2": Architecture("qwen2"),
+    "qwen2moe": Architecture("qwen2_moe", _qwen2_moe),
     "qwen3": Architecture("qwen3"),
+    "qwen3moe": Architecture("qwen3_moe", _qwen3_moe),
     "seed_oss": Architecture("seed_oss", mlp_norm="post_attention_norm"),
     "gemma": Architecture("gemma", has_whole_norms=True),
     "gemma2": Architecture("gemma2", _gemma, has_whole_norms=True),
@@ -133,10 +153,8 @@ def config_of(file: GgufFile) -> Json:
     architecture = architecture_of(file)
     if file.metadata.get("split.count", 1) not in (0, 1):
         raise ModelFolderError(f"{file.path} is one part of a model: merge them with llama-gguf-split --merge.")
-    if _fields_of(file).get("expert_count"):
-        raise ModelFolderError(f"{file.path} is a mixture of experts, which is not supported.")
     config: dict[str, object] = {
-        "model_type": architecture.model_type,
+        "model_type": _model_type(file, architecture),
         "vocab_size": _vocab_size(file),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         **{name: f"blk.0.{tensor}.bias" in file.tensors for tensor, name in _BIASES.items()},
@@ -145,6 +163,15 @@ def config_of(file: GgufFile) -> Json:
     config |= _rope(file, config)
     config |= {"eos_token_id": file.metadata.get("tokenizer.ggml.eos_token_id")}
     return {**config, **architecture.extra(file, config)}
+
+
+def _model_type(file: GgufFile, architecture: Architecture) -> str:
+    num_experts = _fields_of(file).get("expert_count")
+    model_type = architecture.mixture if num_experts and architecture.mixture else architecture.model_type
+    if bool(num_experts) != (FAMILIES[model_type].experts is not None):
+        name = file.metadata["general.architecture"]
+        raise ModelFolderError(f"{file.path}: expert_count is {num_experts}, which is not supported for {name!r}.")
+    return model_type
 
 
 def generation_config_of(file: GgufFile) -> Json:
@@ -207,6 +234,6 @@ def _numbers(file: GgufFile, name: str) -> list[float]:
     if name not in file.tensors:
         raise ModelFolderError(f"{file.path} has no tensor {name}: it does not belong to its fields.")
     try:
-        return read_tensor(file, name).tolist()
+        return read_tensor(file.path, file.tensors[name]).tolist()
     except OSError as error:
         raise ModelFolderError(f"tensor {name!r} of {file.path} cannot be read: {error}.") from error

@@ -130,13 +130,19 @@ def by_expert(weights: Weights, shape: MixtureShape | None, rules: ExpertRules |
     """Return weights in which each expert has tensors of its own."""
     if shape is None or rules is None or rules.stacked is None:
         return weights
+    first = f"model.layers.{shape.layers.index(True)}.{rules.block}.experts.0.{rules.down}.weight"
+    if weights.num_rows(first):
+        return weights
     return UnstackedExperts(weights, shape.num_experts, rules.stacked)
 
 
 def _granite_tensor(weights: Weights, tensor: ExpertTensor) -> Tensor:
-    stacked = {"gate_up_proj.weight": "input_linear.weight", "down_proj.weight": "output_linear.weight"}[tensor.part]
-    every = weights.get(f"{tensor.block}.{stacked}", (tensor.num_experts, *tensor.shape), tensor.dtype)
-    return every[tensor.expert]
+    if tensor.part == "down_proj.weight":
+        every = (tensor.num_experts, *tensor.shape)
+        return weights.get(f"{tensor.block}.output_linear.weight", every, tensor.dtype)[tensor.expert]
+    size, hidden = tensor.shape
+    gate_up = weights.get(f"{tensor.block}.input_linear.weight", (tensor.num_experts, 2 * size, hidden), tensor.dtype)
+    return gate_up[tensor.expert][:size] if tensor.part == "gate_proj.weight" else gate_up[tensor.expert][size:]
 
 
 def _num_experts(config: Json, default: int) -> int:
@@ -222,7 +228,6 @@ GRANITE_EXPERTS = ExpertRules(
     stacked=_granite_tensor,
     block="block_sparse_moe",
     router="router.layer",
-    gate_up=("gate_up_proj",),
 )
 GPT_OSS_EXPERTS = ExpertRules(shape=_gpt_oss, stacked=_gpt_oss_tensor, router="router", gate_up=("gate_up_proj",))
 QWEN2_EXPERTS = ExpertRules(shape=_qwen2)

@@ -3,6 +3,7 @@
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,21 +11,35 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from sluice.engine.config import Quantization
+from sluice.engine.errors import ModelFolderError
 from sluice.engine.execution.options import ModelOptions
 from sluice.engine.execution.start.model_loading import plan_load
+from sluice.engine.execution.start.needs import needs_of
 from sluice.engine.gguf.file import read_gguf
 from sluice.engine.models.config import parse_config
 from sluice.engine.models.decoder import Decoder
 from sluice.engine.models.folder import open_model_folder
 from sluice.engine.models.load import WeightForm, load_decoder
+from sluice.engine.request import Request, Sampling
 from sluice.kernels.linear.native import Kind, NativeLinear
+from tests.oracles.engines import run
 from tests.oracles.test_decoder_logits import LENGTHS, load, logits_of
-from tests.oracles.tiny_models import COHERE, GEMMA2, GEMMA3, TINY_MODELS, VOCAB_SIZE, TinyModel
+from tests.oracles.tiny_models import (
+    COHERE,
+    GEMMA2,
+    GEMMA3,
+    GRANITE,
+    QWEN3_MOE,
+    TINY_MODELS,
+    VOCAB_SIZE,
+    TinyModel,
+)
 
 gguf = pytest.importorskip("gguf")
-from tests.engine.gguf.writing import write_model  # noqa: E402 - it needs the package
+from tests.engine.gguf.writing import rounded_folder, write_model  # noqa: E402 - it needs the package
 
 DEEP: dict[str, object] = {"num_hidden_layers": 7}
 LOCAL: dict[str, object] = {
@@ -32,6 +47,11 @@ LOCAL: dict[str, object] = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
         "full_attention": {"rope_type": "linear", "rope_theta": 500.0, "factor": 8.0},
     }
+}
+# Of qwen3moe the format leaves out whether the shares of the chosen experts sum to one; of published models they do.
+MIXTURES: dict[str, TinyModel] = {
+    **{name: TINY_MODELS[name] for name in ("mixtral", "qwen2_moe", "granitemoe")},
+    "qwen3_moe": TinyModel("qwen3_moe", {**QWEN3_MOE, "norm_topk_prob": True}),
 }
 CONVERTED: dict[str, TinyModel] = {
     **{name: TINY_MODELS[name] for name in ("llama", "llama-tied", "llama-biases", "llama-linear", "qwen2", "qwen3")},
@@ -45,6 +65,7 @@ CONVERTED: dict[str, TinyModel] = {
     "gemma3": TinyModel(
         "gemma3_text", GEMMA3 | {"query_pre_attn_scalar": 16, "sliding_window_pattern": 6, **LOCAL, **DEEP}
     ),
+    **MIXTURES,
 }
 """Models of each architecture."""
 
@@ -55,7 +76,13 @@ SIZES: dict[str, object] = {
     "num_key_value_heads": 2,
     "head_dim": 32,
 }
+# All experts are chosen: a rounded score chooses no other.
+ALL_CHOSEN: dict[str, object] = {"num_experts_per_tok": 4, "moe_intermediate_size": 64}
 PACKED: dict[str, dict[str, object]] = {
+    "mixtral": SIZES | {"num_local_experts": 4, **ALL_CHOSEN},
+    "granitemoe": SIZES | GRANITE | {"num_local_experts": 4, **ALL_CHOSEN},
+    "qwen2_moe": SIZES | {"num_experts": 4, "shared_expert_intermediate_size": 32, **ALL_CHOSEN},
+    "qwen3_moe": SIZES | {"num_experts": 4, "norm_topk_prob": True, **ALL_CHOSEN},
     "llama": SIZES,
     "gemma3_text": GEMMA3 | SIZES | {"query_pre_attn_scalar": 16, "sliding_window_pattern": 6, **LOCAL, **DEEP},
 }
@@ -73,6 +100,8 @@ FIELDS: dict[str, dict[str, Any]] = {
     "gemma2": {"{arch}.attn_logit_softcapping": 2.0, "{arch}.final_logit_softcapping": 3.0},
 }
 """Fields of an architecture beyond the common ones."""
+
+FIELDS["granitemoe"] = FIELDS["granite"]
 
 
 def load_packed(file: Path) -> Decoder:
@@ -105,14 +134,14 @@ class TestGivenAModelConvertedToGguf:
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
     @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q8_0"])
-    @pytest.mark.parametrize("name", ["llama", "gemma3_text"])
+    @pytest.mark.parametrize("name", PACKED)
     def test_when_groups_stay_packed_then_logits_are_close_to_those_of_dequantized_weights(
         self, name: str, kind: str, tmp_path: Path
     ) -> None:
         """Rows are rounded to 8 bits, and sums to bfloat16; small random models amplify both."""
         TinyModel(name, PACKED[name]).save(tmp_path / "folder")
         file = tmp_path / "model.gguf"
-        write_model(tmp_path / "folder", file, gguf.GGMLQuantizationType[kind], {})
+        write_model(tmp_path / "folder", file, gguf.GGMLQuantizationType[kind], FIELDS.get(name, {}))
         generator = torch.Generator().manual_seed(3)
         prompts = [torch.randint(VOCAB_SIZE, (n,), generator=generator).tolist() for n in LENGTHS]
         decoder = load_packed(file)
@@ -173,3 +202,90 @@ class TestGivenAModelConvertedToGguf:
         assert folder.path == file
         assert folder.dtype("auto") == torch.float16
         assert parse_config(folder.config).num_layers == 3
+
+
+def prompts_of() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randint(VOCAB_SIZE, (n,), generator=generator).tolist() for n in LENGTHS]
+
+
+class TestGivenAMixtureInGguf:
+    @pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0", "Q4_0"])
+    @pytest.mark.parametrize("name", MIXTURES)
+    def test_when_it_is_computed_in_float32_then_logits_and_tokens_are_those_of_its_numbers(
+        self, name: str, kind: str, tmp_path: Path
+    ) -> None:
+        TinyModel(name, {**PACKED[name], "num_experts_per_tok": 2}).save(tmp_path / "folder")
+        file, stored = tmp_path / "model.gguf", gguf.GGMLQuantizationType[kind]
+        write_model(tmp_path / "folder", file, stored, FIELDS.get(name, {}))
+        numbers, prompts = rounded_folder(tmp_path / "folder", tmp_path / "numbers", stored), prompts_of()
+        sampling = Sampling(temperature=0, max_tokens=20, ignore_eos=True)
+        requests = [
+            Request(id=str(i), prompt_token_ids=tuple(prompt), sampling=sampling) for i, prompt in enumerate(prompts)
+        ]
+
+        actual = logits_of(load(file, 160), prompts, block_size=16, chunk=50)
+        outcome = run(file, requests, dtype="float32")
+
+        expected = logits_of(load(numbers, 160), prompts, block_size=16, chunk=50)
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(actual, expected, strict=True))
+        assert outcome.token_ids == run(numbers, requests, dtype="float32").token_ids
+
+    def test_when_it_stays_packed_then_it_takes_and_reads_what_doctor_says(self, tmp_path: Path) -> None:
+        TinyModel("qwen3_moe", PACKED["qwen3_moe"] | {"vocab_size": 128, "num_experts_per_tok": 1}).save(tmp_path)
+        file = tmp_path / "model.gguf"
+        write_model(tmp_path, file, gguf.GGMLQuantizationType.Q4_0, {})
+        decoder = load_packed(file)
+
+        needs = needs_of(plan_load(ModelOptions(path=file, max_model_len=64)))
+
+        kept = [*decoder.weights.products, decoder.weights.embedding]
+        num_bytes = sum(each.num_bytes for each in kept if isinstance(each, NativeLinear))
+        attention, expert, end = 64 * (2 * 4 * 32 + 2 * 2 * 32), 3 * 64 * 64, 128 * 64
+        assert needs.num_parameters == 3 * (attention + 4 * expert) + 2 * end
+        assert needs.weight_bytes == pytest.approx(num_bytes, rel=0.05)
+        assert needs.read_bytes == pytest.approx((3 * (attention + expert) + end) * 20 / 32, rel=0.05)
+
+
+class TestGivenAMixtureThatContradictsItself:
+    """As a damaged file, or one that was edited, may do."""
+
+    @pytest.mark.parametrize(
+        ("fields", "message"),
+        [
+            ({"num_local_experts": 6}, r"'blk.0.ffn_gate_inp.weight' is \(5, 48\), .* expect \(6, 48\)"),
+            ({"num_experts_per_tok": 6}, "num_experts_per_tok must be a whole number from 1 to 5, got 6"),
+            ({"intermediate_size": 64}, r"'blk.0.ffn_gate_exps.weight' is \(5, 80, 48\), .* expect \(5, 64, 48\)"),
+            ({"num_local_experts": 0}, "has no tensor blk.0.ffn_gate.weight"),
+        ],
+    )
+    def test_when_a_field_is_not_that_of_the_tensors_then_a_sentence_says_so(
+        self, fields: dict[str, object], message: str, tmp_path: Path
+    ) -> None:
+        TINY_MODELS["mixtral"].save(tmp_path)
+        config = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps(config | fields))
+        write_model(tmp_path, tmp_path / "model.gguf", gguf.GGMLQuantizationType.F32, {})
+
+        with pytest.raises(ModelFolderError, match=message):
+            load(tmp_path / "model.gguf", 160)
+
+    @pytest.mark.parametrize(
+        ("family", "lost", "message"),
+        [
+            ("mixtral", "experts.4.w1", r"'blk.0.ffn_gate_exps.weight' is \(4, 80, 48\), .* expect \(5, 80, 48\)"),
+            ("mixtral", "gate", "has no tensor blk.0.ffn_gate_inp.weight"),
+            ("granitemoe", "output_linear", "has no tensor model.layers.0.block_sparse_moe"),
+        ],
+    )
+    def test_when_a_tensor_is_not_whole_then_a_sentence_names_it(
+        self, family: str, lost: str, message: str, tmp_path: Path
+    ) -> None:
+        TINY_MODELS[family].save(tmp_path)
+        tensors = load_file(tmp_path / "model.safetensors")
+        del tensors[f"model.layers.0.block_sparse_moe.{lost}.weight"]
+        save_file(tensors, tmp_path / "model.safetensors")
+        write_model(tmp_path, tmp_path / "model.gguf", gguf.GGMLQuantizationType.F32, FIELDS.get(family, {}))
+
+        with pytest.raises(ModelFolderError, match=message):
+            load(tmp_path / "model.gguf", 160)

@@ -157,7 +157,20 @@ class TestGivenABadFile:
         ("changes", "message"),
         [
             ({"general.architecture": "mamba"}, "architecture 'mamba' is not one of cohere2, command-r"),
-            ({"llama.expert_count": 8}, "is a mixture of experts"),
+            (
+                {"llama.expert_count": 8, "llama.expert_used_count": 9, "llama.attention.head_count_kv": 2},
+                "num_experts_per_tok must be a whole number from 1 to 8, got 9",
+            ),
+            ({"general.architecture": "qwen2", "qwen2.expert_count": 8}, "expert_count is 8, which is not supported"),
+            ({"general.architecture": "qwen3moe"}, "expert_count is None, which is not supported for 'qwen3moe'"),
+            (
+                {
+                    "general.architecture": "granitemoe",
+                    "granitemoe.expert_count": 8,
+                    "granitemoe.expert_shared_feed_forward_length": 8,
+                },
+                "shared_expert_intermediate_size 8 is not supported for granitemoe",
+            ),
             ({"split.count": 3}, "is one part of a model"),
             ({"tokenizer.ggml.model": "bert"}, "tokenizer 'bert' is not one of gpt2, llama"),
             ({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "x"}, "the rule 'x' of its tokenizer"),
@@ -207,6 +220,7 @@ ODD: list[Value] = [
 ]
 NAMES = [
     *("context_length", "embedding_length", "block_count", "feed_forward_length", "vocab_size", "expert_count"),
+    *("expert_used_count", "expert_feed_forward_length", "expert_shared_feed_forward_length"),
     *(f"attention.{name}" for name in ("head_count", "head_count_kv", "key_length", "sliding_window", "scale")),
     *("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon", "logit_scale", "embedding_scale"),
     *(f"rope.{name}" for name in ("freq_base", "dimension_count", "scale_linear", "scaling.type", "scaling.factor")),
@@ -274,7 +288,7 @@ class TestGivenAFileThatIsCutAfterItsHeaderWasRead:
         path.write_bytes(path.read_bytes()[: file.header_bytes])
 
         with pytest.raises(OSError, match="was cut after its header was read"):
-            read_tensor(file, "token_embd.weight")
+            read_tensor(file.path, file.tensors["token_embd.weight"])
         with pytest.raises(ModelFolderError, match="cannot be read"):
             GgufWeights(file, "llama").get("model.embed_tokens.weight", (8, 8))
 

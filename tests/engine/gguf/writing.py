@@ -4,13 +4,14 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import gguf
 import numpy as np
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 ARCHITECTURES = {
     "llama": "llama",
@@ -28,10 +29,19 @@ ARCHITECTURES = {
     "exaone4": "exaone4",
     "cohere": "command-r",
     "cohere2": "cohere2",
+    "mixtral": "llama",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
+    "granitemoe": "granitemoe",
 }
 """llama.cpp's name by model_type."""
 
-ADJACENT = ("llama", "smollm3", "granite")
+Array: TypeAlias = np.ndarray[Any, Any]
+_EXPERT = re.compile(r"(?<=\.experts)\.(\d+)")
+_GATE_UP = "input_linear.weight"
+_ROUTER = re.compile(r"ffn_gate_inp|\.gate\.|\.router\.|shared_expert_gate")
+
+ADJACENT = ("llama", "smollm3", "granite", "mixtral", "granitemoe")
 """Whose converter writes rotated pairs beside each other."""
 
 
@@ -45,7 +55,7 @@ def write_model(folder: Path, path: Path, kind: gguf.GGMLQuantizationType, field
         write_field(writer, name.format(arch=architecture), value)
     arch = next(each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
-    for name, tensor in load_file(folder / "model.safetensors").items():
+    for name, tensor in _stacked(load_file(folder / "model.safetensors")).items():
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
         array = _converted(name, tensor, config)
@@ -54,6 +64,36 @@ def write_model(folder: Path, path: Path, kind: gguf.GGMLQuantizationType, field
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _stacked(tensors: Mapping[str, Array]) -> dict[str, Array]:
+    """The tensors of all experts of a layer in one, gate and up projection apart."""
+    stacked: dict[str, Array] = {}
+    by_expert: dict[str, dict[int, Array]] = {}
+    for name, tensor in tensors.items():
+        if expert := _EXPERT.search(name):
+            by_expert.setdefault(_EXPERT.sub("", name), {})[int(expert[1])] = tensor
+        elif name.endswith(_GATE_UP):
+            gate, up = np.split(tensor, 2, axis=1)
+            block = name.removesuffix(_GATE_UP)
+            stacked |= {f"{block}experts.w1.weight": gate, f"{block}experts.w3.weight": up}
+        else:
+            stacked[name] = tensor
+    return stacked | {name: np.stack([each[e] for e in sorted(each)]) for name, each in by_expert.items()}
+
+
+def rounded_folder(folder: Path, out: Path, kind: gguf.GGMLQuantizationType) -> Path:
+    """Write to `out` a folder of transformers with the numbers that a file of `kind` has."""
+    out.mkdir()
+    (out / "config.json").write_text((folder / "config.json").read_text())
+    tensors = {
+        name: gguf.quants.dequantize(gguf.quants.quantize(tensor, kind), kind).reshape(tensor.shape)
+        if _is_packed(name, tensor, kind)
+        else tensor
+        for name, tensor in load_file(folder / "model.safetensors").items()
+    }
+    save_file(tensors, out / "model.safetensors")
+    return out
 
 
 def write_field(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
@@ -91,11 +131,20 @@ def _write_fields(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
         writer.add_layer_norm_eps(config["layer_norm_eps"])
     else:
         writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    for name, write in {
+        "num_experts": writer.add_expert_count,
+        "num_local_experts": writer.add_expert_count,
+        "num_experts_per_tok": writer.add_expert_used_count,
+        "moe_intermediate_size": writer.add_expert_feed_forward_length,
+        "shared_expert_intermediate_size": writer.add_expert_shared_feed_forward_length,
+    }.items():
+        if config.get(name):
+            write(config[name])
     if config.get("sliding_window"):
         writer.add_sliding_window(config["sliding_window"])
 
 
-def _converted(name: str, tensor: np.ndarray[Any, Any], config: Mapping[str, Any]) -> np.ndarray[Any, Any]:
+def _converted(name: str, tensor: Array, config: Mapping[str, Any]) -> Array:
     family = config["model_type"]
     if family in ADJACENT and ("q_proj" in name or "k_proj" in name):
         heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
@@ -103,14 +152,18 @@ def _converted(name: str, tensor: np.ndarray[Any, Any], config: Mapping[str, Any
         return halves.swapaxes(1, 2).reshape(tensor.shape)
     if family.startswith("gemma") and name.endswith("norm.weight"):
         return tensor + 1
-    return tensor
+    return tensor.squeeze()
 
 
-def _write_tensor(
-    writer: gguf.GGUFWriter, name: str, array: np.ndarray[Any, Any], kind: gguf.GGMLQuantizationType
-) -> None:
-    is_packed = array.ndim > 1 and array.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] == 0
-    if not is_packed or kind == gguf.GGMLQuantizationType.F32:
+def _is_packed(name: str, array: Array, kind: gguf.GGMLQuantizationType) -> bool:
+    """Whether a matrix has whole blocks, and is no router."""
+    return (
+        array.squeeze().ndim > 1 and array.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] == 0 and not _ROUTER.search(name)
+    )
+
+
+def _write_tensor(writer: gguf.GGUFWriter, name: str, array: Array, kind: gguf.GGMLQuantizationType) -> None:
+    if kind == gguf.GGMLQuantizationType.F32 or not _is_packed(name, array, kind):
         writer.add_tensor(name, array.astype(np.float32))
         return
     writer.add_tensor(name, gguf.quants.quantize(array.astype(np.float32), kind), raw_dtype=kind)
