@@ -123,11 +123,16 @@ FULL = ("full_jobs", "full_tokens", "full_bytes", "tenant_full", "full_memory", 
 """Reasons of refusals that pass: the jobs may be submitted again."""
 
 
-def submit(keys: QueueKeys, jobs: Sequence[NewJob]) -> Call[list[SubmitReply]]:
+def submit(keys: QueueKeys, jobs: Sequence[NewJob], *, is_to_end: bool = False) -> Call[list[SubmitReply]]:
     """Put up to `MAX_JOBS_PER_CALL` jobs on their lanes; returns one answer per job.
 
     After the first job over a limit, all further new jobs are refused, which keeps their order. Keep a call below
     `MAX_CALL_BYTES`, so that it does not block the server for long; send a larger job alone.
+
+    Args:
+        keys: The partition.
+        jobs: The jobs.
+        is_to_end: Whether the jobs are cancelled at once: they may exceed the bounds of waiting jobs.
 
     Raises:
         ValueError: too many jobs, or one of another partition, or with an invalid priority.
@@ -135,7 +140,7 @@ def submit(keys: QueueKeys, jobs: Sequence[NewJob]) -> Call[list[SubmitReply]]:
     if len(jobs) > limits.MAX_JOBS_PER_CALL:
         raise ValueError(f"{len(jobs)} jobs in one call; at most {limits.MAX_JOBS_PER_CALL}")
     rows = [_job_row(keys, job) for job in jobs]
-    return Call("submit", keys.fixed(), (pack_for_script(rows),), _read_submit)
+    return Call("submit", keys.fixed(), (pack_for_script(rows), *(["1"] if is_to_end else ())), _read_submit)
 
 
 def _job_row(keys: QueueKeys, job: NewJob) -> tuple[object, ...]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from sluice.protocol import limits
-from sluice.protocol.calls import AGAIN, FULL, Call, Conflict, FromNow, NewJob, Refused, SubmitReply, cancel, submit
+from sluice.protocol.calls import AGAIN, FULL, Conflict, FromNow, NewJob, Refused, SubmitReply, cancel, submit
 from sluice.protocol.chains.chain import (
     DONE,
     ENDS,
@@ -339,27 +339,28 @@ def _submit(
     Return those that cannot be submitted, or that the queue refuses for good, and why.
     """
     refused = dict[JobId, str]()
-    for call, ids in _calls(keys.queue, jobs, outputs, refused):
+    for there, ready in _calls(keys.queue, jobs, outputs, refused):
+        call, ids = submit(there, ready, is_to_end=reason is not None), [job.id for job in ready]
         if reason is None and look.is_full(ids[0]):
             continue
         if reason is not None:  # whoever dies before the cancel leaves the flag, and the next look cancels them
             _sound((yield (("HSET", keys.cancelled, *(part for job_id in ids for part in (job_id, reason))),)))
         try:
-            reply = yield from _ask(look, _keys_of(keys.queue, ids[0]), f"submit of job {ids[0]}", command_of(call))
+            reply = yield from _ask(look, there, f"submit of job {ids[0]}", command_of(call))
         except _NoReplyError as error:
             look.problems.append((chain_id, str(error)))
             continue
         answers = dict(zip(ids, call.parse(reply), strict=True))
         refused |= _refused(look, chain_id, answers)
-        if there := [job_id for job_id, answer in answers.items() if not isinstance(answer, Refused)]:
-            others = {job_id for job_id in there if isinstance(answers[job_id], Conflict)}
+        if taken := [job_id for job_id, answer in answers.items() if not isinstance(answer, Refused)]:
+            others = {job_id for job_id in taken if isinstance(answers[job_id], Conflict)}
             look.problems += [
                 (chain_id, f"another job was submitted as {job_id} while it was blocked") for job_id in others
             ]
-            mine = [job_id for job_id in there if job_id not in others]
+            mine = [job_id for job_id in taken if job_id not in others]
             if reason is not None:
                 yield from _cancel(keys, look, dict.fromkeys(mine, reason))
-            yield (*([("HDEL", keys.cancelled, *there)] if reason is not None else ()), ("HDEL", keys.blocked, *there))
+            yield (*([("HDEL", keys.cancelled, *taken)] if reason is not None else ()), ("HDEL", keys.blocked, *taken))
             look.released += [Released(chain_id, len(mine), reason)] if mine else []
     return refused
 
@@ -377,7 +378,10 @@ def _refused(look: ChainLook, chain_id: str, answers: Mapping[JobId, SubmitReply
 def _end(
     keys: ChainKeys, look: ChainLook, chain_id: str, jobs: Mapping[JobId, NewJob], reasons: Mapping[JobId, str]
 ) -> Steps[None]:
-    """Submit jobs that must not run, delayed, and cancel them: what the queue would refuse of them is left out."""
+    """Submit jobs that must not run, delayed, and cancel them: what the queue would refuse of them is left out.
+
+    They do so at once, also while the queue is full: they take no place of others.
+    """
     for reason in dict.fromkeys(reasons.values()):
         ending = [
             replace(jobs[job_id], not_before_ms=_NEVER, features=(), prompt_tokens=None)
@@ -461,8 +465,8 @@ def _remove_rest(keys: ChainKeys, chain_id: str, parent: str, decision: bytes | 
 
 def _calls(
     queue: QueueKeys, jobs: Sequence[NewJob], outputs: Mapping[int, str] | None, refused: dict[JobId, str]
-) -> Iterator[tuple[Call[list[SubmitReply]], list[JobId]]]:
-    """Yield the calls that submit jobs, each within the limits of one, and their ids.
+) -> Iterator[tuple[QueueKeys, list[NewJob]]]:
+    """Yield the jobs of one call after the other, with their partition: each within the limits of a call.
 
     Prompts get their outputs when their call is made, for their size; jobs that cannot be are added to `refused`.
     """
@@ -479,9 +483,9 @@ def _calls(
                 continue
             size = len(job.payload) + len(job.spec)
             if current and (len(current) == limits.MAX_JOBS_PER_CALL or num_bytes + size > limits.MAX_CALL_BYTES):
-                yield submit(keys, current), [one.id for one in current]
+                yield keys, current
                 current, num_bytes = [], 0
             current.append(job)
             num_bytes += size
         if current:
-            yield submit(keys, current), [one.id for one in current]
+            yield keys, current

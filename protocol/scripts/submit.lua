@@ -3,6 +3,7 @@
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV[1]: packed array of jobs, each an array in the order of `unpacked` below.
+-- ARGV[2]: '1' for jobs that are submitted to be cancelled at once: bounds of waiting jobs do not hold for them.
 -- Reply: for each job one of {'accepted', id, jobs ahead, tokens ahead}, {'duplicate', id, state}, {'conflict', id},
 --   {'refused', reason, waiting jobs, waiting tokens, waiting bytes, limit, message}.
 -- Reads: batch, callbacks, counters, depth, heads, idem, job, outbox, parked, ready, served, tenants.
@@ -110,9 +111,10 @@ function refused(reason, most, sentence, of)
   return { 'refused', reason, of.jobs, of.tokens, of.bytes, most, sentence }
 end
 
+local IS_BOUNDED = ARGV[2] ~= '1'
 local function is_too_full(job)
-  return waiting.jobs >= BOUNDS.jobs or waiting.tokens + job.cost > BOUNDS.tokens
-    or waiting.bytes + job.bytes > BOUNDS.bytes
+  return IS_BOUNDED and (waiting.jobs >= BOUNDS.jobs or waiting.tokens + job.cost > BOUNDS.tokens
+    or waiting.bytes + job.bytes > BOUNDS.bytes)
 end
 
 -- The first write of this script. It adds nothing, but Redis refuses it if it is full. Any other error (a replica, a
@@ -170,7 +172,7 @@ function refusal_of_share(job)
   local held = waiting_of(job.tenant)
   -- Another user may have written the count: no tenant holds more than the queue.
   for _, unit in ipairs(UNITS) do held[unit] = math.min(held[unit], waiting[unit]) end
-  if SHARE_PERCENT >= 100 or held.jobs == 0 or is_alone(held) then return nil end
+  if not IS_BOUNDED or SHARE_PERCENT >= 100 or held.jobs == 0 or is_alone(held) then return nil end
   if held.jobs + 1 <= share_of(held, 'jobs') and held.tokens + job.cost <= share_of(held, 'tokens')
     and held.bytes + job.bytes <= share_of(held, 'bytes') then
     return nil

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from redis.exceptions import ClusterDownError
 
-from sluice.producer import JobId, JobState, Producer, Receipt, after
+from sluice.producer import JobId, JobState, Producer, QueueFull, Receipt, after
 from sluice.protocol.chains.chain import ChainKeys
 from sluice.protocol.chains.releasing import ChainLook, ChainWatch
 from sluice.protocol.keys import QueueKeys
@@ -48,6 +48,68 @@ class TestGivenATenantAtItsShare:
         assert producer.status(children["beta"]).state is JobState.QUEUED
         assert producer.status(children["acme"]).state is JobState.BLOCKED
         assert [message.partition(" has 5 jobs")[0] for _, message in look.problems] == ["tenant acme"]
+
+    def test_when_a_blocked_job_of_it_is_cancelled_then_it_ends(self, producer: Producer, redis_client: Any) -> None:
+        bound(redis_client, 10)
+        doomed(producer, "beta")
+        parent, *_ = [producer.submit("another", tenant="acme") for _ in range(5)]
+        child = producer.submit("child", tenant="acme", after=[parent])
+        producer.cancel(child)
+
+        look = producer.release_chains()
+
+        assert look.problems == []
+        assert producer.status(child).state is JobState.CANCELLED
+        assert producer.queue()[0].waiting_jobs == 5
+
+
+class TestGivenAFullQueue:
+    """It takes one job, and a chain waits for that."""
+
+    @pytest.fixture
+    def parent(self, producer: Producer) -> Receipt:
+        return producer.submit("parent")
+
+    @pytest.fixture
+    def children(self, producer: Producer, parent: Receipt, redis_client: Any) -> list[JobId]:
+        ids = [JobId(str(answer)) for answer in producer.submit_many(["one", "two"], after=[parent])]
+        bound(redis_client, 1)
+        return ids
+
+    def test_when_a_blocked_job_is_cancelled_then_it_ends(self, producer: Producer, children: list[JobId]) -> None:
+        producer.cancel(children[0])
+
+        look = producer.release_chains()
+
+        assert look.problems == []
+        assert [producer.status(child).state for child in children] == [JobState.CANCELLED, JobState.BLOCKED]
+
+    def test_when_the_other_fails_then_the_chain_is_cancelled(
+        self, producer: Producer, parent: Receipt, children: list[JobId]
+    ) -> None:
+        producer.cancel(parent)
+        producer.submit("another")
+
+        look = producer.release_chains()
+
+        assert look.problems == []
+        assert [producer.status(child).state for child in children] == [JobState.CANCELLED] * 2
+        assert producer.queue()[0].waiting_jobs == 1
+
+    def test_when_the_server_is_at_its_maxmemory_then_a_cancelled_job_ends_once_there_is_room(
+        self, producer: Producer, children: list[JobId], redis_client: Any
+    ) -> None:
+        producer.cancel(children[0])
+        redis_client.config_set("maxmemory", 1)
+        try:
+            with pytest.raises(QueueFull):
+                producer.release_chains()
+        finally:
+            redis_client.config_set("maxmemory", 0)
+
+        producer.release_chains()
+
+        assert producer.status(children[0]).state is JobState.CANCELLED
 
 
 class TestGivenAFullPartition:

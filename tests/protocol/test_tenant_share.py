@@ -2,7 +2,7 @@
 
 import pytest
 
-from sluice.protocol import limits
+from sluice.protocol import calls, limits
 from sluice.protocol.calls import Accepted, Refused, SubmitReply
 from tests.protocol.driving import Queue, check, new_job
 from tests.protocol.test_submit import NUM_BYTES
@@ -50,6 +50,20 @@ class TestGivenATenantAlone:
         shared.worker("B").beat()
 
         assert num_accepted(fill(shared, "acme", 10)) == 10
+
+
+class TestGivenJobsThatAreCancelledAtOnce:
+    def test_when_the_queue_is_full_then_they_are_taken_and_others_are_not(self, shared: Queue) -> None:
+        fill(shared, "acme", 5)
+        fill(shared, "other", 5)
+        ending = [new_job(name, "acme", not_before_ms=shared.now_ms + 60_000) for name in ("x", "y")]
+
+        answers = shared.run(calls.submit(shared.keys, ending, is_to_end=True))
+
+        assert num_accepted(answers) == 2
+        assert shared.run(calls.cancel(shared.keys, [job.id for job in ending])) == ["cancelled"] * 2
+        assert num_accepted(fill(shared, "acme", 1, "z")) == 0
+        check(shared)
 
 
 class TestGivenATenantAmongOthers:
