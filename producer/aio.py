@@ -536,6 +536,14 @@ class AsyncProducer:
         """
         return await self._link.run(chains.chains(self._queue, tenant=tenant, limit=limit))
 
+    async def cancel_chain(self, chain_id: str, *, reason: str | None = None) -> dict[JobId, str]:
+        """Cancel the jobs of a chain, blocked or released; returns for each what `cancel_many` does.
+
+        Raises:
+            ChainNotFound: none of its jobs is blocked.
+        """
+        return await self._link.run(control.cancel_chain(self._queue, chain_id, reason))
+
     async def release_chains(self) -> ChainLook:
         """Release blocked jobs whose wait is over. Only a queue without workers needs this: they do it all the time.
 

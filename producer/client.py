@@ -533,6 +533,14 @@ class Producer:
         """
         return self._link.run(chains.chains(self._queue, tenant=tenant, limit=limit))
 
+    def cancel_chain(self, chain_id: str, *, reason: str | None = None) -> dict[JobId, str]:
+        """Cancel the jobs of a chain, blocked or released; returns for each what `cancel_many` does.
+
+        Raises:
+            ChainNotFound: none of its jobs is blocked.
+        """
+        return self._link.run(control.cancel_chain(self._queue, chain_id, reason))
+
     def release_chains(self) -> ChainLook:
         """Release blocked jobs whose wait is over. Only a queue without workers needs this: they do it all the time.
 

@@ -15,6 +15,7 @@ ProducerError
 ├── LessDurable                  the queue has the job, but the server did not confirm the durability; see `receipt`
 ├── JobNotFound                  the id is unknown, or its data has expired
 ├── BatchNotFound                no job of this batch is known
+├── ChainNotFound                no job of this chain is blocked
 ├── ScheduleNotFound             the queue has no schedule of this name
 ├── JobNotDone                   the job ended without its whole output; `partial` has the output so far
 │   ├── JobFailed
@@ -125,10 +126,19 @@ class BatchNotFound(ProducerError, LookupError):
 
     def __init__(self, name: str) -> None:
         super().__init__(
-            f"batch {name} has no jobs in this queue: its name or the queue is wrong, or its data has expired. "
+            f"batch {name} has no jobs in this queue: its name or the queue is wrong, its data has expired, or all "
+            "its jobs are blocked: list these with `producer chains`, cancel them with `producer cancel --chain ID`. "
             f"Look in the history: producer jobs list --batch {name}"
         )
         self.name = name
+
+
+class ChainNotFound(ProducerError, LookupError):
+    """No job of the chain is blocked: its id or the queue is wrong, or its jobs were released or cancelled."""
+
+    def __init__(self, chain_id: str) -> None:
+        super().__init__(f"the queue has no blocked jobs of chain {chain_id:.100}. List chains: producer chains")
+        self.chain_id = chain_id
 
 
 class ScheduleNotFound(ProducerError, LookupError):

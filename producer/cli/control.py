@@ -25,6 +25,7 @@ from sluice.producer.cli.durations import TIME
 from sluice.producer.operations.batches import known_batch
 from sluice.producer.operations.dead import DeadFilter
 from sluice.protocol.calls import BatchView, JobView
+from sluice.protocol.chains.chain import listed
 from sluice.protocol.host.terminal import say
 from sluice.protocol.states import JobState
 
@@ -39,7 +40,9 @@ DEAD_HEADERS = ("id", "error_code", "attempt", "failures", "deaths", "ended", "e
 @json_option
 @connection_options
 def chains(*, tenant: str | None, limit: int, as_json: bool, **values: object) -> None:
-    """List the blocked jobs, and the jobs for which they wait. A line has the jobs of one submit.
+    """List the blocked jobs, and the jobs for which they wait. A line is a chain: the jobs of one submit.
+
+    --json has all ids.
 
     \b
     Example:
@@ -49,32 +52,42 @@ def chains(*, tenant: str | None, limit: int, as_json: bool, **values: object) -
         found = producer.chains(tenant=tenant, limit=limit)
     if as_json:
         return show_json([asdict(chain) for chain in found])
-    rows = [(chain.job_ids[0], len(chain.job_ids), chain.after.text, when(chain.submitted_ms)) for chain in found]
-    return show_table(("first_job", "jobs", "waits_for", "submitted"), rows)
+    rows = [
+        (chain.id, len(chain.job_ids), listed(chain.job_ids), chain.after.text, when(chain.submitted_ms))
+        for chain in found
+    ]
+    return show_table(("chain", "jobs", "blocked", "waits_for", "submitted"), rows)
 
 
 @click.command()
 @click.argument("job_ids", metavar="[JOB]...", nargs=-1)
 @click.option("--batch", metavar="NAME", help="Cancel every unfinished job of this batch, and close it.")
+@click.option("--chain", metavar="ID", help="Cancel every unfinished job of this chain; see `producer chains`.")
 @click.option("--reason", metavar="TEXT", help="Reason to record with the jobs.")
 @connection_options
-def cancel(job_ids: tuple[str, ...], *, batch: str | None, reason: str | None, **values: object) -> None:
+def cancel(
+    job_ids: tuple[str, ...], *, batch: str | None, chain: str | None, reason: str | None, **values: object
+) -> None:
     """Cancel jobs.
 
     A waiting job ends at once; a running one is stopped by its worker, and a blocked one is ended by any. Prints the
-    state reached, or `asked`, for each job; for a batch, the number of jobs.
+    state reached, or `asked`, for each job; for a batch, the number of jobs. A blocked job is in no batch before it is
+    released: --batch leaves it alone, --chain cancels it.
 
     \b
     Example:
         producer cancel 0.default.1f0c6a
         producer cancel --batch prompts-1f0c6a
+        producer cancel --chain 1796049076768-e2c6ac4afb4993a1
     """
-    if bool(job_ids) == (batch is not None):
-        raise click.UsageError("give jobs, or a --batch.")
+    if bool(job_ids) + (batch is not None) + (chain is not None) != 1:
+        raise click.UsageError("give jobs, a --batch, or a --chain.")
     with producer_of(values) as producer:
+        if chain is not None:
+            answers = producer.cancel_chain(chain, reason=reason)
+            return show_answers([*answers], [*answers.values()], bad=[UNKNOWN])
         if batch is None:
-            answers = producer.cancel_many(job_ids, reason=reason)
-            return show_answers(job_ids, answers, bad=[UNKNOWN])
+            return show_answers(job_ids, producer.cancel_many(job_ids, reason=reason), bad=[UNKNOWN])
         done = producer.cancel_batch(batch, reason=reason)
     return say(f"{done.num_ended} jobs cancelled, {done.num_asked} asked to stop")
 

@@ -1,12 +1,14 @@
 """Submit jobs that wait for others; list, cancel and release them. No I/O."""
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import cast
 
 from sluice.producer.errors import (
+    ChainNotFound,
     IdempotencyConflict,
     InvalidJob,
     ProducerError,
@@ -26,6 +28,7 @@ from sluice.protocol.chains.chain import (
     After,
     Chain,
     ChainKeys,
+    blocked_of,
     blocked_value,
     pack_chain,
     pack_jobs,
@@ -38,6 +41,7 @@ from sluice.protocol.chains.outputs import used_outputs
 from sluice.protocol.chains.releasing import GONE, ChainLook, ChainWatch, ends_of
 from sluice.protocol.durability import NOTHING_ASKED, DurabilityCheck
 from sluice.protocol.errors import WireError
+from sluice.protocol.job_ids import split_job_id
 from sluice.protocol.jobs import Prepared
 from sluice.protocol.packing import packed
 from sluice.protocol.rows import read_row
@@ -225,7 +229,7 @@ def _write(
 
 def _remove(keys: ChainKeys, chain: Chain) -> Operation[None]:
     [values] = yield Ask((("HMGET", keys.blocked, *chain.job_ids),))
-    mine = [job_id for job_id, (chain_id, _) in read_blocked(chain.job_ids, values).items() if chain_id == chain.id]
+    mine = blocked_of(chain.id, chain.job_ids, values)
     *_, num_removed, _ = yield Ask(
         (
             ("HDEL", keys.chains, chain.id),
@@ -302,28 +306,50 @@ class ChainView:
     id: str
     after: After
     job_ids: tuple[JobId, ...]
-    """The jobs that it was submitted with."""
+    """In the order of their submit."""
 
     submitted_ms: int
 
 
 def chains(queue: Queue, *, tenant: str | None = None, limit: int = 1000) -> Operation[list[ChainView]]:
-    """Return the chains of a queue (of one tenant) by age: of more than `limit`, any. Unreadable ones are left out."""
+    """Return the blocked jobs of a queue (of one tenant) by chain and age: of more than `limit` chains, any.
+
+    Chains that cannot be read are left out.
+    """
     keys, cursor, found = ChainKeys(queue.keys(0)), b"0", dict[str, ChainView]()
     while True:
         [reply] = yield Ask((("HSCAN", keys.chains, cursor, "COUNT", 100),))
         cursor, entries = cast("tuple[bytes, list[bytes]]", reply)
-        for name, data in zip(entries[::2], entries[1::2], strict=True):
-            id_ = name.decode(errors="replace")
-            try:
-                chain = read_chain(id_, data)
-            except (WireError, InvalidJob):
-                continue
-            if tenant is None or chain.job_ids[0].split(".")[1] == tenant:
-                since_ms = submitted_ms(id_)
-                found[id_] = ChainView(id=id_, after=chain.after, job_ids=chain.job_ids, submitted_ms=since_ms)
+        page = [chain for chain in _readable(entries) if tenant in (None, split_job_id(chain.job_ids[0])[1])]
+        replies = (yield Ask(tuple(("HMGET", keys.blocked, *chain.job_ids) for chain in page))) if page else []
+        for chain, values in zip(page, replies, strict=True):
+            if blocked := blocked_of(chain.id, chain.job_ids, values):
+                found[chain.id] = ChainView(
+                    id=chain.id, after=chain.after, job_ids=tuple(blocked), submitted_ms=submitted_ms(chain.id)
+                )
         if cursor == b"0" or len(found) >= limit:
             return sorted(found.values(), key=lambda chain: (chain.submitted_ms, chain.id))[:limit]
+
+
+def _readable(entries: Sequence[bytes]) -> Iterator[Chain]:
+    """Yield the chains among the names and values of a hash that can be read and have jobs."""
+    for name, data in zip(entries[::2], entries[1::2], strict=True):
+        with suppress(WireError, InvalidJob):
+            chain = read_chain(name.decode(errors="replace"), data)
+            if chain.job_ids:
+                yield chain
+
+
+def jobs_of_chain(queue: Queue, chain_id: str) -> Operation[tuple[JobId, ...]]:
+    """Return the jobs of a chain, those that were released or cancelled included.
+
+    Raises:
+        ChainNotFound: it has no blocked jobs, or cannot be read.
+    """
+    [data] = yield Ask((("HGET", ChainKeys(queue.keys(0)).chains, chain_id),))
+    for chain in _readable([chain_id.encode(), data] if isinstance(data, bytes) else []):
+        return chain.job_ids
+    raise ChainNotFound(chain_id)
 
 
 def release(watch: ChainWatch) -> Operation[ChainLook]:

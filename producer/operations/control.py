@@ -7,7 +7,7 @@ from time import monotonic
 from typing import cast
 
 from sluice.producer.errors import AccessDenied, JobNotFound
-from sluice.producer.operations.chains import blocked_jobs, flag_blocked
+from sluice.producer.operations.chains import blocked_jobs, flag_blocked, jobs_of_chain
 from sluice.producer.operations.operation import Ask, Operation
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.scripts import ask_call, ask_calls, for_jobs, slices_of
@@ -34,6 +34,16 @@ def cancel(queue: Queue, job_ids: Sequence[JobId], reason: str | None) -> Operat
     again = dict(zip(missing, (yield from _cancel(queue, missing, reason)), strict=True))
     asked = {job_id: "asked" if state == UNKNOWN and job_id in blocked else state for job_id, state in again.items()}
     return [asked.get(job_id, state) for job_id, state in zip(job_ids, states, strict=True)]
+
+
+def cancel_chain(queue: Queue, chain_id: str, reason: str | None) -> Operation[dict[JobId, str]]:
+    """Cancel the jobs of a chain; returns for each what `cancel` does.
+
+    Raises:
+        ChainNotFound: it has no blocked jobs.
+    """
+    ids = yield from jobs_of_chain(queue, chain_id)
+    return dict(zip(ids, (yield from cancel(queue, ids, reason)), strict=True))
 
 
 def _cancel(queue: Queue, job_ids: Sequence[JobId], reason: str | None) -> Operation[list[str]]:

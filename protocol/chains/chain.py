@@ -124,8 +124,13 @@ class After:
         """What it waits for, as a clause."""
         ending = "be done" if self.on_failure == "cancel" else "end"
         which = "" if len(self.ids) == 1 else f"{self.when} of "
-        others = "" if len(self.ids) <= 3 else f" and {len(self.ids) - 3} others"
-        return f"{which}{', '.join(self.ids[:3])}{others} to {ending}"
+        return f"{which}{listed(self.ids)} to {ending}"
+
+
+def listed(ids: Sequence[JobId]) -> str:
+    """Return ids as a text, of many the first three."""
+    others = "" if len(ids) <= 3 else f" and {len(ids) - 3} others"
+    return f"{', '.join(ids[:3])}{others}"
 
 
 def _tenant_of(job_id: str) -> str:
@@ -223,3 +228,8 @@ def read_blocked(ids: Iterable[JobId], reply: object) -> dict[JobId, tuple[str, 
         if choices.isdecimal():
             found[job_id] = chain_id, int(choices)
     return found
+
+
+def blocked_of(chain_id: str, ids: Sequence[JobId], reply: object) -> list[JobId]:
+    """Return the blocked jobs of a chain, from the reply to an HMGET: a later chain may have taken an id over."""
+    return [job_id for job_id, (chain, _) in read_blocked(ids, reply).items() if chain == chain_id]

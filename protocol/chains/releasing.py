@@ -26,6 +26,7 @@ from sluice.protocol.chains.chain import (
     GONE,
     Chain,
     ChainKeys,
+    blocked_of,
     read_blocked,
     read_chain,
     read_jobs,
@@ -300,11 +301,6 @@ def _outputs(
 # ---------------------------------------------------------------- what is done
 
 
-def _of_chain(chain_id: str, job_ids: Sequence[JobId], reply: object) -> list[JobId]:
-    """Return the blocked jobs of a chain, from the reply to an HMGET: a later chain may have taken an id over."""
-    return [job_id for job_id, (chain, _) in read_blocked(job_ids, reply).items() if chain == chain_id]
-
-
 def _carry_out(
     keys: ChainKeys, look: ChainLook, chain: Chain, reason: str | None, outputs: Mapping[int, str]
 ) -> Steps[None]:
@@ -313,7 +309,7 @@ def _carry_out(
     reads = ("HGET", keys.jobs, chain.id), ("HMGET", keys.blocked, *ids), ("HMGET", keys.cancelled, *ids)
     data, values, flags = _sound((yield reads))
     flagged = {job_id for job_id, flag in zip(ids, flags, strict=True) if flag is not None}
-    blocked = _of_chain(chain.id, ids, values)
+    blocked = blocked_of(chain.id, ids, values)
     if data is None and blocked:
         raise WireError("the server has lost its jobs")
     stored = read_jobs(data) if data is not None else {}
@@ -427,7 +423,7 @@ def _cancel(keys: ChainKeys, look: ChainLook, reasons: Mapping[JobId, str]) -> S
 def _remove_if_done(keys: ChainKeys, chain: Chain) -> Steps[None]:
     """Remove a chain none of whose jobs is blocked; `_remove_rest` removes what a process that dies here leaves."""
     [values] = _sound((yield (("HMGET", keys.blocked, *chain.job_ids),)))
-    if _of_chain(chain.id, chain.job_ids, values):
+    if blocked_of(chain.id, chain.job_ids, values):
         return
     [_, num_removed, _, _, num_blocked] = yield (
         ("HDEL", keys.chains, chain.id),
@@ -451,7 +447,7 @@ def _remove_rest(keys: ChainKeys, chain_id: str, parent: str, decision: bytes | 
     job_ids = list(read_jobs(data)) if data is not None else []
     reads = (("HMGET", keys.blocked, *job_ids),) if job_ids else ()
     replies = _sound((yield reads)) if reads else [()]
-    if mine := _of_chain(chain_id, job_ids, replies[0]):
+    if mine := blocked_of(chain_id, job_ids, replies[0]):
         yield (("HDEL", keys.blocked, *mine),)
     waited_for = unpack(decision)[2] if decision is not None else ()
     [num_removed, *_] = yield (

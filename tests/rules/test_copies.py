@@ -78,6 +78,7 @@ SAMPLES: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "LessDurable": ((JOB, "replica:1", "no replica."), {"receipt": Receipt(JOB)}),
     "JobNotFound": ((JOB,), {"advice": "Look."}),
     "BatchNotFound": (("night",), {}),
+    "ChainNotFound": (("1-a",), {}),
     "ScheduleNotFound": (("night", "acme"), {}),
     "JobNotDone": ((JOB, "no"), {}),
     "JobFailed": ((JOB, "no"), {"code": "prompt_too_long", "partial": RESULT}),

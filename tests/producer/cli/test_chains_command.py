@@ -3,7 +3,9 @@
 import json
 from pathlib import Path
 
-from sluice.producer import Producer
+import pytest
+
+from sluice.producer import JobState, Producer
 from sluice.protocol.wire import decode_prompt
 from tests.producer.commands import Run
 from tests.producer.worker_side import HandWorker
@@ -44,3 +46,47 @@ class TestGivenAFileWhoseJobsWaitForAnother:
 
         assert submitted.code == 0
         assert producer.queue()[0].waiting_jobs == 1
+
+
+class TestGivenAChainOfThreeJobs:
+    """They are a batch, of which no job is in the queue yet."""
+
+    @pytest.fixture
+    def jobs(self, producer: Producer) -> list[str]:
+        parent = producer.submit("parent")
+        return [str(answer) for answer in producer.submit_many(["one", "two", "three"], batch="b", after=[parent])]
+
+    def test_when_one_is_cancelled_then_the_others_are_listed(
+        self, run: Run, producer: Producer, jobs: list[str]
+    ) -> None:
+        producer.cancel(jobs[0])
+        producer.release_chains()
+
+        [chain] = producer.chains()
+        header, line = run("chains").output().splitlines()
+
+        assert chain.job_ids == (jobs[1], jobs[2])
+        assert dict(zip(header.split("\t"), line.split("\t"), strict=True)).items() >= {
+            "chain": chain.id, "jobs": "2", "blocked": f"{jobs[1]}, {jobs[2]}",
+        }.items()  # fmt: skip
+
+    def test_when_the_chain_is_cancelled_then_all_its_jobs_end(
+        self, run: Run, producer: Producer, jobs: list[str]
+    ) -> None:
+        [chain] = producer.chains()
+
+        answers = run("cancel", "--chain", chain.id, "--reason", "not needed").output()
+        producer.release_chains()
+        again = run("cancel", "--chain", chain.id)
+
+        assert answers.splitlines() == [f"{job}\tasked" for job in jobs]
+        assert [producer.status(job).state for job in jobs] == [JobState.CANCELLED] * 3
+        assert again.code == 1
+        assert f"the queue has no blocked jobs of chain {chain.id}" in again.err
+
+    @pytest.mark.usefixtures("jobs")
+    def test_when_its_batch_is_cancelled_then_the_error_names_the_way(self, run: Run) -> None:
+        ended = run("cancel", "--batch", "b")
+
+        assert ended.code == 1
+        assert "producer cancel --chain" in ended.err
