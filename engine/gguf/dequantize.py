@@ -12,6 +12,10 @@ from sluice.engine.gguf.types import BLOCKS, TensorType
 
 _DTYPES = {TensorType.F32: torch.float32, TensorType.F16: torch.float16, TensorType.BF16: torch.bfloat16}
 
+_SIZES = [0, 1, 2, 3, 4, 6, 8, 12]
+_DOUBLED = torch.tensor([*_SIZES, *(-size for size in _SIZES)], dtype=torch.int8)
+"""Twice the numbers of MXFP4, by their codes."""
+
 _ROWS_ELEMENTS = 2**16
 """Elements that are in float32 at a time."""
 
@@ -83,6 +87,16 @@ def _q5_1(blocks: Tensor) -> Tensor:
     return d * (nibbles(blocks[:, 8:]) | _high_bits(blocks[:, 4:8])).float() + m
 
 
+def floats4(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the numbers of blocks of MXFP4, doubled, `[blocks, 32]` int8, and half their scales `[blocks, 1]`."""
+    return _DOUBLED[nibbles(blocks[:, 1:]).int()], torch.ldexp(torch.ones(len(blocks), 1), blocks[:, :1].int() - 128)
+
+
+def _mxfp4(blocks: Tensor) -> Tensor:
+    doubled, scales = floats4(blocks)
+    return scales * doubled.float()
+
+
 def k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """Return scales and minimums of the eight parts of a block of 4 or 5 bits, `[blocks, 8]` each, in its units."""
     low, middle, high = blocks[:, 4:16].chunk(3, dim=1)
@@ -127,6 +141,7 @@ def _q6_k(blocks: Tensor) -> Tensor:
 
 _DECODERS: Mapping[TensorType, Callable[[Tensor], Tensor]] = {
     TensorType.Q8_0: _q8_0,
+    TensorType.MXFP4: _mxfp4,
     TensorType.Q4_0: _q4_0,
     TensorType.Q4_1: _q4_1,
     TensorType.Q5_0: _q5_0,

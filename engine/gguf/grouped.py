@@ -1,6 +1,6 @@
 """Blocks of quantized weights in groups of 32: the same numbers, or rounded to 8 bits where groups have no such.
 
-Q4_0, Q4_1, Q4_K, Q5_0 and Q8_0 are such groups. Q5_1, Q5_K and Q6_K are rounded once more.
+Q4_0, Q4_1, Q4_K, Q5_0, Q8_0 and MXFP4 are such groups. Q5_1, Q5_K and Q6_K are rounded once more.
 """
 
 from collections.abc import Callable, Mapping
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from sluice.engine.gguf.dequantize import dequantized, eights, fives, halves, k_scales, nibbles
+from sluice.engine.gguf.dequantize import dequantized, eights, fives, floats4, halves, k_scales, nibbles
 from sluice.engine.gguf.types import BLOCKS, TensorType
 from sluice.kernels.linear.grouped import GROUP, GroupedWeight, collected, grouped, packed_nibbles
 
@@ -84,6 +84,11 @@ def _q8_0(rows: Tensor, kind: TensorType) -> GroupedWeight:
     return _of_blocks(rows, blocks[:, 2:].contiguous().view(torch.int8), halves(blocks[:, :2]))
 
 
+def _mxfp4(rows: Tensor, kind: TensorType) -> GroupedWeight:
+    # Scales are powers of two; float16 has those from 2**-24 to 2**15.
+    return _of_blocks(rows, *floats4(_blocks(rows, kind)))
+
+
 def _rounded(rows: Tensor, kind: TensorType) -> GroupedWeight:
     return grouped(dequantized(rows, kind).view(rows.shape[0], -1), num_bits=8)
 
@@ -93,6 +98,7 @@ _READERS: Mapping[TensorType, Callable[[Tensor, TensorType], GroupedWeight]] = {
     TensorType.Q4_1: _q4_1,
     TensorType.Q5_0: _q5_0,
     TensorType.Q8_0: _q8_0,
+    TensorType.MXFP4: _mxfp4,
     TensorType.Q5_1: _rounded,
     TensorType.Q4_K: _q4_k,
     TensorType.Q5_K: _rounded,

@@ -18,6 +18,7 @@ class TensorType(IntEnum):
     Q5_K = 13
     Q6_K = 14
     BF16 = 30
+    MXFP4 = 39
 
 
 BLOCKS: Mapping[TensorType, tuple[int, int]] = {
@@ -29,13 +30,14 @@ BLOCKS: Mapping[TensorType, tuple[int, int]] = {
     TensorType.Q5_0: (32, 22),
     TensorType.Q5_1: (32, 24),
     TensorType.Q8_0: (32, 34),
+    TensorType.MXFP4: (32, 17),
     TensorType.Q4_K: (256, 144),
     TensorType.Q5_K: (256, 176),
     TensorType.Q6_K: (256, 210),
 }
 """Elements of a block, and its bytes."""
 
-_OTHERS = {10: "Q2_K", 11: "Q3_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 20: "IQ4_NL", 23: "IQ4_XS", 39: "MXFP4"}
+_OTHERS = {10: "Q2_K", 11: "Q3_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 20: "IQ4_NL", 23: "IQ4_XS"}
 
 
 def type_name(number: int) -> str:

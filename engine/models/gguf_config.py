@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from sluice.engine.errors import ModelFolderError
 from sluice.engine.gguf.file import GgufFile, Value
 from sluice.engine.gguf.tensors import read_tensor
+from sluice.engine.models.config_fields import object_of
 from sluice.engine.models.families import FAMILIES
 from sluice.engine.text.json_files import Json
 
@@ -86,6 +87,12 @@ def _qwen3_moe(_file: GgufFile, _config: Json) -> Json:
     return {"norm_topk_prob": True}
 
 
+def _gpt_oss(_: GgufFile, config: Json) -> Json:
+    """Return the size of the experts, and what the file does not state of the scaling."""
+    scaling = {**object_of(config.get("rope_scaling")), "truncate": False}
+    return {"intermediate_size": config.get("moe_intermediate_size"), "rope_scaling": scaling}
+
+
 def _cohere(file: GgufFile, _: Json) -> Json:
     return _renamed(_fields_of(file), {"logit_scale": "logit_scale"})
 
@@ -117,6 +124,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen2moe": Architecture("qwen2_moe", _qwen2_moe),
     "qwen3": Architecture("qwen3"),
     "qwen3moe": Architecture("qwen3_moe", _qwen3_moe),
+    "gpt-oss": Architecture("gpt_oss", _gpt_oss, mlp_norm="post_attention_norm"),
     "seed_oss": Architecture("seed_oss", mlp_norm="post_attention_norm"),
     "gemma": Architecture("gemma", has_whole_norms=True),
     "gemma2": Architecture("gemma2", _gemma, has_whole_norms=True),

@@ -28,6 +28,7 @@ _PARTS = {
     "self_attn.v_proj": "attn_v",
     "self_attn.qkv_proj": "attn_qkv",
     "self_attn.o_proj": "attn_output",
+    "self_attn.sinks": "attn_sinks",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
     "mlp.gate_proj": "ffn_gate",
@@ -138,7 +139,7 @@ class GgufWeights:
 
     def _stored(self, name: str) -> tuple[str, int | None]:
         """Return the name of a tensor in the file; of one that stacks those of all experts, which of them."""
-        base, _, kind = name.rpartition(".")
+        base, _, kind = name.rpartition(".") if name.endswith((".weight", ".bias")) else (name, "", "weight")
         expert, layer = _EXPERT.search(base), _LAYER.fullmatch(_EXPERT.sub("", base))
         part = self._parts.get(layer[2]) if layer else _WHOLE.get(base)
         stored = f"blk.{layer[1]}.{part}.{kind}" if layer else f"{part}.{kind}"

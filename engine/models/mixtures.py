@@ -154,17 +154,15 @@ def _num_experts(config: Json, default: int) -> int:
 def _gpt_oss_tensor(weights: Weights, tensor: ExpertTensor) -> Tensor:
     """Read a tensor of gpt-oss: in MXFP4, or transposed. The rows of gate and up projection alternate."""
     part, _, kind = tensor.part.rpartition(".")
-    name, every = f"{tensor.block}.experts.{part}", tensor.num_experts
+    stacked, step = ("down_proj", 1) if part == "down_proj" else ("gate_up_proj", 2)
+    name, rows = f"{tensor.block}.experts.{stacked}", slice(int(part == "up_proj"), None, step)
+    every = (tensor.num_experts, step * tensor.shape[0], *tensor.shape[1:])
     if kind == "bias":
-        found = weights.get(f"{name}_bias", (every, *tensor.shape), tensor.dtype)[tensor.expert]
-    elif weights.num_rows(f"{name}_blocks"):
+        return weights.get(f"{name}_bias", every, tensor.dtype)[tensor.expert, rows]
+    if weights.num_rows(f"{name}_blocks"):
         blocks, scales = weights.stored(f"{name}_blocks"), weights.stored(f"{name}_scales")
-        found = mxfp4_matrix(name, blocks, scales, tensor.expert, (every, *tensor.shape)).to(
-            tensor.dtype or torch.float32
-        )
-    else:
-        found = weights.get(name, (every, *reversed(tensor.shape)), tensor.dtype)[tensor.expert].T
-    return torch.cat([found[::2], found[1::2]]) if part == "gate_up_proj" else found
+        return mxfp4_matrix(name, blocks, scales, (tensor.expert, rows), every).to(tensor.dtype or torch.float32)
+    return weights.get(name, (every[0], every[2], every[1]), tensor.dtype)[tensor.expert].T[rows]
 
 
 def _gpt_oss(config: Json, num_layers: int) -> MixtureShape:
@@ -229,6 +227,6 @@ GRANITE_EXPERTS = ExpertRules(
     block="block_sparse_moe",
     router="router.layer",
 )
-GPT_OSS_EXPERTS = ExpertRules(shape=_gpt_oss, stacked=_gpt_oss_tensor, router="router", gate_up=("gate_up_proj",))
+GPT_OSS_EXPERTS = ExpertRules(shape=_gpt_oss, stacked=_gpt_oss_tensor, router="router")
 QWEN2_EXPERTS = ExpertRules(shape=_qwen2)
 QWEN3_EXPERTS = ExpertRules(shape=_qwen3)

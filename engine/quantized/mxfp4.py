@@ -35,14 +35,14 @@ def mxfp4_of(_: Json) -> Mxfp4:
     return Mxfp4()
 
 
-def mxfp4_matrix(name: str, blocks: Tensor, scales: Tensor, expert: int, shape: tuple[int, ...]) -> Tensor:
-    """Return a matrix `[N, K]` in float32.
+def mxfp4_matrix(name: str, blocks: Tensor, scales: Tensor, place: tuple[int, slice], shape: tuple[int, ...]) -> Tensor:
+    """Return rows of a matrix `[N, K]` in float32.
 
     Args:
         name: for errors.
         blocks: `[E, N, K / 32, 16]` uint8.
         scales: `[E, N, K / 32]` uint8.
-        expert: which of E.
+        place: which of E, and its rows.
         shape: (E, N, K), as the config has it.
 
     Raises:
@@ -55,6 +55,6 @@ def mxfp4_matrix(name: str, blocks: Tensor, scales: Tensor, expert: int, shape: 
             raise ModelFolderError(
                 f"tensor {f'{name}_{part}'!r} is {tensor.dtype} {tuple(tensor.shape)}, expected uint8 {expected}."
             )
-    halves = torch.stack([blocks[expert] & 15, blocks[expert] >> 4], dim=-1).flatten(-2)  # [N, K / 32, 32]
-    exponents = scales[expert].int() - 127
+    halves = torch.stack([blocks[place] & 15, blocks[place] >> 4], dim=-1).flatten(-2)  # [N, K / 32, 32]
+    exponents = scales[place].int() - 127
     return torch.ldexp(_NUMBERS[halves.int()], exponents[..., None]).flatten(1)

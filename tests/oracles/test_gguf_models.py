@@ -31,6 +31,7 @@ from tests.oracles.tiny_models import (
     COHERE,
     GEMMA2,
     GEMMA3,
+    GPT_OSS,
     GRANITE,
     QWEN3_MOE,
     TINY_MODELS,
@@ -50,7 +51,7 @@ LOCAL: dict[str, object] = {
 }
 # Of qwen3moe the format leaves out whether the shares of the chosen experts sum to one; of published models they do.
 MIXTURES: dict[str, TinyModel] = {
-    **{name: TINY_MODELS[name] for name in ("mixtral", "qwen2_moe", "granitemoe")},
+    **{name: TINY_MODELS[name] for name in ("mixtral", "qwen2_moe", "granitemoe", "gpt_oss")},
     "qwen3_moe": TinyModel("qwen3_moe", {**QWEN3_MOE, "norm_topk_prob": True}),
 }
 CONVERTED: dict[str, TinyModel] = {
@@ -77,12 +78,15 @@ SIZES: dict[str, object] = {
     "head_dim": 32,
 }
 # All experts are chosen: a rounded score chooses no other.
-ALL_CHOSEN: dict[str, object] = {"num_experts_per_tok": 4, "moe_intermediate_size": 64}
+ALL_CHOSEN: dict[str, object] = {"num_experts_per_tok": 4}
+OF_QWEN = {**ALL_CHOSEN, "num_experts": 4, "moe_intermediate_size": 64}
 PACKED: dict[str, dict[str, object]] = {
     "mixtral": SIZES | {"num_local_experts": 4, **ALL_CHOSEN},
     "granitemoe": SIZES | GRANITE | {"num_local_experts": 4, **ALL_CHOSEN},
-    "qwen2_moe": SIZES | {"num_experts": 4, "shared_expert_intermediate_size": 32, **ALL_CHOSEN},
-    "qwen3_moe": SIZES | {"num_experts": 4, "norm_topk_prob": True, **ALL_CHOSEN},
+    "qwen2_moe": SIZES | {"shared_expert_intermediate_size": 32, **OF_QWEN},
+    # Larger weights amplify the rounding of bfloat16 alone as much.
+    "gpt_oss": GPT_OSS | SIZES | {"num_local_experts": 4, "initializer_range": 0.2, **ALL_CHOSEN},
+    "qwen3_moe": SIZES | {"norm_topk_prob": True, **OF_QWEN},
     "llama": SIZES,
     "gemma3_text": GEMMA3 | SIZES | {"query_pre_attn_scalar": 16, "sliding_window_pattern": 6, **LOCAL, **DEEP},
 }
@@ -133,7 +137,7 @@ class TestGivenAModelConvertedToGguf:
         for mine, theirs in zip(actual, expected, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
-    @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q8_0"])
+    @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q8_0", "MXFP4"])
     @pytest.mark.parametrize("name", PACKED)
     def test_when_groups_stay_packed_then_logits_are_close_to_those_of_dequantized_weights(
         self, name: str, kind: str, tmp_path: Path
@@ -210,7 +214,7 @@ def prompts_of() -> list[list[int]]:
 
 
 class TestGivenAMixtureInGguf:
-    @pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0", "Q4_0"])
+    @pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0", "Q4_0", "MXFP4"])
     @pytest.mark.parametrize("name", MIXTURES)
     def test_when_it_is_computed_in_float32_then_logits_and_tokens_are_those_of_its_numbers(
         self, name: str, kind: str, tmp_path: Path

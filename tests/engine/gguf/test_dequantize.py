@@ -28,7 +28,11 @@ def random_blocks(kind: TensorType, num_rows: int, num_blocks: int) -> np.ndarra
         if kind in (TensorType.Q4_K, TensorType.Q5_K, TensorType.Q4_1, TensorType.Q5_1)
         else at + 2
     )
-    blocks[:, :, at:end] = scales[:, :, : end - at]
+    if kind == TensorType.MXFP4:
+        # Powers of two that float16 has, too.
+        blocks[:, :, 0] = generator.integers(104, 144, (num_rows, num_blocks), dtype=np.uint8)
+    else:
+        blocks[:, :, at:end] = scales[:, :, : end - at]
     return blocks.reshape(num_rows, -1)
 
 

@@ -14,7 +14,14 @@ from sluice.kernels.linear.grouped import GROUP
 gguf = pytest.importorskip("gguf")
 from tests.engine.gguf.test_dequantize import random_blocks  # noqa: E402 - it needs the package
 
-EXACT = {TensorType.Q4_0: 4, TensorType.Q4_1: 4, TensorType.Q4_K: 4, TensorType.Q5_0: 8, TensorType.Q8_0: 8}
+EXACT = {
+    TensorType.Q4_0: 4,
+    TensorType.Q4_1: 4,
+    TensorType.Q4_K: 4,
+    TensorType.Q5_0: 8,
+    TensorType.Q8_0: 8,
+    TensorType.MXFP4: 8,
+}
 ROUNDED = [TensorType.Q5_1, TensorType.Q5_K, TensorType.Q6_K]
 
 

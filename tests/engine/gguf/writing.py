@@ -33,13 +33,14 @@ ARCHITECTURES = {
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
     "granitemoe": "granitemoe",
+    "gpt_oss": "gpt-oss",
 }
 """llama.cpp's name by model_type."""
 
 Array: TypeAlias = np.ndarray[Any, Any]
 _EXPERT = re.compile(r"(?<=\.experts)\.(\d+)")
 _GATE_UP = "input_linear.weight"
-_ROUTER = re.compile(r"ffn_gate_inp|\.gate\.|\.router\.|shared_expert_gate")
+_ROUTER = re.compile(r"ffn_gate_inp|\.gate\.|\.router\.|shared_expert_gate|bias")
 
 ADJACENT = ("llama", "smollm3", "granite", "mixtral", "granitemoe")
 """Whose converter writes rotated pairs beside each other."""
@@ -73,6 +74,8 @@ def _stacked(tensors: Mapping[str, Array]) -> dict[str, Array]:
     for name, tensor in tensors.items():
         if expert := _EXPERT.search(name):
             by_expert.setdefault(_EXPERT.sub("", name), {})[int(expert[1])] = tensor
+        elif ".experts." in name or name.endswith("sinks"):
+            stacked |= _of_gpt_oss(name, tensor)
         elif name.endswith(_GATE_UP):
             gate, up = np.split(tensor, 2, axis=1)
             block = name.removesuffix(_GATE_UP)
@@ -82,18 +85,33 @@ def _stacked(tensors: Mapping[str, Array]) -> dict[str, Array]:
     return stacked | {name: np.stack([each[e] for e in sorted(each)]) for name, each in by_expert.items()}
 
 
+def _of_gpt_oss(name: str, tensor: Array) -> dict[str, Array]:
+    """Its tensors have no suffix; matrices are transposed, and the rows of gate and up projection alternate."""
+    base, kind = (name.removesuffix("_bias"), "bias") if name.endswith("_bias") else (name, "weight")
+    rows = tensor.swapaxes(1, 2) if tensor.ndim == 3 else tensor
+    if not base.endswith("gate_up_proj"):
+        return {f"{base}.{kind}": np.ascontiguousarray(rows)}
+    experts = base.removesuffix("gate_up_proj")
+    apart = {"gate_proj": rows[:, ::2], "up_proj": rows[:, 1::2]}
+    return {f"{experts}{part}.{kind}": np.ascontiguousarray(found) for part, found in apart.items()}
+
+
 def rounded_folder(folder: Path, out: Path, kind: gguf.GGMLQuantizationType) -> Path:
     """Write to `out` a folder of transformers with the numbers that a file of `kind` has."""
     out.mkdir()
     (out / "config.json").write_text((folder / "config.json").read_text())
-    tensors = {
-        name: gguf.quants.dequantize(gguf.quants.quantize(tensor, kind), kind).reshape(tensor.shape)
-        if _is_packed(name, tensor, kind)
-        else tensor
-        for name, tensor in load_file(folder / "model.safetensors").items()
-    }
+    tensors = {name: _rounded(name, tensor, kind) for name, tensor in load_file(folder / "model.safetensors").items()}
     save_file(tensors, out / "model.safetensors")
     return out
+
+
+def _rounded(name: str, tensor: Array, kind: gguf.GGMLQuantizationType) -> Array:
+    is_transposed = ".experts." in name and tensor.ndim == 3
+    rows = np.ascontiguousarray(tensor.swapaxes(1, 2)) if is_transposed else tensor
+    if not _is_packed(name, rows, kind):
+        return tensor
+    numbers = gguf.quants.dequantize(gguf.quants.quantize(rows, kind), kind).reshape(rows.shape)
+    return np.ascontiguousarray(numbers.swapaxes(1, 2)) if is_transposed else numbers
 
 
 def write_field(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
@@ -124,9 +142,11 @@ def _write_fields(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     rope = rope.get("full_attention", rope)
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_rope_dimension_count(int(size * rope.get("partial_rotary_factor", 1)))
-    if rope["rope_type"] == "linear":
-        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+    if rope["rope_type"] in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
         writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     if "layer_norm_eps" in config:
         writer.add_layer_norm_eps(config["layer_norm_eps"])
     else:
@@ -140,6 +160,8 @@ def _write_fields(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     }.items():
         if config.get(name):
             write(config[name])
+    if config["model_type"] == "gpt_oss":
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
     if config.get("sliding_window"):
         writer.add_sliding_window(config["sliding_window"])
 
@@ -157,9 +179,8 @@ def _converted(name: str, tensor: Array, config: Mapping[str, Any]) -> Array:
 
 def _is_packed(name: str, array: Array, kind: gguf.GGMLQuantizationType) -> bool:
     """Whether a matrix has whole blocks, and is no router."""
-    return (
-        array.squeeze().ndim > 1 and array.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] == 0 and not _ROUTER.search(name)
-    )
+    has_blocks = array.squeeze().ndim > 1 and array.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] == 0
+    return has_blocks and not _ROUTER.search(name)
 
 
 def _write_tensor(writer: gguf.GGUFWriter, name: str, array: Array, kind: gguf.GGMLQuantizationType) -> None:

@@ -56,7 +56,7 @@ class TestGivenBlocks:
     def test_when_they_are_read_then_numbers_are_those_of_transformers(self) -> None:
         blocks, scales = random_blocks(3, 40, 2, seed=1)
 
-        actual = [mxfp4_matrix("x", blocks, scales, expert, (3, 40, 64)) for expert in range(3)]
+        actual = [mxfp4_matrix("x", blocks, scales, (expert, slice(None)), (3, 40, 64)) for expert in range(3)]
 
         assert torch.equal(torch.stack(actual), dequantized(blocks, scales).transpose(1, 2))
 
@@ -64,9 +64,9 @@ class TestGivenBlocks:
         blocks, scales = random_blocks(3, 40, 2, seed=1)
 
         with pytest.raises(ModelFolderError, match=r"'x_scales' is torch.int8 .*, expected uint8 \(3, 40, 2\)"):
-            mxfp4_matrix("x", blocks, scales.to(torch.int8), 0, (3, 40, 64))
+            mxfp4_matrix("x", blocks, scales.to(torch.int8), (0, slice(None)), (3, 40, 64))
         with pytest.raises(ModelFolderError, match=r"'x_blocks' is torch.uint8 .*, expected uint8 \(3, 41, 2, 16\)"):
-            mxfp4_matrix("x", blocks, scales, 0, (3, 41, 64))
+            mxfp4_matrix("x", blocks, scales, (0, slice(None)), (3, 41, 64))
 
 
 class TestGivenAFolder:
