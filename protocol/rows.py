@@ -1,11 +1,13 @@
 """Read what scripts store of a job: its row and its lease, as docs/reference/keys.md describes them."""
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from sluice.protocol.errors import WireError
 from sluice.protocol.packing import unpack_from_script
+from sluice.protocol.states import RECORDED, JobState
 
 _HEAD = struct.Struct("<ccBBBIIIIII" + 11 * "IH")
 """The fields before the entry. A number of six bytes is read as its lower four and its upper two."""
@@ -13,11 +15,27 @@ _HEAD = struct.Struct("<ccBBBIIIIII" + 11 * "IH")
 _VERSION = b"1"
 _LEASE, _CHOICE = struct.Struct("<IIHBccB"), struct.Struct("<IB")
 
+LETTERS: Mapping[JobState, str] = {state: state[0] for state in RECORDED}
+"""The letter of each state, which is the second byte of a row."""
+
+_STATES = {letter.encode(): state for state, letter in LETTERS.items()}
+
+
+def state_command(row_key: str) -> tuple[str, str, int, int]:
+    """Return the command that reads the state of a row alone; its reply is empty if there is no row."""
+    return ("GETRANGE", row_key, 1, 1)
+
+
+def read_state(reply: object) -> JobState | None:
+    """Return the state from the reply to `state_command`; None if there is no row, or it cannot be read."""
+    return _STATES.get(reply) if isinstance(reply, bytes) else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """A job as a script stored it."""
 
+    state: JobState
     priority: int
     choices: int
     attempt: int
@@ -44,7 +62,7 @@ def read_row(row: bytes) -> Row:
     """
     try:
         return _read_row(row)
-    except (struct.error, ValueError, IndexError) as error:
+    except (struct.error, ValueError, LookupError) as error:
         raise WireError(f"not a job's row: {error}") from error
 
 
@@ -60,6 +78,7 @@ def _read_row(row: bytes) -> Row:
     rare_from = at + 4
     rare_to = rare_from + int.from_bytes(row[at:rare_from], "little")
     return Row(
+        state=_STATES[head[1]],
         priority=head[2],
         choices=head[3],
         attempt=head[6],

@@ -45,12 +45,8 @@ from sluice.protocol.job_ids import split_job_id
 from sluice.protocol.jobs import Prepared
 from sluice.protocol.packing import packed
 from sluice.protocol.rows import read_row
-from sluice.protocol.states import RECORDED, JobState
+from sluice.protocol.states import JobState
 from sluice.protocol.wire import JobId
-
-_STATES = {state[0].encode(): state for state in RECORDED}
-"""The states by the letter in a row."""
-
 
 # ---------------------------------------------------------------- submit
 
@@ -152,9 +148,10 @@ def _duplicates(queue: Queue, keys: ChainKeys, jobs: Sequence[NewJob]) -> Operat
         if is_chain and isinstance(data, bytes):  # otherwise its submit has not completed: this one takes its place
             stored |= read_jobs(data)
     found = dict[JobId, SubmitAnswer]()
-    for job, row in zip(jobs, rows, strict=True):
-        if isinstance(row, bytes):
-            found[job.id] = _duplicate(job, read_row(row).digest, _STATES.get(row[1:2], JobState.QUEUED))
+    for job, data in zip(jobs, rows, strict=True):
+        if isinstance(data, bytes):
+            row = read_row(data)
+            found[job.id] = _duplicate(job, row.digest, row.state)
         elif job.id in blocked and job.id in stored:
             found[job.id] = _duplicate(job, stored[job.id].digest, JobState.BLOCKED)
     return found

@@ -10,6 +10,8 @@ from sluice.protocol.errors import InvalidJob, WireError
 from sluice.protocol.job_ids import split_job_id
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.packing import UNREADABLE, WIRE_VERSION, Reading, open_message, packed
+from sluice.protocol.rows import LETTERS
+from sluice.protocol.states import RECORDED, JobState
 from sluice.protocol.stored_jobs import read_job, stored_job
 from sluice.protocol.wire import JobId
 
@@ -27,10 +29,10 @@ _MAX_JOBS_BYTES = 2 * (limits.MAX_CALL_BYTES + limits.MAX_PROMPT_BYTES + limits.
 When = Literal["all", "any"]
 OnFailure = Literal["cancel", "release"]
 
-DONE, GONE = "d", "-"
+DONE, GONE = LETTERS[JobState.DONE], "-"
 """How a job ended, by the letter in its row: done; or its row has expired or was deleted."""
 
-ENDS: Mapping[str, str] = {DONE: "done", "f": "failed", "c": "cancelled", "e": "expired", GONE: "gone"}
+ENDS: Mapping[str, str] = {LETTERS[state]: state for state in RECORDED if state.is_terminal} | {GONE: "gone"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ from sluice.protocol.keys import QueueKeys
 from sluice.protocol.packing import UNREADABLE, pack, unpack
 from sluice.protocol.redis.error_kinds import ErrorKind, classify
 from sluice.protocol.redis.execution import Command, Reply, command_of
+from sluice.protocol.rows import LETTERS, read_state, state_command
 from sluice.protocol.wire import JobId, decode_result
 
 SLICE = 256
@@ -99,7 +100,7 @@ def ends_of(queue: QueueKeys, job_ids: Sequence[JobId]) -> Steps[dict[JobId, str
 
     Jobs whose partition does not answer are left out.
     """
-    rows = tuple(("GETRANGE", _keys_of(queue, job_id).job(job_id), 1, 1) for job_id in job_ids)
+    rows = tuple(state_command(_keys_of(queue, job_id).job(job_id)) for job_id in job_ids)
     letters = dict(zip(job_ids, (yield rows) if rows else (), strict=True))
     absent = [job_id for job_id, letter in letters.items() if letter == b""]
     if absent:
@@ -107,7 +108,7 @@ def ends_of(queue: QueueKeys, job_ids: Sequence[JobId]) -> Steps[dict[JobId, str
         [values] = yield (("HMGET", ChainKeys(queue).blocked, *absent),)
         blocked = dict.fromkeys(absent) if isinstance(values, Exception) else read_blocked(absent, values)
         again = [job_id for job_id in absent if job_id not in blocked]
-        rows = tuple(("GETRANGE", _keys_of(queue, job_id).job(job_id), 1, 1) for job_id in again)
+        rows = tuple(state_command(_keys_of(queue, job_id).job(job_id)) for job_id in again)
         letters.update(dict.fromkeys(blocked))
         letters.update(zip(again, (yield rows) if rows else (), strict=True))
     found = {job_id: _letter(reply) for job_id, reply in letters.items()}
@@ -115,7 +116,8 @@ def ends_of(queue: QueueKeys, job_ids: Sequence[JobId]) -> Steps[dict[JobId, str
 
 
 def _letter(reply: Reply) -> str:
-    return (reply.decode(errors="replace") or GONE) if isinstance(reply, bytes) else ""
+    state = read_state(reply)
+    return GONE if reply == b"" else LETTERS[state] if state is not None else ""
 
 
 def _keys_of(queue: QueueKeys, job_id: str) -> QueueKeys:

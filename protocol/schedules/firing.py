@@ -17,14 +17,12 @@ from sluice.protocol.calls import FULL, Refused, submit
 from sluice.protocol.errors import InvalidJob, InvalidSetting, WireError
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.redis.execution import Command, Reply, command_of
+from sluice.protocol.rows import read_state, state_command
 from sluice.protocol.schedules.schedule import LAST_RUN, PAUSED, Schedule, ScheduleKeys, read_jobs, read_schedule
 from sluice.protocol.wire import JobId
 
 FIRE_EVERY_S = 1.0
 """Time between two looks."""
-
-_UNENDED = (b"q", b"r")
-"""States in the second byte of a job's row."""
 
 Steps: TypeAlias = Generator[tuple[Command, ...], Sequence[Reply], None]
 
@@ -168,9 +166,8 @@ def _is_going(
     """Return whether a job of the last run has not ended, if the schedule leaves out runs meanwhile."""
     if schedule.overlap == "allow" or last_run_s is None:
         return False
-    rows = [keys.queue.job(job_id) for job_id in schedule.job_ids(last_run_s)]
-    states = yield tuple(("GETRANGE", row, 1, 1) for row in rows)
-    return any(state in _UNENDED for state in states)
+    replies = yield tuple(state_command(keys.queue.job(job_id)) for job_id in schedule.job_ids(last_run_s))
+    return any(state is not None and not state.is_terminal for state in map(read_state, replies))
 
 
 @dataclass(frozen=True, slots=True)

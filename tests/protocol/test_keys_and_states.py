@@ -7,7 +7,8 @@ import pytest
 
 from sluice.protocol import scripts
 from sluice.protocol.keys import FIXED, QueueKeys
-from sluice.protocol.states import TRANSITIONS, JobState
+from sluice.protocol.rows import LETTERS, read_state
+from sluice.protocol.states import RECORDED, TRANSITIONS, JobState
 from sluice.protocol.wire import JobId, WireError
 
 
@@ -42,6 +43,12 @@ class TestGivenTheStates:
             JobState.FAILED: {JobState.QUEUED}
         }
         assert set(TRANSITIONS) == set(JobState)
+
+    def test_when_they_are_in_a_row_then_each_has_a_letter_of_its_own(self) -> None:
+        read = {read_state(LETTERS[state].encode()) for state in RECORDED}
+
+        assert read == {*RECORDED}
+        assert read_state(b"") is None
 
 
 class TestGivenTheDocumentation:
