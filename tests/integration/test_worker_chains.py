@@ -54,6 +54,21 @@ class TestGivenAWorker:
         gaps_ms = sorted((later.started_ms or 0) - (before.ended_ms or 0) for before, later in pairwise(views))
         assert 0 <= gaps_ms[len(gaps_ms) // 2] < MAX_GAP_S * 1000, gaps_ms
 
+    def test_when_a_key_of_the_chains_has_another_type_then_the_warning_is_of_chains_and_they_go_on_after_it(
+        self, workers: WorkerPool, valkey: RedisServer, client: Any
+    ) -> None:
+        client.set(KEYS.after, "no sorted set")
+        worker = workers.start_all(1)[0]
+        worker.wait_for_line("chain not released")
+        client.delete(KEYS.after)
+
+        with Producer(valkey.url) as producer:
+            parent = producer.submit("parent", max_tokens=1)
+            child = producer.submit("child", max_tokens=1, after=[parent])
+            producer.result(child, timeout_s=30)
+
+        assert "schedule not run" not in worker.output
+
 
 class TestGivenTwoWorkersAndManyChains:
     """Two hundred chains wait for one job."""

@@ -1,4 +1,4 @@
-"""Fire a queue's schedules and release its chains, as every worker does once a second: each job is submitted once.
+"""Submit the due jobs of a queue, of schedules and chains, as every worker does once a second: each job once.
 
 The end of a job here releases the chains that wait for it within milliseconds; the look of each second finds others.
 """
@@ -22,7 +22,7 @@ MERGE_S = 0.02
 """Ends within this time are looked up together."""
 
 
-class Schedules:
+class DueJobs:
     """The thread that fires the schedules of one queue and releases its chains. A component: start, stop."""
 
     def __init__(self, client: Client, context: WorkerContext, queue: str) -> None:
@@ -35,22 +35,22 @@ class Schedules:
         """
         self._client = client
         self._health = context.health
-        self._who = f"schedules of {queue}"
+        self._who = f"due jobs of {queue}"
         self._log = context.log.bind(queue=queue)
-        self._watch = ScheduleWatch(QueueKeys(queue))
+        self._schedules = ScheduleWatch(QueueKeys(queue))
         self._chains = ChainWatch(QueueKeys(queue))
         self._ended = context.ended[queue]
         self._closing = threading.Event()
-        self._thread = context.mailbox.thread("schedules", self._run)
+        self._thread = context.mailbox.thread("due jobs", self._run)
         self._backoff = Backoff()
         self._problems = frozenset[tuple[str, str, str]]()
 
     def start(self) -> None:
-        """Begin to fire."""
+        """Begin to look."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Fire no more."""
+        """Look no more."""
         self._closing.set()
         self._ended.wake()
         if self._thread.ident is not None:
@@ -74,11 +74,12 @@ class Schedules:
         """
         look, chains = Look(), ChainLook()
         try:
-            if ended:
-                self._run_steps(self._chains.release(chains, ended), look)
-            if is_due:
-                self._run_steps(self._watch.fire(look), look)
-                self._run_steps(self._chains.release(chains), look)
+            if ended and (problem := self._run_steps(self._chains.release(chains, ended))):
+                chains.problems.append(("*", problem))
+            if is_due and (problem := self._run_steps(self._schedules.fire(look))):
+                look.problems.append(Problem("*", problem))
+            if is_due and (problem := self._run_steps(self._chains.release(chains))):
+                chains.problems.append(("*", problem))
         except (RedisError, OSError) as error:
             self._health.failed(self._who, error)
             self._closing.wait(self._backoff.next_delay_s())
@@ -90,19 +91,18 @@ class Schedules:
         # More of them may be due than one look reads.
         return 0.0 if chains.released and not chains.full else FIRE_EVERY_S
 
-    def _run_steps(self, steps: Generator[tuple[Command, ...], Sequence[Reply], None], look: Look) -> None:
+    def _run_steps(self, steps: Generator[tuple[Command, ...], Sequence[Reply], None]) -> str | None:
+        """Run a look; return the error that has ended it, such as a key of another type: the next look tries again."""
         commands = next(steps)
         while True:
             try:
                 commands = steps.send(run_commands(self._client, commands))
             except StopIteration:
-                return
+                return None
             except (RedisError, OSError) as error:
                 if is_away(error):
                     raise
-                # Such as a key of another type. Jobs do not depend on it.
-                look.problems.append(Problem("*", str(error)))
-                return
+                return str(error)
 
     def _report(self, look: Look, chains: ChainLook, *, is_due: bool) -> None:
         """Log what was submitted, and problems that the last look did not have."""

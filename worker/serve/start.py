@@ -36,6 +36,7 @@ from sluice.worker.model.loaded_model import LoadedModel
 from sluice.worker.model.sampling_defaults import describe
 from sluice.worker.serve.context import WorkerContext
 from sluice.worker.serve.daemon import Component, Daemon
+from sluice.worker.serve.due_jobs import DueJobs
 from sluice.worker.serve.exchange import Exchange
 from sluice.worker.serve.give_back import ReturnQueue
 from sluice.worker.serve.heartbeat import Heartbeat
@@ -43,7 +44,6 @@ from sluice.worker.serve.mailbox import Mailbox
 from sluice.worker.serve.metrics import Meters, MetricsServer, Readiness, WorkerCollector
 from sluice.worker.serve.preparation import Preparation
 from sluice.worker.serve.pull import Pulling
-from sluice.worker.serve.schedules import Schedules
 from sluice.worker.serve.status_reporter import StatusReporter
 from sluice.worker.signals import Quiet, install_startup_handlers
 from sluice.worker.stopping import stop_at_eof
@@ -217,8 +217,8 @@ def build(
     collector = WorkerCollector(status.metrics, context.meters)
     feed = IterationFeed(served.engine.watch)
     metrics = MetricsServer(config.metrics, collector, readiness, feed, context.log)
-    schedules = [Schedules(connections.open(), context, queue) for queue in config.queue.names]
-    components = [metrics, *sidecars, preparation, heartbeat, listener, exchange, *schedules]
+    due_jobs = [DueJobs(connections.open(), context, queue) for queue in config.queue.names]
+    components = [metrics, *sidecars, preparation, heartbeat, listener, exchange, *due_jobs]
     if isinstance(served.engine, RemoteEngine):
         served.engine.wake_with(mailbox.announce_report)
         components.insert(0, served.engine)
