@@ -110,8 +110,8 @@ class NullModel:
         self._keys: dict[int, tuple[int, int | None]] = {}
         """By slot: the key of its tokens, and how many log-probabilities are requested."""
 
-        self._prompts: dict[int, Admission] = {}
-        """By slot: those that are read."""
+        self._admissions: dict[int, Admission] = {}
+        """By slot. A step admits sequences that it may have no time for: which are read, only later steps say."""
 
         self._silent: set[int] = set()
         """The slots of sequences that generate nothing."""
@@ -156,8 +156,7 @@ class NullModel:
         """Take the admissions of `batch`."""
         for admission in batch.admissions:
             self._keys[admission.slot] = _key(admission), admission.sampling.logprobs
-            if admission.sequence_id in batch.reads:
-                self._prompts[admission.slot] = admission
+            self._admissions[admission.slot] = admission
             (self._silent.discard if admission.sampling.max_tokens else self._silent.add)(admission.slot)
 
     def draw(self, batch: Batch) -> list[Sampled]:
@@ -180,11 +179,11 @@ class NullModel:
         """Draw as `draw` does, and return what is read of prompts that are whole."""
         rows: list[Sampled] = []
         for row in filter(lambda row: row.samples, batch.rows):
-            read, prompt = batch.reads.get(row.sequence_id), self._prompts.get(row.slot)
+            read = batch.reads.get(row.sequence_id)
             is_silent = row.slot in self._silent
             first, *others = [Sampled(())] if is_silent else self.draw(replace(batch, rows=(row,), reads=NO_READS))
-            if read is not None and prompt is not None:
-                first = first._replace(prompt=_read(prompt, read))
+            if read is not None:
+                first = first._replace(prompt=_read(self._admissions[row.slot], read))
             rows += [first, *others]
         return rows
 

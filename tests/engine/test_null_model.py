@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from sluice.engine.batch import Admission, Batch, Sampled, ScheduledRow
+from sluice.engine.config import StepTargets
 from sluice.engine.null_model import NullModel, NullModelConfig, NullTokenizer
-from sluice.engine.request import ChoiceProgress, FinishReason, Sampling
+from sluice.engine.request import ChoiceProgress, Embed, FinishReason, Request, Sampling
 from sluice.engine.testing.fault_injection import ChaoticExecutor, Fault, FaultKind, faults_in
 from tests.engine.given import engine_over, request, run, undisturbed
 
@@ -57,6 +59,30 @@ class TestGivenTheNullModel:
 
         assert silent == Sampled(())
         assert len(drawn.token_ids) == 1
+
+    @pytest.mark.parametrize(
+        "asked",
+        [
+            replace(request("r", b"q" * 30, max_tokens=0, priority=1), embed=Embed()),
+            request("r", b"q" * 30, max_tokens=0, priority=1, prompt_logprobs=1),
+            request("r", b"q" * 30, max_tokens=5, priority=1, prompt_logprobs=1),
+        ],
+        ids=["vector", "scored", "scored and continued"],
+    )
+    def test_when_the_step_of_its_admission_has_no_time_for_a_prompt_then_it_is_read(self, asked: Request) -> None:
+        engine = engine_over(NullModel(), step_targets=StepTargets(tpot_s=1e-4))
+        engine.add([request("lower class", max_tokens=20)])
+        for _ in range(5):
+            engine.advance()
+
+        # Both join before the one that decodes, and the first takes the time that the step has for prompts.
+        engine.add([request("first", b"p" * 40, max_tokens=1, priority=1), asked])
+        deltas = [delta for _ in range(30) for delta in engine.advance() if delta.request_id == "r"]
+
+        assert [delta.prompt for delta in deltas if delta.prompt] == [
+            delta.prompt for delta in undisturbed(asked)["r", 0].deltas if delta.prompt
+        ]
+        assert deltas[-1].finish is not None
 
     def test_when_nothing_is_scheduled_then_it_draws_nothing(self) -> None:
         assert NullModel().launch(Batch(())).collect() == []
