@@ -42,4 +42,5 @@ def _verified(guesses: tuple[int, ...], sampled: Sequence[Sampled]) -> Sampled:
     return Sampled(
         tuple(token_id for token in kept for token_id in token.token_ids),
         tuple(entry for entries in logprobs for entry in entries) if logprobs else None,
+        prompt=sampled[0].prompt,
     )

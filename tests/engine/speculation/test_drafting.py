@@ -61,6 +61,16 @@ class TestGivenDraftsThatAreRight:
         assert transcripts["r", 0].token_ids == undisturbed(asked)["r", 0].token_ids
         assert engine.stats.num_accepted_tokens > 40
 
+    def test_when_the_prompt_is_read_in_the_same_step_then_it_is_returned(self) -> None:
+        asked = request("r", "p", max_tokens=4, prompt_logprobs=1)
+        engine = engine_over(NullModel(), draft_source=Prophet(undisturbed(asked), 1.0))
+        engine.add([asked])
+
+        [delta] = engine.advance()
+
+        assert delta.token_ids == tuple(undisturbed(asked)["r", 0].token_ids)
+        assert delta.prompt == undisturbed(asked)["r", 0].deltas[0].prompt is not None
+
     def test_when_an_end_is_among_them_then_nothing_after_it_is_returned(self) -> None:
         for seed in range(20):
             asked = request("r", PROMPT, max_tokens=50, seed=seed, stop=("e", "a t"))
