@@ -94,8 +94,9 @@ class Compiler:
 
     @property
     def waiting(self) -> list[Request]:
-        """The requests whose grammars are being compiled."""
-        return [request for request, _ in self._waiting.values()] if self._waiting else []
+        """The requests whose grammars are being compiled. Any thread may ask."""
+        # The list is a copy made at once: the engine's thread may add one while this goes through them.
+        return [request for request, _ in list(self._waiting.values())] if self._waiting else []
 
     def _start(self) -> None:
         thread = threading.Thread(target=self._run, name="grammars", daemon=True)

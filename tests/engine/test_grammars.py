@@ -2,6 +2,9 @@
 
 import json
 import re
+import sys
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from random import Random
 from typing import Literal
@@ -249,6 +252,35 @@ EXTRACTION = {
 """Most of whose text follows from its beginning."""
 
 Ends = dict[str, tuple[list[int], str, Finish | None]]
+
+
+@pytest.fixture
+def hasty_threads() -> Generator[None]:
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("hasty_threads")
+class TestGivenGrammarsThatAreBeingCompiled:
+    def test_when_another_thread_counts_the_requests_then_it_may_do_so_at_any_time(self) -> None:
+        """As the heartbeat does."""
+        engine = small_engine()
+        requests = [asked(f"r{number}", Grammar(kind="regex", text="a+")) for number in range(50)]
+
+        def add_and_drop() -> None:
+            for _ in range(300):
+                engine.add(requests)
+                engine.drop([request.id for request in requests])
+
+        with ThreadPoolExecutor(1) as another:
+            work = another.submit(add_and_drop)
+            seen = {engine.stats.num_waiting for _ in iter(work.done, True)}
+            work.result()
+
+        assert seen <= set(range(51))
 
 
 class TestGivenTokensThatTheGrammarForces:
