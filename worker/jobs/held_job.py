@@ -16,7 +16,8 @@ final state that the queue asks for, is set at most once by `flag`; `was_admitte
 return or release the job meanwhile. The output is then dropped later: only active jobs are published.
 
 One thread at a time writes outputs and the record: the preparation thread before `admit`, the exchange thread after it.
-Other modules call methods and read attributes; none of them assigns one. No I/O, no clock.
+Other modules call methods and read attributes; none of them assigns one, but `progress.py` completes the record as it
+makes an end. No I/O, no clock.
 """
 
 import threading
