@@ -31,6 +31,8 @@ MAX_SHORTAGES = 20
 _PROBE_SLOT = -1
 """The last slot, which no sequence uses."""
 
+_NOTHING_READ = RuntimeError("the executor returned nothing of the prompt that it was to read")
+
 
 class NotLaunched(NamedTuple):
     """A step whose launch failed: it raises when it is collected, as if it had failed later."""
@@ -150,6 +152,7 @@ class IsolatingExecutor:
         if unwanted:
             batch = _without(batch, unwanted)
             outcome.done = [_rows_without(part, sampled, unwanted) for part, sampled in outcome.done]
+            outcome.failed = [failed for failed in outcome.failed if failed[0] not in unwanted]
         outcome.has_failed = error is not None
         if batch.is_empty:
             return outcome
@@ -179,7 +182,12 @@ class IsolatingExecutor:
             self.num_failed_attempts += 1
             self.last_failure = _sentence(problem)
             return problem
-        outcome.done.append((step.batch, sampled))
+        unread = _unread(step.batch, sampled) if step.batch.reads else None
+        if unread:
+            outcome.failed += [(sequence_id, _failure(_NOTHING_READ)) for sequence_id in unread]
+            outcome.done.append(_rows_without(step.batch, sampled, unread))
+        else:
+            outcome.done.append((step.batch, sampled))
         return None
 
     def _attempt(
@@ -256,6 +264,19 @@ def _check_rows(batch: Batch, sampled: list[Sampled]) -> None:
     num_expected = sum(row.samples for row in batch.rows)
     if len(sampled) != num_expected:
         raise RuntimeError(f"the executor returned {len(sampled)} rows, not {num_expected}")
+
+
+def _unread(batch: Batch, sampled: list[Sampled]) -> set[int]:
+    """Return the sequences whose prompts were due (`Batch.reads`) and bring neither a result nor an error.
+
+    Nothing would end them: a sequence that generates no token waits for its prompt alone.
+    """
+    drawing = (row for row in batch.rows if row.samples)
+    return {
+        row.sequence_id
+        for row, result in zip(drawing, sampled, strict=True)
+        if row.sequence_id in batch.reads and result.prompt is None and result.error is None
+    }
 
 
 def _failure(error: Exception) -> Finish:

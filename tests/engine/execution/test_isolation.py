@@ -1,5 +1,7 @@
 """Steps that fail: only the culprit is harmed."""
 
+from typing import NamedTuple
+
 import pytest
 
 from sluice.engine.batch import Batch, Sampled
@@ -21,6 +23,7 @@ from tests.engine.given import (
     run,
     undisturbed,
 )
+from tests.engine.lagging import LaggingExecutor
 
 
 class CountingExecutor(ChaoticExecutor):
@@ -121,6 +124,63 @@ class TestGivenARequestThatAlwaysFails:
 
         failed = [r for (r, _), t in transcripts.items() if t.finish and t.finish.reason is FinishReason.ERROR]
         assert sorted(failed) == culprits
+
+
+class UnreadStep(NamedTuple):
+    """A step that returns nothing of the prompts in some slots."""
+
+    launched: Launched
+    batch: Batch
+    slots: set[int]
+
+    def collect(self) -> list[Sampled]:
+        sampling = (row for row in self.batch.rows if row.samples)
+        pairs = zip(sampling, self.launched.collect(), strict=True)
+        return [sampled._replace(prompt=None) if row.slot in self.slots else sampled for row, sampled in pairs]
+
+
+class UnreadingExecutor(LaggingExecutor):
+    """Returns nothing of the prompt of the request "unread"."""
+
+    def __init__(self, lag: int) -> None:
+        super().__init__(checking_model())
+        self.lag = lag
+        self._unread_slots: set[int] = set()
+
+    def launch(self, batch: Batch) -> Launched:
+        self._unread_slots |= {admission.slot for admission in batch.admissions if admission.request_id == "unread"}
+        return UnreadStep(super().launch(batch), batch, self._unread_slots)
+
+
+class TestGivenAnExecutorThatDoesNotReadAPrompt:
+    @pytest.mark.parametrize("lag", [0, 1])
+    @pytest.mark.parametrize("max_tokens", [0, 3])
+    def test_when_its_step_is_collected_then_that_request_alone_fails(self, max_tokens: int, lag: int) -> None:
+        engine = engine_over(UnreadingExecutor(lag))
+        ids = ["unread", "read"]
+        engine.add([request(one, one.encode() * 5, max_tokens=max_tokens, prompt_logprobs=1) for one in ids])
+
+        deltas = [delta for _ in range(12) for delta in engine.advance()]
+
+        finishes = {delta.request_id: delta.finish for delta in deltas if delta.finish is not None}
+        assert finishes["unread"].error == (
+            "the model failed on this request: RuntimeError: "
+            "the executor returned nothing of the prompt that it was to read"
+        )
+        assert finishes["read"].reason is FinishReason.LENGTH
+        assert [delta.request_id for delta in deltas if delta.prompt is not None] == ["read"]
+        assert engine.is_idle
+        engine.check_invariants()
+
+    def test_when_its_request_was_aborted_before_then_it_has_one_end(self) -> None:
+        engine = engine_over(UnreadingExecutor(1))
+        engine.add([request("unread", b"p" * 9, max_tokens=0, prompt_logprobs=1)])
+        engine.advance()
+
+        engine.abort(["unread"])
+        deltas = [delta for _ in range(3) for delta in engine.advance()]
+
+        assert [delta.finish and delta.finish.reason for delta in deltas] == [FinishReason.ABORTED]
 
 
 class TestGivenARowWithoutNumbers:
