@@ -127,6 +127,9 @@ class Family:
     refused: tuple[str, ...] = ()
     """Switches that are not supported if set."""
 
+    end_tokens: tuple[str, ...] = ()
+    """Tokens that end an answer, whatever the files of a model state: a GGUF may state only one of several."""
+
 
 def _one_window(config: Json, num_layers: int) -> tuple[int, ...]:
     return (_window(config),) * num_layers
@@ -363,6 +366,8 @@ FAMILIES: dict[str, Family] = {
         has_sinks=True,
         default_head_size=64,
         experts=GPT_OSS_EXPERTS,
+        # Of its chat format, Harmony: `<|end|>` ends a message, which another one follows.
+        end_tokens=("<|return|>", "<|call|>", "<|endoftext|>"),
         # What its configs call silu is cut, and one is added to what it gates.
         activations={"silu": "swiglu_clamped"},
         defaults={

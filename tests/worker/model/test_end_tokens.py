@@ -13,6 +13,7 @@ from sluice.worker.errors import ConfigError
 from sluice.worker.model.folders import SMALL_MODEL
 from sluice.worker.model.load import load, prepare
 from sluice.worker.model.loaded_model import LocalModel
+from tests.oracles.tiny_models import TINY_MODELS, VOCAB_SIZE
 
 END, PAD = "<|end|>", "<|pad|>"
 
@@ -98,6 +99,50 @@ class TestGivenAFineTuneWhoseMarkersAreOnlyInItsTokenizerConfig:
         assert model.encode(text, add_special_tokens=False) == original.encode(text, add_special_tokens=False)
         assert model.text.end_tokens == original.text.end_tokens
         assert answer_of(model) is FinishReason.STOP
+
+
+class TestGivenAGgufOfGptOssThatStatesOneEnd:
+    """Its chat format ends a call of a tool with another token."""
+
+    @pytest.fixture
+    def file(self, tmp_path: Path) -> Path:
+        """A small random model, whose tokenizer has the format's tokens."""
+        pytest.importorskip("gguf")
+        from gguf import GGMLQuantizationType
+
+        from tests.engine.gguf.writing import write_model
+
+        TINY_MODELS["gpt_oss"].save(tmp_path / "folder")
+        file, control, text = tmp_path / "model.gguf", 3, 1
+        ends = ["<|endoftext|>", "<|return|>", "<|end|>", "<|call|>"]
+        letters = [*(chr(ord("!") + number) for number in range(VOCAB_SIZE - len(ends) - 1)), "!!"]
+        fields = {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.pre": "gpt-4o",
+            "tokenizer.ggml.tokens": [*letters, *ends],
+            "tokenizer.ggml.token_type": [*(text for _ in letters), *(control for _ in ends)],
+            "tokenizer.ggml.merges": ["! !"],
+            "tokenizer.ggml.eos_token_id": len(letters) + ends.index("<|return|>"),
+        }
+        write_model(tmp_path / "folder", file, GGMLQuantizationType.F32, fields)
+        return file
+
+    def test_when_it_is_loaded_then_every_end_of_its_family_ends_an_answer(self, file: Path) -> None:
+        prepared = prepare(load_config({"SLUICE_MODEL": str(file), "SLUICE_DTYPE": "float32"}))
+
+        names = [line.split()[0] for line in prepared.text.end_tokens]
+        assert sorted(names) == ["<|call|>", "<|endoftext|>", "<|return|>"]
+        [call] = [line for line in prepared.text.end_tokens if "call" in line]
+        assert call == "<|call|> (96: family)"
+
+    def test_when_it_samples_the_end_of_a_call_then_the_answer_ends(self, file: Path) -> None:
+        model = load(load_config({"SLUICE_MODEL": str(file), "SLUICE_DTYPE": "float32"}))
+        likely = Sampling(temperature=0, max_tokens=5, logit_bias={VOCAB_SIZE - 1: 100.0})
+
+        model.engine.add([Request(id="r", prompt_token_ids=(1, 2, 3), sampling=likely)])
+        ends = [delta.finish for _ in range(6) for delta in model.engine.advance() if delta.finish is not None]
+
+        assert [(end.reason, end.stop) for end in ends] == [(FinishReason.STOP, None)]
 
 
 class TestGivenATokenWithoutAnEmbedding:
