@@ -43,6 +43,13 @@ class TestGivenAWorkerThatServesTwoQueues:
         assert [line for line in lines if "queues" in line] == ["worker 01234567 serves the queues chat:3, batch"]
 
 
+class TestGivenWorkersOfOneModelWithAdapters:
+    def test_when_the_table_is_made_then_one_line_names_them(self) -> None:
+        lines = table_of([WORKER | {"adapters": "law poet"}, WORKER | {"adapters": "law poet"}, WORKER], WHERE)
+
+        assert lines.splitlines()[4:] == ["model m has the adapters law, poet"]
+
+
 class TestGivenNoWorker:
     def test_when_the_table_is_made_then_it_names_queue_and_server(self) -> None:
         assert table_of([], WHERE) == "no living workers on queue 'default' at redis://example:6379"

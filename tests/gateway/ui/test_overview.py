@@ -4,6 +4,7 @@ import time
 from typing import Any
 
 from sluice.gateway.ui.read.overview import MANY_EVENTS, Alert, Memory, Trends, overview
+from sluice.gateway.ui.templates import fragment
 from sluice.protocol.calls import QueueView
 from sluice.protocol.workers import NUM_SAMPLES, samples_of
 
@@ -72,6 +73,11 @@ class TestGivenHeartbeats:
         assert len(times) == NUM_SAMPLES
         assert abs(times[-1] - time.time()) < 5 if times[-1] is not None else False
         assert (tokens_in[-2:], tokens_out[-2:], tokens_in[0]) == ([10.0, 120.0], [5.0, 56.0], None)
+
+    def test_when_a_worker_has_adapters_then_the_page_names_them_beside_its_model(self) -> None:
+        found = overview({"chat": [view(workers={"a": {"model": "m", "adapters": "law poet"}})]}, {}, None, Trends())
+
+        assert "adapters law, poet" in fragment("parts/workers.html", found=found)
 
     def test_when_samples_are_damaged_then_there_are_none(self) -> None:
         assert samples_of("1,2;x") == samples_of("") == ()
