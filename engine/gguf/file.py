@@ -50,6 +50,12 @@ class TensorInfo:
         size = self.num_bytes // self.shape[0]
         return replace(self, shape=self.shape[1:], offset=self.offset + index * size, num_bytes=size)
 
+    def half(self, index: int) -> "TensorInfo":
+        """Return the first or the second half of its rows, whose number is even."""
+        size = self.num_bytes // 2
+        rows = (self.shape[0] // 2, *self.shape[1:])
+        return replace(self, shape=rows, offset=self.offset + index * size, num_bytes=size)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufFile:

@@ -2,11 +2,12 @@
 
 import re
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,6 +39,19 @@ _PARTS = {
 }
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _EXPERT = re.compile(r"(?<=\.experts)\.(\d+)")
+_HALVES = {"ffn_gate_exps": 0, "ffn_up_exps": 1}
+"""Which half of `ffn_gate_up_exps` is what other files have as a tensor of its own."""
+
+
+class _Place(NamedTuple):
+    """Where a tensor is in the file."""
+
+    stored: str
+    expert: int | None = None
+    """Which part of a tensor that stacks those of all experts."""
+
+    half: int | None = None
+    """Which half of the rows of the gate and up projections in one."""
 
 
 class GgufWeights:
@@ -115,8 +129,10 @@ class GgufWeights:
 
     def _checked(self, name: str, shape: tuple[int, ...]) -> tuple[str, TensorInfo]:
         """Return the name of a tensor in the file, and where that of `shape` is: of an expert, a part of it."""
-        stored, expert = self._stored(name)
-        info, expected = self._file.tensors[stored], shape if expert is None else (self._field("expert_count"), *shape)
+        stored, expert, half = self._place(name)
+        info, expected = self._file.tensors[stored], shape if half is None else (2 * shape[0], *shape[1:])
+        if expert is not None:
+            expected = (self._field("expert_count"), *expected)
         if (1, *info.shape) == expected:
             # llama.cpp's converter leaves out a first dimension of one.
             info = replace(info, shape=(1, *info.shape))
@@ -124,29 +140,42 @@ class GgufWeights:
             raise ModelFolderError(
                 f"tensor {stored!r} is {info.shape}, the fields of {self._file.path} expect {expected}."
             )
-        return stored, info if expert is None else info.part(expert)
+        info = info if expert is None else info.part(expert)
+        return stored, info if half is None else info.half(half)
 
     def num_rows(self, name: str) -> int:
         """See `Weights`."""
         try:
-            return self._file.tensors[self._stored(name)[0]].shape[-2:][0]
+            stored, _, half = self._place(name)
         except ModelFolderError:
             return 0
+        return self._file.tensors[stored].shape[-2:][0] // (1 if half is None else 2)
 
     def dtype_of(self, name: str) -> torch.dtype:
         """Return the dtype in which a tensor is stored; bfloat16 if it is quantized."""
-        return plain_dtype(self._file.tensors[self._stored(name)[0]].type) or torch.bfloat16
+        return plain_dtype(self._file.tensors[self._place(name).stored].type) or torch.bfloat16
 
-    def _stored(self, name: str) -> tuple[str, int | None]:
-        """Return the name of a tensor in the file; of one that stacks those of all experts, which of them."""
+    def _place(self, name: str) -> _Place:
+        """Return where a tensor is.
+
+        Raises:
+            ModelFolderError: it is missing.
+        """
         base, _, kind = name.rpartition(".") if name.endswith((".weight", ".bias")) else (name, "", "weight")
         expert, layer = _EXPERT.search(base), _LAYER.fullmatch(_EXPERT.sub("", base))
         part = self._parts.get(layer[2]) if layer else _WHOLE.get(base)
-        stored = f"blk.{layer[1]}.{part}.{kind}" if layer else f"{part}.{kind}"
-        if stored not in self._file.tensors:
-            missing = name if part is None else stored
-            raise ModelFolderError(f"{self._file.path} has no tensor {missing}: it does not belong to its fields.")
-        return stored, int(expert[1]) if expert else None
+        block = f"blk.{layer[1]}." if layer else ""
+        if part is None:
+            places = []
+        elif expert is None:
+            places = [_Place(f"{block}{part}.{kind}")]
+        else:
+            places = list(_places_of_expert(block, part, kind, int(expert[1])))
+        for place in places:
+            if place.stored in self._file.tensors:
+                return place
+        missing = places[0].stored if places else name
+        raise ModelFolderError(f"{self._file.path} has no tensor {missing}: it does not belong to its fields.")
 
     def _field(self, name: str) -> "Value | None":
         """Return a field of the architecture."""
@@ -177,6 +206,15 @@ def _norm_names(norms: BlockNorms, mlp: str) -> dict[str, str]:
         norms.mlp_post: "post_ffw_norm",
     }
     return {name: stored for name, stored in names.items() if name is not None}
+
+
+def _places_of_expert(block: str, part: str, kind: str, expert: int) -> Iterator[_Place]:
+    """Yield where a file may have a tensor of an expert, `part` being the name of that of all."""
+    yield _Place(f"{block}{part}.{kind}", expert)
+    if part in _HALVES:
+        yield _Place(f"{block}ffn_gate_up_exps.{kind}", expert, _HALVES[part])
+    # Mixtral's files of before March 2024.
+    yield _Place(f"{block}{part.removesuffix('_exps')}.{expert}.{kind}")
 
 
 def _expert_names(rules: ExpertRules | None) -> dict[str, str]:

@@ -96,9 +96,9 @@ class TestGivenAJobOfAnAdapterThatAnotherWorkerBegan:
         self, valkey: RedisServer, client: Any, tmp_path: Path
     ) -> None:
         job_id = leave_in_the_middle(valkey.url, client, settings_of(tmp_path / "adapters"))
-        others = settings_of(tmp_path / "others", seed=1) | {"queue__on_model_change": "fail"}
+        others = settings_of(tmp_path / "others", seed=1)
 
-        with running_worker(valkey.url, **others):
+        with running_worker(valkey.url, queue__on_model_change="fail", **others):
             wait_for_ends(client, [job_id])
 
         end = read_channel(client, job_id)[-1].end

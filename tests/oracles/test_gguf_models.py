@@ -40,7 +40,7 @@ from tests.oracles.tiny_models import (
 )
 
 gguf = pytest.importorskip("gguf")
-from tests.engine.gguf.writing import rounded_folder, write_model  # noqa: E402 - it needs the package
+from tests.engine.gguf.writing import Experts, rounded_folder, write_model  # noqa: E402 - it needs the package
 
 DEEP: dict[str, object] = {"num_hidden_layers": 7}
 LOCAL: dict[str, object] = {
@@ -159,6 +159,22 @@ class TestGivenAModelConvertedToGguf:
         for mine, theirs in zip(actual, expected, strict=True):
             spread = float(theirs.std())
             assert float((mine.float() - theirs).square().mean().sqrt()) < 0.1 * spread
+
+    @pytest.mark.parametrize("experts", ["fused", "apart"])
+    @pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "gpt_oss"])
+    def test_when_its_experts_are_stored_otherwise_then_logits_are_the_same_to_the_bit(
+        self, name: str, experts: Experts, tmp_path: Path
+    ) -> None:
+        TinyModel(name, PACKED[name]).save(tmp_path / "folder")
+        stacked, other = tmp_path / "stacked.gguf", tmp_path / "other.gguf"
+        write_model(tmp_path / "folder", stacked, gguf.GGMLQuantizationType.Q4_0, {})
+        write_model(tmp_path / "folder", other, gguf.GGMLQuantizationType.Q4_0, {}, experts=experts)
+
+        pairs = [(load(other, 160), load(stacked, 160)), (load_packed(other), load_packed(stacked))]
+        for pair in pairs:
+            actual, expected = (logits_of(decoder, [[*range(40)]], block_size=16, chunk=50)[0] for decoder in pair)
+
+            assert torch.equal(actual, expected)
 
     def test_when_its_weights_are_kept_in_another_form_then_it_is_another_model(self, tmp_path: Path) -> None:
         """A job is resumed to the bit only by a worker that keeps them alike; start and doctor say how they are."""

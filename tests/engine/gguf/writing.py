@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import gguf
 import numpy as np
@@ -38,6 +38,11 @@ ARCHITECTURES = {
 """llama.cpp's name by model_type."""
 
 Array: TypeAlias = np.ndarray[Any, Any]
+Experts: TypeAlias = Literal["stacked", "fused", "apart"]
+"""How a file has the experts of a layer: one tensor of all for each projection, gate and up projection in one, or a
+tensor for each expert.
+"""
+
 _EXPERT = re.compile(r"(?<=\.experts)\.(\d+)")
 _GATE_UP = "input_linear.weight"
 _ROUTER = re.compile(r"ffn_gate_inp|\.gate\.|\.router\.|shared_expert_gate|bias")
@@ -46,7 +51,14 @@ ADJACENT = ("llama", "smollm3", "granite", "mixtral", "granitemoe")
 """Whose converter writes rotated pairs beside each other."""
 
 
-def write_model(folder: Path, path: Path, kind: gguf.GGMLQuantizationType, fields: Mapping[str, Any]) -> None:
+def write_model(
+    folder: Path,
+    path: Path,
+    kind: gguf.GGMLQuantizationType,
+    fields: Mapping[str, Any],
+    *,
+    experts: Experts = "stacked",
+) -> None:
     """Write a folder of transformers to `path`, its matrices as `kind` where their rows permit it."""
     config = json.loads((folder / "config.json").read_text())
     architecture = ARCHITECTURES[config["model_type"]]
@@ -56,15 +68,34 @@ def write_model(folder: Path, path: Path, kind: gguf.GGMLQuantizationType, field
         write_field(writer, name.format(arch=architecture), value)
     arch = next(each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
+    arrays: dict[str, Array] = {}
     for name, tensor in _stacked(load_file(folder / "model.safetensors")).items():
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
-        array = _converted(name, tensor, config)
+        arrays[stored] = _converted(name, tensor, config)
+    for stored, array in _arranged(arrays, experts).items():
         _write_tensor(writer, stored, array, kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _arranged(arrays: Mapping[str, Array], experts: Experts) -> dict[str, Array]:
+    """The tensors as a file has them whose experts are stored so."""
+    arranged: dict[str, Array] = {}
+    for name, array in arrays.items():
+        if experts == "stacked" or "_exps." not in name:
+            arranged[name] = array
+        elif experts == "apart":
+            block, kind = name.split("_exps.")
+            arranged |= {f"{block}.{number}.{kind}": each for number, each in enumerate(array)}
+        elif "ffn_gate_exps" in name:
+            up = arrays[name.replace("ffn_gate", "ffn_up")]
+            arranged[name.replace("ffn_gate", "ffn_gate_up")] = np.concatenate([array, up], axis=1)
+        elif "ffn_up_exps" not in name:
+            arranged[name] = array
+    return arranged
 
 
 def _stacked(tensors: Mapping[str, Array]) -> dict[str, Array]:
