@@ -8,6 +8,7 @@ from functools import cache
 from importlib.resources import files
 
 from sluice.protocol import limits
+from sluice.protocol.rows import LETTERS
 from sluice.protocol.states import TRANSITIONS, JobState
 
 _BASE, _SHARED = ("lib_base",), ("lib_time", "lib", "lib_lanes", "lib_places", "lib_finish", "lib_ends")
@@ -76,15 +77,24 @@ def _included(source: str) -> list[str]:
 
 
 def _with_constants(source: str) -> str:
-    """Replace `LIMITS.NAME` by the numbers of `limits.py`, and `TRANSITIONS` by the table of `states.py`.
+    """Replace `LIMITS.NAME` by the numbers of `limits.py`, and the names of tables of states by these tables.
 
-    As text, so that Lua and Python always agree, and no script builds a table at each call.
+    As text, so that Lua and Python always agree, and no script computes a table at each call.
     """
     rows = {state: ways_out for state, ways_out in TRANSITIONS.items() if state is not JobState.BLOCKED}
     ways = " ".join(f"{state}>{to}" for state, ways_out in rows.items() for to in sorted(ways_out))
-    return _LIMIT.sub(lambda match: str(vars(limits)[match[1]]), source).replace("TRANSITIONS", f"' {ways} '")
+    letters = ", ".join(f"{state} = '{letter}'" for state, letter in LETTERS.items())
+    states = ", ".join(f"{letter} = '{state}'" for state, letter in LETTERS.items())
+    tables = {
+        "TRANSITIONS": f"' {ways} '",
+        "LETTERS_OF_STATES": f"{{ {letters} }}",
+        "STATES_OF_LETTERS": f"{{ {states} }}",
+    }
+    source = _LIMIT.sub(lambda match: str(vars(limits)[match[1]]), source)
+    return _TABLE.sub(lambda match: tables[match[0]], source)
 
 
 _HEADER = re.compile(r"\A(?:--.*\n)+")
 _LATER = re.compile(r"^INCLUDE (.*)$", re.MULTILINE)
+_TABLE = re.compile(r"\b(?:TRANSITIONS|LETTERS_OF_STATES|STATES_OF_LETTERS)\b")
 _LIMIT = re.compile(r"\bLIMITS\.([A-Z_]+)")

@@ -48,7 +48,11 @@ local function forget_lease(id) held[id], changed[id] = nil, nil end
 -- ---------------------------------------------------------------- libraries that only some rows need, loaded on demand
 
 local function later()
-INCLUDE lib_time lib lib_lanes lib_places lib_finish lib_ends lib_advance
+INCLUDE lib_time lib lib_lanes lib_places lib_finish
+local function with_ends()
+INCLUDE lib_ends lib_advance
+end
+return with_ends()
 end
 
 local rest
@@ -111,14 +115,14 @@ end
 
 local function append(id, choice, to, entry)
   local _, suffix = names_of(id)
-  return try('XADD', PREFIX .. 'channel:' .. suffix .. ':' .. choice, string.format('%d-0', to), 'e', entry)
+  return try('XADD', channel_of(suffix, choice), text_of(to) .. '-0', 'e', entry)
 end
 
 -- The channel has more tokens up to `to` than the lease says, because a call failed between the two writes. The channel
 -- is right. Returns whether the owner can continue from there.
 local function catch_up(id, lease, choice, to)
   local _, suffix = names_of(id)
-  local last = try('XREVRANGE', PREFIX .. 'channel:' .. suffix .. ':' .. choice, '+', '-', 'COUNT', 1)
+  local last = try('XREVRANGE', channel_of(suffix, choice), '+', '-', 'COUNT', '1')
   local offset = not failed(last) and last[1] and tonumber(string.match(last[1][1], '^(%d+)%-0$'))
   if not offset or offset <= lease[2 * choice + 1] or offset > to then return false end
   lease[2 * choice + 1] = offset

@@ -48,7 +48,7 @@ local MODE = SETTINGS.mode or DEFAULT_MODE
 local function lane_name(class, tenant) return CLASSES[class] .. ':' .. tenant end
 local function lane_key(class, tenant) return PREFIX .. 'lane:' .. lane_name(class, tenant) end
 local function row_key(job) return PREFIX .. 'job:' .. job.suffix end
-local function channel_key(job, choice) return PREFIX .. 'channel:' .. job.suffix .. ':' .. choice end
+local function channel_key(job, choice) return channel_of(job.suffix, choice) end
 local function payload_key(job) return PREFIX .. 'payload:' .. job.suffix end
 local function result_key(job) return PREFIX .. 'result:' .. job.suffix end
 local function worker_key(incarnation) return PREFIX .. 'worker:' .. incarnation end
@@ -120,17 +120,15 @@ MOST = {
 -- token, ended, each 0 if it is absent; entry, owner; digest, seed and rare fields, each with its length. The spec is the
 -- rest. Six bytes hold a whole number below 2^48, so that whatever another program writes there is one.
 local FORMAT, ROW_VERSION = '<c1c1BBBI4I4I4I4I4I4I6I6I6I6I6I6I6I6I6I6I6ssHc0Bc0I4c0', '1'
-local LETTERS, STATES = {}, {}
-for state in string.gmatch(TRANSITIONS, ' (%a+)>') do LETTERS[state] = string.sub(state, 1, 1) end
-for state in string.gmatch(TRANSITIONS, '>(%a+)') do LETTERS[state] = string.sub(state, 1, 1) end
-for state, letter in pairs(LETTERS) do STATES[letter] = state end
+local LETTERS, STATES = LETTERS_OF_STATES, STATES_OF_LETTERS
 
 -- The fields that only some jobs have, in the packed map.
-local IS_RARE = {}
-for name in string.gmatch([[
-  batch key not_before ttl deadline callback custom_id line endpoint fingerprint resolved gap previous published deaths
-  retry waits_since asked declined reason error error_code output ended_by
-]], '%S+') do IS_RARE[name] = true end
+local IS_RARE = {
+  batch = true, key = true, not_before = true, ttl = true, deadline = true, callback = true, custom_id = true,
+  line = true, endpoint = true, fingerprint = true, resolved = true, gap = true, previous = true, published = true,
+  deaths = true, retry = true, waits_since = true, asked = true, declined = true, reason = true, error = true,
+  error_code = true, output = true, ended_by = true,
+}
 local MOST_TEXT = { resolved = LIMITS.MAX_SPEC_BYTES, declined = 16 * LIMITS.MAX_OFFERS }
 
 -- The name of a rare field that no script of ours wrote, or nil. A user that may submit may write its jobs' rows, so
@@ -149,6 +147,11 @@ local function write_field(job, name, value)
   if IS_RARE[name] then job.rare[name] = value else rawset(job, name, value) end
 end
 
+-- Lua makes room for a field that is absent also when it is set to nil.
+function rows.set_rare(rare, name, value)
+  if value ~= nil or rare[name] ~= nil then rare[name] = value end
+end
+
 -- Give a job its rare fields: they are read and written as the others.
 function rows.with_rare(job, rare)
   job.rare = rare
@@ -161,11 +164,11 @@ local function foreign_field(job)
   if job.class > LIMITS.MAX_PRIORITY then return 'class' end
   if job.choices < 1 or job.choices > LIMITS.MAX_CHOICES then return 'choices' end
   if job.max_tokens > LIMITS.MAX_TOKENS then return 'max_tokens' end
-  if #job.seed > 20 or string.find(job.seed, '%D') or job.seed == '' then return 'seed' end
+  if #job.seed > 20 or not string.find(job.seed, '^%d+$') then return 'seed' end
   if #job.spec > LIMITS.MAX_SPEC_BYTES then return 'spec' end
   if not job.entry then return nil end
-  local ms, number = string.match(job.entry, '^(%d+)%-(%d+)$')
-  if not ms or #ms > 19 or #number > 19 then return 'entry' end
+  local _, last, at = string.find(job.entry, '^%d+%-()%d+$')
+  if not at or at > 21 or last - at > 18 then return 'entry' end
 end
 
 -- Fields of fixed size are there in each job, false if they are absent: assigning to one that is there is a plain write.
@@ -185,7 +188,7 @@ local function parse(id, tenant, suffix, row)
     number = number, before = before, scheduled = present(scheduled), first_token = present(first_token),
     ended = present(ended), entry = entry ~= '' and entry, lane = false, owner = owner, digest = digest, seed = seed, spec = string.sub(row, after), keep_ms = false, packed = false,
   }
-  local foreign, fields = foreign_field(job), {}
+  local foreign, fields = foreign_field(job), { published = nil, ended_by = nil, output = nil, reason = nil }
   if not foreign and rare ~= '' then
     is_read, fields = pcall(cmsgpack.unpack, rare)
     foreign = not is_read and 'fields' or foreign_rare(fields)

@@ -51,7 +51,25 @@ local function call_in_parts(command, key, values)
   for from = 1, #values, 1000 do call(command, key, unpack(values, from, math.min(from + 999, #values))) end
 end
 
+-- Redis stores a hash of few short fields as a list and scans it for each field. A long field converts it to a hash table,
+-- which it stays until it is empty or the server restarts.
+local MANY, LONG_FIELD = 16, string.rep('-', 65)
+local function hash_for_many(key)
+  call('HSET', key, LONG_FIELD, '')
+  call('HDEL', key, LONG_FIELD)
+end
+
 local function failed(reply) return type(reply) == 'table' and reply.err or nil end
+
+-- Lua formats a number at each command that it is passed to, which costs as much as the command. So numbers that are used
+-- often are texts.
+local whole_texts = {}
+local function text_of(number)
+  whole_texts[number] = whole_texts[number] or string.format('%d', number)
+  return whole_texts[number]
+end
+
+local function channel_of(suffix, choice) return PREFIX .. 'channel:' .. suffix .. ':' .. text_of(choice) end
 
 -- `<tenant>`, `<tenant>:<random>` of a job id; nil if it is not one of this partition. Cached for the call.
 local PARTITION = string.match(PREFIX, ':(%d+)}:')

@@ -4,9 +4,10 @@ local classes = {}  -- the name used outside: a script may have 200 locals, and 
 
 do
 
-local AGE_STEP = age_step()
+local AGE_STEP, NONE = age_step(), {}
 local SIZE = LIMITS.MAX_LANES_PER_PULL
 local listings, num_listings = {}, 0  -- class -> its lanes, or false if none waits
+local num_unread = num_waiting_classes()
 
 -- Where a pull begins in a class. Jobs of a low class that were returned are no reason for a full worker to interrupt
 -- others: it looks at a few of their lanes, each pull at other ones, and continues with the classes above its own.
@@ -118,12 +119,13 @@ end
 local function listing_of(class)
   if listings[class] ~= nil then return listings[class] end
   local first, size = window_of(class)
-  local heads = read(heads_key(class), class, first, size + 1)
+  local heads = num_unread > 0 and read(heads_key(class), class, first, size + 1) or NONE
   has_waiting[class] = #heads > 0
   if #heads == 0 then
     listings[class] = false
     return false
   end
+  num_unread = num_unread - 1
   local listing = {
     class = class, lanes = {}, of_tenant = {}, has_had = {}, num_read = 0, heads = heads, limit = math.huge,
     is_alone = first == 0 and #heads == 2, is_scanned = false,

@@ -10,7 +10,7 @@ end
 -- Write the end of one choice to its channel. The stream's check of ids prevents a second one.
 local function write_end(job, lease, choice, state, packed)
   local at = 2 * choice + 1
-  local id = string.format('%d-%d', lease[at], 1 + job.requeues)
+  local id = text_of(lease[at]) .. '-' .. text_of(1 + job.requeues)
   local added = try('XADD', channel_key(job, choice), id, 'e', packed)
   if failed(added) then to_garbage(channel_key(job, choice), added.err) end
   lease[at + 1] = state == 'done' and 2 or 1
@@ -206,7 +206,8 @@ end
 
 -- What only a waiting or running job needs.
 local function forget_wait(job)
-  job.entry, job.lane, job.number, job.before, job.rare.previous = false, false, 0, 0, nil
+  job.entry, job.lane, job.number, job.before = false, false, 0, 0
+  rows.set_rare(job.rare, 'previous', nil)
 end
 
 -- End a job in any of the four states, with all effects. `how`: state, reason, error, error_code; from a worker also
@@ -230,10 +231,12 @@ function end_job(job, lease, how)
   if not is_dead then deleted[#deleted + 1] = payload_key(job) end
   local rare = job.rare
   job.ended, rare.published = NOW, offsets_of(lease)
-  rare.ended_by = (how.incarnation or '') .. ':' .. lease.epoch
-  rare.reason, rare.error, rare.error_code = how.reason, how.error, how.error_code
+  rare.ended_by = (how.incarnation or '') .. ':' .. text_of(lease.epoch)
+  rows.set_rare(rare, 'reason', how.reason)
+  rows.set_rare(rare, 'error', how.error)
+  rows.set_rare(rare, 'error_code', how.error_code)
   rare.output = how.output_tokens or published_tokens(lease)
-  if not is_dead then rare.resolved = nil end
+  if not is_dead then rows.set_rare(rare, 'resolved', nil) end
   forget_wait(job)
   save(job, keep_ms)
   if is_dead then add_to_dead_set(job) end

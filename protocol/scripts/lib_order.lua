@@ -13,7 +13,7 @@ local buffers, num_lanes = {}, 0  -- of lanes that this pull has not skipped
 local function next_entry(lane, is_alone)
   local buffer = buffers[lane.name]
   if not buffer then
-    local size = is_alone and math.min(LIMITS.PULL_JOBS, request.sequences + 1) or 2
+    local size = is_alone and math.min(LIMITS.PULL_JOBS, request.sequences) + 1 or 2
     buffer = { entries = {}, at = 1, after = '-', size = size, is_last = false }
     buffers[lane.name] = buffer
     num_lanes = num_lanes + 1
@@ -129,9 +129,9 @@ local function move_head(listing, listed, lane)
   if limits and not limits.may_start(lane.tenant) then return classes.remove_tenant(lane.tenant) end
   local buffer = buffers[lane.name]
   -- Whether more entries follow does not matter any more.
-  if buffer.at > #buffer.entries and (is_slice_full() or not has_room()) then return end
+  if buffer.at > #buffer.entries and not buffer.is_last and (is_slice_full() or not has_room()) then return end
   local entry = next_entry(lane)
-  lane.head = not buffer.has_left and entry or nil
+  if not buffer.has_left then lane.head = entry or false end
   if not entry then
     has_emptied = has_emptied or lane.has_lost
     return classes.remove(listing, listed)

@@ -52,6 +52,7 @@ function write_waiting()
     end
   end
   for from = 1, #flat, 1000 do try('HSET', TENANTS, unpack(flat, from, math.min(from + 999, #flat))) end
+  if #flat > 2 * MANY and is_type(TENANTS, 'hash') then hash_for_many(TENANTS) end
 end
 
 end

@@ -153,7 +153,8 @@ local function start(job, lease, payload, need, mark)
   lease.owner, lease.epoch, lease.number, lease.place, lease.mark = ME, job.epoch, request.number, num_taken(), mark
   lease.deaths = job.deaths and 1 or 0
   job.owner, job.started, job.entry, job.lane = ME, NOW, false, false
-  job.rare.gap, job.rare.published = nil, nil
+  rows.set_rare(job.rare, 'gap', nil)
+  rows.set_rare(job.rare, 'published', nil)
   save(job)
   if job.attempt == 1 and job.ttl then call('ZREM', TIMERS, 'ttl|' .. job.id) end
   count_running(job.id, 1)

@@ -6,16 +6,9 @@ local SUSPECTS, NOTIFICATIONS = PREFIX .. 'suspects', PREFIX .. 'bell'
 local PARKED = PREFIX .. 'parked'
 local RETURNED = 'returned'
 
--- Lua formats a number at each command that it is passed to, which costs as much as the command. So numbers that are used
--- often are texts.
 local CLASSES = { returned = RETURNED, [0] = '0', '1', '2', '3', '4', '5', '6', '7', '8', '9' }
 local function heads_key(class) return PREFIX .. 'heads:' .. CLASSES[class] end
 local function ready_key(class) return PREFIX .. 'ready:' .. CLASSES[class] end
-local whole_texts = {}
-local function text_of(number)
-  whole_texts[number] = whole_texts[number] or string.format('%d', number)
-  return whole_texts[number]
-end
 
 -- A whole number from 0 to `most`, or nil: also for text, fractions, infinity and nan.
 local function whole(text, most)

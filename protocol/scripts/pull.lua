@@ -69,11 +69,12 @@ end
 
 -- ---------------------------------------------------------------- what most pulls of an idle worker find
 
-local function waits_anything()
-  local keys = { SUSPECTS, PREFIX .. 'isolator', heads_key(RETURNED) }
-  for class = 0, LIMITS.MAX_PRIORITY do keys[class + 4] = heads_key(class) end
-  return call('EXISTS', unpack(keys)) > 0
-end
+local HEADS = { heads_key(RETURNED) }
+for class = 0, LIMITS.MAX_PRIORITY do HEADS[class + 2] = heads_key(class) end
+-- In how many classes lanes wait, that of returned jobs included.
+local function num_waiting_classes() return call('EXISTS', unpack(HEADS)) end
+local function has_suspects() return call('EXISTS', SUSPECTS, PREFIX .. 'isolator') > 0 end
+local function waits_anything() return num_waiting_classes() > 0 or has_suspects() end
 
 -- Nothing waits, and this number was not used before. A worker without its fields is a new one, or one whose heartbeat
 -- has expired: it must be registered, or turned away.
@@ -96,7 +97,11 @@ local function load_ends()
 INCLUDE lib_ends
   return { end_job = end_job, end_without_worker = end_without_worker, reasons = END_REASONS }
 end
-INCLUDE lib_offers lib_taking lib_classes lib_order lib_wakeups
+INCLUDE lib_offers lib_taking lib_wakeups
+local function load_order()
+INCLUDE lib_classes lib_order
+  return take_from_lanes
+end
 local function load_suspects()
 INCLUDE lib_deaths lib_suspects
   return isolate
@@ -127,14 +132,11 @@ local function is_registered()
   return true
 end
 
--- Redis stores a hash of few short fields as a list and scans it for each field; an advance reads hundreds. A long
--- field converts it to a hash table, which it stays until it is empty or the server restarts.
 local function remember()
   if #new_leases == 0 then return end
-  local long_field = string.rep('-', 65)
-  new_leases[#new_leases + 1], new_leases[#new_leases + 2] = long_field, ''
   call('HSET', held_key(ME), unpack(new_leases))
-  call('HDEL', held_key(ME), long_field)
+  -- An advance reads hundreds of them.
+  hash_for_many(held_key(ME))
   call('HSET', MINE, 'pull', request.number)
   call('PEXPIRE', MINE, LIMITS.WORKER_KEPT_S * 1000)
 end
@@ -144,9 +146,8 @@ local function take_what_fits()
   local is_apart = call('HGET', MINE, 'apart') == '1'
   if is_apart and num_held > 0 then return false end
   if is_apart then call('HDEL', MINE, 'apart') end
-  local has_suspects = call('EXISTS', SUSPECTS, ISOLATOR) > 0
-  local must_drain = has_suspects and load_suspects()(num_held == 0)
-  if not must_drain and not is_over and not request.holds and has_room() then take_from_lanes() end
+  local must_drain = has_suspects() and load_suspects()(num_held == 0)
+  if not must_drain and not is_over and not request.holds and has_room() then load_order()() end
   return must_drain
 end
 
