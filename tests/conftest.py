@@ -1,9 +1,11 @@
 """What all tests share. Needs pytest and hypothesis alone, for the tests that run where there is a GPU."""
 
+import fcntl
 import gc
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Generator
 from importlib.util import find_spec
@@ -32,9 +34,16 @@ def _use_memory() -> None:
         tempfile.tempdir = None  # what was found before
 
 
+def _keep_bytecode() -> None:
+    """Compile each source once, also where the environment says otherwise: a test's processes would do it each time."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Load the fixtures of servers and histories where there are clients for them."""
     _use_memory()
+    _keep_bytecode()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # Started by a shell in the background. Tests interrupt themselves and their processes.
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -52,6 +61,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Generator[None, object, 
         # Without any case, pytest would call the function without its arguments.
         calls[:] = [case for case in calls if all(mark.name != "long" for mark in case.marks)] or calls
     return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Let one process at a time import a module of tests: the first one compiles it for all."""
+    if not isinstance(collector, pytest.Module):
+        return (yield)
+    with collector.path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -25,7 +25,6 @@ def valkey(_valkey_process: RedisServer) -> RedisServer:
     """A running Valkey 9, emptied before the test."""
     with _valkey_process.client() as client:
         client.execute_command("FLUSHALL")
-        client.execute_command("SCRIPT", "FLUSH")
     return _valkey_process
 
 
@@ -49,7 +48,6 @@ def any_redis(_any_redis_process: RedisServer) -> RedisServer:
     """Valkey 9, emptied before the test; in the cross-section and the long suite Redis 7.0 and 6.2, too."""
     with _any_redis_process.client() as client:
         client.execute_command("FLUSHALL")
-        client.execute_command("SCRIPT", "FLUSH")
         client.execute_command("CONFIG", "SET", "maxmemory", "0")
     return _any_redis_process
 
