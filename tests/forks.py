@@ -14,8 +14,10 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from sluice.worker.processes import child_process
 from sluice.worker.processes.parent import PASSED_ON
@@ -45,6 +47,15 @@ _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(PRELOADED)
 
 
+@dataclass(frozen=True, slots=True)
+class _Streams:
+    """The files that get a fork's output, at their ends, and the folder that it runs in."""
+
+    out: str
+    err: str
+    folder: str = str(ROOT)
+
+
 def fork(
     command: Sequence[str], environ: Mapping[str, str], log: Path, name: str, *, daemon: bool
 ) -> ForkServerProcess:
@@ -53,9 +64,27 @@ def fork(
     A daemonic process ends with this one, but cannot use multiprocessing.
     """
     log.touch()
-    process = _forks.Process(target=_run, args=(tuple(command), dict(environ), str(log)), name=name, daemon=daemon)
+    streams = _Streams(str(log), str(log))
+    process = _forks.Process(target=_run, args=(tuple(command), dict(environ), streams), name=name, daemon=daemon)
     process.start()
     return process
+
+
+def run(
+    command: Sequence[str], environ: Mapping[str, str], folder: Path, *, timeout_s: float = 60.0
+) -> subprocess.CompletedProcess[str]:
+    """Run `python -m <command>`, or the file `<command>` if it ends in `.py`, in a fork and in a folder, to its end."""
+    with TemporaryDirectory() as logs:
+        out, err = Path(logs, "out"), Path(logs, "err")
+        streams = _Streams(str(out), str(err), str(folder))
+        process = _forks.Process(target=_run, args=(tuple(command), dict(environ), streams), name=command[0])
+        process.start()
+        process.join(timeout_s)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+            raise subprocess.TimeoutExpired(list(command), timeout_s)
+        return subprocess.CompletedProcess(list(command), process.exitcode, out.read_text(), err.read_text())
 
 
 class Fork:
@@ -143,17 +172,19 @@ def _code_of(command: Sequence[str], environ: Mapping[str, str]) -> int:
     return 0
 
 
-def _run(command: Sequence[str], environ: Mapping[str, str], log: str) -> None:
-    stream = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    os.dup2(stream, 1)
-    os.dup2(stream, 2)
+def _run(command: Sequence[str], environ: Mapping[str, str], streams: _Streams) -> None:
+    for number, file in ((1, streams.out), (2, streams.err)):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), number)
     setattr(child_process, "Popen", _fork_child)  # noqa: B010  # no hook is in the code under test
-    _run_module(command, environ)
+    _run_module(command, environ, streams.folder)
 
 
-def _run_module(command: Sequence[str], environ: Mapping[str, str]) -> None:
+def _run_module(command: Sequence[str], environ: Mapping[str, str], folder: str = str(ROOT)) -> None:
     os.environ.clear()
     os.environ.update(environ)
-    os.chdir(ROOT)
+    os.chdir(folder)
     sys.argv = list(command)
-    runpy.run_module(command[0], run_name="__main__", alter_sys=True)
+    if command[0].endswith(".py"):
+        runpy.run_path(command[0], run_name="__main__")
+    else:
+        runpy.run_module(command[0], run_name="__main__", alter_sys=True)

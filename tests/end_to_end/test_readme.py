@@ -25,6 +25,7 @@ from _pytest.mark.structures import ParameterSet
 
 from sluice.producer.client import Producer
 from sluice.protocol.redis import embedded
+from tests import forks
 from tests.gateway.gateway_process import GatewayProcess, gateway_process
 from tests.grids import fast_only
 from tests.rules.commands import parse
@@ -98,13 +99,17 @@ def is_standalone(snippet: str) -> bool:
     return "app." not in snippet and "request." not in snippet
 
 
+IN_THEIR_PROCESS = ("offline", "chats", "tools offline", "streams")
+"""Snippets that load a model in their process, but for the README's, which the fast suite runs."""
+
+
 def snippets() -> list[ParameterSet]:
     """The snippets that run by themselves, named. One that loads a model in its process takes as long as a worker."""
     names = ["openai", "pydantic", "offline in the readme", "sync", "async", "waits", "durability", "offline", "chats",
              "tools offline", "streams", "responses", "schedules", "pipeline", "chains"]  # fmt: skip
     found = zip(names, [block for block in blocks("python") if is_standalone(block)], strict=True)
     return [
-        pytest.param(snippet, id=name, marks=pytest.mark.long if name in ("offline", "chats", "tools offline") else ())
+        pytest.param(snippet, id=name, marks=pytest.mark.long if name in IN_THEIR_PROCESS else ())
         for name, snippet in found
     ]
 
@@ -122,13 +127,16 @@ class Place:
     environment: dict[str, str]
     gateway_url: str = ""
 
-    def run(self, command: str, *, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
-        """Run a command with the scripts that the distribution installs."""
+    def run(self, command: str) -> subprocess.CompletedProcess[str]:
+        """Run what a script of the distribution runs, in a fork."""
         program, *arguments = shlex.split(command)
-        return subprocess.run(
-            [str(SCRIPTS / program), *arguments],
-            cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=timeout_s, check=False,
-        )  # fmt: skip
+        return forks.run((f"sluice.{program}", *arguments), self.environment, self.folder)
+
+    def run_snippet(self, snippet: str) -> subprocess.CompletedProcess[str]:
+        """Run a program in Python, in a fork."""
+        file = self.folder / "snippet.py"
+        file.write_text(snippet)
+        return forks.run((str(file),), self.environment, self.folder)
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +180,7 @@ def _gateway(here: Place) -> Generator[GatewayProcess]:
     """Start a gateway of that worker, with tables of its own, which have no keys."""
     url, database_url = embedded.Embedded(here.folder / "state").url, f"sqlite:///{here.folder / 'gateway.db'}"
     here.run(f"worker migrate --database-url {database_url}")
-    with gateway_process(url, database_url=database_url, is_fork=False) as gateway:
+    with gateway_process(url, database_url=database_url) as gateway:
         yield gateway
 
 
@@ -296,10 +304,8 @@ def _runs_until_stopped(here: Place, command: str, _producer: Producer) -> None:
     is_gateway = command.startswith("producer serve")
     program, *arguments = shlex.split(command) + (["--port", str(free_port())] if is_gateway else [])
     log = here.folder / "until-stopped.log"
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            [str(SCRIPTS / program), *arguments], cwd=here.folder, env=here.environment, stdout=file, stderr=file
-        )
+    log.unlink(missing_ok=True)
+    process = forks.Fork((f"sluice.{program}", *arguments), here.environment, log)
     deadline_s = time.monotonic() + 30
     while not re.search(" started|serving", log.read_text()):
         assert process.poll() is None, log.read_text()
@@ -418,10 +424,8 @@ class TestGivenTheReadmeAndTheGuide:
     def test_when_a_python_snippet_is_run_then_it_prints_text(self, snippet: str, place: Place) -> None:
         if is_of_openai(snippet):
             snippet = snippet.replace("http://127.0.0.1:8000", place.gateway_url)
-        done = subprocess.run(
-            [sys.executable, "-c", snippet], cwd=place.folder, env=place.environment | {"PYTHONPATH": str(ROOT)},
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+
+        done = place.run_snippet(snippet)
 
         assert done.returncode == 0, done.stderr
         assert len(done.stdout) > 5
@@ -431,11 +435,7 @@ class TestGivenTheReadmeAndTheGuide:
         text = (ROOT / "docs" / "guide" / f"{page}.md").read_text()
         program = "\n".join([PRODUCER_OF_PAGES, *re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)])
 
-        done = subprocess.run(
-            [sys.executable, "-c", program.replace("http://localhost:8000", place.gateway_url)],
-            cwd=place.folder, env=place.environment | {"PYTHONPATH": str(ROOT)},
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+        done = place.run_snippet(program.replace("http://localhost:8000", place.gateway_url))
 
         assert done.returncode == 0, done.stderr
 
