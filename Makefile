@@ -34,7 +34,7 @@ test: setup ## The fast suite; .durations has its slowest tests and folders. `ma
 
 test-long: setup ## Full parameter grids, all examples of property tests, long faults. Over an hour; NEMESIS_MINUTES=5 shortens it.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "long and not gpu and not clients and not vllm and not models" --timeout 1800 -o faulthandler_timeout=2000
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" --hypothesis-profile long -o faulthandler_timeout=2000 tests/properties tests/protocol/test_wire.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" --hypothesis-profile long --timeout 1800 -o faulthandler_timeout=2000 $$(grep -rlE --include='test_*.py' 'max_examples=examples\(' tests)
 
 test-engine-process: setup ## Worker processes again, with the engine in a process of its own. Two minutes.
 	OMP_NUM_THREADS=1 TEST_ENGINE_PROCESS=on $(BIN)/python -m pytest -n 4 -m "not long" tests/end_to_end tests/topologies

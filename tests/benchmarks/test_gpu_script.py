@@ -183,6 +183,7 @@ class TestGivenASectionThatFails:
 
         assert report.broken == {"roof": ["at the start: exit code 3: no"]}
 
+    @pytest.mark.long
     def test_when_it_is_ended_then_its_children_are_and_what_was_measured_is_kept(self, tmp_path: Path) -> None:
         command = [sys.executable, "-m", "benchmarks.gpu.run", "--device", "cpu", "--sections", "kernels", "--out"]
         with subprocess.Popen([*command, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:

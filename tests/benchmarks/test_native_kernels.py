@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sluice.kernels.native import packaged_library
+from tests.grids import fast_only
 
 ROOT = Path(__file__).parents[2]
 COMPILER = """#!/bin/sh
@@ -19,7 +20,7 @@ exit 1
 
 @pytest.mark.skipif(packaged_library() is not None, reason="the kernels are packaged")
 class TestGivenACompilerThatFails:
-    @pytest.mark.parametrize("name", ["engine", "engines", "gate"])
+    @pytest.mark.parametrize("name", fast_only(["gate"], ["engine", "engines"]))
     def test_when_this_cpu_is_measured_then_one_sentence_names_the_error(self, tmp_path: Path, name: str) -> None:
         compiler = tmp_path / "cc"
         compiler.write_text(COMPILER)

@@ -20,6 +20,7 @@ class TestGivenAServiceOfTheNullModel:
 
         assert 0.18 < took_s < 20  # 19 steps; times are whole milliseconds
 
+    @pytest.mark.long
     def test_when_an_idle_worker_is_woken_then_each_job_has_its_time(self) -> None:
         found = wakes_ms(2)
 

@@ -159,6 +159,7 @@ class TestGivenAProjectWithModulesNamedLikeOurs:
             "worker",
         ]
 
+    @pytest.mark.long
     def test_when_a_worker_runs_there_then_jobs_are_done_by_our_code(self, running: Project) -> None:
         (running.folder / "prompts.jsonl").write_text(json.dumps({"prompt": "hello", "max_tokens": 4}) + "\n")
         (running.folder / "script.py").write_text(SCRIPT)

@@ -8,6 +8,7 @@ import torch
 
 from sluice.kernels.adapters import NO_PLACE, AdapterBank, LowRank, RowPlaces
 from sluice.kernels.adapters.kernel import add_adapters_triton
+from tests.grids import fast_only
 from tests.kernels_triton.devices import DEVICES
 from tests.kernels_triton.invariant.matrix_unit import matrix_unit
 from tests.oracles.kernel_cases import generator_on, random_tensor, same_bits
@@ -58,7 +59,7 @@ def exact(out: torch.Tensor, x: torch.Tensor, bank: AdapterBank, rows: RowPlaces
 
 
 @pytest.mark.parametrize(("device", "dtype"), DEVICES)
-@pytest.mark.parametrize(("part_sizes", "in_size", "rank", "num_tokens"), CASES)
+@pytest.mark.parametrize(("part_sizes", "in_size", "rank", "num_tokens"), fast_only(CASES[:2], CASES[2:]))
 class TestGivenRowsOfSeveralAdapters:
     def test_when_they_are_added_then_each_row_has_what_its_own_makes_of_it(
         self, device: str, dtype: torch.dtype, part_sizes: tuple[int, ...], in_size: int, rank: int, num_tokens: int

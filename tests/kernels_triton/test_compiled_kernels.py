@@ -32,7 +32,7 @@ from sluice.kernels.soft_cap.kernel import soft_cap_triton
 from sluice.kernels.token_masks.kernel import apply_token_masks_triton
 from sluice.kernels.write_kv import HeadNorm
 from sluice.kernels.write_kv.kernel import write_kv_triton
-from tests.grids import fast_only, grid
+from tests.grids import cross_section, fast_only, grid
 from tests.kernels_triton.compiler import CUOBJDUMP, SHARED_MEMORY_BYTES, Compiled, CompileInstead
 from tests.oracles.block_copies import copy_by_kernel
 from tests.oracles.kernel_cases import AttentionInputs, generator_on, make_options, make_penalties
@@ -186,6 +186,7 @@ class TestGivenPagedAttention:
         assert compiled[0].shared_bytes * config.programs_per_processor <= SHARED_MEMORY_BYTES
         assert compiled[1].grid == (64, 32)
 
+    @pytest.mark.long
     def test_when_chunks_join_then_decodes_are_launched_as_without_them(self) -> None:
         mixed, alone = (
             compile_attention(
@@ -266,7 +267,8 @@ class TestGivenPagedAttention:
         check_fits(compiled)
         assert "wgmma.mma_async" in compiled[0].ptx
 
-    @pytest.mark.parametrize("max_query_len", fast_only([1], [500]))
+    @pytest.mark.long
+    @pytest.mark.parametrize("max_query_len", [1, 500])
     def test_when_a_window_is_compiled_then_it_fits(self, max_query_len: int) -> None:
         check_fits(
             compile_attention(
@@ -322,7 +324,8 @@ class TestGivenPagedAttention:
 
         check_fits(compiled)
 
-    @pytest.mark.parametrize("max_query_len", fast_only([500], [1]))
+    @pytest.mark.long
+    @pytest.mark.parametrize("max_query_len", [500, 1])
     def test_when_it_is_compiled_in_float32_then_it_fits_and_has_no_tf32(self, max_query_len: int) -> None:
         compiled = compile_attention(torch.float32, head_size=128, max_query_len=max_query_len, max_context_len=9000)
 
@@ -470,8 +473,7 @@ class TestGivenTheOtherKernels:
 class TestGivenAdapters:
     """Query, key and value of an 8 B model, stacked."""
 
-    @pytest.mark.parametrize("rank", [8, 64])
-    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+    @pytest.mark.parametrize(("rank", "dtype"), cross_section([8, 64], [torch.bfloat16, torch.float32]))
     def test_when_they_are_compiled_then_they_fit(self, rank: int, dtype: torch.dtype) -> None:
         like = torch.zeros(33, 4096, dtype=dtype)
         bank = AdapterBank((4096, 1024, 1024), 4096, rank=rank, num_places=2, like=like)
@@ -486,8 +488,7 @@ class TestGivenAdapters:
 class TestGivenAMixtureOfExperts:
     """The sizes of Qwen3 30B-A3B."""
 
-    @pytest.mark.parametrize("num_tokens", [1, 512])
-    @pytest.mark.parametrize("is_int8", [False, True])
+    @pytest.mark.parametrize(("num_tokens", "is_int8"), cross_section([1, 512], [False, True]))
     def test_when_its_kernels_are_compiled_then_they_fit(self, num_tokens: int, is_int8: bool) -> None:
         x = torch.zeros(num_tokens, 2048, dtype=torch.bfloat16)
         weight = torch.zeros(128, 2048, dtype=torch.bfloat16)

@@ -19,7 +19,7 @@ from sluice.kernels.paged_attention.layout import KVCache
 from sluice.kernels.paged_attention.narrow import FP8, from_8_bits, to_8_bits
 from sluice.kernels.write_kv import HeadNorm
 from sluice.kernels.write_kv.kernel import _to_e4m3, write_kv_triton  # pyright: ignore[reportPrivateUsage]
-from tests.grids import cross_section
+from tests.grids import cross_section, fast_only, grid
 from tests.kernels_triton.devices import DEVICES
 from tests.oracles.kernel_cases import (
     AttentionCase,
@@ -122,17 +122,19 @@ class TestGivenFloats:
 
 @pytest.mark.parametrize(("device", "dtype"), DEVICES)
 class TestGivenACacheInFp8:
-    @pytest.mark.parametrize("has_norm", [False, True])
     @pytest.mark.parametrize(
-        ("num_tokens", "num_heads", "num_kv_heads", "head_size", "rotary_size"),
-        [
-            (1, 1, 1, 16, 16),
-            (7, 4, 2, 32, 32),
-            (3, 6, 3, 64, 16),
-            (5, 7, 1, 80, 80),
-            (9, 2, 2, 24, 0),
-            (0, 2, 1, 16, 16),
-        ],
+        ("num_tokens", "num_heads", "num_kv_heads", "head_size", "rotary_size", "has_norm"),
+        cross_section(
+            [
+                (1, 1, 1, 16, 16),
+                (7, 4, 2, 32, 32),
+                (3, 6, 3, 64, 16),
+                (5, 7, 1, 80, 80),
+                (9, 2, 2, 24, 0),
+                (0, 2, 1, 16, 16),
+            ],
+            [False, True],
+        ),
     )
     def test_when_tokens_are_written_then_bytes_and_scales_are_the_reference_s(
         self,
@@ -176,12 +178,10 @@ class TestGivenACacheInFp8:
 
     @pytest.mark.parametrize(
         ("query_lens", "context_lens", "window"),
-        [
-            ([1, 1, 1], [1, 17, 200], 0),
-            ([1, 1], [100, 64], 33),
-            ([20, 1, 5], [50, 70, 5], 0),
-            ([18, 1, 0], [60, 50, 5], 16),
-        ],
+        fast_only(
+            [([1, 1, 1], [1, 17, 200], 0), ([18, 1, 0], [60, 50, 5], 16)],
+            [([1, 1], [100, 64], 33), ([20, 1, 5], [50, 70, 5], 0)],
+        ),
     )
     def test_when_it_is_attended_to_then_the_result_is_that_of_what_it_stands_for(
         self, device: str, dtype: torch.dtype, query_lens: list[int], context_lens: list[int], window: int
@@ -204,7 +204,7 @@ class TestGivenACacheInFp8:
 
     @pytest.mark.parametrize(
         ("soft_cap", "has_sinks", "query_lens", "context_lens", "window", "head_size"),
-        cross_section(
+        grid(
             [(2.0, False), (0.0, True), (2.0, True)],
             [
                 ([1, 1, 1], [1, 17, 200], 0),
@@ -213,6 +213,7 @@ class TestGivenACacheInFp8:
                 ([18, 1], [60, 50], 16),
             ],
             [24, 64, 256],
+            fast=[(2.0, True, [1, 1], [100, 64], 33, 24), (2.0, True, [18, 1], [60, 50], 16, 64)],
         ),
     )
     def test_when_there_is_a_soft_cap_or_a_sink_then_it_sees_what_the_cache_stands_for(

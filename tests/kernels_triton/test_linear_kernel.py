@@ -15,6 +15,7 @@ from sluice.kernels.linear.cuda import Int8Linear, pack_linear_cuda
 from sluice.kernels.linear.few_rows import FewRowsConfig, few_rows_triton
 from sluice.kernels.linear.int8 import MAX_IN_SIZE, dequantized, quantized
 from sluice.kernels.linear.kernel import ProductConfig, int8_product_triton, product_config, widen_triton
+from tests.grids import cross_section
 from tests.kernels_triton.devices import DEVICES
 from tests.oracles.kernel_cases import agreement, generator_on, product_agreement, random_tensor, same_bits
 
@@ -51,10 +52,12 @@ def at_most(rows: int) -> Generator[None]:
 
 @pytest.mark.parametrize(("device", "dtype"), DEVICES)
 class TestGivenAWeightInInt8:
-    @pytest.mark.parametrize("config", [None, SPLIT], ids=["by shape", "in parts"])
     @pytest.mark.parametrize(
-        ("num_tokens", "out_size", "in_size"),
-        [(1, 64, 128), (2, 1, 1), (3, 65, 130), (7, 40, 96), (16, 48, 47), (17, 33, 48), (65, 16, 49), (0, 8, 8)],
+        ("num_tokens", "out_size", "in_size", "config"),
+        cross_section(
+            [(1, 64, 128), (2, 1, 1), (3, 65, 130), (7, 40, 96), (16, 48, 47), (17, 33, 48), (65, 16, 49), (0, 8, 8)],
+            [None, SPLIT],
+        ),
     )
     def test_when_rows_are_multiplied_then_they_agree(
         self,
@@ -138,6 +141,7 @@ class TestGivenAWeightInInt8:
 
         assert torch.equal(out, (x[:, :1].double() * -254 / 256).to(dtype).expand(1, 16))
 
+    @pytest.mark.long
     def test_when_k_is_the_largest_then_nothing_overflows(self, device: str, dtype: torch.dtype) -> None:
         weight = torch.full((1, MAX_IN_SIZE), -127, dtype=torch.int8, device=device)
         x = torch.full((1, MAX_IN_SIZE), -127 / 64, dtype=dtype, device=device)
@@ -146,8 +150,9 @@ class TestGivenAWeightInInt8:
 
         assert torch.allclose(out.double(), x[:, :1].double() * -127, rtol=torch.finfo(dtype).eps)
 
-    @pytest.mark.parametrize("num_tokens", [1, 2, 3, 4])
-    @pytest.mark.parametrize(("out_size", "in_size"), [(1, 1), (5, 130), (8, 64)])
+    @pytest.mark.parametrize(
+        ("num_tokens", "out_size", "in_size"), cross_section([1, 2, 3, 4], [(1, 1), (5, 130), (8, 64)])
+    )
     def test_when_rows_are_very_few_then_their_kernel_agrees_and_a_row_keeps_its_bits(
         self, device: str, dtype: torch.dtype, num_tokens: int, out_size: int, in_size: int
     ) -> None:

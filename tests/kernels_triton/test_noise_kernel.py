@@ -12,6 +12,7 @@ import triton.language as tl
 
 from sluice.kernels.philox.kernel import gumbel, random_words_triton
 from sluice.kernels.philox.reference import gumbel_reference, random_words_reference
+from tests.grids import cross_section
 from tests.kernels_triton.devices import DEVICES
 
 ONE_DTYPE = [DEVICES[0], DEVICES[2]]
@@ -67,8 +68,10 @@ class TestGivenTheGenerator:
 
         assert out.tolist() == words
 
-    @pytest.mark.parametrize("seed", [0, 1, 2**32 - 1, 2**32, 2**63, 2**64 - 1])
-    @pytest.mark.parametrize(("position", "counter_2"), [(0, 0), (77, 4), (2**31 - 1, 2**31 - 1)])
+    @pytest.mark.parametrize(
+        ("seed", "position", "counter_2"),
+        cross_section([0, 1, 2**32 - 1, 2**32, 2**63, 2**64 - 1], [(0, 0), (77, 4), (2**31 - 1, 2**31 - 1)]),
+    )
     def test_when_tokens_draw_then_each_gets_the_word_of_the_reference(
         self, device: str, dtype: torch.dtype, seed: int, position: int, counter_2: int
     ) -> None:

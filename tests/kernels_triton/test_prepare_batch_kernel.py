@@ -14,6 +14,7 @@ from sluice.kernels.prepare_batch import PADDING, PreparedTokens, StepPlan, prep
 from sluice.kernels.prepare_batch.cpu import prepare_batch_cpu
 from sluice.kernels.prepare_batch.kernel import prepare_batch_triton
 from sluice.kernels.prepare_batch.reference import prepare_batch_reference
+from tests.grids import cross_section
 from tests.kernels_triton.devices import DEVICES
 from tests.oracles.kernel_cases import NO_BLOCK
 
@@ -72,17 +73,19 @@ def drawn(num_rows: int, device: str) -> Tensor:
 
 @pytest.mark.parametrize(("device", "prepare"), PATHS)
 class TestGivenAPlan:
-    @pytest.mark.parametrize(("block_size", "num_windowed"), [(1, 2), (8, 0), (16, 6), (32, 1)])
     @pytest.mark.parametrize(
-        ("query_lens", "context_lens", "num_after"),
-        [
-            ([1], [1], 0),
-            ([1, 1, 1], [16, 17, 300], 0),
-            ([15, 1, 33, 0, 2], [15, 64, 65, 9, 40], 3),
-            ([256, 257, 1], [256, 900, 5], 0),
-            ([], [], 4),
-            ([], [], 0),
-        ],
+        ("query_lens", "context_lens", "num_after", "block_size", "num_windowed"),
+        cross_section(
+            [
+                ([1], [1], 0),
+                ([1, 1, 1], [16, 17, 300], 0),
+                ([15, 1, 33, 0, 2], [15, 64, 65, 9, 40], 3),
+                ([256, 257, 1], [256, 900, 5], 0),
+                ([], [], 4),
+                ([], [], 0),
+            ],
+            [(1, 2), (8, 0), (16, 6), (32, 1)],
+        ),
     )
     def test_when_it_is_carried_out_then_every_token_is_that_of_the_loop(
         self,

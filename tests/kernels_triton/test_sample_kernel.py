@@ -178,8 +178,9 @@ class TestGivenLogits:
 
 @pytest.mark.parametrize(("device", "dtype"), DEVICES)
 class TestGivenABatch:
+    @pytest.mark.long
     @pytest.mark.slow
-    @pytest.mark.parametrize("first", fast_only([0], [1, 2, 3, 4]))
+    @pytest.mark.parametrize("first", range(5))
     def test_when_rows_are_hard_to_search_then_kept_sets_and_tokens_equal_the_reference(
         self, device: str, dtype: torch.dtype, first: int
     ) -> None:
@@ -193,6 +194,7 @@ class TestGivenABatch:
         assert [d for row in range(len(rows)) if (d := kept_set_differs(logits, options, row, kept[row]))] == []
         assert tokens.tolist() == sample_reference(logits, options).tolist()
 
+    @pytest.mark.long
     def test_when_rows_are_divided_among_more_programs_then_their_cuts_and_tokens_stay(
         self, device: str, dtype: torch.dtype
     ) -> None:
@@ -219,6 +221,7 @@ class TestGivenABatch:
         assert not options.has_filters
         assert tokens.tolist() == searched.tolist() == sample_reference(logits, options).tolist()
 
+    @pytest.mark.long
     def test_when_plain_logits_are_scaled_then_quotients_are_correctly_rounded(
         self, device: str, dtype: torch.dtype
     ) -> None:

@@ -13,6 +13,7 @@ from sluice.kernels.paged_attention.kernel import allocate_cuda
 from sluice.kernels.paged_attention.layout import KVCache
 from sluice.kernels.write_kv.kernel import write_kv_triton
 from sluice.kernels.write_kv.reference import write_kv_reference
+from tests.grids import cross_section
 from tests.kernels_triton.devices import DEVICES
 from tests.oracles.kernel_cases import WriteInputs, generator_on, make_write, same_bits, write_agreement
 
@@ -39,17 +40,19 @@ def write(inputs: WriteInputs, cache: KVCache) -> Tensor:
 
 @pytest.mark.parametrize(("device", "dtype"), DEVICES)
 class TestGivenACacheFullOfNaN:
-    @pytest.mark.parametrize("norm_offset", [None, 0.0, 1.0])
     @pytest.mark.parametrize(
-        ("num_tokens", "num_heads", "num_kv_heads", "head_size", "rotary_size"),
-        [
-            (1, 1, 1, 16, 16),
-            (7, 4, 2, 32, 32),
-            (5, 7, 1, 80, 80),
-            (3, 6, 3, 64, 16),
-            (2, 2, 2, 24, 0),
-            (40, 2, 1, 16, 16),
-        ],
+        ("num_tokens", "num_heads", "num_kv_heads", "head_size", "rotary_size", "norm_offset"),
+        cross_section(
+            [
+                (1, 1, 1, 16, 16),
+                (7, 4, 2, 32, 32),
+                (5, 7, 1, 80, 80),
+                (3, 6, 3, 64, 16),
+                (2, 2, 2, 24, 0),
+                (40, 2, 1, 16, 16),
+            ],
+            [None, 0.0, 1.0],
+        ),
     )
     def test_when_tokens_are_written_then_their_slots_agree_and_no_other_is_touched(
         self,

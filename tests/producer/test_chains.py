@@ -490,7 +490,7 @@ class TestGivenASubmitThatIsRepeated:
 
 
 class TestGivenManyBlockedJobs:
-    @pytest.mark.slow
+    @pytest.mark.long
     def test_when_ten_thousand_wait_for_one_then_a_look_reads_one_row_and_all_run_once(
         self, producer: Producer, worker: HandWorker, redis_client: Any
     ) -> None:
@@ -510,7 +510,7 @@ class TestGivenManyBlockedJobs:
         assert left(redis_client) == []
         assert producer.release_chains().problems == []
 
-    @pytest.mark.slow
+    @pytest.mark.long
     def test_when_there_are_more_jobs_to_wait_for_than_a_look_reads_then_each_look_reads_the_next(
         self, producer: Producer, worker: HandWorker, redis_client: Any
     ) -> None:

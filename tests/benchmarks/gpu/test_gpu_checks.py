@@ -14,6 +14,7 @@ from benchmarks.gpu.models import save_small_model
 
 
 class TestGivenTransformersModel:
+    @pytest.mark.long
     def test_when_it_is_run_in_another_dtype_then_its_weights_stay(self, tmp_path: Path) -> None:
         model = save_small_model("llama", tmp_path)
         before = [parameter.clone() for parameter in model.parameters()]

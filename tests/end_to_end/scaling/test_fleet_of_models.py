@@ -47,6 +47,7 @@ def fleet(valkey: RedisServer, tmp_path: Path, file: Path) -> Generator[WorkerPr
 
 
 class TestGivenTwoModelsOnOneHost:
+    @pytest.mark.long
     def test_when_jobs_come_to_both_queues_then_each_is_answered_by_its_model(
         self, fleet: WorkerProcess, valkey: RedisServer
     ) -> None:

@@ -7,7 +7,6 @@ import pytest
 
 from benchmarks.gpu.start import DRILLS, break_kernel
 from sluice.kernels.trial.runner import KernelTrial, Task
-from tests.grids import fast_only
 from tests.kernels_triton.load.test_trial_cases import SIZES
 
 RUNS_COMPILED = True  # not in the interpreter's process: each trial has its own
@@ -25,8 +24,8 @@ SAID = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", fast_only(["illegal access"], ["wrong result", "does not compile"]))
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["illegal access", "wrong result", "does not compile"])
 def test_when_a_kernel_is_broken_then_its_operation_fails_and_another_passes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -104,7 +104,8 @@ class TestGivenKernelsThatWork:
         assert try_all("rms_norm", parallel) == 3
         assert try_all("rms_norm", replace(SIZES, has_pre_norms=False)) == 3
 
-    @pytest.mark.parametrize("operation", fast_only(["experts"], SLOW))
+    @pytest.mark.long
+    @pytest.mark.parametrize("operation", ["experts", *SLOW])
     def test_when_results_must_not_depend_on_the_batch_then_each_passes(self, operation: str) -> None:
         whole = replace(SIZES, is_deterministic=True, is_int8=False, sliding_windows=(0,))
 

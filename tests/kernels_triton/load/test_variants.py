@@ -154,8 +154,14 @@ def serve(runner: ModelRunner) -> int:
 
 
 MODELS = fast_only(
-    [("gemma2", False, False), ("qwen3", True, False)],
-    [("llama", False, False), ("mistral-window", False, False), ("gemma2", False, True), ("gemma3", False, False)],
+    [("gemma2", False, False)],
+    [
+        ("qwen3", True, False),
+        ("llama", False, False),
+        ("mistral-window", False, False),
+        ("gemma2", False, True),
+        ("gemma3", False, False),
+    ],
 )
 
 

@@ -31,6 +31,7 @@ from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.request import Request, Sampling
 from sluice.engine.text.tokenizer import load_tokenizer
 from tests.engine.given import Transcripts, note
+from tests.grids import fast_only
 
 FOLDER = Path(worker.__file__).parent / "small_model"
 PROMPTS = [7, 60, 1, 33, 200, 18, 5, 90, 2, 41, 12]
@@ -124,7 +125,7 @@ def record_all_that_is_wanted(runner: ModelRunner) -> None:
 
 
 class TestGivenAModelWithAndWithoutRecordings:
-    @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+    @pytest.mark.parametrize("dtype", fast_only(["bfloat16"], ["float32"]))
     def test_when_the_same_requests_run_then_every_step_s_logits_are_bitwise_equal(
         self, monkeypatch: pytest.MonkeyPatch, dtype: str
     ) -> None:
@@ -162,7 +163,7 @@ class TestGivenAModelWithAndWithoutRecordings:
 
 
 class TestGivenTablesTooWideToBeSentWhole:
-    @pytest.mark.parametrize("lag", [0, 1])
+    @pytest.mark.parametrize("lag", fast_only([1], [0]))
     def test_when_steps_are_recorded_then_tokens_are_those_of_steps_that_are_not(self, lag: Literal[0, 1]) -> None:
         plain, recorded = (
             load(graphs=graphs, dtype="float32", block_size=4, lag=lag if graphs else 0) for graphs in (False, True)
@@ -177,6 +178,7 @@ class TestGivenTablesTooWideToBeSentWhole:
 
 
 class TestGivenMoreSequencesThanTokensOfAMixedStep:
+    @pytest.mark.long
     def test_when_a_mixed_step_is_wanted_then_it_is_recorded(self) -> None:
         recorded, plain = (load(graphs=graphs, dtype="float32", max_num_seqs=300) for graphs in (True, False))
         assert recorded.graphs is not None
