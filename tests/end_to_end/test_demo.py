@@ -22,6 +22,7 @@ pytestmark = [
 
 
 class TestGivenTheDemo:
+    @pytest.mark.long
     def test_when_it_is_run_then_killed_jobs_resume_and_the_history_has_both_kinds(self, tmp_path: Path) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
         environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

@@ -11,7 +11,6 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -48,7 +47,6 @@ ONLY_PARSED = {
 PRODUCER_OF_PAGES = "from sluice.producer import Producer; producer = Producer()"
 """What the pages whose snippets are one program take for granted."""
 
-SCRIPTS = Path(sys.executable).parent
 START_TIMEOUT_S = 60.0
 
 pytestmark = [
@@ -141,30 +139,25 @@ class Place:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    """A fresh state folder with a running worker, started by the printed command."""
-    if not (SCRIPTS / "worker").exists():
-        pytest.skip("needs the distribution's scripts: pip install -e '.[worker,embedded,dev]'")
+    """A fresh state folder with a running worker, which runs the printed command."""
     folder = tmp_path_factory.mktemp("readme")
     state = folder / "state"
     environment = {k: v for k, v in os.environ.items() if not k.startswith("SLUICE_")}
     # The guide's page on tools says that the small model needs the last one.
     environment |= {"SLUICE_STATE_DIR": str(state), "SLUICE_METRICS_PORT": "0", "SLUICE_TOOL_FORMAT": "hermes"}
-    with (folder / "worker.log").open("wb") as log:
-        worker = subprocess.Popen(
-            [str(SCRIPTS / "worker"), "start", "--cpu"], cwd=folder, env=environment, stdout=log, stderr=log
-        )
-        here = Place(folder, environment)
-        try:
-            _wait_for_worker(here, worker)
-            with _gateway(here) as gateway:
-                yield replace(here, gateway_url=gateway.url.removesuffix("/v1"))
-        finally:
-            worker.send_signal(signal.SIGTERM)
-            worker.wait(timeout=60)
-            embedded.stop(state)
+    worker = forks.Fork(("sluice.worker", "start", "--cpu"), environment, folder / "worker.log")
+    here = Place(folder, environment)
+    try:
+        _wait_for_worker(here, worker)
+        with _gateway(here) as gateway:
+            yield replace(here, gateway_url=gateway.url.removesuffix("/v1"))
+    finally:
+        worker.send_signal(signal.SIGTERM)
+        worker.wait(timeout=60)
+        embedded.stop(state)
 
 
-def _wait_for_worker(here: Place, worker: subprocess.Popen[bytes]) -> None:
+def _wait_for_worker(here: Place, worker: forks.Fork) -> None:
     deadline_s = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline_s:
         assert worker.poll() is None, (here.folder / "worker.log").read_text()

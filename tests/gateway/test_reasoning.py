@@ -15,6 +15,7 @@ from sluice.protocol.wire import ChoiceResult
 from sluice.worker.recorder.migrate import migrate
 from tests.end_to_end.processes import worker_pool
 from tests.gateway.gateway_process import GatewayProcess, gateway_process
+from tests.grids import fast_only
 from tests.servers import RedisServer, redis_server
 from tests.thinking_model import END, THOUGHT, thinking_model
 
@@ -45,7 +46,7 @@ def server() -> Generator[RedisServer]:
         yield made
 
 
-@pytest.fixture(scope="module", params=["plain", "special"])
+@pytest.fixture(scope="module", params=fast_only(["plain"], ["special"]))
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model whose template begins the thoughts; its marks are plain tokens, as Qwen3's, or special ones."""
     folder = tmp_path_factory.mktemp("models") / f"thinker-{request.param}"
@@ -86,7 +87,7 @@ def gathered(chunks: Iterator[Any]) -> tuple[str, str, str | None]:
 
 
 class TestGivenAModelThatReasons:
-    @pytest.mark.parametrize("seed", range(4))
+    @pytest.mark.parametrize("seed", fast_only(range(1), range(1, 4)))
     def test_when_it_is_asked_then_answer_stream_and_job_have_the_same_parts(
         self, client: openai.OpenAI, server: RedisServer, model: Path, seed: int
     ) -> None:

@@ -109,6 +109,7 @@ class TestGivenALibraryThatAnotherUserCouldWrite:
         assert not built.is_symlink()
         assert elsewhere.read_bytes() == b"planted"
 
+    @pytest.mark.long
     def test_when_it_belongs_to_them_then_it_is_not_loaded(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -17,7 +17,7 @@ import torch
 
 from sluice.engine.config import Quantization
 from sluice.engine.request import Request, Sampling
-from tests.grids import cross_section, grid
+from tests.grids import grid
 from tests.oracles.adapters import save_adapter
 from tests.oracles.engines import CALM, DISTURBED, run
 from tests.oracles.tiny_models import TINY_MODELS, VOCAB_SIZE, TinyModel
@@ -134,10 +134,21 @@ def tokens_alone(quantization: Quantization, block_size: int) -> dict[tuple[str,
     return {key: tokens for each in runs for key, tokens in each.token_ids.items()}
 
 
+NATIVE_FAST = [
+    ("together", "none"),
+    ("tiny blocks", "int8"),
+    ("chunks of three", "int4"),
+    ("preemption", "none"),
+    ("overlapped", "int8"),
+]
+
+
 class TestGivenAdaptersOfANativeModel:
     """In bfloat16, where a step is one native call."""
 
-    @pytest.mark.parametrize(("disturbance", "quantization"), cross_section(list(DISTURBED), ["none", "int8", "int4"]))
+    @pytest.mark.parametrize(
+        ("disturbance", "quantization"), grid(list(DISTURBED), ["none", "int8", "int4"], fast=NATIVE_FAST)
+    )
     def test_when_requests_are_batched_then_each_has_the_tokens_that_it_has_alone(
         self, disturbance: str, quantization: Quantization
     ) -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from sluice.engine.request import ChoiceProgress, Request
-from tests.grids import grid
+from tests.grids import fast_only, grid
 from tests.oracles.engines import DISTURBED, EngineRun, Setting, run
 from tests.oracles.test_seeded_sampling import requests
 from tests.oracles.tiny_models import QWEN3_MOE, TinyModel
@@ -65,12 +65,9 @@ def alone(model: str, block_size: int, form: str) -> EngineRun:
 
 SETTINGS = [setting for setting in DISTURBED.values() if not setting.abort]
 FAST = [
-    *((setting, "none", "qwen3") for setting in SETTINGS),
-    *(
-        (DISTURBED[name], form, "qwen3")
-        for name in ("together", "chunks of three", "preemption")
-        for form in ("int4", "int8 cache")
-    ),
+    *((DISTURBED[name], "none", "qwen3") for name in ("together", "tiny blocks", "preemption", "overlapped")),
+    (DISTURBED["chunks of three"], "int4", "qwen3"),
+    (DISTURBED["preemption"], "int8 cache", "qwen3"),
     (DISTURBED["chunks of three"], "none", "qwen3_moe"),
     (DISTURBED["preemption"], "int4", "qwen3_moe"),
 ]
@@ -87,7 +84,9 @@ class TestGivenWeightsOrKeysInBfloat16OrFewerBits:
         assert outcome.token_ids == expected.token_ids
         assert outcome.logprobs == expected.logprobs
 
-    @pytest.mark.parametrize(("cut", "form"), [(1, "none"), (7, "none"), (15, "none"), (7, "int4"), (7, "int8 cache")])
+    @pytest.mark.parametrize(
+        ("cut", "form"), fast_only([(7, "none"), (7, "int4"), (7, "int8 cache")], [(1, "none"), (15, "none")])
+    )
     def test_when_a_request_is_resumed_then_it_goes_on_to_the_bit(self, cut: int, form: str) -> None:
         setting = DISTURBED["preemption"]
         expected = alone("qwen3", setting.block_size, form)

@@ -20,6 +20,7 @@ from sluice.engine.sequence import Sequence
 from sluice.kernels.linear import cpu as linear_cpu
 from sluice.kernels.native import library
 from tests.engine.layouts import StepLayout
+from tests.grids import cross_section
 from tests.oracles.near_ties import num_settled
 from tests.oracles.tiny_models import TINY_MODELS, VOCAB_SIZE, save_text_and_images
 
@@ -33,6 +34,10 @@ NATIVE_SIZES: dict[str, object] = {
     "head_dim": 32,
 }
 """Sizes that the native step takes."""
+
+IN_BFLOAT16 = (
+    "llama-llama3", "mistral-window", "qwen2", "qwen3", "gemma2", "gemma3", "granite", "olmo2", "cohere2", "glm4",
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -89,8 +94,9 @@ def logits_of(decoder: Decoder, prompts: list[list[int]], *, block_size: int, ch
 
 
 class TestGivenATinyModel:
-    @pytest.mark.parametrize("name", TINY_MODELS)
-    @pytest.mark.parametrize(("block_size", "chunk"), [(4, 16), (16, 100), (5, 3)])
+    @pytest.mark.parametrize(
+        ("name", "block_size", "chunk"), cross_section(list(TINY_MODELS), [(4, 16), (16, 100), (5, 3)])
+    )
     def test_when_prompts_are_computed_then_all_logits_equal_those_of_transformers(
         self, name: str, block_size: int, chunk: int, tmp_path: Path
     ) -> None:
@@ -132,10 +138,12 @@ class TestGivenDynamicRope:
 
 
 class TestGivenWeightsInBfloat16:
-    @pytest.mark.parametrize("step", ["native", "operations"])
     @pytest.mark.parametrize(
-        "name",
-        ["llama-llama3", "mistral-window", "qwen2", "qwen3", "gemma2", "gemma3", "granite", "olmo2", "cohere2", "glm4"],
+        ("name", "step"),
+        cross_section(
+            IN_BFLOAT16,
+            ["native", "operations"],
+        ),
     )
     def test_when_prompts_are_computed_then_the_error_is_at_most_about_transformers(
         self, name: str, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -26,6 +26,7 @@ from sluice.kernels.copy_blocks import parts_of
 from sluice.kernels.paged_attention import FP8, INT8, KVCache
 from sluice.kernels.write_kv import HeadNorm
 from tests.engine.layouts import Part, StepLayout
+from tests.grids import cross_section
 from tests.oracles.tiny_models import (
     COHERE2,
     EXAONE4,
@@ -91,12 +92,23 @@ def _inference(native_products: None) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=MODELS)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Compute each model with one kind of weights, and with all of them in the long suite."""
+    if "decoder" not in metafunc.fixturenames:
+        return
+    if any("model" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")):
+        metafunc.parametrize("decoder", list(QUANTIZATION), indirect=True)
+    else:
+        cases = cross_section(list(MODELS), list(QUANTIZATION))
+        metafunc.parametrize(("model", "decoder"), cases, indirect=True)
+
+
+@pytest.fixture
 def model(request: pytest.FixtureRequest) -> TinyModel:
     return MODELS[request.param]
 
 
-@pytest.fixture(params=QUANTIZATION)
+@pytest.fixture
 def decoder(request: pytest.FixtureRequest, model: TinyModel, tmp_path: Path) -> Decoder:
     model.save(tmp_path, torch.bfloat16)
     folder = open_model_folder(tmp_path)
@@ -342,8 +354,9 @@ class TestGivenTwoDecoders:
 class TestGivenMoreThreadsThanCores:
     """Some are always descheduled: within a task, between two, and for a whole step."""
 
-    @pytest.mark.parametrize("weights", QUANTIZATION)
-    @pytest.mark.parametrize("name", ["gemma2, soft caps", "qwen2_moe, a shared expert"])
+    @pytest.mark.parametrize(
+        ("name", "weights"), cross_section(["gemma2, soft caps", "qwen2_moe, a shared expert"], list(QUANTIZATION))
+    )
     def test_when_steps_follow_each_other_then_bits_are_those_of_one_thread(
         self, tmp_path: Path, weights: str, name: str
     ) -> None:

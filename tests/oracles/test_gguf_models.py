@@ -25,6 +25,7 @@ from sluice.engine.models.folder import open_model_folder
 from sluice.engine.models.load import WeightForm, load_decoder
 from sluice.engine.request import Request, Sampling
 from sluice.kernels.linear.native import Kind, NativeLinear
+from tests.grids import cross_section
 from tests.oracles.engines import run
 from tests.oracles.test_decoder_logits import LENGTHS, load, logits_of
 from tests.oracles.tiny_models import (
@@ -137,8 +138,7 @@ class TestGivenAModelConvertedToGguf:
         for mine, theirs in zip(actual, expected, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
-    @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q8_0", "MXFP4"])
-    @pytest.mark.parametrize("name", PACKED)
+    @pytest.mark.parametrize(("name", "kind"), cross_section(list(PACKED), ["Q4_0", "Q4_1", "Q5_0", "Q8_0", "MXFP4"]))
     def test_when_groups_stay_packed_then_logits_are_close_to_those_of_dequantized_weights(
         self, name: str, kind: str, tmp_path: Path
     ) -> None:
@@ -230,8 +230,7 @@ def prompts_of() -> list[list[int]]:
 
 
 class TestGivenAMixtureInGguf:
-    @pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0", "Q4_0", "MXFP4"])
-    @pytest.mark.parametrize("name", MIXTURES)
+    @pytest.mark.parametrize(("name", "kind"), cross_section(list(MIXTURES), ["F32", "F16", "Q8_0", "Q4_0", "MXFP4"]))
     def test_when_it_is_computed_in_float32_then_logits_and_tokens_are_those_of_its_numbers(
         self, name: str, kind: str, tmp_path: Path
     ) -> None:

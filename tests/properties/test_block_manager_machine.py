@@ -9,6 +9,7 @@ from sluice.engine.request import Sampling
 from sluice.engine.scheduling.blocks.manager import BlockManager, CachedPrefix
 from sluice.engine.scheduling.blocks.windows import WindowSizes
 from sluice.engine.sequence import Sequence
+from tests.examples import examples
 
 BLOCK_SIZE = 3
 NUM_BLOCKS = 7
@@ -187,5 +188,5 @@ class BlockManagerMachine(RuleBasedStateMachine):
         return number, sequence.cache_salt, tuple(sequence.token_ids[: position + 1])
 
 
-BlockManagerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+BlockManagerMachine.TestCase.settings = settings(max_examples=examples(200), stateful_step_count=40, deadline=None)
 TestBlockManagerMachine = BlockManagerMachine.TestCase

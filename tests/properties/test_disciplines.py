@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from sluice.engine.config import DISCIPLINE_NAMES
 from sluice.engine.request import Request
 from tests.engine.given import Transcripts, checking_model, engine_over, note, request, undisturbed
+from tests.examples import examples
 
 prompts = st.lists(st.text("abc", min_size=1, max_size=30), min_size=1, max_size=7)
 limits = st.fixed_dictionaries(
@@ -21,7 +22,7 @@ limits = st.fixed_dictionaries(
 
 
 @given(prompts, limits, st.sampled_from(DISCIPLINE_NAMES), st.integers(12, 40), st.randoms(use_true_random=False))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_all_disciplines_give_the_tokens_of_a_request_that_has_the_engine_to_itself(
     texts: list[str], options: dict[str, Any], discipline: str, num_blocks: int, random: Any
 ) -> None:

@@ -28,6 +28,7 @@ from tests.engine.given import (
     request,
     undisturbed,
 )
+from tests.examples import examples
 
 NUM_SLOTS = 60
 
@@ -240,5 +241,5 @@ class EngineMachine(RuleBasedStateMachine):
             assert (output.token_ids, output.text, output.finish) == (whole.token_ids, whole.text, whole.finish)
 
 
-EngineMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+EngineMachine.TestCase.settings = settings(max_examples=examples(240), stateful_step_count=30, deadline=None)
 TestEngineMachine = EngineMachine.TestCase

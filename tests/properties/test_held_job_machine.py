@@ -13,6 +13,7 @@ from sluice.worker.jobs.held_job import HeldJob, HoldState
 from sluice.worker.jobs.leases import Leases
 from sluice.worker.jobs.progress import pending_updates
 from sluice.worker.jobs.results import Origin
+from tests.examples import examples
 
 KEYS = QueueKeys("q")
 ORIGIN = Origin(model="m", fingerprint="f", worker="w")
@@ -165,5 +166,5 @@ class HeldJobs(RuleBasedStateMachine):
             assert not job.is_finished or not job.has_updates
 
 
-HeldJobs.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+HeldJobs.TestCase.settings = settings(max_examples=examples(600), stateful_step_count=40, deadline=None)
 TestHeldJobs = HeldJobs.TestCase

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
 from sluice.protocol import calls
+from tests.examples import examples
 from tests.properties import test_scripts_machine as machine
 from tests.properties.test_scripts_machine import WORKERS, ScriptsMachine
 from tests.servers import binary_of, how_to_get, redis_server
@@ -99,7 +100,7 @@ def _server() -> Iterator[None]:
 
 TestLimitsMachine = LimitsMachine.TestCase
 TestLimitsMachine.settings = settings(
-    max_examples=25,
+    max_examples=examples(100),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

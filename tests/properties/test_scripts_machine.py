@@ -17,6 +17,7 @@ from sluice.protocol import calls, limits
 from sluice.protocol.calls import Accepted, Already, Conflict, Duplicate, LeasedJob, Ok, Replaced, Retried, SendFrom
 from sluice.protocol.states import TRANSITIONS, JobState
 from sluice.protocol.wire import JobId
+from tests.examples import examples
 from tests.protocol.driving import Queue, Worker, check, ending, new_job, tokens
 from tests.servers import RedisServer, binary_of, how_to_get, redis_server
 
@@ -464,7 +465,7 @@ def _server() -> Iterator[None]:
 
 TestScriptsMachine = ScriptsMachine.TestCase
 TestScriptsMachine.settings = settings(
-    max_examples=25,
+    max_examples=examples(100),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -62,6 +62,7 @@ def record_of(client: Any, job_id: JobId) -> JobRecord:
 class TestGivenAWorkerThatIsKilledInAJob:
     """The next worker's generation config has other defaults, fewer tokens, and nearly every token as its end."""
 
+    @pytest.mark.long
     def test_when_that_one_continues_then_the_output_is_that_of_the_first_alone(
         self, workers: WorkerPool, client: Any, tmp_path: Path
     ) -> None:
