@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,12 @@ def _modules() -> list[Path]:
     return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 
+@cache
+def _tree(path: Path) -> ast.Module:
+    """Each module is parsed once for all rules."""
+    return ast.parse(path.read_text())
+
+
 def _name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
@@ -111,19 +118,19 @@ def _code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 class TestGivenEveryModule:
     @pytest.mark.parametrize("path", _modules(), ids=_name)
     def test_when_it_is_read_then_it_says_what_it_is(self, path: Path) -> None:
-        tree = ast.parse(path.read_text())
+        tree = _tree(path)
 
         assert ast.get_docstring(tree) is not None or not tree.body
 
     @pytest.mark.parametrize("path", [p for p in _modules() if not _is_exempt(p)], ids=_name)
     def test_when_its_functions_are_measured_then_each_fits_a_screen(self, path: Path) -> None:
-        long = {f.name: _code_lines(f) for f in _functions(ast.parse(path.read_text()))}
+        long = {f.name: _code_lines(f) for f in _functions(_tree(path))}
 
         assert {name: lines for name, lines in long.items() if lines > MAX_FUNCTION_LINES} == {}
 
     @pytest.mark.parametrize("path", _modules(), ids=_name)
     def test_when_its_classes_are_read_then_each_says_what_it_is(self, path: Path) -> None:
-        first_lines = {one.name: ast.get_docstring(one) or "" for one in _classes(ast.parse(path.read_text()))}
+        first_lines = {one.name: ast.get_docstring(one) or "" for one in _classes(_tree(path))}
 
         found = {name: line for name, line in first_lines.items() if not line or line.split()[0] in VERBS}
 
@@ -132,7 +139,7 @@ class TestGivenEveryModule:
 
 def _writes(path: Path, fields: set[str]) -> Iterator[str]:
     """Statements of a module that write one of these fields, or an element of it, of another object than `self`."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(_tree(path)):
         targets: list[ast.expr] = []
         if isinstance(node, ast.Assign | ast.Delete):
             targets = node.targets
