@@ -34,6 +34,7 @@ from sluice.producer.errors import (
     ResultExpired,
     ResultTimeout,
     ScheduleNotFound,
+    TooManySchedules,
 )
 from sluice.protocol.errors import Copyable
 from sluice.protocol.openai_format.bodies import (
@@ -55,6 +56,7 @@ KINDS: dict[type, tuple[int, str, str | None]] = {
     QueueRefused: (503, SERVER, "queue_refuses"),
     InvalidSetting: (503, SERVER, "gateway_misconfigured"),
     BatchClosed: (409, CALLER, "batch_closed"),
+    TooManySchedules: (409, CALLER, "too_many_schedules"),
     HistoryUnavailable: (503, SERVER, "database_unavailable"),
     TablesMissing: (503, SERVER, "history_missing"),
     StorageUnavailable: (503, SERVER, "storage_unavailable"),
@@ -78,7 +80,7 @@ KINDS: dict[type, tuple[int, str, str | None]] = {
 """Status, type and code of the client's errors; the nearest base class counts."""
 
 PRIVATE: dict[type, str | None] = {
-    BatchClosed: None,
+    **dict.fromkeys((BatchClosed, TooManySchedules)),
     QueueRefused: "the queue's server refuses the request; the gateway's log has the cause",
     **dict.fromkeys((QueueUnreachable, EmbeddedServerError), "the queue's server does not answer now; try again"),
     ResultTimeout: "there was no answer in time; try again",

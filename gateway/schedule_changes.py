@@ -22,7 +22,7 @@ async def add_schedule(
     Raises:
         InvalidJob: a job belongs to another tenant, or cannot be submitted more than once.
         HistoryUnavailable: the change cannot be recorded, so it is not made.
-        QueueRefused: the queue has too many schedules.
+        TooManySchedules: the queue has as many as it may.
         QueueUnreachable: the server does not answer.
     """
     schedules.packed_jobs(schedule, jobs)  # what the queue cannot keep is refused without a row

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         ResultExpired,
         ResultTimeout,
         ScheduleNotFound,
+        TooManySchedules,
     )
     from sluice.producer.operations.batches import BatchCancelled
     from sluice.producer.operations.chains import ChainView
@@ -54,7 +55,17 @@ if TYPE_CHECKING:
     from sluice.producer.operations.views import JobStatus
     from sluice.protocol.calls import BatchView, JobView, QueueSettings, QueueView
     from sluice.protocol.jobs import Job, Options, job
-    from sluice.protocol.messages import ChoiceResult, End, JobId, JobResult, Message, TokenLogprobs, Usage
+    from sluice.protocol.messages import (
+        ChoiceResult,
+        End,
+        JobId,
+        JobResult,
+        Message,
+        PromptResult,
+        TokenLogprobs,
+        Usage,
+    )
+    from sluice.protocol.outputs.parser import FunctionCall, ParsedOutput
     from sluice.protocol.states import JobState
     from sluice.protocol.waits import WaitCause, WaitNotice
     from sluice.protocol.webhooks import BadSignature, verify_webhook
@@ -78,6 +89,7 @@ __all__ = [
     "DurabilityRefused",
     "EmbeddedServerError",
     "End",
+    "FunctionCall",
     "HistoryUnavailable",
     "IdempotencyConflict",
     "InvalidJob",
@@ -100,8 +112,10 @@ __all__ = [
     "NotAQueue",
     "Options",
     "Outcome",
+    "ParsedOutput",
     "Producer",
     "ProducerError",
+    "PromptResult",
     "QueueFull",
     "QueueRefused",
     "QueueSettings",
@@ -114,6 +128,7 @@ __all__ = [
     "ScheduleView",
     "StreamEvent",
     "TokenLogprobs",
+    "TooManySchedules",
     "Usage",
     "WaitCause",
     "WaitNotice",
@@ -134,8 +149,11 @@ _HOMES = {
     "JobId": "protocol.messages",
     "JobResult": "protocol.messages",
     "Message": "protocol.messages",
+    "PromptResult": "protocol.messages",
     "TokenLogprobs": "protocol.messages",
     "Usage": "protocol.messages",
+    "FunctionCall": "protocol.outputs.parser",
+    "ParsedOutput": "protocol.outputs.parser",
     "JobState": "protocol.states",
     "Job": "protocol.jobs",
     "Options": "protocol.jobs",

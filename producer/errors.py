@@ -11,6 +11,7 @@ ProducerError
 ├── QueueFull                    temporary: the queue is at a limit; try again after `retry_after_s`
 ├── QueueRefused                 operator: the queue does not accept jobs in its present configuration
 │   ├── BatchClosed              the batch of the job accepts no more jobs
+│   ├── TooManySchedules         the queue has as many schedules as it may; remove one first
 │   └── DurabilityRefused        the server cannot guarantee the requested durability; nothing was submitted
 ├── LessDurable                  the queue has the job, but the server did not confirm the durability; see `receipt`
 ├── JobNotFound                  the id is unknown, or its data has expired
@@ -91,6 +92,10 @@ class QueueRefused(ProducerError):
 
 class BatchClosed(QueueRefused):
     """The batch of the job accepts no more jobs: it was closed or cancelled, or its deadline has passed."""
+
+
+class TooManySchedules(QueueRefused):
+    """The queue has as many schedules as it may. One must be removed first."""
 
 
 class DurabilityRefused(QueueRefused):

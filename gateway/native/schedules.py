@@ -57,7 +57,7 @@ class ScheduleRoutes:
         {201: json_answer("The queue has the schedule.", SCHEDULE)},
         tag="schedules",
         scope="submit",
-        errors=(404,),
+        errors=(404, 409),
         parameters=(QUEUE,),
         body={JSON: NEW},
     )

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from sluice.producer.errors import InvalidJob, QueueRefused, ScheduleNotFound
+from sluice.producer.errors import InvalidJob, ScheduleNotFound, TooManySchedules
 from sluice.producer.operations.operation import Ask, Operation, driven
 from sluice.producer.operations.queue import Queue
 from sluice.protocol.errors import WireError
@@ -58,12 +58,15 @@ def add(queue: Queue, schedule: Schedule, jobs: Sequence[CheckedJob]) -> Operati
 
     Raises:
         InvalidJob: a job belongs to another tenant, or cannot be submitted more than once.
-        QueueRefused: the queue has too many schedules.
+        TooManySchedules: the queue has `MAX_SCHEDULES` others.
     """
     packed, keys, id_ = packed_jobs(schedule, jobs), _keys(queue), schedule.id
     stored = yield from _read(queue)
     if id_ not in stored.rules and len(stored.rules) >= MAX_SCHEDULES:
-        raise QueueRefused(f"queue {queue.name!r} has {MAX_SCHEDULES} schedules: remove one first")
+        raise TooManySchedules(
+            f"queue {queue.name!r} has {len(stored.rules)} schedules, and may have {MAX_SCHEDULES}: remove one first, "
+            f"or give several jobs to one schedule"
+        )
     schedule = replace(schedule, num_jobs=len(jobs), created_s=_created_s(stored, schedule))
     # The rule is written last: a schedule without one is none.
     yield Ask((("HSET", keys.jobs, id_, packed), ("HSET", keys.schedules, id_, pack_schedule(schedule))))

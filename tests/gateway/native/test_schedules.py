@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sluice.history.tables import audit_log
 from sluice.producer import Producer
 from sluice.protocol.keys import QueueKeys
-from sluice.protocol.schedules.schedule import Schedule, ScheduleKeys, read_jobs
+from sluice.protocol.schedules.schedule import MAX_SCHEDULES, Schedule, ScheduleKeys, read_jobs
 from sluice.protocol.wire import decode_spec
 from tests.gateway.gateway_process import gateway_process
 from tests.gateway.native.conftest import Native
@@ -128,6 +128,29 @@ class TestGivenATenantWithASchedule:
         crons = [client.get("/schedules/report").json()["cron"] for client in (native.acme, native.globex)]
 
         assert crons == ["0 9 * * *", "@hourly"]
+
+
+class TestGivenAQueueWithAsManySchedulesAsItMayHave:
+    """The rules of another tenant, most of which no run needs to read."""
+
+    @pytest.fixture
+    def keys(self, native: Native) -> Generator[ScheduleKeys]:
+        keys = ScheduleKeys(QueueKeys("default"))
+        with native.server.client() as client:
+            names = [f"crowd.s{number}" for number in range(MAX_SCHEDULES)]
+            client.hset(keys.schedules, mapping=dict.fromkeys(names, b""))
+            yield keys
+            client.hdel(keys.schedules, *names)
+
+    def test_when_one_more_is_added_then_it_is_409_and_says_what_to_do(
+        self, native: Native, keys: ScheduleKeys
+    ) -> None:
+        refused = native.acme.post("/schedules", json=DAILY)
+
+        assert code_of(refused) == (409, "too_many_schedules")
+        assert "queue 'default' has 1000 schedules, and may have 1000: remove one" in refused.text
+        with native.server.client() as client:
+            assert client.hlen(keys.schedules) == MAX_SCHEDULES
 
 
 class TestGivenAnAuditLogThatCannotBeWritten:
