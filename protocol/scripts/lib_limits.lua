@@ -1,8 +1,8 @@
 -- The limits of tenants: jobs that run at once, and tokens a minute. A call loads this only where the queue has limits.
 --
--- A tenant at its limit is parked: `parked` has it, and none of its lanes is listed in a class. So pulls do not meet it, and
--- it hides no other tenant. `finish` parks tenants, and lists their lanes again: after the end that frees a place, or when
--- maintenance finds that enough tokens have flowed back.
+-- A tenant at its limit is parked: `parked` has it, and none of its lanes is listed in a class. So pulls do not meet
+-- it, and it hides no other tenant. `finish` parks tenants, and lists their lanes again: after the end that frees a
+-- place, or when maintenance finds that enough tokens have flowed back.
 
 local BUCKETS = PREFIX .. 'buckets'
 local MS_PER_MINUTE = 60000
@@ -24,8 +24,9 @@ local function limit_in(text, least)
   return limit > 0 and part_of(limit) or 0
 end
 
--- Read the limits of tenants in one command. A value that another program wrote is no limit. `joined` and `left`: jobs that
--- run from now on, or no more; `is_seen`: whether `finish` looks if the tenant may start a job; `is_met`: a pull met it.
+-- Read the limits of tenants in one command. A value that another program wrote is no limit. `joined` and `left`: jobs
+-- that run from now on, or no more; `is_seen`: whether `finish` looks if the tenant may start a job; `is_met`: a pull
+-- met it.
 function limits.read(tenants)
   local unknown, fields = {}, {}
   for _, tenant in ipairs(tenants) do
@@ -83,8 +84,8 @@ end
 
 -- ---------------------------------------------------------------- tokens a minute
 
--- Tokens in the bucket of a tenant: a minute's at most, below 0 after a job that took more than there were. A bucket that
--- nobody has used is full.
+-- Tokens in the bucket of a tenant: a minute's at most, below 0 after a job that took more than there were. A bucket
+-- that nobody has used is full.
 local function tokens_of(limit)
   if limit.tokens then return limit.tokens end
   local found = try('HGET', BUCKETS, limit.tenant)
@@ -177,11 +178,14 @@ local function park(tenant, at)
   call('ZADD', PARKED, at == math.huge and '+inf' or at, tenant)
 end
 
+-- A heartbeat may do so for the tenants of all jobs of its worker: Lua passes at most about 8,000 values at once.
 local function unlist(tenants)
-  if #tenants == 0 then return end
-  for class in pairs(CLASSES) do
-    try('ZREM', heads_key(class), unpack(tenants))
-    try('ZREM', ready_key(class), unpack(tenants))
+  for from = 1, #tenants, 1000 do
+    local to = math.min(from + 999, #tenants)
+    for class in pairs(CLASSES) do
+      try('ZREM', heads_key(class), unpack(tenants, from, to))
+      try('ZREM', ready_key(class), unpack(tenants, from, to))
+    end
   end
 end
 
@@ -255,7 +259,8 @@ local function forget_ended(tenant)
 end
 
 -- Some of the parked tenants and of the jobs that count as running, other ones each time, and all leases of one worker:
--- after a failure of Redis, a set of running jobs may have too few or too many, and a tenant may be parked without a limit.
+-- after a failure of Redis, a set of running jobs may have too few or too many, and a tenant may be parked without a
+-- limit.
 function limits.check(incarnation)
   local some_parked = try('ZRANDMEMBER', PARKED, LIMITS.SLICE_JOBS)
   local some_limits = try('HRANDFIELD', TENANT_LIMITS, LIMITS.SLICE_JOBS)
@@ -281,7 +286,8 @@ local function count_leases(limit)
   end
 end
 
--- Begin with new limits of a tenant: with a full bucket, and in mode fair without what it has saved up while it was parked.
+-- Begin with new limits of a tenant: with a full bucket, and in mode fair without what it has saved up while it was
+-- parked.
 function limits.begin(tenant)
   known[tenant] = nil
   local limit = limit_of(tenant)

@@ -21,12 +21,21 @@ local function emit_submitted_again(job)
   emit('submitted', job, submitted_fields(job, payload), 1, job.submitted)
 end
 
+-- The result of a job, or the size of one that is too large for an event: the recorder reads that from its key.
+local function kept_result(job)
+  if SETTINGS.keep_results == '0' then return nil end
+  local size = try('STRLEN', result_key(job))
+  if failed(size) or size == 0 then return nil end
+  if size > LIMITS.MAX_CALL_BYTES then return nil, size end
+  return call('GET', result_key(job))
+end
+
 local function emit_end_again(job)
-  local result = SETTINGS.keep_results ~= '0' and try('GET', result_key(job))
+  local result, result_bytes = kept_result(job)
   local how = {
     reason = job.reason, error = job.error, error_code = job.error_code, first_scheduled_ms = job.scheduled or nil,
     first_token_ms = job.first_token or nil, incarnation = string.match(job.ended_by or '', '^([^:]+):'),
-    result = not failed(result) and result or nil,
+    result = result, result_bytes = result_bytes,
   }
   emit_end(job, how, job.version, job.ended)
 end

@@ -5,6 +5,7 @@ import pytest
 from sluice.protocol.calls import Replaced
 from sluice.protocol.calls import audit as audit_calls
 from sluice.protocol.calls.audit import Sums
+from sluice.protocol.limits import MAX_CALL_BYTES
 from sluice.protocol.states import JobState
 from sluice.protocol.wire import JobId, encode_prompt
 from tests.protocol.driving import CLASSES, Queue, check, ending, tokens
@@ -124,3 +125,30 @@ class TestGivenACountThatIsOff:
         queue.run(audit_calls.repair_counters(queue.keys, lanes(queue), Sums()))
 
         check(queue)
+
+
+class TestGivenResultsOfEndedJobs:
+    @pytest.mark.parametrize(("size", "is_read"), [(9, True), (MAX_CALL_BYTES, True), (MAX_CALL_BYTES + 1, False)])
+    def test_when_events_are_republished_then_one_that_is_too_large_for_them_is_not_read(
+        self, queue: Queue, size: int, is_read: bool
+    ) -> None:
+        result, job_id = bytes(size), busy(queue)[0]
+        queue.client.delete(queue.keys.result(job_id))
+
+        def reads_of_a_call() -> int:
+            before = num_reads(queue)
+            queue.run(audit_calls.republish_events(queue.keys, [(job_id, 0)]))
+            return num_reads(queue) - before
+
+        without = reads_of_a_call()
+        queue.client.set(queue.keys.result(job_id), result)
+
+        assert reads_of_a_call() - without == int(is_read)
+        fields = queue.events(job_id)[-1].fields
+        assert fields.get("result") == (result if is_read else None)
+        assert fields.get("result_bytes") == (None if is_read else size)
+
+
+def num_reads(queue: Queue) -> int:
+    """Commands that have read a whole string."""
+    return int(queue.client.info("commandstats")["cmdstat_get"]["calls"])

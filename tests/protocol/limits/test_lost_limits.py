@@ -2,7 +2,7 @@
 
 import pytest
 
-from sluice.protocol import calls
+from sluice.protocol import calls, limits
 from sluice.protocol.calls import KnownSettings, Ok, audit
 from sluice.protocol.states import JobState
 from sluice.protocol.wire import JobId
@@ -22,6 +22,40 @@ def worker(queue: Queue) -> Worker:
 
 
 RUNNING = (JobId("0.few.few0"), JobId("0.few.few1"))
+
+
+MANY = 8_200
+"""More than Lua passes to a command at once."""
+
+
+@pytest.mark.long
+class TestGivenAWorkerWithJobsOfManyTenantsAtTheirLimits:
+    """Each may run one job, which runs, and has another one that waits."""
+
+    def test_when_the_server_has_lost_what_runs_then_a_heartbeat_parks_them_all(self, queue: Queue) -> None:
+        queue.stop_clock()
+        names = [f"t{number}" for number in range(MANY)]
+        queue.configure(max_running={names[0]: 1})
+        queue.client.hset(queue.keys.limits, mapping=dict.fromkeys([f"max_running:{name}" for name in names], 1))
+        worker, held = queue.worker("A"), list[JobId]()
+        worker.beat()
+        submit_to_each(queue, names, "running")
+        while len(held) < MANY:
+            held += [job.id for job in worker.pull(number=1 + len(held), sequences=limits.MAX_JOBS_PER_CALL).jobs]
+        queue.client.delete(queue.keys.key("parked"), *(queue.keys.key("leased", name) for name in names))
+        submit_to_each(queue, names, "waiting")
+
+        worker.beat(*held)
+
+        assert queue.client.zcard(queue.keys.key("parked")) == MANY
+        assert queue.names("heads:*") | queue.names("ready:*") == set()
+        check(queue)
+
+
+def submit_to_each(queue: Queue, tenants: list[str], job: str) -> None:
+    """Submit a job for each tenant."""
+    for first in range(0, len(tenants), limits.MAX_JOBS_PER_CALL):
+        queue.submit(*(new_job(job, tenant) for tenant in tenants[first : first + limits.MAX_JOBS_PER_CALL]))
 
 
 @pytest.mark.every_server
