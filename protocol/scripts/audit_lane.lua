@@ -2,8 +2,8 @@
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV: lane (`<class>:<tenant>`), id after which to begin, or '-', how many.
--- Reply: {last id or false, tokens by the entries, number, tokens and bytes of their jobs, {{entry, job, state, its entry}
---   …} without a matching job}; unknown values are false.
+-- Reply: {last id or false, tokens by the entries, number, tokens and bytes of their jobs, {{entry, job, state, its
+--   entry} …} without a matching job}; unknown values are false.
 -- Reads: job, lane.
 -- Writes: nothing.
 -- Bound: LIMITS.MAX_JOBS_PER_CALL entries.

@@ -1,5 +1,6 @@
 -- include: lib_settings lib_format_1
--- Begin a migration: take over settings and weights of format 1 that the queue does not have, and close its keys to submits.
+-- Begin a migration: take over settings and weights of format 1 that the queue does not have, and close its keys to
+-- submits.
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV[1]: the sentence that clients of format 1 show.

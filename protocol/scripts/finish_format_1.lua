@@ -1,6 +1,6 @@
 -- include: lib_format_1
--- Say what is left of format 1. If nothing is and the caller asks for it, end the format: totals are added to those of the
--- queue, and scripts of format 1 refuse every call.
+-- Say what is left of format 1. If nothing is and the caller asks for it, end the format: totals are added to those of
+-- the queue, and scripts of format 1 refuse every call.
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV: the sentence that a person finds in place of the keys, 1 to end the format if nothing is left.

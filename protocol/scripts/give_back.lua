@@ -4,8 +4,8 @@
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV: incarnation, 1 to deregister, packed array of {job, epoch}, 1 if it broke, 1 if its engine declines the jobs.
--- Reply: for each 1 (returned, or ended as requested), 0 (no longer owned by this incarnation), or, of a declined one, 2: each
---   living engine of its model has declined it, and it stays with this worker, which ends it.
+-- Reply: for each 1 (returned, or ended as requested), 0 (no longer owned by this incarnation), or, of a declined one,
+--   2: each living engine of its model has declined it, and it stays with this worker, which ends it.
 -- Reads: batch, buckets, clock, dead, depth, heads, held, job, lane, leased, limits, offers, outbox, parents, parked,
 --   ready, served, tenants, weights, worker.
 -- Writes: alive, batch, bell, buckets, callbacks, channel, counters, dead, delayed, depth, garbage, heads, held, idem,

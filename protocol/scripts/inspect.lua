@@ -3,10 +3,9 @@
 -- (`list_workers`).
 --
 -- KEYS: config, then the fixed keys of the queue.
--- Reply: {now, counters, settings, oldest head or false, dead, suspects, outbox entries, living workers, {model that one of
---   them serves …}, callbacks entries, delayed jobs, those of them that are due, next deadline or false, {`<offer>\n<model>` of living workers …},
---   {`<adapter>\n<model>` of living workers …}};
---   maps are flat.
+-- Reply: {now, counters, settings, oldest head or false, dead, suspects, outbox entries, living workers, {model that
+--   one of them serves …}, callbacks entries, delayed jobs, those of them that are due, next deadline or false,
+--   {`<offer>\n<model>` of living workers …}, {`<adapter>\n<model>` of living workers …}}; maps are flat.
 -- Reads: alive, callbacks, clock, counters, dead, delayed, heads, models, offers, outbox, parents, serving, suspects,
 --   timers.
 -- Writes: nothing.

@@ -1,6 +1,6 @@
--- Read and delete what scripts of format 1 stored: jobs were hashes, leases one hash, and keys had no format in their names
--- (docs/decisions/a-format-has-its-own-keys.md). Workers of that format may serve its keys meanwhile, so its lanes and
--- counters stay correct. Any key may be of another type, so each is used with `try`.
+-- Read and delete what scripts of format 1 stored: jobs were hashes, leases one hash, and keys had no format in their
+-- names (docs/decisions/a-format-has-its-own-keys.md). Workers of that format may serve its keys meanwhile, so its
+-- lanes and counters stay correct. Any key may be of another type, so each is used with `try`.
 
 local earlier = { PREFIX = string.match(PREFIX, '^({.*}:)') }
 
@@ -242,8 +242,8 @@ function earlier.forget_member(id)
   try('ZREM', key('suspects'), id)
 end
 
--- Delete all records of a job but its other keys, which are moved; at the end of the call, once the job is written anew.
--- `lease`: of one that has been pulled.
+-- Delete all records of a job but its other keys, which are moved; at the end of the call, once the job is written
+-- anew. `lease`: of one that has been pulled.
 function earlier.forget(job, place, lease, keep_ms)
   if job.state == 'queued' then
     leave_waiting_1(job, place)

@@ -1,4 +1,5 @@
--- Move a job or a batch from keys of format 1 to those of the present one. Each is moved whole in one call, or not at all.
+-- Move a job or a batch from keys of format 1 to those of the present one. Each is moved whole in one call, or not at
+-- all.
 
 local move_job, move_batch  -- the names used outside: a script may have 200 locals
 
@@ -42,8 +43,8 @@ local NUMBERS_OF_BATCH, TEXTS_OF_BATCH = { 'total', 'done', 'failed', 'cancelled
   { 'closed', 'completed', 'url', 'deadline', 'began', 'expiring' }
 local has_moved = {}
 
--- Add the numbers of a batch to those of the present format. It may be called again: jobs that end in the earlier format
--- are counted there anew.
+-- Add the numbers of a batch to those of the present format. It may be called again: jobs that end in the earlier
+-- format are counted there anew.
 function move_batch(batch)
   local from, to = earlier.key('batch', batch), batch_key(batch)
   if has_moved[batch] or call('EXISTS', from) == 0 then return false end
@@ -162,8 +163,8 @@ local function move_ended(job, place)
   return 'ended'
 end
 
--- A client of the present format has submitted the same job again: that one stays. Or a call failed after it had written
--- the job, and before it had deleted the prompt of one that it ended.
+-- A client of the present format has submitted the same job again: that one stays. Or a call failed after it had
+-- written the job, and before it had deleted the prompt of one that it ended.
 local function drop_duplicate(job, place, present)
   local lease = earlier.lease(job)
   if is_run(job, lease) then return 'running' end

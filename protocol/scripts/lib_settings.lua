@@ -59,7 +59,8 @@ local function load_limits()
 INCLUDE lib_limits
 end
 
--- After limits were written: `limited` tells other calls whether to look at them. The tenants of changed ones begin anew.
+-- After limits were written: `limited` tells other calls whether to look at them. The tenants of changed ones begin
+-- anew.
 local function begin_limits(pairs)
   local tenants = {}
   for i = 1, #pairs, 2 do
@@ -80,8 +81,8 @@ local function rescore(class)
 end
 
 -- The stamp `<letter><time>:<number>` tells workers whether they know the settings. The number grows with each change.
--- The time, in hexadecimal, is when the settings began. The letter is `c` while only workers have written settings since
--- then, and `a` otherwise, or if settings without a stamp were found.
+-- The time, in hexadecimal, is when the settings began. The letter is `c` while only workers have written settings
+-- since then, and `a` otherwise, or if settings without a stamp were found.
 local function read_stamp(stamp)
   local letter, began, number = string.match(stamp or '', '^([ac])(%x+):(%d+)$')
   return letter, began, tonumber(number)

@@ -80,7 +80,8 @@ end
 -- Whether a suspect has waited for too long, also if it waits since a future time: the clock has stepped back.
 local function is_impatient(since) return since > NOW or NOW - since >= LIMITS.SUSPECT_WAIT_S * 1000 end
 
--- After a suspect has waited too long, the next worker that pulls and may take it drains. Returns whether it is this one.
+-- After a suspect has waited too long, the next worker that pulls and may take it drains. Returns whether it is this
+-- one.
 local function is_isolator(waiting_since)
   local who = isolator()
   if who ~= ME and (who or not is_impatient(waiting_since)) then return false end

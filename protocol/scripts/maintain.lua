@@ -3,8 +3,8 @@
 -- without workers needs it too. Before that, end those of some jobs whose own time has passed.
 --
 -- KEYS: config, then the fixed keys of the queue.
--- ARGV: incarnation of the caller or '', number of its call, packed array of the ids of jobs to look at first, 1 if it may
---   return jobs of workers whose death was not reported, until when or ''.
+-- ARGV: incarnation of the caller or '', number of its call, packed array of the ids of jobs to look at first, 1 if it
+--   may return jobs of workers whose death was not reported, until when or ''.
 -- Reply: {timers fired, jobs returned, 1 if more is due, now, when the next call is due or false}.
 -- Reads: alive, batch, buckets, clock, dead, depth, heads, held, job, lane, leased, limits, members, outbox, parked,
 --   ready, served, tenants, timers, weights, worker.

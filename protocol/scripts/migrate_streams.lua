@@ -1,5 +1,6 @@
 -- include: lib_format_1
--- Move a slice of the events and callbacks that nobody has read yet in format 1. Their readers drop what they have seen.
+-- Move a slice of the events and callbacks that nobody has read yet in format 1. Their readers drop what they have
+-- seen.
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- Reply: entries moved; fewer than a slice are the last.

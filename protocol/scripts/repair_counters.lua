@@ -4,8 +4,8 @@
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV: packed array of lanes whose keys were seen; stamp, waiting tokens and bytes summed up at that stamp, or '';
---   packed array of {lane, its text in `depth` at that time, tokens}; packed array of {tenant, waiting jobs, tokens, bytes},
---   summed up at that stamp too.
+--   packed array of {lane, its text in `depth` at that time, tokens}; packed array of {tenant, waiting jobs, tokens,
+--   bytes}, summed up at that stamp too.
 -- Reply: names of the counters and lanes that were changed.
 -- Reads: alive, counters, delayed, depth, heads, held, job, lane, outbox, parked, ready, served, suspects, tenants.
 -- Writes: counters, depth, heads, ready, tenants.

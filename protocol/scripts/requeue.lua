@@ -1,4 +1,5 @@
--- Requeue failed jobs of the dead set: each waits in its class and tenant from now on, and resumes after its last token.
+-- Requeue failed jobs of the dead set: each waits in its class and tenant from now on, and resumes after its last
+-- token.
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV[1]: packed array of job ids.

@@ -1,6 +1,6 @@
 -- include: lib_settings
--- Return the settings of a queue. If they were lost since the caller read them, restore those that it remembers, without
--- overwriting newer values.
+-- Return the settings of a queue. If they were lost since the caller read them, restore those that it remembers,
+-- without overwriting newer values.
 --
 -- KEYS: config, then the fixed keys of the queue. ARGV: stamp of the settings that the caller remembers (empty: none),
 --   then name and value of each setting that it remembers.
