@@ -20,7 +20,7 @@ COPY worker worker
 ARG TORCH=2.11.0
 ARG TRITON=3.6.0
 RUN sed --regexp-extended "s/^torch==.*/torch==$TORCH/; s/^triton==.*/triton==$TRITON/" constraints.txt > image.txt \
-    && pip install --no-cache-dir --constraint image.txt '.[worker,gateway,gateway-s3,otel,schedules]'
+    && pip install --no-cache-dir --constraint image.txt '.[worker,gateway,gateway-s3,otel]'
 
 RUN useradd --create-home sluice
 USER sluice

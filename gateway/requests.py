@@ -1,20 +1,16 @@
 """Read the JSON body and the trace context of requests."""
 
-import re
-
 from starlette.requests import Request
 
 from sluice.gateway.arrival.shares import share_of
 from sluice.gateway.errors import error_of
 from sluice.gateway.refusals import refusal
 from sluice.protocol.bounds import BODY_BYTES, BODY_TEXTS, BODY_VALUES
+from sluice.protocol.messages import TRACE_CONTEXT
 from sluice.protocol.openai_format.requests import RequestRefused, decoded_json
 
 MAX_CONTAINERS = 200_000
 """Most opening brackets and braces in a body."""
-
-TRACEPARENT = re.compile("00(-[0-9a-f]{32})(-[0-9a-f]{16})(-[0-9a-f]{2})")
-"""A W3C trace context."""
 
 
 async def read_json(request: Request, max_bytes: int) -> object:
@@ -52,4 +48,4 @@ def parse_json(body: bytes | bytearray) -> object:
 def traceparent_of(request: Request) -> str | None:
     """Return the trace context of a request; None if it is missing or not valid."""
     header = request.headers.get("traceparent", "")
-    return header if TRACEPARENT.fullmatch(header) else None
+    return header if TRACE_CONTEXT.fullmatch(header) else None

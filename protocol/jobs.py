@@ -108,6 +108,9 @@ MESSAGE_FIELDS = frozenset({"role", "content", "name", "reasoning_content", "too
 
 SAMPLING_NAMES = frozenset(SamplingOptions.__annotations__)
 OPTION_NAMES = frozenset(Options.__annotations__)
+PROMPTS = ("prompt", "messages", "token_ids")
+"""The fields of which a job, written as JSON, has one: its prompt."""
+
 _SPEC = (
     *("model", "stream", "awaited", "metadata", "traceparent", "callback_url", "batch"),
     *("add_special_tokens", "as_chat", "tools", "tool_choice", "parallel_tool_calls"),

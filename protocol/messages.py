@@ -21,7 +21,9 @@ JobId = NewType("JobId", str)
 Role = Literal["system", "user", "assistant", "tool", "developer"]
 
 _ROLES = get_args(Role)
-_BATCH = re.compile(rf"[A-Za-z0-9_.:-]{{1,{limits.MAX_BATCH_CHARS}}}")
+BATCH_NAME = re.compile(rf"[A-Za-z0-9_.:-]{{1,{limits.MAX_BATCH_CHARS}}}")
+TRACE_CONTEXT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})")
+"""W3C's `traceparent` of version 0: the ids of trace and span, and flags."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +124,7 @@ class JobSpec:
         )
         yield is_short(self.traceparent, limits.MAX_TRACEPARENT_CHARS), "traceparent must be a W3C trace context"
         yield (
-            self.batch is None or (is_text(self.batch) and _BATCH.fullmatch(self.batch) is not None),
+            self.batch is None or (is_text(self.batch) and BATCH_NAME.fullmatch(self.batch) is not None),
             f"batch must be 1 to {limits.MAX_BATCH_CHARS} letters, digits and any of _.:-, got {self.batch!r}",
         )
         problem = None if self.callback_url is None else callback_urls.problem_of(self.callback_url)

@@ -43,8 +43,8 @@ from sluice.worker.errors import ConfigError
 DEFAULT_BLOCK_SIZE = 16
 OWN_ENGINE = "sluice"
 
-MAX_STREAM_INTERVAL_S = 1.0
-"""Jobs without readers are published at this interval too (`channel.CHECKPOINT_S`)."""
+CHECKPOINT_S = 1.0
+"""A job that is not streamed publishes at every multiple of this time; one that is streamed, as often at least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +80,8 @@ class RedisConfig:
             yield "url", f"expected a URL that begins with {', '.join(schemes)}; got {scheme}"
         yield from _positive(self, "timeout_s", "buffer_mib")
         for name in ("stream_interval_s", "unread_interval_s"):
-            if not 0 <= getattr(self, name) <= MAX_STREAM_INTERVAL_S:
-                yield name, f"expected 0 to {MAX_STREAM_INTERVAL_S:g} seconds, got {getattr(self, name)}"
+            if not 0 <= getattr(self, name) <= CHECKPOINT_S:
+                yield name, f"expected 0 to {CHECKPOINT_S:g} seconds, got {getattr(self, name)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

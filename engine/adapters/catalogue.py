@@ -11,7 +11,7 @@ from sluice.engine.errors import AdapterError
 from sluice.engine.executor import ModelLimits
 
 MAX_ADAPTERS = 256
-"""Each is named in every heartbeat of a worker."""
+"""Each is named in every heartbeat of a worker (`protocol.limits.MAX_ADAPTERS`)."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 

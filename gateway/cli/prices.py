@@ -1,16 +1,15 @@
 """The commands `producer prices …`: prices of tokens, by model."""
 
-import re
-
 import click
 
+from sluice.gateway.prices import MAX_PRICE, price_problem
 from sluice.producer import config
 from sluice.producer.cli.common import database_option, json_option, note, show_json, show_table, when
 from sluice.producer.errors import InvalidSetting
 from sluice.protocol.clock import wall_ms
 from sluice.protocol.host.numbers import Number
 
-AMOUNT = Number(0, 1e6)
+AMOUNT = Number(0, MAX_PRICE)
 HEADERS = ("model", "input", "cached", "output", "currency", "since")
 
 
@@ -47,16 +46,11 @@ def set_one(
     from sluice.gateway.tables.database import Database
     from sluice.gateway.ui.read.usage import Price, set_price
 
-    if not re.fullmatch("[A-Z]{3}", currency):
-        raise InvalidSetting(f"--currency must be three capital letters, such as EUR; got {currency!r}")
-    price = Price(
-        model=model,
-        since_ms=wall_ms(),
-        input=per_input,
-        cached=per_input if per_cached is None else per_cached,
-        output=per_output,
-        currency=currency,
-    )
+    per_cached = per_input if per_cached is None else per_cached
+    amounts = {"input": per_input, "cached": per_cached, "output": per_output}
+    if problem := price_problem(model, currency, amounts):
+        raise InvalidSetting(problem)
+    price = Price(model=model, since_ms=wall_ms(), currency=currency, **amounts)
     with Database(config.database_url(database_url)) as database:
         set_price(database, price)
     note(f"the price of {model} is set; it applies to jobs submitted from now on")

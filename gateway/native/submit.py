@@ -23,11 +23,10 @@ from sluice.gateway.requests import read_json, traceparent_of
 from sluice.gateway.settings import GatewaySettings
 from sluice.protocol.chains.chain import MAX_AFTER, After, OnFailure, When
 from sluice.protocol.errors import InvalidJob, did_you_mean
-from sluice.protocol.jobs import OPTION_NAMES, Job, Moment, Options, only_prompt
+from sluice.protocol.jobs import OPTION_NAMES, PROMPTS, Job, Moment, Options, only_prompt
 from sluice.protocol.messages import JobId, Role
 from sluice.protocol.openai_format.requests import PROMPT, RequestRefused, read_bias
 
-PROMPTS = ("prompt", "messages", "token_ids")
 WAITING = ("after", "when", "on_failure")
 """Fields that say what the job waits for."""
 

@@ -18,7 +18,7 @@ import zstandard
 
 from sluice.protocol.checks import is_listing, is_token_id
 from sluice.protocol.errors import InvalidJob, InvalidSetting, did_you_mean
-from sluice.protocol.jobs import OPTION_NAMES, Options, PromptLike
+from sluice.protocol.jobs import OPTION_NAMES, PROMPTS, Options, PromptLike
 from sluice.protocol.limits import MAX_CUSTOM_ID_CHARS, MAX_PROMPT_BYTES
 from sluice.protocol.openai_format.embeddings import read_embedding_line
 from sluice.protocol.openai_format.requests import (
@@ -352,7 +352,6 @@ def _parsed(line: bytes | None) -> dict[str, Any]:
     return cast("dict[str, Any]", fields)
 
 
-PROMPTS = ("prompt", "messages", "token_ids")
 OWN = OPTION_NAMES - SAME - TRANSLATED - OF_TOOLS - {"stream", "awaited", "job_id", "batch", "echo"}
 """Options of plain lines besides the parameters of requests."""
 

@@ -447,10 +447,14 @@ class TestGivenTheReadmeAndTheGuide:
         engine = sa.create_engine(f"sqlite:///{place.folder / 'state' / 'history.db'}")
 
         with engine.connect() as connection:
-            rows = [row for query in blocks("sql") for row in connection.execute(sa.text(query))]
+            rows = [tuple(row) for query in blocks("sql") for row in connection.execute(sa.text(query))]
         engine.dispose()
 
-        assert rows
+        # One query counts the jobs of each tenant: this one, and those of tests before.
+        [(_, num_jobs, ttft_s, _, num_tokens)] = [row for row in rows if len(row) == 5 and row[0] == "default"]
+        assert num_jobs >= 1
+        assert num_tokens >= 4
+        assert 0 < ttft_s < START_TIMEOUT_S
 
 
 class TestGivenNoGpu:

@@ -24,6 +24,7 @@ from sluice.protocol.calls.base import read_number
 from sluice.protocol.chains.chain import ChainKeys
 from sluice.protocol.job_ids import split_job_id
 from sluice.protocol.keys import QueueKeys
+from sluice.protocol.messages import BATCH_NAME
 from sluice.protocol.redis.execution import run, run_commands, run_many
 from sluice.protocol.wire import JobId, WireError
 from sluice.worker.audit.findings import Finding, Kind
@@ -39,7 +40,6 @@ _LANE = re.compile(rf"(returned|[0-9]):[a-z0-9_-]{{1,{limits.MAX_TENANT_CHARS}}}
 SETTINGS_SLACK_MS = 10_000
 """Margin for a failover to another clock."""
 
-_BATCH = re.compile(rf"[A-Za-z0-9_.:-]{{1,{limits.MAX_BATCH_CHARS}}}")
 READ_AT_ONCE = AUDIT_SLICE_JOBS * SLICES_AT_ONCE
 
 
@@ -72,7 +72,7 @@ class QueueSide:
             kind, _, rest = key[start:].decode(errors="replace").partition(":")
             if kind == "lane" and _LANE.fullmatch(rest):
                 self.lanes.add(rest)
-            elif kind == "batch" and _BATCH.fullmatch(rest):
+            elif kind == "batch" and BATCH_NAME.fullmatch(rest):
                 self.batches.add(rest)
             elif kind == "held":
                 self._incarnations.add(rest)

@@ -13,15 +13,15 @@ from sluice.engine.request import ChoiceProgress, TokenDelta
 from sluice.protocol.errors import Copyable
 from sluice.protocol.states import JobState
 from sluice.protocol.wire import ChannelEntry, End, TokenLogprobs, encode_entry
+from sluice.worker.config import CHECKPOINT_S
 from sluice.worker.jobs.reader_waits import ReaderWaits
 
 MAX_ENTRY_TOKENS = 2048
 """Maximum tokens in one entry; after a long outage of Redis, several are needed."""
 
 CHECKPOINT_TOKENS = 64
-CHECKPOINT_S = 1.0
-"""A job that is not streamed publishes an entry after this many tokens, and at every multiple of this time: that of all
-jobs, so that one round trip takes them all."""
+"""A job that is not streamed publishes an entry after this many tokens, and at every multiple of `CHECKPOINT_S`: that
+of all jobs, so that one round trip takes them all."""
 
 
 @dataclass(slots=True, eq=False)

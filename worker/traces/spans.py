@@ -25,6 +25,7 @@ from itertools import pairwise
 from typing import NamedTuple, cast
 
 from sluice.history.phases import Phases, phases_of
+from sluice.protocol.messages import TRACE_CONTEXT
 
 Row = Mapping[str, object]
 """Of `jobs` or `attempts`, by column."""
@@ -38,7 +39,6 @@ MAX_MS = (2**63 - 1) // 1_000_000
 """The last time that a span can have: it counts nanoseconds. A forged event may have a later one."""
 
 PHASES = ("sluice_pull", "sluice_prefill", "sluice_decode", "sluice_publish", "sluice_lost")
-TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})")
 SAMPLED = 1
 
 
@@ -74,7 +74,7 @@ def spans_of(job: Row, attempts: Sequence[Row]) -> list[JobSpan]:
         job: Its row in `jobs`.
         attempts: Its rows in `attempts`, in any order.
     """
-    context = TRACEPARENT.fullmatch(str(job["traceparent"] or ""))
+    context = TRACE_CONTEXT.fullmatch(str(job["traceparent"] or ""))
     if context and not int(context[3], 16) & SAMPLED:
         return []
     made = _Maker(job, sorted(attempts, key=lambda row: _ms(row["epoch"]) or 0), context)
