@@ -211,7 +211,11 @@ class TestGivenASectionThatFails:
         with pytest.raises(ChildFailed, match=r"no line for 0\.5 s"), Child(["sh", "-c", script]) as child:
             list(child.records(0.5, float("inf")))
 
-        assert not Path(f"/proc/{child_of_it.read_text().strip()}/exe").exists()
+        executable, deadline_s = Path(f"/proc/{child_of_it.read_text().strip()}/exe"), time.monotonic() + 10
+        # It has its signal, and may still be on its way out.
+        while executable.exists() and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        assert not executable.exists()
 
 
 class TestGivenCompiledKernels:

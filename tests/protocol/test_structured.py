@@ -17,12 +17,14 @@ from sluice.protocol.wire import JobSpec, WireError, decode_spec, encode_spec
 
 TEXTS = st.text(st.characters(codec="utf-8"), min_size=1)
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | TEXTS, lambda v: st.lists(v) | st.dictionaries(TEXTS, v)
+    st.none() | st.booleans() | st.integers() | TEXTS,
+    lambda v: st.lists(v, max_size=4) | st.dictionaries(TEXTS, v, max_size=4),
+    max_leaves=12,
 )
 
 
 class TestGivenValuesOfCallers:
-    @given(schema=st.dictionaries(TEXTS, VALUES))
+    @given(schema=st.dictionaries(TEXTS, VALUES, max_size=6))
     def test_when_a_schema_is_given_then_it_is_stored_as_json_in_its_order(self, schema: dict[str, Any]) -> None:
         stored = stored_structured({"json_schema": schema})
 
