@@ -69,6 +69,7 @@ def printed(demo: subprocess.Popen[str]) -> str:
     return "".join(lines)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 class TestGivenTheDemoOfTheGateway:
     def test_when_its_curl_line_is_run_then_it_answers(self, printed: str) -> None:
