@@ -56,6 +56,16 @@ INLINE words broadcast(const void *word) {
 INLINE floats low_float(words pairs) { return (floats)(pairs << 16); }
 INLINE floats high_float(words pairs) { return (floats)(pairs & 0xffff0000u); }
 
+/* acc += x * y, in the register where it is. Left to itself, gcc copies sums from register to register, and keeps some of
+   those that would fit AVX2's sixteen in memory. */
+INLINE void add_product(floats *acc, floats x, floats y) {
+#if defined(__AVX2__) && defined(__FMA__) && !defined(__AVX512BW__)
+  __asm__("vfmadd231ps %2, %1, %0" : "+x"(*acc) : "x"(x), "x"(y));
+#else
+  *acc += x * y;
+#endif
+}
+
 INLINE f32x16 splat(float x) { return (f32x16){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 
 INLINE float as_float(uint32_t bits) {

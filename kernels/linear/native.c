@@ -163,67 +163,93 @@ typedef int16_t halves __attribute__((vector_size(WIDTH * 4), may_alias));
 INLINE halves low_int8(words fours) { return (halves)((halves)fours << 8) >> 8; }
 INLINE halves high_int8(words fours) { return (halves)fours >> 8; }
 
-/* acc plus the two products in each lane; exact. */
-INLINE ints add_products(ints acc, halves x, halves y) {
+/* Add the two products in each lane; exact. */
+INLINE void add_products(ints *acc, halves x, halves y) {
 #if defined(__AVX512BW__)
-  return acc + (ints)_mm512_madd_epi16((__m512i)x, (__m512i)y);
+  *acc += (ints)_mm512_madd_epi16((__m512i)x, (__m512i)y);
 #elif defined(__AVX2__)
-  return acc + (ints)_mm256_madd_epi16((__m256i)x, (__m256i)y);
+  const ints products = (ints)_mm256_madd_epi16((__m256i)x, (__m256i)y);
+  __asm__("vpaddd %1, %0, %0" : "+x"(*acc) : "x"(products)); /* see add_product */
 #else
-  const ints low = ((ints)x << 16 >> 16) * ((ints)y << 16 >> 16);
-  return acc + low + ((ints)x >> 16) * ((ints)y >> 16);
+  *acc += ((ints)x << 16 >> 16) * ((ints)y << 16 >> 16);
+  *acc += ((ints)x >> 16) * ((ints)y >> 16);
 #endif
+}
+
+/* Half of each word: a float, or two of the four int8. */
+INLINE words half_of(words w, int is_high, int kind) {
+  if (kind == INT8) return is_high ? (words)high_int8(w) : (words)low_int8(w);
+  return is_high ? (words)high_float(w) : (words)low_float(w);
+}
+
+/* Sums of rows by vectors of columns, in registers: of floats, or of INT8. */
+typedef struct {
+  floats f[WIDE_ROWS][PANEL / WIDTH];
+  ints i[WIDE_ROWS][PANEL / WIDTH];
+} WideSums;
+
+INLINE void add_words(WideSums *sums, int r, int v, words w, words y, int kind) {
+  if (kind == INT8)
+    add_products(&sums->i[r][v], (halves)w, (halves)y);
+  else
+    add_product(&sums->f[r][v], (floats)w, (floats)y);
+}
+
+/* Add one half of the words w times that of word u of x, [num_rows, STEP]. Of rows and vectors, the fewer are kept in
+   registers beside the sums, and the others come one by one. */
+INLINE void add_half(WideSums *sums, int num_rows, int count, const words *w, const uint32_t (*x)[STEP], int u,
+                     int is_high, int kind) {
+  words kept[WIDE_ROWS];
+  if (num_rows < count) {
+    for (int r = 0; r < num_rows; r++) kept[r] = broadcast(x[r] + u);
+    for (int v = 0; v < count; v++) {
+      const words half = half_of(w[v], is_high, kind);
+      for (int r = 0; r < num_rows; r++) add_words(sums, r, v, half, kept[r], kind);
+    }
+    return;
+  }
+  for (int v = 0; v < count; v++) kept[v] = half_of(w[v], is_high, kind);
+  for (int r = 0; r < num_rows; r++) {
+    const words y = broadcast(x[r] + u);
+    for (int v = 0; v < count; v++) add_words(sums, r, v, kept[v], y, kind);
+  }
 }
 
 /* Sums of `num_rows` rows by `num_columns` columns of a panel, from `column` on, by plain vectors. */
 INLINE void multiply_wide(Sums *sums, int num_rows, int num_columns, int column, const char *x, int64_t stride,
                           const char *panel, int64_t steps, Fetch next, int kind) {
   const int count = num_columns / WIDTH;
-  floats f[WIDE_ROWS][PANEL / WIDTH];
-  ints i[WIDE_ROWS][PANEL / WIDTH];
+  const char *weight = panel + column / LANES * (STEP_BYTES / 2);
+  WideSums wide;
   for (int r = 0; r < num_rows; r++)
-    for (int v = 0; v < count; v++) f[r][v] = (floats){0}, i[r][v] = (ints){0};
+    for (int v = 0; v < count; v++) wide.f[r][v] = (floats){0}, wide.i[r][v] = (ints){0};
   /* Both halves of a step's words of x, prepared once for all columns. */
   uint32_t low[WIDE_ROWS][STEP] __attribute__((aligned(64))), high[WIDE_ROWS][STEP] __attribute__((aligned(64)));
   for (int64_t s = 0; s < steps; s++) {
     for (int r = 0; r < num_rows; r++)
       for (int u = 0; u < STEP; u += WIDTH) {
         const words both = *(const words *)(x + r * stride + (s * STEP + u) * 4);
-        *(words *)(low[r] + u) = kind == INT8 ? (words)low_int8(both) : (words)low_float(both);
-        *(words *)(high[r] + u) = kind == INT8 ? (words)high_int8(both) : (words)high_float(both);
+        *(words *)(low[r] + u) = half_of(both, 0, kind);
+        *(words *)(high[r] + u) = half_of(both, 1, kind);
       }
     for (int u = 0; u < STEP; u++) {
       words w[PANEL / WIDTH];
       for (int v = 0; v < count; v++) {
-        const int from = column + v * WIDTH;
-        w[v] = *(const words *)(panel + s * STEP_BYTES + ((from / LANES * STEP + u) * LANES + from % LANES) * 4);
+        const int from = v * WIDTH;
+        w[v] = *(const words *)(weight + s * STEP_BYTES + ((from / LANES * STEP + u) * LANES + from % LANES) * 4);
       }
       /* All rows with one half of the words, then all with the other: a sum waits for its last addition. */
-      for (int r = 0; r < num_rows; r++) {
-        const words y = broadcast(low[r] + u);
-        for (int v = 0; v < count; v++)
-          if (kind == INT8)
-            i[r][v] = add_products(i[r][v], low_int8(w[v]), (halves)y);
-          else
-            f[r][v] += low_float(w[v]) * (floats)y;
-      }
-      for (int r = 0; r < num_rows; r++) {
-        const words y = broadcast(high[r] + u);
-        for (int v = 0; v < count; v++)
-          if (kind == INT8)
-            i[r][v] = add_products(i[r][v], high_int8(w[v]), (halves)y);
-          else
-            f[r][v] += high_float(w[v]) * (floats)y;
-      }
+      add_half(&wide, num_rows, count, w, low, u, 0, kind);
+      add_half(&wide, num_rows, count, w, high, u, 1, kind);
     }
     fetch_far(&next, s);
   }
   for (int r = 0; r < num_rows; r++)
     for (int v = 0; v < count; v++)
       if (kind == INT8)
-        *(ints *)(sums->i[r] + column + v * WIDTH) = i[r][v];
+        *(ints *)(sums->i[r] + column + v * WIDTH) = wide.i[r][v];
       else
-        *(floats *)(sums->f[r] + column + v * WIDTH) = f[r][v];
+        *(floats *)(sums->f[r] + column + v * WIDTH) = wide.f[r][v];
 }
 
 /* Sums of `num_rows` rows by vectors. */
@@ -244,8 +270,10 @@ INLINE void multiply_rows(Sums *sums, int num_rows, const char *x, int64_t strid
     multiply_wide(sums, num_rows, PANEL, 0, x, stride, panel, steps, next, kind);
     return;
   }
-  multiply_wide(sums, num_rows, PANEL / 2, 0, x, stride, panel, steps, next, kind);
-  multiply_wide(sums, num_rows, PANEL / 2, PANEL / 2, x, stride, panel, steps, (Fetch){panel, panel, 0, 0}, kind);
+  for (int column = 0; column < PANEL; column += PANEL / 2) {
+    multiply_wide(sums, num_rows, PANEL / 2, column, x, stride, panel, steps, next, kind);
+    next.lines = 0;
+  }
 }
 
 /* The same for a number of rows unknown at compile time. */
