@@ -52,6 +52,15 @@ INLINE words broadcast(const void *word) {
 #endif
 }
 
+/* The same address, which the compiler takes for another: what was read there is read again, instead of being kept in a
+   register that a sum needs. */
+INLINE const void *again(const void *address) {
+#if defined(__GNUC__) && defined(__AVX2__) && !defined(__AVX512BW__)
+  __asm__("" : "+r"(address));
+#endif
+  return address;
+}
+
 /* The two bfloat16 of each word. */
 INLINE floats low_float(words pairs) { return (floats)(pairs << 16); }
 INLINE floats high_float(words pairs) { return (floats)(pairs & 0xffff0000u); }
@@ -63,6 +72,40 @@ INLINE void add_product(floats *acc, floats x, floats y) {
   __asm__("vfmadd231ps %2, %1, %0" : "+x"(*acc) : "x"(x), "x"(y));
 #else
   *acc += x * y;
+#endif
+}
+
+/* The larger of two; the second if one is a NaN. */
+INLINE floats larger(floats a, floats b) {
+#if defined(__AVX512BW__)
+  return (floats)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  return (floats)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+  const words is_larger = (words)(a > b);
+  return (floats)((is_larger & (words)a) | (~is_larger & (words)b));
+#endif
+}
+
+/* x, but 0 where `from` is -inf. */
+INLINE floats zero_if_hidden(floats x, floats from) {
+#if defined(__AVX512BW__)
+  const __mmask16 seen = _mm512_cmp_ps_mask((__m512)from, _mm512_set1_ps(-INFINITY), _CMP_NEQ_UQ);
+  return (floats)_mm512_maskz_mov_ps(seen, (__m512)x);
+#else
+  return (floats)((words)(from != (floats){0} - INFINITY) & (words)x);
+#endif
+}
+
+/* Floats rounded to bfloat16, to nearest even; NaN is preserved. */
+INLINE floats rounded_to_bf16(floats x) {
+  const words bits = (words)x, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff0000u;
+#if defined(__AVX512BW__)
+  const __mmask16 is_nan = _mm512_cmp_ps_mask((__m512)x, (__m512)x, _CMP_UNORD_Q);
+  return (floats)_mm512_mask_mov_epi32((__m512i)rounded, is_nan, _mm512_set1_epi32(0x7fc00000));
+#else
+  const words is_nan = (words)(x != x);
+  return (floats)((is_nan & 0x7fc00000u) | (~is_nan & rounded));
 #endif
 }
 
@@ -172,16 +215,10 @@ INLINE float sum16(f32x16 x) {
 
 /* The larger and the smaller of two; the second if one is a NaN. */
 INLINE f32x16 larger16(f32x16 a, f32x16 b) {
-#if defined(__AVX512F__)
-  return (f32x16)_mm512_max_ps((__m512)a, (__m512)b);
-#elif defined(__AVX2__)
   f32x16 found;
-  for (int i = 0; i < 2; i++)
-    ((f32x8 *)&found)[i] = (f32x8)_mm256_max_ps((__m256)((const f32x8 *)&a)[i], (__m256)((const f32x8 *)&b)[i]);
+  for (int i = 0; i < LANES / WIDTH; i++)
+    ((floats *)&found)[i] = larger(((const floats *)&a)[i], ((const floats *)&b)[i]);
   return found;
-#else
-  return select16(above16(a, b), a, b);
-#endif
 }
 
 INLINE f32x16 smaller16(f32x16 a, f32x16 b) {
@@ -227,14 +264,11 @@ INLINE float greatest16(f32x16 x) {
 /* The largest of sixteen, or NaN. */
 INLINE float max16(f32x16 x) { return has_nan16(x) ? NAN : greatest16(x); }
 
-/* x, but 0 where `from` is -inf. */
 INLINE f32x16 zero_if_hidden16(f32x16 x, f32x16 from) {
-#if defined(__AVX512F__)
-  const __mmask16 seen = _mm512_cmp_ps_mask((__m512)from, _mm512_set1_ps(-INFINITY), _CMP_NEQ_UQ);
-  return (f32x16)_mm512_maskz_mov_ps(seen, (__m512)x);
-#else
-  return (f32x16)(differs16(from, splat(-INFINITY)) & (i32x16)x);
-#endif
+  f32x16 seen;
+  for (int i = 0; i < LANES / WIDTH; i++)
+    ((floats *)&seen)[i] = zero_if_hidden(((const floats *)&x)[i], ((const floats *)&from)[i]);
+  return seen;
 }
 
 /* e to the x, to about one unit in the last place; at least 2^-126, at most 2^127; NaN is preserved. */
@@ -259,20 +293,26 @@ INLINE f32x16 exp16(f32x16 x) {
 }
 
 /* 2 to the x, to about two units in the last place, for x up to 127; at least 2^-125; NaN is preserved. */
-INLINE f32x16 exp2_16(f32x16 x) {
-  x = larger16(splat(-125.0f), x);
+INLINE floats exp2_floats(floats x) {
+  x = larger((floats){0} - 125.0f, x);
   /* x = n + r, |r| <= 1/2; adding 1.5 * 2^23 rounds to a whole number. */
-  const f32x16 magic = splat(12582912.0f);
-  const f32x16 shifted = x + magic;
-  const f32x16 r = x - (shifted - magic);
-  f32x16 p = splat(1.3264727313e-3f);
+  const floats magic = (floats){0} + 12582912.0f;
+  const floats shifted = x + magic;
+  const floats r = x - (shifted - magic);
+  floats p = (floats){0} + 1.3264727313e-3f;
   p = p * r + 9.6715129912e-3f;
   p = p * r + 5.5507335812e-2f;
   p = p * r + 2.4022242427e-1f;
   p = p * r + 6.9314700365e-1f;
   p = p * r + 1.0f;
-  const u32x16 power = ((u32x16)shifted << 23) + ((uint32_t)127 << 23);
-  return p * (f32x16)power;
+  const words power = ((words)shifted << 23) + ((uint32_t)127 << 23);
+  return p * (floats)power;
+}
+
+INLINE f32x16 exp2_16(f32x16 x) {
+  f32x16 y;
+  for (int i = 0; i < LANES / WIDTH; i++) ((floats *)&y)[i] = exp2_floats(((const floats *)&x)[i]);
+  return y;
 }
 
 /* The hyperbolic tangent, to a relative error of 3e-7. NaN is preserved.

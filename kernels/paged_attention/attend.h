@@ -28,7 +28,7 @@
 #define FUSED_SEGMENTS 2
 #define FUSED_LANES 64
 #else
-#define FUSED_ROWS 2
+#define FUSED_ROWS 3
 #define FUSED_SEGMENTS 1
 #define FUSED_LANES 32
 #endif
@@ -56,6 +56,17 @@ typedef struct {
   int64_t piece_bytes;
 } Stream;
 
+/* Whether one instruction adds the products of two bfloat16 in each lane. */
+#if defined(__AVX512BF16__)
+#define HAS_PAIR_DOT 1
+#else
+#define HAS_PAIR_DOT 0
+#endif
+
+/* Numbers that a word of the cache counts as in sums: two floats where bfloat16 must be widened. Queries and weights
+   are then kept as floats. */
+#define NUM_PARTS(dtype) ((dtype) == BFLOAT16 && !HAS_PAIR_DOT ? 2 : 1)
+
 /* State of one task: R rows, their queries, their running maximum and sum, their weighted values. */
 typedef struct {
   uint32_t query[ROWS * MAX_DP];
@@ -66,15 +77,22 @@ typedef struct {
   int position[ROWS];
 } Tile;
 
-/* acc += x * y: `x` from the cache, `y` four bytes for every lane. Two bfloat16 products per lane, or one float's. */
-INLINE floats multiply_add(floats acc, words x, words y, int dtype) {
-  if (dtype == FLOAT32) return acc + (floats)x * (floats)y;
-#if defined(__AVX512BF16__)
-  return (floats)_mm512_dpbf16_ps((__m512)acc, (__m512bh)x, (__m512bh)y);
-#else
-  acc += low_float(x) * low_float(y);
-  return acc + high_float(x) * high_float(y);
+/* One part of each word of the cache. */
+INLINE words part_of(words x, int part, int dtype) {
+  if (NUM_PARTS(dtype) == 1) return x;
+  return part ? (words)high_float(x) : (words)low_float(x);
+}
+
+/* acc += x * y: `x` from the cache, `y` the same for every lane. */
+INLINE void multiply_add(floats *acc, words x, words y, int dtype) {
+#if HAS_PAIR_DOT
+  if (dtype == BFLOAT16) {
+    *acc = (floats)_mm512_dpbf16_ps((__m512)*acc, (__m512bh)x, (__m512bh)y);
+    return;
+  }
 #endif
+  (void)dtype;
+  add_product(acc, (floats)x, (floats)y);
 }
 
 #define SEGMENT_VECTORS (LANES / WIDTH)
@@ -82,23 +100,25 @@ INLINE floats multiply_add(floats acc, words x, words y, int dtype) {
 /* Scores of `num_rows` rows against `num_columns` segments, whose keys are `keys`; `steps` times four bytes per row. */
 INLINE void score_rows(Tile *tile, int first_row, int num_rows, int column, int num_columns, const char *const *keys,
                        int steps, int dtype) {
-  const int count = num_columns * SEGMENT_VECTORS;
-  floats even[FUSED_ROWS][FUSED_SEGMENTS * SEGMENT_VECTORS], odd[FUSED_ROWS][FUSED_SEGMENTS * SEGMENT_VECTORS];
-  const uint32_t *query = tile->query + first_row * steps;
+  const int count = num_columns * SEGMENT_VECTORS, num_parts = NUM_PARTS(dtype), width = steps * num_parts;
+  floats sums[2][FUSED_ROWS][FUSED_SEGMENTS * SEGMENT_VECTORS]; /* of even and odd steps */
+  const uint32_t *query = tile->query + first_row * width;
   for (int r = 0; r < num_rows; r++)
-    for (int v = 0; v < count; v++) even[r][v] = odd[r][v] = (floats){0};
+    for (int v = 0; v < count; v++) sums[0][r][v] = sums[1][r][v] = (floats){0};
   for (int i = 0; i < steps; i += 2)
-    for (int v = 0; v < count; v++) {
-      const char *from = keys[v / SEGMENT_VECTORS] + i * 64 + v % SEGMENT_VECTORS * WIDTH * 4;
-      const words x = *(const words *)from, y = *(const words *)(from + 64);
-      for (int r = 0; r < num_rows; r++) {
-        even[r][v] = multiply_add(even[r][v], x, broadcast(query + r * steps + i), dtype);
-        odd[r][v] = multiply_add(odd[r][v], y, broadcast(query + r * steps + i + 1), dtype);
+    for (int part = 0; part < num_parts; part++)
+      for (int odd = 0; odd < 2; odd++) {
+        words y[FUSED_ROWS];
+        for (int r = 0; r < num_rows; r++) y[r] = broadcast(query + r * width + (i + odd) * num_parts + part);
+        for (int v = 0; v < count; v++) {
+          const char *from = again(keys[v / SEGMENT_VECTORS] + (i + odd) * 64);
+          const words x = part_of(((const words *)from)[v % SEGMENT_VECTORS], part, dtype);
+          for (int r = 0; r < num_rows; r++) multiply_add(&sums[odd][r][v], x, y[r], dtype);
+        }
       }
-    }
   for (int r = 0; r < num_rows; r++)
     for (int v = 0; v < count; v++)
-      *((floats *)&tile->scores[first_row + r][column] + v) = even[r][v] + odd[r][v];
+      *((floats *)&tile->scores[first_row + r][column] + v) = sums[0][r][v] + sums[1][r][v];
 }
 
 /* Add a segment's values, weighted, to `num_vectors` registers of elements of `num_rows` rows. Slots outside
@@ -107,42 +127,47 @@ INLINE void weigh_rows(floats acc[FUSED_ROWS][FUSED_LANES / WIDTH], const Tile *
                        int num_vectors, int column, const Segment *segment, int64_t row_bytes, int64_t offset,
                        int dtype) {
   const int tokens = dtype == BFLOAT16 ? 2 : 1; /* in units of four bytes */
+  const int num_parts = NUM_PARTS(dtype);
   for (int i = segment->low / tokens; i * tokens < segment->high; i++) {
     const char *row = segment->values + i * row_bytes + offset;
-    uint32_t seen = 0xffffffffu;
-    if (dtype == BFLOAT16 && i * 2 < segment->low) seen &= 0xffff0000u;
-    if (dtype == BFLOAT16 && i * 2 + 1 >= segment->high) seen &= 0x0000ffffu;
-    for (int v = 0; v < num_vectors; v++) {
-      const words x = *(const words *)(row + v * WIDTH * 4) & seen;
-      for (int r = 0; r < num_rows; r++) {
-        const words weight = broadcast(&tile->weights[first_row + r][column * LANES / tokens + i]);
-        acc[r][v] = multiply_add(acc[r][v], x, weight, dtype);
+    words copy[FUSED_LANES / WIDTH];
+    if (dtype == BFLOAT16 && (i * 2 < segment->low || i * 2 + 1 >= segment->high)) {
+      const uint32_t seen = i * 2 < segment->low ? 0xffff0000u : 0x0000ffffu;
+      for (int v = 0; v < num_vectors; v++) copy[v] = *(const words *)(row + v * WIDTH * 4) & seen;
+      row = (const char *)copy;
+    }
+    for (int part = 0; part < num_parts; part++) {
+      words y[FUSED_ROWS];
+      row = again(row);
+      for (int r = 0; r < num_rows; r++)
+        y[r] = broadcast(&tile->weights[first_row + r][(column * LANES / tokens + i) * num_parts + part]);
+      for (int v = 0; v < num_vectors; v++) {
+        const words x = part_of(*(const words *)(row + v * WIDTH * 4), part, dtype);
+        for (int r = 0; r < num_rows; r++) multiply_add(&acc[r][v], x, y[r], dtype);
       }
     }
   }
 }
 
-/* out += weights * values, over the chunk, for `num_rows` rows. */
+/* out += weights * values, over the chunk, for `num_vectors` registers of elements of `num_rows` rows, from `d` on. */
+INLINE void weigh_lanes(Tile *tile, int first_row, int num_rows, int num_vectors, int d, const Segment *segments,
+                        int num_segments, int DP, int dtype) {
+  floats acc[FUSED_ROWS][FUSED_LANES / WIDTH];
+  for (int r = 0; r < num_rows; r++)
+    for (int v = 0; v < num_vectors; v++) acc[r][v] = *(floats *)(tile->out + (first_row + r) * DP + d + v * WIDTH);
+  for (int c = 0; c < num_segments; c++)
+    weigh_rows(acc, tile, first_row, num_rows, num_vectors, c, segments + c, (int64_t)DP * 4, d * 4, dtype);
+  for (int r = 0; r < num_rows; r++)
+    for (int v = 0; v < num_vectors; v++) *(floats *)(tile->out + (first_row + r) * DP + d + v * WIDTH) = acc[r][v];
+}
+
 INLINE void weigh_chunk(Tile *tile, int first_row, int num_rows, const Segment *segments, int num_segments, int DP,
                         int dtype) {
-  const int64_t row_bytes = (int64_t)DP * 4;
-  const int most = FUSED_LANES / WIDTH;
-  for (int d = 0; d < DP; d += FUSED_LANES) {
-    const int num_vectors = DP - d < FUSED_LANES ? (DP - d) / WIDTH : most;
-    floats acc[FUSED_ROWS][FUSED_LANES / WIDTH];
-    for (int r = 0; r < num_rows; r++)
-      for (int v = 0; v < num_vectors; v++)
-        acc[r][v] = *(floats *)(tile->out + (first_row + r) * DP + d + v * WIDTH);
-    for (int c = 0; c < num_segments; c++) {
-      if (num_vectors == most)
-        weigh_rows(acc, tile, first_row, num_rows, most, c, segments + c, row_bytes, d * 4, dtype);
-      else
-        weigh_rows(acc, tile, first_row, num_rows, num_vectors, c, segments + c, row_bytes, d * 4, dtype);
-    }
-    for (int r = 0; r < num_rows; r++)
-      for (int v = 0; v < num_vectors; v++)
-        *(floats *)(tile->out + (first_row + r) * DP + d + v * WIDTH) = acc[r][v];
-  }
+  int d = 0;
+  for (; d + FUSED_LANES <= DP; d += FUSED_LANES)
+    weigh_lanes(tile, first_row, num_rows, FUSED_LANES / WIDTH, d, segments, num_segments, DP, dtype);
+  for (; d < DP; d += LANES)
+    weigh_lanes(tile, first_row, num_rows, LANES / WIDTH, d, segments, num_segments, DP, dtype);
 }
 
 /* Mask the scores of a segment that a row must not see. */
@@ -151,11 +176,11 @@ INLINE void mask_scores(Tile *tile, int num_rows, int column, const Segment *seg
   const int none_old = !window || segment->first_position > tile->position[num_rows - 1] - window;
   if (all_new && none_old && segment->low == 0 && segment->high == LANES) return;
   const i32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  const i32x16 in_segment = (lanes >= segment->low) & (lanes < segment->high);
   for (int r = 0; r < num_rows; r++) {
-    const int last = tile->position[r] - segment->first_position;
-    i32x16 seen = in_segment & (lanes <= last);
-    if (window) seen &= lanes > last - window;
+    const int last = tile->position[r] - segment->first_position, end = last < segment->high ? last + 1 : segment->high;
+    const int oldest = window ? last - window + 1 : 0, first = oldest > segment->low ? oldest : segment->low;
+    /* The sign of a difference: see COMPARISON. */
+    const i32x16 seen = ~((lanes - first) >> 31) & ((lanes - end) >> 31);
     tile->scores[r][column] = select16(seen, tile->scores[r][column], splat(-INFINITY));
   }
 }
@@ -179,48 +204,63 @@ INLINE void scale_scores(Tile *tile, int num_rows, int num_segments, const Segme
   }
 }
 
-/* One row's online softmax over the chunk: scores become weights, earlier sums are rescaled. `scale`: see unit_of. */
-INLINE void soften_row(Tile *tile, int r, const Segment *segments, int num_segments, int DP, float scale, int dtype) {
-  f32x16 best = tile->scores[r][0];
-  /* The maximum may lose a NaN; its weight will be NaN again. */
-  for (int c = 1; c < num_segments; c++) best = larger16(best, tile->scores[r][c]);
-  const float before = tile->maximum[r], chunk_maximum = greatest16(best);
-  const float maximum = chunk_maximum > before ? chunk_maximum : before;
-  const f32x16 shift = splat(maximum == -INFINITY ? 0.0f : maximum * scale);
-  f32x16 sums = splat(0);
-  for (int c = 0; c < num_segments; c++) {
-    const f32x16 x = tile->scores[r][c];
-    const f32x16 weight = zero_if_hidden16(exp2_16(x * scale - shift), x);
-    sums += weight;
-    if (dtype == BFLOAT16 && segments[c].value_scales) {
-      /* Those of slots without a value are any number. */
-      const f32x16 scaled = zero_if_hidden16(weight * *(const f32x16 *)segments[c].value_scales, x);
-      *(u16x16 *)((uint16_t *)tile->weights[r] + c * LANES) = to_bf16x16(scaled);
-    } else if (dtype == BFLOAT16)
-      *(u16x16 *)((uint16_t *)tile->weights[r] + c * LANES) = to_bf16x16(weight);
-    else
-      *(f32x16 *)((float *)tile->weights[r] + c * LANES) = weight;
-  }
-  tile->maximum[r] = maximum;
-  if (before == maximum || before == -INFINITY) {
-    tile->sum[r] += sum16(sums);
+/* Store a register of weights, of slots from `slot` of the chunk on, rounded to the element type. */
+INLINE void store_weights(Tile *tile, int r, int slot, floats weights, int dtype) {
+#if HAS_PAIR_DOT
+  if (dtype == BFLOAT16) {
+    *(u16x16 *)((uint16_t *)tile->weights[r] + slot) = to_bf16x16((f32x16)weights);
     return;
   }
-  const f32x16 factor = exp2_16(splat(before * scale) - shift);
-  tile->sum[r] = tile->sum[r] * factor[0] + sum16(sums);
-  for (int d = 0; d < DP; d += LANES) *(f32x16 *)(tile->out + r * DP + d) *= factor;
+#endif
+  *(floats *)(tile->weights[r] + slot) = dtype == BFLOAT16 ? rounded_to_bf16(weights) : weights;
+}
+
+/* One row's online softmax over the chunk: scores become weights, earlier sums are rescaled. `scale`: see unit_of. */
+INLINE void soften_row(Tile *tile, int r, const Segment *segments, int num_segments, int DP, float scale, int dtype) {
+  const floats *scores = (const floats *)tile->scores[r];
+  floats best[SEGMENT_VECTORS], sums[SEGMENT_VECTORS];
+  for (int v = 0; v < SEGMENT_VECTORS; v++) best[v] = scores[v], sums[v] = (floats){0};
+  /* The maximum may lose a NaN; its weight will be NaN again. */
+  for (int c = 1; c < num_segments; c++)
+    for (int v = 0; v < SEGMENT_VECTORS; v++) best[v] = larger(best[v], scores[c * SEGMENT_VECTORS + v]);
+  const float before = tile->maximum[r], chunk_maximum = greatest16(*(const f32x16 *)best);
+  const float maximum = chunk_maximum > before ? chunk_maximum : before;
+  const float shift = maximum == -INFINITY ? 0.0f : maximum * scale;
+  for (int c = 0; c < num_segments; c++)
+    for (int v = 0; v < SEGMENT_VECTORS; v++) {
+      const floats x = scores[c * SEGMENT_VECTORS + v];
+      floats weight = zero_if_hidden(exp2_floats(x * scale - shift), x);
+      sums[v] += weight;
+      /* The scales of slots without a value are any number. */
+      if (dtype == BFLOAT16 && segments[c].value_scales)
+        weight = zero_if_hidden(weight * *(const floats *)(segments[c].value_scales + v * WIDTH), x);
+      store_weights(tile, r, c * LANES + v * WIDTH, weight, dtype);
+    }
+  tile->maximum[r] = maximum;
+  const float sum = sum16(*(const f32x16 *)sums);
+  if (before == maximum || before == -INFINITY) {
+    tile->sum[r] += sum;
+    return;
+  }
+  const float before_scaled = before * scale, factor = exp2_floats((floats)broadcast(&before_scaled) - shift)[0];
+  tile->sum[r] = tile->sum[r] * factor + sum;
+  for (int d = 0; d < DP; d += WIDTH) *(floats *)(tile->out + r * DP + d) *= factor;
+}
+
+/* Rows of the next pass of a task with `left` more: about as many in each pass. */
+INLINE int rows_of_pass(int left) {
+  const int passes = (left + FUSED_ROWS - 1) / FUSED_ROWS;
+  return (left + passes - 1) / passes;
 }
 
 INLINE void score_segments(Tile *tile, int num_rows, int column, int num_columns, const char *const *keys, int steps,
                            int dtype) {
-  int r = 0;
-  for (; r + FUSED_ROWS <= num_rows; r += FUSED_ROWS)
-    score_rows(tile, r, FUSED_ROWS, column, num_columns, keys, steps, dtype);
-#if FUSED_ROWS > 3
-  if (num_rows - r == 3) score_rows(tile, r, 3, column, num_columns, keys, steps, dtype);
-  if (num_rows - r == 2) score_rows(tile, r, 2, column, num_columns, keys, steps, dtype);
-#endif
-  if (num_rows - r == 1) score_rows(tile, r, 1, column, num_columns, keys, steps, dtype);
+#define CASE(n) \
+  case n: if (n <= FUSED_ROWS) score_rows(tile, r, n, column, num_columns, keys, steps, dtype); break;
+  for (int r = 0, count; r < num_rows; r += count) switch (count = rows_of_pass(num_rows - r)) {
+      CASE(1) CASE(2) CASE(3) CASE(4)
+    }
+#undef CASE
 }
 
 /* The piece `ahead` pieces after this one; null if unknown. */
@@ -264,14 +304,12 @@ INLINE void score_chunk(Tile *tile, int num_rows, const Segment *segments, const
 }
 
 INLINE void weigh_all(Tile *tile, int num_rows, const Segment *segments, int num_segments, int DP, int dtype) {
-  int r = 0;
-  for (; r + FUSED_ROWS <= num_rows; r += FUSED_ROWS)
-    weigh_chunk(tile, r, FUSED_ROWS, segments, num_segments, DP, dtype);
-#if FUSED_ROWS > 3
-  if (num_rows - r == 3) weigh_chunk(tile, r, 3, segments, num_segments, DP, dtype);
-  if (num_rows - r == 2) weigh_chunk(tile, r, 2, segments, num_segments, DP, dtype);
-#endif
-  if (num_rows - r == 1) weigh_chunk(tile, r, 1, segments, num_segments, DP, dtype);
+#define CASE(n) \
+  case n: if (n <= FUSED_ROWS) weigh_chunk(tile, r, n, segments, num_segments, DP, dtype); break;
+  for (int r = 0, count; r < num_rows; r += count) switch (count = rows_of_pass(num_rows - r)) {
+      CASE(1) CASE(2) CASE(3) CASE(4)
+    }
+#undef CASE
 }
 
 #if HAS_TILES
@@ -438,15 +476,25 @@ INLINE void attend_chunk(Tile *tile, int num_rows, const Chunk *chunk, const Chu
   weigh_all(tile, num_rows, segments, num_segments, a->DP, dtype);
 }
 
-INLINE void load_rows(Tile *tile, const Attention *a, int s, int g, int first_row, int num_rows, int dtype) {
+/* A row's query, as the tile keeps it; zeros from D on. */
+INLINE void load_query(char *query, const char *from, int D, int DP, int dtype) {
+  if (NUM_PARTS(dtype) == 2) {
+    for (int d = 0; d < DP; d++) ((float *)query)[d] = d < D ? load1(from, d, dtype) : 0;
+    return;
+  }
   const int64_t size = dtype == BFLOAT16 ? 2 : 4;
+  memcpy(query, from, D * size);
+  memset(query + D * size, 0, (DP - D) * size);
+}
+
+INLINE void load_rows(Tile *tile, const Attention *a, int s, int g, int first_row, int num_rows, int dtype) {
+  const int64_t size = dtype == BFLOAT16 ? 2 : 4, num_bytes = size * NUM_PARTS(dtype);
   const int group = a->H / a->G, start = a->query_start_locs[s];
   const int first_position = a->context_lens[s] - (a->query_start_locs[s + 1] - start);
   for (int r = 0; r < num_rows; r++) {
     const int token = (first_row + r) / group, head = g * group + (first_row + r) % group;
-    char *query = (char *)tile->query + r * a->DP * size;
-    memcpy(query, a->query + ((start + token) * a->query_stride_token + head * a->query_stride_head) * size, a->D * size);
-    memset(query + a->D * size, 0, (a->DP - a->D) * size);
+    const char *from = a->query + ((start + token) * a->query_stride_token + head * a->query_stride_head) * size;
+    load_query((char *)tile->query + r * a->DP * num_bytes, from, a->D, a->DP, dtype);
     tile->position[r] = first_position + token;
     tile->maximum[r] = -INFINITY;
     tile->sum[r] = 0;
