@@ -96,10 +96,15 @@ class Engine(Protocol):
         """
         ...
 
+    def look_ahead(self, seconds: float) -> None:
+        """Set for how long ahead `room` may count places that become free for certain: what a pull takes."""
+        ...
+
     def room(self) -> Room:
         """Return what can start within the next steps.
 
-        While a sequence waits, that is nothing, or what running sequences of a lower class would give up.
+        While a sequence waits for more than such a place, that is nothing, or what running sequences of a lower class
+        would give up.
         """
         ...
 

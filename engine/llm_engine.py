@@ -197,8 +197,12 @@ class LLMEngine:
         """Return the preempted requests that have waited for `STALLED_S` and have no running sequence."""
         return self._scheduler.stalled_requests(STALLED_S)
 
+    def look_ahead(self, seconds: float) -> None:
+        """Set for how long ahead `room` counts the places of sequences that end for certain, by their limits."""
+        self._scheduler.look_ahead(seconds)
+
     def room(self) -> Room:
-        """Return what can start within the next steps; while any sequence waits, only what `Room.over_class` says."""
+        """Return what can start within the next steps; while a sequence waits for more, only `Room.over_class`."""
         room = self._scheduler.room()
         return room.without(self._compiler.waiting) if self._compiler.waiting else room
 

@@ -141,12 +141,11 @@ class Sequence:
         num_coming = self.num_drawn_tokens - self.num_launched_tokens
         return len(self.token_ids) + num_coming - self.num_computed_tokens
 
-    @property
-    def ends_next(self) -> bool:
-        """Whether its next token, of the step in flight or else of the next one, is its last: the limit is reached."""
+    def ends_within(self, num_steps: int) -> bool:
+        """Return whether so many steps end it for certain, by its limit. A step in flight is the first of them."""
         num_left = self.num_prompt_tokens + self.sampling.max_tokens - len(self.token_ids)
         num_coming = self.num_drawn_tokens if self.num_launched_tokens else 1
-        return num_left <= num_coming and self.num_uncomputed_tokens <= 1
+        return num_left < num_coming + num_steps and self.num_uncomputed_tokens <= 1
 
     @property
     def num_tokens(self) -> int:

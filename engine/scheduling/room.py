@@ -24,15 +24,17 @@ class RoomEstimate:
         # Prompt tokens that are offered while none are owed: two steps of them.
         self._num_offered_tokens = 2 * self._max_step_tokens
 
-    def free(self, running: list[Sequence], waiting: Iterable[Sequence], num_places: int) -> Room:
-        """Return the room beside what stays of `running` after the next step, once `waiting` has what it needs."""
+    def free(
+        self, running: list[Sequence], ending: list[Sequence], waiting: Iterable[Sequence], num_places: int
+    ) -> Room:
+        """Return the room beside `running` without the `ending` ones, once `waiting` has what it needs."""
         waiting = list(waiting)
-        ending = [sequence for sequence in running if sequence.ends_next]
         num_owed = sum(sequence.num_uncomputed_tokens for sequence in chain(running, waiting))
         num_held = sum(self._admission.num_held_tokens(sequence) for sequence in waiting)
         num_free_blocks = self._blocks.num_free_blocks
         if ending:
-            running = [sequence for sequence in running if not sequence.ends_next]
+            ended = {sequence.id for sequence in ending}
+            running = [sequence for sequence in running if sequence.id not in ended]
             num_free_blocks += self._blocks.num_released_by(ending)
         num_free_blocks -= self._admission.num_spare_blocks(running)
         return Room(

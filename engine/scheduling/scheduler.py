@@ -27,6 +27,7 @@ from sluice.engine.scheduling.adapter_places import AdapterPlaces
 from sluice.engine.scheduling.admission import AdmissionMode, make_admission
 from sluice.engine.scheduling.blocks.manager import BlockManager, CachedPrefix
 from sluice.engine.scheduling.blocks.windows import WindowSizes
+from sluice.engine.scheduling.lookahead import Lookahead
 from sluice.engine.scheduling.policies import make_policy
 from sluice.engine.scheduling.room import RoomEstimate
 from sluice.engine.scheduling.row_slots import RowSlots
@@ -101,6 +102,7 @@ class Scheduler(ABC):
         self.steps = MeasuredSteps()
         self._admission = self._make_admission()
         self._room = RoomEstimate(config, limits, self.blocks, self._admission)
+        self._ahead = Lookahead()
         self._copies = StepCopies(self.blocks, self._slots)
         self.counters = SchedulerCounters()
 
@@ -153,6 +155,11 @@ class Scheduler(ABC):
     def note_time(self, batch: Batch, taken_s: float) -> None:
         """Note how long a step took that has succeeded as it was launched."""
         self.steps.note(batch, taken_s)
+        self._ahead.note_step(taken_s)
+
+    def look_ahead(self, seconds: float) -> None:
+        """Set for how long ahead `room` counts the places of sequences that end for certain."""
+        self._ahead.seconds = seconds
 
     def finish(self, sequences: Items[Sequence], *, suspects: Iterable[Sequence] = ()) -> None:
         """Release `sequences`, running or waiting.
@@ -192,14 +199,16 @@ class Scheduler(ABC):
         """Plan no drafts for a while, after a step failed with drafts and succeeded without."""
 
     def room(self) -> Room:
-        """Return what can start after the next step; while any sequence waits, only what `Room.over_class` says.
+        """Return what can start after the next steps; while a sequence waits for more, only `Room.over_class`.
 
-        What the next step ends for certain counts as free: what is pulled while it runs has its place when it is over.
+        What these steps end for certain counts as free: what is pulled while they run has its place when they are over.
         """
-        num_places = self.num_places
-        if num_places == 0:
+        num_steps = self._ahead.num_steps
+        ending = [sequence for sequence in self.running if sequence.ends_within(num_steps)]
+        num_places = self._num_places(len(ending))
+        if num_places <= 0:
             return NO_ROOM
-        return self._room.free(self.running, self.waiting.in_order(), num_places)
+        return self._room.free(self.running, ending, self.waiting.in_order(), num_places)
 
     def stalled_requests(self, for_s: float) -> list[str]:
         """Return the requests of which a sequence was preempted `for_s` seconds ago or earlier, and none runs."""
@@ -213,16 +222,15 @@ class Scheduler(ABC):
         active = {sequence.request_id for sequence in chain(self.running, self.leaving)}
         return [request_id for request_id in stalled if request_id not in active]
 
-    @property
-    def num_places(self) -> int:
-        """How many more sequences can start after the next step.
+    def _num_places(self, num_ending: int) -> int:
+        """Return how many more sequences can start once `num_ending` of the running ones have ended.
 
-        0 while any sequence waits: jobs not taken stay visible to other workers.
+        None while a sequence waits that lacks more than such a place: jobs not taken stay visible to other workers.
         """
-        if self.num_waiting:
+        num_free, num_waiting = self._config.max_num_seqs - len(self.running), self.num_waiting
+        if num_waiting and (num_free > 0 or self._preempted or num_waiting > len(self.waiting)):
             return 0
-        num_ending = sum([sequence.ends_next for sequence in self.running])
-        return self._config.max_num_seqs - len(self.running) + num_ending
+        return num_free + num_ending - num_waiting
 
     @property
     def num_waiting(self) -> int:

@@ -42,7 +42,7 @@ class YieldingScheduler(Scheduler):
         """Let waiting sequences join that go before a running one; others give way if necessary."""
         while self.waiting and self._policy.outranks(self.waiting.head, self.running):
             sequence = self.waiting.head
-            if self._is_full and self._policy.victim(sequence, self.running) is None:
+            if self._is_full and (self._is_place_coming or self._policy.victim(sequence, self.running) is None):
                 return
             prefix = self.blocks.lookup(sequence)
             computing = [
@@ -104,6 +104,12 @@ class YieldingScheduler(Scheduler):
         self._offer = self._room.given_up(self.running, yielding, sum(num_owed))
         self._num_offers_left, self._offered_at = _OFFER_FOR * (max(num_owed, default=1) == 1), self.num_changes
         return self._offer
+
+    @property
+    def _is_place_coming(self) -> bool:
+        """Whether those that wait will have places within the time for which room is offered ahead: none gives way."""
+        num_steps = self._ahead.num_steps - 1
+        return num_steps > 0 and sum([other.ends_within(num_steps) for other in self.running]) >= len(self.waiting)
 
     @property
     def _is_full(self) -> bool:

@@ -51,15 +51,16 @@ local function call_in_parts(command, key, values)
   for from = 1, #values, 1000 do call(command, key, unpack(values, from, math.min(from + 999, #values))) end
 end
 
+local function failed(reply) return type(reply) == 'table' and reply.err or nil end
+
 -- Redis stores a hash of few short fields as a list and scans it for each field. A long field converts it to a hash table,
--- which it stays until it is empty or the server restarts.
+-- which it stays until it is empty or the server restarts. A user that may submit may not delete.
 local MANY, LONG_FIELD = 16, string.rep('-', 65)
 local function hash_for_many(key)
+  if failed(try('HDEL', key, LONG_FIELD)) then return end
   call('HSET', key, LONG_FIELD, '')
   call('HDEL', key, LONG_FIELD)
 end
-
-local function failed(reply) return type(reply) == 'table' and reply.err or nil end
 
 -- Lua formats a number at each command that it is passed to, which costs as much as the command. So numbers that are used
 -- often are texts.

@@ -9,6 +9,7 @@ from sluice.engine.config import EngineConfig
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import END_OF_SEQUENCE, NullModel, NullModelConfig, NullTokenizer
 from sluice.engine.request import ChoiceProgress, Embed, Finish, FinishReason, Request, Room
+from sluice.engine.scheduling.lookahead import Lookahead
 from sluice.engine.text.tokenizer import Tokenizer, TokenizerFacts
 from tests.engine.given import (
     JUNK,
@@ -416,6 +417,26 @@ class TestGivenRoom:
 
         # With a step in flight, the first call after a start returns the tokens of none.
         assert num_tokens == [0] * lag + [1] * 2 + [0] * lag + [1] * 3 + [0] * lag + [1] * 4
+
+    def test_when_pulls_take_steps_then_places_are_offered_ahead_and_none_stays_empty(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        engine = engine_over(checking_model(), max_num_seqs=2)
+        monkeypatch.setattr(Lookahead, "num_steps", 3)
+        given = deque(request(f"r{number}", max_tokens=5 + number % 4, ignore_eos=True) for number in range(12))
+        # What is asked for before a step arrives after the second one that follows it.
+        coming, num_tokens = deque([[given.popleft(), given.popleft()], [], []]), list[int]()
+
+        while given or any(coming) or not engine.is_idle:
+            num_places = engine.room().sequences - sum(map(len, coming))
+            engine.add(coming.popleft())
+            coming.append([given.popleft() for _ in range(min(num_places, len(given)))])
+            num_tokens.append(len(engine.advance()))
+
+        while num_tokens[-1] < 2:
+            num_tokens.pop()
+        assert set(num_tokens) == {2}, "a place stayed empty beside a backlog"
+        assert engine.stats.num_preemptions == 0
 
     def test_when_parts_of_a_prompt_are_owed_then_its_place_is_not_offered(self) -> None:
         engine = engine_over(lagging(checking_model(num_blocks=64, block_size=4)))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sluice.engine.batch import Batch, Sampled
+from sluice.engine.batch import Batch, Sampled, ScheduledRow
 from sluice.engine.config import ADMISSION_NAMES, DISCIPLINE_NAMES, WHOLE_PROMPT_DISCIPLINES, EngineConfig
 from sluice.engine.executor import ModelLimits
 from sluice.engine.request import Sampling
@@ -345,13 +345,16 @@ def test_a_stream_of_newcomers_starves_none(discipline: str, lag: int) -> None:
              min_size=1, max_size=6),
     st.integers(0, 8),
     st.integers(0, 1),
+    st.integers(0, 4),
 )  # fmt: skip
 @settings(max_examples=examples(100), deadline=None)
 def test_an_endless_stream_of_a_higher_class_starves_none(
-    config: EngineConfig, lows: list[PlannedRequest], num_more_blocks: int, lag: int
+    config: EngineConfig, lows: list[PlannedRequest], num_more_blocks: int, lag: int, num_ahead: int
 ) -> None:
     """Newcomers of class 9 are added whenever the engine has room for them, as a worker does, and never run out."""
     run = Run(config, lows, 8 + num_more_blocks, lag=lag)
+    run.scheduler.look_ahead(num_ahead)
+    run.scheduler.note_time(Batch((ScheduledRow(0, 0, 0, 1, True),)), 1.0)
     low_ones = list(run.sequences)
     newcomer = run.sequence(0, PlannedRequest(0, 4, 3, 9, 1))
     while not all(one.status is SequenceStatus.FINISHED for one in low_ones):

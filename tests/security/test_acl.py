@@ -16,6 +16,7 @@ from sluice.producer.operations import follow, results
 from sluice.producer.operations.control import server_id
 from sluice.protocol import waits
 from sluice.protocol.calls import QueueSettings
+from sluice.protocol.jobs import job
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.schedules.schedule import ScheduleKeys, pack_schedule, read_schedule
 from tests.integration.jobs import wait_until
@@ -145,6 +146,20 @@ class TestGivenASubmitOnlyUser:
 
         with Producer(guarded.url, queue=QUEUE) as owner:
             assert [owner.status(receipt).state for receipt in receipts] == ["queued"] * len(ways)
+
+    def test_when_it_may_submit_for_all_tenants_then_a_call_for_many_of_them_is_accepted(
+        self, guarded: RedisServer
+    ) -> None:
+        words = [word.replace("acme", "*") for word in rules_for(guarded.flavor)["acme-submit"]]
+        with guarded.client() as client:
+            client.execute_command("ACL", "SETUSER", "all-submit", *words)
+
+        with Producer(url_of(guarded, "all-submit"), queue=QUEUE) as submitter:
+            receipts = list(submitter.submit_many(job("hello", tenant=f"t{number}") for number in range(40)))
+
+        with Producer(guarded.url, queue=QUEUE) as owner:
+            assert [owner.status(receipt).state for receipt in receipts] == ["queued"] * 40
+            assert sum(view.waiting_jobs for view in owner.queue()) == 40
 
     def test_when_the_queue_is_full_then_the_refusal_needs_no_access_to_workers(self, guarded: RedisServer) -> None:
         with Producer(guarded.url, queue=QUEUE) as owner:

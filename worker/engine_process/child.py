@@ -184,6 +184,7 @@ def serve(engine: Engine, inbox: Inbox, connection: Connection) -> None:
             engine.add(order.added)
             engine.abort(order.aborted)
             engine.drop(order.dropped)
+            engine.look_ahead(order.look_ahead_s)
             num_orders += 1
             num_added += len(order.added)
             if order.is_watched is not None:

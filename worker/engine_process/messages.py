@@ -53,6 +53,9 @@ class Orders(NamedTuple):
     is_watched: bool | None = None
     """Whether to describe iterations from now on; None: as before."""
 
+    look_ahead_s: float = 0.0
+    """See `Engine.look_ahead`."""
+
 
 PackedDelta = tuple[
     str,

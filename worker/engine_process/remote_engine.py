@@ -57,6 +57,7 @@ class RemoteEngine:
         self._added: list[Request] = []
         self._aborted: list[str] = []
         self._dropped: list[str] = []
+        self._look_ahead_s = 0.0
         self._num_orders = 0
         self._num_added = 0
         self._reports: deque[StepReport] = deque()
@@ -127,6 +128,10 @@ class RemoteEngine:
     def _has_orders(self) -> bool:
         return bool(self._added or self._aborted or self._dropped or self._watch_orders)
 
+    def look_ahead(self, seconds: float) -> None:
+        """See `Engine.look_ahead`. Sent with the next orders."""
+        self._look_ahead_s = seconds
+
     def room(self) -> Room:
         """See `Engine.room`. It does not count the last `num_uncounted` requests."""
         return self._last.room
@@ -178,7 +183,7 @@ class RemoteEngine:
         if not self._has_orders:
             return
         is_watched = self._watch_orders.popleft() if self._watch_orders else None
-        orders = Orders(tuple(self._added), tuple(self._aborted), tuple(self._dropped), is_watched)
+        orders = Orders(tuple(self._added), tuple(self._aborted), tuple(self._dropped), is_watched, self._look_ahead_s)
         self._added, self._aborted, self._dropped = [], [], []
         self._num_added += len(orders.added)
         with self._timing:

@@ -6,7 +6,7 @@ method and call `interrupt`.
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from sluice.engine.request import Request, Room, TokenDelta
 from sluice.worker.clock import monotonic_s
@@ -186,10 +186,15 @@ class Mailbox:
         """The requests that another worker may have, as of the loop's last step."""
         return self._stalled
 
-    def expect(self, coming: Iterable[tuple[str, Room]]) -> None:
-        """Count requests as on their way to the engine, each with the room that it will take."""
+    def expect(self, coming: Sequence[tuple[str, Room]], asked_s: float) -> None:
+        """Count requests as on their way to the engine, each with the room that it will take, since `asked_s`."""
         with self._exchange_wakes:
-            self._room.expect(coming)
+            self._room.expect(coming, asked_s)
+
+    @property
+    def pull_s(self) -> float:
+        """What a pull takes until its last request is ready for the loop: of late, the longest."""
+        return self._room.pull_s
 
     def is_coming(self, request_id: str) -> bool:
         """Return whether a request is on its way to the engine, or not yet counted in its room."""
@@ -200,10 +205,11 @@ class Mailbox:
         with self._exchange_wakes:
             return self._room.free()
 
-    def deliver(self, requests: Iterable[Request]) -> None:
+    def deliver(self, requests: Sequence[Request]) -> None:
         """Queue requests for the loop."""
         with self._loop_wakes:
             self._requests.extend(requests)
+            self._room.note_ready([request.id for request in requests], monotonic_s())
             self._loop_wakes.notify()
 
     def cancel(self, request_ids: Iterable[str]) -> None:
@@ -221,7 +227,7 @@ class Mailbox:
             self._lost.extend(request_ids)
             self._loop_wakes.notify()
 
-    def forget(self, request_ids: Iterable[str]) -> None:
+    def forget(self, request_ids: Collection[str]) -> None:
         """Stop counting requests as on their way: their room is free."""
         with self._exchange_wakes:
             if self._room.forget(request_ids):

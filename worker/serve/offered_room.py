@@ -1,9 +1,14 @@
 """The engine's room, less the requests on their way to it. Knows no threads: the mailbox has the lock."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Container, Iterable, Sequence
 
 from sluice.engine.request import NO_ROOM, Room
+
+MOST_PULL_S = 0.1
+"""Longer pulls count as this long: jobs that are resumed, a server that hangs."""
+
+_KEEP = 0.95
 
 
 class OfferedRoom:
@@ -14,6 +19,11 @@ class OfferedRoom:
         self._coming: dict[str, Room] = {}
         self._handed: deque[str] = deque()
         """Requests that the engine has taken and that its room may not count, oldest first."""
+
+        self.pull_s = 0.0
+        """What a pull takes until its last request is ready for the engine: of late, the longest."""
+
+        self._timed: tuple[str, float] | None = None
 
     def state(self, room: Room, num_uncounted: int) -> bool:
         """Note the engine's room, which counts all requests handed to it but the last `num_uncounted`.
@@ -31,16 +41,26 @@ class OfferedRoom:
             or room.sequences > before.sequences
         )
 
-    def expect(self, coming: Iterable[tuple[str, Room]]) -> None:
-        """Count requests as on their way to the engine, each with the room that it will take."""
+    def expect(self, coming: Sequence[tuple[str, Room]], asked_s: float) -> None:
+        """Count requests as on their way to the engine, each with the room that it will take, since `asked_s`."""
         self._coming.update(coming)
+        if coming and self._timed is None:
+            self._timed = coming[-1][0], asked_s
+
+    def note_ready(self, request_ids: Container[str], now_s: float) -> None:
+        """Note that the loop can take requests."""
+        if self._timed is not None and self._timed[0] in request_ids:
+            took_s, self._timed = now_s - self._timed[1], None
+            self.pull_s = min(MOST_PULL_S, max(took_s, _KEEP * self.pull_s + (1 - _KEEP) * took_s))
 
     def hand(self, request_ids: Iterable[str]) -> None:
         """Note that the engine takes requests: they are on their way until a room counts them."""
         self._handed.extend(request_ids)
 
-    def forget(self, request_ids: Iterable[str]) -> bool:
+    def forget(self, request_ids: Collection[str]) -> bool:
         """Stop counting requests as on their way; return whether that frees room."""
+        if self._timed is not None and self._timed[0] in request_ids:
+            self._timed = None
         gone = [self._coming.pop(request_id, None) for request_id in request_ids]
         return any(gone)
 

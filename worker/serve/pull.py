@@ -147,12 +147,13 @@ class Pulling:
         self._round_trips.mark_partitions(round_trip)
 
     def _pull(self, keys: QueueKeys, request: PullRequest) -> None:
+        asked_s = monotonic_s()
         round_trip = self._round_trips.make([(keys, pull(keys, request))])
         (reply,) = round_trip.replies
         if isinstance(reply, BaseException):
             self._schedule.on_missed(keys)
         else:
-            self._on_pull_reply(keys, reply)
+            self._on_pull_reply(keys, reply, asked_s)
         self._round_trips.mark_partitions(round_trip)
 
     def _rest(self) -> None:
@@ -221,12 +222,12 @@ class Pulling:
         self._oversized &= {request_id for request_id in self._oversized if self._mailbox.is_coming(request_id)}
         return bool(self._oversized)
 
-    def _on_pull_reply(self, keys: QueueKeys, reply: PullReply) -> None:
+    def _on_pull_reply(self, keys: QueueKeys, reply: PullReply, asked_s: float) -> None:
         jobs = [self._leases.new_job(leased, keys, read_spec(leased.spec)) for leased in reply.jobs]
         reserve_tokens = self._context.config.queue.reserve_tokens
         self._oversized |= {job.request_id for job in jobs if not job.leased.fits}
         rooms = [room_of(job, reserve_tokens=reserve_tokens) for job in jobs]
-        self._mailbox.expect([(job.request_id, room) for job, room in zip(jobs, rooms, strict=True)])
+        self._mailbox.expect([(job.request_id, room) for job, room in zip(jobs, rooms, strict=True)], asked_s)
         for older in self._leases.take(keys, reply.number, jobs):
             self._mailbox.lose([older.request_id])
         now_s, tokens = monotonic_s(), sum(room.kv_tokens for room in rooms)

@@ -34,9 +34,8 @@ class FixedBatches(ComparisonScheduler):
         self._num_rows, self._first_seen_s = len(joined), None
         return Batch(tuple(joined), num_joined=len(joined), padding=self._padding(joined))
 
-    @property
-    def num_places(self) -> int:
-        """See `Scheduler.num_places`: a batch is gathered, and those that wait are part of it."""
+    def _num_places(self, num_ending: int) -> int:
+        """See `Scheduler._num_places`: a batch is gathered, and those that wait are part of it."""
         return 0 if self.running else max(0, self._config.max_num_seqs - self.num_waiting)
 
     @property

@@ -36,13 +36,18 @@ def scheduler_with(
     return make_scheduler(config, limits, clock=clock)
 
 
-def sequence_of(num_tokens: int, *, token: int | None = None, priority: int = 0) -> Sequence:
+DEFAULT = Sampling()
+
+
+def sequence_of(
+    num_tokens: int, *, token: int | None = None, priority: int = 0, sampling: Sampling = DEFAULT
+) -> Sequence:
     sequence_id = next(_ids)
     _made[sequence_id] = Sequence(
         id=sequence_id,
         request_id=f"r{sequence_id}",
         choice=0,
-        sampling=Sampling(),
+        sampling=sampling,
         priority=priority,
         token_ids=[sequence_id % 256 if token is None else token] * num_tokens,
         num_prompt_tokens=num_tokens,

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from sluice.engine.batch import Batch
-from sluice.engine.request import NO_ROOM, Room
+from sluice.engine.batch import Batch, ScheduledRow
+from sluice.engine.request import NO_ROOM, Room, Sampling
 from sluice.engine.scheduling.policies import MAX_YIELDS
 from sluice.engine.scheduling.scheduler import Scheduler
 from sluice.engine.sequence import Sequence, SequenceStatus
@@ -240,6 +240,50 @@ class TestGivenASequenceThatGaveWay:
 
         assert victim.status is SequenceStatus.WAITING
         assert scheduler.stalled_requests(2.0) == []
+
+
+class TestGivenRoomIsOfferedAhead:
+    """Two of class 0 run, and one of them ends in the second step from now, for which room is offered."""
+
+    @staticmethod
+    def ends_soon(*, look_ahead: float = 2.0) -> tuple[Scheduler, list[Sequence]]:
+        scheduler = scheduler_with(max_num_seqs=2, max_num_batched_tokens=64)
+        running = [added(scheduler, 3, sampling=Sampling(max_tokens=count)) for count in (40, 3)]
+        step(scheduler)
+        scheduler.note_time(Batch((ScheduledRow(0, 0, 0, 1, True),)), 1.0)
+        scheduler.look_ahead(look_ahead)
+        return scheduler, running
+
+    def test_when_one_has_come_for_that_place_then_no_more_is_offered_and_it_waits(self) -> None:
+        scheduler, _ = self.ends_soon()
+        before = scheduler.room().sequences
+        added(scheduler, 3)
+
+        assert before == 1
+        assert scheduler.room().over_class == 0
+
+    def test_when_it_is_of_a_higher_class_then_none_gives_way_for_it(self) -> None:
+        scheduler, running = self.ends_soon()
+        urgent = added(scheduler, 3, priority=7)
+
+        assert ids(step(scheduler)) == [one.id for one in running]
+        step(scheduler)
+        scheduler.finish([running[1]])
+        assert ids(step(scheduler)) == [urgent.id, running[0].id]
+        assert scheduler.counters.num_preemptions == 0
+
+    def test_when_more_of_a_higher_class_have_come_than_places_then_others_give_way(self) -> None:
+        scheduler, running = self.ends_soon()
+        urgent = [added(scheduler, 3, priority=7) for _ in range(2)]
+
+        assert ids(step(scheduler)) == [one.id for one in urgent]
+        assert [one.num_yields for one in running] == [1, 1]
+
+    def test_when_no_room_is_offered_ahead_then_one_gives_way_at_once(self) -> None:
+        scheduler, running = self.ends_soon(look_ahead=0.0)
+        urgent = added(scheduler, 3, priority=7)
+
+        assert ids(step(scheduler)) == [urgent.id, running[0].id]
 
 
 class TestGivenARoomThatIsAskedFor:

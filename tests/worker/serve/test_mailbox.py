@@ -9,8 +9,10 @@ from math import inf
 import pytest
 
 from sluice.engine.request import Finish, FinishReason, Request, Room, SequenceStats, TokenDelta
+from sluice.worker.clock import monotonic_s
 from sluice.worker.errors import ComponentDied
 from sluice.worker.serve.mailbox import Mailbox, bytes_of
+from sluice.worker.serve.offered_room import MOST_PULL_S
 
 STATS = SequenceStats(num_prompt_tokens=1)
 
@@ -38,7 +40,7 @@ class TestGivenJobsOnTheirWay:
     def test_when_pulled_then_the_room_shrinks_until_the_engine_counts_them_itself(self, mailbox: Mailbox) -> None:
         mailbox.new_requests(room(100), wait_s=0)
 
-        mailbox.expect([("a", room(30)), ("b", room(20))])
+        mailbox.expect([("a", room(30)), ("b", room(20))], 0.0)
         assert mailbox.room() == room(50)
 
         mailbox.deliver([request("a")])
@@ -49,9 +51,37 @@ class TestGivenJobsOnTheirWay:
         mailbox.new_requests(room(70), wait_s=0)
         assert mailbox.room() == room(50)
 
+    def test_when_the_last_of_a_pull_is_ready_then_it_knows_what_the_pull_took(self, mailbox: Mailbox) -> None:
+        now_s = monotonic_s()
+        mailbox.expect([("a", room(1)), ("b", room(1))], now_s - 0.03)
+        mailbox.deliver([request("a")])
+        assert mailbox.pull_s == 0.0
+
+        mailbox.deliver([request("b")])
+        first = mailbox.pull_s
+        mailbox.expect([("c", room(1))], monotonic_s() - 0.001)
+        mailbox.deliver([request("c")])
+
+        assert 0.03 <= first < 0.1
+        assert 0.9 * first < mailbox.pull_s < first, "the longest of late counts"
+
+    def test_when_a_pull_takes_very_long_then_it_counts_as_less(self, mailbox: Mailbox) -> None:
+        mailbox.expect([("a", room(1))], monotonic_s() - 20.0)
+        mailbox.deliver([request("a")])
+
+        assert mailbox.pull_s == MOST_PULL_S
+
+    def test_when_the_timed_one_is_lost_then_the_next_pull_is_timed(self, mailbox: Mailbox) -> None:
+        mailbox.expect([("a", room(1))], 0.0)
+        mailbox.lose(["a"])
+        mailbox.expect([("b", room(1))], monotonic_s() - 0.02)
+        mailbox.deliver([request("b")])
+
+        assert 0.02 <= mailbox.pull_s < MOST_PULL_S
+
     def test_when_the_engine_has_not_counted_all_then_the_last_ones_stay_subtracted(self, mailbox: Mailbox) -> None:
         mailbox.new_requests(room(100), wait_s=0)
-        mailbox.expect([("a", room(30)), ("b", room(20)), ("c", room(10))])
+        mailbox.expect([("a", room(30)), ("b", room(20)), ("c", room(10))], 0.0)
         mailbox.deliver([request("a"), request("b")])
         mailbox.new_requests(room(100), wait_s=0)
         mailbox.deliver([request("c")])
@@ -67,7 +97,7 @@ class TestGivenJobsOnTheirWay:
 
     def test_when_one_never_reaches_the_engine_then_its_room_is_free_again(self, mailbox: Mailbox) -> None:
         mailbox.new_requests(room(100), wait_s=0)
-        mailbox.expect([("a", room(30)), ("b", room(20))])
+        mailbox.expect([("a", room(30)), ("b", room(20))], 0.0)
 
         mailbox.lose(["a"])
         mailbox.forget(["b"])
@@ -94,7 +124,7 @@ class TestGivenJobsOnTheirWay:
 
     def test_when_more_is_on_its_way_than_fits_then_there_is_no_room(self, mailbox: Mailbox) -> None:
         mailbox.new_requests(room(10), wait_s=0)
-        mailbox.expect([("a", room(30))])
+        mailbox.expect([("a", room(30))], 0.0)
 
         assert mailbox.room() == room(0)
 
@@ -137,7 +167,7 @@ class TestGivenAPullThreadThatSleeps:
 
     def test_when_a_job_is_on_its_way_then_less_would_be_given_up(self, mailbox: Mailbox) -> None:
         mailbox.new_requests(self.GIVEN_UP, wait_s=0)
-        mailbox.expect([("a", room(2))])
+        mailbox.expect([("a", room(2))], 0.0)
 
         assert mailbox.room() == Room(kv_tokens=7, prefill_tokens=7, sequences=7, over_class=0)
 
@@ -310,7 +340,7 @@ class TestGivenAPullerWithoutRoom:
     def test_when_one_that_was_coming_is_forgotten_then_it_wakes(
         self, mailbox: Mailbox, gone: str, wakes: bool
     ) -> None:
-        mailbox.expect([("coming", room(1))])
+        mailbox.expect([("coming", room(1))], 0.0)
         mailbox.wait_to_pull(0)
         woken = threading.Event()
 
