@@ -310,9 +310,10 @@ class TokenDelta(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What the engine can accept before its next step.
+    """What can start in the engine within its next steps.
 
-    While any sequence waits or is preempted, only what those of a lower class would give up (`over_class`), or nothing.
+    While a sequence waits for more than a place that comes, only what those of a lower class would give up
+    (`over_class`), or nothing.
     """
 
     kv_tokens: int
@@ -322,7 +323,7 @@ class Room:
     """Prompt tokens that the next steps can compute."""
 
     sequences: int
-    """Sequences that may still start running."""
+    """Sequences that may still start running, those included whose places become free within these steps."""
 
     over_class: int | None = None
     """None: the room is free. Else it is what the running sequences of this class would give up: it is for requests of

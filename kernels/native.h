@@ -41,14 +41,16 @@ typedef float floats __attribute__((vector_size(WIDTH * 4), aligned(4), may_alia
 typedef int32_t ints __attribute__((vector_size(WIDTH * 4), aligned(4), may_alias));
 typedef uint32_t words __attribute__((vector_size(WIDTH * 4), aligned(4), may_alias));
 
-/* The word at an address, in every lane. */
+typedef uint32_t any_word __attribute__((may_alias));
+
+/* The word at an address, whatever was stored there, in every lane. */
 INLINE words broadcast(const void *word) {
 #if defined(__AVX512BW__)
-  return (words)_mm512_set1_epi32(*(const int32_t *)word);
+  return (words)_mm512_set1_epi32((int32_t)*(const any_word *)word);
 #elif defined(__AVX2__)
-  return (words)_mm256_set1_epi32(*(const int32_t *)word);
+  return (words)_mm256_set1_epi32((int32_t)*(const any_word *)word);
 #else
-  return (words){0} + *(const uint32_t *)word;
+  return (words){0} + *(const any_word *)word;
 #endif
 }
 
@@ -65,8 +67,8 @@ INLINE const void *again(const void *address) {
 INLINE floats low_float(words pairs) { return (floats)(pairs << 16); }
 INLINE floats high_float(words pairs) { return (floats)(pairs & 0xffff0000u); }
 
-/* acc += x * y, in the register where it is. Left to itself, gcc copies sums from register to register, and keeps some of
-   those that would fit AVX2's sixteen in memory. */
+/* acc += x * y, in the register where it is. Left to itself, gcc copies sums from register to register, and keeps some
+   of those that would fit AVX2's sixteen in memory. */
 INLINE void add_product(floats *acc, floats x, floats y) {
 #if defined(__AVX2__) && defined(__FMA__) && !defined(__AVX512BW__)
   __asm__("vfmadd231ps %2, %1, %0" : "+x"(*acc) : "x"(x), "x"(y));

@@ -107,9 +107,12 @@ class YieldingScheduler(Scheduler):
 
     @property
     def _is_place_coming(self) -> bool:
-        """Whether those that wait will have places within the time for which room is offered ahead: none gives way."""
+        """Whether those of higher classes will have places within the time of a pull: then none gives way to them."""
         num_steps = self._ahead.num_steps - 1
-        return num_steps > 0 and sum([other.ends_within(num_steps) for other in self.running]) >= len(self.waiting)
+        if num_steps == 0:
+            return False
+        higher = list(takewhile(lambda one: self._policy.outranks(one, self.running), self.waiting.in_order()))
+        return sum([other.ends_within(num_steps) for other in self.running]) >= len(higher)
 
     @property
     def _is_full(self) -> bool:

@@ -18,8 +18,8 @@ local function write_even_when_full()
   call('DEL', PREFIX .. 'nothing')
 end
 
--- Unpack an argument: an array of at most `most` values of one type, or of rows that begin with these types. Scripts do so
--- before their first write, since a later error would leave the script half done.
+-- Unpack an argument: an array of at most `most` values of one type, or of rows that begin with these types. Scripts do
+-- so before their first write, since a later error would leave the script half done.
 local function rows_of(packed, most, ...)
   local rows, kinds = cmsgpack.unpack(packed), { ... }
   local function check(value, kind)
@@ -53,8 +53,9 @@ end
 
 local function failed(reply) return type(reply) == 'table' and reply.err or nil end
 
--- Redis stores a hash of few short fields as a list and scans it for each field. A long field converts it to a hash table,
--- which it stays until it is empty or the server restarts. A user that may submit may not delete.
+-- Redis stores a hash of few short fields as a list and scans it for each field. A long field converts it to a hash
+-- table, which it stays until it is empty or the server restarts. The first HDEL tells whether the caller may delete;
+-- without that right, which a submitter lacks, the hash stays a list.
 local MANY, LONG_FIELD = 16, string.rep('-', 65)
 local function hash_for_many(key)
   if failed(try('HDEL', key, LONG_FIELD)) then return end
@@ -62,8 +63,8 @@ local function hash_for_many(key)
   call('HDEL', key, LONG_FIELD)
 end
 
--- Lua formats a number at each command that it is passed to, which costs as much as the command. So numbers that are used
--- often are texts.
+-- Lua formats a number at each command that it is passed to, which costs as much as the command. So numbers that are
+-- used often are texts.
 local whole_texts = {}
 local function text_of(number)
   whole_texts[number] = whole_texts[number] or string.format('%d', number)
@@ -87,10 +88,10 @@ end
 
 -- ---------------------------------------------------------------- leases
 
--- What `held:<incarnation>` says of a job is its lease: epoch, number of the pull that leased it and place among its jobs,
--- flag ('' or the requested state), mark of that pull, 1 if deaths of its owners are recorded, then for each choice its offset and whether it ended:
--- 0 no, 1 yes, 2 well (`done`). In Lua it also has the owner, '' of a job that nobody runs; of choice c (from 0) the offset
--- is at 2c + 1, and the end at 2c + 2.
+-- What `held:<incarnation>` says of a job is its lease: epoch, number of the pull that leased it and place among its
+-- jobs, flag ('' or the requested state), mark of that pull, 1 if deaths of its owners are recorded, then for each choice
+-- its offset and whether it ended: 0 no, 1 yes, 2 well (`done`). In Lua it also has the owner, '' of a job that nobody
+-- runs; of choice c (from 0) the offset is at 2c + 1, and the end at 2c + 2.
 local pack_lease, unpack_lease
 
 do

@@ -4,7 +4,7 @@ local classes = {}  -- the name used outside: a script may have 200 locals, and 
 
 do
 
-local AGE_STEP, NONE = age_step(), {}
+local AGE_STEP, EMPTY = age_step(), {}
 local SIZE = LIMITS.MAX_LANES_PER_PULL
 local listings, num_listings = {}, 0  -- class -> its lanes, or false if none waits
 local num_unread = num_waiting_classes()
@@ -119,7 +119,7 @@ end
 local function listing_of(class)
   if listings[class] ~= nil then return listings[class] end
   local first, size = window_of(class)
-  local heads = num_unread > 0 and read(heads_key(class), class, first, size + 1) or NONE
+  local heads = num_unread > 0 and read(heads_key(class), class, first, size + 1) or EMPTY
   has_waiting[class] = #heads > 0
   if #heads == 0 then
     listings[class] = false

@@ -321,7 +321,7 @@ local function place_of(lane, head)
 end
 
 -- Delete the entries that a lane lost; return its new head, or nil if it is empty. `lane.head`: the head that a pull has
--- read, false if none is left; then it lost all entries before that. To find one entry, a stream walks from the start of
+-- read, false if none is left; all that the lane lost was before it. To find one entry, a stream walks from the start of
 -- its node, so one cut costs less than as many deletions.
 local function delete_entries(lane)
   local head, gone = lane.head, lane.gone

@@ -19,9 +19,13 @@ local function next_entry(lane, is_alone)
     num_lanes = num_lanes + 1
   end
   if buffer.at > #buffer.entries and not buffer.is_last then
-    -- After an entry at the last possible id, which another user may add, XRANGE refuses to begin.
     local found = try('XRANGE', lane.key, buffer.after, '+', 'COUNT', buffer.size)
-    if failed(found) and string.find(found.err, 'WRONGTYPE', 1, true) then lane.is_sound = false end
+    if failed(found) then
+      -- After an entry at the last possible id, which another user may add, XRANGE refuses to begin. Whatever the reason
+      -- is, what is left in the lane is not known.
+      buffer.has_left = true
+      if string.find(found.err, 'WRONGTYPE', 1, true) then lane.is_sound = false end
+    end
     buffer.entries, buffer.at = failed(found) and {} or found, 1
     buffer.is_last = #buffer.entries < buffer.size
     buffer.size = LIMITS.SLICE_JOBS

@@ -37,6 +37,7 @@ local function has_wrong_arguments()
     local number = request[name]
     if not number or number ~= number then return true end
   end
+  if request.sequences % 1 ~= 0 then return true end
   if not whole(request.model_wait_ms, LIMITS.MAX_NUMBER) then return true end
   if request.woken_by then
     local is_id = string.find(request.woken_by, '^%d+%-%d+$') and string.find(request.chain or '', '^%d+%-%d+$')

@@ -438,6 +438,16 @@ class TestGivenRoom:
         assert set(num_tokens) == {2}, "a place stayed empty beside a backlog"
         assert engine.stats.num_preemptions == 0
 
+    def test_when_it_looks_ahead_then_places_of_ends_within_that_time_are_offered(self) -> None:
+        engine = engine_over(checking_model(), max_num_seqs=2)
+        engine.add([request("r", max_tokens=8, ignore_eos=True)])
+        engine.advance()
+        before = engine.room().sequences
+
+        engine.look_ahead(10.0)
+
+        assert (before, engine.room().sequences) == (1, 2)
+
     def test_when_parts_of_a_prompt_are_owed_then_its_place_is_not_offered(self) -> None:
         engine = engine_over(lagging(checking_model(num_blocks=64, block_size=4)))
         engine.add([replace(request("r", b"p" * 200, max_tokens=0), embed=Embed())])

@@ -109,6 +109,20 @@ class TestGivenALibraryThatAnotherUserCouldWrite:
         assert not built.is_symlink()
         assert elsewhere.read_bytes() == b"planted"
 
+    @pytest.mark.parametrize(
+        ("mode", "more_to_the_owner", "is_private"),
+        [(0o700, 0, True), (0o720, 0, False), (0o702, 0, False), (0o700, 1, False)],
+    )
+    def test_when_others_own_it_or_may_write_to_it_then_it_is_not_private(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, more_to_the_owner: int, is_private: bool
+    ) -> None:
+        built = tmp_path / "native.so"
+        built.write_bytes(b"code")
+        built.chmod(mode)
+        monkeypatch.setattr(os, "getuid", lambda: built.stat().st_uid + more_to_the_owner)
+
+        assert native._is_private(built) is is_private
+
     @pytest.mark.long
     def test_when_it_belongs_to_them_then_it_is_not_loaded(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

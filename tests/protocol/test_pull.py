@@ -3,12 +3,13 @@
 from typing import Any, ClassVar
 
 import pytest
+import redis
 
 from sluice.protocol import limits
 from sluice.protocol.calls import Ok
 from sluice.protocol.states import JobState
 from sluice.protocol.wire import JobId
-from tests.protocol.driving import Queue, check, ending, new_job, short, tokens
+from tests.protocol.driving import Queue, Worker, check, ending, new_job, short, tokens
 
 
 @pytest.mark.every_server
@@ -344,6 +345,36 @@ class TestGivenWhatIsNotOurs:
         assert queue.worker("A").pull(kv_tokens=100, cache_tokens=100).jobs == ()
 
         assert short(queue.worker("B").pull().jobs) == ["large"]
+        check(queue)
+
+    def test_when_the_worker_may_not_read_lanes_then_no_job_loses_its_place(self, queue: Queue) -> None:
+        queue.add("a")
+        queue.add("b")
+        queue.client.execute_command("ACL", "SETUSER", "blind", "on", "nopass", "~*", "&*", "+@all", "-xrange")
+        pool = queue.client.connection_pool
+        options: dict[str, Any] = {**pool.connection_kwargs, "username": "blind", "password": "any"}  # Any: of any type
+        with redis.Redis(connection_pool=redis.ConnectionPool(pool.connection_class, **options)) as client:
+            worker = Worker(Queue(client, queue.keys), "A")
+
+            with pytest.raises(redis.ResponseError, match=r"(?i)permission|can't run"):
+                worker.pull()
+
+        assert queue.client.xlen(queue.keys.lane(0, "t")) == 2
+        assert short(queue.worker("B").pull().jobs) == ["a", "b"]
+        check(queue)
+
+    def test_when_jobs_are_left_behind_those_taken_then_the_lane_keeps_these_alone(self, queue: Queue) -> None:
+        names = [f"j{number}" for number in range(9)]
+        for name in names:
+            queue.add(name)
+        lane = queue.keys.lane(0, "t")
+
+        taken = short(queue.worker("A").pull(sequences=4).jobs)
+        left = [fields[b"job"].decode() for _, fields in queue.entries(lane)]
+        rest = short(queue.worker("B").pull().jobs)
+
+        assert (taken, left, rest) == (names[:4], [f"0.t.{name}" for name in names[4:]], names[4:])
+        assert queue.client.exists(lane) == 0
         check(queue)
 
     def test_when_a_lane_has_foreign_entries_then_the_pull_moves_them_to_garbage(self, queue: Queue) -> None:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,14 @@ GPU_VERSIONS = (ROOT / "tools" / "gpu_versions" / "requirements.txt").read_text(
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
 WORKERS = ["worker", "worker-cpu"]
 OURS = sorted(name for name, service in SERVICES.items() if "build" in service)
+
+
+class TestGivenTheInstalledPrograms:
+    @pytest.mark.parametrize("program", ["producer", "worker"])
+    def test_when_one_is_started_then_there_is_a_function_for_it(self, program: str) -> None:
+        scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+
+        assert callable(EntryPoint(program, scripts[program], "console_scripts").load())
 
 
 def name_of(path: Path) -> str:

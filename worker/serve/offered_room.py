@@ -8,7 +8,7 @@ from sluice.engine.request import NO_ROOM, Room
 MOST_PULL_S = 0.1
 """Longer pulls count as this long: jobs that are resumed, a server that hangs."""
 
-_KEEP = 0.95
+_KEEP = 0.8
 
 
 class OfferedRoom:

@@ -330,6 +330,18 @@ WAKEUPS = (
 
 PULLS = (
     Guard(
+        name="a lane that cannot be read is deleted",
+        patches=_script("lib_order", "      buffer.has_left = true\n", ""),
+        tests=(f"{PULL}",),
+    ),
+    Guard(
+        name="a lane is cut behind its new head",
+        patches=_script(
+            "lib_lanes", "call('XTRIM', lane.key, 'MINID', head[1])", "call('XTRIM', lane.key, 'MAXLEN', '0')"
+        ),
+        tests=(f"{PULL}",),
+    ),
+    Guard(
         name="a lane of foreign entries holds a pull",
         patches=_script("lib_order", "lane.num_spoiled < LIMITS.MAX_SPOILED_PER_LANE", "true"),
         tests=(f"{COSTS}::TestGivenALaneFullOfWhatIsNoJob", f"{COSTS}::TestGivenJobsWhosePromptsAreGone"),

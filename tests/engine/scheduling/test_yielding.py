@@ -272,6 +272,15 @@ class TestGivenRoomIsOfferedAhead:
         assert ids(step(scheduler)) == [urgent.id, running[0].id]
         assert scheduler.counters.num_preemptions == 0
 
+    def test_when_one_of_the_lowest_class_waits_too_then_none_gives_way_for_the_higher_one(self) -> None:
+        scheduler, running = self.ends_soon()
+        added(scheduler, 3)
+        urgent = added(scheduler, 3, priority=7)
+
+        assert ids(step(scheduler)) == [one.id for one in running]
+        scheduler.finish([running[1]])
+        assert ids(step(scheduler)) == [urgent.id, running[0].id]
+
     def test_when_more_of_a_higher_class_have_come_than_places_then_others_give_way(self) -> None:
         scheduler, running = self.ends_soon()
         urgent = [added(scheduler, 3, priority=7) for _ in range(2)]

@@ -14,9 +14,9 @@ def asking_for(model: str | None) -> bytes:
     return encode_spec(JobSpec(model=model, options=JobOptions(max_tokens=20, logit_bias={5: 1.0})))
 
 
-def beat(worker: Worker, model: str, *held: JobId) -> None:
-    """A heartbeat of a worker that serves a model."""
-    about = {"model": model}
+def beat(worker: Worker, model: str, *held: JobId, adapters: str = "") -> None:
+    """A heartbeat of a worker that serves a model, and adapters to it."""
+    about = {"model": model} | ({"adapters": adapters} if adapters else {})
     beat = calls.Beat(incarnation=worker.name, held=held, processed_pull=worker.number, expiry_ms=4000, about=about)
     worker.queue.run(calls.beat(worker.queue.keys, beat))
 
@@ -52,6 +52,18 @@ class TestGivenWorkersOfTwoModels:
 
         assert (job.id, job.attempt) == (one, 1)
         assert [event.kind for event in queue.events(one)] == ["submitted", "started"]
+        check(queue)
+
+    def test_when_it_names_an_adapter_then_only_the_worker_that_has_it_takes_it(
+        self, queue: Queue, small: Worker, large: Worker
+    ) -> None:
+        beat(large, "large", adapters="legal medical")
+        one = queue.add("a", spec=asking_for("medical"))
+
+        assert small.pull().jobs == ()
+        queue.pass_time(ASIDE_MS)
+
+        assert large.take().id == one
         check(queue)
 
     @pytest.mark.parametrize("model", ["small", "of nobody", None])

@@ -117,6 +117,16 @@ class TestGivenRequests:
             assert engine.num_uncounted == 0
             assert engine.room().sequences == before.sequences - 2
 
+    def test_when_it_looks_ahead_then_the_next_orders_say_so(self) -> None:
+        with remote_engine("null?step_s=0.02") as engine:
+            num_places = engine.room().sequences
+            engine.look_ahead(10.0)
+            engine.add([request("a", max_tokens=12)])
+
+            advance_until(engine, lambda some: len(some) >= 2)
+
+            assert engine.room().sequences == num_places, "its end is certain within ten seconds"
+
     def test_when_one_is_aborted_and_one_dropped_then_one_ends_and_the_other_is_silent(self) -> None:
         with remote_engine("null?step_s=0.01") as engine:
             engine.add([request("aborted", max_tokens=2000), request("dropped", max_tokens=2000), request("kept")])
