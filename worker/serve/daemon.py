@@ -98,7 +98,7 @@ class Daemon:
     def _loop(self, until: Callable[[], bool]) -> None:
         engine, mailbox, watchdog = self._engine, self._context.mailbox, self._context.watchdog
         while not until():
-            engine.look_ahead(mailbox.pull_s)
+            engine.look_ahead(mailbox.ahead_s)
             requests = mailbox.new_requests(engine.room(), num_uncounted=engine.num_uncounted, wait_s=engine.idle_s)
             with watchdog:
                 engine.add(requests)

@@ -192,9 +192,9 @@ class Mailbox:
             self._room.expect(coming, asked_s)
 
     @property
-    def pull_s(self) -> float:
-        """What a pull takes until its last request is ready for the loop: of late, the longest."""
-        return self._room.pull_s
+    def ahead_s(self) -> float:
+        """How long before it is free a place must be offered: one pull may be under way, and the next brings a job."""
+        return 2 * self._room.pull_s
 
     def is_coming(self, request_id: str) -> bool:
         """Return whether a request is on its way to the engine, or not yet counted in its room."""
