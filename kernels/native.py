@@ -152,10 +152,10 @@ def build_ahead() -> None:
 def _built(options: tuple[str, ...], folder: Path) -> Path:
     """Return the path of the library, after building it unless it exists."""
     path = folder / f"kernels-{_key(options)}.so"
-    if not _is_private(path):
+    if not is_private(path):
         with _one_at_a_time(folder):
             # Another process may have built it while this one waited.
-            if not _is_private(path):
+            if not is_private(path):
                 _build(path, options)
     return path
 
@@ -220,7 +220,7 @@ def _check_owner(folder: Path, *uids: int) -> None:
         raise PermissionError(f"{folder} is a link or belongs to another user")
 
 
-def _is_private(path: Path) -> bool:
+def is_private(path: Path) -> bool:
     """Return whether it is a file that only the user can write to. Its code will run as the user."""
     try:
         status = path.lstat()

@@ -121,7 +121,7 @@ class TestGivenALibraryThatAnotherUserCouldWrite:
         built.chmod(mode)
         monkeypatch.setattr(os, "getuid", lambda: built.stat().st_uid + more_to_the_owner)
 
-        assert native._is_private(built) is is_private
+        assert native.is_private(built) is is_private
 
     @pytest.mark.long
     def test_when_it_belongs_to_them_then_it_is_not_loaded(
