@@ -5,7 +5,7 @@ after it becomes free; one that is offered sooner would only keep a job from oth
 """
 
 MAX_STEPS = 16
-"""Blocks that each running sequence has to grow into are counted for about as many."""
+"""Room leaves one block for the growth of each running sequence: about as many tokens."""
 
 _KEEP = 0.9
 
@@ -15,7 +15,7 @@ class Lookahead:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        """What a pull takes, from the offer to the job; 0 looks at the next step alone."""
+        """How long ahead, as `Engine.look_ahead` says; 0 looks at the next step alone."""
 
         self._step_s = 0.0
 
@@ -25,7 +25,7 @@ class Lookahead:
 
     @property
     def num_steps(self) -> int:
-        """Steps that end while a pull is made, with the one in which it ends: at least one."""
+        """Steps that end within this time, and the one in which it ends: at least one."""
         if self._step_s <= 0:
             return 1
         return min(MAX_STEPS, 1 + int(self.seconds / self._step_s))

@@ -225,8 +225,8 @@ class Scheduler(ABC):
     def _num_places(self, num_ending: int) -> int:
         """Return how many more sequences can start once `num_ending` of the running ones have ended.
 
-        None if fewer places come than sequences wait, or one of these was preempted: jobs not taken stay visible to
-        other workers. One that waits for the place of an adapter counts as one that waits for such a place.
+        At most 0 if fewer places come than sequences wait, or one of these was preempted: jobs not taken stay visible
+        to other workers. One that waits for the place of an adapter counts as one that waits for such a place.
         """
         num_free, num_waiting = self._config.max_num_seqs - len(self.running), self.num_waiting
         if num_waiting and (num_free > 0 or self._preempted or num_waiting > len(self.waiting)):
