@@ -158,7 +158,8 @@ typedef struct {
   const void *bias;    /* [N] bfloat16, or null */
   const float *scales; /* [N] for INT8 */
   int64_t N, K, kind;
-  int64_t span; /* of SPANS4 and SPANS8: groups that share a scale */
+  int64_t span;         /* of SPANS4 and SPANS8: groups that share a scale */
+  const int32_t *order; /* [K], of SPANS4 and SPANS8: which element of x each element of a row multiplies; null: its own */
 } Weight;
 
 /* What an adapter adds to a product: x times `down`, transposed, times `up`. Sixteen columns of the product read `rank`

@@ -213,11 +213,11 @@ def _without_adapters(product: Linear | None, x: Tensor, rows: RowPlaces | None)
 
 
 def _native_step(weights: DecoderWeights, max_tokens: int) -> "DecoderStep | None":
-    """Return the decoder as one native call per step, or None if any of its products is not native."""
+    """Return the decoder as one native call per step, or None if it cannot run so."""
     if weights.device.type != "cpu":
         return None
     from sluice.kernels.decoder_step.cpu import DecoderStep, can_step
 
-    if not can_step(weights.products, weights.shape.head_size):
+    if not can_step(weights):
         return None
     return DecoderStep(weights, max_tokens)

@@ -68,7 +68,8 @@ class StoredMatrix:
         """Return the matrix as a product multiplies it; None if none does."""
         match self.product:
             case "spans":
-                parts = (_in_spans(self.rows(rows), self.num_bits) for rows in self._runs())
+                order = None if self.order is None else self.order.argsort(stable=True)
+                parts = (_in_spans(self.rows(rows), self.num_bits, order) for rows in self._runs())
                 return collected(parts, self.shape[0])
             case "int8":
                 coded = self.rows(slice(0, self.shape[0]))
@@ -104,17 +105,20 @@ class StoredMatrix:
 
 def product_of(span: int, in_size: int, order: Tensor | None = None) -> tuple[Product, str]:
     """Return which product multiplies groups whose scales are of `span` elements of a row, or why none does."""
-    if order is not None:
-        return "none", "whose groups are in an order of activations"
     if span % GROUP or in_size % span:
         return "none", f"in groups of {span}"
+    if order is not None and bool((order.bincount(minlength=in_size // span) != span).any()):
+        return "none", "in groups of several sizes"
     return "spans", ""
 
 
-def _in_spans(coded: CodedRows, num_bits: int) -> GroupedWeight:
+def _in_spans(coded: CodedRows, num_bits: int, order: Tensor | None) -> GroupedWeight:
+    """Pack rows; `order` `[K]`: their elements, those of the first span first, then those of the next."""
     zeros = torch.zeros(coded.scales.shape, dtype=torch.int8) if coded.zeros is None else coded.zeros
+    codes = coded.codes if order is None else coded.codes[:, order]
     return GroupedWeight(
-        codes=packed_nibbles(coded.codes) if num_bits == 4 else coded.codes.contiguous(),
+        codes=packed_nibbles(codes) if num_bits == 4 else codes.contiguous(),
         scales=coded.scales,
         zeros=zeros,
+        order=None if order is None else order.int(),
     )

@@ -4,7 +4,6 @@ Its C structures are filled once; a step passes only the batch's pointers.
 """
 
 import ctypes
-from collections.abc import Sequence
 from operator import is_not
 
 import torch
@@ -353,9 +352,18 @@ class _MixtureWeights:
         )
 
 
-def can_step(products: Sequence[Linear], head_size: int) -> bool:
-    """Whether a decoder of these products can run in one call: all products and its attention are native."""
-    return head_size <= MAX_HEAD_SIZE and all(isinstance(product, NativeLinear) for product in products)
+def can_step(model: DecoderWeights) -> bool:
+    """Whether a decoder can run in one call: all products and its attention are native, and experts of one form."""
+    if model.shape.head_size > MAX_HEAD_SIZE or not all(isinstance(one, NativeLinear) for one in model.products):
+        return False
+    mixtures = [layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, Mixture)]
+    return all(isinstance(one.experts, SeparateExperts) and _are_alike(one.experts) for one in mixtures)
+
+
+def _are_alike(experts: SeparateExperts) -> bool:
+    """Whether a product of all experts can take their weights."""
+    structs = [[_native(product).struct for product in expert.products] for expert in experts.each]
+    return len({tuple((struct.kind, struct.span) for struct in each) for each in structs}) == 1
 
 
 def _native_sizes() -> tuple[int, ...]:

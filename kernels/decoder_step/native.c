@@ -320,7 +320,7 @@ INLINE void mix(const Model *m, const Layer *layer, const Step *s, int64_t T, Te
       if (mixture->gate_up->kind == BF16)
         memcpy(m->rows + m->places[p] * m->hidden_stride, row, m->M * 2);
       else
-        quantize_row(mixture->gate_up, row, (char *)m->bytes, m->bytes_stride, m->scales, m->places[p]);
+        quantize_row(mixture->gate_up + m->chosen[p], row, (char *)m->bytes, m->bytes_stride, m->scales, m->places[p]);
     }
   }
   lap(team, s, GATHER);
@@ -330,8 +330,8 @@ INLINE void mix(const Model *m, const Layer *layer, const Step *s, int64_t T, Te
   if (mixture->down->kind != BF16) {
     FOR_RUNS(team, pairs, T * k) {
       for (int64_t p = pairs.first; p < pairs.end; p++)
-        quantize_row(mixture->down, m->inner + m->places[p] * m->inner_stride, (char *)m->bytes, m->bytes_stride,
-                     m->scales, m->places[p]);
+        quantize_row(mixture->down + m->chosen[p], m->inner + m->places[p] * m->inner_stride, (char *)m->bytes,
+                     m->bytes_stride, m->scales, m->places[p]);
     }
     lap(team, s, PREPARE);
   }

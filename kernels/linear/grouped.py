@@ -41,6 +41,11 @@ class GroupedWeight:
     zeros: Tensor | None = None
     """`[N, spans]` int8, if groups share scales: each span is K / 32 / spans groups."""
 
+    order: Tensor | None = None
+    """`[K]` int32, contiguous: element k of each row here is element `order[k]` of the matrix; None: they have its
+    order. Only with zeros.
+    """
+
     @property
     def shape(self) -> torch.Size:
         """N and K."""
@@ -59,7 +64,7 @@ class GroupedWeight:
     @property
     def form(self) -> tuple[object, ...]:
         """What weights whose rows are stacked must have in common."""
-        return (*self.parts, self.num_bits, self.span)
+        return (*self.parts, self.num_bits, self.span, None if self.order is None else tuple(self.order.tolist()))
 
     @property
     def parts(self) -> dict[str, Tensor]:
@@ -69,13 +74,15 @@ class GroupedWeight:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "GroupedWeight":
         """Return the weight of which `change` has selected rows: it is called for each tensor."""
-        return GroupedWeight(**{name: change(part) for name, part in self.parts.items()})
+        return GroupedWeight(**{name: change(part) for name, part in self.parts.items()}, order=self.order)
 
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         """Return the matrix in `dtype`: computed in float32 and rounded once, a few rows at a time."""
         out = torch.empty(self.shape, dtype=dtype)
+        places = None if self.order is None else self.order.argsort()
         for rows in _runs_of_rows(self.shape):
-            out[rows] = _numbers(self.map(lambda part, rows=rows: part[rows])).flatten(1)
+            numbers = _numbers(self.map(lambda part, rows=rows: part[rows])).flatten(1)
+            out[rows] = numbers if places is None else numbers[:, places]
         return out
 
 
@@ -85,7 +92,7 @@ def _runs_of_rows(shape: torch.Size) -> list[slice]:
 
 
 def _numbers(weight: GroupedWeight) -> Tensor:
-    """Return the matrix in float32, `[N, K / 32, 32]`."""
+    """Return the matrix in float32, `[N, K / 32, 32]`, in the order of the weight."""
     if weight.zeros is not None:
         codes = whole_codes(weight).unflatten(1, (weight.zeros.shape[1], -1)).float()
         numbers = (codes - weight.zeros.float()[:, :, None]) * weight.scales[:, :, None]
@@ -154,25 +161,27 @@ def _widened(weight: GroupedWeight) -> GroupedWeight:
 
 
 def stacked_rows(weights: Sequence[GroupedWeight]) -> GroupedWeight:
-    """Stack rows of weights with the same parts."""
+    """Stack rows of weights with the same parts, in one order."""
     if len(weights) == 1:
         return weights[0]
-    names = weights[0].parts
-    return GroupedWeight(**{name: torch.cat([weight.parts[name] for weight in weights]) for name in names})
+    first = weights[0]
+    together = {name: torch.cat([weight.parts[name] for weight in weights]) for name in first.parts}
+    return GroupedWeight(**together, order=first.order)
 
 
 def collected(weights: Iterable[GroupedWeight], num_rows: int) -> GroupedWeight:
     """Stack rows of weights with the same parts as they are made, `num_rows` in all: one is in memory at a time."""
     places: dict[str, Tensor] = {}
-    first = 0
+    first, order = 0, None
     for weight in weights:
+        order = weight.order
         rows = slice(first, first + weight.shape[0])
         for name, part in weight.parts.items():
             if name not in places:
                 places[name] = torch.empty(num_rows, part.shape[1], dtype=part.dtype)
             places[name][rows] = part
         first = rows.stop
-    return GroupedWeight(**places)
+    return GroupedWeight(**places, order=order)
 
 
 def rounded_rows(x: Tensor) -> Tensor:
@@ -187,5 +196,6 @@ def rounded_rows(x: Tensor) -> Tensor:
 
 def grouped_linear_reference(x: Tensor, weight: GroupedWeight, bias: Tensor | None = None) -> Tensor:
     """Multiply `x` `[T, K]`, rounded, by `weight` transposed, in float64, plus `bias` `[N]`: rounded once."""
-    product = rounded_rows(x) @ _numbers(weight).flatten(1).double().T
+    x_in_order = x if weight.order is None else x[:, weight.order.long()]
+    product = rounded_rows(x_in_order) @ _numbers(weight).flatten(1).double().T
     return (product if bias is None else product + bias.double()).to(x.dtype)

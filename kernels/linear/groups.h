@@ -230,13 +230,21 @@ INLINE void multiply_groups(Sums *sums, int num_rows, const XGroup *x, const cha
   }
 }
 
+/* Sixteen elements of a row, of an order if there is one. */
+INLINE f32x16 load_ordered16(const void *row, const int32_t *order, int64_t k) {
+  if (!order) return load16(row, k, BFLOAT16);
+  uint16_t picked[LANES];
+  for (int i = 0; i < LANES; i++) picked[i] = ((const uint16_t *)row)[order[k + i]];
+  return load16(picked, 0, BFLOAT16);
+}
+
 /* A row as groups of row t: each code is round(x / scale), scale the largest of a group over 127. What is not finite
    stays so: its scale carries it into the product. */
-INLINE void quantize_groups(const void *row, void *x, int64_t t, int64_t K) {
+INLINE void quantize_groups(const void *row, const int32_t *order, void *x, int64_t t, int64_t K) {
   const f32x16 magic = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to a whole number */
   for (int64_t k = 0; k < K; k += GROUP) {
     XGroup *out = group_of(x, t, k / GROUP, K / GROUP);
-    const f32x16 left = load16(row, k, BFLOAT16), right = load16(row, k + LANES, BFLOAT16);
+    const f32x16 left = load_ordered16(row, order, k), right = load_ordered16(row, order, k + LANES);
     /* Sizes are ordered as their bits are, and those of a NaN are above infinity's. */
     const i32x16 a = (i32x16)left & 0x7fffffff, b = (i32x16)right & 0x7fffffff;
     int32_t sizes[LANES], most = 0;

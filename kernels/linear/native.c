@@ -504,6 +504,8 @@ void grouped_product_part(const GroupedProduct *a, Team *team) {
     case GROUPS4: multiply_grouped(a, team, GROUPS4); break;
     case GROUPS8: multiply_grouped(a, team, GROUPS8); break;
     case UNITS4: multiply_grouped(a, team, UNITS4); break;
+    case SPANS4: multiply_grouped(a, team, SPANS4); break;
+    case SPANS8: multiply_grouped(a, team, SPANS8); break;
   }
 }
 
@@ -527,7 +529,7 @@ void quantize_row(const Weight *weight, const void *row, char *x, int64_t x_stri
   if (weight->kind == INT8)
     quantize_whole(row, (int8_t *)x + t * x_stride, scales + t, weight->K);
   else
-    quantize_groups(row, x, t, weight->K);
+    quantize_groups(row, weight->order, x, t, weight->K);
 }
 
 void shrink_row(const Adapters *a, const void *x, int64_t t) {
@@ -605,7 +607,11 @@ void weight_row(const Weight *w, int64_t n, uint16_t *out) {
   const char *panel = panel_at(w, n / PANEL);
   const int column = (int)(n % PANEL);
   if (w->kind >= GROUPS4) {
-    for (int64_t g = 0; g < w->K / GROUP; g++) group_row(w, panel, g, column, out + g * GROUP);
+    for (int64_t g = 0; g < w->K / GROUP; g++) {
+      uint16_t group[GROUP];
+      group_row(w, panel, g, column, group);
+      for (int i = 0; i < GROUP; i++) out[w->order ? w->order[g * GROUP + i] : g * GROUP + i] = group[i];
+    }
     return;
   }
   const int in_word = w->kind == INT8 ? 4 : 2;

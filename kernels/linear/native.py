@@ -64,6 +64,7 @@ class WeightStruct(ctypes.Structure):
         ("K", ctypes.c_int64),
         ("kind", ctypes.c_int64),
         ("span", ctypes.c_int64),
+        ("order", ctypes.c_void_p),
     )
 
 
@@ -91,6 +92,8 @@ class NativeLinear:
         if is_int8 and isinstance(weight, Tensor):
             weight = rounded_to_int8(weight)
         self._scales = weight.scales.contiguous() if isinstance(weight, Int8Weight) else None
+        in_groups = weight if isinstance(weight, GroupedWeight) else None
+        self._order = None if in_groups is None else in_groups.order
         num_rows, self.in_size = weight.shape
         self.kind, self._panels = _packed(weight)
         self.out_size = num_rows // 2 if self._is_gate else num_rows
@@ -101,7 +104,8 @@ class NativeLinear:
             num_rows,
             self.in_size,
             self.kind,
-            weight.span if isinstance(weight, GroupedWeight) else 1,
+            1 if in_groups is None else in_groups.span,
+            None if self._order is None else self._order.data_ptr(),
         )
         self.row_bytes = _row_bytes(self.struct)
         """Bytes of a row of x in 8 bits; 0 if it is read as it is."""

@@ -3,6 +3,8 @@
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -25,7 +27,7 @@ from tests.grids import cross_section
 
 BITS = [4, 8]
 NUM_ROWS = [0, 1, 2, 3, 4, 5, 6, 7, 11, 12, 13, 33]
-FORMS = ["4 bits", "4 bits in units", "8 bits", "4 bits in spans", "8 bits in spans"]
+FORMS = ["4 bits", "4 bits in units", "8 bits", "4 bits in spans", "8 bits in spans", "4 bits in ordered spans"]
 SPAN = 2
 
 
@@ -35,7 +37,9 @@ def packed_as(form: str, weight: Tensor) -> GroupedWeight:
         return grouped(weight, num_bits=int(form[0]))
     generator = torch.Generator().manual_seed(1)
     if "spans" in form:
-        return in_spans(weight, int(form[0]), generator)
+        packed = in_spans(weight, int(form[0]), generator)
+        order = torch.randperm(weight.shape[1], generator=generator).int()
+        return replace(packed, order=order) if "ordered" in form else packed
     num_rows, num_groups = weight.shape[0], weight.shape[1] // GROUP
     scales, minimums = torch.randint(64, (2, num_rows, num_groups), generator=generator, dtype=torch.uint8)
     units = torch.randn(num_rows, 2 * (num_groups // UNIT_GROUPS), generator=generator) * 2e-4
@@ -71,6 +75,7 @@ class TestGivenANativeProductOverGroups:
             *cross_section(NUM_ROWS, [((32, 64),), ((97, 128),), ((1, 32),), ((256, 544),)], ["4 bits", "8 bits"]),
             *cross_section(NUM_ROWS, [((97, 256),), ((64, 512),)], ["4 bits in units"]),
             *cross_section(NUM_ROWS, [((97, 192),), ((32, 64),), ((33, 32),)], ["4 bits in spans", "8 bits in spans"]),
+            *cross_section(NUM_ROWS, [((97, 192),)], ["4 bits in ordered spans", "8 bits in ordered spans"]),
         ],
     )
     def test_when_rows_are_multiplied_then_products_equal_the_reference(

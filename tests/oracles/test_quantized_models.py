@@ -3,24 +3,29 @@
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import count, repeat
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from sluice.engine.models.config import parse_config
 from sluice.engine.models.decoder import Decoder
 from sluice.engine.models.folder import open_model_folder
 from sluice.engine.models.load import WeightForm, load_decoder
 from sluice.engine.request import Request, Sampling
+from sluice.kernels.experts import Mixture
 from sluice.kernels.linear.native import Kind, NativeLinear
 from tests.engine.quantized.test_formats import BLOCK, DYNAMIC, FP8, INT4, INT8
 from tests.engine.quantized.writing import Scheme, awq, compressed, fp8, gptq, write_folders
 from tests.oracles.engines import run
 from tests.oracles.test_decoder_logits import LENGTHS, load, logits_of
+from tests.oracles.test_decoder_step import QWEN3_MOE_NATIVE
 from tests.oracles.tiny_models import VOCAB_SIZE, TinyModel
 
 CPU = torch.device("cpu")
@@ -36,7 +41,7 @@ SIZES: dict[str, object] = {
 SCHEMES: dict[str, tuple[Callable[[], Scheme], Kind]] = {
     "gptq": (lambda: gptq(group=64), Kind.SPANS4),
     "gptq, 8 bits": (lambda: gptq(bits=8, symmetric=True), Kind.SPANS8),
-    "gptq, groups in an order": (lambda: gptq(is_ordered=True), Kind.BF16),
+    "gptq, groups in an order": (lambda: gptq(orders=repeat(2)), Kind.SPANS4),
     "awq": (lambda: awq(64), Kind.SPANS4),
     "fp8": (fp8, Kind.BF16),
     "W4A16": (lambda: compressed("pack-quantized", INT4), Kind.SPANS4),
@@ -79,6 +84,12 @@ def load_packed(path: Path) -> Decoder:
     return load_decoder(parse_config(folder.config), folder.weights, form=form, max_model_len=160, max_tokens=256)
 
 
+def check_close(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    """Rows are rounded to 8 bits, and sums to bfloat16; small random models amplify both."""
+    for mine, theirs in zip(actual, expected, strict=True):
+        assert float((mine.float() - theirs).square().mean().sqrt()) < 0.1 * float(theirs.std())
+
+
 class TestGivenATiedModel:
     """Its embedding is the output's weight."""
 
@@ -111,6 +122,46 @@ class TestGivenATiedModel:
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(actual, by_operations, strict=True))
 
 
+class TestGivenAMixtureOfExperts:
+    SCHEMES: Mapping[str, tuple[Callable[[], Scheme], Kind]] = {
+        name: SCHEMES[name] for name in ("gptq", "gptq, 8 bits", "awq", "W4A16", "W8A8")
+    } | {"gptq, each expert in an order of its own": (lambda: gptq(orders=count()), Kind.SPANS4)}
+
+    @pytest.mark.parametrize("scheme", SCHEMES)
+    def test_when_its_experts_stay_packed_then_the_native_step_is_its_operations_to_the_bit(
+        self, scheme: str, tmp_path: Path
+    ) -> None:
+        write, kind = self.SCHEMES[scheme]
+        TinyModel("qwen3_moe", QWEN3_MOE_NATIVE | SIZES).save(tmp_path / "plain")
+        quantized, _ = write_folders(tmp_path / "plain", write(), tmp_path)
+        prompts, decoder = prompts_of(), load_packed(quantized)
+
+        actual = logits_of(decoder, prompts, block_size=16, chunk=50)
+
+        assert decoder.has_native_step
+        experts = [one for layer in decoder.weights.layers for one in cast("Mixture", layer.feed_forward).products]
+        assert kind in {cast("NativeLinear", product).kind for product in experts}
+        decoder.forward = decoder.forward_by_operations
+        by_operations = logits_of(decoder, prompts, block_size=16, chunk=50)
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(actual, by_operations, strict=True))
+
+    def test_when_one_of_its_experts_is_not_quantized_then_it_is_computed_all_the_same(self, tmp_path: Path) -> None:
+        """A product of all experts takes weights of one form."""
+        TinyModel("qwen3_moe", QWEN3_MOE_NATIVE | SIZES).save(tmp_path / "plain")
+        quantized, numbers = write_folders(tmp_path / "plain", awq(64), tmp_path)
+        name = "model.layers.1.mlp.experts.3.down_proj"
+        tensors = load_file(quantized / "model.safetensors")
+        kept = {each: tensor for each, tensor in tensors.items() if not each.startswith(f"{name}.")}
+        plain = load_file(numbers / "model.safetensors")[f"{name}.weight"]
+        save_file({**kept, f"{name}.weight": plain}, quantized / "model.safetensors")
+        prompts, decoder = prompts_of(), load_packed(quantized)
+
+        actual = logits_of(decoder, prompts, block_size=16, chunk=50)
+
+        assert not decoder.has_native_step
+        check_close(actual, logits_of(load(numbers, 160), prompts, block_size=16, chunk=50))
+
+
 class TestGivenAQuantizedFolder:
     @pytest.mark.parametrize(
         ("scheme", "family"),
@@ -134,7 +185,6 @@ class TestGivenAQuantizedFolder:
     def test_when_it_stays_packed_then_logits_are_close_to_those_of_its_numbers(
         self, scheme: str, family: str, tmp_path: Path
     ) -> None:
-        """Rows are rounded to 8 bits, and sums to bfloat16; small random models amplify both."""
         quantized, numbers = written(scheme, tmp_path, family)
         prompts, decoder = prompts_of(), load_packed(quantized)
 
@@ -144,8 +194,7 @@ class TestGivenAQuantizedFolder:
         assert {product.kind for product in layers} == {SCHEMES[scheme][1]}
         assert decoder.has_native_step
         expected = logits_of(load(numbers, 160), prompts, block_size=16, chunk=50)
-        for mine, theirs in zip(actual, expected, strict=True):
-            assert float((mine.float() - theirs).square().mean().sqrt()) < 0.1 * float(theirs.std())
+        check_close(actual, expected)
 
     @pytest.mark.parametrize("scheme", SCHEMES)
     def test_when_it_generates_then_its_tokens_are_those_of_transformers(self, scheme: str, tmp_path: Path) -> None:
@@ -168,7 +217,7 @@ class TestGivenAQuantizedFolder:
 
     def test_when_its_weights_are_kept_in_a_form_then_start_and_doctor_say_so(self, tmp_path: Path) -> None:
         quantized, _ = written("gptq", tmp_path)
-        ordered, _ = written("gptq, groups in an order", tmp_path / "ordered")
+        blocks, _ = written("FP8 by block", tmp_path / "blocks")
         forms = [
             WeightForm(torch.bfloat16, CPU, quantization="auto"),
             WeightForm(torch.float32, CPU, quantization="auto"),
@@ -179,7 +228,5 @@ class TestGivenAQuantizedFolder:
         says = [form.says(open_model_folder(quantized).weights) for form in forms]
 
         assert says == ["packed: 0 MiB in 4 and 8 bits", "dequantized at load to float32"]
-        assert forms[0].says(open_model_folder(ordered).weights) == (
-            "dequantized at load to bfloat16: 21 matrices whose groups are in an order of activations"
-        )
+        assert forms[0].says(open_model_folder(blocks).weights) == "dequantized at load to bfloat16: 21 matrices in FP8"
         assert open_model_folder(quantized).weights.description == "GPTQ, 4 bits in groups of 64"

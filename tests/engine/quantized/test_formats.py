@@ -4,6 +4,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from collections.abc import Mapping
+from itertools import repeat
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ WRITTEN_HERE: dict[str, Scheme] = {
     "awq": awq(),
     "awq, groups of 64": awq(64),
     "awq, whole rows": awq(-1),
-    "gptq, groups in an order": gptq(is_ordered=True),
+    "gptq, groups in an order": gptq(orders=repeat(2)),
     "gptq, groups of 16": gptq(group=16),
     "fp8": fp8(),
 }
@@ -53,7 +54,6 @@ BY_THE_PACKAGE: dict[str, tuple[str, Mapping[str, object], torch.dtype]] = {
     "fp8 by block": ("float-quantized", BLOCK, torch.bfloat16),
 }
 IN_NO_PRODUCT = {
-    "gptq, groups in an order": "whose groups are in an order of activations",
     "gptq, groups of 16": "in groups of 16",
     "fp8": "in FP8",
     "fp8 by row": "in FP8",
@@ -119,6 +119,16 @@ class TestGivenAMatrixWrittenFromAFormatsDescription:
 
         for name in ("gptq", "awq", "fp8", "gptq, groups in an order"):
             check(WRITTEN_HERE[name], (264, 128), name)
+
+    def test_when_its_groups_have_several_sizes_then_it_is_not_packed(self) -> None:
+        written = GPTQ.write(weight_of((64, 128)))
+        groups = written.tensors["g_idx"].clone()
+        groups[:40] = 0  # 32 of the first group's, and 8 of the second's
+
+        matrix = read(GPTQ.config, {**written.tensors, "g_idx": groups})
+
+        assert matrix is not None
+        assert (matrix.packed(), matrix.reason) == (None, "in groups of several sizes")
 
     @pytest.mark.parametrize("bits", [4, 8])
     def test_when_zeros_of_0_are_stored_less_one_then_they_are_read_though_they_borrow(self, bits: int) -> None:

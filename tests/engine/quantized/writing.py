@@ -8,7 +8,7 @@ Those of compressed-tensors are written by its own package.
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,14 +94,15 @@ def words(codes: Tensor, bits: int, *, along: int, order: tuple[int, ...] | None
 
 
 def gptq(
-    bits: int = 4, group: int = 32, *, version: int = 1, symmetric: bool = False, is_ordered: bool = False
+    bits: int = 4, group: int = 32, *, version: int = 1, symmetric: bool = False, orders: Iterable[int] = ()
 ) -> Scheme:
-    """GPTQ. Version 1 stores zeros less one; `is_ordered`: groups are spread over K (`desc_act`)."""
+    """GPTQ. Version 1 stores zeros less one; `orders`: seeds by which each matrix has its groups spread over K."""
+    seeds = iter(orders)
 
     def write(weight: Tensor) -> Written:
-        spread = None
-        if is_ordered:
-            shuffled = torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(2))
+        spread, seed = None, next(seeds, None)
+        if seed is not None:
+            shuffled = torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(seed))
             spread = (torch.arange(weight.shape[1]) // group)[shuffled]
         codes = rounded(weight, bits, group, symmetric=symmetric, group_of=spread)
         zeros = words(codes.zeros.T, bits, along=1)
@@ -113,7 +114,7 @@ def gptq(
         }
         return Written(tensors, codes.numbers)
 
-    config = {"quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": is_ordered, "sym": symmetric}
+    config = {"quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": orders != (), "sym": symmetric}
     return Scheme(config | {"checkpoint_format": "gptq" if version == 1 else "gptq_v2"}, write)
 
 
