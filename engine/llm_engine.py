@@ -30,6 +30,8 @@ prefix cache has most of it."""
 _COMPILING_S = 0.002
 """Seconds until an engine that has nothing else to do looks again whether a grammar is compiled."""
 
+_NO_PROGRESS = ChoiceProgress()
+
 _SEQUENCE_IDS = count()
 """Of all engines of a process: a model keeps rows by them, and may have two engines, one after the other or at once."""
 
@@ -109,8 +111,10 @@ class LLMEngine:
         An invalid request does not raise and does not affect the others: its rejection is among the next step's deltas.
         A request whose id is already known replaces the older one, which yields nothing more.
         """
-        for request in requests:
-            self.drop([request.id])
+        # Of two with one id, the later replaces the earlier.
+        by_id = {request.id: request for request in requests}
+        self.drop(by_id)
+        for request in by_id.values():
             try:
                 self.validate(request)
             except RequestRejected as rejection:
@@ -135,6 +139,8 @@ class LLMEngine:
     def drop(self, request_ids: Iterable[str]) -> None:
         """Forget requests at once, without further output (their lease was lost). Unknown ids are ignored."""
         dropped = set(request_ids)
+        if not dropped:
+            return
         self._compiler.take_back(dropped)
         self._retire([output for request_id in dropped for output in self._outputs.of_request(request_id)])
         self._ended = [delta for delta in self._ended if delta.request_id not in dropped]
@@ -426,4 +432,4 @@ def _rejected(reason: str, *, is_rejection: bool = True) -> Finish:
 def _progress(request: Request) -> tuple[ChoiceProgress, ...]:
     """Return the published progress of each choice; empty progress where the request has none."""
     missing = max(1, request.num_choices) - len(request.progress)
-    return request.progress + (ChoiceProgress(),) * missing
+    return request.progress + (_NO_PROGRESS,) * missing

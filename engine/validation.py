@@ -1,6 +1,6 @@
 """Check that a request can ever run. Depends only on the model's limits, so any thread may call it."""
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from sluice.engine.errors import (
     InvalidGrammar,
@@ -60,8 +60,10 @@ def _check_tokens(request: Request, limits: ModelLimits) -> None:
     _check_known("logit_bias", request.sampling.logit_bias, limits)
 
 
-def _check_known(where: str, token_ids: Iterable[int], limits: ModelLimits) -> None:
-    low, high = min(token_ids, default=0), max(token_ids, default=0)
+def _check_known(where: str, token_ids: Collection[int], limits: ModelLimits) -> None:
+    if not token_ids:
+        return
+    low, high = min(token_ids), max(token_ids)
     if low < 0 or high >= limits.vocab_size:
         raise UnknownToken(
             f"{where} has the token id {low if low < 0 else high}; this model knows 0 to {limits.vocab_size - 1}"

@@ -35,8 +35,9 @@ class PrefixSharing:
     @property
     def may_overtake(self) -> bool:
         """Whether one more sequence may join past those that are held back."""
-        return len(self.held_back) < _MOST_HELD_BACK and all(
-            other.num_overtaken < _MOST_OVERTAKEN for other in self.held_back
+        return not self.held_back or (
+            len(self.held_back) < _MOST_HELD_BACK
+            and all(other.num_overtaken < _MOST_OVERTAKEN for other in self.held_back)
         )
 
     def is_better_held_back(self, sequence: Sequence, prefix: CachedPrefix) -> bool:

@@ -344,7 +344,12 @@ class Scheduler(ABC):
         num_spare = self._admission.num_spare_blocks(self.running)
         if not self.blocks.try_hold(sequence, prefix, num_spare=num_spare, num_held=num_held):
             return None
-        insort(self.running, sequence, key=self._policy.order)
+        order = self._policy.order
+        # Most join at the end.
+        if not self.running or order(self.running[-1]) < order(sequence):
+            self.running.append(sequence)
+        else:
+            insort(self.running, sequence, key=order)
         self.num_changes += 1
         sequence.join(self._slots.assign(sequence), prefix.num_tokens, self._clock())
         self._adapters.hold(sequence)

@@ -19,6 +19,8 @@ from sluice.engine.text.stopping import StopMatcher, prepared
 MAX_FORCED_TOKENS = 64
 """Most tokens that a grammar adds to a choice at once, without a draw."""
 
+_AT_ITS_LENGTH = Finish(reason=FinishReason.LENGTH)
+
 _CONTEXT_TOKENS = 8
 """Tokens of a prompt that decide how the text that follows it begins."""
 
@@ -130,7 +132,7 @@ class ChoiceOutput:
                 self.finish = Finish(reason=FinishReason.STOP, stop=self._matcher.matched)
                 return text
         if num_tokens >= self._max_tokens:
-            self.finish = Finish(reason=FinishReason.LENGTH)
+            self.finish = _AT_ITS_LENGTH
         return text
 
     def _release(self) -> str:

@@ -82,6 +82,13 @@ class TestGivenRequests:
 
         assert run(engine)["r", 0].token_ids == undisturbed(request("r", "the new one", max_tokens=3))["r", 0].token_ids
 
+    def test_when_an_id_comes_twice_at_once_then_the_later_request_runs_alone(self) -> None:
+        engine = engine_over(checking_model())
+
+        engine.add([request("r", "the old one", max_tokens=9), request("r", "the new one", max_tokens=3)])
+
+        assert run(engine)["r", 0].token_ids == undisturbed(request("r", "the new one", max_tokens=3))["r", 0].token_ids
+
     def test_when_they_are_measured_then_the_first_delta_knows_when_it_was_scheduled(self) -> None:
         engine = LLMEngine(checking_model(), NullTokenizer(), EngineConfig(), clock=lambda: 12.5)
         engine.add([request("r", "hello", max_tokens=1)])

@@ -104,7 +104,8 @@ class HostTier:
         """Keep `blocks`, with the contents of `keys`, until `end_load`."""
         for key in keys:
             self._use(key)
-        self._num_loads.update(blocks)
+        for block in blocks:
+            self._num_loads[block] += 1
 
     def end_load(self, blocks: Iterable[int]) -> None:
         """Note that a sequence needs `blocks` no more."""

@@ -95,11 +95,10 @@ class BlockManager:
 
     def lookup(self, sequence: Sequence) -> CachedPrefix:
         """Return the cached blocks that a waiting `sequence` begins with; its last token must yield logits."""
-        if not self._is_caching:
-            return CachedPrefix([[] for _ in range(self._groups.num_tables)])
         size, num_full = self.block_size, (sequence.num_tokens - 1) // self.block_size
-        sequence.extend_hashes(num_full, size)
-        if sequence.needs_all:
+        if self._is_caching:
+            sequence.extend_hashes(num_full, size)
+        if not self._is_caching or not num_full or sequence.needs_all:
             return CachedPrefix([[] for _ in range(self._groups.num_tables)])
         keys = sequence.block_hashes[:num_full]
         tables = self._groups.cached(keys, self._pool.index)
@@ -119,8 +118,11 @@ class BlockManager:
     def num_lacking(self, sequence: Sequence, prefix: CachedPrefix, *, num_spare: int, num_held: int = 0) -> int:
         """Return how many free blocks `try_hold` lacks; 0 or less if it would succeed."""
         lengths = self._groups.lengths(max(sequence.num_tokens, num_held), prefix.num_tokens)
+        return self._num_lacking(lengths, prefix, prefix.held_blocks, num_spare)
+
+    def _num_lacking(self, lengths: list[int], prefix: CachedPrefix, held: list[int], num_spare: int) -> int:
         num_new = sum(lengths) - len(lengths) * prefix.num_blocks
-        num_idle = sum(map(self._pool.is_free, prefix.held_blocks))
+        num_idle = sum(map(self._pool.is_free, held))
         return num_new + num_idle + num_spare - self._pool.num_free
 
     def num_released_by(self, holders: Items[Sequence], prefix: CachedPrefix | None = None) -> int:
@@ -139,10 +141,12 @@ class BlockManager:
             num_spare: blocks that must stay free afterwards.
             num_held: tokens to reserve blocks for, if more than the sequence has: its longest possible output.
         """
-        num_left = -self.num_lacking(sequence, prefix, num_spare=num_spare, num_held=num_held)
+        lengths = self._groups.lengths(max(sequence.num_tokens, num_held), prefix.num_tokens)
+        held = prefix.held_blocks
+        num_left = -self._num_lacking(lengths, prefix, held, num_spare)
         if num_left < 0:
             return False
-        for block_id in (held := prefix.held_blocks):
+        for block_id in held:
             self._pool.hold(block_id)
         self._pool.want(held)
         keys = sequence.block_hashes[prefix.num_blocks : prefix.num_blocks + len(prefix.host_ids)]
@@ -155,7 +159,6 @@ class BlockManager:
             sources, blocks = self._pool.continue_in(prefix.tail, num_shared, num_left)
         sequence.plan_copies(sources, list(zip(prefix.host_ids, loaded, strict=True)))
         tables = [[*table, *loaded, *blocks[number : number + 1]] for number, table in enumerate(prefix.tables)]
-        lengths = self._groups.lengths(max(sequence.num_tokens, num_held), prefix.num_tokens)
         for table, num_entries in zip(tables, lengths, strict=True):
             table += [self._pool.take() for _ in range(num_entries - len(table))]
         num_published = prefix.num_blocks if loaded else prefix.num_tokens // self.block_size
