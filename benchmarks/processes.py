@@ -127,12 +127,13 @@ def worker(
     device: Sequence[str] = ("--cpu",),
     is_alone: bool = False,
     limit_s: float = WAIT_S,
+    module: str = "sluice.worker",
 ) -> Generator["subprocess.Popen[bytes]"]:
     """Run a worker that is ready to pull, with a recorder; alone it has neither a recorder nor a parent process.
 
     It is drained at the end, if it is still alive.
     """
-    command = [sys.executable, "-P", "-m", "sluice.worker", "start", *device, "--metrics-port", "0", "--model", model]
+    command = [sys.executable, "-P", "-m", module, "start", *device, "--metrics-port", "0", "--model", model]
     alone = ("--until-eof",) if is_alone else ()
     with Producer() as producer, (server.folder / "worker.log").open("ab") as log:
         before = len(producer.queue()[0].workers)

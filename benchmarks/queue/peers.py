@@ -1,12 +1,14 @@
 """Throughput of the queue, jobs submitted and drained per second, compared with other queues.
 
-    python -m benchmarks queue [--jobs 20000] [--rounds 3] [--peers all|none|NAME,NAME] [--sections jobs,streams]
+    python -m benchmarks queue [--jobs 20000] [--rounds 3] [--peers all|none|NAME,NAME]
+        [--sections jobs,wakes,streams]
 
 Everything is real: redis-server with its append-only file synced every second on a unix socket, one per run; the client
 libraries; worker processes. A no-op job has a payload of 16 bytes (ours asks the null model for one token). Runs of
 ours and of the peers alternate; medians are printed. `burst` drains without a recorder, so the outbox grows;
 `sustained` ends when every job has its row in SQLite. Peers are installed at first use: `benchmarks/peers`.
 
+`wakes` prints how long an idle worker of ours takes from before a submit to the first step of its job.
 `streams` prints the cost of a streamed token: jobs of 200 tokens at 10 ms a step, all running at once.
 """
 
@@ -22,13 +24,15 @@ from typing import TypeVar
 from benchmarks.peers import queue_side
 from benchmarks.processes import version_of_server
 from benchmarks.queue.ours import TOKENS, Drained, Streamed, drain, stream
+from benchmarks.queue.wakes import wakes_ms
 from benchmarks.tables import table
+from sluice.history.percentiles import percentile
 
 Drain = Callable[[int, int], Drained]
 """Of so many jobs by so many workers."""
 
 Figures = TypeVar("Figures", Drained, Streamed)
-SECTIONS = ("jobs", "streams")
+SECTIONS = ("jobs", "wakes", "streams")
 
 
 def median(runs: Sequence[Figures]) -> Figures:
@@ -66,6 +70,13 @@ def _row(name: str, one: Drained, two: Drained) -> list[str]:
     return [name, *rates, f"{one.commands_per_job:.1f}", *(f"{us:.0f}" for us in per_job)]
 
 
+def wakes_table(num_wakes: int) -> str:
+    """Return the wake-up of an idle worker."""
+    taken_ms = wakes_ms(num_wakes)
+    figures = (f"{percentile(taken_ms, 50):.2f}", f"{percentile(taken_ms, 99):.2f}")
+    return table([("wake-ups", "p50 ms", "p99 ms"), (f"{num_wakes}", *figures)])
+
+
 def streams_table(num_rounds: int, counts: Sequence[int], intervals_s: Sequence[float], tokens: int) -> str:
     """Return the cost of tokens."""
     cases = [(count, interval_s) for count in counts for interval_s in intervals_s]
@@ -85,6 +96,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="rounds; the median is printed (default 3)")
     parser.add_argument("--peers", default="none", help="all, none, or names with commas (default none)")
     parser.add_argument("--sections", default=",".join(SECTIONS), help=f"of {', '.join(SECTIONS)} (default all)")
+    parser.add_argument("--wakes", type=int, default=300, help="jobs that wake an idle worker (default 300)")
     parser.add_argument("--tokens", type=int, default=TOKENS, help="of each job that streams")
     parser.add_argument("--streams", default="64,256", help="how many jobs stream at once (default 64,256)")
     parser.add_argument("--intervals", default="0,0.02,0.05", help="seconds between rounds (default 0,0.02,0.05)")
@@ -96,6 +108,8 @@ def main() -> None:
     print(f"{version_of_server()}, load {os.getloadavg()[0]:.1f} before the start\n", flush=True)
     if "jobs" in given.sections.split(","):
         print(jobs_table(drains, given.jobs, given.rounds), flush=True)
+    if "wakes" in given.sections.split(","):
+        print(f"\n{wakes_table(given.wakes)}", flush=True)
     if "streams" in given.sections.split(","):
         counts, intervals_s = map(int, given.streams.split(",")), map(float, given.intervals.split(","))
         print(f"\n{streams_table(given.rounds, list(counts), list(intervals_s), given.tokens)}")

@@ -14,6 +14,7 @@ from benchmarks.peers.environments import Recipe
 from benchmarks.peers.queue_side import QUEUES, RECIPES, RECORD, Bench
 from benchmarks.queue.ours import Drained, drain, stream
 from benchmarks.queue.peers import median
+from benchmarks.queue.wakes import wakes_ms
 
 
 class TestGivenOurQueue:
@@ -26,6 +27,13 @@ class TestGivenOurQueue:
         # A job is written, leased and ended; a poll of ours that went round a hundred times would show here.
         assert 5 < found.commands_per_job < 60
         assert found.recorded_per_s is None
+
+    @pytest.mark.slow
+    def test_when_jobs_wake_a_worker_then_each_has_the_time_that_it_took(self) -> None:
+        taken_ms = wakes_ms(3)
+
+        assert len(taken_ms) == 3
+        assert 0 < taken_ms[0] <= taken_ms[-1]
 
     @pytest.mark.slow
     def test_when_jobs_stream_then_all_tokens_arrive(self) -> None:
