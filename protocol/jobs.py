@@ -285,7 +285,7 @@ def template(options: Options) -> Template:
 
 def _template(options: Options) -> Template:
     spec = _spec(options)
-    digested = encode_spec(replace(spec, traceparent=None, stream=True, awaited=False))
+    digested = encode_spec(spec, without=("traceparent", "stream", "awaited"))
     _check_reads(spec.options)
     seed = options.get("seed")
     tenant, priority = options.get("tenant", "default"), options.get("priority", 0)

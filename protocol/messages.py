@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, NewType, get_args
 
 from sluice.protocol import callback_urls, limits
 from sluice.protocol.checks import Check, is_listing, is_mapping, is_short, is_text, is_token_id, raise_first
+from sluice.protocol.errors import InvalidJob
 from sluice.protocol.outputs.formats import OutputFormat
 from sluice.protocol.outputs.parser import ParsedOutput, parse_output
 from sluice.protocol.sampling import JobOptions, ResolvedOptions
@@ -401,7 +402,10 @@ def check_prompt(prompt: Prompt) -> None:
         InvalidJob: the prompt is empty, not UTF-8, or of the wrong type.
     """
     if isinstance(prompt, str):
-        raise_first([(is_text(prompt), "the prompt is not valid UTF-8"), (bool(prompt), "the prompt is empty")])
+        if not is_text(prompt):
+            raise InvalidJob("the prompt is not valid UTF-8")
+        if not prompt:
+            raise InvalidJob("the prompt is empty")
         return
     is_chat = is_listing(prompt, lambda item: isinstance(item, Message))
     is_known = is_chat or is_listing(prompt, is_token_id)

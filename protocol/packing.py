@@ -4,9 +4,10 @@ The `_script` functions are for Redis's Lua library, which does not support the 
 raw strings, and unpack strings as bytes.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from functools import cache
+from operator import attrgetter
 from threading import local
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
@@ -209,16 +210,16 @@ def known_fields(
 
 def changed_fields(value: "DataclassInstance", *, skip: str = "") -> dict[str, object]:
     """Return the fields that differ from their defaults."""
-    return {
-        name: field
-        for name, default in _defaults(type(value))
-        if name != skip and (field := getattr(value, name)) != default
-    }
+    names, defaults, read = _defaults(type(value), skip)
+    return {name: now for name, default, now in zip(names, defaults, read(value), strict=True) if now != default}
 
 
 @cache
-def _defaults(kind: "type[DataclassInstance]") -> list[tuple[str, object]]:
-    return [
-        (field.name, field.default_factory() if field.default_factory is not MISSING else field.default)
-        for field in fields(kind)
-    ]
+def _defaults(
+    kind: "type[DataclassInstance]", skip: str
+) -> tuple[Iterable[str], Iterable[object], Callable[[object], Iterable[object]]]:
+    """Return the names of the fields except `skip`, their defaults, and a function that reads all of them at once."""
+    kept = [field for field in fields(kind) if field.name != skip]
+    names = [field.name for field in kept]
+    defaults = [field.default if field.default_factory is MISSING else field.default_factory() for field in kept]
+    return names, defaults, attrgetter(*names)

@@ -2,8 +2,7 @@
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sluice.protocol.errors import WireError
 from sluice.protocol.packing import unpack_from_script
@@ -31,9 +30,8 @@ def read_state(reply: object) -> JobState | None:
     return _STATES.get(reply) if isinstance(reply, bytes) else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """A job as a script stored it."""
+class Row(NamedTuple):
+    """A job as a script stored it. A named tuple, as is a lease: one is made per job."""
 
     state: JobState
     priority: int
@@ -97,8 +95,7 @@ def _read_row(row: bytes) -> Row:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(NamedTuple):
     """What the list of a worker says of one job."""
 
     epoch: int
@@ -118,4 +115,6 @@ def read_lease(packed: bytes) -> Lease:
     """Read a lease that a script has written."""
     epoch, low, high, _, _, mark, _ = _LEASE.unpack_from(packed)
     choices = list(_CHOICE.iter_unpack(packed[_LEASE.size :]))
-    return Lease(epoch, low | high << 32, mark, tuple(at for at, _ in choices), tuple(end != 0 for _, end in choices))
+    return Lease(
+        epoch, low | high << 32, mark, tuple([at for at, _ in choices]), tuple([end != 0 for _, end in choices])
+    )

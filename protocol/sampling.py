@@ -303,14 +303,19 @@ class JobOptions:
     @property
     def read_logprobs(self) -> int | None:
         """How many most likely tokens each token of the prompt is returned with; None: the prompt is not read."""
-        echoed = (self.logprobs or 0) if self.echo else None
-        return max((count for count in (self.prompt_logprobs, echoed) if count is not None), default=None)
+        if not self.echo:
+            return self.prompt_logprobs
+        return max(self.logprobs or 0, self.prompt_logprobs or 0)
 
     @property
     def features(self) -> tuple[str, ...]:
         """The features that a worker needs for these options."""
-        changed = [name for name in OPTIONS if getattr(self, name) not in (DEFAULTS[name], NEUTRAL.get(name))]
-        return tuple(feature for feature in FEATURES if any(OPTIONS[name].feature == feature for name in changed))
+        asked = {
+            option.feature
+            for name, option in _OF_FEATURES.items()
+            if getattr(self, name) not in (DEFAULTS[name], option.neutral)
+        }
+        return tuple(feature for feature in FEATURES if feature in asked)
 
     def _types(self) -> Iterator[Check]:
         yield is_listing(self.stop, is_text), "stop must be text or a list of texts, in UTF-8"
@@ -362,6 +367,7 @@ class JobOptions:
 OPTIONS: Mapping[str, Option] = {field.name: field.metadata[Option] for field in fields(JobOptions)}
 
 _BOUNDED = {name: option for name, option in OPTIONS.items() if option.least is not None}
+_OF_FEATURES = {name: option for name, option in OPTIONS.items() if option.feature is not None}
 
 DEFAULTS: Mapping[str, Any] = {  # Any: of several types
     field.name: {} if field.default is MISSING else field.default for field in fields(JobOptions)

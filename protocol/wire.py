@@ -5,8 +5,9 @@ newer ones, and ignores fields after those it knows. These bytes are opaque to s
 only `calls/` packs data that a script unpacks. docs/reference/wire-format.md draws every message.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from functools import lru_cache
 from math import isfinite
 from typing import Any, cast
 
@@ -164,13 +165,18 @@ def _read_prompt(kind: str, value: Sequence[Any]) -> Prompt:  # Any: not checked
 # ---------------------------------------------------------------- job spec
 
 
-def encode_spec(spec: JobSpec) -> bytes:
+def encode_spec(spec: JobSpec, *, without: Collection[str] = ()) -> bytes:
     """Pack the options and metadata of a job, without default values and values left to the model.
+
+    Args:
+        spec: The options and metadata.
+        without: Fields that are packed as if they had their defaults.
 
     Raises:
         InvalidJob: the packed spec is too large.
     """
-    data = packed([WIRE_VERSION, _spec_values(spec)])
+    values = _spec_values(spec)
+    data = packed([WIRE_VERSION, {name: value for name, value in values.items() if name not in without}])
     if len(data) > limits.MAX_SPEC_BYTES:
         raise InvalidJob(f"options and metadata are {len(data)} bytes; at most {limits.MAX_SPEC_BYTES} are taken")
     return data
@@ -207,8 +213,9 @@ def decode_spec(data: bytes) -> JobSpec:
 # ---------------------------------------------------------------- resolved options
 
 
+@lru_cache(maxsize=64)
 def encode_resolved(resolved: ResolvedOptions) -> bytes:
-    """Pack the options that a job's first attempt resolved."""
+    """Pack the options that a job's first attempt resolved. Cached because jobs often share them."""
     return packed([WIRE_VERSION, *_resolved_parts(resolved)])
 
 
@@ -223,9 +230,10 @@ def decode_resolved(data: bytes) -> ResolvedOptions:
         return _read_resolved(message[1:])
 
 
-def _resolved_parts(resolved: ResolvedOptions) -> list[object]:
+@lru_cache(maxsize=64)
+def _resolved_parts(resolved: ResolvedOptions) -> tuple[object, ...]:
     # Integers take fewer bytes. A job's hash needs a third of the memory while no value has more than 64 bytes.
-    return [*(_shortest(getattr(resolved, name)) for name in NEUTRAL), resolved.end_token_ids]
+    return (*(_shortest(getattr(resolved, name)) for name in NEUTRAL), resolved.end_token_ids)
 
 
 def _shortest(number: float) -> float:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from sluice.protocol import limits
 from sluice.protocol.calls.base import Call, Raw, read_text, read_truths
@@ -59,9 +59,8 @@ class PullRequest:
     when they have waited for `IDLE_FIRST_MS`, were returned, or no other worker lives."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeasedJob:
-    """A job leased to this incarnation."""
+class LeasedJob(NamedTuple):
+    """A job leased to this incarnation. A named tuple: one is made per job."""
 
     id: JobId
     epoch: int

@@ -1,7 +1,7 @@
 """Append tokens to channels and end jobs (`advance`, `put_result`), and detect whether channels are read."""
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,9 +12,8 @@ from sluice.protocol.states import JobState
 from sluice.protocol.wire import JobId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndCall:
-    """The end of one choice, in the same call as its last tokens."""
+class EndCall(NamedTuple):
+    """The end of one choice, in the same call as its last tokens. A named tuple: one is made per job."""
 
     state: JobState
     reason: str | None
@@ -122,32 +121,36 @@ def advance(keys: QueueKeys, incarnation: str, progress: Sequence[Progress]) -> 
     """
     if len(progress) > limits.MAX_JOBS_PER_CALL:
         raise ValueError(f"{len(progress)} in one call; at most {limits.MAX_JOBS_PER_CALL}")
-    return Call("advance", keys.fixed(), (incarnation, b"".join(_pieces(progress))), _read_advance)
+    return Call("advance", keys.fixed(), (incarnation, _packed(progress)), _read_advance)
 
 
 _NUMBERS = struct.Struct("<IBIII")
 _NO_EXTRAS = (None, None, None, None, None, None)
 
 
-def _pieces(progress: Iterable[Progress]) -> Iterator[bytes]:
-    """Yield the pieces of the packed progress; advance.lua has the formats.
+def _packed(progress: Iterable[Progress]) -> bytes:
+    """Pack progress; advance.lua has the formats.
 
     Raises:
         ValueError: a name is longer than 255 bytes.
     """
+    pieces: list[bytes] = []
     for item in progress:
         # By position: job to entry, the six extras, the end.
         job_id, epoch, choice, start, num_tokens, entry = item[:6]
-        extras = item[6:12]
+        extras, end, name = item[6:12], item.end, job_id.encode()
         has_extras = extras != _NO_EXTRAS
-        yield bytes((has_extras + (2 if item.end else 0),))
-        yield _short(job_id)
-        yield _NUMBERS.pack(epoch, choice, start, num_tokens, len(entry))
-        yield entry
+        pieces += (
+            bytes((has_extras + (2 if end else 0), len(name))),
+            name,
+            _NUMBERS.pack(epoch, choice, start, num_tokens, len(entry)),
+            entry,
+        )
         if has_extras:
-            yield _packed_extras(*extras)
-        if item.end is not None:
-            yield from _pieces_of_end(item.end)
+            pieces.append(_packed_extras(*extras))
+        if end is not None:
+            pieces += _pieces_of_end(end)
+    return b"".join(pieces)
 
 
 def _packed_extras(
@@ -162,12 +165,20 @@ def _packed_extras(
     return times + _optional(prompt_tokens) + _optional(gap_ms) + _short(fingerprint) + _long(resolved)
 
 
-def _pieces_of_end(end: EndCall) -> Iterator[bytes]:
-    yield end.state[0].encode() + bytes((end.is_rejected,))
-    yield _short(end.reason) + _long((end.error or "").encode()) + _short(end.error_code)
-    yield from (_long(end.result), _long(end.record))
-    yield _six(end.output_tokens) + _optional(end.retry_in_ms) + _optional(end.result_bytes)
-    yield _long(end.entry)
+def _pieces_of_end(end: EndCall) -> tuple[bytes, ...]:
+    return (
+        end.state[0].encode(),
+        b"\1" if end.is_rejected else b"\0",
+        _short(end.reason),
+        _long((end.error or "").encode()),
+        _short(end.error_code),
+        _long(end.result),
+        _long(end.record),
+        _six(end.output_tokens),
+        _optional(end.retry_in_ms),
+        _optional(end.result_bytes),
+        _long(end.entry),
+    )
 
 
 def _six(number: int) -> bytes:
@@ -175,17 +186,21 @@ def _six(number: int) -> bytes:
 
 
 def _optional(number: int | None) -> bytes:
-    return _six(0 if number is None else number + 1)
+    return _NONE if number is None else _six(number + 1)
 
 
 def _short(text: str | None) -> bytes:
-    data = (text or "").encode()
+    if text is None:
+        return _EMPTY_SHORT
+    data = text.encode()
     return bytes((len(data),)) + data
 
 
 def _long(data: bytes | None) -> bytes:
-    data = data or b""
-    return len(data).to_bytes(4, "little") + data
+    return len(data).to_bytes(4, "little") + data if data else _EMPTY_LONG
+
+
+_NONE, _EMPTY_SHORT, _EMPTY_LONG = bytes(6), bytes(1), bytes(4)
 
 
 def _read_advance(reply: Raw) -> list[AdvanceAnswer]:

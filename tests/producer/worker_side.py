@@ -1,7 +1,7 @@
 """What a worker does to a queue, by hand: so that a test of the client decides when each token comes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import time
 from typing import Any
 
@@ -141,7 +141,7 @@ class HandWorker:
     def end_silently(self, job: LeasedJob, token_ids: Sequence[int], text: str) -> None:
         """End a job of one choice that needs no channel."""
         self.outputs[job.id, 0] = Output(list(token_ids), text)
-        end = replace(self._end(job, 0, JobState.DONE, None, None, ""), entry=b"")
+        end = self._end(job, 0, JobState.DONE, None, None, "")._replace(entry=b"")
         progress = Progress(job.id, job.epoch, 0, 0, len(token_ids), b"", end=end)
         [answer] = run(self.client, advance(self.keys, self.incarnation, [progress]))
         assert isinstance(answer, Ok), answer

@@ -74,7 +74,7 @@ class Holder:
         progress = tokens(self.job, self._at, 2)
         self._hear(progress)
         if not isinstance(self.answers[-1], Replaced):
-            self.job = replace(self.job, published=(self._at + 2,))
+            self.job = self.job._replace(published=(self._at + 2,))
 
     def end(self) -> None:
         """Done, or as it was asked."""

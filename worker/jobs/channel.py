@@ -198,7 +198,9 @@ class ChannelOutput:
         """Return the longest time that readers waited in this attempt, if the unpublished output reaches them now."""
         waited_s = self.waits.longest_at(now_s) if self.num_next_tokens else self.waits.longest_s
         gaps_ms = self.gaps_ms[self.num_earlier_gaps :]
-        return max(gaps_ms if waited_s is None else [*gaps_ms, waited_s * 1000], default=None)
+        if waited_s is not None:
+            gaps_ms.append(waited_s * 1000)
+        return max(gaps_ms, default=None)
 
     def as_progress(self) -> ChoiceProgress:
         """Return the tokens for the engine to replay instead of generating them."""

@@ -17,7 +17,8 @@ class EndedJobs:
     def note(self, job_id: str) -> None:
         """Add a job that has ended."""
         self._ids.append(job_id)
-        self._wakes.set()
+        if not self._wakes.is_set():
+            self._wakes.set()
 
     def wake(self) -> None:
         """Let `take` return."""

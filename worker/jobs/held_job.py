@@ -3,7 +3,7 @@
 | from | method | to | called by |
 |---|---|---|---|
 | | `Leases.new_job` | preparing | the pull thread, for each leased job |
-| preparing | `admit` | admitted | the preparation thread, as it delivers the request to the engine |
+| preparing | `admit` | admitted | the pull or the preparation thread, as it delivers the request to the engine |
 | admitted | `add_output` | generating | the exchange thread, with the engine's first output |
 | preparing, admitted | `give_back` | returning | the pull thread, at a graceful shutdown |
 | admitted, generating | `give_back` | returning | the pull thread, for a preempted job and an idle worker |
@@ -15,13 +15,12 @@ final state that the queue asks for, is set at most once by `flag`; `was_admitte
 `add_output` takes the lock only with the first output, and reads `generating` without it afterwards. Another thread may
 return or release the job meanwhile. The output is then dropped later: only active jobs are published.
 
-One thread at a time writes outputs and the record: the preparation thread before `admit`, the exchange thread after it.
-Other modules call methods and read attributes; none of them assigns one, but `progress.py` completes the record as it
-makes an end. No I/O, no clock.
+One thread at a time writes outputs and the record: the one that prepares the job before `admit`, the exchange thread
+after it. Other modules call methods and read attributes; none of them assigns one, but `progress.py` completes the
+record as it makes an end. No I/O, no clock.
 """
 
 import threading
-from dataclasses import replace
 from enum import Enum
 from itertools import count
 from operator import attrgetter
@@ -38,7 +37,7 @@ from sluice.worker.jobs.reader_waits import ReaderWaits
 from sluice.worker.jobs.results import usage_of
 
 _numbers = count(1)
-_has_updates = attrgetter("has_updates")
+_has_updates, _has_end = attrgetter("has_updates"), attrgetter("has_end")
 
 REPORT_GAP_S = 0.5
 """A wait of readers that exceeds what the queue knows by this is reported at once; others with the end."""
@@ -217,7 +216,7 @@ class HeldJob:
         self._count_prompt()
         self.record.resolved = resolved
         if len(self.leased.payload) > FORGET_PROMPT_BYTES:
-            self.leased = replace(self.leased, payload=b"")
+            self.leased = self.leased._replace(payload=b"")
 
     def end_all(self, end: End, *, now_ms: int) -> None:
         """End every choice that has not ended, without the engine."""
@@ -332,7 +331,7 @@ class HeldJob:
     @property
     def num_published(self) -> int:
         """Tokens on its channels, all choices."""
-        return sum(choice.published for choice in self.choices)
+        return sum([choice.published for choice in self.choices])
 
     @property
     def used_tokens(self) -> int:
@@ -348,7 +347,7 @@ class HeldJob:
     @property
     def is_finished(self) -> bool:
         """Whether the queue has acknowledged every end."""
-        return all(choice.has_end for choice in self.choices)
+        return all(map(_has_end, self.choices))
 
     @property
     def has_updates(self) -> bool:

@@ -45,7 +45,7 @@ def usage_of(measured: JobRecord, choices: Sequence[ChannelOutput]) -> Usage:
     """Count the tokens of a job, all choices."""
     return Usage(
         prompt_tokens=measured.prompt_tokens or 0,
-        output_tokens=sum(len(choice.token_ids) for choice in choices),
+        output_tokens=sum([len(choice.token_ids) for choice in choices]),
         cached_tokens=measured.cached_tokens or 0,
     )
 
@@ -107,11 +107,11 @@ def _prompt_result(prompt: PromptRead, options: JobOptions, *, with_logprobs: bo
 
 def complete_record(record: JobRecord, origin: Origin, choices: Sequence[ChannelOutput], *, now_s: float) -> None:
     """Fill what is known of a job when a choice has ended, except `finish_reason`."""
-    gaps_ms = sorted(gap for choice in choices for gap in choice.gaps_ms)
+    gaps_ms = sorted([gap for choice in choices for gap in choice.gaps_ms])
     gap_ms = longest_gap_ms(choices, now_s)
-    earlier_ms = max(choice.waits.earlier_s for choice in choices) * 1000
+    earlier_ms = max([choice.waits.earlier_s for choice in choices]) * 1000
     record.model, record.fingerprint, record.worker = origin.model, origin.fingerprint, origin.worker
-    record.output_tokens = sum(len(choice.token_ids) for choice in choices)
+    record.output_tokens = sum([len(choice.token_ids) for choice in choices])
     record.itl_p50_ms, record.itl_p99_ms = percentile(gaps_ms, 0.50), percentile(gaps_ms, 0.99)
     record.itl_max_ms = max(gap_ms or 0.0, gaps_ms[-1], earlier_ms) if gaps_ms else gap_ms
     record.gap_ms = gap_ms
@@ -119,7 +119,7 @@ def complete_record(record: JobRecord, origin: Origin, choices: Sequence[Channel
 
 def longest_gap_ms(choices: Sequence[ChannelOutput], now_s: float) -> float | None:
     """Return the longest time that readers waited in this attempt, if the unpublished output reaches them now."""
-    return max((gap for choice in choices if (gap := choice.longest_gap_ms(now_s)) is not None), default=None)
+    return max([gap for choice in choices if (gap := choice.longest_gap_ms(now_s)) is not None], default=None)
 
 
 def percentile(ascending: list[float], fraction: float) -> float | None:

@@ -5,6 +5,8 @@ state, whatever `do_sample` says.
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 from sluice.engine.errors import ModelFolderError
@@ -67,12 +69,22 @@ def resolve(
         end_token_ids: Those of the model.
         room: Tokens that fit after the prompt. A length that the request does not state is at most this.
     """
+    options = zip(NEUTRAL.items(), _neutral_of(stated), _neutral_of(defaults), strict=True)
     values: dict[str, Any] = {  # Any: numbers of both types
-        name: _first(getattr(stated, name), getattr(defaults, name), neutral) for name, neutral in NEUTRAL.items()
+        name: own if own is not None else neutral if default is None else default
+        for (name, neutral), own, default in options
     }
     values["max_tokens"] = _max_tokens(stated, defaults, room)
+    return ResolvedOptions(**values, end_token_ids=_valid(end_token_ids))
+
+
+_neutral_of = attrgetter(*NEUTRAL)
+
+
+@lru_cache(maxsize=64)
+def _valid(end_token_ids: frozenset[int]) -> tuple[int, ...]:
     # Some configs have -1 for no end token.
-    return ResolvedOptions(**values, end_token_ids=tuple(sorted(filter(is_token_id, end_token_ids))))
+    return tuple(sorted(filter(is_token_id, end_token_ids)))
 
 
 def _max_tokens(stated: JobOptions, defaults: JobOptions, room: int) -> int:
@@ -88,9 +100,3 @@ def describe(defaults: JobOptions) -> str:
     """Return the stated defaults for people: `temperature 0.7, top_k 20`."""
     stated = {name: value for name in NEUTRAL if (value := getattr(defaults, name)) is not None}
     return ", ".join(f"{name} {value:g}" for name, value in stated.items())
-
-
-def _first(stated: float | None, default: float | None, neutral: float) -> float:
-    if stated is not None:
-        return stated
-    return neutral if default is None else default

@@ -366,7 +366,7 @@ def room_of(job: HeldJob, *, reserve_tokens: int) -> Room:
     max_tokens = job.spec.options.planned_tokens if job.spec else reserve_tokens
     rests = [max(0, max_tokens - choice.published) for choice in job.choices if not choice.has_end]
     return Room(
-        kv_tokens=num_prompt_tokens + num_published + sum(min(rest, reserve_tokens) for rest in rests),
+        kv_tokens=num_prompt_tokens + num_published + sum([min(rest, reserve_tokens) for rest in rests]),
         prefill_tokens=num_prompt_tokens + num_published,
         sequences=len(rests),
     )

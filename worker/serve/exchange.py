@@ -258,15 +258,24 @@ class Exchange:
                 self._readers.note(keys, replies[number], answered_s)
 
     def _on_advance_replies(self, updates: list[Update], replies: list[AdvanceAnswer], now_s: float) -> None:
+        ended: list[tuple[HeldJob, EndCall]] = []
         for (job, progress), reply in zip(updates, replies, strict=True):
-            self._on_advance_reply(job, progress, reply, now_s)
+            if (end := self._on_advance_reply(job, progress, reply, now_s)) is not None:
+                ended.append((job, end))
+        if ended:
+            self._mailbox.forget([job.request_id for job, _ in ended if job.is_finished])
+            now_ms = self._context.clock.ms(monotonic_s())
+            for job, end in ended:
+                self._report(job, end, now_ms)
 
-    def _on_advance_reply(self, job: HeldJob, progress: Progress, reply: AdvanceAnswer, now_s: float) -> None:
+    def _on_advance_reply(self, job: HeldJob, progress: Progress, reply: AdvanceAnswer, now_s: float) -> EndCall | None:
+        """Apply an answer; return the end of a job that it released."""
         match reply:
             case Ok(stop) | Already(stop):
-                self._acknowledge(job, progress, now_s)
+                end = self._acknowledge(job, progress, now_s)
                 if stop is not None and not job.is_finished:
                     self._context.flag(job, stop)
+                return end
             case SendFrom(offset):
                 self._resend_from(job, progress.choice, offset)
             case Replaced():
@@ -276,15 +285,16 @@ class Exchange:
                 self._on_retried(job, progress)
             case Broken(reason):
                 self._lose(job, reason)
+        return None
 
-    def _acknowledge(self, job: HeldJob, progress: Progress, now_s: float) -> None:
+    def _acknowledge(self, job: HeldJob, progress: Progress, now_s: float) -> EndCall | None:
         job.acknowledge(progress, now_s=now_s)
         end = progress.end
         if end is not None and (end.retry_in_ms is not None or job.is_finished):
-            if self._release(job):
-                self._report(job, end)
-        elif not job.has_updates:
+            return end if self._release(job) else None
+        if not job.has_updates:
             self._to_publish.pop(job.request_id, None)
+        return None
 
     def _resend_from(self, job: HeldJob, choice: int, offset: int) -> None:
         published = job.choices[choice].published
@@ -316,9 +326,7 @@ class Exchange:
         """Release a job whose end the queue has acknowledged; return False if it was not held."""
         self._to_publish.pop(job.request_id, None)
         was_held = self._leases.remove(job)
-        if was_held and job.is_finished:
-            self._mailbox.forget([job.request_id])
-        elif was_held:
+        if was_held and not job.is_finished:
             # One choice ended the job; the engine may still run the others.
             self._mailbox.lose([job.request_id])
         if not len(self._leases):
@@ -327,8 +335,7 @@ class Exchange:
                 self._mailbox.interrupt()
         return was_held
 
-    def _report(self, job: HeldJob, end: EndCall) -> None:
-        now_ms = self._context.clock.ms(monotonic_s())
+    def _report(self, job: HeldJob, end: EndCall, now_ms: int) -> None:
         first_ms = job.record.first_token_ms
         ttft_s = (first_ms - job.leased.submitted_ms) / 1000 if first_ms is not None else None
         e2e_s = (now_ms - job.leased.submitted_ms) / 1000

@@ -3,7 +3,9 @@
 Redis may lose them (FLUSHALL, a restart without its file). Each worker writes them again.
 """
 
-from sluice.engine.request import LatencyTargets
+from collections.abc import Mapping
+
+from sluice.engine.request import NO_TARGETS, LatencyTargets
 from sluice.protocol.calls import KnownSettings, restore_settings
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.redis.execution import run
@@ -15,6 +17,7 @@ class SettingsMemory:
 
     def __init__(self) -> None:
         self._known: dict[QueueKeys, KnownSettings] = {}
+        self._targets: dict[QueueKeys, LatencyTargets] = {}
 
     def update(self, client: Client, keys: QueueKeys, stamp: str) -> tuple[str, ...]:
         """Read the settings if `stamp` is not that of the known ones; return the names of those written again.
@@ -25,15 +28,17 @@ class SettingsMemory:
         settings = self._known.get(keys, KnownSettings())
         if stamp and stamp == settings.stamp:
             return ()
-        self._known[keys] = run(client, restore_settings(keys, settings))
-        return self._known[keys].restored
+        self._known[keys] = read = run(client, restore_settings(keys, settings))
+        self._targets[keys] = _targets_in(read.values)
+        return read.restored
 
     def targets(self, keys: QueueKeys) -> LatencyTargets:
         """Return the latency that a partition's settings ask for, as last read."""
-        values = self._known.get(keys, KnownSettings()).values
-        return LatencyTargets(
-            ttft_s=_seconds(values.get("ttft_target_ms")), tpot_s=_seconds(values.get("tpot_target_ms"))
-        )
+        return self._targets.get(keys, NO_TARGETS)
+
+
+def _targets_in(values: Mapping[str, str]) -> LatencyTargets:
+    return LatencyTargets(ttft_s=_seconds(values.get("ttft_target_ms")), tpot_s=_seconds(values.get("tpot_target_ms")))
 
 
 def _seconds(milliseconds: str | None) -> float | None:

@@ -157,7 +157,7 @@ def translator() -> Translator:
 
 
 def held(*, published: int, resolved: bytes | None = None, options: JobOptions = NOTHING_STATED) -> HeldJob:
-    job = replace(leased("a", spec=JobSpec(options=options), published=(published,)), attempt=2, resolved=resolved)
+    job = leased("a", spec=JobSpec(options=options), published=(published,))._replace(attempt=2, resolved=resolved)
     return Leases().new_job(job, QueueKeys("q"), read_spec(job.spec))
 
 

@@ -1,7 +1,5 @@
 """Which of several queues is pulled from: that which has had the least for its weight, and never one without room."""
 
-from dataclasses import replace
-
 from sluice.engine.request import NO_ROOM, Room
 from sluice.protocol.calls import Notification, PullReply
 from sluice.protocol.keys import QueueKeys
@@ -119,7 +117,7 @@ class TestGivenAQueueWithASuspect:
         return pulls
 
     def run_the_suspect(self, pulls: PullSchedule) -> None:
-        suspect = replace(job("a").leased, deaths=SUSPECT_DEATHS)
+        suspect = job("a").leased._replace(deaths=SUSPECT_DEATHS)
         answer(pulls, BATCH, 2, 30, jobs=(suspect,), has_more=False)
 
     def test_when_the_worker_is_not_empty_then_it_takes_no_jobs_of_the_other_queue(self) -> None:
