@@ -97,7 +97,7 @@ class Running:
             log=get_log(),
         )
         self.taken: list[HeldJob] = []
-        self.listener = NotificationListener(self.connections.open(), mailbox.wake, mailbox.fail)
+        self.listener = NotificationListener(self.connections.open(), mailbox.wake_puller, mailbox.fail)
         uplink = self.connections.uplink
         self.returns = ReturnQueue(uplink.puller, self.context)
         self.pulling = Pulling(uplink, self.listener, self.context, self.returns, self._admit)

@@ -59,7 +59,7 @@ class HeldJobs(RuleBasedStateMachine):
 
     @rule(job=jobs)
     def hand_over(self, job: HeldJob) -> None:
-        """Admit as the preparation thread does."""
+        """Admit as preparation does."""
         with self.leases.lock:
             if job.state is HoldState.PREPARING and job.stop is None:
                 job.admit()

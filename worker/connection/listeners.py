@@ -10,7 +10,7 @@ shards, so each partition has its own listener.
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from redis.exceptions import RedisError, ResponseError
 
@@ -18,6 +18,7 @@ from sluice.protocol.calls import Notification
 from sluice.protocol.calls.base import read_stream_id
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.redis.backoff import Backoff
+from sluice.protocol.redis.execution import run_commands
 from sluice.worker.connection.clients import Client, Connections, is_cluster
 from sluice.worker.errors import ComponentDied
 
@@ -125,8 +126,12 @@ class NotificationListener:
 
     def _read(self) -> dict[QueueKeys, list[Notification]]:
         names = {keys.notifications.encode(): keys for keys in self._after}
-        streams = {keys.notifications: ">" for keys in self._after}
-        reply: Any = self._client.xreadgroup(GROUP, CONSUMER, streams, block=BLOCK_MS)  # redis-py's replies are untyped
+        streams = [*(keys.notifications for keys in self._after), *[">"] * len(names)]
+        # Not by redis-py's `xreadgroup`: its way from the reply to here is a part of each wake-up.
+        command = ("XREADGROUP", "GROUP", GROUP, CONSUMER, "BLOCK", BLOCK_MS, "STREAMS", *streams)
+        [reply] = cast("list[Any]", run_commands(self._client, [command]))  # Any: lists of lists
+        if isinstance(reply, Exception):
+            raise reply
         return {names[name]: [_parse(*entry) for entry in entries] for name, entries in reply or ()}
 
     def _take_over(self) -> dict[QueueKeys, list[Notification]]:
@@ -157,9 +162,9 @@ class NotificationListener:
 _STREAM_ID = re.compile(rb"\d{1,20}-\d{1,20}")
 
 
-def _parse(entry_id: bytes, fields: Mapping[bytes, bytes]) -> Notification:
+def _parse(entry_id: bytes, fields: Sequence[bytes]) -> Notification:
     """Parse an entry. One that names itself or a later one begins a chain: another user may have written it."""
-    own, chain = entry_id.decode(), fields.get(b"e", b"")
+    own, chain = entry_id.decode(), dict(zip(fields[::2], fields[1::2], strict=True)).get(b"e", b"")
     is_passed_on = _STREAM_ID.fullmatch(chain) and read_stream_id(chain.decode()) < read_stream_id(own)
     return Notification(own, chain.decode() if is_passed_on else own)
 

@@ -151,6 +151,11 @@ class Mailbox:
             self._wake_exchange()
             self._wake_puller()
 
+    def wake_puller(self) -> None:
+        """Wake the pull thread."""
+        with self._puller_wakes:
+            self._wake_puller()
+
     def _wake_exchange(self, *, urgent: bool = True) -> None:
         self._has_work = True
         self._has_urgent_work = self._has_urgent_work or urgent

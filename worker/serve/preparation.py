@@ -1,6 +1,7 @@
-"""Preparation: the thread that turns pulled jobs into requests.
+"""Preparation: turns pulled jobs into requests. It reads the channels of a resumed job and translates the prompt.
 
-It reads the channels of a resumed job and translates the prompt.
+What takes little time is prepared at once, on the thread that pulls: waking another thread would take longer. Resumed
+jobs and long prompts are left to a thread, so that they do not delay pulls.
 """
 
 import queue
@@ -32,6 +33,9 @@ T = TypeVar("T")
 PAGE_ENTRIES = 512
 """Entries of a channel to read in one round trip when a job is resumed."""
 
+SHORT_BYTES = 4096
+"""The prompts of a pull are prepared at once if they are no longer than this together: it takes milliseconds."""
+
 FLUSH_AFTER_S = 0.001
 """Ready requests are delivered before the next job if one took longer than this to prepare."""
 
@@ -43,11 +47,14 @@ class Preparation:
         """Prepare the thread; `start` runs it.
 
         Args:
-            client: A connection for this thread alone.
+            client: A connection for preparation alone.
             context: The worker's shared state.
             translator: Makes the requests.
         """
         self._client = client
+        self._asking = threading.Lock()
+        """Held for each call over `client`."""
+
         self._context = context
         self._translator = translator
         self._jobs: queue.SimpleQueue[list[HeldJob] | None] = queue.SimpleQueue()
@@ -66,8 +73,11 @@ class Preparation:
             self._thread.join()
 
     def put(self, jobs: list[HeldJob]) -> None:
-        """Prepare these jobs, then deliver them to the engine or end them."""
-        self._jobs.put(jobs)
+        """Prepare these jobs, now or soon, then deliver them to the engine or end them."""
+        if not any(map(_is_resumed, jobs)) and sum([len(job.leased.payload) for job in jobs]) <= SHORT_BYTES:
+            self._prepare_all(jobs)
+        else:
+            self._jobs.put(jobs)
 
     def _run(self) -> None:
         while (jobs := self._jobs.get()) is not None and not self._closing.is_set():
@@ -128,7 +138,8 @@ class Preparation:
                 self._context.unavailable.when_back(job.keys, lambda: self.put([job]))
                 raise _NotPrepared
             try:
-                return call()
+                with self._asking:
+                    return call()
             except (RedisError, OSError) as error:
                 delay_s = retries.delay_after(error)
                 if is_away(error):
@@ -205,6 +216,11 @@ class Preparation:
                 requests.append(request)
             if requests:
                 self._context.mailbox.deliver(requests)
+
+
+def _is_resumed(job: HeldJob) -> bool:
+    """Return whether channels must be read to prepare a job."""
+    return any(choice.published or choice.has_end for choice in job.choices)
 
 
 class _NotPrepared(Exception):

@@ -44,7 +44,7 @@ class Pulling:
             listener: Wakes the thread when jobs may have become ready.
             context: The worker's shared state.
             returns: The jobs to return between pulls.
-            prepare: Takes the jobs that a pull brought; must not block.
+            prepare: Takes the jobs that a pull brought; must not take long.
         """
         self._uplink = uplink
         self._listener = listener

@@ -94,7 +94,8 @@ def start(
 
 
 def _log_of(incarnation: str) -> Log:
-    return get_log(worker_id=_worker_id(incarnation))
+    # Bound now: structlog's proxy takes longer for each line than not to write it.
+    return get_log(worker_id=_worker_id(incarnation)).bind()
 
 
 def _worker_id(incarnation: str) -> str:
@@ -208,7 +209,7 @@ def build(
     # Its own client: a second connection of the puller, which keeps its first, would count as a reconnection.
     returns = ReturnQueue(connections.open(), context)
     preparation = Preparation(connections.open(), context, served.translator)
-    listener = make_listener(connections, context.partitions, mailbox.wake, mailbox.fail)
+    listener = make_listener(connections, context.partitions, mailbox.wake_puller, mailbox.fail)
     pulling = Pulling(connections.uplink, listener, context, returns, preparation.put)
     exchange = Exchange(connections.uplink.client, context, pulling)
     status = StatusReporter(context, served, connections.open())
