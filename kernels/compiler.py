@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent
-FLAGS = ("-O2", "-fno-math-errno", "-fopenmp", "-fPIC", "-fvisibility=hidden", "-Wno-psabi")
+FLAGS = ("-O2", "-fno-math-errno", "-fopenmp", "-fPIC", "-fvisibility=hidden", "-Wno-psabi", "-Werror=switch")
 COMPILERS = ("cc", "gcc", "clang")
 
 _ERROR = re.compile(r"^(?!collect2:|clang: ).*\berror: ")

@@ -148,7 +148,7 @@ INLINE Run next_run(Team *team, int64_t count) {
 /* Kinds of weights: plain; int8 with a scale for each column of the product; 4 and 8 bits in groups of 32 of K;
    4 bits in such groups whose scales are in 8 bits, in units of 8 groups; 4 and 8 bits whose scales and zeros are those
    of a span of several groups. */
-enum { BF16 = 0, INT8 = 1, GROUPS4 = 2, GROUPS8 = 3, UNITS4 = 4, SPANS4 = 5, SPANS8 = 6 };
+typedef enum { BF16 = 0, INT8 = 1, GROUPS4 = 2, GROUPS8 = 3, UNITS4 = 4, SPANS4 = 5, SPANS8 = 6 } Kind;
 
 /* A packed weight, `[N, K]`: panels of 32 columns of the product. BF16, INT8: [N / 32, W / 16, 2, 16, 16] words of four
    bytes, W words per row: two bfloat16 or four int8 of K, which is padded to whole steps of 16 words. Others: groups as

@@ -437,7 +437,7 @@ INLINE void multiply(const Product *a, Team *team, int kind) {
 }
 
 void product_part(const Product *a, Team *team) {
-  switch (a->weight->kind) {
+  switch ((Kind)a->weight->kind) {
     case BF16: multiply(a, team, BF16); break;
     case INT8: multiply(a, team, INT8); break;
     case GROUPS4: multiply(a, team, GROUPS4); break;
@@ -498,7 +498,7 @@ INLINE void multiply_grouped(const GroupedProduct *g, Team *team, int kind) {
 }
 
 void grouped_product_part(const GroupedProduct *a, Team *team) {
-  switch (a->weights->kind) {
+  switch ((Kind)a->weights->kind) {
     case BF16: multiply_grouped(a, team, BF16); break;
     case INT8: multiply_grouped(a, team, INT8); break;
     case GROUPS4: multiply_grouped(a, team, GROUPS4); break;
