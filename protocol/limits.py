@@ -160,6 +160,11 @@ GARBAGE_MAXLEN = 1000
 
 GARBAGE_ENTRY_BYTES = 1024
 
+OUTBOX_KEPT = 1000
+OUTBOX_KEPT_BYTES = 4 * 1024 * 1024
+"""Newest entries of an outbox at its last possible id that the next script keeps, and the bytes after which it keeps no
+more."""
+
 DEFAULT_MAX_WAITING_JOBS = 1_000_000
 DEFAULT_MAX_WAITING_TOKENS = 2_000_000_000
 DEFAULT_MAX_WAITING_BYTES = 4 * 1024 * 1024 * 1024

@@ -76,17 +76,24 @@ local function emit(kind, job, fields, version, at)
 end
 
 -- Append to a stream that users share. One of them may have added the last possible id, after which a stream takes no
--- more: it is made again, with its entries of ours.
+-- more: it is made again, an outbox with its newest entries. The audit publishes events of others again.
 local function append_shared(key, ...)
   local added = try('XADD', key, ...)
   if not failed(added) then return end
   if not string.find(added.err, 'exhausted', 1, true) then error(added.err) end
-  local entries = key == OUTBOX and try('XRANGE', key, '-', '+') or {}
-  -- A submitting user may neither read nor delete it; the next script of a worker does.
-  if failed(entries) or failed(try('DEL', key)) then return end
-  for _, entry in ipairs(entries) do
-    if entry[2][1] == 'e' then call('XADD', key, '*', 'e', entry[2][2]) end
+  local kept, num_bytes, before = {}, 0, '+'
+  for _ = 1, key == OUTBOX and LIMITS.OUTBOX_KEPT or 0 do
+    local found = try('XREVRANGE', key, before, '-', 'COUNT', '1')
+    -- A submitting user may neither read nor delete it; the next script of a worker does.
+    if failed(found) then return end
+    if not found[1] or num_bytes >= LIMITS.OUTBOX_KEPT_BYTES then break end
+    local id, fields = found[1][1], found[1][2]
+    for i = 1, #fields do num_bytes = num_bytes + #fields[i] end
+    if fields[1] == 'e' then kept[#kept + 1] = fields[2] end
+    before = '(' .. id
   end
+  if failed(try('UNLINK', key)) then return end
+  for i = #kept, 1, -1 do call('XADD', key, '*', 'e', kept[i]) end
   call('XADD', key, ...)
 end
 

@@ -7,7 +7,7 @@ import pytest
 import redis
 from sqlalchemy.engine import Engine
 
-from sluice.protocol import calls
+from sluice.protocol import calls, limits
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.packing import pack_for_script
 from sluice.protocol.states import JobState
@@ -120,6 +120,24 @@ class TestGivenASubmittingUser:
         hostile.xadd(scene.queue.keys.outbox, {"x": "y"}, maxlen=0, approximate=False)
         scene.record()
         assert scene.state_in_history(VICTIM) is None
+
+        scene.repair()
+        scene.record()
+
+        assert scene.state_in_history(VICTIM) == "queued"
+
+    def test_when_a_long_outbox_takes_no_more_then_the_audit_restores_the_older_rows(
+        self, scene: Scene, hostile: Any
+    ) -> None:
+        scene.queue.add("one", "victim")
+        with hostile.pipeline(transaction=False) as pipeline:
+            for _ in range(limits.OUTBOX_KEPT):
+                pipeline.xadd(scene.queue.keys.outbox, {"x": "y"})
+            pipeline.xadd(scene.queue.keys.outbox, {"x": "y"}, id=f"{2**64 - 1}-{2**64 - 1}")
+            pipeline.execute()
+        newer = scene.queue.add("two", "victim")
+        scene.record()
+        assert (scene.state_in_history(VICTIM), scene.state_in_history(newer)) == (None, "queued")
 
         scene.repair()
         scene.record()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sluice.protocol import calls
+from sluice.protocol import calls, limits
 from sluice.protocol.states import JobState
 from sluice.protocol.wire import JobId
 from tests.protocol.driving import Queue, check, ending, new_job, short
@@ -33,6 +33,39 @@ class TestGivenASharedStreamAtItsLastId:
 
         assert queue.client.xinfo_stream(queue.keys.key(name))["last-generated-id"] != LAST_ID.encode()
         assert len(queue.events()) == num_events + 3
+
+
+class TestGivenALongOutboxAtItsLastId:
+    """The recorder is away."""
+
+    def fill(self, queue: Queue, num_entries: int, entry: bytes) -> None:
+        """Add entries that begin with their numbers, and the last possible id."""
+        pipeline = queue.client.pipeline(transaction=False)
+        for number in range(num_entries):
+            pipeline.xadd(queue.keys.outbox, {"e": b"%d " % number + entry})
+        pipeline.xadd(queue.keys.outbox, {"x": "1"}, id=LAST_ID)
+        pipeline.execute()
+
+    def kept(self, queue: Queue) -> list[int]:
+        """The numbers of the entries that are left, without those of jobs."""
+        texts = [fields[b"e"].split(b" ")[0] for _, fields in queue.client.xrange(queue.keys.outbox)]
+        return [int(text) for text in texts if text.isdigit()]
+
+    def test_when_a_job_runs_then_its_events_and_the_newest_before_are_kept(self, queue: Queue) -> None:
+        self.fill(queue, limits.OUTBOX_KEPT + 100, b"")
+
+        assert run_one(queue, "j1") is JobState.DONE
+
+        # The forged entry is one of those that are examined.
+        assert self.kept(queue) == list(range(101, limits.OUTBOX_KEPT + 100))
+        assert queue.client.xlen(queue.keys.outbox) == limits.OUTBOX_KEPT - 1 + 3
+
+    def test_when_its_entries_are_long_then_fewer_are_kept(self, queue: Queue) -> None:
+        self.fill(queue, 8, b"x" * (limits.OUTBOX_KEPT_BYTES // 4))
+
+        assert run_one(queue, "j1") is JobState.DONE
+
+        assert self.kept(queue) == [4, 5, 6, 7]
 
 
 class TestGivenACounterThatIsNoNumber:
