@@ -35,14 +35,31 @@ def minutes_ago(client: Any, count: int) -> int:
     return (client.time()[0] // 60 - count) * 60
 
 
-def add(producer: Producer, name: str = "report", prompts: Sequence[str] = ("hello",), **options: Any) -> ScheduleView:
-    """Add a schedule for every minute."""
-    return producer.add_schedule(name, prompts, cron=EVERY_MINUTE, **options)
+def each_hour_at(*times_s: int) -> str:
+    """A rule for the minutes of some times, so that none is added while a test runs."""
+    return ",".join(str(time_s // 60 % 60) for time_s in times_s) + " * * * *"
+
+
+def add(
+    producer: Producer,
+    name: str = "report",
+    prompts: Sequence[str] = ("hello",),
+    *,
+    cron: str = EVERY_MINUTE,
+    **options: Any,
+) -> ScheduleView:
+    """Add a schedule, for every minute unless told otherwise."""
+    return producer.add_schedule(name, prompts, cron=cron, **options)
 
 
 def last_fired(client: Any, count: int, name: str = "report", *, tenant: str = "default") -> None:
-    """Make as if the last time fired was some minutes ago: the schedule was added a minute before that."""
-    id_, last_s = f"{tenant}.{name}", minutes_ago(client, count)
+    """Make as if the last time fired was some minutes ago."""
+    last_fired_at(client, minutes_ago(client, count), name, tenant=tenant)
+
+
+def last_fired_at(client: Any, last_s: int, name: str = "report", *, tenant: str = "default") -> None:
+    """Make as if the last time fired was this one: the schedule was added a minute before that."""
+    id_ = f"{tenant}.{name}"
     rule = replace(read_schedule(id_, client.hget(KEYS.schedules, id_)), created_s=last_s - 60)
     client.hset(KEYS.schedules, id_, pack_schedule(rule))
     client.zadd(KEYS.times, {id_: last_s})
@@ -54,13 +71,14 @@ def waiting(worker: HandWorker) -> list[str]:
 
 
 class TestGivenAScheduleWithADueTime:
-    """It runs every minute, and was fired a minute ago."""
+    """It runs at this minute of each hour, and nobody has fired it since."""
 
     @pytest.fixture(autouse=True)
     def run_s(self, producer: Producer, redis_client: Any) -> int:
-        add(producer, prompts=["one", "two"])
-        last_fired(redis_client, 1)
-        return minutes_ago(redis_client, 0)
+        run_s = minutes_ago(redis_client, 0)
+        add(producer, prompts=["one", "two"], cron=each_hour_at(run_s))
+        last_fired_at(redis_client, run_s - 60)
+        return run_s
 
     def test_when_it_is_fired_then_its_jobs_wait_under_ids_of_schedule_and_time(
         self, producer: Producer, worker: HandWorker, run_s: int
@@ -151,7 +169,7 @@ class TestGivenAScheduleWithADueTime:
     def test_when_one_of_its_jobs_is_refused_for_good_then_the_others_are_a_run(
         self, producer: Producer, worker: HandWorker, redis_client: Any, run_s: int
     ) -> None:
-        producer.add_schedule("report", ["one", TOO_LONG], cron=EVERY_MINUTE)
+        producer.add_schedule("report", ["one", TOO_LONG], cron=each_hour_at(run_s))
         redis_client.hset(QueueKeys("default").key("config"), "max_job_tokens", 500)
 
         look = producer.fire_schedules()
@@ -165,7 +183,7 @@ class TestGivenAScheduleWithADueTime:
     def test_when_all_its_jobs_are_refused_for_good_then_it_is_left_out(
         self, producer: Producer, worker: HandWorker, redis_client: Any, run_s: int
     ) -> None:
-        producer.add_schedule("report", [TOO_LONG], cron=EVERY_MINUTE)
+        producer.add_schedule("report", [TOO_LONG], cron=each_hour_at(run_s))
         redis_client.hset(QueueKeys("default").key("config"), "max_job_tokens", 500)
 
         look = producer.fire_schedules()
@@ -197,7 +215,7 @@ class TestGivenAScheduleWithADueTime:
     def test_when_the_same_rule_is_added_again_then_what_is_due_still_runs(
         self, producer: Producer, worker: HandWorker, run_s: int
     ) -> None:
-        add(producer, prompts=["three"])
+        add(producer, prompts=["three"], cron=each_hour_at(run_s))
 
         producer.fire_schedules()
 
@@ -219,11 +237,12 @@ class TestGivenAnOutageOfFiveMinutes:
 
     @pytest.fixture
     def times_s(self, redis_client: Any) -> list[int]:
-        return [minutes_ago(redis_client, count) for count in (4, 3, 2, 1, 0)]
+        newest_s = minutes_ago(redis_client, 0)
+        return [newest_s - 60 * count for count in (4, 3, 2, 1, 0)]
 
-    def fired(self, producer: Producer, client: Any, **options: Any) -> list[int]:
-        add(producer, **options)
-        last_fired(client, 5)
+    def fired(self, producer: Producer, client: Any, times_s: Sequence[int], **options: Any) -> list[int]:
+        add(producer, cron=each_hour_at(*times_s), **options)
+        last_fired_at(client, times_s[0] - 60)
         look = producer.fire_schedules()
         assert look.problems == []
         assert producer.fire_schedules().fired == []
@@ -232,17 +251,17 @@ class TestGivenAnOutageOfFiveMinutes:
     def test_when_the_rule_is_latest_then_the_newest_time_runs(
         self, producer: Producer, redis_client: Any, times_s: list[int]
     ) -> None:
-        assert self.fired(producer, redis_client, misfire="latest") == times_s[-1:]
+        assert self.fired(producer, redis_client, times_s, misfire="latest") == times_s[-1:]
 
     def test_when_the_rule_is_all_then_each_time_runs(
         self, producer: Producer, redis_client: Any, times_s: list[int]
     ) -> None:
-        assert self.fired(producer, redis_client, misfire="all") == times_s
+        assert self.fired(producer, redis_client, times_s, misfire="all") == times_s
 
     def test_when_runs_may_not_overlap_then_only_the_first_of_all_runs(
         self, producer: Producer, redis_client: Any, times_s: list[int]
     ) -> None:
-        assert self.fired(producer, redis_client, misfire="all", overlap="skip") == times_s[:1]
+        assert self.fired(producer, redis_client, times_s, misfire="all", overlap="skip") == times_s[:1]
 
 
 class TestGivenADailyScheduleThatNobodyFired:
