@@ -29,6 +29,7 @@ def main() -> int:
         kills=given.kills,
         at_most_s=given.minutes * 60,
         jobs_per_s=given.jobs_per_s,
+        mean_s={kind: seconds / given.fault_rate for kind, seconds in MEAN_S.items()},
     )
     real = replace(
         null,
@@ -90,6 +91,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="with the null model, each with a separate server")
     parser.add_argument("--minutes", type=float, default=60.0, help="at most")
     parser.add_argument("--jobs-per-s", type=float, default=150.0)
+    parser.add_argument("--fault-rate", type=float, default=1.0, help="with the null model, times as often as usual")
     parser.add_argument("--real-jobs", type=int, default=2000, help="with the real engine; 0 leaves it out")
     parser.add_argument("--real-kills", type=int, default=50)
     parser.add_argument("--real-minutes", type=float, default=20.0)
