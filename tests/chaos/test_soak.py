@@ -4,7 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.soak.run import MEAN_S, SoakSettings, run
+from tests.chaos.soak.run import MEAN_S, SoakSettings, is_empty, run
+from tests.integration.jobs import KEYS
+from tests.protocol.driving import Queue, ending, new_job
+from tests.servers import RedisServer
 
 SEED = 20_261
 
@@ -40,6 +43,25 @@ def soak(folder: Path, *, jobs: int, kills: int, at_most_s: float, life_s: float
     assert report.is_sound, report.checker
     assert report.acknowledged >= jobs / 2
     assert report.num_kills >= kills
+
+
+class TestGivenATenantAtItsLimitOfTokens:
+    def test_when_its_last_job_has_ended_then_a_drain_waits_until_it_may_start_another(
+        self, valkey: RedisServer
+    ) -> None:
+        with valkey.client() as client:
+            queue = Queue(client, KEYS)
+            queue.stop_clock()
+            queue.configure(tokens_per_minute={"few": 60})
+            queue.submit(new_job("long", "few", max_tokens=600))
+            worker = queue.worker("A")
+            worker.advance(ending(worker.take(), 0, 100))
+            at_its_end = is_empty(client)
+
+            queue.pass_time(60_000)
+            worker.beat()
+
+            assert (at_its_end, is_empty(client)) == (False, True)
 
 
 @pytest.mark.slow

@@ -322,9 +322,9 @@ def _always(*command: str) -> Command:
 
 
 def is_empty(client: Any) -> bool:  # Any: a redis-py client
-    """Whether every job has ended."""
+    """Whether every job has ended, and no tenant is at a limit: one whose job took more tokens may be for a while."""
     waiting, running = client.hmget(KEYS.key("counters"), "waiting_jobs", "running_jobs")
-    return int(waiting or 0) == 0 and int(running or 0) == 0
+    return int(waiting or 0) == 0 and int(running or 0) == 0 and not client.exists(KEYS.key("parked"))
 
 
 def num_unrecorded(client: Any) -> int:  # Any: as above
