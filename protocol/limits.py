@@ -93,7 +93,7 @@ MAX_CALL_BYTES = 1024 * 1024
 SLICE_JOBS = 32
 """Jobs in one slice: a reclaim, cancel or firing of timers."""
 
-PULL_JOBS = 64
+PULL_JOBS = 128
 """Jobs that one pull takes. Each costs less than a job of another slice, and the pull itself as much as several."""
 
 SLICE_CHANNELS = 128
