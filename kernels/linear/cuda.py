@@ -53,16 +53,38 @@ class InvariantLinear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         """Take `weight` `[N, K]`, as it is if it is contiguous."""
+        from sluice.kernels.linear.invariant import arrivals
+
         self._weight = weight.contiguous()
         self._bias = bias
+        self._arrived = arrivals(weight.device)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Multiply `x` `[T, K]` to `[T, N]`."""
+        return self._multiplied(x, None)
+
+    def gated(self, x: Tensor, activation: Activation) -> Tensor:
+        """Multiply `x` `[T, K]` to `[T, N / 2]`, the first half of columns gating the second; the bits of two steps."""
+        return self._multiplied(x, activation)
+
+    def _multiplied(self, x: Tensor, activation: Activation | None) -> Tensor:
         from sluice.kernels.linear.invariant import invariant_product
 
-        out = x.new_empty(x.shape[0], self._weight.shape[0])
-        invariant_product(x, self._weight, self._bias, out=out)
+        out = x.new_empty(x.shape[0], self._weight.shape[0] // (1 if activation is None else 2))
+        invariant_product(x, self._weight, self._bias, arrived=self._arrived, out=out, activation=activation)
         return out
+
+
+class InvariantGatedLinear(GatedLinear):
+    """A gated product in one launch."""
+
+    def __init__(self, product: InvariantLinear, activation: Activation) -> None:
+        super().__init__(product, activation)
+        self._gated = product.gated
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Multiply `x` `[T, K]` to `[T, I]`."""
+        return self._gated(x, self.activation)
 
 
 class Int8Linear:
@@ -151,4 +173,7 @@ def pack_linear_cuda(weight: Tensor, bias: Tensor | None, *, is_int8: bool) -> L
 
 def pack_gated_linear_cuda(weight: Tensor, bias: Tensor | None, *, activation: Activation, is_int8: bool) -> Linear:
     """Prepare a gated product: as `pack_linear_cuda`, the first half of columns gating the second."""
-    return GatedLinear(pack_linear_cuda(weight, bias, is_int8=is_int8), activation)
+    product = pack_linear_cuda(weight, bias, is_int8=is_int8)
+    if isinstance(product, InvariantLinear):
+        return InvariantGatedLinear(product, activation)
+    return GatedLinear(product, activation)

@@ -3,9 +3,9 @@
 """Products in Triton whose bits for a row depend on the row and the weight alone, for any number of rows.
 
 K is divided into parts of a fixed size. Each part is summed in steps of a fixed size, and the parts are added in their
-order. For few rows each part has a program, and a second kernel adds them; for many a program walks all parts of its
-tile. Only the rows of a tile, and who adds the parts, are chosen by the number of rows: neither changes what is added
-to what.
+order. For few rows each part has a program, and the last of a tile to finish adds them; for many a program walks all
+parts of its tile. Only the tile, and who adds the parts, are chosen by the number of rows: neither changes what is
+added to what. The program that has the sums adds the bias and applies the gate, so a product is one launch.
 
 The weight is the left operand: a matrix unit takes 64 rows on the left and as few as 8 on the right, and a decode has
 many weights and few rows.
@@ -18,11 +18,28 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PROCESSORS = 132
-"""Programs that keep an H100 or H200 busy. Fixed: the parts depend on it."""
+from sluice.kernels.gated_activation import Activation
+from sluice.kernels.gated_activation.kernel import gated
 
-_LEAST_PART = 256
+ENOUGH_PROGRAMS = 96
+"""Programs that read at the memory's rate on an H200, whose processors can read faster than their share."""
+
+_WHOLE_SIZE = 1024
+"""K up to which it is not divided: a part more takes longer to add than it saves."""
+
+_LEAST_PART = 512
 """Smallest part of K: a shorter one ends before its loads are in full flow."""
+
+_TILES = {
+    16: ((128, 16, 4, 5), (64, 16, 4, 10)),
+    64: ((128, 64, 4, 4), (64, 64, 4, 7)),
+    128: ((128, 128, 8, 4), (64, 128, 4, 4)),
+    256: ((128, 256, 8, 4), (128, 128, 8, 4), (64, 128, 4, 4)),
+}
+"""By the most rows: outputs, rows, warps and stages of tiles, the largest first."""
+
+_MOST_SUMS = 128 * 256
+"""What a program's registers hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +47,7 @@ class InvariantConfig:
     """Tiling of one product. `block_k` and `part_size` determine the bits of the result."""
 
     block_n: int
-    """Outputs per program."""
+    """Rows of the weight per program; of a gated product, as many of the gate as of what it gates."""
 
     block_t: int
     """Rows of x per program."""
@@ -44,21 +61,33 @@ class InvariantConfig:
 
 
 def invariant_config(*, out_size: int, in_size: int, num_tokens: int, element_bytes: int) -> InvariantConfig:
-    """Choose the parts of K from the shape of the weight, and the rows of a tile from their number.
+    """Choose the parts of K from the shape of the weight, and the tile also from the number of rows.
 
     Nothing is measured: another worker may continue this one's jobs.
     """
-    block_n, block_k = (64, 32) if element_bytes == 4 else (128, 64)
-    num_blocks = triton.cdiv(out_size, block_n)
-    num_parts = max(1, min((PROCESSORS + num_blocks // 2) // num_blocks, in_size // _LEAST_PART))
+    block_k = 32 if element_bytes == 4 else 64
+    num_parts = _num_parts(out_size, in_size)
     part_size = triton.cdiv(triton.cdiv(in_size, num_parts), block_k) * block_k
     if element_bytes == 4:
-        return InvariantConfig(block_n, 16, block_k, part_size, num_warps=4, num_stages=2)
-    if num_tokens <= 16:
-        return InvariantConfig(block_n, 16, block_k, part_size, num_warps=4, num_stages=5)
-    if num_tokens <= 64:
-        return InvariantConfig(block_n, 64, block_k, part_size, num_warps=4, num_stages=4)
-    return InvariantConfig(block_n, 128, block_k, part_size, num_warps=8, num_stages=4)
+        return InvariantConfig(64, 16, block_k, part_size, num_warps=4, num_stages=2)
+    tiles = _TILES[next((rows for rows in _TILES if num_tokens <= rows), max(_TILES))]
+    occupying = [
+        (block_n, block_t, num_warps, num_stages)
+        for block_n, block_t, num_warps, num_stages in tiles
+        if num_parts * triton.cdiv(out_size, block_n) * triton.cdiv(num_tokens, block_t) >= ENOUGH_PROGRAMS
+        and min(num_parts, 2) * block_n * block_t <= _MOST_SUMS
+    ]
+    block_n, block_t, num_warps, num_stages = (occupying or tiles[-1:])[0]
+    return InvariantConfig(block_n, block_t, block_k, part_size, num_warps, num_stages)
+
+
+def _num_parts(out_size: int, in_size: int) -> int:
+    """Return the parts of K with which the largest tiles occupy the GPU, or one if small tiles do without."""
+    if in_size <= _WHOLE_SIZE or triton.cdiv(out_size, 64) >= ENOUGH_PROGRAMS:
+        return 1
+    num_blocks = -(-out_size // 128)
+    # A power of two mostly divides K.
+    return min(1 << ((ENOUGH_PROGRAMS - 1) // num_blocks).bit_length(), in_size // _LEAST_PART)
 
 
 @triton.jit
@@ -90,82 +119,100 @@ def _sum_of_part(
     return acc
 
 
-@triton.jit(do_not_specialize=["T", "num_parts"])
+@triton.jit(do_not_specialize=["T"])
 def _invariant_kernel(
-    out_ptr,  # [T, N]; float32 [parts, T, N] when IS_SPLIT
+    out_ptr,  # [T, N]; [T, N / 2] with an activation
+    partial_ptr,  # [tiles, NUM_PARTS, BLOCK_N, BLOCK_T] float32; unused unless IS_SPLIT
+    arrived_ptr,  # [tiles] int32, zeros before and after; unused unless IS_SPLIT
     x_ptr,  # [T, K]
     weight_ptr,  # [N, K], contiguous
-    bias_ptr,  # [N]; unused unless HAS_BIAS
+    bias_ptr,  # [N], or None
     T,
     x_stride_token,
     N,
     K,
-    num_parts,
     part_size,
+    ACTIVATION: tl.constexpr,  # of the first half of N, which gates the second; or None
+    NUM_PARTS: tl.constexpr,
     IS_EVEN: tl.constexpr,  # blocks cover N, and parts K, exactly
-    HAS_BIAS: tl.constexpr,
     IS_SPLIT: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
     """One program per (block of tokens, block of N); with IS_SPLIT, per part of K too."""
+    BLOCK_OUT: tl.constexpr = BLOCK_N if ACTIVATION is None else BLOCK_N // 2
+    rows = tl.arange(0, BLOCK_N)  # [BLOCK_N]
     tokens = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)  # [BLOCK_T]
-    columns = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+    first_out = tl.program_id(1).to(tl.int64) * BLOCK_OUT
+    num_out = N if ACTIVATION is None else N // 2
+    columns = first_out + rows % BLOCK_OUT  # [BLOCK_N]
+    has_column = columns < num_out
+    columns += rows // BLOCK_OUT * num_out
     has_token = (tokens < T)[None, :]
-    has_column = (columns < N)[:, None]
     weight_rows = weight_ptr + columns[:, None] * K  # [BLOCK_N, 1]
     x_rows = x_ptr + tokens[None, :] * x_stride_token  # [1, BLOCK_T]
-    at = tokens[None, :] * N + columns[:, None]
 
+    first_part = tl.program_id(2) if IS_SPLIT else 0
+    total = _sum_of_part(
+        weight_rows, x_rows, has_column[:, None], has_token, first_part * part_size, part_size, K,
+        IS_EVEN, BLOCK_N, BLOCK_T, BLOCK_K,
+    )  # fmt: skip
     if IS_SPLIT:
-        part = tl.program_id(2)
-        acc = _sum_of_part(
-            weight_rows, x_rows, has_column, has_token, part * part_size, part_size, K,
-            IS_EVEN, BLOCK_N, BLOCK_T, BLOCK_K,
-        )  # fmt: skip
-        tl.store(out_ptr + part.to(tl.int64) * T * N + at, acc, mask=has_column & has_token)
-    else:
-        total = tl.zeros([BLOCK_N, BLOCK_T], dtype=tl.float32)
-        for part in range(num_parts):
+        tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+        at = rows[:, None] * BLOCK_T + tl.arange(0, BLOCK_T)[None, :]
+        tile_ptr = partial_ptr + tile * (NUM_PARTS * BLOCK_N * BLOCK_T) + at  # [BLOCK_N, BLOCK_T]
+        tl.store(tile_ptr + first_part * (BLOCK_N * BLOCK_T), total)
+        # All threads have stored before one of them reports it, with a release and an acquire.
+        tl.debug_barrier()
+        if tl.atomic_add(arrived_ptr + tile, 1, sem="acq_rel", scope="gpu") < NUM_PARTS - 1:
+            return
+        tl.store(arrived_ptr + tile, 0)
+        total = tl.load(tile_ptr, cache_modifier=".cg")
+        for part in tl.static_range(1, NUM_PARTS):
+            total += tl.load(tile_ptr + part * (BLOCK_N * BLOCK_T), cache_modifier=".cg")
+    elif NUM_PARTS > 1:
+        for part in range(1, NUM_PARTS):
             total += _sum_of_part(
-                weight_rows, x_rows, has_column, has_token, part * part_size, part_size, K,
+                weight_rows, x_rows, has_column[:, None], has_token, part * part_size, part_size, K,
                 IS_EVEN, BLOCK_N, BLOCK_T, BLOCK_K,
             )  # fmt: skip
-        if HAS_BIAS:
-            total += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[:, None]
-        tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=has_column & has_token)
+
+    if bias_ptr is not None:
+        total += tl.load(bias_ptr + columns, mask=has_column, other=0.0).to(tl.float32)[:, None]
+    out = total.to(out_ptr.dtype.element_ty)
+    if ACTIVATION is not None:
+        # Of what a product without the gate returns.
+        halves = tl.trans(tl.reshape(out, [2, BLOCK_OUT, BLOCK_T]), 1, 2, 0)
+        gate, up = tl.split(halves)  # [BLOCK_OUT, BLOCK_T]
+        out = gated(gate.to(tl.float32), up.to(tl.float32), ACTIVATION).to(out.dtype)
+    out_columns = first_out + tl.arange(0, BLOCK_OUT)  # [BLOCK_OUT]
+    out_ptrs = out_ptr + tokens[None, :] * num_out + out_columns[:, None]
+    tl.store(out_ptrs, out, mask=(out_columns < num_out)[:, None] & has_token)
 
 
-@triton.jit(do_not_specialize=["T", "num_parts"])
-def _add_parts_kernel(
-    out_ptr,  # [T, N]
-    partial_ptr,  # [parts, T, N] float32
-    bias_ptr,  # [N]; unused unless HAS_BIAS
-    T,
-    N,
-    num_parts,
-    HAS_BIAS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
-    """One program per (token, block of N): the parts, added in their order."""
-    token = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)  # [BLOCK_N]
-    inside = columns < N
-    total = tl.zeros([BLOCK_N], dtype=tl.float32)
-    for part in range(num_parts):
-        total += tl.load(partial_ptr + (part * T.to(tl.int64) + token) * N + columns, mask=inside, other=0.0)
-    if HAS_BIAS:
-        total += tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_ptr + token * N + columns, total.to(out_ptr.dtype.element_ty), mask=inside)
+def arrivals(device: torch.device) -> Tensor:
+    """Make the counters of the programs of each tile that have finished their part of K, for one weight.
+
+    Each product leaves zeros, so a recorded step needs no memset. Products of one weight must not run at once.
+    """
+    return torch.zeros(ENOUGH_PROGRAMS, dtype=torch.int32, device=device)
 
 
 def invariant_product(
-    x: Tensor, weight: Tensor, bias: Tensor | None, *, out: Tensor, config: InvariantConfig | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    arrived: Tensor,
+    out: Tensor,
+    activation: Activation | None = None,
+    config: InvariantConfig | None = None,
 ) -> None:
     """Write `x` `[T, K]` times `weight` `[N, K]`, contiguous, transposed, plus `bias` `[N]`, to `out` `[T, N]`.
 
-    `config` overrides the choice by shape (to test another).
+    With an `activation` the first half of columns gates the second, and `out` is `[T, N / 2]`. `arrived` is of
+    `arrivals`, for this weight. `config` overrides the choice by shape (to test another).
     """
     num_tokens, in_size = x.shape
     out_size = weight.shape[0]
@@ -176,22 +223,23 @@ def invariant_product(
     )
     num_parts = triton.cdiv(in_size, config.part_size)
     num_tiles = triton.cdiv(num_tokens, config.block_t), triton.cdiv(out_size, config.block_n)
-    is_split = num_parts > 1 and num_tiles[0] * num_tiles[1] < PROCESSORS
-    target = torch.empty(num_parts, *out.shape, dtype=torch.float32, device=x.device) if is_split else out
-    has_bias, given_bias = bias is not None, weight if bias is None else bias
+    is_split = num_parts > 1 and num_tiles[0] * num_tiles[1] < ENOUGH_PROGRAMS
+    sums = (*num_tiles, num_parts, config.block_n, config.block_t) if is_split else (0,)
     _invariant_kernel[(*num_tiles, num_parts if is_split else 1)](
-        target,
+        out,
+        torch.empty(sums, dtype=torch.float32, device=x.device),
+        arrived,
         x,
         weight,
-        given_bias,
+        bias,
         num_tokens,
         x.stride(0),
         out_size,
         in_size,
-        num_parts,
         config.part_size,
+        ACTIVATION=activation,
+        NUM_PARTS=num_parts,
         IS_EVEN=in_size % config.part_size == 0 and out_size % config.block_n == 0,
-        HAS_BIAS=has_bias and not is_split,
         IS_SPLIT=is_split,
         BLOCK_N=config.block_n,
         BLOCK_T=config.block_t,
@@ -199,8 +247,3 @@ def invariant_product(
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
-    if is_split:
-        block = min(1024, triton.next_power_of_2(out_size))
-        _add_parts_kernel[(num_tokens, triton.cdiv(out_size, block))](
-            out, target, given_bias, num_tokens, out_size, num_parts, HAS_BIAS=has_bias, BLOCK_N=block, num_warps=4
-        )

@@ -20,7 +20,7 @@ from sluice.kernels.experts.cpu import combine_torch, grouped_rows
 from sluice.kernels.experts.reference import route_reference
 from sluice.kernels.gated_activation import gated_activation
 from sluice.kernels.gated_activation.reference import gated_activation_reference
-from sluice.kernels.linear import pack_linear
+from sluice.kernels.linear import pack_gated_linear, pack_linear
 from sluice.kernels.linear.int8 import dequantized, quantized
 from sluice.kernels.linear.plain import PlainLinear
 from sluice.kernels.logprobs import logprobs
@@ -47,6 +47,9 @@ Case = Callable[[], None]
 
 _NUM_ROWS = 33
 _DETERMINISTIC_ROWS = (1, 7, 24, 70, 300)
+"""Each number of rows has other blocks."""
+
+_PRODUCT_ROWS = (1, 24, 70, 200, 300, 1100)
 """Each number of rows has other tiles, or other programs that add the parts of K."""
 
 _PIECE = 8192
@@ -217,6 +220,8 @@ def _product_cases(given: _Given) -> Iterator[Case]:
         yield from (partial(_try_product, given, out_size, in_size, n, has_bias=has_bias) for n in rows)
         if given.sizes.is_deterministic:
             yield partial(_try_product_alone, given, out_size, in_size, has_bias=has_bias)
+    if given.sizes.is_deterministic and given.sizes.intermediate_size:
+        yield partial(_try_gated_product_alone, given)
 
 
 def _try_product(given: _Given, out_size: int, in_size: int, num_rows: int, *, has_bias: bool) -> None:
@@ -237,8 +242,23 @@ def _try_product_alone(given: _Given, out_size: int, in_size: int, *, has_bias: 
     """Check that a row's product does not depend on the number of rows."""
     weight, bias = given.random(out_size, in_size), given.random(out_size) if has_bias else None
     linear = pack_linear(weight, bias, is_int8=given.sizes.is_int8)
-    x = given.random(max(_DETERMINISTIC_ROWS), in_size)
-    require_same_rows([linear(x[:num_rows]) for num_rows in _DETERMINISTIC_ROWS])
+    x = given.random(max(_PRODUCT_ROWS), in_size)
+    require_same_rows([linear(x[:num_rows]) for num_rows in _PRODUCT_ROWS])
+
+
+def _try_gated_product_alone(given: _Given) -> None:
+    """Check that a row's gated product depends neither on the number of rows nor on whether the gate is applied later.
+
+    It is where adapters change what is gated.
+    """
+    sizes = given.sizes
+    weight = given.random(2 * sizes.intermediate_size, sizes.hidden_size) / sizes.hidden_size**0.5
+    bias = given.random(2 * sizes.intermediate_size) if sizes.has_mlp_bias else None
+    linear = pack_linear(weight, bias, is_int8=sizes.is_int8)
+    gated = pack_gated_linear(weight, bias, activation=sizes.activation, is_int8=sizes.is_int8)
+    x = given.random(max(_PRODUCT_ROWS), sizes.hidden_size)
+    in_two_steps = gated_activation(linear(x), activation=sizes.activation)
+    require_same_rows([*(gated(x[:num_rows]) for num_rows in _PRODUCT_ROWS), in_two_steps])
 
 
 def _try_logprobs(given: _Given) -> None:

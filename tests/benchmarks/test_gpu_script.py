@@ -295,7 +295,10 @@ class TestGivenTheSizesOfACard:
             return SimpleNamespace(config=parse_config(SHAPES[shape] | {"max_position_embeddings": 8192}))
 
         monkeypatch.setattr(steps, "random_decoder", decoder)
-        for module, names in ((gpu_speed, ("generator_on", "make_penalties", "Int8Linear")), (steps, ("make_caches",))):
+        for module, names in (
+            (gpu_speed, ("generator_on", "make_penalties", "Int8Linear", "InvariantLinear")),
+            (steps, ("make_caches",)),
+        ):
             for name in names:
                 monkeypatch.setattr(module, name, nothing)
         sections = {"timing": gpu_speed, "step": steps}
@@ -311,8 +314,8 @@ class TestGivenTheSizesOfACard:
 
         assert timed == {
             "attention", "rms_norm", "add_rms_norm", "gated_activation", "soft_cap", "write_kv", "write_kv with norm",
-            "int8 product", "product of few rows", "sample", "penalties", "token_masks", "prepare_batch",
-            "copy_blocks",
+            "int8 product", "product of few rows", "deterministic product", "sample", "penalties", "token_masks",
+            "prepare_batch", "copy_blocks",
         }  # fmt: skip
 
     def test_when_they_are_listed_then_each_size_that_a_target_names_is_among_them(

@@ -3,7 +3,9 @@
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+import math
 import re
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -12,9 +14,10 @@ from sluice.kernels.adapters import AdapterBank, RowPlaces
 from sluice.kernels.adapters.kernel import add_adapters_triton
 from sluice.kernels.experts import Router, Stacked, StackedExperts
 from sluice.kernels.experts.kernel import experts_triton, route_triton
+from sluice.kernels.gated_activation import Activation
 from sluice.kernels.gated_activation.kernel import gated_activation_triton
 from sluice.kernels.linear.few_rows import few_rows_triton
-from sluice.kernels.linear.invariant import invariant_product
+from sluice.kernels.linear.invariant import invariant_config, invariant_product
 from sluice.kernels.linear.kernel import int8_product_triton, widen_triton
 from sluice.kernels.paged_attention import decode, kernel
 from sluice.kernels.paged_attention.call import Chunks
@@ -126,37 +129,83 @@ class TestGivenPagedAttentionThatIsIndependentOfTheBatch:
 
         check_fits(decodes)
         assert [one.name for one in decodes] == ["attend_kernel", "merge_kernel"]
+        assert "cp.async" in decodes[0].ptx
         assert [one.ptx for one in decodes] == [one.ptx for one in prompts]
         # A product that is fused with a sum is rounded once, and the two kernels might fuse other ones.
         assert not re.search(r"fma\.rn\.f32", decodes[1].ptx)
 
 
-@pytest.mark.long
+def compile_invariant_product(
+    out_size: int,
+    in_size: int,
+    num_tokens: int,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    activation: Activation | None = None,
+) -> Compiled:
+    # One element stands for all.
+    element = torch.zeros(1, dtype=dtype)
+    weight, out = element.expand(out_size, in_size), element.expand(num_tokens, out_size // (2 if activation else 1))
+    x, arrived = torch.zeros(num_tokens, in_size, dtype=dtype), torch.zeros(1, dtype=torch.int32)
+    with CompileInstead() as compiled:
+        invariant_product(x, weight, weight[:, 0], arrived=arrived, out=out, activation=activation)
+    return compiled[0]
+
+
+WEIGHTS: Sequence[tuple[int, int, Activation | None]] = (
+    (4096, 4096, None),
+    (28_672, 4096, "silu"),
+    (6144, 1024, "gelu_tanh"),
+    (1024, 3072, None),
+)
+"""Of 8 B and of 0.6 B; K in one part and in several."""
+
+
 class TestGivenProductsThatAreIndependentOfTheBatch:
+    @pytest.mark.long
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
     def test_when_they_are_compiled_then_each_fits_and_all_sum_by_the_same_instruction(
         self, dtype: torch.dtype
     ) -> None:
-        compiled: list[Compiled] = []
-        for out_size, num_tokens in ((4096, 1), (4096, 40), (4096, 3000), (28_672, 1), (28_672, 40)):
-            weight = torch.zeros(1, dtype=dtype).expand(out_size, 4096)
-            with CompileInstead() as launched:
-                invariant_product(
-                    torch.zeros(num_tokens, 4096, dtype=dtype), weight, None, out=torch.zeros(1, dtype=dtype)
-                    .expand(num_tokens, out_size),
-                )  # fmt: skip
-            compiled += launched
+        compiled = [
+            compile_invariant_product(out_size, in_size, num_tokens, dtype=dtype, activation=activation)
+            for out_size, in_size, activation in WEIGHTS
+            for num_tokens in (1, 40, 100, 200, 3000)
+        ]
 
         check_fits(compiled)
-        products = [one for one in compiled if one.name == "_invariant_kernel"]
         kinds = {
             re.sub(r"m64n\d+k16", "m64k16", kind)
-            for one in products
+            for one in compiled
             for kind in re.findall(r"wgmma\.mma_async\S+", one.ptx)
         }
-        assert len(products) == 5
         assert len(kinds) == 1, kinds
-        assert all("wgmma.mma_async" in one.ptx for one in products)
+        assert all("wgmma.mma_async" in one.ptx for one in compiled)
+
+    def test_when_parts_have_programs_then_the_last_one_sees_what_all_have_stored(self) -> None:
+        compiled = compile_invariant_product(1024, 2048, 1)
+
+        assert compiled.grid == (1, 16, 4)
+        before, after = compiled.ptx.split("atom.global.gpu.acq_rel.add")
+        # The threads' stores, a barrier, one thread's release and acquire, a barrier, the threads' loads.
+        assert "bar.sync" in before[before.rindex("st.global") :]
+        assert "bar.sync" in after[: after.index("ld.global.cg")]
+
+    @pytest.mark.long
+    @pytest.mark.parametrize(("out_size", "in_size", "activation"), WEIGHTS)
+    @pytest.mark.parametrize("num_tokens", [1, 64])
+    def test_when_rows_are_few_then_enough_bytes_are_on_their_way_on_each_processor(
+        self, num_tokens: int, out_size: int, in_size: int, activation: Activation | None
+    ) -> None:
+        """What the memory delivers in its latency, three quarters of 4.3 TB/s in 0.8 microseconds."""
+        compiled = compile_invariant_product(out_size, in_size, num_tokens, activation=activation)
+
+        config = invariant_config(out_size=out_size, in_size=in_size, num_tokens=num_tokens, element_bytes=2)
+        num_processors = min(math.prod(compiled.grid), 132)
+        waited = max(int(groups) for groups in re.findall(r"cp\.async\.wait_group\s+(\d+);", compiled.ptx))
+        in_flight = waited // 2 * config.block_n * config.block_k * 2
+        assert waited // 2 == config.num_stages - 2
+        assert num_processors * in_flight >= 0.75 * 4.3e12 * 0.8e-6
 
 
 class TestGivenPagedAttention:

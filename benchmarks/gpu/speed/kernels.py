@@ -23,7 +23,7 @@ from benchmarks.gpu.speed.roof import SKINNY_SHAPES
 from sluice.kernels.copy_blocks import block_runs
 from sluice.kernels.copy_blocks.kernel import copy_blocks_triton
 from sluice.kernels.gated_activation.kernel import gated_activation_triton
-from sluice.kernels.linear.cuda import HalfLinear, Int8Linear
+from sluice.kernels.linear.cuda import HalfLinear, Int8Linear, InvariantLinear
 from sluice.kernels.paged_attention import FP8, KVCache
 from sluice.kernels.paged_attention.kernel import allocate_cuda
 from sluice.kernels.penalties.kernel import apply_penalties_triton
@@ -290,7 +290,7 @@ def _write_of(scale: Scale, num_tokens: int, *, has_norm: bool) -> Call:
 
 
 def _products(scale: Scale) -> Iterator[Line]:
-    """Measure weights in int8, and few rows in 16 bits, compared with the library's product in 16 bits."""
+    """Measure weights in int8, few rows in 16 bits and deterministic products, compared with the library's."""
     for name, (out_size, in_size) in ({"toy": (64, 48)} if scale.is_toy else SKINNY_SHAPES).items():
         weight = _random(scale, out_size, in_size)
         # More weights than the GPU's cache holds, as in the layers of a model.
@@ -298,6 +298,7 @@ def _products(scale: Scale) -> Iterator[Line]:
         linears = [Int8Linear(weight, None) for _ in range(copies)]
         weights = [weight.clone() for _ in range(copies)]
         halves = [HalfLinear(weight, None) for weight in weights]
+        invariants = [InvariantLinear(weight, None) for weight in weights]
         for rows in scale.pick([1, 2, 8, 32, 64, 256, 512], [2]):
             x = _random(scale, rows, in_size)
             us = scale.timer.device_us(lambda x=x, linears=linears: [linear(x) for linear in linears]) / copies
@@ -307,6 +308,9 @@ def _products(scale: Scale) -> Iterator[Line]:
                 scale.timer.device_us(lambda x=x, weights=weights: [F.linear(x, w) for w in weights]) / copies
             )
             yield Line(f"int8 product, {name}, {rows} rows", figures)
+            us = scale.timer.device_us(lambda x=x, invariants=invariants: [linear(x) for linear in invariants]) / copies
+            figures = scale.rates(us, num_bytes=num_bytes + out_size * in_size)
+            yield Line(f"deterministic product, {name}, {rows} rows", figures)
             if rows <= 2:
                 us = scale.timer.device_us(lambda x=x, halves=halves: [half(x) for half in halves]) / copies
                 figures = scale.rates(us, num_bytes=num_bytes + out_size * in_size)

@@ -15,8 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from sluice.kernels.gated_activation import Activation
+from sluice.kernels.gated_activation.kernel import gated_activation_triton
 from sluice.kernels.linear import invariant as product
-from sluice.kernels.linear.invariant import InvariantConfig, invariant_config, invariant_product
+from sluice.kernels.linear.invariant import InvariantConfig, arrivals, invariant_config, invariant_product
 from sluice.kernels.logprobs.kernel import logprobs_triton
 from sluice.kernels.logprobs.reference import logprobs_reference
 from sluice.kernels.paged_attention import FP8, invariant
@@ -61,25 +63,34 @@ def short_segments() -> Generator[None]:
         invariant.SEGMENT_TOKENS = usual
 
 
-def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, config: InvariantConfig | None) -> Tensor:
-    """The product, into memory that was NaN, between guards that must stay NaN."""
-    out = torch.full((x.shape[0] + 2, weight.shape[0]), float("nan"), dtype=x.dtype, device=x.device)
+def multiply(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    config: InvariantConfig | None = None,
+    activation: Activation | None = None,
+) -> Tensor:
+    """The product, into memory that was NaN, between guards that must stay NaN; its counters must be zero again."""
+    out_size = weight.shape[0] // (1 if activation is None else 2)
+    out = torch.full((x.shape[0] + 2, out_size), float("nan"), dtype=x.dtype, device=x.device)
+    arrived = arrivals(x.device)
     with matrix_unit():
-        invariant_product(x, weight, bias, out=out[1:-1], config=config)
+        invariant_product(x, weight, bias, arrived=arrived, out=out[1:-1], activation=activation, config=config)
     assert out[0].isnan().all()
     assert out[-1].isnan().all()
+    assert not arrived.any()
     return out[1:-1]
 
 
 @contextmanager
 def adding_by(*, one_program: bool) -> Generator[None]:
     """Let one program add the parts of K, even if there are few."""
-    usual = product.PROCESSORS
-    product.PROCESSORS = 0 if one_program else usual
+    usual = product.ENOUGH_PROGRAMS
+    product.ENOUGH_PROGRAMS = 0 if one_program else usual
     try:
         yield
     finally:
-        product.PROCESSORS = usual
+        product.ENOUGH_PROGRAMS = usual
 
 
 @pytest.mark.parametrize(("device", "dtype"), DEVICES)
@@ -125,16 +136,43 @@ class TestGivenAProduct:
                 assert same_bits(multiply(x[rows], weight, bias, SMALL), many[rows])
                 assert same_bits(multiply(x[rows], weight, bias, TALL), many[rows])
 
-    @pytest.mark.parametrize(("out_size", "in_size"), fast_only([(40, 540)], [(64, 64), (130, 300), (40, 1100)]))
+    @pytest.mark.parametrize(
+        ("out_size", "in_size", "rows"),
+        fast_only(
+            [(40, 1100, (1, 17))],
+            [(64, 64, ROWS), (130, 300, ROWS), (40, 1100, ROWS), (100, 2100, (1, 16, 17, 64, 65, 128, 129, 300))],
+        ),
+    )
     def test_when_the_rules_choose_then_a_row_keeps_its_bits(
-        self, device: str, dtype: torch.dtype, out_size: int, in_size: int
+        self, device: str, dtype: torch.dtype, out_size: int, in_size: int, rows: Sequence[int]
     ) -> None:
         generator = generator_on(device)
         weight = random_tensor(out_size, in_size, dtype=dtype, generator=generator)
-        x = random_tensor(70, in_size, dtype=dtype, generator=generator)
-        most = multiply(x, weight, None, None)
+        x = random_tensor(max(rows), in_size, dtype=dtype, generator=generator)
+        most = multiply(x, weight, None)
 
-        assert all(same_bits(multiply(x[:n], weight, None, None), most[:n]) for n in ROWS)
+        assert all(same_bits(multiply(x[:n], weight, None), most[:n]) for n in rows)
+
+    @pytest.mark.parametrize(
+        ("activation", "out_size", "in_size", "num_tokens"),
+        fast_only(
+            [("silu", 2 * 19, 70, 3)],
+            [("gelu_tanh", 2 * 8, 64, 17), ("swiglu_clamped", 2 * 70, 40, 40), ("silu", 2 * 33, 1100, 5)],
+        ),
+    )
+    def test_when_it_gates_then_the_bits_are_those_of_two_steps(
+        self, device: str, dtype: torch.dtype, activation: Activation, out_size: int, in_size: int, num_tokens: int
+    ) -> None:
+        generator = generator_on(device)
+        weight = random_tensor(out_size, in_size, dtype=dtype, generator=generator)
+        x = random_tensor(num_tokens, in_size, dtype=dtype, generator=generator)
+        bias = random_tensor(out_size, dtype=dtype, generator=generator) if num_tokens % 2 else None
+        expected = x.new_empty(num_tokens, out_size // 2)
+
+        for config in (None, SMALL):
+            gated_activation_triton(multiply(x, weight, bias, config), activation=activation, out=expected)
+
+            assert same_bits(multiply(x, weight, bias, config, activation), expected)
 
 
 class TestGivenTheRulesOfAProduct:

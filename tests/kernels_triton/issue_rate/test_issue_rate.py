@@ -11,7 +11,11 @@ from sluice.kernels.linear.kernel import int8_product_triton
 from tests.grids import fast_only
 from tests.kernels_triton.compiler import CUOBJDUMP, Compiled, CompileInstead
 from tests.kernels_triton.issue_rate.machine_code import Loop, bulk_loop
-from tests.kernels_triton.test_compiled_kernels import compile_attention
+from tests.kernels_triton.test_compiled_kernels import (
+    compile_attention,
+    compile_invariant_attention,
+    compile_invariant_product,
+)
 
 RUNS_COMPILED = True
 
@@ -65,6 +69,20 @@ class TestGivenAKernelThatReadsMuch:
             int8_product_triton(x, weight, torch.zeros(28_672), x[0, :1].expand(28_672), out=out)
 
         check_waits_for_memory(next(one for one in compiled if one.name == "_int8_product_kernel"))
+
+    @pytest.mark.long
+    @pytest.mark.parametrize(("out_size", "num_tokens"), [(4096, 1), (28_672, 64)])
+    def test_when_an_invariant_product_is_compiled_then_it_waits_for_memory(
+        self, out_size: int, num_tokens: int
+    ) -> None:
+        check_waits_for_memory(compile_invariant_product(out_size, 4096, num_tokens), share=0.2)
+
+    @pytest.mark.long
+    @pytest.mark.parametrize("head_size", [64, 128])
+    def test_when_invariant_attention_is_compiled_then_it_waits_for_memory(self, head_size: int) -> None:
+        attended, _ = compile_invariant_attention(torch.bfloat16, head_size=head_size, max_query_len=1)
+
+        check_waits_for_memory(attended)
 
 
 class TestGivenALoopOfTooManyInstructions:
