@@ -71,18 +71,22 @@ def chosen_config(query: Tensor, kv_cache: KVCache, group: int, max_query_len: i
     return chosen(query.device, "paged_attention", launch_key(**kind), attention_config(**kind))
 
 
-def invariant_config(*, element_bytes: int, head_size: int, group: int) -> AttentionConfig:
+def invariant_config(*, element_bytes: int, head_size: int, group: int, is_fp8: bool) -> AttentionConfig:
     """Choose the tiling of the kernel in `invariant`, for decodes and prompts alike.
 
-    64 rows are what the matrix unit of sm_90 takes at once; with heads of 256, they would not fit the registers. No
+    64 rows are what the matrix unit of sm_90 takes at once; with heads of 256, they would not fit the registers. Four
+    warps exchange nothing within a tile, and two such programs fit a processor: one computes while the other waits. No
     configuration is measured: another tiling may change bits, and a worker may continue another's jobs.
     """
     least_rows = max(16, triton.next_power_of_2(group))
+    row_bytes = element_bytes * triton.next_power_of_2(head_size)
     if element_bytes == 4:
         return AttentionConfig(max(least_rows, 32), tile=16, num_warps=8, num_stages=2)
-    if element_bytes * triton.next_power_of_2(head_size) <= 256:
+    if row_bytes > 256:
+        return AttentionConfig(max(least_rows, 32), tile=32, num_warps=8, num_stages=3)
+    if is_fp8 or least_rows > 64:
         return AttentionConfig(max(least_rows, 64), tile=64, num_warps=8, num_stages=3)
-    return AttentionConfig(max(least_rows, 32), tile=32, num_warps=8, num_stages=3)
+    return AttentionConfig(64, tile=64 if row_bytes <= 128 else 32, num_warps=4, num_stages=4)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 """Paged attention in Triton whose bits for a token depend on its query, keys and position alone.
 
-The keys are divided into segments of a fixed length, at fixed positions. A row's result is that of each segment, joined
+The keys are divided into segments at fixed positions, short ones first. A row's result is that of each segment, joined
 in their order. Who computes the segments changes no bit: each of a decode is an item, so that many programs share a
 long context, and `merge_kernel` joins them; a block of a chunk's queries walks all of its segments and joins them at
 once. So it matters neither whether a token is a decode, a draft or part of a chunk, nor what else is in the step.
@@ -23,28 +23,34 @@ from sluice.kernels.paged_attention.decode import num_programs
 from sluice.kernels.paged_attention.prefill import attend_keys
 from sluice.kernels.paged_attention.tile import join_sinks, joined, sequence_of, store_rows
 
-SEGMENT_TOKENS = 512
-"""Keys of a segment: a multiple of every tile. It determines the bits of the result.
+SEGMENT_TOKENS = 256
+"""Keys of each of the first segments: a multiple of every tile. It determines the bits of the result.
 
-Shorter ones occupy more programs with one long context, and take more memory between the two kernels.
+Shorter ones occupy more programs with one short context, and take more memory between the two kernels.
 """
 
-_PROGRAMS_PER_PROCESSOR = 1
+SHORT_SEGMENTS = 16
+"""First segments; those after them have four times as many keys. It determines the bits, too."""
+
+_WARPS_PER_PROCESSOR = 8
 """As many as their registers allow."""
 
 
 def paged_attention_invariant(call: AttentionCall) -> None:
     """Launch the kernels; see `kernels.paged_attention.paged_attention`."""
     config = invariant_config(
-        element_bytes=call.query.element_size(), head_size=call.kv_cache.head_size, group=call.group
+        element_bytes=call.query.element_size(),
+        head_size=call.kv_cache.head_size,
+        group=call.group,
+        is_fp8=call.kv_cache.is_fp8,
     )
     check(SEGMENT_TOKENS % config.tile == 0, "segments are not whole tiles of {}", config.tile)
     partial, partial_max, partial_sum = _allocate_partials(call, config)
     num_sequences, max_segments = partial_sum.shape[:2]
     block_queries = config.block_rows // call.group
     max_items = call.num_tokens // block_queries + num_sequences * (1 + max_segments)
-    programs = num_programs(call.query.device, _PROGRAMS_PER_PROCESSOR)
-    segments = {"max_segments": max_segments, "SEGMENT": SEGMENT_TOKENS}
+    programs = num_programs(call.query.device, _WARPS_PER_PROCESSOR // config.num_warps)
+    segments = {"max_segments": max_segments, "SEGMENT": SEGMENT_TOKENS, "NUM_SHORT": SHORT_SEGMENTS}
     attend_kernel[(min(max_items * call.kv_cache.num_kv_heads, programs),)](
         **call.arguments(),
         **call.cache_strides(),
@@ -86,7 +92,9 @@ def paged_attention_invariant(call: AttentionCall) -> None:
 
 def _allocate_partials(call: AttentionCall, config: AttentionConfig) -> tuple[Tensor, Tensor, Tensor]:
     """Make memory for decodes: sums of values `[S, segments, H, D]`, maxima and sums of weights `[S, segments, H]`."""
-    max_segments = triton.cdiv(call.max_context_len, SEGMENT_TOKENS)
+    num_long_keys = max(call.max_context_len - SHORT_SEGMENTS * SEGMENT_TOKENS, 0)
+    num_short_keys = call.max_context_len - num_long_keys
+    max_segments = triton.cdiv(num_short_keys, SEGMENT_TOKENS) + triton.cdiv(num_long_keys, 4 * SEGMENT_TOKENS)
     if call.sliding_window:
         max_segments = min(max_segments, triton.cdiv(call.sliding_window + config.tile, SEGMENT_TOKENS) + 1)
     shape = (call.num_sequences, max(max_segments, 1), call.num_heads)
@@ -97,10 +105,23 @@ def _allocate_partials(call: AttentionCall, config: AttentionConfig) -> tuple[Te
 
 
 @triton.jit
-def _first_segment(context_len, window, HAS_WINDOW: tl.constexpr, SEGMENT: tl.constexpr):
+def _segments_before(key, SEGMENT: tl.constexpr, NUM_SHORT: tl.constexpr):
+    """Return how many segments begin before a position."""
+    num_long_keys = tl.maximum(key - NUM_SHORT * SEGMENT, 0)
+    return tl.cdiv(key - num_long_keys, SEGMENT) + tl.cdiv(num_long_keys, 4 * SEGMENT)
+
+
+@triton.jit
+def _segment_start(number, SEGMENT: tl.constexpr, NUM_SHORT: tl.constexpr):
+    """Return the first position of a segment."""
+    return (number + 3 * tl.maximum(number - NUM_SHORT, 0)) * SEGMENT
+
+
+@triton.jit
+def _first_segment(context_len, window, HAS_WINDOW: tl.constexpr, SEGMENT: tl.constexpr, NUM_SHORT: tl.constexpr):
     """Return the first segment with a key that a decode sees."""
     if HAS_WINDOW:
-        return tl.maximum(context_len - window, 0) // SEGMENT
+        return _segments_before(tl.maximum(context_len - window, 0) + 1, SEGMENT, NUM_SHORT) - 1
     else:
         return context_len * 0
 
@@ -129,15 +150,15 @@ def attend_kernel(
     out_stride_head,
     query_stride_token,
     query_stride_head,
-    key_stride_block,
-    key_stride_head,
-    key_stride_slot,
-    value_stride_block,
-    value_stride_head,
-    value_stride_slot,
-    scale_stride_block,
-    scale_stride_head,
-    scale_stride_slot,
+    key_stride_block: tl.constexpr,
+    key_stride_head: tl.constexpr,
+    key_stride_slot: tl.constexpr,
+    value_stride_block: tl.constexpr,
+    value_stride_head: tl.constexpr,
+    value_stride_slot: tl.constexpr,
+    scale_stride_block: tl.constexpr,
+    scale_stride_head: tl.constexpr,
+    scale_stride_slot: tl.constexpr,
     table_stride_sequence,
     HAS_WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,  # 0.0: none
@@ -152,6 +173,7 @@ def attend_kernel(
     BLOCK_QUERIES: tl.constexpr,
     BLOCK_S: tl.constexpr,
     SEGMENT: tl.constexpr,
+    NUM_SHORT: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """Each program computes every `tl.num_programs(0)`-th item of a head: a decode's segment or a block of queries."""
@@ -162,7 +184,8 @@ def attend_kernel(
     query_starts = tl.load(query_start_locs_ptr + sequences, mask=sequences < S, other=0)
     query_lens = tl.load(query_start_locs_ptr + sequences + 1, mask=sequences < S, other=0) - query_starts
     contexts = tl.load(context_lens_ptr + sequences, mask=sequences < S, other=0)
-    num_segments = tl.cdiv(contexts, SEGMENT) - _first_segment(contexts, window, HAS_WINDOW, SEGMENT)
+    num_segments = _segments_before(contexts, SEGMENT, NUM_SHORT)
+    num_segments -= _first_segment(contexts, window, HAS_WINDOW, SEGMENT, NUM_SHORT)
     counts = tl.where(query_lens == 1, num_segments, tl.cdiv(query_lens, BLOCK_QUERIES))
     items_end = tl.cumsum(counts, axis=0)  # [BLOCK_S]: items of a head of the sequences up to and including each
     num_items = tl.sum(counts, axis=0) * G
@@ -191,8 +214,8 @@ def attend_kernel(
         first_key = 0
         if HAS_WINDOW:
             first_key = tl.maximum(first_position - window + 1, 0)
-        segments_start = first_key // SEGMENT + tl.where(is_decode, number, 0)
-        segments_end = tl.where(is_decode, segments_start + 1, tl.cdiv(end_key, SEGMENT))
+        segments_start = _segments_before(first_key + 1, SEGMENT, NUM_SHORT) - 1 + tl.where(is_decode, number, 0)
+        segments_end = tl.where(is_decode, segments_start + 1, _segments_before(end_key, SEGMENT, NUM_SHORT))
         table_ptr = block_tables_ptr + sequence.to(tl.int64) * table_stride_sequence
         key_ptr = key_cache_ptr + kv_head * key_stride_head
         value_ptr = value_cache_ptr + kv_head * value_stride_head
@@ -205,7 +228,8 @@ def attend_kernel(
         for segment in range(segments_start, segments_end):
             acc, row_max, row_sum = attend_keys(
                 query, query_positions, first_position, last_position, first_key,
-                tl.maximum(segment * SEGMENT, first_key // TILE * TILE), tl.minimum((segment + 1) * SEGMENT, end_key),
+                tl.maximum(_segment_start(segment, SEGMENT, NUM_SHORT), first_key // TILE * TILE),
+                tl.minimum(_segment_start(segment + 1, SEGMENT, NUM_SHORT), end_key),
                 table_ptr, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, score_scale, window,
                 key_stride_block, key_stride_slot, value_stride_block, value_stride_slot,
                 scale_stride_block, scale_stride_slot,
@@ -245,6 +269,7 @@ def merge_kernel(
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     SEGMENT: tl.constexpr,
+    NUM_SHORT: tl.constexpr,
 ):
     """One program per (sequence, head): a decode's segments joined in their order; and zeros to padding."""
     sequence = tl.program_id(0)
@@ -267,7 +292,8 @@ def merge_kernel(
         total_sum = tl.zeros([1], dtype=tl.float32)
         total = tl.zeros([1, BLOCK_D], dtype=tl.float32)
         row = sequence.to(tl.int64) * max_segments * H + head
-        num_segments = tl.cdiv(context_len, SEGMENT) - _first_segment(context_len, window, HAS_WINDOW, SEGMENT)
+        num_segments = _segments_before(context_len, SEGMENT, NUM_SHORT)
+        num_segments -= _first_segment(context_len, window, HAS_WINDOW, SEGMENT, NUM_SHORT)
         for _ in range(num_segments):
             acc = tl.load(partial_ptr + row * D + dims, mask=dims < D, other=0.0)[None, :]
             row_max = tl.load(partial_max_ptr + row + tl.arange(0, 1))

@@ -35,8 +35,8 @@ PHASES: Sequence[tuple[Sequence[int], Sequence[int]]] = (
 short chunks over long contexts."""
 
 
-_PARTS_CONTEXT = 1300
-"""Tokens of the prompt that is computed in parts: over two of a deterministic process's segments."""
+_PARTS_CONTEXT = 5600
+"""Tokens of the prompt that is computed in parts: over a deterministic process's short segments, and two long ones."""
 
 
 def make_cache(sizes: ModelSizes, num_blocks: int, device: torch.device) -> KVCache:

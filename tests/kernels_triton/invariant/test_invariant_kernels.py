@@ -43,8 +43,8 @@ from tests.oracles.kernel_cases import (
 )
 
 SEGMENT = 64
-"""Keys of a segment in these tests: contexts that the interpreter can afford have several. Tiles of 16 bits have as
-many."""
+"""Keys of the first segment in these tests, which others are four times as long as: contexts that the interpreter can
+afford have several. Tiles of 16 bits have as many."""
 
 ROWS = (1, 3, 17, 64)
 SMALL = InvariantConfig(block_n=16, block_t=16, block_k=16, part_size=32, num_warps=4, num_stages=2)
@@ -54,13 +54,13 @@ TALL = replace(SMALL, block_t=64)
 @contextmanager
 def short_segments() -> Generator[None]:
     """Let segments be short, and products those of a matrix unit."""
-    usual = invariant.SEGMENT_TOKENS
-    invariant.SEGMENT_TOKENS = SEGMENT
+    usual = invariant.SEGMENT_TOKENS, invariant.SHORT_SEGMENTS
+    invariant.SEGMENT_TOKENS, invariant.SHORT_SEGMENTS = SEGMENT, 1
     try:
         with matrix_unit():
             yield
     finally:
-        invariant.SEGMENT_TOKENS = usual
+        invariant.SEGMENT_TOKENS, invariant.SHORT_SEGMENTS = usual
 
 
 def multiply(
@@ -231,7 +231,7 @@ def part_of(inputs: AttentionInputs, sequence: int, first: int, last: int) -> At
     )
 
 
-MIXED = [(1, 2 * SEGMENT + 9), (20, 70), (0, 7), (1, 5), (2, SEGMENT + 1)]
+MIXED = [(1, 5 * SEGMENT + 9), (20, 70), (0, 7), (1, 5), (2, SEGMENT + 1)]
 """A long decode, a chunk with context before it, a sequence that computes nothing, a short decode, a draft."""
 
 EXTRAS = ((0, 0.0, False), (24, 0.0, False), (0, 2.0, True), (SEGMENT, 2.0, True))
