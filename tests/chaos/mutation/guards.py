@@ -288,8 +288,8 @@ WAKEUPS = (
         patches=(
             Patch(
                 "worker/connection/listeners.py",
-                "self._client.xreadgroup(GROUP, CONSUMER, streams, block=BLOCK_MS)",
-                "self._client.xread({keys.notifications: self._after[keys] for keys in self._after}, block=BLOCK_MS)",
+                '"XREADGROUP", "GROUP", GROUP, CONSUMER, "BLOCK", BLOCK_MS, "STREAMS", *streams)',
+                '"XREAD", "BLOCK", BLOCK_MS, "STREAMS", *streams[: len(names)], *self._after.values())',
             ),
         ),
         tests=(LISTENERS,),
@@ -837,8 +837,8 @@ RESUME = (
         patches=(
             Patch(
                 "engine/sequence.py",
-                "num_prompt_tokens=self.num_prompt_tokens,",
-                "num_prompt_tokens=self.num_prompt_tokens + self.num_resumed_tokens,",
+                "self.num_prompt_tokens,\n            tuple(table",
+                "self.num_prompt_tokens + self.num_resumed_tokens,\n            tuple(table",
             ),
         ),
         tests=(f"{SAMPLING}::TestGivenSeeds::test_when_an_earlier_attempt_stopped_then_tokens_resume_there",),
