@@ -5,12 +5,15 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
+import redis
 
 from sluice.producer import AsyncProducer, Producer, Receipt
 from sluice.protocol.wire import JobId, JobOptions
-from tests.chaos.faults.replicated import Watched, watched
+from tests.chaos.faults.replicated import SERVICE, Watched, watched
+from tests.chaos.network.site import takes_for_up
 from tests.end_to_end.processes import worker_pool
 from tests.integration.jobs import (
     Ask,
@@ -141,3 +144,21 @@ class TestGivenProducersWhileNobodyIsPrimary:
                 accepted += [answer for answer in answers if isinstance(answer, Receipt)]
                 assert len(accepted) == 304
                 assert {outcome.view.state for outcome in producer.results(accepted) if outcome.view} == {"done"}
+
+
+class TestGivenASentinelWhoseServersAreSilent:
+    """It knows no replica that it could promote."""
+
+    def test_when_the_network_suite_asks_it_then_the_primary_is_in_doubt_until_it_answers(self) -> None:
+        with watched() as service, redis.Redis(port=service.sentinel_port) as client:
+            sentinel: Any = client  # Any: redis-py's commands are partly untyped
+            wait_until(lambda: takes_for_up(sentinel), "all is well")
+            for server in (service.pair.replica, service.pair.primary):
+                server.freeze()
+
+            wait_until(lambda: not takes_for_up(sentinel), "the primary is in doubt")
+
+            assert sentinel.sentinel_master(SERVICE)["port"] == service.pair.primary.port
+            for server in (service.pair.replica, service.pair.primary):
+                server.thaw()
+            wait_until(lambda: takes_for_up(sentinel), "a primary is up")

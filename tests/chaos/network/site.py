@@ -55,6 +55,11 @@ WORKER = {
 """Settings of a worker, slow enough that jobs wait. The heartbeat and the time-outs are the defaults."""
 
 
+def takes_for_up(sentinel: Any) -> bool:  # Any: redis-py's commands are partly untyped
+    """Whether a Sentinel takes the primary for up: it may replace one that it does not after the end of the fault."""
+    return sentinel.sentinel_master(SERVICE)["flags"] == "master"
+
+
 @dataclass(slots=True, eq=False)
 class Site:
     """All hosts with their processes. Mutable: servers change roles."""
@@ -135,6 +140,8 @@ class Site:
         """What is not well; nothing if all is."""
         if len({self._primary_of(name) for name in SENTINELS}) > 1:
             return "the Sentinels disagree"
+        if in_doubt := [name for name in SENTINELS if not takes_for_up(self._sentinel(name))]:
+            return f"the primary is in doubt for {', '.join(in_doubt)}"
         with self.redis[self.primary_name].client() as primary, self.redis[self.replica_name].client() as replica:
             first, second = primary.info("replication"), replica.info("replication")
             if first["role"] != "master" or "online" not in str(first.get("slave0")):
