@@ -32,8 +32,8 @@ OPERATIONS: Mapping[str, bool] = {
 """Operations with a Triton kernel; whether a step can still be recorded with torch's operators in its place.
 
 Those of attention read the lengths of sequences on the host, and those of experts how many rows each has. `linear` is
-the product in int8, in 16 bits of very few rows, and any product of a deterministic process. `hopper_prefill` is
-attention's kernel for Hopper, below which is its kernel for any GPU.
+the product in int8, over packed weights, in 16 bits of very few rows, and any product of a deterministic process.
+`hopper_prefill` is attention's kernel for Hopper, below which is its kernel for any GPU.
 """
 
 HOPPER_PREFILL = "hopper_prefill"

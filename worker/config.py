@@ -207,7 +207,7 @@ class ModelConfig:
     quantization: Literal["auto", "none", "int8", "int4"] = setting(
         "auto",
         metavar="HOW",
-        help="auto: the weights of a quantized GGUF stay packed on a CPU. none: all weights are in the dtype. int8, "
+        help="auto: weights stay packed as a quantized model stores them. none: all weights are in the dtype. int8, "
         "int4 (on a CPU): they are rounded at load, to half or a third of the memory, at some loss of quality.",
     )
     kv_cache_dtype: Literal["auto", "fp8", "int8"] = setting(

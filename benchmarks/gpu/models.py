@@ -177,13 +177,22 @@ def triton_in_place_of_cpu(calls: Counter[str] | None = None, *, deterministic: 
                 counted = _counted(name.removesuffix("_cpu"), launcher, calls)
                 stack.enter_context(patch(f"sluice.kernels.{operation}.cpu.{name}", counted))
         stack.enter_context(_triton_experts())
-        # The products of a GPU round weights themselves.
-        stack.enter_context(patch("sluice.engine.models.load._Reader._packed_part", return_value=None))
+        stack.enter_context(_forms_of_a_gpu())
         if deterministic:
             stack.enter_context(patch("sluice.kernels.linear.cuda.path_of", return_value=chain.Path.INVARIANT))
         # The CPU's shortcuts past `sample` and `prepare_batch`.
         stack.enter_context(patch("sluice.kernels.sample.cpu.draws_with_cpu", return_value=None))
         stack.enter_context(patch("sluice.engine.execution.layout._are_decodes", return_value=False))
+        yield
+
+
+@contextmanager
+def _forms_of_a_gpu() -> Generator[None]:
+    """Keep weights as for a GPU: its products round them themselves, and read packed ones in forms of their own."""
+    with (
+        patch("sluice.engine.models.load.WeightForm.is_on_gpu", True),
+        patch("sluice.engine.models.load.has_float8", return_value=True),
+    ):
         yield
 
 

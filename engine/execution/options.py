@@ -25,8 +25,8 @@ class ModelOptions:
 
     quantization: Quantization = "auto"
     """int8: round weights to int8 while loading. On the CPU for bfloat16, where activations are rounded for each
-    product too; on a GPU for bfloat16 and float16. int4: the same in 4 bits (the output in 8), on the CPU. auto: a
-    GGUF's groups stay packed on the CPU in bfloat16.
+    product too; on a GPU for bfloat16 and float16. int4: the same in 4 bits (the output in 8), on the CPU. auto:
+    packed weights stay so on the CPU in bfloat16, and on a GPU in 16 bits.
     """
 
     kv_cache_dtype: Literal["auto", "fp8", "int8"] = "auto"

@@ -28,6 +28,13 @@ def grouped_tensor(stored: Tensor, kind: TensorType, shape: tuple[int, ...]) -> 
     return collected((_READERS[kind](rows[at : at + step], kind) for at in range(0, shape[0], step)), shape[0])
 
 
+def packed_bits(kind: TensorType) -> int:
+    """Return the bits of a packed code; 0 if the type has no blocks."""
+    if kind not in _READERS:
+        return 0
+    return 4 if kind in _GROUP_BYTES else 8
+
+
 def packed_bytes(kind: TensorType, num_elements: int) -> int:
     """Return what a matrix takes packed; 0 if its type has no blocks."""
     if kind not in _READERS:

@@ -15,12 +15,13 @@ from torch import Tensor
 from sluice.engine.errors import ModelFolderError
 from sluice.engine.gguf.dequantize import plain_dtype
 from sluice.engine.gguf.file import GgufFile, TensorInfo, Value
-from sluice.engine.gguf.grouped import packed_bytes
+from sluice.engine.gguf.grouped import packed_bits, packed_bytes
 from sluice.engine.gguf.tensors import read_grouped, read_tensor
 from sluice.engine.models.families import FAMILIES, BlockNorms
 from sluice.engine.models.gguf_config import architecture_of
 from sluice.engine.models.mixtures import ExpertRules
 from sluice.kernels.linear.grouped import GroupedWeight
+from sluice.kernels.linear.words import WordForm
 
 _WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 _PARTS = {
@@ -87,9 +88,19 @@ class GgufWeights:
         return sum(size for kind, size in sizes if packed_bytes(kind, size))
 
     @property
+    def word_forms(self) -> frozenset[WordForm]:
+        """See `Weights`."""
+        bits = (packed_bits(info.type) for info in self._file.tensors.values() if len(info.shape) > 1)
+        return frozenset(WordForm.of_groups(num_bits) for num_bits in bits if num_bits)
+
+    @property
     def dequantized(self) -> str:
         """Nothing: types that groups cannot hold are rounded to them."""
         return ""
+
+    def with_float8(self) -> "GgufWeights":
+        """See `Weights`."""
+        return self
 
     def header_bytes(self, file: Path) -> int:
         """Bytes of the file before its tensors."""

@@ -21,12 +21,19 @@ from sluice.kernels.embedding import Embedding
 from sluice.kernels.experts import Dense, Mixture, Router, SeparateExperts, Stacked, StackedExperts
 from sluice.kernels.linear import Linear, pack_gated_linear, pack_linear
 from sluice.kernels.linear.cpu import multiplies_bfloat16
+from sluice.kernels.linear.float8 import Float8Weight
 from sluice.kernels.linear.grouped import grouped
 from sluice.kernels.linear.int8 import rounded_to_int8
 from sluice.kernels.linear.native import NativeLinear
-from sluice.kernels.linear.stored import PackedWeight, StoredWeight, stacked_packed
+from sluice.kernels.linear.stored import CodedWeight, StoredWeight, stacked_coded
 from sluice.kernels.pages import free_heap_pages
 from sluice.kernels.write_kv import HeadNorm
+
+
+def has_float8(device: torch.device) -> bool:
+    """Return whether a GPU converts and multiplies FP8."""
+    is_there = device.type == "cuda" and torch.cuda.is_available()
+    return is_there and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +46,28 @@ class WeightForm:
     """Of the weights of products."""
 
     @property
+    def is_on_gpu(self) -> bool:
+        """Whether products are a GPU's."""
+        return self.device.type != "cpu"
+
+    @property
     def keeps_packed(self) -> bool:
-        """Whether weights in 4 and 8 bits stay packed: only the CPU's native products multiply them."""
-        is_multiplied = self.device.type == "cpu" and self.dtype == torch.bfloat16 and multiplies_bfloat16()
+        """Whether weights in 4 and 8 bits stay packed: a GPU's products multiply them, and the CPU's native ones."""
+        if self.is_on_gpu:
+            is_multiplied = self.dtype in (torch.float16, torch.bfloat16)
+        else:
+            is_multiplied = self.dtype == torch.bfloat16 and multiplies_bfloat16()
         return self.quantization == "auto" and is_multiplied
+
+    @property
+    def multiplies_float8(self) -> bool:
+        """Whether products with rows in FP8 are possible."""
+        return self.is_on_gpu and self.keeps_packed and has_float8(self.device)
+
+    @property
+    def keeps_table_packed(self) -> bool:
+        """Whether an embedding stays packed, too: a GPU reads it as a table."""
+        return self.keeps_packed and not self.is_on_gpu
 
     def scheme(self, weights: Weights) -> str:
         """Return what becomes of a model's weights, for its fingerprint; empty if they are in the dtype."""
@@ -55,7 +80,6 @@ class WeightForm:
         if not weights.packed_bytes and not weights.dequantized:
             return ""
         becomes = f"dequantized at load to {self.scheme(weights) or str(self.dtype).removeprefix('torch.')}"
-        # Only the CPU's native products, of bfloat16, multiply packed weights.
         if not self.keeps_packed or not weights.packed_bytes:
             return f"{becomes}: {weights.dequantized}" if weights.dequantized else becomes
         packed = f"packed: {weights.packed_bytes / 2**20:.0f} MiB in 4 and 8 bits"
@@ -150,8 +174,10 @@ class _Reader:
 
     def embedding(self, name: str, shape: tuple[int, int]) -> Embedding:
         """Build an embedding: packed if it is stored so."""
-        stored = self._weights.packed(name, shape) if self._form.keeps_packed else None
-        return self.kept(name, *shape) if stored is None else NativeLinear(stored, None)
+        stored = self._weights.packed(name, shape) if self._form.keeps_table_packed else None
+        if stored is None or isinstance(stored, Float8Weight):
+            return self.kept(name, *shape)
+        return NativeLinear(stored, None)
 
     def output(self, name: str, shape: tuple[int, int]) -> Linear:
         """Build the product with the output's weight."""
@@ -178,7 +204,7 @@ class _Reader:
         weight, bias = self.stacked(prefix, names, config.hidden_size, has_bias=has_bias)
         form = self._form
         with _as_unavailable():
-            if form.keeps_packed and not isinstance(weight, Tensor) and weight.shape[0] % 32:
+            if form.keeps_packed and not form.is_on_gpu and not isinstance(weight, Tensor) and weight.shape[0] % 32:
                 weight = weight.dequantized(form.dtype)
             return pack_gated_linear(weight, bias, activation=config.activation, is_int8=form.quantization == "int8")
 
@@ -206,21 +232,21 @@ class _Reader:
 
     def _matrices(self, names: list[str], shapes: list[tuple[int, int]], *, num_bits: int = 4) -> StoredWeight:
         """Stack matrices: packed if all are packed alike, as they are stored or rounded to `num_bits` at least."""
-        parts: list[PackedWeight] = []
+        parts: list[CodedWeight] = []
         for name, shape in zip(names, shapes, strict=True):
             part = self._packed_part(name, shape, num_bits)
             if part is None:
                 return self._stack(names, shapes)
             parts.append(part)
-        together = stacked_packed(parts)
-        return self._stack(names, shapes) if together is None else together
+        together = stacked_coded(parts)
+        return self._stack(names, shapes) if together is None else together.map(lambda part: part.to(self.device))
 
-    def _packed_part(self, name: str, shape: tuple[int, int], num_bits: int) -> PackedWeight | None:
+    def _packed_part(self, name: str, shape: tuple[int, int], num_bits: int) -> CodedWeight | None:
         """Return a matrix packed; None if it is multiplied as it is, or by a product that rounds it on its device."""
         form = self._form
         if form.keeps_packed:
             return self._weights.packed(name, shape)
-        if form.device.type != "cpu" or form.quantization not in ("int8", "int4"):
+        if form.is_on_gpu or form.quantization not in ("int8", "int4"):
             return None
         # Each by itself, so that only one is in the file's dtype at a time.
         plain = self.tensor(name, *shape)

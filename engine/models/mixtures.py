@@ -15,7 +15,8 @@ from sluice.engine.models.weights import Weights
 from sluice.engine.quantized.mxfp4 import mxfp4_matrix
 from sluice.engine.text.json_files import Json
 from sluice.kernels.decoder_shape import MixtureShape
-from sluice.kernels.linear.stored import PackedWeight
+from sluice.kernels.linear.stored import CodedWeight
+from sluice.kernels.linear.words import WordForm
 
 _OF_EXPERT = re.compile(r"(.+)\.experts\.(\d+)\.(.+)")
 
@@ -87,9 +88,18 @@ class UnstackedExperts:
         return self._weights.packed_elements
 
     @property
+    def word_forms(self) -> frozenset[WordForm]:
+        """See `Weights`."""
+        return self._weights.word_forms
+
+    @property
     def dequantized(self) -> str:
         """See `Weights`."""
         return self._weights.dequantized
+
+    def with_float8(self) -> Weights:
+        """See `Weights`."""
+        return self
 
     def header_bytes(self, file: Path) -> int:
         """See `Weights`."""
@@ -113,7 +123,7 @@ class UnstackedExperts:
         """See `Weights`."""
         return self._weights.stored(name)
 
-    def packed(self, name: str, shape: tuple[int, ...]) -> PackedWeight | None:
+    def packed(self, name: str, shape: tuple[int, ...]) -> CodedWeight | None:
         """See `Weights`."""
         return None if _OF_EXPERT.fullmatch(name) else self._weights.packed(name, shape)
 

@@ -12,7 +12,8 @@ from sluice.engine.errors import ModelFolderError
 from sluice.engine.models.safetensors_weights import SafetensorsWeights
 from sluice.engine.quantized.matrix import StoredMatrix
 from sluice.engine.quantized.source import Format
-from sluice.kernels.linear.stored import PackedWeight
+from sluice.kernels.linear.stored import CodedWeight
+from sluice.kernels.linear.words import WordForm
 
 _WEIGHT = ".weight"
 
@@ -20,9 +21,14 @@ _WEIGHT = ".weight"
 class QuantizedWeights:
     """Weights in a format, and others as they are. See `Weights`."""
 
-    def __init__(self, tensors: SafetensorsWeights, stored_format: Format) -> None:
+    def __init__(self, tensors: SafetensorsWeights, stored_format: Format, *, keeps_float8: bool = False) -> None:
         self._tensors = tensors
         self._format = stored_format
+        self._keeps_float8 = keeps_float8
+
+    def with_float8(self) -> "QuantizedWeights":
+        """See `Weights`."""
+        return QuantizedWeights(self._tensors, self._format, keeps_float8=True)
 
     @property
     def files(self) -> list[Path]:
@@ -37,17 +43,23 @@ class QuantizedWeights:
     @property
     def packed_bytes(self) -> int:
         """What the matrices take that products multiply as they are."""
-        return sum(matrix.packed_bytes for matrix in self._matrices.values())
+        return sum(map(self._packed_bytes, self._matrices.values()))
 
     @property
     def packed_elements(self) -> int:
         """Their elements."""
-        return sum(prod(matrix.shape) for matrix in self._matrices.values() if matrix.packed_bytes)
+        return sum(prod(matrix.shape) for matrix in self._matrices.values() if self._packed_bytes(matrix))
+
+    @property
+    def word_forms(self) -> frozenset[WordForm]:
+        """See `Weights`."""
+        kept = [matrix for matrix in self._matrices.values() if self._packed_bytes(matrix)]
+        return frozenset(form for matrix in kept if (form := matrix.word_form) is not None)
 
     @property
     def dequantized(self) -> str:
         """See `Weights`."""
-        reasons = Counter(matrix.reason for matrix in self._matrices.values() if matrix.product == "none")
+        reasons = Counter(matrix.reason for matrix in self._matrices.values() if not self._packed_bytes(matrix))
         return ", ".join(f"{count} matrices {reason}" for reason, count in reasons.items())
 
     def header_bytes(self, file: Path) -> int:
@@ -63,10 +75,12 @@ class QuantizedWeights:
         """See `Weights`."""
         return self._tensors.stored(name)
 
-    def packed(self, name: str, shape: tuple[int, ...]) -> PackedWeight | None:
+    def packed(self, name: str, shape: tuple[int, ...]) -> CodedWeight | None:
         """See `Weights`."""
         matrix = self._matrix(name, shape)
-        return None if matrix is None else matrix.packed()
+        if matrix is None:
+            return None
+        return matrix.float8() if self._keeps_float8 and matrix.is_float8 else matrix.packed()
 
     def num_rows(self, name: str) -> int:
         """See `Weights`."""
@@ -76,6 +90,9 @@ class QuantizedWeights:
     def dtype_of(self, name: str) -> torch.dtype:
         """Return the dtype in which a tensor is stored; bfloat16 if it is quantized."""
         return torch.bfloat16 if name.removesuffix(_WEIGHT) in self._matrices else self._tensors.dtype_of(name)
+
+    def _packed_bytes(self, matrix: StoredMatrix) -> int:
+        return matrix.float8_bytes if self._keeps_float8 and matrix.is_float8 else matrix.packed_bytes
 
     @cached_property
     def _matrices(self) -> dict[str, StoredMatrix]:

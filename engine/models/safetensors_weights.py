@@ -13,6 +13,7 @@ from sluice.engine.errors import ModelFolderError
 from sluice.engine.models.weights import DTYPES
 from sluice.engine.text.json_files import read_json
 from sluice.kernels.linear.stored import PackedWeight
+from sluice.kernels.linear.words import WordForm
 
 _TEXT_PREFIX = re.compile(r"^language_model\.(?=model\.|lm_head\.)|(?<=^model\.)language_model\.")
 """What the names of a text part's tensors have besides: `language_model.model.…` or `model.language_model.…`."""
@@ -83,9 +84,18 @@ class SafetensorsWeights:
         return 0
 
     @property
+    def word_forms(self) -> frozenset[WordForm]:
+        """None."""
+        return frozenset()
+
+    @property
     def dequantized(self) -> str:
         """Nothing: these tensors are plain."""
         return ""
+
+    def with_float8(self) -> "SafetensorsWeights":
+        """See `Weights`."""
+        return self
 
     def header_bytes(self, file: Path) -> int:
         """See `Weights`."""

@@ -6,7 +6,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sluice.kernels.linear.stored import PackedWeight
+from sluice.kernels.linear.stored import CodedWeight
+from sluice.kernels.linear.words import WordForm
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 """Those that a model computes in."""
@@ -40,8 +41,17 @@ class Weights(Protocol):
         ...
 
     @property
+    def word_forms(self) -> frozenset[WordForm]:
+        """The forms in which a GPU's products read them."""
+        ...
+
+    @property
     def dequantized(self) -> str:
         """Which quantized matrices no product multiplies as they are, and why, for people; empty without such."""
+        ...
+
+    def with_float8(self) -> "Weights":
+        """Return these weights for a device that multiplies in FP8: matrices in it are packed, too."""
         ...
 
     def header_bytes(self, file: Path) -> int:
@@ -64,7 +74,7 @@ class Weights(Protocol):
         """
         ...
 
-    def packed(self, name: str, shape: tuple[int, ...]) -> PackedWeight | None:
+    def packed(self, name: str, shape: tuple[int, ...]) -> CodedWeight | None:
         """Return a matrix in the form that it is stored in; None if it is plain, or no product multiplies it so.
 
         Raises:

@@ -34,7 +34,7 @@ class CompressedTensors:
     """Of FP8."""
 
     rounds_rows: bool
-    """Whether the products of matrices in int8 have rows in int8."""
+    """Whether the products of matrices in int8 have rows in int8, and those of FP8 in FP8."""
 
     def matrix(self, source: Source, module: str) -> StoredMatrix | None:
         """See `Format`."""
@@ -44,7 +44,8 @@ class CompressedTensors:
         if form is not None and form[0] == torch.int8:
             return self._in_int8(source, module)
         scale = f"{module}.weight_scale"
-        return float8_matrix(source, module, scale, self._block_of(form, source.form_of(scale)))
+        block = self._block_of(form, source.form_of(scale))
+        return float8_matrix(source, module, scale, block, rounds_rows=self.rounds_rows)
 
     def _block_of(self, weight: Form | None, scale: Form | None) -> tuple[int, int] | None:
         """Return the block of a matrix in FP8; None if its scales are not of blocks."""

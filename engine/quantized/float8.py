@@ -1,4 +1,4 @@
-"""Weights in FP8 (e4m3) with a scale for a tensor, for each row, or for each block: no product of ours multiplies them.
+"""Weights in FP8 (e4m3) with a scale for a tensor, for each row, or for each block: only a GPU may multiply them so.
 
 `quant_method` fp8, as DeepSeek and Qwen publish it: `weight` `[N, K]` in FP8 and `weight_scale_inv`, a number for each
 block, by which it is multiplied.
@@ -15,8 +15,7 @@ from sluice.engine.quantized.fields import choice, listed
 from sluice.engine.quantized.matrix import CodedRows, StoredMatrix
 from sluice.engine.quantized.source import FLOATS, Source, check_shapes, form_required
 from sluice.engine.text.json_files import Json
-
-FLOAT8 = torch.float8_e4m3fn
+from sluice.kernels.linear.float8 import FLOAT8, SPAN
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +31,12 @@ class Float8:
 
     def matrix(self, source: Source, module: str) -> StoredMatrix | None:
         """See `Format`."""
-        return float8_matrix(source, module, f"{module}.weight_scale_inv", self.block)
+        return float8_matrix(source, module, f"{module}.weight_scale_inv", self.block, rounds_rows=True)
 
 
-def float8_matrix(source: Source, module: str, scale: str, block: tuple[int, int] | None) -> StoredMatrix | None:
+def float8_matrix(
+    source: Source, module: str, scale: str, block: tuple[int, int] | None, *, rounds_rows: bool
+) -> StoredMatrix | None:
     """Return the matrix of a module in FP8; None if it is not in FP8.
 
     Args:
@@ -43,6 +44,7 @@ def float8_matrix(source: Source, module: str, scale: str, block: tuple[int, int
         module: its name.
         scale: name of its scales: for each `block` if it is given; else one, or one for each row.
         block: N and K of a block.
+        rounds_rows: whether its products have rows in FP8.
     """
     name = f"{module}.weight"
     form = source.form_of(name)
@@ -62,6 +64,7 @@ def float8_matrix(source: Source, module: str, scale: str, block: tuple[int, int
         ),
         product="none",
         reason="in FP8",
+        is_float8=rounds_rows and span in (SPAN, in_size),
     )
 
 

@@ -10,9 +10,11 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from sluice.kernels.linear.float8 import Float8Weight
 from sluice.kernels.linear.grouped import GROUP, GroupedWeight, collected, packed_nibbles
 from sluice.kernels.linear.int8 import Int8Weight
 from sluice.kernels.linear.stored import PackedWeight
+from sluice.kernels.linear.words import FLOAT8_CODES, WordForm
 
 Product: TypeAlias = Literal["spans", "int8", "none"]
 """Which product multiplies a matrix as it is: of groups, of int8 with rows in int8, or none."""
@@ -54,6 +56,9 @@ class StoredMatrix:
     reason: str = ""
     """Why no product multiplies it, for people: what it is in."""
 
+    is_float8: bool = False
+    """Whether a GPU may multiply it in FP8: with rows in FP8, and scales of rows or of 128 elements."""
+
     order: Tensor | None = None
     """`[K]`: the span of each element of a row, if they are not in order."""
 
@@ -77,6 +82,16 @@ class StoredMatrix:
             case "none":
                 return None
 
+    def float8(self) -> Float8Weight:
+        """Return a matrix that is `is_float8`."""
+        coded = self.rows(slice(0, self.shape[0]))
+        return Float8Weight(codes=coded.codes, scales=coded.scales.contiguous())
+
+    @property
+    def float8_bytes(self) -> int:
+        """What it takes in FP8."""
+        return self.shape[0] * (self.shape[1] + 4 * -(-self.shape[1] // self.span))
+
     @property
     def packed_bytes(self) -> int:
         """What it takes packed; 0 if no product multiplies it."""
@@ -84,6 +99,15 @@ class StoredMatrix:
             return 0
         elements, num_spans = self.shape[0] * self.shape[1], -(-self.shape[1] // self.span)
         return elements * self.num_bits // 8 + self.shape[0] * num_spans * (5 if self.product == "spans" else 4)
+
+    @property
+    def word_form(self) -> WordForm | None:
+        """The form in which a GPU's product reads it; None if none does."""
+        if self.is_float8:
+            return WordForm(8, 0 if self.span == self.shape[1] else self.span, FLOAT8_CODES)
+        if self.product == "none":
+            return None
+        return WordForm.of_spans(self.num_bits, self.span, self.shape[1])
 
     def _runs(self) -> Iterator[slice]:
         step = max(_ROWS_ELEMENTS // self.shape[1] // _ROWS_MULTIPLE, 1) * _ROWS_MULTIPLE

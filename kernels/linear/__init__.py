@@ -6,7 +6,7 @@ from torch import Tensor
 from sluice.kernels.checks import check
 from sluice.kernels.gated_activation import Activation
 from sluice.kernels.linear.plain import Linear
-from sluice.kernels.linear.stored import StoredWeight
+from sluice.kernels.linear.stored import StoredWeight, is_on_gpu
 
 __all__ = ["Linear", "pack_gated_linear", "pack_linear"]
 
@@ -15,8 +15,8 @@ def pack_linear(weight: StoredWeight, bias: Tensor | None = None, *, is_int8: bo
     """Prepare `x @ weight.T + bias` for many calls.
 
     Args:
-        weight: `[N, K]`, float32, float16 or bfloat16, or on the CPU in groups or int8, of which the native product
-            multiplies rows in bfloat16, rounded to 8 bits. The caller may drop it afterwards.
+        weight: `[N, K]`, float32, float16 or bfloat16, or in groups or int8. The native product of these multiplies
+            rows in bfloat16, rounded to 8 bits; that of a GPU those in 16 bits. The caller may drop it afterwards.
         bias: `[N]`, dtype of `weight`, or of the rows.
         is_int8: keep the weight in int8. The CPU multiplies in int8 too, with rounded rows, for bfloat16 only; CUDA
             multiplies in the dtype of the rows, float16 or bfloat16.
@@ -28,7 +28,7 @@ def pack_linear(weight: StoredWeight, bias: Tensor | None = None, *, is_int8: bo
         ValueError: shapes or dtypes disagree, or this machine does not support int8 for this weight.
     """
     _check(weight, bias)
-    if isinstance(weight, Tensor) and weight.is_cuda:
+    if is_on_gpu(weight):
         from sluice.kernels.linear.cuda import pack_linear_cuda
 
         return pack_linear_cuda(weight, bias, is_int8=is_int8)
@@ -46,7 +46,7 @@ def pack_gated_linear(
     """
     _check(weight, bias)
     check(weight.shape[0] % 2 == 0, "weight must be [2 * I, K], got {}", weight.shape)
-    if isinstance(weight, Tensor) and weight.is_cuda:
+    if is_on_gpu(weight):
         from sluice.kernels.linear.cuda import pack_gated_linear_cuda
 
         return pack_gated_linear_cuda(weight, bias, activation=activation, is_int8=is_int8)
@@ -58,5 +58,6 @@ def pack_gated_linear(
 def _check(weight: StoredWeight, bias: Tensor | None) -> None:
     check(len(weight.shape) == 2, "weight must be [N, K], got {}", weight.shape)
     check(bias is None or bias.shape == weight.shape[:1], "bias must be [N]")
-    dtype = weight.dtype if isinstance(weight, Tensor) else torch.bfloat16
-    check(bias is None or bias.dtype == dtype, "bias must be {}", dtype)
+    if isinstance(weight, Tensor) or not is_on_gpu(weight):
+        dtype = weight.dtype if isinstance(weight, Tensor) else torch.bfloat16
+        check(bias is None or bias.dtype == dtype, "bias must be {}", dtype)

@@ -19,11 +19,12 @@ from sluice.kernels.chain import is_deterministic
 from sluice.kernels.checks import check
 from sluice.kernels.gated_activation import Activation
 from sluice.kernels.linear import onednn
+from sluice.kernels.linear.float8 import Float8Weight
 from sluice.kernels.linear.grouped import GroupedWeight
 from sluice.kernels.linear.int8 import Int8Weight
 from sluice.kernels.linear.native import PRODUCT, Epilogue, NativeLinear, can_multiply
 from sluice.kernels.linear.plain import GatedLinear, Linear, PlainLinear
-from sluice.kernels.linear.stored import PackedWeight, StoredWeight
+from sluice.kernels.linear.stored import CodedWeight, PackedWeight, StoredWeight
 from sluice.kernels.native import native_function
 
 _GATES: dict[Activation, Epilogue] = {
@@ -81,8 +82,7 @@ def pack_linear_cpu(weight: StoredWeight, bias: Tensor | None, *, is_int8: bool)
         ValueError: int8 is not supported for it, or there are no products of packed weights.
     """
     if not isinstance(weight, Tensor):
-        _check_packed(weight)
-        return NativeLinear(weight, bias)
+        return NativeLinear(_checked(weight), bias)
     if is_int8:
         _check_int8(weight)
     if is_int8 or _is_native(weight):
@@ -95,7 +95,7 @@ def pack_gated_linear_cpu(
 ) -> Linear:
     """Prepare a gated product: as `pack_linear_cpu`, the first half of columns gating the second."""
     if not isinstance(weight, Tensor):
-        _check_packed(weight)
+        weight = _checked(weight)
         check(weight.shape[0] % 32 == 0, "packed gates need a multiple of 16 columns, got {}", weight.shape)
         return NativeLinear(weight, bias, epilogue=_GATES[activation])
     if is_int8:
@@ -117,10 +117,13 @@ def _check_native(form: str) -> None:
     check(native_function(*PRODUCT) is not None, "{} needs the native kernels: install a C compiler", form)
 
 
-def _check_packed(weight: PackedWeight) -> None:
+def _checked(weight: CodedWeight) -> PackedWeight:
+    """Return a weight that there is a product for."""
+    assert not isinstance(weight, Float8Weight), "only a GPU multiplies FP8"
     _check_native("int8" if isinstance(weight, Int8Weight) else "groups")
     is_whole = isinstance(weight, GroupedWeight) or can_multiply(weight.shape[1], is_int8=True)
     check(is_whole, "int8 needs rows of a multiple of 64, got {}", weight.shape[1])
+    return weight
 
 
 def _check_int8(weight: Tensor) -> None:

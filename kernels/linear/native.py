@@ -14,7 +14,7 @@ from torch import Tensor
 from sluice.kernels.adapters.native import NO_ADAPTERS, AdaptersStruct
 from sluice.kernels.linear.grouped import GROUP, UNIT_GROUPS, GroupedWeight
 from sluice.kernels.linear.int8 import Int8Weight, rounded_to_int8
-from sluice.kernels.linear.stored import StoredWeight
+from sluice.kernels.linear.stored import PlainOrPacked
 from sluice.kernels.native import native_function
 from sluice.kernels.pages import zero_pages
 from sluice.kernels.tiles import may_use_tiles
@@ -73,7 +73,7 @@ class NativeLinear:
 
     def __init__(
         self,
-        weight: StoredWeight,
+        weight: PlainOrPacked,
         bias: Tensor | None,
         *,
         epilogue: Epilogue = Epilogue.STORE,
@@ -179,7 +179,7 @@ def _panels(weight: Tensor) -> Tensor:
     return panels
 
 
-def _packed(weight: StoredWeight) -> tuple[Kind, Tensor]:
+def _packed(weight: PlainOrPacked) -> tuple[Kind, Tensor]:
     """Return the kind of a weight, and its panels."""
     if isinstance(weight, Int8Weight):
         return Kind.INT8, _panels(weight.codes)

@@ -6,11 +6,24 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from sluice.kernels.linear.float8 import Float8Weight, stacked_float8
 from sluice.kernels.linear.grouped import GroupedWeight, stacked
 from sluice.kernels.linear.int8 import Int8Weight
 
 PackedWeight: TypeAlias = GroupedWeight | Int8Weight
-StoredWeight: TypeAlias = Tensor | PackedWeight
+PlainOrPacked: TypeAlias = Tensor | PackedWeight
+"""What the CPU's native product multiplies."""
+
+CodedWeight: TypeAlias = PackedWeight | Float8Weight
+StoredWeight: TypeAlias = Tensor | CodedWeight
+
+
+def stacked_coded(weights: Sequence[CodedWeight]) -> CodedWeight | None:
+    """Stack rows; None if they are of forms that cannot be one."""
+    in_float8 = [weight for weight in weights if isinstance(weight, Float8Weight)]
+    if not in_float8:
+        return stacked_packed([weight for weight in weights if not isinstance(weight, Float8Weight)])
+    return stacked_float8(in_float8) if len(in_float8) == len(weights) else None
 
 
 def stacked_packed(weights: Sequence[PackedWeight]) -> PackedWeight | None:
@@ -23,3 +36,8 @@ def stacked_packed(weights: Sequence[PackedWeight]) -> PackedWeight | None:
         return None
     codes, scales = ([getattr(weight, name) for weight in in_int8] for name in ("codes", "scales"))
     return Int8Weight(codes=torch.cat(codes), scales=torch.cat(scales))
+
+
+def is_on_gpu(weight: StoredWeight) -> bool:
+    """Return whether a weight is on a GPU."""
+    return (weight if isinstance(weight, Tensor) else weight.codes).is_cuda

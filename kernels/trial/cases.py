@@ -21,8 +21,12 @@ from sluice.kernels.experts.reference import route_reference
 from sluice.kernels.gated_activation import gated_activation
 from sluice.kernels.gated_activation.reference import gated_activation_reference
 from sluice.kernels.linear import pack_gated_linear, pack_linear
+from sluice.kernels.linear.cuda import MAX_PACKED_ROWS, Float8Linear, PackedLinear
+from sluice.kernels.linear.float8 import Float8Weight, random_float8, rounded_rows_float8
+from sluice.kernels.linear.grouped import GROUP
 from sluice.kernels.linear.int8 import dequantized, quantized
-from sluice.kernels.linear.plain import PlainLinear
+from sluice.kernels.linear.plain import Linear, PlainLinear
+from sluice.kernels.linear.words import FLOAT8_CODES, WordForm, WordWeight, random_words
 from sluice.kernels.logprobs import logprobs
 from sluice.kernels.logprobs.reference import logprobs_reference
 from sluice.kernels.paged_attention import FP8
@@ -211,6 +215,8 @@ def _try_cap(given: _Given) -> None:
 
 def _product_cases(given: _Given) -> Iterator[Case]:
     """Yield products of every weight, with numbers of rows that use every kernel."""
+    if given.sizes.word_forms:
+        yield from _packed_cases(given)
     if given.sizes.is_deterministic:
         rows: tuple[int, ...] = (1, 300)
     else:
@@ -222,6 +228,51 @@ def _product_cases(given: _Given) -> Iterator[Case]:
             yield partial(_try_product_alone, given, out_size, in_size, has_bias=has_bias)
     if given.sizes.is_deterministic and given.sizes.intermediate_size:
         yield partial(_try_gated_product_alone, given)
+
+
+def _packed_cases(given: _Given) -> Iterator[Case]:
+    """Yield products of every weight in every packed form: of few rows, in each tile, and widened for the library."""
+    rows = (1, 300) if given.sizes.is_deterministic else (1, 2, 12, 24, 50, 200, MAX_PACKED_ROWS + 1)
+    for out_size, in_size, has_bias in sorted(given.sizes.products, reverse=True):
+        for form in given.sizes.word_forms:
+            if in_size % (form.span or GROUP) == 0 or form.scales == FLOAT8_CODES:
+                yield from (partial(_try_packed, given, form, out_size, in_size, n, has_bias=has_bias) for n in rows)
+                if given.sizes.is_deterministic:
+                    yield partial(_try_packed_alone, given, form, out_size, in_size)
+
+
+def _coded(
+    given: _Given, form: WordForm, out_size: int, in_size: int, bias: Tensor | None
+) -> tuple[Linear, Float8Weight | WordWeight]:
+    """Return the product of a random weight, and the weight."""
+    if form.scales == FLOAT8_CODES:
+        in_float8 = random_float8(form.span, out_size, in_size, given.device)
+        return Float8Linear(in_float8, bias), in_float8
+    words = random_words(form, out_size, in_size, given.device)
+    return PackedLinear(words, bias), words
+
+
+def _try_packed(given: _Given, form: WordForm, out_size: int, in_size: int, num_rows: int, *, has_bias: bool) -> None:
+    x, bias = given.random(num_rows, in_size), given.random(out_size) if has_bias else None
+    linear, weight = _coded(given, form, out_size, in_size, bias)
+    actual = linear(x)
+    rows = x.float()
+    if isinstance(linear, Float8Linear) and linear.rounds(x):
+        codes, scales = rounded_rows_float8(x)
+        rows = codes.float() * scales[:, None]
+    pieces = [
+        rows @ weight.map(lambda part, at=at: part[at : at + _PIECE]).dequantized(torch.float32).T
+        for at in range(0, out_size, _PIECE)
+    ]
+    expected = torch.cat(pieces, dim=1)
+    require_close(actual, expected if bias is None else expected + bias.float())
+
+
+def _try_packed_alone(given: _Given, form: WordForm, out_size: int, in_size: int) -> None:
+    """Check that a row's product does not depend on the number of rows."""
+    linear, _ = _coded(given, form, out_size, in_size, given.random(out_size))
+    x = given.random(max(_DETERMINISTIC_ROWS), in_size)
+    require_same_rows([linear(x[:num_rows]) for num_rows in _DETERMINISTIC_ROWS])
 
 
 def _try_product(given: _Given, out_size: int, in_size: int, num_rows: int, *, has_bias: bool) -> None:

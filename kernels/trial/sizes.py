@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 
 from sluice.kernels.decoder_shape import DecoderShape, MixtureShape
+from sluice.kernels.linear.words import WordForm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +32,20 @@ class ModelSizes(DecoderShape):
     adapter_rank: int = 0
     """The largest rank of its adapters; 0 without any."""
 
+    word_forms: tuple[WordForm, ...] = ()
+    """Of packed weights; empty if there are none."""
+
     is_deterministic: bool = False
     """Whether a row's result must not depend on its batch."""
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> "ModelSizes":  # Any: what JSON has made of each field
         """Return the sizes whose fields were written as JSON."""
-        read: dict[str, Any] = {**fields, "sliding_windows": tuple(fields["sliding_windows"])}
+        read: dict[str, Any] = {
+            **fields,
+            "sliding_windows": tuple(fields["sliding_windows"]),
+            "word_forms": tuple(WordForm(*form) for form in fields["word_forms"]),
+        }
         if (mixture := fields["mixture"]) is not None:
             of_experts: dict[str, Any] = {**mixture, "layers": tuple(mixture["layers"])}
             read["mixture"] = MixtureShape(**of_experts)

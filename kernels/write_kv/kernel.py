@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sluice.kernels.e4m3 import to_e4m3
 from sluice.kernels.paged_attention.layout import KVCache
 from sluice.kernels.rope.kernel import load_angles
 from sluice.kernels.write_kv import HeadNorm
@@ -19,23 +20,6 @@ BLOCK_HEADS = 8
 
 
 _LARGEST = tl.constexpr(448.0)
-
-
-@triton.jit
-def _to_e4m3(x):
-    """Round float32 `x` to e4m3, ties to even, as uint8; magnitudes above 448 become 448, NaN stays NaN.
-
-    With integers, not the device's conversion: GPUs before sm_89 have none, and the interpreter's is wrong.
-    """
-    bits = x.to(tl.int32, bitcast=True)
-    magnitude = bits & 0x7FFFFFFF
-    # Half a unit minus one, plus one if the last kept bit is odd; a carry correctly raises the exponent.
-    normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - 960
-    # Below 2**-6 the steps are 2**-9, which is what float32 has left next to 2**14.
-    subnormal = (tl.abs(x) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
-    code = tl.minimum(tl.where(magnitude < 0x3C800000, subnormal, normal), 0x7E)
-    code = tl.where(x == x, code, 0x7F)
-    return (code | ((bits >> 24) & 0x80)).to(tl.uint8)
 
 
 @triton.jit
@@ -164,10 +148,10 @@ def _write_kv_kernel(
         tl.store(key_scales_ptr + scale_at, scales, mask=is_stored_key)
         tl.store(value_scales_ptr + scale_at, scales, mask=is_stored_value & (heads < H + 2 * G)[:, None])
         divisors = tl.where(scales == 0.0, 1.0, scales)
-        out_first = _to_e4m3(tl.div_rn(out_first.to(tl.float32), tl.zeros_like(first) + divisors))
-        out_second = _to_e4m3(tl.div_rn(out_second.to(tl.float32), tl.zeros_like(first) + divisors))
+        out_first = to_e4m3(tl.div_rn(out_first.to(tl.float32), tl.zeros_like(first) + divisors))
+        out_second = to_e4m3(tl.div_rn(out_second.to(tl.float32), tl.zeros_like(first) + divisors))
         if R < D:
-            out_rest = _to_e4m3(tl.div_rn(out_rest.to(tl.float32), tl.zeros_like(passed) + divisors))
+            out_rest = to_e4m3(tl.div_rn(out_rest.to(tl.float32), tl.zeros_like(passed) + divisors))
     tl.store(key_rows + pairs[None, :], out_first, mask=inside & is_stored_key)
     tl.store(key_rows + R // 2 + pairs[None, :], out_second, mask=inside & is_stored_key)
     tl.store(value_rows + pairs[None, :], out_first, mask=inside & is_stored_value)

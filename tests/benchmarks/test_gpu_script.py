@@ -34,6 +34,7 @@ from benchmarks.gpu.service import load_figures
 from benchmarks.gpu.speed import kernels as gpu_speed
 from benchmarks.gpu.speed import steps
 from benchmarks.gpu.speed.kernels import plain_attention
+from benchmarks.gpu.speed.roof import SKINNY_SHAPES
 from benchmarks.gpu.targets import TARGETS, verdicts
 from sluice.engine.models.config import parse_config
 from sluice.history.queries import JobRow
@@ -314,7 +315,8 @@ class TestGivenTheSizesOfACard:
 
         assert timed == {
             "attention", "rms_norm", "add_rms_norm", "gated_activation", "soft_cap", "write_kv", "write_kv with norm",
-            "int8 product", "product of few rows", "deterministic product", "sample", "penalties", "token_masks",
+            "int8 product", "packed product", "product of few rows", "deterministic product", "sample", "penalties",
+            "token_masks",
             "prepare_batch", "copy_blocks",
         }  # fmt: skip
 
@@ -358,6 +360,18 @@ class TestGivenTheSizesOfACard:
             "8B decode step, batch 32 and 256": {
                 *(f"8B, 32 x {n}" for n in (512, 2048, 8192)),
                 *(f"8B, 256 x {n}" for n in (512, 2048)),
+            },
+            "a row over packed weights, 8B": {
+                f"packed product, {name}, {form}, 1 rows"
+                for name in SKINNY_SHAPES
+                if name.startswith("8B")
+                for form in ("4 bits in 32", "4 bits in 128", "fp8 by row", "fp8 in 128")
+            },
+            "256 rows in fp8, 8B": {
+                f"packed product, {name}, {form}, 256 rows"
+                for name in SKINNY_SHAPES
+                if name.startswith("8B")
+                for form in ("fp8 by row", "fp8 in 128")
             },
         }
 

@@ -17,8 +17,14 @@ from sluice.kernels.experts.kernel import experts_triton, route_triton
 from sluice.kernels.gated_activation import Activation
 from sluice.kernels.gated_activation.kernel import gated_activation_triton
 from sluice.kernels.linear.few_rows import few_rows_triton
+from sluice.kernels.linear.float8 import Float8Weight
+from sluice.kernels.linear.float8_row import float8_row_triton
+from sluice.kernels.linear.float8_tiles import float8_tiles_triton
 from sluice.kernels.linear.invariant import invariant_config, invariant_product
 from sluice.kernels.linear.kernel import int8_product_triton, widen_triton
+from sluice.kernels.linear.word_row import word_row_triton
+from sluice.kernels.linear.word_tiles import widen_words_triton, word_tiles_triton
+from sluice.kernels.linear.words import WordWeight
 from sluice.kernels.paged_attention import decode, kernel
 from sluice.kernels.paged_attention.call import Chunks
 from sluice.kernels.paged_attention.config import decode_config
@@ -60,6 +66,26 @@ def check_fits(compiled: list[Compiled]) -> None:
 def on_132_processors(_device: torch.device, programs_per_processor: int) -> int:
     """Programs on a GPU of so many processors."""
     return 132 * programs_per_processor
+
+
+WORDS = [(4, 32, torch.float16), (4, 128, torch.float32), (8, 32, torch.float16), (8, 4096, torch.float32)]
+"""Bits, elements of a span and dtype of scales."""
+
+
+def words_of(out_size: int, in_size: int, num_bits: int, span: int, dtype: torch.dtype) -> WordWeight:
+    """A weight of which one element stands for all."""
+    return WordWeight(
+        codes=torch.zeros(1, dtype=torch.int32).expand(out_size, in_size * num_bits // 32),
+        scales=torch.zeros(out_size, in_size // span, 2, dtype=dtype),
+        num_bits=num_bits,
+    )
+
+
+def float8_of(out_size: int, in_size: int, span: int) -> Float8Weight:
+    """A weight in FP8."""
+    num_spans = in_size // span if span else 1
+    codes = torch.zeros(1, dtype=torch.uint8).expand(out_size, in_size).view(FP8)
+    return Float8Weight(codes=codes, scales=torch.zeros(out_size, num_spans))
 
 
 def compile_attention(
@@ -480,6 +506,93 @@ class TestGivenTheOtherKernels:
 
         with CompileInstead() as compiled:
             widen_triton(weight, torch.zeros(8), out=torch.zeros(8, 4096, dtype=torch.bfloat16))
+
+        check_fits(compiled)
+
+    @pytest.mark.parametrize(("num_bits", "span", "dtype"), fast_only(WORDS[:1], WORDS[1:]))
+    @pytest.mark.parametrize("num_tokens", fast_only([16], [1, 64, 300]))
+    def test_when_a_product_of_packed_tiles_is_compiled_then_codes_go_from_shared_memory_to_the_matrix_unit(
+        self, num_tokens: int, num_bits: int, span: int, dtype: torch.dtype
+    ) -> None:
+        x, weight = torch.zeros(num_tokens, 4096, dtype=torch.bfloat16), words_of(28_672, 4096, num_bits, span, dtype)
+
+        with CompileInstead() as compiled:
+            out = torch.zeros(1, dtype=torch.bfloat16).expand(num_tokens, 28_672)
+            word_tiles_triton(x, weight, x[0, :1].expand(28_672), out=out)
+
+        check_fits(compiled)
+        product = compiled[0].ptx
+        assert "wgmma.mma_async" in product
+        # Four words at once, copied while others are multiplied; and no tile of the numbers in shared memory.
+        assert re.search(r"cp\.async\.cg\.shared\.global.*0x10", product)
+        # Of 128 rows the next step's copies are waited for only once a step is computed.
+        assert num_tokens > 64 or re.search(r"cp\.async\.wait_group\s+[1-9]", product)
+        assert "stmatrix" not in product.split("wgmma.mma_async")[1]
+
+    @pytest.mark.long
+    @pytest.mark.parametrize("num_tokens", [1, 40, 300])
+    def test_when_packed_tiles_are_compiled_then_all_sum_by_the_same_instruction(self, num_tokens: int) -> None:
+        x, weight = torch.zeros(num_tokens, 4096, dtype=torch.bfloat16), words_of(4096, 4096, 4, 32, torch.float16)
+
+        with CompileInstead() as compiled:
+            word_tiles_triton(x, weight, None, out=torch.zeros(1, dtype=torch.bfloat16).expand(num_tokens, 4096))
+
+        check_fits(compiled)
+        kinds = re.findall(r"wgmma\.mma_async\S+", compiled[0].ptx)
+        assert {re.sub(r"m64n\d+k16", "m64k16", kind) for kind in kinds} == {
+            "wgmma.mma_async.sync.aligned.m64k16.f32.bf16.bf16"
+        }
+
+    @pytest.mark.long
+    @pytest.mark.parametrize(("num_bits", "span", "dtype"), WORDS)
+    def test_when_a_product_of_one_packed_row_is_compiled_then_it_keeps_it_in_registers(
+        self, num_bits: int, span: int, dtype: torch.dtype
+    ) -> None:
+        x, weight = torch.zeros(1, 4096, dtype=torch.bfloat16), words_of(28_672, 4096, num_bits, span, dtype)
+
+        with CompileInstead() as compiled:
+            word_row_triton(x, weight, None, out=torch.zeros(1, 28_672, dtype=torch.bfloat16))
+
+        check_fits(compiled)
+        # What the four warps exchange for their sums or scales of rows, and no tile of codes.
+        assert compiled[0].shared_bytes <= (128 if span < 4096 else 4096)
+
+    @pytest.mark.long
+    @pytest.mark.parametrize("span", [0, 128])
+    @pytest.mark.parametrize(
+        ("num_tokens", "out_size"), [(1, 4096), (16, 28_672), (64, 4096), (300, 28_672), (300, 4096)]
+    )
+    def test_when_a_product_in_fp8_is_compiled_then_the_matrix_unit_multiplies_fp8_by_one_instruction(
+        self, num_tokens: int, out_size: int, span: int
+    ) -> None:
+        x, weight = torch.zeros(num_tokens, 4096, dtype=torch.bfloat16), float8_of(out_size, 4096, span)
+
+        with CompileInstead() as compiled:
+            out = torch.zeros(1, dtype=torch.bfloat16).expand(num_tokens, out_size)
+            float8_tiles_triton(x, weight, x[0, :1].expand(out_size), out=out)
+
+        check_fits(compiled)
+        product = next(one.ptx for one in compiled if one.name == "_float8_tiles_kernel")
+        kinds = {re.sub(r"m64n\d+k32", "m64k32", kind) for kind in re.findall(r"wgmma\.mma_async\S+", product)}
+        assert kinds == {"wgmma.mma_async.sync.aligned.m64k32.f32.e4m3.e4m3"}
+        assert re.search(r"cp\.async\.wait_group\s+[1-9]", product)
+
+    @pytest.mark.long
+    @pytest.mark.parametrize("span", [0, 128])
+    def test_when_a_product_of_one_row_in_fp8_is_compiled_then_it_widens_pairs(self, span: int) -> None:
+        x = torch.zeros(1, 4096, dtype=torch.bfloat16)
+
+        with CompileInstead() as compiled:
+            out = torch.zeros(1, 28_672, dtype=torch.bfloat16)
+            float8_row_triton(x, float8_of(28_672, 4096, span), None, out=out)
+
+        check_fits(compiled)
+        assert "cvt.rn.f16x2.e4m3x2" in compiled[0].ptx
+
+    def test_when_the_widening_of_packed_weights_is_compiled_then_it_fits(self) -> None:
+        with CompileInstead() as compiled:
+            out = torch.zeros(1, dtype=torch.bfloat16).expand(8, 4096)
+            widen_words_triton(words_of(8, 4096, 4, 32, torch.float16), out=out)
 
         check_fits(compiled)
 

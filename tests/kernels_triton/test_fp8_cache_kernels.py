@@ -13,12 +13,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sluice.kernels.e4m3 import to_e4m3
 from sluice.kernels.paged_attention import kernel
 from sluice.kernels.paged_attention.kernel import allocate_cuda, paged_attention_triton
 from sluice.kernels.paged_attention.layout import KVCache
 from sluice.kernels.paged_attention.narrow import FP8, from_8_bits, to_8_bits
 from sluice.kernels.write_kv import HeadNorm
-from sluice.kernels.write_kv.kernel import _to_e4m3, write_kv_triton  # pyright: ignore[reportPrivateUsage]
+from sluice.kernels.write_kv.kernel import write_kv_triton
 from tests.grids import cross_section, fast_only, grid
 from tests.kernels_triton.devices import DEVICES
 from tests.oracles.kernel_cases import (
@@ -41,7 +42,7 @@ from tests.oracles.kernel_cases import (
 def _round_kernel(out_ptr, x_ptr, N, BLOCK: tl.constexpr):  # noqa: N803 - as in kernels
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + offsets, mask=offsets < N, other=0.0)
-    tl.store(out_ptr + offsets, _to_e4m3(x), mask=offsets < N)
+    tl.store(out_ptr + offsets, to_e4m3(x), mask=offsets < N)
 
 
 def fp8_cache(case: AttentionCase, device: str) -> KVCache:

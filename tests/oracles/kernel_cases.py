@@ -19,8 +19,10 @@ from torch import Tensor
 
 from sluice.kernels.gated_activation import Activation
 from sluice.kernels.gated_activation.reference import gated_activation_reference
+from sluice.kernels.linear.grouped import GROUP
 from sluice.kernels.linear.int8 import dequantized
 from sluice.kernels.linear.reference import linear_reference
+from sluice.kernels.linear.words import BIASES, WordWeight
 from sluice.kernels.paged_attention.call import AttentionCall
 from sluice.kernels.paged_attention.layout import KVCache, allocate_plain
 from sluice.kernels.paged_attention.narrow import FP8, from_8_bits, to_8_bits
@@ -320,6 +322,28 @@ def product_agreement(out: Tensor, x: Tensor, weight: Tensor, scales: Tensor, bi
     expected = linear_reference(x.double(), exact, None if bias is None else bias.double())
     magnitude = linear_reference(x.double().abs(), exact.abs(), None if bias is None else bias.double().abs())
     return agreement(out, expected, 8 * x.shape[-1] ** 0.5 * FLOAT32_UNIT * magnitude)
+
+
+def packed_agreement(out: Tensor, x: Tensor, weight: WordWeight, bias: Tensor | None, *, is_rounded: bool) -> Agreement:
+    """Compare `out` with the product of `x` and the numbers of a weight in words, in float64.
+
+    What may be rounded: sums of a group beside the biases of its codes, all sums, the result; if `is_rounded`, the
+    numbers of the weight to the dtype of `x`, too.
+    """
+    if not out.numel():
+        return EXACT
+    exact = weight.dequantized(torch.float64)
+    expected = linear_reference(x.double(), exact, None if bias is None else bias.double())
+    scales, minimums = weight.scales.double().abs().unbind(2)
+    sizes = (scales * (max(BIASES[weight.num_bits]) + 2**weight.num_bits) + minimums).repeat_interleave(weight.span, 1)
+    magnitude = x.double().abs() @ exact.abs().T
+    bound = 2 * UNITS[out.dtype] * expected.abs() + 8 * FLOAT32_UNIT * x.shape[1] ** 0.5 * magnitude
+    bound += FLOAT32_UNIT * (GROUP * x.double().square() @ sizes.square().T).sqrt()
+    if is_rounded:
+        bound += UNITS[out.dtype] * magnitude
+    error = (out.double() - expected).abs()
+    rms = error.square().mean().sqrt() / expected.square().mean().sqrt().clamp(min=1e-30)
+    return Agreement(float((error / bound).nan_to_num(torch.inf).max()), float(rms))
 
 
 # Write of keys and values

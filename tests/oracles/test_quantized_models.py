@@ -8,12 +8,16 @@ from dataclasses import replace
 from itertools import count, repeat
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from sluice.engine.execution.options import ModelOptions
+from sluice.engine.execution.start.model_loading import LoadPlan, plan_load
+from sluice.engine.models import load as load_module
 from sluice.engine.models.config import parse_config
 from sluice.engine.models.decoder import Decoder
 from sluice.engine.models.folder import open_model_folder
@@ -21,6 +25,7 @@ from sluice.engine.models.load import WeightForm, load_decoder
 from sluice.engine.request import Request, Sampling
 from sluice.kernels.experts import Mixture
 from sluice.kernels.linear.native import Kind, NativeLinear
+from sluice.kernels.linear.words import FLOAT8_CODES, WordForm
 from tests.engine.quantized.test_formats import BLOCK, DYNAMIC, FP8, INT4, INT8
 from tests.engine.quantized.writing import Scheme, awq, compressed, fp8, gptq, write_folders
 from tests.oracles.engines import run
@@ -230,3 +235,33 @@ class TestGivenAQuantizedFolder:
         assert says == ["packed: 0 MiB in 4 and 8 bits", "dequantized at load to float32"]
         assert forms[0].says(open_model_folder(blocks).weights) == "dequantized at load to bfloat16: 21 matrices in FP8"
         assert open_model_folder(quantized).weights.description == "GPTQ, 4 bits in groups of 64"
+
+    def test_when_it_is_for_a_gpu_then_its_products_take_16_bits_and_words(self, tmp_path: Path) -> None:
+        weights = open_model_folder(written("awq", tmp_path)[0]).weights
+        gpu = torch.device("cuda")
+        forms = [WeightForm(dtype, gpu, quantization="auto") for dtype in (torch.bfloat16, torch.float16)]
+
+        assert [form.says(weights) for form in forms] == ["packed: 0 MiB in 4 and 8 bits"] * 2
+        assert weights.word_forms == {WordForm(num_bits=4, span=64, scales="float32")}
+        assert WeightForm(torch.float32, gpu, quantization="auto").says(weights) == "dequantized at load to float32"
+        assert not forms[0].keeps_table_packed
+
+    @pytest.mark.parametrize("scheme", ["fp8", "FP8 by block", "FP8 by row"])
+    def test_when_a_gpu_multiplies_fp8_then_it_stays_packed_if_its_rows_are_in_8_bits(
+        self, scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder, _ = written(scheme, tmp_path)
+        options = ModelOptions(path=folder, dtype="bfloat16")
+        monkeypatch.setattr(WeightForm, "is_on_gpu", True)
+
+        plans: list[LoadPlan] = []
+        for has_it in (False, True):
+            monkeypatch.setattr(load_module, "has_float8", Mock(return_value=has_it))
+            plans.append(plan_load(options))
+
+        dequantized = "dequantized at load to bfloat16: 21 matrices in FP8"
+        # Those written by compressed-tensors here state no activations.
+        kept = "packed: 0 MiB in 4 and 8 bits" if scheme == "fp8" else dequantized
+        assert [plan.form.says(plan.folder.weights) for plan in plans] == [dequantized, kept]
+        forms = {WordForm(8, 0, FLOAT8_CODES), WordForm(8, 128, FLOAT8_CODES)}
+        assert [plan.word_forms for plan in plans] == [frozenset(), forms if scheme == "fp8" else frozenset()]

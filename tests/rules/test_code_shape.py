@@ -88,7 +88,10 @@ def _is_exempt(path: Path) -> bool:
     """A kernel is one function by nature; a migration is a list of columns."""
     names = {
         "paged_attention": {"decode.py", "hopper.py", "invariant.py", "prefill.py", "short_chunks.py", "tile.py"},
-        "linear": {"few_rows.py", "invariant.py"},
+        "linear": {
+            *("few_rows.py", "invariant.py", "float8_row.py", "float8_tiles.py"),
+            *("word_codes.py", "word_row.py", "word_tiles.py"),
+        },
         "sample": {"candidates.py", "cut.py", "draw.py", "row.py", "whole_row.py"},
     }
     return path.name in names.get(path.parent.name, set()) | {"kernel.py"} or path.parent.name == "versions"

@@ -19,8 +19,14 @@ from benchmarks.gpu.scale import Scale
 from sluice.kernels.gated_activation import Activation
 from sluice.kernels.gated_activation.kernel import gated_activation_triton
 from sluice.kernels.linear.few_rows import few_rows_triton
+from sluice.kernels.linear.float8 import random_float8, rounded_rows_float8
+from sluice.kernels.linear.float8_row import float8_row_triton
+from sluice.kernels.linear.float8_tiles import float8_tiles_triton
 from sluice.kernels.linear.int8 import dequantized, quantized
 from sluice.kernels.linear.kernel import int8_product_triton
+from sluice.kernels.linear.word_row import word_row_triton
+from sluice.kernels.linear.word_tiles import word_tiles_triton
+from sluice.kernels.linear.words import WordForm, random_words
 from sluice.kernels.paged_attention import FP8, KVCache
 from sluice.kernels.paged_attention.kernel import allocate_cuda, paged_attention_triton
 from sluice.kernels.penalties.kernel import apply_penalties_triton
@@ -82,6 +88,8 @@ def _checks(scale: Scale, dtype: torch.dtype) -> dict[str, Check]:
         "gated_activation": _gate,
         "int8 product": _product,
         "product of few rows": _few_rows,
+        "packed product": _packed_product,
+        "fp8 product": _float8_product,
         "write_kv": _write_kv,
         "sample, kept sets": _kept_sets,
         "sample, tokens": _tokens,
@@ -178,6 +186,50 @@ def _few_rows(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
             alone = torch.empty_like(out[-1:])
             few_rows_triton(x[-1:], weight, factors, None, out=alone)
             yield _if_true(cases.same_bits(alone, out[-1:]))
+
+
+def _packed_product(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
+    """Check products over each packed form, in tiles and of one row, whose bits do not depend on their number."""
+    generator = cases.generator_on(scale.device.type)
+    forms = (WordForm.of_groups(4), WordForm.of_spans(4, 128, 10_000), WordForm.of_groups(8), WordForm(8, 0, "float32"))
+    shapes = ((20, 128),) if scale.is_toy else ((6144, 4096), (4096, 14_336), (1000, 896))
+    for form, (out_size, in_size) in product(forms, shapes):
+        weight = random_words(form, out_size, in_size, scale.device)
+        rows = cases.random_tensor(scale.pick([300], [18])[0], in_size, dtype=dtype, generator=generator)
+        bias = cases.random_tensor(out_size, dtype=dtype, generator=generator)
+        all_rows = torch.full((len(rows), out_size), float("nan"), dtype=dtype, device=scale.device)
+        word_tiles_triton(rows, weight, bias, out=all_rows)
+        yield cases.packed_agreement(all_rows, rows, weight, bias, is_rounded=True)
+        for num_tokens in scale.pick([1, 2, 24, 60], [2]):
+            x, out = rows[:num_tokens], torch.full_like(all_rows[:num_tokens], float("nan"))
+            word_tiles_triton(x, weight, bias, out=out)
+            yield _if_true(cases.same_bits(out, all_rows[:num_tokens]))
+            if num_tokens == 1:
+                word_row_triton(x, weight, bias, out=out)
+                yield cases.packed_agreement(out, x, weight, bias, is_rounded=False)
+
+
+def _float8_product(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
+    """Check products in FP8: rounded rows, and that their bits do not depend on the number of rows."""
+    generator = cases.generator_on(scale.device.type)
+    shapes = ((20, 128),) if scale.is_toy else ((6144, 4096), (4096, 14_336), (1000, 896))
+    for span, (out_size, in_size) in product((0, 128), shapes):
+        weight = random_float8(span, out_size, in_size, scale.device)
+        x = cases.random_tensor(scale.pick([300], [18])[0], in_size, dtype=dtype, generator=generator)
+        bias = cases.random_tensor(out_size, dtype=dtype, generator=generator)
+        out = torch.full((len(x), out_size), float("nan"), dtype=dtype, device=scale.device)
+        float8_tiles_triton(x, weight, bias, out=out)
+        codes, scales = rounded_rows_float8(x)
+        rows, exact = codes.double() * scales.double()[:, None], weight.dequantized(torch.float64)
+        # The matrix unit keeps 14 bits of a sum of 128 products.
+        slack = 2.0**-13 * (rows.abs() @ exact.abs().T)
+        yield cases.agreement(out, rows @ exact.T + bias.double(), slack)
+        for num_tokens in scale.pick([1, 24, 60], [2]):
+            few = torch.empty_like(out[:num_tokens])
+            float8_tiles_triton(x[:num_tokens], weight, bias, out=few)
+            yield _if_true(cases.same_bits(few, out[:num_tokens]))
+        float8_row_triton(x[:1], weight, bias, out=out[:1])
+        yield cases.agreement(out[:1], x[:1].double() @ exact.T + bias.double(), 2**-8 * slack[:1])
 
 
 def _write_kv(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:

@@ -4,7 +4,7 @@ Bytes and operations are counted: the minimum that an algorithm must move and co
 the rate of a plain copy and a plain matrix product on the same device in the same run.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -23,7 +23,10 @@ from benchmarks.gpu.speed.roof import SKINNY_SHAPES
 from sluice.kernels.copy_blocks import block_runs
 from sluice.kernels.copy_blocks.kernel import copy_blocks_triton
 from sluice.kernels.gated_activation.kernel import gated_activation_triton
-from sluice.kernels.linear.cuda import HalfLinear, Int8Linear, InvariantLinear
+from sluice.kernels.linear.cuda import Float8Linear, HalfLinear, Int8Linear, InvariantLinear, PackedLinear
+from sluice.kernels.linear.float8 import Float8Weight, random_float8
+from sluice.kernels.linear.plain import Linear
+from sluice.kernels.linear.words import WordForm, WordWeight, random_words
 from sluice.kernels.paged_attention import FP8, KVCache
 from sluice.kernels.paged_attention.kernel import allocate_cuda
 from sluice.kernels.penalties.kernel import apply_penalties_triton
@@ -56,6 +59,7 @@ def groups(scale: Scale) -> Groups:
         "small ones": _small_ones,
         "block copies": _block_copies,
         "int8 products": _products,
+        "packed products": _packed_products,
         "attention, soft cap": _attention_soft_cap,
         "soft caps": _soft_caps,
         "attention, fp8 cache": _attention_fp8,
@@ -315,6 +319,40 @@ def _products(scale: Scale) -> Iterator[Line]:
                 us = scale.timer.device_us(lambda x=x, halves=halves: [half(x) for half in halves]) / copies
                 figures = scale.rates(us, num_bytes=num_bytes + out_size * in_size)
                 yield Line(f"product of few rows, {name}, {rows} rows", figures)
+
+
+def _packed_products(scale: Scale) -> Iterator[Line]:
+    """Measure packed weights compared with the library's product in 16 bits: 4 bits, and FP8 by row and by block."""
+    makers: Mapping[str, Callable[[int, int], WordWeight | Float8Weight]] = {
+        "4 bits in 32": lambda n, k: random_words(WordForm.of_groups(4), n, k, scale.device),
+        "4 bits in 128": lambda n, k: random_words(WordForm(4, 128, "float32"), n, k, scale.device),
+        "fp8 by row": lambda n, k: random_float8(0, n, k, scale.device),
+        "fp8 in 128": lambda n, k: random_float8(128, n, k, scale.device),
+    }
+    for name, (out_size, in_size) in ({"toy": (64, 128)} if scale.is_toy else SKINNY_SHAPES).items():
+        weight = _random(scale, out_size, in_size)
+        copies = 1 if scale.is_toy else max(1, BEYOND_CACHE_BYTES * 2 // weight.numel())
+        weights = [weight.clone() for _ in range(max(1, copies // 4))]
+        for rows, (form, make) in product(scale.pick([1, 2, 16, 64, 256, 512, 1024], [2]), makers.items()):
+            coded = [make(out_size, in_size) for _ in range(copies)]
+            x = _random(scale, rows, in_size)
+            figures = _compared(scale, x, [_linear(one) for one in coded], weights, coded[0].num_bytes)
+            yield Line(f"packed product, {name}, {form}, {rows} rows", figures)
+
+
+def _linear(weight: WordWeight | Float8Weight) -> Linear:
+    return PackedLinear(weight, None) if isinstance(weight, WordWeight) else Float8Linear(weight, None)
+
+
+def _compared(
+    scale: Scale, x: Tensor, linears: Sequence[Linear], weights: Sequence[Tensor], weight_bytes: int
+) -> dict[str, float | str]:
+    """Measure products, and the library's over weights in 16 bits."""
+    us = scale.timer.device_us(lambda: [linear(x) for linear in linears]) / len(linears)
+    num_bytes = weight_bytes + scale.dtype.itemsize * len(x) * sum(weights[0].shape)
+    figures = scale.rates(us, num_bytes=num_bytes)
+    of_torch = scale.timer.device_us(lambda: [F.linear(x, weight) for weight in weights]) / len(weights)
+    return {**figures, "us of torch": of_torch, "times as fast": of_torch / us}
 
 
 SAMPLING: dict[str, dict[str, float]] = {

@@ -19,6 +19,7 @@ from sluice.engine.execution.options import ModelOptions
 from sluice.engine.models.config import DecoderConfig
 from sluice.kernels import chain
 from sluice.kernels.decoder_shape import DecoderShape
+from sluice.kernels.linear.words import WordForm
 from sluice.kernels.trial.runner import KernelTrial, Verdict, tasks_of
 from sluice.kernels.trial.sizes import ModelSizes
 
@@ -47,9 +48,22 @@ def num_processes(weight_files: Iterable[Path], device: torch.device) -> int:
 
 
 def sizes_of(
-    config: DecoderConfig, dtype: torch.dtype, options: ModelOptions, max_model_len: int, *, adapter_rank: int = 0
+    config: DecoderConfig,
+    dtype: torch.dtype,
+    options: ModelOptions,
+    max_model_len: int,
+    *,
+    adapter_rank: int = 0,
+    word_forms: Iterable[WordForm] = (),
 ) -> ModelSizes:
-    """Return the sizes and options that a model's kernels depend on; `adapter_rank` is the largest of its adapters."""
+    """Return the sizes and options that a model's kernels depend on.
+
+    `adapter_rank` is the largest of its adapters, and `word_forms` are those of its packed weights. Matrices of several
+    bits that are stacked are rounded to 8.
+    """
+    forms = set(word_forms)
+    if len({form.num_bits for form in forms}) > 1:
+        forms.add(WordForm.of_groups(8))
     shape = {field.name: getattr(config, field.name) for field in fields(DecoderShape)}
     return ModelSizes(
         **shape,
@@ -61,6 +75,7 @@ def sizes_of(
         is_int8=options.quantization == "int8",
         cache="fp8" if options.kv_cache_dtype == "fp8" else "model",
         adapter_rank=adapter_rank,
+        word_forms=tuple(sorted(forms)),
         is_deterministic=options.is_deterministic,
     )
 

@@ -42,6 +42,8 @@ from sluice.engine.models.load import WeightForm, load_decoder
 from sluice.engine.models.weights import HEAD
 from sluice.kernels import chain
 from sluice.kernels.adapters.products import AdaptedProducts, AdapterRoom
+from sluice.kernels.linear.words import WordForm
+from sluice.kernels.trial.sizes import ModelSizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +66,27 @@ class LoadPlan:
 
     @property
     def form(self) -> WeightForm:
-        """How the weights are kept."""
-        return WeightForm(self.dtype, torch.device(self.options.device), quantization=self.options.quantization)
+        """How the weights are kept: those of a mixture are not packed on a GPU, whose products of experts are plain."""
+        form = WeightForm(self.dtype, torch.device(self.options.device), quantization=self.options.quantization)
+        is_plain = form.quantization == "auto" and form.is_on_gpu and self.config.mixture is not None
+        return replace(form, quantization="none") if is_plain else form
+
+    @property
+    def word_forms(self) -> frozenset[WordForm]:
+        """The forms of the weights that a GPU's products read packed."""
+        return self.folder.weights.word_forms if self.form.is_on_gpu and self.form.keeps_packed else frozenset()
+
+    @property
+    def sizes(self) -> ModelSizes:
+        """The sizes and options that its kernels depend on."""
+        return sizes_of(
+            self.config,
+            self.dtype,
+            self.options,
+            self.max_model_len,
+            adapter_rank=self.catalogue.max_rank,
+            word_forms=self.word_forms,
+        )
 
     @property
     def is_bitwise(self) -> bool:
@@ -101,6 +122,8 @@ def plan_load(options: ModelOptions) -> LoadPlan:
     if options.num_blocks is not None and options.max_model_len is not None:
         check_one_sequence_fits(limits, options.max_num_batched_tokens)
     plan = LoadPlan(options=options, folder=folder, config=config, dtype=dtype, limits=limits, catalogue=catalogue)
+    if plan.form.multiplies_float8:
+        plan = replace(plan, folder=replace(folder, weights=folder.weights.with_float8()))
     if not catalogue.adapters:
         return plan
     max_loaded = options.max_loaded_adapters
@@ -172,12 +195,7 @@ def load_planned(plan: LoadPlan) -> ModelRunner:
     processes = num_processes(plan.folder.weights.files, device) if warms_up else 0
     with (
         torch.inference_mode(),
-        kernels_tried(
-            sizes_of(plan.config, plan.dtype, options, plan.max_model_len, adapter_rank=plan.catalogue.max_rank),
-            options.device,
-            allowed_kernels(options),
-            processes,
-        ),
+        kernels_tried(plan.sizes, options.device, allowed_kernels(options), processes),
     ):
         decoder = load_decoder(
             config,

@@ -104,19 +104,26 @@ def _product_bytes(plan: LoadPlan, elements: _Elements) -> int:
         return elements.layers + elements.ends
     packed = weights.packed_elements if form.keeps_packed else 0
     all_bytes = (weights.packed_bytes if packed else 0) + (elements.all - packed) * plan.dtype.itemsize
-    return all_bytes - _table_bytes(plan, elements)
+    if not elements.output:
+        return all_bytes
+    return all_bytes - (_packed_table_bytes(plan, elements) or elements.embedding * plan.dtype.itemsize)
 
 
 def _table_bytes(plan: LoadPlan, elements: _Elements) -> int:
     """Return the bytes of an embedding that is no product's weight."""
-    is_rounded = plan.form.quantization in ("int8", "int4")
-    if not elements.output and not is_rounded:
+    form, packed_bytes = plan.form, _packed_table_bytes(plan, elements)
+    is_apart = form.quantization in ("int8", "int4") or (packed_bytes and not form.keeps_table_packed)
+    if not elements.output and not is_apart:
         return 0
+    return packed_bytes if packed_bytes and form.keeps_table_packed else elements.embedding * plan.dtype.itemsize
+
+
+def _packed_table_bytes(plan: LoadPlan, elements: _Elements) -> int:
+    """Return what the embedding takes packed; 0 if it is plain: if all matrices are packed, so is the embedding."""
     weights = plan.folder.weights
-    # If all matrices are packed, so is the embedding.
-    if plan.form.keeps_packed and weights.packed_elements >= elements.all:
-        return weights.packed_bytes * elements.embedding // elements.all
-    return elements.embedding * plan.dtype.itemsize
+    if not plan.form.keeps_packed or weights.packed_elements < elements.all:
+        return 0
+    return weights.packed_bytes * elements.embedding // elements.all
 
 
 def _elements_of(config: DecoderConfig, *, has_classes: bool) -> _Elements:

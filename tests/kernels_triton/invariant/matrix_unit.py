@@ -6,13 +6,15 @@ GPU's matrix unit do not, and what is tested with it is that nothing else does.
 
 # triton's language is not typable.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportUnknownArgumentType=false
+# pyright: reportPrivateUsage=false, reportUnknownParameterType=false, reportMissingParameterType=false, reportUnknownArgumentType=false
 
 from collections.abc import Generator
 from contextlib import contextmanager
 from unittest.mock import patch
 
-from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+import numpy as np
+import triton.language as tl
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, _convert_float
 
 
 @contextmanager
@@ -22,9 +24,16 @@ def matrix_unit() -> Generator[None]:
         yield
 
 
+def _numbers(operand):
+    """Return an operand's numbers: the interpreter keeps FP8 as bytes."""
+    if not operand.dtype.scalar.is_fp8():
+        return operand.data
+    return _convert_float(operand.data, operand.dtype.scalar, tl.float16, None).view(np.float16)
+
+
 def _dot(_builder, a, b, d, _input_precision, _max_num_imprecise_acc):
     wide = d.data.dtype
-    rows, columns = a.data.astype(wide), b.data.astype(wide)
+    rows, columns = (_numbers(operand).astype(wide) for operand in (a, b))
     # A sum over an axis that is not the last adds its planes one after another.
     products = rows[:, :, None] * columns[None, :, :]  # [M, K, N]
     return TensorHandle(products.sum(axis=1, dtype=wide) + d.data, d.dtype.scalar)

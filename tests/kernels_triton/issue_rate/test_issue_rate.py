@@ -7,14 +7,19 @@ import pytest
 import torch
 
 from sluice.kernels.linear.few_rows import few_rows_triton
+from sluice.kernels.linear.float8_row import float8_row_triton
 from sluice.kernels.linear.kernel import int8_product_triton
+from sluice.kernels.linear.word_row import word_row_triton
 from tests.grids import fast_only
 from tests.kernels_triton.compiler import CUOBJDUMP, Compiled, CompileInstead
 from tests.kernels_triton.issue_rate.machine_code import Loop, bulk_loop
 from tests.kernels_triton.test_compiled_kernels import (
+    WORDS,
     compile_attention,
     compile_invariant_attention,
     compile_invariant_product,
+    float8_of,
+    words_of,
 )
 
 RUNS_COMPILED = True
@@ -58,6 +63,32 @@ class TestGivenAKernelThatReadsMuch:
             few_rows_triton(x, weight, scales, None, out=torch.zeros(1, 1024, dtype=torch.bfloat16))
 
         check_waits_for_memory(compiled[0], share=share)
+
+    @pytest.mark.parametrize(("num_bits", "span", "dtype"), fast_only(WORDS[:1], WORDS[1:]))
+    def test_when_a_product_of_one_packed_row_is_compiled_then_it_waits_for_memory(
+        self, num_bits: int, span: int, dtype: torch.dtype
+    ) -> None:
+        x, weight = torch.zeros(1, 4096, dtype=torch.bfloat16), words_of(28_672, 4096, num_bits, span, dtype)
+
+        with CompileInstead() as compiled:
+            out = torch.zeros(1, dtype=torch.bfloat16).expand(1, 28_672)
+            word_row_triton(x, weight, None, out=out)
+
+        loop = bulk_loop(compiled[0].cubin)
+        # Scales and minimums are streamed, too.
+        all_bytes = loop.num_bytes * weight.num_bytes / (weight.codes.numel() * 4)
+        assert 1024 * loop.num_instructions / all_bytes <= 0.95 * ISSUE_LIMIT
+
+    @pytest.mark.long
+    @pytest.mark.parametrize("span", [0, 128])
+    def test_when_a_product_of_one_row_in_fp8_is_compiled_then_it_waits_for_memory(self, span: int) -> None:
+        x = torch.zeros(1, 4096, dtype=torch.bfloat16)
+
+        with CompileInstead() as compiled:
+            out = torch.zeros(1, 28_672, dtype=torch.bfloat16)
+            float8_row_triton(x, float8_of(28_672, 4096, span), None, out=out)
+
+        check_waits_for_memory(compiled[0])
 
     @pytest.mark.long
     @pytest.mark.parametrize("num_tokens", [16, 64])

@@ -15,6 +15,7 @@ import torch
 from benchmarks.gpu.models import triton_in_place_of_cpu
 from sluice.kernels.chain import HOPPER_PREFILL, OPERATIONS
 from sluice.kernels.decoder_shape import MixtureShape
+from sluice.kernels.linear.words import FLOAT8_CODES, WordForm
 from sluice.kernels.paged_attention import layout
 from sluice.kernels.trial.cases import cases_of
 from sluice.kernels.trial.compare import WrongResult, require_same_rows
@@ -59,6 +60,15 @@ SIZES = ModelSizes(
     ),
     adapter_rank=5,
 )
+
+
+PACKED = [
+    WordForm.of_groups(4),
+    WordForm.of_spans(4, 64, 128),
+    WordForm.of_spans(8, 64, 64),
+    WordForm(8, 128, FLOAT8_CODES),
+    WordForm(8, 0, FLOAT8_CODES),
+]
 
 
 def try_all(operation: str, sizes: ModelSizes) -> int:
@@ -110,6 +120,23 @@ class TestGivenKernelsThatWork:
         whole = replace(SIZES, is_deterministic=True, is_int8=False, sliding_windows=(0,))
 
         assert try_all(operation, whole) > 0
+
+    @pytest.mark.long
+    @pytest.mark.parametrize("form", PACKED)
+    @pytest.mark.parametrize("is_deterministic", [False, True])
+    def test_when_weights_are_packed_then_each_product_passes(self, form: WordForm, *, is_deterministic: bool) -> None:
+        # One product of each kind is enough: they take long.
+        packed = replace(
+            SIZES,
+            hidden_size=64,
+            intermediate_size=128,
+            is_int8=False,
+            word_forms=(form,),
+            is_deterministic=is_deterministic,
+            mixture=None,
+        )
+
+        assert try_all("linear", packed) > 0
 
     def test_when_the_model_caps_no_logits_then_there_is_nothing_to_try(self) -> None:
         assert try_all("soft_cap", replace(SIZES, final_soft_cap=0.0)) == 0

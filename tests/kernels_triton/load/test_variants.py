@@ -25,20 +25,24 @@ from benchmarks.gpu.models import triton_in_place_of_cpu
 from sluice.engine.config import EngineConfig
 from sluice.engine.execution.model_runner import ModelRunner
 from sluice.engine.execution.options import ModelOptions
-from sluice.engine.execution.start.kernel_trial import sizes_of
 from sluice.engine.execution.start.model_loading import load_model_runner, plan_load
 from sluice.engine.execution.start.warm_up import warm_up_batches
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullTokenizer
 from sluice.engine.request import Request, Sampling
 from sluice.kernels.chain import OPERATIONS
+from sluice.kernels.linear.float8 import Float8Weight
+from sluice.kernels.linear.words import WordWeight
 from sluice.kernels.trial.cases import cases_of
 from sluice.kernels.trial.compare import WrongResult
+from tests.engine.quantized.writing import awq, fp8, write_folders
 from tests.grids import fast_only
+from tests.kernels_triton.load.test_packed_engine import SIZES
 from tests.oracles.tiny_models import TINY_MODELS, TinyModel
 
 RUNS_COMPILED = True
 
+PACKED = {"awq": lambda: awq(64), "fp8": fp8}
 MAX_NUM_SEQS, MAX_TOKENS, MAX_LEN = 21, 150, 700
 OPTIONS = (
     Sampling(temperature=0.0),
@@ -71,6 +75,11 @@ def kind_of(value: object, parameter: Any) -> object:  # triton's own type
     return type(value)
 
 
+def always(_weight: WordWeight | Float8Weight) -> bool:
+    """Whether one row has a kernel of its own, on a GPU."""
+    return True
+
+
 def max_few_rows(weight: Tensor) -> int:
     """The limit of few rows on a GPU, for tiny weights."""
     return 4 if weight.shape[0] < 200 else 1
@@ -92,18 +101,23 @@ def launches(*, deterministic: bool) -> Generator[set[tuple[object, ...]]]:
         patch.setattr(JITFunction, "run", cast("Any", note))
         # A GPU's choice of kernels for few rows, which the CPU does not take.
         patch.setattr("sluice.kernels.linear.cuda.max_few_rows", max_few_rows)
+        patch.setattr("sluice.kernels.linear.cuda.has_row_kernel", always)
         # Contexts that these models have are long.
         patch.setattr("sluice.kernels.paged_attention.kernel.SHORT_CHUNK_KEYS", 300)
         yield seen
 
 
 def options_of(name: str, folder: Path, *, is_int8: bool) -> ModelOptions:
-    model = TINY_MODELS[name]
-    TinyModel(model.family, {**model.config, "max_position_embeddings": MAX_LEN}).save(folder)
+    if is_packed := name in PACKED:
+        TinyModel("llama", {**SIZES, "max_position_embeddings": MAX_LEN}).save(folder / "plain")
+        folder, _ = write_folders(folder / "plain", PACKED[name](), folder)
+    else:
+        model = TINY_MODELS[name]
+        TinyModel(model.family, {**model.config, "max_position_embeddings": MAX_LEN}).save(folder)
     return ModelOptions(
         path=folder,
         dtype="bfloat16",
-        quantization="int8" if is_int8 else "none",
+        quantization="int8" if is_int8 else "auto" if is_packed else "none",
         num_blocks=120,
         num_threads=1,
         max_num_seqs=MAX_NUM_SEQS,
@@ -117,7 +131,7 @@ def try_cases(options: ModelOptions, *, deterministic: bool) -> None:
     """Run a trial's cases; what is not computed is wrong, which does not matter."""
     plan = plan_load(options)
     options = replace(options, is_deterministic=deterministic)
-    sizes = sizes_of(plan.config, plan.dtype, options, plan.max_model_len)
+    sizes = replace(plan, options=options).sizes
     for operation in OPERATIONS:
         for case in cases_of(operation, sizes, torch.device("cpu")):
             with contextlib.suppress(WrongResult):
@@ -160,6 +174,9 @@ MODELS = fast_only(
         ("llama", False, False),
         ("mistral-window", False, False),
         ("gemma2", False, True),
+        ("awq", False, False),
+        ("awq", False, True),
+        ("fp8", False, False),
         ("gemma3", False, False),
     ],
 )
