@@ -5,10 +5,12 @@
 
 import os
 import time
+from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any
 
-from benchmarks.processes import environment, server, worker
+from benchmarks.processes import environment, server, wait_until, worker
 from benchmarks.queue.ours import NULL, PROMPT
 from sluice.engine.batch import Batch
 from sluice.engine.null_model import NullModel
@@ -26,15 +28,20 @@ def wakes_ms(num_jobs: int) -> list[float]:
     """Return the milliseconds of each wake-up, ascending."""
     random, submitted_ns = Random(0), dict[str, int]()
     with server() as here, Producer() as producer, environment({STARTS: str(here.folder / "starts")}):
+        starts = here.folder / "starts"
         with worker(here, *NULL, module="benchmarks.queue.wakes", is_alone=True):
             for _ in range(num_jobs):
-                began_ns = time.monotonic_ns()
-                receipt = producer.submit(PROMPT, max_tokens=1)
-                submitted_ns[receipt.id] = began_ns
-                producer.result(receipt)
+                size, began_ns = starts.stat().st_size, time.monotonic_ns()
+                submitted_ns[producer.submit(PROMPT, max_tokens=1).id] = began_ns
+                # A reader of the result would ask the server just when the worker pulls.
+                wait_until(partial(_has_grown, starts, size), "the job's first step", every_s=0.001)
                 time.sleep(random.uniform(LEAST_PAUSE_S, MOST_PAUSE_S))
-        started = [line.split() for line in (here.folder / "starts").read_text().splitlines()]
+        started = [line.split() for line in starts.read_text().splitlines()]
     return sorted((int(at_ns) - submitted_ns[job_id]) / 1e6 for job_id, at_ns in started)
+
+
+def _has_grown(file: Path, size: int) -> bool:
+    return file.stat().st_size > size
 
 
 def _note_starts() -> None:

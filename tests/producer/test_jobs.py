@@ -163,6 +163,28 @@ class TestGivenOptions:
             made(max_tokens=10**5000)
 
 
+class TestGivenOptionsThatWereCheckedBefore:
+    def test_when_equal_ones_of_another_type_come_then_they_are_refused(self) -> None:
+        template(Options(max_tokens=1))
+        wrong: Any = {"max_tokens": True}
+
+        with pytest.raises(InvalidJob, match="max_tokens"):
+            template(wrong)
+
+    def test_when_they_come_again_then_the_job_is_another_one(self) -> None:
+        first, second = (template(Options(max_tokens=1)).new_job("hi") for _ in range(2))
+
+        assert (first.spec, first.digest) == (second.spec, second.digest)
+        assert first.id != second.id
+        assert first.seed != second.seed
+
+    def test_when_a_time_is_relative_to_now_then_it_is_counted_from_each_submit(self) -> None:
+        times = [template(Options(not_before=timedelta(seconds=5))).not_before_ms for _ in range(2)]
+
+        first, second = (time for time in times if isinstance(time, FromNow))
+        assert first.since_s < second.since_s
+
+
 class TestGivenABadMessage:
     def test_when_it_lacks_its_role_then_the_sentence_says_so(self) -> None:
         with pytest.raises(InvalidJob, match="got content; role is missing"):
