@@ -5,7 +5,8 @@ transaction. So a task that is killed in between leaves an object that no row na
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -32,8 +33,7 @@ from sluice.producer.errors import (
 from sluice.producer.operations.results import Outcome
 from sluice.protocol.bulk_files.journal import name_of
 from sluice.protocol.openai_format.bodies import Object
-from sluice.protocol.openai_format.requests import ManyPrompts
-from sluice.protocol.wire import JobId
+from sluice.protocol.wire import JobId, JobResult
 
 PART_LINES = 1000
 PART_BYTES = 8 * 1024 * 1024
@@ -208,11 +208,11 @@ class Collector:
     def add_refused(self, part: Part, refused: dict[int, Object]) -> None:
         """Add lines that the queue refused."""
         for place, line in refused.items():
-            part.add(place, line, is_done=False)
-            self.bits.add(place)
+            self._add(part, place, line, is_done=False)
 
     def _look_at(self, part: Part, places: Sequence[int], look: EndedSearch) -> list[int]:
         lost: list[int] = []
+        of_several: dict[int, list[JobResult]] = {}
         by_place = {place: self._ids(place) for place in places}
         place_of = {job_id: place for place, job_ids in by_place.items() for job_id in job_ids}
         found: dict[int, dict[JobId, Outcome]] = {place: {} for place in places}
@@ -221,30 +221,42 @@ class Collector:
             of_line[outcome.job_id] = outcome
             if len(of_line) < self.names.num_jobs(place):
                 continue
-            outcomes = [of_line[job_id] for job_id in by_place.pop(place)]
-            if not self._add(part, place, outcomes, look):
+            outcomes = [self._recorded_if_gone(place, of_line[job_id], look) for job_id in by_place.pop(place)]
+            if look.can_submit and any(isinstance(outcome.error, JobNotFound) for outcome in outcomes):
                 lost.append(place)
+            elif place in self.names.many and (results := _results(outcomes)) is not None:
+                of_several[place] = results
+            else:
+                self._add(part, place, *self._line(place, outcomes, look))
             del found[place]
+        if of_several:
+            self._add_of_several(part, dict(sorted(of_several.items())))
         if look.is_last and look.unsent is not None:
             for place, job_ids in by_place.items():
-                line = _unsent_line(job_ids[0], self.names.custom_ids[place], look.unsent)
-                part.add(place, line, is_done=False)
-                self.bits.add(place)
+                self._add(
+                    part, place, _unsent_line(job_ids[0], self.names.custom_ids[place], look.unsent), is_done=False
+                )
         return lost
 
     def _ids(self, place: int) -> list[JobId]:
         number = self.names.number(place)
         return [identity_of(self._batch, number, index)[0] for index in range(self.names.num_jobs(place))]
 
-    def _add(self, part: Part, place: int, outcomes: Sequence[Outcome], look: EndedSearch) -> bool:
-        """Add the outcomes of a line's jobs; return False if the line must be submitted again."""
-        outcomes = [self._recorded_if_gone(place, outcome, look) for outcome in outcomes]
-        if look.can_submit and any(isinstance(outcome.error, JobNotFound) for outcome in outcomes):
-            return False
-        line, is_done = self._line(place, outcomes, look)
+    def _add(self, part: Part, place: int, line: Object, is_done: bool) -> None:
         part.add(place, line, is_done=is_done)
         self.bits.add(place)
-        return True
+
+    def _add_of_several(self, part: Part, results: Mapping[int, list[JobResult]]) -> None:
+        """Add lines whose jobs are all done. Their requests are read in the order of the file, which is opened once."""
+        left = deque(results)
+        try:
+            with self._opened() as file:
+                while left:
+                    self._add(part, left[0], *self._line_of_several(file, left[0], results[left[0]]))
+                    left.popleft()
+        except ContentMissing:
+            for place in left:
+                self._add(part, place, *self._without_request(place))
 
     def _recorded_if_gone(self, place: int, outcome: Outcome, look: EndedSearch) -> Outcome:
         """Return an outcome, from the history if the queue no longer has it."""
@@ -258,27 +270,25 @@ class Collector:
         return outcome
 
     def _line(self, place: int, outcomes: Sequence[Outcome], look: EndedSearch) -> tuple[Object, bool]:
-        """Return the line of the outcomes of a line's jobs, and whether it has an answer."""
-        batch, custom_id = self._batch, self.names.custom_ids[place]
-        name, results = name_of(outcomes[0].job_id), [outcome.result for outcome in outcomes]
-        done = [result for result in results if result is not None]
-        failed = next((outcome for outcome in outcomes if outcome.error is not None or outcome.result is None), None)
-        if failed is not None:
-            line = self._error_line(failed, custom_id, look)
-            return {**line, "id": _line(outcomes[0].job_id, custom_id, LOST)["id"]}, False
-        if (many := self.names.many.get(place)) is None:
-            return output_line(name, custom_id, batch.endpoint, done[0], model=batch.model), True
-        request = self._request(self.names.number(place), many.offset)
-        if request is None:
-            return _line(outcomes[0].job_id, custom_id, MISSING), False
-        return line_of_many(name, custom_id, request, done, model=batch.model)
+        """Return the line of a job, or of several that are not all done, and whether it has an answer."""
+        custom_id, results = self.names.custom_ids[place], _results(outcomes)
+        if results is not None:
+            name = name_of(outcomes[0].job_id)
+            return output_line(name, custom_id, self._batch.endpoint, results[0], model=self._batch.model), True
+        failed = next(outcome for outcome in outcomes if outcome.error is not None or outcome.result is None)
+        line = self._error_line(failed, custom_id, look)
+        return {**line, "id": _line(outcomes[0].job_id, custom_id, LOST)["id"]}, False
 
-    def _request(self, number: int, offset: int) -> ManyPrompts | None:
-        try:
-            with self._opened() as file:
-                return request_in(self._batch, file, number, offset)
-        except ContentMissing:
-            return None
+    def _line_of_several(self, file: BinaryIO, place: int, results: Sequence[JobResult]) -> tuple[Object, bool]:
+        batch, number = self._batch, self.names.number(place)
+        request = request_in(batch, file, number, self.names.many[place].offset)
+        if request is None:
+            return self._without_request(place)
+        name = name_of(self._ids(place)[0])
+        return line_of_many(name, self.names.custom_ids[place], request, results, model=batch.model)
+
+    def _without_request(self, place: int) -> tuple[Object, bool]:
+        return _line(self._ids(place)[0], self.names.custom_ids[place], MISSING), False
 
     def _error_line(self, outcome: Outcome, custom_id: str, look: EndedSearch) -> Object:
         job_id, error = outcome.job_id, outcome.error
@@ -291,6 +301,12 @@ class Collector:
         if isinstance(error, JobNotFound) and look.unsent is not None:
             return _unsent_line(job_id, custom_id, look.unsent)
         return _line(job_id, custom_id, LOST)
+
+
+def _results(outcomes: Sequence[Outcome]) -> list[JobResult] | None:
+    """Return the results of a line's jobs; None if one of them has none."""
+    done = [outcome.result for outcome in outcomes if outcome.error is None and outcome.result is not None]
+    return done if len(done) == len(outcomes) else None
 
 
 def _unsent_line(job_id: JobId, custom_id: str, why: str) -> Object:

@@ -1,12 +1,17 @@
 """Lines whose answer is made of several jobs: lists of texts to embed, and documents to rerank."""
 
-from typing import Any
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import openai
 import pytest
 
 from sluice.gateway.batches.batch import StoredBatch
 from sluice.gateway.batches.task import Workshop
+from sluice.gateway.files.storage import Storage
 from sluice.producer.client import Producer
 from sluice.protocol.calls import QueueSettings
 from sluice.protocol.keys import QueueKeys
@@ -48,6 +53,20 @@ def lines(endpoint: str, bodies: list[dict[str, Any]]) -> bytes:
 def of_three(num_lines: int = 1) -> bytes:
     """A file whose lines have three texts each."""
     return lines(EMBEDDINGS, [{"input": ["one", "two", "six"]}] * num_lines)
+
+
+class CountingStorage(Storage):
+    """A storage that notes which objects are opened for reading."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.opened: list[str] = []
+
+    @contextmanager
+    def reading(self, key: str) -> Generator[BinaryIO]:
+        self.opened.append(key)
+        with super().reading(key) as file:
+            yield file
 
 
 class TestGivenAFileOfSuchLines:
@@ -201,6 +220,23 @@ class TestGivenATask:
 
         found = custom_ids(lines_of(workshop, ended.output_file)) + custom_ids(lines_of(workshop, ended.error_file))
         assert sorted(found) == ["0", "1"]
+
+    def test_when_many_lines_are_collected_then_the_file_is_opened_once_for_them(
+        self, workshop: Workshop, worker: HandWorker, tmp_path: Path
+    ) -> None:
+        storage = CountingStorage((tmp_path / "files").as_uri())
+        counted = replace(workshop, storage=storage)
+        batch = added(counted, of_three(40), endpoint=EMBEDDINGS)
+        go_on(counted, batch)
+        while jobs := worker.pull():
+            for job in jobs:
+                worker.generate(job)
+        storage.opened.clear()
+
+        ended = go_on(counted, batch)
+
+        assert (ended.status, ended.completed) == ("completed", 40)
+        assert len(storage.opened) == 1
 
     def test_when_the_list_of_names_is_lost_then_it_is_made_again(self, workshop: Workshop, worker: HandWorker) -> None:
         batch = added(workshop, of_three(2), endpoint=EMBEDDINGS)
