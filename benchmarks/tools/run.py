@@ -28,7 +28,7 @@ from sluice.protocol.tools import stored_tools
 from sluice.worker.config import load_config
 from sluice.worker.model.load import load
 from sluice.worker.model.loaded_model import LocalModel
-from sluice.worker.model.translate import EncodedPrompt
+from sluice.worker.model.translate import TokenizedPrompt
 from tools.real_model.folder import real_model_folder
 
 FREE = "begun, no grammar"
@@ -126,7 +126,7 @@ def answers(model: LocalModel, asked: Sequence[Question], mode: str) -> list[tup
     ]
 
 
-def _encoded(model: LocalModel, question: Question, mode: str) -> EncodedPrompt:
+def _encoded(model: LocalModel, question: Question, mode: str) -> TokenizedPrompt:
     spec = JobSpec(
         options=JobOptions(max_tokens=MAX_TOKENS),
         tools=stored_tools(question.functions),

@@ -30,7 +30,7 @@ Tick = Callable[[], None]
 """Callback before each line; it raises to stop the work."""
 
 
-class ManyJobs(NamedTuple):
+class LineOfMany(NamedTuple):
     """A line of several jobs. A named tuple, because a file may have a million."""
 
     num_jobs: int
@@ -46,7 +46,7 @@ class Names:
     numbers: tuple[int, ...] | None = None
     """None if they are 1, 2, 3 and so on."""
 
-    many: Mapping[int, "ManyJobs"] = field(default_factory=dict[int, "ManyJobs"])
+    many: Mapping[int, "LineOfMany"] = field(default_factory=dict[int, "LineOfMany"])
     """The lines whose answer is made of the results of several jobs, by their places."""
 
     def number(self, place: int) -> int:
@@ -78,7 +78,7 @@ def names_of(data: bytes) -> Names:
     try:
         content = json.loads(data)
         numbers = content["numbers"]
-        many = {place: ManyJobs(*of_line) for place, *of_line in content["many"]}
+        many = {place: LineOfMany(*of_line) for place, *of_line in content["many"]}
         return Names(tuple(content["custom_ids"]), None if numbers is None else tuple(numbers), many)
     except (KeyError, TypeError) as error:
         raise ValueError("this is not a list of names") from error
@@ -136,7 +136,7 @@ class FileCheck:
         self._batch = batch
         self._custom_ids: list[str] = []
         self._numbers: list[int] = []
-        self._many: dict[int, ManyJobs] = {}
+        self._many: dict[int, LineOfMany] = {}
         self._bad: list[BadLine] = []
         self._number, self._model = 0, _Model()
         self.offset = 0
@@ -215,7 +215,7 @@ class FileCheck:
             content = json.loads(data)
             self._custom_ids += content["custom_ids"]
             self._numbers += content["numbers"]
-            self._many |= {place: ManyJobs(*of_line) for place, *of_line in content["many"]}
+            self._many |= {place: LineOfMany(*of_line) for place, *of_line in content["many"]}
             self._bad += [BadLine(*fields) for fields in content["errors"]]
             self._number, self.offset = content["end"]
             self._model = _Model(*content["model"])
@@ -229,7 +229,7 @@ class FileCheck:
         else:
             if checked.many is not None:
                 # The offset is not yet that of the line's end.
-                self._many[len(self._custom_ids)] = ManyJobs(len(checked.prompts), self.offset)
+                self._many[len(self._custom_ids)] = LineOfMany(len(checked.prompts), self.offset)
             self._custom_ids.append(checked.name)
             self._numbers.append(checked.number)
 

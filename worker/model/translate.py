@@ -120,7 +120,7 @@ def _check_size(text: str, tokenizer: TextEncoder, limits: ModelLimits) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EncodedPrompt:
+class TokenizedPrompt:
     """A prompt for the engine, and how the text that follows it is written."""
 
     token_ids: tuple[int, ...]
@@ -266,7 +266,7 @@ class Translator:
             return spec.as_chat and self.template is not None
         return bool(prompt) and isinstance(prompt[0], Message)
 
-    def encoded(self, prompt: Prompt, spec: JobSpec, *, now_ms: int, began_as: str | None = None) -> EncodedPrompt:
+    def encoded(self, prompt: Prompt, spec: JobSpec, *, now_ms: int, began_as: str | None = None) -> TokenizedPrompt:
         """Encode a prompt, and say how the text that follows it is written.
 
         Args:
@@ -285,7 +285,7 @@ class Translator:
         if prompt and isinstance(prompt[0], Message):
             messages = tuple(part for part in prompt if isinstance(part, Message))
             if spec.options.classify and [part.name for part in messages] == [*PAIR]:
-                return EncodedPrompt(token_ids=tuple(self._pair_ids(*messages)))
+                return TokenizedPrompt(token_ids=tuple(self._pair_ids(*messages)))
             return self._encoded_chat(messages, spec, now_ms, began_as)
         if spec.tools:
             raise JobRejected(INVALID_REQUEST, "a prompt with tools must be messages, which the chat template renders")
@@ -294,7 +294,7 @@ class Translator:
             if isinstance(prompt, str)
             else [part for part in prompt if isinstance(part, int)]
         )
-        return EncodedPrompt(token_ids=tuple(token_ids), grammar=grammar_of(spec.options))
+        return TokenizedPrompt(token_ids=tuple(token_ids), grammar=grammar_of(spec.options))
 
     def _pair_ids(self, first: Message, second: Message) -> list[int]:
         """Encode two texts as the tokenizer encodes a pair."""
@@ -305,7 +305,7 @@ class Translator:
 
     def _encoded_chat(
         self, messages: tuple[Message, ...], spec: JobSpec, now_ms: int, began_as: str | None
-    ) -> EncodedPrompt:
+    ) -> TokenizedPrompt:
         if self.template is None:
             raise JobRejected(INVALID_REQUEST, f"the model {self.model!r} has no chat template: send text instead")
         tools = JobTools.of(spec)
@@ -317,7 +317,7 @@ class Translator:
             known if began_as is not None else format_of_answer(known, text, has_tools=bool(tools.functions))
         )
         grammar = answer_grammar(output_format, tools, grammar_of(spec.options), self.mark_ids)
-        return EncodedPrompt(
+        return TokenizedPrompt(
             # Chat templates write the begin-of-sequence token themselves.
             token_ids=tuple(self.encode(text, add_special_tokens=False)),
             is_chat=True,
