@@ -272,9 +272,9 @@ def _answer(job: NewJob, answer: calls.SubmitReply, *, is_chosen: bool) -> Submi
 
 def _refusal(job: NewJob, refused: Refused) -> ProducerError:
     waiting = (refused.waiting_jobs, refused.waiting_tokens, refused.waiting_bytes)
+    if refused.reason in calls.FULL:
+        return QueueFull(refused.message, reason=refused.reason, waiting=waiting, bound=refused.bound)
     match refused.reason:
-        case "full_jobs" | "full_tokens" | "full_bytes" | "tenant_full" | "full_memory" | "outbox_full":
-            return QueueFull(refused.message, reason=refused.reason, waiting=waiting, bound=refused.bound)
         case "too_large":
             return JobTooLarge(refused.message)
         case "feature":

@@ -48,6 +48,7 @@ from sluice.protocol.calls.progress import (
 )
 from sluice.protocol.calls.submission import (
     FULL,
+    PASSING,
     Accepted,
     Conflict,
     Duplicate,
@@ -79,6 +80,7 @@ __all__ = [
     "AGAIN",
     "FULL",
     "LISTS",
+    "PASSING",
     "TENANT_LIMITS",
     "Accepted",
     "AdvanceAnswer",

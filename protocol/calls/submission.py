@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias, get_args
 
 from sluice.protocol import limits
 from sluice.protocol.calls.base import Call, FromNow, Raw
@@ -94,22 +94,21 @@ class Conflict:
     id: JobId
 
 
+FullReason: TypeAlias = Literal["full_jobs", "full_tokens", "full_bytes", "tenant_full", "full_memory", "outbox_full"]
+RefusalReason: TypeAlias = FullReason | Literal["too_large", "feature", "wrong_type", "batch_closed"]
+
+FULL: tuple[FullReason, ...] = get_args(FullReason)
+"""Reasons of refusals for lack of room."""
+
+PASSING: tuple[RefusalReason, ...] = (*FULL, "wrong_type")
+"""Reasons of refusals that may pass: the same jobs may be accepted later. A key of a foreign type may be removed."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
     """The queue does not accept the job; nothing was written."""
 
-    reason: Literal[
-        "full_jobs",
-        "full_tokens",
-        "full_bytes",
-        "tenant_full",
-        "outbox_full",
-        "too_large",
-        "feature",
-        "wrong_type",
-        "batch_closed",
-        "full_memory",
-    ]
+    reason: RefusalReason
     waiting_jobs: int
     waiting_tokens: int
     waiting_bytes: int
@@ -119,8 +118,6 @@ class Refused:
 
 SubmitReply = Accepted | Duplicate | Conflict | Refused
 
-FULL = ("full_jobs", "full_tokens", "full_bytes", "tenant_full", "full_memory", "outbox_full")
-"""Reasons of refusals that pass: the jobs may be submitted again."""
 
 
 def submit(keys: QueueKeys, jobs: Sequence[NewJob], *, is_to_end: bool = False) -> Call[list[SubmitReply]]:

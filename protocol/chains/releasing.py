@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from sluice.protocol import limits
-from sluice.protocol.calls import AGAIN, FULL, Conflict, FromNow, NewJob, Refused, SubmitReply, cancel, submit
+from sluice.protocol.calls import AGAIN, FULL, PASSING, Conflict, FromNow, NewJob, Refused, SubmitReply, cancel, submit
 from sluice.protocol.chains.chain import (
     DONE,
     ENDS,
@@ -50,9 +50,6 @@ MAX_OUTPUTS_BYTES = 16 * 1024 * 1024
 
 ABANDONED_MS = 600_000
 """Time after which the parts of a chain whose submit has not completed are removed."""
-
-_PASSING = (*FULL, "wrong_type")
-"""Refusals that may pass: the jobs are tried again at the next look."""
 
 _NEVER = FromNow(10 * 365 * 86_400_000)
 
@@ -368,9 +365,9 @@ def _refused(look: ChainLook, chain_id: str, answers: Mapping[JobId, SubmitReply
     no = {job_id: answer for job_id, answer in answers.items() if isinstance(answer, Refused)}
     for job_id, answer in no.items():
         look.note_full(job_id, answer)
-    passing = dict.fromkeys(answer.message for answer in no.values() if answer.reason in _PASSING)
+    passing = dict.fromkeys(answer.message for answer in no.values() if answer.reason in PASSING)
     look.problems += [(chain_id, message) for message in passing]
-    return {job_id: answer.message for job_id, answer in no.items() if answer.reason not in _PASSING}
+    return {job_id: answer.message for job_id, answer in no.items() if answer.reason not in PASSING}
 
 
 def _end(

@@ -13,7 +13,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, cast
 
-from sluice.protocol.calls import FULL, Refused, submit
+from sluice.protocol.calls import PASSING, Refused, submit
 from sluice.protocol.errors import InvalidJob, InvalidSetting, WireError
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.redis.execution import Command, Reply, command_of
@@ -81,7 +81,7 @@ class StoredSchedules:
 
 
 def reading(keys: ScheduleKeys) -> tuple[Command, ...]:
-    """Return the commands whose replies `read_stored` parses. The server's clock is everybody's."""
+    """Return the commands whose replies `read_stored` parses. All processes use the server's clock."""
     return (("TIME",), ("HGETALL", keys.schedules), ("ZRANGE", keys.times, 0, -1, "WITHSCORES"))
 
 
@@ -196,7 +196,7 @@ def _submit(
     answers = call.parse(reply)
     # A conflict is a run that another process has submitted with the jobs from before a change of the schedule.
     refusals = [answer for answer in answers if isinstance(answer, Refused)]
-    full = [refused for refused in refusals if refused.reason in FULL]
-    for refused in full or refusals:
-        return _Refusal(refused.message, is_passing=bool(full), others_run=len(refusals) < len(answers))
+    passing = [refused for refused in refusals if refused.reason in PASSING]
+    for refused in passing or refusals:
+        return _Refusal(refused.message, is_passing=bool(passing), others_run=len(refusals) < len(answers))
     return None

@@ -166,6 +166,20 @@ class TestGivenAScheduleWithADueTime:
         assert [run.time_s for run in fired.fired] == [run_s]
         assert waiting(worker) == [f"0.default.report-{run_s}", f"0.default.report-{run_s}-1"]
 
+    def test_when_a_foreign_key_is_in_the_place_of_a_lane_then_it_runs_once_that_is_removed(
+        self, producer: Producer, worker: HandWorker, redis_client: Any, run_s: int
+    ) -> None:
+        lane = QueueKeys("default").lane(0, "default")
+        redis_client.set(lane, "foreign")
+        refused = producer.fire_schedules()
+        redis_client.delete(lane)
+
+        fired = producer.fire_schedules()
+
+        assert [problem.message for problem in refused.problems] == [f"{lane} has a different type"]
+        assert [run.time_s for run in fired.fired] == [run_s]
+        assert waiting(worker) == [f"0.default.report-{run_s}", f"0.default.report-{run_s}-1"]
+
     def test_when_one_of_its_jobs_is_refused_for_good_then_the_others_are_a_run(
         self, producer: Producer, worker: HandWorker, redis_client: Any, run_s: int
     ) -> None:
