@@ -2,9 +2,10 @@
 
 Requests with the same Idempotency-Key share a job, at any gateway. So Redis stores the number of its readers, which one
 left last, and whether a gateway submitted it. The gateway whose reader left last waits, and cancels the job if no
-reader has returned. If that gateway is killed, the job's deadline ends the job. A job that another client of the queue
-submitted is never cancelled: its owner may not read it yet. A job whose submit was not answered in time has no reader
-either, because no client knows its id.
+reader has returned. If that gateway stops or is killed meanwhile, nothing cancels the job: the clients that it has
+disconnected may return at another gateway, and are promised the job. It runs, or its deadline ends it. A job that
+another client of the queue submitted is never cancelled: its owner may not read it yet. A job whose submit was not
+answered in time has no reader either, because no client knows its id.
 """
 
 import asyncio
@@ -92,7 +93,7 @@ class Readers:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Finish the pending cancellations without waiting longer for clients to return."""
+        """Finish the cancellations of jobs that no other client reads; leave those whose clients may return."""
         self._closing.set()
         await asyncio.gather(*self._tasks)
 
