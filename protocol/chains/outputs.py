@@ -12,17 +12,27 @@ from sluice.protocol.messages import Message
 from sluice.protocol.wire import Prompt, decode_prompt
 
 _REFERENCE = re.compile(r"\{\{\s*outputs\[([0-9]{1,4})\]\s*\}\}")
+_ATTEMPT = re.compile(r"\{\{\s*outputs?\b[^{}]*\}\}", re.IGNORECASE)
+"""A reference, or what was probably meant as one."""
 
 
 def used_outputs(job: NewJob, num_after: int) -> set[int]:
     """Return the positions in `after` of the outputs that a job's prompt uses.
 
     Raises:
-        InvalidJob: there is no such position.
+        InvalidJob: there is no such position, or a reference is misspelled.
     """
-    if b"outputs[" not in job.payload or job.prompt_tokens is not None:
+    if b"{{" not in job.payload or job.prompt_tokens is not None:
         return set()
-    used = {int(number) for text in _texts(decode_prompt(job.payload)) for number in _REFERENCE.findall(text)}
+    attempts = {match[0] for text in _texts(decode_prompt(job.payload)) for match in _ATTEMPT.finditer(text)}
+    used = set[int]()
+    for attempt in sorted(attempts):
+        reference = _REFERENCE.fullmatch(attempt)
+        if reference is None:
+            raise InvalidJob(
+                f"{attempt:.100} is no output: write {{{{outputs[0]}}}} for the text of the first job in after"
+            )
+        used.add(int(reference[1]))
     if used and max(used) >= num_after:
         raise InvalidJob(f"the prompt uses outputs[{max(used)}], and after names {num_after} jobs, counted from 0")
     return used

@@ -363,10 +363,26 @@ class TestGivenAWrongSubmit:
         with pytest.raises(InvalidJob, match="cannot wait for itself"):
             producer.submit("child", job_id=CHILD, after=[CHILD])
 
+    @pytest.mark.parametrize("prompt", ["{{name}} and {{output_dir}}", "{outputs[-1]}", "{{ outputs"])
+    def test_when_braces_have_another_meaning_then_they_stay(
+        self, producer: Producer, worker: HandWorker, prompt: str
+    ) -> None:
+        parent = producer.submit("parent")
+        producer.submit(prompt, after=[parent])
+        end(worker)
+
+        released(producer)
+
+        assert prompts(worker.pull()) == [prompt]
+
     @pytest.mark.parametrize(
         ("prompt", "options", "reason"),
         [
             ("{{outputs[1]}}", {}, r"the prompt uses outputs\[1\], and after names 1 jobs"),
+            ("{{output[0]}}", {}, r"\{\{output\[0\]\}\} is no output: write \{\{outputs\[0\]\}\} for"),
+            ("{{ outputs[-1] }}", {}, "is no output"),
+            ("{{outputs.0}} and {{outputs[0]}}", {}, "is no output"),
+            ("{{Outputs[0]}}", {}, "is no output"),
             ("child", {"idempotency_key": "k"}, "a job with `after` has no idempotency_key"),
             ("child", {"tenant": "other"}, "of another tenant than 'other'"),
         ],
