@@ -13,8 +13,7 @@ from sluice.gateway.access import Caller, caller_of
 from sluice.gateway.audit import AuditLog
 from sluice.gateway.errors import bad_request, named
 from sluice.gateway.native.search import QUEUE, asked_queues, queue_named
-from sluice.gateway.native.submit import BODY as JOB
-from sluice.gateway.native.submit import prompt_name, read_job
+from sluice.gateway.native.submit import BODY, WAITING, prompt_name, read_job
 from sluice.gateway.openapi.routes import JSON, json_answer, route
 from sluice.gateway.openapi.schemas import TEXT, Schema, list_of, object_schema, schema_of
 from sluice.gateway.queues import QueueClients, Queues
@@ -25,9 +24,17 @@ from sluice.producer.errors import ScheduleNotFound
 from sluice.producer.operations import schedules
 from sluice.producer.operations.schedules import ScheduleView
 from sluice.protocol.jobs import CheckedJob, checked_job
-from sluice.protocol.openai_format.requests import PROMPT
+from sluice.protocol.openai_format.requests import PROMPT, RequestRefused
 from sluice.protocol.schedules.schedule import MAX_JOBS, Misfire, Overlap, Schedule
 
+OF_ONE_JOB = ("job_id", "idempotency_key", *WAITING)
+"""Fields of a job that a scheduled one does not have."""
+
+JOB: Schema = {
+    **BODY,
+    "title": "ScheduledJob",
+    "properties": {name: schema for name, schema in BODY["properties"].items() if name not in OF_ONE_JOB},
+}
 OPTIONAL = {"zone": TEXT, "misfire": schema_of(Misfire), "overlap": schema_of(Overlap)}
 NEW: Schema = {
     **object_schema(
@@ -211,6 +218,10 @@ def _jobs(jobs: object, caller: Caller) -> list[CheckedJob]:
 
 
 def _job(body: object, caller: Caller) -> CheckedJob:
+    for name in WAITING:
+        if isinstance(body, dict) and cast("dict[str, object]", body).get(name) is not None:
+            why = f"a scheduled job has no {name}: each run is submitted when it is due, and waits for no other job"
+            raise RequestRefused("unknown_parameter", why, name)
     job = read_job(body, caller)
     with named({PROMPT: prompt_name(cast("dict[str, object]", body))}):
         # Runs do not count towards the limits of a key.

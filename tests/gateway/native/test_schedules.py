@@ -181,6 +181,7 @@ class TestGivenAWrongSchedule:
             ({"jobs": []}, "jobs must be a list"),
             ({"jobs": None}, "jobs is missing"),
             ({"jobs": [{"prompt": "one", "job_id": "0.acme.a"}]}, "neither job_id nor idempotency_key"),
+            ({"jobs": [{"prompt": "one", "after": ["0.acme.a"]}]}, "a scheduled job has no after: each run is"),
             ({"jobs": [{"prompt": "one", "tenant": "globex"}]}, "tenant"),
             ({"tenant": "globex"}, "unknown field 'tenant'"),
         ],
