@@ -119,7 +119,6 @@ class Refused:
 SubmitReply = Accepted | Duplicate | Conflict | Refused
 
 
-
 def submit(keys: QueueKeys, jobs: Sequence[NewJob], *, is_to_end: bool = False) -> Call[list[SubmitReply]]:
     """Put up to `MAX_JOBS_PER_CALL` jobs on their lanes; returns one answer per job.
 
