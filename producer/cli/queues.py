@@ -258,7 +258,21 @@ def set_queue(**values: object) -> None:
     with producer_of(values) as producer:
         producer.configure(settings)
         given = {name: value for name, value in asdict(settings).items() if value is not None}
-        _report(producer, f"has new settings: {', '.join(f'{name} {value}' for name, value in given.items())}")
+        _report(producer, f"has new settings: {', '.join(_shown(name, value) for name, value in given.items())}")
+
+
+def _shown(name: str, value: object) -> str:
+    """Write a setting as on the command line; those of tenants as TENANT=VALUE."""
+    flag = name.replace("_", "-")
+    if not isinstance(value, dict):
+        return f"{flag} {value}"
+    numbers = cast("dict[str, float | None]", value)
+    # The flag of weights is --weight.
+    return " ".join([flag.removesuffix("s"), *(_of_tenant(tenant, number) for tenant, number in numbers.items())])
+
+
+def _of_tenant(tenant: str, number: float | None) -> str:
+    return f"{tenant}={'none' if number is None else f'{number:g}' if isinstance(number, float) else number}"
 
 
 def _settings(values: Values) -> QueueSettings:

@@ -52,7 +52,9 @@ class TestGivenAQueueWithAJob:
         [
             ("pause", "is paused"),
             ("resume", "is resumed"),
-            ("set --max-failures 2 --weight acme=2", "has new settings: weights {'acme': 2.0}, max_failures 2"),
+            ("set --max-failures 2 --weight acme=2", "has new settings: weight acme=2, max-failures 2"),
+            ("set --max-running lim=none", "has new settings: max-running lim=none"),
+            ("set --tokens-per-minute lim=1500000", "has new settings: tokens-per-minute lim=1500000"),
         ],
     )
     def test_when_it_is_changed_then_that_is_printed(
