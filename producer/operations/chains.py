@@ -48,6 +48,9 @@ from sluice.protocol.rows import read_row
 from sluice.protocol.states import JobState
 from sluice.protocol.wire import JobId
 
+FULL_BLOCKED = "full_blocked"
+"""Reason of a refusal: too many jobs wait for others."""
+
 # ---------------------------------------------------------------- submit
 
 
@@ -179,7 +182,7 @@ def _fullness(held: Sequence[Reply], jobs: Mapping[JobId, NewJob]) -> QueueFull 
     for what, now, more, most in bounds:
         if now + more > most:
             message = f"the queue has {now} {what} of blocked jobs and takes {most}"
-            return QueueFull(message, reason="full_blocked", waiting=(num_jobs, 0, num_bytes), bound=most)
+            return QueueFull(message, reason=FULL_BLOCKED, waiting=(num_jobs, 0, num_bytes), bound=most)
     return None
 
 
