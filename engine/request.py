@@ -57,7 +57,7 @@ class FailureKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling(SamplingFields):
-    """How to choose the next token, and when to stop. Whoever makes it has checked the values."""
+    """How to choose the next token, and when to stop. The values have been checked."""
 
     end_token_ids: frozenset[int] | None = None
     """The model's end-of-sequence tokens. None: those of the loaded model."""

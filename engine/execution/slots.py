@@ -17,7 +17,7 @@ from sluice.engine.request import Sampling
 class Slot:
     """A running sequence, as steps need it. Mutable: its tokens, its table and the sampler's notes of it grow.
 
-    The first blocks of one object never change: whoever keeps a copy of its table needs only those that came.
+    The first blocks of one object never change: a copy of its table needs only those that came.
     """
 
     index: int
@@ -91,7 +91,7 @@ class Slots:
         return num_blocks
 
     def _has_kept(self, held: Slot, admission: Admission) -> bool:
-        """Whether all blocks of a slot are the first ones of an admission: then whoever copied them has them still."""
+        """Whether all blocks of a slot are the first ones of an admission: then copies of them are valid."""
         kept = admission.block_ids[: held.num_blocks]
         return not admission.window_ids and tuple(self.tables[held.index, : held.num_blocks].tolist()) == kept
 

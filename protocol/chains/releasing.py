@@ -4,7 +4,7 @@ Any number of processes may do this at once, and each may die at any step:
 
 1. The ends of jobs for which chains wait are read, a slice at a time. An end that does not decide is noted (`HSETNX`),
    so that it still counts once the job's row has expired.
-2. What is decided, with the outputs that prompts use, is written once (`HSETNX`): whoever comes later follows it.
+2. What is decided, with the outputs that prompts use, is written once (`HSETNX`): later looks follow it.
 3. The jobs are submitted under the ids that they have had since their submit. A repetition is answered that they are
    duplicates. Jobs that must not run are flagged (`ChainKeys.cancelled`), submitted delayed and cancelled at once, so
    that they end as others do.
@@ -338,7 +338,7 @@ def _submit(
         call, ids = submit(there, ready, is_to_end=reason is not None), [job.id for job in ready]
         if reason is None and look.is_full(ids[0]):
             continue
-        if reason is not None:  # whoever dies before the cancel leaves the flag, and the next look cancels them
+        if reason is not None:  # a process that dies before the cancel leaves the flag, and the next look cancels
             _sound((yield (("HSET", keys.cancelled, *(part for job_id in ids for part in (job_id, reason))),)))
         try:
             reply = yield from _ask(look, there, f"submit of job {ids[0]}", command_of(call))

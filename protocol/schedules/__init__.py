@@ -1,5 +1,5 @@
 """Schedules: jobs that are submitted again and again, at the times of a cron rule.
 
 A queue keeps its schedules in partition 0. Any process may fire them, and several at once: a run has the same job ids
-whoever submits it, and the queue accepts an id once.
+in each of them, and the queue accepts an id once.
 """

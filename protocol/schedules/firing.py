@@ -3,8 +3,8 @@
 Any number of processes may do this at once, and each may die at any step:
 
 1. The rules and the last fired times are read.
-2. The jobs of a due time are submitted in one call, under ids that follow from schedule and time. Whoever submits them
-   again is answered that they are duplicates.
+2. The jobs of a due time are submitted in one call, under ids that follow from schedule and time. A second submit is
+   answered that they are duplicates.
 3. The last time moves forward (`ZADD GT`), never back. If it does not, because the process has died, the next look
    finds the same time due, and submits the same ids.
 """

@@ -134,7 +134,7 @@ class Schedule:
         return tuple(moment.astimezone(zone) for moment in islice(self.rule.times_after(after), count))
 
     def job_ids(self, time_s: int) -> list[JobId]:
-        """Return the ids of the jobs of one run, which are the same whoever submits them."""
+        """Return the ids of the jobs of one run, which are the same in each process."""
         return [run_job_id(self.tenant, self.name, time_s, index) for index in range(self.num_jobs)]
 
 

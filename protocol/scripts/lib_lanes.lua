@@ -43,7 +43,7 @@ local function open_lane(class, tenant)
   return new_lane(class, tenant, call('HGET', DEPTH, name))
 end
 
--- Open lanes of a class that are about to be read, in one command; whoever reads one learns whether its type is right.
+-- Open lanes of a class that are about to be read, in one command. A type is checked when its lane is read.
 local function open_lanes(class, tenants)
   local names = {}
   for i, tenant in ipairs(tenants) do names[i] = lane_name(class, tenant) end

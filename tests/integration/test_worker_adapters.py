@@ -1,4 +1,4 @@
-"""Jobs of adapters: an adapter is a model to whoever looks, and only the same files of it continue a job."""
+"""Jobs of adapters: readers see an adapter as a model, and only the same files of it continue a job."""
 
 from collections.abc import Generator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Real worker processes release chains: soon after the end of the job that others wait for, and once, whoever dies."""
+"""Real worker processes release chains: soon after the end of the job that others wait for, and once."""
 
 from collections.abc import Generator
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Real worker processes fire schedules: once, whoever is alive."""
+"""Real worker processes fire schedules: once, while any is alive."""
 
 from collections.abc import Generator
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""Chains on a real server: each blocked job runs once, or ends with a reason, whoever releases it and whoever dies."""
+"""Chains on a real server: each blocked job runs once, or ends with a reason, whichever process releases it or dies."""
 
 import random
 import tracemalloc

@@ -1,4 +1,4 @@
-"""Schedules on a real server: each run once, whoever fires it and whoever dies."""
+"""Schedules on a real server: each run once, whichever process fires it or dies."""
 
 import os
 import signal

@@ -153,7 +153,7 @@ def _member(file: Path, name: str, table: object, environ: Mapping[str, str], fl
         named=lambda setting: f"{place}.{setting.flag[2:]}",
     )
     if turns is not None:
-        # Whoever waits for the device waits for these jobs, which lose nothing.
+        # A model that waits for the device waits for these jobs, which lose nothing.
         config = replace(config, drain=replace(config.drain, mode="hand-over"))
     return Member(
         name=name,

@@ -117,7 +117,7 @@ class Service:
         found = self.client.hget(KEYS.key("worker", owner), "pid") if owner else None
         return int(found) if found and int(found) in self.fleet.by_worker_pid() else None
 
-    def kill_whoever_runs(self, job_id: JobId) -> int:
+    def kill_each_owner_of(self, job_id: JobId) -> int:
         """Kill each worker that takes a job, until the job has ended; return how many."""
         killed: set[int] = set()
         deadline_s = time.monotonic() + PATIENCE_S

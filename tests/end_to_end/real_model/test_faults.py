@@ -62,7 +62,7 @@ class TestGivenAJobThatEndsItsWorkerEachTime:
     def test_when_it_has_done_so_repeatedly_then_it_alone_is_failed(self, service: Service, calm: list[str]) -> None:
         poison, *mates = service.submit([chat("Tell me a story.", max_tokens=500), *map(chat, QUESTIONS[:10])])
 
-        num_killed = service.kill_whoever_runs(poison)
+        num_killed = service.kill_each_owner_of(poison)
 
         found = service.producer.status(poison)
         assert (found.state, found.error_code) == (JobState.FAILED, "killed_its_worker")

@@ -220,5 +220,5 @@ def in_file(line: bytes, endpoint: Endpoint | None = None) -> Verdict:
 
 
 def _digest(prompt: PromptLike, options: Options) -> bytes:
-    """Return a digest of what a job computes, whoever owns it."""
+    """Return a digest of what a job computes, for any owner."""
     return template({**options, "tenant": "default"}).new_job(prompt).digest

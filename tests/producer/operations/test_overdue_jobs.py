@@ -1,4 +1,4 @@
-"""Jobs end at their deadline for whoever waits for them, though no worker is alive."""
+"""Jobs end at their deadline for clients that wait for them, though no worker is alive."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
