@@ -7,7 +7,7 @@
 | engine | `EngineFacts`, or `LoadFailed` | then |
 | worker | `Orders` | when there is anything to order |
 | engine | `StepReport` | at first, and after each step |
-|| engine | `EngineBroken` | when it cannot continue; then it ends ||
+| engine | `EngineBroken` | when it cannot continue; then it ends |
 
 Either side ends when the other closes the socket, which the system does for a process that is killed.
 """
