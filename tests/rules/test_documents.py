@@ -17,6 +17,8 @@ from sluice.engine.errors import RequestRejected
 from sluice.engine.llm_engine import LLMEngine
 from sluice.gateway import settings as gateway
 from sluice.producer.cli.main import cli as producer
+from sluice.producer.operations.chains import FULL_BLOCKED
+from sluice.protocol.calls import FULL
 from sluice.protocol.openai_format.bodies import CALLERS_CODES
 from sluice.worker.cli import main as worker
 from sluice.worker.config import READ_ELSEWHERE, SETTINGS
@@ -215,6 +217,23 @@ class TestGivenEveryDocument:
     @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
     def test_when_its_prose_is_measured_then_lines_are_short(self, document: Path) -> None:
         assert list(long_lines(document.read_text())) == []
+
+
+class TestGivenThePageOfTheLab:
+    def test_when_a_benchmark_is_registered_then_the_lab_lists_it(self) -> None:
+        table = (ROOT / "docs/lab/README.md").read_text().split("## Commands")[1].split("## Former commands")[0]
+
+        listed = re.findall(r"^\| `python -m benchmarks ([a-z-]+)` \|", table, re.MULTILINE)
+
+        assert sorted(listed) == sorted(BENCHMARKS)
+        assert former_benchmarks() & set(BENCHMARKS) == set()
+
+
+class TestGivenThePageOfTheGateway:
+    def test_when_a_queue_may_be_full_then_the_gateways_page_has_each_code(self) -> None:
+        page = (ROOT / "docs/guide/http.md").read_text()
+
+        assert [code for code in (*FULL, FULL_BLOCKED) if f"`{code}`" not in page] == []
 
 
 class TestGivenThePagesAboutFailures:
