@@ -218,14 +218,19 @@ def _jobs(jobs: object, caller: Caller) -> list[CheckedJob]:
 
 
 def _job(body: object, caller: Caller) -> CheckedJob:
-    for name in WAITING:
-        if isinstance(body, dict) and cast("dict[str, object]", body).get(name) is not None:
-            why = f"a scheduled job has no {name}: each run is submitted when it is due, and waits for no other job"
-            raise RequestRefused("unknown_parameter", why, name)
+    _refuse_waiting(body)
     job = read_job(body, caller)
     with named({PROMPT: prompt_name(cast("dict[str, object]", body))}):
         # Runs do not count towards the limits of a key.
         return checked_job(job.prompt, {**job.options, "tenant": caller.tenant})
+
+
+def _refuse_waiting(body: object) -> None:
+    fields = cast("dict[str, object]", body) if isinstance(body, dict) else {}
+    for name in WAITING:
+        if fields.get(name) is not None:
+            why = f"a scheduled job has no {name}: each run is submitted when it is due, and waits for no other job"
+            raise RequestRefused("unknown_parameter", why, name)
 
 
 def _shown(queue: QueueClients, view: ScheduleView) -> dict[str, object]:
