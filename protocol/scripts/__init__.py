@@ -19,7 +19,7 @@ BASE_ONLY = "-- base only\n"
 
 _INNER = "local function main()\n{}\nend\nreturn main()\n"
 """What follows the base is a function of its own. Lua finds a local that an inner function uses by walking through all
-that are in use; so it walks to those of the base, which most functions use, only once."""
+that are in use; so it walks to those of the base, which most functions use, only once. A function takes 200 at most."""
 
 
 @dataclass(frozen=True, slots=True)

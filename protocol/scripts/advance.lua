@@ -55,10 +55,10 @@ end
 return with_ends()
 end
 
-local rest
-local function load_end_library()
-  rest = rest or later()
-  return rest
+local loaded
+local function end_library()
+  loaded = loaded or later()
+  return loaded
 end
 
 -- ---------------------------------------------------------------- arguments
@@ -79,8 +79,8 @@ local function read_sent(packed)
     parts, id, epoch, choice, from, tokens, entry, at = struct.unpack(PROGRESS, packed, at)
     local row = { id, epoch, choice, from, tokens, entry, false, false }
     if parts > 3 or from + tokens > LIMITS.MAX_TOKENS then return false end
-    if parts % 2 == 1 then row[7], at = load_end_library().extras_from(struct.unpack(EXTRAS, packed, at)) end
-    if parts > 1 then row[8], at = load_end_library().end_from(struct.unpack(END, packed, at)) end
+    if parts % 2 == 1 then row[7], at = end_library().extras_from(struct.unpack(EXTRAS, packed, at)) end
+    if parts > 1 then row[8], at = end_library().end_from(struct.unpack(END, packed, at)) end
     if not at or tokens > 0 and entry == '' and not (row[8] and row[8].is_silent) then return false end
     sent[#sent + 1] = row
   end
@@ -103,13 +103,13 @@ local function touches_the_queue()
   return false
 end
 
-local wrong = touches_the_queue() and load_end_library().wrong_key(incarnation)
+local wrong = touches_the_queue() and end_library().wrong_key(incarnation)
 if wrong then return wrong end
 
 -- ---------------------------------------------------------------- one choice
 
 local function without_lease(id, epoch)
-  local job = load_end_library().load_job(id)
+  local job = end_library().load_job(id)
   return job and job.ended_by == incarnation .. ':' .. epoch and 'already' or 'replaced'
 end
 
@@ -152,26 +152,27 @@ local function advance(row)
   local elsewhere = out_of_line(lease, at, from, tokens, row[8])
   if elsewhere then return elsewhere end
 
-  local job, why
-  if row[7] or row[8] then
-    job, why = load_end_library().load_running(id)
-    if not job then return rest.broken(id, nil, lease, 'job row: ' .. why) end
+  local library, job, why = (row[7] or row[8]) and end_library(), nil, nil
+  if library then
+    job, why = library.load_running(id)
+    if not job then return library.broken(id, nil, lease, 'job row: ' .. why) end
   end
-  if row[8] and not rest.has_all_parts(job, row[8].result_bytes) then return 'at ' .. lease[at] end
+  if row[8] and not library.has_all_parts(job, row[8].result_bytes) then return 'at ' .. lease[at] end
   if tokens > 0 then
     local added = row[6] ~= '' and append(id, choice, from + tokens, row[6])
     if failed(added) then
       if catch_up(id, lease, choice, from + tokens) then return 'at ' .. lease[at] end
-      return load_end_library().broken(id, rest.load_running(id), lease, 'channel ' .. choice .. ': ' .. added.err)
+      library = end_library()
+      return library.broken(id, library.load_running(id), lease, 'channel ' .. choice .. ': ' .. added.err)
     end
     lease[at] = from + tokens
     changed[id] = lease
-    if lease.deaths == 1 then load_end_library().clear_deaths(id, lease) end
-    if passes_mark(row) then rest.charge_further(job or rest.load_job(id), lease) end
+    if lease.deaths == 1 then end_library().clear_deaths(id, lease) end
+    if passes_mark(row) then end_library().charge_further(job or end_library().load_job(id), lease) end
   end
-  if row[7] then rest.note_extras(job, row[7], lease, tokens) end
+  if row[7] then library.note_extras(job, row[7], lease, tokens) end
   local word = stop_word('ok', lease)
-  return row[8] and rest.end_choice(job, lease, choice, row[8]) or word
+  return row[8] and library.end_choice(job, lease, choice, row[8]) or word
 end
 
 -- The rows of jobs whose ends or first tokens are sent.
@@ -180,7 +181,7 @@ local function read_jobs()
   for i = 1, #sent do
     if (sent[i][7] or sent[i][8]) and held[sent[i][1]] then ids[#ids + 1] = sent[i][1] end
   end
-  if #ids > 0 then load_end_library().load_jobs(ids) end
+  if #ids > 0 then end_library().load_jobs(ids) end
 end
 
 local answers = {}
@@ -190,5 +191,5 @@ if #sent > 0 then
 end
 for i = 1, #sent do answers[i] = advance(sent[i]) end
 write_leases()
-if rest then rest.finish() end
+if loaded then loaded.finish() end
 return answers

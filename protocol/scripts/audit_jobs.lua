@@ -44,7 +44,8 @@ local function picture_of(id, holders)
   return {
     why or false, job.state or false, job.version or 0, job.cost or 0, job.bytes or 0, job.epoch or 0,
     job.entry or false, job.lane or false, job.id and entry_of(job) and 1 or 0,
-    call('ZSCORE', DELAYED, id) and 1 or 0, call('ZSCORE', SUSPECTS, id) and 1 or 0, job.id and has_timer(job) and 1 or 0,
+    call('ZSCORE', DELAYED, id) and 1 or 0, call('ZSCORE', SUSPECTS, id) and 1 or 0,
+    job.id and has_timer(job) and 1 or 0,
     owner or false, lease and lease.epoch or 0, lease and 1 or 0,
     owner and owner ~= '' and call('ZSCORE', ALIVE, owner) and 1 or 0,
     job.id and call('EXISTS', payload_key(job)) or 0, number_in(DEAD, id), job.ended or false, job.submitted or false,

@@ -29,7 +29,9 @@ end
 -- By the keys that pulls read: a counter may be wrong.
 local function has_waiting_jobs()
   local total = size('ZCARD', 'delayed') + size('ZCARD', 'suspects')
-  for _, class in ipairs({ RETURNED, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 }) do total = total + size('ZCARD', 'heads:' .. class) end
+  for _, class in ipairs({ RETURNED, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 }) do
+    total = total + size('ZCARD', 'heads:' .. class)
+  end
   return total > 0
 end
 

@@ -35,7 +35,8 @@ end
 
 -- For each model a set of the workers that serve it: so whether one does costs the same however many live.
 local SERVING = PREFIX .. 'serving:'
--- `<offer>\n<model>` -> the last expiry among the workers that have it: how many are compared depends on the engines alone.
+-- `<offer>\n<model>` -> the last expiry among the workers that have it: how many are compared depends on the engines
+-- alone.
 local OFFERS = PREFIX .. 'offers'
 -- `<adapter>\n<model>` -> the last expiry among the workers of the model that have the adapter.
 local PARENTS = PREFIX .. 'parents'
@@ -105,9 +106,9 @@ end
 
 -- ---------------------------------------------------------------- jobs
 
--- A job is one string, its row (docs/reference/keys.md#a-jobs-row): numbers of fixed size, short texts, the fields that only
--- some jobs have as a packed map, and the spec, which no script reads. A script reads a row once, changes the table, and
--- `finish` writes each changed row once.
+-- A job is one string, its row (docs/reference/keys.md#a-jobs-row): numbers of fixed size, short texts, the fields that
+-- only some jobs have as a packed map, and the spec, which no script reads. A script reads a row once, changes the
+-- table, and `finish` writes each changed row once.
 
 local load_job, load_jobs, load_running, save, state_and_class, MOST
 local rows = {}
@@ -123,9 +124,9 @@ MOST = {
 }
 
 -- Version of the format, state, class, choices, whether it is in the class of returned jobs, version, attempt, epoch,
--- failures, requeues, most tokens; prompt, cost, bytes, submitted, started, charged + 1, number, before, scheduled, first
--- token, ended, each 0 if it is absent; entry, owner; digest, seed and rare fields, each with its length. The spec is the
--- rest. Six bytes hold a whole number below 2^48, so that whatever another program writes there is one.
+-- failures, requeues, most tokens; prompt, cost, bytes, submitted, started, charged + 1, number, before, scheduled,
+-- first token, ended, each 0 if it is absent; entry, owner; digest, seed and rare fields, each with its length. The
+-- spec is the rest. Six bytes hold a whole number below 2^48, so that whatever another program writes there is one.
 local FORMAT, ROW_VERSION = '<c1c1BBBI4I4I4I4I4I4I6I6I6I6I6I6I6I6I6I6I6ssHc0Bc0I4c0', '1'
 local LETTERS, STATES = LETTERS_OF_STATES, STATES_OF_LETTERS
 
@@ -178,22 +179,25 @@ local function foreign_field(job)
   if not at or at > 21 or last - at > 18 then return 'entry' end
 end
 
--- Fields of fixed size are there in each job, false if they are absent: assigning to one that is there is a plain write.
+-- Fields of fixed size are there in each job, false if they are absent: assigning to one that is there is a plain
+-- write.
 local function present(value) return value ~= 0 and value end
 
 -- The job of a row, or nil and why.
 local function parse(id, tenant, suffix, row)
   if #row > LIMITS.MAX_ROW_BYTES then return nil, 'not a job: row' end
   local is_read, format, letter, class, choices, is_returned, version, attempt, epoch, failures, requeues, max_tokens,
-    prompt, cost, bytes, submitted, started, charged, number, before, scheduled, first_token, ended, entry, owner, digest,
-    seed, rare, after = pcall(struct.unpack, FORMAT, row)
+    prompt, cost, bytes, submitted, started, charged, number, before, scheduled, first_token, ended, entry, owner,
+    digest, seed, rare, after = pcall(struct.unpack, FORMAT, row)
   if not is_read or format ~= ROW_VERSION or not STATES[letter] then return nil, 'not a job: row' end
   local job = {
-    id = id, tenant = tenant, suffix = suffix, state = STATES[letter], class = class, choices = choices, version = version,
-    attempt = attempt, epoch = epoch, failures = failures, requeues = requeues, max_tokens = max_tokens, prompt = prompt,
-    cost = cost, bytes = bytes, submitted = submitted, started = present(started), charged = charged > 0 and charged - 1,
-    number = number, before = before, scheduled = present(scheduled), first_token = present(first_token),
-    ended = present(ended), entry = entry ~= '' and entry, lane = false, owner = owner, digest = digest, seed = seed, spec = string.sub(row, after), keep_ms = false, packed = false,
+    id = id, tenant = tenant, suffix = suffix, state = STATES[letter], class = class, choices = choices,
+    version = version, attempt = attempt, epoch = epoch, failures = failures, requeues = requeues,
+    max_tokens = max_tokens, prompt = prompt, cost = cost, bytes = bytes, submitted = submitted,
+    started = present(started), charged = charged > 0 and charged - 1, number = number, before = before,
+    scheduled = present(scheduled), first_token = present(first_token), ended = present(ended),
+    entry = entry ~= '' and entry, lane = false, owner = owner, digest = digest, seed = seed,
+    spec = string.sub(row, after), keep_ms = false, packed = false,
   }
   local foreign, fields = foreign_field(job), { published = nil, ended_by = nil, output = nil, reason = nil }
   if not foreign and rare ~= '' then
@@ -208,11 +212,11 @@ end
 function rows.of(job)
   local rare = next(job.rare) and cmsgpack.pack(job.rare) or ''
   local is_returned = job.lane and string.sub(job.lane, 1, #RETURNED) == RETURNED
-  return struct.pack(FORMAT, ROW_VERSION, LETTERS[job.state], job.class, job.choices, is_returned and 1 or 0, job.version,
-    job.attempt, job.epoch, job.failures, job.requeues, job.max_tokens, job.prompt, job.cost, job.bytes, job.submitted,
-    job.started or 0, job.charged and job.charged + 1 or 0, job.number, job.before, job.scheduled or 0,
-    job.first_token or 0, job.ended or 0, job.entry or '', job.owner, #job.digest, job.digest, #job.seed, job.seed, #rare,
-    rare) .. job.spec
+  return struct.pack(FORMAT, ROW_VERSION, LETTERS[job.state], job.class, job.choices, is_returned and 1 or 0,
+    job.version, job.attempt, job.epoch, job.failures, job.requeues, job.max_tokens, job.prompt, job.cost, job.bytes,
+    job.submitted, job.started or 0, job.charged and job.charged + 1 or 0, job.number, job.before, job.scheduled or 0,
+    job.first_token or 0, job.ended or 0, job.entry or '', job.owner, #job.digest, job.digest, #job.seed, job.seed,
+    #rare, rare) .. job.spec
 end
 
 -- State and class of a row, without the rest.
@@ -226,8 +230,8 @@ end
 -- Rows that this call has read and not used, jobs that it has used, and those of them that `finish` writes.
 local fetched, known, changed = {}, {}, {}
 
--- Return the job as a table, or nil and why: 'unknown', 'not a job id', 'wrong type', 'not a job: <field>'. Absent fields
--- are nil, except counts, which are 0. Within a call, each job is one table.
+-- Return the job as a table, or nil and why: 'unknown', 'not a job id', 'wrong type', 'not a job: <field>'. Absent
+-- fields are nil, except counts, which are 0. Within a call, each job is one table.
 function load_job(id)
   if known[id] then return known[id] end
   local tenant, suffix = names_of(id)

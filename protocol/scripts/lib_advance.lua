@@ -140,7 +140,6 @@ end
 
 return {
   extras_from = extras_from, end_from = end_from, wrong_key = wrong_key, load_job = load_job, load_jobs = load_jobs,
-  load_running = load_running,
-  end_choice = end_choice, broken = broken,
-  note_extras = note_extras, has_all_parts = has_all_parts, clear_deaths = clear_deaths, charge_further = charge_further, finish = finish_ends,
+  load_running = load_running, end_choice = end_choice, broken = broken, note_extras = note_extras,
+  has_all_parts = has_all_parts, clear_deaths = clear_deaths, charge_further = charge_further, finish = finish_ends,
 }

@@ -89,9 +89,9 @@ end
 -- ---------------------------------------------------------------- leases
 
 -- What `held:<incarnation>` says of a job is its lease: epoch, number of the pull that leased it and place among its
--- jobs, flag ('' or the requested state), mark of that pull, 1 if deaths of its owners are recorded, then for each choice
--- its offset and whether it ended: 0 no, 1 yes, 2 well (`done`). In Lua it also has the owner, '' of a job that nobody
--- runs; of choice c (from 0) the offset is at 2c + 1, and the end at 2c + 2.
+-- jobs, flag ('' or the requested state), mark of that pull, 1 if deaths of its owners are recorded, then for each
+-- choice its offset and whether it ended: 0 no, 1 yes, 2 well (`done`). In Lua it also has the owner, '' of a job that
+-- nobody runs; of choice c (from 0) the offset is at 2c + 1, and the end at 2c + 2.
 local pack_lease, unpack_lease
 
 do
@@ -113,7 +113,8 @@ end
 local function lease_from(owner, choices, epoch, number, place, letter, mark, deaths, ...)
   if not WORDS[letter] then return nil end
   local lease = {
-    owner = owner, epoch = epoch, number = number, place = place, flag = WORDS[letter], mark = mark, deaths = deaths, ...
+    owner = owner, epoch = epoch, number = number, place = place, flag = WORDS[letter], mark = mark, deaths = deaths,
+    ...
   }
   -- The position behind the last value.
   lease[2 * choices + 1] = nil

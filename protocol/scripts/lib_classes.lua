@@ -1,6 +1,6 @@
 -- The classes and their lanes as one pull sees them: read once, changed in memory, and written by `finish`.
 
-local classes = {}  -- the name used outside: a script may have 200 locals, and `pull` is near that limit
+local classes = {}  -- the only name used outside
 
 do
 
@@ -141,7 +141,8 @@ local function listing_of(class)
   return listings[class]
 end
 
--- Read more lanes of a class. What this pull has changed in memory is not written yet, so the next ones are those behind.
+-- Read more lanes of a class. What this pull has changed in memory is not written yet, so the next ones are those
+-- behind.
 local function read_more(listing)
   if listing.is_by_head then
     add_by_head(listing, read(heads_key(listing.class), listing.class, listing.num_read, SIZE + 1), SIZE)
@@ -227,8 +228,8 @@ local function is_due(class, cost_of_head)
   return share >= due_at
 end
 
--- The class to serve next, its lane, and the share that each token of its next job adds, or takes. Without ageing, classes
--- are strict. The share is granted when a place is free: it is not a reason to interrupt a job.
+-- The class to serve next, its lane, and the share that each token of its next job adds, or takes. Without ageing,
+-- classes are strict. The share is granted when a place is free: it is not a reason to interrupt a job.
 function classes.next(cost_of_head)
   if best_of(RETURNED) then return listings[RETURNED], listings[RETURNED].best, 0 end
   find_classes()

@@ -50,8 +50,8 @@ end
 -- A key of any other name is not a lane: no pull reads it.
 local function length_of(name)
   local class, tenant = string.match(name, '^([^:]+):(.+)$')
-  local is_lane = tenant and (class == RETURNED or string.find(class, '^%d$')) and not string.find(tenant, '[^a-z0-9_-]')
-  if not is_lane then return 0 end
+  local is_class = class == RETURNED or tenant and string.find(class, '^%d$')
+  if not tenant or not is_class or string.find(tenant, '[^a-z0-9_-]') then return 0 end
   local length = try('XLEN', PREFIX .. 'lane:' .. name)
   return failed(length) and 0 or length
 end

@@ -89,8 +89,8 @@ end
 
 end
 
--- Emit the event of an end, or, with its version and time, that of an earlier one again. `how` as for `end_job`, or also
--- first_scheduled_ms and first_token_ms.
+-- Emit the event of an end, or, with its version and time, that of an earlier one again. `how` as for `end_job`, or
+-- also first_scheduled_ms and first_token_ms.
 local function emit_end(job, how, version, at)
   local fields = {
     state = job.state, reason = how.reason, error = how.error, error_code = how.error_code, epoch = job.epoch,
@@ -115,7 +115,7 @@ local function channel_ttl_ms()
   return math.min(job_ms, setting('channel_ttl_ms', LIMITS.CHANNEL_TTL_S * 1000))
 end
 
--- The name used outside: a script may have 200 locals, and `pull` is near that limit.
+-- The only name used outside.
 local end_job
 
 do
@@ -287,8 +287,8 @@ end
 -- The parent process reported the end of the worker's process: it is neither slow nor disconnected.
 function is_reported(incarnation) return call('HGET', worker_key(incarnation), 'reported') == '1' end
 
--- How long the heartbeat of an owner lives, and when by the server's clock it will have lived if none follows. The clock
--- of heartbeats stands still where no worker beats.
+-- How long the heartbeat of an owner lives, and when by the server's clock it will have lived if none follows. The
+-- clock of heartbeats stands still where no worker beats.
 local function life_of(owner, job)
   local about = call('HMGET', worker_key(owner), 'life', 'beaten')
   local life = tonumber(about[1] or '') or LIMITS.HEARTBEAT_LIFETIME_S * 1000
@@ -296,8 +296,8 @@ local function life_of(owner, job)
   return life, math.min(seen, NOW) + life
 end
 
--- Whether no process will act on a flag. An owner that is only slow loses the end of a job that was to stop anyway, so this
--- also goes by the server's clock, unlike a reclaim.
+-- Whether no process will act on a flag. An owner that is only slow loses the end of a job that was to stop anyway, so
+-- this also goes by the server's clock, unlike a reclaim.
 local function is_gone(owner, life, until_ms)
   if is_reported(owner) then return true end
   local expiry = tonumber(call('ZSCORE', ALIVE, owner) or '')
@@ -337,7 +337,8 @@ end
 -- ---------------------------------------------------------------- a whole batch
 
 -- Close a batch and end a slice of its jobs: a waiting job and one of a dead owner at once, another running one by its
--- flag. A flagged job is not visited again. Returns how many ended, how many were flagged, and whether more may be left.
+-- flag. A flagged job is not visited again. Returns how many ended, how many were flagged, and whether more may be
+-- left.
 local function end_batch(batch, state, reason, budget)
   local numbers = { ended = 0, asked = 0 }
 

@@ -24,8 +24,8 @@ for name in string.gmatch('prompt cost bytes submitted started charged scheduled
 end
 local NEEDED = { 'version', 'class', 'choices', 'max_tokens', 'prompt', 'cost', 'submitted', 'state', 'seed', 'digest' }
 local MOST_BYTES = {
-  state = 9, seed = 20, digest = LIMITS.MAX_DIGEST_BYTES, spec = LIMITS.MAX_SPEC_BYTES, resolved = LIMITS.MAX_SPEC_BYTES,
-  declined = 16 * LIMITS.MAX_OFFERS,
+  state = 9, seed = 20, digest = LIMITS.MAX_DIGEST_BYTES, spec = LIMITS.MAX_SPEC_BYTES,
+  resolved = LIMITS.MAX_SPEC_BYTES, declined = 16 * LIMITS.MAX_OFFERS,
 }
 local RARE = {}
 for name in string.gmatch([[
@@ -122,7 +122,8 @@ function earlier.lease(job)
   end
   return {
     owner = lease[OWNER], epoch = whole(lease[EPOCH], LIMITS.MAX_VERSION) or job.epoch,
-    flag = END_REASONS[lease[FLAG]] and lease[FLAG] or '', previous = type(lease[PREVIOUS]) == 'string' and lease[PREVIOUS] or '',
+    flag = END_REASONS[lease[FLAG]] and lease[FLAG] or '',
+    previous = type(lease[PREVIOUS]) == 'string' and lease[PREVIOUS] or '',
     published = table.concat(offsets, ','),
   }
 end
@@ -147,7 +148,9 @@ local function open(name)
   if lanes_1[name] then return lanes_1[name] end
   local class, tenant = string.match(name, '^([^:]+):(.+)$')
   if not tenant then return nil end
-  lanes_1[name] = { name = name, class = class, tenant = tenant, key = key('lane', name), gone = {}, jobs = 0, tokens = 0 }
+  lanes_1[name] = {
+    name = name, class = class, tenant = tenant, key = key('lane', name), gone = {}, jobs = 0, tokens = 0,
+  }
   return lanes_1[name]
 end
 
@@ -253,7 +256,8 @@ function earlier.forget(job, place, lease, keep_ms)
   earlier.count('submitted', -1)
   has_gone[job.id] = true
   leaving[#leaving + 1] = {
-    id = job.id, suffix = job.suffix, batch = job.batch, digest = job.digest, state = job.state, lease = lease, keep_ms = keep_ms,
+    id = job.id, suffix = job.suffix, batch = job.batch, digest = job.digest, state = job.state, lease = lease,
+    keep_ms = keep_ms,
   }
 end
 

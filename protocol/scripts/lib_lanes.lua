@@ -116,7 +116,8 @@ end
 -- The least and the greatest virtual tokens of the tenants waiting in a class, or nil.
 local function range_of(class)
   local ready = ready_key(class)
-  local least, greatest = call('ZRANGE', ready, 0, 0, 'WITHSCORES')[2], call('ZRANGE', ready, 0, 0, 'REV', 'WITHSCORES')[2]
+  local least = call('ZRANGE', ready, 0, 0, 'WITHSCORES')[2]
+  local greatest = call('ZRANGE', ready, 0, 0, 'REV', 'WITHSCORES')[2]
   return tonumber(least or ''), tonumber(greatest or '')
 end
 
@@ -163,8 +164,8 @@ function note_charges()
   set_served(':' .. charges.class, served_before + total)
 end
 
--- The charge of a job at its start. It also moves the virtual time of the class between the waiting tenants: `waiting` has
--- the least and the greatest of their virtual tokens and how many they are, or the only one; nil if none waits.
+-- The charge of a job at its start. It also moves the virtual time of the class between the waiting tenants: `waiting`
+-- has the least and the greatest of their virtual tokens and how many they are, or the only one; nil if none waits.
 function charge_at_start(job, waiting)
   local tokens = job.cost - (job.charged or 0)
   job.charged = job.cost
@@ -250,8 +251,8 @@ local function score_of(lane, at, head)
   return deadline_of(at, head) - (head and head.cost or 0) * setting('ms_per_token', 0)
 end
 
--- A class whose key has the wrong type lists nothing; its lanes are unsound, so nothing is added to them. The lanes of a
--- parked tenant are not listed.
+-- A class whose key has the wrong type lists nothing; its lanes are unsound, so nothing is added to them. The lanes of
+-- a parked tenant are not listed.
 local function list_lane(lane, at, score)
   if limits and limits.is_parked(lane.tenant) then return end
   try('ZADD', heads_key(lane.class), at, lane.tenant)
@@ -264,8 +265,9 @@ local function unlist_lane(lane)
   try('ZREM', ready_key(lane.class), lane.tenant)
 end
 
--- Append the entry of a job to a lane. `at` is the time it is ordered by. The lane must be sound; the caller writes the job. Returns whether the lane took it: not if its
--- user has added the last possible id. A pull then discards what is foreign, and deletes the lane once it is empty.
+-- Append the entry of a job to a lane. `at` is the time it is ordered by. The lane must be sound; the caller writes the
+-- job. Returns whether the lane took it: not if its user has added the last possible id. A pull then discards what is
+-- foreign, and deletes the lane once it is empty.
 local function add_entry(job, class, at)
   local lane = open_lane(class, job.tenant)
   local entry = try('XADD', lane.key, '*', 'job', job.id, 'at', text_of(at))
@@ -320,9 +322,9 @@ local function place_of(lane, head)
   return at, score_of(lane, at, job)
 end
 
--- Delete the entries that a lane lost; return its new head, or nil if it is empty. `lane.head`: the head that a pull has
--- read, false if none is left; all that the lane lost was before it. To find one entry, a stream walks from the start of
--- its node, so one cut costs less than as many deletions.
+-- Delete the entries that a lane lost; return its new head, or nil if it is empty. `lane.head`: the head that a pull
+-- has read, false if none is left; all that the lane lost was before it. To find one entry, a stream walks from the
+-- start of its node, so one cut costs less than as many deletions.
 local function delete_entries(lane)
   local head, gone = lane.head, lane.gone
   lane.gone = {}

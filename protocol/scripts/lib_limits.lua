@@ -40,8 +40,8 @@ function limits.read(tenants)
   if failed(found) then found = {} end
   for i, tenant in ipairs(unknown) do
     known[tenant] = {
-      tenant = tenant, most = limit_in(found[2 * i - 1], 0), per_minute = limit_in(found[2 * i], 1), joined = {}, left = {},
-      is_changed = false, is_seen = false,
+      tenant = tenant, most = limit_in(found[2 * i - 1], 0), per_minute = limit_in(found[2 * i], 1), joined = {},
+      left = {}, is_changed = false, is_seen = false,
     }
   end
 end

@@ -147,7 +147,9 @@ local function move_running(job, place)
   join(job)
   emit('returned', job, { why = 'death', epoch = job.epoch })
   wait_as_before(job, { at = job.submitted, is_returned = true })
-  if lease and lease.flag ~= '' then end_without_worker(job, leases.of_row(job), lease.flag, END_REASONS[lease.flag]) end
+  if lease and lease.flag ~= '' then
+    end_without_worker(job, leases.of_row(job), lease.flag, END_REASONS[lease.flag])
+  end
   return 'waiting'
 end
 

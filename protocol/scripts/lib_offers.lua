@@ -32,7 +32,8 @@ end
 -- Whether a living worker that may run the job has an engine that has not declined it. One that has deregistered counts
 -- until its last heartbeat would have expired.
 function offers.has_other(job)
-  local model, listed = offers.model_of(job), try('ZRANGEBYSCORE', OFFERS, '(' .. beat_time(), '+inf', 'LIMIT', 0, LIMITS.MAX_OFFERS)
+  local model = offers.model_of(job)
+  local listed = try('ZRANGEBYSCORE', OFFERS, '(' .. beat_time(), '+inf', 'LIMIT', 0, LIMITS.MAX_OFFERS)
   for _, member in ipairs(failed(listed) and {} or listed) do
     local offer, its_model = string.match(member, '^([^\n]*)\n(.*)$')
     local is_its = not model or model == its_model or is_adapter(model, its_model)

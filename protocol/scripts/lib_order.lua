@@ -8,8 +8,8 @@ do
 
 local buffers, num_lanes = {}, 0  -- of lanes that this pull has not skipped
 
--- Entries of a lane that this pull has read and not used, and the rows of their jobs. The first read is small, unless no
--- other lane waits; later ones are larger. A read with fewer entries than it may have was the last.
+-- Entries of a lane that this pull has read and not used, and the rows of their jobs. The first read is small, unless
+-- no other lane waits; later ones are larger. A read with fewer entries than it may have was the last.
 local function next_entry(lane, is_alone)
   local buffer = buffers[lane.name]
   if not buffer then
@@ -21,8 +21,8 @@ local function next_entry(lane, is_alone)
   if buffer.at > #buffer.entries and not buffer.is_last then
     local found = try('XRANGE', lane.key, buffer.after, '+', 'COUNT', buffer.size)
     if failed(found) then
-      -- After an entry at the last possible id, which another user may add, XRANGE refuses to begin. Whatever the reason
-      -- is, what is left in the lane is not known.
+      -- After an entry at the last possible id, which another user may add, XRANGE refuses to begin. Whatever the
+      -- reason is, what is left in the lane is not known.
       buffer.has_left = true
       if string.find(found.err, 'WRONGTYPE', 1, true) then lane.is_sound = false end
     end

@@ -21,7 +21,9 @@ local held_by = {}
 local function note_waiting(tenant, found)
   found = type(found) == 'string' and found or nil
   local jobs, tokens, bytes = string.match(found or '', '^(%d+) (%d+) (%d+) ')
-  local held = { jobs = tonumber(jobs or 0), tokens = tonumber(tokens or 0), bytes = tonumber(bytes or 0), is_known = found }
+  local held = {
+    jobs = tonumber(jobs or 0), tokens = tonumber(tokens or 0), bytes = tonumber(bytes or 0), is_known = found,
+  }
   -- Another user may have written any number.
   if held.jobs + held.tokens + held.bytes > LIMITS.MAX_NUMBER then held.jobs, held.tokens, held.bytes = 0, 0, 0 end
   held_by[tenant] = held
@@ -101,8 +103,8 @@ local function wait_until(job, at)
   add_timer('retry', job, at)
 end
 
--- Put a job on a lane. If another program's key is in its place, or an entry at the last possible id, the job is delayed
--- until that is removed.
+-- Put a job on a lane. If another program's key is in its place, or an entry at the last possible id, the job is
+-- delayed until that is removed.
 local function enqueue(job, class, at, lease)
   local lane = open_lane(class, job.tenant)
   if not (lane.is_sound and add_entry(job, class, at)) then

@@ -104,7 +104,8 @@ local function look_at_tenants(held)
     local is_idle = jobs == '0' and not (wanted and wanted.jobs > 0)
     if is_idle and (is_crowded or NOW - tonumber(since) > LIMITS.TENANT_KEPT_MS) then
       call('HDEL', TENANTS, tenant)
-    elseif wanted and (tonumber(jobs) ~= wanted.jobs or tonumber(tokens) ~= wanted.tokens or tonumber(bytes) ~= wanted.bytes) then
+    elseif wanted and (tonumber(jobs) ~= wanted.jobs or tonumber(tokens) ~= wanted.tokens
+        or tonumber(bytes) ~= wanted.bytes) then
       local found = waiting_of(tenant)
       found.jobs, found.tokens, found.bytes, found.is_changed = wanted.jobs, wanted.tokens, wanted.bytes, true
     end

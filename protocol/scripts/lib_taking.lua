@@ -35,7 +35,9 @@ end
 
 -- The slice is full: other jobs wait for the next pull, which follows at once.
 local function is_slice_full()
-  if num_taken() >= LIMITS.PULL_JOBS or payload_bytes >= LIMITS.MAX_CALL_BYTES or slice.is_spent() then has_more = true end
+  if num_taken() >= LIMITS.PULL_JOBS or payload_bytes >= LIMITS.MAX_CALL_BYTES or slice.is_spent() then
+    has_more = true
+  end
   return has_more or is_over
 end
 

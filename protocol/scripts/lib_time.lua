@@ -76,8 +76,8 @@ end
 
 local function earlier(a, b) return a and b and math.min(a, b) or a or b end
 
--- When the first timer is due, or the first parked tenant may start a job; nil if neither is known. Due timers that one call
--- did not fire have scores below 0.
+-- When the first timer is due, or the first parked tenant may start a job; nil if neither is known. Due timers that one
+-- call did not fire have scores below 0.
 local function next_timer()
   local at = time_in(call('ZRANGE', TIMERS, '0', '0', 'WITHSCORES')[2])
   local first = SETTINGS.limited and try('ZRANGE', PARKED, '0', '0', 'WITHSCORES')
@@ -85,8 +85,8 @@ local function next_timer()
   return at and at < 0 and NOW or at
 end
 
--- When the next of the heartbeats that have not expired does, of workers other than `me`; nil if there is none. The clock
--- of heartbeats may stand still until the next one.
+-- When the next of the heartbeats that have not expired does, of workers other than `me`; nil if there is none. The
+-- clock of heartbeats may stand still until the next one.
 local function next_expiry(me, now)
   local beating = call('ZRANGEBYSCORE', ALIVE, '(' .. text_of(now), '+inf', 'WITHSCORES', 'LIMIT', '0', '2')
   local expiry = time_in(beating[beating[1] == me and 4 or 2])

@@ -2,10 +2,10 @@
 -- Lease the first jobs that fit, in one step: returned jobs, then those of the class and lane whose turn it is.
 --
 -- KEYS: config, then the fixed keys of the queue.
--- ARGV: incarnation, number, kv tokens, prefill tokens, sequences, cache tokens, is empty, holds one oversized (booleans
---   as 0 and 1), reserve tokens, fingerprints of the only models whose jobs it continues or '', how long jobs of another
---   one are set aside, id of the notification that woke it or '', the first of its chain, '' or the class over which jobs
---   must be: a full worker takes them in the place of what it runs.
+-- ARGV: incarnation, number, kv tokens, prefill tokens, sequences, cache tokens, is empty, holds one oversized
+--   (booleans as 0 and 1), reserve tokens, fingerprints of the only models whose jobs it continues or '', how long
+--   jobs of another one are set aside, id of the notification that woke it or '', the first of its chain, '' or the
+--   class over which jobs must be: a full worker takes them in the place of what it runs.
 -- Reply: {number, {id, row, prompt, lease, id, row …}, last id of the notification stream, has more, is paused, drain,
 --   now, when a job that was left to other workers may be taken or false, when `maintain` is due or false}.
 -- Reads: alive, batch, bell, buckets, clock, dead, delayed, depth, heads, held, isolator, job, lane, leased, limits,
@@ -81,7 +81,8 @@ local function waits_anything() return num_waiting_classes() > 0 or has_suspects
 -- has expired: it must be registered, or turned away.
 local function finds_nothing()
   local last = tonumber(call('HGET', MINE, 'pull') or '') or 0
-  return request.number > last and not waits_anything() and call('ZSCORE', ALIVE, ME) and not call('HGET', MINE, 'apart')
+  return request.number > last and not waits_anything() and call('ZSCORE', ALIVE, ME)
+    and not call('HGET', MINE, 'apart')
 end
 
 if finds_nothing() then

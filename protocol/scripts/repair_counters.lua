@@ -59,7 +59,9 @@ end
 
 local function repair_lanes()
   for _, lane in ipairs(summed) do
-    if (call('HGET', DEPTH, lane[1]) or '') == lane[2] then write_depth(lane[1], lane[2], length_of(lane[1]), lane[3]) end
+    if (call('HGET', DEPTH, lane[1]) or '') == lane[2] then
+      write_depth(lane[1], lane[2], length_of(lane[1]), lane[3])
+    end
   end
   local _, _, wrong_lanes, unlisted = count_up(also)
   for _, lane in ipairs(wrong_lanes) do

@@ -110,7 +110,9 @@ end
 local function repair_running(job)
   local was_waiting, lease = leave_sets(job.id), leases.held(job)
   if is_owned(job, lease) then return was_waiting and 'cleaned' or '' end
-  if not lease and has_all_ends(lease_from_channels(job)) then return end_as_published(job, lease_from_channels(job)) end
+  if not lease and has_all_ends(lease_from_channels(job)) then
+    return end_as_published(job, lease_from_channels(job))
+  end
   lease = lease or lease_from_channels(job)
   lease.epoch = job.epoch
   -- It has no owner that could act on the flag.
@@ -164,7 +166,8 @@ end
 
 local function repair(id, holders)
   local job, why = load_job(id)
-  local had_leases = (job or why == 'unknown') and forget_leases(id, job and job.state == 'running' and job.owner, holders)
+  local owner = job and job.state == 'running' and job.owner
+  local had_leases = (job or why == 'unknown') and forget_leases(id, owner, holders)
   if why == 'unknown' then return (leave_sets(id, DEAD) or had_leases) and 'forgotten' or '' end
   if not job then return 'broken' end
   local by_state = { queued = repair_queued, running = repair_running }

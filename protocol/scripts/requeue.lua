@@ -59,8 +59,8 @@ local function renew_timers(job)
     job.deadline = nil
   end
   for _, name in ipairs({
-    'ttl', 'not_before', 'retry', 'waits_since', 'deaths', 'ended', 'ended_by', 'error', 'error_code', 'reason', 'asked',
-    'output',
+    'ttl', 'not_before', 'retry', 'waits_since', 'deaths', 'ended', 'ended_by', 'error', 'error_code', 'reason',
+    'asked', 'output',
   }) do job[name] = nil end
   job.failures = 0
 end

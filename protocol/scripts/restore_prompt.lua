@@ -19,5 +19,7 @@ local function restore(id, payload)
 end
 
 local answers = {}
-for i, row in ipairs(rows_of(ARGV[1], LIMITS.SLICE_JOBS, 'string', 'string')) do answers[i] = restore(row[1], row[2]) end
+for i, row in ipairs(rows_of(ARGV[1], LIMITS.SLICE_JOBS, 'string', 'string')) do
+  answers[i] = restore(row[1], row[2])
+end
 return answers

@@ -21,9 +21,10 @@ local function unpacked(row)
     id = row[1], spec = row[2], payload = row[3], seed = row[4], class = row[5], prompt = row[6], prompt_bytes = row[7],
     max_tokens = row[8], choices = row[9], digest = row[11], features = row[17], not_before_in = row[21],
     deadline_in = row[22], submitted = row[23], is_open = row[24] == 1,
-    state = 'queued', version = 1, attempt = 0, epoch = 0, owner = '', number = 0, before = 0, failures = 0, requeues = 0,
-    started = false, charged = false, scheduled = false, first_token = false, ended = false, entry = false, lane = false,
-    tenant = false, suffix = false, cost = 0, bytes = 0, is_exact = false, keep_ms = false, packed = false,
+    state = 'queued', version = 1, attempt = 0, epoch = 0, owner = '', number = 0, before = 0, failures = 0,
+    requeues = 0, started = false, charged = false, scheduled = false, first_token = false, ended = false,
+    entry = false, lane = false, tenant = false, suffix = false, cost = 0, bytes = 0, is_exact = false,
+    keep_ms = false, packed = false,
   }, {
     key = row[10], batch = row[12], not_before = row[13], ttl = row[14], deadline = row[15], callback = row[16],
     custom_id = row[18], line = row[19], endpoint = row[20],
@@ -166,8 +167,8 @@ local function share_of(held, unit)
   return math.floor((BOUNDS[unit] - math.max(0, waiting[unit] - held[unit])) * SHARE_PERCENT / 100)
 end
 
--- A tenant may use its share of the room that the others leave, so that there is always room for a new tenant. It may use
--- all of it while no other has used the queue lately, and have one job in any case.
+-- A tenant may use its share of the room that the others leave, so that there is always room for a new tenant. It may
+-- use all of it while no other has used the queue lately, and have one job in any case.
 function refusal_of_share(job)
   local held = waiting_of(job.tenant)
   -- Another user may have written the count: no tenant holds more than the queue.
@@ -181,8 +182,8 @@ function refusal_of_share(job)
   for _, unit in ipairs(UNITS) do
     local most = share_of(held, unit)
     if held[unit] + more[unit] > most then
-      local sentence = string.format(
-        'tenant %s has %d %s waiting and may have %d now: %d %% of what other tenants leave of the %d that the queue takes',
+      local sentence = string.format('tenant %s has %d %s waiting and may have %d now: '
+        .. '%d %% of what other tenants leave of the %d that the queue takes',
         job.tenant, held[unit], unit, most, SHARE_PERCENT, BOUNDS[unit])
       return refused('tenant_full', most, sentence, held)
     end
@@ -311,7 +312,8 @@ local function own_names_of(id)
   if is_own then return tenant, suffix end
 end
 
--- The first refusal because of a limit: all later new jobs get the same, which keeps the order. Likewise of each tenant.
+-- The first refusal because of a limit: all later new jobs get the same, which keeps the order. Likewise of each
+-- tenant.
 local full, full_of = nil, {}
 
 local function answer(job)

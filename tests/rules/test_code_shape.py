@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 PACKAGES = ("engine", "gateway", "history", "kernels", "migrations", "producer", "protocol", "worker")
 MAX_FUNCTION_LINES = 40
+MAX_LINE = 120
 VERBS = frozenset({
     "Answers", "Builds", "Calls", "Captures", "Checks", "Closes", "Computes", "Converts", "Copies", "Decides",
     "Decodes", "Detects", "Draws", "Encodes", "Executes", "Finds", "Follows", "Gives", "Groups", "Handles", "Holds",
@@ -203,3 +204,7 @@ class TestGivenTheScripts:
     @pytest.mark.parametrize("path", sorted((ROOT / "protocol/scripts").glob("*.lua")), ids=_name)
     def test_when_a_script_is_read_then_it_begins_with_what_it_does(self, path: Path) -> None:
         assert path.read_text().startswith("--")
+
+    @pytest.mark.parametrize("path", sorted((ROOT / "protocol/scripts").glob("*.lua")), ids=_name)
+    def test_when_its_lines_are_measured_then_none_is_too_long(self, path: Path) -> None:
+        assert [line for line in path.read_text().splitlines() if len(line) > MAX_LINE] == []
