@@ -24,6 +24,7 @@ from sluice.protocol.schedules.schedule import (
     Overlap,
     Schedule,
     ScheduleKeys,
+    new_revision,
     pack_jobs,
     pack_schedule,
     read_schedule,
@@ -69,7 +70,8 @@ def add(queue: Queue, schedule: Schedule, jobs: Sequence[CheckedJob]) -> Operati
         )
     schedule = replace(schedule, num_jobs=len(jobs), created_s=_created_s(stored, schedule))
     # The rule is written last: a schedule without one is none.
-    yield Ask((("HSET", keys.jobs, id_, packed), ("HSET", keys.schedules, id_, pack_schedule(schedule))))
+    rule = ("HSET", keys.schedules, id_, pack_schedule(schedule), *new_revision())
+    yield Ask((("HSET", keys.jobs, id_, packed), rule))
     return _view(schedule, stored)
 
 
@@ -129,10 +131,11 @@ def pause(queue: Queue, name: str, tenant: str, *, is_paused: bool) -> Operation
     stored, keys = (yield from _read(queue)), _keys(queue)
     id_, _ = _known(stored, name, tenant)
     if is_paused:
-        yield Ask((("HSET", keys.schedules, f"{PAUSED}{id_}", 1),))
+        yield Ask((("HSET", keys.schedules, f"{PAUSED}{id_}", 1, *new_revision()),))
     elif id_ in stored.paused:
         # First the time, so that nobody finds it resumed with the times of the pause due.
-        yield Ask((("ZADD", keys.times, "GT", stored.now_s, id_), ("HDEL", keys.schedules, f"{PAUSED}{id_}")))
+        resumed = ("HDEL", keys.schedules, f"{PAUSED}{id_}"), ("HSET", keys.schedules, *new_revision())
+        yield Ask((("ZADD", keys.times, "GT", stored.now_s, id_), *resumed))
 
 
 def remove(queue: Queue, name: str, tenant: str) -> Operation[None]:
@@ -146,6 +149,7 @@ def remove(queue: Queue, name: str, tenant: str) -> Operation[None]:
     yield Ask(
         (
             ("HDEL", keys.schedules, id_, f"{PAUSED}{id_}"),
+            ("HSET", keys.schedules, *new_revision()),
             ("HDEL", keys.jobs, id_),
             ("ZREM", keys.times, id_, f"{id_}{LAST_RUN}"),
         )

@@ -2,7 +2,7 @@
 
 Any number of processes may do this at once, and each may die at any step:
 
-1. The rules and the last fired times are read.
+1. The rules and the last fired times are read, unless the last look has read the same and nothing is due since.
 2. The jobs of a due time are submitted in one call, under ids that follow from schedule and time. A second submit is
    answered that they are duplicates.
 3. The last time moves forward (`ZADD GT`), never back. If it does not, because the process has died, the next look
@@ -18,11 +18,22 @@ from sluice.protocol.errors import InvalidJob, InvalidSetting, WireError
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.redis.execution import Command, Reply, command_of
 from sluice.protocol.rows import read_state, state_command
-from sluice.protocol.schedules.schedule import LAST_RUN, PAUSED, Schedule, ScheduleKeys, read_jobs, read_schedule
+from sluice.protocol.schedules.schedule import (
+    LAST_RUN,
+    PAUSED,
+    REVISION,
+    Schedule,
+    ScheduleKeys,
+    read_jobs,
+    read_schedule,
+)
 from sluice.protocol.wire import JobId
 
 FIRE_EVERY_S = 1.0
 """Time between two looks."""
+
+READ_EVERY_S = 10
+"""Longest time between two reads of the rules, if another program has changed them, or a failover has lost changes."""
 
 Steps: TypeAlias = Generator[tuple[Command, ...], Sequence[Reply], None]
 
@@ -70,6 +81,8 @@ class StoredSchedules:
     rules: Mapping[str, bytes]
     paused: frozenset[str]
     times_s: Mapping[str, int]
+    revision: bytes | None = None
+    """Drawn at each change of rules and pauses; None before the first one."""
 
     def last_s(self, id_: str) -> int:
         """Return the last time that was fired or skipped; 0 if there is none."""
@@ -91,16 +104,39 @@ def read_stored(replies: Sequence[Reply]) -> StoredSchedules:
     Raises:
         Exception: one of them is an error.
     """
-    for reply in replies:
-        if isinstance(reply, Exception):
-            raise reply
-    clock, entries, times = cast("Sequence[list[bytes]]", replies)
+    clock, entries, times = cast("Sequence[list[bytes]]", _sound(replies))
     names = [name.decode(errors="replace") for name in entries[::2]]
     rules = dict(zip(names, entries[1::2], strict=True))
     paused = frozenset(name.removeprefix(PAUSED) for name in names if name.startswith(PAUSED))
+    revision = rules.pop(REVISION, None)
     known = {id_: rule for id_, rule in rules.items() if not id_.startswith(PAUSED)}
     times_s = {name.decode(errors="replace"): int(float(at)) for name, at in zip(times[::2], times[1::2], strict=True)}
-    return StoredSchedules(int(clock[0]), known, paused, times_s)
+    return StoredSchedules(int(clock[0]), known, paused, times_s, revision)
+
+
+def _sound(replies: Sequence[Reply]) -> Sequence[Reply]:
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    return replies
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What the last read of all rules and times found."""
+
+    revision: bytes | None
+    at_s: int
+    next_s: float
+    """When the first schedule is due that is not paused. Times only move forward, so none is due before."""
+
+    problems: tuple[Problem, ...]
+    """Those of rules that cannot be read."""
+
+    def holds(self, revision: object, now_s: int) -> bool:
+        """Return whether there is nothing to do, and nothing else to read, by the server's clock."""
+        is_recent = self.at_s <= now_s < self.at_s + READ_EVERY_S
+        return is_recent and revision == self.revision and now_s < self.next_s
 
 
 @dataclass(slots=True, eq=False)
@@ -111,23 +147,43 @@ class ScheduleWatch:
     """Partition 0 of the queue."""
 
     _known: dict[str, _Known] = field(default_factory=dict[str, _Known], init=False)
+    _read: _Read | None = field(default=None, init=False)
 
     def fire(self, look: Look) -> Steps:
         """Submit every run that is due, and note it in `look`.
 
         Raises:
-            Exception: a reply that is an error, of the first round trip.
+            Exception: a reply that is an error, of the rules and times.
         """
         keys = ScheduleKeys(self.queue)
+        clock, revision = _sound((yield (("TIME",), ("HGET", keys.schedules, REVISION))))
+        if self._read is not None and self._read.holds(revision, int(cast("list[bytes]", clock)[0])):
+            look.problems += self._read.problems
+            return
         stored = read_stored((yield reading(keys)))
+        due = self._all_due(stored, look)
+        for schedule in due:
+            try:
+                yield from _fire(keys, schedule, stored, look)
+            except (WireError, InvalidSetting, InvalidJob, ValueError) as error:
+                look.problems.append(Problem(schedule.id, str(error)))
+
+    def _all_due(self, stored: StoredSchedules, look: Look) -> list[Schedule]:
+        """Return the schedules that are due, and note what was read."""
         self._known = {id_: known for id_, known in self._known.items() if id_ in stored.rules}
-        for id_ in stored.rules.keys() - stored.paused:
+        due = list[Schedule]()
+        going = stored.rules.keys() - stored.paused
+        for id_ in going:
             try:
                 schedule = self._due(id_, stored)
-                if schedule is not None:
-                    yield from _fire(keys, schedule, stored, look)
             except (WireError, InvalidSetting, InvalidJob, ValueError) as error:
                 look.problems.append(Problem(id_, str(error)))
+                self._known.pop(id_, None)
+            else:
+                due += [] if schedule is None else [schedule]
+        next_s = min((known.next_s for id_, known in self._known.items() if id_ in going), default=float("inf"))
+        self._read = _Read(stored.revision, stored.now_s, next_s, tuple(look.problems))
+        return due
 
     def _due(self, id_: str, stored: StoredSchedules) -> Schedule | None:
         """Return a schedule if it is due."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import blake2b
 from itertools import islice
+from secrets import token_hex
 from typing import Any, Literal, get_args
 
 from sluice.protocol import limits
@@ -38,7 +39,7 @@ ON_TIME_S = 60
 Misfire = Literal["latest", "all", "skip"]
 Overlap = Literal["allow", "skip"]
 _NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_NAME_CHARS}}}")
-PAUSED, LAST_RUN = "paused:", ":run"
+PAUSED, LAST_RUN, REVISION = "paused:", ":run", "revision"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class ScheduleKeys:
 
     @property
     def schedules(self) -> str:
-        """Hash: schedule id -> its rule; `paused:` and the id, if it is paused."""
+        """Hash: schedule id -> its rule; `paused:` and the id, if it is paused; `revision` -> drawn at each change."""
         return self.queue.key("schedules")
 
     @property
@@ -156,6 +157,11 @@ def schedule_id(tenant: str, name: str) -> str:
 def run_job_id(tenant: str, name: str, time_s: int, index: int) -> JobId:
     """Return the id of a job of a run. Always in partition 0, so that it does not change with their number."""
     return job_id_of(0, tenant, f"{name}-{time_s}" + (f"-{index}" if index else ""))
+
+
+def new_revision() -> tuple[str, str]:
+    """Return field and value that each change of `ScheduleKeys.schedules` writes, so that watches read it again."""
+    return REVISION, token_hex(8)
 
 
 def _moment(time_s: int) -> datetime:

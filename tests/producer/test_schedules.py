@@ -4,8 +4,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from textwrap import dedent
@@ -17,15 +18,17 @@ from sluice.producer import InvalidJob, InvalidSchedule, InvalidSetting, Produce
 from sluice.producer.operations.schedules import ScheduleView
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.redis.execution import run_commands
+from sluice.protocol.schedules import firing
 from sluice.protocol.schedules.firing import Look, ScheduleWatch
-from sluice.protocol.schedules.schedule import ScheduleKeys, pack_schedule, read_schedule
+from sluice.protocol.schedules.schedule import ScheduleKeys, new_revision, pack_schedule, read_schedule
 from sluice.protocol.wire import decode_prompt
 from sluice.worker.connection.clients import connect
 from tests.producer.worker_side import HandWorker
 from tests.servers import RedisServer
 
 KEYS = ScheduleKeys(QueueKeys("default"))
-EVERY_MINUTE = "* * * * *"
+EVERY_MINUTE, EVERY_YEAR = "* * * * *", "0 0 1 1 *"
+OneLook = Callable[[], tuple[Look, list[str]]]
 TOO_LONG = (5,) * 600
 """A prompt of token ids, so that the queue knows its length."""
 
@@ -61,7 +64,7 @@ def last_fired_at(client: Any, last_s: int, name: str = "report", *, tenant: str
     """Make as if the last time fired was this one: the schedule was added a minute before that."""
     id_ = f"{tenant}.{name}"
     rule = replace(read_schedule(id_, client.hget(KEYS.schedules, id_)), created_s=last_s - 60)
-    client.hset(KEYS.schedules, id_, pack_schedule(rule))
+    client.hset(KEYS.schedules, mapping=dict([(id_, pack_schedule(rule)), new_revision()]))
     client.zadd(KEYS.times, {id_: last_s})
 
 
@@ -244,6 +247,81 @@ class TestGivenAScheduleWithADueTime:
 
         assert {problem.schedule_id for problem in look.problems} == {"default.a", "default.z", "nonsense"}
         assert len(waiting(worker)) == 2
+
+
+class TestGivenAProcessThatLooksEachSecond:
+    """It knows a schedule that is not due."""
+
+    @pytest.fixture
+    def look(self, producer: Producer, valkey: RedisServer) -> Generator[OneLook]:
+        """Look once; return what was done, and the commands."""
+        with closing(connect(valkey.url, timeout_s=10)) as client:
+            watch = ScheduleWatch(QueueKeys("default"))
+
+            def look() -> tuple[Look, list[str]]:
+                done, names = Look(), list[str]()
+                steps = watch.fire(done)
+                with suppress(StopIteration):
+                    commands = next(steps)
+                    while True:
+                        names += [str(command[0]) for command in commands]
+                        commands = steps.send(run_commands(client, commands))
+                return done, names
+
+            producer.add_schedule("report", ["hello"], cron=EVERY_YEAR)
+            look()
+            yield look
+
+    def test_when_nothing_has_changed_then_it_does_not_read_the_rules(self, look: OneLook) -> None:
+        done, names = look()
+
+        assert names == ["TIME", "HGET"]
+        assert (done.fired, done.problems) == ([], [])
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda producer: producer.add_schedule("other", ["hello"], cron=EVERY_YEAR),
+            lambda producer: producer.pause_schedule("report"),
+            lambda producer: producer.remove_schedule("report"),
+        ],
+        ids=["added", "paused", "removed"],
+    )
+    def test_when_a_schedule_is_changed_then_it_reads_the_rules_once(
+        self, producer: Producer, look: OneLook, change: Callable[[Producer], None]
+    ) -> None:
+        change(producer)
+
+        assert "HGETALL" in look()[1]
+        assert "HGETALL" not in look()[1]
+
+    def test_when_a_schedule_is_resumed_then_it_reads_the_rules(self, producer: Producer, look: OneLook) -> None:
+        producer.pause_schedule("report")
+        look()
+        producer.pause_schedule("report", is_paused=False)
+
+        assert "HGETALL" in look()[1]
+
+    def test_when_it_becomes_due_then_it_runs(self, producer: Producer, redis_client: Any, look: OneLook) -> None:
+        add(producer, "other")
+        last_fired(redis_client, 1, "other")
+
+        assert [fired.time_s for fired in look()[0].fired] == [minutes_ago(redis_client, 0)]
+
+    def test_when_another_program_has_changed_a_rule_then_it_is_noticed_later(
+        self, redis_client: Any, look: OneLook, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        redis_client.hset(KEYS.schedules, "default.a", b"\xff")
+        before, _ = look()
+        monkeypatch.setattr(firing, "READ_EVERY_S", 0)
+
+        after, _ = look()
+        monkeypatch.undo()
+        again, names = look()
+
+        assert before.problems == []
+        assert [problem.schedule_id for problem in after.problems] == ["default.a"]
+        assert (again.problems, names) == (after.problems, ["TIME", "HGET"])
 
 
 class TestGivenAnOutageOfFiveMinutes:
