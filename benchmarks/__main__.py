@@ -5,6 +5,7 @@ from importlib import import_module
 
 BENCHMARKS = {
     "adapters": ("engine.adapters", "what adapters cost a step, on this CPU"),
+    "calls": ("queue.calls", "how long each script holds the server at most, on a crowded queue"),
     "chains": ("queue.chains", "what jobs that wait for others cost the queue"),
     "disciplines": ("disciplines.run", "batching disciplines compared with published figures"),
     "engine": ("engine.run", "the bare engine compared with its bound, on this CPU"),

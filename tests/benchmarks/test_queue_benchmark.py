@@ -12,9 +12,13 @@ import pytest
 from benchmarks.peers import environments
 from benchmarks.peers.environments import Recipe
 from benchmarks.peers.queue_side import QUEUES, RECIPES, RECORD, Bench
+from benchmarks.queue.calls import fill, rows
 from benchmarks.queue.ours import Drained, drain, stream
 from benchmarks.queue.peers import median
 from benchmarks.queue.wakes import wakes_ms
+from tests.protocol.driving import Queue
+from tests.protocol.test_cost_grid import CALLS, crowd_of
+from tests.servers import RedisServer
 
 
 class TestGivenOurQueue:
@@ -27,6 +31,17 @@ class TestGivenOurQueue:
         # A job is written, leased and ended; a poll of ours that went round a hundred times would show here.
         assert 5 < found.commands_per_job < 60
         assert found.recorded_per_s is None
+
+    @pytest.mark.slow
+    def test_when_each_script_is_called_then_the_server_says_how_long_it_took(self, valkey: RedisServer) -> None:
+        with valkey.client() as client:
+            queue = Queue(client)
+            fill(queue, 300)
+
+            found = list(rows(crowd_of(queue, 20), 1))
+
+        assert [row[0] for row in found[1:]] == list(CALLS)
+        assert all(0 < float(str(row[2])) < 1000 for row in found[1:])
 
     @pytest.mark.slow
     def test_when_jobs_wake_a_worker_then_each_has_the_time_that_it_took(self) -> None:
