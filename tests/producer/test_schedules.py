@@ -303,10 +303,11 @@ class TestGivenAProcessThatLooksEachSecond:
         assert "HGETALL" in look()[1]
 
     def test_when_it_becomes_due_then_it_runs(self, producer: Producer, redis_client: Any, look: OneLook) -> None:
-        add(producer, "other")
-        last_fired(redis_client, 1, "other")
+        run_s = minutes_ago(redis_client, 0)
+        add(producer, "other", cron=each_hour_at(run_s))
+        last_fired_at(redis_client, run_s - 60, "other")
 
-        assert [fired.time_s for fired in look()[0].fired] == [minutes_ago(redis_client, 0)]
+        assert [fired.time_s for fired in look()[0].fired] == [run_s]
 
     def test_when_another_program_has_changed_a_rule_then_it_is_noticed_later(
         self, redis_client: Any, look: OneLook, monkeypatch: pytest.MonkeyPatch
