@@ -28,6 +28,11 @@ from tests.servers import RedisServer
 
 KEYS = ScheduleKeys(QueueKeys("default"))
 EVERY_MINUTE, EVERY_YEAR = "* * * * *", "0 0 1 1 *"
+CHANGES: dict[str, Callable[[Producer], object]] = {
+    "added": lambda producer: producer.add_schedule("other", ["hello"], cron=EVERY_YEAR),
+    "paused": lambda producer: producer.pause_schedule("report"),
+    "removed": lambda producer: producer.remove_schedule("report"),
+}
 OneLook = Callable[[], tuple[Look, list[str]]]
 TOO_LONG = (5,) * 600
 """A prompt of token ids, so that the queue knows its length."""
@@ -278,19 +283,11 @@ class TestGivenAProcessThatLooksEachSecond:
         assert names == ["TIME", "HGET"]
         assert (done.fired, done.problems) == ([], [])
 
-    @pytest.mark.parametrize(
-        "change",
-        [
-            lambda producer: producer.add_schedule("other", ["hello"], cron=EVERY_YEAR),
-            lambda producer: producer.pause_schedule("report"),
-            lambda producer: producer.remove_schedule("report"),
-        ],
-        ids=["added", "paused", "removed"],
-    )
+    @pytest.mark.parametrize("change", CHANGES)
     def test_when_a_schedule_is_changed_then_it_reads_the_rules_once(
-        self, producer: Producer, look: OneLook, change: Callable[[Producer], None]
+        self, producer: Producer, look: OneLook, change: str
     ) -> None:
-        change(producer)
+        CHANGES[change](producer)
 
         assert "HGETALL" in look()[1]
         assert "HGETALL" not in look()[1]
