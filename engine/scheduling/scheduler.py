@@ -96,6 +96,9 @@ class Scheduler(ABC):
         self._preempted: dict[int, Sequence] = {}
         """Those of the waiting sequences that were preempted, by id."""
 
+        self._latest_joined = -1
+        """The highest id of those that have run: ids ascend as sequences are made."""
+
         self.num_changes = 0
         """How often sequences have begun or ceased to run."""
 
@@ -225,13 +228,19 @@ class Scheduler(ABC):
     def _num_places(self, num_ending: int) -> int:
         """Return how many more sequences can start once `num_ending` of the running ones have ended.
 
-        At most 0 if fewer places come than sequences wait, or one of these was preempted: jobs not taken stay visible
-        to other workers. One that waits for the place of an adapter counts as one that waits for such a place.
+        At most 0 if fewer places come than sequences wait, or one of these was preempted or overtaken: jobs not taken
+        stay visible to other workers, and a stream of newcomers would take each place that comes. One that waits for
+        the place of an adapter counts as one that waits for such a place.
         """
         num_free, num_waiting = self._config.max_num_seqs - len(self.running), self.num_waiting
-        if num_waiting and (num_free > 0 or self._preempted or num_waiting > len(self.waiting)):
+        if num_waiting and (num_free > 0 or self._preempted or num_waiting > len(self.waiting) or self._is_overtaken):
             return 0
         return num_free + num_ending - num_waiting
+
+    @property
+    def _is_overtaken(self) -> bool:
+        """Whether one joined that was made later than one that waits."""
+        return any(sequence.id < self._latest_joined for sequence in self.waiting.in_order())
 
     @property
     def num_waiting(self) -> int:
@@ -352,6 +361,7 @@ class Scheduler(ABC):
             insort(self.running, sequence, key=order)
         self.num_changes += 1
         sequence.join(self._slots.assign(sequence), prefix.num_tokens, self._clock())
+        self._latest_joined = max(self._latest_joined, sequence.id)
         self._adapters.hold(sequence)
         self.counters.num_loaded_tokens += len(prefix.host_ids) * self.blocks.block_size
         if sequence.num_preemptions:

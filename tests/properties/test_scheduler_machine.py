@@ -347,6 +347,13 @@ def test_a_stream_of_newcomers_starves_none(discipline: str, lag: int) -> None:
     st.integers(0, 1),
     st.integers(0, 4),
 )  # fmt: skip
+@example(
+    EngineConfig(max_num_seqs=2, max_num_batched_tokens=4, policy="priority", enable_prefix_caching=False),
+    [PlannedRequest(0, 1, num_tokens, 0, 0) for num_tokens in (1, 4, 1)],
+    0,
+    1,
+    1,
+)  # Places that came in two steps: a newcomer took the first of them, again and again.
 @settings(max_examples=examples(100), deadline=None)
 def test_an_endless_stream_of_a_higher_class_starves_none(
     config: EngineConfig, lows: list[PlannedRequest], num_more_blocks: int, lag: int, num_ahead: int
