@@ -73,6 +73,7 @@ def lose_the_primary(service: Watched, job_ids: list[JobId]) -> list[int]:
         wait_until(lambda: all(num_on_channel(primary, one) >= NUM_KEPT for one in job_ids), "they speak")
         pair.cut_off()
         kept = [num_on_channel(replica, one) for one in job_ids]
+        assert min(kept) > 0, "the replica follows"
         wait_until(lambda: all(num_on_channel(primary, one) >= NUM_SAID for one in job_ids), "they speak on")
         assert [num_on_channel(replica, one) for one in job_ids] == kept
         pair.primary.kill()

@@ -44,6 +44,10 @@ class Replicated:
             "the primary knows it",
             patience_s=PATIENCE_S,
         )
+        # Redis 7.0 sends writes only after the replica's first acknowledgement, seconds after the link is up.
+        with self.primary.client() as client:
+            client.publish("any", "")
+            wait_until(lambda: client.wait(1, 100), "a write reaches the replica", patience_s=PATIENCE_S)
 
     def cut_off(self) -> None:
         """Disconnect the replica: delete the user that it connects as, which closes its connection."""
