@@ -233,9 +233,11 @@ class Scheduler(ABC):
         the place of an adapter counts as one that waits for such a place.
         """
         num_free, num_waiting = self._config.max_num_seqs - len(self.running), self.num_waiting
-        if num_waiting and (num_free > 0 or self._preempted or num_waiting > len(self.waiting) or self._is_overtaken):
+        if num_waiting and (num_free > 0 or self._preempted or num_waiting > len(self.waiting)):
             return 0
-        return num_free + num_ending - num_waiting
+        num_left = num_free + num_ending - num_waiting
+        # Looked for last: then fewer wait than there are places.
+        return 0 if num_left > 0 and self._is_overtaken else num_left
 
     @property
     def _is_overtaken(self) -> bool:

@@ -145,12 +145,14 @@ class TestGivenAQueueWithAsManySchedulesAsItMayHave:
     def test_when_one_more_is_added_then_it_is_409_and_says_what_to_do(
         self, native: Native, keys: ScheduleKeys
     ) -> None:
-        refused = native.acme.post("/schedules", json=DAILY)
-
-        assert code_of(refused) == (409, "too_many_schedules")
-        assert "queue 'default' has 1000 schedules, and may have 1000: remove one" in refused.text
         with native.server.client() as client:
-            assert client.hlen(keys.schedules) == MAX_SCHEDULES
+            before = client.hgetall(keys.schedules)
+
+            refused = native.acme.post("/schedules", json=DAILY)
+
+            assert code_of(refused) == (409, "too_many_schedules")
+            assert "queue 'default' has 1000 schedules, and may have 1000: remove one" in refused.text
+            assert client.hgetall(keys.schedules) == before
 
 
 class TestGivenAnAuditLogThatCannotBeWritten:
