@@ -8,11 +8,11 @@ import time
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
 
 from benchmarks.processes import environment, server, wait_until, worker
 from benchmarks.queue.ours import NULL, PROMPT
 from sluice.engine.batch import Batch
+from sluice.engine.executor import Computed
 from sluice.engine.null_model import NullModel
 from sluice.producer.client import Producer
 from sluice.worker.cli import main
@@ -21,7 +21,8 @@ STARTS = "BENCHMARK_STARTS"
 """The environment variable with the path of what the worker writes: a job and a time in nanoseconds a line."""
 
 LEAST_PAUSE_S, MOST_PAUSE_S = 0.005, 0.02
-"""Between the end of a job and the next submit: the worker is idle again."""
+"""Between the first step of a job and the next submit, so that the worker is idle again. Of random length: equal ones
+would meet its heartbeats and rounds always at the same point."""
 
 
 def wakes_ms(num_jobs: int) -> list[float]:
@@ -48,7 +49,7 @@ def _note_starts() -> None:
     """Let the null model write when it first computes a job. CLOCK_MONOTONIC is the same in every process."""
     launch, file = NullModel.launch, os.open(os.environ[STARTS], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
-    def noting(self: NullModel, batch: Batch) -> Any:  # noqa: ANN401 - handed through
+    def noting(self: NullModel, batch: Batch) -> Computed:
         at_ns = time.monotonic_ns()
         for admission in batch.admissions:
             os.write(file, f"{admission.request_id.partition('#')[0]} {at_ns}\n".encode())

@@ -27,6 +27,7 @@ from sluice.kernels.linear.float8_tiles import (
 from sluice.kernels.linear.reference import linear_reference
 from tests.grids import cross_section
 from tests.kernels_triton.devices import DEVICES
+from tests.kernels_triton.rows import rows_and_bias
 from tests.oracles.kernel_cases import FLOAT32_UNIT, Agreement, agreement, generator_on, random_tensor, same_bits
 
 SPLIT = Float8TilesConfig(block_n=16, block_t=16, part_size=128, num_warps=4, num_stages=2)
@@ -38,16 +39,6 @@ def float8_weight(out_size: int, in_size: int, span: int, device: str) -> Float8
     with torch.random.fork_rng():
         torch.manual_seed(in_size)
         return random_float8(span, out_size, in_size, torch.device(device))
-
-
-def inputs(num_tokens: int, weight: Float8Weight, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor | None]:
-    """Rows in a slice of a wider buffer, so that what lies next to a row is not read; and a bias."""
-    generator = generator_on(device, num_tokens)
-    out_size, in_size = weight.shape
-    x = random_tensor(num_tokens, in_size + 3, dtype=dtype, generator=generator)
-    x[:, in_size:] = float("nan")
-    bias = random_tensor(out_size, dtype=dtype, generator=generator) if num_tokens % 2 else None
-    return x[:, :in_size], bias
 
 
 def in_tiles(x: Tensor, weight: Float8Weight, bias: Tensor | None, config: Float8TilesConfig | None) -> Tensor:
@@ -82,7 +73,7 @@ class TestGivenAWeightInFloat8:
         config: Float8TilesConfig | None,
     ) -> None:
         weight = float8_weight(out_size, in_size, span, device)
-        x, bias = inputs(num_tokens, weight, dtype, device)
+        x, bias = rows_and_bias(num_tokens, weight.shape, dtype, device)
 
         out = in_tiles(x, weight, bias, config)
 
@@ -96,7 +87,7 @@ class TestGivenAWeightInFloat8:
         self, device: str, dtype: torch.dtype, out_size: int, in_size: int, span: int
     ) -> None:
         weight = float8_weight(out_size, in_size, span, device)
-        x, bias = inputs(1, weight, dtype, device)
+        x, bias = rows_and_bias(1, weight.shape, dtype, device)
         out = torch.full((2, out_size), float("nan"), dtype=dtype, device=device)
 
         float8_row_triton(x, weight, bias, out=out[:1], config=ROW)
@@ -126,7 +117,7 @@ class TestGivenAWeightInFloat8:
         self, device: str, dtype: torch.dtype
     ) -> None:
         weight = float8_weight(20, 256, 128, device)
-        x, _ = inputs(3, weight, dtype, device)
+        x, _ = rows_and_bias(3, weight.shape, dtype, device)
         undisturbed = in_tiles(x, weight, None, SPLIT)
         x[1, 3] = float("nan")
 
@@ -139,7 +130,7 @@ class TestGivenAWeightInFloat8:
         self, device: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         weight = float8_weight(20, 200, 128, device)
-        x, bias = inputs(3, weight, dtype, device)
+        x, bias = rows_and_bias(3, weight.shape, dtype, device)
         monkeypatch.setattr(cuda, "path_of", by_torch_operators)
 
         out = Float8Linear(weight, bias)(x)

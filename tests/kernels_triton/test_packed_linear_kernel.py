@@ -17,6 +17,7 @@ from sluice.kernels.linear.word_tiles import WordTilesConfig, widen_words_triton
 from sluice.kernels.linear.words import BIASES, WordWeight
 from tests.grids import cross_section
 from tests.kernels_triton.devices import DEVICES
+from tests.kernels_triton.rows import rows_and_bias
 from tests.oracles.kernel_cases import (
     FLOAT32_UNIT,
     UNITS,
@@ -58,16 +59,6 @@ def product_of(multiply: Multiply, x: Tensor, weight: WordWeight, bias: Tensor |
     return out[1:-1]
 
 
-def inputs(num_tokens: int, weight: WordWeight, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor | None]:
-    """Rows in a slice of a wider buffer, so that what lies next to a row is not read; and a bias."""
-    generator = generator_on(device, num_tokens)
-    out_size, in_size = weight.shape
-    x = random_tensor(num_tokens, in_size + 3, dtype=dtype, generator=generator)
-    x[:, in_size:] = float("nan")
-    bias = random_tensor(out_size, dtype=dtype, generator=generator) if num_tokens % 2 else None
-    return x[:, :in_size], bias
-
-
 @pytest.mark.parametrize(("device", "dtype"), DEVICES)
 class TestGivenAWeightInWords:
     @pytest.mark.parametrize(
@@ -84,7 +75,7 @@ class TestGivenAWeightInWords:
         form: tuple[int, int, torch.dtype],
     ) -> None:
         weight = word_weight(out_size, in_size, form, device)
-        x, bias = inputs(seed, weight, dtype, device)
+        x, bias = rows_and_bias(seed, weight.shape, dtype, device)
         x = x[-1:]
 
         out = product_of(word_row_triton, x, weight, bias, ROWS)
@@ -110,7 +101,7 @@ class TestGivenAWeightInWords:
         form: tuple[int, int, torch.dtype],
     ) -> None:
         weight = word_weight(out_size, in_size, form, device)
-        x, bias = inputs(num_tokens, weight, dtype, device)
+        x, bias = rows_and_bias(num_tokens, weight.shape, dtype, device)
 
         out = product_of(word_tiles_triton, x, weight, bias, config)
 
@@ -121,7 +112,7 @@ class TestGivenAWeightInWords:
         self, device: str, dtype: torch.dtype, form: tuple[tuple[int, int, torch.dtype]]
     ) -> None:
         weight = word_weight(20, 128, form[0], device)
-        x, _ = inputs(3, weight, dtype, device)
+        x, _ = rows_and_bias(3, weight.shape, dtype, device)
         undisturbed = product_of(word_tiles_triton, x, weight, None, SPLIT)
         x[1, 3] = float("nan")
 
@@ -149,7 +140,7 @@ class TestGivenAWeightInWords:
         self, device: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         weight = word_weight(40, 256, FORMS[0], device)
-        x, bias = inputs(5, weight, dtype, device)
+        x, bias = rows_and_bias(5, weight.shape, dtype, device)
         linear = PackedLinear(weight, bias)
 
         few = linear(x)
