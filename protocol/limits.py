@@ -84,8 +84,14 @@ MAX_TTL_S = 10**9
 MAX_PRIORITY = 9
 """Priority classes are 0 (least urgent) to 9."""
 
-MAX_JOBS_PER_CALL = 256
-"""Jobs in one submit or advance."""
+MAX_JOBS_PER_CALL = 64
+"""Jobs in one submit, or that one advance or worker returns: a call holds the server for a few milliseconds at most."""
+
+MAX_UPDATES_PER_CALL = 256
+"""Choices in one advance. At most `MAX_JOBS_PER_CALL` of them may bring more than tokens, such as an end."""
+
+LOOKS_PER_CALL = 256
+"""Lanes and entries that one purge examines, and tenants that a call reads at a time."""
 
 MAX_CALL_BYTES = 1024 * 1024
 """Arguments of one submit or advance; a larger job is sent alone."""
@@ -179,7 +185,7 @@ TENANTS_KEPT = 1000
 
 DEFAULT_MAX_OUTBOX_ENTRIES = 1_000_000
 DEFAULT_MAX_OUTBOX_BYTES = 4 * 1024 * 1024 * 1024
-"""Events of the outbox, packed. One entry may hold those of 256 jobs with their prompts."""
+"""Events of the outbox, packed. One entry may hold those of 64 jobs with their prompts."""
 
 DEFAULT_BYTES_PER_TOKEN = 4.0
 DEFAULT_RESERVE_TOKENS = 256

@@ -2,12 +2,14 @@
 
 The queue is that of `tests/protocol/test_cost_grid.py`: of each thing `--crowd` (tenants with weights, timers that are
 due, delayed, failed and lost jobs, jobs of one batch, and what another program may write), jobs with 64 choices, and
-`--waiting` jobs of one more tenant. Each script is called with as many jobs as a call takes, `--calls` times, and the
-server's SLOWLOG says how long the server was held. That is elapsed time: other work on the machine prolongs it.
+`--waiting` jobs of one more tenant. Each script is called with as many jobs as a call takes, `--calls` times. The
+server's SLOWLOG says how long the server was held, and the kernel how long it ran. The first is elapsed time: other
+work on the machine prolongs it, and the second only through caches.
 """
 
 import argparse
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from benchmarks.tables import table
@@ -48,16 +50,17 @@ def fill(queue: Queue, num_waiting: int) -> None:
 
 
 def rows(crowd: Crowd, num_calls: int) -> Iterator[tuple[object, ...]]:
-    """Yield a row for each script: the shortest and the longest of its calls, in milliseconds."""
-    yield "script", "least, ms", "longest, ms", f"over {LIMIT_MS:g} ms"
+    """Yield a row for each script: how long its calls held the server and how long it ran, in milliseconds."""
+    yield "script", "held, least", "held, longest", "ran, least", "ran, longest", f"over {LIMIT_MS:g} ms"
     client = crowd.queue.client
     for name in CALLS:
         client.script_load(load(name).source)
     for name in CALLS:
         make = submitting(num_calls) if name == "submit" else CALLS[name]
-        taken_ms = [called_ms(crowd, make(crowd)) for _ in range(num_calls)]
-        is_over = "yes" if max(taken_ms) > LIMIT_MS else ""
-        yield name, f"{min(taken_ms):.2f}", f"{max(taken_ms):.2f}", is_over
+        held_ms, ran_ms = zip(*(called_ms(crowd, make(crowd)) for _ in range(num_calls)), strict=True)
+        is_over = "held" if max(held_ms) > LIMIT_MS else ""
+        is_over = "ran" if max(ran_ms) > LIMIT_MS else is_over
+        yield name, *(f"{ms:.2f}" for ms in (min(held_ms), max(held_ms), min(ran_ms), max(ran_ms))), is_over
 
 
 def submitting(num_calls: int) -> Make:
@@ -75,13 +78,17 @@ def submitting(num_calls: int) -> Make:
     return make
 
 
-def called_ms(crowd: Crowd, call: calls.Call[Any]) -> float:
-    """Call a script once; return how long that held the server, `LOGGED_MS` if it was not longer."""
+def called_ms(crowd: Crowd, call: calls.Call[Any]) -> tuple[float, float]:
+    """Call a script once; return how long that held the server, `LOGGED_MS` if not longer, and how long it ran."""
     client = crowd.queue.client
+    # The first field: nanoseconds on a processor, of the main thread.
+    ran = Path(f"/proc/{client.info('server')['process_id']}/schedstat")
     client.config_set("slowlog-log-slower-than", round(LOGGED_MS * 1000))
     client.slowlog_reset()
+    before = int(ran.read_text().split()[0])
     crowd.queue.run(call)
+    ran_ms = (int(ran.read_text().split()[0]) - before) / 1e6
     client.config_set("slowlog-log-slower-than", -1)
     entries: list[dict[str, Any]] = client.slowlog_get(128)  # Any: redis-py's replies
-    taken_ms = (entry["duration"] / 1000 for entry in entries if entry["command"].startswith(b"EVALSHA"))
-    return max(taken_ms, default=LOGGED_MS)
+    held_ms = (entry["duration"] / 1000 for entry in entries if entry["command"].startswith(b"EVALSHA"))
+    return max(held_ms, default=LOGGED_MS), ran_ms

@@ -20,7 +20,7 @@ from sluice.producer.operations.operation import Ask, Operation, Reply, driven
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.scripts import for_jobs
 from sluice.producer.operations.submission import Receipt, SubmitAnswer, doubted, receipt_of
-from sluice.protocol import calls, limits
+from sluice.protocol import calls
 from sluice.protocol.calls import JobView, NewJob
 from sluice.protocol.chains.chain import (
     MAX_BLOCKED_BYTES,
@@ -263,7 +263,7 @@ def with_blocked(
     others = dict[JobId, JobView | None]((job_id, _view(job_id, *chain)) for job_id, chain in blocked.items())
     # A job that is not blocked any more was released before, so its row is there by now.
     again = [job_id for job_id in missing if job_id not in blocked]
-    rows = yield from for_jobs(queue, again, calls.status, slice_jobs=limits.MAX_JOBS_PER_CALL)
+    rows = yield from for_jobs(queue, again, calls.status)
     others |= zip(again, rows, strict=True)
     return [others.get(job_id) if view is None else view for job_id, view in zip(job_ids, found, strict=True)]
 

@@ -50,7 +50,7 @@ def dead_jobs(queue: Queue, selection: DeadFilter) -> Operation[list[JobView]]:
         keys = queue.keys(partition)
         # An id contains the tenant, so the jobs of other tenants need not be read.
         ids = [job_id for job_id in (yield from _dead_ids(keys)) if selection.tenant in (None, split_job_id(job_id)[1])]
-        views = yield from for_jobs(queue, ids, calls.status, slice_jobs=limits.MAX_JOBS_PER_CALL)
+        views = yield from for_jobs(queue, ids, calls.status)
         # A job that was requeued in the meantime has no end.
         ended = [view for view in views if view is not None and view.ended_ms is not None]
         dead += [view for view in ended if selection.matches(view, (survey.server_ms - (view.ended_ms or 0)) / 1000)]

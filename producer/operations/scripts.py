@@ -33,11 +33,10 @@ def for_jobs(
     job_ids: Sequence[JobId],
     make: Callable[[QueueKeys, Sequence[JobId]], Call[list[Result]]],
     *,
-    slice_jobs: int = limits.SLICE_JOBS,
     is_repeatable: bool = True,
 ) -> Operation[list[Result]]:
     """Make a call for each partition and slice of the jobs, in one round trip; returns results in job order."""
-    slices = slices_of(job_ids, slice_jobs)
+    slices = slices_of(job_ids, limits.SLICE_JOBS)
     calls = [make(queue.keys(partition), [job_ids[i] for i in places]) for partition, places in slices]
     answers: dict[int, Result] = {}
     for (_, places), replies in zip(slices, (yield from ask_calls(calls, is_repeatable=is_repeatable)), strict=True):

@@ -70,7 +70,7 @@ def receipt_of(answer: SubmitAnswer) -> Receipt:
 JOB_OVERHEAD_BYTES = 256
 """Bytes of the arguments of one job besides spec and payload."""
 
-CALLS_PER_WAIT = 4
+CALLS_PER_WAIT = 16
 """Calls in one round trip when a submit waits for disk or replicas; one wait covers all of them."""
 
 SubmitCall: TypeAlias = tuple[Call[list[calls.SubmitReply]], list[int]]

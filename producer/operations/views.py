@@ -10,7 +10,7 @@ from sluice.producer.operations.operation import Ask, Operation
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.scripts import for_jobs
 from sluice.producer.operations.surveys import WAIT_FIELDS, survey_all, survey_one
-from sluice.protocol import calls, limits
+from sluice.protocol import calls
 from sluice.protocol.calls import JobView, PartitionView, QueueView, TenantLimit
 from sluice.protocol.durability import LOOK, persistence_in
 from sluice.protocol.keys import FORMAT, QueueKeys, served_partitions
@@ -37,7 +37,7 @@ class JobStatus(JobView):
 
 def views(queue: Queue, job_ids: Sequence[JobId]) -> Operation[list[JobView | None]]:
     """Read the state of jobs; None for an unknown job."""
-    found = yield from for_jobs(queue, job_ids, calls.status, slice_jobs=limits.MAX_JOBS_PER_CALL)
+    found = yield from for_jobs(queue, job_ids, calls.status)
     return (yield from with_blocked(queue, job_ids, found))
 
 

@@ -70,6 +70,15 @@ class Progress(NamedTuple):
 
     end: EndCall | None = None
 
+    @property
+    def has_more_than_tokens(self) -> bool:
+        """Whether it changes the job's row, which costs several times as much as tokens alone."""
+        return self[6:] != _ONLY_TOKENS
+
+
+_NO_EXTRAS = (None, None, None, None, None, None)
+_ONLY_TOKENS = (*_NO_EXTRAS, None)
+
 
 @dataclass(frozen=True, slots=True)
 class Ok:
@@ -116,16 +125,19 @@ AdvanceAnswer = Ok | Already | SendFrom | Replaced | Retried | Broken
 def advance(keys: QueueKeys, incarnation: str, progress: Sequence[Progress]) -> Call[list[AdvanceAnswer]]:
     """Append tokens and ends to channels, fenced by (incarnation, epoch); returns one answer per choice.
 
+    At most `MAX_UPDATES_PER_CALL` choices, of which `MAX_JOBS_PER_CALL` may have more than tokens.
+
     Raises:
         ValueError: there are too many choices for one call.
     """
-    if len(progress) > limits.MAX_JOBS_PER_CALL:
-        raise ValueError(f"{len(progress)} in one call; at most {limits.MAX_JOBS_PER_CALL}")
+    num_with_more = sum(item.has_more_than_tokens for item in progress)
+    if len(progress) > limits.MAX_UPDATES_PER_CALL or num_with_more > limits.MAX_JOBS_PER_CALL:
+        most = f"{limits.MAX_UPDATES_PER_CALL}, and {limits.MAX_JOBS_PER_CALL} with more than tokens"
+        raise ValueError(f"{len(progress)} in one call, {num_with_more} with more than tokens; at most {most}")
     return Call("advance", keys.fixed(), (incarnation, _packed(progress)), _read_advance)
 
 
 _NUMBERS = struct.Struct("<IBIII")
-_NO_EXTRAS = (None, None, None, None, None, None)
 
 
 def _packed(progress: Iterable[Progress]) -> bytes:

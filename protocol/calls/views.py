@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from sluice.protocol.calls.base import Call, Raw, read_map, read_number, read_text, read_words
+from sluice.protocol.calls.base import Call, Raw, check_slice, read_map, read_number, read_text, read_words
 from sluice.protocol.keys import RETURNED, QueueKeys
 from sluice.protocol.packing import pack_for_script
 from sluice.protocol.states import JobState
@@ -106,8 +106,8 @@ class TenantLimit:
 
 
 def status(keys: QueueKeys, job_ids: Sequence[JobId]) -> Call[list[JobView | None]]:
-    """Read the state of jobs; None for an unknown or expired job. At most `MAX_JOBS_PER_CALL` jobs a call."""
-    return Call("status", keys.fixed(), (pack_for_script(job_ids),), _read_status)
+    """Read the state of jobs; None for an unknown or expired job. At most `SLICE_JOBS` jobs a call."""
+    return Call("status", keys.fixed(), (pack_for_script(check_slice(job_ids)),), _read_status)
 
 
 def _read_status(reply: Raw) -> list[JobView | None]:

@@ -3,8 +3,8 @@
 Any number of processes may do this at once, and each may die at any step:
 
 1. The rules and the last fired times are read, unless the last look has read the same and nothing is due since.
-2. The jobs of a due time are submitted in one call, under ids that follow from schedule and time. A second submit is
-   answered that they are duplicates.
+2. The jobs of a due time are submitted in one round trip, under ids that follow from schedule and time. A second submit
+   is answered that they are duplicates.
 3. The last time moves forward (`ZADD GT`), never back. If it does not, because the process has died, the next look
    finds the same time due, and submits the same ids.
 """
@@ -13,6 +13,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, cast
 
+from sluice.protocol import limits
 from sluice.protocol.calls import PASSING, Refused, submit
 from sluice.protocol.errors import InvalidJob, InvalidSetting, WireError
 from sluice.protocol.keys import QueueKeys
@@ -245,11 +246,13 @@ def _submit(
     [packed] = yield (("HGET", keys.jobs, schedule.id),)
     if not isinstance(packed, bytes):
         return _Refusal(f"its jobs cannot be read: {packed or 'they are gone'}", is_passing=True)
-    call = submit(keys.queue, read_jobs(packed, schedule, time_s))
-    [reply] = yield (command_of(call),)
-    if isinstance(reply, Exception):
-        return _Refusal(str(reply), is_passing=True)
-    answers = call.parse(reply)
+    jobs, most = read_jobs(packed, schedule, time_s), limits.MAX_JOBS_PER_CALL
+    calls = [submit(keys.queue, jobs[at : at + most]) for at in range(0, len(jobs), most)]
+    replies = yield tuple(map(command_of, calls))
+    for reply in replies:
+        if isinstance(reply, Exception):
+            return _Refusal(str(reply), is_passing=True)
+    answers = [answer for call, reply in zip(calls, replies, strict=True) for answer in call.parse(reply)]
     # A conflict is a run that another process has submitted with the jobs from before a change of the schedule.
     refusals = [answer for answer in answers if isinstance(answer, Refused)]
     passing = [refused for refused in refusals if refused.reason in PASSING]

@@ -25,9 +25,9 @@ MAX_SCHEDULES = 1000
 """Schedules of one queue, about: two clients that add the last one at once may exceed it."""
 
 MAX_NAME_CHARS = 40
-MAX_JOBS = limits.MAX_JOBS_PER_CALL
+MAX_JOBS = 256
 MAX_BYTES = limits.MAX_CALL_BYTES
-"""All jobs of a run are submitted by one call."""
+"""All jobs of a run are submitted in one round trip."""
 
 MAX_SCHEDULE_BYTES = 4096
 ALL_MISSED = 100

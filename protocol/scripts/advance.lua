@@ -9,7 +9,7 @@
 --   served, tenants, weights.
 -- Writes: batch, bell, buckets, callbacks, channel, counters, dead, delayed, depth, garbage, heads, held, idem, job,
 --   lane, leased, members, outbox, parked, payload, ready, result, served, tenants, timers.
--- Bound: LIMITS.MAX_JOBS_PER_CALL choices.
+-- Bound: LIMITS.MAX_UPDATES_PER_CALL choices, LIMITS.MAX_JOBS_PER_CALL of them with more than tokens.
 --
 -- The lease must name this incarnation and epoch, and `from` must be its offset (fencing). So a replaced worker cannot
 -- write, and nothing is written twice. The stream's own check of ids, `<offset after it>-0`, is a second guard.
@@ -73,11 +73,12 @@ local END = '<c1BBc0I4c0Bc0I4c0I4c0I6I6I6I4c0'
 
 local function read_sent(packed)
   local parts, id, epoch, choice, from, tokens, entry
-  local at = 1
+  local at, num_with_more = 1, 0
   while at <= #packed do
-    if #sent >= LIMITS.MAX_JOBS_PER_CALL then return false end
     parts, id, epoch, choice, from, tokens, entry, at = struct.unpack(PROGRESS, packed, at)
     local row = { id, epoch, choice, from, tokens, entry, false, false }
+    if parts > 0 then num_with_more = num_with_more + 1 end
+    if #sent >= LIMITS.MAX_UPDATES_PER_CALL or num_with_more > LIMITS.MAX_JOBS_PER_CALL then return false end
     if parts > 3 or from + tokens > LIMITS.MAX_TOKENS then return false end
     if parts % 2 == 1 then row[7], at = end_library().extras_from(struct.unpack(EXTRAS, packed, at)) end
     if parts > 1 then row[8], at = end_library().end_from(struct.unpack(END, packed, at)) end

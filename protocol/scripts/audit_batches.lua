@@ -6,10 +6,10 @@
 -- Reply: for each {its total, jobs that have ended or are listed as open}.
 -- Reads: batch, members.
 -- Writes: nothing.
--- Bound: LIMITS.MAX_JOBS_PER_CALL batches.
+-- Bound: LIMITS.SLICE_JOBS batches.
 
 local answers = {}
-for i, batch in ipairs(rows_of(ARGV[1], LIMITS.MAX_JOBS_PER_CALL, 'string')) do
+for i, batch in ipairs(rows_of(ARGV[1], LIMITS.SLICE_JOBS, 'string')) do
   local numbers = batch_numbers(batch)
   answers[i] = { numbers.total, numbers.ended + numbers.open }
 end

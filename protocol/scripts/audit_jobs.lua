@@ -6,7 +6,7 @@
 -- Reply: for each an array in the order of `picture_of`.
 -- Reads: alive, channel, dead, delayed, held, job, lane, members, payload, suspects, timers.
 -- Writes: nothing.
--- Bound: LIMITS.MAX_JOBS_PER_CALL jobs, with LIMITS.MAX_CHOICES channels and the named incarnations of each.
+-- Bound: LIMITS.SLICE_JOBS jobs, with LIMITS.MAX_CHOICES channels and the named incarnations of each.
 
 local function number_in(zset, id) return tonumber(call('ZSCORE', zset, id) or '') or false end
 
@@ -54,7 +54,7 @@ local function picture_of(id, holders)
 end
 
 local pictures = {}
-for i, row in ipairs(rows_of(ARGV[1], LIMITS.MAX_JOBS_PER_CALL, 'string', 'table')) do
+for i, row in ipairs(rows_of(ARGV[1], LIMITS.SLICE_JOBS, 'string', 'table')) do
   pictures[i] = picture_of(row[1], row[2])
 end
 return { NOW, pictures }

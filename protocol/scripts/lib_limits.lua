@@ -237,7 +237,7 @@ end
 function limits.waiting_parked(most)
   local waiting, first = {}, 0
   repeat
-    local page = try('ZRANGE', PARKED, first, first + LIMITS.MAX_JOBS_PER_CALL - 1)
+    local page = try('ZRANGE', PARKED, first, first + LIMITS.LOOKS_PER_CALL - 1)
     if failed(page) or #page == 0 then return waiting end
     read_waiting(page)
     for _, tenant in ipairs(page) do

@@ -7,7 +7,7 @@
 --   tenants, weights.
 -- Writes: batch, bell, buckets, callbacks, channel, counters, delayed, depth, garbage, heads, idem, job, lane, members,
 --   outbox, parked, payload, ready, result, served, suspects, tenants, timers.
--- Bound: LIMITS.SLICE_JOBS jobs of LIMITS.MAX_JOBS_PER_CALL lanes and entries, until LIMITS.SLICE_CHANNELS channels are
+-- Bound: LIMITS.SLICE_JOBS jobs of LIMITS.LOOKS_PER_CALL lanes and entries, until LIMITS.SLICE_CHANNELS channels are
 --   closed; all parked tenants.
 
 write_even_when_full()
@@ -18,7 +18,7 @@ local only = ARGV[1]
 if not is_optional(only, LIMITS.MAX_TENANT_CHARS) or string.find(only, '[^a-z0-9_-]') then return wrong_arguments() end
 local left, num_looked = LIMITS.SLICE_JOBS, 0
 -- Lanes may be empty, and full of entries without a job: they count too.
-local function is_spent() return left <= 0 or num_looked >= LIMITS.MAX_JOBS_PER_CALL or slice.is_spent() end
+local function is_spent() return left <= 0 or num_looked >= LIMITS.LOOKS_PER_CALL or slice.is_spent() end
 
 local function cancel(id)
   local job = load_job(id)
@@ -79,7 +79,7 @@ end
 local function is_wanted(id) return only == '' or names_of(id) == only end
 
 local function purge_suspects()
-  for _, id in ipairs(call('ZRANGE', SUSPECTS, 0, LIMITS.MAX_JOBS_PER_CALL)) do
+  for _, id in ipairs(call('ZRANGE', SUSPECTS, 0, LIMITS.LOOKS_PER_CALL)) do
     if not is_spent() and is_wanted(id) then cancel(id) end
   end
 end

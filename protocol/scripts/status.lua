@@ -5,7 +5,7 @@
 -- Reply: for each false (unknown), or an array in the order below.
 -- Reads: buckets, depth, held, job, leased, limits, parked, result.
 -- Writes: nothing.
--- Bound: LIMITS.MAX_JOBS_PER_CALL jobs.
+-- Bound: LIMITS.SLICE_JOBS jobs.
 
 local function offsets(job, lease)
   local published = {}
@@ -49,5 +49,5 @@ local function look(id)
 end
 
 local answers = {}
-for i, id in ipairs(rows_of(ARGV[1], LIMITS.MAX_JOBS_PER_CALL, 'string')) do answers[i] = look(id) end
+for i, id in ipairs(rows_of(ARGV[1], LIMITS.SLICE_JOBS, 'string')) do answers[i] = look(id) end
 return answers

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from sluice.protocol import calls
+from sluice.protocol import calls, limits
 from sluice.protocol.calls import Call, EndCall, LeasedJob, NewJob, Progress, PullReply, QueueSettings
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.redis.execution import run
@@ -27,10 +27,14 @@ from sluice.protocol.wire import (
 )
 from tests.chaos.checker.rows import Lease, fields_of, lease_of, row_of
 
-Reply = TypeVar("Reply")
+Item, Reply = TypeVar("Item"), TypeVar("Reply")
 SPEC = encode_spec(JobSpec())
 RECORD = encode_record(JobRecord(model="m"))
 CLASSES = ("returned", *map(str, range(10)))
+
+
+def _per_call(items: Sequence[Item]) -> list[Sequence[Item]]:
+    return [items[at : at + limits.MAX_JOBS_PER_CALL] for at in range(0, len(items), limits.MAX_JOBS_PER_CALL)]
 
 
 def new_job(name: str, tenant: str = "t", **changes: Any) -> NewJob:  # Any: the fields of NewJob
@@ -134,8 +138,9 @@ class Worker:
         return job
 
     def advance(self, *progress: Progress) -> list[calls.AdvanceAnswer]:
-        """Send progress."""
-        return self.queue.run(calls.advance(self.queue.keys, self.name, progress))
+        """Send progress, as much in a call as it takes."""
+        sent = [self.queue.run(calls.advance(self.queue.keys, self.name, some)) for some in _per_call(progress)]
+        return [answer for answers in sent for answer in answers]
 
     def beat(self, *held: JobId, processed: int | None = None, expiry_ms: int = 4000) -> calls.BeatReply:
         """Beat, holding these jobs, then maintain the queue without declaring a worker dead."""
@@ -194,8 +199,8 @@ class Queue:
         self.run(calls.configure(self.keys, QueueSettings(**settings)))
 
     def submit(self, *jobs: NewJob) -> list[calls.SubmitReply]:
-        """Submit jobs in one call."""
-        return self.run(calls.submit(self.keys, jobs))
+        """Submit jobs, as many in a call as it takes."""
+        return [answer for some in _per_call(jobs) for answer in self.run(calls.submit(self.keys, some))]
 
     def add(self, name: str, tenant: str = "t", **changes: Any) -> JobId:  # Any: the fields of NewJob
         """Submit one job that must be taken."""

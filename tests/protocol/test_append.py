@@ -486,10 +486,12 @@ class TestGivenMoreThanACallTakes:
         worker = one_queue.worker("A")
         job = worker.take()
 
-        with pytest.raises(ValueError, match="at most 256"):
-            worker.advance(*[tokens(job, i, 1) for i in range(257)])
-        with pytest.raises(ValueError, match="at most 256"):
-            one_queue.submit(*[new_job(f"j{i}") for i in range(257)])
+        with pytest.raises(ValueError, match="257 in one call, 0 with more than tokens; at most 256"):
+            calls.advance(one_queue.keys, "A", [tokens(job, i, 1) for i in range(257)])
+        with pytest.raises(ValueError, match="65 in one call, 65 with more than tokens; at most 256, and 64"):
+            calls.advance(one_queue.keys, "A", [ending(job, 0, 1)] * 65)
+        with pytest.raises(ValueError, match="at most 64"):
+            calls.submit(one_queue.keys, [new_job(f"j{i}") for i in range(65)])
 
 
 class TestGivenAnEndedJob:

@@ -20,7 +20,6 @@ from tests.protocol.test_costs import pull
 from tests.protocol.test_scripts import SCRIPTS
 
 CALL, SLICE = limits.MAX_JOBS_PER_CALL, limits.SLICE_JOBS
-HALF = CALL // 2
 HOUR_MS = 3_600_000
 
 OF_FORMAT_1 = frozenset(
@@ -50,8 +49,8 @@ def crowd_of(queue: Queue, num: int) -> Crowd:
     worker = queue.worker("W")
     worker.beat(expiry_ms=10 * HOUR_MS)
     _fail(queue, worker, num)
-    _submit(queue, "held", CALL)
-    held = [job for _ in range(CALL // SLICE) for job in worker.pull().jobs]
+    _submit(queue, "held", 2 * CALL)
+    held = [job for _ in range(4) for job in worker.pull().jobs]
     _submit(queue, "wide", 2 * SLICE, choices=limits.MAX_CHOICES, batch="wide")
     wide = [job for _ in range(4) for job in worker.pull().jobs]
     worker.give_back(*wide)
@@ -106,7 +105,7 @@ CALLS: dict[str, Make] = {
         [new_job("j1", f"t{i}", batch="big", idempotency_key="k2", ttl_ms=HOUR_MS) for i in range(CALL)],
     ),
     "pull": lambda crowd: pull(crowd.queue, 1),
-    "advance": lambda crowd: calls.advance(crowd.queue.keys, "W", [ending(job, 0, 3) for job in crowd.held[:HALF]]),
+    "advance": lambda crowd: calls.advance(crowd.queue.keys, "W", [ending(job, 0, 3) for job in crowd.held[:CALL]]),
     "beat": lambda crowd: calls.beat(
         crowd.queue.keys,
         calls.Beat(incarnation="W", held=tuple(job.id for job in crowd.held), processed_pull=0, expiry_ms=HOUR_MS),
@@ -115,7 +114,7 @@ CALLS: dict[str, Make] = {
     "give_back": lambda crowd: calls.give_back(
         crowd.queue.keys,
         "W",
-        [calls.Returned(job_id=job.id, epoch=job.epoch) for job in crowd.held[HALF:]],
+        [calls.Returned(job_id=job.id, epoch=job.epoch) for job in crowd.held[CALL:]],
         deregister=False,
     ),
     "report_death": lambda crowd: calls.report_death(crowd.queue.keys, "W"),
@@ -130,7 +129,7 @@ CALLS: dict[str, Make] = {
     "close_batch": lambda crowd: calls.close_batch(crowd.queue.keys, "big", callback_url="http://x"),
     "expire_batch": lambda crowd: calls.expire_batch(crowd.queue.keys, "big", deadline_ms=crowd.queue.now_ms),
     "inspect_batch": lambda crowd: calls.inspect_batch(crowd.queue.keys, "big"),
-    "status": lambda crowd: calls.status(crowd.queue.keys, crowd.ids("wide", 2 * SLICE)),
+    "status": lambda crowd: calls.status(crowd.queue.keys, crowd.ids("wide", SLICE)),
     "inspect": lambda crowd: calls.inspect(crowd.queue.keys),
     "list_workers": lambda crowd: calls.list_workers(crowd.queue.keys),
     "list_limits": lambda crowd: calls.list_limits(crowd.queue.keys),
@@ -159,9 +158,9 @@ CALLS: dict[str, Make] = {
 BOUNDS = {
     "submit": Cost(25 * CALL, 200 * CALL),
     "pull": Cost(2500, 25_000),
-    "advance": Cost(20 * HALF, 200 * HALF),
+    "advance": Cost(20 * CALL, 200 * CALL),
     "beat": Cost(2500, 25_000),
-    "give_back": Cost(20 * HALF, 150 * HALF),
+    "give_back": Cost(20 * CALL, 150 * CALL),
     "report_death": Cost(50, 200),
     "put_result": Cost(30, 100),
     "cancel": Cost(40 * SLICE, 300 * SLICE),

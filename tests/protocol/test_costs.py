@@ -145,7 +145,7 @@ class TestGivenMoreRowsThanACallTakes:
         before = one_queue.names()
         rows = [["0.t.a", "spec"]] * (limits.MAX_JOBS_PER_CALL + 1)
 
-        with pytest.raises(redis.ResponseError, match="has 257 rows, and at most 256 are taken"):
+        with pytest.raises(redis.ResponseError, match="has 65 rows, and at most 64 are taken"):
             one_queue.run(Call("submit", one_queue.keys.fixed(), (pack_for_script(rows),), lambda reply: reply))
 
         assert one_queue.names() == before

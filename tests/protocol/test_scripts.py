@@ -238,7 +238,7 @@ class TestGivenTheSources:
         assert [command for command in newer if f"'{command}" in text] == []
 
     def test_when_limits_are_read_then_a_bite_is_small(self) -> None:
-        assert (limits.SLICE_JOBS, limits.MAX_JOBS_PER_CALL, limits.MAX_CALL_BYTES) == (32, 256, 2**20)
+        assert (limits.SLICE_JOBS, limits.MAX_JOBS_PER_CALL, limits.MAX_CALL_BYTES) == (32, 64, 2**20)
 
 
 def count_of(queue: Queue) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from sluice.protocol.calls import EndCall, Progress
-from sluice.protocol.limits import MAX_CALL_BYTES, MAX_JOBS_PER_CALL, MAX_RESULT_BYTES
+from sluice.protocol.limits import MAX_CALL_BYTES, MAX_JOBS_PER_CALL, MAX_RESULT_BYTES, MAX_UPDATES_PER_CALL
 from sluice.protocol.states import REJECTIONS, JobState
 from sluice.protocol.wire import End, JobRecord, encode_entry, encode_record, encode_resolved
 from sluice.worker.jobs.channel import ChannelOutput
@@ -206,14 +206,16 @@ def _worst(ends: list[End]) -> End:
 def batches_of(updates: Iterable[Update]) -> Iterator[list[Update]]:
     """Cut updates into calls within the contract's bounds; a single larger Progress is a separate call."""
     batch: list[Update] = []
-    num_bytes = 0
+    num_bytes = num_with_more = 0
     for update in updates:
-        own_bytes = _bytes_of(update[1])
-        if batch and (len(batch) >= MAX_JOBS_PER_CALL or num_bytes + own_bytes > MAX_CALL_BYTES):
+        own_bytes, has_more = _bytes_of(update[1]), update[1].has_more_than_tokens
+        is_full = len(batch) >= MAX_UPDATES_PER_CALL or (has_more and num_with_more >= MAX_JOBS_PER_CALL)
+        if batch and (is_full or num_bytes + own_bytes > MAX_CALL_BYTES):
             yield batch
-            batch, num_bytes = [], 0
+            batch, num_bytes, num_with_more = [], 0, 0
         batch.append(update)
         num_bytes += own_bytes
+        num_with_more += has_more
     if batch:
         yield batch
 

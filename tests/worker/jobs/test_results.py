@@ -258,6 +258,14 @@ class TestGivenMoreNewsThanACallTakes:
         assert [one for batch in batches for one in batch] == updates
         assert all(0 < len(batch) <= 256 for batch in batches)
 
+    def test_when_they_are_first_tokens_and_ends_then_a_call_has_fewer(self) -> None:
+        updates = [one for _ in range(100) for one in updates_of(choice(1), choice(1, ends=JobState.DONE))]
+
+        batches = list(batches_of(updates))
+
+        assert [len(batch) for batch in batches] == [64, 64, 64, 8]
+        assert [one for batch in batches for one in batch] == updates
+
     def test_when_one_is_larger_than_a_call_then_it_travels_alone(self) -> None:
         large = choice(1)
         large.pieces = [(1, "x" * 2**21)]
