@@ -46,6 +46,7 @@ from sluice.gateway.refusals import count
 from sluice.gateway.reranking import RerankRoutes
 from sluice.gateway.responses.routes import ResponseRoutes
 from sluice.gateway.responses.store import ResponseStore
+from sluice.gateway.schedules import ScheduleChanges
 from sluice.gateway.settings import GatewaySettings, is_loopback
 from sluice.gateway.status import StatusRoutes
 from sluice.gateway.tables.database import Database
@@ -96,7 +97,8 @@ def create_router(settings: GatewaySettings, keyring: Keyring) -> Starlette:
         await asyncio.to_thread(keyring.close)
         await asyncio.to_thread(records.close)
 
-    shared = SharedParts(keyring, queues, rates, records, database, storage)
+    schedules = ScheduleChanges(AuditLog(database), rates)
+    shared = SharedParts(keyring, queues, rates, records, database, storage, schedules)
     return Starlette(
         routes=[*_api_routes(shared, settings, marks), *page_routes(shared)],
         middleware=[
@@ -130,7 +132,7 @@ def _api_routes(shared: SharedParts, settings: GatewaySettings, marks: StorageMa
         EventRoute(queues),
         QueueRoutes(queues, audit, settings),
         ScaleRoutes(queues),
-        ScheduleRoutes(queues, audit, settings),
+        ScheduleRoutes(queues, shared.schedules, settings),
     )
 
 

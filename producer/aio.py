@@ -493,11 +493,13 @@ class AsyncProducer:
         """
         tenant = options.get("tenant", "default")
         schedule = Schedule(name=name, tenant=tenant, cron=cron, zone=tz, misfire=misfire, overlap=overlap)
-        return await self._link.run(schedules.add(self._queue, schedule, scheduled_jobs(jobs, options)))
+        kept = await self._link.run(schedules.add(self._queue, schedule, scheduled_jobs(jobs, options)))
+        return kept.view()
 
     async def schedules(self, *, tenant: str | None = None, num_next: int = 1) -> list[ScheduleView]:
         """Return the schedules of the queue (of one tenant), each with its next runs."""
-        return await self._link.run(schedules.schedules(self._queue, tenant=tenant, num_next=num_next))
+        found = await self._link.run(schedules.find_all(self._queue, tenant=tenant))
+        return schedules.views(found, num_next)
 
     async def schedule(self, name: str, *, tenant: str = "default", num_next: int = NUM_NEXT) -> ScheduleView:
         """Return one schedule, with its next runs.
@@ -505,7 +507,8 @@ class AsyncProducer:
         Raises:
             ScheduleNotFound: there is none of this name.
         """
-        return await self._link.run(schedules.schedule(self._queue, name, tenant, num_next))
+        kept = await self._link.run(schedules.find(self._queue, name, tenant))
+        return kept.view(num_next)
 
     async def pause_schedule(self, name: str, *, tenant: str = "default", is_paused: bool = True) -> None:
         """Pause or resume a schedule. The times of a pause do not run, also not later.

@@ -490,11 +490,13 @@ class Producer:
         """
         tenant = options.get("tenant", "default")
         schedule = Schedule(name=name, tenant=tenant, cron=cron, zone=tz, misfire=misfire, overlap=overlap)
-        return self._link.run(schedules.add(self._queue, schedule, scheduled_jobs(jobs, options)))
+        kept = self._link.run(schedules.add(self._queue, schedule, scheduled_jobs(jobs, options)))
+        return kept.view()
 
     def schedules(self, *, tenant: str | None = None, num_next: int = 1) -> list[ScheduleView]:
         """Return the schedules of the queue (of one tenant), each with its next runs."""
-        return self._link.run(schedules.schedules(self._queue, tenant=tenant, num_next=num_next))
+        found = self._link.run(schedules.find_all(self._queue, tenant=tenant))
+        return schedules.views(found, num_next)
 
     def schedule(self, name: str, *, tenant: str = "default", num_next: int = NUM_NEXT) -> ScheduleView:
         """Return one schedule, with its next runs.
@@ -502,7 +504,8 @@ class Producer:
         Raises:
             ScheduleNotFound: there is none of this name.
         """
-        return self._link.run(schedules.schedule(self._queue, name, tenant, num_next))
+        kept = self._link.run(schedules.find(self._queue, name, tenant))
+        return kept.view(num_next)
 
     def pause_schedule(self, name: str, *, tenant: str = "default", is_paused: bool = True) -> None:
         """Pause or resume a schedule. The times of a pause do not run, also not later.

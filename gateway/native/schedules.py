@@ -1,7 +1,7 @@
 """Add, list, pause, resume and remove the schedules of a caller's tenant."""
 
-import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields
 from datetime import datetime
 from typing import Any, cast
@@ -10,19 +10,19 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from sluice.gateway.access import Caller, caller_of
-from sluice.gateway.audit import AuditLog
+from sluice.gateway.arrival.shares import share_of
 from sluice.gateway.errors import bad_request, named
 from sluice.gateway.native.search import QUEUE, asked_queues, queue_named
 from sluice.gateway.native.submit import BODY, WAITING, prompt_name, read_job
-from sluice.gateway.openapi.routes import JSON, json_answer, route
-from sluice.gateway.openapi.schemas import TEXT, Schema, list_of, object_schema, schema_of
+from sluice.gateway.openapi.routes import JSON, json_answer, route, text, whole_number
+from sluice.gateway.openapi.schemas import TEXT, Schema, list_of, object_schema, or_null, schema_of
 from sluice.gateway.queues import QueueClients, Queues
 from sluice.gateway.requests import read_json
-from sluice.gateway.schedule_changes import Change, add_schedule, change_schedule
+from sluice.gateway.schedules import MAX_LISTED, Change, ScheduleChanges, on_thread, page_of_schedules
 from sluice.gateway.settings import GatewaySettings
 from sluice.producer.errors import ScheduleNotFound
 from sluice.producer.operations import schedules
-from sluice.producer.operations.schedules import ScheduleView
+from sluice.producer.operations.schedules import NUM_NEXT, KeptSchedule, ScheduleView
 from sluice.protocol.jobs import CheckedJob, checked_job
 from sluice.protocol.openai_format.requests import PROMPT, RequestRefused
 from sluice.protocol.schedules.schedule import MAX_JOBS, Misfire, Overlap, Schedule
@@ -50,14 +50,16 @@ NEW: Schema = {
 SHOWN = [field.name for field in fields(ScheduleView) if field.name != "tenant"]
 VIEW = schema_of(ScheduleView)
 SCHEDULE = object_schema("Schedule", queue=TEXT, **{name: VIEW["properties"][name] for name in SHOWN})
-SCHEDULES = object_schema("Schedules", data=list_of(SCHEDULE))
+SCHEDULES = object_schema("Schedules", data=list_of(SCHEDULE), next=or_null(TEXT))
+LIMIT = whole_number("limit", "Maximum number of schedules on a page.", default=MAX_LISTED, least=1, most=MAX_LISTED)
+AFTER = text("after", "The `next` of the previous page.")
 
 
 class ScheduleRoutes:
     """The routes of schedules."""
 
-    def __init__(self, queues: Queues, audit: AuditLog, settings: GatewaySettings) -> None:
-        self._queues, self._audit, self._max_bytes = queues, audit, settings.max_body_bytes
+    def __init__(self, queues: Queues, changes: ScheduleChanges, settings: GatewaySettings) -> None:
+        self._queues, self._changes, self._max_bytes = queues, changes, settings.max_body_bytes
 
     @route(
         "POST /schedules",
@@ -69,26 +71,28 @@ class ScheduleRoutes:
         body={JSON: NEW},
     )
     async def add(self, request: Request) -> Response:
-        """Add a schedule, or replace the one of its name. Its runs do not count against limits of the key.
+        """Add a schedule, or replace the one of its name. It counts as a request of the key; its runs do not.
 
         Raises:
             HttpError, RequestRefused, ProducerError: the request is refused, or cannot be recorded.
         """
+        share_of(request).charge(0)  # for keys without limits: a replaced schedule adds to no other count
         body = _fields(await read_json(request, self._max_bytes))
         caller = caller_of(request)
         jobs = _jobs(body.pop("jobs", None), caller)
         name = QUEUE.read(request)
         queue = self._queues.first if name is None else queue_named(self._queues, name)
-        view = await add_schedule(self._audit, caller, queue, Schedule(tenant=caller.tenant, **body), jobs)
-        return JSONResponse(_shown(queue, view), 201, headers={"location": f"/schedules/{view.name}"})
+        schedule = await on_thread(Schedule, tenant=caller.tenant, **body)
+        kept, rates = await self._changes.add(caller, queue, schedule, jobs)
+        return await _answer(queue, kept, 201, {**rates, "location": f"/schedules/{kept.name}"})
 
     @route(
         "GET /schedules",
-        json_answer("By queue and name.", SCHEDULES),
+        json_answer("One page, by queue and name.", SCHEDULES),
         tag="schedules",
         scope="read",
         errors=(404,),
-        parameters=(QUEUE,),
+        parameters=(QUEUE, LIMIT, AFTER),
     )
     async def list_schedules(self, request: Request) -> Response:
         """List the tenant's schedules, each with its last run and its next ones.
@@ -97,12 +101,14 @@ class ScheduleRoutes:
             HttpError: 404, the gateway does not serve this queue.
             QueueUnreachable: the server does not answer.
         """
-        queues, tenant = asked_queues(self._queues, request), caller_of(request).tenant
-        found = await asyncio.gather(
-            *(queue.submitting.schedules(tenant=tenant, num_next=schedules.NUM_NEXT) for queue in queues)
+        page, following = await page_of_schedules(
+            asked_queues(self._queues, request),
+            caller_of(request).tenant,
+            num_next=NUM_NEXT,
+            limit=LIMIT.read(request),
+            after=AFTER.read(request) or "",
         )
-        data = [_shown(queue, view) for queue, views in zip(queues, found, strict=True) for view in views]
-        return JSONResponse({"data": data})
+        return JSONResponse({"data": [_shown(queue, view) for queue, view in page], "next": following})
 
     @route(
         "GET /schedules/{name}",
@@ -118,7 +124,7 @@ class ScheduleRoutes:
             ScheduleNotFound: 404, the tenant has none of this name.
             QueueUnreachable: the server does not answer.
         """
-        return JSONResponse(_shown(*await self._find(request)))
+        return await _answer(*await self._find(request))
 
     @route(
         "POST /schedules/{name}/pause",
@@ -171,21 +177,20 @@ class ScheduleRoutes:
             HistoryUnavailable: the audit log cannot be written, so nothing is changed.
             QueueUnreachable: the server does not answer.
         """
-        return JSONResponse(_shown(*await self._change(request, "remove")))
+        return await _answer(*await self._change(request, "remove"))
 
-    async def _change(self, request: Request, change: Change) -> tuple[QueueClients, ScheduleView]:
+    async def _change(self, request: Request, change: Change) -> tuple[QueueClients, KeptSchedule]:
         """Change the schedule that a request names; return its queue, and what it was."""
-        queue, view = await self._find(request)
-        await change_schedule(self._audit, caller_of(request), queue, view, change)
-        return queue, view
+        queue, kept = await self._find(request)
+        await self._changes.change(caller_of(request), queue, kept, change)
+        return queue, kept
 
-    async def _find(self, request: Request) -> tuple[QueueClients, ScheduleView]:
+    async def _find(self, request: Request) -> tuple[QueueClients, KeptSchedule]:
         """Return the schedule of the caller that a request names, and its queue."""
         name, tenant = request.path_params["name"], caller_of(request).tenant
         for queue in asked_queues(self._queues, request):
-            for view in await queue.submitting.schedules(tenant=tenant, num_next=schedules.NUM_NEXT):
-                if view.name == name:
-                    return queue, view
+            with suppress(ScheduleNotFound):
+                return queue, await queue.submitting.run(schedules.find(queue.submitting.target, name, tenant))
         raise ScheduleNotFound(name, tenant)
 
 
@@ -233,11 +238,17 @@ def _refuse_waiting(body: object) -> None:
             raise RequestRefused("unknown_parameter", why, name)
 
 
-def _shown(queue: QueueClients, view: ScheduleView) -> dict[str, object]:
+async def _answer(
+    queue: QueueClients, kept: KeptSchedule, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    return JSONResponse(_shown(queue.name, await on_thread(kept.view)), status, headers)
+
+
+def _shown(queue: str, view: ScheduleView) -> dict[str, object]:
     values = {name: getattr(view, name) for name in SHOWN}
     values["last_run"] = _text(view.last_run)
     values["next_runs"] = [_text(moment) for moment in view.next_runs]
-    return {"queue": queue.name, **values}
+    return {"queue": queue, **values}
 
 
 def _text(moment: datetime | None) -> str | None:

@@ -16,6 +16,7 @@ from sluice.gateway.keyring import Keyring
 from sluice.gateway.native.records import Records
 from sluice.gateway.queues import Queues
 from sluice.gateway.rates import KeyRates
+from sluice.gateway.schedules import ScheduleChanges
 from sluice.gateway.tables.database import Database
 from sluice.gateway.ui.frame import HEADERS, Frame
 from sluice.gateway.ui.live import Live
@@ -57,6 +58,7 @@ class SharedParts:
     """The database with sign-ins, the audit log and the history."""
 
     storage: Storage
+    schedules: ScheduleChanges
 
 
 def page_routes(parts: SharedParts) -> Iterator[BaseRoute]:
@@ -77,7 +79,7 @@ def page_routes(parts: SharedParts) -> Iterator[BaseRoute]:
     yield from JobPage(frame, live, reader, queues, audit).routes()
     yield from DeadPage(frame, queues, audit).routes()
     yield from BatchPages(frame, live, queues, database, parts.storage).routes()
-    yield from SchedulesPage(frame, queues, audit).routes()
+    yield from SchedulesPage(frame, queues, parts.schedules).routes()
     yield from TenantsPage(frame, queues, surveys, database, keyring, audit).routes()
     yield from AskPage(frame, queues, parts.rates, database, audit).routes()
     yield frame.open("/ui/{rest:path}", _unknown)

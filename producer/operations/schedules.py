@@ -1,8 +1,10 @@
 """Add, list, pause, resume, remove and fire schedules. No I/O."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import cast
 
 from sluice.producer.errors import InvalidJob, ScheduleNotFound, TooManySchedules
 from sluice.producer.operations.operation import Ask, Operation, driven
@@ -51,7 +53,48 @@ class ScheduleView:
     """The next times in its zone, from now on, as if it were not paused."""
 
 
-def add(queue: Queue, schedule: Schedule, jobs: Sequence[CheckedJob]) -> Operation[ScheduleView]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptSchedule:
+    """A schedule as the queue keeps it now."""
+
+    id: str
+    packed: bytes
+    is_paused: bool
+    last_run_s: int | None
+    now_s: int
+
+    @property
+    def tenant(self) -> str:
+        """Its tenant."""
+        return self.id.partition(".")[0]
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.id.partition(".")[2]
+
+    def view(self, num_next: int = NUM_NEXT) -> ScheduleView:
+        """Read its rule and compute its next runs, which may take over 10 ms.
+
+        Raises:
+            ScheduleNotFound: it cannot be read.
+            InvalidSetting: croniter is not installed.
+        """
+        try:
+            schedule = read_schedule(self.id, self.packed)
+        except WireError as error:
+            raise ScheduleNotFound(self.name, self.tenant) from error
+        names = ("name", "tenant", "cron", "zone", "misfire", "overlap", "num_jobs")
+        last_run_s, zone = self.last_run_s, schedule.rule.zone_info
+        return ScheduleView(
+            **{name: getattr(schedule, name) for name in names},
+            paused=self.is_paused,
+            last_run=None if last_run_s is None else datetime.fromtimestamp(last_run_s, zone),
+            next_runs=schedule.next_runs(datetime.fromtimestamp(self.now_s, UTC), num_next),
+        )
+
+
+def add(queue: Queue, schedule: Schedule, jobs: Sequence[CheckedJob]) -> Operation[KeptSchedule]:
     """Add a schedule, or replace the one of its name; times before this do not run.
 
     A schedule whose rule is the same already keeps the time from which on it runs, so that a program may add it at each
@@ -69,10 +112,10 @@ def add(queue: Queue, schedule: Schedule, jobs: Sequence[CheckedJob]) -> Operati
             f"or give several jobs to one schedule"
         )
     schedule = replace(schedule, num_jobs=len(jobs), created_s=_created_s(stored, schedule))
+    rule = pack_schedule(schedule)
     # The rule is written last: a schedule without one is none.
-    rule = ("HSET", keys.schedules, id_, pack_schedule(schedule), *new_revision())
-    yield Ask((("HSET", keys.jobs, id_, packed), rule))
-    return _view(schedule, stored)
+    yield Ask((("HSET", keys.jobs, id_, packed), ("HSET", keys.schedules, id_, rule, *new_revision())))
+    return _kept(stored, id_, rule)
 
 
 def packed_jobs(schedule: Schedule, jobs: Sequence[CheckedJob]) -> bytes:
@@ -96,30 +139,46 @@ def _created_s(stored: StoredSchedules, schedule: Schedule) -> int:
     return before.created_s if is_same else stored.now_s
 
 
-def schedules(queue: Queue, *, tenant: str | None = None, num_next: int = 1) -> Operation[list[ScheduleView]]:
-    """Return the schedules of a queue (of one tenant), by tenant and name. One that cannot be read is left out."""
-    stored = yield from _read(queue)
-    found = list[ScheduleView]()
-    for id_, packed in sorted(stored.rules.items()):
-        if tenant is None or id_.startswith(f"{tenant}."):
-            try:
-                found.append(_view(read_schedule(id_, packed), stored, num_next))
-            except WireError:
-                continue
-    return found
-
-
-def schedule(queue: Queue, name: str, tenant: str, num_next: int = NUM_NEXT) -> Operation[ScheduleView]:
-    """Return one schedule.
+def find(queue: Queue, name: str, tenant: str) -> Operation[KeptSchedule]:
+    """Return one schedule; no other is read.
 
     Raises:
         ScheduleNotFound: there is none of this name.
     """
+    keys, id_ = _keys(queue), schedule_id(tenant, name)
+    clock, packed, paused, last_run = yield Ask(
+        (
+            ("TIME",),
+            ("HGET", keys.schedules, id_),
+            ("HGET", keys.schedules, f"{PAUSED}{id_}"),
+            ("ZSCORE", keys.times, f"{id_}{LAST_RUN}"),
+        )
+    )
+    if not isinstance(packed, bytes) or id_.startswith(PAUSED):
+        raise ScheduleNotFound(name, tenant)
+    return KeptSchedule(
+        id=id_,
+        packed=packed,
+        is_paused=paused is not None,
+        last_run_s=None if last_run is None else int(float(cast("bytes", last_run))),
+        now_s=int(cast("list[bytes]", clock)[0]),
+    )
+
+
+def find_all(queue: Queue, *, tenant: str | None = None) -> Operation[list[KeptSchedule]]:
+    """Return the schedules of a queue (of one tenant), by tenant and name."""
     stored = yield from _read(queue)
-    try:
-        return _view(read_schedule(*_known(stored, name, tenant)), stored, num_next)
-    except WireError as error:
-        raise ScheduleNotFound(name, tenant) from error
+    ids = sorted(id_ for id_ in stored.rules if tenant is None or id_.startswith(f"{tenant}."))
+    return [_kept(stored, id_, stored.rules[id_]) for id_ in ids]
+
+
+def views(found: Iterable[KeptSchedule], num_next: int) -> list[ScheduleView]:
+    """Return the views of schedules. One that cannot be read is left out."""
+    shown = list[ScheduleView]()
+    for kept in found:
+        with suppress(ScheduleNotFound):
+            shown.append(kept.view(num_next))
+    return shown
 
 
 def pause(queue: Queue, name: str, tenant: str, *, is_paused: bool) -> Operation[None]:
@@ -128,14 +187,14 @@ def pause(queue: Queue, name: str, tenant: str, *, is_paused: bool) -> Operation
     Raises:
         ScheduleNotFound: there is none of this name.
     """
-    stored, keys = (yield from _read(queue)), _keys(queue)
-    id_, _ = _known(stored, name, tenant)
+    kept, keys = (yield from find(queue, name, tenant)), _keys(queue)
+    paused = f"{PAUSED}{kept.id}"
     if is_paused:
-        yield Ask((("HSET", keys.schedules, f"{PAUSED}{id_}", 1, *new_revision()),))
-    elif id_ in stored.paused:
+        yield Ask((("HSET", keys.schedules, paused, 1, *new_revision()),))
+    elif kept.is_paused:
         # First the time, so that nobody finds it resumed with the times of the pause due.
-        resumed = ("HDEL", keys.schedules, f"{PAUSED}{id_}"), ("HSET", keys.schedules, *new_revision())
-        yield Ask((("ZADD", keys.times, "GT", stored.now_s, id_), *resumed))
+        resumed = ("HDEL", keys.schedules, paused), ("HSET", keys.schedules, *new_revision())
+        yield Ask((("ZADD", keys.times, "GT", kept.now_s, kept.id), *resumed))
 
 
 def remove(queue: Queue, name: str, tenant: str) -> Operation[None]:
@@ -144,7 +203,7 @@ def remove(queue: Queue, name: str, tenant: str) -> Operation[None]:
     Raises:
         ScheduleNotFound: there is none of this name.
     """
-    id_, _ = _known((yield from _read(queue)), name, tenant)
+    id_ = (yield from find(queue, name, tenant)).id
     keys = _keys(queue)
     yield Ask(
         (
@@ -180,19 +239,11 @@ def _read(queue: Queue) -> Operation[StoredSchedules]:
     return read_stored((yield Ask(reading(_keys(queue)))))
 
 
-def _known(stored: StoredSchedules, name: str, tenant: str) -> tuple[str, bytes]:
-    id_ = schedule_id(tenant, name)
-    if id_ not in stored.rules:
-        raise ScheduleNotFound(name, tenant)
-    return id_, stored.rules[id_]
-
-
-def _view(schedule: Schedule, stored: StoredSchedules, num_next: int = NUM_NEXT) -> ScheduleView:
-    last_run_s, zone = stored.last_run_s(schedule.id), schedule.rule.zone_info
-    names = ("name", "tenant", "cron", "zone", "misfire", "overlap", "num_jobs")
-    return ScheduleView(
-        **{name: getattr(schedule, name) for name in names},
-        paused=schedule.id in stored.paused,
-        last_run=None if last_run_s is None else datetime.fromtimestamp(last_run_s, zone),
-        next_runs=schedule.next_runs(datetime.fromtimestamp(stored.now_s, UTC), num_next),
+def _kept(stored: StoredSchedules, id_: str, packed: bytes) -> KeptSchedule:
+    return KeptSchedule(
+        id=id_,
+        packed=packed,
+        is_paused=id_ in stored.paused,
+        last_run_s=stored.last_run_s(id_),
+        now_s=stored.now_s,
     )

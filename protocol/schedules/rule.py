@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from itertools import takewhile
+from functools import lru_cache
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -28,6 +29,9 @@ MAX_SHIFT = timedelta(hours=3)
 
 FIRST_WINDOW = timedelta(hours=1)
 """Where the newest times of a rule are looked for first. Each further look goes back eight times as far."""
+
+NUM_KEPT = 2048
+"""Rules whose checks are kept, and as many whose next times are: of a rare rule they take over 10 ms."""
 
 _HASHED = re.compile(r"[hr](\(.*)?(/.*)?", re.IGNORECASE)
 """Fields that croniter fills by a hash or at random: each process would find other times."""
@@ -50,9 +54,10 @@ class CronRule:
     _is_hourly: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if not is_text(self.text) or len(self.text) > MAX_CRON_CHARS:
+            raise InvalidSchedule(f"a cron rule is text of at most {MAX_CRON_CHARS} characters, got {self.text!r:.100}")
         object.__setattr__(self, "zone_info", _zone_of(self.zone))
         object.__setattr__(self, "_is_hourly", _is_hourly(self.text))
-        next(self.times_after(datetime.now(UTC)))
 
     def times_after(self, after: datetime) -> Iterator[datetime]:
         """Yield the times after a moment, in order, in UTC."""
@@ -65,6 +70,10 @@ class CronRule:
                 if moment > last:
                     last = moment
                     yield moment
+
+    def next_runs(self, after: datetime, count: int) -> tuple[datetime, ...]:
+        """Return the next times after a moment, in the rule's zone. Those of one minute are computed once."""
+        return _next_runs(self, after.replace(second=0, microsecond=0), count)
 
     def newest(self, after: datetime, until: datetime, most: int) -> list[datetime]:
         """Return the newest times in (after, until], at most `most`, oldest first."""
@@ -125,26 +134,31 @@ def _zone_of(name: object) -> ZoneInfo:
         ) from error
 
 
-def _is_hourly(text: object) -> bool:
+@lru_cache(maxsize=NUM_KEPT)
+def _next_runs(rule: CronRule, after: datetime, count: int) -> tuple[datetime, ...]:
+    return tuple(moment.astimezone(rule.zone_info) for moment in islice(rule.times_after(after), count))
+
+
+@lru_cache(maxsize=NUM_KEPT)
+def _is_hourly(text: str) -> bool:
     """Check a rule; return whether it matches in every hour of a day.
 
     Raises:
         InvalidSchedule: it is not valid.
         InvalidSetting: croniter is not installed.
     """
-    if not is_text(text) or len(str(text)) > MAX_CRON_CHARS:
-        raise InvalidSchedule(f"a cron rule is text of at most {MAX_CRON_CHARS} characters, got {text!r:.100}")
-    fields = str(text).split()
+    fields = text.split()
     is_name = len(fields) == 1 and fields[0].startswith("@")
     if not is_name and len(fields) != NUM_FIELDS:
-        raise _invalid(str(text), "it needs minute, hour, day, month and weekday")
+        raise _invalid(text, "it needs minute, hour, day, month and weekday")
     if any(_HASHED.fullmatch(part) for whole in fields for part in whole.split(",")):
-        raise _invalid(str(text), "H and R are not supported, because each process would find other times")
+        raise _invalid(text, "H and R are not supported, because each process would find other times")
     croniter = _croniter().croniter
     try:
         hours = croniter.expand(text)[0][1]
+        croniter(text, datetime.now(UTC)).get_next(datetime)  # some match no day, such as 30 February
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _invalid(str(text), error) from error
+        raise _invalid(text, error) from error
     return hours in (["*"], _ALL_HOURS)
 
 

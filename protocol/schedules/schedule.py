@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import blake2b
-from itertools import islice
 from secrets import token_hex
 from typing import Any, Literal, get_args
 
@@ -131,8 +130,7 @@ class Schedule:
 
     def next_runs(self, after: datetime, count: int) -> tuple[datetime, ...]:
         """Return the next times after a moment, in the zone of the rule."""
-        zone = self.rule.zone_info
-        return tuple(moment.astimezone(zone) for moment in islice(self.rule.times_after(after), count))
+        return self.rule.next_runs(after, count)
 
     def job_ids(self, time_s: int) -> list[JobId]:
         """Return the ids of the jobs of one run, which are the same in each process."""

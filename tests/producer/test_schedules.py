@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from sluice.producer import InvalidJob, InvalidSchedule, InvalidSetting, Producer, ScheduleNotFound, job
+from sluice.producer.operations import schedules
+from sluice.producer.operations.operation import Ask
 from sluice.producer.operations.schedules import ScheduleView
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.redis.execution import run_commands
@@ -417,6 +419,15 @@ class TestGivenAClient:
         assert listed.next_runs[0] == view.next_runs[0]
         assert listed.next_runs[1] - listed.next_runs[0] >= timedelta(hours=23)
 
+    def test_when_it_asks_for_one_then_it_reads_no_other(self, producer: Producer) -> None:
+        add(producer, "one")
+        add(producer, "two")
+
+        step = next(schedules.find(producer.target, "one", "default"))
+
+        assert isinstance(step, Ask)
+        assert [command[0] for command in step.commands] == ["TIME", "HGET", "HGET", "ZSCORE"]
+
     def test_when_it_lists_a_tenants_then_it_sees_no_others(self, producer: Producer) -> None:
         add(producer, "same", tenant="acme")
         add(producer, "same", tenant="bold")
@@ -482,7 +493,7 @@ class TestGivenAClientWithoutCroniter:
         monkeypatch.setitem(sys.modules, "croniter", None)
 
         with pytest.raises(InvalidSetting, match=r"pip install 'sluice-llm\[schedules\]'"):
-            add(producer)
+            add(producer, cron="7 7 7 7 7")  # no test has checked it before
 
     def test_when_jobs_are_submitted_then_croniter_is_not_imported(self, valkey: RedisServer) -> None:
         submit = "import sys; from sluice.producer import Producer; Producer(sys.argv[1]).submit('hello')"

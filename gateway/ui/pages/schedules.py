@@ -1,26 +1,26 @@
 """Schedules: their rules, their last runs and the next ones; forms to add, pause, resume and remove them."""
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from io import BytesIO
 from typing import cast, get_args
+from urllib.parse import urlencode
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from sluice.gateway.audit import AuditLog
+from sluice.gateway.arrival.shares import share_of
 from sluice.gateway.errors import HttpError, bad_request
 from sluice.gateway.native.search import queue_named
 from sluice.gateway.queues import Queues
-from sluice.gateway.schedule_changes import Change, add_schedule, change_schedule
+from sluice.gateway.schedules import Change, ScheduleChanges, on_thread, page_of_schedules
 from sluice.gateway.ui.frame import CONFIRMATIONS, Form, Frame, after, readable, render
 from sluice.gateway.ui.visitors import Visitor
 from sluice.producer.bulk.schedule_lines import jobs_of_lines
 from sluice.producer.errors import ProducerError, ScheduleNotFound
-from sluice.producer.operations.schedules import ScheduleView, packed_jobs
+from sluice.producer.operations.schedules import find, packed_jobs
 from sluice.protocol.jobs import CheckedJob, Job, Options, checked_job
 from sluice.protocol.schedules.schedule import Misfire, Overlap, Schedule
 
@@ -85,8 +85,8 @@ class NewSchedule:
 class SchedulesPage:
     """The page and its forms. Without `admin`, a visitor sees its own tenant's; with a key, it changes no others."""
 
-    def __init__(self, frame: Frame, queues: Queues, audit: AuditLog) -> None:
-        self._frame, self._queues, self._audit = frame, queues, audit
+    def __init__(self, frame: Frame, queues: Queues, changes: ScheduleChanges) -> None:
+        self._frame, self._queues, self._changes = frame, queues, changes
 
     def routes(self) -> Iterator[Route]:
         """Yield the routes."""
@@ -106,17 +106,20 @@ class SchedulesPage:
         next_runs: Sequence[datetime] = (),
     ) -> Response:
         own = None if visitor.may("admin") else visitor.caller.tenant
+        schedules, following = None, None
         try:
-            schedules = await self._schedules(own)
+            schedules, following = await page_of_schedules(
+                self._queues, own, num_next=NUM_NEXT, after=request.query_params.get("after", "")
+            )
         except ProducerError:
             if refused is None:
                 raise
-            schedules = None
         return render(
             request,
             "schedules.html",
             status=200 if refused is None else refused.status,
             schedules=schedules,
+            following=following and f"{PATH}?{urlencode({'after': following})}",
             is_all=own is None,
             new=new,
             refused=refused,
@@ -127,22 +130,17 @@ class SchedulesPage:
             kinds=(PROMPT, LINES),
         )
 
-    async def _schedules(self, own: str | None) -> list[tuple[str, ScheduleView]]:
-        found = await asyncio.gather(
-            *(queue.submitting.schedules(tenant=own, num_next=NUM_NEXT) for queue in self._queues)
-        )
-        return [(queue.name, view) for queue, views in zip(self._queues, found, strict=True) for view in views]
-
     # ------------------------------------------------------------ changes
 
     async def _add(self, request: Request, visitor: Visitor, form: Form) -> Response:
+        share_of(request).charge(0)  # a preview and a replaced schedule add to no other count
         new = NewSchedule.of(form)
         try:
-            schedule, jobs = new.checked(visitor)
+            schedule, jobs = await on_thread(new.checked, visitor)
             if "preview" in form:
-                next_runs = schedule.next_runs(datetime.now(UTC), NUM_NEXT)
+                next_runs = await on_thread(schedule.next_runs, datetime.now(UTC), NUM_NEXT)
                 return await self._page(request, visitor, new, next_runs=next_runs)
-            await add_schedule(self._audit, visitor.caller, queue_named(self._queues, new.queue), schedule, jobs)
+            await self._changes.add(visitor.caller, queue_named(self._queues, new.queue), schedule, jobs)
         except (HttpError, ProducerError) as error:
             return await self._page(request, visitor, new, readable(error))
         return after(PATH, "schedule_add")
@@ -155,8 +153,9 @@ class SchedulesPage:
         if visitor.tenant not in (None, tenant):
             raise ScheduleNotFound(name, tenant)
         queue = queue_named(self._queues, values.get("queue", ""))
-        schedule = await queue.submitting.schedule(name, tenant=tenant)
+        kept = await queue.submitting.run(find(queue.submitting.target, name, tenant))
         if change == "remove" and "confirmed" not in form:
-            return render(request, "schedule_confirm.html", queue=queue.name, schedule=schedule)
-        await change_schedule(self._audit, visitor.caller, queue, schedule, cast("Change", change))
+            view = await on_thread(kept.view)
+            return render(request, "schedule_confirm.html", queue=queue.name, schedule=view)
+        await self._changes.change(visitor.caller, queue, kept, cast("Change", change))
         return after(PATH, f"schedule_{change}")

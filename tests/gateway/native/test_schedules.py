@@ -1,18 +1,21 @@
 """Schedules over HTTP: each tenant has its own, and a worker runs them."""
 
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import datetime
+from time import monotonic
 from typing import Any
 
 import httpx
 import pytest
 import sqlalchemy as sa
 
+from sluice.gateway.schedules import MAX_LISTED
 from sluice.history.tables import audit_log
 from sluice.producer import Producer
 from sluice.protocol.keys import QueueKeys
-from sluice.protocol.schedules.schedule import MAX_SCHEDULES, Schedule, ScheduleKeys, read_jobs
+from sluice.protocol.schedules.schedule import MAX_SCHEDULES, Schedule, ScheduleKeys, pack_schedule, read_jobs
 from sluice.protocol.wire import decode_spec
 from tests.gateway.gateway_process import gateway_process
 from tests.gateway.native.conftest import Native
@@ -59,7 +62,7 @@ class TestGivenATenantWithASchedule:
         assert (schedule["queue"], schedule["num_jobs"], schedule["misfire"]) == ("default", 2, "latest")
         assert [time[11:16] for time in schedule["next_runs"]] == ["09:00"] * 5
         assert native.acme.get("/schedules/report").json() == schedule
-        assert native.acme.get("/schedules").json() == {"data": [schedule]}
+        assert native.acme.get("/schedules").json() == {"data": [schedule], "next": None}
 
     def test_when_it_is_due_then_a_worker_runs_it_for_the_tenant(self, native: Native) -> None:
         body = {**DAILY, "cron": "* * * * *", "name": "minutes"}
@@ -118,7 +121,7 @@ class TestGivenATenantWithASchedule:
         ]
 
         assert [code_of(answer) for answer in answers] == [(404, "schedule_not_found")] * 4
-        assert native.globex.get("/schedules").json() == {"data": []}
+        assert native.globex.get("/schedules").json()["data"] == []
         assert native.acme.get("/schedules/report").json()["paused"] is False
 
     def test_when_another_tenant_adds_one_of_its_name_then_both_are_there(self, native: Native) -> None:
@@ -128,6 +131,55 @@ class TestGivenATenantWithASchedule:
         crons = [client.get("/schedules/report").json()["cron"] for client in (native.acme, native.globex)]
 
         assert crons == ["0 9 * * *", "@hourly"]
+
+
+class TestGivenATenantWithManySchedulesOfRareRules:
+    """Each takes milliseconds to read; their times are leap days of more than a century."""
+
+    @pytest.fixture(autouse=True)
+    def many(self, native: Native) -> Generator[None]:
+        keys = ScheduleKeys(QueueKeys("default"))
+        crons = {f"acme.s{number:03}": f"{number % 60} {number // 60} 29 2 mon#5" for number in range(MAX_LISTED + 50)}
+        rules = {id_: pack_schedule(Schedule(name="any", cron=cron)) for id_, cron in crons.items()}
+        with native.server.client() as client:
+            client.hset(keys.schedules, mapping=rules)
+            yield
+            client.hdel(keys.schedules, *rules)
+
+    def test_when_they_are_listed_then_others_are_answered_meanwhile(self, native: Native) -> None:
+        waits_s = list[float]()
+        with ThreadPoolExecutor(1) as thread:
+            began_s = monotonic()
+            listing = thread.submit(native.acme.get, "/schedules")
+            while not listing.done():
+                asked_s = monotonic()
+                native.globex.get("/livez").raise_for_status()
+                waits_s.append(monotonic() - asked_s)
+            taken_s = monotonic() - began_s
+
+        assert len(listing.result().json()["data"]) == MAX_LISTED
+        assert max(waits_s) < taken_s / 2
+
+    def test_when_pages_are_read_then_each_schedule_is_in_one(self, native: Native) -> None:
+        names, query = list[str](), dict[str, Any]()
+        while query.get("after", "") is not None:
+            page = native.acme.get("/schedules", params={"limit": 60, **query}).json()
+            names += [schedule["name"] for schedule in page["data"]]
+            query["after"] = page["next"]
+
+        assert names == [f"s{number:03}" for number in range(MAX_LISTED + 50)]
+
+
+class TestGivenAKeyWithOneRequestAMinute:
+    def test_when_it_adds_schedules_then_each_that_is_accepted_counts(self, native: Native) -> None:
+        with closing(native.client("submit", rpm=1)) as limited:
+            wrong = limited.post("/schedules", json={**DAILY, "cron": "soon"})
+            first = limited.post("/schedules", json=DAILY)
+            second = limited.post("/schedules", json=DAILY)
+
+        assert (wrong.status_code, first.status_code) == (400, 201)
+        assert first.headers["x-ratelimit-remaining-requests"] == "0"
+        assert code_of(second) == (429, "rate_limit_exceeded")
 
 
 class TestGivenAQueueWithAsManySchedulesAsItMayHave:
@@ -197,7 +249,7 @@ class TestGivenAWrongSchedule:
 
         assert answer.status_code == 400
         assert words in answer.json()["error"]["message"]
-        assert native.acme.get("/schedules").json() == {"data": []}
+        assert native.acme.get("/schedules").json()["data"] == []
         assert recorded(native) == known
 
 

@@ -6,6 +6,7 @@ from itertools import islice, pairwise
 import pytest
 
 from sluice.protocol.errors import InvalidSchedule
+from sluice.protocol.schedules import rule
 from sluice.protocol.schedules.rule import CronRule
 
 BERLIN, NEW_YORK = "Europe/Berlin", "America/New_York"
@@ -134,3 +135,16 @@ class TestGivenAWrongRule:
     def test_when_its_zone_is_unknown_then_a_sentence_says_so(self, zone: str) -> None:
         with pytest.raises(InvalidSchedule, match="there is no time zone"):
             CronRule("@daily", zone)
+
+
+class TestGivenARuleThatWasCheckedBefore:
+    """It took croniter milliseconds."""
+
+    def test_when_it_is_read_again_then_it_is_not_checked_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        first = CronRule("59 23 29 2 mon#5", BERLIN)
+        runs = first.next_runs(at("01-01 00:00"), 3)
+        monkeypatch.setattr(rule, "_croniter", pytest.fail)
+
+        again = CronRule("59 23 29 2 mon#5", BERLIN)
+
+        assert again.next_runs(at("01-01 00:00"), 3) == runs

@@ -157,6 +157,7 @@ NOTHING = JOBS | {"jobs": [], "older": None, "newest": None, "is_filtered": Fals
 ADDING = {
     "new": filled(NewSchedule, jobs=WRITTEN.prompt),
     "refused": None,
+    "following": None,
     "next_runs": (),
     "queues": [HOSTILE],
     "misfires": ["skip"],
@@ -196,6 +197,7 @@ CASES: Mapping[str, list[dict[str, Any]]] = {
             ],
             "is_all": True,
             **ADDING,
+            "following": "/f",
             "next_runs": [WHEN],
         },
         {
