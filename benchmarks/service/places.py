@@ -2,16 +2,19 @@
 
 One worker with the null model at 5 ms a step, 64 places, a backlog all the time, prompts of 16 and outputs of 5 to 60
 tokens, read from the worker's own description of each iteration. 0 steps: the next step uses the place. The first and
-the last steps, in which places fill and no backlog is left, are left out.
+the last steps, in which places fill and no backlog is left, are left out. With `--every-s`, an interactive job of a
+higher class is submitted that often as well, one at a time; the time to its first token is at the reader.
 """
 
 import argparse
 import random
 import re
 import threading
+import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, quantiles
 
 from benchmarks.processes import Server, free_port, server, wait_until, worker
 from sluice.producer.client import Producer
@@ -55,8 +58,22 @@ def use_of(steps: Sequence[Step]) -> str:
     )
 
 
-def measure(here: Server, num_jobs: int) -> str:
-    """Run the load, and return what `use_of` does."""
+def first_tokens_ms(every_s: float, until: threading.Event) -> list[float]:
+    """Submit interactive jobs until then; return the milliseconds from before each submit to its first token."""
+    waits_ms: list[float] = []
+    with Producer() as producer:
+        while not until.wait(every_s):
+            began_s = time.monotonic()
+            events = producer.stream(producer.submit("a question", priority=9, max_tokens=FEWEST_TOKENS))
+            next(iter(events))
+            waits_ms.append((time.monotonic() - began_s) * 1000)
+            for _ in events:
+                pass
+    return waits_ms
+
+
+def measure(here: Server, num_jobs: int, every_s: float) -> str:
+    """Run the load, and return what `use_of` says, and the first tokens' times."""
     dice, steps = random.Random(1), list[Step]()
     port = free_port()
     flags = ("--max-num-seqs", str(NUM_PLACES), "--metrics-port", str(port))
@@ -73,8 +90,18 @@ def measure(here: Server, num_jobs: int) -> str:
         )
         for _ in producer.submit_many(jobs):
             pass
-        wait_until(lambda: here.count("done") == num_jobs, "all jobs to be done", every_s=0.2)
-    return use_of(steps)
+        is_drained = threading.Event()
+        with ThreadPoolExecutor(1) as interactive:
+            waits_ms = interactive.submit(first_tokens_ms, every_s, is_drained) if every_s else None
+            wait_until(lambda: here.count("done") >= num_jobs - NUM_PLACES, "the backlog to be done", every_s=0.2)
+            is_drained.set()
+    return use_of(steps) + (f"; first tokens {spread(waits_ms.result())}" if waits_ms else "")
+
+
+def spread(waits_ms: Sequence[float]) -> str:
+    """Return the median, the p99 and the number of some times."""
+    cuts = quantiles(waits_ms, n=100)
+    return f"p50 {cuts[49]:.1f}, p99 {cuts[98]:.1f} ms of {len(waits_ms)} jobs"
 
 
 def main() -> None:
@@ -82,10 +109,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=3000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--every-s", type=float, default=0.0)
     given = parser.parse_args()
     for _ in range(given.rounds):
         with server() as here:
-            print(measure(here, given.jobs), flush=True)
+            print(measure(here, given.jobs, given.every_s), flush=True)
 
 
 if __name__ == "__main__":
