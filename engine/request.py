@@ -329,6 +329,9 @@ class Room:
     """None: the room is free. Else it is what the running sequences of this class would give up: it is for requests of
     a strictly higher priority."""
 
+    num_coming: int = 0
+    """Of the sequences, those whose places are not free yet."""
+
     def without(self, requests: Iterable[Request]) -> "Room":
         """Return what is left when these start, each with its prompt."""
         num_tokens = num_sequences = 0
@@ -346,6 +349,11 @@ class Room:
     def is_some(self) -> bool:
         """Whether any request could fit."""
         return min(self.kv_tokens, self.prefill_tokens, self.sequences) > 0
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether all of it is taken at present, by a lower class or by sequences that are about to end."""
+        return self.over_class is not None or self.num_coming >= self.sequences
 
 
 NO_ROOM = Room(kv_tokens=0, prefill_tokens=0, sequences=0)

@@ -41,6 +41,7 @@ class RoomEstimate:
             kv_tokens=max(0, self._num_tokens_in(num_free_blocks, running) - num_held),
             prefill_tokens=max(0, self._num_offered_tokens - num_owed),
             sequences=num_places,
+            num_coming=min(len(ending), num_places),
         )
 
     def given_up(self, running: list[Sequence], yielding: list[Sequence], num_owed: int) -> Room:

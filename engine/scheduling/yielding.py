@@ -107,12 +107,14 @@ class YieldingScheduler(Scheduler):
 
     @property
     def _is_place_coming(self) -> bool:
-        """Whether those of higher classes will have places within the time of a pull: then none gives way to them."""
-        num_steps = self._ahead.num_steps - 1
-        if num_steps == 0:
+        """Whether those of higher classes have places after this step anyway, as they may when room is offered ahead.
+
+        To wait one step costs them less than another sequence to be computed again.
+        """
+        if self._ahead.num_steps == 1:
             return False
         higher = list(takewhile(lambda one: self._policy.outranks(one, self.running), self.waiting.in_order()))
-        return sum([other.ends_within(num_steps) for other in self.running]) >= len(higher)
+        return sum([other.ends_within(1) for other in self.running]) >= len(higher)
 
     @property
     def _is_full(self) -> bool:

@@ -406,7 +406,7 @@ class TestGivenRoom:
         before, _ = engine.room(), engine.advance()
 
         assert before == Room(kv_tokens=4 * (16 - 3 - 1), prefill_tokens=127, sequences=7)
-        assert engine.room() == Room(kv_tokens=4 * 16, prefill_tokens=127, sequences=8)
+        assert engine.room() == Room(kv_tokens=4 * 16, prefill_tokens=127, sequences=8, num_coming=1)
 
     @pytest.mark.parametrize("lag", [0, 1])
     def test_when_that_room_is_used_then_the_next_one_starts_in_the_step_after_the_last_token(self, lag: int) -> None:
@@ -472,7 +472,7 @@ class TestGivenRoom:
         engine.advance()
 
         # Four blocks stay with the first, and one is spared for its growth.
-        assert engine.room() == Room(kv_tokens=4 * (16 - 4 - 1), prefill_tokens=126, sequences=7)
+        assert engine.room() == Room(kv_tokens=4 * (16 - 4 - 1), prefill_tokens=126, sequences=7, num_coming=1)
 
 
 class TestGivenACachedPrefix:

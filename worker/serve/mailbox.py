@@ -191,8 +191,8 @@ class Mailbox:
         """The requests that another worker may have, as of the loop's last step."""
         return self._stalled
 
-    def expect(self, coming: Sequence[tuple[str, Room]], asked_s: float) -> None:
-        """Count requests as on their way to the engine, each with the room that it will take, since `asked_s`."""
+    def expect(self, coming: Sequence[tuple[str, Room]], asked_s: float | None) -> None:
+        """See `OfferedRoom.expect`."""
         with self._exchange_wakes:
             self._room.expect(coming, asked_s)
 

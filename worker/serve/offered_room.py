@@ -6,7 +6,7 @@ from collections.abc import Collection, Container, Iterable, Sequence
 from sluice.engine.request import NO_ROOM, Room
 
 MOST_PULL_S = 0.1
-"""Longer pulls count as this long: jobs that are resumed, a server that hangs."""
+"""Longer pulls count as this long: a server that hangs."""
 
 _KEEP = 0.8
 
@@ -39,12 +39,16 @@ class OfferedRoom:
             room.kv_tokens > before.kv_tokens
             or room.prefill_tokens > before.prefill_tokens
             or room.sequences > before.sequences
+            or room.num_coming < before.num_coming
         )
 
-    def expect(self, coming: Sequence[tuple[str, Room]], asked_s: float) -> None:
-        """Count requests as on their way to the engine, each with the room that it will take, since `asked_s`."""
+    def expect(self, coming: Sequence[tuple[str, Room]], asked_s: float | None) -> None:
+        """Count requests as on their way to the engine, each with the room that it will take, since `asked_s`.
+
+        Without it, how long they take says nothing of others.
+        """
         self._coming.update(coming)
-        if coming and self._timed is None:
+        if coming and asked_s is not None and self._timed is None:
             self._timed = coming[-1][0], asked_s
 
     def note_ready(self, request_ids: Container[str], now_s: float) -> None:
@@ -76,4 +80,5 @@ class OfferedRoom:
             prefill_tokens=max(0, stated.prefill_tokens - sum(request.prefill_tokens for request in coming)),
             sequences=max(0, stated.sequences - sum(request.sequences for request in coming)),
             over_class=stated.over_class,
+            num_coming=stated.num_coming,
         )

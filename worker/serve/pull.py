@@ -66,7 +66,7 @@ class Pulling:
         self._oversized: set[str] = set()
         self._has_several_queues = len(context.config.queue.names) > 1
         self._look_s = 0.0
-        """When a full worker looks for jobs of a higher class again."""
+        """When a full worker looks for jobs again."""
 
         self._thread = self._mailbox.thread("pulling", self._run)
         self._closing = threading.Event()
@@ -161,10 +161,10 @@ class Pulling:
         due_s, room = float("inf"), self._mailbox.room()
         if not self.is_quiet and not self._watchdog.is_overdue and room.is_some:
             due_s = self._schedule.next_due_s(room)
-            if room.over_class is None:
-                self._listener.listen(self._schedule.last_notifications)
-            else:
+            if room.is_taken:
                 due_s = min(due_s, self._look_s)
+            else:
+                self._listener.listen(self._schedule.last_notifications)
         if not self._watchdog.is_overdue:
             due_s = min(due_s, self._maintenance.next_due_s())
         self._mailbox.wait_to_pull(min(max(due_s - monotonic_s(), 0.001), PULL_AT_LEAST_EVERY_S))
@@ -177,7 +177,7 @@ class Pulling:
             return None
         now_s = monotonic_s()
         room = NO_ROOM if self.is_quiet else self._mailbox.room()
-        if room.is_some and room.over_class is not None and now_s >= self._look_s:
+        if room.is_some and room.is_taken and now_s >= self._look_s:
             self._look(room.over_class, now_s)
         turn = self._schedule.next(
             room,
@@ -196,14 +196,16 @@ class Pulling:
             model_wait_ms=round(queue.model_wait_s * 1000),
         )
 
-    def _look(self, over_class: int, now_s: float) -> None:
-        """See whether jobs of a higher class wait. A pull costs the server many times as much, even if none do."""
+    def _look(self, over_class: int | None, now_s: float) -> None:
+        """See whether jobs that may start here wait. A pull costs the server many times as much, even if none do."""
         self._look_s = now_s + LOOK_EVERY_S
         partitions = self._context.partitions
         if self._has_several_queues:
             self._schedule.on_waiting([keys for keys in partitions if self._exists(keys, keys.heads_over(-1))])
-        for keys in filter(self._schedule.may_interrupt, partitions):
-            heads = keys.heads_over(over_class)
+        for keys in partitions:
+            if over_class is not None and not self._schedule.may_interrupt(keys):
+                continue
+            heads = keys.heads_over(-1 if over_class is None else over_class)
             if heads and (is_waiting := self._exists(keys, heads)) is not None:
                 self._schedule.on_look(keys, is_waiting=is_waiting, now_s=now_s)
 
@@ -227,7 +229,10 @@ class Pulling:
         reserve_tokens = self._context.config.queue.reserve_tokens
         self._oversized |= {job.request_id for job in jobs if not job.leased.fits}
         rooms = [room_of(job, reserve_tokens=reserve_tokens) for job in jobs]
-        self._mailbox.expect([(job.request_id, room) for job, room in zip(jobs, rooms, strict=True)], asked_s)
+        # Resumed jobs take longer: their channels are read.
+        is_timed = not any(job.num_published for job in jobs)
+        coming = [(job.request_id, room) for job, room in zip(jobs, rooms, strict=True)]
+        self._mailbox.expect(coming, asked_s if is_timed else None)
         for older in self._leases.take(keys, reply.number, jobs):
             self._mailbox.lose([older.request_id])
         now_s, tokens = monotonic_s(), sum(room.kv_tokens for room in rooms)

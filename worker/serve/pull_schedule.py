@@ -12,8 +12,8 @@ PULL_AT_LEAST_EVERY_S = 0.5
 """Longest time between pulls without a notification, and between calls of `maintain`."""
 
 LOOK_EVERY_S = 0.02
-"""A full worker looks this often whether jobs of a higher class wait. It receives no notifications: these are for
-workers with free room."""
+"""A full worker looks this often whether jobs wait that may start here: of a higher class, or in places that running
+ones are about to leave. It receives no notifications: these are for workers with free room."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,8 +41,8 @@ class _Turn:
     is_isolated: bool = False
     """Whether suspects of this partition run here: until the worker is empty, it takes no other jobs."""
 
-    has_left_higher: bool = False
-    """Whether jobs of a higher class may wait that a pull for them did not bring. The next one is at `due_s`."""
+    has_left_any: bool = False
+    """Whether jobs may wait that a pull of a full worker did not bring. The next one is at `due_s`."""
 
     may_interrupt: bool = True
     """Whether a pull may bring jobs of a higher class to a full worker: not while a queue that has had less waits."""
@@ -53,8 +53,9 @@ class _Turn:
         """Return whether a pull could bring jobs."""
         if self.is_draining and not is_empty:
             return now_s >= self.due_s
-        if room.over_class is not None:
-            return self.may_interrupt and (self.has_more or now_s >= self.due_s)
+        if room.is_taken:
+            may_take = room.over_class is None or self.may_interrupt
+            return may_take and (self.has_more or now_s >= self.due_s)
         return self.has_more or self.woken_by is not None or now_s >= self.due_s or self._has_grown(room)
 
     def _has_grown(self, room: Room) -> bool:
@@ -139,7 +140,7 @@ class PullSchedule:
             return None
         if turn not in self._open() or (room.over_class is not None and not turn.may_interrupt):
             room = NO_ROOM
-        turn.is_for_free_room = room.is_some and room.over_class is None
+        turn.is_for_free_room = room.is_some and not room.is_taken
         return turn.keys, PullRequest(
             incarnation=self._incarnation,
             number=turn.number,
@@ -187,8 +188,8 @@ class PullSchedule:
         if reply.jobs:
             turn.is_isolated = any(job.deaths >= SUSPECT_DEATHS for job in reply.jobs)
         # Whatever room becomes free is more than room that is not free.
-        turn.left = left if turn.is_for_free_room and left.over_class is None else NO_ROOM
-        turn.has_left_higher = left.over_class is not None and not reply.jobs
+        turn.left = left if turn.is_for_free_room and not left.is_taken else NO_ROOM
+        turn.has_left_any = left.is_some and left.is_taken and not reply.jobs
         until_then_s = (reply.look_again_ms - reply.server_ms) / 1000 if reply.look_again_ms is not None else 1e9
         turn.due_s = now_s + max(0.001, min(PULL_AT_LEAST_EVERY_S, until_then_s))
         self._turns.remove(turn)
@@ -212,10 +213,10 @@ class PullSchedule:
         return self._turn_of(keys).may_interrupt
 
     def on_look(self, keys: QueueKeys, *, is_waiting: bool, now_s: float) -> None:
-        """Note whether jobs of a class over the room's wait: pull for them now, unless the last pull left them."""
+        """Note whether jobs that may start here wait: pull for them now, unless the last pull left them."""
         turn = self._turn_of(keys)
-        turn.has_left_higher = turn.has_left_higher and is_waiting
-        if is_waiting and not turn.has_left_higher:
+        turn.has_left_any = turn.has_left_any and is_waiting
+        if is_waiting and not turn.has_left_any:
             turn.due_s = now_s
 
     def on_missed(self, keys: QueueKeys) -> None:

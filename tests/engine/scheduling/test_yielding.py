@@ -243,7 +243,7 @@ class TestGivenASequenceThatGaveWay:
 
 
 class TestGivenRoomIsOfferedAhead:
-    """Two of class 0 run, and one of them ends in the second step from now, for which room is offered."""
+    """Two of class 0 run, and one of them ends after the next two steps, for which room is offered."""
 
     @staticmethod
     def ends_soon(*, look_ahead: float = 2.0) -> tuple[Scheduler, list[Sequence]]:
@@ -262,18 +262,25 @@ class TestGivenRoomIsOfferedAhead:
         assert before == 1
         assert scheduler.room().over_class == 0
 
-    def test_when_it_is_of_a_higher_class_then_none_gives_way_for_it(self) -> None:
+    def test_when_one_of_a_higher_class_comes_a_step_before_then_it_waits_for_that_place(self) -> None:
         scheduler, running = self.ends_soon()
+        step(scheduler)
         urgent = added(scheduler, 3, priority=7)
 
         assert ids(step(scheduler)) == [one.id for one in running]
-        step(scheduler)
         scheduler.finish([running[1]])
         assert ids(step(scheduler)) == [urgent.id, running[0].id]
         assert scheduler.counters.num_preemptions == 0
 
+    def test_when_it_comes_earlier_then_one_gives_way_at_once(self) -> None:
+        scheduler, running = self.ends_soon()
+        urgent = added(scheduler, 3, priority=7)
+
+        assert ids(step(scheduler)) == [urgent.id, running[0].id]
+
     def test_when_one_of_the_lowest_class_waits_too_then_none_gives_way_for_the_higher_one(self) -> None:
         scheduler, running = self.ends_soon()
+        step(scheduler)
         added(scheduler, 3)
         urgent = added(scheduler, 3, priority=7)
 
@@ -283,6 +290,7 @@ class TestGivenRoomIsOfferedAhead:
 
     def test_when_more_of_a_higher_class_have_come_than_places_then_others_give_way(self) -> None:
         scheduler, running = self.ends_soon()
+        step(scheduler)
         urgent = [added(scheduler, 3, priority=7) for _ in range(2)]
 
         assert ids(step(scheduler)) == [one.id for one in urgent]
@@ -290,9 +298,29 @@ class TestGivenRoomIsOfferedAhead:
 
     def test_when_no_room_is_offered_ahead_then_one_gives_way_at_once(self) -> None:
         scheduler, running = self.ends_soon(look_ahead=0.0)
+        step(scheduler)
         urgent = added(scheduler, 3, priority=7)
 
         assert ids(step(scheduler)) == [urgent.id, running[0].id]
+
+    @pytest.mark.parametrize("look_ahead", [0.0, 2.0, 12.0])
+    def test_when_many_of_a_higher_class_wait_in_the_queue_then_all_run_soon(self, look_ahead: float) -> None:
+        scheduler = scheduler_with(max_num_seqs=16, max_num_batched_tokens=64, num_blocks=512)
+        running = [added(scheduler, 3, sampling=Sampling(max_tokens=60 + 9 * number)) for number in range(16)]
+        scheduler.note_time(Batch((ScheduledRow(0, 0, 0, 1, True),)), 1.0)
+        scheduler.look_ahead(look_ahead)
+        while not running[0].ends_within(12):
+            step(scheduler)
+
+        in_queue, urgent, num_steps = 8, list[Sequence](), 0
+        while len(urgent) < 8 or any(one.status is SequenceStatus.WAITING for one in urgent):
+            num_taken = min(in_queue, scheduler.room().sequences)
+            in_queue -= num_taken
+            urgent += [added(scheduler, 3, priority=7) for _ in range(num_taken)]
+            step(scheduler)
+            num_steps += 1
+
+        assert num_steps <= 3
 
 
 class TestGivenARoomThatIsAskedFor:

@@ -71,6 +71,20 @@ class TestGivenJobsOnTheirWay:
 
         assert mailbox.ahead_s == 2 * MOST_PULL_S
 
+    def test_when_jobs_are_resumed_then_they_are_not_timed(self, mailbox: Mailbox) -> None:
+        mailbox.expect([("a", room(1))], None)
+        mailbox.deliver([request("a")])
+
+        assert mailbox.ahead_s == 0.0
+
+    def test_when_places_are_coming_then_the_jobs_on_their_way_take_the_free_ones_first(self, mailbox: Mailbox) -> None:
+        mailbox.new_requests(replace(room(3), num_coming=2), wait_s=0)
+        assert not mailbox.room().is_taken
+
+        mailbox.expect([("a", room(1))], 0.0)
+
+        assert (mailbox.room().sequences, mailbox.room().is_taken) == (2, True)
+
     def test_when_the_timed_one_is_lost_then_the_next_pull_is_timed(self, mailbox: Mailbox) -> None:
         mailbox.expect([("a", room(1))], 0.0)
         mailbox.lose(["a"])
@@ -134,6 +148,7 @@ class TestGivenAPullThreadThatSleeps:
 
     GIVEN_UP = Room(kv_tokens=9, prefill_tokens=9, sequences=9, over_class=0)
     MORE_GIVEN_UP = replace(GIVEN_UP, kv_tokens=10)
+    COMING = replace(room(1), num_coming=1)
 
     @pytest.mark.parametrize(
         ("before", "after", "is_woken"),
@@ -143,8 +158,16 @@ class TestGivenAPullThreadThatSleeps:
             (room(1), GIVEN_UP, True),
             (GIVEN_UP, room(1), True),
             (GIVEN_UP, MORE_GIVEN_UP, False),
+            (COMING, room(1), True),
         ],
-        ids=["more is free", "less is free", "none is free any more", "some is free again", "more would be given up"],
+        ids=[
+            "more is free",
+            "less is free",
+            "none is free any more",
+            "some is free again",
+            "more would be given up",
+            "what was coming is free",
+        ],
     )
     def test_when_the_room_changes_then_it_wakes_for_what_it_could_not_know(
         self, mailbox: Mailbox, before: Room, after: Room, is_woken: bool

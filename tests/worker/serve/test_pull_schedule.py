@@ -129,6 +129,41 @@ class TestGivenOnePartition:
         assert asked(pulls, now_s=0.1) is None
 
 
+class TestGivenPlacesThatAreAboutToBecomeFree:
+    """Every place is taken, and one is offered before it is free; the last pull, at 0 s, found nothing more."""
+
+    COMING = Room(kv_tokens=100, prefill_tokens=100, sequences=1, num_coming=1)
+
+    def pulls(self) -> PullSchedule:
+        pulls = PullSchedule([ONE], "me", reserve_tokens=16)
+        pulls.on_reply(ONE, reply(1), left=NO_ROOM, now_s=0.0)
+        return pulls
+
+    def test_when_nothing_is_known_to_wait_then_it_does_not_ask(self) -> None:
+        assert asked(self.pulls(), now_s=0.1, left=self.COMING) is None
+
+    def test_when_jobs_wait_then_it_asks_before_the_place_is_free(self) -> None:
+        pulls = self.pulls()
+        pulls.on_look(ONE, is_waiting=True, now_s=0.1)
+
+        assert asked(pulls, now_s=0.1, left=self.COMING) == (0, 2)
+
+    def test_when_the_last_pull_left_jobs_then_it_asks_at_once(self) -> None:
+        pulls = PullSchedule([ONE], "me", reserve_tokens=16)
+        pulls.on_reply(ONE, reply(1, has_more=True), left=NO_ROOM, now_s=0.0)
+
+        assert asked(pulls, now_s=0.01, left=self.COMING) == (0, 2)
+
+    def test_when_the_place_is_free_then_it_asks_again(self) -> None:
+        pulls = self.pulls()
+        pulls.on_look(ONE, is_waiting=True, now_s=0.1)
+        assert asked(pulls, now_s=0.1, left=self.COMING) == (0, 2)
+        pulls.on_reply(ONE, reply(2), left=self.COMING, now_s=0.1)
+        assert asked(pulls, now_s=0.11, left=self.COMING) is None
+
+        assert asked(pulls, now_s=0.12, left=room(1)) == (0, 3)
+
+
 class TestGivenAFullWorker:
     """Every place is taken; those of class 0 would be given up."""
 
