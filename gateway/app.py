@@ -97,7 +97,7 @@ def create_router(settings: GatewaySettings, keyring: Keyring) -> Starlette:
         await asyncio.to_thread(keyring.close)
         await asyncio.to_thread(records.close)
 
-    schedules = ScheduleChanges(AuditLog(database), rates)
+    schedules = ScheduleChanges(AuditLog(database), rates, settings)
     shared = SharedParts(keyring, queues, rates, records, database, storage, schedules)
     return Starlette(
         routes=[*_api_routes(shared, settings, marks), *page_routes(shared)],

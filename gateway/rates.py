@@ -20,7 +20,6 @@ from sluice.producer.aio import AsyncProducer
 from sluice.producer.errors import ProducerError
 from sluice.producer.operations.operation import Ask, Operation
 from sluice.producer.operations.submission import Receipt
-from sluice.protocol import limits
 from sluice.protocol.bounds import REQUESTS_PER_MINUTE, TOKENS_PER_MINUTE
 from sluice.protocol.chains.chain import After
 from sluice.protocol.jobs import CheckedJob, Options, PromptLike, checked_job, template
@@ -150,7 +149,7 @@ class KeyRates:
         """
         if key is None or (key.rpm is None and key.tpm is None):
             return {}
-        tokens = _tokens_of(jobs)
+        tokens = tokens_of(jobs)
         if key.tpm is not None and tokens > key.tpm:
             generates = any(job.template.max_tokens for job in jobs)
             asked = "prompt and max_tokens are" if generates else "the request has"
@@ -173,7 +172,7 @@ class KeyRates:
         if key is None or (key.rpm is None and key.tpm is None):
             return {}
         with suppress(ProducerError):
-            return _headers((await self._count(key, -1, -_tokens_of(jobs)))[1])
+            return _headers((await self._count(key, -1, -tokens_of(jobs)))[1])
         return {}
 
     async def _count(self, key: ApiKey, requests: int, tokens: int) -> tuple[bool, list[LimitState]]:
@@ -199,30 +198,42 @@ def _headers(buckets: Iterable[LimitState]) -> Mapping[str, str]:
     return {name: value for bucket in buckets for name, value in bucket.headers.items()}
 
 
+def check_runs(key: ApiKey | None, num_jobs: int, num_tokens: int) -> None:
+    """Check that one run of each schedule of a tenant is within a key's limits: each runs at most once a minute.
+
+    Raises:
+        HttpError: 400, it is not.
+    """
+    for asked, most, what in ((num_jobs, key and key.rpm, "requests"), (num_tokens, key and key.tpm, "tokens")):
+        if most is not None and asked > most:
+            raise bad_request(
+                f"one run of each schedule of the tenant has {asked} {what}; the API key's limit is {most} a minute",
+                code="request_too_large",
+                param="jobs",
+            )
+
+
 def callers_job(caller: Caller, prompt: PromptLike, options: Options) -> CheckedJob:
-    """Check and encode a job of a caller's tenant. If its key has a token limit, it states the `max_tokens` that count.
+    """Check and encode a job of a caller's tenant, as `job_of_key`."""
+    return job_of_key(caller.key, prompt, {**options, "tenant": caller.tenant})
+
+
+def job_of_key(key: ApiKey | None, prompt: PromptLike, options: Options) -> CheckedJob:
+    """Check and encode a job. If its key has a token limit, it states the `max_tokens` that count.
 
     Raises:
         InvalidJob: a value is wrong.
     """
-    options = {**options, "tenant": caller.tenant}
     job = checked_job(prompt, options)
-    if caller.key is None or caller.key.tpm is None or job.template.is_length_stated:
+    if key is None or key.tpm is None or job.template.is_length_stated:
         return job
     # Stated, because the model's default may be larger.
     return replace(job, template=template({**options, "max_tokens": job.template.max_tokens}))
 
 
-def _tokens_of(jobs: Iterable[CheckedJob]) -> int:
-    """Return the tokens that jobs may use: those of their prompts, estimated for text, and all they may generate."""
-    return sum(map(_tokens_of_one, jobs))
-
-
-def _tokens_of_one(job: CheckedJob) -> int:
-    num_tokens = job.prompt.num_tokens
-    if num_tokens is None:
-        num_tokens = ceil(job.prompt.num_bytes / limits.DEFAULT_BYTES_PER_TOKEN)
-    return num_tokens + job.template.choices * job.template.max_tokens
+def tokens_of(jobs: Iterable[CheckedJob]) -> int:
+    """Return the tokens that jobs may use."""
+    return sum(job.num_tokens for job in jobs)
 
 
 def _limited(bucket: LimitState, headers: Mapping[str, str]) -> HttpError:

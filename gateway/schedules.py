@@ -5,14 +5,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Literal, ParamSpec, TypeAlias, TypeVar
+from weakref import WeakValueDictionary
 
 from sluice.gateway.access import Caller
+from sluice.gateway.api_keys.key import ApiKey
 from sluice.gateway.audit import AuditLog
+from sluice.gateway.errors import HttpError
 from sluice.gateway.queues import QueueClients
-from sluice.gateway.rates import KeyRates
+from sluice.gateway.rates import KeyRates, check_runs, tokens_of
+from sluice.gateway.refusals import refusal
+from sluice.gateway.settings import GatewaySettings
 from sluice.producer.errors import ProducerError
 from sluice.producer.operations import schedules
 from sluice.producer.operations.schedules import KeptSchedule, ScheduleView
+from sluice.protocol.bounds import TENANT_SCHEDULED_JOBS, TENANT_SCHEDULES
 from sluice.protocol.jobs import CheckedJob
 from sluice.protocol.schedules.schedule import Schedule
 
@@ -57,15 +63,18 @@ def _listed(page: Iterable[tuple[str, KeptSchedule]], num_next: int) -> list[Lis
 
 
 class ScheduleChanges:
-    """Changes of schedules. Each has a row of the audit log.
+    """Changes of schedules. Each has a row of the audit log. Changes as schedules are added: those of a tenant in turn.
 
     Args:
         audit: The audit log.
         rates: The rate limits of API keys.
+        settings: The settings with the bounds of a tenant.
     """
 
-    def __init__(self, audit: AuditLog, rates: KeyRates) -> None:
+    def __init__(self, audit: AuditLog, rates: KeyRates, settings: GatewaySettings) -> None:
         self._audit, self._rates = audit, rates
+        self._max_schedules, self._max_jobs = settings.tenant_schedules, settings.tenant_scheduled_jobs
+        self._adding = WeakValueDictionary[str, asyncio.Lock]()
 
     async def add(
         self, caller: Caller, queue: QueueClients, schedule: Schedule, jobs: Sequence[CheckedJob]
@@ -73,7 +82,8 @@ class ScheduleChanges:
         """Add a schedule, or replace the one of its name; return it and the rate limit headers. A request of the key.
 
         Raises:
-            HttpError: 429, a rate limit of the key is reached.
+            HttpError: 429, a rate limit of the key is reached; 409, the tenant has as much as it may; 400, the runs of
+                its schedules would exceed the limits of the key.
             InvalidJob: a job belongs to another tenant, or cannot be submitted more than once.
             HistoryUnavailable: the change cannot be recorded, so it is not made.
             TooManySchedules: the queue has as many as it may.
@@ -83,7 +93,7 @@ class ScheduleChanges:
         rates = await self._rates.charge(caller.key)
         try:
             return await self._add(caller, queue, schedule, jobs), rates
-        except ProducerError:
+        except (HttpError, ProducerError):
             await self._rates.give_back(caller.key)
             raise
 
@@ -91,8 +101,24 @@ class ScheduleChanges:
         self, caller: Caller, queue: QueueClients, schedule: Schedule, jobs: Sequence[CheckedJob]
     ) -> KeptSchedule:
         producer, target = queue.submitting, f"{schedule.id} {schedule.cron} {schedule.zone}"
-        async with self._audit.action(caller, "add_schedule", target, queue.name):
-            return await producer.run(schedules.add(producer.target, schedule, jobs))
+        async with self._adding.setdefault(schedule.tenant, asyncio.Lock()):
+            found = await producer.run(schedules.find_all(producer.target, tenant=schedule.tenant))
+            self._check(caller.key, schedule, jobs, found)
+            async with self._audit.action(caller, "add_schedule", target, queue.name):
+                return await producer.run(schedules.add(producer.target, schedule, jobs))
+
+    def _check(
+        self, key: ApiKey | None, schedule: Schedule, jobs: Sequence[CheckedJob], found: Sequence[KeptSchedule]
+    ) -> None:
+        others = [one.size for one in found if one.id != schedule.id]
+        if len(others) == len(found) >= self._max_schedules:
+            message = f"the tenant has {len(found)} schedules in this queue, and may have {self._max_schedules}"
+            raise refusal(TENANT_SCHEDULES, f"{message}: remove one first, or give several jobs to one schedule")
+        num_jobs = len(jobs) + sum(num_jobs for num_jobs, _ in others)
+        if num_jobs > self._max_jobs:
+            message = f"one run of each schedule of the tenant has {num_jobs} jobs, and may have {self._max_jobs}"
+            raise refusal(TENANT_SCHEDULED_JOBS, f"{message} in this queue")
+        check_runs(key, num_jobs, tokens_of(jobs) + sum(num_tokens for _, num_tokens in others))
 
     async def change(self, caller: Caller, queue: QueueClients, schedule: KeptSchedule, change: Change) -> None:
         """Pause, resume or remove a schedule.

@@ -19,6 +19,8 @@ from sluice.protocol.bounds import (
     TENANT_FILES_MIB,
     TENANT_HELD_MIB,
     TENANT_REQUESTS,
+    TENANT_SCHEDULED_JOBS,
+    TENANT_SCHEDULES,
     TENANT_UNREAD_MIB,
     Bound,
 )
@@ -141,6 +143,13 @@ class GatewaySettings:
     )
     tenant_batches: int = _most(
         TENANT_BATCHES, "Answer 429 to a new batch of a tenant that has this many unfinished batches."
+    )
+    tenant_schedules: int = _most(
+        TENANT_SCHEDULES, "Answer 409 to a new schedule of a tenant that has this many in the queue."
+    )
+    tenant_scheduled_jobs: int = _most(
+        TENANT_SCHEDULED_JOBS,
+        "Answer 409 to a schedule if one run of each schedule of the tenant in the queue would have more jobs.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "info", env="LOG_LEVEL", metavar="LEVEL", help="Each request is logged at info."

@@ -253,6 +253,59 @@ TENANT_FILES_MIB = Bound(
     "they state",
 )
 
+SCHEDULES = Bound(
+    name="schedules",
+    what="schedules",
+    per="queue",
+    default=1000,
+    set_by=None,
+    status=409,
+    code="too_many_schedules",
+    metric=None,
+    note="about: two clients that add the last one at once may exceed it",
+)
+TENANT_SCHEDULES = Bound(
+    name="tenant_schedules",
+    what="schedules in a queue",
+    per="tenant",
+    default=100,
+    set_by="producer serve --tenant-schedules",
+    status=409,
+    code="too_many_schedules",
+    note="about: several gateways that add the last one at once may exceed it; likewise the next",
+)
+TENANT_SCHEDULED_JOBS = Bound(
+    name="tenant_scheduled_jobs",
+    what="jobs in one run of each schedule in a queue",
+    per="tenant",
+    default=2500,
+    set_by="producer serve --tenant-scheduled-jobs",
+    status=409,
+    code="too_many_scheduled_jobs",
+    note="and no more than the `rpm` and, in tokens, the `tpm` of the key that adds one: else 400 `request_too_large`",
+)
+BLOCKED_JOBS = Bound(
+    name="blocked_jobs",
+    what="jobs that wait for others",
+    per="queue",
+    default=100_000,
+    set_by=None,
+    status=429,
+    code="full_blocked",
+    metric=None,
+    note="about: two clients that add the last ones at once may exceed it; likewise the next",
+)
+BLOCKED_MIB = Bound(
+    name="blocked_mib",
+    what="MiB of jobs that wait for others",
+    per="queue",
+    default=256,
+    set_by=None,
+    status=429,
+    code="full_blocked",
+    metric=None,
+)
+
 BOUNDS = (
     REQUESTS_PER_MINUTE,
     TOKENS_PER_MINUTE,
@@ -273,5 +326,10 @@ BOUNDS = (
     TENANT_BATCHES,
     TENANT_FILES_MIB,
     KEY_READS,
+    SCHEDULES,
+    TENANT_SCHEDULES,
+    TENANT_SCHEDULED_JOBS,
+    BLOCKED_JOBS,
+    BLOCKED_MIB,
 )
 """All bounds, in the order of the page."""

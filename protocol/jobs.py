@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import lru_cache
 from hashlib import blake2b
+from math import ceil
 from typing import Any, TypeAlias, Unpack, cast
 from zlib import crc32
 
@@ -244,6 +245,14 @@ class CheckedJob:
     def is_open(self) -> bool:
         """Whether the job has neither an id nor an idempotency key, so that a repeated submit would be another job."""
         return self.template.job_id is None and self.template.idempotency_key is None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that it may use: those of its prompt, estimated for text, and all that it may generate."""
+        num_tokens = self.prompt.num_tokens
+        if num_tokens is None:
+            num_tokens = ceil(self.prompt.num_bytes / limits.DEFAULT_BYTES_PER_TOKEN)
+        return num_tokens + self.template.choices * self.template.max_tokens
 
     def with_id(self, job_id: JobId) -> "CheckedJob":
         """Return the job with this id, which must be one of its tenant."""

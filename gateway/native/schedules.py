@@ -17,13 +17,14 @@ from sluice.gateway.native.submit import BODY, WAITING, prompt_name, read_job
 from sluice.gateway.openapi.routes import JSON, json_answer, route, text, whole_number
 from sluice.gateway.openapi.schemas import TEXT, Schema, list_of, object_schema, or_null, schema_of
 from sluice.gateway.queues import QueueClients, Queues
+from sluice.gateway.rates import callers_job
 from sluice.gateway.requests import read_json
 from sluice.gateway.schedules import MAX_LISTED, Change, ScheduleChanges, on_thread, page_of_schedules
 from sluice.gateway.settings import GatewaySettings
 from sluice.producer.errors import ScheduleNotFound
 from sluice.producer.operations import schedules
 from sluice.producer.operations.schedules import NUM_NEXT, KeptSchedule, ScheduleView
-from sluice.protocol.jobs import CheckedJob, checked_job
+from sluice.protocol.jobs import CheckedJob
 from sluice.protocol.openai_format.requests import PROMPT, RequestRefused
 from sluice.protocol.schedules.schedule import MAX_JOBS, Misfire, Overlap, Schedule
 
@@ -71,7 +72,9 @@ class ScheduleRoutes:
         body={JSON: NEW},
     )
     async def add(self, request: Request) -> Response:
-        """Add a schedule, or replace the one of its name. It counts as a request of the key; its runs do not.
+        """Add a schedule, or replace the one of its name. It counts as a request of the key.
+
+        Its runs do not, but one run of each schedule of the tenant must be within the limits of the key.
 
         Raises:
             HttpError, RequestRefused, ProducerError: the request is refused, or cannot be recorded.
@@ -226,8 +229,7 @@ def _job(body: object, caller: Caller) -> CheckedJob:
     _refuse_waiting(body)
     job = read_job(body, caller)
     with named({PROMPT: prompt_name(cast("dict[str, object]", body))}):
-        # Runs do not count towards the limits of a key.
-        return checked_job(job.prompt, {**job.options, "tenant": caller.tenant})
+        return callers_job(caller, job.prompt, job.options)
 
 
 def _refuse_waiting(body: object) -> None:

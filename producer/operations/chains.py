@@ -21,10 +21,9 @@ from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.scripts import for_jobs
 from sluice.producer.operations.submission import Receipt, SubmitAnswer, doubted, receipt_of
 from sluice.protocol import calls
+from sluice.protocol.bounds import BLOCKED_JOBS, BLOCKED_MIB
 from sluice.protocol.calls import JobView, NewJob
 from sluice.protocol.chains.chain import (
-    MAX_BLOCKED_BYTES,
-    MAX_BLOCKED_JOBS,
     After,
     Chain,
     ChainKeys,
@@ -178,7 +177,8 @@ def _fullness(held: Sequence[Reply], jobs: Mapping[JobId, NewJob]) -> QueueFull 
     """Return the error if the queue does not take more blocked jobs. `held`: how many it has, and their bytes."""
     num_jobs, num_bytes = cast("int", held[0]), int(cast("bytes | None", held[1]) or 0) if held[0] else 0
     more_bytes = sum(len(job.payload) + len(job.spec) for job in jobs.values())
-    bounds = ("jobs", num_jobs, len(jobs), MAX_BLOCKED_JOBS), ("bytes", num_bytes, more_bytes, MAX_BLOCKED_BYTES)
+    max_bytes = BLOCKED_MIB.most * 1024 * 1024
+    bounds = ("jobs", num_jobs, len(jobs), BLOCKED_JOBS.most), ("bytes", num_bytes, more_bytes, max_bytes)
     for what, now, more, most in bounds:
         if now + more > most:
             message = f"the queue has {now} {what} of blocked jobs and takes {most}"

@@ -9,6 +9,7 @@ from typing import cast
 from sluice.producer.errors import InvalidJob, ScheduleNotFound, TooManySchedules
 from sluice.producer.operations.operation import Ask, Operation, driven
 from sluice.producer.operations.queue import Queue
+from sluice.protocol.bounds import SCHEDULES
 from sluice.protocol.errors import WireError
 from sluice.protocol.jobs import CheckedJob
 from sluice.protocol.schedules.firing import (
@@ -20,7 +21,6 @@ from sluice.protocol.schedules.firing import (
 )
 from sluice.protocol.schedules.schedule import (
     LAST_RUN,
-    MAX_SCHEDULES,
     PAUSED,
     Misfire,
     Overlap,
@@ -30,6 +30,7 @@ from sluice.protocol.schedules.schedule import (
     pack_jobs,
     pack_schedule,
     read_schedule,
+    read_size,
     schedule_id,
 )
 
@@ -62,6 +63,14 @@ class KeptSchedule:
     is_paused: bool
     last_run_s: int | None
     now_s: int
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """The jobs and the tokens of a run; none if it cannot be read, as it does not run."""
+        try:
+            return read_size(self.packed)
+        except WireError:
+            return 0, 0
 
     @property
     def tenant(self) -> str:
@@ -102,16 +111,17 @@ def add(queue: Queue, schedule: Schedule, jobs: Sequence[CheckedJob]) -> Operati
 
     Raises:
         InvalidJob: a job belongs to another tenant, or cannot be submitted more than once.
-        TooManySchedules: the queue has `MAX_SCHEDULES` others.
+        TooManySchedules: the queue has `SCHEDULES` others.
     """
     packed, keys, id_ = packed_jobs(schedule, jobs), _keys(queue), schedule.id
     stored = yield from _read(queue)
-    if id_ not in stored.rules and len(stored.rules) >= MAX_SCHEDULES:
+    if id_ not in stored.rules and len(stored.rules) >= SCHEDULES.most:
         raise TooManySchedules(
-            f"queue {queue.name!r} has {len(stored.rules)} schedules, and may have {MAX_SCHEDULES}: remove one first, "
+            f"queue {queue.name!r} has {len(stored.rules)} schedules, and may have {SCHEDULES.most}: remove one first, "
             f"or give several jobs to one schedule"
         )
-    schedule = replace(schedule, num_jobs=len(jobs), created_s=_created_s(stored, schedule))
+    num_tokens = sum(job.num_tokens for job in jobs)
+    schedule = replace(schedule, num_jobs=len(jobs), num_tokens=num_tokens, created_s=_created_s(stored, schedule))
     rule = pack_schedule(schedule)
     # The rule is written last: a schedule without one is none.
     yield Ask((("HSET", keys.jobs, id_, packed), ("HSET", keys.schedules, id_, rule, *new_revision())))

@@ -18,11 +18,6 @@ from sluice.protocol.wire import JobId
 MAX_AFTER = 64
 """Most jobs that one waits for."""
 
-MAX_BLOCKED_JOBS = 100_000
-"""Blocked jobs of one queue, about: two clients that add the last ones at once may exceed it; likewise the next."""
-
-MAX_BLOCKED_BYTES = 256 * 1024 * 1024
-
 _MAX_RECORD_BYTES = 256 * 1024
 _MAX_JOBS_BYTES = 2 * (limits.MAX_CALL_BYTES + limits.MAX_PROMPT_BYTES + limits.MAX_SPEC_BYTES)
 

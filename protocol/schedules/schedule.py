@@ -20,9 +20,6 @@ from sluice.protocol.schedules.rule import CronRule
 from sluice.protocol.stored_jobs import read_job, stored_job
 from sluice.protocol.wire import JobId
 
-MAX_SCHEDULES = 1000
-"""Schedules of one queue, about: two clients that add the last one at once may exceed it."""
-
 MAX_NAME_CHARS = 40
 MAX_JOBS = 256
 MAX_BYTES = limits.MAX_CALL_BYTES
@@ -94,6 +91,9 @@ class Schedule:
     """`skip`: not while a job of the last run is waiting or running."""
 
     num_jobs: int = 1
+    num_tokens: int = 0
+    """Tokens that the jobs of a run may use: of prompts, estimated for text, and `max_tokens`."""
+
     created_s: int = 0
     """Unix time from which on it runs."""
 
@@ -105,7 +105,7 @@ class Schedule:
         for name, value, allowed in (("misfire", self.misfire, Misfire), ("overlap", self.overlap, Overlap)):
             if value not in get_args(allowed):
                 raise InvalidSchedule(f"{name} must be one of {', '.join(get_args(allowed))}, got {value!r:.100}")
-        if not 1 <= self.num_jobs <= MAX_JOBS or self.created_s < 0:
+        if not 1 <= self.num_jobs <= MAX_JOBS or min(self.num_tokens, self.created_s) < 0:
             raise InvalidSchedule(f"a schedule has 1 to {MAX_JOBS} jobs and a time since 1970, got {self.num_jobs!r}")
         object.__setattr__(self, "rule", CronRule(self.cron, self.zone))
 
@@ -174,6 +174,17 @@ def pack_schedule(schedule: Schedule) -> bytes:
     return packed([WIRE_VERSION, {name: getattr(schedule, name) for name in _KEPT}])
 
 
+def read_size(data: bytes) -> tuple[int, int]:
+    """Return the jobs and the tokens of a run, without the rule, whose check takes longer.
+
+    Raises:
+        WireError: the bytes are not a schedule.
+    """
+    values = _kept_values(data)
+    with Reading("schedule"):
+        return int(values["num_jobs"]), int(values["num_tokens"])
+
+
 def read_schedule(id_: str, data: bytes) -> Schedule:
     """Decode a schedule.
 
@@ -182,7 +193,7 @@ def read_schedule(id_: str, data: bytes) -> Schedule:
         InvalidSetting: croniter is not installed.
     """
     tenant, _, name = id_.partition(".")
-    values = open_message(data, "schedule", MAX_SCHEDULE_BYTES, at_least=2)[1]
+    values = _kept_values(data)
     try:
         return Schedule(name=name, tenant=tenant, **{part: values[part] for part in _KEPT})
     except InvalidSetting:
@@ -191,7 +202,11 @@ def read_schedule(id_: str, data: bytes) -> Schedule:
         raise WireError(f"not a schedule: {error}") from error
 
 
-_KEPT = ("cron", "zone", "misfire", "overlap", "num_jobs", "created_s")
+_KEPT = ("cron", "zone", "misfire", "overlap", "num_jobs", "num_tokens", "created_s")
+
+
+def _kept_values(data: bytes) -> dict[str, Any]:  # Any: msgpack
+    return open_message(data, "schedule", MAX_SCHEDULE_BYTES, at_least=2)[1]
 
 
 def pack_jobs(jobs: Sequence[CheckedJob]) -> bytes:

@@ -26,8 +26,9 @@ from sluice.producer import (
 from sluice.producer.operations import control
 from sluice.producer.operations.chains import submit_after
 from sluice.producer.operations.operation import Ask
+from sluice.protocol.bounds import BLOCKED_JOBS
 from sluice.protocol.calls import LeasedJob
-from sluice.protocol.chains.chain import MAX_BLOCKED_JOBS, ChainKeys
+from sluice.protocol.chains.chain import ChainKeys
 from sluice.protocol.chains.releasing import SLICE, ChainLook, ChainWatch
 from sluice.protocol.durability import NOTHING_ASKED
 from sluice.protocol.jobs import checked_job
@@ -399,7 +400,7 @@ class TestGivenAWrongSubmit:
         self, producer: Producer, redis_client: Any
     ) -> None:
         parent = producer.submit("parent")
-        redis_client.hset(KEYS.blocked, mapping={str(i): "x 1" for i in range(MAX_BLOCKED_JOBS)})
+        redis_client.hset(KEYS.blocked, mapping={str(i): "x 1" for i in range(BLOCKED_JOBS.most)})
 
         with pytest.raises(QueueFull, match="the queue has 100000 jobs of blocked jobs and takes 100000"):
             producer.submit("child", after=[parent])

@@ -15,13 +15,14 @@ from sluice.gateway.arrival.shares import share_of
 from sluice.gateway.errors import HttpError, bad_request
 from sluice.gateway.native.search import queue_named
 from sluice.gateway.queues import Queues
+from sluice.gateway.rates import job_of_key
 from sluice.gateway.schedules import Change, ScheduleChanges, on_thread, page_of_schedules
 from sluice.gateway.ui.frame import CONFIRMATIONS, Form, Frame, after, readable, render
 from sluice.gateway.ui.visitors import Visitor
 from sluice.producer.bulk.schedule_lines import jobs_of_lines
 from sluice.producer.errors import ProducerError, ScheduleNotFound
 from sluice.producer.operations.schedules import find, packed_jobs
-from sluice.protocol.jobs import CheckedJob, Job, Options, checked_job
+from sluice.protocol.jobs import CheckedJob, Job, Options
 from sluice.protocol.schedules.schedule import Misfire, Overlap, Schedule
 
 PATH = "/ui/schedules"
@@ -77,7 +78,7 @@ class NewSchedule:
         own: Options = {"tenant": tenant}
         is_prompt = self.kind == PROMPT
         given = [Job(self.jobs, own)] if is_prompt else jobs_of_lines(BytesIO(self.jobs.encode()), own)
-        jobs = [checked_job(job.prompt, job.options) for job in given]
+        jobs = [job_of_key(visitor.caller.key, job.prompt, job.options) for job in given]
         packed_jobs(schedule, jobs)
         return schedule, jobs
 

@@ -1,8 +1,9 @@
 """Schedules over HTTP: each tenant has its own, and a worker runs them."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from datetime import datetime
 from time import monotonic
 from typing import Any
@@ -14,8 +15,10 @@ import sqlalchemy as sa
 from sluice.gateway.schedules import MAX_LISTED
 from sluice.history.tables import audit_log
 from sluice.producer import Producer
+from sluice.protocol.bounds import SCHEDULES, TENANT_SCHEDULED_JOBS, TENANT_SCHEDULES
 from sluice.protocol.keys import QueueKeys
-from sluice.protocol.schedules.schedule import MAX_SCHEDULES, Schedule, ScheduleKeys, pack_schedule, read_jobs
+from sluice.protocol.limits import DEFAULT_MAX_TOKENS
+from sluice.protocol.schedules.schedule import MAX_JOBS, Schedule, ScheduleKeys, pack_schedule, read_jobs
 from sluice.protocol.wire import decode_spec
 from tests.gateway.gateway_process import gateway_process
 from tests.gateway.native.conftest import Native
@@ -32,6 +35,9 @@ DAILY: dict[str, Any] = {
 }
 
 
+RARE = Schedule(name="any", cron="0 0 29 2 *")
+
+
 @pytest.fixture(autouse=True)
 def removed(native: Native) -> Generator[None]:
     """No schedule is left."""
@@ -43,6 +49,15 @@ def removed(native: Native) -> Generator[None]:
 
 def code_of(answer: httpx.Response) -> tuple[int, str]:
     return answer.status_code, answer.json()["error"]["code"]
+
+
+def kept(native: Native, schedules: Mapping[str, Schedule]) -> Generator[None]:
+    """Write schedules, by their ids, as the queue keeps them; and remove them."""
+    keys = ScheduleKeys(QueueKeys("default"))
+    with native.server.client() as client:
+        client.hset(keys.schedules, mapping={id_: pack_schedule(schedule) for id_, schedule in schedules.items()})
+        yield
+        client.hdel(keys.schedules, *schedules)
 
 
 def recorded(native: Native) -> list[tuple[object, ...]]:
@@ -75,14 +90,14 @@ class TestGivenATenantWithASchedule:
         run_s = int(datetime.fromisoformat(native.acme.get("/schedules/minutes").json()["last_run"]).timestamp())
         assert len(ended(native.acme, f"0.acme.minutes-{run_s}")["choices"][0]["token_ids"]) == 3
 
-    def test_when_its_key_has_a_limit_of_tokens_then_no_length_is_stated_for_its_jobs(self, native: Native) -> None:
+    def test_when_its_key_has_a_limit_of_tokens_then_its_jobs_state_what_counts(self, native: Native) -> None:
         with closing(native.client("submit", tpm=1000)) as limited:
             limited.post("/schedules", json={**DAILY, "jobs": [{"prompt": "one"}]}).raise_for_status()
 
         with native.server.client() as client:
             stored = client.hget(ScheduleKeys(QueueKeys("default")).jobs, "acme.report")
         (new,) = read_jobs(stored, Schedule(name="report", tenant="acme", cron="@daily"), 0)
-        assert decode_spec(new.spec).options.max_tokens is None
+        assert decode_spec(new.spec).options.max_tokens == DEFAULT_MAX_TOKENS
 
     def test_when_it_is_paused_resumed_and_removed_then_each_answer_says_so(self, native: Native) -> None:
         native.acme.post("/schedules", json=DAILY).raise_for_status()
@@ -138,13 +153,8 @@ class TestGivenATenantWithManySchedulesOfRareRules:
 
     @pytest.fixture(autouse=True)
     def many(self, native: Native) -> Generator[None]:
-        keys = ScheduleKeys(QueueKeys("default"))
         crons = {f"acme.s{number:03}": f"{number % 60} {number // 60} 29 2 mon#5" for number in range(MAX_LISTED + 50)}
-        rules = {id_: pack_schedule(Schedule(name="any", cron=cron)) for id_, cron in crons.items()}
-        with native.server.client() as client:
-            client.hset(keys.schedules, mapping=rules)
-            yield
-            client.hdel(keys.schedules, *rules)
+        yield from kept(native, {id_: Schedule(name="any", cron=cron) for id_, cron in crons.items()})
 
     def test_when_they_are_listed_then_others_are_answered_meanwhile(self, native: Native) -> None:
         waits_s = list[float]()
@@ -172,14 +182,91 @@ class TestGivenATenantWithManySchedulesOfRareRules:
 
 class TestGivenAKeyWithOneRequestAMinute:
     def test_when_it_adds_schedules_then_each_that_is_accepted_counts(self, native: Native) -> None:
+        body = {**DAILY, "jobs": [{"prompt": "one"}]}
         with closing(native.client("submit", rpm=1)) as limited:
-            wrong = limited.post("/schedules", json={**DAILY, "cron": "soon"})
-            first = limited.post("/schedules", json=DAILY)
-            second = limited.post("/schedules", json=DAILY)
+            wrong = limited.post("/schedules", json={**body, "cron": "soon"})
+            first = limited.post("/schedules", json=body)
+            second = limited.post("/schedules", json=body)
 
         assert (wrong.status_code, first.status_code) == (400, 201)
         assert first.headers["x-ratelimit-remaining-requests"] == "0"
         assert code_of(second) == (429, "rate_limit_exceeded")
+
+
+class TestGivenAKeyWithLimits:
+    """Of five requests and 1,000 tokens a minute."""
+
+    @pytest.fixture
+    def limited(self, native: Native) -> Generator[httpx.Client]:
+        with closing(native.client("submit", rpm=5, tpm=1000)) as client:
+            yield client
+
+    def test_when_a_run_of_all_schedules_has_more_jobs_than_it_may_send_then_it_is_400(
+        self, native: Native, limited: httpx.Client
+    ) -> None:
+        three = [{"prompt": "one", "max_tokens": 3}] * 3
+        native.acme.post("/schedules", json={**DAILY, "name": "other", "jobs": three}).raise_for_status()
+
+        refused = limited.post("/schedules", json={**DAILY, "jobs": three})
+        added = limited.post("/schedules", json={**DAILY, "jobs": three[:2]})
+        replaced = limited.post("/schedules", json={**DAILY, "jobs": three[:2]})
+
+        assert code_of(refused) == (400, "request_too_large")
+        assert "has 6 requests; the API key's limit is 5 a minute" in refused.text
+        assert (added.status_code, replaced.status_code) == (201, 201)
+
+    def test_when_a_run_has_more_tokens_then_it_is_400(self, limited: httpx.Client) -> None:
+        refused = limited.post("/schedules", json={**DAILY, "jobs": [{"prompt": "one"}] * 4})
+
+        assert code_of(refused) == (400, "request_too_large")
+        assert "has 1028 tokens; the API key's limit is 1000 a minute" in refused.text
+
+
+class TestGivenATenantWithAlmostAsManySchedulesAsItMayHave:
+    """One fewer. They are for leap days."""
+
+    @pytest.fixture(autouse=True)
+    def almost(self, native: Native) -> Generator[None]:
+        yield from kept(native, {f"acme.s{number}": RARE for number in range(TENANT_SCHEDULES.most - 1)})
+
+    def test_when_several_are_added_at_once_then_one_is(self, native: Native) -> None:
+        def add(number: int) -> tuple[int, str]:
+            answer = native.acme.post("/schedules", json={**DAILY, "name": f"new{number}"})
+            return (201, "") if answer.status_code == 201 else code_of(answer)
+
+        with ThreadPoolExecutor(8) as threads:
+            answers = sorted(threads.map(add, range(8)))
+
+        assert answers == [(201, ""), *[(409, "too_many_schedules")] * 7]
+
+    def test_when_it_has_all_then_it_may_replace_one_and_another_tenant_may_add_one(self, native: Native) -> None:
+        last, more = {**DAILY, "name": "a"}, {**DAILY, "name": "b"}
+
+        answers = [native.acme.post("/schedules", json=body) for body in (last, more, last)]
+
+        assert [answer.status_code for answer in answers] == [201, 409, 201]
+        assert "the tenant has 100 schedules in this queue, and may have 100: remove one" in answers[1].text
+        assert native.globex.post("/schedules", json=more).status_code == 201
+
+
+class TestGivenATenantWithAlmostAsManyScheduledJobsAsItMayHave:
+    """Less than a full schedule is left."""
+
+    @pytest.fixture(autouse=True)
+    def almost(self, native: Native) -> Generator[None]:
+        full = replace(RARE, num_jobs=MAX_JOBS)
+        yield from kept(native, {f"acme.s{number}": full for number in range(TENANT_SCHEDULED_JOBS.most // MAX_JOBS)})
+
+    def test_when_more_are_added_then_it_is_409(self, native: Native) -> None:
+        num_left = TENANT_SCHEDULED_JOBS.most % MAX_JOBS
+        jobs = [{"prompt": "one"}] * (num_left + 1)
+
+        refused = native.acme.post("/schedules", json={**DAILY, "jobs": jobs})
+        added = native.acme.post("/schedules", json={**DAILY, "jobs": jobs[1:]})
+
+        assert code_of(refused) == (409, "too_many_scheduled_jobs")
+        assert "one run of each schedule of the tenant has 2501 jobs, and may have 2500" in refused.text
+        assert added.status_code == 201
 
 
 class TestGivenAQueueWithAsManySchedulesAsItMayHave:
@@ -189,7 +276,7 @@ class TestGivenAQueueWithAsManySchedulesAsItMayHave:
     def keys(self, native: Native) -> Generator[ScheduleKeys]:
         keys = ScheduleKeys(QueueKeys("default"))
         with native.server.client() as client:
-            names = [f"crowd.s{number}" for number in range(MAX_SCHEDULES)]
+            names = [f"crowd.s{number}" for number in range(SCHEDULES.most)]
             client.hset(keys.schedules, mapping=dict.fromkeys(names, b""))
             yield keys
             client.hdel(keys.schedules, *names)
