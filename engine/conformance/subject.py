@@ -61,6 +61,8 @@ class Output:
     logprobs: list[SampledLogprobs] = field(default_factory=list[SampledLogprobs])
     finish: Finish | None = None
     prompt: PromptRead | None = None
+    first_scheduled_s: float | None = None
+    """When it was, on the engine's clock."""
 
     def extend(self, delta: TokenDelta) -> None:
         """Append a delta.
@@ -78,6 +80,7 @@ class Output:
         self.text += delta.text
         self.logprobs += delta.logprobs or ()
         self.finish = delta.finish
+        self.first_scheduled_s = delta.stats.first_scheduled_s
         if delta.prompt is not None:
             if self.prompt is not None:
                 raise Violation(f"{name}: its prompt is returned twice")
