@@ -355,7 +355,7 @@ class TestGivenAStorageThatTakesLongerThanASlice:
         self, workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(task, "SLICE_S", 0.001)
-        slow = replace(workshop, storage=CountedStorage((tmp_path / "files").as_uri(), delay_s=0.2))
+        slow = replace(workshop, storage=CountedStorage((tmp_path / "files").as_uri(), delay_s=0.5))
         batch = added(workshop, numbered(20_000))
         first = go_on(slow, batch)
 
