@@ -206,7 +206,9 @@ _KEPT = ("cron", "zone", "misfire", "overlap", "num_jobs", "num_tokens", "create
 
 
 def _kept_values(data: bytes) -> dict[str, Any]:  # Any: msgpack
-    return open_message(data, "schedule", MAX_SCHEDULE_BYTES, at_least=2)[1]
+    values = open_message(data, "schedule", MAX_SCHEDULE_BYTES, at_least=2)[1]
+    # Schedules that were added before tokens were counted lack them.
+    return {"num_tokens": 0, **values} if isinstance(values, dict) else values
 
 
 def pack_jobs(jobs: Sequence[CheckedJob]) -> bytes:
