@@ -81,6 +81,22 @@ class TestGivenAFirstDeath:
         assert deaths(queue, job_id) == []
         check(queue)
 
+    def test_when_an_owner_that_never_received_it_returns_and_dies_then_it_is_listed_once(self, queue: Queue) -> None:
+        job_id = queue.add("a")
+        slow = queue.worker("A")
+        slow.take()
+        die(queue)
+        queue.worker("B").pull(sequences=0)
+        slow.beat()
+        slow.take()
+        die(queue)
+
+        queue.worker("C").pull(sequences=0)
+
+        assert deaths(queue, job_id) == ["A"]
+        assert queue.look().suspects == 0
+        check(queue)
+
 
 class TestGivenASecondDeathWithoutProgress:
     def two_deaths(self, queue: Queue, num_jobs: int = 2) -> list[JobId]:
