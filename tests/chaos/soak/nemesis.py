@@ -104,6 +104,9 @@ class Nemesis:
         """Times by process id. A killed process may take a while to end, and is no target meanwhile."""
 
         self._leaving: set[str] = set()
+        self._died_alone: set[bytes] = set()
+        """Jobs whose worker was killed or stopped while it held no other job."""
+
         self.deaths: list[Death] = []
         self.stops: list[tuple[int, str]] = []
         """Times and incarnations of workers that were stopped (SIGSTOP)."""
@@ -199,20 +202,30 @@ class Nemesis:
     # ------------------------------------------------------------ workers
 
     def _serving(self, client: Any) -> list[tuple[str, int, Supervised]]:  # Any: a redis-py client
-        """Return (incarnation, process id, its parent) of live workers that are not frozen."""
+        """Return (incarnation, process id, its parent) of live workers that are neither frozen nor spared."""
         prefix, members = self._targets.prefix, self._targets.workers.by_worker_pid()
         found: list[tuple[str, int, Supervised]] = []
         for incarnation in (one.decode() for one in client.zrange(f"{prefix}:alive", 0, -1)):
             pid = int(client.hget(f"{prefix}:worker:{incarnation}", "pid") or 0)
             if pid not in members or pid in self._stopped or {pid, members[pid].pid} & self._killed_ms.keys():
                 continue
+            if self._is_spared(self._held(client, incarnation)):
+                continue
             found.append((incarnation, pid, members[pid]))
             if members[pid] is self._targets.workers.members[0]:
                 self.linked.add(incarnation)
         return found
 
-    def _num_held(self, client: Any, incarnation: str) -> int:  # Any: a redis-py client
-        return int(client.hlen(f"{self._targets.prefix}:held:{incarnation}"))
+    def _held(self, client: Any, incarnation: str) -> list[bytes]:  # Any: a redis-py client
+        return list(client.hkeys(f"{self._targets.prefix}:held:{incarnation}"))
+
+    def _is_spared(self, held: list[bytes]) -> bool:
+        """Return whether a worker runs only a job that has died alone: two such deaths may fail it, by design."""
+        return len(held) == 1 and held[0] in self._died_alone
+
+    def _note_alone(self, held: list[bytes]) -> None:
+        if len(held) == 1:
+            self._died_alone.update(held)
 
     def _kill(self, *, with_parent: bool) -> None:
         """Choose a worker that has jobs, if there is one. With its parent, nobody is left to report it."""
@@ -220,17 +233,18 @@ class Nemesis:
             serving = self._serving(client)
             if not serving:
                 raise NoTarget
-            held = {one: self._num_held(client, one) for one, _, _ in serving}
+            held = {one: self._held(client, one) for one, _, _ in serving}
             busy = [one for one in serving if held[one[0]]] or serving
             incarnation, pid, parent = self._dice.choice(busy)
             parent_pid, others = parent.pid, held.keys() - self._leaving - {incarnation}
-            room = sum(max(0, self._targets.max_num_seqs - held[one]) for one in others)
+            room = sum(max(0, self._targets.max_num_seqs - len(held[one])) for one in others)
+            self._note_alone(held[incarnation])
             seconds, micros = client.time()
             if with_parent:
                 self._kill_member(parent)
             os.kill(pid, signal.SIGKILL)
         self._killed_ms[pid] = wall_ms()
-        at_ms, has_room = seconds * 1000 + micros // 1000, room >= held[incarnation]
+        at_ms, has_room = seconds * 1000 + micros // 1000, room >= len(held[incarnation])
         self.deaths.append(Death(incarnation, at_ms, parent_pid, has_room))
 
     def is_seen(self, death: Death) -> bool:
@@ -241,9 +255,10 @@ class Nemesis:
     def _freeze(self) -> Undo:
         with self._client() as client:
             serving = self._serving(client)
-        if len(serving) < 2:
-            raise NoTarget
-        incarnation, pid, _ = self._dice.choice(serving)
+            if len(serving) < 2:
+                raise NoTarget
+            incarnation, pid, _ = self._dice.choice(serving)
+            self._note_alone(self._held(client, incarnation))
         os.kill(pid, signal.SIGSTOP)
         self.stops.append((wall_ms(), incarnation))
         self._stopped.add(pid)
