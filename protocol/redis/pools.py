@@ -25,6 +25,9 @@ from sluice.protocol.redis.url_options import read_database, read_options, witho
 MAX_CONNECTIONS = 2**31
 """Unlimited, because redis-py also counts the connections that interrupted calls have dropped."""
 
+SENTINEL_TIMEOUT_S = 2.0
+"""Longest wait for a Sentinel, in seconds. Each is asked in turn, and one may have been lost with the primary."""
+
 Pool = Any  # redis-py's pools share no typed base, and their get_connection has untyped keywords
 
 
@@ -92,6 +95,8 @@ def make_pool(
         tls.check_files(url)
         if "+sentinel://" in url:
             parsed = urls.read_sentinel_url(url, options)
+            for name in ("socket_timeout", "socket_connect_timeout"):
+                parsed.sentinel_options[name] = min(parsed.sentinel_options[name], SENTINEL_TIMEOUT_S)
             sentinels = classes.sentinel(parsed.addresses, sentinel_kwargs=parsed.sentinel_options)
             for sentinel in sentinels.sentinels:
                 _guard(sentinel.connection_pool, classes)

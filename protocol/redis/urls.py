@@ -85,7 +85,7 @@ class SentinelUrl:
 def read_sentinel_url(url: str, options: Mapping[str, Any]) -> SentinelUrl:
     """Parse redis+sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/SERVICE/DB?OPTIONS, with `options` as defaults.
 
-    Options that begin with `sentinel_` apply to the connections to the Sentinels; timeouts apply to both.
+    Options that begin with `sentinel_` apply to the connections to the Sentinels; those of sockets apply to both.
 
     Raises:
         ValueError: the service is missing, a port or database number is not a number, or an option is refused.

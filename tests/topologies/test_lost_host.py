@@ -12,6 +12,7 @@ import pytest
 
 from sluice.producer import AsyncProducer, Producer
 from sluice.producer.errors import QueueUnreachable, ResultTimeout
+from sluice.protocol.redis.pools import SENTINEL_TIMEOUT_S
 from tests.chaos.faults.replicated import SERVICE, watched
 from tests.clusters import redis_cluster, replica_of
 from tests.servers import free_port, redis_server
@@ -58,6 +59,19 @@ class TestGivenSentinelsOfWhichTheFirstIsGone:
                 await producer.submit("hello")
 
                 assert time.monotonic() - began_s < 0.5, "the first is not asked again"
+
+
+class TestGivenSentinelsOfWhichTheFirstIsSilent:
+    """It accepts connections, but its host answers no more."""
+
+    def test_when_a_job_is_submitted_then_the_next_is_asked_soon(self) -> None:
+        with watched() as service, socket.create_server(("127.0.0.1", 0)) as silent:
+            addresses = f"127.0.0.1:{silent.getsockname()[1]},127.0.0.1:{service.sentinel_port}"
+            with Producer(f"redis+sentinel://{addresses}/{SERVICE}") as producer:
+                began_s = time.monotonic()
+                producer.submit("hello")
+
+        assert time.monotonic() - began_s < SENTINEL_TIMEOUT_S + 3, "the silent one is not waited for"
 
 
 class TestGivenSentinelsOfWhichNoneAnswers:
