@@ -75,8 +75,8 @@ MAX_JOB_NAME_CHARS = 64
 
 MAX_INCARNATION_BYTES = 256
 MAX_DIGEST_BYTES = 256
-MAX_STAMP_BYTES = 64
-"""Id of a stream entry."""
+MAX_STAMP_BYTES = 128
+"""Ids of two stream entries and a number."""
 
 MAX_LANE_BYTES = 256
 MAX_RESULT_BYTES = 64 * 1024 * 1024
@@ -89,6 +89,9 @@ MAX_JOBS_PER_CALL = 64
 
 MAX_UPDATES_PER_CALL = 256
 """Choices in one advance. At most `MAX_JOBS_PER_CALL` of them may bring more than tokens, such as an end."""
+
+LANES_PER_COUNT = 256
+"""Lanes that one call of the audit counts. A partition with fewer is counted at one instant."""
 
 LOOKS_PER_CALL = 256
 """Lanes and entries that one purge examines, and tenants that a call reads at a time."""

@@ -1,13 +1,17 @@
 """The calls of `worker audit`: inspections, which never write, and repairs. No I/O."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
+from sluice.protocol import limits
 from sluice.protocol.calls.base import Call, Raw, check_slice, read_number, read_text, read_truths
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.packing import pack_for_script
 from sluice.protocol.states import JobState
 from sluice.protocol.wire import JobId
+
+Item = TypeVar("Item")
 
 AUDIT_SLICE_JOBS = 16
 """Most jobs in one call, which blocks the server."""
@@ -186,14 +190,18 @@ class LaneDepth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionCounts:
-    """The counters of a partition, and the values counted anew, at one instant."""
+    """The counters of a partition, and what was counted in one call: all lanes if there are few, else a slice."""
 
     stamp: str
-    """Changes with each change of a job's state."""
+    """Two counts with the same stamp have counted the same jobs in the same places."""
 
     counters: Mapping[str, int]
-    waiting_jobs: int
-    """Counted on lanes, among delayed jobs and among suspects. `running_jobs` is counted, too."""
+    num_entries: int
+    """Entries of the lanes that were counted. `has_all_lanes`: whether these were all."""
+
+    has_all_lanes: bool
+    num_off_lanes: int
+    """Waiting jobs that are delayed, or suspects."""
 
     running_jobs: int
     wrong_lanes: tuple[LaneDepth, ...]
@@ -202,22 +210,43 @@ class PartitionCounts:
 
     outbox_entries: int
     outbox_first: str | None
+    outbox_last: str
+    """Id of the last event, which may be deleted."""
+
+    @property
+    def waiting_jobs(self) -> int | None:
+        """Waiting jobs at the instant of the count; None if not all lanes were counted then."""
+        return self.num_entries + self.num_off_lanes if self.has_all_lanes else None
 
 
-def audit_counts(keys: QueueKeys, lanes: Sequence[str]) -> Call[PartitionCounts]:
-    """Compare counters with counts; `lanes` are those whose keys exist. Costs a command per lane and worker."""
-    return Call("audit_counts", keys.fixed(), (pack_for_script(lanes),), _read_counts)
+def audit_counts(keys: QueueKeys, lanes: Sequence[str | bytes], *, is_slice: bool = False) -> Call[PartitionCounts]:
+    """Compare counters with counts. Never writes.
+
+    Args:
+        keys: The partition.
+        lanes: Up to `LANES_PER_COUNT` lanes whose keys exist.
+        is_slice: Whether to count only these. Else all lanes are counted, unless there are too many.
+    """
+    return Call("audit_counts", keys.fixed(), (pack_for_script(_counted(lanes)), int(is_slice)), _read_counts)
+
+
+def _counted(items: Sequence[Item]) -> Sequence[Item]:
+    if len(items) > limits.LANES_PER_COUNT:
+        raise ValueError(f"{len(items)} in one call; at most {limits.LANES_PER_COUNT}")
+    return items
 
 
 def _read_counts(reply: Raw) -> PartitionCounts:
-    stamp, flat, waiting, running, wrong_lanes, outbox, first, unlisted = reply
+    stamp, flat, num_entries, has_all, num_off_lanes, running, wrong_lanes, unlisted, outbox, first, last = reply
     counters = {
         name.decode(errors="replace"): read_number(value) for name, value in zip(flat[::2], flat[1::2], strict=True)
     }
     return PartitionCounts(
         stamp=stamp.decode(),
         counters=counters,
-        waiting_jobs=waiting,
+        num_entries=num_entries,
+        has_all_lanes=bool(has_all),
+        num_off_lanes=num_off_lanes,
         running_jobs=running,
         wrong_lanes=tuple(
             LaneDepth(lane=a.decode(errors="replace"), stated=b.decode(errors="replace"), entries=c)
@@ -226,6 +255,19 @@ def _read_counts(reply: Raw) -> PartitionCounts:
         unlisted_lanes=tuple(lane.decode(errors="replace") for lane in unlisted),
         outbox_entries=outbox,
         outbox_first=read_text(first),
+        outbox_last=last.decode(),
+    )
+
+
+def joined(counts: Sequence[PartitionCounts]) -> PartitionCounts:
+    """Join the counts of slices that together have all lanes: they are of one instant if nothing changed meanwhile."""
+    *_, last = counts
+    return replace(
+        last,
+        num_entries=sum(one.num_entries for one in counts),
+        has_all_lanes=all(one.stamp == last.stamp for one in counts),
+        wrong_lanes=tuple(lane for one in counts for lane in one.wrong_lanes),
+        unlisted_lanes=tuple(lane for one in counts for lane in one.unlisted_lanes),
     )
 
 
@@ -276,29 +318,36 @@ TenantWaiting = tuple[str, int, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sums:
-    """Tokens and bytes of all waiting jobs, of each lane and of each tenant, at one time."""
+    """Waiting jobs, with their tokens and bytes, in all, and of lanes and tenants whose numbers are wrong."""
 
     stamp: str = ""
     """Empty if jobs changed while the sums were computed, which invalidates them."""
 
+    jobs: int = 0
     tokens: int = 0
     bytes: int = 0
     lanes: tuple[tuple[str, str, int], ...] = ()
-    """(lane, text in `depth`, tokens) of lanes whose text is wrong."""
+    """(lane, text in `depth`, tokens)"""
 
     tenants: tuple[TenantWaiting, ...] = ()
-    """Sums of all tenants with waiting jobs."""
 
 
-def repair_counters(keys: QueueKeys, lanes: Sequence[str], sums: Sums) -> Call[list[str]]:
-    """Set counters and depths to the counted values; returns the changed names. `lanes` as in `audit_counts`."""
+def repair_counters(
+    keys: QueueKeys, lanes: Sequence[str | bytes], sums: Sums, *, is_slice: bool = False
+) -> Call[list[str]]:
+    """Set counters and depths to the counted values; returns the changed names.
+
+    `lanes` and `is_slice` as in `audit_counts`. Also of sums of lanes and tenants, a call takes a slice.
+    """
     args = (
-        pack_for_script(lanes),
+        pack_for_script(_counted(lanes)),
+        int(is_slice),
         sums.stamp,
+        sums.jobs,
         sums.tokens,
         sums.bytes,
-        pack_for_script(sums.lanes),
-        pack_for_script(sums.tenants),
+        pack_for_script(_counted(sums.lanes)),
+        pack_for_script(_counted(sums.tenants)),
     )
     return Call("repair_counters", keys.fixed(), args, lambda reply: [item.decode() for item in reply])
 

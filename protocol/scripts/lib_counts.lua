@@ -1,4 +1,4 @@
--- Count what the counters should contain: one command per lane, and the leases of running jobs, exact at one instant.
+-- Count what the counters should contain: a few commands per lane, and the leases of running jobs.
 
 -- The entry of a queued job, if it is on its lane and names the job.
 local function entry_of(job)
@@ -32,19 +32,30 @@ local function batch_numbers(batch)
   return numbers
 end
 
--- Every lane that is named in `depth`, in the heads of a class, or by the caller, which has seen its key.
-local function lane_names(also)
-  local depth, names = as_map(call('HGETALL', DEPTH)), {}
-  for name in pairs(depth) do names[name] = depth[name] end
-  for _, class in ipairs({ RETURNED, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 }) do
-    local tenants = try('ZRANGE', PREFIX .. 'heads:' .. class, 0, -1)
-    for _, tenant in ipairs(failed(tenants) and {} or tenants) do
-      local name = class .. ':' .. tenant
-      names[name] = names[name] or ''
-    end
+-- The texts in `depth` of every lane that is named there, in the heads of a class, or by the caller, which has seen its
+-- key; nil if one call would count too many.
+local function all_lanes(also)
+  local num_named = call('HLEN', DEPTH)
+  for class in pairs(CLASSES) do
+    local num_heads = try('ZCARD', heads_key(class))
+    num_named = num_named + (failed(num_heads) and 0 or num_heads)
   end
-  for _, name in ipairs(also) do names[name] = names[name] or '' end
-  return names
+  -- Most lanes are named in both places.
+  if num_named > 2 * LIMITS.LANES_PER_COUNT then return nil end
+  local texts = as_map(call('HGETALL', DEPTH))
+  local function add(name) texts[name] = texts[name] or '' end
+  for class in pairs(CLASSES) do
+    local tenants = try('ZRANGE', heads_key(class), 0, -1)
+    for _, tenant in ipairs(failed(tenants) and {} or tenants) do add(lane_name(class, tenant)) end
+  end
+  for _, name in ipairs(also) do add(name) end
+  return texts
+end
+
+local function texts_of(lanes)
+  local texts = {}
+  for i, text in ipairs(#lanes > 0 and call('HMGET', DEPTH, unpack(lanes)) or lanes) do texts[lanes[i]] = text or '' end
+  return texts
 end
 
 -- A key of any other name is not a lane: no pull reads it.
@@ -65,11 +76,17 @@ local function held_jobs()
   return total
 end
 
--- Changes with every state change: two counts with the same stamp have counted the same jobs.
-local function stamp()
-  local about = try('XINFO', 'STREAM', OUTBOX)
+local function last_id(stream)
+  local about = try('XINFO', 'STREAM', stream)
   return failed(about) and '0-0' or as_map(about)['last-generated-id']
 end
+
+-- Jobs that wait on no lane.
+local function num_off_lanes() return call('ZCARD', DELAYED) + call('ZCARD', SUSPECTS) end
+
+-- Two counts with the same stamp have counted the same jobs in the same places: each change of a job's state is an
+-- event, each entry for a lane that pulls find is a notification, and other moves change the number of delayed jobs.
+local function stamp() return last_id(OUTBOX) .. '/' .. last_id(NOTIFICATIONS) .. '/' .. num_off_lanes() end
 
 -- Whether pulls find the lane, or will once its tenant leaves its limit. Jobs on an unlisted lane are never served.
 local function is_listed(name)
@@ -82,16 +99,17 @@ local function is_listed(name)
   return true
 end
 
--- Count waiting and running jobs, lanes whose count in `depth` differs from their length, and unlisted lanes.
-local function count_up(also)
-  local waiting, wrong_lanes, unlisted = call('ZCARD', DELAYED) + call('ZCARD', SUSPECTS), {}, {}
-  for name, text in pairs(lane_names(also)) do
+-- Count the entries of every lane, or of the named ones: of a slice (`is_slice` is '1'), or if there are many. Returns
+-- whether it was every lane, lanes whose count in `depth` differs from their length, and lanes that are not listed.
+local function count_lanes(named, is_slice)
+  local num_entries, wrong_lanes, unlisted, all = 0, {}, {}, is_slice ~= '1' and all_lanes(named) or nil
+  for name, text in pairs(all or texts_of(named)) do
     local length = length_of(name)
-    waiting = waiting + length
+    num_entries = num_entries + length
     if length > 0 and not is_listed(name) then unlisted[#unlisted + 1] = name end
     if length ~= (tonumber(string.match(text, '^%d+') or '') or 0) then
       wrong_lanes[#wrong_lanes + 1] = { name, text, length }
     end
   end
-  return waiting, held_jobs(), wrong_lanes, unlisted
+  return num_entries, all ~= nil, wrong_lanes, unlisted
 end

@@ -43,6 +43,10 @@ class Crowd:
     def ids(self, tenant: str, count: int) -> list[JobId]:
         return [JobId(f"0.{tenant}.j{i}") for i in range(count)]
 
+    def lanes(self) -> list[str]:
+        """As many as the audit counts in a call."""
+        return [f"{i % 10}:t{i}" for i in range(limits.LANES_PER_COUNT)]
+
 
 def crowd_of(queue: Queue, num: int) -> Crowd:
     """Fill a queue."""
@@ -137,7 +141,7 @@ CALLS: dict[str, Make] = {
     "audit_jobs": lambda crowd: audit.audit_jobs(crowd.queue.keys, crowd.ids("wide", audit.AUDIT_SLICE_JOBS), {}),
     "audit_lane": lambda crowd: audit.audit_lane(crowd.queue.keys, "0:evil", None),
     "audit_batches": lambda crowd: audit.audit_batches(crowd.queue.keys, ["big", "wide"]),
-    "audit_counts": lambda crowd: audit.audit_counts(crowd.queue.keys, []),
+    "audit_counts": lambda crowd: audit.audit_counts(crowd.queue.keys, crowd.lanes(), is_slice=True),
     "repair_batches": lambda crowd: audit.repair_batches(crowd.queue.keys, ["big", "wide"]),
     "repair_jobs": lambda crowd: audit.repair_jobs(crowd.queue.keys, crowd.ids("wide", SLICE), {}),
     "repair_lane": lambda crowd: audit.repair_lane(
@@ -145,7 +149,9 @@ CALLS: dict[str, Make] = {
         "0:evil",
         [one[0].decode() for one in crowd.queue.client.xrange(crowd.queue.keys.lane(0, "evil"), count=SLICE)],
     ),
-    "repair_counters": lambda crowd: audit.repair_counters(crowd.queue.keys, [], audit.Sums()),
+    "repair_counters": lambda crowd: audit.repair_counters(
+        crowd.queue.keys, crowd.lanes(), audit.Sums(), is_slice=True
+    ),
     "republish_events": lambda crowd: audit.republish_events(
         crowd.queue.keys, [(job_id, 0) for job_id in crowd.ids("batched", SLICE)]
     ),
@@ -181,6 +187,8 @@ BOUNDS = {
     "audit_jobs": Cost(100 * audit.AUDIT_SLICE_JOBS, 600 * audit.AUDIT_SLICE_JOBS),
     "audit_lane": Cost(5 * audit.LANE_SLICE_ENTRIES, 50 * audit.LANE_SLICE_ENTRIES),
     "audit_batches": Cost(20, 100),
+    "audit_counts": Cost(5 * limits.LANES_PER_COUNT, 20 * limits.LANES_PER_COUNT),
+    "repair_counters": Cost(10 * limits.LANES_PER_COUNT, 60 * limits.LANES_PER_COUNT),
     "repair_batches": Cost(80, 400),
     "repair_jobs": Cost(40 * SLICE, 300 * SLICE),
     "repair_lane": Cost(10 * SLICE, 100 * SLICE),
@@ -191,10 +199,8 @@ BOUNDS = {
 
 PER_TENANT = {
     "restore_settings": Cost(1, 10),
-    "audit_counts": Cost(10, 60),
-    "repair_counters": Cost(25, 150),
 }
-"""The most for each tenant: of what reads all weights, and of the audit's counts, which are of one instant."""
+"""The most for each tenant, of what reads all weights."""
 
 
 def check_costs(queue: Queue, num: int, num_calls: int) -> None:

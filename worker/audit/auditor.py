@@ -117,7 +117,7 @@ class Auditor:
         report = AuditReport()
         first = {side.keys.partition: self._first_pass(side, report) for side in self._sides}
         without_settings = [side for side in self._sides if list(self._lost_settings(side))]
-        marks = [(side, side.counts().stamp) for side in self._sides]
+        marks = [(side, side.state().outbox_last) for side in self._sides]
         time.sleep(self._pause_s)
         behind = self._wait_for_history(marks)
         for side in self._sides:
@@ -144,7 +144,7 @@ class Auditor:
                 suspicions[finding.key] = finding
             else:
                 report.num_more += 1
-        _add_counters(report, side.counts())
+        _add_counters(report, side.state())
         return suspicions
 
     def _existing_jobs(self, side: QueueSide, report: AuditReport) -> Iterator[Finding]:
@@ -263,7 +263,7 @@ def _places(side: QueueSide) -> Iterator[Finding]:
 
 
 def _behind(side: QueueSide, oldest: str | None) -> Finding:
-    entries = side.counts().outbox_entries
+    entries = side.state().outbox_entries
     return Finding(
         kind=Kind.HISTORY_BEHIND,
         subject=f"{side.keys.partition}: outbox",

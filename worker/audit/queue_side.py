@@ -3,9 +3,12 @@
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import Any, TypeVar, cast
+
+from redis.exceptions import ResponseError
 
 from sluice.protocol import limits
 from sluice.protocol.calls.audit import (
@@ -19,11 +22,13 @@ from sluice.protocol.calls.audit import (
     audit_counts,
     audit_jobs,
     audit_lane,
+    joined,
+    repair_counters,
 )
-from sluice.protocol.calls.base import read_number
+from sluice.protocol.calls.base import Call, read_number
 from sluice.protocol.chains.chain import ChainKeys
 from sluice.protocol.job_ids import split_job_id
-from sluice.protocol.keys import QueueKeys
+from sluice.protocol.keys import RETURNED, QueueKeys
 from sluice.protocol.messages import BATCH_NAME
 from sluice.protocol.redis.execution import run, run_commands, run_many
 from sluice.protocol.wire import JobId, WireError
@@ -31,6 +36,11 @@ from sluice.worker.audit.findings import Finding, Kind
 from sluice.worker.connection.clients import Client
 
 Item = TypeVar("Item")
+
+COUNT_TRIES = 5
+"""Counts of many lanes, if jobs come or go during each. Then their sum is not known."""
+
+_UNITS, _NONE = ("jobs", "tokens", "bytes"), (0, 0, 0)
 
 SLICES_AT_ONCE = 16
 """Slices in one round trip. The server serves other clients between them."""
@@ -60,6 +70,9 @@ class QueueSide:
         self.holders: dict[JobId, set[str]] = {}
         self._incarnations: set[str] = set()
         self.sums = Sums()
+        self._slices: list[list[bytes]] = []
+        """The lanes, if there were too many for one call at the last count."""
+
         self._client = client
 
     # ------------------------------------------------------------ jobs
@@ -128,24 +141,28 @@ class QueueSide:
 
     def walk_waiting(self) -> Iterator[Finding]:
         """Check every entry of every lane against its job, and sum waiting jobs if nothing changes meanwhile."""
-        named = [name.decode(errors="replace") for name in self._client.hkeys(self.keys.key("depth"))]
+        named = (name.decode(errors="replace") for name in self._named_lanes())
         self.lanes |= {name for name in named if _LANE.fullmatch(name)}
-        before, waiting = self.counts(), defaultdict[str, Counter[str]](Counter)
+        before, waiting = self.state(), defaultdict[str, Counter[str]](Counter)
         sums: list[tuple[str, str, int]] = []
         for lane in sorted(self.lanes):
             yield from self._walk_lane(lane, waiting, sums)
         for name in ("delayed", "suspects"):
             for records in self.records_of(self._members(name, self._client.zscan_iter)):
                 waiting[split_job_id(records.id)[1]].update(jobs=1, tokens=records.cost, bytes=records.bytes)
-        stated = self._stated_tenants()
-        is_still = self.counts().stamp == before.stamp
+        stated, counts = self._stated_tenants(), self.counts()
+        is_still = counts.waiting_jobs is not None and counts.stamp == before.stamp
+        there = {tenant: (total["jobs"], total["tokens"], total["bytes"]) for tenant, total in waiting.items()}
         self.sums = Sums(
             stamp=before.stamp if is_still else "",
-            tokens=sum(total["tokens"] for total in waiting.values()),
-            bytes=sum(total["bytes"] for total in waiting.values()),
+            jobs=counts.waiting_jobs or 0,
+            tokens=sum(tokens for _, tokens, _ in there.values()),
+            bytes=sum(num_bytes for _, _, num_bytes in there.values()),
             lanes=tuple(sums),
             tenants=tuple(
-                (tenant, total["jobs"], total["tokens"], total["bytes"]) for tenant, total in waiting.items()
+                (tenant, *there.get(tenant, _NONE))
+                for tenant in sorted({*stated, *there})
+                if stated.get(tenant, _NONE) != there.get(tenant, _NONE)
             ),
         )
         if is_still:
@@ -195,9 +212,50 @@ class QueueSide:
 
     # ------------------------------------------------------------ counters
 
+    def state(self) -> PartitionCounts:
+        """Read the counters, and the stamp of what they count."""
+        return run(self._client, audit_counts(self.keys, [], is_slice=True))
+
     def counts(self) -> PartitionCounts:
-        """Read the counters together with what they count."""
-        return run(self._client, audit_counts(self.keys, sorted(self.lanes)))
+        """Read the counters together with what they count: lanes at one instant, or many of them in slices."""
+        seen, self._slices = sorted(self.lanes), []
+        if len(seen) <= limits.LANES_PER_COUNT:
+            counts = run(self._client, audit_counts(self.keys, seen))
+            if counts.has_all_lanes:
+                return counts
+        counts = self._counts_of_slices()
+        for _ in range(1, COUNT_TRIES):
+            if counts.has_all_lanes:
+                break
+            counts = self._counts_of_slices()
+        return counts
+
+    def _counts_of_slices(self) -> PartitionCounts:
+        # Before the lanes are listed: one that comes or goes from now on changes the stamp.
+        before = self.state()
+        self._slices = list(in_slices(sorted(self._named_lanes()), limits.LANES_PER_COUNT))
+        # One round trip each: a server runs pipelined calls with short arguments one after the other.
+        slices = [run(self._client, audit_counts(self.keys, lanes, is_slice=True)) for lanes in self._slices]
+        return joined([before, *slices])
+
+    def _named_lanes(self) -> set[bytes]:
+        """Return the lanes whose keys were seen, or that `depth` or a class names, which another program may write."""
+        named = {lane.encode() for lane in self.lanes}
+        named |= {name for name, _ in self._client.hscan_iter(self.keys.key("depth"), count=READ_AT_ONCE)}
+        for name in (RETURNED, *range(limits.MAX_PRIORITY + 1)):
+            key = self.keys.key("heads", str(name))
+            with suppress(ResponseError):  # of another type
+                tenants = [tenant for tenant, _ in self._client.zscan_iter(key, count=READ_AT_ONCE)]
+                named |= {f"{name}:".encode() + tenant for tenant in tenants}
+        return named
+
+    def repairs_of_counters(self) -> Iterator[Call[list[str]]]:
+        """Yield the calls that repair counters and lanes by the last walk, each of a slice."""
+        lanes, sums, most = self._slices or [sorted(self.lanes)], self.sums, limits.LANES_PER_COUNT
+        parts = zip_longest(lanes, in_slices(sums.lanes, most), in_slices(sums.tenants, most), fillvalue=())
+        for some_lanes, of_lanes, of_tenants in parts:
+            some_sums = replace(sums, lanes=tuple(of_lanes), tenants=tuple(of_tenants))
+            yield repair_counters(self.keys, some_lanes, some_sums, is_slice=bool(self._slices))
 
     def lost_settings(self, pulled_ms: int) -> str | None:
         """Return how the settings show that Redis lost those of a worker that pulled at `pulled_ms`; None if not."""
@@ -227,7 +285,7 @@ class QueueSide:
         """Yield findings on counters that differ from what they count, and on the sum of all states."""
         stated = counts.counters
         for name, there in (("waiting_jobs", counts.waiting_jobs), ("running_jobs", counts.running_jobs)):
-            if stated.get(name, 0) != there:
+            if there is not None and stated.get(name, 0) != there:
                 yield _counter(self.keys, name, stated.get(name, 0), there)
         for lane in counts.wrong_lanes:
             jobs = read_number(lane.stated.partition(" ")[0])
@@ -254,16 +312,14 @@ class QueueSide:
         key = self.keys.key("tenants")
         if self._client.type(key) != b"hash":
             return {}
-        fields: dict[bytes, bytes] = self._client.hgetall(key)
+        fields = dict(self._client.hscan_iter(key, count=READ_AT_ONCE))
         stated = {name.decode(errors="replace"): text.split()[:3] for name, text in fields.items()}
         numbers = {tenant: tuple(map(read_number, words)) for tenant, words in stated.items()}
         return {tenant: counts for tenant, counts in numbers.items() if any(counts)}
 
     def _wrong_tenants(self, stated: Mapping[str, tuple[int, ...]]) -> Iterator[Finding]:
-        there = {tenant: tuple(numbers) for tenant, *numbers in self.sums.tenants}
-        for tenant in sorted({*stated, *there}):
-            stated_counts, real_counts = stated.get(tenant, (0, 0, 0)), there.get(tenant, (0, 0, 0))
-            for unit, count, real in zip(("jobs", "tokens", "bytes"), stated_counts, real_counts, strict=False):
+        for tenant, *real_counts in self.sums.tenants:
+            for unit, count, real in zip(_UNITS, stated.get(tenant, _NONE), real_counts, strict=False):
                 if count != real:
                     yield _counter(self.keys, f"tenant {tenant} {unit}", count, real)
 

@@ -8,7 +8,6 @@ from sluice.protocol import limits
 from sluice.protocol.calls import Accepted, Call, Conflict, Duplicate, NewJob, Refused, SubmitReply, submit
 from sluice.protocol.calls.audit import (
     repair_batches,
-    repair_counters,
     repair_jobs,
     repair_lane,
     republish_events,
@@ -108,7 +107,7 @@ class Repair:
     def _repair_counters(self, side: QueueSide, findings: Sequence[Finding]) -> None:
         for _ in side.walk_waiting():
             pass  # for its sums; its findings are known
-        changed = self._run(repair_counters(side.keys, sorted(side.lanes), side.sums))
+        changed = [name for call in side.repairs_of_counters() for name in self._run(call)]
         is_moving = not side.sums.stamp
         for finding in findings:
             is_sum = finding.subject.endswith(("tokens", "bytes"))

@@ -1312,6 +1312,16 @@ HOSTILES = (
         tests=("tests/protocol/test_append.py::TestGivenAJobWhoseWorkerNeedsNoChannel",),
     ),
     Guard(
+        name="a count of many lanes does not see that a delayed job became due",
+        patches=_script("lib_counts", "last_id(NOTIFICATIONS)", "0"),
+        tests=("tests/worker/audit/test_many_lanes.py",),
+    ),
+    Guard(
+        name="sums of an earlier state are written",
+        patches=_script("repair_counters", "ARGV[3] == stamp()", "true"),
+        tests=("tests/worker/audit/test_many_lanes.py",),
+    ),
+    Guard(
         name="a recount is written before it is checked",
         patches=_script("repair_counters", "if not is_sound() then", "if false then"),
         tests=(f"{ARGUMENTS}::TestGivenArgumentsThatNoClientSends",),

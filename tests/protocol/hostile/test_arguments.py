@@ -54,9 +54,9 @@ def an_end(state: bytes = b"d") -> bytes:
 
 def counted(**changes: Any) -> tuple[Any, ...]:  # Any: as above
     """Arguments of repair_counters, with some changed."""
-    known = {"lanes": ["0:t"], "stamp": "1-0", "tokens": 30, "bytes": 40, "sums": [["0:t", "1 30", 30]]}
-    lanes, stamp, tokens, num_bytes, sums, tenants = (known | {"tenants": [["t", 1, 30, 40]]} | changes).values()
-    return pack_for_script(lanes), stamp, tokens, num_bytes, pack_for_script(sums), pack_for_script(tenants)
+    known = {"lanes": ["0:t"], "stamp": "1-0", "jobs": 1, "tokens": 30, "bytes": 40, "sums": [["0:t", "1 30", 30]]}
+    lanes, stamp, *numbers, sums, tenants = (known | {"tenants": [["t", 1, 30, 40]]} | changes).values()
+    return pack_for_script(lanes), 0, stamp, *numbers, pack_for_script(sums), pack_for_script(tenants)
 
 
 BAD_ARGUMENTS: list[tuple[str, tuple[Any, ...]]] = [
@@ -111,7 +111,8 @@ BAD_ARGUMENTS: list[tuple[str, tuple[Any, ...]]] = [
     ("repair_lane", ("0", "a b", pack_for_script(["1-0"]))),
     ("repair_lane", ("0", "t", pack_for_script(["1-0", "x"]))),
     ("repair_counters", counted(lanes=[5])),
-    ("repair_counters", counted(stamp="x" * 100)),
+    ("repair_counters", counted(stamp="x" * 200)),
+    ("repair_counters", counted(jobs="x")),
     ("repair_counters", counted(tokens="x")),
     ("repair_counters", counted(bytes="nan")),
     ("repair_counters", counted(sums=[["0:t", "1 30", -1]])),

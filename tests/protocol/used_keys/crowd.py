@@ -203,7 +203,7 @@ def _repair_counters(crowd: Crowd) -> None:
         crowd.client.hset(crowd.keys.key("config"), "mode", mode)
         crowd.client.zrem(crowd.keys.key("heads", 0), "u")
         stamp = crowd.queue.run(audit.audit_counts(crowd.keys, [])).stamp
-        crowd.run(audit.repair_counters(crowd.keys, [], audit.Sums(stamp=stamp)))
+        crowd.run(audit.repair_counters(crowd.keys, [], audit.Sums(stamp=stamp, tenants=(("u", 9, 9, 9),))))
 
 
 def _repair_lane(crowd: Crowd) -> None:
