@@ -93,6 +93,9 @@ MAX_UPDATES_PER_CALL = 256
 LANES_PER_COUNT = 256
 """Lanes that one call of the audit counts. A partition with fewer is counted at one instant."""
 
+SETTINGS_PER_CALL = 256
+"""Settings that one call reads or restores, about: weights and limits of tenants may be many."""
+
 LOOKS_PER_CALL = 256
 """Lanes and entries that one purge examines, and tenants that a call reads at a time."""
 

@@ -180,16 +180,39 @@ class KnownSettings:
     restored: tuple[str, ...] = ()
     """Names of settings that were lost, and were restored by this read."""
 
+    page: str = ""
+    """The page that has the next values; empty if these are all."""
 
-def restore_settings(keys: QueueKeys, known: KnownSettings) -> Call[KnownSettings]:
-    """Read the settings; if Redis has lost some since `known` was read, restore these."""
+    is_lost: bool = False
+    """Whether Redis has lost settings since the earlier read."""
+
+
+def restore_settings(
+    keys: QueueKeys, known: KnownSettings, *, page: str = "", has_more: bool = False
+) -> Call[KnownSettings]:
+    """Read a page of the settings; if Redis has lost some since `known` was read, restore these.
+
+    Args:
+        keys: The partition.
+        known: What was read before, at most `SETTINGS_PER_CALL` values a call.
+        page: The page, from the reply with the one before it.
+        has_more: Whether the others are sent by further calls. Nothing is read then.
+    """
+    if len(known.values) > limits.SETTINGS_PER_CALL:
+        raise ValueError(f"{len(known.values)} settings in one call; at most {limits.SETTINGS_PER_CALL}")
     remembered = [text for pair in known.values.items() for text in pair]
-    return Call("restore_settings", keys.fixed(), (known.stamp, *remembered), _read_settings)
+    return Call("restore_settings", keys.fixed(), (known.stamp, page, int(has_more), *remembered), _read_settings)
 
 
 def _read_settings(reply: Raw) -> KnownSettings:
-    stamp, values, restored = reply
-    return KnownSettings(stamp=stamp.decode(), values=read_map(values), restored=tuple(read_map(restored)))
+    stamp, values, restored, page, is_lost = reply
+    return KnownSettings(
+        stamp=stamp.decode(),
+        values=read_map(values),
+        restored=tuple(read_map(restored)),
+        page=page.decode(),
+        is_lost=bool(is_lost),
+    )
 
 
 def _setting(value: Raw) -> str:

@@ -274,16 +274,25 @@ end
 
 -- ---------------------------------------------------------------- changed limits
 
--- All leases of a tenant, counted at one instant. The cost grows with the running jobs of the partition.
-local function count_leases(limit)
-  call('DEL', leased_key(limit.tenant))
-  if not limit.most then return end
+-- The leases of all tenants, read once in a call. The cost grows with the running jobs of the partition.
+local leases_of_tenants
+local function read_leases()
+  leases_of_tenants = {}
   for _, incarnation in ipairs(call('ZRANGE', ALIVE, 0, -1)) do
     local ids = try('HKEYS', held_key(incarnation))
     for _, id in ipairs(failed(ids) and {} or ids) do
-      if names_of(id) == limit.tenant then limits.count(id, 1) end
+      local tenant = names_of(id) or ''
+      leases_of_tenants[tenant] = leases_of_tenants[tenant] or {}
+      table.insert(leases_of_tenants[tenant], id)
     end
   end
+end
+
+local function count_leases(limit)
+  call('DEL', leased_key(limit.tenant))
+  if not limit.most then return end
+  if not leases_of_tenants then read_leases() end
+  for _, id in ipairs(leases_of_tenants[limit.tenant] or {}) do limits.count(id, 1) end
 end
 
 -- Begin with new limits of a tenant: with a full bucket, and in mode fair without what it has saved up while it was

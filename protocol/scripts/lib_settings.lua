@@ -99,8 +99,9 @@ local function stamp_change(pairs)
   write_one('stamp', string.format('%s%s:%d', letter, began, number + 1))
 end
 
--- Write checked settings: name, value, name, value …
-local function write_settings(pairs)
+-- Write checked settings: name, value, name, value … `has_more`: other calls write further ones, the last of them the
+-- stamp.
+local function write_settings(pairs, has_more)
   local before = order()
   for i = 1, #pairs, 2 do write_one(pairs[i], pairs[i + 1]) end
   MODE = SETTINGS.mode or DEFAULT_MODE
@@ -108,7 +109,7 @@ local function write_settings(pairs)
     for class = 0, LIMITS.MAX_PRIORITY do rescore(class) end
   end
   begin_limits(pairs)
-  stamp_change(pairs)
+  if not has_more then stamp_change(pairs) end
   -- A resumed queue or higher limits may make jobs ready.
   notify()
 end

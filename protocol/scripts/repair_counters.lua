@@ -3,11 +3,12 @@
 -- since; also the number of waiting jobs, if there are too many lanes to count them all in one call.
 --
 -- KEYS: config, then the fixed keys of the queue.
--- ARGV: lanes and whether they are a slice, as in `audit_counts`; stamp or ''; waiting jobs, tokens and bytes summed up at that
---   stamp; packed array of {lane, its text in `depth` at that time, tokens}; packed array of {tenant, waiting jobs,
---   tokens, bytes} of tenants with other numbers, summed up at that stamp too.
+-- ARGV: lanes and whether they are a slice, as in `audit_counts`; stamp or ''; waiting jobs, tokens and bytes summed
+--   up at that stamp; packed array of {lane, its text in `depth` at that time, tokens}; packed array of
+--   {tenant, waiting jobs, tokens, bytes} of tenants with other numbers, summed up at that stamp too.
 -- Reply: names of the counters and lanes that were changed.
--- Reads: alive, bell, counters, delayed, depth, heads, held, job, lane, outbox, parked, ready, served, suspects, tenants.
+-- Reads: alive, bell, counters, delayed, depth, heads, held, job, lane, outbox, parked, ready, served, suspects,
+--   tenants.
 -- Writes: counters, depth, heads, ready, tenants.
 -- Bound: LIMITS.LANES_PER_COUNT lanes that are named, or as many as there are in all; all workers;
 --   LIMITS.LANES_PER_COUNT sums of lanes, and of tenants.

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 import redis
 
-from sluice.protocol import calls
+from sluice.protocol import calls, limits
 from sluice.protocol.calls import Call, QueueSettings
 from sluice.protocol.packing import pack_for_script
 from sluice.protocol.states import JobState
@@ -122,7 +122,9 @@ BAD_ARGUMENTS: list[tuple[str, tuple[Any, ...]]] = [
     ("republish_events", (pack_for_script([["0.t.one", 0.5]]),)),
     ("republish_events", (pack_for_script([["0.t.one", INFINITE]]),)),
     ("restore_settings", ()),
-    ("restore_settings", ("", "mode")),
+    ("restore_settings", ("", "", "0", "mode")),
+    ("restore_settings", ("", "x9", "0")),
+    ("restore_settings", ("", "", "0", *["x"] * 2 * (limits.SETTINGS_PER_CALL + 1))),
     ("restore_prompt", (pack_for_script([["0.t.one", 5]]),)),
     ("status", (pack_for_script([5]),)),
 ]

@@ -1,10 +1,13 @@
 """Settings that Redis has lost: workers that remember them write them again, and nothing over a newer value."""
 
+from dataclasses import replace
+
 import pytest
 from redis.exceptions import ResponseError
 
-from sluice.protocol import calls
+from sluice.protocol import calls, limits
 from sluice.protocol.calls import Call, KnownSettings
+from sluice.worker.serve.settings_memory import read_settings
 from tests.protocol.driving import Queue, new_job, short
 
 BROKEN = {"mode": "1; x", "starting": "17 host", "unheard_of": "1", "test_clock_offset_ms": "3600000"}
@@ -132,3 +135,57 @@ class TestGivenSettingsThatAreLost:
         read(queue, known)
 
         assert short(queue.worker("A").pull(sequences=4).jobs) == ["a0", "a1", "a2", "b0"]
+
+
+class TestGivenMoreSettingsThanACallTakes:
+    NUM_TENANTS = 2 * limits.SETTINGS_PER_CALL + 10
+
+    @pytest.fixture
+    def many(self, one_queue: Queue) -> KnownSettings:
+        """A worker's memory of weights and limits."""
+        names = [f"t{i}" for i in range(self.NUM_TENANTS)]
+        one_queue.configure(partitions=2, weights=dict.fromkeys(names, 3.0), max_running=dict.fromkeys(names, 5))
+        return read_settings(one_queue.client, one_queue.keys, KnownSettings())
+
+    def test_when_a_worker_reads_then_it_knows_all(self, one_queue: Queue, many: KnownSettings) -> None:
+        assert sum(name.startswith("weight:") for name in many.values) == self.NUM_TENANTS
+        assert sum(name.startswith("max_running:") for name in many.values) == self.NUM_TENANTS
+        assert many.values["partitions"] == "2"
+        assert many.stamp == stamp_of_beat(one_queue)
+
+    def test_when_all_are_lost_then_they_are_back(self, one_queue: Queue, many: KnownSettings) -> None:
+        one_queue.client.flushall()
+
+        again = read_settings(one_queue.client, one_queue.keys, many)
+
+        assert set(again.restored) == many.values.keys() - {"stamp", "limited", "test_clock_ms"}
+        assert {**again.values, "stamp": ""} == {
+            name: value for name, value in {**many.values, "stamp": ""}.items() if name != "test_clock_ms"
+        }
+        assert again.stamp == stamp_of_beat(one_queue)
+        assert read_settings(one_queue.client, one_queue.keys, again).restored == ()
+
+    def test_when_the_worker_dies_amid_it_then_another_restores_the_rest(
+        self, one_queue: Queue, many: KnownSettings
+    ) -> None:
+        one_queue.client.flushall()
+        first = dict(sorted(many.values.items())[: limits.SETTINGS_PER_CALL])
+        one_queue.run(calls.restore_settings(one_queue.keys, replace(many, values=first), has_more=True))
+        assert stamp_of_beat(one_queue) == ""
+
+        read_settings(one_queue.client, one_queue.keys, many)
+
+        assert len(one_queue.hash_of("weights")) == self.NUM_TENANTS
+        assert len([name for name in one_queue.hash_of("limits") if "max_running" in name]) == self.NUM_TENANTS
+
+    def test_when_nothing_is_lost_then_one_call_says_so(self, one_queue: Queue, many: KnownSettings) -> None:
+        before = num_calls(one_queue)
+
+        assert read_settings(one_queue.client, one_queue.keys, many).restored == ()
+
+        assert num_calls(one_queue) - before < 12
+
+
+def num_calls(queue: Queue) -> int:
+    """Scripts that the server has run."""
+    return queue.client.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0)
