@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.protocol.calls import Accepted, NewJob, submit
+from sluice.protocol.limits import MAX_JOBS_PER_CALL
 from sluice.protocol.redis.execution import run
 from sluice.protocol.scripts import load
 from sluice.protocol.wire import JobId, encode_spec
@@ -52,8 +53,9 @@ class Stand:
         """Submit the next jobs; each wants a callback."""
         asks = self.asks[len(self.submitted) :][:count]
         jobs = [_with_callback(ask) for ask in asks]
-        for answer in run(self.client, submit(KEYS, jobs)):
-            assert isinstance(answer, Accepted), answer
+        for at in range(0, len(jobs), MAX_JOBS_PER_CALL):
+            for answer in run(self.client, submit(KEYS, jobs[at : at + MAX_JOBS_PER_CALL])):
+                assert isinstance(answer, Accepted), answer
         self.submitted.update((job.id, ask) for job, ask in zip(jobs, asks, strict=True))
         return [job.id for job in jobs]
 

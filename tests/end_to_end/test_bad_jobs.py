@@ -17,6 +17,7 @@ import pytest
 
 from sluice.protocol import calls
 from sluice.protocol.calls import JobView
+from sluice.protocol.limits import SLICE_JOBS
 from sluice.protocol.redis.execution import run
 from sluice.protocol.states import JobState
 from sluice.protocol.wire import JobId, JobOptions
@@ -59,7 +60,8 @@ def workers(server: RedisServer, folder: Path, count: int, **settings: str) -> G
 
 def look(client: Any, job_ids: Sequence[JobId]) -> list[JobView]:
     """Return the views of jobs that the queue must have."""
-    views = run(client, calls.status(KEYS, job_ids))
+    slices = [job_ids[at : at + SLICE_JOBS] for at in range(0, len(job_ids), SLICE_JOBS)]
+    views = [view for some in slices for view in run(client, calls.status(KEYS, some))]
     assert None not in views
     return [view for view in views if view is not None]
 

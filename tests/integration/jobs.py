@@ -19,6 +19,7 @@ from sluice.engine.request import PromptRead, Request, TokenDelta
 from sluice.protocol.calls import Accepted, NewJob, submit
 from sluice.protocol.job_ids import job_id_of
 from sluice.protocol.keys import QueueKeys
+from sluice.protocol.limits import MAX_JOBS_PER_CALL
 from sluice.protocol.redis.execution import run
 from sluice.protocol.states import JobState
 from sluice.protocol.tools import AUTO, REQUIRED
@@ -110,8 +111,9 @@ def new_job(ask: Ask, *, partition: int = 0) -> NewJob:
 def submit_all(client: Any, asks: list[Ask], *, keys: QueueKeys = KEYS) -> list[JobId]:  # Any: a redis-py client
     """Submit, and insist on acceptance."""
     jobs = [new_job(ask, partition=keys.partition) for ask in asks]
-    for answer in run(client, submit(keys, jobs)):
-        assert isinstance(answer, Accepted), answer
+    for at in range(0, len(jobs), MAX_JOBS_PER_CALL):
+        for answer in run(client, submit(keys, jobs[at : at + MAX_JOBS_PER_CALL])):
+            assert isinstance(answer, Accepted), answer
     return [job.id for job in jobs]
 
 

@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
-from sluice.protocol import calls
 from tests.examples import examples
 from tests.properties import test_scripts_machine as machine
 from tests.properties.test_scripts_machine import WORKERS, ScriptsMachine
@@ -84,7 +83,7 @@ class LimitsMachine(ScriptsMachine):
 
     def _num_left(self) -> int:
         """Jobs that have not ended."""
-        views = self.queue.run(calls.status(self.queue.keys, sorted(self.jobs)))
+        views = self.queue.views(sorted(self.jobs))
         return sum(view is not None and not view.state.is_terminal for view in views)
 
 

@@ -431,7 +431,7 @@ class ScriptsMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_queue_is_what_the_model_says(self) -> None:
-        views = self.queue.run(calls.status(self.queue.keys, sorted(self.jobs)))
+        views = self.queue.views(sorted(self.jobs))
         for job_id, view in zip(sorted(self.jobs), views, strict=True):
             job = self.jobs[job_id]
             assert view is not None

@@ -33,8 +33,8 @@ RECORD = encode_record(JobRecord(model="m"))
 CLASSES = ("returned", *map(str, range(10)))
 
 
-def _per_call(items: Sequence[Item]) -> list[Sequence[Item]]:
-    return [items[at : at + limits.MAX_JOBS_PER_CALL] for at in range(0, len(items), limits.MAX_JOBS_PER_CALL)]
+def _per_call(items: Sequence[Item], most: int = limits.MAX_JOBS_PER_CALL) -> list[Sequence[Item]]:
+    return [items[at : at + most] for at in range(0, len(items), most)]
 
 
 def new_job(name: str, tenant: str = "t", **changes: Any) -> NewJob:  # Any: the fields of NewJob
@@ -207,6 +207,11 @@ class Queue:
         (answer,) = self.submit(new_job(name, tenant, **changes))
         assert isinstance(answer, calls.Accepted), answer
         return answer.id
+
+    def views(self, job_ids: Sequence[JobId]) -> list[calls.JobView | None]:
+        """Return the states of jobs."""
+        slices = _per_call(job_ids, limits.SLICE_JOBS)
+        return [view for some in slices for view in self.run(calls.status(self.keys, some))]
 
     def pause(self) -> None:
         """Stop pulls."""
