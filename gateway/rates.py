@@ -7,7 +7,7 @@ costs nothing; one that adds no job is refunded. (Rate limits of tenants in the 
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 from typing import cast
 
@@ -22,7 +22,7 @@ from sluice.producer.operations.operation import Ask, Operation
 from sluice.producer.operations.submission import Receipt
 from sluice.protocol.bounds import REQUESTS_PER_MINUTE, TOKENS_PER_MINUTE
 from sluice.protocol.chains.chain import After
-from sluice.protocol.jobs import CheckedJob, Options, PromptLike, checked_job, template
+from sluice.protocol.jobs import CheckedJob, Options, PromptLike, checked_job
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.openai_format.requests import PROMPT
 from sluice.protocol.scripts import register
@@ -224,11 +224,7 @@ def job_of_key(key: ApiKey | None, prompt: PromptLike, options: Options) -> Chec
     Raises:
         InvalidJob: a value is wrong.
     """
-    job = checked_job(prompt, options)
-    if key is None or key.tpm is None or job.template.is_length_stated:
-        return job
-    # Stated, because the model's default may be larger.
-    return replace(job, template=template({**options, "max_tokens": job.template.max_tokens}))
+    return checked_job(prompt, options, states_length=key is not None and key.tpm is not None)
 
 
 def tokens_of(jobs: Iterable[CheckedJob]) -> int:

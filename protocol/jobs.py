@@ -157,16 +157,17 @@ class Template:
     choices: int
     batch: str | None
     wants_callback: bool
-    not_before_ms: int | FromNow | None
     ttl_ms: int | None
-    deadline_ms: int | FromNow | None
-    idempotency_key: str | None
-    job_id: JobId | None
     asked: bytes
     """Input of the digest besides the prompt: options and a given seed, but not trace context or how it is read."""
 
     features: tuple[str, ...]
     """Features that a worker needs for these jobs."""
+
+    not_before_ms: int | FromNow | None = None
+    deadline_ms: int | FromNow | None = None
+    idempotency_key: str | None = None
+    job_id: JobId | None = None
 
     def new_job(
         self,
@@ -267,43 +268,27 @@ class CheckedJob:
         return self.template.new_job(self.prompt, partitions=partitions)
 
 
-def checked_job(prompt: PromptLike, options: Options) -> CheckedJob:
-    """Check and encode a job.
+def checked_job(prompt: PromptLike, options: Options, *, states_length: bool = False) -> CheckedJob:
+    """Check and encode a job; the arguments are those of `template`.
 
     Raises:
         InvalidJob: a name is unknown or a value is out of its range; the message names it.
     """
-    return CheckedJob(template(options), encoded_prompt(prompt))
+    return CheckedJob(template(options, states_length=states_length), encoded_prompt(prompt))
 
 
-def template(options: Options) -> Template:
+def template(options: Options, *, states_length: bool = False) -> Template:
     """Check and encode options.
 
+    Args:
+        options: The options.
+        states_length: Whether to state the `max_tokens` that are planned, because the model's default may be larger.
+
     Raises:
         InvalidJob: a name is unknown or a value is out of its range; the message names it.
     """
-    plain = tuple([(name, type(value), value) for name, value in options.items()])
-    # Checking takes most of a submit's time, and most submits of a client have the options of an earlier one.
-    if all(kind in _PLAIN for _, kind, _ in plain) and _OWN.isdisjoint(options):
-        return _plain_template(plain)
-    return _checked_template(options)
-
-
-_PLAIN = frozenset((str, int, float, bool, type(None)))
-_OWN = frozenset(("deadline", "idempotency_key", "job_id", "not_before", "seed", "traceparent"))
-"""Options that few jobs have in common, or that are relative to now."""
-
-
-# With the types, because 1, 1.0 and True are equal.
-@lru_cache(maxsize=256)
-def _plain_template(options: tuple[tuple[str, type, str | float | None], ...]) -> Template:
-    return _checked_template(cast("Options", {name: value for name, _, value in options}))
-
-
-def _checked_template(options: Options) -> Template:
-    _check_names(options, OPTION_NAMES)
     try:
-        return _template(options)
+        return _with_own(_shared_template(options, states_length=states_length), options)
     except InvalidJob:
         raise
     except WireError as error:
@@ -312,8 +297,55 @@ def _checked_template(options: Options) -> Template:
         raise InvalidJob(f"an option cannot be read: {error}") from error
 
 
-def _template(options: Options) -> Template:
+_PLAIN = frozenset((str, int, float, bool, type(None)))
+_OWN = frozenset(("deadline", "idempotency_key", "job_id", "not_before"))
+"""Options of one job, which are in neither its spec nor its digest."""
+
+_RARE = frozenset(("seed", "traceparent"))
+"""Options that few jobs have in common."""
+
+
+def _shared_template(options: Options, *, states_length: bool) -> Template:
+    """Return the template without the options of `_OWN`."""
+    given = {name: value for name, value in options.items() if name not in _OWN}
+    for name in _RARE:
+        if given.get(name) is None:
+            given.pop(name, None)
+    plain = tuple([(name, type(value), value) for name, value in given.items()])
+    # Checking takes most of a submit's time, and most submits of a client have the options of an earlier one.
+    if all(kind in _PLAIN for _, kind, _ in plain) and _RARE.isdisjoint(given):
+        return _plain_template(cast("tuple[_PlainOption, ...]", plain), states_length=states_length)
+    return _template(cast("Options", given), states_length=states_length)
+
+
+_PlainOption: TypeAlias = tuple[str, type, str | float | None]
+"""Name, type and value: 1, 1.0 and True are equal."""
+
+
+@lru_cache(maxsize=256)
+def _plain_template(options: tuple[_PlainOption, ...], *, states_length: bool) -> Template:
+    return _template(cast("Options", {name: value for name, _, value in options}), states_length=states_length)
+
+
+def _with_own(shared: Template, options: Options) -> Template:
+    if all(options.get(name) is None for name in _OWN):
+        return shared
+    if (job_id := options.get("job_id")) is not None:
+        _check_owner(job_id, shared.tenant)
+    return replace(
+        shared,
+        not_before_ms=moment_ms("not_before", options.get("not_before")),
+        deadline_ms=moment_ms("deadline", options.get("deadline")),
+        idempotency_key=_key(options.get("idempotency_key")),
+        job_id=job_id,
+    )
+
+
+def _template(options: Options, *, states_length: bool) -> Template:
+    _check_names(options, OPTION_NAMES)
     spec = _spec(options)
+    if states_length and not spec.options.is_length_stated:
+        spec = replace(spec, options=replace(spec.options, max_tokens=spec.options.planned_tokens))
     digested = encode_spec(spec, without=("traceparent", "stream", "awaited"))
     _check_reads(spec.options)
     seed = options.get("seed")
@@ -322,8 +354,6 @@ def _template(options: Options) -> Template:
     if seed is not None:
         check_seed(seed)
     _check_whole("priority", priority, limits.MAX_PRIORITY)
-    if (job_id := options.get("job_id")) is not None:
-        _check_owner(job_id, tenant)
     return Template(
         spec=encode_spec(spec),
         seed=seed,
@@ -334,11 +364,7 @@ def _template(options: Options) -> Template:
         choices=spec.options.n,
         batch=spec.batch,
         wants_callback=spec.callback_url is not None,
-        not_before_ms=moment_ms("not_before", options.get("not_before")),
         ttl_ms=_ttl_ms(options.get("ttl_s")),
-        deadline_ms=moment_ms("deadline", options.get("deadline")),
-        idempotency_key=_key(options.get("idempotency_key")),
-        job_id=job_id,
         asked=digested + repr(seed).encode(),
         features=spec.features,
     )
