@@ -1,10 +1,10 @@
 """Random models of the shapes that engines are compared on, created once in a temporary folder.
 
 `llama-100m`: 12 layers x 768, 12/4 heads, vocabulary 32,000 (125 M parameters with the embedding). `qwen2-500m`: the
-shape of Qwen2 0.5 B, with its vocabulary of 151,936 and tied embeddings. `qwen3-moe-300m`: 12 layers x 768, each with
-32 experts of 256, 4 of which compute a row (295 M parameters with the embedding, 72 M of which compute a token). All
-bf16, with a tokenizer in which every token is a byte or a word. `smollm2` is no random model: SmolLM2-135M-Instruct in
-bf16, see `tools.real_model`.
+shape of Qwen2 0.5 B, with its vocabulary of 151,936 and tied embeddings. `qwen3-600m`: that of Qwen3 0.6 B, with the
+same vocabulary. `qwen3-moe-300m`: 12 layers x 768, each with 32 experts of 256, 4 of which compute a row (295 M
+parameters with the embedding, 72 M of which compute a token). All bf16, with a tokenizer in which every token is a byte
+or a word. `smollm2` is no random model: SmolLM2-135M-Instruct in bf16, see `tools.real_model`.
 """
 
 import tempfile
@@ -27,6 +27,11 @@ SHAPES: Mapping[str, Mapping[str, object]] = {
         "model_type": "qwen2", "vocab_size": 151_936, "hidden_size": 896, "intermediate_size": 4864,
         "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2, "max_position_embeddings": 4096,
         "tie_word_embeddings": True,
+    },
+    "qwen3-600m": {
+        "model_type": "qwen3", "vocab_size": 151_936, "hidden_size": 1024, "intermediate_size": 3072,
+        "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+        "max_position_embeddings": 4096, "tie_word_embeddings": True,
     },
     "qwen3-moe-300m": {
         "model_type": "qwen3_moe", "vocab_size": VOCAB_SIZE, "hidden_size": 768, "intermediate_size": 2048,

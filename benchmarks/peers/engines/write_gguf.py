@@ -1,4 +1,4 @@
-"""Write a folder of Llama's, Qwen2's or Qwen3-MoE's shape as GGUF: `python write_gguf.py FOLDER OUT bf16|int8|int4`.
+"""Write a folder of a shape of `benchmarks engines` as GGUF: `python write_gguf.py FOLDER OUT bf16|int8|int4`.
 
 int8 is Q8_0; int4 is Q4_0, with the embedding and the output in Q8_0.
 The vocabulary is a list of made-up pieces: prompts are token ids.
@@ -48,12 +48,13 @@ def write_shape(writer: gguf.GGUFWriter, config: dict, kind: gguf.GGMLQuantizati
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     rope = config.get("rope_parameters") or config
     writer.add_rope_freq_base(rope.get("rope_theta", 10_000.0))
+    if config["model_type"].startswith("qwen3"):
+        writer.add_key_length(config["head_dim"])
+        writer.add_value_length(config["head_dim"])
     if config["model_type"] == "qwen3_moe":
         writer.add_expert_count(config["num_local_experts"])
         writer.add_expert_used_count(config["num_experts_per_tok"])
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
-        writer.add_key_length(config["head_dim"])
-        writer.add_value_length(config["head_dim"])
     writer.add_file_type(getattr(gguf.LlamaFileType, f"MOSTLY_{kind.name}"))
 
 
@@ -73,7 +74,7 @@ def write_tensors(
     writer: gguf.GGUFWriter, config: dict, tensors: dict[str, torch.Tensor], kind: gguf.GGMLQuantizationType
 ) -> None:
     """Return matrices as requested, vectors in fp32."""
-    architectures = {"llama": "LLAMA", "qwen2": "QWEN2", "qwen3_moe": "QWEN3MOE"}
+    architectures = {"llama": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3", "qwen3_moe": "QWEN3MOE"}
     arch = gguf.MODEL_ARCH[architectures[config["model_type"]]]
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
