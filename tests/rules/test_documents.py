@@ -268,12 +268,13 @@ class TestGivenThePictures:
     def test_when_the_readme_has_a_table_of_engines_then_the_chart_has_its_figures(self) -> None:
         data = json.loads((ROOT / "docs/images/compared-engines.json").read_text())
         table = README.read_text().split("| sequences at once |")[1].split("\n\n")[0].replace("*", "")
-        rows = [[int(cell) for cell in line.split("|")[2:6]] for line in table.splitlines()[2:]]
+        cells = [[cell.strip() for cell in line.split("|")[2:6]] for line in table.splitlines()[2:]]
+        rows = [[int(cell) if cell.isdigit() else None for cell in row] for row in cells]
 
         chart = (ROOT / "docs/images/compared-engines.svg").read_text()
 
         assert rows == [row["tokens_per_s"] for row in data["rows"]]
-        assert [f for row in rows for f in row if f">{f}</text>" not in chart] == []
+        assert [f for row in rows for f in row if f is not None and f">{f}</text>" not in chart] == []
 
     @pytest.mark.parametrize("name", ["demo.svg", "compared-engines.svg"])
     def test_when_a_picture_is_read_then_it_is_small_and_has_text(self, name: str) -> None:

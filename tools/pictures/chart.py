@@ -31,7 +31,8 @@ class Comparison:
     title: str
     note: str
     engines: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[int, ...]], ...]
+    rows: tuple[tuple[str, tuple[int | None, ...]], ...]
+    """None: an engine that was not measured there."""
 
 
 def load() -> Comparison:
@@ -43,19 +44,20 @@ def load() -> Comparison:
 
 def draw(comparison: Comparison) -> str:
     """Draw a group of bars for each number of sequences; the first engine is ours."""
-    most = max(figure for _, figures in comparison.rows for figure in figures)
-    group_height = GROUP + len(comparison.engines) * (BAR + GAP)
-    height = HEADER + len(comparison.rows) * group_height + 12
+    groups = [(label, _measured(comparison.engines, figures)) for label, figures in comparison.rows]
+    most = max(figure for _, measured in groups for _, figure in measured)
+    height = HEADER + sum(_height(measured) for _, measured in groups) + 12
     parts = [
         f'<text class="h" x="20" y="32">{escape(comparison.title)}</text>',
         f'<text class="d" x="20" y="53">{escape(comparison.note)}</text>',
     ]
-    for number, (label, figures) in enumerate(comparison.rows):
-        top = HEADER + number * group_height
+    top = HEADER
+    for label, measured in groups:
         parts.append(f'<text class="g" x="20" y="{top + 28}">{escape(label)}</text>')
-        for place, (engine, figure) in enumerate(zip(comparison.engines, figures, strict=True)):
+        for place, (engine, figure) in enumerate(measured):
             y = top + GROUP + place * (BAR + GAP)
             parts += _bar(engine, figure, y=y, width=round(BARS_WIDTH * figure / most), is_ours=place == 0)
+        top += _height(measured)
     return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}">
 <title>{escape(comparison.title)}</title>
 <style>{STYLE}</style>
@@ -63,6 +65,14 @@ def draw(comparison: Comparison) -> str:
 {chr(10).join(parts)}
 </svg>
 """
+
+
+def _measured(engines: tuple[str, ...], figures: tuple[int | None, ...]) -> list[tuple[str, int]]:
+    return [(engine, figure) for engine, figure in zip(engines, figures, strict=True) if figure is not None]
+
+
+def _height(measured: list[tuple[str, int]]) -> int:
+    return GROUP + len(measured) * (BAR + GAP)
 
 
 def _bar(engine: str, figure: int, *, y: int, width: int, is_ours: bool) -> list[str]:
