@@ -149,7 +149,7 @@ def _codes(numbers: Tensor, scales: Tensor) -> Tensor:
 
 
 def stacked(weights: Sequence[GroupedWeight]) -> GroupedWeight:
-    """Stack rows. If some have another form than others, all are rounded to 8 bits."""
+    """Stack rows. If some have another form or order than others, all are rounded to 8 bits."""
     if len({weight.form for weight in weights}) > 1:
         weights = [_widened(weight) for weight in weights]
     return stacked_rows(weights)

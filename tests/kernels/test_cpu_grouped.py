@@ -215,6 +215,19 @@ class TestGivenMatricesOfOneProduct:
         error = (together.dequantized(torch.float32)[:5] - wide).abs().max()
         assert 0 < float(error) <= float(wide.abs().max()) / 250
 
+    def test_when_orders_differ_then_all_are_rounded_to_eight_bits(self) -> None:
+        draw = torch.Generator().manual_seed(0)
+        codes = packed_nibbles(torch.randint(16, (4, 64), dtype=torch.uint8, generator=draw))
+        spans = {"scales": torch.rand(4, 2, generator=draw), "zeros": torch.full((4, 2), 8, dtype=torch.int8)}
+        orders = [torch.randperm(64, generator=draw).int() for _ in range(2)]
+        apart = [GroupedWeight(codes=codes, **spans, order=order) for order in orders]
+
+        together = stacked(apart)
+
+        numbers = torch.cat([weight.dequantized(torch.float32) for weight in apart])
+        assert (together.num_bits, together.order) == (8, None)
+        assert torch.allclose(together.dequantized(torch.float32), numbers, atol=float(numbers.abs().max()) / 250)
+
     def test_when_a_bias_has_another_dtype_then_the_product_is_refused(self) -> None:
         with pytest.raises(ValueError, match=r"bias must be torch\.bfloat16"):
             pack_linear(grouped(torch.ones(32, 32), num_bits=4), torch.ones(32))
