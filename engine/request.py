@@ -9,9 +9,6 @@ from typing import Literal, NamedTuple, get_args
 from sluice.engine.errors import AdapterError, OutOfMemory
 from sluice.engine.sampling import SamplingFields
 
-MAX_LOGPROBS = 20
-"""Maximum number of alternatives per token for log-probabilities (as in OpenAI's API)."""
-
 
 class FinishReason(StrEnum):
     """Reason why a sequence ended."""

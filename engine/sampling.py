@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 MAX_GRAMMAR_CHARS = 131_072
 """Of a grammar, or of each part of one that is composed."""
 
+MAX_LOGPROBS = 20
+"""Most alternatives of a token whose log-probabilities are returned."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingFields:

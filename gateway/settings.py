@@ -24,6 +24,7 @@ from sluice.protocol.bounds import (
     TENANT_UNREAD_MIB,
     Bound,
 )
+from sluice.protocol.checks import MAX_PORT
 from sluice.protocol.settings import GATEWAY, PREFIX, TIME, Declared, setting, settings_of
 
 ORIGIN = re.compile(r"https?://(\[[0-9a-f:]+\]|[a-z0-9.-]+)(:[0-9]+)?")
@@ -179,8 +180,8 @@ class GatewaySettings:
             raise InvalidSetting(message)
 
     def _faults(self) -> Iterator[str]:
-        if not 0 <= self.port <= 65_535:
-            yield f"--port must be in [0, 65535], got {self.port}"
+        if not 0 <= self.port <= MAX_PORT:
+            yield f"--port must be in [0, {MAX_PORT}], got {self.port}"
         if (self.tls_cert is None) != (self.tls_key is None):
             yield "give both of --tls-cert and --tls-key, or neither"
         yield from self._limit_faults()

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
+from sluice.protocol.checks import MAX_PORT
+
 EXPECTED = "expected sqlite:///FILE or postgresql://USER@HOST/NAME"
-MAX_PORT = 65_535
 
 _DRIVERS = {"postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg", "sqlite": "sqlite+pysqlite"}
 

@@ -7,6 +7,8 @@ from typing import cast
 from sluice.protocol.errors import InvalidJob
 
 MAX_TOKEN_ID = 2**31 - 1
+MAX_DIGITS = 18
+MAX_PORT = 65_535
 
 Check = tuple[bool, str]
 """Whether a rule holds, and the message if it does not."""
@@ -21,6 +23,11 @@ def is_text(value: object) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def whole(text: str) -> int | None:
+    """Return the number that up to 18 decimal digits are, which fits in 64 bits; None for any other text."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS else None
 
 
 def is_integer(value: object) -> bool:

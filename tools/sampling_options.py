@@ -11,7 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 from textwrap import fill
 
-from sluice.protocol.limits import MAX_STRUCTURED_CHARS
+from sluice.protocol.limits import MAX_LOGPROBS, MAX_STRUCTURED_CHARS
 from sluice.protocol.sampling import DEFAULTS, NEUTRAL, OPTIONS, JobOptions, sentence_of
 
 ROOT = Path(__file__).parents[1]
@@ -50,6 +50,9 @@ from dataclasses import dataclass, field
 MAX_GRAMMAR_CHARS = {max_grammar_chars:_}
 """Of a grammar, or of each part of one that is composed."""
 
+MAX_LOGPROBS = {max_logprobs}
+"""Most alternatives of a token whose log-probabilities are returned."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingFields:
@@ -71,7 +74,7 @@ def contract(text: str) -> str:
 
 def engine() -> str:
     """Return the text of `engine/sampling.py`."""
-    return OF_ENGINE.format(max_grammar_chars=MAX_STRUCTURED_CHARS) + "".join(_fields())
+    return OF_ENGINE.format(max_grammar_chars=MAX_STRUCTURED_CHARS, max_logprobs=MAX_LOGPROBS) + "".join(_fields())
 
 
 def page(text: str) -> str:

@@ -24,6 +24,7 @@ from sluice.engine.config import (
 )
 from sluice.kernels.native import INSTRUCTION_SET
 from sluice.protocol import limits
+from sluice.protocol.checks import MAX_PORT
 from sluice.protocol.errors import InvalidSetting
 from sluice.protocol.queue_shares import QueueShare, read_shares
 from sluice.protocol.settings import (
@@ -515,8 +516,8 @@ class MetricsConfig:
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield each field that is wrong, with the reason."""
-        if not 0 <= self.port <= 65535:
-            yield "port", f"must be 0 (any) to 65535, got {self.port}"
+        if not 0 <= self.port <= MAX_PORT:
+            yield "port", f"must be 0 (any) to {MAX_PORT}, got {self.port}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,6 @@ from sluice.engine.adapters.folder import AdapterFolder, open_adapter
 from sluice.engine.errors import AdapterError
 from sluice.engine.executor import ModelLimits
 
-MAX_ADAPTERS = 256
-"""Each is named in every heartbeat of a worker (`protocol.limits.MAX_ADAPTERS`)."""
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -65,15 +62,13 @@ def read_catalogue(path: Path) -> Catalogue:
     """Read the folders of adapters in a folder. Files, and folders whose names begin with a dot, are left out.
 
     Raises:
-        AdapterError: there is no such folder, it has none or too many, or one of them cannot be used.
+        AdapterError: there is no such folder, it has none, or one of them cannot be used.
     """
     if not path.is_dir():
         raise AdapterError(f"{path} is not a folder: give one whose folders are adapters.")
     folders = sorted(each for each in path.iterdir() if each.is_dir() and not each.name.startswith("."))
     if not folders:
         raise AdapterError(f"{path} has no folders: each adapter is one, as PEFT's save_pretrained writes it.")
-    if len(folders) > MAX_ADAPTERS:
-        raise AdapterError(f"{path} has {len(folders)} folders; at most {MAX_ADAPTERS} adapters are served.")
     return Catalogue({each.name: _read(each) for each in folders})
 
 

@@ -16,6 +16,7 @@ from sluice.gateway.refusals import refusal
 from sluice.gateway.tables.quota import Incoming
 from sluice.gateway.threads import FILES
 from sluice.protocol.bounds import FILE_MIB
+from sluice.protocol.checks import whole
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
@@ -27,9 +28,6 @@ MAX_BOUNDARY_BYTES = 70
 """The limit of RFC 2046."""
 
 MAX_PARTS = 16
-MAX_DIGITS = 18
-"""Most digits of a Content-Length."""
-
 MAX_NAME_CHARS = 512
 FORM_BYTES = 64 * 1024
 """Most bytes that a form may have besides its file."""
@@ -83,8 +81,7 @@ async def receive(request: Request, storage: Storage, key: str, max_bytes: int, 
 
 def announced_bytes(request: Request) -> int:
     """Return the approximate size of a form's file from the request's Content-Length; 1 without one."""
-    declared = request.headers.get("content-length", "")
-    return max(1, int(declared) - FORM_BYTES) if declared.isdecimal() and len(declared) < MAX_DIGITS else 1
+    return max(1, (whole(request.headers.get("content-length", "")) or 0) - FORM_BYTES)
 
 
 async def _write(writer: ObjectWriter, form: "_Form") -> None:

@@ -14,6 +14,7 @@ from starlette.routing import Route
 from sluice.gateway.access import Handler, needs
 from sluice.gateway.errors import bad_request
 from sluice.gateway.openapi.schemas import FLAG, NUMBER, TEXT, Schema, object_schema
+from sluice.protocol.checks import whole
 
 JSON, EVENTS = "application/json", "text/event-stream"
 EVENT = object_schema("ServerSentEvent", optional=("event", "id"), event=TEXT, id=TEXT, data=TEXT)
@@ -23,7 +24,6 @@ MAX_SECONDS = 10**9
 DECIMAL = re.compile(r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 """A JSON number that is not negative."""
 
-MAX_DIGITS = 18
 MAX_SHOWN_CHARS = 64
 MARK = "description_of_route"
 Value = TypeVar("Value")
@@ -81,8 +81,8 @@ def whole_number(
     """Declare a whole number; a default below `least` means that there is none."""
 
     def parse(digits: str) -> int:
-        value = int(digits) if digits.isascii() and digits.isdecimal() and len(digits) <= MAX_DIGITS else least - 1
-        if value < least or (most is not None and value > most):
+        value = whole(digits)
+        if value is None or value < least or (most is not None and value > most):
             raise ValueError
         return value
 

@@ -34,7 +34,7 @@ from sluice.producer.errors import (
 )
 from sluice.producer.operations.backpressure import no_room
 from sluice.producer.operations.queue import Queue
-from sluice.producer.operations.results import Outcome
+from sluice.producer.operations.results import IDLE_SHARE, Outcome
 from sluice.protocol.bulk_files.input import BadLine, Line, LineReader, is_stream, lines, opened
 from sluice.protocol.bulk_files.jobs import NAME_BYTES, BulkSpec, LineJobs
 from sluice.protocol.bulk_files.journal import Journal, name_of
@@ -47,9 +47,6 @@ from sluice.protocol.wire import JobId, JobResult
 REPORT_EVERY = 256
 MAX_ASKED = 512
 """Most jobs whose outcomes are read at once while lines are submitted."""
-
-IDLE_SHARE = 9
-"""Ratio of the pause to the preceding read of outcomes, so that reading takes at most a tenth of the time."""
 
 PAUSE_S = 0.1
 """Longest sleep while the queue is full; outcomes are read in between."""

@@ -19,7 +19,7 @@ from sluice.protocol.wire import JobId
 UNKNOWN = "unknown"
 """Answer to a cancel for a job that the queue does not have."""
 
-FIRE_EVERY_S = 1.0
+END_EVERY_S = 1.0
 """Time between two attempts of a waiting call to end overdue jobs."""
 
 
@@ -86,7 +86,7 @@ class OverdueJobs:
         unended = {view.id: view for view in views if view is not None and not view.state.is_terminal}
         overdue = [view.id for view in unended.values() if _is_overdue(view)]
         if overdue and self._may_fire and monotonic() >= self._fire_at_s:
-            self._fire_at_s = monotonic() + FIRE_EVERY_S
+            self._fire_at_s = monotonic() + END_EVERY_S
             yield from self._fire(overdue)
         return min((_left_s(view) for view in unended.values()), default=float("inf"))
 
@@ -105,7 +105,7 @@ def _is_overdue(view: JobView) -> bool:
 
 def _left_s(view: JobView) -> float:
     if _is_overdue(view):
-        return FIRE_EVERY_S
+        return END_EVERY_S
     return float("inf") if view.expires_in_ms is None else view.expires_in_ms / 1000
 
 

@@ -65,7 +65,7 @@ SLICE = 512
 MIN_PAUSE_S = 0.005
 MAX_PAUSE_S = 1.0
 IDLE_SHARE = 9
-"""Ratio of a pause to the preceding round, so that polling takes at most a tenth of the time."""
+"""Ratio of a pause to the preceding round of reads, so that they take at most a tenth of the time."""
 
 
 def result(

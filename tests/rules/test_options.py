@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice.engine.request import MAX_LOGPROBS, Sampling
+from sluice.engine.request import Sampling
 from sluice.protocol import limits
 from sluice.protocol.errors import InvalidJob
 from sluice.protocol.jobs import Options
@@ -104,9 +104,6 @@ class TestGivenTheOptionsOfContractAndEngine:
         # The engine computes with 32 bits, and divides by the repetition penalty.
         assert not is_taken or isfinite(c_float(value).value)
         assert not is_taken or name != "repetition_penalty" or c_float(value).value > 0
-
-    def test_when_the_limits_on_logprobs_are_compared_then_they_are_the_same(self) -> None:
-        assert limits.MAX_LOGPROBS == MAX_LOGPROBS
 
     def test_when_options_are_translated_then_every_value_is_passed_on(self) -> None:
         options = JobOptions(**CHANGED)

@@ -4,13 +4,12 @@ import errno
 import os
 import socket
 
+from sluice.protocol.checks import MAX_PORT
 from sluice.worker.config import MetricsConfig
 from sluice.worker.errors import ConfigError
 
 PORTS_TRIED = 20
 """Ports to try, from the configured one, before the worker continues without metrics."""
-
-MAX_PORT = 65535
 
 
 def ports_of(config: MetricsConfig) -> range:

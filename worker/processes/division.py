@@ -6,9 +6,9 @@ Of cores and memory, those that take turns have one share together, since only o
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from sluice.protocol.checks import MAX_PORT
 from sluice.worker.config import WorkerConfig
 
-MAX_PORT = 65535
 _CPU = "cpu"
 
 

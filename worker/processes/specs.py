@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from typing import cast
 
 from sluice.engine.execution.cgroups import num_usable_cores
+from sluice.protocol.checks import MAX_PORT
 from sluice.protocol.settings import CONFIG_FILE_NAME, PREFIX
 from sluice.worker.config import READ_ELSEWHERE, SETTINGS, WorkerConfig
 from sluice.worker.devices import devices_of, is_several
@@ -122,7 +123,7 @@ def _fleet_spec(
     name = f"{config.log.name}-{device_name}" if config.log.name else device_name
     own = {"SLUICE_DEVICE": device, "SLUICE_NAME": name}
     if config.metrics.port:
-        own["SLUICE_METRICS_PORT"] = str(min(config.metrics.port + index, 65535))
+        own["SLUICE_METRICS_PORT"] = str(min(config.metrics.port + index, MAX_PORT))
     environ = {**base, **own}
     return ChildSpec(kind="worker", command=WORKER, arguments=_START, name=name, environ=environ, cores=cores)
 

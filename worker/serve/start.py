@@ -9,10 +9,11 @@ import stat
 import sys
 import uuid
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 
+from sluice.protocol.limits import MAX_ADAPTERS
 from sluice.worker.checks.queue_check import agree_on_queue
 from sluice.worker.checks.site import Site
 from sluice.worker.checks.startup import MODEL_CHECKS, SERVER_CHECKS, require
@@ -131,10 +132,23 @@ def _check_and_load(site: Site, process: EngineProcess | None, log: Log) -> Load
     return served
 
 
+def check_adapters(names: Collection[str]) -> None:
+    """Check that a heartbeat can name the adapters of a model.
+
+    Raises:
+        ConfigError: they are too many.
+    """
+    if len(names) > MAX_ADAPTERS:
+        raise ConfigError(
+            [f"SLUICE_ADAPTERS: the folder has {len(names)} adapters; a worker serves at most {MAX_ADAPTERS}"]
+        )
+
+
 def _load(site: Site, process: EngineProcess | None, log: Log) -> LoadedModel:
     began_s, config = monotonic_s(), site.config
     served = site.model.load() if process is None else _load_remotely(site, process)
     limits = served.facts.limits
+    check_adapters(limits.adapters)
     if config.model.host_cache_mib and not limits.num_host_blocks:
         log.warning("host cache unused", host_cache_mib=config.model.host_cache_mib, window=limits.sliding_window)
     for option, reason in served.facts.capabilities.refused.items():

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from sluice.engine.batch import Batch
-from sluice.engine.request import MAX_LOGPROBS, Sampling
+from sluice.engine.request import Sampling
+from sluice.engine.sampling import MAX_LOGPROBS
 from sluice.engine.sequence import Sequence, batch_of
 
 FILTERED = Sampling(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, logprobs=MAX_LOGPROBS)

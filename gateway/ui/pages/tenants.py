@@ -27,10 +27,10 @@ from sluice.gateway.ui.visitors import Visitor
 from sluice.producer.errors import ProducerError
 from sluice.producer.operations.totals import TenantTotals, tenant_totals
 from sluice.protocol.calls import TENANT_LIMITS
+from sluice.protocol.checks import whole
 from sluice.protocol.clock import wall_ms
 
 PATH = "/ui/tenants"
-MAX_DIGITS = 18
 
 CONFIRMATIONS.update(
     price_set=("good", "The price is set. It applies to jobs submitted from now on."),
@@ -137,9 +137,9 @@ def _limit(name: str, text: str) -> int | None:
     """
     if not text:
         return None
-    if not text.isascii() or not text.isdecimal() or len(text) > MAX_DIGITS:
+    if (number := whole(text)) is None:
         raise bad_request(f"{name} must be a whole number, or empty for no limit")
-    return int(text)
+    return number
 
 
 def price_of(form: Mapping[str, str]) -> Price:

@@ -22,7 +22,6 @@ from sluice.engine.execution.start.model_loading import load_model_runner, plan_
 from sluice.engine.models.config import parse_config
 from sluice.engine.models.folder import open_model_folder
 from sluice.engine.request import Sampling
-from sluice.protocol import limits
 from sluice.worker.model.folders import SMALL_MODEL
 from tests.oracles.adapters import save_adapter
 
@@ -181,14 +180,3 @@ class TestGivenAFolderOfAdapters:
         with pytest.raises(AdapterError, match="have changed since this worker started"):
             runner.launch(Batch((row,), admissions=(admission,)))
         assert runner.limits.adapters != plan_load(ModelOptions(path=SMALL_MODEL, adapters=tmp_path)).limits.adapters
-
-
-class TestGivenMoreAdaptersThanAHeartbeatNames:
-    def test_when_they_are_read_then_a_sentence_says_how_many_a_worker_serves(self, tmp_path: Path) -> None:
-        for number in range(limits.MAX_ADAPTERS + 1):
-            (tmp_path / f"a{number}").mkdir()
-
-        with pytest.raises(
-            AdapterError, match=rf"has {limits.MAX_ADAPTERS + 1} folders; at most {limits.MAX_ADAPTERS}"
-        ):
-            read_catalogue(tmp_path)

@@ -10,7 +10,7 @@ import pytest
 
 from sluice.producer import AsyncProducer, Producer, Receipt
 from sluice.producer.errors import JobCancelled, JobExpired, ResultTimeout
-from sluice.producer.operations.control import FIRE_EVERY_S
+from sluice.producer.operations.control import END_EVERY_S
 from sluice.protocol.calls import Beat, PullRequest, beat, pull
 from sluice.protocol.keys import QueueKeys
 from sluice.protocol.redis.execution import run
@@ -21,7 +21,7 @@ from tests.security.acl import set_users, url_of
 from tests.servers import RedisServer
 
 DEADLINE_S = 0.4
-SPARE_S = 2 * FIRE_EVERY_S
+SPARE_S = 2 * END_EVERY_S
 """A busy machine's."""
 
 SOON = timedelta(seconds=DEADLINE_S)
@@ -191,7 +191,7 @@ class TestGivenAUserWhoMayNotFireTimers:
             job = submitting.submit("hi", max_tokens=4, tenant="acme", deadline=timedelta(seconds=0.1))
             client.execute_command("ACL", "LOG", "RESET")
             with Producer(url_of(valkey, "acme-reader"), queue="chat") as reading, pytest.raises(ResultTimeout):
-                reading.result(job, timeout_s=0.2 + 2.5 * FIRE_EVERY_S)
+                reading.result(job, timeout_s=0.2 + 2.5 * END_EVERY_S)
             refused = [int(one["count"]) for one in client.acl_log() if one["object"] != "client|setinfo"]
             assert refused == [1]
 
