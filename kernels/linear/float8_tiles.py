@@ -18,12 +18,10 @@ from torch import Tensor
 from sluice.kernels.e4m3 import to_e4m3
 from sluice.kernels.linear.float8 import FLOAT8, SPAN, Float8Weight
 from sluice.kernels.linear.kernel import PROCESSORS
+from sluice.kernels.linear.parts import add_parts, part_size_of, scaled
 
 BLOCK = tl.constexpr(SPAN)
 """Elements of K in a step: those of a weight that share scales."""
-
-_LEAST_PART = 1024
-"""Smallest part of K: a part has several steps, and adding parts is another launch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +43,10 @@ class Float8TilesConfig:
 
 def float8_tiles_config(*, out_size: int, in_size: int, num_tokens: int) -> Float8TilesConfig:
     """Choose the parts of K from the shape of the weight, and the rows of a tile from their number."""
-    num_blocks = triton.cdiv(out_size, 64)
-    num_parts = max(1, min(2 * PROCESSORS // num_blocks, in_size // _LEAST_PART))
-    part_size = triton.cdiv(triton.cdiv(in_size, num_parts), SPAN) * SPAN
+    part_size = part_size_of(out_size=out_size, in_size=in_size, block_k=SPAN)
     if num_tokens > 64:
         # A sum of all parts takes registers of its own.
-        return Float8TilesConfig(128, 64 if num_parts > 1 else 128, part_size, num_warps=8, num_stages=4)
+        return Float8TilesConfig(128, 64 if part_size < in_size else 128, part_size, num_warps=8, num_stages=4)
     return Float8TilesConfig(64, max(16, triton.next_power_of_2(num_tokens)), part_size, num_warps=4, num_stages=4)
 
 
@@ -112,17 +108,6 @@ def _sum_of_part(
     return acc
 
 
-@triton.jit
-def _scaled(acc, x_scales, scales_ptr, bias_ptr, columns, N, HAS_SPANS: tl.constexpr, HAS_BIAS: tl.constexpr):
-    """Scale sums `[BLOCK_N, BLOCK_T]` of all parts, and add the bias."""
-    acc *= tl.load(x_scales)[None, :]
-    if not HAS_SPANS:
-        acc *= tl.load(scales_ptr + columns, mask=columns < N, other=0.0)[:, None]
-    if HAS_BIAS:
-        acc += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[:, None]
-    return acc
-
-
 @triton.jit(do_not_specialize=["T", "num_parts", "part_spans"])
 def _float8_tiles_kernel(
     out_ptr,  # [T, N]; float32 [parts, T, N] when IS_SPLIT
@@ -171,35 +156,8 @@ def _float8_tiles_kernel(
         # Scaled once all parts are added.
         tl.store(out_ptr + part.to(tl.int64) * T * N + at, acc, mask=is_stored)
     else:
-        out = _scaled(acc, x_scales_ptr + rows, scales_ptr, bias_ptr, columns, N, HAS_SPANS, HAS_BIAS)
+        out = scaled(acc, x_scales_ptr + rows, scales_ptr, bias_ptr, columns, N, True, not HAS_SPANS, HAS_BIAS)
         tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=is_stored)
-
-
-@triton.jit(do_not_specialize=["T", "num_parts"])
-def _add_parts_kernel(
-    out_ptr,  # [T, N]
-    partial_ptr,  # [parts, T, N] float32
-    x_scales_ptr,  # [T] float32
-    scales_ptr,  # [N] float32; unused if HAS_SPANS
-    bias_ptr,  # [N]; unused unless HAS_BIAS
-    T,
-    N,
-    num_parts,
-    HAS_SPANS: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
-    """One program per (token, block of N): the parts, added in their order."""
-    token = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)  # [BLOCK_N]
-    inside = columns < N
-    total = tl.load(partial_ptr + token * N + columns, mask=inside, other=0.0)
-    for part in range(1, num_parts):
-        total += tl.load(partial_ptr + (part * T.to(tl.int64) + token) * N + columns, mask=inside, other=0.0)
-    rows = x_scales_ptr + token + tl.arange(0, 1)  # [1]
-    out = _scaled(total[:, None], rows, scales_ptr, bias_ptr, columns, N, HAS_SPANS, HAS_BIAS)
-    at = out_ptr + token * N + columns[:, None]
-    tl.store(at, out.to(out_ptr.dtype.element_ty), mask=inside[:, None])
 
 
 def round_rows_triton(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -255,18 +213,5 @@ def float8_tiles_triton(
         num_stages=config.num_stages,
     )
     if is_split:
-        block = min(1024, triton.next_power_of_2(out_size))
-        _add_parts_kernel[(num_tokens, triton.cdiv(out_size, block))](
-            out,
-            target,
-            x_scales,
-            weight.scales,
-            given_bias,
-            num_tokens,
-            out_size,
-            num_parts,
-            HAS_SPANS=num_spans > 1,
-            HAS_BIAS=has_bias,
-            BLOCK_N=block,
-            num_warps=4,
-        )
+        of_columns = weight.scales if num_spans == 1 else None
+        add_parts(target, bias, out=out, row_scales=x_scales, column_scales=of_columns)

@@ -18,12 +18,9 @@ import triton.language as tl
 from torch import Tensor
 
 from sluice.kernels.linear.kernel import PROCESSORS
-from sluice.kernels.linear.parts import add_parts
+from sluice.kernels.linear.parts import add_parts, part_size_of
 from sluice.kernels.linear.word_codes import as_integers, biased_code, unpacked
 from sluice.kernels.linear.words import BIAS_BITS, BIASES, WordWeight
-
-_LEAST_PART = 1024
-"""Smallest part of K: a part has several steps, and adding parts is another launch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +44,7 @@ class WordTilesConfig:
 def word_tiles_config(*, out_size: int, in_size: int, num_tokens: int, num_bits: int) -> WordTilesConfig:
     """Choose the parts of K from the shape of the weight, and the rows of a tile from their number."""
     block_k = 1024 // num_bits
-    num_blocks = triton.cdiv(out_size, 64)
-    num_parts = max(1, min(2 * PROCESSORS // num_blocks, in_size // _LEAST_PART))
-    part_size = triton.cdiv(triton.cdiv(in_size, num_parts), block_k) * block_k
+    part_size = part_size_of(out_size=out_size, in_size=in_size, block_k=block_k)
     if num_tokens > 64:
         return WordTilesConfig(128, 128, block_k, part_size, num_warps=8, num_stages=2)
     block_t = max(16, triton.next_power_of_2(num_tokens))
