@@ -985,7 +985,7 @@ LIMITED = (
     ),
     Guard(
         name="leases of before a limit do not count",
-        patches=_script("lib_limits", "if names_of(id) == limit.tenant then", "if false then"),
+        patches=_script("lib_limits", "ipairs(leases_of_tenants[limit.tenant] or {})", "ipairs({})"),
         tests=(f"{RUNNING}::TestGivenATenantThatRunsFourJobs",),
     ),
     Guard(
@@ -1288,7 +1288,7 @@ HOSTILES = (
     ),
     Guard(
         name="a change of the settings has no new stamp",
-        patches=_script("lib_settings", "  stamp_change(pairs)\n", "\n"),
+        patches=_script("lib_settings", "if not has_more then stamp_change(pairs) end"),
         tests=(f"{RESTORED}::TestGivenSettingsThatAWorkerHasRead", f"{RESTORED}::TestGivenSettingsThatAreLost"),
     ),
     Guard(
