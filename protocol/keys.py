@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
 
 from sluice.protocol.errors import InvalidSetting
 from sluice.protocol.job_ids import split_job_id
@@ -17,24 +16,6 @@ It grows with a change that scripts of the format before cannot read (docs/decis
 
 RETURNED = "returned"
 """The reserved class of returned and retried entries; it is served first."""
-
-FIXED = (
-    "config",
-    "counters",
-    "depth",
-    "timers",
-    "delayed",
-    "outbox",
-    "callbacks",
-    "bell",
-    "dead",
-    "suspects",
-    "isolator",
-    "alive",
-    "served",
-    "garbage",
-)
-"""Names of the keys of a partition that every script declares, `config` first; it derives others from the prefix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +40,8 @@ class QueueKeys:
         return ":".join([self.prefix, *map(str, parts)])
 
     def fixed(self) -> tuple[str, ...]:
-        """Return the keys that every script declares."""
-        return _fixed(self.prefix)
+        """Return the key that every script declares; it derives the others, which are in the same slot."""
+        return (self.key("config"),)
 
     @property
     def notifications(self) -> str:
@@ -133,8 +114,3 @@ def served_partitions(queue: str, stated: object, asked: int | None) -> int | No
             f"leave out `partitions` (--partitions, SLUICE_PARTITIONS), or give {served}"
         )
     return served or asked
-
-
-@cache
-def _fixed(prefix: str) -> tuple[str, ...]:
-    return tuple(f"{prefix}:{name}" for name in FIXED)

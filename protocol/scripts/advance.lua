@@ -1,6 +1,6 @@
 -- Append tokens and ends to the channels of many choices. Each is checked before it is written.
 --
--- KEYS: config, then the fixed keys of the queue.
+-- KEYS: config.
 -- ARGV[1]: incarnation. ARGV[2]: the progress of each choice, one behind the other, as `advance` in calls/progress.py
 --   packs it (formats below). Whole numbers of fixed size need no further check; 0 and '' are absent values.
 -- Reply: for each one text: 'ok', 'already', 'at <n>' (send again from n), 'replaced', 'retried' (requeued, as

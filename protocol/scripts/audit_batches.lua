@@ -1,7 +1,7 @@
 -- include: lib_counts
 -- Count the jobs of batches for the audit.
 --
--- KEYS: config, then the fixed keys of the queue.
+-- KEYS: config.
 -- ARGV[1]: packed array of batches.
 -- Reply: for each {its total, jobs that have ended or are listed as open}.
 -- Reads: batch, members.

@@ -1,7 +1,7 @@
 -- include: lib_counts lib_totals
 -- Compare counters with counts for the audit: of all lanes at one instant, or of a slice of many.
 --
--- KEYS: config, then the fixed keys of the queue.
+-- KEYS: config.
 -- ARGV[1]: packed array of lanes (`<class>:<tenant>`). ARGV[2]: 1 if they are a slice of all. If they are not, they are
 --   those whose keys were seen, and the script finds the others, unless there are too many.
 -- Reply: {stamp, counters, entries of lanes, 1 if of all lanes, waiting jobs elsewhere, running jobs,

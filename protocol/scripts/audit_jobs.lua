@@ -1,7 +1,7 @@
 -- include: lib_counts
 -- Read jobs for the audit: the row of each and every record that refers to it, at one instant.
 --
--- KEYS: config, then the fixed keys of the queue.
+-- KEYS: config.
 -- ARGV[1]: packed array of {job id, incarnations whose lists of leases were seen to have it}.
 -- Reply: for each an array in the order of `picture_of`.
 -- Reads: alive, channel, dead, delayed, held, job, lane, members, payload, suspects, timers.

@@ -1,6 +1,6 @@
 -- Read entries of a lane for the audit, each with the job that it names, at one instant.
 --
--- KEYS: config, then the fixed keys of the queue.
+-- KEYS: config.
 -- ARGV: lane (`<class>:<tenant>`), id after which to begin, or '-', how many.
 -- Reply: {last id or false, tokens by the entries, number, tokens and bytes of their jobs, {{entry, job, state, its
 --   entry} …} without a matching job}; unknown values are false.

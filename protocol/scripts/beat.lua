@@ -1,7 +1,7 @@
 -- include: lib_deaths lib_recount lib_models
 -- Renew the heartbeat of an incarnation, report lost and flagged jobs, and return jobs that it never received.
 --
--- KEYS: config, then the fixed keys of the queue. ARGV: incarnation, number of the last pull processed, expiry of
+-- KEYS: config. ARGV: incarnation, number of the last pull processed, expiry of
 --   the heartbeat in ms, packed array of the job ids held, then name and value of each field about the worker.
 -- Reply: {now, 1 if the last heartbeat had expired, {job, requested state, …}, {lost job …}, stamp of the settings,
 --   number of jobs that wait for room in a worker}.

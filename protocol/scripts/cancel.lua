@@ -1,7 +1,7 @@
 -- Cancel jobs: a waiting job and one whose owner is dead end at once, another running one is flagged for its owner. The
 -- first terminal script wins.
 --
--- KEYS: config, then the fixed keys of the queue.
+-- KEYS: config.
 -- ARGV: reason or '', packed array of job ids.
 -- Reply: for each the state reached, 'asked', 'unknown', or 'again': not looked at, since the jobs before it have many
 --   choices.

@@ -1,6 +1,6 @@
 -- Close a batch and cancel one slice of its jobs, each as `cancel` does.
 --
--- KEYS: config, then the fixed keys of the queue.
+-- KEYS: config.
 -- ARGV: batch, reason or ''.
 -- Reply: {how many ended, how many were asked, 1 if more may be left}.
 -- Reads: alive, batch, buckets, clock, depth, held, job, lane, leased, limits, members, outbox, parked, ready, served,

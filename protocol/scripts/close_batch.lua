@@ -2,7 +2,7 @@
 -- Close a batch: it accepts no more jobs, and writes one callback when all of them have ended. If they already have, a
 -- new URL gets its callback at once.
 --
--- KEYS: config, then the fixed keys of the queue.
+-- KEYS: config.
 -- ARGV: batch, callback URL or ''.
 -- Reply: its totals as a flat map.
 -- Reads: batch.

@@ -2,7 +2,7 @@
 -- Begin a migration: take over settings and weights of format 1 that the queue does not have, and close its keys to
 -- submits.
 --
--- KEYS: config, then the fixed keys of the queue.
+-- KEYS: config.
 -- ARGV[1]: the sentence that clients of format 1 show.
 -- Reply: 1 if this call closed them, else 0.
 -- Reads: depth, heads, job, lane, parked, 1:config, 1:server, 1:weights.

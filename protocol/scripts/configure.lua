@@ -1,7 +1,7 @@
 -- include: lib_settings
 -- Write settings of a queue; an empty value removes one.
 --
--- KEYS: config, then the fixed keys of the queue.
+-- KEYS: config.
 -- ARGV: name, value, name, value …
 -- Reply: 'ok'.
 -- Reads: alive, buckets, depth, heads, held, job, lane, leased, limits, parked, ready, served.

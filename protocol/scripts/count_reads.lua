@@ -2,7 +2,7 @@
 -- Count the XREADs that this server has answered. Only readers of channels send them, so a worker detects whether there
 -- are any.
 --
--- KEYS: config, then the fixed keys of the queue. No arguments.
+-- KEYS: config. No arguments.
 -- Reply: the count, of all clients and queues; false if the server does not report it.
 -- Reads: nothing.
 -- Writes: nothing.

@@ -1,6 +1,6 @@
 -- Remove every key of ended jobs.
 --
--- KEYS: config, then the fixed keys of the queue.
+-- KEYS: config.
 -- ARGV[1]: packed array of job ids.
 -- Reply: for each 1 (deleted), or 0 if it has not ended.
 -- Reads: idem, job.

@@ -1,7 +1,7 @@
 -- include: lib_batches
 -- Set the deadline of a batch. When it passes, the batch is closed and its unfinished jobs expire, in slices.
 --
--- KEYS: config, then the fixed keys of the queue.
+-- KEYS: config.
 -- ARGV: batch, time in milliseconds, 1 if it is from now.
 -- Reply: its totals as a flat map.
 -- Reads: batch.

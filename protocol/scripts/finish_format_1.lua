@@ -2,7 +2,7 @@
 -- Say what is left of format 1. If nothing is and the caller asks for it, end the format: totals are added to those of
 -- the queue, and scripts of format 1 refuse every call.
 --
--- KEYS: config, then the fixed keys of the queue.
+-- KEYS: config.
 -- ARGV: the sentence that a person finds in place of the keys, 1 to end the format if nothing is left.
 -- Reply: 1 if the format has ended, waiting jobs, running jobs, unread events and callbacks, living workers.
 -- Reads: 1:alive, 1:callbacks, 1:counters, 1:delayed, 1:heads, 1:outbox, 1:suspects, 1:worker.

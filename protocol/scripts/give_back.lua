@@ -2,7 +2,7 @@
 -- Return jobs to the queue, where they resume at their next token, and deregister the incarnation if requested. Jobs
 -- returned by a broken worker count as held at its death, so that a job that breaks workers is found.
 --
--- KEYS: config, then the fixed keys of the queue.
+-- KEYS: config.
 -- ARGV: incarnation, 1 to deregister, packed array of {job, epoch}, 1 if it broke, 1 if its engine declines the jobs.
 -- Reply: for each 1 (returned, or ended as requested), 0 (no longer owned by this incarnation), or, of a declined one,
 --   2: each living engine of its model has declined it, and it stays with this worker, which ends it.

@@ -2,7 +2,7 @@
 -- Read the state of a partition, without its lanes and weights (HSCAN of `depth` and `weights`) and workers
 -- (`list_workers`).
 --
--- KEYS: config, then the fixed keys of the queue.
+-- KEYS: config.
 -- Reply: {now, counters, settings, oldest head or false, dead, suspects, outbox entries, living workers, {model that
 --   one of them serves …}, callbacks entries, delayed jobs, those of them that are due, next deadline or false,
 --   {`<offer>\n<model>` of living workers …}, {`<adapter>\n<model>` of living workers …}}; maps are flat.

@@ -1,7 +1,7 @@
 -- include: lib_batches
 -- Read the totals of a batch.
 --
--- KEYS: config, then the fixed keys of the queue.
+-- KEYS: config.
 -- ARGV[1]: batch.
 -- Reply: its totals as a flat map.
 -- Reads: batch.

@@ -1,7 +1,7 @@
 -- The base of every script, and all that an advance of tokens needs.
 --
--- KEYS[1] is always `<prefix>:config`. The other fixed keys are declared by the caller; lane and job keys are derived
--- from values that a script reads, and are in the same slot.
+-- KEYS[1] is always `<prefix>:config`, and the only key that a caller declares: the server parses and copies each one,
+-- which cost a tenth of an empty pull. The others are derived, and are in the same slot.
 --
 -- Each function of a script is created at each call, which costs half a microsecond. Libraries that only some calls
 -- need are included inside a function (`later` in advance.lua) and created when it is called.

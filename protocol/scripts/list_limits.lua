@@ -1,7 +1,7 @@
 -- include: lib_settings
 -- List the limits of tenants and what is left of them, a page at a time.
 --
--- KEYS: config, then the fixed keys of the queue. ARGV: cursor, 0 to begin.
+-- KEYS: config. ARGV: cursor, 0 to begin.
 -- Reply: {cursor of the next page or 0, {tenant, most running jobs, tokens a minute, running jobs, tokens left, time
 --   until it may start a job} …}. Each number is false if the tenant has no such limit; the time is false if it may
 --   start one now, and -1 if one of its jobs must end first. A tenant may be on two pages.

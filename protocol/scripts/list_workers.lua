@@ -1,6 +1,6 @@
 -- List living workers, a page at a time. A worker that lives meanwhile is on a page, perhaps on two.
 --
--- KEYS: config, then the fixed keys of the queue.
+-- KEYS: config.
 -- ARGV: cursor, 0 to begin; then the fields of their heartbeats that are wanted: none means all. `held` is counted
 --   here.
 -- Reply: {cursor of the next page or 0, {incarnation, {field, value …} …}}.

@@ -2,7 +2,7 @@
 -- Fire due timers, return jobs of workers whose heartbeat has expired, and forget what is old: a slice of each. A queue
 -- without workers needs it too. Before that, end those of some jobs whose own time has passed.
 --
--- KEYS: config, then the fixed keys of the queue.
+-- KEYS: config.
 -- ARGV: incarnation of the caller or '', number of its call, packed array of the ids of jobs to look at first, 1 if it
 --   may return jobs of workers whose death was not reported, until when or ''.
 -- Reply: {timers fired, jobs returned, 1 if more is due, now, when the next call is due or false}.

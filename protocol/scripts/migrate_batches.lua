@@ -1,7 +1,7 @@
 -- include: lib_format_1 lib_migration
 -- Move batches of format 1 that are named.
 --
--- KEYS: config, then the fixed keys of the queue.
+-- KEYS: config.
 -- ARGV[1]: packed array of names.
 -- Reply: how many were moved.
 -- Reads: batch, 1:batch.

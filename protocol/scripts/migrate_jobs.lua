@@ -1,7 +1,7 @@
 -- include: lib_format_1 lib_migration
 -- Move jobs of format 1 that are named, in any state; of running ones those whose owner has ended.
 --
--- KEYS: config, then the fixed keys of the queue.
+-- KEYS: config.
 -- ARGV[1]: packed array of job ids.
 -- Reply: for each what `move_job` returns, or 'again': not looked at, since the jobs before it have many choices.
 -- Reads: batch, buckets, depth, heads, job, lane, leased, limits, outbox, parked, ready, served, tenants, weights,

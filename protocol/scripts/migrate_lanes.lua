@@ -1,7 +1,7 @@
 -- include: lib_format_1 lib_migration
 -- Move a slice of the jobs on lanes of format 1, in the order of each lane.
 --
--- KEYS: config, then the fixed keys of the queue.
+-- KEYS: config.
 -- Reply: jobs moved, and 1 if more may be left on lanes.
 -- Reads: batch, depth, heads, job, parked, ready, served, tenants, 1:batch, 1:depth, 1:heads, 1:idem, 1:job, 1:lane,
 --   1:leases, 1:suspects, 1:tenants.

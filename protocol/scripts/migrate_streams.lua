@@ -2,7 +2,7 @@
 -- Move a slice of the events and callbacks that nobody has read yet in format 1. Their readers drop what they have
 -- seen.
 --
--- KEYS: config, then the fixed keys of the queue.
+-- KEYS: config.
 -- Reply: entries moved; fewer than a slice are the last.
 -- Reads: outbox, 1:callbacks, 1:outbox.
 -- Writes: callbacks, counters, garbage, outbox, 1:callbacks, 1:outbox.

@@ -1,7 +1,7 @@
 -- include: lib_time
 -- Lease the first jobs that fit, in one step: returned jobs, then those of the class and lane whose turn it is.
 --
--- KEYS: config, then the fixed keys of the queue.
+-- KEYS: config.
 -- ARGV: incarnation, number, kv tokens, prefill tokens, sequences, cache tokens, is empty, holds one oversized
 --   (booleans as 0 and 1), reserve tokens, fingerprints of the only models whose jobs it continues or '', how long
 --   jobs of another one are set aside, id of the notification that woke it or '', the first of its chain, '' or the

@@ -1,6 +1,6 @@
 -- Cancel one slice of the waiting jobs: on lanes, among the suspects, and delayed ones.
 --
--- KEYS: config, then the fixed keys of the queue.
+-- KEYS: config.
 -- ARGV: tenant or ''.
 -- Reply: {how many, 1 if more may be left}.
 -- Reads: batch, buckets, delayed, depth, heads, job, lane, leased, limits, outbox, parked, ready, served, suspects,

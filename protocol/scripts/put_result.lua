@@ -1,6 +1,6 @@
 -- Write one part of a large result to its key, fenced by the lease. The end then states the total length.
 --
--- KEYS: config, then the fixed keys of the queue.
+-- KEYS: config.
 -- ARGV: incarnation, job, epoch, offset, bytes.
 -- Reply: 'ok', 'replaced', 'too_large', or 'missing': parts are written in order, and the one before is not there.
 -- Reads: held, result.

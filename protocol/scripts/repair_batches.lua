@@ -1,7 +1,7 @@
 -- include: lib_counts lib_batches
 -- Set the total of batches to the jobs that have ended or are listed as open; complete those without open jobs.
 --
--- KEYS: config, then the fixed keys of the queue.
+-- KEYS: config.
 -- ARGV[1]: packed array of batches.
 -- Reply: for each 1, or 0 if its total was right.
 -- Reads: batch, members.

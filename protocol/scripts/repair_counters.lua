@@ -2,7 +2,7 @@
 -- Set the counters to values counted in this script. Sums come from the caller, and are used if nothing has changed
 -- since; also the number of waiting jobs, if there are too many lanes to count them all in one call.
 --
--- KEYS: config, then the fixed keys of the queue.
+-- KEYS: config.
 -- ARGV: lanes and whether they are a slice, as in `audit_counts`; stamp or ''; waiting jobs, tokens and bytes summed
 --   up at that stamp; packed array of {lane, its text in `depth` at that time, tokens}; packed array of
 --   {tenant, waiting jobs, tokens, bytes} of tenants with other numbers, summed up at that stamp too.

@@ -2,7 +2,7 @@
 -- Repair what the audit found: make lease and places of a job match the state in its row. Checks each job again before
 -- it writes, so it may be repeated, and may come late.
 --
--- KEYS: config, then the fixed keys of the queue.
+-- KEYS: config.
 -- ARGV[1]: packed array of {job id, incarnations whose lists of leases were seen to have it}.
 -- Reply: for each the action: '' (none needed), 'forgotten' (references to a missing job deleted), 'put back' (on its
 --   lane, or delayed), 'returned' or, if flagged, 'ended' (it had no live owner), 'cleaned' (records that an ended or

@@ -1,6 +1,6 @@
 -- Remove entries without a job from a lane. Checks each again before it is removed.
 --
--- KEYS: config, then the fixed keys of the queue.
+-- KEYS: config.
 -- ARGV: class, tenant, packed array of entry ids.
 -- Reply: for each 1, or 0 if it does not exist or is the entry of a job.
 -- Reads: depth, job, lane, parked, served.

@@ -2,7 +2,7 @@
 -- Report that the process of an incarnation has ended: its heartbeat expires now, and no later one renews it. Its jobs
 -- are reclaimed by the next pull of another worker, which counts the death.
 --
--- KEYS: config, then the fixed keys of the queue. ARGV: incarnation.
+-- KEYS: config. ARGV: incarnation.
 -- Reply: 1, or 0 if it is not registered: it deregistered, never began, or all its jobs have been reclaimed.
 -- Reads: alive, clock, worker.
 -- Writes: alive, bell, serving, worker.

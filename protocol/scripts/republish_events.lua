@@ -1,7 +1,7 @@
 -- include: lib_submitted
 -- Republish the states of jobs to the history, from their hashes: for jobs whose row is missing or different.
 --
--- KEYS: config, then the fixed keys of the queue.
+-- KEYS: config.
 -- ARGV[1]: packed array of {job id, version that the history has (0: none)}.
 -- Reply: for each 1, or 0 if the job is unknown.
 -- Reads: job, outbox, payload, result.

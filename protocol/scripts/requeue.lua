@@ -1,7 +1,7 @@
 -- Requeue failed jobs of the dead set: each waits in its class and tenant from now on, and resumes after its last
 -- token.
 --
--- KEYS: config, then the fixed keys of the queue.
+-- KEYS: config.
 -- ARGV[1]: packed array of job ids.
 -- Reply: for each 1, or 0 if it has not failed, its prompt has expired, or a newer job has its
 --   idempotency key.

@@ -1,6 +1,6 @@
 -- Restore missing prompts of jobs that have not ended.
 --
--- KEYS: config, then the fixed keys of the queue.
+-- KEYS: config.
 -- ARGV[1]: packed array of {job id, prompt as it was submitted}.
 -- Reply: for each 1, or 0 if the prompt exists, the job has ended, or its prompt was another.
 -- Reads: job.

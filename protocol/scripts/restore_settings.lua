@@ -2,7 +2,7 @@
 -- Return the settings of a queue, a page of those of tenants with each call. If settings were lost since the caller
 -- read them, restore those that it remembers, without overwriting newer values.
 --
--- KEYS: config, then the fixed keys of the queue. ARGV: stamp of the settings that the caller remembers (empty: none);
+-- KEYS: config. ARGV: stamp of the settings that the caller remembers (empty: none);
 --   the page, '' for the first; 1 if it remembers more than it sends, and sends the others in further calls: settings
 --   have their stamp again only after the last one. Then name and value of each setting that it remembers.
 -- Reply: {stamp, {name, value …} of the page, {name, value …} of those written again, the next page or '', 1 if

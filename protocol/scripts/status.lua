@@ -1,6 +1,6 @@
 -- Read the state of jobs.
 --
--- KEYS: config, then the fixed keys of the queue.
+-- KEYS: config.
 -- ARGV[1]: packed array of job ids.
 -- Reply: for each false (unknown), or an array in the order below.
 -- Reads: buckets, depth, held, job, leased, limits, parked, result.

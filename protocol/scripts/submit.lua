@@ -1,7 +1,7 @@
 -- include: lib_submitted
 -- Put jobs on their lanes: each with hash, payload, idempotency key, entry (or timer) and event, or not at all.
 --
--- KEYS: config, then the fixed keys of the queue.
+-- KEYS: config.
 -- ARGV[1]: packed array of jobs, each an array in the order of `unpacked` below.
 -- ARGV[2]: '1' for jobs that are submitted to be cancelled at once: bounds of waiting jobs do not hold for them.
 -- Reply: for each job one of {'accepted', id, jobs ahead, tokens ahead}, {'duplicate', id, state}, {'conflict', id},
