@@ -17,7 +17,8 @@ from rq.exceptions import DuplicateJobError
 from rq.serializers import JSONSerializer
 from rq.timeouts import BaseTimeoutException
 
-from sluice.gateway.batches.task import Workshop, advance
+from sluice.gateway.batches.taken import Workshop
+from sluice.gateway.batches.task import advance
 from sluice.gateway.batches.turns import Turns
 from sluice.gateway.files.hosts import mark, mark_callbacks
 from sluice.gateway.files.leftovers import remove_leftovers, remove_old_files

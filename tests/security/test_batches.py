@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from sluice.gateway.batches import task
+from sluice.gateway.batches import taken
 from sluice.gateway.batches.store import BatchStore, Due, TooManyBatches
-from sluice.gateway.batches.task import Workshop, advance
+from sluice.gateway.batches.taken import Workshop
+from sluice.gateway.batches.task import advance
 from sluice.gateway.batches.turns import Turns
 from sluice.gateway.tables.database import Database
 from sluice.worker.recorder.migrate import migrate
@@ -50,14 +51,14 @@ class TestGivenLargeBadFilesOfOneTenant:
     def test_when_another_tenant_has_a_batch_then_it_waits_for_one_slice(
         self, workshop: Workshop, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(task, "SLICE_S", 0.0)
-        monkeypatch.setattr(task, "WORK_PER_READ", 0.0)
+        monkeypatch.setattr(taken, "SLICE_S", 0.0)
+        monkeypatch.setattr(taken, "WORK_PER_READ", 0.0)
         large = [added(workshop, numbered(100) + b"{}", tenant="mallory", queue="turns") for _ in range(4)]
         turns = Turns()
         self.advance(workshop, turns)
         small = added(workshop, numbered(1), queue="turns")
 
-        monkeypatch.setattr(task, "SLICE_S", 5.0)
+        monkeypatch.setattr(taken, "SLICE_S", 5.0)
         self.advance(workshop, turns)
 
         assert current(workshop, small).status == "in_progress"

@@ -6,7 +6,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from sluice.gateway.batches.task import Workshop
+from sluice.gateway.batches.taken import Workshop
 from tests.end_to_end.processes import worker_pool
 from tests.gateway.batches.processes import Callbacks, Place, place_in
 from tests.gateway.gateway_process import GatewayProcess

@@ -7,7 +7,8 @@ from datetime import timedelta
 from typing import Any
 
 from sluice.gateway.batches.batch import StoredBatch
-from sluice.gateway.batches.task import Workshop, advance
+from sluice.gateway.batches.taken import Workshop
+from sluice.gateway.batches.task import advance
 from sluice.gateway.files.store import INPUT, File, Stored, new_file_id
 from sluice.gateway.tables.pages import new_name
 from sluice.producer.client import Producer

@@ -16,12 +16,12 @@ from sqlalchemy.event import listen, remove
 from sqlalchemy.exc import OperationalError
 
 from sluice.gateway import tasks
-from sluice.gateway.batches import task
+from sluice.gateway.batches import taken
 from sluice.gateway.batches.batch import COMPLETED, BatchParts, StoredBatch
 from sluice.gateway.batches.collecting import Bits, Collector, EndedSearch, Part
 from sluice.gateway.batches.lines import identity_of, names_of
 from sluice.gateway.batches.submitting import Submission
-from sluice.gateway.batches.task import OVERDUE_MS, Workshop
+from sluice.gateway.batches.taken import OVERDUE_MS, Workshop
 from sluice.gateway.files import leftovers
 from sluice.gateway.files.leftovers import remove_leftovers, remove_old_files
 from sluice.gateway.files.storage import Storage
@@ -266,8 +266,8 @@ class TestGivenAFileWhoseModelIsNotThatOfItsBatch:
 @pytest.fixture
 def one_line_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time of each task is over after its first line."""
-    monkeypatch.setattr(task, "SLICE_S", 0.0)
-    monkeypatch.setattr(task, "WORK_PER_READ", 0.0)
+    monkeypatch.setattr(taken, "SLICE_S", 0.0)
+    monkeypatch.setattr(taken, "WORK_PER_READ", 0.0)
 
 
 class CountedStorage(Storage):
@@ -354,7 +354,7 @@ class TestGivenAStorageThatTakesLongerThanASlice:
     def test_when_a_later_slice_is_checked_then_it_has_as_long_as_the_read_took(
         self, workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(task, "SLICE_S", 0.001)
+        monkeypatch.setattr(taken, "SLICE_S", 0.001)
         slow = replace(workshop, storage=CountedStorage((tmp_path / "files").as_uri(), delay_s=0.5))
         batch = added(workshop, numbered(20_000))
         first = go_on(slow, batch)

@@ -9,7 +9,7 @@ from sluice.gateway.batches.batch import StoredBatch
 from sluice.gateway.batches.collecting import Part
 from sluice.gateway.batches.lines import FileCheck
 from sluice.gateway.batches.store import BatchLost
-from sluice.gateway.batches.task import Workshop
+from sluice.gateway.batches.taken import Workshop
 from sluice.gateway.files.leftovers import remove_leftovers
 from sluice.gateway.tables.pages import PageRequest
 from sluice.producer.client import Producer

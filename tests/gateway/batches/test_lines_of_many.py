@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from sluice.gateway.batches.batch import StoredBatch
-from sluice.gateway.batches.task import Workshop
+from sluice.gateway.batches.taken import Workshop
 from sluice.gateway.files.storage import Storage
 from sluice.producer.client import Producer
 from sluice.protocol.calls import QueueSettings
