@@ -53,9 +53,8 @@ class _Turn:
         """Return whether a pull could bring jobs."""
         if self.is_draining and not is_empty:
             return now_s >= self.due_s
-        if room.is_taken:
-            may_take = room.over_class is None or self.may_interrupt
-            return may_take and (self.has_more or now_s >= self.due_s)
+        if room.over_class is not None:
+            return self.may_interrupt and (self.has_more or now_s >= self.due_s)
         return self.has_more or self.woken_by is not None or now_s >= self.due_s or self._has_grown(room)
 
     def _has_grown(self, room: Room) -> bool:
@@ -140,7 +139,7 @@ class PullSchedule:
             return None
         if turn not in self._open() or (room.over_class is not None and not turn.may_interrupt):
             room = NO_ROOM
-        turn.is_for_free_room = room.is_some and not room.is_taken
+        turn.is_for_free_room = room.is_some and room.over_class is None
         return turn.keys, PullRequest(
             incarnation=self._incarnation,
             number=turn.number,
@@ -188,7 +187,7 @@ class PullSchedule:
         if reply.jobs:
             turn.is_isolated = any(job.deaths >= SUSPECT_DEATHS for job in reply.jobs)
         # Whatever room becomes free is more than room that is not free.
-        turn.left = left if turn.is_for_free_room and not left.is_taken else NO_ROOM
+        turn.left = left if turn.is_for_free_room and left.over_class is None else NO_ROOM
         turn.has_left_any = left.is_some and left.is_taken and not reply.jobs
         until_then_s = (reply.look_again_ms - reply.server_ms) / 1000 if reply.look_again_ms is not None else 1e9
         turn.due_s = now_s + max(0.001, min(PULL_AT_LEAST_EVERY_S, until_then_s))

@@ -130,7 +130,7 @@ class TestGivenOnePartition:
 
 
 class TestGivenPlacesThatAreAboutToBecomeFree:
-    """Every place is taken, and one is offered before it is free; the last pull, at 0 s, found nothing more."""
+    """Every place is taken, and one is offered before it is free; the last pull, at 0 s, filled the worker."""
 
     COMING = Room(kv_tokens=100, prefill_tokens=100, sequences=1, num_coming=1)
 
@@ -139,29 +139,19 @@ class TestGivenPlacesThatAreAboutToBecomeFree:
         pulls.on_reply(ONE, reply(1), left=NO_ROOM, now_s=0.0)
         return pulls
 
-    def test_when_nothing_is_known_to_wait_then_it_does_not_ask(self) -> None:
-        assert asked(self.pulls(), now_s=0.1, left=self.COMING) is None
+    def test_when_the_last_pull_filled_the_worker_then_it_asks_before_the_place_is_free(self) -> None:
+        assert asked(self.pulls(), now_s=0.01, left=self.COMING) == (0, 2)
 
-    def test_when_jobs_wait_then_it_asks_before_the_place_is_free(self) -> None:
+    def test_when_nothing_waits_then_it_does_not_ask_again_until_a_look_finds_some(self) -> None:
         pulls = self.pulls()
-        pulls.on_look(ONE, is_waiting=True, now_s=0.1)
-
-        assert asked(pulls, now_s=0.1, left=self.COMING) == (0, 2)
-
-    def test_when_the_last_pull_left_jobs_then_it_asks_at_once(self) -> None:
-        pulls = PullSchedule([ONE], "me", reserve_tokens=16)
-        pulls.on_reply(ONE, reply(1, has_more=True), left=NO_ROOM, now_s=0.0)
-
-        assert asked(pulls, now_s=0.01, left=self.COMING) == (0, 2)
-
-    def test_when_the_place_is_free_then_it_asks_again(self) -> None:
-        pulls = self.pulls()
-        pulls.on_look(ONE, is_waiting=True, now_s=0.1)
         assert asked(pulls, now_s=0.1, left=self.COMING) == (0, 2)
         pulls.on_reply(ONE, reply(2), left=self.COMING, now_s=0.1)
-        assert asked(pulls, now_s=0.11, left=self.COMING) is None
+        pulls.on_look(ONE, is_waiting=False, now_s=0.12)
+        assert asked(pulls, now_s=0.12, left=self.COMING) is None
 
-        assert asked(pulls, now_s=0.12, left=room(1)) == (0, 3)
+        pulls.on_look(ONE, is_waiting=True, now_s=0.14)
+
+        assert asked(pulls, now_s=0.14, left=self.COMING) == (0, 3)
 
 
 class TestGivenAFullWorker:
