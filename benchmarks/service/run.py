@@ -16,7 +16,7 @@ from contextlib import ExitStack
 
 from benchmarks.engine.bare import jobs_of, num_wanted
 from benchmarks.engine.models import model_folder
-from benchmarks.engine.peers import open_bare, open_service
+from benchmarks.engine.peers import Case, open_bare, open_service
 from benchmarks.processes import server, wait_until, worker
 from benchmarks.tables import table
 from sluice.engine.execution.threads import limit_spinning
@@ -29,8 +29,9 @@ NUM_WAKES = 200
 def ratios_table(num_seqs: int, num_rounds: int) -> str:
     """Return the pairs of one case and the median of their ratios. Both are warm, the other idle."""
     with ExitStack() as stack:
-        engine = open_bare(stack, model_folder(), "bf16", num_seqs)
-        service = open_service(stack, model_folder(), "bf16", num_seqs)
+        case = Case(model=model_folder(), weights="bf16", max_num_seqs=num_seqs, num_requests=len(jobs_of(num_seqs)))
+        engine = open_bare(stack, case)
+        service = open_service(stack, case)
         pairs = [(engine(), service()) for _ in range(1 + num_rounds)][1:]
     num_tokens, ratios = num_wanted(jobs_of(num_seqs)), [bare / whole for bare, whole in pairs]
     rows = [("sequences", "engine tok/s", "service tok/s", "service / engine")]
