@@ -27,7 +27,8 @@ from sluice.protocol.wire import (
 )
 from tests.chaos.checker.rows import Lease, fields_of, lease_of, row_of
 
-Item, Reply = TypeVar("Item"), TypeVar("Reply")
+Item = TypeVar("Item")
+Reply = TypeVar("Reply")
 SPEC = encode_spec(JobSpec())
 RECORD = encode_record(JobRecord(model="m"))
 CLASSES = ("returned", *map(str, range(10)))

@@ -60,7 +60,7 @@ def read_settings(client: Client, keys: QueueKeys, known: KnownSettings) -> Know
     values, page = dict(read.values), read.page
     while page:
         answer = run(client, restore_settings(keys, KnownSettings(), page=page))
-        values, page = values | answer.values, answer.page
+        values, page = {**values, **answer.values}, answer.page
     return replace(read, values=values, restored=(*restored, *read.restored))
 
 

@@ -1313,7 +1313,11 @@ HOSTILES = (
     ),
     Guard(
         name="a count of many lanes does not see that a delayed job became due",
-        patches=_script("lib_counts", "last_id(NOTIFICATIONS)", "0"),
+        patches=_script(
+            "lib_counts",
+            "last_id(OUTBOX) .. '/' .. last_id(NOTIFICATIONS) .. '/' .. num_off_lanes()",
+            "last_id(OUTBOX)",
+        ),
         tests=("tests/worker/audit/test_many_lanes.py",),
     ),
     Guard(

@@ -69,8 +69,8 @@ class TestGivenMoreLanesThanACallCounts:
     def test_when_a_job_moves_during_a_count_then_it_is_made_again(
         self, wide: Queue, monkeypatch: pytest.MonkeyPatch, change: str
     ) -> None:
-        worker, moves = wide.worker("A"), iter([CHANGES[change]])
-        changing(monkeypatch, lambda: next(moves, lambda *_: None)(wide, worker))
+        worker, moves = wide.worker("A"), [CHANGES[change]]
+        changing(monkeypatch, lambda: moves.pop()(wide, worker) if moves else None)
 
         counts = QueueSide(wide.client, wide.keys).counts()
 
