@@ -45,7 +45,7 @@ test-browser: setup ## The gateway's page in a real Chromium, which must be inst
 test-clients: setup ## Clients of others against the gateway, each installed by itself: minutes and 6 GB the first time.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -m clients --timeout 1800 -o faulthandler_timeout=2000 tests/clients
 
-test-models: setup ## Real models in GGUF with our engine, as transformers reads them, and killed amid their work: minutes, 1 GB.
+test-models: setup ## Real models in GGUF with our engine, as transformers and llama.cpp read them, and killed amid their work: minutes, 1 GB.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -m models -o faulthandler_timeout=1000 tests/end_to_end/real_model
 
 test-vllm: setup ## A real model with each registered engine, killed amid its work; makes the model the first time: minutes.
