@@ -2,10 +2,8 @@
 
 import json
 import math
-import socket
 import subprocess
 import tempfile
-import time
 import urllib.request
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,11 +15,12 @@ import torch
 
 from benchmarks.peers.engine_side import PEERS, server_of
 from benchmarks.peers.environments import is_installed, python_of
+from benchmarks.processes import free_port, wait_until
 from sluice.engine.models.decoder import Decoder
 from tests.oracles.test_decoder_logits import logits_of
 
 PEER = PEERS["llama.cpp"]
-START_S = 60.0
+START_S, REPLY_S = 60.0, 300.0
 NUM_BEST = 50
 """Tokens whose log-probabilities the server states; one that is not among them counts as infinitely far below."""
 
@@ -58,19 +57,17 @@ def serving(gguf: Path) -> Generator[str]:
     """Serve a file with one slot; yield the server's address.
 
     Raises:
-        RuntimeError: the server is not built.
+        RuntimeError: the server is not built, or does not start.
     """
     program = server()
     if program is None:
         raise RuntimeError("llama.cpp is not built: `python -m benchmarks engines --peers llama.cpp` does it")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     options = ["-m", gguf, "--port", str(port), "-np", "1", "-c", "2048", "-t", "2", "--cache-ram", "0", "--no-webui"]
     with tempfile.TemporaryFile() as log, subprocess.Popen([program, *options], stdout=log, stderr=log) as process:
         url = f"http://127.0.0.1:{port}"
         try:
-            _wait(url, process)
+            wait_until(lambda: _is_up(url), "llama.cpp's server", process, every_s=0.1, limit_s=START_S)
             yield url
         finally:
             process.kill()
@@ -110,26 +107,21 @@ def _margin(url: str, tokens: Sequence[int], better: int, worse: int) -> float |
     return known.get(better, -math.inf) - known.get(worse, -math.inf)
 
 
-def _completed(url: str, prompt: Sequence[int], num_tokens: int) -> Any:  # noqa: ANN401 - as in `ask`
+def _completed(url: str, prompt: Sequence[int], num_tokens: int) -> dict[str, Any]:  # Any: as in `ask`
     body = {"prompt": list(prompt), "n_predict": num_tokens, "temperature": 0, "cache_prompt": False}
     return ask(f"{url}/completion", body | {"return_tokens": True, "n_probs": NUM_BEST if num_tokens == 1 else 0})
 
 
-def ask(url: str, body: Mapping[str, object]) -> Any:  # noqa: ANN401 - whatever JSON it answers
-    """Post JSON."""
+def ask(url: str, body: Mapping[str, object]) -> dict[str, Any]:  # Any: whatever JSON it answers
+    """Post JSON, and return the object that is answered."""
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request) as reply:
+    with urllib.request.urlopen(request, timeout=REPLY_S) as reply:
         return json.load(reply)
 
 
-def _wait(url: str, process: "subprocess.Popen[bytes]") -> None:
-    deadline_s = time.monotonic() + START_S
-    while True:
-        try:
-            urllib.request.urlopen(f"{url}/health")
-        except OSError:
-            if process.poll() is not None or time.monotonic() > deadline_s:
-                raise
-            time.sleep(0.1)
-        else:
-            return
+def _is_up(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=REPLY_S):
+            return True
+    except OSError:
+        return False
